@@ -1,1 +1,39 @@
-//! Placeholder.
+//! The lab: upstream KVM on any machine, whatever its own `/dev/kvm` can do.
+//!
+//! A QEMU with one change emulates an AMD CPU with SVM; in it Debian's stock kernel with its own
+//! `kvm-amd` is the host (L1), and a program of ours runs there as root and boots guests (L2).
+//! All that takes long is made once and kept in a cache outside the clone.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let program = lab::static_binary("e2e", "e2e")?;
+//! let mut lab = lab::Lab::new(vec!["/bin/e2e".into(), "--all".into()]);
+//! lab.files.push((program, "/bin/e2e".into()));
+//! let run = lab.run()?;
+//! println!("{:?}, {} bytes of results", run.exit, run.results.len());
+//! # Ok(()) }
+//! ```
+
+mod apt;
+mod apt_sources;
+mod cache;
+mod cargo;
+mod cpio;
+mod initramfs;
+mod kernels;
+mod machine;
+mod process;
+mod progress;
+mod qemu;
+mod report;
+mod tool;
+
+pub use apt::AptError;
+pub use cache::{CacheError, cache_dir};
+pub use cargo::{BuildError, static_binary};
+pub use initramfs::Initramfs;
+pub use kernels::{Kernel, KernelError, Kernels, ensure_kernels};
+pub use lab_init::{Exit, FrameError};
+pub use machine::{Lab, LabError, LabRun};
+pub use qemu::{Qemu, QemuError, ensure_qemu};
+pub use tool::ToolError;

@@ -1,0 +1,45 @@
+#!/bin/sh
+# Installs the system packages that building vmprobe and its lab needs, on Debian 12 or newer.
+# A second run finds nothing to do: it makes no apt call and prints nothing.
+set -eu
+
+# The build itself: a C toolchain for the linker and for -sys crates.
+build='gcc libc6-dev make pkg-config ca-certificates'
+# The lab: QEMU is built from Debian's source package, kernels are unpacked from theirs.
+lab='debian-archive-keyring dpkg-dev patch bzip2 xz-utils flex bison python3 python3-venv
+     libglib2.0-dev libfdt-dev seabios qemu-system-data'
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+command -v dpkg-query >/dev/null ||
+    fail "this is not a Debian system (no dpkg-query); install the equivalents of: $build $lab"
+
+missing=
+for package in $build $lab; do
+    installed "$package" || missing="$missing $package"
+done
+
+if [ -n "$missing" ]; then
+    [ "$(id -u)" = 0 ] || fail "these packages are missing; run this script as root:$missing"
+    echo "setup: installing$missing" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    log=$(mktemp)
+    # Word splitting of $missing is meant: package names hold no spaces.
+    # shellcheck disable=SC2086
+    { apt-get update -q && apt-get install -q -y --no-install-recommends $missing; } \
+        </dev/null >"$log" 2>&1 || {
+        tail -n 20 "$log" >&2
+        fail "apt-get failed (whole output: $log); mend what it says and run this again"
+    }
+    rm -f "$log"
+fi
+
+command -v cargo >/dev/null ||
+    fail 'cargo is missing: install Rust 1.95 or newer (rustup does), put cargo on PATH and run this again'

@@ -1,0 +1,199 @@
+//! What the guest is asked to do: `key=value` arguments.
+
+/// The whole plan.
+///
+/// | argument | meaning | default |
+/// | --- | --- | --- |
+/// | `workload=` | what to do, see [`Workload`] | `none` |
+/// | `count=` | how often | 100 |
+/// | `syscall=` | which system call `threads` makes, see [`Call`] | `getppid` |
+/// | `ms=` | how long `sleep` sleeps, in milliseconds | 1000 |
+/// | `end=` | how to end, see [`End`] | `poweroff` |
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub workload: Workload,
+    pub count: u64,
+    pub call: Call,
+    pub sleep_ms: u64,
+    pub end: End,
+}
+
+/// An argument that can't be understood.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PlanError {
+    #[error("argument {0:?} isn't key=value")]
+    NoValue(String),
+    #[error("unknown argument {0:?}; there are workload, count, syscall, ms and end")]
+    UnknownKey(String),
+    #[error("{key}={value}: it must be one of {choices}")]
+    UnknownValue {
+        key: &'static str,
+        value: String,
+        choices: String,
+    },
+    #[error("{key}={value}: it must be a whole number")]
+    NoNumber { key: &'static str, value: String },
+}
+
+/// An enum whose values have names on the command line.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[$variant_doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $type { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $type {
+            const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// Its name on the command line and in reports.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+
+            fn parse(key: &'static str, value: &str) -> Result<Self, PlanError> {
+                Self::ALL.iter().copied().find(|item| item.name() == value).ok_or_else(|| {
+                    let names: Vec<_> = Self::ALL.iter().map(|item| item.name()).collect();
+                    let choices = names.join(", ");
+                    PlanError::UnknownValue { key, value: value.into(), choices }
+                })
+            }
+        }
+    };
+}
+
+named! {
+    /// What the guest does between its `ready` and `done` reports.
+    Workload {
+        /// Nothing.
+        None = "none",
+        /// Counts the CPUs that are online.
+        Cpus = "cpus",
+        /// Opens `/init`, reads 64 bytes and closes it, `count` times.
+        Files = "files",
+        /// Starts a process that ends at once and waits for it, `count` times.
+        Forks = "forks",
+        /// Sends a byte to another process and gets it back, `count` times.
+        Pipes = "pipes",
+        /// Counts without end, until a line of console input arrives.
+        Spin = "spin",
+        /// Reports each line of console input, until the line `quit`.
+        Echo = "echo",
+        /// One thread on each CPU makes the system call `syscall` exactly `count` times.
+        Threads = "threads",
+        /// Sleeps for `ms` milliseconds.
+        Sleep = "sleep",
+    }
+}
+
+named! {
+    /// The system call that `threads` makes. None of them is made by anything else in the guest
+    /// between `ready` and `done`.
+    Call {
+        /// `getppid`.
+        Getppid = "getppid",
+        /// `getuid`.
+        Getuid = "getuid",
+        /// `getpgid` of itself.
+        Getpgid = "getpgid",
+        /// `umask`.
+        Umask = "umask",
+    }
+}
+
+named! {
+    /// How the guest ends.
+    End {
+        /// `reboot(RB_POWER_OFF)`.
+        PowerOff = "poweroff",
+        /// `reboot(RB_AUTOBOOT)`.
+        Reboot = "reboot",
+        /// The panic that sysrq's `c` asks for.
+        Crash = "crash",
+        /// PID 1 exits, at which the kernel panics.
+        Panic = "panic",
+        /// It doesn't: PID 1 sleeps.
+        Stay = "stay",
+    }
+}
+
+impl Plan {
+    /// Understands the arguments; those left out have their defaults.
+    pub fn parse(arguments: &[String]) -> Result<Self, PlanError> {
+        let mut plan = Self {
+            workload: Workload::None,
+            count: 100,
+            call: Call::Getppid,
+            sleep_ms: 1000,
+            end: End::PowerOff,
+        };
+        for argument in arguments {
+            let (key, value) = argument
+                .split_once('=')
+                .ok_or_else(|| PlanError::NoValue(argument.clone()))?;
+            match key {
+                "workload" => plan.workload = Workload::parse("workload", value)?,
+                "count" => plan.count = number("count", value)?,
+                "syscall" => plan.call = Call::parse("syscall", value)?,
+                "ms" => plan.sleep_ms = number("ms", value)?,
+                "end" => plan.end = End::parse("end", value)?,
+                _ => return Err(PlanError::UnknownKey(key.into())),
+            }
+        }
+        Ok(plan)
+    }
+}
+
+fn number(key: &'static str, value: &str) -> Result<u64, PlanError> {
+    value.parse().map_err(|_| PlanError::NoNumber {
+        key,
+        value: value.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Plan, PlanError> {
+        let arguments: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        Plan::parse(&arguments)
+    }
+
+    #[test]
+    fn without_arguments_it_does_nothing_and_powers_off() {
+        let plan = parse("").unwrap();
+        assert_eq!((plan.workload, plan.end), (Workload::None, End::PowerOff));
+    }
+
+    #[test]
+    fn each_argument_sets_its_part() {
+        let plan = parse("workload=threads count=7 syscall=getuid ms=5 end=panic").unwrap();
+        let expected = Plan {
+            workload: Workload::Threads,
+            count: 7,
+            call: Call::Getuid,
+            sleep_ms: 5,
+            end: End::Panic,
+        };
+        assert_eq!(plan, expected);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        let cases = [
+            ("files", "argument \"files\" isn't key=value"),
+            (
+                "load=x",
+                "unknown argument \"load\"; there are workload, count, syscall, ms and end",
+            ),
+            ("count=-1", "count=-1: it must be a whole number"),
+            (
+                "syscall=x",
+                "syscall=x: it must be one of getppid, getuid, getpgid, umask",
+            ),
+        ];
+        for (text, message) in cases {
+            assert_eq!(parse(text).unwrap_err().to_string(), message);
+        }
+    }
+}

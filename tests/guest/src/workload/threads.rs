@@ -1,0 +1,99 @@
+//! System calls on all CPUs at once.
+
+use std::fs;
+use std::io;
+use std::sync::Barrier;
+use std::thread;
+
+use serde_json::{Value, json};
+
+use crate::plan::Call;
+
+/// One thread pinned to each CPU makes the call exactly `count` times; all start together.
+pub fn run(call: Call, count: u64) -> io::Result<Value> {
+    let cpus = online_cpus()?;
+    let start = Barrier::new(cpus.len());
+    thread::scope(|scope| {
+        let threads: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| {
+                let start = &start;
+                scope.spawn(move || {
+                    let pinned = pin_to(cpu);
+                    // Before the error is looked at: the others wait for all.
+                    start.wait();
+                    pinned?;
+                    (0..count).for_each(|_| make(call));
+                    Ok(())
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        })
+    })?;
+    Ok(json!({
+        "syscall": call.name(),
+        "threads": cpus.len(),
+        "calls_each": count,
+        "calls": count * cpus.len() as u64,
+    }))
+}
+
+/// The numbers of the CPUs that are online.
+pub fn online_cpus() -> io::Result<Vec<usize>> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/online")?;
+    parse_cpus(text.trim()).ok_or_else(|| io::Error::other(format!("odd CPU list {text:?}")))
+}
+
+/// A CPU list as the kernel writes it: `0-2,5`.
+fn parse_cpus(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
+fn pin_to(cpu: usize) -> io::Result<()> {
+    // SAFETY: a cpu_set_t of zeros is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: it changes only the set, and ignores a number that is out of its range.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the set lives for the call; 0 is the calling thread.
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Makes the system call, never a version of it that a library answers by itself.
+fn make(call: Call) {
+    let (number, argument) = match call {
+        Call::Getppid => (libc::SYS_getppid, 0),
+        Call::Getuid => (libc::SYS_getuid, 0),
+        Call::Getpgid => (libc::SYS_getpgid, 0),
+        Call::Umask => (libc::SYS_umask, 0o022),
+    };
+    // SAFETY: none of these calls involves memory.
+    unsafe { libc::syscall(number, argument) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_cpu_lists_are_understood() {
+        assert_eq!(parse_cpus("0"), Some(vec![0]));
+        assert_eq!(parse_cpus("0-3"), Some(vec![0, 1, 2, 3]));
+        assert_eq!(parse_cpus("0,2-3,7"), Some(vec![0, 2, 3, 7]));
+        assert_eq!(parse_cpus(""), None);
+    }
+}

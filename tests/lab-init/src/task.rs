@@ -1,0 +1,55 @@
+//! What PID 1 of the lab machine is told to do: a JSON file in its initramfs.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Where the command leaves the bytes it wants to hand back; it finds the path in the environment
+/// variable `VMPROBE_RESULTS`.
+pub const RESULTS_PATH: &str = "/results";
+
+/// One task: modules to load, then one command to run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Kernel modules, as paths in the lab machine, in the order to load them.
+    pub modules: Vec<String>,
+    /// The program, as a path in the lab machine, and its arguments.
+    pub command: Vec<String>,
+    /// Environment variables of the command; it gets no others but `PATH`, `HOME` and
+    /// `VMPROBE_RESULTS`.
+    pub env: Vec<(String, String)>,
+}
+
+/// A task file that can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// The file is missing or unreadable.
+    #[error("can't read the task file {0}")]
+    Read(String, #[source] std::io::Error),
+    /// The file isn't a task.
+    #[error("the task file {0} isn't a task")]
+    Parse(String, #[source] serde_json::Error),
+}
+
+impl Task {
+    /// Where the task is in the lab machine's initramfs.
+    pub const PATH: &str = "/lab/task.json";
+
+    /// The task as the file's bytes.
+    ///
+    /// # Errors
+    /// None that these types can cause; serialization is fallible by its signature only.
+    pub fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec_pretty(self)
+    }
+
+    /// Reads the task from a file.
+    ///
+    /// # Errors
+    /// If the file can't be read or isn't a task.
+    pub fn read(path: &Path) -> Result<Self, TaskError> {
+        let name = || path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|e| TaskError::Read(name(), e))?;
+        serde_json::from_slice(&bytes).map_err(|e| TaskError::Parse(name(), e))
+    }
+}

@@ -1,0 +1,273 @@
+//! One run of the lab machine (L1): its image, its boot, what comes back.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use lab_init::{Exit, Task};
+
+use crate::cache::{self, CacheError};
+use crate::cargo::{BuildError, static_binary};
+use crate::initramfs::Initramfs;
+use crate::kernels::{Kernel, KernelError, ensure_kernels};
+use crate::process::{Options, Process};
+use crate::qemu::{QemuError, ensure_qemu};
+use crate::report::{self, ReportError};
+use crate::tool::tail;
+
+/// The modules that make `/dev/kvm`, each after those it needs.
+const KVM_MODULES: [&str; 3] = [
+    "virt/lib/irqbypass.ko",
+    "arch/x86/kvm/kvm.ko",
+    "arch/x86/kvm/kvm-amd.ko",
+];
+
+/// A program to run in the lab machine, and the machine to run it in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lab {
+    /// Virtual CPUs of L1.
+    pub smp: u8,
+    /// Memory of L1 in MiB. Its files are in it too.
+    pub memory_mib: u32,
+    /// Files to copy in: path on this machine, absolute path in L1. Permissions are kept.
+    pub files: Vec<(PathBuf, String)>,
+    /// The program, by its path in L1, and its arguments. It must be statically linked.
+    pub command: Vec<String>,
+    /// Environment variables of the program. `VMPROBE_RESULTS` is set already: the path of the
+    /// file that the program may write to hand data back.
+    pub env: Vec<(String, String)>,
+    /// Time from power-on until the program must have ended.
+    pub time_limit: Duration,
+    /// Whether to copy L1's kernel console to standard error.
+    pub live_console: bool,
+    /// Where to write L1's kernel console; by default to a file in the cache, which is kept only
+    /// if the run fails.
+    pub console_log: Option<PathBuf>,
+}
+
+/// What a run gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabRun {
+    /// How the program ended.
+    pub exit: Exit,
+    /// The bytes of the program's results file; empty if it wrote none.
+    pub results: Vec<u8>,
+    /// From power-on to the program's end.
+    pub duration: Duration,
+}
+
+/// Why a run gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// There is no QEMU.
+    #[error("the lab's QEMU isn't ready")]
+    Qemu(#[from] QemuError),
+    /// There is no kernel.
+    #[error("the lab's kernel isn't ready")]
+    Kernel(#[from] KernelError),
+    /// The lab's PID 1 doesn't build.
+    #[error("the lab's PID 1 isn't ready")]
+    Build(#[from] BuildError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file can't be copied into the machine.
+    #[error("can't read {} for the lab machine", .0.display())]
+    File(PathBuf, #[source] io::Error),
+    /// A file is too large for an initramfs.
+    #[error("{} is too large for the lab machine: an initramfs takes files below 4 GiB", .0.display())]
+    FileTooLarge(PathBuf),
+    /// The machine's image can't be made.
+    #[error("can't make the lab machine's image")]
+    Image(#[source] io::Error),
+    /// QEMU can't be started.
+    #[error("can't start QEMU")]
+    Start(#[source] io::Error),
+    /// The time limit has passed; the machine was killed.
+    #[error("the lab ran into its time limit of {limit:?}; last lines of its console, {}:\n{tail}", log.display())]
+    TimeLimit {
+        /// The limit.
+        limit: Duration,
+        /// The console's log.
+        log: PathBuf,
+        /// Its end.
+        tail: String,
+    },
+    /// The machine ended before the program did.
+    #[error("the lab machine ended before its program; last lines of its console, {}:\n{tail}", log.display())]
+    Ended {
+        /// The console's log.
+        log: PathBuf,
+        /// Its end.
+        tail: String,
+    },
+    /// PID 1 of the machine couldn't run the program.
+    #[error("the lab couldn't run the program: {reason} (console: {})", log.display())]
+    NotRun {
+        /// Why.
+        reason: String,
+        /// The console's log.
+        log: PathBuf,
+    },
+    /// What came back is garbled, or can't be written on.
+    #[error("can't follow the lab's report (console: {})", log.display())]
+    Report {
+        /// Why.
+        source: ReportError,
+        /// The console's log.
+        log: PathBuf,
+    },
+}
+
+impl Lab {
+    /// A machine of two CPUs and 3 GiB that runs a program for ten minutes at most.
+    #[must_use]
+    pub fn new(command: Vec<String>) -> Self {
+        Self {
+            smp: 2,
+            memory_mib: 3072,
+            files: Vec::new(),
+            command,
+            env: Vec::new(),
+            time_limit: Duration::from_secs(600),
+            live_console: false,
+            console_log: None,
+        }
+    }
+
+    /// Boots the machine, runs the program to its end, copies its output to standard output as it
+    /// comes, and returns how it ended and what it left as its results.
+    ///
+    /// # Errors
+    /// If something is missing, the machine doesn't get as far as running the program, the time
+    /// limit passes, or the output can't be written. A program that fails is no error here.
+    pub fn run(&self) -> Result<LabRun, LabError> {
+        self.run_to(&mut io::stdout())
+    }
+
+    /// As [`Lab::run`], with the program's output written to `output`.
+    ///
+    /// # Errors
+    /// As [`Lab::run`].
+    pub fn run_to(&self, output: &mut dyn Write) -> Result<LabRun, LabError> {
+        let qemu = ensure_qemu()?;
+        let kernel = ensure_kernels()?.v6_1;
+        let init = static_binary("lab-init", "lab-init")?;
+        let image = self.image(&kernel, &init)?;
+        let log = self.log()?;
+
+        let started = Instant::now();
+        let mut options = Options {
+            smp: self.smp,
+            memory_mib: self.memory_mib,
+            kernel: &kernel.vmlinuz,
+            initramfs: unnamed_file(&image).map_err(LabError::Image)?,
+            log: &log,
+            live_console: self.live_console,
+        };
+        drop(image);
+        let (process, report) = Process::start(&qemu, &mut options).map_err(LabError::Start)?;
+        let result = report::read(report, started + self.time_limit, output);
+        drop(process);
+        let duration = started.elapsed();
+
+        let tail = || {
+            tail(&String::from_utf8_lossy(
+                &fs::read(&log).unwrap_or_default(),
+            ))
+        };
+        let (exit, results) = result.map_err(|error| match error {
+            ReportError::Deadline => LabError::TimeLimit {
+                limit: self.time_limit,
+                tail: tail(),
+                log: log.clone(),
+            },
+            ReportError::Ended => LabError::Ended {
+                tail: tail(),
+                log: log.clone(),
+            },
+            ReportError::NotRun(reason) => LabError::NotRun {
+                reason,
+                log: log.clone(),
+            },
+            source => LabError::Report {
+                source,
+                log: log.clone(),
+            },
+        })?;
+        if self.console_log.is_none() {
+            // Nobody asked for it; a log that stays is no harm either.
+            let _ = fs::remove_file(&log);
+        }
+        Ok(LabRun {
+            exit,
+            results,
+            duration,
+        })
+    }
+
+    /// The machine's initramfs.
+    fn image(&self, kernel: &Kernel, init: &Path) -> Result<Vec<u8>, LabError> {
+        let read = |path: &Path| fs::read(path).map_err(|e| LabError::File(path.to_owned(), e));
+        let mut image = Initramfs::new().file("/init", &read(init)?, 0o755);
+        let mut modules = Vec::new();
+        for module in KVM_MODULES {
+            let path = kernel.modules.join("kernel").join(module);
+            let name = module.rsplit('/').next().unwrap_or(module);
+            modules.push(format!("/lib/modules/{name}"));
+            image = image.file(&format!("/lib/modules/{name}"), &read(&path)?, 0o644);
+        }
+        for (from, to) in &self.files {
+            let file_error = |e| LabError::File(from.clone(), e);
+            let metadata = fs::metadata(from).map_err(file_error)?;
+            if u32::try_from(metadata.len()).is_err() {
+                return Err(LabError::FileTooLarge(from.clone()));
+            }
+            image = image.file(to, &read(from)?, metadata.permissions().mode() & 0o7777);
+        }
+        let (command, env) = (self.command.clone(), self.env.clone());
+        let task = Task {
+            modules,
+            command,
+            env,
+        }
+        .to_json();
+        let task = task.map_err(|e| LabError::Image(e.into()))?;
+        Ok(image.file(Task::PATH, &task, 0o644).finish())
+    }
+
+    /// An empty file for the console.
+    fn log(&self) -> Result<PathBuf, LabError> {
+        static RUN: AtomicU32 = AtomicU32::new(0);
+        let path = match &self.console_log {
+            Some(path) => path.clone(),
+            None => {
+                let dir = cache::cache_dir()?.join("logs");
+                cache::make_dir(&dir)?;
+                let run = RUN.fetch_add(1, Ordering::Relaxed);
+                dir.join(format!("console-{}-{run}.log", std::process::id()))
+            }
+        };
+        cache::write(&path, b"")?;
+        Ok(path)
+    }
+}
+
+/// A file with these bytes and no name, so that nothing is left behind however this process ends.
+fn unnamed_file(bytes: &[u8]) -> io::Result<File> {
+    static FILE: AtomicU32 = AtomicU32::new(0);
+    let name = FILE.fetch_add(1, Ordering::Relaxed);
+    let name = format!("vmprobe-lab-{}-{name}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    fs::remove_file(&path)?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
