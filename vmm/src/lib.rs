@@ -1,1 +1,36 @@
-//! Placeholder.
+//! A small KVM virtual machine monitor.
+//!
+//! It boots a Linux kernel ([`Vm`]), runs its vCPUs, and turns what stops them
+//! for a debugger's reason into [`Trap`]s, on which a [`TrapHandler`] decides. It
+//! can have the whole guest stand still ([`Vm::stopped`]), which is when a
+//! guest's text may be changed. It doesn't know what a probe is.
+//!
+//! All unsafe code of the product is in this crate.
+
+mod acpi;
+pub mod boot;
+mod config;
+mod cpu;
+mod devices;
+pub mod doctor;
+mod ending;
+mod gate;
+mod kvm;
+mod layout;
+mod ram;
+mod sync;
+mod trap;
+mod vcpu;
+mod vm;
+
+pub use boot::{BootMethod, LoadError, Segment};
+pub use config::{CreateError, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
+pub use cpu::CpuError;
+pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
+pub use ending::Ending;
+pub use kvm::KvmError;
+pub use kvm_bindings::kvm_regs as Registers;
+pub use ram::{GuestRam, OutsideRam, RamError};
+pub use trap::{Trap, TrapHandler, Verdict};
+pub use vcpu::{ControlRegisters, VcpuAccessError, VcpuContext};
+pub use vm::{StartError, StateError, Stopped, Vm, VmState};

@@ -1,0 +1,56 @@
+//! Boots a kernel with its console on standard output and every trap given back
+//! to the guest: the monitor alone, no probes.
+//!
+//! `cargo run -p vmm --example boot -- KERNEL INITRAMFS CMDLINE [VCPUS [MIB]]`
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use vmm::{BootMethod, GuestRam, Trap, TrapHandler, VcpuContext, Verdict, Vm, VmConfig};
+
+struct GiveAllBack;
+
+impl TrapHandler for GiveAllBack {
+    fn trap(&self, _: &mut VcpuContext<'_>, _: &GuestRam, _: Trap) -> Verdict {
+        Verdict::GiveBack
+    }
+
+    fn before_step(&self, _: &mut VcpuContext<'_>, _: &GuestRam) -> bool {
+        false
+    }
+}
+
+fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [kernel, initramfs, cmdline, numbers @ ..] = args.as_slice() else {
+        return Err("usage: boot KERNEL INITRAMFS CMDLINE [VCPUS [MIB]]".into());
+    };
+    let vm = Vm::create(&VmConfig {
+        kernel: kernel.into(),
+        initramfs: Some(initramfs.into()),
+        cmdline: cmdline.clone(),
+        memory_mib: numbers.get(1).map_or(Ok(512), |n| n.parse())?,
+        vcpus: numbers.first().map_or(Ok(1), |n| n.parse())?,
+        boot: BootMethod::Elf,
+    })?;
+    // int3s exit and are given back, as they do beside a breakpoint probe.
+    vm.stopped(|stopped| stopped.set_breakpoint_exits(true))?;
+    let handler: Arc<dyn TrapHandler> = Arc::new(GiveAllBack);
+    vm.start(&handler)?;
+    let mut next = 0;
+    loop {
+        let chunk = vm.console().wait(next);
+        io::stdout().write_all(&chunk.bytes)?;
+        next = chunk.next;
+        if chunk.last {
+            break;
+        }
+    }
+    let ending = vm.wait();
+    eprintln!("boot: {ending}");
+    Ok(ExitCode::from(ending.exit_code()))
+}

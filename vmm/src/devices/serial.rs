@@ -1,0 +1,147 @@
+//! The guest's first serial port: a 16550A by vm-superio, its output kept by
+//! the [`Console`], its input queued until the guest takes it.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use vm_superio::{Serial, Trigger, serial::NoEvents};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{
+    devices::console::{Console, ConsoleWriter},
+    sync::LockExt,
+};
+
+/// Input that may wait for the guest to read it, in bytes.
+const INPUT_LIMIT: usize = 1 << 20;
+
+/// The interrupt line of the port, an event that KVM turns into an edge.
+pub(crate) struct Line(pub(crate) EventFd);
+
+impl Trigger for Line {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// The port, shared by vCPUs and those who type.
+pub(crate) struct SerialPort {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    uart: Serial<Line, NoEvents, ConsoleWriter>,
+    input: VecDeque<u8>,
+}
+
+impl std::fmt::Debug for SerialPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SerialPort")
+    }
+}
+
+impl SerialPort {
+    pub(crate) fn new(line: EventFd, console: &Arc<Console>) -> Self {
+        let uart = Serial::new(Line(line), ConsoleWriter::new(console));
+        Self { state: Arc::new(Mutex::new(State { uart, input: VecDeque::new() })) }
+    }
+
+    /// The end of the port where input goes in.
+    pub(crate) fn input(&self) -> SerialInput {
+        SerialInput { state: Arc::clone(&self.state) }
+    }
+
+    pub(crate) fn read(&self, register: u8) -> u8 {
+        let mut state = self.state.locked();
+        let value = state.uart.read(register);
+        state.refill();
+        value
+    }
+
+    pub(crate) fn write(&self, register: u8, value: u8) {
+        let mut state = self.state.locked();
+        if let Err(error) = state.uart.write(register, value) {
+            tracing::warn!("serial port: a write was lost: {error:?}");
+        }
+    }
+}
+
+impl State {
+    /// Hands queued input to the port as far as its FIFO has room.
+    fn refill(&mut self) {
+        let room = self.uart.fifo_capacity().min(self.input.len());
+        if room == 0 {
+            return;
+        }
+        let (front, _) = self.input.as_slices();
+        let chunk = &front[..room.min(front.len())];
+        // An error is a loopback in progress or a lost interrupt: what was not
+        // taken stays queued.
+        let taken = self.uart.enqueue_raw_bytes(chunk).unwrap_or(0);
+        self.input.drain(..taken);
+    }
+}
+
+/// Where a person's or a program's input to the console goes in.
+#[derive(Clone)]
+pub(crate) struct SerialInput {
+    state: Arc<Mutex<State>>,
+}
+
+impl SerialInput {
+    /// Queues input; returns how many bytes there was room for.
+    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
+        let mut state = self.state.locked();
+        let taken = bytes.len().min(INPUT_LIMIT - state.input.len());
+        state.input.extend(&bytes[..taken]);
+        state.refill();
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: u8 = 0;
+    const LINE_STATUS: u8 = 5;
+    const DATA_READY: u8 = 1;
+
+    #[test]
+    fn input_longer_than_the_fifo_arrives_whole_and_in_order() {
+        let console = Arc::new(Console::default());
+        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        let sent: Vec<u8> = (0..1000u32).map(|i| i as u8).collect();
+        assert_eq!(port.input().send(&sent), 1000);
+        let mut got = Vec::new();
+        while port.read(LINE_STATUS) & DATA_READY != 0 {
+            got.push(port.read(DATA));
+        }
+        assert_eq!(got, sent);
+    }
+
+    #[test]
+    fn input_that_nobody_reads_is_bounded() {
+        let console = Arc::new(Console::default());
+        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        let sent = vec![b'x'; 2 * INPUT_LIMIT];
+        let taken = port.input().send(&sent);
+        assert!((INPUT_LIMIT..INPUT_LIMIT + 100).contains(&taken));
+        assert!(port.input().send(b"more") < 100);
+    }
+
+    #[test]
+    fn output_reaches_the_console() {
+        let console = Arc::new(Console::default());
+        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        for byte in b"hello" {
+            port.write(DATA, *byte);
+        }
+        assert_eq!(console.read(0).bytes, b"hello");
+    }
+}

@@ -1,0 +1,1 @@
+//! What this KVM does.

@@ -1,0 +1,322 @@
+//! Who may be in guest mode: the stop protocol of all vCPUs.
+//!
+//! A vCPU asks the gate before it enters guest mode and tells it when it is
+//! out. Whoever must have the guest stand still -- a control thread, or a vCPU
+//! that steps alone -- takes the gate: vCPUs inside are kicked out, and the
+//! taker goes on when the last one has left.
+
+use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::sync::LockExt;
+
+/// Who holds the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    Control,
+    Vcpu(usize),
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Set while anything in `state` may forbid anybody to be inside; lets the
+    /// run loop look at one atomic instead of the lock after each exit.
+    closed: AtomicBool,
+    kick: OnceLock<Box<dyn Kick>>,
+}
+
+/// How a vCPU is driven out of guest mode.
+pub(crate) trait Kick: Send + Sync + std::fmt::Debug {
+    /// Makes vCPU `index` leave guest mode soon, if it is there.
+    fn kick(&self, index: usize);
+}
+
+#[derive(Debug)]
+struct State {
+    inside: Vec<bool>,
+    holder: Option<Holder>,
+    paused: bool,
+    ended: bool,
+}
+
+impl State {
+    fn may_enter(&self, vcpu: usize) -> bool {
+        match self.holder {
+            Some(holder) => holder == Holder::Vcpu(vcpu),
+            None => !self.paused,
+        }
+    }
+}
+
+impl Gate {
+    /// A gate for `vcpus` vCPUs, paused until [`set_paused`](Self::set_paused).
+    pub(crate) fn new(vcpus: usize) -> Self {
+        let state = State { inside: vec![false; vcpus], holder: None, paused: true, ended: false };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(true),
+            kick: OnceLock::new(),
+        }
+    }
+
+    /// Sets how vCPUs are kicked; before the first vCPU enters.
+    pub(crate) fn set_kick(&self, kick: Box<dyn Kick>) {
+        let _set_once = self.kick.set(kick);
+    }
+
+    /// Waits until vCPU `vcpu` may go into guest mode, and lets it in. False when
+    /// the guest has ended.
+    pub(crate) fn enter(&self, vcpu: usize) -> bool {
+        let mut state = self.state.locked();
+        loop {
+            if state.ended {
+                return false;
+            }
+            if state.may_enter(vcpu) {
+                state.inside[vcpu] = true;
+                return true;
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// The vCPU is out of guest mode, its state complete.
+    pub(crate) fn leave(&self, vcpu: usize) {
+        self.state.locked().inside[vcpu] = false;
+        self.changed.notify_all();
+    }
+
+    /// Whether a vCPU that is inside must leave.
+    pub(crate) fn must_leave(&self, vcpu: usize) -> bool {
+        if !self.closed.load(Ordering::Acquire) {
+            return false;
+        }
+        let state = self.state.locked();
+        state.ended || !state.may_enter(vcpu)
+    }
+
+    /// Stops all vCPUs for a control thread, until the hold is dropped.
+    pub(crate) fn stop(&self) -> Hold<'_> {
+        self.take(Holder::Control)
+    }
+
+    /// As [`enter`](Self::enter), with all other vCPUs stopped until the hold is
+    /// dropped. None when the guest has ended.
+    pub(crate) fn enter_alone(&self, vcpu: usize) -> Option<Hold<'_>> {
+        let hold = self.take(Holder::Vcpu(vcpu));
+        let mut state = self.state.locked();
+        state.inside[vcpu] = !state.ended;
+        (!state.ended).then_some(hold)
+    }
+
+    fn take(&self, holder: Holder) -> Hold<'_> {
+        let mut state = self.state.locked();
+        // A paused guest executes nothing, not even a lone step; whoever stops it
+        // to look at it may go on.
+        let waits = |state: &State| {
+            state.holder.is_some() || (state.paused && holder != Holder::Control && !state.ended)
+        };
+        while waits(&state) {
+            state = self.wait(state);
+        }
+        state.holder = Some(holder);
+        drop(self.empty(state));
+        Hold { gate: self }
+    }
+
+    /// Drives out all who may not be inside and waits until they have left.
+    fn empty<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.closed.store(true, Ordering::Release);
+        let stays = |state: &State, vcpu: usize| !state.ended && state.may_enter(vcpu);
+        for vcpu in 0..state.inside.len() {
+            if state.inside[vcpu] && !stays(&state, vcpu) {
+                self.kick(vcpu);
+            }
+        }
+        while (0..state.inside.len()).any(|v| state.inside[v] && !stays(&state, v)) {
+            state = self.wait(state);
+        }
+        state
+    }
+
+    /// Pauses (returning when all are out) or resumes all vCPUs.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        let mut state = self.state.locked();
+        if !paused {
+            state.paused = false;
+            self.reopen(&state);
+            return;
+        }
+        // A holder that steps alone finishes first, so that nothing runs after.
+        while state.holder.is_some() && !state.ended {
+            state = self.wait(state);
+        }
+        state.paused = true;
+        drop(self.empty(state));
+    }
+
+    /// Whether all vCPUs are paused on request.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.state.locked().paused
+    }
+
+    /// Lets nobody in again. Returns at once: may be called from inside.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.locked();
+        state.ended = true;
+        self.closed.store(true, Ordering::Release);
+        for vcpu in 0..state.inside.len() {
+            if state.inside[vcpu] {
+                self.kick(vcpu);
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn kick(&self, vcpu: usize) {
+        if let Some(kick) = self.kick.get() {
+            kick.kick(vcpu);
+        }
+    }
+
+    fn reopen(&self, state: &State) {
+        let closed = state.holder.is_some() || state.paused || state.ended;
+        self.closed.store(closed, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the vCPUs out of guest mode until it is dropped.
+#[must_use = "the vCPUs run again when it is dropped"]
+#[derive(Debug)]
+pub(crate) struct Hold<'a> {
+    gate: &'a Gate,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let mut state = self.gate.state.locked();
+        state.holder = None;
+        self.gate.reopen(&state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, atomic::AtomicU64},
+        thread,
+    };
+
+    use super::*;
+
+    /// vCPUs that need no kick: they look at the gate all the time.
+    fn spawn_vcpus(gate: &Arc<Gate>, count: usize) -> (Vec<Arc<AtomicU64>>, Vec<thread::JoinHandle<()>>) {
+        (0..count)
+            .map(|index| {
+                let gate = Arc::clone(gate);
+                let work = Arc::new(AtomicU64::new(0));
+                let counter = Arc::clone(&work);
+                let thread = thread::spawn(move || {
+                    while gate.enter(index) {
+                        while !gate.must_leave(index) {
+                            counter.fetch_add(1, Ordering::Relaxed);
+                            thread::yield_now();
+                        }
+                        gate.leave(index);
+                    }
+                });
+                (work, thread)
+            })
+            .unzip()
+    }
+
+    fn wait_for_work(work: &[Arc<AtomicU64>]) {
+        for counter in work {
+            let before = counter.load(Ordering::Relaxed);
+            while counter.load(Ordering::Relaxed) == before {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_works_while_the_gate_is_held_and_all_go_on_after() {
+        let gate = Arc::new(Gate::new(3));
+        let (work, threads) = spawn_vcpus(&gate, 3);
+        gate.set_paused(false);
+        for _ in 0..50 {
+            wait_for_work(&work);
+            let hold = gate.stop();
+            let total = || work.iter().map(|w| w.load(Ordering::Relaxed)).sum::<u64>();
+            let before = total();
+            for _ in 0..10 {
+                thread::yield_now();
+            }
+            assert_eq!(total(), before);
+            drop(hold);
+        }
+        gate.set_paused(true);
+        assert!(gate.is_paused());
+        // A stop while paused leaves them paused.
+        drop(gate.stop());
+        assert!(gate.is_paused());
+        gate.end();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn vcpus_that_all_want_to_step_alone_take_turns() {
+        let gate = Arc::new(Gate::new(4));
+        let alone = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..4)
+            .map(|index| {
+                let (gate, alone) = (Arc::clone(&gate), Arc::clone(&alone));
+                thread::spawn(move || {
+                    for _ in 0..200 {
+                        assert!(gate.enter(index));
+                        gate.leave(index);
+                        let hold = gate.enter_alone(index).unwrap();
+                        assert_eq!(alone.fetch_add(1, Ordering::SeqCst), 0);
+                        assert!(!gate.must_leave(index));
+                        alone.fetch_sub(1, Ordering::SeqCst);
+                        gate.leave(index);
+                        drop(hold);
+                    }
+                })
+            })
+            .collect();
+        gate.set_paused(false);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_end_lets_everyone_out() {
+        let gate = Arc::new(Gate::new(2));
+        let (work, threads) = spawn_vcpus(&gate, 2);
+        gate.set_paused(false);
+        wait_for_work(&work);
+        gate.end();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(!gate.enter(0));
+    }
+}

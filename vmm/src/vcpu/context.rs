@@ -1,0 +1,183 @@
+//! A stopped vCPU as a trap handler sees it.
+
+use kvm_bindings::{
+    KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events,
+};
+use kvm_ioctls::VcpuFd;
+use thiserror::Error;
+
+/// `KVM_X86_SHADOW_INT_STI` of arch/x86/include/uapi/asm/kvm.h.
+const SHADOW_STI: u8 = 2;
+/// `KVM_VCPUEVENT_VALID_SHADOW` of the same.
+const VALID_SHADOW: u32 = 4;
+/// Vector of the breakpoint exception.
+const BREAKPOINT: u8 = 3;
+/// Vector of the page fault exception.
+const PAGE_FAULT: u8 = 14;
+/// RPL bits of a segment selector.
+const RPL: u16 = 3;
+
+/// An operation on a vCPU that KVM refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("KVM refused to {what} of vCPU {vcpu}: {cause}")]
+pub struct VcpuAccessError {
+    /// The vCPU.
+    pub vcpu: u32,
+    /// What was tried.
+    pub what: &'static str,
+    /// The host's own words.
+    pub cause: String,
+}
+
+/// Control registers and segment bases that matter for addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControlRegisters {
+    /// CR0.
+    pub cr0: u64,
+    /// CR2, the address of the last page fault.
+    pub cr2: u64,
+    /// CR3, the root of the page tables.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// The extended feature enable register.
+    pub efer: u64,
+    /// Base of the FS segment.
+    pub fs_base: u64,
+    /// Base of the GS segment.
+    pub gs_base: u64,
+    /// Current privilege level, 0 for the kernel.
+    pub cpl: u8,
+    /// Whether the code segment is a 64-bit one.
+    pub code64: bool,
+}
+
+impl From<&kvm_sregs> for ControlRegisters {
+    fn from(s: &kvm_sregs) -> Self {
+        Self {
+            cr0: s.cr0,
+            cr2: s.cr2,
+            cr3: s.cr3,
+            cr4: s.cr4,
+            efer: s.efer,
+            fs_base: s.fs.base,
+            gs_base: s.gs.base,
+            // The privilege level is that of SS (SDM vol. 3, 5.5); its RPL tells it
+            // on every KVM.
+            cpl: (s.ss.selector & RPL) as u8,
+            code64: s.cs.l == 1,
+        }
+    }
+}
+
+/// A vCPU out of guest mode, for the time of one trap.
+pub struct VcpuContext<'a> {
+    pub(super) index: u32,
+    pub(super) fd: &'a VcpuFd,
+    pub(super) registers: kvm_regs,
+    pub(super) dirty: bool,
+    pub(super) tsc_offset: u64,
+}
+
+impl VcpuContext<'_> {
+    /// Number of this vCPU, from 0.
+    pub fn id(&self) -> u32 {
+        self.index
+    }
+
+    /// Its general registers.
+    pub fn registers(&self) -> &kvm_regs {
+        &self.registers
+    }
+
+    /// Its general registers to change.
+    pub fn registers_mut(&mut self) -> &mut kvm_regs {
+        self.dirty = true;
+        &mut self.registers
+    }
+
+    /// Its control registers; one system call.
+    ///
+    /// # Errors
+    /// When KVM refuses.
+    pub fn control(&self) -> Result<ControlRegisters, VcpuAccessError> {
+        Ok((&self.sregs()?).into())
+    }
+
+    /// The guest's time stamp counter now.
+    pub fn tsc(&self) -> u64 {
+        // SAFETY: every x86-64 CPU has rdtsc, and Linux doesn't forbid it to processes
+        // (PR_SET_TSC) unless asked to.
+        let host = unsafe { core::arch::x86_64::_rdtsc() };
+        host.wrapping_add(self.tsc_offset)
+    }
+
+    /// Holds interrupts back until the next instruction is done, as `sti` does
+    /// (SDM vol. 2, STI).
+    ///
+    /// # Errors
+    /// When KVM refuses.
+    pub fn set_interrupt_shadow(&mut self) -> Result<(), VcpuAccessError> {
+        let mut events = self.events()?;
+        events.interrupt.shadow = SHADOW_STI;
+        events.flags |= VALID_SHADOW;
+        self.set_events(&events)
+    }
+
+    /// Injects a page fault at RIP.
+    pub(super) fn inject_page_fault(
+        &mut self,
+        address: u64,
+        error_code: u32,
+    ) -> Result<(), VcpuAccessError> {
+        let mut sregs = self.sregs()?;
+        sregs.cr2 = address;
+        self.fd.set_sregs(&sregs).map_err(|e| self.refused("set the control registers", &e))?;
+        let mut events = self.events()?;
+        events.exception.injected = 1;
+        events.exception.nr = PAGE_FAULT;
+        events.exception.has_error_code = 1;
+        events.exception.error_code = error_code;
+        self.set_events(&events)
+    }
+
+    /// Injects a breakpoint exception as a KVM wants it that delivers injected
+    /// exceptions as they are: RIP past the int3.
+    pub(super) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuAccessError> {
+        self.registers_mut().rip += 1;
+        let mut events = self.events()?;
+        events.exception.injected = 1;
+        events.exception.nr = BREAKPOINT;
+        events.exception.has_error_code = 0;
+        events.exception.error_code = 0;
+        self.set_events(&events)
+    }
+
+    /// Makes the vCPU wait for an interrupt, as after `hlt`.
+    pub(super) fn halt(&mut self) -> Result<(), VcpuAccessError> {
+        // An interrupt shadow, as after `sti; hlt`, ends with the instruction.
+        let mut events = self.events()?;
+        events.interrupt.shadow = 0;
+        events.flags |= VALID_SHADOW;
+        self.set_events(&events)?;
+        self.fd
+            .set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_HALTED })
+            .map_err(|e| self.refused("halt", &e))
+    }
+
+    fn sregs(&self) -> Result<kvm_sregs, VcpuAccessError> {
+        self.fd.get_sregs().map_err(|e| self.refused("read the control registers", &e))
+    }
+
+    fn events(&self) -> Result<kvm_vcpu_events, VcpuAccessError> {
+        self.fd.get_vcpu_events().map_err(|e| self.refused("read the pending events", &e))
+    }
+
+    fn set_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuAccessError> {
+        self.fd.set_vcpu_events(events).map_err(|e| self.refused("set the pending events", &e))
+    }
+
+    fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuAccessError {
+        VcpuAccessError { vcpu: self.index, what, cause: cause.to_string() }
+    }
+}

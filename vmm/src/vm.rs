@@ -1,0 +1,432 @@
+//! A virtual machine.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use kvm_bindings::{
+    KVM_GUESTDBG_BLOCKIRQ, KVM_PIT_SPEAKER_DUMMY, KVM_SYNC_X86_REGS, kvm_pit_config, kvm_regs,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use thiserror::Error;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{
+    boot::{
+        self, Segment,
+        bzimage::{KernelFile, read_kernel},
+    },
+    config::{CreateError, VmConfig, read_file},
+    cpu,
+    devices::{Devices, console::Console, serial::SerialPort},
+    ending::{EndSignal, Ending},
+    gate::{Gate, Hold},
+    kvm, layout,
+    ram::GuestRam,
+    sync::LockExt,
+    trap::TrapHandler,
+    vcpu::{
+        self, ControlRegisters, Shared, Vcpu, VcpuAccessError,
+        kick::{self, KickThreads},
+    },
+};
+
+/// `KVM_CAP_SET_GUEST_DEBUG2`, whose value is the set of `KVM_GUESTDBG_*` flags
+/// that can be used (include/uapi/linux/kvm.h).
+const CAP_SET_GUEST_DEBUG2: libc::c_ulong = 195;
+
+/// A guest and the threads that run it. Dropping it ends it.
+pub struct Vm {
+    shared: Arc<Shared>,
+    vcpus: Vec<Arc<Mutex<Vcpu>>>,
+    console: Arc<Console>,
+    threads: Mutex<Threads>,
+    kernel: Option<KernelFile>,
+    segments: Vec<Segment>,
+    tsc_hz: u64,
+    /// The VM's own file, which must outlive the vCPUs.
+    _fd: VmFd,
+}
+
+#[derive(Default)]
+struct Threads {
+    started: bool,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// What a VM is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VmState {
+    /// Made, its first instruction not executed.
+    Created,
+    /// Its vCPUs run.
+    Running,
+    /// All vCPUs are out of guest mode until resumed.
+    Paused,
+    /// It has ended.
+    Ended,
+}
+
+/// A request that doesn't fit what the VM is doing.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum StateError {
+    /// Not started.
+    #[error("the VM has not been started")]
+    NotStarted,
+    /// Started before.
+    #[error("the VM has been started already")]
+    Started,
+    /// Ended.
+    #[error("the VM has ended")]
+    Ended,
+}
+
+/// Why a VM did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Not the time for it.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The host gave no thread for a vCPU.
+    #[error("the host has no thread for vCPU {vcpu}: {cause}")]
+    Thread {
+        /// The vCPU.
+        vcpu: usize,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+impl Vm {
+    /// Makes a VM with its kernel in place, ready to execute its first
+    /// instruction.
+    ///
+    /// # Errors
+    /// See [`CreateError`]; nothing is left behind.
+    pub fn create(config: &VmConfig) -> Result<Self, CreateError> {
+        config.validate()?;
+        let kernel = read_kernel(read_file("kernel", &config.kernel)?)
+            .map_err(|cause| CreateError::Kernel { path: config.kernel.clone(), cause })?;
+        let initramfs =
+            config.initramfs.as_deref().map(|path| read_file("initramfs", path)).transpose()?;
+        let kvm = kvm::open()?;
+        let ram = GuestRam::new(config.memory_mib)?;
+        let loaded = boot::load(
+            &ram,
+            &kernel,
+            config.boot,
+            initramfs.as_deref(),
+            &config.cmdline,
+            config.vcpus,
+        )?;
+        drop(initramfs);
+
+        let fd = kvm.create_vm().map_err(refused("create a virtual machine"))?;
+        set_up_chips(&fd)?;
+        map_memory(&fd, &ram)?;
+        let end = Arc::new(EndSignal::default());
+        let console = Arc::new(Console::default());
+        let serial = serial_port(&fd, &console)?;
+        let vcpus = (0..config.vcpus)
+            .map(|index| create_vcpu(&kvm, &fd, index, config.vcpus, loaded.entry))
+            .collect::<Result<Vec<_>, _>>()?;
+        let tsc_hz = vcpus.first().map_or(0, |(_, hz)| *hz);
+        let count = vcpus.len();
+
+        let kicks = Arc::new(KickThreads::new(count));
+        let gate = Gate::new(count);
+        gate.set_kick(Box::new(Arc::clone(&kicks)));
+        let devices = Devices::new(serial, Arc::clone(&console), Arc::clone(&end));
+        let shared = Arc::new(Shared { gate, devices, ram, end, kicks });
+        let ended = Arc::downgrade(&shared);
+        shared.end.on_end(move || {
+            if let Some(shared) = ended.upgrade() {
+                shared.gate.end();
+            }
+        });
+        Ok(Self {
+            shared,
+            vcpus: vcpus.into_iter().map(|(vcpu, _)| Arc::new(Mutex::new(vcpu))).collect(),
+            console,
+            threads: Mutex::default(),
+            kernel: Some(kernel),
+            segments: loaded.segments,
+            tsc_hz,
+            _fd: fd,
+        })
+    }
+
+    /// Takes the kernel's file out, so that its memory can be freed once its
+    /// symbols are known. None the second time.
+    pub fn take_kernel(&mut self) -> Option<KernelFile> {
+        self.kernel.take()
+    }
+
+    /// Where the kernel's segments are in memory; empty for a bzImage that is
+    /// booted as it is, which unpacks itself.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Hertz of the guest's time stamp counter.
+    pub fn tsc_hz(&self) -> u64 {
+        self.tsc_hz
+    }
+
+    /// Number of vCPUs.
+    pub fn vcpus(&self) -> u32 {
+        self.vcpus.len() as u32
+    }
+
+    /// The serial console.
+    pub fn console(&self) -> &Arc<Console> {
+        &self.console
+    }
+
+    /// Starts all vCPUs; `handler` decides about their traps.
+    ///
+    /// # Errors
+    /// When it was started or ended before, or the host gives no thread.
+    pub fn start(&self, handler: &Arc<dyn TrapHandler>) -> Result<(), StartError> {
+        let mut threads = self.threads.locked();
+        if self.ending().is_some() {
+            return Err(StateError::Ended.into());
+        }
+        if threads.started {
+            return Err(StateError::Started.into());
+        }
+        threads.started = true;
+        kick::install_handler();
+        let running = Arc::new(AtomicUsize::new(self.vcpus.len()));
+        for (index, cell) in self.vcpus.iter().enumerate() {
+            let (cell, shared) = (Arc::clone(cell), Arc::clone(&self.shared));
+            let (handler, console) = (Arc::clone(handler), Arc::clone(&self.console));
+            let running = Arc::clone(&running);
+            let spawned = thread::Builder::new().name(format!("vcpu{index}")).spawn(move || {
+                vcpu::run_thread(index, &cell, &shared, &*handler);
+                if running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    console.close();
+                }
+            });
+            match spawned {
+                Ok(handle) => threads.handles.push(handle),
+                Err(cause) => {
+                    self.shared.end.end(Ending::Failed { reason: cause.to_string() });
+                    self.console.close();
+                    return Err(StartError::Thread { vcpu: index, cause });
+                }
+            }
+        }
+        self.shared.gate.set_paused(false);
+        Ok(())
+    }
+
+    /// What the VM is doing.
+    pub fn state(&self) -> VmState {
+        if self.ending().is_some() {
+            VmState::Ended
+        } else if !self.threads.locked().started {
+            VmState::Created
+        } else if self.shared.gate.is_paused() {
+            VmState::Paused
+        } else {
+            VmState::Running
+        }
+    }
+
+    /// Pauses all vCPUs; they are out of guest mode when it returns. A paused VM
+    /// stays so.
+    ///
+    /// # Errors
+    /// When it has not been started or has ended.
+    pub fn pause(&self) -> Result<(), StateError> {
+        self.running()?;
+        self.shared.gate.set_paused(true);
+        Ok(())
+    }
+
+    /// Lets the vCPUs go on.
+    ///
+    /// # Errors
+    /// When it has not been started or has ended.
+    pub fn resume(&self) -> Result<(), StateError> {
+        self.running()?;
+        self.shared.gate.set_paused(false);
+        Ok(())
+    }
+
+    fn running(&self) -> Result<(), StateError> {
+        match self.state() {
+            VmState::Created => Err(StateError::NotStarted),
+            VmState::Ended => Err(StateError::Ended),
+            VmState::Running | VmState::Paused => Ok(()),
+        }
+    }
+
+    /// Runs `work` while every vCPU is out of guest mode, whether the VM was
+    /// running, paused, not started or has ended.
+    pub fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
+        let hold = self.shared.gate.stop();
+        work(&Stopped { vm: self, _hold: hold })
+    }
+
+    /// Ends the guest at once.
+    pub fn kill(&self) {
+        self.shared.end.end(Ending::Killed);
+        if !self.threads.locked().started {
+            self.console.close();
+        }
+    }
+
+    /// How the guest ended, if it has.
+    pub fn ending(&self) -> Option<Ending> {
+        self.shared.end.get()
+    }
+
+    /// Waits for the guest's end and its threads'.
+    pub fn wait(&self) -> Ending {
+        let ending = self.shared.end.wait();
+        self.join();
+        ending
+    }
+
+    fn join(&self) {
+        // The lock is held meanwhile: a second waiter waits as long.
+        for handle in self.threads.locked().handles.drain(..) {
+            let _a_panic_became_the_ending = handle.join();
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.kill();
+        self.join();
+    }
+}
+
+/// A VM whose vCPUs all stand still.
+pub struct Stopped<'a> {
+    vm: &'a Vm,
+    _hold: Hold<'a>,
+}
+
+impl Stopped<'_> {
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestRam {
+        &self.vm.shared.ram
+    }
+
+    /// General registers of a vCPU.
+    ///
+    /// # Errors
+    /// When there is no such vCPU or KVM refuses.
+    pub fn registers(&self, vcpu: u32) -> Result<kvm_regs, VcpuAccessError> {
+        self.vcpu(vcpu)?.locked().registers()
+    }
+
+    /// Sets the general registers of a vCPU.
+    ///
+    /// # Errors
+    /// When there is no such vCPU or KVM refuses.
+    pub fn set_registers(&self, vcpu: u32, registers: &kvm_regs) -> Result<(), VcpuAccessError> {
+        self.vcpu(vcpu)?.locked().set_registers(registers)
+    }
+
+    /// Control registers of a vCPU.
+    ///
+    /// # Errors
+    /// When there is no such vCPU or KVM refuses.
+    pub fn control(&self, vcpu: u32) -> Result<ControlRegisters, VcpuAccessError> {
+        self.vcpu(vcpu)?.locked().control()
+    }
+
+    /// Whether int3s in the guest come as traps. Off, they are the guest's own
+    /// business at full speed.
+    ///
+    /// # Errors
+    /// When KVM refuses.
+    pub fn set_breakpoint_exits(&self, on: bool) -> Result<(), VcpuAccessError> {
+        self.vm.vcpus.iter().try_for_each(|vcpu| vcpu.locked().set_breakpoint_exits(on))
+    }
+
+    fn vcpu(&self, index: u32) -> Result<&Mutex<Vcpu>, VcpuAccessError> {
+        self.vm.vcpus.get(index as usize).map(|vcpu| &**vcpu).ok_or_else(|| VcpuAccessError {
+            vcpu: index,
+            what: "find the state",
+            cause: format!("this VM has vCPUs 0 to {}", self.vm.vcpus.len() - 1),
+        })
+    }
+}
+
+fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CreateError {
+    move |error| CreateError::Refused { what, cause: io::Error::from_raw_os_error(error.errno()) }
+}
+
+/// Interrupt controllers and timer, in KVM.
+fn set_up_chips(fd: &VmFd) -> Result<(), CreateError> {
+    fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(refused("place its identity map"))?;
+    fd.set_tss_address(layout::KVM_TSS as usize).map_err(refused("place its task state segment"))?;
+    fd.create_irq_chip().map_err(refused("create the interrupt controllers"))?;
+    // Linux doesn't use it under hardware-reduced ACPI; a kernel without ACPI does.
+    let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+    fd.create_pit2(pit).map_err(refused("create the interval timer"))
+}
+
+fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
+    for (slot, region) in ram.map().iter().enumerate() {
+        let refused = refused("map guest memory");
+        let host = ram.map().get_host_address(region.start_addr()).map_err(|_| {
+            CreateError::Refused { what: "map guest memory", cause: io::ErrorKind::NotFound.into() }
+        })?;
+        let region = kvm_userspace_memory_region {
+            slot: slot as u32,
+            flags: 0,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: host as u64,
+        };
+        // SAFETY: the region is the whole of a mapping that `ram` keeps alive, and
+        // `Shared`, which holds `ram`, lives as long as any vCPU thread.
+        unsafe { fd.set_user_memory_region(region) }.map_err(refused)?;
+    }
+    Ok(())
+}
+
+fn serial_port(fd: &VmFd, console: &Arc<Console>) -> Result<SerialPort, CreateError> {
+    let line = EventFd::new(libc::EFD_NONBLOCK)
+        .map_err(|cause| CreateError::Refused { what: "make an interrupt event", cause })?;
+    fd.register_irqfd(&line, layout::COM1_IRQ).map_err(refused("connect the serial port"))?;
+    let port = SerialPort::new(line, console);
+    console.connect_input(port.input());
+    Ok(port)
+}
+
+/// Makes vCPU `index` of `count`, and tells the hertz of its TSC.
+fn create_vcpu(
+    kvm: &Kvm,
+    fd: &VmFd,
+    index: u32,
+    count: u32,
+    entry: u64,
+) -> Result<(Vcpu, u64), CreateError> {
+    let vcpu = fd.create_vcpu(u64::from(index)).map_err(refused("create a vCPU"))?;
+    cpu::configure_cpuid(kvm, &vcpu, index, count)?;
+    cpu::configure_common(&vcpu)?;
+    if index == 0 {
+        cpu::configure_boot_cpu(&vcpu, entry)?;
+    }
+    let sync_regs = kvm.check_extension_int(Cap::SyncRegs) as u32 & KVM_SYNC_X86_REGS != 0;
+    let debug_flags = kvm.check_extension_raw(CAP_SET_GUEST_DEBUG2);
+    let block_irq = debug_flags > 0 && debug_flags as u32 & KVM_GUESTDBG_BLOCKIRQ != 0;
+    let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);
+    Ok((Vcpu::new(index, vcpu, sync_regs, block_irq), tsc_hz))
+}
