@@ -1,1 +1,20 @@
-//! Placeholder.
+//! Kernel probes in the text of a guest, seen through two small traits.
+//!
+//! The monitor gives the [`engine::Engine`] its guest's memory ([`guest::GuestMemory`]) and, at
+//! a trap, one stopped vCPU ([`vcpu::Vcpu`]); the answer is an [`engine::Action`]. Nothing here
+//! knows KVM or does I/O.
+#![forbid(unsafe_code)]
+
+pub mod addr;
+pub mod emulate;
+pub mod engine;
+pub mod error;
+pub mod event;
+pub mod guest;
+pub mod image_map;
+pub mod paging;
+pub mod probe;
+pub mod symbols;
+pub mod vcpu;
+
+mod insn;

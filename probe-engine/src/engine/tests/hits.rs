@@ -1,0 +1,275 @@
+use super::fixture::{Fixture, PHYS, STACK, TEXT, vcpu_at};
+use crate::addr::{GuestVirtAddr, Tsc, VcpuId};
+use crate::engine::Action;
+use crate::vcpu::testing::TestVcpu;
+
+const IF: u64 = 1 << 9;
+
+#[test]
+fn a_hit_is_recorded_with_the_registers_before_the_instruction() {
+    let f = Fixture::new();
+    let probe = f.probe("plain");
+    let mut vcpu = vcpu_at(9);
+    (vcpu.id, vcpu.tsc, vcpu.registers.rbp) = (VcpuId(3), Tsc(99), 0x1234);
+    let before = vcpu.registers;
+    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    let hit = f.hits()[0];
+    assert_eq!(
+        (hit.probe, hit.vcpu, hit.tsc),
+        (probe.id, VcpuId(3), Tsc(99))
+    );
+    assert_eq!(hit.registers, before);
+    assert_eq!(
+        (vcpu.registers.rip, vcpu.registers.rsp),
+        (TEXT + 10, STACK - 8)
+    );
+    assert_eq!(f.word(STACK - 8), 0x1234);
+    assert_eq!(f.hit_count(probe.id), 1);
+}
+
+#[test]
+fn probes_at_one_address_have_their_own_counters() {
+    let f = Fixture::new();
+    let one = f.probe("plain").id;
+    f.engine.on_breakpoint(&f.memory, &mut vcpu_at(9));
+    let two = f.probe("other=plain").id;
+    f.engine.on_breakpoint(&f.memory, &mut vcpu_at(9));
+    assert_eq!((f.hit_count(one), f.hit_count(two)), (2, 1));
+}
+
+#[test]
+fn a_breakpoint_that_is_not_ours_is_given_back() {
+    let f = Fixture::new();
+    f.probe("plain");
+    assert_eq!(
+        f.engine.on_breakpoint(&f.memory, &mut vcpu_at(0x11)),
+        Action::GiveBack
+    );
+    assert_eq!(f.hits().len(), 0);
+}
+
+#[test]
+fn user_mode_never_hits_a_probe() {
+    let f = Fixture::new();
+    f.probe("plain");
+    let mut vcpu = vcpu_at(0);
+    vcpu.control.cpl = 3;
+    vcpu.registers.rip = PHYS + 9;
+    assert_eq!(
+        f.engine.on_breakpoint(&f.memory, &mut vcpu),
+        Action::GiveBack
+    );
+    assert_eq!(f.hits().len(), 0);
+}
+
+#[test]
+fn a_trap_of_a_probe_removed_meanwhile_is_resumed() {
+    let f = Fixture::new();
+    let id = f.probe("plain").id;
+    f.engine.unregister(&f.memory, &[id]).unwrap();
+    let mut vcpu = vcpu_at(9);
+    let before = vcpu.registers;
+    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(vcpu.registers, before);
+    assert_eq!(f.hits().len(), 0);
+}
+
+#[test]
+fn identity_mapped_text_hits_and_goes_on_where_it_runs() {
+    let f = Fixture::new();
+    f.probe("memory+0xe");
+    let mut vcpu = vcpu_at(0);
+    vcpu.registers.rip = PHYS + 0x24e;
+    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.hits()[0].registers.rip, TEXT + 0x24e);
+    assert_eq!(
+        vcpu.registers.rip, PHYS,
+        "the call is relative to where the code runs"
+    );
+    assert_eq!(f.word(STACK - 8), PHYS + 0x253);
+}
+
+#[test]
+fn an_instruction_that_must_be_stepped_is_there_for_the_step_only() {
+    let f = Fixture::new();
+    f.probe("traced+0x8");
+    let mut vcpu = vcpu_at(0x48);
+    vcpu.registers.rdi = 0x9000;
+    assert_eq!(
+        f.engine.on_breakpoint(&f.memory, &mut vcpu),
+        Action::StepAlone
+    );
+    assert!(f.engine.before_step(&f.memory, &mut vcpu));
+    assert_eq!(f.byte(0x48), 0xf0);
+    vcpu.registers.rip += 3;
+    assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.byte(0x48), 0xcc);
+    assert_eq!(f.hits().len(), 1);
+}
+
+#[test]
+fn a_repeated_string_instruction_is_stepped_until_it_is_left() {
+    let f = Fixture::new();
+    f.probe("traced+0x6");
+    let mut vcpu = vcpu_at(0x46);
+    (vcpu.registers.rcx, vcpu.registers.rsi, vcpu.registers.rdi) = (3, 0x9000, 0x9100);
+    assert_eq!(
+        f.engine.on_breakpoint(&f.memory, &mut vcpu),
+        Action::StepAlone
+    );
+    for left in [2, 1] {
+        assert!(f.engine.before_step(&f.memory, &mut vcpu));
+        vcpu.registers.rcx = left;
+        assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::StepAlone);
+    }
+    assert!(f.engine.before_step(&f.memory, &mut vcpu));
+    vcpu.registers.rip += 2;
+    assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.hits().len(), 1);
+    assert_eq!(f.byte(0x46), 0xcc);
+}
+
+#[test]
+fn a_probe_removed_before_its_step_leaves_nothing_to_step() {
+    let f = Fixture::new();
+    let id = f.probe("traced+0x8").id;
+    let mut vcpu = vcpu_at(0x48);
+    assert_eq!(
+        f.engine.on_breakpoint(&f.memory, &mut vcpu),
+        Action::StepAlone
+    );
+    f.engine.unregister(&f.memory, &[id]).unwrap();
+    assert!(!f.engine.before_step(&f.memory, &mut vcpu));
+    assert_eq!(f.byte(0x48), 0xf0);
+}
+
+#[test]
+fn a_probe_removed_during_its_step_is_not_planted_again() {
+    let f = Fixture::new();
+    let id = f.probe("traced+0x8").id;
+    let mut vcpu = vcpu_at(0x48);
+    f.engine.on_breakpoint(&f.memory, &mut vcpu);
+    assert!(f.engine.before_step(&f.memory, &mut vcpu));
+    f.engine.unregister(&f.memory, &[id]).unwrap();
+    vcpu.registers.rip += 3;
+    assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.byte(0x48), 0xf0);
+}
+
+/// Four-level tables that map nothing but address 0x40000000, read-only, in a
+/// page of 1 GiB that leads to physical address 0.
+fn with_page_tables(f: &Fixture, vcpu: &mut TestVcpu) {
+    use crate::addr::GuestPhysAddr;
+    use crate::guest::GuestMemory;
+    let entry = |at: u64, value: u64| {
+        f.memory
+            .write(GuestPhysAddr(at), &value.to_le_bytes())
+            .unwrap();
+    };
+    entry(0x1000, 0x2000 | 0x63);
+    entry(0x2008, 0xa1);
+    vcpu.control.cr0 = 1 << 31 | 1 << 16;
+    vcpu.control.cr3 = 0x1000;
+    vcpu.control.efer = 1 << 10;
+}
+
+#[test]
+fn a_fault_is_raised_at_the_original_address_with_nothing_changed() {
+    for (place, offset, rbx, address, error_code) in [
+        // push to where nothing is mapped
+        ("plain", 9, 0, STACK - 8, 0b10),
+        // mov to a read-only page, and to none
+        ("memory", 0x240, 0x4000_0000, 0x4000_0000, 0b11),
+        ("memory", 0x240, 0x8000_0000, 0x8000_0000, 0b10),
+        // mov from %gs:0x10
+        ("memory+0x3", 0x243, 0, 0x5010, 0b00),
+        // rep movsb, which is stepped: its source
+        ("traced+0x6", 0x46, 0, 0x7000, 0b00),
+        // lock incl 0x10(%rip)
+        ("stepped", 0x280, 0, TEXT + 0x297, 0b10),
+        // bt %rax,(%rbx): so many bits away
+        ("stepped+0x7", 0x287, 0x7fff_f000, 0x8000_0000, 0b00),
+        ("stepped+0x7", 0x287, 0x8000_0000, 0x8000_1000, 0b00),
+    ] {
+        let f = Fixture::new();
+        let id = f.probe(place).id;
+        let mut vcpu = vcpu_at(offset);
+        with_page_tables(&f, &mut vcpu);
+        vcpu.control.gs_base = 0x5000;
+        vcpu.registers.rbx = rbx;
+        (vcpu.registers.rcx, vcpu.registers.rsi, vcpu.registers.rax) = (1, 0x7000, 0x8000);
+        vcpu.registers.rdi = 0x7000;
+        let before = vcpu.registers;
+        let address = GuestVirtAddr(address);
+        let fault = Action::PageFault {
+            address,
+            error_code,
+        };
+        assert_eq!(
+            f.engine.on_breakpoint(&f.memory, &mut vcpu),
+            fault,
+            "{place}"
+        );
+        assert_eq!(vcpu.registers, before, "{place}");
+        assert_eq!(f.hit_count(id), 1);
+    }
+}
+
+#[test]
+fn what_only_the_cpu_can_judge_is_stepped() {
+    // No canonical address; a page that isn't dirty yet, write protection being off.
+    for rbx in [1 << 63, 0x4000_0000] {
+        let f = Fixture::new();
+        f.probe("memory");
+        let mut vcpu = vcpu_at(0x240);
+        with_page_tables(&f, &mut vcpu);
+        vcpu.control.cr0 = 1 << 31;
+        vcpu.registers.rbx = rbx;
+        let before = vcpu.registers;
+        assert_eq!(
+            f.engine.on_breakpoint(&f.memory, &mut vcpu),
+            Action::StepAlone
+        );
+        assert_eq!(vcpu.registers, before);
+    }
+}
+
+#[test]
+fn hlt_halts_and_sti_holds_interrupts_back() {
+    let f = Fixture::new();
+    f.register(&["traced+0xb", "traced+0xc"]).unwrap();
+    let mut vcpu = vcpu_at(0x4b);
+    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Halt);
+    assert_eq!(vcpu.registers.rip, TEXT + 0x4c);
+    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert!(vcpu.interrupt_shadow && vcpu.registers.rflags & IF != 0);
+    vcpu.interrupt_shadow = false;
+    vcpu.registers.rip = TEXT + 0x4c;
+    f.engine.on_breakpoint(&f.memory, &mut vcpu);
+    assert!(!vcpu.interrupt_shadow, "interrupts were enabled already");
+}
+
+#[test]
+fn no_hit_is_lost_while_other_probes_come_and_go() {
+    const THREADS: u64 = 4;
+    const CALLS: u64 = 500;
+    let f = Fixture::new();
+    let stays = f.probe("plain").id;
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..CALLS {
+                    let action = f.engine.on_breakpoint(&f.memory, &mut vcpu_at(9));
+                    assert_eq!(action, Action::Resume);
+                }
+            });
+        }
+        for _ in 0..100 {
+            let other = f.probe("other=plain").id;
+            let third = f.probe("traced").id;
+            f.engine.unregister(&f.memory, &[other, third]).unwrap();
+        }
+    });
+    assert_eq!(f.hit_count(stays), THREADS * CALLS);
+    assert_eq!((f.byte(9), f.byte(0x45)), (0xcc, 0x53));
+}

@@ -1,0 +1,128 @@
+use super::fixture::{Fixture, TEXT};
+use crate::probe::{ProbeState, Strategy};
+
+#[test]
+fn a_function_is_probed_after_its_entry() {
+    for (place, offset, instruction) in [
+        ("plain", 9, "push %rbp"),
+        ("traced", 5, "push %rbx"),
+        ("__fentry__", 0, "ret"),
+        ("plain+0xa", 0xa, "mov %rsp,%rbp"),
+        ("plain+0x10", 0x10, "nop"),
+    ] {
+        let probe = Fixture::new().probe(place);
+        assert_eq!(
+            (probe.offset, probe.instruction.as_str()),
+            (offset, instruction),
+            "{place}"
+        );
+        let symbol = place.split('+').next().unwrap();
+        assert_eq!(
+            (probe.name, probe.symbol),
+            (format!("{symbol}+{offset:#x}"), symbol.into())
+        );
+        assert_eq!(probe.state, ProbeState::Armed);
+    }
+}
+
+#[test]
+fn a_probe_by_address_is_named_by_it_and_knows_its_function() {
+    let probe = Fixture::new().probe("0xffffffff81000045");
+    assert_eq!(probe.name, "0xffffffff81000045");
+    assert_eq!((probe.symbol.as_str(), probe.offset), ("traced", 5));
+}
+
+#[test]
+fn the_strategy_comes_with_its_reason() {
+    for (place, strategy, reason) in [
+        ("plain", Strategy::Emulate, "the engine does it"),
+        ("traced+0x6", Strategy::Step, "it has a repeat prefix"),
+        ("traced+0x8", Strategy::Step, "it has a lock prefix"),
+    ] {
+        let probe = Fixture::new().probe(place);
+        assert_eq!(
+            (probe.strategy, probe.reason.as_str()),
+            (strategy, reason),
+            "{place}"
+        );
+    }
+}
+
+#[test]
+fn a_breakpoint_is_written_and_the_original_byte_comes_back() {
+    let f = Fixture::new();
+    assert!(!f.engine.wants_breakpoint_exits());
+    let id = f.probe("plain").id;
+    assert_eq!(f.byte(9), 0xcc);
+    assert!(f.engine.wants_breakpoint_exits());
+    f.engine.unregister(&f.memory, &[id]).unwrap();
+    assert_eq!(f.byte(9), 0x55);
+    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(f.engine.list().is_empty());
+}
+
+#[test]
+fn instructions_behind_another_probe_are_decoded_from_the_original_text() {
+    let f = Fixture::new();
+    f.probe("plain+0xa");
+    assert_eq!(f.probe("plain+0xd").instruction, "pop %rbp");
+    assert_eq!(f.probe("again=plain+0xa").instruction, "mov %rsp,%rbp");
+}
+
+#[test]
+fn removing_one_of_two_probes_at_an_address_leaves_the_other() {
+    let f = Fixture::new();
+    let (one, two) = (f.probe("plain").id, f.probe("other=plain").id);
+    f.engine.unregister(&f.memory, &[one]).unwrap();
+    assert_eq!(f.byte(9), 0xcc);
+    f.engine.unregister(&f.memory, &[two]).unwrap();
+    assert_eq!(f.byte(9), 0x55);
+}
+
+#[test]
+fn text_that_the_guest_has_overwritten_is_left_to_it() {
+    let f = Fixture::new();
+    let id = f.probe("plain").id;
+    f.set_bytes(9, &[0x90]);
+    f.engine.unregister(&f.memory, &[id]).unwrap();
+    assert_eq!(f.byte(9), 0x90);
+}
+
+#[test]
+fn a_batch_with_a_bad_probe_leaves_nothing_behind() {
+    let f = Fixture::new();
+    f.register(&["plain", "traced", "plain+0xb"]).unwrap_err();
+    assert_eq!((f.byte(9), f.byte(0x45)), (0x55, 0x53));
+    assert!(f.engine.list().is_empty());
+    assert_eq!(f.register(&[]).unwrap(), []);
+}
+
+#[test]
+fn removing_a_batch_with_an_unknown_number_removes_nothing() {
+    let f = Fixture::new();
+    let id = f.probe("plain").id;
+    let error = f
+        .engine
+        .unregister(&f.memory, &[id, 77.into()])
+        .unwrap_err();
+    assert!(error.to_string().contains("77"), "{error}");
+    assert_eq!(f.byte(9), 0xcc);
+    assert_eq!(f.engine.unregister(&f.memory, &[id, id]).unwrap().len(), 1);
+}
+
+#[test]
+fn numbers_are_never_used_again() {
+    let f = Fixture::new();
+    let first = f.probe("plain").id;
+    f.engine.unregister(&f.memory, &[first]).unwrap();
+    assert!(f.probe("plain").id > first);
+}
+
+#[test]
+fn a_name_finds_its_probe() {
+    let f = Fixture::new();
+    let probe = f.probe("here=plain");
+    assert_eq!(f.engine.find("here"), Some(probe.id));
+    assert_eq!(f.engine.find("plain"), None);
+    assert_eq!(probe.address.0, TEXT + 9);
+}

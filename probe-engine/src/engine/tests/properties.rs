@@ -1,0 +1,37 @@
+use proptest::prelude::*;
+
+use super::fixture::{Fixture, vcpu_at};
+use crate::engine::Action;
+
+proptest! {
+    /// Whatever a function's bytes are, registering, hitting, stepping and
+    /// removing neither panics nor leaves a byte behind.
+    #[test]
+    fn any_text_is_survived(
+        bytes in proptest::collection::vec(any::<u8>(), 0x40),
+        offset in 0_u64..0x40,
+        registers in any::<[u64; 4]>(),
+        rflags in any::<u64>(),
+    ) {
+        let f = Fixture::new();
+        f.set_bytes(0, &bytes);
+        let Ok(probes) = f.register(&[&format!("plain+{offset:#x}")]) else { return Ok(()) };
+        let at = probes[0].offset;
+        let mut vcpu = vcpu_at(at);
+        let r = &mut vcpu.registers;
+        [r.rax, r.rcx, r.rsp, r.rbx] = registers.map(|value| value & 0xfff | value & value << 52);
+        r.rflags = rflags;
+        let before = *r;
+        let action = f.engine.on_breakpoint(&f.memory, &mut vcpu);
+        prop_assert!(action != Action::GiveBack);
+        if matches!(action, Action::StepAlone | Action::PageFault { .. }) {
+            prop_assert_eq!(vcpu.registers, before);
+        }
+        if action == Action::StepAlone && f.engine.before_step(&f.memory, &mut vcpu) {
+            f.engine.after_step(&f.memory, &mut vcpu);
+        }
+        prop_assert_eq!(f.hits().len(), 1);
+        f.engine.unregister(&f.memory, &[probes[0].id]).unwrap();
+        prop_assert_eq!(f.byte(at), bytes[at as usize]);
+    }
+}

@@ -1,0 +1,198 @@
+//! Why probes are refused.
+
+use thiserror::Error;
+
+use crate::addr::{GuestVirtAddr, ProbeId};
+use crate::guest::MemoryError;
+use crate::symbols::LookupError;
+
+/// Why a batch of probes was not registered; none of it was.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The symbol is unknown or ambiguous.
+    #[error(transparent)]
+    Symbol(#[from] LookupError),
+    /// Not in the kernel's text.
+    #[error(
+        "{place} ({address}) is not in the kernel's text; a probe goes on an instruction of the \
+         kernel image"
+    )]
+    NotText {
+        /// What was asked for.
+        place: String,
+        /// Its address.
+        address: GuestVirtAddr,
+    },
+    /// The offset goes beyond the function.
+    #[error("{place} is outside {symbol}, which is {size:#x} bytes long; give a smaller offset")]
+    OutsideSymbol {
+        /// What was asked for.
+        place: String,
+        /// The symbol's name.
+        symbol: String,
+        /// Bytes to the next symbol.
+        size: u64,
+    },
+    /// The offset goes beyond the address space.
+    #[error("{place} is beyond the end of the address space; give a smaller offset")]
+    AddressOverflow {
+        /// What was asked for.
+        place: String,
+    },
+    /// Not where an instruction begins.
+    #[error(
+        "{place} is inside the instruction `{instruction}`, which begins at {start}; put the probe \
+         there"
+    )]
+    InsideInstruction {
+        /// What was asked for.
+        place: String,
+        /// Where the instruction begins.
+        start: GuestVirtAddr,
+        /// The instruction.
+        instruction: String,
+    },
+    /// On `endbr64` or the site that ftrace patches.
+    #[error(
+        "{place} is on the function's {what}, which has to stay as it is; the first instruction \
+         that can be probed is at {next}"
+    )]
+    ReservedEntry {
+        /// What was asked for.
+        place: String,
+        /// What is there.
+        what: &'static str,
+        /// The first address after it.
+        next: GuestVirtAddr,
+    },
+    /// The function is nothing but its entry.
+    #[error("{symbol} has no instruction after its entry; there is nothing to probe")]
+    EmptyFunction {
+        /// The symbol's name.
+        symbol: String,
+    },
+    /// An instruction that raises an exception on purpose.
+    #[error(
+        "the instruction at {place} is `{instruction}`, by which the kernel itself recognizes the \
+         place; probe the one before it or where it leads"
+    )]
+    Trap {
+        /// What was asked for.
+        place: String,
+        /// The instruction.
+        instruction: String,
+    },
+    /// The guest has a breakpoint of its own in the function.
+    #[error(
+        "the guest has a breakpoint of its own at {at}, so the instructions from there to {place} \
+         can't be told apart; remove it (a kprobe, perf or a debugger in the guest) or probe the \
+         function's entry"
+    )]
+    GuestBreakpoint {
+        /// What was asked for.
+        place: String,
+        /// The guest's breakpoint.
+        at: GuestVirtAddr,
+    },
+    /// Bytes that are no instruction.
+    #[error(
+        "cannot reach {place}: the bytes at {at} are no instruction ({bytes}); probe before it"
+    )]
+    Undecodable {
+        /// What was asked for.
+        place: String,
+        /// Where decoding stopped.
+        at: GuestVirtAddr,
+        /// The bytes there, in hex.
+        bytes: String,
+    },
+    /// An instruction that can't be executed under a probe.
+    #[error(
+        "the instruction at {place}, `{instruction}`, can't be probed: {why}; probe the one before \
+         it"
+    )]
+    Unsupported {
+        /// What was asked for.
+        place: String,
+        /// The instruction.
+        instruction: String,
+        /// What is special about it.
+        why: &'static str,
+    },
+    /// Init text that is no more.
+    #[error(
+        "{place} is in init text, which the kernel has freed after its start; register the probe \
+         before the guest boots"
+    )]
+    InitTextFreed {
+        /// What was asked for.
+        place: String,
+    },
+    /// The kernel hasn't been found in memory yet.
+    #[error(
+        "the kernel's place in guest memory is not known yet, so {place} can't be probed; boot the \
+         extracted kernel image, or wait until the guest's kernel is running"
+    )]
+    ImageUnknown {
+        /// What was asked for.
+        place: String,
+    },
+    /// Text, but not of the loaded image.
+    #[error(
+        "{place} ({address}) is not part of the kernel image as loaded; check that the symbols \
+         belong to this kernel"
+    )]
+    NotLoaded {
+        /// What was asked for.
+        place: String,
+        /// Its address.
+        address: GuestVirtAddr,
+    },
+    /// The name is in use.
+    #[error(
+        "there already is a probe {name:?} (number {id}, at {address}); remove it or give the new \
+         one another name"
+    )]
+    AlreadyExists {
+        /// The name.
+        name: String,
+        /// Who has it.
+        id: ProbeId,
+        /// Where that one is.
+        address: GuestVirtAddr,
+    },
+    /// Two probes of the batch have the same name.
+    #[error("the name {name:?} occurs twice in the request; give one of the probes another name")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// A name that can't be shown or typed.
+    #[error(
+        "{name:?} can't be the name of a probe; use 1 to 128 characters, none of them white space \
+         or a control character"
+    )]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Guest memory can't be accessed.
+    #[error("cannot access the guest's text; check that the VM is still running")]
+    Memory(#[from] MemoryError),
+}
+
+/// Why a batch of probes was not removed; none of it was.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum UnregisterError {
+    /// There is no such probe.
+    #[error("there is no probe number {id}; it may have been removed already: list the probes")]
+    UnknownProbe {
+        /// The number.
+        id: ProbeId,
+    },
+    /// Guest memory can't be accessed.
+    #[error("cannot access the guest's text; check that the VM is still running")]
+    Memory(#[from] MemoryError),
+}

@@ -1,0 +1,68 @@
+//! Where the kernel image is in physical memory.
+
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+
+/// A part of the image that is contiguous in both address spaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageSegment {
+    /// Where the kernel links it.
+    pub virt: GuestVirtAddr,
+    /// Where it was loaded.
+    pub phys: GuestPhysAddr,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// The kernel image, as loaded. Its text stays there: x86-64 Linux moves itself
+/// only before its 64-bit entry, while it decompresses
+/// (`arch/x86/boot/compressed`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ImageMap {
+    segments: Vec<ImageSegment>,
+}
+
+impl ImageMap {
+    /// The map of an image with these segments.
+    pub fn new(segments: Vec<ImageSegment>) -> Self {
+        Self { segments }
+    }
+
+    /// Where an address of the image is, and how many bytes from there on are
+    /// contiguous; `None` outside the image.
+    pub fn to_phys(&self, at: GuestVirtAddr) -> Option<(GuestPhysAddr, u64)> {
+        self.segments.iter().find_map(|segment| {
+            let offset = at.offset_from(segment.virt)?;
+            let left = segment.len.checked_sub(offset).filter(|left| *left != 0)?;
+            Some((segment.phys.checked_add(offset)?, left))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_of_the_image_are_translated() {
+        let segment = |virt, phys, len| ImageSegment {
+            virt: GuestVirtAddr(virt),
+            phys: GuestPhysAddr(phys),
+            len,
+        };
+        let map = ImageMap::new(vec![
+            segment(0x1000, 0x9000, 0x100),
+            segment(0x3000, 0x100, 1),
+        ]);
+        for (virt, phys) in [
+            (0xfff, None),
+            (0x1000, Some((0x9000, 0x100))),
+            (0x10ff, Some((0x90ff, 1))),
+            (0x1100, None),
+            (0x3000, Some((0x100, 1))),
+            (u64::MAX, None),
+        ] {
+            let phys = phys.map(|(at, left)| (GuestPhysAddr(at), left));
+            assert_eq!(map.to_phys(GuestVirtAddr(virt)), phys, "{virt:#x}");
+        }
+    }
+}

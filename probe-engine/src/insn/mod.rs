@@ -1,0 +1,14 @@
+//! Single instructions: decoding, what may be probed, how it reads.
+
+mod code;
+mod forms;
+mod text;
+
+pub(crate) use code::{Code, Undecodable, decode};
+pub(crate) use forms::{
+    Prefixes, forbidden, is_endbr, is_rep_string, is_trap, never_falls_through,
+};
+pub(crate) use text::text;
+
+/// The longest instruction, in bytes (SDM vol. 2, 2.3.11).
+pub(crate) const MAX_LEN: usize = 15;

@@ -1,0 +1,388 @@
+//! Translating guest virtual addresses by the guest's own page tables, without the processor.
+//!
+//! Sources: AMD64 Architecture Programmer's Manual vol. 2, chapter 5 ("Page Translation and
+//! Protection"); Intel SDM vol. 3A, 4.5 ("4-Level Paging and 5-Level Paging"). The tables belong
+//! to an untrusted guest: a walk reads one entry a level, so it ends whatever they hold.
+
+use thiserror::Error;
+
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::guest::{GuestMemory, MemoryError};
+
+const CR0_PG: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const CR4_LA57: u64 = 1 << 12;
+const EFER_LMA: u64 = 1 << 10;
+const EFER_NXE: u64 = 1 << 11;
+
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+/// PS: the entry maps a large page instead of pointing at a table.
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+/// In the entry of a large page, bit 12 is the memory type (PAT) and no address bit.
+const LARGE_PAT: u64 = 1 << 12;
+/// Bits 12 to 51: the address in an entry and in CR3. Processors with fewer physical address
+/// bits reserve the upper ones; here such an address is just outside memory.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+const PAGE: u64 = 1 << 12;
+
+/// How the guest translates addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PagingMode {
+    /// Paging is off: an address is its own translation.
+    Off,
+    /// 64-bit paging with four levels of tables, 48-bit addresses.
+    FourLevel,
+    /// 64-bit paging with five levels of tables, 57-bit addresses.
+    FiveLevel,
+}
+
+impl PagingMode {
+    /// The mode that a vCPU is in, by its control registers.
+    ///
+    /// # Errors
+    /// The vCPU runs with 32-bit paging, which a 64-bit kernel leaves behind at its entry.
+    pub fn from_registers(cr0: u64, cr4: u64, efer: u64) -> Result<Self, PagingModeError> {
+        if cr0 & CR0_PG == 0 {
+            return Ok(Self::Off);
+        }
+        if efer & EFER_LMA == 0 {
+            return Err(PagingModeError {
+                pae: cr4 & CR4_PAE != 0,
+            });
+        }
+        Ok(if cr4 & CR4_LA57 == 0 {
+            Self::FourLevel
+        } else {
+            Self::FiveLevel
+        })
+    }
+
+    /// How many levels of tables a walk goes through, at most.
+    pub const fn levels(self) -> u8 {
+        match self {
+            Self::Off => 0,
+            Self::FourLevel => 4,
+            Self::FiveLevel => 5,
+        }
+    }
+}
+
+/// A paging mode that isn't supported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error(
+    "the vCPU runs with 32-bit paging ({}), which vmprobe doesn't read; probe it once the kernel \
+     is in 64-bit mode",
+    if *.pae { "PAE" } else { "two levels" }
+)]
+pub struct PagingModeError {
+    /// Three levels with 64-bit entries instead of two with 32-bit ones.
+    pub pae: bool,
+}
+
+/// One set of page tables, as CR3 selects it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageTables {
+    /// Physical address of the top table.
+    pub root: GuestPhysAddr,
+    /// How many levels there are.
+    pub mode: PagingMode,
+    /// Whether bit 63 of an entry means "no execution" (`EFER.NXE`); otherwise it is reserved.
+    pub no_execute: bool,
+}
+
+impl PageTables {
+    /// The page tables that a vCPU uses, by its control registers.
+    ///
+    /// # Errors
+    /// See [`PagingMode::from_registers`].
+    pub fn from_registers(
+        cr0: u64,
+        cr3: u64,
+        cr4: u64,
+        efer: u64,
+    ) -> Result<Self, PagingModeError> {
+        Ok(Self {
+            root: GuestPhysAddr(cr3 & ADDRESS),
+            mode: PagingMode::from_registers(cr0, cr4, efer)?,
+            no_execute: efer & EFER_NXE != 0,
+        })
+    }
+}
+
+/// How large the page is that maps an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PageSize {
+    /// 4 KiB.
+    Size4K,
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl PageSize {
+    /// The size in bytes.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Size4K => 1 << 12,
+            Self::Size2M => 1 << 21,
+            Self::Size1G => 1 << 30,
+        }
+    }
+
+    /// The page size of a leaf at a level, where there can be one.
+    const fn at_level(level: u8) -> Option<Self> {
+        match level {
+            1 => Some(Self::Size4K),
+            2 => Some(Self::Size2M),
+            3 => Some(Self::Size1G),
+            _ => None,
+        }
+    }
+}
+
+/// Where an address leads, and what may be done there.
+///
+/// A permission holds if every level grants it. `CR0.WP`, SMEP, SMAP and protection keys, which
+/// restrict it further, are left to the reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Translation {
+    /// The physical address.
+    pub phys: GuestPhysAddr,
+    /// The size of the page.
+    pub page_size: PageSize,
+    /// Writes are allowed.
+    pub writable: bool,
+    /// User mode may use it.
+    pub user: bool,
+    /// Instructions may be fetched from it.
+    pub executable: bool,
+    /// It stays in the TLB when CR3 changes.
+    pub global: bool,
+}
+
+/// Why an address has no translation. Level 1 is the table of 4 KiB pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum WalkError {
+    /// Not mapped.
+    #[error("{at} is not mapped (no entry at level {level})")]
+    NotPresent {
+        /// The address.
+        at: GuestVirtAddr,
+        /// The level whose entry isn't present.
+        level: u8,
+    },
+    /// No address of this paging mode: its upper bits differ from its sign bit.
+    #[error("{at} is not a canonical address")]
+    NonCanonical {
+        /// The address.
+        at: GuestVirtAddr,
+    },
+    /// An entry sets bits that must be zero; the processor would raise a page fault.
+    #[error("{at} is mapped by an entry with reserved bits set ({entry:#x} at level {level})")]
+    ReservedBits {
+        /// The address.
+        at: GuestVirtAddr,
+        /// The entry's level.
+        level: u8,
+        /// The entry.
+        entry: u64,
+    },
+    /// A table lies outside guest memory.
+    #[error("the page table of {at} at level {level} is outside guest memory")]
+    Memory {
+        /// The address.
+        at: GuestVirtAddr,
+        /// The table's level.
+        level: u8,
+        /// The access that failed.
+        source: MemoryError,
+    },
+}
+
+/// Translates one guest virtual address.
+///
+/// # Errors
+/// See [`WalkError`].
+pub fn walk(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    at: GuestVirtAddr,
+) -> Result<Translation, WalkError> {
+    if !is_canonical(tables.mode, at) {
+        return Err(WalkError::NonCanonical { at });
+    }
+    let mut table = tables.root;
+    let mut granted = WRITABLE | USER;
+    let mut executable = true;
+    for level in (1..=tables.mode.levels()).rev() {
+        let shift = 12 + 9 * (u32::from(level) - 1);
+        let index = (at.0 >> shift) & 0x1ff;
+        let mut entry = [0; 8];
+        memory
+            .read(table.wrapping_add(index * 8), &mut entry)
+            .map_err(|source| WalkError::Memory { at, level, source })?;
+        let entry = u64::from_le_bytes(entry);
+        if entry & PRESENT == 0 {
+            return Err(WalkError::NotPresent { at, level });
+        }
+        let leaf = PageSize::at_level(level).filter(|_| level == 1 || entry & LARGE != 0);
+        if entry & reserved_bits(leaf, tables.no_execute) != 0 {
+            return Err(WalkError::ReservedBits { at, level, entry });
+        }
+        granted &= entry;
+        executable &= entry & NO_EXECUTE == 0;
+        if let Some(page_size) = leaf {
+            let within = page_size.bytes() - 1;
+            return Ok(Translation {
+                phys: GuestPhysAddr(entry & ADDRESS & !within | at.0 & within),
+                page_size,
+                writable: granted & WRITABLE != 0,
+                user: granted & USER != 0,
+                executable,
+                global: entry & GLOBAL != 0,
+            });
+        }
+        table = GuestPhysAddr(entry & ADDRESS);
+    }
+    // Only without paging is there no table: level 1 is always a leaf.
+    Ok(Translation {
+        phys: GuestPhysAddr(at.0),
+        page_size: PageSize::Size4K,
+        writable: true,
+        user: true,
+        executable: true,
+        global: false,
+    })
+}
+
+/// Bits that must be zero in a present entry.
+fn reserved_bits(leaf: Option<PageSize>, no_execute: bool) -> u64 {
+    let large = match leaf {
+        Some(size) => ADDRESS & (size.bytes() - 1) & !LARGE_PAT,
+        // Where there are large pages, a set bit makes the entry a leaf instead.
+        None => LARGE,
+    };
+    large | if no_execute { 0 } else { NO_EXECUTE }
+}
+
+/// The bits above the ones that are translated must all equal the highest of those.
+fn is_canonical(mode: PagingMode, at: GuestVirtAddr) -> bool {
+    let unused = match mode {
+        PagingMode::Off => return true,
+        PagingMode::FourLevel => 16,
+        PagingMode::FiveLevel => 7,
+    };
+    ((at.0 << unused).cast_signed() >> unused).cast_unsigned() == at.0
+}
+
+/// A range of virtual addresses that can't be accessed to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("guest memory at {at} can't be accessed: {cause}")]
+pub struct VirtFault {
+    /// The first address that can't be accessed.
+    pub at: GuestVirtAddr,
+    /// How many bytes before it were accessed.
+    pub done: usize,
+    /// What is wrong there.
+    pub cause: FaultCause,
+}
+
+/// What is wrong with an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum FaultCause {
+    /// It has no translation.
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+    /// Its translation is outside guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Reads a range of virtual addresses, whatever pages it lies in.
+///
+/// # Errors
+/// The first address that can't be read; the bytes before it are in `into`.
+pub fn read_virt(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    at: GuestVirtAddr,
+    into: &mut [u8],
+) -> Result<(), VirtFault> {
+    let mut done = 0;
+    while done < into.len() {
+        let (here, len) = piece(at, done, into.len())?;
+        let target = &mut into[done..done + len];
+        walk(memory, tables, here)
+            .map_err(FaultCause::from)
+            .and_then(|page| Ok(memory.read(page.phys, target)?))
+            .map_err(|cause| VirtFault {
+                at: here,
+                done,
+                cause,
+            })?;
+        done += len;
+    }
+    Ok(())
+}
+
+/// Writes a range of virtual addresses, whatever pages it lies in, read-only ones too: kernel
+/// text is mapped read-only.
+///
+/// # Errors
+/// The first address that can't be written. Nothing is written if any part of the range has no
+/// translation, so that a patch isn't left half done.
+pub fn write_virt(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    at: GuestVirtAddr,
+    from: &[u8],
+) -> Result<(), VirtFault> {
+    let mut checked = 0;
+    while checked < from.len() {
+        let (here, len) = piece(at, checked, from.len())?;
+        walk(memory, tables, here).map_err(|e| VirtFault {
+            at: here,
+            done: 0,
+            cause: e.into(),
+        })?;
+        checked += len;
+    }
+    let mut done = 0;
+    while done < from.len() {
+        let (here, len) = piece(at, done, from.len())?;
+        walk(memory, tables, here)
+            .map_err(FaultCause::from)
+            .and_then(|page| Ok(memory.write(page.phys, &from[done..done + len])?))
+            .map_err(|cause| VirtFault {
+                at: here,
+                done,
+                cause,
+            })?;
+        done += len;
+    }
+    Ok(())
+}
+
+/// The part of a range of `len` bytes at `at` that begins after `done` bytes and ends with the
+/// 4 KiB page or the range: its address and length.
+fn piece(at: GuestVirtAddr, done: usize, len: usize) -> Result<(GuestVirtAddr, usize), VirtFault> {
+    let here = at.checked_add(done as u64).ok_or_else(|| {
+        let at = at.wrapping_add(done as u64);
+        VirtFault {
+            at,
+            done,
+            cause: WalkError::NonCanonical { at }.into(),
+        }
+    })?;
+    let to_border = (PAGE - here.0 % PAGE) as usize;
+    Ok((here, to_border.min(len - done)))
+}
+
+#[cfg(test)]
+mod tests;

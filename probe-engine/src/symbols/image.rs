@@ -1,0 +1,95 @@
+//! The loadable segments of a vmlinux ELF, and nothing else of it: distributions strip the rest.
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+use super::SymbolsError;
+
+/// The lowest address of the upper half, which the kernel has for itself (Linux
+/// `Documentation/arch/x86/x86_64/mm.rst`). Per-CPU variables of older kernels are linked at 0.
+pub const KERNEL_HALF: u64 = 1 << 63;
+
+/// One `PT_LOAD` segment.
+pub struct Segment<'a> {
+    /// Virtual address of its first byte.
+    pub address: u64,
+    /// What the file holds of it.
+    pub data: &'a [u8],
+    /// Length in memory, in bytes.
+    memory_len: u64,
+    /// Code may run in it.
+    pub executable: bool,
+}
+
+impl Segment<'_> {
+    /// The virtual addresses that it takes.
+    pub fn range(&self) -> Range<u64> {
+        self.address..self.address.saturating_add(self.memory_len)
+    }
+}
+
+/// The segments of a vmlinux.
+pub struct Image<'a> {
+    /// In the file's order.
+    pub segments: Vec<Segment<'a>>,
+}
+
+impl<'a> Image<'a> {
+    /// Reads the program headers. A segment that goes past the end of the file is cut there.
+    pub fn parse(file: &'a [u8]) -> Result<Self, SymbolsError> {
+        let not_elf = |e: object::Error| SymbolsError::NotElf {
+            reason: e.to_string(),
+        };
+        let header = FileHeader64::<LittleEndian>::parse(file).map_err(not_elf)?;
+        if header.e_machine(LittleEndian) != elf::EM_X86_64 {
+            return Err(SymbolsError::NotElf {
+                reason: "it is not for x86-64".to_owned(),
+            });
+        }
+        let headers = header
+            .program_headers(LittleEndian, file)
+            .map_err(not_elf)?;
+        let segments = headers
+            .iter()
+            .filter(|h| h.p_type(LittleEndian) == elf::PT_LOAD)
+            .map(|h| {
+                let (offset, len) = h.file_range(LittleEndian);
+                let start = offset.min(file.len() as u64) as usize;
+                let end = offset.saturating_add(len).min(file.len() as u64) as usize;
+                Segment {
+                    address: h.p_vaddr(LittleEndian),
+                    data: &file[start..end],
+                    memory_len: h.p_memsz(LittleEndian),
+                    executable: h.p_flags(LittleEndian).contains(elf::PF_X),
+                }
+            })
+            .collect();
+        Ok(Self { segments })
+    }
+
+    /// The addresses from the first kernel segment to the end of the last.
+    pub fn range(&self) -> Range<u64> {
+        let kernel = || {
+            self.segments
+                .iter()
+                .map(Segment::range)
+                .filter(|r| r.start >= KERNEL_HALF)
+        };
+        let start = kernel().map(|r| r.start).min().unwrap_or(0);
+        start..kernel().map(|r| r.end).max().unwrap_or(start)
+    }
+
+    /// Whether a range of addresses lies in one segment with code.
+    pub fn is_code(&self, range: &Range<u64>) -> bool {
+        range.start < range.end
+            && self
+                .segments
+                .iter()
+                .filter(|s| s.executable)
+                .map(Segment::range)
+                .any(|segment| segment.start <= range.start && range.end <= segment.end)
+    }
+}

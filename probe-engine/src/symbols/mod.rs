@@ -1,0 +1,405 @@
+//! The guest kernel's symbols, read from its image: no symbol file is needed.
+//!
+//! A distribution's vmlinux is stripped, but carries the tables from which the kernel itself
+//! prints names (`kallsyms`). They are found by their structure, with no address known; where a
+//! kernel was built without them, an unstripped vmlinux's ELF symbol table does as well.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use crate::addr::GuestVirtAddr;
+
+mod addresses;
+mod glob;
+mod image;
+mod kallsyms;
+mod symtab;
+#[cfg(test)]
+mod synthetic;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+/// How many similar names an error lists.
+const SIMILAR: usize = 5;
+
+/// One symbol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// Its name. Several static functions may have the same.
+    pub name: &'a str,
+    /// Where it is, without KASLR. For a per-CPU variable of Linux up to 6.14 this is its offset
+    /// in the per-CPU area.
+    pub address: GuestVirtAddr,
+    /// Its type by the letters of `nm`: `T` and `t` are text, upper case is global, `A` absolute.
+    pub kind: char,
+}
+
+/// The symbol that an address belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resolved<'a> {
+    /// The symbol at or below the address.
+    pub symbol: Symbol<'a>,
+    /// How many bytes the address lies above the symbol.
+    pub offset: u64,
+    /// How many bytes there are from the symbol to the next one at another address.
+    pub size: u64,
+}
+
+/// Where symbols were read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The kernel's own tables (`CONFIG_KALLSYMS`).
+    Kallsyms,
+    /// The ELF symbol table of an unstripped vmlinux.
+    ElfSymtab,
+}
+
+/// Why there are no symbols.
+#[derive(Debug, Error)]
+pub enum SymbolsError {
+    /// Not a vmlinux.
+    #[error("the kernel is no readable x86-64 ELF file ({reason}); give a vmlinux")]
+    NotElf {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Neither kallsyms nor ELF symbols.
+    #[error(
+        "the kernel holds no symbols; build it with CONFIG_KALLSYMS=y (distributions do), or give \
+         its unstripped vmlinux"
+    )]
+    None,
+    /// Kallsyms in an arrangement that isn't known.
+    #[error(
+        "the kernel's kallsyms tables name {count} symbols, but their addresses are stored in a \
+         way that vmprobe doesn't know; give its unstripped vmlinux, and report the kernel's version"
+    )]
+    UnknownAddresses {
+        /// How many symbols are named.
+        count: usize,
+    },
+    /// A symbol that says where things are is missing.
+    #[error("the kernel has no symbol {name:?}, which bounds its text; is it a Linux kernel?")]
+    MissingBound {
+        /// The symbol.
+        name: &'static str,
+    },
+}
+
+/// Why a name doesn't give one symbol.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LookupError {
+    /// No symbol has the name.
+    #[error("the guest kernel has no symbol {name:?}{}", hint(.similar))]
+    Unknown {
+        /// The name that was asked for.
+        name: String,
+        /// A few names of what the compiler made of it, such as `name.isra.0`.
+        similar: Vec<String>,
+    },
+    /// Several symbols at different addresses have the name.
+    #[error(
+        "{} symbols of the guest kernel are called {name:?}; give one of their addresses instead: {}",
+        .addresses.len(), list(.addresses)
+    )]
+    Ambiguous {
+        /// The name that was asked for.
+        name: String,
+        /// Their addresses, in order.
+        addresses: Vec<GuestVirtAddr>,
+    },
+}
+
+fn hint(similar: &[String]) -> String {
+    if similar.is_empty() {
+        return "; it may be inlined, in a module, or not built into this kernel".to_owned();
+    }
+    format!("; did you mean {}?", similar.join(", "))
+}
+
+fn list(addresses: &[GuestVirtAddr]) -> String {
+    addresses
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// All symbols of a kernel.
+#[derive(Debug)]
+pub struct Symbols {
+    table: Table,
+    /// Hash of each symbol's name and its number, sorted.
+    by_name: Vec<(u32, u32)>,
+    source: Source,
+    image: Range<u64>,
+    text: Range<GuestVirtAddr>,
+    init_text: Range<GuestVirtAddr>,
+}
+
+/// Symbols in the order of their addresses, all names in one string.
+#[derive(Debug)]
+struct Table {
+    text: String,
+    entries: Vec<Entry>,
+}
+
+/// A symbol; its name is `len` bytes of the text at `name`.
+#[derive(Debug)]
+struct Entry {
+    address: u64,
+    name: u32,
+    len: u16,
+    kind: u8,
+}
+
+impl Table {
+    /// Average length of a name with its type, for a start.
+    const NAME_LEN: usize = 24;
+
+    fn with_capacity(count: usize) -> Self {
+        // A count from a damaged file must not reserve more than such a file could hold.
+        let count = count.min(1 << 20);
+        Self {
+            text: String::with_capacity(count * Self::NAME_LEN),
+            entries: Vec::with_capacity(count),
+        }
+    }
+
+    fn name(&self, entry: &Entry) -> &str {
+        let start = entry.name as usize;
+        &self.text[start..start + usize::from(entry.len)]
+    }
+
+    /// The number of the first symbol of a name.
+    fn position(&self, name: &str) -> Option<usize> {
+        self.entries
+            .iter()
+            .position(|entry| self.name(entry) == name)
+    }
+
+    fn symbol(&self, entry: &Entry) -> Symbol<'_> {
+        Symbol {
+            name: self.name(entry),
+            address: GuestVirtAddr(entry.address),
+            kind: char::from(entry.kind),
+        }
+    }
+}
+
+impl Symbols {
+    /// Reads the symbols of a vmlinux, stripped or not. Takes some tens of milliseconds.
+    ///
+    /// # Errors
+    /// See [`SymbolsError`].
+    ///
+    /// ```no_run
+    /// use probe_engine::symbols::Symbols;
+    ///
+    /// let symbols = Symbols::from_vmlinux(&std::fs::read("vmlinux")?)?;
+    /// let vfs_read = symbols.find("vfs_read")?;
+    /// assert!(symbols.is_text(vfs_read.address));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_vmlinux(elf: &[u8]) -> Result<Self, SymbolsError> {
+        let image = image::Image::parse(elf)?;
+        match kallsyms::find(&image) {
+            kallsyms::Found::Table(table) => Self::new(table, Source::Kallsyms, &image),
+            other => match (symtab::read(elf), other) {
+                (Some(table), _) => Self::new(table, Source::ElfSymtab, &image),
+                (None, kallsyms::Found::NamesOnly(count)) => {
+                    Err(SymbolsError::UnknownAddresses { count })
+                }
+                (None, _) => Err(SymbolsError::None),
+            },
+        }
+    }
+
+    /// Reads the ELF symbol table alone, passing kallsyms by.
+    ///
+    /// # Errors
+    /// See [`SymbolsError`].
+    pub fn from_elf_symtab(elf: &[u8]) -> Result<Self, SymbolsError> {
+        let image = image::Image::parse(elf)?;
+        Self::new(
+            symtab::read(elf).ok_or(SymbolsError::None)?,
+            Source::ElfSymtab,
+            &image,
+        )
+    }
+
+    fn new(table: Table, source: Source, image: &image::Image<'_>) -> Result<Self, SymbolsError> {
+        let mut by_name: Vec<_> = table
+            .entries
+            .iter()
+            .zip(0..)
+            .map(|(entry, i)| (hash(table.name(entry)), i))
+            .collect();
+        by_name.sort_unstable();
+        let mut symbols = Self {
+            table,
+            by_name,
+            source,
+            image: image.range(),
+            text: GuestVirtAddr(0)..GuestVirtAddr(0),
+            init_text: GuestVirtAddr(0)..GuestVirtAddr(0),
+        };
+        symbols.text = symbols.bound("_stext")?..symbols.bound("_etext")?;
+        // Lists of symbols may leave the init sections out.
+        if let (Ok(start), Ok(end)) = (symbols.bound("_sinittext"), symbols.bound("_einittext")) {
+            symbols.init_text = start..end;
+        }
+        Ok(symbols)
+    }
+
+    fn bound(&self, name: &'static str) -> Result<GuestVirtAddr, SymbolsError> {
+        let first = self
+            .by_name(name)
+            .next()
+            .ok_or(SymbolsError::MissingBound { name })?;
+        Ok(first.address)
+    }
+
+    /// How many symbols there are.
+    pub fn len(&self) -> usize {
+        self.table.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.table.entries.is_empty()
+    }
+
+    /// Where they were read from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// All symbols, in the order of their addresses.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol<'_>> {
+        self.table
+            .entries
+            .iter()
+            .map(|entry| self.table.symbol(entry))
+    }
+
+    /// All symbols of a name, in the order of their addresses.
+    pub fn by_name<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
+        self.hashed(hash(name))
+            .filter(move |symbol| symbol.name == name)
+    }
+
+    /// All symbols whose names have a hash.
+    fn hashed(&self, hash: u32) -> impl Iterator<Item = Symbol<'_>> {
+        let start = self.by_name.partition_point(|(other, _)| *other < hash);
+        self.by_name[start..]
+            .iter()
+            .take_while(move |(other, _)| *other == hash)
+            .map(|(_, i)| self.table.symbol(&self.table.entries[*i as usize]))
+    }
+
+    /// The one symbol of a name.
+    ///
+    /// # Errors
+    /// There is none, or there are several at different addresses.
+    pub fn find(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
+        let mut named: Vec<_> = self.hashed(hash(name)).filter(|s| s.name == name).collect();
+        named.dedup_by_key(|symbol| symbol.address);
+        match named[..] {
+            [] => Err(LookupError::Unknown {
+                name: name.to_owned(),
+                similar: self
+                    .made_from(name)
+                    .take(SIMILAR)
+                    .map(|s| s.name.to_owned())
+                    .collect(),
+            }),
+            [symbol] => Ok(symbol),
+            _ => Err(LookupError::Ambiguous {
+                name: name.to_owned(),
+                addresses: named.iter().map(|symbol| symbol.address).collect(),
+            }),
+        }
+    }
+
+    /// The symbols whose whole name matches a pattern of `*` (any text) and `?` (one character),
+    /// in the order of their addresses.
+    pub fn find_matching<'a>(&'a self, pattern: &'a str) -> impl Iterator<Item = Symbol<'a>> {
+        self.iter()
+            .filter(move |symbol| glob::matches(pattern, symbol.name))
+    }
+
+    /// The symbol that an address of the kernel image lies in: the nearest at or below it. Of
+    /// several at one address, functions win over other symbols, and global over local ones.
+    /// `None` outside the image: in user space, modules, per-CPU areas.
+    pub fn resolve(&self, address: GuestVirtAddr) -> Option<Resolved<'_>> {
+        if !self.image.contains(&address.0) {
+            return None;
+        }
+        let entries = &self.table.entries;
+        let end = entries.partition_point(|entry| entry.address <= address.0);
+        let at = entries[..end].last()?.address;
+        if !self.image.contains(&at) {
+            return None;
+        }
+        let start = entries[..end].partition_point(|entry| entry.address < at);
+        let best = entries[start..end]
+            .iter()
+            .min_by_key(|entry| rank(entry.kind))?;
+        let next = entries
+            .get(end)
+            .map_or(self.image.end, |entry| entry.address);
+        Some(Resolved {
+            symbol: self.table.symbol(best),
+            offset: address.0 - at,
+            size: next.min(self.image.end) - at,
+        })
+    }
+
+    /// The kernel's text, `_stext` to `_etext`.
+    pub fn text(&self) -> Range<GuestVirtAddr> {
+        self.text.clone()
+    }
+
+    /// The text that the kernel frees after its start, `_sinittext` to `_einittext`; empty where
+    /// there is none.
+    pub fn init_text(&self) -> Range<GuestVirtAddr> {
+        self.init_text.clone()
+    }
+
+    /// Whether an address lies in the kernel's text or init text.
+    pub fn is_text(&self, address: GuestVirtAddr) -> bool {
+        self.text.contains(&address) || self.init_text.contains(&address)
+    }
+
+    /// What the compiler made of a function: `name.isra.0`, `name.constprop.0`, `name.cold`.
+    fn made_from<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
+        self.iter().filter(move |symbol| {
+            !name.is_empty()
+                && symbol
+                    .name
+                    .strip_prefix(name)
+                    .is_some_and(|s| s.starts_with('.'))
+        })
+    }
+}
+
+/// FNV-1a, 32 bits.
+fn hash(name: &str) -> u32 {
+    name.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+/// The lower, the better a symbol stands for its address.
+fn rank(kind: u8) -> u8 {
+    match kind {
+        b'T' => 0,
+        b't' => 1,
+        b'W' | b'w' => 2,
+        b'A' | b'a' => 4,
+        _ => 3,
+    }
+}
