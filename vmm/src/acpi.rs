@@ -62,7 +62,13 @@ fn bytes_of(table: &dyn Aml) -> Vec<u8> {
 }
 
 fn io_register(port: u16) -> GAS {
-    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port))
+    GAS::new(
+        AddressSpace::SystemIo,
+        8,
+        0,
+        AccessSize::ByteAccess,
+        u64::from(port),
+    )
 }
 
 fn fadt(dsdt: u64) -> impl Aml {
@@ -112,7 +118,10 @@ fn serial() -> Vec<u8> {
         vec![
             &Name::new(Path::new("_HID"), &EISAName::new("PNP0501")),
             &Name::new(Path::new("_UID"), &aml::ZERO),
-            &Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&ports, &line])),
+            &Name::new(
+                Path::new("_CRS"),
+                &ResourceTemplate::new(vec![&ports, &line]),
+            ),
         ],
     ))
 }

@@ -130,11 +130,17 @@ pub(crate) fn read_file(what: &'static str, path: &Path) -> Result<Vec<u8>, Crea
         let file = File::open(path)?;
         let size = file.metadata()?.len();
         if size > MAX_FILE {
-            return Err(io::Error::other(format!("{size} bytes is more than {MAX_FILE}")));
+            return Err(io::Error::other(format!(
+                "{size} bytes is more than {MAX_FILE}"
+            )));
         }
         let mut bytes = Vec::with_capacity(size as usize);
         file.take(MAX_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    read().map_err(|cause| CreateError::File { what, path: path.to_owned(), cause })
+    read().map_err(|cause| CreateError::File {
+        what,
+        path: path.to_owned(),
+        cause,
+    })
 }

@@ -106,7 +106,10 @@ impl EndSignal {
             if let Some(ending) = &*slot {
                 return ending.clone();
             }
-            slot = self.known.wait(slot).unwrap_or_else(std::sync::PoisonError::into_inner);
+            slot = self
+                .known
+                .wait(slot)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 }

@@ -5,11 +5,9 @@
 //! that steps alone -- takes the gate: vCPUs inside are kicked out, and the
 //! taker goes on when the last one has left.
 
-use std::{
-    sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use crate::sync::LockExt;
@@ -58,7 +56,12 @@ impl State {
 impl Gate {
     /// A gate for `vcpus` vCPUs, paused until [`set_paused`](Self::set_paused).
     pub(crate) fn new(vcpus: usize) -> Self {
-        let state = State { inside: vec![false; vcpus], holder: None, paused: true, ended: false };
+        let state = State {
+            inside: vec![false; vcpus],
+            holder: None,
+            paused: true,
+            ended: false,
+        };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -195,7 +198,9 @@ impl Gate {
     }
 
     fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        self.changed
+            .wait(guard)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -224,7 +229,10 @@ mod tests {
     use super::*;
 
     /// vCPUs that need no kick: they look at the gate all the time.
-    fn spawn_vcpus(gate: &Arc<Gate>, count: usize) -> (Vec<Arc<AtomicU64>>, Vec<thread::JoinHandle<()>>) {
+    fn spawn_vcpus(
+        gate: &Arc<Gate>,
+        count: usize,
+    ) -> (Vec<Arc<AtomicU64>>, Vec<thread::JoinHandle<()>>) {
         (0..count)
             .map(|index| {
                 let gate = Arc::clone(gate);

@@ -48,13 +48,28 @@ pub(crate) fn open() -> Result<Kvm, KvmError> {
         return Err(KvmError::ApiVersion(version));
     }
     let needed = [
-        (Cap::Irqchip, "an in-kernel interrupt controller (KVM_CAP_IRQCHIP)"),
+        (
+            Cap::Irqchip,
+            "an in-kernel interrupt controller (KVM_CAP_IRQCHIP)",
+        ),
         (Cap::Irqfd, "interrupts by event (KVM_CAP_IRQFD)"),
-        (Cap::UserMemory, "guest memory of a process (KVM_CAP_USER_MEMORY)"),
-        (Cap::ImmediateExit, "a way to stop a vCPU without a race (KVM_CAP_IMMEDIATE_EXIT)"),
-        (Cap::SetGuestDebug, "debugging of guests (KVM_CAP_SET_GUEST_DEBUG)"),
+        (
+            Cap::UserMemory,
+            "guest memory of a process (KVM_CAP_USER_MEMORY)",
+        ),
+        (
+            Cap::ImmediateExit,
+            "a way to stop a vCPU without a race (KVM_CAP_IMMEDIATE_EXIT)",
+        ),
+        (
+            Cap::SetGuestDebug,
+            "debugging of guests (KVM_CAP_SET_GUEST_DEBUG)",
+        ),
     ];
-    match needed.into_iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+    match needed
+        .into_iter()
+        .find(|(cap, _)| !kvm.check_extension(*cap))
+    {
         Some((_, name)) => Err(KvmError::Lacks(name)),
         None => Ok(kvm),
     }

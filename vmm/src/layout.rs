@@ -19,7 +19,11 @@ pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
 /// (ACPI 6.5, 5.2.5.1), the root pointer first.
 pub(crate) const ACPI: u64 = 0xe_0000;
 /// End of the room for ACPI tables.
-pub(crate) const ACPI_END: u64 = 0x10_0000;
+pub(crate) const ACPI_END: u64 = RESET_VECTOR;
+/// Where a PC's firmware takes over after a reset, and where a kernel jumps in
+/// real mode that restarts "through the BIOS" (arch/x86/kernel/reboot.c,
+/// `machine_real_restart`).
+pub(crate) const RESET_VECTOR: u64 = 0xf_fff0;
 /// Where extended memory begins.
 pub(crate) const HIGH_RAM: u64 = 0x10_0000;
 

@@ -97,12 +97,18 @@ impl InternalError {
         // SAFETY: the exit reason was KVM_EXIT_INTERNAL_ERROR, for which KVM
         // fills this member of the union; any bytes are valid for its integers.
         let internal = unsafe { run.__bindgen_anon_1.internal };
-        let mut error = Self { suberror: internal.suberror, instruction: Vec::new() };
+        let mut error = Self {
+            suberror: internal.suberror,
+            instruction: Vec::new(),
+        };
         // `emulation_failure` of the same union: data[0] is a flag word whose bit 0
         // says that instruction bytes follow: their count, then the bytes.
         let flagged = internal.ndata >= 4 && internal.data[0] & 1 != 0;
         if error.suberror == Self::EMULATION && flagged {
-            let raw: Vec<u8> = internal.data[1..4].iter().flat_map(|w| w.to_le_bytes()).collect();
+            let raw: Vec<u8> = internal.data[1..4]
+                .iter()
+                .flat_map(|w| w.to_le_bytes())
+                .collect();
             let count = usize::from(raw[0]).min(15);
             error.instruction = raw[1..=count].to_vec();
         }
@@ -126,7 +132,11 @@ mod tests {
             (6, 0, None),
         ];
         for (exception, dr6, trap) in cases {
-            let exit = kvm_debug_exit_arch { exception, dr6, ..Default::default() };
+            let exit = kvm_debug_exit_arch {
+                exception,
+                dr6,
+                ..Default::default()
+            };
             assert_eq!(from_debug_exit(&exit), trap);
         }
     }

@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     boot::{
-        self, Segment,
+        self, BootMethod, Segment,
         bzimage::{KernelFile, read_kernel},
     },
     config::{CreateError, VmConfig, read_file},
@@ -50,6 +50,7 @@ pub struct Vm {
     threads: Mutex<Threads>,
     kernel: Option<KernelFile>,
     segments: Vec<Segment>,
+    in_place: bool,
     tsc_hz: u64,
     /// The VM's own file, which must outlive the vCPUs.
     _fd: VmFd,
@@ -112,10 +113,17 @@ impl Vm {
     /// See [`CreateError`]; nothing is left behind.
     pub fn create(config: &VmConfig) -> Result<Self, CreateError> {
         config.validate()?;
-        let kernel = read_kernel(read_file("kernel", &config.kernel)?)
-            .map_err(|cause| CreateError::Kernel { path: config.kernel.clone(), cause })?;
-        let initramfs =
-            config.initramfs.as_deref().map(|path| read_file("initramfs", path)).transpose()?;
+        let kernel = read_kernel(read_file("kernel", &config.kernel)?).map_err(|cause| {
+            CreateError::Kernel {
+                path: config.kernel.clone(),
+                cause,
+            }
+        })?;
+        let initramfs = config
+            .initramfs
+            .as_deref()
+            .map(|path| read_file("initramfs", path))
+            .transpose()?;
         let kvm = kvm::open()?;
         let ram = GuestRam::new(config.memory_mib)?;
         let loaded = boot::load(
@@ -128,7 +136,9 @@ impl Vm {
         )?;
         drop(initramfs);
 
-        let fd = kvm.create_vm().map_err(refused("create a virtual machine"))?;
+        let fd = kvm
+            .create_vm()
+            .map_err(refused("create a virtual machine"))?;
         set_up_chips(&fd)?;
         map_memory(&fd, &ram)?;
         let end = Arc::new(EndSignal::default());
@@ -144,7 +154,13 @@ impl Vm {
         let gate = Gate::new(count);
         gate.set_kick(Box::new(Arc::clone(&kicks)));
         let devices = Devices::new(serial, Arc::clone(&console), Arc::clone(&end));
-        let shared = Arc::new(Shared { gate, devices, ram, end, kicks });
+        let shared = Arc::new(Shared {
+            gate,
+            devices,
+            ram,
+            end,
+            kicks,
+        });
         let ended = Arc::downgrade(&shared);
         shared.end.on_end(move || {
             if let Some(shared) = ended.upgrade() {
@@ -153,11 +169,15 @@ impl Vm {
         });
         Ok(Self {
             shared,
-            vcpus: vcpus.into_iter().map(|(vcpu, _)| Arc::new(Mutex::new(vcpu))).collect(),
+            vcpus: vcpus
+                .into_iter()
+                .map(|(vcpu, _)| Arc::new(Mutex::new(vcpu)))
+                .collect(),
             console,
             threads: Mutex::default(),
             kernel: Some(kernel),
             segments: loaded.segments,
+            in_place: config.boot == BootMethod::Elf,
             tsc_hz,
             _fd: fd,
         })
@@ -169,10 +189,16 @@ impl Vm {
         self.kernel.take()
     }
 
-    /// Where the kernel's segments are in memory; empty for a bzImage that is
-    /// booted as it is, which unpacks itself.
+    /// The kernel's segments, where they were linked to be.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// Whether the segments are in memory before the first instruction. A bzImage
+    /// that is booted as it is unpacks itself, to where it was linked to be or,
+    /// with KASLR, elsewhere.
+    pub fn kernel_in_place(&self) -> bool {
+        self.in_place
     }
 
     /// Hertz of the guest's time stamp counter.
@@ -209,16 +235,20 @@ impl Vm {
             let (cell, shared) = (Arc::clone(cell), Arc::clone(&self.shared));
             let (handler, console) = (Arc::clone(handler), Arc::clone(&self.console));
             let running = Arc::clone(&running);
-            let spawned = thread::Builder::new().name(format!("vcpu{index}")).spawn(move || {
-                vcpu::run_thread(index, &cell, &shared, &*handler);
-                if running.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    console.close();
-                }
-            });
+            let spawned = thread::Builder::new()
+                .name(format!("vcpu{index}"))
+                .spawn(move || {
+                    vcpu::run_thread(index, &cell, &shared, &*handler);
+                    if running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                        console.close();
+                    }
+                });
             match spawned {
                 Ok(handle) => threads.handles.push(handle),
                 Err(cause) => {
-                    self.shared.end.end(Ending::Failed { reason: cause.to_string() });
+                    self.shared.end.end(Ending::Failed {
+                        reason: cause.to_string(),
+                    });
                     self.console.close();
                     return Err(StartError::Thread { vcpu: index, cause });
                 }
@@ -274,7 +304,10 @@ impl Vm {
     /// running, paused, not started or has ended.
     pub fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
         let hold = self.shared.gate.stop();
-        work(&Stopped { vm: self, _hold: hold })
+        work(&Stopped {
+            vm: self,
+            _hold: hold,
+        })
     }
 
     /// Ends the guest at once.
@@ -348,45 +381,74 @@ impl Stopped<'_> {
         self.vcpu(vcpu)?.locked().control()
     }
 
+    /// Where a vCPU's `syscall` goes, the MSR LSTAR (AMD APM vol. 2, 6.1.1); 0
+    /// until the kernel has set it.
+    ///
+    /// # Errors
+    /// When there is no such vCPU or KVM refuses.
+    pub fn syscall_entry(&self, vcpu: u32) -> Result<u64, VcpuAccessError> {
+        self.vcpu(vcpu)?.locked().syscall_entry()
+    }
+
     /// Whether int3s in the guest come as traps. Off, they are the guest's own
     /// business at full speed.
     ///
     /// # Errors
     /// When KVM refuses.
     pub fn set_breakpoint_exits(&self, on: bool) -> Result<(), VcpuAccessError> {
-        self.vm.vcpus.iter().try_for_each(|vcpu| vcpu.locked().set_breakpoint_exits(on))
+        self.vm
+            .vcpus
+            .iter()
+            .try_for_each(|vcpu| vcpu.locked().set_breakpoint_exits(on))
     }
 
     fn vcpu(&self, index: u32) -> Result<&Mutex<Vcpu>, VcpuAccessError> {
-        self.vm.vcpus.get(index as usize).map(|vcpu| &**vcpu).ok_or_else(|| VcpuAccessError {
-            vcpu: index,
-            what: "find the state",
-            cause: format!("this VM has vCPUs 0 to {}", self.vm.vcpus.len() - 1),
-        })
+        self.vm
+            .vcpus
+            .get(index as usize)
+            .map(|vcpu| &**vcpu)
+            .ok_or_else(|| VcpuAccessError {
+                vcpu: index,
+                what: "find the state",
+                cause: format!("this VM has vCPUs 0 to {}", self.vm.vcpus.len() - 1),
+            })
     }
 }
 
 fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CreateError {
-    move |error| CreateError::Refused { what, cause: io::Error::from_raw_os_error(error.errno()) }
+    move |error| CreateError::Refused {
+        what,
+        cause: io::Error::from_raw_os_error(error.errno()),
+    }
 }
 
 /// Interrupt controllers and timer, in KVM.
 fn set_up_chips(fd: &VmFd) -> Result<(), CreateError> {
     fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
         .map_err(refused("place its identity map"))?;
-    fd.set_tss_address(layout::KVM_TSS as usize).map_err(refused("place its task state segment"))?;
-    fd.create_irq_chip().map_err(refused("create the interrupt controllers"))?;
+    fd.set_tss_address(layout::KVM_TSS as usize)
+        .map_err(refused("place its task state segment"))?;
+    fd.create_irq_chip()
+        .map_err(refused("create the interrupt controllers"))?;
     // Linux doesn't use it under hardware-reduced ACPI; a kernel without ACPI does.
-    let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
-    fd.create_pit2(pit).map_err(refused("create the interval timer"))
+    let pit = kvm_pit_config {
+        flags: KVM_PIT_SPEAKER_DUMMY,
+        ..Default::default()
+    };
+    fd.create_pit2(pit)
+        .map_err(refused("create the interval timer"))
 }
 
 fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
     for (slot, region) in ram.map().iter().enumerate() {
         let refused = refused("map guest memory");
-        let host = ram.map().get_host_address(region.start_addr()).map_err(|_| {
-            CreateError::Refused { what: "map guest memory", cause: io::ErrorKind::NotFound.into() }
-        })?;
+        let host = ram
+            .map()
+            .get_host_address(region.start_addr())
+            .map_err(|_| CreateError::Refused {
+                what: "map guest memory",
+                cause: io::ErrorKind::NotFound.into(),
+            })?;
         let region = kvm_userspace_memory_region {
             slot: slot as u32,
             flags: 0,
@@ -402,9 +464,12 @@ fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
 }
 
 fn serial_port(fd: &VmFd, console: &Arc<Console>) -> Result<SerialPort, CreateError> {
-    let line = EventFd::new(libc::EFD_NONBLOCK)
-        .map_err(|cause| CreateError::Refused { what: "make an interrupt event", cause })?;
-    fd.register_irqfd(&line, layout::COM1_IRQ).map_err(refused("connect the serial port"))?;
+    let line = EventFd::new(libc::EFD_NONBLOCK).map_err(|cause| CreateError::Refused {
+        what: "make an interrupt event",
+        cause,
+    })?;
+    fd.register_irqfd(&line, layout::COM1_IRQ)
+        .map_err(refused("connect the serial port"))?;
     let port = SerialPort::new(line, console);
     console.connect_input(port.input());
     Ok(port)
@@ -418,7 +483,9 @@ fn create_vcpu(
     count: u32,
     entry: u64,
 ) -> Result<(Vcpu, u64), CreateError> {
-    let vcpu = fd.create_vcpu(u64::from(index)).map_err(refused("create a vCPU"))?;
+    let vcpu = fd
+        .create_vcpu(u64::from(index))
+        .map_err(refused("create a vCPU"))?;
     cpu::configure_cpuid(kvm, &vcpu, index, count)?;
     cpu::configure_common(&vcpu)?;
     if index == 0 {

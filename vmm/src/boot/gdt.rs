@@ -30,7 +30,10 @@ const TABLE: [u64; 6] = [
 
 /// The table as it goes into guest memory at [`layout::GDT`].
 pub(crate) fn bytes() -> Vec<u8> {
-    TABLE.iter().flat_map(|descriptor| descriptor.to_le_bytes()).collect()
+    TABLE
+        .iter()
+        .flat_map(|descriptor| descriptor.to_le_bytes())
+        .collect()
 }
 
 /// The register that points at the table.
@@ -50,7 +53,11 @@ pub(crate) fn segment(selector: u16) -> kvm_segment {
     kvm_segment {
         // All our segments begin at 0.
         base: 0,
-        limit: if bit(55) == 1 { limit << 12 | 0xfff } else { limit },
+        limit: if bit(55) == 1 {
+            limit << 12 | 0xfff
+        } else {
+            limit
+        },
         selector,
         type_: (descriptor >> 40 & 0xf) as u8,
         present: bit(47),
@@ -72,11 +79,20 @@ mod tests {
     #[test]
     fn segments_are_what_the_boot_protocol_asks_for() {
         let code = segment(CODE);
-        assert_eq!((code.limit, code.type_, code.s, code.l, code.db), (u32::MAX, 0xb, 1, 1, 0));
+        assert_eq!(
+            (code.limit, code.type_, code.s, code.l, code.db),
+            (u32::MAX, 0xb, 1, 1, 0)
+        );
         let data = segment(DATA);
-        assert_eq!((data.limit, data.type_, data.s, data.l, data.db), (u32::MAX, 0x3, 1, 0, 1));
+        assert_eq!(
+            (data.limit, data.type_, data.s, data.l, data.db),
+            (u32::MAX, 0x3, 1, 0, 1)
+        );
         let task = segment(TASK);
-        assert_eq!((task.limit, task.type_, task.s, task.present), (0x67, 0xb, 0, 1));
+        assert_eq!(
+            (task.limit, task.type_, task.s, task.present),
+            (0x67, 0xb, 0, 1)
+        );
         assert_eq!(usize::from(register().limit) + 1, bytes().len());
         assert_eq!(segment(0).unusable, 1);
     }

@@ -1,168 +1,177 @@
-//! Kernel, initramfs, command line and tables into guest memory.
+//! Puts a kernel and all that it expects of a boot loader into guest memory.
+//!
+//! The protocol: Linux `Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol".
 
 use std::io::Cursor;
 
-use linux_loader::{
-    configurator::{BootConfigurator, BootParams, linux::LinuxBootConfigurator},
-    loader::{Elf, KernelLoader, bzimage::BzImage},
-};
+use linux_loader::loader::{KernelLoader, bootparam::setup_header, bzimage::BzImage, elf::Elf};
 use object::{
     LittleEndian,
     elf::{FileHeader64, PT_LOAD},
     read::elf::{FileHeader, ProgramHeader},
 };
 use thiserror::Error;
-use vm_memory::GuestAddress;
+use vm_memory::{ByteValued, GuestAddress};
 
-use super::{
-    bzimage::KernelFile,
-    gdt, page_tables,
-    params::{self, Facts},
-    placement::{check_kernel, place_initramfs},
-};
+use super::{bzimage::KernelFile, gdt, page_tables, params, placement};
 use crate::{
-    acpi, layout,
+    acpi,
+    devices::power,
+    layout,
     ram::{GuestRam, OutsideRam},
 };
 
-/// From the start of a bzImage's protected-mode code to its 64-bit entry point
-/// (boot.rst, "64-bit Boot Protocol").
+/// Where a bzImage's 64-bit entry point is, in bytes from its load address.
 const ENTRY_64: u64 = 0x200;
 
 /// How a kernel is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BootMethod {
-    /// The ELF inside, whatever the file's format: no decompressor runs in the
-    /// guest and nothing is randomized.
+    /// The vmlinux inside is put where it is linked to run, and entered
+    /// directly. Its addresses are known from the start; there is no KASLR.
     #[default]
     Elf,
-    /// A bzImage as it is: its own decompressor runs in the guest.
+    /// The bzImage is entered and unpacks itself, as on a real machine.
     BzImage,
 }
 
-/// A piece of the kernel in memory.
+/// A loaded segment of the kernel's ELF file (`PT_LOAD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where the kernel runs it.
+    /// First guest virtual address (`p_vaddr`).
     pub virt: u64,
-    /// Where it is in guest memory.
+    /// First guest physical address (`p_paddr`).
     pub phys: u64,
-    /// Its length in bytes, zeroed memory at its end included.
+    /// Length in memory in bytes (`p_memsz`).
     pub len: u64,
 }
 
-/// A kernel in place.
-#[derive(Clone, Debug)]
+/// A kernel in guest memory.
+#[derive(Debug)]
 pub(crate) struct Loaded {
-    /// Guest physical address of its first instruction.
+    /// Guest physical address where the boot CPU begins.
     pub(crate) entry: u64,
-    /// Its pieces; none for a bzImage booted as it is, which unpacks itself.
+    /// The kernel's segments, where they are linked to be. With
+    /// [`BootMethod::BzImage`] the kernel has yet to unpack itself there.
     pub(crate) segments: Vec<Segment>,
 }
 
-/// Why a kernel can't be put into guest memory.
+/// Why a kernel can't be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// Part of the kernel would lie where the monitor's own tables are.
-    #[error("a part of the kernel wants to be at {start:#x}, below 1 MiB, which isn't free")]
-    KernelTooLow {
-        /// First guest physical address of the part.
-        start: u64,
-    },
-    /// Part of the kernel would lie above what a kernel can be loaded to.
-    #[error("a part of the kernel would end at {end:#x}, beyond the first 3 GiB of memory")]
-    KernelOutOfReach {
-        /// End of the part.
-        end: u64,
-    },
-    /// Not enough memory for the kernel.
-    #[error(
-        "the kernel takes guest memory from {start:#x} to {end:#x}, of which {memory} MiB are \
-         too little: give the VM at least {needed} MiB"
-    )]
-    KernelTooLarge {
-        /// First guest physical address of the kernel.
-        start: u64,
-        /// Its end.
-        end: u64,
-        /// Memory below 3 GiB, in MiB.
-        memory: u64,
-        /// MiB that would do for the kernel alone.
-        needed: u64,
-    },
-    /// Not enough memory for the initramfs.
-    #[error(
-        "the initramfs has {needed} bytes, but beside the kernel there is room for {room}: give \
-         the VM at least {memory} MiB"
-    )]
-    InitramfsTooLarge {
-        /// Its size in bytes.
-        needed: u64,
-        /// Room in bytes.
-        room: u64,
-        /// MiB of memory that would do.
-        memory: u64,
-    },
-    /// No memory size would do for the initramfs.
-    #[error(
-        "the initramfs has {needed} bytes, but this kernel can take {room} at the most, however \
-         much memory there is: make it smaller"
-    )]
-    InitramfsOutOfReach {
-        /// Its size in bytes.
-        needed: u64,
-        /// The most in bytes.
-        room: u64,
-    },
-    /// A file that can't be booted by the bzImage's own decompressor.
-    #[error(
-        "the kernel is no bzImage with a 64-bit entry point (Linux 3.8 and newer have one): \
-         boot the ELF inside instead"
-    )]
-    No64BitEntry,
-    /// A NUL in the command line.
-    #[error("the command line has a NUL character at byte {at}")]
+    /// The command line ends early.
+    #[error("the kernel command line has a NUL at byte {at}, where it would end; take it out")]
     CommandLineNul {
-        /// Where.
+        /// Where, in bytes.
         at: usize,
     },
-    /// A command line that the kernel would cut.
-    #[error("the command line has {len} bytes, the kernel takes {max}")]
+    /// The kernel would cut the command line.
+    #[error("the kernel command line has {len} bytes, this kernel takes {max}; shorten it")]
     CommandLineTooLong {
-        /// Its length.
+        /// Its length in bytes, with the `nokaslr` that a bzImage is given.
         len: usize,
-        /// The longest.
+        /// The most that the kernel takes.
         max: usize,
     },
-    /// Segments that can't be loaded.
-    #[error("the kernel's segments can't be loaded: {0}")]
-    Segments(String),
-    /// Guest memory ends below what every boot needs.
-    #[error("the tables for the boot don't fit into guest memory: {0}")]
-    Tables(#[from] OutsideRam),
+    /// A boot by bzImage of a file that is none.
+    #[error("the kernel file is no bzImage; boot it as ELF, or give the bzImage")]
+    NotABzImage,
+    /// A bzImage that can't be entered in 64-bit mode.
+    #[error(
+        "the bzImage has no 64-bit entry point (Linux has it since 3.8); boot it as ELF, or give \
+         a newer kernel"
+    )]
+    No64BitEntry,
+    /// A kernel file that contradicts itself.
+    #[error("the kernel can't be loaded: {reason}; give another build of it")]
+    BadKernel {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The kernel wants memory that holds our boot structures.
+    #[error(
+        "the kernel is linked to load at {start:#x}; below {:#x} is no room for it. Build it with \
+         its usual CONFIG_PHYSICAL_START of 0x1000000",
+        layout::HIGH_RAM
+    )]
+    KernelTooLow {
+        /// Its first guest physical address.
+        start: u64,
+    },
+    /// The kernel reaches into the addresses of devices.
+    #[error(
+        "the kernel is linked to reach up to {end:#x}, past the last address of low memory \
+         ({:#x}); no memory size mends that, build it with a lower CONFIG_PHYSICAL_START",
+        layout::DEVICE_HOLE
+    )]
+    KernelOutOfReach {
+        /// The guest physical address where it ends.
+        end: u64,
+    },
+    /// The guest has too little memory for the kernel.
+    #[error(
+        "the kernel needs the guest memory from {start:#x} to {end:#x}, and the guest has only \
+         {memory} MiB; give it {needed} MiB or more"
+    )]
+    KernelTooLarge {
+        /// First guest physical address.
+        start: u64,
+        /// End of what it needs before it knows of other memory.
+        end: u64,
+        /// What the guest has, in MiB.
+        memory: u64,
+        /// What would do, in MiB.
+        needed: u64,
+    },
+    /// The guest has too little memory for the initramfs.
+    #[error(
+        "the initramfs has {needed} bytes, and beside the kernel there is room for {room}; give \
+         the guest {memory} MiB or more (and as much again to unpack it)"
+    )]
+    InitramfsTooLarge {
+        /// Its length in bytes.
+        needed: u64,
+        /// The room for it in bytes.
+        room: u64,
+        /// The memory that would hold it, in MiB.
+        memory: u64,
+    },
+    /// No memory size would make room for the initramfs.
+    #[error(
+        "the initramfs has {needed} bytes; this kernel takes {room} at most, however large its \
+         memory; make it smaller"
+    )]
+    InitramfsOutOfReach {
+        /// Its length in bytes.
+        needed: u64,
+        /// The most that could be placed, in bytes.
+        room: u64,
+    },
+    /// The guest's memory doesn't even hold what is loaded beside the kernel.
+    #[error("the guest's memory is too small to boot in ({0}); give it 64 MiB or more")]
+    MemoryTooSmall(#[from] OutsideRam),
 }
 
 impl LoadError {
     /// The field of the VM's configuration that is to blame.
-    pub fn field(&self) -> &'static str {
+    pub(crate) fn field(&self) -> &'static str {
         match self {
             Self::CommandLineNul { .. } | Self::CommandLineTooLong { .. } => "cmdline",
             Self::InitramfsOutOfReach { .. } => "initramfs",
-            Self::InitramfsTooLarge { .. } | Self::KernelTooLarge { .. } | Self::Tables(_) => {
-                "memory_mib"
-            }
-            Self::No64BitEntry
+            Self::InitramfsTooLarge { .. }
+            | Self::KernelTooLarge { .. }
+            | Self::MemoryTooSmall(_) => "memory_mib",
+            Self::NotABzImage
+            | Self::No64BitEntry
+            | Self::BadKernel { .. }
             | Self::KernelTooLow { .. }
-            | Self::KernelOutOfReach { .. }
-            | Self::Segments(_) => "kernel",
+            | Self::KernelOutOfReach { .. } => "kernel",
         }
     }
 }
 
-/// Puts a kernel and all that it needs at its entry into `ram`.
-///
-/// # Errors
-/// See [`LoadError`].
+/// Loads `kernel`, its command line, its initramfs and the tables that describe
+/// the machine, and makes page tables and segments to enter it with.
 pub(crate) fn load(
     ram: &GuestRam,
     kernel: &KernelFile,
@@ -171,93 +180,138 @@ pub(crate) fn load(
     cmdline: &str,
     vcpus: u32,
 ) -> Result<Loaded, LoadError> {
-    let header = match &kernel.bzimage {
-        Some(file) => params::bzimage_header(file),
-        None => Err(LoadError::No64BitEntry),
+    let image = match method {
+        BootMethod::Elf => load_elf(ram, &kernel.elf)?,
+        BootMethod::BzImage => load_bzimage(ram, kernel)?,
     };
-    let (header, loaded, kernel_end) = match method {
-        BootMethod::BzImage => {
-            let header = header?;
-            let (loaded, end) = load_bzimage(ram, kernel, header.pref_address, header.init_size)?;
-            (header, loaded, end)
-        }
-        BootMethod::Elf => {
-            let (loaded, end) = load_elf(ram, &kernel.elf)?;
-            (header.unwrap_or_else(|_| params::plain_header()), loaded, end)
-        }
-    };
-    let cmdline = params::command_line(cmdline, method, &header)?;
-    let initramfs = initramfs
-        .map(|bytes| {
-            let limit = match header.initrd_addr_max {
-                0 => layout::DEVICE_HOLE,
-                max => u64::from(max) + 1,
-            };
-            let len = bytes.len() as u64;
-            let at = place_initramfs(len, kernel_end, limit, ram.low_end())?;
-            ram.write(at, bytes)?;
-            Ok::<_, LoadError>((at, len))
-        })
-        .transpose()?;
+    let cmdline = params::command_line(cmdline, method, &image.header)?;
+    ram.write(layout::CMDLINE, cmdline.as_bytes())?;
+    ram.write(layout::CMDLINE + cmdline.len() as u64, &[0])?;
 
-    ram.write(layout::GDT, &gdt::bytes())?;
-    ram.write(layout::PAGE_TABLES, &page_tables::bytes())?;
-    ram.write(layout::CMDLINE, &[cmdline.as_bytes(), b"\0"].concat())?;
-    let facts = Facts {
+    let initramfs = match initramfs {
+        Some(bytes) if !bytes.is_empty() => {
+            let len = bytes.len() as u64;
+            let limit = image.initramfs_limit;
+            let start = placement::place_initramfs(len, image.end, limit, ram.low_end())?;
+            ram.write(start, bytes)?;
+            Some((start, len))
+        }
+        _ => None,
+    };
+    let facts = params::Facts {
         cmdline_len: cmdline.len(),
         initramfs,
         acpi_root: acpi::write_tables(ram, vcpus)?,
         ram: &ram.ranges(),
     };
-    let zero_page = params::zero_page(header, &facts);
-    let params = BootParams::new(&zero_page, GuestAddress(layout::ZERO_PAGE));
-    LinuxBootConfigurator::write_bootparams(&params, ram.map())
-        .map_err(|error| LoadError::Segments(error.to_string()))?;
-    Ok(loaded)
+    ram.write(
+        layout::ZERO_PAGE,
+        params::zero_page(image.header, &facts).as_slice(),
+    )?;
+    ram.write(layout::PAGE_TABLES, &page_tables::bytes())?;
+    ram.write(layout::GDT, &gdt::bytes())?;
+    ram.write(layout::RESET_VECTOR, &power::RESET_VECTOR_CODE)?;
+    Ok(image.loaded)
 }
 
-/// Loads the ELF's segments; returns also where the last one ends.
-fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<(Loaded, u64), LoadError> {
+/// A kernel in memory, and what the rest of the loading must know of it.
+struct Image {
+    loaded: Loaded,
+    header: setup_header,
+    /// End of the memory that the kernel uses before it knows of any other.
+    end: u64,
+    /// The initramfs must end here or below.
+    initramfs_limit: u64,
+}
+
+fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<Image, LoadError> {
     let segments = segments(elf)?;
-    let mut kernel_end = 0;
+    let mut end = 0;
     for segment in &segments {
-        let range = check_kernel(segment.phys, segment.len, ram.low_end())?;
-        kernel_end = kernel_end.max(range.end);
+        let range = placement::check_kernel(segment.phys, segment.len, ram.low_end())?;
+        end = range.end.max(end);
     }
     let start = Some(GuestAddress(layout::HIGH_RAM));
-    let loaded = Elf::load(ram.map(), None, &mut Cursor::new(elf), start)
-        .map_err(|error| LoadError::Segments(error.to_string()))?;
-    Ok((Loaded { entry: loaded.kernel_load.0, segments }, kernel_end))
+    let result = Elf::load(ram.map(), None, &mut Cursor::new(elf), start).map_err(|e| {
+        LoadError::BadKernel {
+            reason: e.to_string(),
+        }
+    })?;
+    let entry = result.kernel_load.0;
+    if !segments
+        .iter()
+        .any(|s| (s.phys..s.phys + s.len).contains(&entry))
+    {
+        let reason = format!("its entry point {entry:#x} is in none of its segments");
+        return Err(LoadError::BadKernel { reason });
+    }
+    Ok(Image {
+        loaded: Loaded { entry, segments },
+        header: params::plain_header(),
+        end,
+        initramfs_limit: layout::DEVICE_HOLE,
+    })
 }
 
-/// Loads the compressed kernel with its decompressor where the unpacked kernel
-/// will be; returns also the end of the memory that unpacking takes.
-fn load_bzimage(
-    ram: &GuestRam,
-    kernel: &KernelFile,
-    start: u64,
-    init_size: u32,
-) -> Result<(Loaded, u64), LoadError> {
-    let file = kernel.bzimage.as_deref().ok_or(LoadError::No64BitEntry)?;
-    let len = u64::from(init_size).max(file.len() as u64);
-    let range = check_kernel(start, len, ram.low_end())?;
-    BzImage::load(ram.map(), Some(GuestAddress(start)), &mut Cursor::new(file), None)
-        .map_err(|error| LoadError::Segments(error.to_string()))?;
-    Ok((Loaded { entry: start + ENTRY_64, segments: Vec::new() }, range.end))
-}
-
-/// The loadable segments by the ELF's program headers.
 fn segments(elf: &[u8]) -> Result<Vec<Segment>, LoadError> {
-    let broken = |error: object::read::Error| LoadError::Segments(error.to_string());
-    let header = FileHeader64::<LittleEndian>::parse(elf).map_err(broken)?;
-    let headers = header.program_headers(LittleEndian, elf).map_err(broken)?;
-    let loadable = headers.iter().filter(|h| {
-        h.p_type(LittleEndian) == PT_LOAD && h.p_memsz(LittleEndian) != 0
-    });
-    let segment = |h: &object::elf::ProgramHeader64<LittleEndian>| Segment {
-        virt: h.p_vaddr(LittleEndian),
-        phys: h.p_paddr(LittleEndian),
-        len: h.p_memsz(LittleEndian),
-    };
-    Ok(loadable.map(segment).collect())
+    let bad = |reason: String| LoadError::BadKernel { reason };
+    let header = FileHeader64::<LittleEndian>::parse(elf).map_err(|e| bad(e.to_string()))?;
+    let headers = header
+        .program_headers(LittleEndian, elf)
+        .map_err(|e| bad(e.to_string()))?;
+    let mut segments = Vec::new();
+    for header in headers.iter().filter(|h| h.p_type(LittleEndian) == PT_LOAD) {
+        let segment = Segment {
+            virt: header.p_vaddr(LittleEndian),
+            phys: header.p_paddr(LittleEndian),
+            len: header.p_memsz(LittleEndian),
+        };
+        // The loader copies by the length in the file; only the one in memory is checked.
+        if header.p_filesz(LittleEndian) > segment.len {
+            return Err(bad(format!(
+                "its segment at {:#x} is longer in the file than in memory",
+                segment.phys
+            )));
+        }
+        if segment.len > 0 {
+            segments.push(segment);
+        }
+    }
+    Ok(segments)
 }
+
+fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<Image, LoadError> {
+    let file = kernel.bzimage.as_deref().ok_or(LoadError::NotABzImage)?;
+    let header = params::bzimage_header(file)?;
+    // It may be loaded elsewhere if it is relocatable, but this is where it runs with
+    // no need to move itself.
+    let start = header.pref_address;
+    let len = u64::from(header.init_size).max(file.len() as u64);
+    let end = placement::check_kernel(start, len, ram.low_end())?.end;
+    let high = Some(GuestAddress(layout::HIGH_RAM));
+    let result = BzImage::load(
+        ram.map(),
+        Some(GuestAddress(start)),
+        &mut Cursor::new(file),
+        high,
+    )
+    .map_err(|e| LoadError::BadKernel {
+        reason: e.to_string(),
+    })?;
+    let initramfs_limit = match header.initrd_addr_max {
+        0 => layout::DEVICE_HOLE,
+        last => u64::from(last) + 1,
+    };
+    Ok(Image {
+        loaded: Loaded {
+            entry: result.kernel_load.0 + ENTRY_64,
+            segments: segments(&kernel.elf)?,
+        },
+        header,
+        end,
+        initramfs_limit,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,5 +8,5 @@ mod params;
 mod payload;
 mod placement;
 
-pub use load::{BootMethod, LoadError, Segment};
 pub(crate) use load::load;
+pub use load::{BootMethod, LoadError, Segment};

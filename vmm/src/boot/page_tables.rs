@@ -15,6 +15,10 @@ const DIRECTORIES: u64 = 4;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
+/// Set by the processor at the first access and write; set here from the start,
+/// so that nobody has to.
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 /// In a page directory: this entry maps a page of 2 MiB.
 const LARGE: u64 = 1 << 7;
 
@@ -24,12 +28,14 @@ pub(super) fn bytes() -> Vec<u8> {
     let pointers = layout::PAGE_TABLES + PAGE;
     let directories = pointers + PAGE;
     let mut entries = vec![0; (ENTRIES * 2) as usize];
-    entries[0] = pointers | PRESENT | WRITABLE;
+    entries[0] = pointers | PRESENT | WRITABLE | ACCESSED;
     for (directory, entry) in (0..DIRECTORIES).zip(&mut entries[ENTRIES as usize..]) {
-        *entry = directories + directory * PAGE | PRESENT | WRITABLE;
+        *entry = (directories + directory * PAGE) | PRESENT | WRITABLE | ACCESSED;
     }
     let pages = 0..DIRECTORIES * ENTRIES;
-    entries.extend(pages.map(|page| page * LARGE_PAGE | PRESENT | WRITABLE | LARGE));
+    entries.extend(
+        pages.map(|page| (page * LARGE_PAGE) | PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE),
+    );
     entries.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
@@ -55,10 +61,23 @@ mod tests {
     #[test]
     fn the_first_4_gib_are_mapped_to_themselves_and_nothing_else_is() {
         let tables = bytes();
-        for at in [0, 0x7000, 0x20_0000 - 1, 0x20_0000, 0x100_0200, 0xc000_0123, 0xffff_ffff] {
+        for at in [
+            0,
+            0x7000,
+            0x20_0000 - 1,
+            0x20_0000,
+            0x100_0200,
+            0xc000_0123,
+            0xffff_ffff,
+        ] {
             assert_eq!(walk(&tables, at), Some(at));
         }
-        for at in [1 << 32, 1 << 39, 0xffff_8000_0000_0000, 0xffff_ffff_8100_0000] {
+        for at in [
+            1 << 32,
+            1 << 39,
+            0xffff_8000_0000_0000,
+            0xffff_ffff_8100_0000,
+        ] {
             assert_eq!(walk(&tables, at), None);
         }
     }

@@ -23,7 +23,7 @@ const PROTOCOL: u16 = 0x020f;
 const UNKNOWN_LOADER: u8 = 0xff;
 /// `boot_flag`.
 const BOOT_FLAG: u16 = 0xaa55;
-/// `header`: "HdrS".
+/// `header`: the characters `HdrS`.
 const MAGIC: u32 = 0x5372_6448;
 /// Where a kernel that says nothing else wants to be aligned
 /// (`CONFIG_PHYSICAL_ALIGN` at its most).
@@ -40,7 +40,9 @@ const E820_RESERVED: u32 = 2;
 pub(super) fn bzimage_header(file: &[u8]) -> Result<setup_header, LoadError> {
     // What follows the header is code, and fields of newer protocols must be 0.
     let len = file.get(HEADER_LEN_AT).copied().map_or(0, usize::from);
-    let bytes = file.get(HEADER_AT..HEADER_LEN_AT + 1 + len).ok_or(LoadError::No64BitEntry)?;
+    let bytes = file
+        .get(HEADER_AT..HEADER_LEN_AT + 1 + len)
+        .ok_or(LoadError::No64BitEntry)?;
     let mut header = setup_header::default();
     for (to, from) in header.as_mut_slice().iter_mut().zip(bytes) {
         *to = *from;
@@ -80,7 +82,10 @@ pub(super) struct Facts<'a> {
 
 /// Makes the zero page.
 pub(super) fn zero_page(header: setup_header, facts: &Facts<'_>) -> boot_params {
-    let mut params = boot_params { hdr: header, ..boot_params::default() };
+    let mut params = boot_params {
+        hdr: header,
+        ..boot_params::default()
+    };
     params.hdr.type_of_loader = UNKNOWN_LOADER;
     params.hdr.loadflags |= LOADED_HIGH;
     params.hdr.cmd_line_ptr = layout::CMDLINE as u32;
@@ -139,7 +144,9 @@ pub(super) fn command_line(
     if let Some(at) = given.find('\0') {
         return Err(LoadError::CommandLineNul { at });
     }
-    let random = given.split_ascii_whitespace().any(|word| word == "kaslr" || word == "nokaslr");
+    let random = given
+        .split_ascii_whitespace()
+        .any(|word| word == "kaslr" || word == "nokaslr");
     let line = match method {
         BootMethod::BzImage if !random => format!("nokaslr {given}").trim_end().to_owned(),
         _ => given.to_owned(),
@@ -149,7 +156,10 @@ pub(super) fn command_line(
         size => size.min(layout::CMDLINE_MAX - 1),
     };
     if line.len() > max {
-        return Err(LoadError::CommandLineTooLong { len: line.len(), max });
+        return Err(LoadError::CommandLineTooLong {
+            len: line.len(),
+            max,
+        });
     }
     Ok(line)
 }
@@ -186,18 +196,27 @@ mod tests {
             line(&format!("{longest}x"), BootMethod::Elf).unwrap_err(),
             line(&longest, BootMethod::BzImage).unwrap_err(),
         ] {
-            assert!(matches!(error, LoadError::CommandLineTooLong { max: 2047, .. }), "{error}");
+            assert!(
+                matches!(error, LoadError::CommandLineTooLong { max: 2047, .. }),
+                "{error}"
+            );
         }
         let error = line("a\0b", BootMethod::Elf).unwrap_err();
         assert!(matches!(error, LoadError::CommandLineNul { at: 1 }));
-        let small = setup_header { cmdline_size: 3, ..plain_header() };
+        let small = setup_header {
+            cmdline_size: 3,
+            ..plain_header()
+        };
         assert!(command_line("abcd", BootMethod::Elf, &small).is_err());
     }
 
     #[test]
     fn the_memory_map_leaves_out_the_holes() {
         let ram = [(0, 3 << 30), (4 << 30, 2 << 30)];
-        let map: Vec<_> = e820(&ram).iter().map(|e| (e.addr, e.size, e.r#type)).collect();
+        let map: Vec<_> = e820(&ram)
+            .iter()
+            .map(|e| (e.addr, e.size, e.r#type))
+            .collect();
         assert_eq!(
             map,
             [
@@ -222,8 +241,14 @@ mod tests {
         let (handover, info) = (header.handover_offset, header.kernel_info_offset);
         assert_eq!((handover, info), (0xaaaa_aaaa, 0));
         file[0x236] = 0;
-        assert!(matches!(bzimage_header(&file), Err(LoadError::No64BitEntry)));
-        assert!(matches!(bzimage_header(&file[..0x210]), Err(LoadError::No64BitEntry)));
+        assert!(matches!(
+            bzimage_header(&file),
+            Err(LoadError::No64BitEntry)
+        ));
+        assert!(matches!(
+            bzimage_header(&file[..0x210]),
+            Err(LoadError::No64BitEntry)
+        ));
     }
 
     #[test]

@@ -53,9 +53,16 @@ pub(super) fn place_initramfs(
     let room = end.saturating_sub(first);
     let enough = first.saturating_add(len).next_multiple_of(MIB);
     if first.saturating_add(len) > limit {
-        return Err(LoadError::InitramfsOutOfReach { needed: len, room: limit.saturating_sub(first) });
+        return Err(LoadError::InitramfsOutOfReach {
+            needed: len,
+            room: limit.saturating_sub(first),
+        });
     }
-    Err(LoadError::InitramfsTooLarge { needed: len, room, memory: enough / MIB })
+    Err(LoadError::InitramfsTooLarge {
+        needed: len,
+        room,
+        memory: enough / MIB,
+    })
 }
 
 #[cfg(test)]
@@ -74,7 +81,10 @@ mod tests {
             (0x200_0000, 0x1ff_f001, NO_LIMIT, 0x400_0000, 0x200_0000),
         ];
         for (len, kernel_end, limit, low_end, place) in cases {
-            assert_eq!(place_initramfs(len, kernel_end, limit, low_end).unwrap(), place);
+            assert_eq!(
+                place_initramfs(len, kernel_end, limit, low_end).unwrap(),
+                place
+            );
         }
     }
 
@@ -83,7 +93,9 @@ mod tests {
         // One byte too many: the kernel's last page is taken whole.
         for (len, kernel_end) in [(0x200_0001, 0x200_0000), (0x200_0000, 0x200_0001)] {
             let error = place_initramfs(len, kernel_end, NO_LIMIT, 0x400_0000).unwrap_err();
-            let LoadError::InitramfsTooLarge { memory, .. } = error else { panic!("{error}") };
+            let LoadError::InitramfsTooLarge { memory, .. } = error else {
+                panic!("{error}")
+            };
             assert_eq!(memory, 65);
             assert!(place_initramfs(len, kernel_end, NO_LIMIT, memory * MIB).is_ok());
         }
@@ -94,18 +106,31 @@ mod tests {
     #[test]
     fn an_initramfs_over_the_kernels_limit_is_not_blamed_on_memory() {
         let error = place_initramfs(2 << 30, 0x200_0000, 0x8000_0000, 0xc000_0000).unwrap_err();
-        assert!(matches!(error, LoadError::InitramfsOutOfReach { .. }), "{error}");
+        assert!(
+            matches!(error, LoadError::InitramfsOutOfReach { .. }),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_kernel_must_lie_between_1_mib_and_the_end_of_low_memory() {
         let check = |start, len| check_kernel(start, len, 64 * MIB);
         assert_eq!(check(MIB, 63 * MIB).unwrap(), MIB..64 * MIB);
-        assert!(matches!(check(0x9000, 0x1000), Err(LoadError::KernelTooLow { start: 0x9000 })));
-        assert!(matches!(check(u64::MAX, 2), Err(LoadError::KernelOutOfReach { .. })));
+        assert!(matches!(
+            check(0x9000, 0x1000),
+            Err(LoadError::KernelTooLow { start: 0x9000 })
+        ));
+        assert!(matches!(
+            check(u64::MAX, 2),
+            Err(LoadError::KernelOutOfReach { .. })
+        ));
         assert!(matches!(
             check(16 * MIB, 48 * MIB + 1),
-            Err(LoadError::KernelTooLarge { memory: 64, needed: 65, .. })
+            Err(LoadError::KernelTooLarge {
+                memory: 64,
+                needed: 65,
+                ..
+            })
         ));
     }
 }

@@ -1,20 +1,44 @@
-//! What a vCPU is and holds before its first instruction.
+//! The state in which a vCPU begins: what it says of itself, and its registers.
 
 mod cpuid;
 mod registers;
 
 pub(crate) use cpuid::configure_cpuid;
 pub(crate) use registers::{configure_boot_cpu, configure_common};
+
 use thiserror::Error;
 
-/// A step of a vCPU's set-up that KVM refused.
-#[derive(Debug, Error)]
-#[error("KVM refused to set the {what} of a vCPU: {cause}; `vmprobe doctor` tells what this KVM can")]
-pub struct CpuError {
-    what: &'static str,
-    cause: kvm_ioctls::Error,
+/// Why a vCPU can't be set up.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum CpuError {
+    /// KVM did not do what every KVM does.
+    #[error(
+        "KVM refused to {what} of a new vCPU: {cause}; run `vmprobe doctor` to see what this KVM \
+         can do"
+    )]
+    Refused {
+        /// What was tried.
+        what: &'static str,
+        /// The host's own words.
+        cause: String,
+    },
+    /// KVM tells more CPUID leaves than it takes.
+    #[error(
+        "this KVM describes its processor in {count} CPUID leaves, more than it takes back; \
+         report this with the output of `vmprobe doctor`"
+    )]
+    TooManyLeaves {
+        /// How many.
+        count: usize,
+    },
 }
 
-fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CpuError {
-    move |cause| CpuError { what, cause }
+impl CpuError {
+    /// For `map_err`: `what` names the operation, as in "set the registers".
+    fn refused<E: ToString>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |cause| Self::Refused {
+            what,
+            cause: cause.to_string(),
+        }
+    }
 }

@@ -1,98 +1,143 @@
-//! Registers at entry: the state that the 64-bit boot protocol asks for
-//! (Linux `Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
+//! Registers of a vCPU at its start.
 
-use kvm_bindings::{Msrs, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_regs};
+use kvm_bindings::{
+    Msrs, kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs,
+};
 use kvm_ioctls::VcpuFd;
 
-use super::{CpuError, refused};
+use super::CpuError;
 use crate::{boot::gdt, layout};
 
-/// CR0: protection, extension type, numeric error, write protect, paging
-/// (SDM vol. 3, 2.5).
-const CR0: u64 = 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
-/// CR4: physical address extension.
+/// CR0 (SDM vol. 3, 2.5): protection, extension type, numeric error, paging.
+/// Without the reset state's "cache disable" and "not write-through".
+const CR0: u64 = 1 | 1 << 4 | 1 << 5 | 1 << 31;
+/// CR4: physical address extension, which 64-bit paging needs.
 const CR4: u64 = 1 << 5;
 /// EFER: long mode enabled and active.
 const EFER: u64 = 1 << 8 | 1 << 10;
-/// RFLAGS: bit 1 is always set.
-const RFLAGS: u64 = 1 << 1;
+/// RFLAGS: the bit that is always set; interrupts are off.
+const RFLAGS: u64 = 2;
 
-/// `IA32_MISC_ENABLE` and its bit for fast string operations (SDM vol. 4, 2.1).
-const MSR_MISC_ENABLE: u32 = 0x1a0;
+/// `IA32_MISC_ENABLE` and its "fast strings" (SDM vol. 4, table 2-2).
+const MISC_ENABLE: u32 = 0x1a0;
 const FAST_STRINGS: u64 = 1;
-/// `IA32_MTRR_DEF_TYPE`: MTRRs enabled, memory write-back (SDM vol. 3, 12.11.2.1).
-const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
-const MTRR_ON_WRITE_BACK: u64 = 1 << 11 | 6;
+/// `IA32_MTRR_DEF_TYPE`: MTRRs on, all memory write-back (SDM vol. 3, 12.11.2.1).
+const MTRR_DEF_TYPE: u32 = 0x2ff;
+const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 
-/// Local vector table entries for LINT0 and LINT1 (SDM vol. 3, figure 11-8) and
-/// their delivery modes.
-const APIC_LVT0: usize = 0x350;
-const APIC_LVT1: usize = 0x360;
-const EXTERNAL: u32 = 0b111 << 8;
-const NMI: u32 = 0b100 << 8;
-const DELIVERY_MODE: u32 = 0b111 << 8;
+/// Local vector table entries of the local APIC, by byte offset (SDM vol. 3,
+/// 11.5.1), and their delivery modes.
+const LVT_LINT0: usize = 0x350;
+const LVT_LINT1: usize = 0x360;
+const DELIVERY_MODE: u32 = 7 << 8;
+const DELIVER_NMI: u32 = 4 << 8;
+const DELIVER_EXTINT: u32 = 7 << 8;
 
-/// x87 control word and MXCSR after a reset (SDM vol. 3, table 10-1).
+/// x87 control word and MXCSR after a reset (SDM vol. 1, 8.1.5 and 10.2.3).
 const FPU_CONTROL: u16 = 0x37f;
 const MXCSR: u32 = 0x1f80;
 
-/// Puts the boot processor at the kernel's 64-bit entry point.
+/// Sets the boot CPU up as the 64-bit boot protocol wants it (Linux
+/// `Documentation/arch/x86/boot.rst`): long mode, flat segments, the page tables
+/// that `boot::load` made, RSI at the zero page.
 pub(crate) fn configure_boot_cpu(vcpu: &VcpuFd, entry: u64) -> Result<(), CpuError> {
-    let mut sregs = vcpu.get_sregs().map_err(refused("control registers"))?;
-    let data = gdt::segment(gdt::DATA);
-    sregs.cs = gdt::segment(gdt::CODE);
-    for segment in
-        [&mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss]
-    {
-        *segment = data;
-    }
-    sregs.tr = gdt::segment(gdt::TASK);
-    sregs.gdt = gdt::register();
-    sregs.idt.limit = 0;
+    let mut sregs = vcpu
+        .get_sregs()
+        .map_err(CpuError::refused("read the control registers"))?;
+    enter_long_mode(&mut sregs);
+    vcpu.set_sregs(&sregs)
+        .map_err(CpuError::refused("set the control registers"))?;
+    vcpu.set_regs(&entry_registers(entry))
+        .map_err(CpuError::refused("set the registers"))
+}
+
+fn enter_long_mode(sregs: &mut kvm_sregs) {
     sregs.cr0 = CR0;
     sregs.cr3 = layout::PAGE_TABLES;
     sregs.cr4 = CR4;
     sregs.efer = EFER;
-    vcpu.set_sregs(&sregs).map_err(refused("control registers"))?;
-    let regs = kvm_regs {
+    sregs.gdt = gdt::register();
+    // No interrupt can be taken: a fault before the kernel has its own table is a
+    // triple fault, not a jump to nowhere.
+    sregs.idt = kvm_dtable::default();
+    sregs.cs = gdt::segment(gdt::CODE);
+    let data = gdt::segment(gdt::DATA);
+    (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+    sregs.tr = gdt::segment(gdt::TASK);
+}
+
+fn entry_registers(entry: u64) -> kvm_regs {
+    kvm_regs {
         rip: entry,
-        rsp: layout::BOOT_STACK,
         rsi: layout::ZERO_PAGE,
+        rsp: layout::BOOT_STACK,
+        rbp: layout::BOOT_STACK,
         rflags: RFLAGS,
         ..kvm_regs::default()
-    };
-    vcpu.set_regs(&regs).map_err(refused("general registers"))
+    }
 }
 
-/// What firmware would have set on every processor.
+/// Sets up what every vCPU has from its reset, or from firmware on a real
+/// machine: memory types, local interrupt pins, FPU.
 pub(crate) fn configure_common(vcpu: &VcpuFd) -> Result<(), CpuError> {
-    for (index, data) in
-        [(MSR_MISC_ENABLE, FAST_STRINGS), (MSR_MTRR_DEF_TYPE, MTRR_ON_WRITE_BACK)]
-    {
-        let entry = kvm_msr_entry { index, data, ..Default::default() };
-        let set = Msrs::from_entries(&[entry]).ok().and_then(|msrs| vcpu.set_msrs(&msrs).ok());
-        // Hints only: a KVM without them runs Linux as well.
-        if set != Some(1) {
-            tracing::debug!("this KVM has no MSR {index:#x}");
-        }
-    }
-    let fpu = kvm_fpu { fcw: FPU_CONTROL, mxcsr: MXCSR, ..Default::default() };
-    vcpu.set_fpu(&fpu).map_err(refused("floating-point state"))?;
-    let mut lapic = vcpu.get_lapic().map_err(refused("local APIC"))?;
-    set_delivery(&mut lapic, APIC_LVT0, EXTERNAL);
-    set_delivery(&mut lapic, APIC_LVT1, NMI);
-    vcpu.set_lapic(&lapic).map_err(refused("local APIC"))
+    let misc = read_msr(vcpu, MISC_ENABLE).unwrap_or(0);
+    write_msr(vcpu, MISC_ENABLE, misc | FAST_STRINGS);
+    write_msr(vcpu, MTRR_DEF_TYPE, MTRR_WRITE_BACK);
+
+    let mut lapic = vcpu
+        .get_lapic()
+        .map_err(CpuError::refused("read the local APIC"))?;
+    set_delivery_mode(&mut lapic, LVT_LINT0, DELIVER_EXTINT);
+    set_delivery_mode(&mut lapic, LVT_LINT1, DELIVER_NMI);
+    vcpu.set_lapic(&lapic)
+        .map_err(CpuError::refused("set the local APIC"))?;
+
+    let fpu = kvm_fpu {
+        fcw: FPU_CONTROL,
+        mxcsr: MXCSR,
+        ..kvm_fpu::default()
+    };
+    vcpu.set_fpu(&fpu).map_err(CpuError::refused("set the FPU"))
 }
 
-fn set_delivery(lapic: &mut kvm_lapic_state, register: usize, mode: u32) {
-    let bytes = &mut lapic.regs[register..register + 4];
-    let mut value = 0u32;
-    for (shift, byte) in bytes.iter().enumerate() {
-        value |= u32::from(*byte as u8) << (8 * shift);
+fn msr(index: u32, data: u64) -> Option<Msrs> {
+    Msrs::from_entries(&[kvm_msr_entry {
+        index,
+        data,
+        ..kvm_msr_entry::default()
+    }])
+    .ok()
+}
+
+fn read_msr(vcpu: &VcpuFd, index: u32) -> Option<u64> {
+    let mut msrs = msr(index, 0)?;
+    let read = vcpu.get_msrs(&mut msrs).ok()?;
+    msrs.as_slice()
+        .first()
+        .filter(|_| read == 1)
+        .map(|entry| entry.data)
+}
+
+/// Some KVMs lack some MSRs; the guest gets along with the default.
+fn write_msr(vcpu: &VcpuFd, index: u32, data: u64) {
+    let written = msr(index, data).map(|msrs| vcpu.set_msrs(&msrs));
+    if !matches!(written, Some(Ok(1))) {
+        tracing::debug!("KVM does not take {data:#x} for MSR {index:#x}, which keeps its default");
     }
-    let value = (value & !DELIVERY_MODE | mode).to_le_bytes();
-    for (to, from) in bytes.iter_mut().zip(value) {
-        *to = from as _;
+}
+
+fn set_delivery_mode(lapic: &mut kvm_lapic_state, register: usize, mode: u32) {
+    // The registers are declared as C chars.
+    let Some(bytes) = lapic.regs.get_mut(register..register + 4) else {
+        return;
+    };
+    let mut value = [0; 4];
+    for (to, from) in value.iter_mut().zip(&*bytes) {
+        *to = from.cast_unsigned();
+    }
+    let value = u32::from_le_bytes(value) & !DELIVERY_MODE | mode;
+    for (to, from) in bytes.iter_mut().zip(value.to_le_bytes()) {
+        *to = from.cast_signed();
     }
 }
 
@@ -101,10 +146,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_delivery_mode_leaves_the_other_bits() {
-        let mut lapic = kvm_lapic_state::default();
-        lapic.regs[APIC_LVT1 + 2] = 1;
-        set_delivery(&mut lapic, APIC_LVT1, NMI);
-        assert_eq!(lapic.regs[APIC_LVT1..APIC_LVT1 + 4], [0, 4, 1, 0]);
+    fn the_boot_cpu_is_in_64_bit_mode_with_interrupts_off() {
+        let mut sregs = kvm_sregs {
+            cr0: 0x6000_0010,
+            ..kvm_sregs::default()
+        };
+        enter_long_mode(&mut sregs);
+        assert_eq!(
+            (sregs.cr0, sregs.cr4, sregs.efer),
+            (0x8000_0031, 0x20, 0x500)
+        );
+        assert_eq!((sregs.cs.selector, sregs.cs.l), (0x10, 1));
+        assert_eq!((sregs.ds.selector, sregs.ss.selector), (0x18, 0x18));
+        let regs = entry_registers(0x100_0000);
+        assert_eq!(
+            (regs.rip, regs.rsi, regs.rflags),
+            (0x100_0000, layout::ZERO_PAGE, 2)
+        );
+        assert_eq!(regs.rsp % 16, 0);
+    }
+
+    #[test]
+    fn a_delivery_mode_leaves_the_rest_of_its_register() {
+        let mut lapic = kvm_lapic_state { regs: [0; 1024] };
+        lapic.regs[LVT_LINT1 + 2] = 1; // masked
+        lapic.regs[LVT_LINT1] = -1; // vector
+        lapic.regs[LVT_LINT1 + 1] = 0x23;
+        set_delivery_mode(&mut lapic, LVT_LINT1, DELIVER_NMI);
+        assert_eq!(lapic.regs[LVT_LINT1..LVT_LINT1 + 4], [-1, 0x24, 1, 0]);
+        assert_eq!(lapic.regs[LVT_LINT1 + 4..], [0; 1024 - LVT_LINT1 - 4]);
     }
 }

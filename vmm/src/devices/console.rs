@@ -78,7 +78,10 @@ impl Console {
             if !chunk.bytes.is_empty() || chunk.last {
                 return chunk;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -91,13 +94,19 @@ impl Console {
     ) -> ConsoleSubscription {
         let id = self.next_listener.fetch_add(1, Ordering::Relaxed);
         self.listeners.locked().push((id, Arc::new(listener)));
-        ConsoleSubscription { id, console: Arc::downgrade(self) }
+        ConsoleSubscription {
+            id,
+            console: Arc::downgrade(self),
+        }
     }
 
     /// Input for the guest. Returns how many bytes were taken: fewer than given
     /// only when the guest has left a MiB unread.
     pub fn send(&self, bytes: &[u8]) -> usize {
-        self.input.locked().as_ref().map_or(0, |input| input.send(bytes))
+        self.input
+            .locked()
+            .as_ref()
+            .map_or(0, |input| input.send(bytes))
     }
 
     pub(crate) fn connect_input(&self, input: SerialInput) {
@@ -117,8 +126,12 @@ impl Console {
 
     fn tell(&self) {
         self.changed.notify_all();
-        let listeners: Vec<Listener> =
-            self.listeners.locked().iter().map(|(_, l)| Arc::clone(l)).collect();
+        let listeners: Vec<Listener> = self
+            .listeners
+            .locked()
+            .iter()
+            .map(|(_, l)| Arc::clone(l))
+            .collect();
         for listener in listeners {
             listener();
         }
@@ -133,12 +146,20 @@ impl Console {
     /// more after it.
     pub(crate) fn finished_panic(&self) -> Option<String> {
         let state = self.state.locked();
-        if state.panic_finished { state.panic.clone() } else { None }
+        if state.panic_finished {
+            state.panic.clone()
+        } else {
+            None
+        }
     }
 
     /// What the guest said of its panic.
     pub(crate) fn panic_reason(&self) -> String {
-        self.state.locked().panic.clone().unwrap_or_else(|| "no reason on the console".to_owned())
+        self.state
+            .locked()
+            .panic
+            .clone()
+            .unwrap_or_else(|| "no reason on the console".to_owned())
     }
 }
 
@@ -147,7 +168,11 @@ impl State {
         let end = self.first + self.history.len() as u64;
         let from = offset.clamp(self.first, end);
         ConsoleChunk {
-            bytes: self.history.range((from - self.first) as usize..).copied().collect(),
+            bytes: self
+                .history
+                .range((from - self.first) as usize..)
+                .copied()
+                .collect(),
             dropped: from.saturating_sub(offset),
             next: end,
             last: self.closed,
@@ -182,7 +207,9 @@ impl State {
 
 /// A line of the kernel's log without its "[    1.234567] ".
 fn without_timestamp(line: &str) -> &str {
-    let stamped = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+    let stamped = line
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once("] "));
     match stamped {
         Some((stamp, text)) if stamp.chars().all(|c| matches!(c, '0'..='9' | '.' | ' ')) => text,
         _ => line,
@@ -210,7 +237,9 @@ pub(crate) struct ConsoleWriter {
 
 impl ConsoleWriter {
     pub(crate) fn new(console: &Arc<Console>) -> Self {
-        Self { console: Arc::clone(console) }
+        Self {
+            console: Arc::clone(console),
+        }
     }
 }
 
@@ -234,7 +263,10 @@ mod tests {
         let console = Console::default();
         console.push(b"abc");
         let chunk = console.read(1);
-        assert_eq!((chunk.bytes.as_slice(), chunk.next, chunk.last), (&b"bc"[..], 3, false));
+        assert_eq!(
+            (chunk.bytes.as_slice(), chunk.next, chunk.last),
+            (&b"bc"[..], 3, false)
+        );
         console.push(&vec![b'x'; HISTORY]);
         let chunk = console.read(1);
         assert_eq!((chunk.dropped, chunk.bytes.len()), (2, HISTORY));
@@ -246,7 +278,11 @@ mod tests {
     #[test]
     fn a_panic_is_known_by_the_kernels_own_lines_only() {
         let cases: [(&str, Option<&str>, bool); 5] = [
-            ("[    1.5] Kernel panic - not syncing: VFS: x\n", Some("VFS: x"), false),
+            (
+                "[    1.5] Kernel panic - not syncing: VFS: x\n",
+                Some("VFS: x"),
+                false,
+            ),
             (
                 "Kernel panic - not syncing: A\r\n[   12.0] ---[ end Kernel panic - not syncing: A ]---\n",
                 Some("A"),
@@ -260,7 +296,10 @@ mod tests {
             let console = Console::default();
             console.push(output.as_bytes());
             assert_eq!(console.saw_panic(), reason.is_some(), "{output}");
-            assert_eq!(console.finished_panic().as_deref(), reason.filter(|_| finished));
+            assert_eq!(
+                console.finished_panic().as_deref(),
+                reason.filter(|_| finished)
+            );
         }
     }
 

@@ -24,7 +24,12 @@ pub(crate) struct Devices {
 
 impl Devices {
     pub(crate) fn new(serial: SerialPort, console: Arc<Console>, end: Arc<EndSignal>) -> Self {
-        Self { serial, power: PowerPorts, end, console }
+        Self {
+            serial,
+            power: PowerPorts,
+            end,
+            console,
+        }
     }
 
     /// A guest's `in`: fills `data`, one access of `data.len()` bytes or a
@@ -60,12 +65,16 @@ impl Devices {
                 }
             }
             layout::PVPANIC_PORT if data[0] & power::PVPANIC_PANICKED != 0 => {
-                self.end.end(Ending::Panic { reason: self.console.panic_reason() });
+                self.end.end(Ending::Panic {
+                    reason: self.console.panic_reason(),
+                });
             }
             _ => match self.power.write(port, data[0]) {
                 // A kernel told to restart after a panic has panicked.
                 Some(Ending::Reset) if self.console.saw_panic() => {
-                    self.end.end(Ending::Panic { reason: self.console.panic_reason() });
+                    self.end.end(Ending::Panic {
+                        reason: self.console.panic_reason(),
+                    });
                 }
                 Some(ending) => self.end.end(ending),
                 None => {}

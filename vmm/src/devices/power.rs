@@ -5,6 +5,13 @@ use crate::{acpi, ending::Ending, layout};
 /// What the FADT tells the guest to write to the reset register; the value
 /// that resets a PC through the same port.
 pub(crate) const RESET_VALUE: u8 = 0x06;
+/// All the firmware there is: what stands at the reset vector writes to the
+/// reset register. Real-mode code: `mov al, RESET_VALUE; mov dx, RESET_PORT;
+/// out dx, al; hlt`.
+pub(crate) const RESET_VECTOR_CODE: [u8; 7] = {
+    let [low, high] = layout::RESET_PORT.to_le_bytes();
+    [0xb0, RESET_VALUE, 0xba, low, high, 0xee, 0xf4]
+};
 /// The keyboard controller's "pulse the reset line".
 const I8042_RESET: u8 = 0xfe;
 /// pvpanic's event bit 0: the guest has panicked (docs/specs/pvpanic.rst of QEMU).
@@ -24,7 +31,9 @@ impl PowerPorts {
     /// The byte read from `port`, if it is one of these.
     pub(crate) fn read(&self, port: u16) -> Option<u8> {
         let sleep_status = layout::SLEEP_CONTROL_PORT + 1;
-        [layout::SLEEP_CONTROL_PORT, sleep_status, layout::RESET_PORT].contains(&port).then_some(0)
+        [layout::SLEEP_CONTROL_PORT, sleep_status, layout::RESET_PORT]
+            .contains(&port)
+            .then_some(0)
     }
 
     /// How the guest ends by writing `value` to `port`, if it does.
@@ -51,7 +60,11 @@ mod tests {
     #[test]
     fn each_port_ends_the_guest_in_its_own_way() {
         let cases = [
-            (layout::SLEEP_CONTROL_PORT, 5 << 2 | 1 << 5, Some(Ending::PowerOff)),
+            (
+                layout::SLEEP_CONTROL_PORT,
+                5 << 2 | 1 << 5,
+                Some(Ending::PowerOff),
+            ),
             (layout::SLEEP_CONTROL_PORT, 5 << 2, None),
             (layout::SLEEP_CONTROL_PORT, 3 << 2 | 1 << 5, None),
             (layout::RESET_PORT, RESET_VALUE, Some(Ending::Reset)),
@@ -61,7 +74,11 @@ mod tests {
             (0x80, 0x31, None),
         ];
         for (port, value, ending) in cases {
-            assert_eq!(PowerPorts.write(port, value), ending, "{value:#x} to {port:#x}");
+            assert_eq!(
+                PowerPorts.write(port, value),
+                ending,
+                "{value:#x} to {port:#x}"
+            );
         }
     }
 }

@@ -48,12 +48,19 @@ impl std::fmt::Debug for SerialPort {
 impl SerialPort {
     pub(crate) fn new(line: EventFd, console: &Arc<Console>) -> Self {
         let uart = Serial::new(Line(line), ConsoleWriter::new(console));
-        Self { state: Arc::new(Mutex::new(State { uart, input: VecDeque::new() })) }
+        Self {
+            state: Arc::new(Mutex::new(State {
+                uart,
+                input: VecDeque::new(),
+            })),
+        }
     }
 
     /// The end of the port where input goes in.
     pub(crate) fn input(&self) -> SerialInput {
-        SerialInput { state: Arc::clone(&self.state) }
+        SerialInput {
+            state: Arc::clone(&self.state),
+        }
     }
 
     pub(crate) fn read(&self, register: u8) -> u8 {

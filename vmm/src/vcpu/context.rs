@@ -1,8 +1,6 @@
 //! A stopped vCPU as a trap handler sees it.
 
-use kvm_bindings::{
-    KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events,
-};
+use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
 
@@ -132,7 +130,9 @@ impl VcpuContext<'_> {
     ) -> Result<(), VcpuAccessError> {
         let mut sregs = self.sregs()?;
         sregs.cr2 = address;
-        self.fd.set_sregs(&sregs).map_err(|e| self.refused("set the control registers", &e))?;
+        self.fd
+            .set_sregs(&sregs)
+            .map_err(|e| self.refused("set the control registers", &e))?;
         let mut events = self.events()?;
         events.exception.injected = 1;
         events.exception.nr = PAGE_FAULT;
@@ -161,23 +161,35 @@ impl VcpuContext<'_> {
         events.flags |= VALID_SHADOW;
         self.set_events(&events)?;
         self.fd
-            .set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_HALTED })
+            .set_mp_state(kvm_mp_state {
+                mp_state: KVM_MP_STATE_HALTED,
+            })
             .map_err(|e| self.refused("halt", &e))
     }
 
     fn sregs(&self) -> Result<kvm_sregs, VcpuAccessError> {
-        self.fd.get_sregs().map_err(|e| self.refused("read the control registers", &e))
+        self.fd
+            .get_sregs()
+            .map_err(|e| self.refused("read the control registers", &e))
     }
 
     fn events(&self) -> Result<kvm_vcpu_events, VcpuAccessError> {
-        self.fd.get_vcpu_events().map_err(|e| self.refused("read the pending events", &e))
+        self.fd
+            .get_vcpu_events()
+            .map_err(|e| self.refused("read the pending events", &e))
     }
 
     fn set_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuAccessError> {
-        self.fd.set_vcpu_events(events).map_err(|e| self.refused("set the pending events", &e))
+        self.fd
+            .set_vcpu_events(events)
+            .map_err(|e| self.refused("set the pending events", &e))
     }
 
     fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuAccessError {
-        VcpuAccessError { vcpu: self.index, what, cause: cause.to_string() }
+        VcpuAccessError {
+            vcpu: self.index,
+            what,
+            cause: cause.to_string(),
+        }
     }
 }

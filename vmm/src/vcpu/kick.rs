@@ -2,7 +2,7 @@
 //!
 //! The handler sets `immediate_exit` in the thread's `kvm_run`, so that a
 //! signal that comes just before `KVM_RUN` is not lost
-//! (Documentation/virt/kvm/api.rst, "immediate_exit").
+//! (Documentation/virt/kvm/api.rst, `immediate_exit`).
 
 use std::{
     cell::Cell,
@@ -80,7 +80,9 @@ pub(crate) struct KickThreads {
 
 impl KickThreads {
     pub(crate) fn new(vcpus: usize) -> Self {
-        Self { threads: (0..vcpus).map(|_| Mutex::new(None)).collect() }
+        Self {
+            threads: (0..vcpus).map(|_| Mutex::new(None)).collect(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod context;
 pub(crate) mod kick;
-mod tsc;
+mod msr;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -77,22 +77,42 @@ impl Vcpu {
             fd.set_sync_valid_reg(SyncReg::Register);
         }
         let shape = BreakpointShape::DebugExit;
-        Self { index, fd, sync_regs, block_irq, breakpoint_exits: false, shape, tsc_offset: 0 }
+        Self {
+            index,
+            fd,
+            sync_regs,
+            block_irq,
+            breakpoint_exits: false,
+            shape,
+            tsc_offset: 0,
+        }
     }
 
     /// The general registers, of a vCPU that is out of guest mode.
     pub(crate) fn registers(&self) -> Result<kvm_regs, VcpuAccessError> {
-        self.fd.get_regs().map_err(|e| self.refused("read the registers", &e))
+        self.fd
+            .get_regs()
+            .map_err(|e| self.refused("read the registers", &e))
     }
 
     pub(crate) fn set_registers(&self, regs: &kvm_regs) -> Result<(), VcpuAccessError> {
-        self.fd.set_regs(regs).map_err(|e| self.refused("set the registers", &e))
+        self.fd
+            .set_regs(regs)
+            .map_err(|e| self.refused("set the registers", &e))
     }
 
     pub(crate) fn control(&self) -> Result<ControlRegisters, VcpuAccessError> {
-        let sregs =
-            self.fd.get_sregs().map_err(|e| self.refused("read the control registers", &e))?;
+        let sregs = self
+            .fd
+            .get_sregs()
+            .map_err(|e| self.refused("read the control registers", &e))?;
         Ok((&sregs).into())
+    }
+
+    /// The MSR LSTAR.
+    pub(crate) fn syscall_entry(&self) -> Result<u64, VcpuAccessError> {
+        const LSTAR: u32 = 0xc000_0082;
+        msr::read(&self.fd, LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
     }
 
     /// Whether int3s of kernel and user mode leave guest mode as traps.
@@ -104,17 +124,30 @@ impl Vcpu {
     /// Sets what the guest is debugged for: breakpoints as they are switched, and
     /// `more` (`KVM_GUESTDBG_*`).
     fn set_debug(&self, more: u32) -> Result<(), VcpuAccessError> {
-        let breakpoints = if self.breakpoint_exits { KVM_GUESTDBG_USE_SW_BP } else { 0 };
+        let breakpoints = if self.breakpoint_exits {
+            KVM_GUESTDBG_USE_SW_BP
+        } else {
+            0
+        };
         let mut control = breakpoints | more;
         if control != 0 {
             control |= KVM_GUESTDBG_ENABLE;
         }
-        let debug = kvm_guest_debug { control, ..Default::default() };
-        self.fd.set_guest_debug(&debug).map_err(|e| self.refused("set up the debugging", &e))
+        let debug = kvm_guest_debug {
+            control,
+            ..Default::default()
+        };
+        self.fd
+            .set_guest_debug(&debug)
+            .map_err(|e| self.refused("set up the debugging", &e))
     }
 
     fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuAccessError {
-        VcpuAccessError { vcpu: self.index, what, cause: cause.to_string() }
+        VcpuAccessError {
+            vcpu: self.index,
+            what,
+            cause: cause.to_string(),
+        }
     }
 
     /// Runs until the gate wants it out or it must step alone. With a hold it
@@ -125,7 +158,7 @@ impl Vcpu {
         handler: &dyn TrapHandler,
         mut hold: Option<Hold<'_>>,
     ) -> Result<Left, VcpuAccessError> {
-        self.tsc_offset = tsc::offset(&self.fd);
+        self.tsc_offset = msr::tsc_offset(&self.fd);
         if hold.is_some() && !self.begin_step(shared, handler)? {
             hold = None;
         }
@@ -163,7 +196,11 @@ impl Vcpu {
                 }
             }
         }
-        Ok(if to_step { Left::ToStepAlone } else { Left::Stopped })
+        Ok(if to_step {
+            Left::ToStepAlone
+        } else {
+            Left::Stopped
+        })
     }
 
     fn run_once(&mut self, devices: &Devices) -> Exit {
@@ -227,7 +264,10 @@ impl Vcpu {
             context.inject_breakpoint_after()?;
         }
         match verdict {
-            Verdict::PageFault { address, error_code } => {
+            Verdict::PageFault {
+                address,
+                error_code,
+            } => {
                 context.inject_page_fault(address, error_code)?;
             }
             Verdict::Halt => context.halt()?,
@@ -246,7 +286,10 @@ impl Vcpu {
         }
         if verdict == Verdict::StepAlone {
             *to_step = hold.is_none();
-            return Ok(());
+            // A repeated string instruction: one more round.
+            if *to_step || self.begin_step(shared, handler)? {
+                return Ok(());
+            }
         }
         if hold.is_some() {
             self.set_debug(0)?;
@@ -278,15 +321,22 @@ impl Vcpu {
             self.set_registers(&registers)?;
         }
         if go {
-            let block_irq = if self.block_irq { KVM_GUESTDBG_BLOCKIRQ } else { 0 };
+            let block_irq = if self.block_irq {
+                KVM_GUESTDBG_BLOCKIRQ
+            } else {
+                0
+            };
             self.set_debug(KVM_GUESTDBG_SINGLESTEP | block_irq)?;
         }
         Ok(go)
     }
 
     fn context(&mut self) -> Result<VcpuContext<'_>, VcpuAccessError> {
-        let registers =
-            if self.sync_regs { self.fd.sync_regs().regs } else { self.registers()? };
+        let registers = if self.sync_regs {
+            self.fd.sync_regs().regs
+        } else {
+            self.registers()?
+        };
         Ok(self.context_with(registers))
     }
 
@@ -335,10 +385,12 @@ fn system_event(kind: u32) -> Ending {
     match kind {
         KVM_SYSTEM_EVENT_SHUTDOWN => Ending::PowerOff,
         KVM_SYSTEM_EVENT_RESET => Ending::Reset,
-        KVM_SYSTEM_EVENT_CRASH => {
-            Ending::Panic { reason: "the guest told the hypervisor so".to_owned() }
-        }
-        _ => Ending::Failed { reason: format!("system event {kind}") },
+        KVM_SYSTEM_EVENT_CRASH => Ending::Panic {
+            reason: "the guest told the hypervisor so".to_owned(),
+        },
+        _ => Ending::Failed {
+            reason: format!("system event {kind}"),
+        },
     }
 }
 
@@ -356,7 +408,9 @@ pub(crate) fn run_thread(
         let mut left = Left::Stopped;
         loop {
             let hold = if left == Left::ToStepAlone {
-                let Some(hold) = shared.gate.enter_alone(index) else { return Ok(()) };
+                let Some(hold) = shared.gate.enter_alone(index) else {
+                    return Ok(());
+                };
                 Some(hold)
             } else if shared.gate.enter(index) {
                 None

@@ -1,0 +1,69 @@
+//! Single step and hardware breakpoints.
+
+use kvm_bindings::{
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP,
+    kvm_guest_debug,
+};
+
+use super::{
+    guest::{Runner, Stop},
+    report::Check,
+    setup::CODE,
+};
+
+/// nop; nop; nop; hlt
+const PROGRAM: [u8; 4] = [0x90, 0x90, 0x90, 0xf4];
+
+/// Bits of DR6 (Intel SDM volume 3B, "Debug Status Register").
+const DR6_B0: u64 = 1 << 0;
+const DR6_BS: u64 = 1 << 14;
+/// DR7: breakpoint 0 enabled (G0), on execution, and GE.
+const DR7_EXECUTE_0: u64 = 1 << 1 | 1 << 9;
+
+pub(super) fn single_step(runner: &Runner) -> Check {
+    stops_at(runner, step(0), CODE + 1, DR6_BS)
+}
+
+pub(super) fn single_step_block_irq(runner: &Runner) -> Check {
+    stops_at(runner, step(KVM_GUESTDBG_BLOCKIRQ), CODE + 1, DR6_BS)
+}
+
+pub(super) fn hardware_breakpoint(runner: &Runner) -> Check {
+    let mut debug = kvm_guest_debug {
+        control: KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP,
+        ..Default::default()
+    };
+    debug.arch.debugreg[0] = CODE + 2;
+    debug.arch.debugreg[7] = DR7_EXECUTE_0;
+    stops_at(runner, debug, CODE + 2, DR6_B0)
+}
+
+fn step(more: u32) -> kvm_guest_debug {
+    kvm_guest_debug {
+        control: KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP | more,
+        ..Default::default()
+    }
+}
+
+/// Whether the guest makes a debug exit with exception 1, at `address` and for
+/// the reason `cause`, a bit of DR6.
+fn stops_at(runner: &Runner, debug: kvm_guest_debug, address: u64, cause: u64) -> Check {
+    let outcome = runner.run(&PROGRAM, move |guest| {
+        guest.debug(&debug)?;
+        let stop = guest.run()?;
+        Ok((guest.describe(&stop)?, stop))
+    });
+    match outcome {
+        Ok((
+            seen,
+            Stop::Debug {
+                exception: 1,
+                pc,
+                dr6,
+            },
+        )) if pc == address && dr6 & cause != 0 => Check::ok(seen),
+        Ok((_, Stop::Halted)) => Check::failed("not reported: the guest ran on to its end"),
+        Ok((seen, _)) => Check::failed(seen),
+        Err(error) => Check::failed(error.to_string()),
+    }
+}
