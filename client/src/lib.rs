@@ -1,1 +1,37 @@
-//! Placeholder.
+//! A typed, asynchronous client of a vmprobe server.
+//!
+//! [`Client::connect`] opens a connection; its methods are the calls of the `vmprobe.v1` protocol,
+//! with errors that say what went wrong and what to do about it. [`Client::events`] follows the hits
+//! of probes, [`Client::attach_console`] a guest's console.
+//!
+//! ```no_run
+//! # async fn demo() -> Result<(), Box<dyn std::error::Error>> {
+//! use vmprobe_client::{Client, Message, spec};
+//!
+//! let client = Client::connect("http://127.0.0.1:7070").await?;
+//! client.register_probes("guest", vec![spec::parse("vfs_read")?]).await?;
+//! let mut events = client.events("guest", Vec::new()).await?;
+//! while let Some(message) = events.next().await? {
+//!     match message {
+//!         Message::Batch { lost, events } => println!("{} hits, {lost} lost", events.len()),
+//!         Message::Ended(ending) => println!("the guest ended: {}", ending.detail),
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The library never prints; [`render`] makes the lines that the `vmprobe` command line shows.
+
+mod client;
+mod console;
+mod error;
+mod events;
+pub mod render;
+pub mod spec;
+
+pub use client::{Client, DEFAULT_ENDPOINT};
+pub use console::{ConsoleChunk, ConsoleInput, ConsoleOutput};
+pub use error::ClientError;
+pub use events::{EventStream, Message};
+pub use vmprobe_proto::v1;

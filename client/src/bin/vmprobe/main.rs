@@ -1,2 +1,42 @@
-//! Placeholder.
-fn main() {}
+//! `vmprobe`: boots guests, probes their kernels and shows what the probes see.
+
+mod cli;
+mod commands;
+mod failure;
+mod output;
+mod server_process;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let own_failure = cli.command.failure_code();
+    match start(cli.command) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.report();
+            ExitCode::from(failure.exit_code().unwrap_or(own_failure))
+        }
+    }
+}
+
+fn start(command: Command) -> Result<u8, Failure> {
+    if let Command::Doctor(doctor) = &command {
+        return Err(commands::doctor::replace_this_process(doctor));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(Failure::Runtime)?;
+    let result = runtime.block_on(commands::dispatch(command));
+    // A read of standard input that never returns would hold an ordinary shutdown for ever.
+    runtime.shutdown_background();
+    result
+}

@@ -1,2 +1,104 @@
-//! Placeholder.
-fn main() {}
+//! `vmprobed`: the vmprobe server.
+
+mod args;
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use thiserror::Error;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use vmprobe_server::{BindError, ServeError, Server, doctor};
+
+use crate::args::{Args, Command, Serve};
+
+/// Why the server didn't start, or stopped.
+#[derive(Debug, Error)]
+enum Failure {
+    #[error("can't start the asynchronous runtime: {0}")]
+    Runtime(io::Error),
+    #[error("can't watch for signals: {0}")]
+    Signals(io::Error),
+    #[error("can't say where it listens, on standard output: {0}")]
+    Announce(io::Error),
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}
+
+impl Failure {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Bind(_) => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the one place where errors are shown")]
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(Command::Doctor { json }) = args.command {
+        return doctor::report(json);
+    }
+    args::start_log();
+    match start(&args.serve) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("vmprobed: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn start(serve: &Serve) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::Runtime)?;
+    let result = runtime.block_on(run(serve));
+    // A read of standard input may still hang, and a call that the end cut off; neither matters now.
+    runtime.shutdown_background();
+    result
+}
+
+async fn run(serve: &Serve) -> Result<(), Failure> {
+    let server = Server::bind(serve.options()).await?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Signals)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::Signals)?;
+    announce(&server).map_err(Failure::Announce)?;
+
+    let parent = serve.exit_with_stdin;
+    let end = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            () = stdin_closed(), if parent => {}
+        }
+    };
+    Ok(server.serve(end).await?)
+}
+
+/// The one line on standard output. Whoever started this reads it to learn the port, and to know
+/// that connections are accepted.
+fn announce(server: &Server) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "listening on http://{}", server.address())?;
+    stdout.flush()
+}
+
+/// Completes when standard input ends: when the process that holds its other end has gone.
+async fn stdin_closed() {
+    let (closed, wait) = oneshot::channel();
+    // A thread of its own, not the runtime's: the read lasts as long as the process.
+    std::thread::spawn(move || {
+        let mut byte = [0; 64];
+        while matches!(io::stdin().lock().read(&mut byte), Ok(1..)) {}
+        // Nobody waits any more when the server ends by itself.
+        let _ = closed.send(());
+    });
+    // An error means that the thread ended, too.
+    let _ = wait.await;
+}

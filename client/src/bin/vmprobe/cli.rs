@@ -1,0 +1,288 @@
+//! The arguments.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use vmprobe_client::DEFAULT_ENDPOINT;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done (also when the reader of a pipe has gone)
+  1    the server refused, or the command failed; the reason is on standard error
+  2    wrong arguments
+  run, vm wait: how the guest ended: 0 power-off, 3 reset, 4 panic, 5 triple fault,
+       6 killed, 7 its monitor failed; 125 when the command itself failed
+  doctor: that of `vmprobed doctor`";
+
+const PROBE_SYNTAX: &str = "\
+A probe is [NAME=]SYMBOL[+OFFSET] or [NAME=]0xADDRESS, or in the kernel's own form
+'p[:NAME] SYMBOL[+OFFSET]'. Offsets are decimal, or hexadecimal with 0x. Without an
+offset the probe goes behind the function's ftrace site.";
+
+/// Kernel probes from outside the guest.
+#[derive(Debug, Parser)]
+#[command(name = "vmprobe", version, after_help = EXIT_CODES)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Boot a guest on a server of its own, console on this terminal, until it ends
+    #[command(after_help = PROBE_SYNTAX)]
+    Run(Run),
+    /// Say whether this host can run guests, and what is missing
+    Doctor(Doctor),
+    /// Create and control VMs
+    #[command(subcommand)]
+    Vm(Vm),
+    /// Register, list and remove probes
+    #[command(subcommand)]
+    Probe(Probe),
+    /// Follow the events of a VM until it ends
+    Trace(Trace),
+    /// Look up symbols of the guest's kernel
+    Symbols(Symbols),
+    /// Attach to a VM's console; on a terminal, Ctrl-] detaches
+    Console(Target),
+}
+
+impl Command {
+    /// Exit code when the command itself fails: one that a guest's own code won't be taken for,
+    /// where the guest's is passed on.
+    pub fn failure_code(&self) -> u8 {
+        match self {
+            Self::Run(_) | Self::Vm(Vm::Wait(_)) => 125,
+            _ => 1,
+        }
+    }
+}
+
+/// A server.
+#[derive(Debug, Args)]
+pub struct Server {
+    /// The server's address
+    #[arg(long, value_name = "URL", env = "VMPROBE_SERVER", default_value = DEFAULT_ENDPOINT)]
+    pub server: String,
+}
+
+/// A VM on a server.
+#[derive(Debug, Args)]
+pub struct Target {
+    #[command(flatten)]
+    pub server: Server,
+    /// The VM; may be left out when the server has only one
+    #[arg(long, value_name = "NAME")]
+    pub vm: Option<String>,
+}
+
+/// What a guest is made of.
+#[derive(Debug, Args)]
+pub struct Guest {
+    /// Kernel: a bzImage or a vmlinux
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    pub initramfs: Option<PathBuf>,
+    /// Kernel command line
+    #[arg(long, value_name = "TEXT", default_value = "console=ttyS0")]
+    pub cmdline: String,
+    /// Guest memory in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+    pub memory: u64,
+    /// Virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub vcpus: u32,
+    /// How the kernel is started
+    #[arg(long, value_enum, default_value_t = Boot::Elf)]
+    pub boot: Boot,
+    /// A probe planted before the guest's first instruction (repeatable)
+    #[arg(long = "probe", value_name = "SPEC")]
+    pub probes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Boot {
+    /// The ELF inside the kernel file, entered in 64-bit mode
+    Elf,
+    /// A bzImage as it is: its own decompressor runs in the guest
+    Bzimage,
+}
+
+#[derive(Debug, Args)]
+pub struct Run {
+    #[command(flatten)]
+    pub guest: Guest,
+    /// Write events to this file instead of standard error
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// The report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Vm {
+    /// Create a VM and start it
+    #[command(after_help = PROBE_SYNTAX)]
+    Create(Create),
+    /// List the server's VMs
+    List(List),
+    /// Wait until the guest has ended; exits with the guest's exit code
+    Wait(Target),
+    /// Start a VM that was created with --hold
+    Start(Target),
+    /// Stop the vCPUs
+    Pause(Target),
+    /// Let the vCPUs go on
+    Resume(Target),
+    /// End the guest at once
+    Kill(Target),
+    /// Forget a VM; kills it first where it runs
+    Delete(Target),
+    /// Show one VM
+    Info(Info),
+}
+
+#[derive(Debug, Args)]
+pub struct Create {
+    #[command(flatten)]
+    pub server: Server,
+    /// Name of the VM; the server chooses one when left out
+    #[arg(long, default_value = "")]
+    pub name: String,
+    #[command(flatten)]
+    pub guest: Guest,
+    /// Don't start it yet
+    #[arg(long)]
+    pub hold: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    #[command(flatten)]
+    pub server: Server,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Info {
+    #[command(flatten)]
+    pub target: Target,
+    /// Also the general registers of this vCPU
+    #[arg(long, value_name = "VCPU")]
+    pub registers: Option<u32>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Probe {
+    /// Register probes, all or none
+    #[command(after_help = PROBE_SYNTAX)]
+    Add(ProbeAdd),
+    /// List probes with their hits, in the manner of the kernel's kprobes/list
+    List(ProbeList),
+    /// Remove probes, all or none
+    Rm(ProbeRm),
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeAdd {
+    #[command(flatten)]
+    pub target: Target,
+    /// The probes
+    #[arg(value_name = "SPEC", required = true)]
+    pub specs: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeList {
+    #[command(flatten)]
+    pub target: Target,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeRm {
+    #[command(flatten)]
+    pub target: Target,
+    /// Names or ids (a number alone is an id)
+    #[arg(value_name = "PROBE", required_unless_present = "all")]
+    pub probes: Vec<String>,
+    /// All probes of the VM
+    #[arg(long, conflicts_with = "probes")]
+    pub all: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Trace {
+    #[command(flatten)]
+    pub target: Target,
+    /// Stop after so many events
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Only this probe, by name (repeatable)
+    #[arg(long = "probe", value_name = "NAME")]
+    pub probes: Vec<String>,
+    /// One JSON object a line, with all registers
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true))]
+pub struct Symbols {
+    #[command(flatten)]
+    pub target: Target,
+    /// A name, or a pattern with * and ?
+    #[arg(value_name = "PATTERN", group = "what")]
+    pub pattern: Option<String>,
+    /// The symbol that covers this address
+    #[arg(long, value_name = "ADDRESS", group = "what", value_parser = address)]
+    pub address: Option<u64>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub limit: u32,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An address as people paste it: hexadecimal, with or without 0x.
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u64::from_str_radix(digits, 16)
+        .map_err(|_| "an address is up to 16 hexadecimal digits".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn symbols_wants_a_pattern_or_an_address_but_not_both() {
+        let parse = |more: &[&str]| Cli::try_parse_from([&["vmprobe", "symbols"], more].concat());
+        assert!(parse(&["vfs_*"]).is_ok());
+        assert!(parse(&["--address", "ffffffff81000000"]).is_ok());
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["vfs_*", "--address", "0x1"]).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! `vmprobe vm ...`
+
+use vmprobe_client::{Client, render};
+
+use super::{guest, interrupted, reach};
+use crate::cli::{Create, Info, List, Target, Vm};
+use crate::failure::Failure;
+use crate::output::print;
+
+pub async fn vm(command: Vm) -> Result<u8, Failure> {
+    match command {
+        Vm::Create(create) => self::create(&create).await?,
+        Vm::List(list) => self::list(&list).await?,
+        Vm::Info(info) => self::info(&info).await?,
+        Vm::Wait(target) => return wait(&target).await,
+        Vm::Start(target) => {
+            let (client, vm) = reach(&target).await?;
+            client.start_vm(&vm).await?;
+        }
+        Vm::Pause(target) => {
+            let (client, vm) = reach(&target).await?;
+            client.pause_vm(&vm).await?;
+        }
+        Vm::Resume(target) => {
+            let (client, vm) = reach(&target).await?;
+            client.resume_vm(&vm).await?;
+        }
+        Vm::Kill(target) => {
+            let (client, vm) = reach(&target).await?;
+            client.kill_vm(&vm).await?;
+        }
+        Vm::Delete(target) => {
+            let (client, vm) = reach(&target).await?;
+            client.delete_vm(&vm).await?;
+        }
+    }
+    Ok(0)
+}
+
+/// Prints the VM's name alone, for `vm=$(vmprobe vm create ...)`.
+async fn create(create: &Create) -> Result<(), Failure> {
+    let request = guest::request(&create.name, &create.guest, create.hold)?;
+    let client = Client::connect(&create.server.server).await?;
+    let (vm, _) = client.create_vm(request).await?;
+    print([vm.name])
+}
+
+async fn list(list: &List) -> Result<(), Failure> {
+    let vms = Client::connect(&list.server.server)
+        .await?
+        .list_vms()
+        .await?;
+    if list.json {
+        print(vms.iter().map(|vm| render::vm_json(vm).to_string()))
+    } else {
+        print(render::vm_list(&vms))
+    }
+}
+
+async fn info(info: &Info) -> Result<(), Failure> {
+    let (client, vm) = reach(&info.target).await?;
+    let registers = match info.registers {
+        Some(vcpu) => Some(client.read_registers(&vm, vcpu).await?),
+        None => None,
+    };
+    let vm = client.get_vm(&vm).await?;
+    if info.json {
+        let mut value = render::vm_json(&vm);
+        if let Some(registers) = registers {
+            value["registers"] = render::registers_json(&registers);
+        }
+        return print([value.to_string()]);
+    }
+    let mut lines = render::vm_list(&[vm]);
+    lines.extend(registers.iter().flat_map(render::registers));
+    print(lines)
+}
+
+async fn wait(target: &Target) -> Result<u8, Failure> {
+    let (client, vm) = reach(target).await?;
+    let ending = tokio::select! {
+        ending = client.wait_vm(&vm) => ending?,
+        failure = interrupted() => return Err(failure),
+    };
+    print([render::ending(&ending)])?;
+    Ok(u8::try_from(ending.exit_code).unwrap_or(u8::MAX))
+}

@@ -1,0 +1,96 @@
+//! What ends the command line without success, and how it is told.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use thiserror::Error;
+use vmprobe_client::ClientError;
+use vmprobe_client::spec::SpecError;
+
+/// Why a command failed.
+#[derive(Debug, Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("{0}\n    {text}\n    {blank:>column$}", text = .0.text, blank = "^", column = .0.column)]
+    Spec(#[from] SpecError),
+    #[error("the server at {server} has no VM: create one with `vmprobe vm create`")]
+    NoVm { server: String },
+    #[error("the server at {server} has several VMs: choose with --vm one of {names}")]
+    SeveralVms { server: String, names: String },
+    #[error("no probe is called `{name}`: `vmprobe probe list` shows those there are")]
+    NoProbe { name: String },
+    #[error("can't write standard output: {0}")]
+    Output(io::Error),
+    #[error("can't write events to {}: {cause}", .file.display())]
+    EventFile { file: PathBuf, cause: io::Error },
+    #[error("the path {} is not UTF-8, which the protocol wants: rename it", .path.display())]
+    PathNotUtf8 { path: OsString },
+    #[error("can't find the folder this command was started in: {0}")]
+    CurrentFolder(io::Error),
+    #[error(
+        "can't start the server `{}`: {cause}; `vmprobed` is looked for beside this program, then in PATH",
+        .program.display()
+    )]
+    StartServer { program: OsString, cause: io::Error },
+    #[error("the server of this run ended before it listened ({status}); its own message is above")]
+    ServerEnded { status: ExitStatus },
+    #[error("can't talk to the server of this run: {0}")]
+    ServerPipe(io::Error),
+    #[error("can't set the terminal: {0}")]
+    Terminal(io::Error),
+    #[error("can't start the asynchronous runtime: {0}")]
+    Runtime(io::Error),
+    #[error("stopped by signal {0}")]
+    Signal(u8),
+}
+
+impl Failure {
+    /// Tells the user, unless there is nobody left to read or nothing the user doesn't know.
+    #[expect(clippy::print_stderr, reason = "the one place where errors are shown")]
+    pub fn report(&self) {
+        if !self.is_closed_pipe() && !matches!(self, Self::Signal(_)) {
+            eprintln!("vmprobe: {self}");
+        }
+    }
+
+    /// The exit code, where it isn't the command's own for failures.
+    pub fn exit_code(&self) -> Option<u8> {
+        match self {
+            Self::Signal(number) => Some(128 + number),
+            Self::Spec(_) => Some(2),
+            _ if self.is_closed_pipe() => Some(0),
+            _ => None,
+        }
+    }
+
+    fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(cause) if cause.kind() == ErrorKind::BrokenPipe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_probe_is_shown_with_a_caret_under_its_column() {
+        let failure = Failure::from(vmprobe_client::spec::parse("vfs_read+").unwrap_err());
+        let text = failure.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1..], ["    vfs_read+", "             ^"]);
+        assert_eq!(failure.exit_code(), Some(2));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_failure() {
+        let failure = Failure::Output(ErrorKind::BrokenPipe.into());
+        assert_eq!(failure.exit_code(), Some(0));
+        assert_eq!(
+            Failure::Output(ErrorKind::StorageFull.into()).exit_code(),
+            None
+        );
+    }
+}

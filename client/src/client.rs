@@ -1,0 +1,333 @@
+//! The connection and its calls.
+
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
+use vmprobe_proto::v1::console_service_client::ConsoleServiceClient;
+use vmprobe_proto::v1::event_service_client::EventServiceClient;
+use vmprobe_proto::v1::host_service_client::HostServiceClient;
+use vmprobe_proto::v1::probe_service_client::ProbeServiceClient;
+use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
+use vmprobe_proto::v1::vm_service_client::VmServiceClient;
+use vmprobe_proto::v1::{
+    CreateVmRequest, CreateVmResponse, DeleteVmRequest, Ending, GetHostRequest, GetHostResponse,
+    GetVmRequest, KillVmRequest, ListProbesRequest, ListVmsRequest, LookupSymbolsRequest,
+    LookupSymbolsResponse, PauseVmRequest, Probe, ProbeSpec, ReadMemoryRequest,
+    ReadRegistersRequest, RegisterProbesRequest, Registers, ResolveAddressRequest, ResumeVmRequest,
+    StartVmRequest, StreamEventsRequest, Symbol, UnregisterProbesRequest, Vm, WaitVmRequest,
+};
+
+use crate::console::{self, ConsoleInput, ConsoleOutput};
+use crate::error::innermost;
+use crate::{ClientError, EventStream};
+
+/// Where a server listens unless told otherwise.
+pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:7070";
+
+/// Largest answer taken from a server: a list of 100,000 probes has about 20 MiB.
+const MAX_ANSWER: usize = 64 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection to a server. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    channel: Channel,
+}
+
+impl Client {
+    /// Connects to a server, such as `http://127.0.0.1:7070`; `http://` may be left out.
+    ///
+    /// # Errors
+    /// [`ClientError::Endpoint`] for what isn't an address, [`ClientError::NoServer`] when nothing
+    /// answers there within 5 seconds.
+    pub async fn connect(endpoint: &str) -> Result<Self, ClientError> {
+        let url = url(endpoint)?;
+        let bad = |reason: String| ClientError::Endpoint {
+            endpoint: endpoint.to_owned(),
+            reason,
+        };
+        let channel = Endpoint::from_shared(url.clone())
+            .map_err(|error| bad(innermost(&error)))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .connect()
+            .await
+            .map_err(|error| ClientError::NoServer {
+                endpoint: url,
+                reason: innermost(&error),
+            })?;
+        Ok(Self { channel })
+    }
+
+    /// Creates a VM and registers its first probes; starts it unless `hold` is set.
+    pub async fn create_vm(
+        &self,
+        request: CreateVmRequest,
+    ) -> Result<(Vm, Vec<Probe>), ClientError> {
+        let CreateVmResponse { vm, probes } = self.vms().create_vm(request).await?.into_inner();
+        Ok((vm.ok_or(ClientError::Protocol("vm"))?, probes))
+    }
+
+    /// Starts a VM that was created with `hold`.
+    pub async fn start_vm(&self, vm: &str) -> Result<Vm, ClientError> {
+        let answer = self
+            .vms()
+            .start_vm(StartVmRequest { vm: vm.into() })
+            .await?;
+        answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
+    }
+
+    /// What a VM is and what it is doing.
+    pub async fn get_vm(&self, vm: &str) -> Result<Vm, ClientError> {
+        let answer = self.vms().get_vm(GetVmRequest { vm: vm.into() }).await?;
+        answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
+    }
+
+    /// All VMs of the server, by name.
+    pub async fn list_vms(&self) -> Result<Vec<Vm>, ClientError> {
+        Ok(self
+            .vms()
+            .list_vms(ListVmsRequest {})
+            .await?
+            .into_inner()
+            .vms)
+    }
+
+    /// Stops a VM's vCPUs; returns when all are out of guest mode.
+    pub async fn pause_vm(&self, vm: &str) -> Result<Vm, ClientError> {
+        let answer = self
+            .vms()
+            .pause_vm(PauseVmRequest { vm: vm.into() })
+            .await?;
+        answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
+    }
+
+    /// Lets a paused VM go on.
+    pub async fn resume_vm(&self, vm: &str) -> Result<Vm, ClientError> {
+        let answer = self
+            .vms()
+            .resume_vm(ResumeVmRequest { vm: vm.into() })
+            .await?;
+        answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
+    }
+
+    /// Ends a guest at once.
+    pub async fn kill_vm(&self, vm: &str) -> Result<Vm, ClientError> {
+        let answer = self.vms().kill_vm(KillVmRequest { vm: vm.into() }).await?;
+        answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
+    }
+
+    /// Waits until a guest has ended.
+    pub async fn wait_vm(&self, vm: &str) -> Result<Ending, ClientError> {
+        let answer = self.vms().wait_vm(WaitVmRequest { vm: vm.into() }).await?;
+        answer
+            .into_inner()
+            .ending
+            .ok_or(ClientError::Protocol("ending"))
+    }
+
+    /// Forgets a VM; kills it first where it runs.
+    pub async fn delete_vm(&self, vm: &str) -> Result<(), ClientError> {
+        self.vms()
+            .delete_vm(DeleteVmRequest { vm: vm.into() })
+            .await?;
+        Ok(())
+    }
+
+    /// The general registers of one vCPU.
+    pub async fn read_registers(&self, vm: &str, vcpu: u32) -> Result<Registers, ClientError> {
+        let request = ReadRegistersRequest {
+            vm: vm.into(),
+            vcpu,
+        };
+        let answer = self.vms().read_registers(request).await?.into_inner();
+        answer.registers.ok_or(ClientError::Protocol("registers"))
+    }
+
+    /// Guest memory at a virtual address, at most 1 MiB, as the page tables of `vcpu` map it.
+    /// Shorter than asked for where the first unmapped page begins.
+    pub async fn read_memory(
+        &self,
+        vm: &str,
+        vcpu: u32,
+        address: u64,
+        length: u32,
+    ) -> Result<Vec<u8>, ClientError> {
+        let request = ReadMemoryRequest {
+            vm: vm.into(),
+            vcpu,
+            address,
+            length,
+        };
+        Ok(self.vms().read_memory(request).await?.into_inner().data)
+    }
+
+    /// Attaches to a VM's console: what it has written so far, then what it writes.
+    pub async fn attach_console(
+        &self,
+        vm: &str,
+    ) -> Result<(ConsoleInput, ConsoleOutput), ClientError> {
+        console::attach(&mut ConsoleServiceClient::new(self.channel.clone()), vm).await
+    }
+
+    /// What the server's host can do.
+    pub async fn get_host(&self) -> Result<GetHostResponse, ClientError> {
+        let mut hosts = HostServiceClient::new(self.channel.clone());
+        Ok(hosts.get_host(GetHostRequest {}).await?.into_inner())
+    }
+
+    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`.
+    pub async fn register_probes(
+        &self,
+        vm: &str,
+        probes: Vec<ProbeSpec>,
+    ) -> Result<Vec<Probe>, ClientError> {
+        let request = RegisterProbesRequest {
+            vm: vm.into(),
+            probes,
+        };
+        Ok(self
+            .probes()
+            .register_probes(request)
+            .await?
+            .into_inner()
+            .probes)
+    }
+
+    /// Removes all probes that are named by id or by name, or none. The answer has their final counts.
+    pub async fn unregister_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<Vec<Probe>, ClientError> {
+        let request = UnregisterProbesRequest {
+            vm: vm.into(),
+            ids,
+            names,
+        };
+        Ok(self
+            .probes()
+            .unregister_probes(request)
+            .await?
+            .into_inner()
+            .probes)
+    }
+
+    /// The probes of a VM with their counts.
+    pub async fn list_probes(&self, vm: &str) -> Result<Vec<Probe>, ClientError> {
+        let request = ListProbesRequest { vm: vm.into() };
+        Ok(self
+            .probes()
+            .list_probes(request)
+            .await?
+            .into_inner()
+            .probes)
+    }
+
+    /// Follows the hits of the probes with these ids, of all probes when there are none. When this
+    /// returns, every later hit is delivered or counted as lost.
+    pub async fn events(&self, vm: &str, probe_ids: Vec<u64>) -> Result<EventStream, ClientError> {
+        let request = StreamEventsRequest {
+            vm: vm.into(),
+            probe_ids,
+        };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER);
+        let stream = events.stream_events(request).await?.into_inner();
+        EventStream::subscribed(stream).await
+    }
+
+    /// Symbols of the guest's kernel by name or by a pattern with `*` and `?`; at most `limit`, 1000
+    /// when that is 0. The flag is true when more matched.
+    pub async fn lookup_symbols(
+        &self,
+        vm: &str,
+        pattern: &str,
+        limit: u32,
+    ) -> Result<(Vec<Symbol>, bool), ClientError> {
+        let request = LookupSymbolsRequest {
+            vm: vm.into(),
+            pattern: pattern.into(),
+            limit,
+        };
+        let LookupSymbolsResponse { symbols, truncated } =
+            self.symbols().lookup_symbols(request).await?.into_inner();
+        Ok((symbols, truncated))
+    }
+
+    /// The symbol that covers an address, and the address' offset in it.
+    pub async fn resolve_address(
+        &self,
+        vm: &str,
+        address: u64,
+    ) -> Result<(Symbol, u64), ClientError> {
+        let request = ResolveAddressRequest {
+            vm: vm.into(),
+            address,
+        };
+        let answer = self.symbols().resolve_address(request).await?.into_inner();
+        Ok((
+            answer.symbol.ok_or(ClientError::Protocol("symbol"))?,
+            answer.offset,
+        ))
+    }
+
+    fn vms(&self) -> VmServiceClient<Channel> {
+        VmServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    fn probes(&self) -> ProbeServiceClient<Channel> {
+        ProbeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    fn symbols(&self) -> SymbolServiceClient<Channel> {
+        SymbolServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+}
+
+/// The URL of an endpoint that may lack its scheme.
+fn url(endpoint: &str) -> Result<String, ClientError> {
+    let bad = |reason: &str| ClientError::Endpoint {
+        endpoint: endpoint.to_owned(),
+        reason: reason.to_owned(),
+    };
+    match endpoint.split_once("://") {
+        Some(("http", _)) => Ok(endpoint.to_owned()),
+        Some(("https", _)) => Err(bad("TLS is not supported yet")),
+        Some(_) => Err(bad("its scheme isn't http")),
+        None if endpoint.is_empty() => Err(bad("it is empty")),
+        None => Ok(format!("http://{endpoint}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_may_lack_its_scheme() {
+        assert_eq!(url("127.0.0.1:7070").unwrap(), "http://127.0.0.1:7070");
+        assert_eq!(url("http://[::1]:1").unwrap(), "http://[::1]:1");
+    }
+
+    #[test]
+    fn an_endpoint_with_another_scheme_is_refused() {
+        for endpoint in ["https://a", "unix:///run/vmprobe", ""] {
+            let error = url(endpoint).unwrap_err();
+            assert!(matches!(error, ClientError::Endpoint { .. }), "{endpoint}");
+        }
+    }
+
+    #[tokio::test]
+    async fn connecting_where_nothing_listens_says_what_to_do() {
+        // A listener that is closed again leaves a port where nothing answers.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let error = Client::connect(&endpoint).await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&endpoint), "{text}");
+        assert!(text.contains("start one there with `vmprobed`"), "{text}");
+    }
+}

@@ -1,0 +1,52 @@
+//! What the command line shows, as text and as JSON. Makes strings only; prints nothing.
+//!
+//! JSON gives addresses and registers as strings such as `"0xffffffff81000000"`, because readers of
+//! JSON commonly hold numbers as doubles, which lose the low bits of a kernel address.
+
+mod json;
+mod table;
+mod text;
+mod trace;
+
+pub use json::{
+    ending_json, event_json, lost_json, probe_json, registers_json, symbol_json, vm_json,
+};
+pub use table::table;
+pub use text::{ending, place, probe_list, registers, symbol_line, vm_list};
+pub use trace::Tracer;
+
+#[cfg(test)]
+pub(crate) mod samples {
+    use vmprobe_proto::v1;
+
+    pub fn probe() -> v1::Probe {
+        v1::Probe {
+            id: 7,
+            name: "vfs_read+0x5".into(),
+            address: 0xffff_ffff_812f_0c15,
+            symbol: "vfs_read".into(),
+            offset: 5,
+            hits: 42,
+            missed: 0,
+            state: v1::ProbeState::Armed.into(),
+            strategy: v1::Strategy::Emulate.into(),
+            strategy_reason: "push of a register".into(),
+            instruction: "push %rbp".into(),
+        }
+    }
+
+    pub fn event(tsc: u64) -> v1::Event {
+        v1::Event {
+            probe_id: 7,
+            vcpu: 1,
+            tsc,
+            registers: Some(v1::Registers {
+                rdi: 0xffff_8880_0123_4567,
+                rsi: 0x7ffc_0000,
+                rdx: 1,
+                rip: 0xffff_ffff_812f_0c15,
+                ..Default::default()
+            }),
+        }
+    }
+}

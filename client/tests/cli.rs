@@ -1,0 +1,151 @@
+//! The program `vmprobe` as far as it needs no guest: exit codes, and errors that say what to do.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed helper fails its test"
+)]
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn vmprobe(args: &[&str]) -> Command {
+    vmprobe_at(Path::new(env!("CARGO_BIN_EXE_vmprobe")), args)
+}
+
+fn vmprobe_at(program: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).env_remove("VMPROBE_SERVER");
+    command
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A folder with `vmprobe` in it and, as `vmprobed`, the given program.
+fn installed(name: &str, server: Option<&str>) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    fs::hard_link(env!("CARGO_BIN_EXE_vmprobe"), folder.join("vmprobe")).unwrap();
+    if let Some(server) = server {
+        symlink(server, folder.join("vmprobed")).unwrap();
+    }
+    folder.join("vmprobe")
+}
+
+#[test]
+fn without_a_server_it_says_how_to_start_one() {
+    // A listener that is closed again leaves a port where nothing answers.
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    let output = vmprobe(&["probe", "list", "--server", &free])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = errors(&output);
+    assert!(
+        text.starts_with(&format!("vmprobe: no server at http://{free}")),
+        "{text}"
+    );
+    assert!(text.contains("start one there with `vmprobed`"), "{text}");
+}
+
+#[test]
+fn the_server_may_stand_in_the_environment() {
+    let output = vmprobe(&["vm", "list"])
+        .env("VMPROBE_SERVER", "https://example")
+        .output()
+        .unwrap();
+    assert!(errors(&output).contains("`https://example` is not a server address"));
+}
+
+#[test]
+fn a_bad_probe_is_exit_code_2_before_anything_else_happens() {
+    for args in [
+        &["probe", "add", "vfs_read+"][..],
+        &["vm", "create", "--kernel", "k", "--probe", "vfs_read+"],
+        &["run", "--kernel", "k", "--probe", "vfs_read+"],
+    ] {
+        let output = vmprobe(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let text = errors(&output);
+        assert!(text.contains("column 10"), "{text}");
+        assert!(text.ends_with("    vfs_read+\n             ^\n"), "{text}");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_exit_code_2() {
+    for args in [
+        &["probe", "rm"][..],
+        &["symbols"],
+        &["trace", "--count", "0"],
+        &["run", "--kernel", "k", "--vcpus", "0"],
+        &["run", "--kernel", "k", "--memory", "0"],
+        &["nonsense"],
+    ] {
+        assert_eq!(
+            vmprobe(args).output().unwrap().status.code(),
+            Some(2),
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
+fn doctor_is_the_server_s_own() {
+    let echo = installed("doctor-echo", Some("/bin/echo"));
+    let output = vmprobe_at(&echo, &["doctor", "--json"]).output().unwrap();
+    assert_eq!(output.stdout, b"doctor --json\n");
+    assert_eq!(output.status.code(), Some(0));
+
+    let failing = installed("doctor-false", Some("/bin/false"));
+    let output = vmprobe_at(&failing, &["doctor"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn run_without_the_server_program_says_where_it_was_looked_for() {
+    let alone = installed("run-alone", None);
+    let output = vmprobe_at(&alone, &["run", "--kernel", "k"])
+        .env("PATH", "")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let text = errors(&output);
+    assert!(
+        text.contains("`vmprobed` is looked for beside this program, then in PATH"),
+        "{text}"
+    );
+}
+
+#[test]
+fn run_with_a_server_that_does_not_start_fails_with_a_code_no_guest_has() {
+    for server in ["/bin/false", "/bin/echo"] {
+        let program = installed(&format!("run{}", server.replace('/', "-")), Some(server));
+        let output = vmprobe_at(&program, &["run", "--kernel", "k"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(125), "{server}");
+        assert!(
+            errors(&output).contains("ended before it listened"),
+            "{server}"
+        );
+    }
+}
+
+#[test]
+fn run_says_when_it_can_t_write_the_events() {
+    let args = ["run", "--kernel", "k", "--events", "/nonexistent/events"];
+    let output = vmprobe(&args).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(errors(&output).contains("can't write events to /nonexistent/events"));
+}

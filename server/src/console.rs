@@ -1,0 +1,52 @@
+//! A guest's console for asynchronous readers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use vmm::{Console, ConsoleChunk, ConsoleSubscription};
+
+/// A guest writes byte by byte; a woken reader lets a line gather first.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Reads what a guest has written, as far as it is kept, then what it writes, to the end.
+pub struct Reader {
+    console: Arc<Console>,
+    changed: watch::Receiver<()>,
+    at: u64,
+    _subscription: ConsoleSubscription,
+}
+
+impl Reader {
+    /// A reader from the oldest byte that is kept.
+    pub fn new(console: &Arc<Console>) -> Self {
+        let (tell, changed) = watch::channel(());
+        let subscription = console.subscribe(move || {
+            tell.send_replace(());
+        });
+        Self {
+            console: Arc::clone(console),
+            changed,
+            at: 0,
+            _subscription: subscription,
+        }
+    }
+
+    /// The next output; none when the guest has ended and all is read.
+    pub async fn next(&mut self) -> Option<ConsoleChunk> {
+        loop {
+            self.changed.mark_unchanged();
+            let chunk = self.console.read(self.at);
+            if !chunk.bytes.is_empty() {
+                self.at = chunk.next;
+                return Some(chunk);
+            }
+            if chunk.last {
+                return None;
+            }
+            // Fails only when the subscription has gone, which is held here.
+            let _ = self.changed.changed().await;
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+}

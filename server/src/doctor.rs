@@ -1,0 +1,35 @@
+//! What this host can do, for people and for programs.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use vmprobe_proto::v1::GetHostResponse;
+
+/// Examines the host for a client. Blocks, some ten seconds where guests hang.
+pub fn describe_host() -> GetHostResponse {
+    let report = vmm::doctor::examine();
+    GetHostResponse {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        runs_linux: report.runs_linux,
+        // A report is made of strings and numbers; there is nothing in it that JSON lacks.
+        report_json: serde_json::to_string(&report).unwrap_or_default(),
+    }
+}
+
+/// Examines the host and prints the report, as text or as JSON. Success when it runs guests.
+#[must_use]
+pub fn report(json: bool) -> ExitCode {
+    let report = vmm::doctor::examine();
+    let text = if json {
+        serde_json::to_string_pretty(&report).unwrap_or_default()
+    } else {
+        report.to_string()
+    };
+    // A reader that has gone knows enough; the exit code stays what it is.
+    let _ = writeln!(io::stdout(), "{}", text.trim_end());
+    if report.runs_linux {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,359 @@
+//! Hits of one VM, from its vCPU threads to the clients that follow them.
+//!
+//! Each subscriber has a bounded queue of its own. A client that reads too slowly loses its own
+//! newest hits, counted exactly and at the right place in its stream; it slows neither the vCPU nor
+//! the other clients. A hit costs a vCPU thread one short lock for each subscriber that wants it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use vmprobe_proto::v1::{Event, EventBatch};
+
+/// Hits in one message to a client: about 90 KiB on the wire.
+const BATCH: usize = 512;
+
+/// Hits that wait for one client at most: about 12 MiB of memory.
+pub const QUEUE: usize = 64 * 1024;
+
+/// A woken subscriber lets hits gather for so long, so that a busy probe wakes it a thousand times a
+/// second at most, and not once for each hit.
+const GATHER: Duration = Duration::from_millis(1);
+
+/// The hits of one VM.
+#[derive(Debug, Default)]
+pub struct Fanout {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    queues: Vec<Arc<Queue>>,
+    ended: bool,
+}
+
+impl Fanout {
+    /// Hands a hit to every subscriber that wants it. Never waits for one.
+    pub fn publish(&self, event: &Event) {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        for queue in &inner.queues {
+            queue.push(event);
+        }
+    }
+
+    /// Says that no more hits will come.
+    pub fn end(&self) {
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        inner.ended = true;
+        for queue in &inner.queues {
+            queue.end();
+        }
+    }
+
+    /// Subscribes to the hits of the probes with these ids, of all probes when there are none. Every
+    /// hit that is published from now on is delivered or counted as lost.
+    pub fn subscribe(self: &Arc<Self>, probes: Vec<u64>) -> Subscription {
+        self.subscribe_with(probes, QUEUE)
+    }
+
+    fn subscribe_with(self: &Arc<Self>, mut probes: Vec<u64>, capacity: usize) -> Subscription {
+        probes.sort_unstable();
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let queue = Arc::new(Queue {
+            probes,
+            capacity,
+            state: Mutex::new(State {
+                ended: inner.ended,
+                ..State::default()
+            }),
+            wake: Notify::new(),
+        });
+        inner.queues.push(Arc::clone(&queue));
+        Subscription {
+            fanout: Arc::clone(self),
+            queue,
+        }
+    }
+
+    /// How many subscriptions there are.
+    #[cfg(test)]
+    pub fn subscribers(&self) -> usize {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.queues.len()
+    }
+}
+
+/// One client's share of the hits. Dropping it unsubscribes.
+#[derive(Debug)]
+pub struct Subscription {
+    fanout: Arc<Fanout>,
+    queue: Arc<Queue>,
+}
+
+impl Subscription {
+    /// The next hits, at most [`BATCH`] of them; none when the VM has ended and all are delivered.
+    pub async fn next(&mut self) -> Option<EventBatch> {
+        loop {
+            match self.queue.take() {
+                Taken::Batch(batch) => return Some(batch),
+                Taken::End => return None,
+                Taken::Nothing => {
+                    self.queue.wake.notified().await;
+                    tokio::time::sleep(GATHER).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut inner = self
+            .fanout
+            .inner
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        inner
+            .queues
+            .retain(|queue| !Arc::ptr_eq(queue, &self.queue));
+    }
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// Sorted; empty for all probes.
+    probes: Vec<u64>,
+    capacity: usize,
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Batches under way to the client; only the last can take more hits.
+    batches: VecDeque<EventBatch>,
+    /// Hits in `batches`.
+    queued: usize,
+    /// Hits lost since the last one that was queued.
+    lost: u64,
+    /// The subscriber has found nothing and wants to be woken.
+    waiting: bool,
+    ended: bool,
+}
+
+enum Taken {
+    Batch(EventBatch),
+    Nothing,
+    End,
+}
+
+impl Queue {
+    fn push(&self, event: &Event) {
+        if !self.probes.is_empty() && self.probes.binary_search(&event.probe_id).is_err() {
+            return;
+        }
+        let mut state = self.state();
+        if state.queued >= self.capacity {
+            state.lost += 1;
+            return;
+        }
+        let lost = std::mem::take(&mut state.lost);
+        match state.batches.back_mut() {
+            // Hits behind a loss begin a batch, since a batch tells only of losses before it.
+            Some(batch) if lost == 0 && batch.events.len() < BATCH => batch.events.push(*event),
+            _ => {
+                let mut events = Vec::with_capacity(BATCH);
+                events.push(*event);
+                state.batches.push_back(EventBatch { events, lost });
+            }
+        }
+        state.queued += 1;
+        self.wake(&mut state);
+    }
+
+    fn end(&self) {
+        let mut state = self.state();
+        state.ended = true;
+        self.wake(&mut state);
+    }
+
+    fn take(&self) -> Taken {
+        let mut state = self.state();
+        if let Some(batch) = state.batches.pop_front() {
+            state.queued -= batch.events.len();
+            return Taken::Batch(batch);
+        }
+        let lost = std::mem::take(&mut state.lost);
+        if lost > 0 {
+            return Taken::Batch(EventBatch {
+                events: Vec::new(),
+                lost,
+            });
+        }
+        if state.ended {
+            return Taken::End;
+        }
+        state.waiting = true;
+        Taken::Nothing
+    }
+
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.waiting) {
+            self.wake.notify_one();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hit(probe_id: u64, tsc: u64) -> Event {
+        Event {
+            probe_id,
+            tsc,
+            ..Event::default()
+        }
+    }
+
+    async fn drain(subscription: &mut Subscription) -> Vec<EventBatch> {
+        let mut batches = Vec::new();
+        while let Some(batch) = subscription.next().await {
+            batches.push(batch);
+        }
+        batches
+    }
+
+    fn tscs(batch: &EventBatch) -> Vec<u64> {
+        batch.events.iter().map(|event| event.tsc).collect()
+    }
+
+    #[tokio::test]
+    async fn every_subscriber_gets_every_hit_in_order() {
+        let fanout = Arc::new(Fanout::default());
+        let mut subscriptions = [fanout.subscribe(vec![]), fanout.subscribe(vec![])];
+        for tsc in 0..2000 {
+            fanout.publish(&hit(1, tsc));
+        }
+        fanout.end();
+        for subscription in &mut subscriptions {
+            let batches = drain(subscription).await;
+            assert!(
+                batches
+                    .iter()
+                    .all(|batch| batch.lost == 0 && batch.events.len() <= BATCH)
+            );
+            let all: Vec<u64> = batches.iter().flat_map(tscs).collect();
+            assert_eq!(all, (0..2000).collect::<Vec<_>>());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_counts_its_losses_where_they_happened() {
+        let fanout = Arc::new(Fanout::default());
+        let mut slow = fanout.subscribe_with(vec![], 3);
+        for tsc in 0..5 {
+            fanout.publish(&hit(1, tsc));
+        }
+        let first = slow.next().await.unwrap();
+        assert_eq!((first.lost, tscs(&first)), (0, vec![0, 1, 2]));
+
+        fanout.publish(&hit(1, 5));
+        fanout.publish(&hit(1, 6));
+        let second = slow.next().await.unwrap();
+        assert_eq!((second.lost, tscs(&second)), (2, vec![5, 6]));
+    }
+
+    #[tokio::test]
+    async fn losses_at_the_end_are_told_in_an_empty_batch() {
+        let fanout = Arc::new(Fanout::default());
+        let mut slow = fanout.subscribe_with(vec![], 2);
+        for tsc in 0..10 {
+            fanout.publish(&hit(1, tsc));
+        }
+        fanout.end();
+        let batches = drain(&mut slow).await;
+        let summary: Vec<_> = batches.iter().map(|b| (b.lost, b.events.len())).collect();
+        assert_eq!(summary, [(0, 2), (8, 0)]);
+    }
+
+    #[tokio::test]
+    async fn a_slow_subscriber_costs_the_others_nothing() {
+        let fanout = Arc::new(Fanout::default());
+        let mut slow = fanout.subscribe_with(vec![], 1);
+        let mut quick = fanout.subscribe(vec![]);
+        for tsc in 0..100 {
+            fanout.publish(&hit(1, tsc));
+        }
+        fanout.end();
+        let quick: usize = drain(&mut quick).await.iter().map(|b| b.events.len()).sum();
+        let slow: u64 = drain(&mut slow).await.iter().map(|b| b.lost).sum();
+        assert_eq!((quick, slow), (100, 99));
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_of_chosen_probes_neither_gets_nor_loses_others() {
+        let fanout = Arc::new(Fanout::default());
+        let mut chosen = fanout.subscribe_with(vec![9, 4], 10);
+        for probe in 0..100 {
+            fanout.publish(&hit(probe, probe));
+        }
+        fanout.end();
+        let batches = drain(&mut chosen).await;
+        assert_eq!(batches.len(), 1);
+        assert_eq!((batches[0].lost, tscs(&batches[0])), (0, vec![4, 9]));
+    }
+
+    #[tokio::test]
+    async fn delivered_and_lost_add_up_with_several_vcpus() {
+        const THREADS: u64 = 4;
+        const EACH: u64 = 20_000;
+        let fanout = Arc::new(Fanout::default());
+        let mut subscription = fanout.subscribe_with(vec![], 700);
+        let reader = tokio::spawn(async move { drain(&mut subscription).await });
+        let vcpus: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let fanout = Arc::clone(&fanout);
+                std::thread::spawn(move || (0..EACH).for_each(|tsc| fanout.publish(&hit(1, tsc))))
+            })
+            .collect();
+        tokio::task::spawn_blocking(|| vcpus.into_iter().for_each(|vcpu| vcpu.join().unwrap()))
+            .await
+            .unwrap();
+        fanout.end();
+        let batches = reader.await.unwrap();
+        let total: u64 = batches.iter().map(|b| b.lost + b.events.len() as u64).sum();
+        assert_eq!(total, THREADS * EACH);
+    }
+
+    #[tokio::test]
+    async fn dropping_a_subscription_frees_its_queue() {
+        let fanout = Arc::new(Fanout::default());
+        let subscription = fanout.subscribe(vec![]);
+        assert_eq!(fanout.subscribers(), 1);
+        drop(subscription);
+        assert_eq!(fanout.subscribers(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_subscription_after_the_end_ends_at_once() {
+        let fanout = Arc::new(Fanout::default());
+        fanout.end();
+        assert!(fanout.subscribe(vec![]).next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_waiting_subscriber_is_woken_by_a_hit() {
+        let fanout = Arc::new(Fanout::default());
+        let mut subscription = fanout.subscribe(vec![]);
+        let reader = tokio::spawn(async move { subscription.next().await });
+        tokio::task::yield_now().await;
+        fanout.publish(&hit(1, 7));
+        assert_eq!(tscs(&reader.await.unwrap().unwrap()), [7]);
+    }
+}

@@ -1,0 +1,19 @@
+//! The vmprobe server: joins the monitor (`vmm`) to the probe engine (`probe-engine`), VM by VM, and
+//! offers both as gRPC services.
+//!
+//! [`Server::bind`] takes an address, [`Server::serve`] answers calls until it is told to end, and
+//! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
+
+mod console;
+mod convert;
+pub mod doctor;
+mod fanout;
+mod limits;
+mod machine;
+mod machines;
+mod serve;
+mod services;
+mod status;
+mod traps;
+
+pub use serve::{BindError, Options, ServeError, Server};

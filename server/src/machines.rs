@@ -1,0 +1,254 @@
+//! The VMs of one server, by name.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tonic::Status;
+
+use crate::machine::Machine;
+use crate::{limits, status};
+
+/// All VMs of the server.
+#[derive(Debug, Default)]
+pub struct Machines {
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    by_name: BTreeMap<String, Slot>,
+    /// Number of the next VM without a name of its own.
+    next: u64,
+    closed: bool,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// Being built; the name is taken.
+    Reserved,
+    Ready(Arc<Machine>),
+}
+
+/// A name for a VM under construction; dropping it gives the name back.
+#[derive(Debug)]
+pub struct Reservation {
+    machines: Arc<Machines>,
+    name: String,
+}
+
+impl Machines {
+    /// Takes a name, or makes one from an empty `name`.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`, or `UNAVAILABLE` while the server
+    /// shuts down.
+    pub fn reserve(self: &Arc<Self>, name: &str) -> Result<Reservation, Status> {
+        let mut slots = self.slots();
+        if slots.closed {
+            return Err(Status::unavailable("the server is shutting down"));
+        }
+        if slots.by_name.len() >= limits::VMS {
+            return Err(Status::resource_exhausted(format!(
+                "this server has its {} VMs: delete one that has ended",
+                limits::VMS
+            )));
+        }
+        let name = if name.is_empty() {
+            slots.fresh_name()
+        } else {
+            check_name(name)?
+        };
+        match slots.by_name.entry(name.clone()) {
+            Entry::Occupied(_) => Err(Status::already_exists(format!(
+                "a VM called `{name}` exists: choose another name, or delete that one"
+            ))),
+            Entry::Vacant(vacant) => {
+                vacant.insert(Slot::Reserved);
+                Ok(Reservation {
+                    machines: Arc::clone(self),
+                    name,
+                })
+            }
+        }
+    }
+
+    /// The VM of this name.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`, which names those that there are; `INVALID_ARGUMENT` for an empty name;
+    /// `FAILED_PRECONDITION` while it is being built.
+    pub fn get(&self, name: &str) -> Result<Arc<Machine>, Status> {
+        if name.is_empty() {
+            return Err(status::invalid("vm", "the name of a VM is missing"));
+        }
+        let slots = self.slots();
+        match slots.by_name.get(name) {
+            Some(Slot::Ready(machine)) => Ok(Arc::clone(machine)),
+            Some(Slot::Reserved) => Err(Status::failed_precondition(format!(
+                "VM `{name}` is still being created"
+            ))),
+            None if slots.by_name.is_empty() => Err(Status::not_found(format!(
+                "no VM is called `{name}`: this server has none"
+            ))),
+            None => {
+                let names: Vec<&str> = slots.by_name.keys().map(String::as_str).collect();
+                let names = names.join(", ");
+                Err(Status::not_found(format!(
+                    "no VM is called `{name}`; there are: {names}"
+                )))
+            }
+        }
+    }
+
+    /// All VMs that are built, by name.
+    pub fn list(&self) -> Vec<Arc<Machine>> {
+        let slots = self.slots();
+        let machines = slots.by_name.values().filter_map(|slot| match slot {
+            Slot::Ready(machine) => Some(Arc::clone(machine)),
+            Slot::Reserved => None,
+        });
+        machines.collect()
+    }
+
+    /// Forgets this VM; another of the same name stays.
+    pub fn remove(&self, machine: &Arc<Machine>) {
+        let mut slots = self.slots();
+        if let Entry::Occupied(entry) = slots.by_name.entry(machine.name().to_owned())
+            && matches!(entry.get(), Slot::Ready(there) if Arc::ptr_eq(there, machine))
+        {
+            entry.remove();
+        }
+    }
+
+    /// Takes no new VM from now on; answers with those that there are.
+    pub fn close(&self) -> Vec<Arc<Machine>> {
+        self.slots().closed = true;
+        self.list()
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slots {
+    fn fresh_name(&mut self) -> String {
+        loop {
+            let name = format!("vm{}", self.next);
+            self.next += 1;
+            if !self.by_name.contains_key(&name) {
+                return name;
+            }
+        }
+    }
+}
+
+impl Reservation {
+    /// The name that is taken.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Puts the finished VM in its place.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` when the server began to shut down meanwhile.
+    pub fn fill(self, machine: Arc<Machine>) -> Result<(), Status> {
+        let mut slots = self.machines.slots();
+        if slots.closed {
+            return Err(Status::unavailable("the server is shutting down"));
+        }
+        slots
+            .by_name
+            .insert(self.name.clone(), Slot::Ready(machine));
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut slots = self.machines.slots();
+        if let Some(Slot::Reserved) = slots.by_name.get(&self.name) {
+            slots.by_name.remove(&self.name);
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<String, Status> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.len() > limits::NAME_CHARS || !name.chars().all(fits) {
+        return Err(status::invalid(
+            "name",
+            format!(
+                "a VM's name has at most {} letters, digits, `-`, `_` and `.`",
+                limits::NAME_CHARS
+            ),
+        ));
+    }
+    Ok(name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::Code;
+
+    #[test]
+    fn a_reserved_name_is_taken_until_it_is_dropped() {
+        let machines = Arc::new(Machines::default());
+        let reservation = machines.reserve("a").unwrap();
+        assert_eq!(
+            machines.reserve("a").unwrap_err().code(),
+            Code::AlreadyExists
+        );
+        assert_eq!(
+            machines.get("a").unwrap_err().code(),
+            Code::FailedPrecondition
+        );
+        drop(reservation);
+        assert_eq!(machines.get("a").unwrap_err().code(), Code::NotFound);
+        assert!(machines.reserve("a").is_ok());
+    }
+
+    #[test]
+    fn a_vm_without_a_name_gets_a_free_one() {
+        let machines = Arc::new(Machines::default());
+        let taken = machines.reserve("vm0").unwrap();
+        let made = machines.reserve("").unwrap();
+        assert_eq!((taken.name(), made.name()), ("vm0", "vm1"));
+    }
+
+    #[test]
+    fn a_name_that_would_not_print_well_is_refused() {
+        let machines = Arc::new(Machines::default());
+        for name in ["a b", "a/b", "ä", "a\n", &"x".repeat(65)] {
+            assert_eq!(
+                machines.reserve(name).unwrap_err().code(),
+                Code::InvalidArgument,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_vm_too_many_exhausts_the_server() {
+        let machines = Arc::new(Machines::default());
+        let taken: Vec<_> = (0..limits::VMS)
+            .map(|_| machines.reserve("").unwrap())
+            .collect();
+        assert_eq!(
+            machines.reserve("").unwrap_err().code(),
+            Code::ResourceExhausted
+        );
+        drop(taken);
+        assert!(machines.reserve("").is_ok());
+    }
+
+    #[test]
+    fn a_server_that_shuts_down_takes_no_vm() {
+        let machines = Arc::new(Machines::default());
+        machines.close();
+        assert_eq!(machines.reserve("a").unwrap_err().code(), Code::Unavailable);
+    }
+}

@@ -1,0 +1,54 @@
+//! `SymbolService`: the symbols of the guest's kernel.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status, async_trait};
+use vmprobe_proto::v1::symbol_service_server::SymbolService;
+use vmprobe_proto::v1::{
+    LookupSymbolsRequest, LookupSymbolsResponse, ResolveAddressRequest, ResolveAddressResponse,
+};
+
+use super::blocking;
+use crate::machines::Machines;
+use crate::{limits, status};
+
+/// The service.
+#[derive(Debug)]
+pub struct Symbols(pub Arc<Machines>);
+
+#[async_trait]
+impl SymbolService for Symbols {
+    async fn lookup_symbols(
+        &self,
+        request: Request<LookupSymbolsRequest>,
+    ) -> Result<Response<LookupSymbolsResponse>, Status> {
+        let LookupSymbolsRequest { vm, pattern, limit } = request.into_inner();
+        if pattern.is_empty() {
+            return Err(status::invalid(
+                "pattern",
+                "a name or a pattern is missing; `*` is all",
+            ));
+        }
+        let limit = if limit == 0 {
+            limits::SYMBOLS
+        } else {
+            limit.min(limits::SYMBOLS_MOST)
+        };
+        let machine = self.0.get(&vm)?;
+        let work = move || Ok(machine.lookup_symbols(&pattern, limit as usize));
+        let (symbols, truncated) = blocking(work).await?;
+        Ok(Response::new(LookupSymbolsResponse { symbols, truncated }))
+    }
+
+    async fn resolve_address(
+        &self,
+        request: Request<ResolveAddressRequest>,
+    ) -> Result<Response<ResolveAddressResponse>, Status> {
+        let ResolveAddressRequest { vm, address } = request.into_inner();
+        let (symbol, offset) = self.0.get(&vm)?.resolve_address(address)?;
+        Ok(Response::new(ResolveAddressResponse {
+            symbol: Some(symbol),
+            offset,
+        }))
+    }
+}

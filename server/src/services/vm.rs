@@ -1,0 +1,195 @@
+//! `VmService`: the life cycle of VMs.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status, async_trait};
+use vmprobe_proto::v1::vm_service_server::VmService;
+use vmprobe_proto::v1::{
+    CreateVmRequest, CreateVmResponse, DeleteVmRequest, DeleteVmResponse, GetVmRequest,
+    GetVmResponse, KillVmRequest, KillVmResponse, ListVmsRequest, ListVmsResponse, PauseVmRequest,
+    PauseVmResponse, ReadMemoryRequest, ReadMemoryResponse, ReadRegistersRequest,
+    ReadRegistersResponse, ResumeVmRequest, ResumeVmResponse, StartVmRequest, StartVmResponse,
+    WaitVmRequest, WaitVmResponse,
+};
+
+use super::blocking;
+use crate::machine::Machine;
+use crate::machines::Machines;
+use crate::{limits, status};
+
+/// The service.
+#[derive(Debug)]
+pub struct Vms(pub Arc<Machines>);
+
+impl Vms {
+    /// Does something to a VM on a thread that may block; answers with the VM.
+    async fn with(
+        &self,
+        vm: &str,
+        act: impl FnOnce(&Arc<Machine>) -> Result<(), Status> + Send + 'static,
+    ) -> Result<Arc<Machine>, Status> {
+        let machine = self.0.get(vm)?;
+        blocking(move || {
+            act(&machine)?;
+            Ok(machine)
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl VmService for Vms {
+    async fn create_vm(
+        &self,
+        request: Request<CreateVmRequest>,
+    ) -> Result<Response<CreateVmResponse>, Status> {
+        let request = request.into_inner();
+        let reservation = self.0.reserve(&request.name)?;
+        // On its own thread to the end, even if the client goes away: a name is never left half
+        // taken.
+        let (machine, probes) = blocking(move || {
+            let (machine, probes) = Machine::create(reservation.name(), &request)?;
+            if !request.hold {
+                machine.start()?;
+            }
+            reservation
+                .fill(Arc::clone(&machine))
+                .inspect_err(|_| machine.kill())?;
+            Ok((machine, probes))
+        })
+        .await?;
+        tracing::info!(vm = machine.name(), "created");
+        Ok(Response::new(CreateVmResponse {
+            vm: Some(machine.describe()),
+            probes,
+        }))
+    }
+
+    async fn start_vm(
+        &self,
+        request: Request<StartVmRequest>,
+    ) -> Result<Response<StartVmResponse>, Status> {
+        let machine = self
+            .with(&request.get_ref().vm, |machine| machine.start())
+            .await?;
+        Ok(Response::new(StartVmResponse {
+            vm: Some(machine.describe()),
+        }))
+    }
+
+    async fn get_vm(
+        &self,
+        request: Request<GetVmRequest>,
+    ) -> Result<Response<GetVmResponse>, Status> {
+        let machine = self.0.get(&request.get_ref().vm)?;
+        Ok(Response::new(GetVmResponse {
+            vm: Some(machine.describe()),
+        }))
+    }
+
+    async fn list_vms(
+        &self,
+        _: Request<ListVmsRequest>,
+    ) -> Result<Response<ListVmsResponse>, Status> {
+        let vms = self
+            .0
+            .list()
+            .iter()
+            .map(|machine| machine.describe())
+            .collect();
+        Ok(Response::new(ListVmsResponse { vms }))
+    }
+
+    async fn pause_vm(
+        &self,
+        request: Request<PauseVmRequest>,
+    ) -> Result<Response<PauseVmResponse>, Status> {
+        let machine = self
+            .with(&request.get_ref().vm, |machine| machine.pause())
+            .await?;
+        Ok(Response::new(PauseVmResponse {
+            vm: Some(machine.describe()),
+        }))
+    }
+
+    async fn resume_vm(
+        &self,
+        request: Request<ResumeVmRequest>,
+    ) -> Result<Response<ResumeVmResponse>, Status> {
+        let machine = self
+            .with(&request.get_ref().vm, |machine| machine.resume())
+            .await?;
+        Ok(Response::new(ResumeVmResponse {
+            vm: Some(machine.describe()),
+        }))
+    }
+
+    async fn kill_vm(
+        &self,
+        request: Request<KillVmRequest>,
+    ) -> Result<Response<KillVmResponse>, Status> {
+        let machine = self.0.get(&request.get_ref().vm)?;
+        machine.kill();
+        machine.ended().await;
+        Ok(Response::new(KillVmResponse {
+            vm: Some(machine.describe()),
+        }))
+    }
+
+    async fn wait_vm(
+        &self,
+        request: Request<WaitVmRequest>,
+    ) -> Result<Response<WaitVmResponse>, Status> {
+        let machine = self.0.get(&request.get_ref().vm)?;
+        let ending = machine.ended().await;
+        Ok(Response::new(WaitVmResponse {
+            ending: Some(ending),
+        }))
+    }
+
+    async fn delete_vm(
+        &self,
+        request: Request<DeleteVmRequest>,
+    ) -> Result<Response<DeleteVmResponse>, Status> {
+        let machine = self.0.get(&request.get_ref().vm)?;
+        machine.kill();
+        machine.ended().await;
+        self.0.remove(&machine);
+        tracing::info!(vm = machine.name(), "deleted");
+        Ok(Response::new(DeleteVmResponse {}))
+    }
+
+    async fn read_registers(
+        &self,
+        request: Request<ReadRegistersRequest>,
+    ) -> Result<Response<ReadRegistersResponse>, Status> {
+        let ReadRegistersRequest { vm, vcpu } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let registers = blocking(move || machine.read_registers(vcpu)).await?;
+        Ok(Response::new(ReadRegistersResponse {
+            registers: Some(registers),
+        }))
+    }
+
+    async fn read_memory(
+        &self,
+        request: Request<ReadMemoryRequest>,
+    ) -> Result<Response<ReadMemoryResponse>, Status> {
+        let ReadMemoryRequest {
+            vm,
+            vcpu,
+            address,
+            length,
+        } = request.into_inner();
+        if length > limits::MEMORY_BYTES {
+            let most = limits::MEMORY_BYTES;
+            return Err(status::invalid(
+                "length",
+                format!("at most {most} bytes at a time"),
+            ));
+        }
+        let machine = self.0.get(&vm)?;
+        let data = blocking(move || machine.read_memory(vcpu, address, length)).await?;
+        Ok(Response::new(ReadMemoryResponse { data }))
+    }
+}

@@ -1,0 +1,143 @@
+//! Errors as gRPC status codes.
+//!
+//! | code | for |
+//! | --- | --- |
+//! | `INVALID_ARGUMENT` | a value that is wrong whatever the VM does; the field is in the `BadRequest` details |
+//! | `NOT_FOUND` | no such VM, probe, symbol or address |
+//! | `ALREADY_EXISTS` | a VM or probe of that name |
+//! | `FAILED_PRECONDITION` | right, but not in this state of the VM or on this host |
+//! | `RESOURCE_EXHAUSTED` | a limit of the server |
+//! | `INTERNAL` | KVM or the server failed |
+
+use probe_engine::error::{RegisterError, UnregisterError};
+use probe_engine::symbols::LookupError;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+use vmm::CreateError;
+
+/// A wrong value of `field`, a path into the request such as `probes[2].name`.
+pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
+    with_field(Code::InvalidArgument, field, message)
+}
+
+/// A failure that one field of the request is to blame for.
+pub fn with_field(code: Code, field: impl Into<String>, message: impl Into<String>) -> Status {
+    let message = message.into();
+    let details = ErrorDetails::with_bad_request_violation(field, message.clone());
+    Status::with_error_details(code, message, details)
+}
+
+/// Why a VM was not made.
+pub fn create(error: &CreateError) -> Status {
+    let code = match error {
+        CreateError::Kvm(_) => Code::FailedPrecondition,
+        CreateError::Ram(_) => Code::ResourceExhausted,
+        CreateError::Cpu(_) | CreateError::Vcpu(_) | CreateError::Refused { .. } => Code::Internal,
+        // All others find fault with the request.
+        _ => Code::InvalidArgument,
+    };
+    match error.field() {
+        Some(field) => with_field(code, field, error.to_string()),
+        None => Status::new(code, error.to_string()),
+    }
+}
+
+/// Why a batch of probes was not registered.
+pub fn register(error: &RegisterError) -> Status {
+    use RegisterError as E;
+    let code = match error {
+        E::Symbol(LookupError::Unknown { .. }) => Code::NotFound,
+        E::AlreadyExists { .. } => Code::AlreadyExists,
+        E::GuestBreakpoint { .. } | E::InitTextFreed { .. } | E::ImageUnknown { .. } => {
+            Code::FailedPrecondition
+        }
+        E::Memory(_) => Code::Internal,
+        // All others, and those to come, find fault with the request.
+        _ => Code::InvalidArgument,
+    };
+    with_field(code, "probes", error.to_string())
+}
+
+/// Why a batch of probes was not removed.
+pub fn unregister(error: &UnregisterError) -> Status {
+    match error {
+        UnregisterError::UnknownProbe { .. } => {
+            with_field(Code::NotFound, "ids", error.to_string())
+        }
+        _ => Status::internal(error.to_string()),
+    }
+}
+
+/// A task of the server was cut off: it is shutting down, or has a bug.
+pub fn cut_off(error: &tokio::task::JoinError) -> Status {
+    Status::internal(format!("the server did not finish this call: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::{GuestVirtAddr, ProbeId};
+
+    #[test]
+    fn each_refusal_of_a_probe_has_the_code_of_its_cause() {
+        let place = || "f+0x1".to_owned();
+        let at = GuestVirtAddr(0x10);
+        let table = [
+            (
+                RegisterError::Symbol(LookupError::Unknown {
+                    name: "f".into(),
+                    similar: vec![],
+                }),
+                Code::NotFound,
+            ),
+            (
+                RegisterError::Symbol(LookupError::Ambiguous {
+                    name: "f".into(),
+                    addresses: vec![at],
+                }),
+                Code::InvalidArgument,
+            ),
+            (
+                RegisterError::AlreadyExists {
+                    name: "f".into(),
+                    id: ProbeId(1),
+                    address: at,
+                },
+                Code::AlreadyExists,
+            ),
+            (
+                RegisterError::DuplicateName { name: "f".into() },
+                Code::InvalidArgument,
+            ),
+            (
+                RegisterError::NotText {
+                    place: place(),
+                    address: at,
+                },
+                Code::InvalidArgument,
+            ),
+            (
+                RegisterError::InitTextFreed { place: place() },
+                Code::FailedPrecondition,
+            ),
+            (
+                RegisterError::ImageUnknown { place: place() },
+                Code::FailedPrecondition,
+            ),
+        ];
+        for (error, code) in table {
+            let status = register(&error);
+            assert_eq!(status.code(), code, "{error}");
+            assert_eq!(status.message(), error.to_string());
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_its_field_in_the_details() {
+        let status = invalid("vcpus", "1 to 8 vCPUs, not 0");
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(status.message(), "1 to 8 vCPUs, not 0");
+        let details = status.get_details_bad_request().unwrap();
+        assert_eq!(details.field_violations[0].field, "vcpus");
+    }
+}

@@ -1,0 +1,217 @@
+//! The services over a real socket, as far as they need no guest.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed helper fails its test"
+)]
+
+use std::net::SocketAddr;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use vmprobe_client::v1::CreateVmRequest;
+use vmprobe_client::{Client, ClientError};
+use vmprobe_server::{BindError, Options, ServeError, Server};
+
+struct Running {
+    endpoint: String,
+    end: oneshot::Sender<()>,
+    serving: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Running {
+    async fn start() -> Self {
+        let server = Server::bind(loopback(0)).await.unwrap();
+        let endpoint = format!("http://{}", server.address());
+        let (end, ended) = oneshot::channel::<()>();
+        let serving = tokio::spawn(server.serve(async {
+            let _ = ended.await;
+        }));
+        Self {
+            endpoint,
+            end,
+            serving,
+        }
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(&self.endpoint).await.unwrap()
+    }
+
+    async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::from_shared(self.endpoint.clone()).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
+    async fn stop(self) {
+        self.end.send(()).unwrap();
+        self.serving.await.unwrap().unwrap();
+    }
+}
+
+fn loopback(port: u16) -> Options {
+    Options {
+        listen: SocketAddr::from(([127, 0, 0, 1], port)),
+        insecure_listen_anywhere: false,
+    }
+}
+
+#[tokio::test]
+async fn every_call_on_an_unknown_vm_is_not_found() {
+    let running = Running::start().await;
+    let client = running.client().await;
+    let errors = [
+        client.start_vm("a").await.unwrap_err(),
+        client.get_vm("a").await.unwrap_err(),
+        client.pause_vm("a").await.unwrap_err(),
+        client.resume_vm("a").await.unwrap_err(),
+        client.kill_vm("a").await.unwrap_err(),
+        client.wait_vm("a").await.unwrap_err(),
+        client.delete_vm("a").await.unwrap_err(),
+        client.read_registers("a", 0).await.unwrap_err(),
+        client.read_memory("a", 0, 0, 1).await.unwrap_err(),
+        client.attach_console("a").await.unwrap_err(),
+        client.register_probes("a", vec![]).await.unwrap_err(),
+        client
+            .unregister_probes("a", vec![], vec![])
+            .await
+            .unwrap_err(),
+        client.list_probes("a").await.unwrap_err(),
+        client.events("a", vec![]).await.unwrap_err(),
+        client.lookup_symbols("a", "*", 0).await.unwrap_err(),
+        client.resolve_address("a", 0).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(
+            matches!(&error, ClientError::NotFound(text) if text.contains("`a`")),
+            "{error:?}"
+        );
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_without_a_vm_s_name_names_the_field() {
+    let running = Running::start().await;
+    let error = running.client().await.list_probes("").await.unwrap_err();
+    let ClientError::InvalidArgument { fields, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(fields, ["vm"]);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_vm_that_can_t_be_made_leaves_nothing_behind() {
+    let running = Running::start().await;
+    let client = running.client().await;
+    let request = || CreateVmRequest {
+        name: "a".into(),
+        kernel: "/nonexistent/vmlinuz".into(),
+        ..CreateVmRequest::default()
+    };
+    for _ in 0..2 {
+        let error = client.create_vm(request()).await.unwrap_err();
+        assert!(!matches!(error, ClientError::AlreadyExists(_)), "{error:?}");
+    }
+    assert!(client.list_vms().await.unwrap().is_empty());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn health_says_serving() {
+    let running = Running::start().await;
+    let mut health = HealthClient::new(running.channel().await);
+    for service in ["", "vmprobe.v1.VmService", "vmprobe.v1.ProbeService"] {
+        let request = HealthCheckRequest {
+            service: service.into(),
+        };
+        let answer = health.check(request).await.unwrap().into_inner();
+        assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
+    }
+    drop(health);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn reflection_lists_the_services() {
+    let running = Running::start().await;
+    let mut reflection = ServerReflectionClient::new(running.channel().await);
+    let request = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let answers = reflection
+        .server_reflection_info(tokio_stream::once(request))
+        .await
+        .unwrap();
+    let answer = answers.into_inner().next().await.unwrap().unwrap();
+    let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+        panic!("not a list of services");
+    };
+    let names: Vec<_> = list
+        .service
+        .iter()
+        .map(|service| service.name.as_str())
+        .collect();
+    for name in ["Vm", "Console", "Host", "Probe", "Event", "Symbol"] {
+        let name = format!("vmprobe.v1.{name}Service");
+        assert!(names.contains(&name.as_str()), "{name} is not in {names:?}");
+    }
+    drop(reflection);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let taken = Server::bind(loopback(0)).await.unwrap();
+    let error = Server::bind(loopback(taken.address().port()))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, BindError::InUse(address) if address == taken.address()),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_address_that_other_hosts_reach_needs_a_flag() {
+    let listen = SocketAddr::from(([0, 0, 0, 0], 0));
+    let refused = Server::bind(Options {
+        listen,
+        insecure_listen_anywhere: false,
+    })
+    .await;
+    assert!(
+        matches!(refused, Err(BindError::NotLoopback(_))),
+        "{refused:?}"
+    );
+    assert!(
+        Server::bind(Options {
+            listen,
+            insecure_listen_anywhere: true
+        })
+        .await
+        .is_ok()
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_stays_connected_does_not_hold_the_server_s_end_up() {
+    let running = Running::start().await;
+    let client = running.client().await;
+    client.list_vms().await.unwrap();
+    running.stop().await;
+    let error = client.list_vms().await.unwrap_err();
+    assert!(matches!(error, ClientError::Disconnected(_)), "{error:?}");
+}
