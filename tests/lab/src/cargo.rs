@@ -53,11 +53,9 @@ pub fn static_binary(package: &str, bin: &str) -> Result<PathBuf, BuildError> {
 
     let mut build = cargo();
     build
-        .args(["build", "--release", "--quiet", "--target", TARGET])
+        .args(["build", "--profile=lab", "--quiet", "--target", TARGET])
         .args(["--package", package, "--bin", bin, "--target-dir"])
         .arg(&target_dir)
-        // It is copied into the memory of small machines: keep the names, not the line tables.
-        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .stdin(Stdio::null());
@@ -69,7 +67,7 @@ pub fn static_binary(package: &str, bin: &str) -> Result<PathBuf, BuildError> {
             package: package.into(),
         });
     }
-    let path = target_dir.join(TARGET).join("release").join(bin);
+    let path = target_dir.join(TARGET).join("lab").join(bin);
     if !path.is_file() {
         return Err(BuildError::NoProgram {
             package: package.into(),
