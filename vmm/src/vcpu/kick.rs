@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// The signal that kicks.
-fn signal() -> c_int {
+pub(super) fn signal() -> c_int {
     SIGRTMIN()
 }
 

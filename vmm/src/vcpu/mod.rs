@@ -3,6 +3,7 @@
 mod context;
 pub(crate) mod kick;
 mod msr;
+mod step_timer;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -24,7 +25,10 @@ use crate::{
     ram::GuestRam,
     sync::LockExt,
     trap::{self, BreakpointShape, INT3, InternalError, Trap, TrapHandler, Verdict},
-    vcpu::kick::{KickThreads, Kickable},
+    vcpu::{
+        kick::{KickThreads, Kickable},
+        step_timer::StepTimer,
+    },
 };
 
 /// What all vCPUs of a guest share.
@@ -48,6 +52,8 @@ pub(crate) struct Vcpu {
     breakpoint_exits: bool,
     shape: BreakpointShape,
     tsc_offset: u64,
+    /// Made by the thread that steps, at its first step.
+    step_timer: Option<StepTimer>,
 }
 
 /// What one `KVM_RUN` came back with, its I/O done.
@@ -85,6 +91,7 @@ impl Vcpu {
             breakpoint_exits: false,
             shape,
             tsc_offset: 0,
+            step_timer: None,
         }
     }
 
@@ -176,6 +183,14 @@ impl Vcpu {
             match self.run_once(&shared.devices) {
                 Exit::Handled => {}
                 Exit::Interrupted if leaving => break,
+                // The step ends here, wherever its instruction has led.
+                Exit::Interrupted if self.step_timer.as_ref().is_some_and(StepTimer::expired) => {
+                    tracing::warn!(
+                        vcpu = self.index,
+                        "an instruction under a probe raised an exception while it was stepped"
+                    );
+                    self.trapped(shared, handler, Trap::Step, &mut hold, &mut to_step)?;
+                }
                 Exit::Interrupted => {}
                 Exit::Ended(ending) => {
                     shared.end.end(ending);
@@ -293,6 +308,9 @@ impl Vcpu {
         }
         if hold.is_some() {
             self.set_debug(0)?;
+            if let Some(timer) = &mut self.step_timer {
+                timer.disarm();
+            }
             *hold = None;
         }
         match (verdict, trap, shape) {
@@ -327,6 +345,13 @@ impl Vcpu {
                 0
             };
             self.set_debug(KVM_GUESTDBG_SINGLESTEP | block_irq)?;
+            if self.step_timer.is_none() {
+                let timer = StepTimer::new();
+                self.step_timer = Some(timer.map_err(|e| self.refused("limit a step", &e))?);
+            }
+            if let Some(timer) = &mut self.step_timer {
+                timer.arm();
+            }
         }
         Ok(go)
     }
