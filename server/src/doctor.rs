@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Once;
+use std::thread;
 
 use vmprobe_proto::v1::GetHostResponse;
 
@@ -14,6 +16,24 @@ pub fn describe_host() -> GetHostResponse {
         // A report is made of strings and numbers; there is nothing in it that JSON lacks.
         report_json: serde_json::to_string(&report).unwrap_or_default(),
     }
+}
+
+/// Examines the host in the background, once a process, and logs a warning when it doesn't run
+/// Linux: a guest there may crawl for minutes before it fails.
+pub fn warn_if_unfit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let examine = || {
+            let report = vmm::doctor::examine();
+            if !report.runs_linux {
+                tracing::warn!("{}; {}", report.verdict, report.advice.join("; "));
+            }
+        };
+        // Without a thread there is no warning; the guest's own end tells the same later.
+        let _ = thread::Builder::new()
+            .name("doctor".to_owned())
+            .spawn(examine);
+    });
 }
 
 /// Examines the host and prints the report, as text or as JSON. Success when it runs guests.

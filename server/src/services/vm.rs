@@ -13,6 +13,7 @@ use vmprobe_proto::v1::{
 };
 
 use super::blocking;
+use crate::doctor;
 use crate::machine::Machine;
 use crate::machines::Machines;
 use crate::{limits, status};
@@ -52,6 +53,7 @@ impl VmService for Vms {
             if !request.hold {
                 machine.start()?;
             }
+            doctor::warn_if_unfit();
             reservation
                 .fill(Arc::clone(&machine))
                 .inspect_err(|_| machine.kill())?;

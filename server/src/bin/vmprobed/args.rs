@@ -1,6 +1,6 @@
 //! The arguments.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 
 use clap::Parser;
@@ -71,6 +71,7 @@ pub fn start_log() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .init();
 }
 
