@@ -91,9 +91,11 @@ impl Machine {
     ) -> Result<Vec<v1::Probe>, Status> {
         self.vm.stopped(|guest| {
             let memory = Ram(guest.memory());
-            self.engine
-                .arm_milestones(&memory)
-                .map_err(|error| status::register(&error))?;
+            if self.engine.has_image_map() {
+                self.engine
+                    .arm_milestones(&memory)
+                    .map_err(|error| status::register(&error))?;
+            }
             let probes = self.engine.register(&memory, specs);
             let probes = probes.map_err(|error| status::register(&error))?;
             self.set_breakpoint_exits(guest)?;

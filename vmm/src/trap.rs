@@ -71,6 +71,8 @@ const VECTOR_BREAKPOINT: u32 = 3;
 const DR6_SINGLE_STEP: u64 = 1 << 14;
 /// The breakpoint instruction.
 pub(crate) const INT3: u8 = 0xcc;
+/// Its length in bytes.
+pub(crate) const INT3_LEN: u64 = 1;
 
 /// The trap in a `KVM_EXIT_DEBUG`.
 pub(crate) fn from_debug_exit(exit: &kvm_debug_exit_arch) -> Option<Trap> {

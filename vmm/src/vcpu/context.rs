@@ -1,8 +1,19 @@
 //! A stopped vCPU as a trap handler sees it.
 
+use std::ops::Range;
+
 use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
+
+use crate::{
+    ram::GuestRam,
+    trap::INT3_LEN,
+    vcpu::{
+        deliver::{self, VirtMemory},
+        msr,
+    },
+};
 
 /// `KVM_X86_SHADOW_INT_STI` of arch/x86/include/uapi/asm/kvm.h.
 const SHADOW_STI: u8 = 2;
@@ -12,6 +23,8 @@ const VALID_SHADOW: u32 = 4;
 const BREAKPOINT: u8 = 3;
 /// Vector of the page fault exception.
 const PAGE_FAULT: u8 = 14;
+/// Bytes of a page.
+const PAGE: u64 = 0x1000;
 /// RPL bits of a segment selector.
 const RPL: u16 = 3;
 
@@ -74,7 +87,7 @@ pub struct VcpuContext<'a> {
     pub(super) fd: &'a VcpuFd,
     pub(super) registers: kvm_regs,
     pub(super) dirty: bool,
-    pub(super) tsc_offset: u64,
+    pub(super) tsc_offset: Option<u64>,
 }
 
 impl VcpuContext<'_> {
@@ -102,12 +115,16 @@ impl VcpuContext<'_> {
         Ok((&self.sregs()?).into())
     }
 
-    /// The guest's time stamp counter now.
+    /// The guest's time stamp counter: now, or, where the host's own is unstable
+    /// and KVM must be asked, when the vCPU left guest mode.
     pub fn tsc(&self) -> u64 {
         // SAFETY: every x86-64 CPU has rdtsc, and Linux doesn't forbid it to processes
         // (PR_SET_TSC) unless asked to.
-        let host = unsafe { core::arch::x86_64::_rdtsc() };
-        host.wrapping_add(self.tsc_offset)
+        let host = || unsafe { core::arch::x86_64::_rdtsc() };
+        match self.tsc_offset {
+            Some(offset) => host().wrapping_add(offset),
+            None => msr::guest_tsc(self.fd).unwrap_or_else(host),
+        }
     }
 
     /// Holds interrupts back until the next instruction is done, as `sti` does
@@ -141,10 +158,22 @@ impl VcpuContext<'_> {
         self.set_events(&events)
     }
 
+    /// Delivers the breakpoint exception of the guest's own int3 at RIP. False
+    /// when that must be left to KVM.
+    pub(super) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuAccessError> {
+        let sregs = self.sregs()?;
+        let memory = Mapped { fd: self.fd, ram };
+        let Some(after) = deliver::breakpoint(&self.registers, &sregs, &memory) else {
+            return Ok(false);
+        };
+        *self.registers_mut() = after;
+        Ok(true)
+    }
+
     /// Injects a breakpoint exception as a KVM wants it that delivers injected
     /// exceptions as they are: RIP past the int3.
     pub(super) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuAccessError> {
-        self.registers_mut().rip += 1;
+        self.registers_mut().rip += INT3_LEN;
         let mut events = self.events()?;
         events.exception.injected = 1;
         events.exception.nr = BREAKPOINT;
@@ -191,5 +220,51 @@ impl VcpuContext<'_> {
             what,
             cause: cause.to_string(),
         }
+    }
+}
+
+/// The vCPU's virtual memory, its page tables walked by KVM.
+struct Mapped<'a> {
+    fd: &'a VcpuFd,
+    ram: &'a GuestRam,
+}
+
+impl Mapped<'_> {
+    /// Splits an access at page borders.
+    fn pieces(
+        &self,
+        at: u64,
+        len: usize,
+        mut each: impl FnMut(u64, Range<usize>) -> Option<()>,
+    ) -> Option<()> {
+        let mut done = 0;
+        while done < len {
+            let virt = at.checked_add(done as u64)?;
+            let place = self
+                .fd
+                .translate_gva(virt)
+                .ok()
+                .filter(|place| place.valid != 0)?;
+            let in_page = (PAGE - virt % PAGE) as usize;
+            let end = len.min(done + in_page);
+            each(place.physical_address, done..end)?;
+            done = end;
+        }
+        Some(())
+    }
+}
+
+impl VirtMemory for Mapped<'_> {
+    fn read(&self, at: u64, into: &mut [u8]) -> Option<()> {
+        let len = into.len();
+        self.pieces(at, len, |phys, piece| {
+            self.ram.read(phys, &mut into[piece]).ok()
+        })
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Option<()> {
+        self.pieces(at, from.len(), |phys, piece| {
+            self.ram.write(phys, &from[piece]).ok()
+        })
     }
 }

@@ -1,6 +1,7 @@
 //! One vCPU: its thread, its exits, and the traps among them.
 
 mod context;
+mod deliver;
 pub(crate) mod kick;
 mod msr;
 mod step_timer;
@@ -51,7 +52,8 @@ pub(crate) struct Vcpu {
     block_irq: bool,
     breakpoint_exits: bool,
     shape: BreakpointShape,
-    tsc_offset: u64,
+    /// What to add to the host's time stamp counter; none where it doesn't stay the same.
+    tsc_offset: Option<u64>,
     /// Made by the thread that steps, at its first step.
     step_timer: Option<StepTimer>,
 }
@@ -90,7 +92,7 @@ impl Vcpu {
             block_irq,
             breakpoint_exits: false,
             shape,
-            tsc_offset: 0,
+            tsc_offset: None,
             step_timer: None,
         }
     }
@@ -165,7 +167,7 @@ impl Vcpu {
         handler: &dyn TrapHandler,
         mut hold: Option<Hold<'_>>,
     ) -> Result<Left, VcpuAccessError> {
-        self.tsc_offset = msr::tsc_offset(&self.fd);
+        self.tsc_offset = msr::steady_tsc_offset(&self.fd);
         if hold.is_some() && !self.begin_step(shared, handler)? {
             hold = None;
         }
@@ -272,10 +274,11 @@ impl Vcpu {
         let shape = self.shape;
         let mut context = self.context()?;
         let verdict = handler.trap(&mut context, &shared.ram, trap);
-        if verdict == Verdict::GiveBack
-            && trap == Trap::Breakpoint
-            && shape == BreakpointShape::EmulationFailure
-        {
+        let give_back = verdict == Verdict::GiveBack;
+        let delivered =
+            give_back && trap == Trap::Breakpoint && context.deliver_breakpoint(&shared.ram)?;
+        let by_kvm = (give_back && !delivered).then_some((trap, shape));
+        if by_kvm == Some((Trap::Breakpoint, BreakpointShape::EmulationFailure)) {
             context.inject_breakpoint_after()?;
         }
         match verdict {
@@ -292,7 +295,7 @@ impl Vcpu {
         if dirty {
             // Registers that KVM takes over at KVM_RUN would throw away an exception
             // injected now; those of a plain resume need no system call.
-            if self.sync_regs && verdict == Verdict::Resume {
+            if self.sync_regs && (verdict == Verdict::Resume || delivered) {
                 self.fd.sync_regs_mut().regs = registers;
                 self.fd.set_sync_dirty_reg(SyncReg::Register);
             } else {
@@ -313,13 +316,11 @@ impl Vcpu {
             }
             *hold = None;
         }
-        match (verdict, trap, shape) {
-            (Verdict::GiveBack, Trap::Breakpoint, BreakpointShape::DebugExit) => {
+        match by_kvm {
+            Some((Trap::Breakpoint, BreakpointShape::DebugExit)) => {
                 self.set_debug(KVM_GUESTDBG_INJECT_BP)
             }
-            (Verdict::GiveBack, Trap::Step | Trap::Hardware { .. }, _) => {
-                self.set_debug(KVM_GUESTDBG_INJECT_DB)
-            }
+            Some((Trap::Step | Trap::Hardware { .. }, _)) => self.set_debug(KVM_GUESTDBG_INJECT_DB),
             _ => Ok(()),
         }
     }

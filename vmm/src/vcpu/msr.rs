@@ -12,15 +12,22 @@ ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 /// `IA32_TIME_STAMP_COUNTER` (SDM vol. 4, table 2-2).
 const MSR_TSC: u32 = 0x10;
 
-/// What to add to the host's counter to get the vCPU's. Exact where KVM tells
-/// it (`KVM_VCPU_TSC_OFFSET`, Linux 5.16), else within about a microsecond.
-pub(super) fn tsc_offset(vcpu: &VcpuFd) -> u64 {
-    exact_offset(vcpu)
-        .or_else(|| measured_offset(vcpu))
-        .unwrap_or(0)
+/// What to add to the host's counter to get the vCPU's, where that stays the
+/// same. A host whose own counter is unstable has KVM compute another offset each
+/// time it takes up a vCPU (arch/x86/kvm/x86.c, `kvm_arch_vcpu_load`), so that two
+/// system calls in a row tell different ones. None too where KVM doesn't tell it
+/// (before Linux 5.16).
+pub(super) fn steady_tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
+    let offset = tsc_offset(vcpu)?;
+    (tsc_offset(vcpu)? == offset).then_some(offset)
 }
 
-fn exact_offset(vcpu: &VcpuFd) -> Option<u64> {
+/// The vCPU's counter as KVM has it now; one system call.
+pub(super) fn guest_tsc(vcpu: &VcpuFd) -> Option<u64> {
+    read(vcpu, MSR_TSC)
+}
+
+fn tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
     let mut offset = 0u64;
     let attribute = kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
@@ -32,12 +39,6 @@ fn exact_offset(vcpu: &VcpuFd) -> Option<u64> {
     // points to, both alive here.
     let result = unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) };
     (result == 0).then_some(offset)
-}
-
-fn measured_offset(vcpu: &VcpuFd) -> Option<u64> {
-    // SAFETY: as in VcpuContext::tsc.
-    let host = unsafe { core::arch::x86_64::_rdtsc() };
-    Some(read(vcpu, MSR_TSC)?.wrapping_sub(host))
 }
 
 /// The value of an MSR, where KVM knows it.

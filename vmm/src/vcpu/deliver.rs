@@ -1,0 +1,192 @@
+//! Giving a guest its own int3 back, by delivering the exception here.
+//!
+//! `KVM_GUESTDBG_INJECT_BP` has KVM decode the instruction at RIP when the guest
+//! is entered, to find the return address (arch/x86/kvm/svm/svm.c,
+//! `svm_update_soft_interrupt_rip`). By then another vCPU may have replaced the
+//! int3: Linux does so whenever it patches its text, and the return address is
+//! wrong. Delivery is a few memory accesses with nothing to find out: the
+//! instruction was an int3, of one byte.
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+use crate::trap::INT3_LEN;
+
+/// Vector of the breakpoint exception.
+const BREAKPOINT: u64 = 3;
+/// Bytes of a gate in the IDT in long mode (SDM vol. 3, 6.14.1).
+const GATE: u64 = 16;
+/// Gate types: interrupt gate, which clears IF, and trap gate.
+const INTERRUPT_GATE: u8 = 0xe;
+const TRAP_GATE: u8 = 0xf;
+/// Flags that delivery clears besides: TF, NT, RF, VM (SDM vol. 3, 6.12.1.3).
+const CLEARED: u64 = 1 << 8 | 1 << 14 | 1 << 16 | 1 << 17;
+const IF: u64 = 1 << 9;
+/// `EFER.LMA`: long mode is active.
+const LONG_MODE: u64 = 1 << 10;
+/// `CR4.FRED`: events don't go through the IDT (Intel FRED specification, 3.1).
+const CR4_FRED: u64 = 1 << 32;
+/// Offset of the first interrupt stack pointer in the TSS (SDM vol. 3, 7.7).
+const TSS_IST1: u64 = 0x24;
+
+/// Guest memory by virtual address.
+pub(super) trait VirtMemory {
+    /// None where the address isn't mapped.
+    fn read(&self, at: u64, into: &mut [u8]) -> Option<()>;
+    /// None where the address isn't mapped; something may have been written.
+    fn write(&self, at: u64, from: &[u8]) -> Option<()>;
+}
+
+/// Delivers the breakpoint exception of an int3 at RIP, as the processor does
+/// from kernel mode to kernel mode (SDM vol. 3, 6.14): the registers after it.
+/// None in any other case; the guest is then as it was but for memory below its
+/// stack pointer.
+pub(super) fn breakpoint(
+    regs: &kvm_regs,
+    sregs: &kvm_sregs,
+    memory: &impl VirtMemory,
+) -> Option<kvm_regs> {
+    let long_mode = sregs.efer & LONG_MODE != 0 && sregs.cs.l == 1;
+    if !long_mode || sregs.cr4 & CR4_FRED != 0 || sregs.cs.selector & 3 != 0 {
+        return None;
+    }
+    let at = BREAKPOINT * GATE;
+    if u64::from(sregs.idt.limit) < at + GATE - 1 {
+        return None;
+    }
+    let mut gate = [0; GATE as usize];
+    memory.read(sregs.idt.base.wrapping_add(at), &mut gate)?;
+    let [o0, o1, s0, s1, ist, kind, o2, o3, o4, o5, o6, o7, ..] = gate;
+    let handler = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
+    let present = kind & 0x80 != 0;
+    if !present || u16::from_le_bytes([s0, s1]) != sregs.cs.selector {
+        return None;
+    }
+    let cleared = match kind & 0xf {
+        INTERRUPT_GATE => CLEARED | IF,
+        TRAP_GATE => CLEARED,
+        _ => return None,
+    };
+    let stack = match u64::from(ist & 7) {
+        0 => regs.rsp,
+        n => {
+            let mut pointer = [0; 8];
+            memory.read(
+                sregs.tr.base.wrapping_add(TSS_IST1 + (n - 1) * 8),
+                &mut pointer,
+            )?;
+            u64::from_le_bytes(pointer)
+        }
+    };
+    let frame = [
+        regs.rip.wrapping_add(INT3_LEN),
+        u64::from(sregs.cs.selector),
+        regs.rflags,
+        regs.rsp,
+        u64::from(sregs.ss.selector),
+    ];
+    let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let rsp = (stack & !0xf).wrapping_sub(bytes.len() as u64);
+    memory.write(rsp, &bytes)?;
+    Some(kvm_regs {
+        rip: handler,
+        rsp,
+        rflags: regs.rflags & !cleared,
+        ..*regs
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Memory mapped from 0 to its length.
+    struct Flat(RefCell<Vec<u8>>);
+
+    impl VirtMemory for Flat {
+        fn read(&self, at: u64, into: &mut [u8]) -> Option<()> {
+            let memory = self.0.borrow();
+            into.copy_from_slice(memory.get(at as usize..at as usize + into.len())?);
+            Some(())
+        }
+
+        fn write(&self, at: u64, from: &[u8]) -> Option<()> {
+            let mut memory = self.0.borrow_mut();
+            memory
+                .get_mut(at as usize..at as usize + from.len())?
+                .copy_from_slice(from);
+            Some(())
+        }
+    }
+
+    fn guest(gate: [u8; 16]) -> (kvm_regs, kvm_sregs, Flat) {
+        let mut memory = vec![0; 0x1000];
+        memory[0x130..0x140].copy_from_slice(&gate);
+        // IST2 of the TSS at 0x200.
+        memory[0x22c..0x234].copy_from_slice(&0xe08u64.to_le_bytes());
+        let mut sregs = kvm_sregs {
+            efer: LONG_MODE,
+            ..Default::default()
+        };
+        sregs.cs.l = 1;
+        sregs.cs.selector = 0x10;
+        sregs.ss.selector = 0x18;
+        sregs.idt.base = 0x100;
+        sregs.idt.limit = 0xfff;
+        sregs.tr.base = 0x200;
+        let regs = kvm_regs {
+            rip: 0x5000,
+            rsp: 0xf08,
+            rflags: 0x1_0346,
+            rax: 7,
+            ..Default::default()
+        };
+        (regs, sregs, Flat(RefCell::new(memory)))
+    }
+
+    fn gate(kind: u8, ist: u8) -> [u8; 16] {
+        [
+            0x34, 0x12, 0x10, 0, ist, kind, 0x78, 0x56, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
+        ]
+    }
+
+    #[test]
+    fn the_handler_gets_the_frame_that_a_processor_pushes() {
+        for (kind, ist, rflags, rsp) in [
+            (0x8e, 0, 0x46, 0xed8),
+            (0x8f, 0, 0x246, 0xed8),
+            (0xee, 2, 0x46, 0xdd8),
+        ] {
+            let (regs, sregs, memory) = guest(gate(kind, ist));
+            let after = breakpoint(&regs, &sregs, &memory).unwrap();
+            assert_eq!(after.rip, 0xffff_ffff_5678_1234);
+            assert_eq!((after.rflags, after.rsp, after.rax), (rflags, rsp, 7));
+            let mut frame = [0; 40];
+            memory.read(rsp, &mut frame).unwrap();
+            let words: Vec<u64> = frame
+                .chunks(8)
+                .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
+                .collect();
+            assert_eq!(words, [0x5001, 0x10, 0x1_0346, 0xf08, 0x18]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_plain_kernel_mode_delivery_is_left_to_kvm() {
+        let refused = |change: fn(&mut kvm_regs, &mut kvm_sregs), gate: [u8; 16]| {
+            let (mut regs, mut sregs, memory) = guest(gate);
+            change(&mut regs, &mut sregs);
+            assert_eq!(breakpoint(&regs, &sregs, &memory), None);
+        };
+        let good = gate(0x8e, 0);
+        refused(|_, sregs| sregs.cs.selector = 0x33, good);
+        refused(|_, sregs| sregs.cs.l = 0, good);
+        refused(|_, sregs| sregs.cr4 = CR4_FRED, good);
+        refused(|_, sregs| sregs.idt.limit = 0x3e, good);
+        refused(|_, sregs| sregs.idt.base = 0x10_0000, good);
+        refused(|regs, _| regs.rsp = 0x10_0000, good);
+        refused(|_, _| {}, gate(0x0e, 0));
+        refused(|_, _| {}, gate(0x85, 0));
+    }
+}
