@@ -185,12 +185,12 @@ impl Vcpu {
             match self.run_once(&shared.devices) {
                 Exit::Handled => {}
                 Exit::Interrupted if leaving => break,
-                // The step ends here, wherever its instruction has led.
-                Exit::Interrupted if self.step_timer.as_ref().is_some_and(StepTimer::expired) => {
+                Exit::Interrupted if self.step_went_astray()? => {
                     tracing::warn!(
                         vcpu = self.index,
                         "an instruction under a probe raised an exception while it was stepped"
                     );
+                    // The step ends here, wherever its instruction has led.
                     self.trapped(shared, handler, Trap::Step, &mut hold, &mut to_step)?;
                 }
                 Exit::Interrupted => {}
@@ -351,10 +351,19 @@ impl Vcpu {
                 self.step_timer = Some(timer.map_err(|e| self.refused("limit a step", &e))?);
             }
             if let Some(timer) = &mut self.step_timer {
-                timer.arm();
+                timer.arm(registers.rip);
             }
         }
         Ok(go)
+    }
+
+    /// Whether a step has used up its time and led elsewhere: a host that is only
+    /// slow has not executed the instruction yet.
+    fn step_went_astray(&self) -> Result<bool, VcpuAccessError> {
+        match &self.step_timer {
+            Some(timer) if timer.expired() => Ok(self.registers()?.rip != timer.start()),
+            _ => Ok(false),
+        }
     }
 
     fn context(&mut self) -> Result<VcpuContext<'_>, VcpuAccessError> {

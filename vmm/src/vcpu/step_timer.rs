@@ -19,6 +19,7 @@ const LIMIT: Duration = Duration::from_millis(500);
 pub(super) struct StepTimer {
     id: libc::timer_t,
     armed: Option<Instant>,
+    start: u64,
 }
 
 // SAFETY: a POSIX timer belongs to the process; its id may be used on any thread.
@@ -38,13 +39,24 @@ impl StepTimer {
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut id) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { id, armed: None })
+        Ok(Self {
+            id,
+            armed: None,
+            start: 0,
+        })
     }
 
-    /// Kicks after the limit, again and again, until [`disarm`](Self::disarm).
-    pub(super) fn arm(&mut self) {
+    /// Times a step that begins at RIP `start`: kicks after the limit, again and
+    /// again, until [`disarm`](Self::disarm).
+    pub(super) fn arm(&mut self, start: u64) {
         self.armed = Some(Instant::now());
+        self.start = start;
         self.set(LIMIT);
+    }
+
+    /// RIP where the step began.
+    pub(super) fn start(&self) -> u64 {
+        self.start
     }
 
     pub(super) fn disarm(&mut self) {
@@ -87,7 +99,7 @@ mod tests {
     fn a_timer_that_is_not_armed_never_expires() {
         let mut timer = StepTimer::new().unwrap();
         assert!(!timer.expired());
-        timer.arm();
+        timer.arm(0x1000);
         timer.disarm();
         assert!(!timer.expired());
     }

@@ -93,13 +93,15 @@ pub struct Fixture {
 impl Fixture {
     /// With the image in memory and known.
     pub fn new() -> Self {
-        let fixture = Self::unmapped();
-        fixture.engine.set_image_map(image());
-        fixture
+        Self::with(Some(image()))
     }
 
     /// Before it is known where the image is.
     pub fn unmapped() -> Self {
+        Self::with(None)
+    }
+
+    fn with(image: Option<ImageMap>) -> Self {
         let memory = TestMemory::new(0x20_0000);
         memory.write(GuestPhysAddr(PHYS), &[0xcc; 0x1000]).unwrap();
         let mut definitions = vec![(TEXT, 'T', "_text".into()), (TEXT, 'T', "_stext".into())];
@@ -119,7 +121,7 @@ impl Fixture {
         definitions.sort_by_key(|(address, ..)| *address);
         let symbols = Symbols::from_elf_symtab(&synthetic::unstripped(&definitions)).unwrap();
         let hits = Arc::new(Hits::default());
-        let engine = Engine::new(symbols, None, Arc::clone(&hits) as Arc<dyn EventSink>);
+        let engine = Engine::new(symbols, image, Arc::clone(&hits) as Arc<dyn EventSink>);
         Self {
             engine,
             memory,
