@@ -12,8 +12,10 @@ use std::process::{Child, Command, Stdio};
 use crate::qemu::Qemu;
 
 /// The kernel's command line in L1. `panic=-1` with QEMU's `-no-reboot` makes a panic the end of
-/// the machine; without mitigations each exit of a guest is about what it is on a real machine.
-const COMMAND_LINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off";
+/// the machine; without mitigations each exit of a guest is about what it is on a real machine. All
+/// emulated CPUs share one time stamp counter, which L1 would distrust on a busy host and put its
+/// guests' clocks on a slow device instead.
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable";
 
 /// What to boot.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ impl Process {
         command
             .args([
                 "-machine",
-                "q35",
+                "q35,hpet=off",
                 "-accel",
                 "tcg,thread=multi",
                 "-cpu",
