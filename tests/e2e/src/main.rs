@@ -1,2 +1,118 @@
-//! Placeholder.
-fn main() {}
+//! The end-to-end tests, in one static program that runs on any machine with the product's own
+//! programs beside it: `e2e run` runs the tests, each in a process of its own; `e2e demo` shows the
+//! product at work.
+
+mod console;
+mod context;
+mod demo;
+mod linux;
+#[cfg(test)]
+mod native;
+mod runner;
+mod server;
+mod service;
+mod test;
+mod tiny;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::context::{Context, Place};
+use crate::runner::{Run, RunError};
+use crate::test::{Failure, Needs, Test};
+
+/// The end-to-end tests.
+#[derive(Debug, Parser)]
+#[command(name = "e2e")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the tests: name, what it needs, rows of the yardstick.
+    List,
+    /// Run tests, each in a process of its own.
+    Run(Run),
+    /// Run one test in this process.
+    Exec {
+        /// The test.
+        name: String,
+        /// Where it runs.
+        #[arg(long = "where", value_enum)]
+        place: Place,
+        /// File for the outcome.
+        #[arg(long)]
+        outcome: PathBuf,
+    },
+    /// Boot a stock kernel and watch its probes from separate processes.
+    Demo,
+}
+
+/// Why the program failed.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
+    Failure(#[from] Failure),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::List => {
+            list();
+            Ok(true)
+        }
+        Command::Run(run) => runner::run(&run).map_err(Error::from),
+        Command::Exec {
+            name,
+            place,
+            outcome,
+        } => runner::exec(&name, place, &outcome).map_err(Error::from),
+        Command::Demo => Context::new(Place::Host)
+            .and_then(|cx| demo::run(&cx))
+            .map_err(Error::from),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            say(&format!("e2e: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// All tests, those that need least first.
+fn tests() -> impl Iterator<Item = &'static Test> {
+    [service::TESTS, tiny::TESTS]
+        .into_iter()
+        .chain(linux::tables())
+        .flatten()
+}
+
+fn list() {
+    for test in tests() {
+        let needs = format!("{:?}", test.needs).to_lowercase();
+        say(&format!(
+            "{:<60} {needs:<6} {}",
+            test.name,
+            test.ids.join(" ")
+        ));
+    }
+}
+
+/// Shows a line at once.
+fn say(line: &str) {
+    let mut output = std::io::stdout().lock();
+    // Nobody to tell is no reason to stop.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}
+
+/// The needs that a run covers when it isn't told.
+const ALL_NEEDS: [Needs; 3] = [Needs::None, Needs::Tiny, Needs::Linux];

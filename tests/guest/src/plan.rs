@@ -76,7 +76,8 @@ named! {
         Pipes = "pipes",
         /// Counts without end, until a line of console input arrives.
         Spin = "spin",
-        /// Reports each line of console input, until the line `quit`.
+        /// Reports each line of console input, until the line `quit`; does the workload of a line
+        /// such as `workload=files count=5`.
         Echo = "echo",
         /// One thread on each CPU makes the system call `syscall` exactly `count` times.
         Threads = "threads",

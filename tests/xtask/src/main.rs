@@ -1,2 +1,67 @@
-//! Placeholder.
-fn main() {}
+//! `xtask test` runs every test there is, `xtask demo` the demonstration: on this machine where its
+//! KVM runs Linux, in the lab where it doesn't. `make test` and `make demo` are these.
+
+mod command;
+mod demo;
+mod files;
+#[cfg(test)]
+mod layering;
+mod machine;
+mod record;
+mod repack;
+mod test;
+
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's tests and its demonstration.
+#[derive(Debug, Parser)]
+#[command(name = "xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run all tests; the last line is `N passed, N failed, N skipped`.
+    Test(test::Options),
+    /// Boot a stock kernel and watch its probes; the last line is `demo: ...`.
+    Demo,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Test(options) => test::run(&options).map_err(|e| chain(&e)),
+        Command::Demo => demo::run().map_err(|e| chain(&e)),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let _nobody_to_tell = writeln!(std::io::stderr(), "xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Shows a line at once.
+fn say(line: &str) {
+    let mut output = std::io::stdout().lock();
+    // Nobody to tell is no reason to stop.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}

@@ -6,6 +6,8 @@ use std::io;
 use serde_json::{Value, json};
 
 use crate::console;
+use crate::plan::Plan;
+use crate::with_name;
 
 /// Counts in user mode until a line of input arrives; looks for one now and then only.
 pub fn spin() -> io::Result<Value> {
@@ -19,7 +21,8 @@ pub fn spin() -> io::Result<Value> {
     Ok(json!({ "count": count, "line": line }))
 }
 
-/// Reports each line of input, until the line `quit`.
+/// Reports each line of input, until the line `quit`. A line that begins with `workload=` is a plan
+/// of its own: its workload is done and reported, so that a test chooses when the guest works.
 pub fn echo() -> io::Result<Value> {
     let mut lines = 0;
     loop {
@@ -28,6 +31,17 @@ pub fn echo() -> io::Result<Value> {
             return Ok(json!({ "lines": lines }));
         }
         lines += 1;
+        if line.starts_with("workload=") {
+            let plan = parse(&line)?;
+            let done = super::run(&plan)?;
+            console::report("done", with_name(done, plan.workload.name()));
+            continue;
+        }
         console::report("line", json!({ "text": line }));
     }
+}
+
+fn parse(line: &str) -> io::Result<Plan> {
+    let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    Plan::parse(&arguments).map_err(io::Error::other)
 }

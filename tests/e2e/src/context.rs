@@ -1,0 +1,81 @@
+//! Where a test runs and what it finds there.
+
+use std::env;
+use std::future::Future;
+use std::path::PathBuf;
+
+use crate::test::{Failure, TestResult};
+
+/// The folder with `vmprobed` and `vmprobe`; by default that of this program.
+pub const BIN_DIR: &str = "VMPROBE_BIN_DIR";
+/// The folder with the Linux guests' files.
+pub const FILES: &str = "VMPROBE_FILES";
+
+/// The machine that tests run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Place {
+    /// A machine as it is.
+    Host,
+    /// The lab machine.
+    Lab,
+}
+
+impl Place {
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Lab => "lab",
+        }
+    }
+}
+
+/// What a test is given.
+#[derive(Debug)]
+pub struct Context {
+    /// Where it runs.
+    pub place: Place,
+    bin: PathBuf,
+    files: PathBuf,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Context {
+    /// Finds the programs and files by the environment.
+    ///
+    /// # Errors
+    /// If there is no runtime to be had.
+    pub fn new(place: Place) -> Result<Self, Failure> {
+        let own = env::current_exe().map_err(Failure::io("find this program"))?;
+        let beside = own.parent().map(PathBuf::from).unwrap_or_default();
+        let folder = |name| env::var_os(name).map(PathBuf::from);
+        Ok(Self {
+            place,
+            files: folder(FILES).unwrap_or_else(|| beside.clone()),
+            bin: folder(BIN_DIR).unwrap_or(beside),
+            runtime: tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .map_err(Failure::io("start the asynchronous runtime"))?,
+        })
+    }
+
+    /// A program of the product.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.bin.join(name)
+    }
+
+    /// A file of the Linux guests, as a text, which the protocol wants.
+    pub fn file(&self, name: &str) -> String {
+        self.files.join(name).to_string_lossy().into_owned()
+    }
+
+    /// Runs the asynchronous part of a test.
+    ///
+    /// # Errors
+    /// Those of the test.
+    pub fn block_on(&self, test: impl Future<Output = TestResult>) -> TestResult {
+        self.runtime.block_on(test)
+    }
+}

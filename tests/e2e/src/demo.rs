@@ -1,0 +1,281 @@
+//! The demonstration: Debian's stock kernel boots on `vmprobed`, and separate `vmprobe` processes
+//! probe it over gRPC. Shows each command and what it says.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use crate::context::Context;
+use crate::linux::files;
+use crate::say;
+use crate::server::Server;
+use crate::test::{Failure, wrong};
+
+/// Fewest events that make the demonstration a success.
+const LEAST_EVENTS: u64 = 100;
+/// Event lines to show; the others are counted.
+const SHOWN: usize = 12;
+/// Files that the guest opens and reads.
+const FILES: u32 = 100;
+
+/// Runs it; true if there were events enough, none was lost, and the guest ended well.
+///
+/// # Errors
+/// If a command fails that should not.
+pub fn run(cx: &Context) -> Result<bool, Failure> {
+    say("# A server. It listens on this machine only.");
+    say("$ vmprobed --listen 127.0.0.1:0 &");
+    let server = Server::start(cx)?;
+    say(&format!("listening on {}", server.endpoint));
+    say(&format!("$ export VMPROBE_SERVER={}", server.endpoint));
+    let cli = Cli {
+        cx,
+        endpoint: server.endpoint.clone(),
+    };
+
+    say(
+        "\n# Debian's stock cloud kernel, as packaged. One probe is there before its first instruction.",
+    );
+    let (kernel, initramfs) = (cx.file(files::BZIMAGE_6_1), cx.file(files::INITRAMFS));
+    cli.run(&[
+        "vm",
+        "create",
+        "--name",
+        "demo",
+        "--kernel",
+        &kernel,
+        "--initramfs",
+        &initramfs,
+        "--vcpus",
+        "2",
+        "--cmdline",
+        "console=ttyS0 quiet -- workload=echo",
+        "--probe",
+        "boot=start_kernel",
+    ])?;
+    let mut console = cli.background(&["console"], "guest | ")?;
+    console.wait_for("\"ready\"")?;
+    cli.run(&["vm", "list"])?;
+
+    say("\n# It runs. Symbols come from the image's own tables; probes go into the running guest.");
+    cli.run(&["symbols", "vfs_read*"])?;
+    cli.run(&["probe", "add", "open=do_sys_openat2", "read=vfs_read"])?;
+    say("# In mid-function, too, but only where an instruction begins:");
+    let mut mid = None;
+    for offset in 0x10..0x40 {
+        let spec = format!("mid=do_sys_openat2+{offset:#x}");
+        if cli.try_run(&["probe", "add", &spec])? {
+            mid = Some(spec);
+            break;
+        }
+    }
+    mid.ok_or_else(|| wrong!("no instruction of do_sys_openat2 could be probed"))?;
+
+    say("\n# Another process follows the events.");
+    let trace = cli.background(&["trace"], "")?;
+    // Each line that the guest reads is a hit of vfs_read: the trace is on when it shows one.
+    let mut lines = Vec::new();
+    loop {
+        console.send("hello")?;
+        console.wait_for("hello")?;
+        if let Some(line) = trace.try_line() {
+            lines.push(line);
+            break;
+        }
+    }
+    say("# The guest works: it opens and reads files.");
+    console.send(&format!("workload=files count={FILES}"))?;
+    console.wait_for("\"done\"")?;
+
+    say("\n# What the probes saw.");
+    let probes = cli.run(&["probe", "list"])?.lines().count();
+    cli.run(&["probe", "rm", "--all"])?;
+    say("\n# The guest goes on without them, and switches itself off.");
+    console.send("quit")?;
+    let ended = cli.try_code(&["vm", "wait"])?;
+    let rest = trace.finish()?;
+    lines.extend(rest.output);
+    console.finish()?;
+
+    say("\n# The trace:");
+    for line in lines.iter().take(SHOWN) {
+        say(line);
+    }
+    if lines.len() > SHOWN {
+        say(&format!("... {} more", lines.len() - SHOWN));
+    }
+    let (events, lost) = totals(&rest.notes)?;
+    say(&rest.notes);
+    if server.stop()? != Some(0) {
+        return Err(wrong!("the server failed at its end"));
+    }
+    say(&format!(
+        "demo: {events} events, {probes} probes, {lost} lost, guest exit {ended}"
+    ));
+    Ok(events >= LEAST_EVENTS && events == lines.len() as u64 && lost == 0 && ended == 0)
+}
+
+/// The numbers in trace's last word: `vmprobe: N events, L lost; ...`.
+fn totals(note: &str) -> Result<(u64, u64), Failure> {
+    let number = |what: &str| {
+        let before = note.split(what).next()?;
+        before.split_whitespace().next_back()?.parse().ok()
+    };
+    let numbers = number(" events").zip(number(" lost"));
+    numbers.ok_or_else(|| wrong!("`vmprobe trace` did not say how many events it saw: {note:?}"))
+}
+
+/// The `vmprobe` command line with its server.
+struct Cli<'a> {
+    cx: &'a Context,
+    endpoint: String,
+}
+
+impl Cli<'_> {
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.cx.program("vmprobe"));
+        command.args(args).env("VMPROBE_SERVER", &self.endpoint);
+        command
+    }
+
+    /// Shows a command and runs it to its end; shows and returns its output.
+    fn output(&self, args: &[&str]) -> Result<(i32, String), Failure> {
+        say(&format!("$ vmprobe {}", quoted(args)));
+        let output = self
+            .command(args)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(Failure::io("start vmprobe"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let shown = format!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        if !shown.is_empty() {
+            say(shown.trim_end());
+        }
+        Ok((output.status.code().unwrap_or(-1), text))
+    }
+
+    /// As [`Cli::output`]; a command that fails ends the demonstration.
+    fn run(&self, args: &[&str]) -> Result<String, Failure> {
+        match self.output(args)? {
+            (0, text) => Ok(text),
+            (code, _) => Err(wrong!(
+                "`vmprobe {}` failed with exit code {code}",
+                quoted(args)
+            )),
+        }
+    }
+
+    /// As [`Cli::output`]; whether it succeeded.
+    fn try_run(&self, args: &[&str]) -> Result<bool, Failure> {
+        Ok(self.output(args)?.0 == 0)
+    }
+
+    /// As [`Cli::output`]; its exit code.
+    fn try_code(&self, args: &[&str]) -> Result<i32, Failure> {
+        Ok(self.output(args)?.0)
+    }
+
+    /// Shows a command and starts it; its lines are shown with this prefix, or kept if that is
+    /// empty.
+    fn background(&self, args: &[&str], prefix: &'static str) -> Result<Background, Failure> {
+        say(&format!("$ vmprobe {} &", quoted(args)));
+        let mut child = self
+            .command(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Failure::io("start vmprobe"))?;
+        let input = child.stdin.take();
+        let output = child
+            .stdout
+            .take()
+            .ok_or_else(|| wrong!("vmprobe has no output"))?;
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if !prefix.is_empty() {
+                    say(&format!("{prefix}{}", line.trim_end()));
+                }
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Background {
+            child,
+            input,
+            lines,
+        })
+    }
+}
+
+fn quoted(args: &[&str]) -> String {
+    let quote = |arg: &&str| {
+        if arg.contains([' ', '*']) {
+            format!("'{arg}'")
+        } else {
+            (*arg).to_owned()
+        }
+    };
+    args.iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
+/// A command in the background.
+struct Background {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+/// What a command in the background left.
+struct Left {
+    output: Vec<String>,
+    notes: String,
+}
+
+impl Background {
+    fn wait_for(&self, text: &str) -> Result<(), Failure> {
+        loop {
+            match self.lines.recv() {
+                Ok(line) if line.contains(text) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => return Err(wrong!("vmprobe ended without a line with {text:?}")),
+            }
+        }
+    }
+
+    fn try_line(&self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
+    fn send(&mut self, line: &str) -> Result<(), Failure> {
+        let input = self
+            .input
+            .as_mut()
+            .ok_or_else(|| wrong!("vmprobe has no input"))?;
+        let sent = input.write_all(format!("{line}\n").as_bytes());
+        sent.and_then(|()| input.flush())
+            .map_err(Failure::io("type on the guest's console"))
+    }
+
+    /// Waits for its end.
+    fn finish(mut self) -> Result<Left, Failure> {
+        let output = self.lines.iter().collect();
+        let mut notes = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            errors
+                .read_to_string(&mut notes)
+                .map_err(Failure::io("read vmprobe's notes"))?;
+        }
+        let status = self.child.wait().map_err(Failure::io("wait for vmprobe"))?;
+        if !status.success() {
+            return Err(wrong!("vmprobe failed ({status}): {notes}"));
+        }
+        Ok(Left {
+            output,
+            notes: notes.trim_end().to_owned(),
+        })
+    }
+}

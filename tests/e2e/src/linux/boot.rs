@@ -1,0 +1,129 @@
+//! Kernels in all the forms that they come in, to user space and back.
+
+use vmprobe_client::v1::BootMethod;
+
+use super::guest::{Config, Guest, files};
+use crate::context::Context;
+use crate::test::{Needs, Test, TestResult, check, check_eq, pass_with};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "debian_6_1_bzimage_boots_to_user_space",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: |cx| {
+            boots(
+                cx,
+                files::BZIMAGE_6_1,
+                BootMethod::Elf,
+                "Linux version 6.1.",
+            )
+        },
+    },
+    Test {
+        name: "debian_6_12_bzimage_boots_to_user_space",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: |cx| {
+            boots(
+                cx,
+                files::BZIMAGE_6_12,
+                BootMethod::Elf,
+                "Linux version 6.12.",
+            )
+        },
+    },
+    Test {
+        name: "a_gzip_payload_boots_to_user_space",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: |cx| {
+            boots(
+                cx,
+                files::BZIMAGE_GZIP,
+                BootMethod::Elf,
+                "Linux version 6.1.",
+            )
+        },
+    },
+    Test {
+        name: "an_xz_payload_boots_to_user_space",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: |cx| boots(cx, files::BZIMAGE_XZ, BootMethod::Elf, "Linux version 6.1."),
+    },
+    Test {
+        name: "a_vmlinux_elf_boots_to_user_space",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: |cx| {
+            boots(
+                cx,
+                files::VMLINUX_6_1,
+                BootMethod::Elf,
+                "Linux version 6.1.",
+            )
+        },
+    },
+    Test {
+        name: "a_bzimage_as_it_is_boots_with_kaslr_switched_off",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: as_it_is,
+    },
+];
+
+fn boots(cx: &Context, kernel: &'static str, boot: BootMethod, version: &str) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            kernel,
+            boot,
+            kernel_args: "",
+            ..Config::new("workload=files count=3")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        let line = guest.console.wait_for("Linux version ").await?;
+        check!(line.contains(version), "the kernel is another one: {line}");
+        let done = guest.console.report("done").await?;
+        check_eq!(done["opens"], 3, "files that PID 1 opened");
+        let remark = line.split("Linux version ").nth(1).unwrap_or_default();
+        let remark = remark.split(' ').next().unwrap_or_default().to_owned();
+        guest.power_off().await?;
+        pass_with(remark)
+    })
+}
+
+/// With KASLR the kernel would be elsewhere than its symbols say: the address in a vCPU's RIP tells.
+fn as_it_is(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            boot: BootMethod::Bzimage,
+            kernel_args: "",
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        let line = guest.console.wait_for("Command line: ").await?;
+        check!(
+            line.split_whitespace().any(|word| word == "nokaslr"),
+            "no nokaslr in {line:?}"
+        );
+        guest.console.report("ready").await?;
+        let (symbols, _) = guest
+            .client
+            .lookup_symbols(super::guest::VM, "linux_banner", 0)
+            .await?;
+        let banner = symbols.first().map_or(0, |symbol| symbol.address);
+        let found = guest
+            .client
+            .read_memory(super::guest::VM, 0, banner, 14)
+            .await?;
+        check_eq!(
+            String::from_utf8_lossy(&found),
+            "Linux version ",
+            "memory at linux_banner"
+        );
+        guest.console.send(b"quit\n").await?;
+        guest.power_off().await?;
+        pass_with("linux_banner is where the symbols say")
+    })
+}

@@ -1,0 +1,82 @@
+//! A paused guest stands still.
+
+use vmprobe_client::v1::VmState;
+
+use super::guest::{Config, Guest, VM};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[Test {
+    name: "a_paused_busy_guest_executes_nothing_and_goes_on_afterwards",
+    ids: &["VM04"],
+    needs: Needs::Linux,
+    run: paused,
+}];
+
+const ROUNDS: usize = 10;
+
+fn paused(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::boot(
+            cx,
+            &Config {
+                vcpus: 2,
+                ..Config::new("workload=spin")
+            },
+        )
+        .await?;
+        guest.console.report("ready").await?;
+        let mut jiffies = Vec::new();
+        for _ in 0..ROUNDS {
+            let vm = guest.client.pause_vm(VM).await?;
+            check_eq!(vm.state(), VmState::Paused, "the state after the pause");
+            let before = still(&guest).await?;
+            // Each of these calls stops and lets go of the vCPUs by itself: none may run meanwhile.
+            for _ in 0..20 {
+                check_eq!(
+                    still(&guest).await?,
+                    before,
+                    "registers and jiffies of the paused guest"
+                );
+            }
+            jiffies.push(before.1);
+            guest.client.resume_vm(VM).await?;
+            // It goes on: its clock moves.
+            while read_jiffies(&guest).await? == before.1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        check!(
+            jiffies.is_sorted_by(|a, b| a < b),
+            "jiffies don't grow: {jiffies:?}"
+        );
+        guest.console.send(b"stop\n").await?;
+        let done = guest.console.report("done").await?;
+        check_eq!(done["line"], "stop", "the line that ended the workload");
+        guest.power_off().await?;
+        pass_with(format!("{ROUNDS} pauses"))
+    })
+}
+
+/// What must not change while a guest is paused: registers of its vCPUs, its clock.
+async fn still(guest: &Guest) -> Result<(Vec<vmprobe_client::v1::Registers>, u64), Failure> {
+    let mut registers = Vec::new();
+    for vcpu in 0..2 {
+        registers.push(guest.client.read_registers(VM, vcpu).await?);
+    }
+    Ok((registers, read_jiffies(guest).await?))
+}
+
+/// The kernel's `jiffies_64`, through vCPU 0's page tables: kernel data is mapped in user mode's,
+/// too, unless the CPU needs page-table isolation, which AMD's and the lab's don't.
+async fn read_jiffies(guest: &Guest) -> Result<u64, Failure> {
+    let (symbols, _) = guest.client.lookup_symbols(VM, "jiffies_64", 0).await?;
+    let symbol = symbols
+        .first()
+        .ok_or_else(|| wrong!("no symbol jiffies_64"))?;
+    let bytes = guest.client.read_memory(VM, 0, symbol.address, 8).await?;
+    let bytes: [u8; 8] = bytes
+        .try_into()
+        .map_err(|bytes| wrong!("8 bytes of jiffies_64, not {bytes:?}"))?;
+    Ok(u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,123 @@
+//! The product's server, as a process of its own.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use vmprobe_client::Client;
+
+use crate::context::Context;
+use crate::test::{Failure, wrong};
+
+/// A running `vmprobed` on a free loopback port. It ends with its standard input: when this is
+/// dropped, and when the test's process dies.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    input: Option<ChildStdin>,
+    // Held open so that nothing the server writes fails.
+    _output: BufReader<ChildStdout>,
+    /// Where it listens, as a URL.
+    pub endpoint: String,
+}
+
+impl Server {
+    /// Starts it; returns when it listens.
+    ///
+    /// # Errors
+    /// If it can't be started or ends at once.
+    pub fn start(cx: &Context) -> Result<Self, Failure> {
+        let program = cx.program("vmprobed");
+        let mut child = Command::new(&program)
+            .args(["--listen", "127.0.0.1:0", "--exit-with-stdin"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Failure::io(format!("start {}", program.display())))?;
+        let input = child.stdin.take();
+        let output = child
+            .stdout
+            .take()
+            .ok_or_else(|| wrong!("the server has no output"))?;
+        let mut output = BufReader::new(output);
+        let mut line = String::new();
+        output
+            .read_line(&mut line)
+            .map_err(Failure::io("read the server's announcement"))?;
+        let endpoint = line
+            .trim_end()
+            .strip_prefix("listening on ")
+            .ok_or_else(|| wrong!("the server announced {line:?} instead of its address"))?;
+        Ok(Self {
+            endpoint: endpoint.to_owned(),
+            child,
+            input,
+            _output: output,
+        })
+    }
+
+    /// A new connection to it.
+    ///
+    /// # Errors
+    /// If it doesn't answer.
+    pub async fn client(&self) -> Result<Client, Failure> {
+        Ok(Client::connect(&self.endpoint).await?)
+    }
+
+    /// A number from its `/proc/PID/status`, such as `VmRSS` (KiB) or `Threads`.
+    ///
+    /// # Errors
+    /// If the process has gone or has no such number.
+    pub fn status(&self, field: &str) -> Result<u64, Failure> {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = std::fs::read_to_string(&path).map_err(Failure::io(format!("read {path}")))?;
+        let number = text.lines().find_map(|line| {
+            let rest = line.strip_prefix(field)?.strip_prefix(':')?;
+            rest.split_whitespace().next()?.parse().ok()
+        });
+        number.ok_or_else(|| wrong!("{path} has no number {field}"))
+    }
+
+    /// How many files it has open.
+    ///
+    /// # Errors
+    /// If the process has gone.
+    pub fn open_files(&self) -> Result<usize, Failure> {
+        let path = format!("/proc/{}/fd", self.child.id());
+        let entries = std::fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
+        Ok(entries.count())
+    }
+
+    /// The names of its threads.
+    ///
+    /// # Errors
+    /// If the process has gone.
+    pub fn thread_names(&self) -> Result<Vec<String>, Failure> {
+        let path = format!("/proc/{}/task", self.child.id());
+        let entries = std::fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
+        // A thread may end between the listing and the reading.
+        let name = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm"));
+        let names = entries.flatten().filter_map(|entry| name(entry).ok());
+        Ok(names.map(|name| name.trim().to_owned()).collect())
+    }
+
+    /// Ends it and returns its exit code.
+    ///
+    /// # Errors
+    /// If it can't be waited for.
+    pub fn stop(mut self) -> Result<Option<i32>, Failure> {
+        drop(self.input.take());
+        let status = self
+            .child
+            .wait()
+            .map_err(Failure::io("wait for the server"))?;
+        Ok(status.code())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        // The test's own verdict stands by now.
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,299 @@
+//! The server as clients see it, as far as that needs no guest, and what `doctor` says.
+
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tokio_stream::StreamExt;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use vmprobe_client::Client;
+use vmprobe_client::v1::CreateVmRequest;
+
+use crate::context::{Context, Place};
+use crate::server::Server;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "health_is_serving_and_reflection_lists_the_services",
+        ids: &["SV01"],
+        needs: Needs::None,
+        run: health_and_reflection,
+    },
+    Test {
+        name: "a_port_in_use_is_refused_by_name",
+        ids: &["SV01"],
+        needs: Needs::None,
+        run: port_in_use,
+    },
+    Test {
+        name: "kernels_that_are_none_are_refused_and_leave_nothing_behind",
+        ids: &["SV01"],
+        needs: Needs::None,
+        run: bad_kernels,
+    },
+    Test {
+        name: "doctor_says_what_this_kvm_is",
+        ids: &["VM07"],
+        needs: Needs::None,
+        run: doctor,
+    },
+];
+
+fn health_and_reflection(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let server = Server::start(cx)?;
+        let endpoint = Endpoint::from_shared(server.endpoint.clone());
+        let channel = match endpoint {
+            Ok(endpoint) => endpoint.connect().await,
+            Err(error) => Err(error),
+        };
+        let channel = channel.map_err(|error| wrong!("can't connect: {error}"))?;
+        let mut health = HealthClient::new(channel.clone());
+        for service in ["", "vmprobe.v1.VmService", "vmprobe.v1.EventService"] {
+            let request = HealthCheckRequest {
+                service: service.into(),
+            };
+            let answer = health.check(request).await?.into_inner();
+            check_eq!(
+                answer.status(),
+                ServingStatus::Serving,
+                "health of {service:?}"
+            );
+        }
+        let request = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let answers = ServerReflectionClient::new(channel)
+            .server_reflection_info(tokio_stream::once(request))
+            .await?;
+        let answer = answers.into_inner().next().await;
+        let answer = answer.ok_or_else(|| wrong!("reflection gave no answer"))??;
+        let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+            return Err(wrong!(
+                "reflection answered with something else than a list"
+            ));
+        };
+        let names: Vec<&str> = list.service.iter().map(|service| &*service.name).collect();
+        for name in ["Vm", "Console", "Host", "Probe", "Event", "Symbol"] {
+            let name = format!("vmprobe.v1.{name}Service");
+            check!(names.contains(&&*name), "{name} is not in {names:?}");
+        }
+        check_eq!(server.stop()?, Some(0), "exit code of the server");
+        pass()
+    })
+}
+
+fn port_in_use(cx: &Context) -> TestResult {
+    let taken = TcpListener::bind("127.0.0.1:0").map_err(Failure::io("take a port"))?;
+    let address = taken
+        .local_addr()
+        .map_err(Failure::io("learn the port"))?
+        .to_string();
+    let output = Command::new(cx.program("vmprobed"))
+        .args(["--listen", &address])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Failure::io("start vmprobed"))?;
+    check_eq!(output.status.code(), Some(2), "exit code");
+    let text = String::from_utf8_lossy(&output.stderr);
+    check!(
+        text.contains(&format!("{address} is in use")),
+        "no port named in {text:?}"
+    );
+    pass()
+}
+
+/// Each bad request: what is wrong, the code, a part of the message.
+fn bad_kernels(cx: &Context) -> TestResult {
+    let folder = std::env::temp_dir();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).map_err(Failure::io("write a test file"))?;
+        Ok::<String, Failure>(path.to_string_lossy().into_owned())
+    };
+    let mut bzimage = vec![0; 0x400];
+    bzimage[0x1f1] = 39;
+    bzimage[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    bzimage[0x202..0x206].copy_from_slice(b"HdrS");
+    bzimage[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
+    // An ELF header of a 32-bit ARM program.
+    let mut arm = vec![0; 0x40];
+    arm[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 1, 1]);
+    arm[0x12] = 40;
+    let tiny = crate::tiny::power_off_image()?;
+    let good = write("tiny", &tiny)?;
+    let of = |kernel: String| CreateVmRequest {
+        kernel,
+        memory_mib: 64,
+        ..Default::default()
+    };
+    let cases = [
+        (
+            of(String::new()),
+            "InvalidArgument",
+            "the path of a kernel is missing",
+        ),
+        (
+            of("/nonexistent/vmlinuz".into()),
+            "InvalidArgument",
+            "/nonexistent/vmlinuz can't be read",
+        ),
+        (of("/proc".into()), "InvalidArgument", "/proc can't be read"),
+        (
+            of(write("garbage", &[0x5a; 4096])?),
+            "InvalidArgument",
+            "neither a bzImage nor a vmlinux",
+        ),
+        (
+            of(write("empty", &[])?),
+            "InvalidArgument",
+            "can't be booted",
+        ),
+        (
+            of(write("truncated", &bzimage)?),
+            "InvalidArgument",
+            "truncated",
+        ),
+        (
+            of(write("arm", &arm)?),
+            "InvalidArgument",
+            "can't be booted",
+        ),
+        (
+            CreateVmRequest {
+                vcpus: 1000,
+                ..of(good.clone())
+            },
+            "InvalidArgument",
+            "1 to 8 vCPUs, not 1000",
+        ),
+        (
+            CreateVmRequest {
+                memory_mib: 16,
+                ..of(good.clone())
+            },
+            "InvalidArgument",
+            "16 MiB of memory is too little",
+        ),
+        (
+            CreateVmRequest {
+                initramfs: "/nonexistent/initrd".into(),
+                ..of(good.clone())
+            },
+            "InvalidArgument",
+            "/nonexistent/initrd can't be read",
+        ),
+        (
+            CreateVmRequest {
+                name: "a b".into(),
+                ..of(good)
+            },
+            "InvalidArgument",
+            "a VM's name has",
+        ),
+    ];
+    cx.block_on(async {
+        let server = Server::start(cx)?;
+        let client = server.client().await?;
+        // The first calls start the runtime's own threads.
+        for (request, ..) in &cases {
+            let _refused = client.create_vm(request.clone()).await;
+        }
+        let (files, threads) = (server.open_files()?, vm_threads(&server)?);
+        for (request, code, message) in cases {
+            let error = match client.create_vm(request.clone()).await {
+                Ok(_) => return Err(wrong!("{request:?} was accepted")),
+                Err(error) => error,
+            };
+            check!(
+                format!("{error:?}").starts_with(code),
+                "{request:?}: {error:?}, not {code}"
+            );
+            check!(error.to_string().contains(message), "{request:?}: {error}");
+        }
+        check_eq!(client.list_vms().await?.len(), 0, "VMs left behind");
+        check_eq!(
+            server.open_files()?,
+            files,
+            "files that the server has open"
+        );
+        check_eq!(
+            vm_threads(&server)?,
+            threads,
+            "threads of VMs in the server"
+        );
+        pass()
+    })
+}
+
+/// How many threads of the server are a vCPU's or watch a VM.
+fn vm_threads(server: &Server) -> Result<usize, Failure> {
+    let names = server.thread_names()?;
+    Ok(names
+        .iter()
+        .filter(|name| name.starts_with("vcpu") || name.ends_with("-end"))
+        .count())
+}
+
+/// In the lab the report is known; elsewhere it must agree with what it measured.
+fn doctor(cx: &Context) -> TestResult {
+    let output = Command::new(cx.program("vmprobed"))
+        .args(["doctor", "--json"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Failure::io("start vmprobed"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report: Value = serde_json::from_str(&text)
+        .map_err(|error| wrong!("doctor's report is no JSON ({error}): {text}"))?;
+    let runs_linux = report["runs_linux"] == true;
+    let verdict = report["verdict"].as_str().unwrap_or_default();
+    check!(!verdict.is_empty(), "the report has no verdict: {text}");
+    check_eq!(
+        output.status.success(),
+        runs_linux,
+        "success of the doctor's exit code"
+    );
+    check!(
+        cx.place == Place::Host || runs_linux,
+        "the lab runs Linux, but: {verdict}"
+    );
+    if !runs_linux {
+        let advice = report["advice"].as_array().map_or(0, Vec::len);
+        check!(
+            advice > 0,
+            "no advice for a host that can't run Linux: {text}"
+        );
+    }
+    let shape = report["guest"]["int3"]["shape"]
+        .as_str()
+        .unwrap_or_default();
+    let expected: &[&str] = match cx.place {
+        Place::Lab => &["debug_exit"],
+        // What upstream KVM and one that emulates the kernel do; empty where there is no KVM.
+        Place::Host => &["debug_exit", "internal_error", ""],
+    };
+    check!(
+        expected.contains(&shape),
+        "int3 has the shape {shape:?}: {verdict}"
+    );
+    // What a server says to its clients is the same.
+    cx.block_on(async {
+        let server = Server::start(cx)?;
+        let host = Client::connect(&server.endpoint).await?.get_host().await?;
+        check_eq!(
+            host.runs_linux,
+            runs_linux,
+            "runs_linux as the server says it"
+        );
+        pass_with(format!("int3 is {shape}; {verdict}"))
+    })
+}

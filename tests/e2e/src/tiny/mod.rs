@@ -1,0 +1,38 @@
+//! Tests with guests of a few hundred bytes, assembled here and booted as any vmlinux by the
+//! product's own server. They prove on any real KVM what needs no Linux.
+
+mod image;
+mod memory;
+mod pause;
+mod probes;
+mod serial;
+mod traps;
+mod vm;
+
+use crate::test::{Failure, Test};
+
+/// The tests.
+pub const TESTS: &[Test] = &[
+    serial::POWER_OFF,
+    serial::RESET,
+    serial::TRIPLE_FAULT,
+    serial::ECHO,
+    memory::SMALL,
+    memory::LARGE,
+    memory::REGISTERS,
+    pause::PORTS,
+    probes::EMULATED,
+    probes::STEPPED,
+    probes::SAME_PLACE,
+    probes::FOREIGN,
+    probes::STREAM_LEFT,
+    traps::SHAPES,
+];
+
+/// A kernel that switches itself off.
+///
+/// # Errors
+/// None that this code can cause.
+pub fn power_off_image() -> Result<Vec<u8>, Failure> {
+    image::build(|a, _| image::power_off(a))
+}

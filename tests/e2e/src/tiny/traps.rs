@@ -1,0 +1,118 @@
+//! The monitor's own view of a trap, without server and engine: whatever shape this machine's KVM
+//! gives an int3, it is one and the same [`Trap::Breakpoint`].
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use iced_x86::code_asm::ebx;
+use vmm::{BootMethod, Ending, GuestRam, Trap, TrapHandler, VcpuContext, Verdict, Vm, VmConfig};
+
+use super::image::{self, TEXT};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check_eq, pass, wrong};
+
+pub const SHAPES: Test = Test {
+    name: "tiny_an_int3_and_a_step_are_the_same_traps_on_every_kvm",
+    ids: &["KP12"],
+    needs: Needs::Tiny,
+    run: shapes,
+};
+
+/// What a trap was, and RIP without what the upper half adds to it.
+type Seen = (Trap, u64);
+
+/// Steps over the instruction whose first byte an int3 replaced; notes what it sees.
+#[derive(Debug, Default)]
+struct Recorder {
+    seen: Mutex<Vec<Seen>>,
+}
+
+/// The byte that the int3 stands for: `inc ebx` is `ff c3`.
+const ORIGINAL: u8 = 0xff;
+const INT3: u8 = 0xcc;
+
+impl TrapHandler for Recorder {
+    fn trap(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam, trap: Trap) -> Verdict {
+        let rip = physical(vcpu);
+        self.seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((trap, rip));
+        match trap {
+            Trap::Breakpoint => Verdict::StepAlone,
+            // A failed write shows: the next int3 is missing in what was seen.
+            Trap::Step => {
+                let _ = memory.write(rip - 2, &[INT3]);
+                Verdict::Resume
+            }
+            Trap::Hardware { .. } => Verdict::GiveBack,
+        }
+    }
+
+    fn before_step(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam) -> bool {
+        memory.write(physical(vcpu), &[ORIGINAL]).is_ok()
+    }
+}
+
+/// RIP as a physical address.
+fn physical(vcpu: &VcpuContext<'_>) -> u64 {
+    vcpu.registers().rip.wrapping_sub(image::UPPER_HALF)
+}
+
+fn shapes(_: &Context) -> TestResult {
+    let kernel = image::build(|a, _| {
+        a.xor(ebx, ebx)?;
+        a.nop()?;
+        a.inc(ebx)?;
+        a.inc(ebx)?;
+        image::power_off(a)
+    })?;
+    let code = kernel
+        .windows(4)
+        .position(|bytes| bytes == [0xff, 0xc3, 0xff, 0xc3]);
+    let code = code.ok_or_else(|| wrong!("the code isn't in the kernel"))?;
+    let first = TEXT + (code - image::CODE_AT) as u64;
+    let path = std::env::temp_dir().join("tiny-kernel");
+    std::fs::write(&path, &kernel).map_err(Failure::io("write the tiny kernel"))?;
+    let config = VmConfig {
+        kernel: path,
+        initramfs: None,
+        cmdline: String::new(),
+        memory_mib: 64,
+        vcpus: 1,
+        boot: BootMethod::Elf,
+    };
+    let vm = Vm::create(&config).map_err(|error| wrong!("{error}"))?;
+    vm.stopped(|guest| {
+        for at in [first, first + 2] {
+            guest
+                .memory()
+                .write(at, &[INT3])
+                .map_err(|error| wrong!("{error}"))?;
+        }
+        guest
+            .set_breakpoint_exits(true)
+            .map_err(|error| wrong!("{error}"))
+    })?;
+    let recorder = Arc::new(Recorder::default());
+    let handler: Arc<dyn TrapHandler> = Arc::clone(&recorder) as _;
+    vm.start(&handler).map_err(|error| wrong!("{error}"))?;
+    check_eq!(vm.wait(), Ending::PowerOff, "the ending");
+    let seen = recorder
+        .seen
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    let expected = [
+        (Trap::Breakpoint, first),
+        (Trap::Step, first + 2),
+        (Trap::Breakpoint, first + 2),
+        (Trap::Step, first + 4),
+    ];
+    check_eq!(seen, expected, "the traps");
+    let rbx = vm
+        .stopped(|guest| guest.registers(0))
+        .map_err(|error| wrong!("{error}"))?
+        .rbx;
+    check_eq!(rbx, 2, "RBX at the end");
+    pass()
+}

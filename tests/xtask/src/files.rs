@@ -1,0 +1,129 @@
+//! Files of the Linux guests, in a folder of the cache; the end-to-end tests know their names.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lab::{CacheError, Initramfs, Kernel, KernelError};
+
+use crate::machine::Programs;
+use crate::repack::{self, Packer, RepackError};
+use crate::say;
+
+/// Why the files aren't there.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// No kernels.
+    #[error("the guests' kernels aren't ready")]
+    Kernel(#[from] KernelError),
+    /// A kernel can't be packed anew.
+    #[error(transparent)]
+    Repack(#[from] RepackError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file operation failed.
+    #[error("can't {0}")]
+    Io(String, #[source] io::Error),
+}
+
+/// Files of the guests by the names that the end-to-end tests use.
+#[derive(Debug)]
+pub struct Files {
+    /// The folder with all of them.
+    pub folder: PathBuf,
+    names: Vec<&'static str>,
+}
+
+impl Files {
+    /// Only what the demonstration needs.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn for_demo(programs: &Programs) -> Result<Self, FilesError> {
+        let mut files = Self {
+            folder: folder()?,
+            names: Vec::new(),
+        };
+        let kernels = lab::ensure_kernels()?;
+        files.link("vmlinuz-6.1", &kernels.v6_1.vmlinuz)?;
+        files.initramfs(programs)?;
+        Ok(files)
+    }
+
+    /// All that the tests need.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn for_tests(programs: &Programs) -> Result<Self, FilesError> {
+        let mut files = Self::for_demo(programs)?;
+        let kernels = lab::ensure_kernels()?;
+        files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
+        files.repacked(&kernels.v6_1)?;
+        Ok(files)
+    }
+
+    /// Each file, and its path in a folder of the lab machine.
+    pub fn in_lab(&self, folder: &str) -> Vec<(PathBuf, String)> {
+        let pair = |name: &&str| (self.folder.join(name), format!("{folder}/{name}"));
+        self.names.iter().map(pair).collect()
+    }
+
+    fn link(&mut self, name: &'static str, to: &Path) -> Result<(), FilesError> {
+        let path = self.folder.join(name);
+        // An old link may lead to a kernel that is no more.
+        if fs::read_link(&path).ok().as_deref() != Some(to) {
+            let _there_may_be_none = fs::remove_file(&path);
+            std::os::unix::fs::symlink(to, &path).map_err(io_error("link", &path))?;
+        }
+        self.names.push(name);
+        Ok(())
+    }
+
+    fn initramfs(&mut self, programs: &Programs) -> Result<(), FilesError> {
+        let init = fs::read(&programs.guest).map_err(io_error("read", &programs.guest))?;
+        let image = Initramfs::new().file("/init", &init, 0o755).finish();
+        self.write("guest.cpio", &image)
+    }
+
+    fn write(&mut self, name: &'static str, bytes: &[u8]) -> Result<(), FilesError> {
+        let path = self.folder.join(name);
+        let unfinished = self.folder.join(format!("{name}.new"));
+        fs::write(&unfinished, bytes).map_err(io_error("write", &unfinished))?;
+        fs::rename(&unfinished, &path).map_err(io_error("put in place", &path))?;
+        self.names.push(name);
+        Ok(())
+    }
+
+    /// Kernels that Debian doesn't package, made once for each version of its package.
+    fn repacked(&mut self, kernel: &Kernel) -> Result<(), FilesError> {
+        const MADE: [&str; 3] = ["vmlinux-6.1", "vmlinuz-6.1-gzip", "vmlinuz-6.1-xz"];
+        let mark = self.folder.join("repacked-from");
+        let made_from = fs::read_to_string(&mark).unwrap_or_default();
+        if made_from != kernel.package_version
+            || MADE.iter().any(|name| !self.folder.join(name).is_file())
+        {
+            say("packing the kernel anew, with gzip and xz");
+            let elf = self.folder.join(MADE[0]);
+            let bytes = repack::vmlinux(&kernel.vmlinuz)?;
+            fs::write(&elf, bytes).map_err(io_error("write", &elf))?;
+            for (name, packer) in [(MADE[1], Packer::Gzip), (MADE[2], Packer::Xz)] {
+                repack::bzimage(&kernel.vmlinuz, &elf, packer, &self.folder.join(name))?;
+            }
+            fs::write(&mark, &kernel.package_version).map_err(io_error("write", &mark))?;
+        }
+        self.names.extend(MADE);
+        Ok(())
+    }
+}
+
+fn folder() -> Result<PathBuf, FilesError> {
+    let folder = lab::cache_dir()?.join("guests");
+    fs::create_dir_all(&folder).map_err(io_error("make the folder", &folder))?;
+    Ok(folder)
+}
+
+fn io_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> FilesError + use<> {
+    let text = format!("{what} {}", path.display());
+    move |error| FilesError::Io(text, error)
+}

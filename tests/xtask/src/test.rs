@@ -1,0 +1,308 @@
+//! `xtask test`: unit tests, then the end-to-end tests where they can run.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::Args;
+use lab::{BuildError, Lab, LabError};
+
+use crate::command::{self, CommandError};
+use crate::files::{Files, FilesError};
+use crate::machine::{DoctorError, Host, Programs};
+use crate::record::{self, Record, Status};
+use crate::{chain, say};
+
+/// Longest time of each part. Only nets: no test waits for time.
+const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
+const E2E_LIMIT: Duration = Duration::from_secs(30 * 60);
+/// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
+const LAB_MEMORY_MIB: u32 = 3072;
+
+/// What to test.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Leave the unit tests out.
+    #[arg(long)]
+    skip_unit: bool,
+    /// Only end-to-end tests with this in their name, or of this row of the yardstick. Leaves the
+    /// conformance report as it is.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+}
+
+/// Why the tests did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum TestError {
+    /// A program doesn't build.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A file is missing.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// It isn't known what this machine can do.
+    #[error(transparent)]
+    Doctor(#[from] DoctorError),
+    /// A program did not run to its end.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The lab failed.
+    #[error("the end-to-end tests did not run to their end in the lab")]
+    Lab(#[from] LabError),
+    /// Results aren't understood.
+    #[error("can't read the results of the end-to-end tests")]
+    Results(#[from] serde_json::Error),
+    /// A file operation failed.
+    #[error("can't {0} {path}", path = .1.display())]
+    Io(&'static str, PathBuf, #[source] io::Error),
+    /// `e2e` ended otherwise than its results say.
+    #[error("the end-to-end tests ended with {0}, which their results don't account for")]
+    Unaccounted(String),
+}
+
+/// How many tests ended how.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+/// Runs all tests; true if none failed and some ran. The last line says how many.
+///
+/// # Errors
+/// If what the tests need can't be had: also told by the last line, as one that failed.
+pub fn run(options: &Options) -> Result<bool, TestError> {
+    let mut counts = Counts::default();
+    let mut parts: Vec<(&str, Result<Counts, TestError>)> = Vec::new();
+    if !options.skip_unit {
+        parts.push(("unit tests", unit_tests()));
+    }
+    parts.push(("end-to-end tests", end_to_end(options)));
+    for (name, part) in parts {
+        match part {
+            Ok(part) => counts.add(part),
+            Err(error) => {
+                say(&format!("fail {name}: {}", chain(&error)));
+                counts.failed += 1;
+            }
+        }
+    }
+    let Counts {
+        passed,
+        failed,
+        skipped,
+    } = counts;
+    say(&format!(
+        "{passed} passed, {failed} failed, {skipped} skipped"
+    ));
+    Ok(failed == 0 && passed > 0)
+}
+
+/// `cargo test` of the whole workspace, on this machine.
+fn unit_tests() -> Result<Counts, TestError> {
+    say("# unit tests");
+    let counts = Arc::new(Mutex::new(Counts::default()));
+    let sum = Arc::clone(&counts);
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .current_dir(root());
+    let status = command::run(&mut cargo, UNIT_LIMIT, move |line| {
+        if let Some(part) = Counts::of_summary(line) {
+            sum.lock().unwrap_or_else(PoisonError::into_inner).add(part);
+        } else if !line.is_empty() {
+            say(line);
+        }
+    })?;
+    let mut counts = *counts.lock().unwrap_or_else(PoisonError::into_inner);
+    if !status.success() && counts.failed == 0 {
+        // It did not build, or a test's process died before its summary.
+        counts.failed = 1;
+    }
+    Ok(counts)
+}
+
+/// The end-to-end tests: on this machine as far as its KVM goes, all others in the lab.
+fn end_to_end(options: &Options) -> Result<Counts, TestError> {
+    say("# end-to-end tests");
+    if options.filter.is_none() {
+        // Should this run not come to its end, no older one must pass for it.
+        let _there_may_be_none = fs::remove_file(conformance_file());
+    }
+    let programs = Programs::build()?;
+    let files = Files::for_tests(&programs)?;
+    let host = Host::examine(&programs)?;
+    say(&format!("# on this machine: {}", host.verdict));
+    let needs = match (host.runs_linux, host.runs_tiny) {
+        (true, _) => "none,tiny,linux",
+        (false, true) => "none,tiny",
+        (false, false) => "none",
+    };
+    let mut records = on_host(&programs, &files, needs, options)?;
+    if !host.runs_linux {
+        say("# in the lab: upstream kvm-amd in an emulated CPU");
+        records.extend(in_lab(&programs, &files, options)?);
+    }
+    if options.filter.is_none() {
+        write_conformance(&records)?;
+    }
+    let mut counts = Counts::default();
+    for record in &records {
+        match record.status {
+            Status::Pass => counts.passed += 1,
+            Status::Fail => counts.failed += 1,
+            Status::Skip => {
+                counts.skipped += 1;
+                say(&format!(
+                    "skip {} ({}): {}",
+                    record.name, record.place, record.note
+                ));
+            }
+        }
+    }
+    Ok(counts)
+}
+
+fn on_host(
+    programs: &Programs,
+    files: &Files,
+    needs: &str,
+    options: &Options,
+) -> Result<Vec<Record>, TestError> {
+    let results = programs
+        .folder
+        .join(format!("results-{}.jsonl", std::process::id()));
+    let io = |what| {
+        let path = results.clone();
+        move |error| TestError::Io(what, path, error)
+    };
+    fs::write(&results, "").map_err(io("write"))?;
+    let mut e2e = Command::new(&programs.e2e);
+    e2e.args(e2e_arguments("host", needs, options))
+        .env("VMPROBE_RESULTS", &results)
+        .env("VMPROBE_FILES", &files.folder)
+        .env("VMPROBE_BIN_DIR", &programs.folder);
+    let status = command::run(&mut e2e, E2E_LIMIT, say)?;
+    let lines = fs::read_to_string(&results).map_err(io("read"))?;
+    fs::remove_file(&results).map_err(io("remove"))?;
+    account(
+        record::read(&lines)?,
+        status.success(),
+        &status.to_string(),
+        options,
+    )
+}
+
+fn in_lab(programs: &Programs, files: &Files, options: &Options) -> Result<Vec<Record>, TestError> {
+    let mut command = vec!["/bin/e2e".to_owned()];
+    command.extend(e2e_arguments("lab", "none,tiny,linux", options));
+    let mut lab = Lab::new(command);
+    lab.files = files.in_lab("/boot");
+    lab.files.extend(programs.in_lab());
+    lab.env = vec![
+        ("VMPROBE_FILES".into(), "/boot".into()),
+        ("VMPROBE_BIN_DIR".into(), "/bin".into()),
+        ("TMPDIR".into(), "/tmp".into()),
+    ];
+    lab.memory_mib = LAB_MEMORY_MIB;
+    lab.time_limit = E2E_LIMIT;
+    let run = lab.run()?;
+    let lines = String::from_utf8_lossy(&run.results);
+    account(
+        record::read(&lines)?,
+        run.exit.success(),
+        &format!("{:?}", run.exit),
+        options,
+    )
+}
+
+fn e2e_arguments(place: &str, needs: &str, options: &Options) -> Vec<String> {
+    let mut arguments: Vec<String> = ["run", "--where", place, "--needs", needs]
+        .map(str::to_owned)
+        .into();
+    if let Some(filter) = &options.filter {
+        arguments.extend(["--filter".to_owned(), filter.clone()]);
+    }
+    arguments
+}
+
+/// The records, unless the program's own end says that there is more to know.
+fn account(
+    records: Vec<Record>,
+    success: bool,
+    ended: &str,
+    options: &Options,
+) -> Result<Vec<Record>, TestError> {
+    let failed = records.iter().any(|record| record.status == Status::Fail);
+    // A filter may leave nothing for one of the places.
+    let nothing_to_do = records.is_empty() && options.filter.is_some();
+    if success == failed && !nothing_to_do {
+        return Err(TestError::Unaccounted(ended.to_owned()));
+    }
+    Ok(records)
+}
+
+/// Writes `target/conformance.json`.
+fn write_conformance(records: &[Record]) -> Result<(), TestError> {
+    let path = conformance_file();
+    let json = serde_json::to_string_pretty(&record::conformance(records))?;
+    fs::create_dir_all(root().join("target"))
+        .and_then(|()| fs::write(&path, json + "\n"))
+        .map_err(|error| TestError::Io("write", path.clone(), error))
+}
+
+fn conformance_file() -> PathBuf {
+    root().join("target").join("conformance.json")
+}
+
+/// The root of this clone.
+fn root() -> &'static Path {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).unwrap_or(own)
+}
+
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
+    /// The counts of a test program's last line: `test result: ok. 3 passed; 0 failed; ...`.
+    fn of_summary(line: &str) -> Option<Self> {
+        let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
+        let number = |what: &str| {
+            let part = counts
+                .split("; ")
+                .find_map(|part| part.strip_suffix(what))?;
+            part.trim().parse().ok()
+        };
+        Some(Self {
+            passed: number(" passed")?,
+            failed: number(" failed")?,
+            skipped: number(" ignored")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_of_cargo_test_is_understood() {
+        let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; \
+                    3 filtered out; finished in 0.05s";
+        let expected = Counts {
+            passed: 12,
+            failed: 1,
+            skipped: 2,
+        };
+        assert_eq!(Counts::of_summary(line), Some(expected));
+        assert_eq!(Counts::of_summary("running 3 tests"), None);
+    }
+}
