@@ -26,11 +26,22 @@ impl Server {
     /// # Errors
     /// If it can't be started or ends at once.
     pub fn start(cx: &Context) -> Result<Self, Failure> {
+        Self::start_with(cx, |_| {})
+    }
+
+    /// As [`start`](Self::start), with something changed about its command before.
+    ///
+    /// # Errors
+    /// If it can't be started or ends at once.
+    pub fn start_with(cx: &Context, change: impl FnOnce(&mut Command)) -> Result<Self, Failure> {
         let program = cx.program("vmprobed");
-        let mut child = Command::new(&program)
+        let mut command = Command::new(&program);
+        command
             .args(["--listen", "127.0.0.1:0", "--exit-with-stdin"])
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command
             .spawn()
             .map_err(Failure::io(format!("start {}", program.display())))?;
         let input = child.stdin.take();

@@ -1,5 +1,7 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
+mod no_kvm;
+
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
@@ -45,6 +47,8 @@ pub const TESTS: &[Test] = &[
         needs: Needs::None,
         run: doctor,
     },
+    no_kvm::MISSING,
+    no_kvm::CLOSED,
 ];
 
 fn health_and_reflection(cx: &Context) -> TestResult {
@@ -136,7 +140,22 @@ fn bad_kernels(cx: &Context) -> TestResult {
         memory_mib: 64,
         ..Default::default()
     };
+    // More than the guest's memory, and no byte of it on the disk.
+    let large = write("large", &[])?;
+    std::fs::File::options()
+        .write(true)
+        .open(&large)
+        .and_then(|file| file.set_len(100 << 20))
+        .map_err(Failure::io("make a large file"))?;
     let cases = [
+        (
+            CreateVmRequest {
+                initramfs: large,
+                ..of(good.clone())
+            },
+            "InvalidArgument",
+            "give the guest",
+        ),
         (
             of(String::new()),
             "InvalidArgument",
