@@ -5,6 +5,7 @@
 mod console;
 mod context;
 mod demo;
+mod events;
 mod linux;
 #[cfg(test)]
 mod native;

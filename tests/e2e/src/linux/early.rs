@@ -1,10 +1,10 @@
 //! Probes that are there before the guest's first instruction, and the kernel's own int3s.
 
-use vmprobe_client::Message;
 use vmprobe_client::v1::ProbeState;
 
 use super::guest::{Config, Guest, VM, files, specs};
 use crate::context::Context;
+use crate::events;
 use crate::server::Server;
 use crate::test::{Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
 
@@ -54,17 +54,7 @@ fn early(cx: &Context) -> TestResult {
         let (_, probes) = client.create_vm(request).await?;
         let mut stream = client.events(VM, Vec::new()).await?;
         client.start_vm(VM).await?;
-        let mut events = Vec::new();
-        while let Some(message) = stream.next().await? {
-            if let Message::Batch {
-                lost,
-                events: batch,
-            } = message
-            {
-                check_eq!(lost, 0, "lost events");
-                events.extend(batch);
-            }
-        }
+        let events = events::all(&mut stream).await?;
         let name_of = |id| {
             let probe = probes.iter().find(|probe| probe.id == id);
             probe.map_or("?", |probe| probe.symbol.as_str())

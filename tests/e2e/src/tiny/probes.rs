@@ -11,6 +11,7 @@ use vmprobe_client::{Message, spec};
 use super::image::{self, COM1, DATA, Names};
 use super::vm::{Tiny, VM, number};
 use crate::context::Context;
+use crate::events;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
 
 pub const EMULATED: Test = Test {
@@ -101,17 +102,7 @@ fn counts(
             PASSES * 3,
             "the guest's result"
         );
-        let mut events = Vec::new();
-        while let Some(message) = stream.next().await? {
-            if let Message::Batch {
-                lost,
-                events: batch,
-            } = message
-            {
-                check_eq!(lost, 0, "lost events");
-                events.extend(batch);
-            }
-        }
+        let events = events::all(&mut stream).await?;
         check_eq!(events.len() as u64, PASSES * probes.len() as u64, "events");
         check!(
             events.is_sorted_by_key(|event| event.tsc),
