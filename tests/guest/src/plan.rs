@@ -127,7 +127,9 @@ impl Plan {
             sleep_ms: 1000,
             end: End::PowerOff,
         };
-        for argument in arguments {
+        // The kernel hands on the words that only its decompressor knows.
+        let own = |argument: &&String| !matches!(argument.as_str(), "nokaslr" | "kaslr");
+        for argument in arguments.iter().filter(own) {
             let (key, value) = argument
                 .split_once('=')
                 .ok_or_else(|| PlanError::NoValue(argument.clone()))?;
@@ -177,6 +179,12 @@ mod tests {
             end: End::Panic,
         };
         assert_eq!(plan, expected);
+    }
+
+    #[test]
+    fn words_for_the_decompressor_are_passed_over() {
+        let arguments = ["nokaslr".to_owned(), "count=3".to_owned()];
+        assert_eq!(Plan::parse(&arguments).unwrap().count, 3);
     }
 
     #[test]
