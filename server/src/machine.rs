@@ -19,7 +19,7 @@ use vmprobe_proto::v1;
 
 use crate::console::Reader;
 use crate::fanout::Fanout;
-use crate::traps::{Ram, Traps, control, registers};
+use crate::traps::{Ram, Traps, registers};
 use crate::{convert, status};
 
 /// Memory of a guest for which the request gives none, in MiB.
@@ -301,9 +301,7 @@ impl Machine {
     pub fn read_memory(&self, vcpu: u32, address: u64, length: u32) -> Result<Vec<u8>, Status> {
         self.check_vcpu(vcpu)?;
         self.vm.stopped(|guest| {
-            let found = control(&guest.control(vcpu).map_err(|error| vcpu_error(&error))?);
-            let tables = PageTables::from_registers(found.cr0, found.cr3, found.cr4, found.efer)
-                .map_err(|error| Status::failed_precondition(error.to_string()))?;
+            let tables = page_tables(guest, vcpu)?;
             let mut bytes = vec![0; length as usize];
             let read = paging::read_virt(
                 &Ram(guest.memory()),
@@ -346,16 +344,29 @@ impl Machine {
             .find("entry_SYSCALL_64")
             .map_err(|error| Status::failed_precondition(error.to_string()))?
             .address;
+        let image = linked_image(&self.vm);
+        // KASLR chooses the virtual and the physical place each for itself.
         let slide = entry.wrapping_sub(linked.0);
-        if slide != 0 {
+        let place = self.walk(guest, GuestVirtAddr(entry))?;
+        let in_place = slide == 0 && image.to_phys(linked).map(|(phys, _)| phys) == Some(place);
+        if !in_place {
             return Err(Status::failed_precondition(format!(
-                "the kernel of VM `{}` has moved itself by {slide:#x} (KASLR), and probing a moved \
-                 kernel is not supported: boot it without `kaslr` on the command line",
+                "the kernel of VM `{}` has moved itself by {slide:#x}, to physical {place} (KASLR), \
+                 and probing a moved kernel is not supported: boot it without `kaslr` on the \
+                 command line",
                 self.name
             )));
         }
-        self.engine.set_image_map(linked_image(&self.vm));
+        self.engine.set_image_map(image);
         Ok(())
+    }
+
+    /// Where the first vCPU finds a virtual address in guest memory.
+    fn walk(&self, guest: &Stopped<'_>, at: GuestVirtAddr) -> Result<GuestPhysAddr, Status> {
+        let tables = page_tables(guest, 0)?;
+        let found = paging::walk(&Ram(guest.memory()), tables, at);
+        let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(found.phys)
     }
 
     /// The guest's own int3s cost exits while ours are watched for.
@@ -369,6 +380,13 @@ impl Machine {
     fn state_error(&self, error: &vmm::StateError) -> Status {
         Status::failed_precondition(format!("VM `{}`: {error}", self.name))
     }
+}
+
+/// The page tables that a vCPU uses.
+fn page_tables(guest: &Stopped<'_>, vcpu: u32) -> Result<PageTables, Status> {
+    let found = guest.control(vcpu).map_err(|error| vcpu_error(&error))?;
+    PageTables::from_registers(found.cr0, found.cr3, found.cr4, found.efer)
+        .map_err(|error| Status::failed_precondition(error.to_string()))
 }
 
 fn vcpu_error(error: &vmm::VcpuAccessError) -> Status {

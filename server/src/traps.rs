@@ -151,7 +151,7 @@ pub fn registers(from: &vmm::Registers) -> Registers {
 }
 
 /// The engine's form of the monitor's control registers.
-pub fn control(from: &vmm::ControlRegisters) -> ControlRegisters {
+fn control(from: &vmm::ControlRegisters) -> ControlRegisters {
     ControlRegisters {
         cr0: from.cr0,
         cr3: from.cr3,

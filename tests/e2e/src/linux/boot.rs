@@ -71,6 +71,12 @@ pub const TESTS: &[Test] = &[
         needs: Needs::Linux,
         run: as_it_is,
     },
+    Test {
+        name: "a_bzimage_that_moves_itself_is_found_out",
+        ids: &["VM01"],
+        needs: Needs::Linux,
+        run: moved,
+    },
 ];
 
 fn boots(cx: &Context, kernel: &'static str, boot: BootMethod, version: &str) -> TestResult {
@@ -122,8 +128,50 @@ fn as_it_is(cx: &Context) -> TestResult {
             "Linux version ",
             "memory at linux_banner"
         );
+        // Where the kernel is was not known before; now it is, and can be probed.
+        let probe = guest.probe("do_sys_openat2").await?;
+        guest.console.send(b"workload=files count=3\n").await?;
+        guest.console.report("done").await?;
+        let probes = guest.client.list_probes(super::guest::VM).await?;
+        let hits = probes
+            .iter()
+            .find(|p| p.id == probe.id)
+            .map_or(0, |p| p.hits);
+        check!(hits >= 3, "3 files were opened, {hits} hits");
         guest.console.send(b"quit\n").await?;
         guest.power_off().await?;
         pass_with("linux_banner is where the symbols say")
+    })
+}
+
+/// A moved kernel isn't probed where it isn't.
+fn moved(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            boot: BootMethod::Bzimage,
+            kernel_args: "quiet kaslr",
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        guest.console.report("ready").await?;
+        let remark = match guest.probe("do_sys_openat2").await {
+            // Chance may leave it in its place; then the probe must work.
+            Ok(probe) => {
+                guest.console.send(b"workload=files count=3\n").await?;
+                guest.console.report("done").await?;
+                let probes = guest.client.list_probes(super::guest::VM).await?;
+                let hit = probes.iter().any(|p| p.id == probe.id && p.hits >= 3);
+                check!(hit, "a moved kernel was probed: {probes:?}");
+                "it stayed where it was".to_owned()
+            }
+            Err(error) => {
+                let error = error.to_string();
+                check!(error.contains("has moved itself by 0x"), "{error}");
+                error
+            }
+        };
+        guest.console.send(b"quit\n").await?;
+        guest.power_off().await?;
+        pass_with(remark)
     })
 }
