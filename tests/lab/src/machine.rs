@@ -29,6 +29,8 @@ const KVM_MODULES: [&str; 3] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lab {
     /// Virtual CPUs of L1.
+    /// One by default: with two, QEMU's emulation of nested SVM now and then damages L1 itself (its
+    /// kernel panics on a corrupted stack, or hangs) when four guest vCPUs step instructions.
     pub smp: u8,
     /// Memory of L1 in MiB. Its files are in it too.
     pub memory_mib: u32,
@@ -127,7 +129,7 @@ impl Lab {
     #[must_use]
     pub fn new(command: Vec<String>) -> Self {
         Self {
-            smp: 2,
+            smp: 1,
             memory_mib: 3072,
             files: Vec::new(),
             command,
