@@ -55,8 +55,8 @@ pub trait TrapHandler: Send + Sync {
 /// How a KVM reports an int3, which also decides how one is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakpointShape {
-    /// `KVM_EXIT_DEBUG`: an exception intercept. `KVM_GUESTDBG_INJECT_BP` with
-    /// RIP at the int3 gives it back.
+    /// `KVM_EXIT_DEBUG`: an exception intercept. Where the monitor doesn't deliver
+    /// it itself, `KVM_GUESTDBG_INJECT_BP` with RIP at the int3 gives it back.
     DebugExit,
     /// `KVM_EXIT_INTERNAL_ERROR`: a KVM that emulates kernel-mode code and has
     /// no int3 in its emulator. It takes an injected exception as it is, so RIP
