@@ -6,12 +6,15 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod blacklist;
+pub mod btf;
 pub mod emulate;
 pub mod engine;
 pub mod error;
 pub mod event;
 pub mod guest;
 pub mod image_map;
+pub mod modules;
 pub mod paging;
 pub mod probe;
 pub mod symbols;

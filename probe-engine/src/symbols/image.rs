@@ -92,4 +92,13 @@ impl<'a> Image<'a> {
                 .map(Segment::range)
                 .any(|segment| segment.start <= range.start && range.end <= segment.end)
     }
+
+    /// What the file holds of a range of addresses; `None` unless all of it is there.
+    pub fn bytes(&self, range: &Range<u64>) -> Option<&'a [u8]> {
+        self.segments.iter().find_map(|segment| {
+            let start = usize::try_from(range.start.checked_sub(segment.address)?).ok()?;
+            let end = usize::try_from(range.end.checked_sub(segment.address)?).ok()?;
+            segment.data.get(start..end)
+        })
+    }
 }

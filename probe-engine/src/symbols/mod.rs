@@ -12,11 +12,11 @@ use crate::addr::GuestVirtAddr;
 
 mod addresses;
 mod glob;
-mod image;
+pub(crate) mod image;
 mod kallsyms;
 mod symtab;
 #[cfg(test)]
-mod synthetic;
+pub(crate) mod synthetic;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -387,7 +387,7 @@ impl Symbols {
 }
 
 /// FNV-1a, 32 bits.
-fn hash(name: &str) -> u32 {
+pub(crate) fn hash(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })

@@ -1,0 +1,315 @@
+//! The tables of a kernel image.
+//!
+//! Source for the symbols around them: Linux `include/asm-generic/vmlinux.lds.h` and
+//! `arch/x86/kernel/vmlinux.lds.S`. `.altinstr_replacement` holds no code that runs in place, and
+//! the thunks that retpolines and returns lead to are ordinary code but for their alternatives.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::format::{Format, Length, Table};
+use super::{Blacklist, BlacklistError, Entry, Reason};
+use crate::addr::GuestVirtAddr;
+use crate::btf::Btf;
+use crate::insn;
+use crate::symbols::Symbols;
+use crate::symbols::image::Image;
+
+/// Text between two symbols.
+const REGIONS: [(Reason, &str, &str); 6] = [
+    (
+        Reason::Noinstr,
+        "__noinstr_text_start",
+        "__noinstr_text_end",
+    ),
+    (Reason::EntryText, "__entry_text_start", "__entry_text_end"),
+    (
+        Reason::KprobesText,
+        "__kprobes_text_start",
+        "__kprobes_text_end",
+    ),
+    (
+        Reason::StaticCallTrampoline,
+        "__static_call_text_start",
+        "__static_call_text_end",
+    ),
+    // `create_trampoline()` (arch/x86/kernel/ftrace.c) copies them as they are in memory.
+    (Reason::CopiedText, "ftrace_caller", "ftrace_caller_end"),
+    (
+        Reason::CopiedText,
+        "ftrace_regs_caller",
+        "ftrace_regs_caller_end",
+    ),
+];
+
+/// Functions that are copied as a whole: at kexec (`arch/x86/kernel/machine_kexec_64.c`) and when a
+/// hibernated system is resumed (`arch/x86/power/hibernate.c`).
+const COPIED: [&str; 2] = ["relocate_kernel", "core_restore_code"];
+
+/// The calls that `ftrace_update_ftrace_func()` (`arch/x86/kernel/ftrace.c`) patches.
+const FTRACE_CALLS: [&str; 2] = ["ftrace_call", "ftrace_regs_call"];
+const CALL_LEN: u64 = 5;
+
+/// Tables whose entries have one form in all kernels.
+const TABLES: [(Reason, &str, &str, Format); 10] = [
+    (
+        Reason::FtraceSite,
+        "__start_mcount_loc",
+        "__stop_mcount_loc",
+        Format::FTRACE,
+    ),
+    (
+        Reason::JumpLabel,
+        "__start___jump_table",
+        "__stop___jump_table",
+        Format::JUMP_LABEL,
+    ),
+    (
+        Reason::StaticCall,
+        "__start_static_call_sites",
+        "__stop_static_call_sites",
+        Format::STATIC_CALL,
+    ),
+    (
+        Reason::SmpLock,
+        "__smp_locks",
+        "__smp_locks_end",
+        Format::distances(Length::Fixed(1)),
+    ),
+    (
+        Reason::Paravirt,
+        "__parainstructions",
+        "__parainstructions_end",
+        Format::PARAVIRT,
+    ),
+    (
+        Reason::Retpoline,
+        "__retpoline_sites",
+        "__retpoline_sites_end",
+        Format::distances(Length::Instruction),
+    ),
+    (
+        Reason::ReturnThunk,
+        "__return_sites",
+        "__return_sites_end",
+        Format::distances(Length::Instruction),
+    ),
+    (
+        Reason::CallThunk,
+        "__call_sites",
+        "__call_sites_end",
+        Format::distances(Length::Instruction),
+    ),
+    (
+        Reason::EndbrSeal,
+        "__ibt_endbr_seal",
+        "__ibt_endbr_seal_end",
+        Format::distances(Length::Fixed(4)),
+    ),
+    // The preamble of a function: 16 bytes (`fineibt_preamble_size`).
+    (
+        Reason::Cfi,
+        "__cfi_sites",
+        "__cfi_sites_end",
+        Format::distances(Length::Fixed(16)),
+    ),
+];
+
+impl Blacklist {
+    /// What can't be probed in the kernel of an image, an uncompressed vmlinux. A table that the
+    /// kernel was built without has no entries. Takes some tens of milliseconds.
+    ///
+    /// # Errors
+    /// See [`BlacklistError`].
+    pub fn from_image(
+        image: &[u8],
+        symbols: &Symbols,
+        btf: Option<&Btf>,
+    ) -> Result<Self, BlacklistError> {
+        let image = Image::parse(image)?;
+        let reader = Reader {
+            image: &image,
+            symbols,
+        };
+        let mut entries = Vec::new();
+        reader.regions(&mut entries);
+        reader.functions(&mut entries)?;
+        for (reason, start, end, format) in TABLES {
+            reader.table(&mut entries, reason, start, end, &[format])?;
+        }
+        let alternative = Format::alternative(btf);
+        let alternatives = alternative.as_ref().map(std::slice::from_ref);
+        reader.table(
+            &mut entries,
+            Reason::Alternative,
+            "__alt_instructions",
+            "__alt_instructions_end",
+            alternatives.unwrap_or(&Format::ALTERNATIVES),
+        )?;
+        reader.table(
+            &mut entries,
+            Reason::Bug,
+            "__start___bug_table",
+            "__stop___bug_table",
+            &[Format::bug(btf)],
+        )?;
+        reader.constants(&mut entries)?;
+        // What isn't text can't be probed in any case.
+        entries.retain(|entry| symbols.is_text(entry.range.start));
+        Self::new(entries)
+    }
+}
+
+/// Finds tables by symbols.
+pub(super) struct Reader<'a> {
+    pub(super) image: &'a Image<'a>,
+    pub(super) symbols: &'a Symbols,
+}
+
+impl<'a> Reader<'a> {
+    fn address(&self, symbol: &str) -> Option<GuestVirtAddr> {
+        Some(self.symbols.by_name(symbol).next()?.address)
+    }
+
+    fn range(&self, start: &str, end: &str) -> Option<Range<GuestVirtAddr>> {
+        Some(self.address(start)?..self.address(end)?)
+    }
+
+    /// A table's bytes; `None` where the kernel has no such table.
+    pub(super) fn bytes(
+        &self,
+        start: &'a str,
+        end: &str,
+    ) -> Result<Option<Table<'a>>, BlacklistError> {
+        let Some(range) = self.range(start, end) else {
+            return Ok(None);
+        };
+        let bytes = self.image.bytes(&(range.start.0..range.end.0));
+        let bytes = bytes.ok_or_else(|| BlacklistError::Outside {
+            table: start.to_owned(),
+            start: range.start,
+            end: range.end,
+        })?;
+        Ok(Some(Table {
+            name: start,
+            address: range.start,
+            bytes,
+        }))
+    }
+
+    /// The code at an address. Anywhere in the image: some kernels have init text in a segment that
+    /// isn't marked as executable, and code to be copied in their data.
+    pub(super) fn code(&self, at: GuestVirtAddr) -> Option<&'a [u8]> {
+        let mut segments = self.image.segments.iter();
+        let segment = segments.find(|segment| segment.range().contains(&at.0))?;
+        let offset = usize::try_from(at.0 - segment.address).ok()?;
+        let rest = segment.data.get(offset..)?;
+        Some(&rest[..rest.len().min(insn::MAX_LEN)])
+    }
+
+    /// The places that a table names, all of which must be in the image.
+    pub(super) fn places(
+        &self,
+        table: Table<'a>,
+        format: Format,
+    ) -> Result<Vec<Range<GuestVirtAddr>>, BlacklistError> {
+        format.places(table, |at| self.code(at))?.collect()
+    }
+
+    /// Adds the places of a table whose entries have one of some formats: the first that fits.
+    fn table(
+        &self,
+        entries: &mut Vec<Entry>,
+        reason: Reason,
+        start: &'a str,
+        end: &str,
+        formats: &[Format],
+    ) -> Result<(), BlacklistError> {
+        let Some(table) = self.bytes(start, end)? else {
+            return Ok(());
+        };
+        let mut result = Ok(Vec::new());
+        for format in formats {
+            result = self.places(table, *format);
+            if result.is_ok() {
+                break;
+            }
+        }
+        entries.extend(result?.into_iter().map(|range| Entry { range, reason }));
+        Ok(())
+    }
+
+    fn regions(&self, entries: &mut Vec<Entry>) {
+        for (reason, start, end) in REGIONS {
+            if let Some(range) = self.range(start, end) {
+                entries.push(Entry { range, reason });
+            }
+        }
+        for name in COPIED {
+            if let Some(within) = self.address(name).and_then(|at| self.symbols.resolve(at)) {
+                let start = within.symbol.address;
+                entries.push(Entry {
+                    range: start..start.wrapping_add(within.size),
+                    reason: Reason::CopiedText,
+                });
+            }
+        }
+        for name in FTRACE_CALLS {
+            if let Some(start) = self.address(name) {
+                entries.push(Entry {
+                    range: start..start.wrapping_add(CALL_LEN),
+                    reason: Reason::FtraceTrampoline,
+                });
+            }
+        }
+    }
+
+    /// The functions of the kernel's own blacklist, each whole. As in the kernel
+    /// (`__within_kprobe_blacklist`), what the compiler made of one belongs to it.
+    fn functions(&self, entries: &mut Vec<Entry>) -> Result<(), BlacklistError> {
+        let reason = Reason::KprobeBlacklist;
+        let (start, end) = ("__start_kprobe_blacklist", "__stop_kprobe_blacklist");
+        let Some(table) = self.bytes(start, end)? else {
+            return Ok(());
+        };
+        let mut names = HashSet::new();
+        let mut add = |at: GuestVirtAddr| {
+            let within = self.symbols.resolve(at)?;
+            let range = at..at.wrapping_add(within.size.saturating_sub(within.offset));
+            entries.push(Entry { range, reason });
+            Some(within.symbol.name)
+        };
+        for place in self.places(table, Format::FUNCTIONS)? {
+            names.extend(add(place.start));
+        }
+        for symbol in self.symbols.iter() {
+            if let Some((base, _)) = symbol.name.split_once('.')
+                && names.contains(base)
+            {
+                add(symbol.address);
+            }
+        }
+        Ok(())
+    }
+
+    /// Constants that the kernel writes into its instructions: `RUNTIME_CONST` of
+    /// `include/asm-generic/vmlinux.lds.h` makes a table of each, and
+    /// `arch/x86/include/asm/runtime-const.h` says how long the constant is.
+    fn constants(&self, entries: &mut Vec<Entry>) -> Result<(), BlacklistError> {
+        const PREFIX: &str = "__start_runtime_";
+        for symbol in self.symbols.iter() {
+            let Some(rest) = symbol.name.strip_prefix(PREFIX) else {
+                continue;
+            };
+            let len = match rest.split_once('_') {
+                Some(("ptr", _)) => 8,
+                Some(("shift", _)) => 1,
+                _ => 4,
+            };
+            let end = format!("__stop_runtime_{rest}");
+            let format = Format::distances(Length::Fixed(len));
+            self.table(entries, Reason::RuntimeConst, symbol.name, &end, &[format])?;
+        }
+        Ok(())
+    }
+}

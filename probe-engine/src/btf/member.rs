@@ -1,0 +1,151 @@
+//! Members of structs and unions, by paths.
+
+use super::raw::{Kind, Record};
+use super::{Btf, TypeError};
+
+/// How deep unnamed structs and unions may be in one another.
+const MAX_DEPTH: usize = 16;
+/// How many members one step of a path may look at: damaged types must not make it endless.
+const MAX_LOOKED_AT: usize = 1 << 16;
+
+/// A member of a struct or union.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Where it begins, in bytes from the start of the outermost type. For a bit field, where the
+    /// first of its bits is.
+    pub offset: u64,
+    /// Its size in bytes; for a bit field, of its declared type. An array without a length has 0.
+    pub size: u64,
+    /// For arrays: what is in it.
+    pub array: Option<Array>,
+    /// For bit fields: which bits.
+    pub bits: Option<BitField>,
+}
+
+/// What an array holds. One with several dimensions holds arrays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Array {
+    /// How many elements.
+    pub count: u64,
+    /// The size of an element in bytes.
+    pub element_size: u64,
+}
+
+/// The bits of a bit field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BitField {
+    /// The first bit, from the lowest bit of the byte at [`Member::offset`].
+    pub shift: u8,
+    /// How many bits.
+    pub len: u8,
+}
+
+/// A member as its struct has it.
+struct Found<'a> {
+    /// In bits from the start of the struct that was searched.
+    offset: u64,
+    bits: u8,
+    id: u32,
+    record: Record<'a>,
+}
+
+/// See [`Btf::member`].
+pub fn find(btf: &Btf, of: &str, path: &str) -> Result<Member, TypeError> {
+    let mut inside = btf
+        .named(of)
+        .filter_map(|(id, _)| btf.raw.resolve(id))
+        .find(is_composite)
+        .ok_or_else(|| TypeError::Unknown {
+            name: of.to_owned(),
+        })?;
+    let mut offset = 0_u64;
+    let mut steps = path.split('.').peekable();
+    let mut done = String::new();
+    while let Some(step) = steps.next() {
+        done.push_str(step);
+        let no_member = || TypeError::NoMember {
+            of: of.to_owned(),
+            path: done.clone(),
+        };
+        let mut budget = MAX_LOOKED_AT;
+        let found = search(btf, &inside, step, MAX_DEPTH, &mut budget).ok_or_else(no_member)?;
+        // A type's size is a number of 32 bits, so this takes a path as long as memory.
+        offset = offset.saturating_add(found.offset);
+        if steps.peek().is_none() {
+            return describe(btf, offset, &found).ok_or_else(|| TypeError::Damaged {
+                name: of.to_owned(),
+            });
+        }
+        inside = found.record;
+        done.push('.');
+    }
+    Err(TypeError::NoMember {
+        of: of.to_owned(),
+        path: path.to_owned(),
+    })
+}
+
+fn is_composite(record: &Record<'_>) -> bool {
+    matches!(record.kind, Kind::Struct | Kind::Union)
+}
+
+fn search<'a>(
+    btf: &'a Btf,
+    inside: &Record<'a>,
+    name: &str,
+    depth: usize,
+    budget: &mut usize,
+) -> Option<Found<'a>> {
+    if !is_composite(inside) || depth == 0 {
+        return None;
+    }
+    for [at, id, offset] in inside.entries() {
+        *budget = budget.checked_sub(1)?;
+        // `BTF_MEMBER_BIT_OFFSET` and `BTF_MEMBER_BITFIELD_SIZE`
+        let (offset, bits) = if inside.flag {
+            (offset & 0x00ff_ffff, (offset >> 24) as u8)
+        } else {
+            (offset, 0)
+        };
+        let (offset, own) = (u64::from(offset), btf.raw.name(at));
+        let record = btf.raw.resolve(id);
+        if own == name && !name.is_empty() {
+            return Some(Found {
+                offset,
+                bits,
+                id,
+                record: record?,
+            });
+        }
+        if own.is_empty()
+            && let Some(record) = record
+            && let Some(found) = search(btf, &record, name, depth - 1, budget)
+        {
+            let offset = offset + found.offset;
+            return Some(Found { offset, ..found });
+        }
+    }
+    None
+}
+
+fn describe(btf: &Btf, offset: u64, found: &Found<'_>) -> Option<Member> {
+    let array = if found.record.kind == Kind::Array {
+        let [element, _, count] = found.record.entries().next()?;
+        Some(Array {
+            count: u64::from(count),
+            element_size: btf.size(element)?,
+        })
+    } else {
+        None
+    };
+    let bits = (found.bits != 0).then_some(BitField {
+        shift: (offset % 8) as u8,
+        len: found.bits,
+    });
+    Some(Member {
+        offset: offset / 8,
+        size: btf.size(found.id)?,
+        array,
+        bits,
+    })
+}

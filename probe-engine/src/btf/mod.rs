@@ -1,0 +1,234 @@
+//! The guest kernel's types, from the BTF that its image carries (`CONFIG_DEBUG_INFO_BTF`).
+//!
+//! Only what places things: sizes, members, constants, parameters' names. Read here rather than
+//! by a crate: those that there are copy all of it into maps, which takes ten times the memory,
+//! or need files and another licence. A record is decoded when it is asked for.
+
+use thiserror::Error;
+
+use crate::symbols::image::Image;
+use crate::symbols::{Symbols, SymbolsError, hash};
+
+mod member;
+mod raw;
+#[cfg(test)]
+pub(crate) mod synthetic;
+#[cfg(test)]
+mod tests;
+
+pub use member::{Array, BitField, Member};
+use raw::{Kind, Raw, Record};
+
+/// Why the types of a kernel can't be read.
+#[derive(Debug, Error)]
+pub enum BtfError {
+    /// Not a vmlinux.
+    #[error(transparent)]
+    Image(#[from] SymbolsError),
+    /// The section goes beyond its end.
+    #[error("the kernel's type information (.BTF) is cut short; check that the file is whole")]
+    Truncated,
+    /// Another format.
+    #[error(
+        "the kernel's type information (.BTF) is not in the known version of its format; report \
+         the kernel's version"
+    )]
+    NotBtf,
+    /// A type that isn't understood, so that those after it can't be found.
+    #[error(
+        "type {id} of the kernel's type information (.BTF) is damaged or of an unknown kind; \
+         report the kernel's version"
+    )]
+    BadType {
+        /// Its number.
+        id: usize,
+    },
+}
+
+/// What a kernel's types don't have.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum TypeError {
+    /// No type of this name with a size.
+    #[error("the guest kernel has no type {name:?}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// No member of this name.
+    #[error("the guest kernel's type {of:?} has no member {path:?}")]
+    NoMember {
+        /// The type.
+        of: String,
+        /// The path from it, as far as it leads nowhere.
+        path: String,
+    },
+    /// No constant of this name.
+    #[error("the guest kernel's enum {of:?} has no constant {name:?}")]
+    NoConstant {
+        /// The enum.
+        of: String,
+        /// The constant.
+        name: String,
+    },
+    /// The type goes round or has no end.
+    #[error("the guest kernel's type {name:?} is damaged")]
+    Damaged {
+        /// The type.
+        name: String,
+    },
+}
+
+/// All types of a kernel. Takes about as much memory as the section, and a third more.
+#[derive(Debug)]
+pub struct Btf {
+    raw: Raw,
+    /// Hash of each type's name and its number, sorted.
+    by_name: Vec<(u32, u32)>,
+}
+
+impl Btf {
+    /// The types of a vmlinux; `None` where it was built without. Takes some milliseconds.
+    ///
+    /// # Errors
+    /// See [`BtfError`].
+    pub fn from_image(image: &[u8], symbols: &Symbols) -> Result<Option<Self>, BtfError> {
+        // include/asm-generic/vmlinux.lds.h, BTF
+        let [start, end] = ["__start_BTF", "__stop_BTF"]
+            .map(|name| symbols.by_name(name).next().map(|symbol| symbol.address.0));
+        let (Some(start), Some(end)) = (start, end) else {
+            return Ok(None);
+        };
+        let image = Image::parse(image)?;
+        let data = image.bytes(&(start..end)).ok_or(BtfError::Truncated)?;
+        Self::parse(data).map(Some)
+    }
+
+    /// Reads the bytes of a BTF section.
+    ///
+    /// # Errors
+    /// See [`BtfError`].
+    pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
+        let raw = Raw::parse(data)?;
+        let mut by_name: Vec<_> = raw
+            .iter()
+            .filter(|(_, record)| !record.name.is_empty())
+            .map(|(id, record)| (hash(record.name), id))
+            .collect();
+        by_name.sort_unstable();
+        by_name.shrink_to_fit();
+        Ok(Self { raw, by_name })
+    }
+
+    /// The size of a struct, union, enum, typedef or basic type in bytes, by its name alone:
+    /// `"alt_instr"`, not `"struct alt_instr"`.
+    ///
+    /// # Errors
+    /// There is no such type.
+    pub fn size_of(&self, name: &str) -> Result<u64, TypeError> {
+        let mut named = self.named(name).filter(|(_, record)| {
+            !matches!(record.kind, Kind::Function | Kind::Prototype | Kind::Other)
+        });
+        let (id, _) = named.next().ok_or_else(|| TypeError::Unknown {
+            name: name.to_owned(),
+        })?;
+        self.size(id).ok_or_else(|| TypeError::Damaged {
+            name: name.to_owned(),
+        })
+    }
+
+    /// Where a member of a struct or union is. The path may lead through embedded structs and
+    /// unions, each step after a dot, and finds members of unnamed ones by their own names:
+    /// `btf.member("module", "core_layout.base")`. It doesn't follow pointers or arrays.
+    ///
+    /// # Errors
+    /// There is no such type or member.
+    pub fn member(&self, of: &str, path: &str) -> Result<Member, TypeError> {
+        member::find(self, of, path)
+    }
+
+    /// The value of a constant of an enum: `btf.constant("mod_mem_type", "MOD_TEXT")`.
+    ///
+    /// # Errors
+    /// There is no such enum or constant.
+    pub fn constant(&self, of: &str, name: &str) -> Result<i64, TypeError> {
+        let (_, record) = self
+            .named(of)
+            .find(|(_, record)| matches!(record.kind, Kind::Enum | Kind::Enum64))
+            .ok_or_else(|| TypeError::Unknown {
+                name: of.to_owned(),
+            })?;
+        let value = if record.kind == Kind::Enum {
+            let mut constants = record.entries();
+            constants.find_map(|[at, value]| {
+                let value = if record.flag {
+                    i64::from(value.cast_signed())
+                } else {
+                    i64::from(value)
+                };
+                (self.raw.name(at) == name).then_some(value)
+            })
+        } else {
+            let mut constants = record.entries();
+            constants.find_map(|[at, low, high]| {
+                let value = u64::from(low) | u64::from(high) << 32;
+                (self.raw.name(at) == name).then_some(value.cast_signed())
+            })
+        };
+        value.ok_or_else(|| TypeError::NoConstant {
+            of: of.to_owned(),
+            name: name.to_owned(),
+        })
+    }
+
+    /// Whether there is a C function of this name, which keeps to the ABI.
+    pub fn has_function(&self, name: &str) -> bool {
+        self.function(name).is_some()
+    }
+
+    /// The names of a C function's parameters, in order; empty for one that has none. `None` for
+    /// what is no C function.
+    pub fn parameters(&self, function: &str) -> Option<Vec<&str>> {
+        let prototype = self.raw.get(self.function(function)?.size_or_type)?;
+        let parameters = prototype.entries().map(|[name, _]| self.raw.name(name));
+        (prototype.kind == Kind::Prototype).then(|| parameters.collect())
+    }
+
+    fn function(&self, name: &str) -> Option<Record<'_>> {
+        let mut named = self.named(name).map(|(_, record)| record);
+        named.find(|record| record.kind == Kind::Function)
+    }
+
+    /// All types of a name.
+    fn named(&self, name: &str) -> impl Iterator<Item = (u32, Record<'_>)> {
+        let wanted = hash(name);
+        let start = self.by_name.partition_point(|(hash, _)| *hash < wanted);
+        self.by_name[start..]
+            .iter()
+            .take_while(move |(hash, _)| *hash == wanted)
+            .filter_map(|(_, id)| Some((*id, self.raw.get(*id)?)))
+            .filter(move |(_, record)| record.name == name)
+    }
+
+    /// The size of a type in bytes.
+    fn size(&self, id: u32) -> Option<u64> {
+        /// More dimensions than any array has.
+        const MAX_DIMENSIONS: usize = 16;
+        let (mut id, mut count) = (id, 1_u64);
+        for _ in 0..MAX_DIMENSIONS {
+            let record = self.raw.resolve(id)?;
+            let size = match record.kind {
+                Kind::Pointer => 8,
+                Kind::Array => {
+                    let [element, _, len] = record.entries().next()?;
+                    id = element;
+                    count = count.checked_mul(u64::from(len))?;
+                    continue;
+                }
+                Kind::Function | Kind::Prototype | Kind::Alias | Kind::Other => return None,
+                _ => u64::from(record.size_or_type),
+            };
+            return count.checked_mul(size);
+        }
+        None
+    }
+}

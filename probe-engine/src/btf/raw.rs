@@ -1,0 +1,185 @@
+//! BTF as it is stored: a header, records of types numbered from 1, and their names.
+//!
+//! Source: Linux `Documentation/bpf/btf.rst` and `include/uapi/linux/btf.h`.
+
+use super::BtfError;
+
+const MAGIC: u16 = 0xeb9f;
+const VERSION: u8 = 1;
+/// Magic, version, flags, length of the header, offset and length of the types and of the names.
+const HEADER: usize = 24;
+/// Name, info and size or type.
+const RECORD: usize = 12;
+
+/// What a record describes (`BTF_KIND_*`), as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Int,
+    Pointer,
+    Array,
+    Struct,
+    Union,
+    Enum,
+    Enum64,
+    Float,
+    /// A function; its type is the prototype.
+    Function,
+    Prototype,
+    /// Another name for a type, or a type with a qualifier or tag.
+    Alias,
+    /// Forward declarations, variables, sections and tags of declarations.
+    Other,
+}
+
+/// One type.
+#[derive(Debug, Clone, Copy)]
+pub struct Record<'a> {
+    pub kind: Kind,
+    pub name: &'a str,
+    /// `kind_flag`: members of a struct have bit fields' sizes, values of an enum are signed.
+    pub flag: bool,
+    /// The size in bytes, or the number of another type.
+    pub size_or_type: u32,
+    /// What follows the record: members, parameters, constants.
+    pub details: &'a [u8],
+}
+
+impl Record<'_> {
+    /// The details' entries of `N` words.
+    pub fn entries<const N: usize>(&self) -> impl Iterator<Item = [u32; N]> {
+        self.details.chunks_exact(N * 4).map(words)
+    }
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    let (words, _) = bytes.as_chunks::<4>();
+    std::array::from_fn(|i| words.get(i).copied().map_or(0, u32::from_le_bytes))
+}
+
+/// The records and names of a BTF section, with where each record is.
+#[derive(Debug)]
+pub struct Raw {
+    types: Vec<u8>,
+    names: Vec<u8>,
+    /// Where each record begins in `types`; the first is of type 1.
+    starts: Vec<u32>,
+}
+
+impl Raw {
+    /// Reads the header and finds the records; what they hold is read when it is asked for.
+    pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
+        let header = data.get(..HEADER).ok_or(BtfError::Truncated)?;
+        let [first, len, types_at, types_len, names_at, names_len] = words(header);
+        if first as u16 != MAGIC || (first >> 16) as u8 != VERSION {
+            return Err(BtfError::NotBtf);
+        }
+        let part = |at: u32, size: u32| {
+            let start = (len as usize).checked_add(at as usize)?;
+            Some(data.get(start..start.checked_add(size as usize)?)?.to_vec())
+        };
+        let types = part(types_at, types_len).ok_or(BtfError::Truncated)?;
+        let names = part(names_at, names_len).ok_or(BtfError::Truncated)?;
+        let mut starts = Vec::new();
+        let mut at = 0;
+        while at < types.len() {
+            let bad = BtfError::BadType {
+                id: starts.len() + 1,
+            };
+            let record = types.get(at..).and_then(|t| t.get(..RECORD));
+            let Some(len) = record.and_then(|r| details_len(words::<3>(r)[1])) else {
+                return Err(bad);
+            };
+            // Both are parts of a length of 32 bits.
+            starts.push(at as u32);
+            at += RECORD + len;
+            if at > types.len() {
+                return Err(bad);
+            }
+        }
+        Ok(Self {
+            types,
+            names,
+            starts,
+        })
+    }
+
+    /// All types with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, Record<'_>)> {
+        (1..)
+            .zip(&self.starts)
+            .filter_map(|(id, start)| Some((id, self.at(*start as usize)?)))
+    }
+
+    /// A type by its number; `None` for `void` and numbers that aren't there.
+    pub fn get(&self, id: u32) -> Option<Record<'_>> {
+        self.at(*self.starts.get((id as usize).checked_sub(1)?)? as usize)
+    }
+
+    /// A type, through its aliases and qualifiers.
+    pub fn resolve(&self, mut id: u32) -> Option<Record<'_>> {
+        // Longer chains than any compiler makes: they go round.
+        const MAX_CHAIN: usize = 64;
+        for _ in 0..MAX_CHAIN {
+            let record = self.get(id)?;
+            if record.kind != Kind::Alias {
+                return Some(record);
+            }
+            id = record.size_or_type;
+        }
+        None
+    }
+
+    fn at(&self, start: usize) -> Option<Record<'_>> {
+        let (record, rest) = self.types.get(start..)?.split_at_checked(RECORD)?;
+        let [name, info, size_or_type] = words(record);
+        Some(Record {
+            kind: kind(info),
+            name: self.name(name),
+            flag: info >> 31 != 0,
+            size_or_type,
+            details: rest.get(..details_len(info)?)?,
+        })
+    }
+
+    /// The name at an offset; empty for what has none.
+    pub fn name(&self, at: u32) -> &str {
+        let bytes = self.names.get(at as usize..).unwrap_or_default();
+        let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
+        str::from_utf8(&bytes[..len]).unwrap_or_default()
+    }
+}
+
+fn kind(info: u32) -> Kind {
+    match info >> 24 & 0x1f {
+        1 => Kind::Int,
+        2 => Kind::Pointer,
+        3 => Kind::Array,
+        4 => Kind::Struct,
+        5 => Kind::Union,
+        6 => Kind::Enum,
+        8..=11 | 18 => Kind::Alias,
+        12 => Kind::Function,
+        13 => Kind::Prototype,
+        16 => Kind::Float,
+        19 => Kind::Enum64,
+        _ => Kind::Other,
+    }
+}
+
+/// How many bytes follow a record; `None` for a kind that isn't known.
+fn details_len(info: u32) -> Option<usize> {
+    let count = (info & 0xffff) as usize;
+    Some(match info >> 24 & 0x1f {
+        // INT, VAR, DECL_TAG
+        1 | 14 | 17 => 4,
+        // ARRAY
+        3 => 12,
+        // STRUCT, UNION, DATASEC, ENUM64
+        4 | 5 | 15 | 19 => count * 12,
+        // ENUM, FUNC_PROTO
+        6 | 13 => count * 8,
+        // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG
+        2 | 7..=12 | 16 | 18 => 0,
+        _ => return None,
+    })
+}

@@ -1,0 +1,116 @@
+//! Small BTF sections for tests.
+
+/// Types being put together; each call gives the new type's number.
+pub struct Builder {
+    types: Vec<u8>,
+    names: Vec<u8>,
+    count: u32,
+}
+
+impl Builder {
+    pub fn new() -> Self {
+        Self {
+            types: vec![],
+            names: vec![0],
+            count: 0,
+        }
+    }
+
+    fn name(&mut self, name: &str) -> u32 {
+        if name.is_empty() {
+            return 0;
+        }
+        let at = self.names.len() as u32;
+        self.names.extend(name.bytes().chain([0]));
+        at
+    }
+
+    pub fn record(
+        &mut self,
+        name: &str,
+        kind: u32,
+        count: usize,
+        size_or_type: u32,
+        details: &[u32],
+    ) -> u32 {
+        let name = self.name(name);
+        for word in [name, kind << 24 | count as u32, size_or_type] {
+            self.types.extend(word.to_le_bytes());
+        }
+        self.types
+            .extend(details.iter().flat_map(|word| word.to_le_bytes()));
+        self.count += 1;
+        self.count
+    }
+
+    pub fn int(&mut self, name: &str, size: u32) -> u32 {
+        self.record(name, 1, 0, size, &[size * 8])
+    }
+
+    pub fn pointer(&mut self, to: u32) -> u32 {
+        self.record("", 2, 0, to, &[])
+    }
+
+    pub fn array(&mut self, of: u32, count: u32) -> u32 {
+        self.record("", 3, 0, 0, &[of, 1, count])
+    }
+
+    pub fn typedef(&mut self, name: &str, to: u32) -> u32 {
+        self.record(name, 8, 0, to, &[])
+    }
+
+    /// Members: name, type, offset in bytes.
+    pub fn structure(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
+        self.composite(name, 4, size, members)
+    }
+
+    pub fn union(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
+        self.composite(name, 5, size, members)
+    }
+
+    fn composite(&mut self, name: &str, kind: u32, size: u32, members: &[(&str, u32, u32)]) -> u32 {
+        let mut details = vec![];
+        for (name, id, offset) in members {
+            details.extend([self.name(name), *id, offset * 8]);
+        }
+        self.record(name, kind, members.len(), size, &details)
+    }
+
+    /// Members: name, type, offset in bits, size in bits.
+    pub fn bit_fields(&mut self, name: &str, size: u32, members: &[(&str, u32, u32, u32)]) -> u32 {
+        let mut details = vec![];
+        for (name, id, offset, bits) in members {
+            details.extend([self.name(name), *id, offset | bits << 24]);
+        }
+        self.record(name, 4 | 1 << 7, members.len(), size, &details)
+    }
+
+    pub fn enumeration(&mut self, name: &str, constants: &[(&str, i32)]) -> u32 {
+        let mut details = vec![];
+        for (name, value) in constants {
+            details.extend([self.name(name), value.cast_unsigned()]);
+        }
+        self.record(name, 6 | 1 << 7, constants.len(), 4, &details)
+    }
+
+    pub fn function(&mut self, name: &str, parameters: &[(&str, u32)]) -> u32 {
+        let mut details = vec![];
+        for (name, id) in parameters {
+            details.extend([self.name(name), *id]);
+        }
+        let prototype = self.record("", 13, parameters.len(), 0, &details);
+        self.record(name, 12, 1, prototype, &[])
+    }
+
+    /// The section.
+    pub fn bytes(&self) -> Vec<u8> {
+        let (types, names) = (self.types.len() as u32, self.names.len() as u32);
+        let mut section = vec![0x9f, 0xeb, 1, 0];
+        for word in [24, 0, types, types, names] {
+            section.extend(u32::to_le_bytes(word));
+        }
+        section.extend(&self.types);
+        section.extend(&self.names);
+        section
+    }
+}
