@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod arena;
 pub mod blacklist;
 pub mod btf;
 pub mod emulate;
@@ -17,6 +18,7 @@ pub mod image_map;
 pub mod modules;
 pub mod paging;
 pub mod probe;
+pub mod relocate;
 pub mod symbols;
 pub mod vcpu;
 

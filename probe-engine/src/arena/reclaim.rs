@@ -1,0 +1,40 @@
+//! Who might still be in a slot.
+
+use std::collections::HashSet;
+
+use super::slots::number_at;
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::guest::{GuestMemory, MemoryError};
+
+/// How much memory is read at a time, in bytes.
+const CHUNK: usize = 1 << 16;
+
+/// The numbers of the slots that an instruction pointer or any aligned word of memory points into.
+pub(super) fn mentioned(
+    memory: &dyn GuestMemory,
+    ram: &[(GuestPhysAddr, u64)],
+    rips: &[u64],
+) -> Result<HashSet<usize>, MemoryError> {
+    let number = |word: u64| number_at(GuestVirtAddr(word));
+    let mut found: HashSet<_> = rips.iter().copied().filter_map(number).collect();
+    let mut buffer = vec![0; CHUNK];
+    for (start, len) in ram {
+        let mut done = 0;
+        while done < *len {
+            let at = start.wrapping_add(done);
+            let left = usize::try_from(*len - done).unwrap_or(usize::MAX);
+            let chunk = &mut buffer[..CHUNK.min(left)];
+            memory.read(at, chunk)?;
+            let (words, _) = chunk.as_chunks();
+            found.extend(
+                words
+                    .iter()
+                    .copied()
+                    .map(u64::from_le_bytes)
+                    .filter_map(number),
+            );
+            done += chunk.len() as u64;
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,191 @@
+//! Slots: small pieces of code, each for one instruction.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+
+use super::error::SlotError;
+use super::{HOLE, SLOT_AREA};
+use crate::addr::GuestVirtAddr;
+
+/// Length of a slot in bytes. The longest code is 21 (an instruction, a byte and a jump); a slot of 32 that
+/// begins at a multiple of 32 also keeps a jump from touching such a border, past which some
+/// processors don't cache decoded instructions (Intel, "Mitigations for Jump Conditional Code
+/// Erratum").
+pub const SLOT_LEN: usize = 32;
+/// How many slots there can be: 8 MiB of them, four for each function of a distribution's kernel.
+pub(super) const SLOTS: usize = 1 << 18;
+
+/// The one-byte breakpoint (SDM vol. 2, INT3).
+pub(super) const INT3: u8 = 0xcc;
+
+/// A slot that has been given out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot {
+    /// Where it begins.
+    pub address: GuestVirtAddr,
+}
+
+/// The slot that is never given out, the topmost.
+pub(super) const TRAMPOLINE: Slot = Slot::number(0);
+
+impl Slot {
+    /// Counted from the top of the hole downwards.
+    const fn number(number: usize) -> Self {
+        let from_top = (number as u64 + 1) * SLOT_LEN as u64;
+        Self {
+            address: GuestVirtAddr(HOLE.end.0 - from_top),
+        }
+    }
+}
+
+/// An address inside a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inside {
+    /// The slot.
+    pub slot: Slot,
+    /// The instruction that it is for.
+    pub at: GuestVirtAddr,
+    /// How many bytes the address is from the slot's start.
+    pub offset: usize,
+}
+
+/// The number of the slot that an address is in.
+pub(super) fn number_at(at: GuestVirtAddr) -> Option<usize> {
+    let from_start = at.0.wrapping_sub(SLOT_AREA.start.0);
+    let above = usize::try_from(from_start).ok()? / SLOT_LEN;
+    (SLOTS - 1).checked_sub(above)
+}
+
+/// `code` and then int3 to the slot's end, if it fits.
+pub(super) fn padded(code: &[u8]) -> Option<[u8; SLOT_LEN]> {
+    let mut bytes = [INT3; SLOT_LEN];
+    bytes.get_mut(..code.len())?.copy_from_slice(code);
+    Some(bytes)
+}
+
+/// What a slot holds.
+#[derive(Debug)]
+struct Occupant {
+    at: GuestVirtAddr,
+    code: Vec<u8>,
+    /// How often it is given out. An idle slot has none.
+    users: usize,
+}
+
+/// All slots.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// By number, as many as there have been so far.
+    occupants: Vec<Option<Occupant>>,
+    /// Reclaimed ones.
+    free: Vec<usize>,
+    /// The slots by their instruction, several where its bytes have changed.
+    of: BTreeMap<GuestVirtAddr, Vec<usize>>,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self {
+            // The trampoline.
+            occupants: vec![None],
+            free: Vec::new(),
+            of: BTreeMap::new(),
+        }
+    }
+}
+
+impl Slots {
+    /// The slot that an instruction has or had, for one more use.
+    pub(super) fn again<E>(
+        &mut self,
+        at: GuestVirtAddr,
+        build: impl Fn(GuestVirtAddr) -> Result<Vec<u8>, E>,
+    ) -> Result<Option<Slot>, SlotError<E>> {
+        for number in self.of.get(&at).map_or(&[][..], Vec::as_slice) {
+            let slot = Slot::number(*number);
+            let occupant = self.occupants.get_mut(*number).and_then(Option::as_mut);
+            let Some(occupant) = occupant else {
+                continue;
+            };
+            if occupant.code == build(slot.address).map_err(SlotError::Build)? {
+                occupant.users += 1;
+                return Ok(Some(slot));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A slot that holds nothing. It stays so until it is occupied.
+    pub(super) fn vacant(&self) -> Option<Slot> {
+        let next = self.occupants.len();
+        let fresh = (next < SLOTS).then_some(next);
+        self.free.last().copied().or(fresh).map(Slot::number)
+    }
+
+    /// How many slots hold nothing.
+    pub(super) fn vacancies(&self) -> usize {
+        self.free.len() + SLOTS - self.occupants.len()
+    }
+
+    /// Makes the slot that [`Self::vacant`] named an instruction's, with one user.
+    pub(super) fn occupy(&mut self, slot: Slot, at: GuestVirtAddr, code: Vec<u8>) {
+        let Some(number) = number_at(slot.address) else {
+            return;
+        };
+        if self.free.last() == Some(&number) {
+            self.free.pop();
+        }
+        if self.occupants.len() <= number {
+            self.occupants.resize_with(number + 1, || None);
+        }
+        self.occupants[number] = Some(Occupant { at, code, users: 1 });
+        self.of.entry(at).or_default().push(number);
+    }
+
+    pub(super) fn release(&mut self, slot: Slot) {
+        let occupant = number_at(slot.address)
+            .and_then(|number| self.occupants.get_mut(number))
+            .and_then(Option::as_mut);
+        if let Some(occupant) = occupant {
+            occupant.users = occupant.users.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn discard(&mut self, range: &Range<GuestVirtAddr>) {
+        self.of.retain(|at, _| !range.contains(at));
+    }
+
+    pub(super) fn idle(&self) -> usize {
+        let idle = |it: &&Occupant| it.users == 0;
+        self.occupants.iter().flatten().filter(idle).count()
+    }
+
+    /// Empties the idle slots that aren't among `kept`, and says how many.
+    pub(super) fn free(&mut self, kept: &HashSet<usize>) -> usize {
+        let before = self.free.len();
+        for (number, place) in self.occupants.iter_mut().enumerate() {
+            let idle = place.as_ref().is_some_and(|it| it.users == 0);
+            if idle && !kept.contains(&number) {
+                *place = None;
+                self.free.push(number);
+            }
+        }
+        let occupants = &self.occupants;
+        self.of.retain(|_, numbers| {
+            numbers.retain(|number| occupants.get(*number).is_some_and(Option::is_some));
+            !numbers.is_empty()
+        });
+        self.free.len() - before
+    }
+
+    pub(super) fn at(&self, rip: GuestVirtAddr) -> Option<Inside> {
+        let number = number_at(rip)?;
+        let occupant = self.occupants.get(number)?.as_ref()?;
+        let slot = Slot::number(number);
+        Some(Inside {
+            slot,
+            at: occupant.at,
+            offset: (rip.0 - slot.address.0) as usize,
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! The arena's page tables.
+//!
+//! Sources: Intel SDM vol. 3A, 4.5.4 (entries); Linux `arch/x86/kernel/head_64.S`
+//! (`level3_kernel_pgt`) and `arch/x86/include/asm/pgtable_types.h` (`_KERNPG_TABLE`,
+//! `__PAGE_KERNEL`, `__PAGE_KERNEL_ROX`).
+
+use super::error::InstallError;
+use super::{HOLE, Part, Region};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::guest::{GuestMemory, MemoryError};
+use crate::image_map::ImageMap;
+use crate::symbols::Symbols;
+
+const PAGE: u64 = 4096;
+/// What one entry of a page directory maps.
+pub(super) const LARGE_PAGE: u64 = 1 << 21;
+/// What a page directory maps.
+const GIGABYTE: u64 = 1 << 30;
+
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+
+/// As the kernel's own entries for tables: the lowest level decides.
+const TABLE: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY;
+/// Not dirty, which no read-only page ever gets: together that means a shadow stack.
+const CODE: u64 = PRESENT | ACCESSED | LARGE | GLOBAL;
+/// Not global, so that where the kernel isolates page tables it leaves the TLB with the kernel's:
+/// it may hold what a user must not read.
+const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE | NO_EXECUTE;
+
+/// The kernel's table for its uppermost 512 GiB.
+const KERNEL_TABLE: &str = "level3_kernel_pgt";
+/// Its entries for the hole.
+const OURS: [u64; 2] = [508, 509];
+/// Its entries for the image and for modules and fixed addresses.
+const KERNELS: [u64; 2] = [510, 511];
+
+/// End of the addresses that an entry can hold.
+pub(super) const PHYS_END: u64 = 1 << 52;
+
+/// What is mapped. The guest's copy of it is only ever written.
+#[derive(Debug)]
+pub(super) struct Tables {
+    region: Region,
+    /// The kernel's table.
+    kernel: GuestPhysAddr,
+}
+
+impl Tables {
+    /// Checks that the region and the kernel's table are what they should be.
+    pub(super) fn find(
+        memory: &dyn GuestMemory,
+        image: &ImageMap,
+        symbols: &Symbols,
+        region: Region,
+    ) -> Result<Self, InstallError> {
+        region.check()?;
+        let kernel = kernel_table(image, symbols)?;
+        let tables = Self { region, kernel };
+        tables.check(memory)?;
+        Ok(tables)
+    }
+
+    /// Writes the tables, and points the kernel's at them last.
+    pub(super) fn install(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        let region = self.region;
+        let [data, code] = self.directories();
+        memory.write(data, &directory(0, region.data, DATA))?;
+        let first = (GIGABYTE - region.code.len) / LARGE_PAGE;
+        memory.write(code, &directory(first as usize, region.code, CODE))?;
+        for (index, directory) in OURS.into_iter().zip([data, code]) {
+            put(memory, self.kernel, index, directory.0 | TABLE)?;
+        }
+        Ok(())
+    }
+
+    /// Those of the two entries.
+    fn directories(&self) -> [GuestPhysAddr; 2] {
+        let tables = self.region.tables;
+        [tables, tables.wrapping_add(PAGE)]
+    }
+
+    /// Whether the kernel's table is what it should be.
+    fn check(&self, memory: &dyn GuestMemory) -> Result<(), InstallError> {
+        for (index, directory) in OURS.into_iter().zip(self.directories()) {
+            let entry = get(memory, self.kernel, index)?;
+            if entry != 0 && entry != directory.0 | TABLE {
+                return Err(InstallError::InUse { index, entry });
+            }
+        }
+        for index in KERNELS {
+            let entry = get(memory, self.kernel, index)?;
+            if entry & (PRESENT | LARGE) != PRESENT {
+                return Err(InstallError::NotTheTable { index, entry });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_intact(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
+        for (index, directory) in OURS.into_iter().zip(self.directories()) {
+            if get(memory, self.kernel, index)? != directory.0 | TABLE {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where an address in the hole is in physical memory.
+    pub(super) fn to_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
+        let Region { code, data, .. } = self.region;
+        let within = |part: Part, start: u64| {
+            let offset = at.0.checked_sub(start)?;
+            (offset < part.len).then(|| part.phys.wrapping_add(offset))
+        };
+        within(data, HOLE.start.0).or_else(|| within(code, HOLE.end.0 - code.len))
+    }
+}
+
+impl Region {
+    fn check(&self) -> Result<(), InstallError> {
+        let Self { tables, code, data } = *self;
+        let whole = |part: Part| {
+            let end = part.phys.0.checked_add(part.len);
+            (part.phys.0 | part.len).is_multiple_of(LARGE_PAGE)
+                && (LARGE_PAGE..=GIGABYTE).contains(&part.len)
+                && end.is_some_and(|end| end <= PHYS_END)
+        };
+        if tables.0 % PAGE == 0 && whole(code) && whole(data) {
+            Ok(())
+        } else {
+            Err(InstallError::BadRegion { region: *self })
+        }
+    }
+}
+
+/// A page directory that maps a part of the region from entry `first` on.
+fn directory(first: usize, part: Part, flags: u64) -> [u8; PAGE as usize] {
+    let mut entries = [0; PAGE as usize];
+    let (slots, _) = entries.as_chunks_mut();
+    let pages = (part.phys.0..part.phys.0 + part.len).step_by(LARGE_PAGE as usize);
+    for (slot, page) in slots.iter_mut().skip(first).zip(pages) {
+        *slot = (page | flags).to_le_bytes();
+    }
+    entries
+}
+
+fn kernel_table(image: &ImageMap, symbols: &Symbols) -> Result<GuestPhysAddr, InstallError> {
+    let address = symbols.find(KERNEL_TABLE)?.address;
+    image
+        .to_phys(address)
+        .filter(|(phys, left)| *left >= PAGE && phys.0 % PAGE == 0)
+        .map(|(phys, _)| phys)
+        .ok_or(InstallError::NotLoaded { address })
+}
+
+fn get(memory: &dyn GuestMemory, table: GuestPhysAddr, index: u64) -> Result<u64, MemoryError> {
+    let mut entry = [0; 8];
+    memory.read(table.wrapping_add(index * 8), &mut entry)?;
+    Ok(u64::from_le_bytes(entry))
+}
+
+fn put(
+    memory: &dyn GuestMemory,
+    table: GuestPhysAddr,
+    index: u64,
+    entry: u64,
+) -> Result<(), MemoryError> {
+    memory.write(table.wrapping_add(index * 8), &entry.to_le_bytes())
+}
