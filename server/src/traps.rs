@@ -17,7 +17,7 @@ impl TrapHandler for Traps {
         let mut vcpu = Stopped::new(vcpu);
         let action = match trap {
             Trap::Breakpoint => self.0.on_breakpoint(&Ram(memory), &mut vcpu),
-            Trap::Step => self.0.after_step(&Ram(memory), &mut vcpu),
+            Trap::Step | Trap::StepAstray => self.0.after_step(&Ram(memory), &mut vcpu),
             // The engine plants none.
             Trap::Hardware { .. } => Action::GiveBack,
         };
@@ -25,7 +25,11 @@ impl TrapHandler for Traps {
         match action {
             Action::Resume => Verdict::Resume,
             Action::GiveBack => Verdict::GiveBack,
-            Action::StepAlone => Verdict::StepAlone,
+            Action::StepAlone => Verdict::Step {
+                alone: true,
+                through: false,
+                handlers: [None; 4],
+            },
             Action::PageFault {
                 address,
                 error_code,
@@ -121,7 +125,7 @@ impl Vcpu for Stopped<'_, '_> {
     }
 
     fn set_interrupt_shadow(&mut self) -> Result<(), VcpuError> {
-        let result = self.vcpu.set_interrupt_shadow();
+        let result = self.vcpu.set_interrupt_shadow(true);
         result.map_err(|error| self.error("interrupt shadow", &error))
     }
 }

@@ -74,6 +74,17 @@ pub enum CreateError {
     /// Guest memory can't be had.
     #[error(transparent)]
     Ram(#[from] RamError),
+    /// Guest memory and the arena above it don't fit into the address space.
+    #[error(
+        "guest memory and what the monitor keeps above it end at {end:#x}, but this KVM's guests \
+         have {bits} bits of physical address; ask for less memory"
+    )]
+    Arena {
+        /// Where they end.
+        end: u64,
+        /// What CPUID leaf 0x80000008 tells the guest.
+        bits: u32,
+    },
     /// Kernel, initramfs and command line can't be put into guest memory.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -98,7 +109,7 @@ impl CreateError {
     pub fn field(&self) -> Option<&'static str> {
         match self {
             Self::Memory(_) => Some("memory_mib"),
-            Self::Ram(_) => Some("memory_mib"),
+            Self::Ram(_) | Self::Arena { .. } => Some("memory_mib"),
             Self::Vcpus(_) => Some("vcpus"),
             Self::File { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),

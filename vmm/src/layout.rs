@@ -31,6 +31,21 @@ pub(crate) const HIGH_RAM: u64 = 0x10_0000;
 pub(crate) const DEVICE_HOLE: u64 = 0xc000_0000;
 /// Guest memory goes on here.
 pub(crate) const DEVICE_HOLE_END: u64 = 0x1_0000_0000;
+/// Page tables of the arena. Linux maps all below 1 MiB and leaves what isn't RAM
+/// there alone (arch/x86/mm/init.c, `init_mem_mapping`); option ROMs, for which it
+/// looks here, begin with 55 aa (`arch/x86/kernel/probe_roms.c`).
+pub(crate) const ARENA_TABLES: u64 = 0xc_0000;
+/// Bytes of the arena for code, as many as one page directory maps: a jump's
+/// target may have to be far from the jump. It is only address space until it is
+/// used.
+pub(crate) const ARENA_CODE_LEN: u64 = 1 << 30;
+/// Bytes of the arena for data: room for rings of records. As the guest can write
+/// there, this is memory that it can have beyond its own.
+pub(crate) const ARENA_DATA_LEN: u64 = 64 << 20;
+/// What the arena's address is a multiple of: nothing else comes within 1 GiB
+/// below it or above, so that nothing that runs off the end of the guest's own
+/// memory gets into it.
+pub(crate) const ARENA_ALIGN: u64 = 1 << 30;
 /// I/O APIC of KVM's in-kernel interrupt chip.
 pub(crate) const IO_APIC: u32 = 0xfec0_0000;
 /// Local APICs of KVM's in-kernel interrupt chip.

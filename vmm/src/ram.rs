@@ -5,20 +5,79 @@ use std::sync::Arc;
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap,
 };
 
 use crate::layout;
 
 /// Bytes in a MiB.
 const MIB: u64 = 1 << 20;
+/// Bytes of a page.
+const PAGE: u64 = 0x1000;
 
-/// Memory of one guest, shared by all who hold it.
+/// Memory of one guest, shared by all who hold it: what the guest knows as its
+/// own, and the arena.
 ///
 /// It is mapped without being reserved or touched: the host gives pages as the
 /// guest uses them.
 #[derive(Clone, Debug)]
 pub struct GuestRam {
-    map: Arc<GuestMemoryMmap>,
+    /// What the guest is told about.
+    known: Arc<GuestMemoryMmap>,
+    /// The same and the arena.
+    all: Arc<GuestMemoryMmap>,
+    arena: ArenaMemory,
+}
+
+/// Guest physical memory that the guest isn't told about: neither its memory map
+/// (e820) nor its ACPI tables have it. Whoever knows where it is can map it into
+/// the guest's virtual address space. It is zero at first and takes host memory
+/// only where it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaMemory {
+    /// Two pages below 1 MiB, which a kernel maps but doesn't use, for page tables.
+    pub tables: u64,
+    /// What the guest can read and execute; its writes there come to nothing.
+    pub code: Stretch,
+    /// What the guest can read and write.
+    pub data: Stretch,
+}
+
+/// A stretch of guest physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Its first address, a multiple of 1 GiB.
+    pub phys: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl ArenaMemory {
+    /// The arena of a guest whose memory ends at `ram_end`: at least a page above
+    /// it, and above the device hole.
+    fn above(ram_end: u64) -> Option<Self> {
+        let free = ram_end.max(layout::DEVICE_HOLE_END).checked_add(PAGE)?;
+        let phys = free.checked_next_multiple_of(layout::ARENA_ALIGN)?;
+        let code = Stretch {
+            phys,
+            len: layout::ARENA_CODE_LEN,
+        };
+        let data = Stretch {
+            phys: code.phys.checked_add(code.len)?,
+            len: layout::ARENA_DATA_LEN,
+        };
+        data.phys.checked_add(data.len)?;
+        Some(Self {
+            tables: layout::ARENA_TABLES,
+            code,
+            data,
+        })
+    }
+
+    /// The first address after it.
+    pub fn end(&self) -> u64 {
+        self.data.phys + self.data.len
+    }
 }
 
 /// Why guest memory can't be had.
@@ -49,7 +108,7 @@ pub struct OutsideRam {
 
 impl GuestRam {
     /// Maps `mib` MiB of guest memory: below the device hole as much as fits,
-    /// the rest from 4 GiB on.
+    /// the rest from 4 GiB on. The arena comes above.
     pub(crate) fn new(mib: u64) -> Result<Self, RamError> {
         let error = |cause: String| RamError::Map { mib, cause };
         let bytes = mib
@@ -63,22 +122,37 @@ impl GuestRam {
                 (bytes - low) as usize,
             ));
         }
-        let map = GuestMemoryMmap::from_ranges(&ranges).map_err(|e| error(e.to_string()))?;
-        Ok(Self { map: Arc::new(map) })
+        let known = GuestMemoryMmap::from_ranges(&ranges).map_err(|e| error(e.to_string()))?;
+        let ram_end = known.last_addr().raw_value() + 1;
+        let arena =
+            ArenaMemory::above(ram_end).ok_or_else(|| error("the size overflows".into()))?;
+        let mut all = known.clone();
+        for Stretch { phys, len } in [arena.code, arena.data] {
+            let region = GuestRegionMmap::from_range(GuestAddress(phys), len as usize, None)
+                .map_err(|e| error(e.to_string()))?;
+            all = all
+                .insert_region(Arc::new(region))
+                .map_err(|e| error(e.to_string()))?;
+        }
+        Ok(Self {
+            known: Arc::new(known),
+            all: Arc::new(all),
+            arena,
+        })
     }
 
-    /// Reads guest physical memory.
+    /// Reads guest physical memory, the arena included.
     ///
     /// # Errors
     /// When a part of the range has no memory behind it.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), OutsideRam> {
         let len = into.len();
-        self.map
+        self.all
             .read_slice(into, GuestAddress(at))
             .map_err(|_| OutsideRam { at, len })
     }
 
-    /// Writes guest physical memory. An aligned write of 1, 2, 4 or 8 bytes is
+    /// Writes guest physical memory, the arena included. An aligned write of 1, 2, 4 or 8 bytes is
     /// seen by the guest whole or not at all.
     ///
     /// # Errors
@@ -88,17 +162,22 @@ impl GuestRam {
             at,
             len: from.len(),
         };
-        if !self.map.check_range(GuestAddress(at), from.len()) {
+        if !self.all.check_range(GuestAddress(at), from.len()) {
             return Err(outside);
         }
-        self.map
+        self.all
             .write_slice(from, GuestAddress(at))
             .map_err(|_| outside)
     }
 
-    /// Guest physical ranges with memory behind them, as (first, bytes).
-    pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
-        self.map
+    /// The memory that the guest isn't told about.
+    pub(crate) fn arena(&self) -> ArenaMemory {
+        self.arena
+    }
+
+    /// Guest physical ranges of the guest's own memory, as (first, bytes).
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        self.known
             .iter()
             .map(|r| (r.start_addr().raw_value(), r.len()))
             .collect()
@@ -109,9 +188,14 @@ impl GuestRam {
         self.ranges().first().map_or(0, |(start, len)| start + len)
     }
 
-    /// The mapping itself, for loaders and KVM.
-    pub(crate) fn map(&self) -> &GuestMemoryMmap {
-        &self.map
+    /// The mapping of the guest's own memory, for loaders.
+    pub(crate) fn known(&self) -> &GuestMemoryMmap {
+        &self.known
+    }
+
+    /// The mapping of all memory, for KVM.
+    pub(crate) fn all(&self) -> &GuestMemoryMmap {
+        &self.all
     }
 }
 
@@ -145,6 +229,36 @@ mod tests {
                 .is_err()
         );
         assert!(ram.read((3 << 30) - 4, &mut [0; 8]).is_err());
+    }
+
+    #[test]
+    fn the_arena_is_memory_that_the_guest_is_not_told_about() {
+        for (mib, phys) in [
+            (64, 5 << 30),
+            (3 << 10, 5 << 30),
+            ((3 << 10) + 64, 5 << 30),
+            // Memory that ends on a multiple of 1 GiB keeps its distance.
+            (5 << 10, 7 << 30),
+            (64 << 10, 66 << 30),
+        ] {
+            let ram = GuestRam::new(mib).unwrap();
+            let arena = ram.arena();
+            assert_eq!(arena.code.phys, phys, "{mib} MiB");
+            assert_eq!(arena.data.phys, phys + arena.code.len);
+            assert_eq!(
+                ram.ranges().iter().map(|(_, len)| len).sum::<u64>(),
+                mib * MIB
+            );
+            assert_eq!(ram.low_end(), (mib * MIB).min(3 << 30));
+            for Stretch { phys, len } in [arena.code, arena.data] {
+                ram.write(phys + len - 8, &[7; 8]).unwrap();
+                let mut back = [0; 8];
+                ram.read(phys + len - 8, &mut back).unwrap();
+                assert_eq!(back, [7; 8]);
+            }
+            assert!(ram.write(arena.code.phys - 1, &[0; 2]).is_err());
+            assert!(ram.write(arena.end() - 1, &[0; 2]).is_err());
+        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::{
 };
 
 use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_PIT_SPEAKER_DUMMY, KVM_SYNC_X86_REGS, kvm_pit_config, kvm_regs,
-    kvm_userspace_memory_region,
+    KVM_GUESTDBG_BLOCKIRQ, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_SYNC_X86_EVENTS,
+    KVM_SYNC_X86_REGS, kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use thiserror::Error;
@@ -27,13 +27,15 @@ use crate::{
     cpu,
     devices::{Devices, console::Console, serial::SerialPort},
     ending::{EndSignal, Ending},
-    gate::{Gate, Hold},
+    exits::{ExitCounters, ExitCounts},
+    gate::Gate,
     kvm, layout,
-    ram::GuestRam,
+    ram::{ArenaMemory, GuestRam},
+    stopped::Stopped,
     sync::LockExt,
     trap::TrapHandler,
     vcpu::{
-        self, ControlRegisters, Shared, Vcpu, VcpuAccessError,
+        self, Shared, Vcpu,
         kick::{self, KickThreads},
     },
 };
@@ -126,6 +128,13 @@ impl Vm {
             .transpose()?;
         let kvm = kvm::open()?;
         let ram = GuestRam::new(config.memory_mib)?;
+        let bits = cpu::physical_address_bits(&kvm)?;
+        if ram.arena().end() > 1 << bits {
+            return Err(CreateError::Arena {
+                end: ram.arena().end(),
+                bits,
+            });
+        }
         let loaded = boot::load(
             &ram,
             &kernel,
@@ -160,6 +169,7 @@ impl Vm {
             ram,
             end,
             kicks,
+            exits: ExitCounters::default(),
         });
         let ended = Arc::downgrade(&shared);
         shared.end.on_end(move || {
@@ -209,6 +219,16 @@ impl Vm {
     /// Number of vCPUs.
     pub fn vcpus(&self) -> u32 {
         self.vcpus.len() as u32
+    }
+
+    /// Guest physical memory that the guest isn't told about.
+    pub fn arena(&self) -> ArenaMemory {
+        self.shared.ram.arena()
+    }
+
+    /// How often the vCPUs left guest mode so far, and why.
+    pub fn exits(&self) -> ExitCounts {
+        self.shared.exits.get()
     }
 
     /// The serial console.
@@ -303,11 +323,7 @@ impl Vm {
     /// Runs `work` while every vCPU is out of guest mode, whether the VM was
     /// running, paused, not started or has ended.
     pub fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
-        let hold = self.shared.gate.stop();
-        work(&Stopped {
-            vm: self,
-            _hold: hold,
-        })
+        work(&Stopped::new(&self.shared, &self.vcpus))
     }
 
     /// Ends the guest at once.
@@ -345,76 +361,6 @@ impl Drop for Vm {
     }
 }
 
-/// A VM whose vCPUs all stand still.
-pub struct Stopped<'a> {
-    vm: &'a Vm,
-    _hold: Hold<'a>,
-}
-
-impl Stopped<'_> {
-    /// The guest's memory.
-    pub fn memory(&self) -> &GuestRam {
-        &self.vm.shared.ram
-    }
-
-    /// General registers of a vCPU.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn registers(&self, vcpu: u32) -> Result<kvm_regs, VcpuAccessError> {
-        self.vcpu(vcpu)?.locked().registers()
-    }
-
-    /// Sets the general registers of a vCPU.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn set_registers(&self, vcpu: u32, registers: &kvm_regs) -> Result<(), VcpuAccessError> {
-        self.vcpu(vcpu)?.locked().set_registers(registers)
-    }
-
-    /// Control registers of a vCPU.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn control(&self, vcpu: u32) -> Result<ControlRegisters, VcpuAccessError> {
-        self.vcpu(vcpu)?.locked().control()
-    }
-
-    /// Where a vCPU's `syscall` goes, the MSR LSTAR (AMD APM vol. 2, 6.1.1); 0
-    /// until the kernel has set it.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn syscall_entry(&self, vcpu: u32) -> Result<u64, VcpuAccessError> {
-        self.vcpu(vcpu)?.locked().syscall_entry()
-    }
-
-    /// Whether int3s in the guest come as traps. Off, they are the guest's own
-    /// business at full speed.
-    ///
-    /// # Errors
-    /// When KVM refuses.
-    pub fn set_breakpoint_exits(&self, on: bool) -> Result<(), VcpuAccessError> {
-        self.vm
-            .vcpus
-            .iter()
-            .try_for_each(|vcpu| vcpu.locked().set_breakpoint_exits(on))
-    }
-
-    fn vcpu(&self, index: u32) -> Result<&Mutex<Vcpu>, VcpuAccessError> {
-        self.vm
-            .vcpus
-            .get(index as usize)
-            .map(|vcpu| &**vcpu)
-            .ok_or_else(|| VcpuAccessError {
-                vcpu: index,
-                what: "find the state",
-                cause: format!("this VM has vCPUs 0 to {}", self.vm.vcpus.len() - 1),
-            })
-    }
-}
-
 fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CreateError {
     move |error| CreateError::Refused {
         what,
@@ -440,10 +386,11 @@ fn set_up_chips(fd: &VmFd) -> Result<(), CreateError> {
 }
 
 fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
-    for (slot, region) in ram.map().iter().enumerate() {
+    let code = ram.arena().code;
+    for (slot, region) in ram.all().iter().enumerate() {
         let refused = refused("map guest memory");
         let host = ram
-            .map()
+            .all()
             .get_host_address(region.start_addr())
             .map_err(|_| CreateError::Refused {
                 what: "map guest memory",
@@ -451,7 +398,11 @@ fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
             })?;
         let region = kvm_userspace_memory_region {
             slot: slot as u32,
-            flags: 0,
+            flags: if region.start_addr().0 == code.phys {
+                KVM_MEM_READONLY
+            } else {
+                0
+            },
             guest_phys_addr: region.start_addr().0,
             memory_size: region.len(),
             userspace_addr: host as u64,
@@ -491,7 +442,8 @@ fn create_vcpu(
     if index == 0 {
         cpu::configure_boot_cpu(&vcpu, entry)?;
     }
-    let sync_regs = kvm.check_extension_int(Cap::SyncRegs) as u32 & KVM_SYNC_X86_REGS != 0;
+    let shared = KVM_SYNC_X86_REGS | KVM_SYNC_X86_EVENTS;
+    let sync_regs = kvm.check_extension_int(Cap::SyncRegs) as u32 & shared == shared;
     let debug_flags = kvm.check_extension_raw(CAP_SET_GUEST_DEBUG2);
     let block_irq = debug_flags > 0 && debug_flags as u32 & KVM_GUESTDBG_BLOCKIRQ != 0;
     let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);

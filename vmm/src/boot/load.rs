@@ -232,7 +232,7 @@ fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<Image, LoadError> {
         end = range.end.max(end);
     }
     let start = Some(GuestAddress(layout::HIGH_RAM));
-    let result = Elf::load(ram.map(), None, &mut Cursor::new(elf), start).map_err(|e| {
+    let result = Elf::load(ram.known(), None, &mut Cursor::new(elf), start).map_err(|e| {
         LoadError::BadKernel {
             reason: e.to_string(),
         }
@@ -290,7 +290,7 @@ fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<Image, LoadError>
     let end = placement::check_kernel(start, len, ram.low_end())?.end;
     let high = Some(GuestAddress(layout::HIGH_RAM));
     let result = BzImage::load(
-        ram.map(),
+        ram.known(),
         Some(GuestAddress(start)),
         &mut Cursor::new(file),
         high,

@@ -54,6 +54,27 @@ pub(crate) fn configure_cpuid(
         .map_err(CpuError::refused("set the CPUID leaves"))
 }
 
+/// Bits of a guest physical address, as CPUID leaf 0x80000008 tells the guest:
+/// EAX 7:0, or, where they are set, 23:16 (AMD APM vol. 3, E.4.7).
+pub(crate) fn physical_address_bits(kvm: &Kvm) -> Result<u32, CpuError> {
+    let supported = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(CpuError::refused("tell the CPUID leaves"))?;
+    Ok(address_bits(supported.as_slice()))
+}
+
+fn address_bits(leaves: &[kvm_cpuid_entry2]) -> u32 {
+    // What every processor with long mode has at least (SDM vol. 2A, CPUID).
+    const LEAST: u32 = 36;
+    let leaf = leaves.iter().find(|leaf| leaf.function == 0x8000_0008);
+    leaf.map_or(LEAST, |leaf| match leaf.eax >> 16 & 0xff {
+        0 => leaf.eax & 0xff,
+        guest => guest,
+    })
+    // Of 64-bit addresses no more than 52 bits can be physical (SDM vol. 3, 4.1.4).
+    .clamp(LEAST, 52)
+}
+
 /// The place of one vCPU among all.
 struct Topology {
     index: u32,
@@ -179,6 +200,14 @@ mod tests {
             edx,
             ..kvm_cpuid_entry2::default()
         }
+    }
+
+    #[test]
+    fn the_width_of_physical_addresses_is_what_the_guest_is_told() {
+        for (eax, bits) in [(0x3028, 40), (0x2e_3030, 46), (0, 36), (0xff, 52)] {
+            assert_eq!(address_bits(&[leaf(0x8000_0008, 0, [eax, 0, 0, 0])]), bits);
+        }
+        assert_eq!(address_bits(&[]), 36);
     }
 
     /// A host of many threads, as KVM shows it.

@@ -3,7 +3,7 @@
 mod cpuid;
 mod registers;
 
-pub(crate) use cpuid::configure_cpuid;
+pub(crate) use cpuid::{configure_cpuid, physical_address_bits};
 pub(crate) use registers::{configure_boot_cpu, configure_common};
 
 use thiserror::Error;

@@ -68,6 +68,7 @@ fn examine_guests(kvm: &Kvm, runner: &Runner) -> GuestFindings {
             single_step: None,
             single_step_block_irq: None,
             hardware_breakpoint: None,
+            watchpoint: None,
             instructions: Vec::new(),
             speed: None,
         };
@@ -79,6 +80,7 @@ fn examine_guests(kvm: &Kvm, runner: &Runner) -> GuestFindings {
         single_step_block_irq: device::can_block_irq(kvm)
             .then(|| debug::single_step_block_irq(runner)),
         hardware_breakpoint: Some(debug::hardware_breakpoint(runner)),
+        watchpoint: Some(debug::watchpoint(runner)),
         instructions: instructions::examine(runner),
         speed: Some(speed::examine(runner, int3.shape)),
         int3: Some(int3),

@@ -190,6 +190,8 @@ pub struct GuestFindings {
     pub single_step_block_irq: Option<Check>,
     /// `KVM_GUESTDBG_USE_HW_BP`, an execution breakpoint.
     pub hardware_breakpoint: Option<Check>,
+    /// `KVM_GUESTDBG_USE_HW_BP`, a breakpoint on writes of data.
+    pub watchpoint: Option<Check>,
     /// Instructions that a Linux boot needs.
     pub instructions: Vec<Instruction>,
     /// How fast guests run and leave guest mode.
@@ -357,6 +359,7 @@ impl fmt::Display for GuestFindings {
             ("single step", &self.single_step),
             ("  with BLOCKIRQ", &self.single_step_block_irq),
             ("hardware breakpoint", &self.hardware_breakpoint),
+            ("watchpoint", &self.watchpoint),
         ] {
             if let Some(check) = check {
                 check_line(f, name, check.ok, &check.detail)?;

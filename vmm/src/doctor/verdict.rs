@@ -146,6 +146,9 @@ fn weigh(cpu: &Cpu, guest: &GuestFindings) -> Weighed {
     {
         lacks.push("hardware breakpoints");
     }
+    if guest.watchpoint.as_ref().is_some_and(|check| !check.ok) {
+        lacks.push("watchpoints");
+    }
     let slow = emulated
         .map(|rate| format!(", slowly ({:.1} M instructions/s)", rate / 1e6))
         .unwrap_or_default();
@@ -223,6 +226,7 @@ mod tests {
             single_step: Some(ok()),
             single_step_block_irq: Some(ok()),
             hardware_breakpoint: Some(ok()),
+            watchpoint: Some(ok()),
             instructions: vec![Instruction {
                 name: "popcnt",
                 ok: true,

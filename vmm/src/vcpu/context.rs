@@ -25,6 +25,9 @@ const BREAKPOINT: u8 = 3;
 const PAGE_FAULT: u8 = 14;
 /// Bytes of a page.
 const PAGE: u64 = 0x1000;
+/// B0 to B3 of DR6, and all that an exception sets: those, BD, BS and BT.
+const DR6_MATCHES: u64 = 0xf;
+const DR6_SET: u64 = DR6_MATCHES | 1 << 13 | 1 << 14 | 1 << 15;
 /// RPL bits of a segment selector.
 const RPL: u16 = 3;
 
@@ -57,6 +60,10 @@ pub struct ControlRegisters {
     pub fs_base: u64,
     /// Base of the GS segment.
     pub gs_base: u64,
+    /// Linear address of the interrupt descriptor table.
+    pub idt_base: u64,
+    /// Its last byte's offset.
+    pub idt_limit: u16,
     /// Current privilege level, 0 for the kernel.
     pub cpl: u8,
     /// Whether the code segment is a 64-bit one.
@@ -73,6 +80,8 @@ impl From<&kvm_sregs> for ControlRegisters {
             efer: s.efer,
             fs_base: s.fs.base,
             gs_base: s.gs.base,
+            idt_base: s.idt.base,
+            idt_limit: s.idt.limit,
             // The privilege level is that of SS (SDM vol. 3, 5.5); its RPL tells it
             // on every KVM.
             cpl: (s.ss.selector & RPL) as u8,
@@ -88,6 +97,9 @@ pub struct VcpuContext<'a> {
     pub(super) registers: kvm_regs,
     pub(super) dirty: bool,
     pub(super) tsc_offset: Option<u64>,
+    /// `KVM_X86_SHADOW_INT_*`, where KVM has told it.
+    pub(super) shadow: Option<u8>,
+    pub(super) step: Option<u64>,
 }
 
 impl VcpuContext<'_> {
@@ -105,6 +117,11 @@ impl VcpuContext<'_> {
     pub fn registers_mut(&mut self) -> &mut kvm_regs {
         self.dirty = true;
         &mut self.registers
+    }
+
+    /// RIP where the step began that is under way, or ends with this trap.
+    pub fn step_under_way(&self) -> Option<u64> {
+        self.step
     }
 
     /// Its control registers; one system call.
@@ -128,15 +145,21 @@ impl VcpuContext<'_> {
     }
 
     /// Holds interrupts back until the next instruction is done, as `sti` does
-    /// (SDM vol. 2, STI).
+    /// (SDM vol. 2, STI), or no longer, as after any other instruction.
     ///
     /// # Errors
     /// When KVM refuses.
-    pub fn set_interrupt_shadow(&mut self) -> Result<(), VcpuAccessError> {
+    pub fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuAccessError> {
+        let shadow = if on { SHADOW_STI } else { 0 };
+        if self.shadow == Some(shadow) {
+            return Ok(());
+        }
         let mut events = self.events()?;
-        events.interrupt.shadow = SHADOW_STI;
+        events.interrupt.shadow = shadow;
         events.flags |= VALID_SHADOW;
-        self.set_events(&events)
+        self.set_events(&events)?;
+        self.shadow = Some(shadow);
+        Ok(())
     }
 
     /// Injects a page fault at RIP.
@@ -161,12 +184,18 @@ impl VcpuContext<'_> {
     /// Delivers the breakpoint exception of the guest's own int3 at RIP. False
     /// when that must be left to KVM.
     pub(super) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuAccessError> {
-        let sregs = self.sregs()?;
+        let mut sregs = self.sregs()?;
         let memory = Mapped { fd: self.fd, ram };
         let Some(after) = deliver::breakpoint(&self.registers, &sregs, &memory) else {
             return Ok(false);
         };
-        *self.registers_mut() = after;
+        if let Some((code, stack)) = after.segments {
+            (sregs.cs, sregs.ss) = (code, stack);
+            self.fd
+                .set_sregs(&sregs)
+                .map_err(|e| self.refused("set the segments", &e))?;
+        }
+        *self.registers_mut() = after.regs;
         Ok(true)
     }
 
@@ -180,6 +209,19 @@ impl VcpuContext<'_> {
         events.exception.has_error_code = 0;
         events.exception.error_code = 0;
         self.set_events(&events)
+    }
+
+    /// Adds to the guest's DR6 what a debug exception of its own left there: the
+    /// processor sets bits and clears only B0 to B3 (SDM vol. 3, 17.2.3).
+    pub(super) fn add_to_dr6(&mut self, dr6: u64) -> Result<(), VcpuAccessError> {
+        let mut registers = self
+            .fd
+            .get_debug_regs()
+            .map_err(|e| self.refused("read the debug registers", &e))?;
+        registers.dr6 = registers.dr6 & !DR6_MATCHES | dr6 & DR6_SET;
+        self.fd
+            .set_debug_regs(&registers)
+            .map_err(|e| self.refused("set the debug registers", &e))
     }
 
     /// Makes the vCPU wait for an interrupt, as after `hlt`.

@@ -1,5 +1,8 @@
 //! Giving a guest its own int3 back, by delivering the exception here.
 //!
+//! `KVM_GUESTDBG_INJECT_BP` loses some: of 300 int3s in user mode, KVM of Linux 6.1 on a CPU
+//! without next-RIP saving delivered 265 to 295.
+//!
 //! `KVM_GUESTDBG_INJECT_BP` has KVM decode the instruction at RIP when the guest
 //! is entered, to find the return address (arch/x86/kvm/svm/svm.c,
 //! `svm_update_soft_interrupt_rip`). By then another vCPU may have replaced the
@@ -7,7 +10,7 @@
 //! wrong. Delivery is a few memory accesses with nothing to find out: the
 //! instruction was an int3, of one byte.
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
 use crate::trap::INT3_LEN;
 
@@ -25,6 +28,10 @@ const IF: u64 = 1 << 9;
 const LONG_MODE: u64 = 1 << 10;
 /// `CR4.FRED`: events don't go through the IDT (Intel FRED specification, 3.1).
 const CR4_FRED: u64 = 1 << 32;
+/// RPL bits of a segment selector.
+const RPL: u16 = 3;
+/// Offset of the kernel's stack pointer in the TSS (SDM vol. 3, 7.7).
+const TSS_RSP0: u64 = 4;
 /// Offset of the first interrupt stack pointer in the TSS (SDM vol. 3, 7.7).
 const TSS_IST1: u64 = 0x24;
 
@@ -36,17 +43,29 @@ pub(super) trait VirtMemory {
     fn write(&self, at: u64, from: &[u8]) -> Option<()>;
 }
 
+/// A vCPU after the delivery.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Delivered {
+    pub(super) regs: kvm_regs,
+    /// Code and stack segment, if the privilege level has changed.
+    pub(super) segments: Option<(kvm_segment, kvm_segment)>,
+}
+
 /// Delivers the breakpoint exception of an int3 at RIP, as the processor does
-/// from kernel mode to kernel mode (SDM vol. 3, 6.14): the registers after it.
-/// None in any other case; the guest is then as it was but for memory below its
-/// stack pointer.
+/// from kernel or user mode to kernel mode (SDM vol. 3, 6.14): the registers
+/// after it. None in any other case; the guest is then as it was but for memory
+/// below the stack pointer.
 pub(super) fn breakpoint(
     regs: &kvm_regs,
     sregs: &kvm_sregs,
     memory: &impl VirtMemory,
-) -> Option<kvm_regs> {
-    let long_mode = sregs.efer & LONG_MODE != 0 && sregs.cs.l == 1;
-    if !long_mode || sregs.cr4 & CR4_FRED != 0 || sregs.cs.selector & 3 != 0 {
+) -> Option<Delivered> {
+    if sregs.efer & LONG_MODE == 0 || sregs.cr4 & CR4_FRED != 0 {
+        return None;
+    }
+    let privilege = sregs.ss.selector & RPL;
+    // Compatibility mode is user mode only.
+    if privilege == 0 && sregs.cs.l != 1 {
         return None;
     }
     let at = BREAKPOINT * GATE;
@@ -58,7 +77,13 @@ pub(super) fn breakpoint(
     let [o0, o1, s0, s1, ist, kind, o2, o3, o4, o5, o6, o7, ..] = gate;
     let handler = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
     let present = kind & 0x80 != 0;
-    if !present || u16::from_le_bytes([s0, s1]) != sregs.cs.selector {
+    let selector = u16::from_le_bytes([s0, s1]);
+    // int3 may go through a gate of its own privilege or a lower one only.
+    let allowed = u16::from(kind >> 5 & 3) >= privilege;
+    if !present || !allowed || selector & RPL != 0 {
+        return None;
+    }
+    if privilege == 0 && selector != sregs.cs.selector {
         return None;
     }
     let cleared = match kind & 0xf {
@@ -67,15 +92,9 @@ pub(super) fn breakpoint(
         _ => return None,
     };
     let stack = match u64::from(ist & 7) {
-        0 => regs.rsp,
-        n => {
-            let mut pointer = [0; 8];
-            memory.read(
-                sregs.tr.base.wrapping_add(TSS_IST1 + (n - 1) * 8),
-                &mut pointer,
-            )?;
-            u64::from_le_bytes(pointer)
-        }
+        0 if privilege == 0 => regs.rsp,
+        0 => pointer(sregs.tr.base.wrapping_add(TSS_RSP0), memory)?,
+        n => pointer(sregs.tr.base.wrapping_add(TSS_IST1 + (n - 1) * 8), memory)?,
     };
     let frame = [
         regs.rip.wrapping_add(INT3_LEN),
@@ -87,12 +106,43 @@ pub(super) fn breakpoint(
     let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_le_bytes()).collect();
     let rsp = (stack & !0xf).wrapping_sub(bytes.len() as u64);
     memory.write(rsp, &bytes)?;
-    Some(kvm_regs {
+    let regs = kvm_regs {
         rip: handler,
         rsp,
         rflags: regs.rflags & !cleared,
         ..*regs
-    })
+    };
+    let segments = (privilege != 0).then(|| (kernel_code(selector), kernel_stack()));
+    Some(Delivered { regs, segments })
+}
+
+fn pointer(at: u64, memory: &impl VirtMemory) -> Option<u64> {
+    let mut pointer = [0; 8];
+    memory.read(at, &mut pointer)?;
+    Some(u64::from_le_bytes(pointer))
+}
+
+/// A 64-bit code segment of the kernel's: base and limit don't count.
+fn kernel_code(selector: u16) -> kvm_segment {
+    kvm_segment {
+        limit: u32::MAX,
+        selector,
+        type_: 0xb,
+        present: 1,
+        s: 1,
+        l: 1,
+        g: 1,
+        ..Default::default()
+    }
+}
+
+/// The null selector, which the processor loads into SS when it changes to the
+/// kernel's privilege level (SDM vol. 3, 6.14.4).
+fn kernel_stack() -> kvm_segment {
+    kvm_segment {
+        unusable: 1,
+        ..Default::default()
+    }
 }
 
 #[cfg(test)]
@@ -159,7 +209,11 @@ mod tests {
             (0xee, 2, 0x46, 0xdd8),
         ] {
             let (regs, sregs, memory) = guest(gate(kind, ist));
-            let after = breakpoint(&regs, &sregs, &memory).unwrap();
+            let Delivered {
+                regs: after,
+                segments,
+            } = breakpoint(&regs, &sregs, &memory).unwrap();
+            assert_eq!(segments, None);
             assert_eq!(after.rip, 0xffff_ffff_5678_1234);
             assert_eq!((after.rflags, after.rsp, after.rax), (rflags, rsp, 7));
             let mut frame = [0; 40];
@@ -173,14 +227,38 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_plain_kernel_mode_delivery_is_left_to_kvm() {
+    fn a_handler_of_user_mode_s_int3_gets_the_kernel_s_stack_and_segments() {
+        // A gate for all, by the stack of the TSS and by IST2.
+        for (ist, rsp) in [(0, 0xcd8), (2, 0xdd8)] {
+            let (regs, mut sregs, memory) = guest(gate(0xee, ist));
+            memory.write(0x204, &0xd08u64.to_le_bytes()).unwrap();
+            (sregs.cs.selector, sregs.ss.selector) = (0x33, 0x2b);
+            let after = breakpoint(&regs, &sregs, &memory).unwrap();
+            let (code, stack) = after.segments.unwrap();
+            assert_eq!((code.selector, code.l, code.dpl), (0x10, 1, 0));
+            assert_eq!((stack.selector, stack.dpl), (0, 0));
+            assert_eq!(after.regs.rsp, rsp);
+            let mut frame = [0; 40];
+            memory.read(rsp, &mut frame).unwrap();
+            let words: Vec<u64> = frame
+                .chunks(8)
+                .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
+                .collect();
+            assert_eq!(words, [0x5001, 0x33, 0x1_0346, 0xf08, 0x2b]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_plain_delivery_is_left_to_kvm() {
         let refused = |change: fn(&mut kvm_regs, &mut kvm_sregs), gate: [u8; 16]| {
             let (mut regs, mut sregs, memory) = guest(gate);
             change(&mut regs, &mut sregs);
             assert_eq!(breakpoint(&regs, &sregs, &memory), None);
         };
         let good = gate(0x8e, 0);
-        refused(|_, sregs| sregs.cs.selector = 0x33, good);
+        refused(|_, sregs| sregs.cs.selector = 0x20, good);
+        refused(|_, sregs| sregs.ss.selector = 0x2b, good);
+        refused(|_, sregs| sregs.efer = 0, good);
         refused(|_, sregs| sregs.cs.l = 0, good);
         refused(|_, sregs| sregs.cr4 = CR4_FRED, good);
         refused(|_, sregs| sregs.idt.limit = 0x3e, good);

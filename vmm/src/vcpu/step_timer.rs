@@ -1,8 +1,10 @@
-//! A limit on how long a lone step may take.
+//! A limit on how long a step may take.
 //!
 //! An instruction that raises an exception of its own (#GP, #DE, #UD) runs the
-//! guest's handler instead of ending the step, and that handler may wait for a
-//! vCPU that stands still. The timer's signal is a kick to this thread.
+//! guest's handler instead of ending the step. Where that isn't noticed at the
+//! handler's first instruction the step has no end, and after a step alone the
+//! handler may even wait for a vCPU that stands still. The timer's signal is a
+//! kick to this thread.
 
 use std::{
     io, mem, ptr,
@@ -19,7 +21,6 @@ const LIMIT: Duration = Duration::from_millis(500);
 pub(super) struct StepTimer {
     id: libc::timer_t,
     armed: Option<Instant>,
-    start: u64,
 }
 
 // SAFETY: a POSIX timer belongs to the process; its id may be used on any thread.
@@ -39,24 +40,14 @@ impl StepTimer {
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut id) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self {
-            id,
-            armed: None,
-            start: 0,
-        })
+        Ok(Self { id, armed: None })
     }
 
-    /// Times a step that begins at RIP `start`: kicks after the limit, again and
-    /// again, until [`disarm`](Self::disarm).
-    pub(super) fn arm(&mut self, start: u64) {
+    /// Times a step that begins now: kicks after the limit, again and again, until
+    /// [`disarm`](Self::disarm).
+    pub(super) fn arm(&mut self) {
         self.armed = Some(Instant::now());
-        self.start = start;
         self.set(LIMIT);
-    }
-
-    /// RIP where the step began.
-    pub(super) fn start(&self) -> u64 {
-        self.start
     }
 
     pub(super) fn disarm(&mut self) {
@@ -99,7 +90,7 @@ mod tests {
     fn a_timer_that_is_not_armed_never_expires() {
         let mut timer = StepTimer::new().unwrap();
         assert!(!timer.expired());
-        timer.arm(0x1000);
+        timer.arm();
         timer.disarm();
         assert!(!timer.expired());
     }

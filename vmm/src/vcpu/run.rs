@@ -1,0 +1,420 @@
+//! Running a vCPU: its exits, the traps among them, and steps.
+
+use kvm_bindings::{
+    KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
+    KVM_SYSTEM_EVENT_SHUTDOWN, kvm_regs,
+};
+use kvm_ioctls::{SyncReg, VcpuExit};
+
+use super::{
+    Left, Shared, Vcpu, VcpuAccessError, VcpuContext,
+    debug::{Cause, Step},
+    step_timer::StepTimer,
+};
+use crate::{
+    ending::Ending,
+    exits::ExitKind,
+    gate::Hold,
+    ram::GuestRam,
+    trap::{BreakpointShape, DebugExit, Handlers, INT3, InternalError, Trap, TrapHandler, Verdict},
+};
+
+/// What one `KVM_RUN` came back with, its I/O done.
+enum Exit {
+    /// Nothing is left to do.
+    Handled,
+    /// A kick, or an unstarted vCPU woken for nothing.
+    Interrupted,
+    Trapped(DebugExit),
+    /// KVM could not go on by itself.
+    InternalError(InternalError),
+    Ended(Ending),
+}
+
+/// What the handler is asked about.
+#[derive(Clone, Copy)]
+enum Event {
+    Breakpoint,
+    Debug { dr6: u64, cause: Cause },
+    Astray,
+}
+
+impl Event {
+    /// In their order. None: the guest's own exception.
+    fn traps(self) -> impl Iterator<Item = Trap> {
+        let traps = match self {
+            Self::Breakpoint => [Some(Trap::Breakpoint), None],
+            Self::Debug { cause, .. } => cause.traps(),
+            Self::Astray => [Some(Trap::StepAstray), None],
+        };
+        traps.into_iter().flatten()
+    }
+
+    fn ends_step(self) -> bool {
+        match self {
+            Self::Breakpoint => false,
+            Self::Debug { cause, .. } => cause.ends_step,
+            Self::Astray => true,
+        }
+    }
+}
+
+/// A step that is asked for: see [`Verdict::Step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    through: bool,
+    handlers: Handlers,
+}
+
+/// How a guest's own exception gets back to it.
+#[derive(PartialEq, Eq)]
+enum GivenBack {
+    /// It is at its handler.
+    Delivered,
+    /// KVM has been told already.
+    Injected,
+    /// KVM is to be told by these `KVM_GUESTDBG_INJECT_*`.
+    ToInject(u32),
+}
+
+impl Vcpu {
+    /// Runs until the gate wants it out or it must step alone. With a hold it
+    /// begins by stepping.
+    pub(super) fn run(
+        &mut self,
+        shared: &Shared,
+        handler: &dyn TrapHandler,
+        alone: Option<(Hold<'_>, Ask)>,
+    ) -> Result<Left, VcpuAccessError> {
+        self.tsc_offset = super::msr::steady_tsc_offset(&self.fd);
+        let mut hold = None;
+        if let Some((taken, ask)) = alone {
+            if self.begin_step_alone(shared, handler, ask)? {
+                hold = Some(taken);
+            }
+        } else if self.debugging.step.is_some() {
+            // The time out of guest mode doesn't count.
+            self.time_step(true)?;
+        }
+        let mut to_step = None;
+        loop {
+            // Cleared before the gate is asked: a kick that comes later stays.
+            self.fd.set_kvm_immediate_exit(0);
+            let leaving = to_step.is_some() || shared.gate.must_leave(self.index as usize);
+            if leaving {
+                // One more KVM_RUN completes a port or MMIO operation that user space
+                // has answered and takes over changed registers
+                // (Documentation/virt/kvm/api.rst, 5. "The kvm_run structure").
+                self.fd.set_kvm_immediate_exit(1);
+            }
+            let event = match self.run_once(shared) {
+                Exit::Handled => continue,
+                Exit::Interrupted if leaving => break,
+                Exit::Interrupted if self.step_went_astray()? => Event::Astray,
+                Exit::Interrupted => continue,
+                Exit::Ended(ending) => {
+                    shared.end.end(ending);
+                    break;
+                }
+                Exit::InternalError(error) => {
+                    let regs = self.registers()?;
+                    if self.byte_at(regs.rip, shared, &error) != Some(INT3) {
+                        shared.exits.count(ExitKind::Other);
+                        shared.end.end(self.failed(&error, &regs));
+                        break;
+                    }
+                    shared.exits.count(ExitKind::Breakpoint);
+                    self.shape = BreakpointShape::EmulationFailure;
+                    Event::Breakpoint
+                }
+                Exit::Trapped(DebugExit::Breakpoint) => Event::Breakpoint,
+                Exit::Trapped(DebugExit::Debug { dr6 }) => Event::Debug {
+                    dr6,
+                    cause: self.debugging.cause(dr6),
+                },
+            };
+            if let Some(ask) = self.trapped(shared, handler, event, &mut hold)? {
+                to_step = Some(ask);
+            }
+        }
+        if self.debugging.step.is_some() {
+            self.time_step(false)?;
+        }
+        Ok(to_step.map_or(Left::Stopped, Left::ToStepAlone))
+    }
+
+    fn run_once(&mut self, shared: &Shared) -> Exit {
+        let devices = &shared.devices;
+        let (kind, exit) = match self.fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => {
+                devices.port_write(port, data);
+                (ExitKind::PortIo, Exit::Handled)
+            }
+            Ok(VcpuExit::IoIn(port, data)) => {
+                devices.port_read(port, data);
+                (ExitKind::PortIo, Exit::Handled)
+            }
+            Ok(VcpuExit::MmioRead(_, data)) => {
+                data.fill(0xff);
+                (ExitKind::Mmio, Exit::Handled)
+            }
+            Ok(VcpuExit::MmioWrite(..)) => (ExitKind::Mmio, Exit::Handled),
+            Ok(VcpuExit::Debug(debug)) => match DebugExit::new(&debug) {
+                Some(exit) => (self.kind(exit), Exit::Trapped(exit)),
+                None => failed(format!("a debug exit with exception {}", debug.exception)),
+            },
+            Ok(VcpuExit::InternalError) => {
+                // Counted when it is known what it is.
+                return Exit::InternalError(InternalError::from_run(self.fd.get_kvm_run()));
+            }
+            Ok(VcpuExit::Intr) => (ExitKind::Interrupted, Exit::Interrupted),
+            Ok(VcpuExit::Shutdown) => (ExitKind::Other, Exit::Ended(Ending::TripleFault)),
+            Ok(VcpuExit::SystemEvent(kind, _)) => {
+                (ExitKind::Other, Exit::Ended(system_event(kind)))
+            }
+            Ok(VcpuExit::FailEntry(reason, cpu)) => failed(format!(
+                "the CPU refused to enter the guest on host CPU {cpu} (reason {reason:#x})"
+            )),
+            Ok(other) => failed(format!(
+                "vCPU {} left guest mode with {other:?}",
+                self.index
+            )),
+            Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
+                (ExitKind::Interrupted, Exit::Interrupted)
+            }
+            Err(error) => failed(format!("KVM_RUN of vCPU {} failed: {error}", self.index)),
+        };
+        shared.exits.count(kind);
+        exit
+    }
+
+    fn kind(&self, exit: DebugExit) -> ExitKind {
+        match exit {
+            DebugExit::Breakpoint => ExitKind::Breakpoint,
+            DebugExit::Debug { dr6 } if self.debugging.cause(dr6).stepped => ExitKind::Step,
+            DebugExit::Debug { .. } => ExitKind::Hardware,
+        }
+    }
+
+    /// Asks the handler about an event and does what it says. With an answer the
+    /// vCPU must leave guest mode and step alone.
+    fn trapped(
+        &mut self,
+        shared: &Shared,
+        handler: &dyn TrapHandler,
+        event: Event,
+        hold: &mut Option<Hold<'_>>,
+    ) -> Result<Option<Ask>, VcpuAccessError> {
+        let shape = self.shape;
+        let mut context = self.context()?;
+        let mut verdict = None;
+        for trap in event.traps() {
+            let answer = handler.trap(&mut context, &shared.ram, trap);
+            verdict.get_or_insert(answer);
+        }
+        let verdict = verdict.unwrap_or(Verdict::GiveBack);
+        let given_back = match verdict {
+            Verdict::GiveBack => Some(give_back(&mut context, event, shape, &shared.ram)?),
+            _ => None,
+        };
+        let inject = match given_back {
+            Some(GivenBack::ToInject(flags)) => flags,
+            _ => 0,
+        };
+        let mut ends_step = event.ends_step();
+        if inject != 0 && !ends_step && context.step.is_some() {
+            // Telling KVM would begin the step anew, at RIP as it is now. The step
+            // has led into the guest's user mode or its own debugging.
+            handler.trap(&mut context, &shared.ram, Trap::StepAstray);
+            ends_step = true;
+        }
+        match verdict {
+            Verdict::PageFault {
+                address,
+                error_code,
+            } => {
+                context.inject_page_fault(address, error_code)?;
+            }
+            Verdict::Halt => context.halt()?,
+            Verdict::Resume | Verdict::GiveBack | Verdict::Step { .. } => {}
+        }
+        let (registers, dirty) = (context.registers, context.dirty);
+        if dirty {
+            // Registers that KVM takes over at KVM_RUN would throw away an exception
+            // injected now; those of a plain resume need no system call.
+            let plain = verdict == Verdict::Resume || given_back == Some(GivenBack::Delivered);
+            if self.sync_regs && plain {
+                self.fd.sync_regs_mut().regs = registers;
+                self.fd.set_sync_dirty_reg(SyncReg::Register);
+            } else {
+                self.set_registers(&registers)?;
+            }
+        }
+        if ends_step {
+            self.end_step()?;
+        }
+        if let Verdict::Step {
+            alone,
+            through,
+            handlers,
+        } = verdict
+        {
+            let ask = Ask { through, handlers };
+            let begun = if !alone {
+                self.begin_step(registers.rip, ask)?;
+                *hold = None;
+                true
+            } else if hold.is_some() {
+                self.begin_step_alone(shared, handler, ask)?
+            } else {
+                if ends_step || self.debugging.step.is_some() {
+                    // The new one may yet be called off.
+                    self.end_step()?;
+                    self.set_debug(0)?;
+                }
+                return Ok(Some(ask));
+            };
+            if begun {
+                return Ok(None);
+            }
+        }
+        if ends_step || inject != 0 {
+            self.set_debug(inject)?;
+        }
+        if self.debugging.step.is_none() {
+            *hold = None;
+        }
+        Ok(None)
+    }
+
+    /// Prepares a step with nobody else running; false when the handler called it
+    /// off.
+    fn begin_step_alone(
+        &mut self,
+        shared: &Shared,
+        handler: &dyn TrapHandler,
+        ask: Ask,
+    ) -> Result<bool, VcpuAccessError> {
+        // Not from the shared page: the registers may have been set since.
+        let registers = self.registers()?;
+        let mut context = self.context_with(registers);
+        let go = handler.before_step(&mut context, &shared.ram);
+        let (registers, dirty) = (context.registers, context.dirty);
+        if dirty {
+            self.set_registers(&registers)?;
+        }
+        if go {
+            self.begin_step(registers.rip, ask)?;
+        }
+        Ok(go)
+    }
+
+    /// Prepares a step of the instruction at `start`, where RIP is.
+    fn begin_step(&mut self, start: u64, ask: Ask) -> Result<(), VcpuAccessError> {
+        self.debugging.step = Some(Step {
+            handlers: ask.handlers,
+            through: ask.through,
+            start,
+        });
+        self.set_debug(0)?;
+        self.time_step(true)
+    }
+
+    /// Forgets the step; KVM is to be told after.
+    fn end_step(&mut self) -> Result<(), VcpuAccessError> {
+        self.debugging.step = None;
+        self.time_step(false)
+    }
+
+    fn time_step(&mut self, on: bool) -> Result<(), VcpuAccessError> {
+        if on && self.step_timer.is_none() {
+            let timer = StepTimer::new();
+            self.step_timer = Some(timer.map_err(|e| self.refused("limit a step", &e))?);
+        }
+        match &mut self.step_timer {
+            Some(timer) if on => timer.arm(),
+            Some(timer) => timer.disarm(),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a step has used up its time and led elsewhere: a host that is only
+    /// slow has not executed the instruction yet.
+    fn step_went_astray(&self) -> Result<bool, VcpuAccessError> {
+        match (&self.step_timer, &self.debugging.step) {
+            (Some(timer), Some(step)) if timer.expired() => Ok(self.registers()?.rip != step.start),
+            _ => Ok(false),
+        }
+    }
+
+    /// The instruction byte at `rip`: as KVM gave it, else from guest memory.
+    fn byte_at(&self, rip: u64, shared: &Shared, error: &InternalError) -> Option<u8> {
+        if error.suberror != InternalError::EMULATION {
+            return None;
+        }
+        if let Some(byte) = error.instruction.first() {
+            return Some(*byte);
+        }
+        let place = self.fd.translate_gva(rip).ok().filter(|t| t.valid != 0)?;
+        let mut byte = [0];
+        shared.ram.read(place.physical_address, &mut byte).ok()?;
+        Some(byte[0])
+    }
+
+    fn failed(&self, error: &InternalError, regs: &kvm_regs) -> Ending {
+        let reason = if error.suberror == InternalError::EMULATION {
+            format!(
+                "KVM could not emulate an instruction of vCPU {} at {:#x} (bytes {:02x?}); \
+                 `vmprobe doctor` tells whether this host's KVM runs Linux",
+                self.index, regs.rip, error.instruction
+            )
+        } else {
+            format!(
+                "KVM gave up on vCPU {} at {:#x}: internal error {}",
+                self.index, regs.rip, error.suberror
+            )
+        };
+        Ending::Failed { reason }
+    }
+}
+
+/// Gives the guest an exception of its own.
+fn give_back(
+    context: &mut VcpuContext<'_>,
+    event: Event,
+    shape: BreakpointShape,
+    ram: &GuestRam,
+) -> Result<GivenBack, VcpuAccessError> {
+    match event {
+        Event::Breakpoint if context.deliver_breakpoint(ram)? => Ok(GivenBack::Delivered),
+        Event::Breakpoint if shape == BreakpointShape::EmulationFailure => {
+            context.inject_breakpoint_after()?;
+            Ok(GivenBack::Injected)
+        }
+        Event::Breakpoint => Ok(GivenBack::ToInject(KVM_GUESTDBG_INJECT_BP)),
+        Event::Debug { dr6, .. } => {
+            context.add_to_dr6(dr6)?;
+            Ok(GivenBack::ToInject(KVM_GUESTDBG_INJECT_DB))
+        }
+        // It was no exception.
+        Event::Astray => Ok(GivenBack::Delivered),
+    }
+}
+
+fn failed(reason: String) -> (ExitKind, Exit) {
+    (ExitKind::Other, Exit::Ended(Ending::Failed { reason }))
+}
+
+fn system_event(kind: u32) -> Ending {
+    match kind {
+        KVM_SYSTEM_EVENT_SHUTDOWN => Ending::PowerOff,
+        KVM_SYSTEM_EVENT_RESET => Ending::Reset,
+        KVM_SYSTEM_EVENT_CRASH => Ending::Panic {
+            reason: "the guest told the hypervisor so".to_owned(),
+        },
+        _ => Ending::Failed {
+            reason: format!("system event {kind}"),
+        },
+    }
+}

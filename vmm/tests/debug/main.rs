@@ -1,0 +1,15 @@
+//! The monitor's debugging of guests: steps and watchpoints, in tiny guests on
+//! this machine's KVM. A part is skipped only where the doctor finds that this
+//! KVM lacks what it needs; all of it runs in the lab.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::redundant_closure_for_method_calls
+)]
+
+mod report;
+mod steps;
+mod tiny;
+mod watchpoints;
