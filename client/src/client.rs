@@ -11,10 +11,10 @@ use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, Ending, GetHostRequest, GetHostResponse,
-    GetVmRequest, KillVmRequest, ListProbesRequest, ListVmsRequest, LookupSymbolsRequest,
-    LookupSymbolsResponse, PauseVmRequest, Probe, ProbeSpec, ReadMemoryRequest,
-    ReadRegistersRequest, RegisterProbesRequest, Registers, ResolveAddressRequest, ResumeVmRequest,
-    StartVmRequest, StreamEventsRequest, Symbol, UnregisterProbesRequest, Vm, WaitVmRequest,
+    GetVmRequest, KillVmRequest, ListVmsRequest, LookupSymbolsRequest, LookupSymbolsResponse,
+    PauseVmRequest, Probe, ReadMemoryRequest, ReadRegistersRequest, Registers,
+    ResolveAddressRequest, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Symbol, Vm,
+    WaitVmRequest,
 };
 
 use crate::console::{self, ConsoleInput, ConsoleOutput};
@@ -176,55 +176,6 @@ impl Client {
         Ok(hosts.get_host(GetHostRequest {}).await?.into_inner())
     }
 
-    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`.
-    pub async fn register_probes(
-        &self,
-        vm: &str,
-        probes: Vec<ProbeSpec>,
-    ) -> Result<Vec<Probe>, ClientError> {
-        let request = RegisterProbesRequest {
-            vm: vm.into(),
-            probes,
-        };
-        Ok(self
-            .probes()
-            .register_probes(request)
-            .await?
-            .into_inner()
-            .probes)
-    }
-
-    /// Removes all probes that are named by id or by name, or none. The answer has their final counts.
-    pub async fn unregister_probes(
-        &self,
-        vm: &str,
-        ids: Vec<u64>,
-        names: Vec<String>,
-    ) -> Result<Vec<Probe>, ClientError> {
-        let request = UnregisterProbesRequest {
-            vm: vm.into(),
-            ids,
-            names,
-        };
-        Ok(self
-            .probes()
-            .unregister_probes(request)
-            .await?
-            .into_inner()
-            .probes)
-    }
-
-    /// The probes of a VM with their counts.
-    pub async fn list_probes(&self, vm: &str) -> Result<Vec<Probe>, ClientError> {
-        let request = ListProbesRequest { vm: vm.into() };
-        Ok(self
-            .probes()
-            .list_probes(request)
-            .await?
-            .into_inner()
-            .probes)
-    }
-
     /// Follows the hits of the probes with these ids, of all probes when there are none. When this
     /// returns, every later hit is delivered or counted as lost.
     pub async fn events(&self, vm: &str, probe_ids: Vec<u64>) -> Result<EventStream, ClientError> {
@@ -277,7 +228,7 @@ impl Client {
         VmServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    fn probes(&self) -> ProbeServiceClient<Channel> {
+    pub(crate) fn probes(&self) -> ProbeServiceClient<Channel> {
         ProbeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 

@@ -27,11 +27,13 @@ mod client;
 mod console;
 mod error;
 mod events;
+mod probes;
 pub mod render;
-pub mod spec;
 
 pub use client::{Client, DEFAULT_ENDPOINT};
 pub use console::{ConsoleChunk, ConsoleInput, ConsoleOutput};
 pub use error::ClientError;
 pub use events::{EventStream, Message};
+pub use probes::{Blacklist, ProbeBatch};
 pub use vmprobe_proto::v1;
+pub use vmprobe_spec as spec;

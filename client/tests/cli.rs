@@ -83,9 +83,60 @@ fn a_bad_probe_is_exit_code_2_before_anything_else_happens() {
 }
 
 #[test]
+fn a_bad_probe_on_the_guest_s_command_line_is_found_before_the_guest_starts() {
+    for command in [&["run", "--kernel"][..], &["boot-timeline"]] {
+        let output = vmprobe(command)
+            .args(["k", "--cmdline", "quiet vmprobe.probe=p,a;p,vfs_read+"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command:?}");
+        let text = errors(&output);
+        assert!(
+            text.ends_with("    p,vfs_read+\n               ^\n"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn an_option_that_does_not_fit_its_probe_is_pointed_at() {
+    let output = vmprobe(&["probe", "add", "--post", "r vfs_read"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = errors(&output);
+    assert!(
+        text.contains("only an instruction's probe has post events"),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("    r vfs_read post\n               ^\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn help_names_the_kernel_s_files_for_the_same_things() {
+    for (command, file) in [
+        ("arm", "echo 1 > /sys/kernel/debug/kprobes/enabled"),
+        ("disarm", "echo 0 > /sys/kernel/debug/kprobes/enabled"),
+        ("blacklist", "/sys/kernel/debug/kprobes/blacklist"),
+        ("list", "/sys/kernel/debug/kprobes/list"),
+        ("add", "kprobe_events"),
+    ] {
+        let output = vmprobe(&["probe", command, "--help"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(file), "{command}: {text}");
+    }
+}
+
+#[test]
 fn wrong_arguments_are_exit_code_2() {
     for args in [
         &["probe", "rm"][..],
+        &["probe", "enable"],
+        &["probe", "disable"],
+        &["probe", "list", "--kernel", "--json"],
         &["symbols"],
         &["trace", "--count", "0"],
         &["run", "--kernel", "k", "--vcpus", "0"],

@@ -55,14 +55,16 @@ pub enum RegisterError {
     },
     /// On `endbr64` or the site that ftrace patches.
     #[error(
-        "{place} is on the function's {what}, which has to stay as it is; the first instruction \
-         that can be probed is at {next}"
+        "{place} is on the function's {what}, which has to stay as it is: {why}; the first \
+         instruction that can be probed is at {next}"
     )]
     ReservedEntry {
         /// What was asked for.
         place: String,
         /// What is there.
         what: &'static str,
+        /// What it is for.
+        why: String,
         /// The first address after it.
         next: GuestVirtAddr,
     },
@@ -149,6 +151,133 @@ pub enum RegisterError {
         /// Its address.
         address: GuestVirtAddr,
     },
+    /// What the kernel patches itself or has ruled out.
+    #[error("{place} can't be probed ({kind}): {reason}; probe an instruction before or after it")]
+    Blacklisted {
+        /// What was asked for.
+        place: String,
+        /// The kind of place, in one word.
+        kind: &'static str,
+        /// The reason in words.
+        reason: String,
+    },
+    /// A return probe that isn't on a function's entry.
+    #[error(
+        "{place} is not the entry of {symbol}, where the return address is; put the return probe \
+         on {symbol}"
+    )]
+    ReturnNotEntry {
+        /// What was asked for.
+        place: String,
+        /// The function.
+        symbol: String,
+    },
+    /// More calls than can be followed.
+    #[error(
+        "a return probe follows at most {limit} calls at a time; ask for less than {wanted} on {place}"
+    )]
+    MaxActive {
+        /// What was asked for.
+        place: String,
+        /// How many calls.
+        wanted: u32,
+        /// How many there can be.
+        limit: u32,
+    },
+    /// Something that needs the arena.
+    #[error(
+        "{place} needs executable memory of ours in the guest, which can't be had: {why}; probe \
+         the function's entry and its `ret` instructions instead"
+    )]
+    NoArena {
+        /// What was asked for.
+        place: String,
+        /// Why there is none.
+        why: String,
+    },
+    /// A length that debug registers don't have.
+    #[error("a watchpoint is 1, 2, 4 or 8 bytes long, not {len} as for {place}")]
+    WatchLength {
+        /// What was asked for.
+        place: String,
+        /// The length in bytes.
+        len: u8,
+    },
+    /// Data that isn't aligned.
+    #[error(
+        "{place} ({address}) is not aligned to {len} bytes, as a watchpoint of that length has to \
+         be; watch a shorter or an aligned part"
+    )]
+    WatchAlignment {
+        /// What was asked for.
+        place: String,
+        /// Its address.
+        address: GuestVirtAddr,
+        /// The length in bytes.
+        len: u8,
+    },
+    /// Data of which every CPU has its own.
+    #[error(
+        "{place} is a per-CPU variable (at {offset:#x} of each CPU's area); give the address of \
+         one CPU's copy"
+    )]
+    WatchPerCpu {
+        /// What was asked for.
+        place: String,
+        /// Its offset in the per-CPU area.
+        offset: u64,
+    },
+    /// Data of a module.
+    #[error("{place} is in a module; give the address of the data while the module is loaded")]
+    WatchModule {
+        /// What was asked for.
+        place: String,
+    },
+    /// There are only four debug registers.
+    #[error(
+        "no debug register is free for {place}: each vCPU has four; disable or remove another \
+         watchpoint"
+    )]
+    NoDebugRegister {
+        /// What was asked for.
+        place: String,
+    },
+    /// Modules can't be found in this guest.
+    #[error("modules of this kernel can't be probed: {why}; probe the kernel's own functions")]
+    NoModules {
+        /// Why not.
+        why: String,
+    },
+    /// A loaded module has no such function.
+    #[error(
+        "the guest's module {module} has no function {symbol:?}; it may be inlined or in init text \
+         that was freed"
+    )]
+    NotInModule {
+        /// The module.
+        module: String,
+        /// The function.
+        symbol: String,
+    },
+    /// Several functions of a module have the name.
+    #[error(
+        "{} functions are called {place}; give one of their addresses instead: {addresses:?}",
+        .addresses.len()
+    )]
+    AmbiguousInModule {
+        /// What was asked for.
+        place: String,
+        /// Their addresses.
+        addresses: Vec<GuestVirtAddr>,
+    },
+    /// A loaded module can't be read.
+    #[error("cannot read the guest's module {module}: {why}; try again, or unload and load it")]
+    Module {
+        /// The module.
+        module: String,
+        /// What is wrong.
+        why: String,
+    },
     /// The name is in use.
     #[error(
         "there already is a probe {name:?} (number {id}, at {address}); remove it or give the new \
@@ -182,17 +311,47 @@ pub enum RegisterError {
     Memory(#[from] MemoryError),
 }
 
-/// Why a batch of probes was not removed; none of it was.
+/// Why a batch of probes was not changed or removed; none of it was.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum UnregisterError {
+pub enum ChangeError {
     /// There is no such probe.
     #[error("there is no probe number {id}; it may have been removed already: list the probes")]
     UnknownProbe {
         /// The number.
         id: ProbeId,
     },
+    /// There are only four debug registers.
+    #[error(
+        "no debug register is free for {place}: each vCPU has four; disable or remove another \
+         watchpoint"
+    )]
+    NoDebugRegister {
+        /// What was asked for.
+        place: String,
+    },
     /// Guest memory can't be accessed.
     #[error("cannot access the guest's text; check that the VM is still running")]
     Memory(#[from] MemoryError),
+}
+
+impl ChangeError {
+    /// What choosing the debug registers may fail with.
+    pub(crate) fn from_watch(error: NoDebugRegister) -> Self {
+        let NoDebugRegister { place } = error;
+        Self::NoDebugRegister { place }
+    }
+}
+
+/// There are only four debug registers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NoDebugRegister {
+    pub(crate) place: String,
+}
+
+impl From<NoDebugRegister> for RegisterError {
+    fn from(error: NoDebugRegister) -> Self {
+        let NoDebugRegister { place } = error;
+        Self::NoDebugRegister { place }
+    }
 }

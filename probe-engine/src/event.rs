@@ -1,25 +1,56 @@
 //! What the engine reports.
 
-use crate::addr::{ProbeId, Tsc, VcpuId};
+use crate::addr::{GuestVirtAddr, ProbeId, Tsc, VcpuId};
 use crate::vcpu::Registers;
 
-/// One hit of one probe.
+/// One event of one probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hit {
+pub struct Event {
     /// The probe.
     pub probe: ProbeId,
     /// The vCPU that hit it.
     pub vcpu: VcpuId,
     /// The guest's time stamp counter, in its ticks, when the vCPU stopped.
     pub tsc: Tsc,
-    /// The registers before the probed instruction. RIP is the probe's address,
-    /// also where the code ran at another one (identity-mapped early boot).
+    /// The registers as of the event. Before the probed instruction RIP is the probe's address,
+    /// also where the code ran at another one (identity-mapped early boot, a relocated copy).
     pub registers: Registers,
+    /// What happened.
+    pub detail: Detail,
 }
 
-/// Takes the hits.
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// The probed instruction is about to be executed.
+    Pre,
+    /// It has been executed.
+    Post,
+    /// It raised an exception, which the guest's handler is about to get.
+    Fault {
+        /// Vector of the exception (SDM vol. 3A, table 6-1).
+        vector: u8,
+        /// Its error code, if that exception has one.
+        error_code: Option<u32>,
+        /// CR2 of a page fault.
+        address: Option<GuestVirtAddr>,
+    },
+    /// The probed function returned.
+    Return {
+        /// Where to.
+        caller: GuestVirtAddr,
+        /// The time of its call.
+        entry_tsc: Tsc,
+        /// The registers at its entry.
+        entry: Registers,
+    },
+    /// The watched data was accessed by the instruction before RIP.
+    Access,
+}
+
+/// Takes the events.
 pub trait EventSink: Send + Sync {
     /// Called on the vCPU's thread, several at once, with the vCPU stopped: be
     /// quick, and don't wait for anything that a vCPU does.
-    fn hit(&self, hit: &Hit);
+    fn event(&self, event: &Event);
 }

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::addr::GuestPhysAddr;
+use crate::vcpu::{ControlRegisters, Registers, VcpuError};
 
 /// The guest's physical memory.
 ///
@@ -31,11 +32,115 @@ pub struct MemoryError {
     pub len: usize,
 }
 
-/// Guest memory for tests, with no guest.
+/// A guest whose vCPUs are all out of guest mode, and stay so while it is borrowed.
+pub trait StoppedGuest {
+    /// Its memory.
+    fn memory(&self) -> &dyn GuestMemory;
+
+    /// Where it has RAM: first address and bytes of each range.
+    fn ram(&self) -> Vec<(GuestPhysAddr, u64)>;
+
+    /// How many vCPUs it has.
+    fn vcpus(&self) -> u32;
+
+    /// General registers of a vCPU.
+    ///
+    /// # Errors
+    /// When the monitor can't read them.
+    fn registers(&self, vcpu: u32) -> Result<Registers, VcpuError>;
+
+    /// Sets the general registers of a vCPU.
+    ///
+    /// # Errors
+    /// When the monitor can't change them.
+    fn set_registers(&self, vcpu: u32, registers: &Registers) -> Result<(), VcpuError>;
+
+    /// Control registers of a vCPU.
+    ///
+    /// # Errors
+    /// When the monitor can't read them.
+    fn control(&self, vcpu: u32) -> Result<ControlRegisters, VcpuError>;
+}
+
+/// A guest for tests, with no monitor.
 pub mod testing {
     use std::sync::{Mutex, PoisonError};
 
-    use super::{GuestMemory, GuestPhysAddr, MemoryError};
+    use super::{
+        ControlRegisters, GuestMemory, GuestPhysAddr, MemoryError, Registers, StoppedGuest,
+        VcpuError,
+    };
+    use crate::vcpu::testing::TestVcpu;
+
+    /// A stopped guest: memory and vCPUs.
+    #[derive(Debug)]
+    pub struct TestGuest<'a> {
+        /// Its memory, of `len` bytes.
+        pub memory: &'a TestMemory,
+        /// How much memory.
+        pub len: u64,
+        /// Its vCPUs.
+        pub vcpus: Mutex<Vec<TestVcpu>>,
+    }
+
+    impl<'a> TestGuest<'a> {
+        /// A guest with one vCPU.
+        pub fn new(memory: &'a TestMemory) -> Self {
+            let len = memory
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .len();
+            Self {
+                memory,
+                len: len as u64,
+                vcpus: Mutex::new(vec![TestVcpu::default()]),
+            }
+        }
+
+        fn with<R>(
+            &self,
+            vcpu: u32,
+            access: impl FnOnce(&mut TestVcpu) -> R,
+        ) -> Result<R, VcpuError> {
+            let mut vcpus = self.vcpus.lock().unwrap_or_else(PoisonError::into_inner);
+            vcpus
+                .get_mut(vcpu as usize)
+                .map(access)
+                .ok_or_else(|| VcpuError {
+                    vcpu: vcpu.into(),
+                    what: "state",
+                    reason: "there is no such vCPU".to_owned(),
+                })
+        }
+    }
+
+    impl StoppedGuest for TestGuest<'_> {
+        fn memory(&self) -> &dyn GuestMemory {
+            self.memory
+        }
+
+        fn ram(&self) -> Vec<(GuestPhysAddr, u64)> {
+            vec![(GuestPhysAddr(0), self.len)]
+        }
+
+        fn vcpus(&self) -> u32 {
+            let vcpus = self.vcpus.lock().unwrap_or_else(PoisonError::into_inner);
+            vcpus.len() as u32
+        }
+
+        fn registers(&self, vcpu: u32) -> Result<Registers, VcpuError> {
+            self.with(vcpu, |vcpu| vcpu.registers)
+        }
+
+        fn set_registers(&self, vcpu: u32, registers: &Registers) -> Result<(), VcpuError> {
+            self.with(vcpu, |vcpu| vcpu.registers = *registers)
+        }
+
+        fn control(&self, vcpu: u32) -> Result<ControlRegisters, VcpuError> {
+            self.with(vcpu, |vcpu| vcpu.control)
+        }
+    }
 
     /// A stretch of zeroed guest memory from physical address 0.
     #[derive(Debug)]

@@ -15,6 +15,7 @@ pub mod error;
 pub mod event;
 pub mod guest;
 pub mod image_map;
+pub mod kernel;
 pub mod modules;
 pub mod paging;
 pub mod probe;

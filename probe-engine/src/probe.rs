@@ -7,9 +7,11 @@ use crate::addr::{GuestVirtAddr, ProbeId};
 /// Where a probe goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Relative to a symbol. Offset 0 is the function's first instruction after
+    /// Relative to a symbol. Offset 0 of a function is its first instruction after
     /// `endbr64` and the ftrace site; any other offset is meant as it is.
     Symbol {
+        /// The module that has it, if it isn't the kernel's.
+        module: Option<String>,
         /// The symbol's name.
         name: String,
         /// Bytes from its address.
@@ -22,38 +24,93 @@ pub enum Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Symbol { name, offset: 0 } => f.write_str(name),
-            Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
+            Self::Symbol {
+                module,
+                name,
+                offset,
+            } => {
+                if let Some(module) = module {
+                    write!(f, "{module}:")?;
+                }
+                f.write_str(name)?;
+                match offset {
+                    0 => Ok(()),
+                    offset => write!(f, "+{offset:#x}"),
+                }
+            }
             Self::Address(address) => write!(f, "{address}"),
         }
     }
 }
 
+/// What a probe waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// The execution of an instruction.
+    Instruction {
+        /// An event after it, too.
+        post: bool,
+        /// An event when it raises an exception, too.
+        fault: bool,
+    },
+    /// The return of a function.
+    Return {
+        /// How many calls are followed at a time; by default 10, or twice the number of vCPUs if
+        /// that is more.
+        maxactive: Option<u32>,
+    },
+    /// An access to data, by the debug registers.
+    Watch {
+        /// 1, 2, 4 or 8 bytes, and aligned to as many.
+        len: u8,
+        /// Reads count as well as writes.
+        reads: bool,
+    },
+}
+
+impl ProbeKind {
+    /// An instruction's event before it is executed.
+    pub const PRE: Self = Self::Instruction {
+        post: false,
+        fault: false,
+    };
+}
+
 /// A probe to register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeSpec {
-    /// Its name, unique in the VM. By default `SYMBOL+0xOFFSET` as placed, or
-    /// `0xADDRESS` for a probe by address.
+    /// Its name, unique in the VM. By default `SYMBOL+0xOFFSET` as placed, with `MODULE:` before
+    /// and `%return` behind it where that applies, or `0xADDRESS` for a probe by address.
     pub name: Option<String>,
     /// Where it goes.
     pub place: Place,
+    /// What it waits for.
+    pub kind: ProbeKind,
+    /// Whether it is armed at once.
+    pub enabled: bool,
 }
 
 /// How the probed instruction is executed at a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
-    /// By the engine. Where it can't (memory that isn't RAM, an address that
-    /// isn't canonical), that one hit is stepped.
+    /// By the engine: one exit. Where it can't (memory that isn't RAM, an address that isn't
+    /// canonical), that one hit is stepped.
     Emulate,
-    /// By the CPU, in place, with all other vCPUs stopped.
+    /// By the CPU, in a copy that jumps back: one exit.
+    Boost,
+    /// By the CPU, alone: a second exit tells that it is done.
     Step,
+    /// It isn't: a debug register watches data.
+    Watch,
 }
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Emulate => "emulate",
+            Self::Boost => "boost",
             Self::Step => "step",
+            Self::Watch => "watch",
         })
     }
 }
@@ -61,17 +118,23 @@ impl fmt::Display for Strategy {
 /// Whether a probe can be hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeState {
-    /// Its breakpoint is in place.
+    /// It is enabled; armed unless all are disarmed.
     Armed,
-    /// The kernel has freed the memory it was in (`.init.text`).
+    /// It is disabled.
+    Disabled,
+    /// The memory it was in was freed: the kernel's init text, or its module's.
     Gone,
+    /// Its module has not been loaded yet.
+    Pending,
 }
 
 impl fmt::Display for ProbeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Armed => "armed",
+            Self::Disabled => "disabled",
             Self::Gone => "gone",
+            Self::Pending => "pending",
         })
     }
 }
@@ -83,8 +146,12 @@ pub struct ProbeInfo {
     pub id: ProbeId,
     /// Its name.
     pub name: String,
-    /// The probed instruction.
+    /// What it waits for.
+    pub kind: ProbeKind,
+    /// The probed instruction, or the watched data; 0 while its module isn't loaded.
     pub address: GuestVirtAddr,
+    /// The module it is in, if it isn't the kernel.
+    pub module: Option<String>,
     /// The function it is in, by the name it was asked for.
     pub symbol: String,
     /// Bytes from that symbol.
@@ -100,6 +167,8 @@ pub struct ProbeInfo {
     pub hits: u64,
     /// Hits that were noticed but not reported.
     pub missed: u64,
+    /// How often a vCPU left guest mode for it.
+    pub exits: u64,
     /// Whether it can be hit.
     pub state: ProbeState,
 }

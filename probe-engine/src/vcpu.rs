@@ -1,6 +1,7 @@
 //! A stopped virtual processor, as the engine sees it.
 
 use crate::addr::{Tsc, VcpuId};
+use crate::paging::{PageTables, PagingModeError};
 
 /// The general registers, the instruction pointer and the flags.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +81,8 @@ impl Registers {
 pub struct ControlRegisters {
     /// CR0: paging and write protection.
     pub cr0: u64,
+    /// CR2: the address of the last page fault.
+    pub cr2: u64,
     /// CR3: the root of the page tables.
     pub cr3: u64,
     /// CR4: paging extensions and SMAP.
@@ -90,10 +93,24 @@ pub struct ControlRegisters {
     pub fs_base: u64,
     /// Base of the GS segment.
     pub gs_base: u64,
+    /// Base of the interrupt descriptor table.
+    pub idt_base: u64,
+    /// Its last byte, from the base.
+    pub idt_limit: u16,
     /// Current privilege level, 0 to 3.
     pub cpl: u8,
     /// True when CS is a 64-bit code segment (CS.L).
     pub code64: bool,
+}
+
+impl ControlRegisters {
+    /// The page tables that the vCPU uses.
+    ///
+    /// # Errors
+    /// See [`PageTables::from_registers`].
+    pub fn page_tables(&self) -> Result<PageTables, PagingModeError> {
+        PageTables::from_registers(self.cr0, self.cr3, self.cr4, self.efer)
+    }
 }
 
 /// The monitor could not read or change a vCPU.
@@ -129,11 +146,18 @@ pub trait Vcpu {
     /// The guest's time stamp counter, in its ticks, as of the trap.
     fn tsc(&self) -> Tsc;
 
-    /// Holds interrupts back until the next instruction is done, as STI does.
+    /// Holds interrupts back until the next instruction is done, as STI does, or no
+    /// longer, as any other instruction that is done. Called for each emulated
+    /// instruction, so it must cost nothing where nothing changes.
     ///
     /// # Errors
     /// When the monitor can't change it.
-    fn set_interrupt_shadow(&mut self) -> Result<(), VcpuError>;
+    fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError>;
+}
+
+/// The page tables that a vCPU uses, if they can be told.
+pub(crate) fn page_tables(vcpu: &mut dyn Vcpu) -> Option<PageTables> {
+    vcpu.control().ok()?.page_tables().ok()
 }
 
 /// A vCPU for tests, with no guest.
@@ -196,8 +220,8 @@ pub mod testing {
             self.tsc
         }
 
-        fn set_interrupt_shadow(&mut self) -> Result<(), VcpuError> {
-            self.interrupt_shadow = true;
+        fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError> {
+            self.interrupt_shadow = on;
             Ok(())
         }
     }

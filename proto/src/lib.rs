@@ -73,6 +73,7 @@ mod tests {
             vcpu: 7,
             tsc: high,
             registers: Some(registers),
+            ..Default::default()
         };
         assert!(event.encoded_len() < 200, "{} bytes", event.encoded_len());
     }

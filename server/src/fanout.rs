@@ -1,4 +1,4 @@
-//! Hits of one VM, from its vCPU threads to the clients that follow them.
+//! Events of one VM, from its vCPU threads to the clients that follow them.
 //!
 //! Each subscriber has a bounded queue of its own. A client that reads too slowly loses its own
 //! newest hits, counted exactly and at the right place in its stream; it slows neither the vCPU nor
@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use vmprobe_proto::v1::{Event, EventBatch};
 
-/// Hits in one message to a client: about 90 KiB on the wire.
+/// Events in one message to a client: about 90 KiB on the wire, 180 KiB of return probes.
 const BATCH: usize = 512;
 
-/// Hits that wait for one client at most: about 12 MiB of memory.
+/// Events that wait for one client at most: about 24 MiB of memory.
 pub const QUEUE: usize = 64 * 1024;
 
 /// A woken subscriber lets hits gather for so long, so that a busy probe wakes it a thousand times a

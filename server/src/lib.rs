@@ -8,6 +8,7 @@ mod console;
 mod convert;
 pub mod doctor;
 mod fanout;
+mod guest;
 mod limits;
 mod machine;
 mod machines;

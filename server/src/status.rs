@@ -9,11 +9,11 @@
 //! | `RESOURCE_EXHAUSTED` | a limit of the server |
 //! | `INTERNAL` | KVM or the server failed |
 
-use probe_engine::error::{RegisterError, UnregisterError};
+use probe_engine::error::{ChangeError, RegisterError};
 use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use vmm::CreateError;
+use vmm::{CreateError, VcpuAccessError, WatchpointError};
 
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
@@ -46,11 +46,15 @@ pub fn create(error: &CreateError) -> Status {
 pub fn register(error: &RegisterError) -> Status {
     use RegisterError as E;
     let code = match error {
-        E::Symbol(LookupError::Unknown { .. }) => Code::NotFound,
+        E::Symbol(LookupError::Unknown { .. }) | E::NotInModule { .. } => Code::NotFound,
         E::AlreadyExists { .. } => Code::AlreadyExists,
-        E::GuestBreakpoint { .. } | E::InitTextFreed { .. } | E::ImageUnknown { .. } => {
-            Code::FailedPrecondition
-        }
+        E::GuestBreakpoint { .. }
+        | E::InitTextFreed { .. }
+        | E::ImageUnknown { .. }
+        | E::NoArena { .. }
+        | E::NoModules { .. }
+        | E::Module { .. } => Code::FailedPrecondition,
+        E::NoDebugRegister { .. } => Code::ResourceExhausted,
         E::Memory(_) => Code::Internal,
         // All others, and those to come, find fault with the request.
         _ => Code::InvalidArgument,
@@ -58,14 +62,30 @@ pub fn register(error: &RegisterError) -> Status {
     with_field(code, "probes", error.to_string())
 }
 
-/// Why a batch of probes was not removed.
-pub fn unregister(error: &UnregisterError) -> Status {
+/// Why a batch of probes was not removed, enabled, disabled or armed.
+pub fn change(error: &ChangeError) -> Status {
     match error {
-        UnregisterError::UnknownProbe { .. } => {
-            with_field(Code::NotFound, "ids", error.to_string())
-        }
+        ChangeError::UnknownProbe { .. } => with_field(Code::NotFound, "ids", error.to_string()),
+        ChangeError::NoDebugRegister { .. } => Status::resource_exhausted(error.to_string()),
         _ => Status::internal(error.to_string()),
     }
+}
+
+/// Why KVM doesn't watch what probes need.
+pub fn watchpoints(error: &WatchpointError) -> Status {
+    let code = match error {
+        WatchpointError::TooMany(_) => Code::ResourceExhausted,
+        WatchpointError::Length { .. } | WatchpointError::Misaligned { .. } => {
+            Code::InvalidArgument
+        }
+        WatchpointError::Vcpu(error) => return vcpu(error),
+    };
+    with_field(code, "probes", error.to_string())
+}
+
+/// Why a vCPU can't be read or changed.
+pub fn vcpu(error: &VcpuAccessError) -> Status {
+    Status::internal(error.to_string())
 }
 
 /// A task of the server was cut off: it is shutting down, or has a bug.
@@ -124,11 +144,75 @@ mod tests {
                 RegisterError::ImageUnknown { place: place() },
                 Code::FailedPrecondition,
             ),
+            (
+                RegisterError::Blacklisted {
+                    place: place(),
+                    kind: "noinstr",
+                    reason: "it is".into(),
+                },
+                Code::InvalidArgument,
+            ),
+            (
+                RegisterError::NoArena {
+                    place: place(),
+                    why: "the hole is used".into(),
+                },
+                Code::FailedPrecondition,
+            ),
+            (
+                RegisterError::NoDebugRegister { place: place() },
+                Code::ResourceExhausted,
+            ),
+            (
+                RegisterError::WatchAlignment {
+                    place: place(),
+                    address: at,
+                    len: 8,
+                },
+                Code::InvalidArgument,
+            ),
+            (
+                RegisterError::NoModules {
+                    why: "it has none".into(),
+                },
+                Code::FailedPrecondition,
+            ),
+            (
+                RegisterError::NotInModule {
+                    module: "m".into(),
+                    symbol: "f".into(),
+                },
+                Code::NotFound,
+            ),
         ];
         for (error, code) in table {
             let status = register(&error);
             assert_eq!(status.code(), code, "{error}");
             assert_eq!(status.message(), error.to_string());
+        }
+    }
+
+    #[test]
+    fn a_change_that_can_t_be_made_has_the_code_of_its_cause() {
+        let place = "x".to_owned();
+        for (error, code) in [
+            (ChangeError::UnknownProbe { id: ProbeId(9) }, Code::NotFound),
+            (
+                ChangeError::NoDebugRegister { place },
+                Code::ResourceExhausted,
+            ),
+        ] {
+            assert_eq!(change(&error).code(), code, "{error}");
+        }
+        let (address, len) = (9, 8);
+        for (error, code) in [
+            (WatchpointError::TooMany(5), Code::ResourceExhausted),
+            (
+                WatchpointError::Misaligned { address, len },
+                Code::InvalidArgument,
+            ),
+        ] {
+            assert_eq!(watchpoints(&error).code(), code, "{error}");
         }
     }
 

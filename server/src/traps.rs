@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use probe_engine::addr::{GuestPhysAddr, Tsc, VcpuId};
-use probe_engine::engine::{Action, Engine};
-use probe_engine::guest::{GuestMemory, MemoryError};
+use probe_engine::addr::{Tsc, VcpuId};
+use probe_engine::engine::{Action, Engine, StepEnd};
 use probe_engine::vcpu::{ControlRegisters, Registers, Vcpu, VcpuError};
-use vmm::{GuestRam, Trap, TrapHandler, VcpuContext, Verdict};
+use vmm::{DEBUG_REGISTERS, GuestRam, Trap, TrapHandler, VcpuContext, Verdict};
+
+use crate::guest::{self, Ram};
 
 /// Answers the traps of one VM.
 #[derive(Debug)]
@@ -14,31 +15,24 @@ pub struct Traps(pub Arc<Engine>);
 
 impl TrapHandler for Traps {
     fn trap(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam, trap: Trap) -> Verdict {
+        let (engine, memory) = (&self.0, Ram(memory));
         let mut vcpu = Stopped::new(vcpu);
         let action = match trap {
-            Trap::Breakpoint => self.0.on_breakpoint(&Ram(memory), &mut vcpu),
-            Trap::Step | Trap::StepAstray => self.0.after_step(&Ram(memory), &mut vcpu),
-            // The engine plants none.
-            Trap::Hardware { .. } => Action::GiveBack,
+            Trap::Breakpoint => engine.on_breakpoint(&memory, &mut vcpu),
+            Trap::Step => engine.after_step(&memory, &mut vcpu, StepEnd::Done),
+            Trap::StepAstray => engine.after_step(&memory, &mut vcpu, StepEnd::Astray),
+            Trap::Hardware { dr6 } => {
+                // What a watchpoint's hit is answered with says nothing but that it was one.
+                let hit = engine.on_watchpoint(&memory, &mut vcpu, dr6);
+                if is_handler(dr6, engine.watchpoints().len()) {
+                    engine.after_step(&memory, &mut vcpu, StepEnd::Handler)
+                } else {
+                    hit
+                }
+            }
         };
         vcpu.write_back();
-        match action {
-            Action::Resume => Verdict::Resume,
-            Action::GiveBack => Verdict::GiveBack,
-            Action::StepAlone => Verdict::Step {
-                alone: true,
-                through: false,
-                handlers: [None; 4],
-            },
-            Action::PageFault {
-                address,
-                error_code,
-            } => Verdict::PageFault {
-                address: address.0,
-                error_code,
-            },
-            Action::Halt => Verdict::Halt,
-        }
+        verdict(action)
     }
 
     fn before_step(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam) -> bool {
@@ -49,21 +43,33 @@ impl TrapHandler for Traps {
     }
 }
 
-/// Guest memory for the engine.
-#[derive(Debug)]
-pub struct Ram<'a>(pub &'a GuestRam);
+/// Whether a debug register matched that the monitor set for a step: those after the watchpoints.
+fn is_handler(dr6: u64, watchpoints: usize) -> bool {
+    (watchpoints..DEBUG_REGISTERS).any(|register| dr6 & 1 << register != 0)
+}
 
-impl GuestMemory for Ram<'_> {
-    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
-        let len = into.len();
-        self.0.read(at.0, into).map_err(|_| MemoryError { at, len })
-    }
-
-    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
-        self.0.write(at.0, from).map_err(|_| MemoryError {
-            at,
-            len: from.len(),
-        })
+/// The monitor's form of the engine's answer.
+fn verdict(action: Action) -> Verdict {
+    match action {
+        Action::Resume => Verdict::Resume,
+        Action::GiveBack => Verdict::GiveBack,
+        Action::Step {
+            alone,
+            through,
+            handlers,
+        } => Verdict::Step {
+            alone,
+            through,
+            handlers: handlers.map(|handler| handler.map(|at| at.0)),
+        },
+        Action::PageFault {
+            address,
+            error_code,
+        } => Verdict::PageFault {
+            address: address.0,
+            error_code,
+        },
+        Action::Halt => Verdict::Halt,
     }
 }
 
@@ -76,7 +82,7 @@ struct Stopped<'a, 'v> {
 
 impl<'a, 'v> Stopped<'a, 'v> {
     fn new(vcpu: &'a mut VcpuContext<'v>) -> Self {
-        let registers = registers(vcpu.registers());
+        let registers = guest::registers(vcpu.registers());
         Self {
             vcpu,
             registers,
@@ -86,15 +92,7 @@ impl<'a, 'v> Stopped<'a, 'v> {
 
     fn write_back(self) {
         if self.changed {
-            write_registers(&self.registers, self.vcpu.registers_mut());
-        }
-    }
-
-    fn error(&self, what: &'static str, error: &vmm::VcpuAccessError) -> VcpuError {
-        VcpuError {
-            vcpu: self.id(),
-            what,
-            reason: error.to_string(),
+            guest::write_registers(&self.registers, self.vcpu.registers_mut());
         }
     }
 }
@@ -115,8 +113,8 @@ impl Vcpu for Stopped<'_, '_> {
 
     fn control(&mut self) -> Result<ControlRegisters, VcpuError> {
         match self.vcpu.control() {
-            Ok(found) => Ok(control(&found)),
-            Err(error) => Err(self.error("control registers", &error)),
+            Ok(found) => Ok(guest::control(&found)),
+            Err(error) => Err(guest::vcpu_error("control registers", &error)),
         }
     }
 
@@ -124,67 +122,49 @@ impl Vcpu for Stopped<'_, '_> {
         Tsc(self.vcpu.tsc())
     }
 
-    fn set_interrupt_shadow(&mut self) -> Result<(), VcpuError> {
-        let result = self.vcpu.set_interrupt_shadow(true);
-        result.map_err(|error| self.error("interrupt shadow", &error))
+    fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError> {
+        let result = self.vcpu.set_interrupt_shadow(on);
+        result.map_err(|error| guest::vcpu_error("interrupt shadow", &error))
     }
 }
 
-/// The engine's form of the monitor's general registers.
-pub fn registers(from: &vmm::Registers) -> Registers {
-    Registers {
-        rax: from.rax,
-        rbx: from.rbx,
-        rcx: from.rcx,
-        rdx: from.rdx,
-        rsi: from.rsi,
-        rdi: from.rdi,
-        rsp: from.rsp,
-        rbp: from.rbp,
-        r8: from.r8,
-        r9: from.r9,
-        r10: from.r10,
-        r11: from.r11,
-        r12: from.r12,
-        r13: from.r13,
-        r14: from.r14,
-        r15: from.r15,
-        rip: from.rip,
-        rflags: from.rflags,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::GuestVirtAddr;
 
-/// The engine's form of the monitor's control registers.
-fn control(from: &vmm::ControlRegisters) -> ControlRegisters {
-    ControlRegisters {
-        cr0: from.cr0,
-        cr3: from.cr3,
-        cr4: from.cr4,
-        efer: from.efer,
-        fs_base: from.fs_base,
-        gs_base: from.gs_base,
-        cpl: from.cpl,
-        code64: from.code64,
+    #[test]
+    fn a_register_after_the_watchpoints_is_a_handler_of_a_step() {
+        for (dr6, watchpoints, handler) in [
+            (0x1, 0, true),
+            (0x1, 1, false),
+            (0x2, 1, true),
+            (0x8, 3, true),
+            (0x8, 4, false),
+            (0x3, 1, true),
+            // A single step alone.
+            (0x4000, 0, false),
+        ] {
+            assert_eq!(is_handler(dr6, watchpoints), handler, "{dr6:#x}");
+        }
     }
-}
 
-fn write_registers(from: &Registers, to: &mut vmm::Registers) {
-    to.rax = from.rax;
-    to.rbx = from.rbx;
-    to.rcx = from.rcx;
-    to.rdx = from.rdx;
-    to.rsi = from.rsi;
-    to.rdi = from.rdi;
-    to.rsp = from.rsp;
-    to.rbp = from.rbp;
-    to.r8 = from.r8;
-    to.r9 = from.r9;
-    to.r10 = from.r10;
-    to.r11 = from.r11;
-    to.r12 = from.r12;
-    to.r13 = from.r13;
-    to.r14 = from.r14;
-    to.r15 = from.r15;
-    to.rip = from.rip;
-    to.rflags = from.rflags;
+    #[test]
+    fn a_step_keeps_its_handlers_and_whether_it_is_alone() {
+        let handlers = [Some(GuestVirtAddr(8)), None, None, Some(GuestVirtAddr(9))];
+        for alone in [false, true] {
+            assert_eq!(
+                verdict(Action::Step {
+                    alone,
+                    through: !alone,
+                    handlers
+                }),
+                Verdict::Step {
+                    alone,
+                    through: !alone,
+                    handlers: [Some(8), None, None, Some(9)]
+                }
+            );
+        }
+    }
 }

@@ -19,7 +19,8 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-use vmprobe_client::v1::CreateVmRequest;
+use vmprobe_client::v1::probe_spec::{Kind, Place};
+use vmprobe_client::v1::{CreateVmRequest, ProbeSpec, SymbolPlace, Watchpoint};
 use vmprobe_client::{Client, ClientError};
 use vmprobe_server::{BindError, Options, ServeError, Server};
 
@@ -66,6 +67,13 @@ fn loopback(port: u16) -> Options {
     }
 }
 
+fn address(address: u64) -> ProbeSpec {
+    ProbeSpec {
+        place: Some(Place::Address(address)),
+        ..ProbeSpec::default()
+    }
+}
+
 #[tokio::test]
 async fn every_call_on_an_unknown_vm_is_not_found() {
     let running = Running::start().await;
@@ -87,6 +95,14 @@ async fn every_call_on_an_unknown_vm_is_not_found() {
             .await
             .unwrap_err(),
         client.list_probes("a").await.unwrap_err(),
+        client.enable_probes("a", vec![], vec![]).await.unwrap_err(),
+        client
+            .disable_probes("a", vec![], vec![])
+            .await
+            .unwrap_err(),
+        client.arm_probes("a").await.unwrap_err(),
+        client.disarm_probes("a").await.unwrap_err(),
+        client.blacklist("a", "*").await.unwrap_err(),
         client.events("a", vec![]).await.unwrap_err(),
         client.lookup_symbols("a", "*", 0).await.unwrap_err(),
         client.resolve_address("a", 0).await.unwrap_err(),
@@ -125,6 +141,66 @@ async fn a_vm_that_can_t_be_made_leaves_nothing_behind() {
         assert!(!matches!(error, ClientError::AlreadyExists(_)), "{error:?}");
     }
     assert!(client.list_vms().await.unwrap().is_empty());
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_probe_on_the_command_line_is_told_before_the_vm_is_made() {
+    let running = Running::start().await;
+    let request = CreateVmRequest {
+        kernel: "/nonexistent/vmlinuz".into(),
+        cmdline: "quiet vmprobe.probe=vfs_read;vfs_write+ panic=-1".into(),
+        ..CreateVmRequest::default()
+    };
+    let error = running.client().await.create_vm(request).await.unwrap_err();
+    let ClientError::InvalidArgument { message, fields } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(fields, ["cmdline"]);
+    for part in ["`vfs_write+`", "column 11"] {
+        assert!(message.contains(part), "{message}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_wrong_probe_of_many_is_named_by_its_index_and_field() {
+    let running = Running::start().await;
+    let mut probes = vec![address(0x10); 3];
+    probes[1].kind = Some(Kind::Watchpoint(Watchpoint {
+        length: 3,
+        reads: false,
+    }));
+    let request = CreateVmRequest {
+        kernel: "/nonexistent/vmlinuz".into(),
+        probes,
+        ..CreateVmRequest::default()
+    };
+    let error = running.client().await.create_vm(request).await.unwrap_err();
+    let ClientError::InvalidArgument { fields, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(fields, ["probes[1].watchpoint.length"]);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_of_ten_thousand_probes_with_long_names_fits_into_a_request() {
+    let running = Running::start().await;
+    let probes = (0..10_000)
+        .map(|number| ProbeSpec {
+            name: format!("{number:x>128}"),
+            place: Some(Place::Symbol(SymbolPlace {
+                symbol: "f".repeat(511),
+                offset: u64::MAX,
+                module: "m".repeat(55),
+            })),
+            ..ProbeSpec::default()
+        })
+        .collect();
+    let client = running.client().await;
+    let error = client.register_probes("a", probes).await.unwrap_err();
+    assert!(matches!(error, ClientError::NotFound(_)), "{error:?}");
     running.stop().await;
 }
 

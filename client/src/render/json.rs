@@ -1,35 +1,69 @@
 //! VMs, probes, symbols and events as JSON values.
 
 use serde_json::{Map, Value, json};
-use vmprobe_proto::v1::{Ending, Event, Probe, ProbeState, Registers, Symbol, Vm};
+use vmprobe_proto::v1::event::Detail;
+use vmprobe_proto::v1::probe::Kind;
+use vmprobe_proto::v1::{BlacklistEntry, Ending, Event, Exits, Probe, Registers, Symbol, Vm};
 
-use super::text::{ending_kind, named_registers, strategy, vm_state};
+use super::event::{kind_name, vector_name};
+use super::probes::{state, strategy};
+use super::text::{ending_kind, named_registers, vm_state};
 
 fn hex(value: u64) -> String {
     format!("{value:#x}")
 }
 
-/// A probe; `state` is `armed`, `disabled` or `gone`.
+/// A probe; `state` is `armed`, `disabled`, `gone` or `pending`, `kind` is `instruction` (with `post`
+/// and `fault`), `return` (with `maxactive`) or `watchpoint` (with `length` and `reads`).
 #[must_use]
 pub fn probe_json(probe: &Probe) -> Value {
-    let state = match probe.state() {
-        ProbeState::Armed => "armed",
-        ProbeState::Disabled => "disabled",
-        ProbeState::Gone => "gone",
-        ProbeState::Unspecified => "unknown",
-    };
-    json!({
+    let mut value = json!({
         "id": probe.id,
         "name": probe.name,
         "address": hex(probe.address),
         "symbol": probe.symbol,
         "offset": probe.offset,
+        "module": probe.module,
         "hits": probe.hits,
         "missed": probe.missed,
-        "state": state,
+        "exits": probe.exits,
+        "state": state(probe),
         "strategy": strategy(probe),
         "strategy_reason": probe.strategy_reason,
         "instruction": probe.instruction,
+    });
+    match probe
+        .kind
+        .unwrap_or(Kind::InstructionProbe(Default::default()))
+    {
+        Kind::InstructionProbe(probe) => {
+            value["kind"] = "instruction".into();
+            value["post"] = probe.post.into();
+            value["fault"] = probe.fault.into();
+        }
+        Kind::ReturnProbe(probe) => {
+            value["kind"] = "return".into();
+            value["maxactive"] = probe.maxactive.into();
+        }
+        Kind::Watchpoint(probe) => {
+            value["kind"] = "watchpoint".into();
+            value["length"] = probe.length.into();
+            value["reads"] = probe.reads.into();
+        }
+    }
+    value
+}
+
+/// Text that can't be probed.
+#[must_use]
+pub fn blacklist_json(entry: &BlacklistEntry) -> Value {
+    json!({
+        "start": hex(entry.start),
+        "end": hex(entry.end),
+        "symbol": entry.symbol,
+        "offset": entry.offset,
+        "kind": entry.kind,
+        "reason": entry.reason,
     })
 }
 
@@ -45,6 +79,20 @@ pub fn vm_json(vm: &Vm) -> Value {
         "kernel_version": vm.kernel_version,
         "symbols": vm.symbols,
         "ending": vm.ending.as_ref().map(ending_json),
+        "exits": vm.exits.as_ref().map(exits_json),
+        "arena": vm.arena,
+    })
+}
+
+fn exits_json(exits: &Exits) -> Value {
+    json!({
+        "breakpoint": exits.breakpoint,
+        "step": exits.step,
+        "hardware": exits.hardware,
+        "port_io": exits.port_io,
+        "mmio": exits.mmio,
+        "interrupted": exits.interrupted,
+        "other": exits.other,
     })
 }
 
@@ -68,16 +116,39 @@ pub fn symbol_json(symbol: &Symbol) -> Value {
     })
 }
 
-/// A hit with all its registers; `probe` is the probe's name, empty where that isn't known.
+/// An event with all its registers; `probe` is the probe's name, empty where that isn't known.
+/// `kind` is `pre`, `post`, `fault` (with `fault`), `return` (with `return`) or `access`.
 #[must_use]
 pub fn event_json(event: &Event, probe: &str) -> Value {
-    json!({
+    let registers = event.registers.unwrap_or_default();
+    let mut value = json!({
         "probe": probe,
         "probe_id": event.probe_id,
+        "kind": kind_name(event),
         "vcpu": event.vcpu,
         "tsc": event.tsc,
-        "registers": registers_json(&event.registers.unwrap_or_default()),
-    })
+        "registers": registers_json(&registers),
+    });
+    match &event.detail {
+        Some(Detail::Fault(fault)) => {
+            value["fault"] = json!({
+                "vector": fault.vector,
+                "name": vector_name(fault.vector),
+                "error_code": fault.error_code,
+                "address": fault.address.map(hex),
+            });
+        }
+        Some(Detail::Return(returned)) => {
+            value["return"] = json!({
+                "value": hex(registers.rax),
+                "caller": hex(returned.caller),
+                "entry_tsc": returned.entry_tsc,
+                "entry_registers": returned.entry.as_ref().map(registers_json),
+            });
+        }
+        None => {}
+    }
+    value
 }
 
 /// The general registers, by name.

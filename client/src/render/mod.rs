@@ -3,16 +3,20 @@
 //! JSON gives addresses and registers as strings such as `"0xffffffff81000000"`, because readers of
 //! JSON commonly hold numbers as doubles, which lose the low bits of a kernel address.
 
+mod event;
 mod json;
+mod probes;
 mod table;
 mod text;
 mod trace;
 
 pub use json::{
-    ending_json, event_json, lost_json, probe_json, registers_json, symbol_json, vm_json,
+    blacklist_json, ending_json, event_json, lost_json, probe_json, registers_json, symbol_json,
+    vm_json,
 };
+pub use probes::{blacklist_line, kernel_list, place, probe_list};
 pub use table::table;
-pub use text::{ending, place, probe_list, registers, symbol_line, vm_list};
+pub use text::{ending, registers, symbol_line, vm_details, vm_list};
 pub use trace::Tracer;
 
 #[cfg(test)]
@@ -27,11 +31,13 @@ pub(crate) mod samples {
             symbol: "vfs_read".into(),
             offset: 5,
             hits: 42,
+            exits: 42,
             missed: 0,
             state: v1::ProbeState::Armed.into(),
             strategy: v1::Strategy::Emulate.into(),
             strategy_reason: "push of a register".into(),
             instruction: "push %rbp".into(),
+            ..Default::default()
         }
     }
 
@@ -40,6 +46,7 @@ pub(crate) mod samples {
             probe_id: 7,
             vcpu: 1,
             tsc,
+            kind: v1::EventKind::Pre.into(),
             registers: Some(v1::Registers {
                 rdi: 0xffff_8880_0123_4567,
                 rsi: 0x7ffc_0000,
@@ -47,6 +54,7 @@ pub(crate) mod samples {
                 rip: 0xffff_ffff_812f_0c15,
                 ..Default::default()
             }),
+            ..Default::default()
         }
     }
 }

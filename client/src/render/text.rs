@@ -1,66 +1,8 @@
-//! VMs, probes and symbols as lines of text.
+//! VMs and symbols as lines of text.
 
-use vmprobe_proto::v1::{
-    Ending, EndingKind, Probe, ProbeState, Registers, Strategy, Symbol, Vm, VmState,
-};
+use vmprobe_proto::v1::{Ending, EndingKind, Exits, Registers, Symbol, Vm, VmState};
 
 use super::table;
-
-/// `SYM+0xOFF`, or the address where no symbol covers it.
-#[must_use]
-pub fn place(probe: &Probe) -> String {
-    if probe.symbol.is_empty() {
-        format!("{:#x}", probe.address)
-    } else {
-        format!("{}+{:#x}", probe.symbol, probe.offset)
-    }
-}
-
-/// Probes in the manner of the kernel's `/sys/kernel/debug/kprobes/list`: address, `k`, place, then
-/// our own columns (name, counts, how the instruction is passed, the instruction), and the state in
-/// brackets unless the probe is armed.
-#[must_use]
-pub fn probe_list(probes: &[Probe]) -> Vec<String> {
-    let rows: Vec<Vec<String>> = probes
-        .iter()
-        .map(|probe| {
-            let place = place(probe);
-            let name = if probe.name == place {
-                String::new()
-            } else {
-                probe.name.clone()
-            };
-            vec![
-                format!("{:016x}", probe.address),
-                "k".to_owned(),
-                place,
-                name,
-                format!("hits {}", probe.hits),
-                format!("missed {}", probe.missed),
-                strategy(probe).to_owned(),
-                probe.instruction.clone(),
-                state(probe).to_owned(),
-            ]
-        })
-        .collect();
-    table(&rows, &[])
-}
-
-fn state(probe: &Probe) -> &'static str {
-    match probe.state() {
-        ProbeState::Armed | ProbeState::Unspecified => "",
-        ProbeState::Disabled => "[DISABLED]",
-        ProbeState::Gone => "[GONE]",
-    }
-}
-
-pub(super) fn strategy(probe: &Probe) -> &'static str {
-    match probe.strategy() {
-        Strategy::Emulate => "emulate",
-        Strategy::Step => "step",
-        Strategy::Unspecified => "",
-    }
-}
 
 /// VMs, a line each: name, state, size, kernel.
 #[must_use]
@@ -124,6 +66,32 @@ pub(super) fn ending_kind(ending: &Ending) -> &'static str {
     }
 }
 
+/// What a list of VMs has no room for: the arena and the exits, where the server tells of them.
+#[must_use]
+pub fn vm_details(vm: &Vm) -> Vec<String> {
+    let mut lines = Vec::new();
+    if !vm.arena.is_empty() {
+        lines.push(format!("arena   {}", vm.arena));
+    }
+    if let Some(exits) = &vm.exits {
+        let counts = named_exits(exits).map(|(name, count)| format!("{name} {count}"));
+        lines.push(format!("exits   {}", counts.join(", ")));
+    }
+    lines
+}
+
+pub(super) fn named_exits(exits: &Exits) -> [(&'static str, u64); 7] {
+    [
+        ("breakpoint", exits.breakpoint),
+        ("step", exits.step),
+        ("hardware", exits.hardware),
+        ("port I/O", exits.port_io),
+        ("MMIO", exits.mmio),
+        ("interrupted", exits.interrupted),
+        ("other", exits.other),
+    ]
+}
+
 /// A symbol as `nm` prints it.
 #[must_use]
 pub fn symbol_line(symbol: &Symbol) -> String {
@@ -166,26 +134,7 @@ pub(super) fn named_registers(registers: &Registers) -> [(&'static str, u64); 18
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples;
     use super::*;
-
-    #[test]
-    fn a_probe_list_has_the_kernel_s_columns_first() {
-        let mut named = samples::probe();
-        named.name = "boot".into();
-        named.symbol = "start_kernel".into();
-        named.offset = 0;
-        named.hits = 1;
-        named.strategy = Strategy::Step.into();
-        named.set_state(ProbeState::Gone);
-        assert_eq!(
-            probe_list(&[samples::probe(), named]),
-            [
-                "ffffffff812f0c15  k  vfs_read+0x5            hits 42  missed 0  emulate  push %rbp",
-                "ffffffff812f0c15  k  start_kernel+0x0  boot  hits 1   missed 0  step     push %rbp  [GONE]",
-            ]
-        );
-    }
 
     #[test]
     fn an_ending_says_kind_exit_code_and_detail() {

@@ -28,12 +28,22 @@ pub(crate) fn compile(insn: &Instruction, prefixes: Prefixes) -> Result<Plan, &'
             | Mnemonic::Loopne
     ) || insn.condition_code() != ConditionCode::None
         && insn.op0_kind() == OpKind::NearBranch64;
-    if branch && prefixes.operand_size {
+    // An EPYC takes it for `xchg`, whatever comes before.
+    if insn.mnemonic() == Mnemonic::Pause && prefixes.rex_b {
+        return Err("its REX prefix makes it another instruction on some CPUs");
+    }
+    // `movsxd` to 16 bits reads 2 bytes on Intel's CPUs and 4 on AMD's.
+    let extends = insn.code() == Code::Movsxd_r16_rm16;
+    if (branch || extends) && prefixes.operand_size {
         return Err("its operand-size prefix means different things to different CPUs");
     }
     // `bnd` and `rep ret` are only hints; elsewhere such a prefix changes the
-    // instruction or is reserved.
-    let hint = branch || matches!(insn.mnemonic(), Mnemonic::Pause | Mnemonic::Endbr64);
+    // instruction or is reserved: an EPYC takes `loope` under F2 for `loopne`.
+    let counts = matches!(
+        insn.mnemonic(),
+        Mnemonic::Jrcxz | Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne
+    );
+    let hint = branch && !counts || matches!(insn.mnemonic(), Mnemonic::Pause | Mnemonic::Endbr64);
     if prefixes.repeat && !hint {
         return Err("it has a repeat prefix");
     }

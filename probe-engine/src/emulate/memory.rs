@@ -35,9 +35,11 @@ pub(crate) enum Trouble {
         error_code: u32,
     },
     /// Only the CPU knows: memory that isn't RAM, an address that isn't
-    /// canonical, protection keys, an entry whose accessed or dirty bit has to
-    /// be set.
+    /// canonical, protection keys.
     Step,
+    /// The access is allowed, but the CPU has to note it in an entry's accessed
+    /// or dirty bit.
+    Unmarked,
 }
 
 /// What an access does. A read-modify-write is a write from its beginning.
@@ -69,14 +71,7 @@ impl<'a> View<'a> {
         memory: &'a dyn GuestMemory,
         control: ControlRegisters,
     ) -> Result<Self, Trouble> {
-        let ControlRegisters {
-            cr0,
-            cr3,
-            cr4,
-            efer,
-            ..
-        } = control;
-        let tables = PageTables::from_registers(cr0, cr3, cr4, efer).map_err(|_| Trouble::Step)?;
+        let tables = control.page_tables().map_err(|_| Trouble::Step)?;
         Ok(Self {
             memory,
             tables,
@@ -126,7 +121,7 @@ impl<'a> View<'a> {
             return fault(FAULT_PRESENT);
         }
         if !entries.accessed() || access == Access::Write && !entries.dirty() {
-            return Err(Trouble::Step);
+            return Err(Trouble::Unmarked);
         }
         Ok(page.phys)
     }

@@ -23,7 +23,7 @@ pub(crate) use memory::View;
 pub(crate) use plan::Plan;
 pub use run::Outcome;
 pub(crate) use run::run;
-pub(crate) use touched::Touched;
+pub(crate) use touched::{OnlyCpuKnows, Touched};
 
 use crate::addr::GuestVirtAddr;
 use crate::guest::GuestMemory;

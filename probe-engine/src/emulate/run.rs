@@ -50,7 +50,7 @@ pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) ->
             address,
             error_code,
         },
-        Err(Trouble::Step) => Outcome::Step,
+        Err(Trouble::Step | Trouble::Unmarked) => Outcome::Step,
     }
 }
 
@@ -230,11 +230,10 @@ impl<'a> Machine<'a> {
     /// Makes the result visible to the guest. Only the last step can't fail.
     fn commit(&mut self, operation: &Operation) -> Result<(), Trouble> {
         let disabled = self.vcpu.registers().rflags & IF == 0;
-        if *operation == Operation::EnableInterrupts && disabled {
-            self.vcpu
-                .set_interrupt_shadow()
-                .map_err(|_| Trouble::Step)?;
-        }
+        let shadow = *operation == Operation::EnableInterrupts && disabled;
+        self.vcpu
+            .set_interrupt_shadow(shadow)
+            .map_err(|_| Trouble::Step)?;
         if let Some((span, value)) = self.store.take() {
             self.view()?.store(span, value)?;
         }

@@ -214,11 +214,17 @@ fn a_branch_out_of_the_canonical_addresses_is_left_to_the_cpu() {
 #[test]
 fn forms_that_differ_between_cpus_or_lock_the_bus_are_not_emulated() {
     for code in [
-        // lock add %eax,(%rbx); xchg %eax,(%rbx); push %ax; 66 jmp; cpuid; mov %cr3,%rax
+        // lock add %eax,(%rbx); xchg %eax,(%rbx); push %ax; 66 jmp; movsxd (%rbx),%ax;
+        // pause with REX.B; repne loope, also behind a REX that doesn't
+        // count; cpuid; mov %cr3,%rax
         &[0xf0, 0x01, 0x03][..],
         &[0x87, 0x03],
         &[0x66, 0x50],
         &[0x66, 0xe9, 0, 0, 0, 0],
+        &[0x66, 0x63, 0x03],
+        &[0xf3, 0x41, 0x90],
+        &[0xf2, 0xe1, 0],
+        &[0x45, 0xf2, 0xe1, 0],
         &[0x0f, 0xa2],
         &[0x0f, 0x20, 0xd8],
         // mov (%ebx),%eax; jecxz; rep movsb; mov %ds,%eax; pop %fs

@@ -4,16 +4,24 @@
 //! handler would run in that state, so the faults are foreseen and raised
 //! instead of the step.
 
+use std::ops::Range;
+
 use iced_x86::{
     CodeSize, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
     OpKind, Register,
 };
 
 use super::compile::address_of;
+use super::flags::DF;
 use super::memory::{Access, Trouble, View};
-use super::plan::{Address, Segment};
+use super::plan::{Address, Segment, Width};
 use crate::addr::GuestVirtAddr;
 use crate::vcpu::Registers;
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// How many pages of a repeated instruction's operand are looked at.
+const MAX_PAGES: u64 = 1024;
 
 /// One access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +34,10 @@ struct Touch {
     /// bit offset in units of so many bytes.
     bit: Option<(u8, u64)>,
 }
+
+/// What an access does can't be foreseen here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OnlyCpuKnows;
 
 /// All accesses of an instruction whose address the engine can compute.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -91,13 +103,50 @@ impl Touched {
     }
 
     /// The page fault that the instruction at RIP would raise, if any.
-    pub(crate) fn fault(&self, view: &View<'_>, regs: &Registers) -> Option<(GuestVirtAddr, u32)> {
+    ///
+    /// # Errors
+    /// There may be a fault that isn't a page fault.
+    pub(crate) fn fault(
+        &self,
+        view: &View<'_>,
+        regs: &Registers,
+    ) -> Result<Option<(GuestVirtAddr, u32)>, OnlyCpuKnows> {
         if self.repeats && regs.rcx == 0 {
-            return None;
+            return Ok(None);
         }
-        self.touches
-            .iter()
-            .find_map(|touch| touch.fault(view, regs, self.len))
+        for touch in &self.touches {
+            let fault = touch.fault(view, regs, self.len)?;
+            if fault.is_some() {
+                return Ok(fault);
+            }
+        }
+        if self.repeats {
+            for touch in &self.touches {
+                touch.later_rounds(view, regs, self.len)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// The value of the only operand in memory, zero-extended; at most eight bytes.
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub(crate) fn value(&self, view: &View<'_>, regs: &Registers) -> Result<u64, OnlyCpuKnows> {
+        let touch = self.touches.first().ok_or(OnlyCpuKnows)?;
+        let width = Width::of_bytes(touch.len as usize).ok_or(OnlyCpuKnows)?;
+        let at = touch.start(view, regs, self.len);
+        view.span(at, width, touch.access, regs.rflags)
+            .and_then(|span| view.load(span))
+            .map_err(|_| OnlyCpuKnows)
+    }
+
+    /// Whether any byte of a range is accessed by the instruction at RIP.
+    pub(crate) fn overlaps(&self, view: &View<'_>, regs: &Registers, range: Range<u64>) -> bool {
+        self.touches.iter().any(|touch| {
+            let start = touch.start(view, regs, self.len);
+            start < range.end && range.start < start.saturating_add(touch.len)
+        })
     }
 
     /// True when there is nothing to check.
@@ -107,12 +156,8 @@ impl Touched {
 }
 
 impl Touch {
-    fn fault(
-        &self,
-        view: &View<'_>,
-        regs: &Registers,
-        insn_len: u64,
-    ) -> Option<(GuestVirtAddr, u32)> {
+    /// The first byte.
+    fn start(&self, view: &View<'_>, regs: &Registers, insn_len: u64) -> u64 {
         let segment = match self.address.segment {
             Segment::Flat => 0,
             Segment::Fs => view.control().fs_base,
@@ -123,19 +168,59 @@ impl Touch {
         if let Some((register, bytes)) = self.bit {
             start = start.wrapping_add(bit_displacement(regs.by_number(register), bytes));
         }
+        start
+    }
+
+    /// Whether the rounds of a repeated instruction after the first can access
+    /// their operands, too.
+    fn later_rounds(
+        &self,
+        view: &View<'_>,
+        regs: &Registers,
+        insn_len: u64,
+    ) -> Result<(), OnlyCpuKnows> {
+        let start = self.start(view, regs, insn_len);
+        let behind = regs.rcx.saturating_sub(1).saturating_mul(self.len);
+        if behind / PAGE > MAX_PAGES {
+            return Err(OnlyCpuKnows);
+        }
+        let (first, last) = if regs.rflags & DF == 0 {
+            (start, start.wrapping_add(behind + self.len - 1))
+        } else {
+            (start.wrapping_sub(behind), start.wrapping_add(self.len - 1))
+        };
+        for page in 0..=behind / PAGE + 1 {
+            let at = first.wrapping_add(page * PAGE).min(last);
+            match view.translate(GuestVirtAddr(at), self.access, regs.rflags) {
+                Ok(_) | Err(Trouble::Unmarked) => {}
+                Err(Trouble::Fault { .. } | Trouble::Step) => return Err(OnlyCpuKnows),
+            }
+        }
+        Ok(())
+    }
+
+    fn fault(
+        &self,
+        view: &View<'_>,
+        regs: &Registers,
+        insn_len: u64,
+    ) -> Result<Option<(GuestVirtAddr, u32)>, OnlyCpuKnows> {
+        let start = self.start(view, regs, insn_len);
         // The largest operand there is (an XSAVE area) is less than three pages.
         let last = start.wrapping_add(self.len - 1);
         let second = (start | 0xfff).wrapping_add(1);
         let pages = [Some(start), (second <= last).then_some(second), Some(last)];
-        pages.into_iter().flatten().find_map(|at| {
+        for at in pages.into_iter().flatten() {
             match view.translate(GuestVirtAddr(at), self.access, regs.rflags) {
                 Err(Trouble::Fault {
                     address,
                     error_code,
-                }) => Some((address, error_code)),
-                Ok(_) | Err(Trouble::Step) => None,
+                }) => return Ok(Some((address, error_code))),
+                Err(Trouble::Step) => return Err(OnlyCpuKnows),
+                Ok(_) | Err(Trouble::Unmarked) => {}
             }
-        })
+        }
+        Ok(None)
     }
 }
 

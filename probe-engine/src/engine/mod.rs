@@ -1,7 +1,7 @@
-//! The probe engine: registers breakpoint probes and answers their traps.
+//! The probe engine: registers probes and answers their traps.
 //!
-//! A probe is an int3 over the first byte of an instruction, in physical memory.
-//! Several probes at one address share it. The hot path, [`Engine::on_breakpoint`],
+//! A probe is an int3 over the first byte of an instruction, in physical memory, or a debug
+//! register. Several probes at one address share it. The hot path, [`Engine::on_breakpoint`],
 //! takes a snapshot of an immutable table of sites and holds no lock while it
 //! works; whoever changes probes builds the next table and swaps it in.
 //!
@@ -12,23 +12,46 @@
 //! executes the restored instruction. So even a removal without stopping the
 //! vCPUs, as at the end of init text, is right.
 
+mod body;
+mod copies;
+mod foresight;
+mod loaded;
+mod milestones;
 mod placement;
+mod record;
 mod registry;
+mod returns;
+mod site;
+mod step;
+mod switch;
 mod table;
 mod trap;
+mod watch;
+mod way;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::addr::{GuestVirtAddr, ProbeId, VcpuId};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
+use crate::blacklist::Blacklist;
 use crate::event::EventSink;
 use crate::image_map::ImageMap;
+use crate::kernel::Kernel;
 use crate::probe::ProbeInfo;
 use crate::symbols::Symbols;
+use copies::ArenaState;
 use registry::Registry;
+use returns::Returns;
+use step::Stepping;
 use table::Table;
+
+pub use step::StepEnd;
+pub use watch::Watchpoint;
+
+/// The kernel's top page table (`arch/x86/kernel/head_64.S`).
+const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
 
 /// What the monitor has to do with a vCPU after a trap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,14 +60,18 @@ pub enum Action {
     Resume,
     /// The int3 is the guest's own: let the guest have its exception.
     GiveBack,
-    /// Stop all other vCPUs, call [`Engine::before_step`]; if it says so, single-step this one
-    /// with interrupts blocked; call [`Engine::after_step`], then let all go on.
-    ///
-    /// The instruction may raise an exception that the engine can't foresee (#GP, #DE, #UD):
-    /// the CPU then enters the guest's handler, which the step doesn't end. Bound the step:
-    /// when it hasn't ended after some milliseconds, kick the vCPU, call `after_step` all the
-    /// same (it plants the breakpoint again, wherever RIP is) and let the others go.
-    StepAlone,
+    /// Single-step one instruction with interrupts blocked, then call [`Engine::after_step`].
+    Step {
+        /// Stop all other vCPUs before, call [`Engine::before_step`] and step only if that says
+        /// so, and let the others go on after [`Engine::after_step`].
+        alone: bool,
+        /// Not one instruction: let it run until it comes to one of `handlers`, the first of which
+        /// is where it leads when it is done.
+        through: bool,
+        /// The guest's handlers of exceptions that the instruction may raise: a vCPU that comes to
+        /// one of them has ended its step ([`StepEnd::Handler`]).
+        handlers: [Option<GuestVirtAddr>; 4],
+    },
     /// Raise a page fault at RIP, as if the instruction weren't probed.
     PageFault {
         /// What CR2 becomes.
@@ -58,35 +85,39 @@ pub enum Action {
 }
 
 /// The probes of one VM. All methods may be called from several threads.
+///
+/// Whoever needs several of its locks takes them in the order of the fields.
 pub struct Engine {
-    symbols: Symbols,
+    kernel: Kernel,
+    vcpus: u32,
     sink: Arc<dyn EventSink>,
-    /// What traps look at. Locked only to take or replace the pointer.
-    table: RwLock<Arc<Table>>,
     /// The probes; held by whoever makes the next table.
     registry: Mutex<Registry>,
+    arena: Mutex<ArenaState>,
+    returns: Mutex<Returns>,
     stepping: Mutex<Vec<Stepping>>,
-}
-
-/// A lone step under way.
-#[derive(Debug, Clone, Copy)]
-struct Stepping {
-    vcpu: VcpuId,
-    site: GuestVirtAddr,
-    /// Differs from the site where text is identity-mapped.
-    rip: u64,
+    /// What traps look at. Locked only to take or replace the pointer.
+    table: RwLock<Arc<Table>>,
 }
 
 impl Engine {
-    /// An engine with no probes. `image` is `None` while it isn't known where the
-    /// kernel is in guest memory.
-    pub fn new(symbols: Symbols, image: Option<ImageMap>, sink: Arc<dyn EventSink>) -> Self {
+    /// An engine with no probes, for a guest with so many vCPUs. `image` is `None`
+    /// while it isn't known where the kernel is in guest memory.
+    pub fn new(
+        kernel: Kernel,
+        image: Option<ImageMap>,
+        vcpus: u32,
+        sink: Arc<dyn EventSink>,
+    ) -> Self {
         Self {
-            symbols,
+            kernel,
+            vcpus,
             sink,
-            table: RwLock::new(Arc::new(Table::new(image))),
             registry: Mutex::default(),
+            arena: Mutex::default(),
+            returns: Mutex::default(),
             stepping: Mutex::default(),
+            table: RwLock::new(Arc::new(Table::new(image))),
         }
     }
 
@@ -97,7 +128,7 @@ impl Engine {
         registry.init_freed = true;
         let mut table = Table::clone(&self.table());
         table.image = Some(image);
-        self.publish(table);
+        self.publish(&Arc::new(table));
     }
 
     /// Whether it is known where the kernel is in guest memory.
@@ -107,7 +138,18 @@ impl Engine {
 
     /// The kernel's symbols.
     pub fn symbols(&self) -> &Symbols {
-        &self.symbols
+        &self.kernel.symbols
+    }
+
+    /// What in the kernel can't be probed.
+    pub fn blacklist(&self) -> &Blacklist {
+        &self.kernel.blacklist
+    }
+
+    /// Whether the kernel has freed its init text, and so made all changes to its own
+    /// text that it makes only once.
+    pub fn is_started(&self) -> bool {
+        self.registry().init_freed
     }
 
     /// All probes, in the order of their registration.
@@ -120,10 +162,19 @@ impl Engine {
         self.registry().by_name(name).map(|probe| probe.id)
     }
 
-    /// Whether an int3 of ours is in the guest's text. While there is none, the
-    /// monitor may leave the guest's breakpoints to the guest.
+    /// Whether an int3 of ours is in the guest's text, or a return address leads
+    /// to one. While there is none, the monitor may leave the guest's breakpoints
+    /// to the guest.
     pub fn wants_breakpoint_exits(&self) -> bool {
-        !self.table().is_empty()
+        self.table().has_armed() || self.returns().any()
+    }
+
+    /// The kernel's own page tables.
+    fn kernel_root(&self) -> Option<GuestPhysAddr> {
+        let symbol = self.kernel.symbols.by_name(KERNEL_PAGE_TABLE).next()?;
+        let table = self.table();
+        let (phys, _) = table.image.as_ref()?.to_phys(symbol.address)?;
+        Some(phys)
     }
 
     fn table(&self) -> Arc<Table> {
@@ -131,12 +182,16 @@ impl Engine {
     }
 
     /// Call with the registry locked, so that no other change is lost.
-    fn publish(&self, table: Table) {
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    fn publish(&self, table: &Arc<Table>) {
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(table);
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn returns(&self) -> MutexGuard<'_, Returns> {
+        self.returns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stepping(&self) -> MutexGuard<'_, Vec<Stepping>> {

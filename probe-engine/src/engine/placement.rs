@@ -1,176 +1,166 @@
 //! From what a user asks for to an instruction, or the reason why not.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::Engine;
-use super::table::{INT3, Site, Table, Way};
+use super::body::{Body, Function};
+use super::record::Spot;
+use super::site::{INT3, Site};
 use crate::addr::GuestVirtAddr;
-use crate::emulate::{Touched, compile};
+use crate::blacklist::{self, Patched, Reason};
 use crate::error::RegisterError;
 use crate::guest::GuestMemory;
 use crate::insn::{self, Code, MAX_LEN};
-use crate::probe::{Place, Strategy};
-use crate::symbols::Symbols;
+use crate::probe::{Place, ProbeKind};
 
 /// The nop that stands in for the call to `__fentry__` while a function isn't
 /// traced (`arch/x86/include/asm/nops.h`, `BYTES_NOP5`).
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// `call rel32`
-const CALL: u8 = 0xe8;
-/// Where the calls at ftrace sites go (`arch/x86/kernel/ftrace_64.S`), if not
-/// to a trampoline outside the image.
-const TRACERS: [&str; 3] = ["__fentry__", "ftrace_caller", "ftrace_regs_caller"];
+
+/// Length of `endbr64` (SDM vol. 2, ENDBR64).
+const ENDBR_LEN: usize = 4;
 
 /// An instruction that can be probed.
-pub(super) struct Spot {
+pub(super) struct Located {
     /// With no probes yet.
     pub(super) site: Site,
-    pub(super) symbol: String,
-    pub(super) offset: u64,
-    pub(super) instruction: String,
-    pub(super) strategy: Strategy,
-    pub(super) reason: &'static str,
-}
-
-/// The function that is asked for.
-struct Function {
-    name: String,
-    start: GuestVirtAddr,
-    size: u64,
-    /// What is asked for, from `start`.
-    offset: u64,
+    pub(super) spot: Spot,
 }
 
 impl Engine {
     /// Finds the instruction at `place` in the text as it is without our
-    /// breakpoints.
+    /// breakpoints, and decides how it is executed.
     pub(super) fn locate(
         &self,
-        table: &Table,
-        init_freed: bool,
         memory: &dyn GuestMemory,
+        body: &dyn Body,
         place: &Place,
-    ) -> Result<Spot, RegisterError> {
-        let function = function(&self.symbols, place)?;
+        kind: ProbeKind,
+    ) -> Result<Located, RegisterError> {
+        let function = body.function(place)?;
         let start = function.start;
         let address = start.wrapping_add(function.offset);
-        if init_freed && self.symbols.init_text().contains(&address) {
-            return Err(RegisterError::InitTextFreed {
-                place: place.to_string(),
-            });
-        }
-        if table.image.is_none() {
-            return Err(RegisterError::ImageUnknown {
-                place: place.to_string(),
-            });
-        }
         let not_loaded = || RegisterError::NotLoaded {
             place: place.to_string(),
             address,
         };
         // Room for the asked instruction, and for the entry when that is asked for.
         let wanted = usize::try_from(function.offset).map_err(|_| not_loaded())? + 3 * MAX_LEN;
-        let bytes = table.text(memory, start, wanted).ok_or_else(not_loaded)??;
+        let bytes = body.text(start, wanted).ok_or_else(not_loaded)??;
 
-        let entry = entry_len(&self.symbols, &bytes, start);
+        let entry = entry(body, &bytes, start);
+        let is_return = matches!(kind, ProbeKind::Return { .. });
         let by_name = matches!(place, Place::Symbol { offset: 0, .. });
-        let offset = if by_name {
+        let at_start = is_return && (function.offset as usize) < entry.len;
+        let offset = if by_name || at_start {
             entry.len as u64
         } else {
             function.offset
         };
-        if offset >= function.size {
-            return Err(RegisterError::EmptyFunction {
-                symbol: function.name,
-            });
-        }
-        if offset < entry.len as u64 {
-            return Err(RegisterError::ReservedEntry {
-                place: place.to_string(),
-                what: if offset < entry.endbr as u64 {
-                    "endbr64"
-                } else {
-                    "ftrace site"
-                },
-                next: start.wrapping_add(entry.len as u64),
-            });
-        }
+        let address = start.wrapping_add(offset);
+        let first = address..address.wrapping_add(1);
+        // Before it is told where to probe instead: that has to be possible.
+        let rules_out = |reason| !matches!(reason, Reason::FtraceSite | Reason::EndbrSeal);
+        check_blacklist(body, place, first, rules_out)?;
+        check_entry(place, &function, &entry, offset, is_return)?;
         let walk = Walk {
             place,
             bytes: &bytes,
             start,
         };
         let code = walk.reach(entry.len, offset as usize)?;
-        let address = start.wrapping_add(offset);
-        let (phys, _) = table
-            .image
-            .as_ref()
-            .and_then(|image| image.to_phys(address))
+        let len = code.insn.len();
+        let all = address..address.wrapping_add(len as u64);
+        check_blacklist(body, place, all, |_| true)?;
+        let phys = body.phys(address).ok_or_else(not_loaded)?;
+        let original = bytes
+            .get(offset as usize..offset as usize + len)
             .ok_or_else(not_loaded)?;
-        let (way, strategy, reason) = way(&code);
+        let expects_fault = body.expects_fault(address);
+        let (way, strategy, reason) = self.way(memory, &code, original, address, expects_fault);
         let site = Site {
             virt: address,
             phys,
-            original: *bytes.get(offset as usize).ok_or_else(not_loaded)?,
+            original: original[0],
+            len: len as u8,
+            module: body.module(),
             way,
             probes: Vec::new(),
-            milestone: false,
+            milestone: None,
+            armed: false,
+            silent: false,
         };
-        let instruction = insn::text(&code.insn);
-        Ok(Spot {
-            site,
+        let spot = Spot {
+            address,
             symbol: function.name,
             offset,
-            instruction,
+            instruction: insn::text(&code.insn),
             strategy,
             reason,
-        })
+        };
+        Ok(Located { site, spot })
     }
 }
 
-fn function(symbols: &Symbols, place: &Place) -> Result<Function, RegisterError> {
-    let not_text = |address| RegisterError::NotText {
-        place: place.to_string(),
-        address,
+/// What can't be probed because of where it is in its function.
+fn check_entry(
+    place: &Place,
+    function: &Function,
+    entry: &Entry,
+    offset: u64,
+    is_return: bool,
+) -> Result<(), RegisterError> {
+    if offset >= function.size {
+        return Err(RegisterError::EmptyFunction {
+            symbol: function.name.clone(),
+        });
+    }
+    let next = function.start.wrapping_add(entry.len as u64);
+    if offset < entry.len as u64 {
+        let (what, why) = if offset < entry.endbr as u64 {
+            (
+                "endbr64",
+                "indirect branches may lead nowhere else".to_owned(),
+            )
+        } else {
+            ("ftrace site", Reason::FtraceSite.to_string())
+        };
+        return Err(RegisterError::ReservedEntry {
+            place: place.to_string(),
+            what,
+            why,
+            next,
+        });
+    }
+    if is_return && offset != entry.len as u64 {
+        return Err(RegisterError::ReturnNotEntry {
+            place: place.to_string(),
+            symbol: function.name.clone(),
+        });
+    }
+    Ok(())
+}
+
+/// What the kernel patches itself or has ruled out.
+fn check_blacklist(
+    body: &dyn Body,
+    place: &Place,
+    range: Range<GuestVirtAddr>,
+    rules_out: impl Fn(Reason) -> bool,
+) -> Result<(), RegisterError> {
+    let mut entries = body.blacklist().overlapping(range);
+    let stands = |entry: &blacklist::Entry| {
+        let done = body.is_started() && entry.reason.patched() == Patched::Once;
+        !done && rules_out(entry.reason)
     };
-    match place {
-        Place::Symbol { name, offset } => {
-            let start = symbols.find(name)?.address;
-            let overflow = || RegisterError::AddressOverflow {
-                place: place.to_string(),
-            };
-            start.checked_add(*offset).ok_or_else(overflow)?;
-            if !symbols.is_text(start) {
-                return Err(not_text(start));
-            }
-            let size = symbols.resolve(start).ok_or_else(|| not_text(start))?.size;
-            if *offset >= size {
-                let (place, symbol) = (place.to_string(), name.clone());
-                return Err(RegisterError::OutsideSymbol {
-                    place,
-                    symbol,
-                    size,
-                });
-            }
-            Ok(Function {
-                name: name.clone(),
-                start,
-                size,
-                offset: *offset,
-            })
-        }
-        Place::Address(address) => {
-            let within = symbols
-                .resolve(*address)
-                .filter(|within| {
-                    symbols.is_text(*address) && symbols.is_text(within.symbol.address)
-                })
-                .ok_or_else(|| not_text(*address))?;
-            Ok(Function {
-                name: within.symbol.name.to_owned(),
-                start: within.symbol.address,
-                size: within.size,
-                offset: within.offset,
-            })
-        }
+    match entries.find(stands) {
+        None => Ok(()),
+        Some(entry) => Err(RegisterError::Blacklisted {
+            place: place.to_string(),
+            kind: entry.reason.kind(),
+            reason: entry.reason.to_string(),
+        }),
     }
 }
 
@@ -181,40 +171,27 @@ struct Entry {
     len: usize,
 }
 
-fn entry_len(symbols: &Symbols, bytes: &[u8], start: GuestVirtAddr) -> Entry {
-    let endbr = match insn::decode(bytes, start) {
-        Ok(code) if insn::is_endbr(&code.insn) => code.insn.len(),
-        _ => 0,
+fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entry {
+    let is_endbr = insn::decode(bytes, start).is_ok_and(|code| insn::is_endbr(&code.insn));
+    // Where nothing branches to, the kernel replaces it by a nop of its length.
+    let was_endbr =
+        |entry: blacklist::Entry| entry.reason == Reason::EndbrSeal && entry.range.start == start;
+    let first = start..start.wrapping_add(ENDBR_LEN as u64);
+    let sealed = || body.blacklist().overlapping(first).any(was_endbr);
+    let endbr = if is_endbr || sealed() { ENDBR_LEN } else { 0 };
+    let behind = start.wrapping_add(endbr as u64);
+    let site = behind..behind.wrapping_add(NOP5.len() as u64);
+    let traced = match body.has_ftrace_table() {
+        true => {
+            let found = body.blacklist().ftrace_site(site);
+            found.is_some_and(|site| site.start == behind)
+        }
+        // A kernel without ftrace has such nops only where it has a reason.
+        false => bytes.get(endbr..endbr + NOP5.len()) == Some(&NOP5),
     };
-    let site = bytes.get(endbr..endbr + NOP5.len());
-    let traced = site.is_some_and(|site| {
-        is_ftrace_site(
-            symbols,
-            site,
-            start.wrapping_add((endbr + NOP5.len()) as u64),
-        )
-    });
     Entry {
         endbr,
         len: endbr + if traced { NOP5.len() } else { 0 },
-    }
-}
-
-/// Whether these five bytes, which end at `end`, are what ftrace patches: the
-/// nop, also half-way into being patched, or a call to a tracer.
-fn is_ftrace_site(symbols: &Symbols, site: &[u8], end: GuestVirtAddr) -> bool {
-    match site {
-        [first, rest @ ..] if rest == &NOP5[1..] => [NOP5[0], INT3].contains(first),
-        [CALL, a, b, c, d] => {
-            let by = i32::from_le_bytes([*a, *b, *c, *d]);
-            let target = end.wrapping_add(i64::from(by).cast_unsigned());
-            let tracer = |symbol: &str| TRACERS.contains(&symbol);
-            !symbols.is_text(target)
-                || symbols
-                    .resolve(target)
-                    .is_some_and(|to| tracer(to.symbol.name))
-        }
-        _ => false,
     }
 }
 
@@ -297,14 +274,5 @@ impl Walk<'_> {
     }
 }
 
-/// The cheapest right way to execute an instruction, and why it is that.
-fn way(code: &Code) -> (Way, Strategy, &'static str) {
-    match compile(&code.insn, code.prefixes) {
-        Ok(plan) => (Way::Emulate(plan), Strategy::Emulate, "the engine does it"),
-        Err(reason) => {
-            let repeats = insn::is_rep_string(&code.insn);
-            let touched = Touched::by(&code.insn, repeats);
-            (Way::Step { touched, repeats }, Strategy::Step, reason)
-        }
-    }
-}
+/// The name of the module that text belongs to.
+pub(super) type ModuleName = Arc<str>;

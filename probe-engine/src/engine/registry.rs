@@ -1,22 +1,30 @@
-//! Registering and removing probes.
+//! Registering, removing, enabling and arming probes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::Engine;
-use super::placement::Spot;
-use super::table::{Probe, Site, Table};
+use super::body::KernelBody;
+use super::loaded::LoadedModules;
+use super::placement::Located;
+use super::record::{Presence, Probe, Spot};
+use super::site::Site;
+use super::table::Table;
+use super::watch::Watchpoint;
 use crate::addr::{GuestVirtAddr, ProbeId};
-use crate::error::{RegisterError, UnregisterError};
-use crate::guest::{GuestMemory, MemoryError};
-use crate::probe::{Place, ProbeInfo, ProbeSpec, ProbeState};
-
-/// The function in which the kernel frees its init text (`init/main.c`,
-/// `arch/x86/mm/init.c`); it is not in init text itself.
-const FREES_INIT_TEXT: &str = "free_initmem";
+use crate::error::{ChangeError, RegisterError};
+use crate::guest::StoppedGuest;
+use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
 /// The longest name of a probe, in characters.
 const MAX_NAME: usize = 128;
+/// How many calls a return probe follows if its user doesn't say
+/// (`kernel/kprobes.c`, `register_kretprobe`).
+const DEFAULT_MAXACTIVE: u32 = 10;
+/// As many as the kernel allows (`KRETPROBE_MAXACTIVE_MAX` of `kernel/trace/trace_probe.h`).
+const MAX_MAXACTIVE: u32 = 4096;
+/// Symbols below are per-CPU offsets: no address of the kernel is so low.
+const LOWEST_KERNEL_ADDRESS: u64 = 0xffff_8000_0000_0000;
 
 /// All probes, gone ones too.
 #[derive(Debug, Default)]
@@ -36,225 +44,399 @@ impl Registry {
         self.probes.get(self.names.get(name)?)
     }
 
+    /// The probes of these numbers, each once.
+    fn select(&self, ids: &[ProbeId]) -> Result<Vec<Arc<Probe>>, ChangeError> {
+        let mut seen = BTreeSet::new();
+        ids.iter()
+            .filter(|id| seen.insert(**id))
+            .map(|&id| {
+                let probe = self.probes.get(&id);
+                probe.cloned().ok_or(ChangeError::UnknownProbe { id })
+            })
+            .collect()
+    }
+
     fn add(&mut self, probe: &Arc<Probe>) {
         self.last_id = self.last_id.max(probe.id.0);
-        self.names.insert(probe.name().to_owned(), probe.id);
+        self.names.insert(probe.name.clone(), probe.id);
         self.probes.insert(probe.id, Arc::clone(probe));
     }
 
     fn remove(&mut self, id: ProbeId) {
         if let Some(probe) = self.probes.remove(&id) {
-            self.names.remove(probe.name());
+            self.names.remove(&probe.name);
         }
     }
 }
 
+/// What a probe was asked to be, found.
+enum Target {
+    Instruction(Box<Located>),
+    Data(Spot),
+    /// In a module that isn't loaded.
+    Later(Spot),
+}
+
 impl Engine {
-    /// Registers all of a batch or nothing of it. The caller holds every vCPU
-    /// stopped. The answer is in the order of the request.
+    /// Registers all of a batch or nothing of it. The answer is in the order of
+    /// the request.
     ///
     /// # Errors
     /// The first probe that can't be registered, and why.
     pub fn register(
         &self,
-        memory: &dyn GuestMemory,
+        guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
     ) -> Result<Vec<ProbeInfo>, RegisterError> {
         let mut registry = self.registry();
         let before = self.table();
         let mut table = Table::clone(&before);
-        let mut added: Vec<Arc<Probe>> = Vec::new();
-        let mut planted = Vec::new();
-        let mut names = BTreeSet::new();
-        for (id, spec) in (registry.last_id + 1..).zip(specs) {
-            let spot = self.locate(&before, registry.init_freed, memory, &spec.place)?;
-            let name = name(spec, &spot)?;
-            if let Some(other) = registry.by_name(&name) {
-                let (id, address) = (other.id, other.address());
-                return Err(RegisterError::AlreadyExists { name, id, address });
-            }
-            if !names.insert(name.clone()) {
-                return Err(RegisterError::DuplicateName { name });
-            }
-            let probe = Arc::new(Probe::new(ProbeInfo {
-                id: ProbeId(id),
-                name,
-                address: spot.site.virt,
-                symbol: spot.symbol,
-                offset: spot.offset,
-                instruction: spot.instruction,
-                strategy: spot.strategy,
-                reason: spot.reason.to_owned(),
-                hits: 0,
-                missed: 0,
-                state: ProbeState::Armed,
-            }));
-            let mut site = if let Some(site) = table.site(spot.site.virt) {
-                Site::clone(site)
-            } else {
-                planted.push(spot.site.virt);
-                spot.site
-            };
-            site.probes.push(Arc::clone(&probe));
-            table.insert(site);
-            added.push(probe);
+        self.make_room(guest, specs.len());
+        let mut added = Vec::with_capacity(specs.len());
+        let result = self
+            .add_all(&registry, guest, specs, &before, &mut table, &mut added)
+            .and_then(|()| {
+                self.wait_for_modules(guest, &mut table, &registry, &added)?;
+                let probes = registry.probes().chain(&added);
+                Ok(table.watch(probes)?)
+            });
+        let table = Arc::new(table);
+        let result = result.and_then(|()| Ok(self.switch(guest.memory(), &before, &table)?));
+        if let Err(error) = result {
+            self.release_copies(&table, &before);
+            return Err(error);
         }
-        self.arm(memory, table, &planted, &before)?;
         for probe in &added {
             registry.add(probe);
         }
         Ok(added.iter().map(|probe| probe.info()).collect())
     }
 
-    /// Removes all of these probes or none, and tells how they ended. The caller
-    /// holds every vCPU stopped. A number given twice counts once.
+    fn add_all(
+        &self,
+        registry: &Registry,
+        guest: &dyn StoppedGuest,
+        specs: &[ProbeSpec],
+        before: &Table,
+        table: &mut Table,
+        added: &mut Vec<Arc<Probe>>,
+    ) -> Result<(), RegisterError> {
+        let mut names = BTreeSet::new();
+        let mut modules = self.loaded_modules(guest);
+        for (id, spec) in (registry.last_id + 1..).zip(specs) {
+            let max_active = self.max_active(spec)?;
+            let target = self.target(registry, guest, spec, before, &mut modules)?;
+            let name = match new_name(spec, &target, registry, &mut names) {
+                Ok(name) => name,
+                Err(error) => {
+                    if let Target::Instruction(located) = &target {
+                        self.release_site(&located.site);
+                    }
+                    return Err(error);
+                }
+            };
+            let (presence, spot) = match &target {
+                Target::Instruction(located) => (Presence::Placed, located.spot.clone()),
+                Target::Data(spot) => (Presence::Placed, spot.clone()),
+                Target::Later(spot) => (Presence::Pending, spot.clone()),
+            };
+            let probe = Arc::new(Probe::new(
+                ProbeId(id),
+                name,
+                spec.place.clone(),
+                spec.kind,
+                spec.enabled,
+                max_active,
+                (presence, spot),
+            ));
+            if let Target::Instruction(located) = target {
+                self.add_site(table, located.site, &probe);
+            }
+            added.push(probe);
+        }
+        Ok(())
+    }
+
+    fn target(
+        &self,
+        registry: &Registry,
+        guest: &dyn StoppedGuest,
+        spec: &ProbeSpec,
+        before: &Table,
+        modules: &mut LoadedModules<'_>,
+    ) -> Result<Target, RegisterError> {
+        let (place, kind, memory) = (&spec.place, spec.kind, guest.memory());
+        if let ProbeKind::Watch { len, reads } = kind {
+            return Ok(Target::Data(self.data(place, len, reads)?));
+        }
+        let loaded = match place {
+            Place::Symbol {
+                module: Some(module),
+                ..
+            } => match modules.find(module)? {
+                Some(loaded) => Some(loaded),
+                None => return Ok(Target::Later(later(place))),
+            },
+            Place::Symbol { module: None, .. } => None,
+            Place::Address(at) if self.kernel.symbols.is_text(*at) => None,
+            Place::Address(at) => modules.around(*at)?,
+        };
+        let located = match loaded {
+            Some(loaded) => self.locate(memory, &loaded.body(memory, before), place, kind)?,
+            None => {
+                let kernel = KernelBody {
+                    kernel: &self.kernel,
+                    table: before,
+                    memory,
+                    init_freed: registry.init_freed,
+                };
+                self.locate(memory, &kernel, place, kind)?
+            }
+        };
+        Ok(Target::Instruction(located.into()))
+    }
+
+    fn max_active(&self, spec: &ProbeSpec) -> Result<u32, RegisterError> {
+        let ProbeKind::Return { maxactive } = spec.kind else {
+            return Ok(0);
+        };
+        let place = || spec.place.to_string();
+        if self.returns().trampoline.is_none() {
+            return Err(RegisterError::NoArena {
+                place: place(),
+                why: self.arena_note(),
+            });
+        }
+        let wanted = maxactive.filter(|wanted| *wanted != 0);
+        match wanted {
+            Some(wanted) if wanted > MAX_MAXACTIVE => Err(RegisterError::MaxActive {
+                place: place(),
+                wanted,
+                limit: MAX_MAXACTIVE,
+            }),
+            Some(wanted) => Ok(wanted),
+            None => Ok(DEFAULT_MAXACTIVE.max(2 * self.vcpus)),
+        }
+    }
+
+    /// The data that a watchpoint is asked for on.
+    fn data(&self, place: &Place, len: u8, reads: bool) -> Result<Spot, RegisterError> {
+        let shown = place.to_string();
+        let symbols = &self.kernel.symbols;
+        let (address, symbol, offset) = match place {
+            Place::Address(address) => {
+                let found = symbols.resolve(*address);
+                match found {
+                    Some(found) => (*address, found.symbol.name.to_owned(), found.offset),
+                    None => (*address, String::new(), 0),
+                }
+            }
+            Place::Symbol {
+                module: Some(_), ..
+            } => return Err(RegisterError::WatchModule { place: shown }),
+            Place::Symbol { name, offset, .. } => {
+                let start = symbols.find(name)?.address;
+                let place = shown.clone();
+                let address = start
+                    .checked_add(*offset)
+                    .ok_or(RegisterError::AddressOverflow { place })?;
+                if address.0 < LOWEST_KERNEL_ADDRESS {
+                    return Err(RegisterError::WatchPerCpu {
+                        place: shown,
+                        offset: address.0,
+                    });
+                }
+                (address, name.clone(), *offset)
+            }
+        };
+        Watchpoint::check(&shown, address, len, reads)?;
+        Ok(Spot {
+            address,
+            symbol,
+            offset,
+            instruction: String::new(),
+            strategy: Strategy::Watch,
+            reason: "a debug register of every vCPU watches it".to_owned(),
+        })
+    }
+
+    /// Removes all of these probes or none, and tells how they ended. A number
+    /// given twice counts once.
     ///
     /// # Errors
     /// A probe doesn't exist, or the text can't be restored.
     pub fn unregister(
         &self,
-        memory: &dyn GuestMemory,
+        guest: &dyn StoppedGuest,
         ids: &[ProbeId],
-    ) -> Result<Vec<ProbeInfo>, UnregisterError> {
+    ) -> Result<Vec<ProbeInfo>, ChangeError> {
         let mut registry = self.registry();
-        let mut table = Table::clone(&self.table());
-        let mut removed: Vec<Arc<Probe>> = Vec::new();
-        let mut lifted: Vec<Arc<Site>> = Vec::new();
-        let mut seen = BTreeSet::new();
-        for &id in ids {
-            let probe = registry
-                .probes
-                .get(&id)
-                .ok_or(UnregisterError::UnknownProbe { id })?;
-            if !seen.insert(id) {
-                continue;
-            }
-            removed.push(Arc::clone(probe));
-            let Some(site) = table.site(probe.address()).map(Arc::clone) else {
-                continue;
-            };
-            let mut rest = Site::clone(&site);
-            rest.probes.retain(|probe| probe.id != id);
-            if rest.is_unused() {
-                table.remove(site.virt);
-                lifted.push(site);
-            } else {
-                table.insert(rest);
-            }
+        let removed = registry.select(ids)?;
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        for probe in &removed {
+            table.change(probe.address(), |site| {
+                site.probes.retain(|other| other.id != probe.id);
+            });
         }
-        for (done, site) in lifted.iter().enumerate() {
-            if let Err(error) = site.lift(memory) {
-                // The table still has them all.
-                for site in &lifted[..done] {
-                    site.plant(memory)?;
-                }
-                return Err(error.into());
-            }
-        }
-        self.publish(table);
+        let gone: BTreeSet<_> = removed.iter().map(|probe| probe.id).collect();
+        let rest: Vec<_> = registry
+            .probes()
+            .filter(|probe| !gone.contains(&probe.id))
+            .cloned()
+            .collect();
+        self.release_milestones(&mut table, &rest);
+        table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
+        let table = Arc::new(table);
+        self.switch(guest.memory(), &before, &table)?;
+        self.forget_calls(guest, &gone);
+        self.release_copies(&before, &table);
         for probe in &removed {
             registry.remove(probe.id);
         }
         Ok(removed.iter().map(|probe| probe.info()).collect())
     }
 
-    /// Prepares the engine for what the kernel does to its own text: waits for it
-    /// to free its init text, to withdraw the probes there in time. Call it
-    /// before the guest's first instruction, or as soon as the image map is known.
-    ///
-    /// Returns whether there is such a moment to wait for: `false` for a kernel
-    /// without `free_initmem`, where nobody should probe init text.
+    /// Enables or disables all of these probes, or none.
     ///
     /// # Errors
-    /// As for a probe there.
-    pub fn arm_milestones(&self, memory: &dyn GuestMemory) -> Result<bool, RegisterError> {
-        if self.symbols.by_name(FREES_INIT_TEXT).next().is_none() {
-            return Ok(false);
-        }
-        let registry = self.registry();
-        let place = Place::Symbol {
-            name: FREES_INIT_TEXT.to_owned(),
-            offset: 0,
-        };
-        let before = self.table();
-        let spot = self.locate(&before, registry.init_freed, memory, &place)?;
-        let at = spot.site.virt;
-        let (site, planted) = match before.site(at) {
-            Some(site) => (Site::clone(site), vec![]),
-            None => (spot.site, vec![at]),
-        };
-        let mut table = Table::clone(&before);
-        table.insert(Site {
-            milestone: true,
-            ..site
-        });
-        self.arm(memory, table, &planted, &before)?;
-        Ok(true)
-    }
-
-    /// Publishes a table, then writes the breakpoints that are new in it.
-    fn arm(
+    /// A probe doesn't exist, the text can't be written, or there is no debug
+    /// register left for a watchpoint.
+    pub fn enable(
         &self,
-        memory: &dyn GuestMemory,
-        table: Table,
-        planted: &[GuestVirtAddr],
-        before: &Table,
-    ) -> Result<(), MemoryError> {
-        let sites: Vec<_> = planted
-            .iter()
-            .filter_map(|at| table.site(*at).cloned())
-            .collect();
-        self.publish(table);
-        for (done, site) in sites.iter().enumerate() {
-            if let Err(error) = site.plant(memory) {
-                for site in &sites[..done] {
-                    site.lift(memory)?;
-                }
-                self.publish(before.clone());
-                return Err(error);
-            }
+        guest: &dyn StoppedGuest,
+        ids: &[ProbeId],
+        on: bool,
+    ) -> Result<Vec<ProbeInfo>, ChangeError> {
+        let registry = self.registry();
+        let probes = registry.select(ids)?;
+        let were: Vec<_> = probes.iter().map(|probe| probe.is_enabled()).collect();
+        for probe in &probes {
+            probe.enable(on);
         }
-        Ok(())
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        table.rearm();
+        let result = table
+            .watch(registry.probes())
+            .map_err(ChangeError::from_watch)
+            .and_then(|()| Ok(self.switch(guest.memory(), &before, &Arc::new(table))?));
+        if let Err(error) = result {
+            for (probe, was) in probes.iter().zip(were) {
+                probe.enable(was);
+            }
+            return Err(error);
+        }
+        Ok(probes.iter().map(|probe| probe.info()).collect())
     }
 
-    /// The kernel is about to free its init text: withdraws all breakpoints from
-    /// it, and the one that told so.
-    pub(super) fn release_init_text(&self, memory: &dyn GuestMemory) {
-        let mut registry = self.registry();
+    /// Takes all breakpoints and watchpoints that users asked for out of the
+    /// guest, or puts those of the enabled probes back; the probes' own states
+    /// stay as they are.
+    ///
+    /// # Errors
+    /// The text can't be written.
+    pub fn arm_all(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
+        let _registry = self.registry();
         let before = self.table();
-        let init_text = self.symbols.init_text();
         let mut table = Table::clone(&before);
-        for site in before.sites() {
-            if init_text.contains(&site.virt) {
-                for probe in &site.probes {
-                    probe.set_gone();
-                }
-                table.remove(site.virt);
-            } else if site.milestone {
-                table.insert(Site {
-                    milestone: false,
-                    ..Site::clone(site)
-                });
-                if site.probes.is_empty() {
-                    table.remove(site.virt);
-                }
-            }
-            if table.site(site.virt).is_none() {
-                // What can't be written isn't memory any more, and holds no breakpoint.
-                let _lifted = site.lift(memory);
-            }
+        table.disarmed = !on;
+        table.rearm();
+        Ok(self.switch(guest.memory(), &before, &Arc::new(table))?)
+    }
+
+    /// Whether [`Self::arm_all`] has taken all breakpoints out.
+    pub fn is_disarmed(&self) -> bool {
+        self.table().disarmed
+    }
+
+    /// Puts a probe on an instruction; one that has a site keeps that.
+    pub(super) fn add_site(&self, table: &mut Table, site: Site, probe: &Arc<Probe>) {
+        if table.site(site.virt).is_some() {
+            self.release_site(&site);
         }
-        registry.init_freed = true;
-        self.publish(table);
+        table.add(site, Arc::clone(probe));
+    }
+
+    /// Gives the copies of instructions back that only `old` has a use for.
+    pub(super) fn release_copies(&self, old: &Table, new: &Table) {
+        let is_lost = |site: &&Arc<Site>| new.site(site.virt).is_none();
+        old.sites()
+            .filter(is_lost)
+            .for_each(|site| self.release_site(site));
+    }
+
+    /// Gives the copy of a site's instruction back, if it has one.
+    pub(super) fn release_site(&self, site: &Site) {
+        if let Some(copy) = site.copy() {
+            self.release_copy(copy);
+        }
     }
 }
 
+/// Where a probe in a module will be, as far as it is known.
+fn later(place: &Place) -> Spot {
+    let (symbol, offset) = match place {
+        Place::Symbol { name, offset, .. } => (name.clone(), *offset),
+        Place::Address(_) => (String::new(), 0),
+    };
+    Spot {
+        address: GuestVirtAddr(0),
+        symbol,
+        offset,
+        instruction: String::new(),
+        strategy: Strategy::Emulate,
+        reason: "its module is not loaded yet".to_owned(),
+    }
+}
+
+/// The name that a probe gets, if no other has it; `names` are those of the batch so far.
+fn new_name(
+    spec: &ProbeSpec,
+    target: &Target,
+    registry: &Registry,
+    names: &mut BTreeSet<String>,
+) -> Result<String, RegisterError> {
+    let name = name(spec, target)?;
+    if let Some(other) = registry.by_name(&name) {
+        let (id, address) = (other.id, other.address());
+        return Err(RegisterError::AlreadyExists { name, id, address });
+    }
+    if !names.insert(name.clone()) {
+        return Err(RegisterError::DuplicateName { name });
+    }
+    Ok(name)
+}
+
 /// The name that a probe gets.
-fn name(spec: &ProbeSpec, spot: &Spot) -> Result<String, RegisterError> {
+fn name(spec: &ProbeSpec, target: &Target) -> Result<String, RegisterError> {
+    let spot = match target {
+        Target::Instruction(located) => &located.spot,
+        Target::Data(spot) | Target::Later(spot) => spot,
+    };
     let name = match (&spec.name, &spec.place) {
         (Some(name), _) => name.clone(),
-        (None, Place::Symbol { .. }) => format!("{}+{:#x}", spot.symbol, spot.offset),
-        (None, Place::Address(address)) => return Ok(address.to_string()),
+        (None, place) => {
+            let at = match place {
+                Place::Symbol { module, .. } => {
+                    let module = module.as_ref().map(|module| format!("{module}:"));
+                    // The same whether the module is loaded or not.
+                    let offset = if let (Some(_), Place::Symbol { offset, .. }) = (&module, place) {
+                        *offset
+                    } else {
+                        spot.offset
+                    };
+                    let symbol = &spot.symbol;
+                    format!("{}{symbol}+{offset:#x}", module.unwrap_or_default())
+                }
+                Place::Address(address) => address.to_string(),
+            };
+            match spec.kind {
+                ProbeKind::Instruction { .. } => at,
+                ProbeKind::Return { .. } => format!("{at}%return"),
+                ProbeKind::Watch { len, .. } => format!("{at}/{len}"),
+            }
+        }
     };
     let bad = |c: char| c.is_whitespace() || c.is_control();
     // A default name is as long as the symbol's.

@@ -1,115 +1,15 @@
-//! The sites that have a breakpoint, and the text under them.
+//! What traps look at: the sites, the watched data, and the text under the breakpoints.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use crate::emulate::{Plan, Touched};
+use super::record::Probe;
+use super::site::{INT3, Site};
+use super::watch::Watchpoint;
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
-use crate::probe::{ProbeInfo, ProbeState};
-
-/// The one-byte breakpoint instruction (SDM vol. 2, INT3).
-pub(super) const INT3: u8 = 0xcc;
-
-/// A registered probe: what doesn't change, and its counters.
-#[derive(Debug)]
-pub(super) struct Probe {
-    pub(super) id: ProbeId,
-    /// Its counters and state are those of the registration.
-    fixed: ProbeInfo,
-    hits: AtomicU64,
-    gone: AtomicBool,
-}
-
-impl Probe {
-    pub(super) fn new(info: ProbeInfo) -> Self {
-        Self {
-            id: info.id,
-            fixed: info,
-            hits: AtomicU64::new(0),
-            gone: AtomicBool::new(false),
-        }
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.fixed.name
-    }
-
-    pub(super) fn address(&self) -> GuestVirtAddr {
-        self.fixed.address
-    }
-
-    pub(super) fn count(&self) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn set_gone(&self) {
-        self.gone.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn info(&self) -> ProbeInfo {
-        let gone = self.gone.load(Ordering::Relaxed);
-        ProbeInfo {
-            hits: self.hits.load(Ordering::Relaxed),
-            state: if gone {
-                ProbeState::Gone
-            } else {
-                ProbeState::Armed
-            },
-            ..self.fixed.clone()
-        }
-    }
-}
-
-/// How a site's instruction is executed.
-#[derive(Debug, Clone)]
-pub(super) enum Way {
-    Emulate(Plan),
-    Step { touched: Touched, repeats: bool },
-}
-
-/// An address with a breakpoint of ours.
-#[derive(Debug, Clone)]
-pub(super) struct Site {
-    pub(super) virt: GuestVirtAddr,
-    pub(super) phys: GuestPhysAddr,
-    /// The byte under the int3.
-    pub(super) original: u8,
-    pub(super) way: Way,
-    pub(super) probes: Vec<Arc<Probe>>,
-    /// The engine itself waits for this instruction.
-    pub(super) milestone: bool,
-}
-
-impl Site {
-    pub(super) fn is_unused(&self) -> bool {
-        self.probes.is_empty() && !self.milestone
-    }
-
-    /// Writes the int3, if the text is still the one that was decoded.
-    pub(super) fn plant(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
-        self.replace(memory, self.original, INT3)
-    }
-
-    /// Puts the original byte back, unless the guest has overwritten the int3:
-    /// then the text is the guest's.
-    pub(super) fn lift(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
-        self.replace(memory, INT3, self.original)
-    }
-
-    fn replace(&self, memory: &dyn GuestMemory, from: u8, to: u8) -> Result<(), MemoryError> {
-        let mut byte = [0];
-        memory.read(self.phys, &mut byte)?;
-        if byte == [from] {
-            memory.write(self.phys, &[to])
-        } else {
-            Ok(())
-        }
-    }
-}
 
 /// Everything that a trap has to look at. Never changes once published.
 #[derive(Debug, Clone, Default)]
@@ -118,6 +18,10 @@ pub(super) struct Table {
     sites: HashMap<u64, Arc<Site>, BuildHasherDefault<AddressHasher>>,
     /// Virtual addresses of the sites by their physical ones.
     by_phys: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
+    /// Data in debug registers, by the number of the register, and the probes there.
+    pub(super) watched: Vec<(Watchpoint, Vec<Arc<Probe>>)>,
+    /// All breakpoints that users asked for are out of the text.
+    pub(super) disarmed: bool,
 }
 
 impl Table {
@@ -128,8 +32,8 @@ impl Table {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.sites.is_empty()
+    pub(super) fn has_armed(&self) -> bool {
+        self.sites.values().any(|site| site.armed)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -148,9 +52,21 @@ impl Table {
         self.sites.values()
     }
 
+    /// Puts a site in, or in the place of the one at its address.
     pub(super) fn insert(&mut self, site: Site) {
+        let site = site.armed_if_wanted(self.disarmed);
         self.by_phys.insert(site.phys.0, site.virt.0);
         self.sites.insert(site.virt.0, Arc::new(site));
+    }
+
+    /// Puts a probe on an instruction.
+    pub(super) fn add(&mut self, site: Site, probe: Arc<Probe>) {
+        let mut site = match self.site(site.virt) {
+            Some(known) => Site::clone(known),
+            None => site,
+        };
+        site.probes.push(probe);
+        self.insert(site);
     }
 
     pub(super) fn remove(&mut self, at: GuestVirtAddr) {
@@ -159,8 +75,44 @@ impl Table {
         }
     }
 
-    /// The text at `at` as it is without our breakpoints; fewer than `len` bytes
-    /// where the image ends before. `None` outside the image.
+    /// Changes the site at an address; one that nobody uses any more is removed.
+    pub(super) fn change(&mut self, at: GuestVirtAddr, change: impl FnOnce(&mut Site)) {
+        let Some(site) = self.sites.get(&at.0) else {
+            return;
+        };
+        let mut site = Site::clone(site);
+        change(&mut site);
+        if site.is_unused() {
+            self.remove(at);
+        } else {
+            self.insert(site);
+        }
+    }
+
+    /// Takes over what the probes and the switch now say.
+    pub(super) fn rearm(&mut self) {
+        let disarmed = self.disarmed;
+        for site in self.sites.values_mut() {
+            let next = Site::clone(site).armed_if_wanted(disarmed);
+            if (next.armed, next.silent) != (site.armed, site.silent) {
+                *site = Arc::new(next);
+            }
+        }
+    }
+
+    /// Puts the original bytes into text that was read at `at`.
+    pub(super) fn unmask(&self, at: GuestVirtAddr, bytes: &mut [u8]) {
+        for (address, byte) in (at.0..).zip(bytes) {
+            if *byte == INT3
+                && let Some(site) = self.sites.get(&address).filter(|site| site.armed)
+            {
+                *byte = site.original;
+            }
+        }
+    }
+
+    /// The kernel's text at `at` as it is without our breakpoints; fewer than
+    /// `len` bytes where the image ends before. `None` outside the image.
     pub(super) fn text(
         &self,
         memory: &dyn GuestMemory,
@@ -172,11 +124,7 @@ impl Table {
         if let Err(error) = memory.read(phys, &mut bytes) {
             return Some(Err(error));
         }
-        for (address, byte) in (at.0..).zip(&mut bytes) {
-            if let Some(site) = self.sites.get(&address).filter(|_| *byte == INT3) {
-                *byte = site.original;
-            }
-        }
+        self.unmask(at, &mut bytes);
         Some(Ok(bytes))
     }
 }

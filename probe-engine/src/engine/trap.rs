@@ -2,17 +2,21 @@
 
 use std::sync::Arc;
 
-use super::table::{INT3, Site, Table, Way};
-use super::{Action, Engine, Stepping};
+use super::foresight::Foreseen;
+use super::site::{INT3, Milestone, Site, Way};
+use super::step::StepIn;
+use super::table::Table;
+use super::{Action, Engine};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::emulate::{self, Outcome, View};
-use crate::event::Hit;
+use crate::emulate::{self, Outcome, Touched, View};
+use crate::event::{Detail, Event};
 use crate::guest::GuestMemory;
-use crate::paging::{PageTables, walk};
+use crate::paging::walk;
+use crate::probe::ProbeKind;
 use crate::vcpu::{Registers, Vcpu};
 
 /// What a trap's address turned out to be.
-enum Found {
+pub(super) enum Found {
     Ours(Arc<Site>),
     /// No probe there, and no int3 any more: it was removed since the trap.
     Stale,
@@ -21,147 +25,299 @@ enum Found {
 }
 
 impl Engine {
-    /// Answers an int3; RIP is at it. Records a hit of each probe there and gets
-    /// past the probed instruction if the engine can.
+    /// Answers an int3; RIP is at it. Reports the hit and gets past the probed
+    /// instruction, or says how to.
     pub fn on_breakpoint(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
+        let rip = GuestVirtAddr(vcpu.registers().rip);
+        if self.arena_covers(rip) {
+            return self.on_breakpoint_in_arena(rip, memory, vcpu);
+        }
         let table = self.table();
         let site = match find(&table, memory, vcpu) {
             Found::Ours(site) => site,
             Found::Stale => return Action::Resume,
             Found::Foreign => return Action::GiveBack,
         };
-        if site.milestone {
-            self.release_init_text(memory);
-            if site.probes.is_empty() {
-                return Action::Resume;
-            }
+        match site.milestone {
+            None => self.hit(&site, memory, vcpu),
+            Some(milestone) => self.on_milestone(milestone, &site, memory, vcpu),
         }
-        self.record(&site, vcpu);
-        pass(&site, memory, vcpu)
     }
 
-    /// Puts the original instruction back for a lone step; RIP is at it and all
-    /// other vCPUs are stopped. `false`: the probe went away meanwhile, so there
-    /// is nothing to step; just resume.
-    pub fn before_step(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
-        let Found::Ours(site) = find(&self.table(), memory, vcpu) else {
-            return false;
-        };
-        if site.lift(memory).is_err() {
-            return false;
+    /// Reports a hit of the site's probes and gets past its instruction.
+    pub(super) fn hit(
+        &self,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        for probe in site.enabled() {
+            probe.exit();
+            if matches!(probe.kind, ProbeKind::Instruction { .. }) {
+                probe.hit();
+            }
         }
-        let (id, rip) = (vcpu.id(), vcpu.registers().rip);
-        let mut stepping = self.stepping();
-        stepping.retain(|step| step.vcpu != id);
-        stepping.push(Stepping {
-            vcpu: id,
-            site: site.virt,
-            rip,
-        });
-        true
+        let before = Registers {
+            rip: site.virt.0,
+            ..*vcpu.registers()
+        };
+        self.report(site, vcpu, &before, Detail::Pre);
+        self.enter(site, memory, vcpu);
+        let action = self.pass(site, memory, vcpu);
+        if let Action::PageFault { .. } = action {
+            self.enter_again(site, memory, vcpu, before.rsp);
+        }
+        action
     }
 
-    /// Ends a lone step: plants the breakpoint again. To be called after
-    /// `before_step` said `true`, wherever RIP is now, before the other vCPUs go
-    /// on. [`Action::StepAlone`] when a repeated string instruction has more
-    /// rounds to go.
-    pub fn after_step(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
-        let id = vcpu.id();
-        let step = {
-            let mut stepping = self.stepping();
-            let index = stepping.iter().position(|step| step.vcpu == id);
-            index.map(|index| stepping.swap_remove(index))
-        };
-        let Some(step) = step else {
-            return Action::Resume;
-        };
-        let table = self.table();
-        let Some(site) = table.site(step.site) else {
-            return Action::Resume;
-        };
-        // Failing means that the text is no memory any more: nothing can trap there.
-        let _planted = site.plant(memory);
-        match &site.way {
-            Way::Step { repeats: true, .. } if vcpu.registers().rip == step.rip => {
-                pass(site, memory, vcpu)
-            }
+    fn on_milestone(
+        &self,
+        milestone: Milestone,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        self.reach(milestone, memory, vcpu);
+        // The breakpoint may be gone now; its hit counts all the same.
+        if site.enabled().next().is_some() {
+            return self.hit(site, memory, vcpu);
+        }
+        match self.table().site(site.virt) {
+            Some(site) if site.armed => self.pass(site, memory, vcpu),
             _ => Action::Resume,
         }
     }
 
-    fn record(&self, site: &Site, vcpu: &dyn Vcpu) {
+    /// An int3 in the arena: a followed call has returned, or the copy of an
+    /// instruction is done.
+    fn on_breakpoint_in_arena(
+        &self,
+        rip: GuestVirtAddr,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        if self.returns().trampoline == Some(rip) {
+            return self.returned(vcpu);
+        }
+        let Some(site) = self.copied_before(rip) else {
+            // Removed meanwhile, the byte is a `nop` by now; or the guest leapt there.
+            return match self.copy_around(rip) {
+                Some((_, phys)) if is_gone(memory, phys) => Action::Resume,
+                _ => Action::GiveBack,
+            };
+        };
+        vcpu.registers_mut().rip = site.next().0;
+        self.done(&site, vcpu);
+        Action::Resume
+    }
+
+    /// The site of whose instruction a copy ends at `rip`.
+    pub(super) fn copied_before(&self, rip: GuestVirtAddr) -> Option<Arc<Site>> {
+        if !self.arena_covers(rip) {
+            return None;
+        }
+        let (probed, _) = self.copy_around(rip)?;
+        let ends_here = |site: &&Arc<Site>| site.copy().is_some_and(|copy| copy.end == rip);
+        self.table().site(probed).filter(ends_here).cloned()
+    }
+
+    /// The site's instruction has been executed; RIP is where it led.
+    pub(super) fn done(&self, site: &Site, vcpu: &dyn Vcpu) {
+        if site.wants_post() {
+            for probe in site.enabled().filter(|probe| probe.wants_post()) {
+                probe.exit();
+            }
+            self.report(site, vcpu, vcpu.registers(), Detail::Post);
+        }
+    }
+
+    /// Sends an event of each of the site's probes that wants it.
+    pub(super) fn report(
+        &self,
+        site: &Site,
+        vcpu: &dyn Vcpu,
+        registers: &Registers,
+        detail: Detail,
+    ) {
+        let mut template = None;
+        for probe in site.enabled() {
+            let wanted = match detail {
+                Detail::Pre => matches!(probe.kind, ProbeKind::Instruction { .. }),
+                Detail::Post => probe.wants_post(),
+                Detail::Fault { .. } => probe.wants_fault(),
+                Detail::Return { .. } | Detail::Access => false,
+            };
+            if wanted {
+                let event = template.get_or_insert_with(|| Event {
+                    probe: probe.id,
+                    vcpu: vcpu.id(),
+                    tsc: vcpu.tsc(),
+                    registers: *registers,
+                    detail,
+                });
+                event.probe = probe.id;
+                self.sink.event(event);
+            }
+        }
+    }
+
+    /// Gets past the site's instruction, or says how to.
+    pub(super) fn pass(
+        &self,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        let fault = match &site.way {
+            // Nothing that is done here comes to the notice of the debug registers.
+            Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {
+                return self.step(site, memory, vcpu, StepIn::Place);
+            }
+            Way::Emulate { plan, .. } => {
+                let before = *vcpu.registers();
+                match emulate::run(plan, memory, vcpu) {
+                    Outcome::Done => {
+                        self.emulated(site, vcpu);
+                        return Action::Resume;
+                    }
+                    Outcome::Halted => {
+                        self.emulated(site, vcpu);
+                        return Action::Halt;
+                    }
+                    Outcome::Step => {
+                        return self.step(site, memory, vcpu, StepIn::Place);
+                    }
+                    Outcome::Fault {
+                        address,
+                        error_code,
+                    } => {
+                        *vcpu.registers_mut() = before;
+                        (address, error_code)
+                    }
+                }
+            }
+            Way::Boost {
+                copy, foresight, ..
+            } => match foresight.look(memory, vcpu) {
+                Foreseen::Nothing if vcpu.registers().rip == site.virt.0 => {
+                    vcpu.registers_mut().rip = copy.slot.address.0;
+                    return Action::Resume;
+                }
+                Foreseen::Nothing | Foreseen::Unknown => {
+                    return self.step(site, memory, vcpu, StepIn::Place);
+                }
+                Foreseen::PageFault {
+                    address,
+                    error_code,
+                } => (address, error_code),
+            },
+            Way::Step {
+                foresight, copy, ..
+            } => match foresight.look(memory, vcpu) {
+                Foreseen::PageFault {
+                    address,
+                    error_code,
+                } => (address, error_code),
+                Foreseen::Nothing | Foreseen::Unknown => {
+                    // Identity-mapped early code doesn't see the arena, and an exception in
+                    // the copy must not go unnoticed.
+                    let noticed = self.table().watched.is_empty();
+                    let place = match copy {
+                        Some(copy) if noticed && vcpu.registers().rip == site.virt.0 => {
+                            StepIn::Copy(*copy)
+                        }
+                        _ => StepIn::Place,
+                    };
+                    return self.step(site, memory, vcpu, place);
+                }
+            },
+        };
+        let (address, error_code) = fault;
         let registers = Registers {
             rip: site.virt.0,
             ..*vcpu.registers()
         };
-        let (vcpu, tsc) = (vcpu.id(), vcpu.tsc());
-        for probe in &site.probes {
-            probe.count();
-            self.sink.hit(&Hit {
-                probe: probe.id,
-                vcpu,
-                tsc,
-                registers,
-            });
+        self.report(
+            site,
+            vcpu,
+            &registers,
+            Detail::Fault {
+                vector: PAGE_FAULT,
+                error_code: Some(error_code),
+                address: Some(address),
+            },
+        );
+        Action::PageFault {
+            address,
+            error_code,
+        }
+    }
+
+    /// Whether the instruction at RIP may access watched data.
+    fn is_watched(&self, touched: &Touched, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
+        let table = self.table();
+        if table.watched.is_empty() || table.disarmed || touched.is_empty() {
+            return false;
+        }
+        let registers = *vcpu.registers();
+        let view = vcpu
+            .control()
+            .ok()
+            .map(|control| View::new(memory, control));
+        let Some(Ok(view)) = view else {
+            return true;
+        };
+        table.watched.iter().any(|(point, _)| {
+            let start = point.address.0;
+            touched.overlaps(&view, &registers, start..start + u64::from(point.len))
+        })
+    }
+
+    /// As [`Self::done`], without an exit of its own.
+    fn emulated(&self, site: &Site, vcpu: &dyn Vcpu) {
+        if site.wants_post() {
+            self.report(site, vcpu, vcpu.registers(), Detail::Post);
         }
     }
 }
 
-/// Gets past the site's instruction, or says how to.
-fn pass(site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
-    match &site.way {
-        Way::Emulate(plan) => match emulate::run(plan, memory, vcpu) {
-            Outcome::Done => Action::Resume,
-            Outcome::Halted => Action::Halt,
-            Outcome::Fault {
-                address,
-                error_code,
-            } => Action::PageFault {
-                address,
-                error_code,
-            },
-            Outcome::Step => Action::StepAlone,
-        },
-        Way::Step { touched, .. } => {
-            let fault = (!touched.is_empty())
-                .then(|| View::new(memory, vcpu.control().ok()?).ok())
-                .flatten()
-                .and_then(|view| touched.fault(&view, vcpu.registers()));
-            match fault {
-                Some((address, error_code)) => Action::PageFault {
-                    address,
-                    error_code,
-                },
-                None => Action::StepAlone,
-            }
-        }
-    }
-}
+/// Vector of the page fault exception (SDM vol. 3A, table 6-1).
+pub(super) const PAGE_FAULT: u8 = 14;
 
 /// The site at RIP. Early boot code runs identity-mapped, so an address that is
 /// no site is looked for in physical memory as well.
-fn find(table: &Table, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Found {
+pub(super) fn find(table: &Table, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Found {
     let rip = GuestVirtAddr(vcpu.registers().rip);
-    // User mode can't execute at an address of the image.
-    if let Some(site) = table.site(rip) {
+    // User mode can't execute at an address of the kernel.
+    let site = table.site(rip);
+    if let Some(site) = site.filter(|site| site.armed) {
         return Found::Ours(Arc::clone(site));
     }
-    let in_image = table.image.as_ref().and_then(|image| image.to_phys(rip));
-    let phys = match in_image {
-        Some((phys, _)) => phys,
-        None => match translate(memory, vcpu, rip) {
-            Some(phys) => phys,
-            None => return Found::Foreign,
-        },
+    let known = match site {
+        Some(site) => Some(site.phys),
+        None => table
+            .image
+            .as_ref()
+            .and_then(|image| image.to_phys(rip))
+            .map(|(phys, _)| phys),
     };
-    if let Some(site) = table.site_at_phys(phys) {
+    let Some(phys) = known.or_else(|| translate(memory, vcpu, rip)) else {
+        return Found::Foreign;
+    };
+    if let Some(site) = table.site_at_phys(phys).filter(|site| site.armed) {
         return Found::Ours(Arc::clone(site));
     }
-    let mut byte = [0];
-    match memory.read(phys, &mut byte) {
-        Ok(()) if byte != [INT3] => Found::Stale,
-        _ => Found::Foreign,
+    if is_gone(memory, phys) {
+        Found::Stale
+    } else {
+        Found::Foreign
     }
+}
+
+/// Whether there is no int3 any more.
+fn is_gone(memory: &dyn GuestMemory, phys: GuestPhysAddr) -> bool {
+    let mut byte = [0];
+    memory.read(phys, &mut byte).is_ok() && byte != [INT3]
 }
 
 /// Where an address of 64-bit supervisor code is; `None` for any other code.
@@ -174,7 +330,6 @@ fn translate(
         .control()
         .ok()
         .filter(|control| control.cpl == 0 && control.code64)?;
-    let tables =
-        PageTables::from_registers(control.cr0, control.cr3, control.cr4, control.efer).ok()?;
+    let tables = control.page_tables().ok()?;
     walk(memory, tables, at).ok().map(|page| page.phys)
 }

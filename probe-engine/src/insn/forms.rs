@@ -2,8 +2,8 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-/// The legacy prefixes of an instruction (SDM vol. 2, 2.1.1), where the decoded
-/// form doesn't tell.
+/// The prefixes of an instruction (SDM vol. 2, 2.1.1 and 2.2.1), where the
+/// decoded form doesn't tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Prefixes {
     /// 66
@@ -14,19 +14,27 @@ pub(crate) struct Prefixes {
     pub(crate) lock: bool,
     /// F2 or F3, a part of the opcode or not
     pub(crate) repeat: bool,
+    /// REX.B
+    pub(crate) rex_b: bool,
 }
 
 impl Prefixes {
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut found = Self::default();
         for byte in bytes {
+            // A REX prefix counts only right before the opcode.
+            let before = std::mem::take(&mut found.rex_b);
             match byte {
                 0x66 => found.operand_size = true,
                 0x67 => found.address_size = true,
                 0xf0 => found.lock = true,
                 0xf2 | 0xf3 => found.repeat = true,
                 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 => {}
-                _ => break,
+                0x40..=0x4f => found.rex_b = byte & 1 != 0,
+                _ => {
+                    found.rex_b = before;
+                    break;
+                }
             }
         }
         found

@@ -1,4 +1,4 @@
-//! `EventService`: hits, followed.
+//! `EventService`: what probes see, followed.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl EventService for Events {
         machine.check_probes(&probe_ids)?;
         // Before `subscribed` is sent, so that the client's next call can't make a hit that this
         // stream doesn't see.
-        let subscription = machine.hits().subscribe(probe_ids);
+        let subscription = machine.events().subscribe(probe_ids);
 
         let (sender, stream) = mpsc::channel(AHEAD);
         tokio::spawn(async move {

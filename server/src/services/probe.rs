@@ -2,15 +2,23 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 use vmprobe_proto::v1::probe_service_server::ProbeService;
 use vmprobe_proto::v1::{
-    ListProbesRequest, ListProbesResponse, RegisterProbesRequest, RegisterProbesResponse,
-    UnregisterProbesRequest, UnregisterProbesResponse,
+    ArmProbesRequest, ArmProbesResponse, EnableProbesRequest, EnableProbesResponse,
+    ListBlacklistRequest, ListBlacklistResponse, ListProbesRequest, ListProbesResponse,
+    RegisterProbesRequest, RegisterProbesResponse, UnregisterProbesRequest,
+    UnregisterProbesResponse,
 };
 
 use super::blocking;
+use crate::machine::{BlacklistReader, Chosen};
 use crate::machines::Machines;
+
+/// Messages on their way to a client beside those that gRPC holds.
+const AHEAD: usize = 2;
 
 /// The service.
 #[derive(Debug)]
@@ -18,14 +26,19 @@ pub struct Probes(pub Arc<Machines>);
 
 #[async_trait]
 impl ProbeService for Probes {
+    type ListBlacklistStream = ReceiverStream<Result<ListBlacklistResponse, Status>>;
+
     async fn register_probes(
         &self,
         request: Request<RegisterProbesRequest>,
     ) -> Result<Response<RegisterProbesResponse>, Status> {
         let RegisterProbesRequest { vm, probes } = request.into_inner();
         let machine = self.0.get(&vm)?;
-        let probes = blocking(move || machine.register(&probes)).await?;
-        Ok(Response::new(RegisterProbesResponse { probes }))
+        let changed = blocking(move || machine.register(&probes)).await?;
+        Ok(Response::new(RegisterProbesResponse {
+            stopped_ns: changed.stopped_ns(),
+            probes: changed.result,
+        }))
     }
 
     async fn unregister_probes(
@@ -34,8 +47,12 @@ impl ProbeService for Probes {
     ) -> Result<Response<UnregisterProbesResponse>, Status> {
         let UnregisterProbesRequest { vm, ids, names } = request.into_inner();
         let machine = self.0.get(&vm)?;
-        let probes = blocking(move || machine.unregister(&ids, &names)).await?;
-        Ok(Response::new(UnregisterProbesResponse { probes }))
+        let chosen = Chosen { ids, names };
+        let changed = blocking(move || machine.unregister(&chosen)).await?;
+        Ok(Response::new(UnregisterProbesResponse {
+            stopped_ns: changed.stopped_ns(),
+            probes: changed.result,
+        }))
     }
 
     async fn list_probes(
@@ -43,7 +60,86 @@ impl ProbeService for Probes {
         request: Request<ListProbesRequest>,
     ) -> Result<Response<ListProbesResponse>, Status> {
         let machine = self.0.get(&request.get_ref().vm)?;
-        let probes = blocking(move || Ok(machine.list_probes())).await?;
-        Ok(Response::new(ListProbesResponse { probes }))
+        let (probes, disarmed) = blocking(move || Ok(machine.list_probes())).await?;
+        Ok(Response::new(ListProbesResponse { probes, disarmed }))
+    }
+
+    async fn enable_probes(
+        &self,
+        request: Request<EnableProbesRequest>,
+    ) -> Result<Response<EnableProbesResponse>, Status> {
+        let EnableProbesRequest {
+            vm,
+            ids,
+            names,
+            disable,
+        } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let chosen = Chosen { ids, names };
+        let changed = blocking(move || machine.enable(&chosen, !disable)).await?;
+        Ok(Response::new(EnableProbesResponse {
+            stopped_ns: changed.stopped_ns(),
+            probes: changed.result,
+        }))
+    }
+
+    async fn arm_probes(
+        &self,
+        request: Request<ArmProbesRequest>,
+    ) -> Result<Response<ArmProbesResponse>, Status> {
+        let ArmProbesRequest { vm, disarm } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let changed = blocking(move || machine.arm_all(!disarm)).await?;
+        Ok(Response::new(ArmProbesResponse {
+            stopped_ns: changed.stopped_ns(),
+        }))
+    }
+
+    async fn list_blacklist(
+        &self,
+        request: Request<ListBlacklistRequest>,
+    ) -> Result<Response<Self::ListBlacklistStream>, Status> {
+        let ListBlacklistRequest { vm, pattern } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let reader = blocking(move || BlacklistReader::new(machine, &pattern)).await?;
+        let (sender, stream) = mpsc::channel(AHEAD);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = send(reader, &sender) => {}
+                () = sender.closed() => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// Sends all entries, a bounded stretch of work for each message.
+async fn send(
+    mut reader: BlacklistReader,
+    to: &mpsc::Sender<Result<ListBlacklistResponse, Status>>,
+) {
+    loop {
+        let read = blocking(move || {
+            let entries = reader.next();
+            Ok((reader, entries))
+        });
+        let message = match read.await {
+            Ok((_, None)) => return,
+            Ok((rest, Some(entries))) => {
+                reader = rest;
+                if entries.is_empty() {
+                    continue;
+                }
+                Ok(ListBlacklistResponse { entries })
+            }
+            Err(status) => {
+                // Whoever has gone needs no answer.
+                let _ = to.send(Err(status)).await;
+                return;
+            }
+        };
+        if to.send(message).await.is_err() {
+            return;
+        }
     }
 }

@@ -12,12 +12,24 @@ Exit codes:
   2    wrong arguments
   run, vm wait: how the guest ended: 0 power-off, 3 reset, 4 panic, 5 triple fault,
        6 killed, 7 its monitor failed; 125 when the command itself failed
+  boot-timeline: 0 when the guest got there, else as run
   doctor: that of `vmprobed doctor`";
 
 const PROBE_SYNTAX: &str = "\
-A probe is [NAME=]SYMBOL[+OFFSET] or [NAME=]0xADDRESS, or in the kernel's own form
-'p[:NAME] SYMBOL[+OFFSET]'. Offsets are decimal, or hexadecimal with 0x. Without an
-offset the probe goes behind the function's ftrace site.";
+A probe, in quotes where it has spaces:
+  [NAME=]PLACE                an event before the instruction there
+  p[:NAME] PLACE              the same, in the form of the kernel's kprobe_events
+  r[MAXACTIVE][:NAME] PLACE   an event when the function returns; also SYMBOL%return
+  w[:NAME] PLACE[/LENGTH][:ACCESS]
+                              an event after each write (ACCESS w), or read or write (rw),
+                              to 1, 2, 4 or 8 bytes; at most four of these at a time
+PLACE is [MODULE:]SYMBOL[+OFFSET] or 0xADDRESS. Offsets are decimal, or hexadecimal with 0x.
+Without an offset p goes behind the function's ftrace site. A module need not be loaded yet.
+Behind it: post (also an event after the instruction), fault (also one when it raises an
+exception), disabled (register, but don't arm).
+
+A guest's own command line may have such probes too: vmprobe.probe=PROBE[;PROBE...], with
+commas for the spaces.";
 
 /// Kernel probes from outside the guest.
 #[derive(Debug, Parser)]
@@ -32,12 +44,18 @@ pub enum Command {
     /// Boot a guest on a server of its own, console on this terminal, until it ends
     #[command(after_help = PROBE_SYNTAX)]
     Run(Run),
+    /// Boot a guest on a server of its own and print what its boot spends its time on
+    ///
+    /// Probes well-known functions on the way from the kernel's first C function to PID 1, and
+    /// every initcall. The guest is killed when it gets to where PID 1's program is executed.
+    #[command(after_help = PROBE_SYNTAX)]
+    BootTimeline(BootTimeline),
     /// Say whether this host can run guests, and what is missing
     Doctor(Doctor),
     /// Create and control VMs
     #[command(subcommand)]
     Vm(Vm),
-    /// Register, list and remove probes
+    /// Register, list, switch and remove probes
     #[command(subcommand)]
     Probe(Probe),
     /// Follow the events of a VM until it ends
@@ -53,7 +71,7 @@ impl Command {
     /// where the guest's is passed on.
     pub fn failure_code(&self) -> u8 {
         match self {
-            Self::Run(_) | Self::Vm(Vm::Wait(_)) => 125,
+            Self::Run(_) | Self::BootTimeline(_) | Self::Vm(Vm::Wait(_)) => 125,
             _ => 1,
         }
     }
@@ -83,6 +101,13 @@ pub struct Guest {
     /// Kernel: a bzImage or a vmlinux
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
+    #[command(flatten)]
+    pub machine: Machine,
+}
+
+/// What a guest has besides its kernel.
+#[derive(Debug, Args)]
+pub struct Machine {
     /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
@@ -99,7 +124,7 @@ pub struct Guest {
     #[arg(long, value_enum, default_value_t = Boot::Elf)]
     pub boot: Boot,
     /// A probe planted before the guest's first instruction (repeatable)
-    #[arg(long = "probe", value_name = "SPEC")]
+    #[arg(long = "probe", value_name = "PROBE")]
     pub probes: Vec<String>,
 }
 
@@ -116,6 +141,30 @@ pub struct Run {
     #[command(flatten)]
     pub guest: Guest,
     /// Write events to this file instead of standard error
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct BootTimeline {
+    /// Kernel: a bzImage or a vmlinux
+    #[arg(value_name = "KERNEL")]
+    pub kernel: PathBuf,
+    #[command(flatten)]
+    pub machine: Machine,
+    /// Watch until this probe is hit, instead of until PID 1's program is executed
+    #[arg(long, value_name = "PROBE")]
+    pub until: Option<String>,
+    /// Let the guest go on to its own end instead of killing it
+    #[arg(long)]
+    pub keep: bool,
+    /// Show so many of the slowest initcalls
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// One JSON object, with all initcalls
+    #[arg(long)]
+    pub json: bool,
+    /// Write all events to this file
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
 }
@@ -190,10 +239,27 @@ pub enum Probe {
     /// Register probes, all or none
     #[command(after_help = PROBE_SYNTAX)]
     Add(ProbeAdd),
-    /// List probes with their hits, in the manner of the kernel's kprobes/list
+    /// List probes: where they are, how they work, their hits
     List(ProbeList),
     /// Remove probes, all or none
     Rm(ProbeRm),
+    /// Enable probes, all or none
+    Enable(ProbeNames),
+    /// Disable probes, all or none; they stay registered, but aren't hit
+    Disable(ProbeNames),
+    /// Arm all enabled probes of the VM again after `disarm`
+    ///
+    /// As `echo 1 > /sys/kernel/debug/kprobes/enabled` does for the kernel's own.
+    Arm(Target),
+    /// Disarm all probes of the VM at once; each stays enabled or disabled as it is
+    ///
+    /// As `echo 0 > /sys/kernel/debug/kprobes/enabled` does for the kernel's own.
+    Disarm(Target),
+    /// List what can't be probed in the guest's kernel, and why
+    ///
+    /// In the manner of /sys/kernel/debug/kprobes/blacklist: range and symbol, then kind and
+    /// reason, with tabs between them.
+    Blacklist(ProbeBlacklist),
 }
 
 #[derive(Debug, Args)]
@@ -201,16 +267,49 @@ pub struct ProbeAdd {
     #[command(flatten)]
     pub target: Target,
     /// The probes
-    #[arg(value_name = "SPEC", required = true)]
+    #[arg(value_name = "PROBE", required = true)]
     pub specs: Vec<String>,
+    /// Register them, but don't arm them until they are enabled
+    #[arg(long)]
+    pub disabled: bool,
+    /// Also an event after each probed instruction, with the registers it leaves behind
+    #[arg(long)]
+    pub post: bool,
+    /// Also an event when a probed instruction raises an exception
+    #[arg(long)]
+    pub fault: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeNames {
+    #[command(flatten)]
+    pub target: Target,
+    /// Names or ids (a number alone is an id)
+    #[arg(value_name = "PROBE", required = true)]
+    pub probes: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeBlacklist {
+    #[command(flatten)]
+    pub target: Target,
+    /// Only what covers this symbol, or those that match a pattern with * and ?
+    #[arg(value_name = "PATTERN", default_value = "")]
+    pub pattern: String,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct ProbeList {
     #[command(flatten)]
     pub target: Target,
-    /// One JSON object a line
+    /// As the kernel's own /sys/kernel/debug/kprobes/list, to the byte
     #[arg(long)]
+    pub kernel: bool,
+    /// One JSON object a line
+    #[arg(long, conflicts_with = "kernel")]
     pub json: bool,
 }
 

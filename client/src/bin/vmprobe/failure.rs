@@ -22,6 +22,10 @@ pub enum Failure {
     SeveralVms { server: String, names: String },
     #[error("no probe is called `{name}`: `vmprobe probe list` shows those there are")]
     NoProbe { name: String },
+    #[error("no milestone of this kernel's boot can be probed: {reason}")]
+    NoMilestone { reason: String },
+    #[error("the server doesn't know the frequency of the guest's TSC, so there are no times")]
+    NoFrequency,
     #[error("can't write standard output: {0}")]
     Output(io::Error),
     #[error("can't write events to {}: {cause}", .file.display())]

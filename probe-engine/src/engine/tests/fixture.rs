@@ -3,29 +3,52 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use crate::engine::Engine;
+use crate::arena::{Part, Region};
+use crate::blacklist::{Blacklist, Entry, Reason};
+use crate::engine::copies::ArenaState;
+use crate::engine::{Action, Engine};
 use crate::error::RegisterError;
-use crate::event::{EventSink, Hit};
+use crate::event::{Detail, Event, EventSink};
 use crate::guest::GuestMemory;
-use crate::guest::testing::TestMemory;
+use crate::guest::testing::{TestGuest, TestMemory};
 use crate::image_map::{ImageMap, ImageSegment};
-use crate::probe::{Place, ProbeInfo, ProbeSpec};
+use crate::kernel::Kernel;
+use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::symbols::Symbols;
+use crate::symbols::synthetic;
 use crate::vcpu::testing::TestVcpu;
-
-#[path = "../../symbols/synthetic.rs"]
-#[expect(
-    dead_code,
-    clippy::duplicate_mod,
-    reason = "private to the symbols; a part is needed"
-)]
-mod synthetic;
 
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.
 pub const PHYS: u64 = 0x10_0000;
 /// Where tests have their stack; translation is by identity.
 pub const STACK: u64 = 0x8000;
+/// How many vCPUs the engine is told of.
+pub const VCPUS: u32 = 2;
+const MEMORY: usize = 0x80_0000;
+/// Length of the image, its page table included.
+const IMAGE_LEN: u64 = 0x3000;
+/// Offset of `level3_kernel_pgt`.
+const TABLE: u64 = 0x2000;
+/// The arena's memory.
+const REGION: Region = Region {
+    tables: GuestPhysAddr(0xa000),
+    code: Part {
+        phys: GuestPhysAddr(0x40_0000),
+        len: 0x20_0000,
+    },
+    data: Part {
+        phys: GuestPhysAddr(0x60_0000),
+        len: 0x20_0000,
+    },
+};
+
+/// A step with all other vCPUs stopped, of a guest without handlers.
+pub const ALONE: Action = Action::Step {
+    alone: true,
+    through: false,
+    handlers: [None; 4],
+};
 
 /// Offset, name, code.
 const FUNCTIONS: &[(u64, &str, &[u8])] = &[
@@ -68,41 +91,66 @@ const FUNCTIONS: &[(u64, &str, &[u8])] = &[
         "stepped",
         b"\xf0\xff\x05\x10\0\0\0\x48\x0f\xa3\x03\xc3",
     ),
+    // rdtsc; div %rcx; wrmsr; rep movsb; fadd %st(1),%st; lock incl (%rdi); ret
+    (
+        0x2c0,
+        "copied",
+        b"\x0f\x31\x48\xf7\xf1\x0f\x30\xf3\xa4\xd8\xc1\xf0\xff\x07\xc3",
+    ),
+    // Each: push %rbp; ret
+    (0x300, "do_init_module", b"\x55\xc3"),
+    (0x310, "ftrace_free_mem", b"\x55\xc3"),
+    (0x320, "free_module", b"\x55\xc3"),
     (0x900, "init_fn", b"\x55\xc3"),
+    // rdtsc; ret
+    (0x910, "init_copied", b"\x0f\x31\xc3"),
 ];
 
-/// Collects hits.
+/// Collects events.
 #[derive(Default)]
-pub struct Hits(Mutex<Vec<Hit>>);
+pub struct Events(Mutex<Vec<Event>>);
 
-impl EventSink for Hits {
-    fn hit(&self, hit: &Hit) {
+impl EventSink for Events {
+    fn event(&self, event: &Event) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(*hit);
+            .push(*event);
     }
 }
 
 pub struct Fixture {
     pub engine: Engine,
-    pub memory: TestMemory,
-    hits: Arc<Hits>,
+    pub memory: Arc<TestMemory>,
+    events: Arc<Events>,
 }
 
 impl Fixture {
     /// With the image in memory and known.
     pub fn new() -> Self {
-        Self::with(Some(image()))
+        Self::with(Some(image()), |_| {})
     }
 
     /// Before it is known where the image is.
     pub fn unmapped() -> Self {
-        Self::with(None)
+        Self::with(None, |_| {})
     }
 
-    fn with(image: Option<ImageMap>) -> Self {
-        let memory = TestMemory::new(0x20_0000);
+    /// With executable memory for copies and returns.
+    pub fn with_arena() -> Self {
+        Self::with_arena_and(|_| {})
+    }
+
+    /// The same, knowing something more of the kernel.
+    pub fn with_arena_and(know: impl FnOnce(&mut Kernel)) -> Self {
+        let f = Self::with(Some(image()), know);
+        f.engine.install_arena(&f.guest(), REGION).unwrap();
+        f
+    }
+
+    /// With an image, if it is known where, and what else is known of the kernel.
+    pub fn with(image: Option<ImageMap>, know: impl FnOnce(&mut Kernel)) -> Self {
+        let memory = TestMemory::new(MEMORY);
         memory.write(GuestPhysAddr(PHYS), &[0xcc; 0x1000]).unwrap();
         let mut definitions = vec![(TEXT, 'T', "_text".into()), (TEXT, 'T', "_stext".into())];
         for (offset, name, code) in FUNCTIONS {
@@ -115,23 +163,47 @@ impl Fixture {
             (0xa00, 'T', "_einittext"),
             (0xb00, 'D', "table"),
             (0x1000, 'D', "_end"),
+            (TABLE, 'D', "level3_kernel_pgt"),
         ] {
             definitions.push((TEXT + offset, kind, name.to_owned()));
         }
+        definitions.push((0x1_0040, 'A', "per_cpu".to_owned()));
+        definitions.push((crate::modules::synthetic::LIST, 'd', "modules".to_owned()));
         definitions.sort_by_key(|(address, ..)| *address);
-        let symbols = Symbols::from_elf_symtab(&synthetic::unstripped(&definitions)).unwrap();
-        let hits = Arc::new(Hits::default());
-        let engine = Engine::new(symbols, image, Arc::clone(&hits) as Arc<dyn EventSink>);
-        Self {
-            engine,
-            memory,
-            hits,
+        // Entries as the kernel has them for its image and what is above it.
+        for (index, entry) in [(510, 0x5063_u64), (511, 0x6067)] {
+            let at = GuestPhysAddr(PHYS + TABLE + index * 8);
+            memory.write(at, &entry.to_le_bytes()).unwrap();
         }
+        let symbols = Symbols::from_elf_symtab(&synthetic::unstripped(&definitions)).unwrap();
+        let events = Arc::new(Events::default());
+        let mut kernel = Kernel::from_symbols(symbols);
+        kernel.has_ftrace = true;
+        kernel.blacklist = blacklist(&[]);
+        know(&mut kernel);
+        let sink = Arc::clone(&events) as Arc<dyn EventSink>;
+        Self {
+            engine: Engine::new(kernel, image, VCPUS, sink),
+            memory: Arc::new(memory),
+            events,
+        }
+    }
+
+    /// The guest, stopped, with one vCPU that is nowhere.
+    pub fn guest(&self) -> TestGuest<'_> {
+        TestGuest::new(&self.memory)
+    }
+
+    /// The guest, stopped with this vCPU.
+    pub fn guest_with(&self, vcpu: &TestVcpu) -> TestGuest<'_> {
+        let guest = self.guest();
+        *guest.vcpus.lock().unwrap() = vec![vcpu.clone()];
+        guest
     }
 
     pub fn register(&self, places: &[&str]) -> Result<Vec<ProbeInfo>, RegisterError> {
         let specs: Vec<_> = places.iter().map(|place| spec(place)).collect();
-        self.engine.register(&self.memory, &specs)
+        self.engine.register(&self.guest(), &specs)
     }
 
     /// Registers one probe that has to succeed.
@@ -143,26 +215,44 @@ impl Fixture {
         self.register(&[place]).unwrap_err()
     }
 
-    pub fn hits(&self) -> Vec<Hit> {
-        self.hits.0.lock().unwrap().clone()
+    pub fn unregister(&self, ids: &[ProbeId]) {
+        self.engine.unregister(&self.guest(), ids).unwrap();
+    }
+
+    pub fn enable(&self, id: ProbeId, on: bool) {
+        self.engine.enable(&self.guest(), &[id], on).unwrap();
+    }
+
+    /// A vCPU's trap at an int3.
+    pub fn trap(&self, vcpu: &mut TestVcpu) -> Action {
+        self.engine.on_breakpoint(&*self.memory, vcpu)
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        self.events.0.lock().unwrap().clone()
+    }
+
+    /// Which probe had which event, so far.
+    pub fn details(&self) -> Vec<(ProbeId, Detail)> {
+        self.events()
+            .iter()
+            .map(|event| (event.probe, event.detail))
+            .collect()
+    }
+
+    pub fn info(&self, id: ProbeId) -> ProbeInfo {
+        let mut list = self.engine.list();
+        let index = list.iter().position(|probe| probe.id == id).unwrap();
+        list.swap_remove(index)
     }
 
     pub fn hit_count(&self, id: ProbeId) -> u64 {
-        self.engine
-            .list()
-            .iter()
-            .find(|probe| probe.id == id)
-            .unwrap()
-            .hits
+        self.info(id).hits
     }
 
     /// The byte of the text at an offset, as the guest would fetch it.
     pub fn byte(&self, offset: u64) -> u8 {
-        let mut byte = [0];
-        self.memory
-            .read(GuestPhysAddr(PHYS + offset), &mut byte)
-            .unwrap();
-        byte[0]
+        self.bytes_at(PHYS + offset, 1)[0]
     }
 
     pub fn set_bytes(&self, offset: u64, bytes: &[u8]) {
@@ -171,10 +261,36 @@ impl Fixture {
             .unwrap();
     }
 
+    /// Bytes of physical memory.
+    pub fn bytes_at(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory.read(GuestPhysAddr(at), &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Code in the arena.
+    pub fn arena_bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let from_top = (1 << 31) - (at - 0xffff_ffff_0000_0000);
+        self.bytes_at(REGION.code.phys.0 + REGION.code.len - from_top, len)
+    }
+
+    /// How many slots have no user, now that they are made free.
+    pub fn reclaim(&self) -> usize {
+        match &mut *self.engine.arena() {
+            ArenaState::Installed(arena) => arena.reclaim(&*self.memory, &[], &[]).unwrap(),
+            ArenaState::None(why) => panic!("{why}"),
+        }
+    }
+
     pub fn word(&self, at: u64) -> u64 {
         let mut bytes = [0; 8];
         self.memory.read(GuestPhysAddr(at), &mut bytes).unwrap();
         u64::from_le_bytes(bytes)
+    }
+
+    pub fn set_word(&self, at: u64, word: u64) {
+        let word = word.to_le_bytes();
+        self.memory.write(GuestPhysAddr(at), &word).unwrap();
     }
 }
 
@@ -182,29 +298,72 @@ pub fn image() -> ImageMap {
     ImageMap::new(vec![ImageSegment {
         virt: GuestVirtAddr(TEXT),
         phys: GuestPhysAddr(PHYS),
-        len: 0x1000,
+        len: IMAGE_LEN,
     }])
 }
 
-/// `[NAME=]SYMBOL[+0xOFFSET]` or `[NAME=]0xADDRESS`.
+/// The functions' ftrace sites, and these places: offset, length, reason.
+pub fn blacklist(places: &[(u64, u64, Reason)]) -> Blacklist {
+    let sites = [0x004, 0x040, 0x0c4, 0x204].map(|offset| (offset, 5, Reason::FtraceSite));
+    let entries = sites.iter().chain(places).map(|(offset, len, reason)| {
+        let start = GuestVirtAddr(TEXT + offset);
+        Entry {
+            range: start..start.wrapping_add(*len),
+            reason: *reason,
+        }
+    });
+    Blacklist::new(entries.collect()).unwrap()
+}
+
+/// `[NAME=][MODULE:]SYMBOL[+0xOFFSET]` or `[NAME=]0xADDRESS`, then nothing, `%post`, `%fault`,
+/// `%both`, `%return`, or `/LENGTH[r]` for a watchpoint of writes or accesses.
 pub fn spec(text: &str) -> ProbeSpec {
-    let (name, place) = match text.split_once('=') {
-        Some((name, place)) => (Some(name.to_owned()), place),
+    let (name, rest) = match text.split_once('=') {
+        Some((name, rest)) => (Some(name.to_owned()), rest),
         None => (None, text),
     };
-    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
-    let place = match place.split_once('+') {
-        _ if place.starts_with("0x") => Place::Address(GuestVirtAddr(number(place))),
-        Some((name, offset)) => Place::Symbol {
-            name: name.to_owned(),
-            offset: number(offset),
-        },
-        None => Place::Symbol {
-            name: place.to_owned(),
-            offset: 0,
-        },
+    let (place, kind) = if let Some((place, what)) = rest.split_once('%') {
+        let kind = match what {
+            "return" => ProbeKind::Return { maxactive: None },
+            what => ProbeKind::Instruction {
+                post: ["post", "both"].contains(&what),
+                fault: ["fault", "both"].contains(&what),
+            },
+        };
+        (place, kind)
+    } else if let Some((place, len)) = rest.split_once('/') {
+        let kind = ProbeKind::Watch {
+            len: len.trim_end_matches('r').parse().unwrap(),
+            reads: len.ends_with('r'),
+        };
+        (place, kind)
+    } else {
+        (rest, ProbeKind::PRE)
     };
-    ProbeSpec { name, place }
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
+    let place = if place.starts_with("0x") {
+        Place::Address(GuestVirtAddr(number(place)))
+    } else {
+        let (module, place) = match place.split_once(':') {
+            Some((module, place)) => (Some(module.to_owned()), place),
+            None => (None, place),
+        };
+        let (name, offset) = match place.split_once('+') {
+            Some((name, offset)) => (name, number(offset)),
+            None => (place, 0),
+        };
+        Place::Symbol {
+            module,
+            name: name.to_owned(),
+            offset,
+        }
+    };
+    ProbeSpec {
+        name,
+        place,
+        kind,
+        enabled: true,
+    }
 }
 
 /// A vCPU stopped at an offset of the text.

@@ -5,7 +5,7 @@ use crate::probe::ProbeState;
 #[test]
 fn init_text_probes_are_gone_before_the_kernel_frees_that_memory() {
     let f = Fixture::new();
-    assert!(f.engine.arm_milestones(&f.memory).unwrap());
+    assert!(f.engine.arm_milestones(&f.guest()).unwrap());
     let (init, stays) = (f.probe("init_fn").id, f.probe("plain").id);
     assert_eq!(
         f.engine.list().len(),
@@ -13,7 +13,7 @@ fn init_text_probes_are_gone_before_the_kernel_frees_that_memory() {
         "the milestone is no probe of the user's"
     );
     let mut vcpu = vcpu_at(0xc9);
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert_eq!(
         vcpu.registers.rip,
         TEXT + 0xc9,
@@ -30,11 +30,11 @@ fn init_text_probes_are_gone_before_the_kernel_frees_that_memory() {
         states,
         [(init, ProbeState::Gone), (stays, ProbeState::Armed)]
     );
-    assert!(f.hits().is_empty());
+    assert!(f.events().is_empty());
 
     // The kernel poisons it with int3.
     f.set_bytes(0x900, &[0xcc]);
-    f.engine.unregister(&f.memory, &[init]).unwrap();
+    f.engine.unregister(&f.guest(), &[init]).unwrap();
     assert_eq!(f.byte(0x900), 0xcc, "nothing may be written there any more");
     let message = f.refusal("init_fn").to_string();
     assert!(message.contains("freed"), "{message}");
@@ -44,13 +44,13 @@ fn init_text_probes_are_gone_before_the_kernel_frees_that_memory() {
 fn a_probe_where_init_text_is_freed_is_hit_and_stays() {
     let f = Fixture::new();
     f.probe("free_initmem");
-    f.engine.arm_milestones(&f.memory).unwrap();
+    f.engine.arm_milestones(&f.guest()).unwrap();
     f.probe("init_fn");
     let mut vcpu = vcpu_at(0xc9);
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert_eq!(vcpu.registers.rip, TEXT + 0xca);
     assert_eq!(
-        (f.hits().len(), f.byte(0xc9), f.byte(0x900)),
+        (f.events().len(), f.byte(0xc9), f.byte(0x900)),
         (1, 0xcc, 0x55)
     );
 }
@@ -58,9 +58,21 @@ fn a_probe_where_init_text_is_freed_is_hit_and_stays() {
 #[test]
 fn removing_the_probe_on_the_milestone_leaves_the_milestone() {
     let f = Fixture::new();
-    f.engine.arm_milestones(&f.memory).unwrap();
+    f.engine.arm_milestones(&f.guest()).unwrap();
     let id = f.probe("free_initmem").id;
-    f.engine.unregister(&f.memory, &[id]).unwrap();
+    f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!(f.byte(0xc9), 0xcc);
     assert!(f.engine.wants_breakpoint_exits());
+}
+
+#[test]
+fn init_text_that_is_freed_leaves_no_slot_in_use() {
+    let f = Fixture::with_arena();
+    f.engine.arm_milestones(&f.guest()).unwrap();
+    let id = f.probe("init_copied%post").id;
+    assert_eq!(f.reclaim(), 0);
+    f.trap(&mut vcpu_at(0xc9));
+    assert_eq!((f.byte(0x910), f.reclaim()), (0x0f, 1));
+    f.unregister(&[id]);
+    assert_eq!(f.byte(0x910), 0x0f);
 }

@@ -1,6 +1,6 @@
-use super::fixture::{Fixture, PHYS, STACK, TEXT, vcpu_at};
+use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
 use crate::addr::{GuestVirtAddr, Tsc, VcpuId};
-use crate::engine::Action;
+use crate::engine::{Action, StepEnd};
 use crate::vcpu::testing::TestVcpu;
 
 const IF: u64 = 1 << 9;
@@ -12,8 +12,8 @@ fn a_hit_is_recorded_with_the_registers_before_the_instruction() {
     let mut vcpu = vcpu_at(9);
     (vcpu.id, vcpu.tsc, vcpu.registers.rbp) = (VcpuId(3), Tsc(99), 0x1234);
     let before = vcpu.registers;
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
-    let hit = f.hits()[0];
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
+    let hit = f.events()[0];
     assert_eq!(
         (hit.probe, hit.vcpu, hit.tsc),
         (probe.id, VcpuId(3), Tsc(99))
@@ -31,9 +31,9 @@ fn a_hit_is_recorded_with_the_registers_before_the_instruction() {
 fn probes_at_one_address_have_their_own_counters() {
     let f = Fixture::new();
     let one = f.probe("plain").id;
-    f.engine.on_breakpoint(&f.memory, &mut vcpu_at(9));
+    f.trap(&mut vcpu_at(9));
     let two = f.probe("other=plain").id;
-    f.engine.on_breakpoint(&f.memory, &mut vcpu_at(9));
+    f.trap(&mut vcpu_at(9));
     assert_eq!((f.hit_count(one), f.hit_count(two)), (2, 1));
 }
 
@@ -41,11 +41,8 @@ fn probes_at_one_address_have_their_own_counters() {
 fn a_breakpoint_that_is_not_ours_is_given_back() {
     let f = Fixture::new();
     f.probe("plain");
-    assert_eq!(
-        f.engine.on_breakpoint(&f.memory, &mut vcpu_at(0x11)),
-        Action::GiveBack
-    );
-    assert_eq!(f.hits().len(), 0);
+    assert_eq!(f.trap(&mut vcpu_at(0x11)), Action::GiveBack);
+    assert_eq!(f.events().len(), 0);
 }
 
 #[test]
@@ -55,23 +52,20 @@ fn user_mode_never_hits_a_probe() {
     let mut vcpu = vcpu_at(0);
     vcpu.control.cpl = 3;
     vcpu.registers.rip = PHYS + 9;
-    assert_eq!(
-        f.engine.on_breakpoint(&f.memory, &mut vcpu),
-        Action::GiveBack
-    );
-    assert_eq!(f.hits().len(), 0);
+    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.events().len(), 0);
 }
 
 #[test]
 fn a_trap_of_a_probe_removed_meanwhile_is_resumed() {
     let f = Fixture::new();
     let id = f.probe("plain").id;
-    f.engine.unregister(&f.memory, &[id]).unwrap();
+    f.engine.unregister(&f.guest(), &[id]).unwrap();
     let mut vcpu = vcpu_at(9);
     let before = vcpu.registers;
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert_eq!(vcpu.registers, before);
-    assert_eq!(f.hits().len(), 0);
+    assert_eq!(f.events().len(), 0);
 }
 
 #[test]
@@ -80,8 +74,8 @@ fn identity_mapped_text_hits_and_goes_on_where_it_runs() {
     f.probe("memory+0xe");
     let mut vcpu = vcpu_at(0);
     vcpu.registers.rip = PHYS + 0x24e;
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
-    assert_eq!(f.hits()[0].registers.rip, TEXT + 0x24e);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
+    assert_eq!(f.events()[0].registers.rip, TEXT + 0x24e);
     assert_eq!(
         vcpu.registers.rip, PHYS,
         "the call is relative to where the code runs"
@@ -95,37 +89,64 @@ fn an_instruction_that_must_be_stepped_is_there_for_the_step_only() {
     f.probe("traced+0x8");
     let mut vcpu = vcpu_at(0x48);
     vcpu.registers.rdi = 0x9000;
-    assert_eq!(
-        f.engine.on_breakpoint(&f.memory, &mut vcpu),
-        Action::StepAlone
-    );
-    assert!(f.engine.before_step(&f.memory, &mut vcpu));
+    assert_eq!(f.trap(&mut vcpu), ALONE);
+    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
     assert_eq!(f.byte(0x48), 0xf0);
     vcpu.registers.rip += 3;
-    assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(
+        f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done),
+        Action::Resume
+    );
     assert_eq!(f.byte(0x48), 0xcc);
-    assert_eq!(f.hits().len(), 1);
+    assert_eq!(f.events().len(), 1);
 }
 
 #[test]
-fn a_repeated_string_instruction_is_stepped_until_it_is_left() {
+fn a_repeated_string_instruction_runs_through_all_its_rounds() {
     let f = Fixture::new();
     f.probe("traced+0x6");
     let mut vcpu = vcpu_at(0x46);
     (vcpu.registers.rcx, vcpu.registers.rsi, vcpu.registers.rdi) = (3, 0x9000, 0x9100);
-    assert_eq!(
-        f.engine.on_breakpoint(&f.memory, &mut vcpu),
-        Action::StepAlone
-    );
+    let end = Some(GuestVirtAddr(TEXT + 0x48));
+    let through = Action::Step {
+        alone: true,
+        through: true,
+        handlers: [end, None, None, None],
+    };
+    assert_eq!(f.trap(&mut vcpu), through);
+    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    (vcpu.registers.rcx, vcpu.registers.rip) = (0, TEXT + 0x48);
+    let ended = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Handler);
+    assert_eq!(ended, Action::Resume);
+    assert_eq!(vcpu.registers.rip, TEXT + 0x48);
+    assert_eq!(f.events().len(), 1);
+    assert_eq!(f.byte(0x46), 0xcc);
+}
+
+#[test]
+fn with_no_debug_register_left_a_repeated_string_instruction_is_stepped_in_rounds() {
+    let f = Fixture::new();
+    f.register(&["table/1", "table+0x1/1", "table+0x2/1", "table+0x3/1"])
+        .unwrap();
+    f.probe("traced+0x6");
+    let mut vcpu = vcpu_at(0x46);
+    (vcpu.registers.rcx, vcpu.registers.rsi, vcpu.registers.rdi) = (3, 0x9000, 0x9100);
+    assert_eq!(f.trap(&mut vcpu), ALONE);
     for left in [2, 1] {
-        assert!(f.engine.before_step(&f.memory, &mut vcpu));
+        assert!(f.engine.before_step(&*f.memory, &mut vcpu));
         vcpu.registers.rcx = left;
-        assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::StepAlone);
+        assert_eq!(
+            f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done),
+            ALONE
+        );
     }
-    assert!(f.engine.before_step(&f.memory, &mut vcpu));
+    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
     vcpu.registers.rip += 2;
-    assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::Resume);
-    assert_eq!(f.hits().len(), 1);
+    assert_eq!(
+        f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done),
+        Action::Resume
+    );
+    assert_eq!(f.events().len(), 1);
     assert_eq!(f.byte(0x46), 0xcc);
 }
 
@@ -134,12 +155,9 @@ fn a_probe_removed_before_its_step_leaves_nothing_to_step() {
     let f = Fixture::new();
     let id = f.probe("traced+0x8").id;
     let mut vcpu = vcpu_at(0x48);
-    assert_eq!(
-        f.engine.on_breakpoint(&f.memory, &mut vcpu),
-        Action::StepAlone
-    );
-    f.engine.unregister(&f.memory, &[id]).unwrap();
-    assert!(!f.engine.before_step(&f.memory, &mut vcpu));
+    assert_eq!(f.trap(&mut vcpu), ALONE);
+    f.engine.unregister(&f.guest(), &[id]).unwrap();
+    assert!(!f.engine.before_step(&*f.memory, &mut vcpu));
     assert_eq!(f.byte(0x48), 0xf0);
 }
 
@@ -148,11 +166,14 @@ fn a_probe_removed_during_its_step_is_not_planted_again() {
     let f = Fixture::new();
     let id = f.probe("traced+0x8").id;
     let mut vcpu = vcpu_at(0x48);
-    f.engine.on_breakpoint(&f.memory, &mut vcpu);
-    assert!(f.engine.before_step(&f.memory, &mut vcpu));
-    f.engine.unregister(&f.memory, &[id]).unwrap();
+    f.trap(&mut vcpu);
+    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    f.engine.unregister(&f.guest(), &[id]).unwrap();
     vcpu.registers.rip += 3;
-    assert_eq!(f.engine.after_step(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(
+        f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done),
+        Action::Resume
+    );
     assert_eq!(f.byte(0x48), 0xf0);
 }
 
@@ -205,11 +226,7 @@ fn a_fault_is_raised_at_the_original_address_with_nothing_changed() {
             address,
             error_code,
         };
-        assert_eq!(
-            f.engine.on_breakpoint(&f.memory, &mut vcpu),
-            fault,
-            "{place}"
-        );
+        assert_eq!(f.trap(&mut vcpu), fault, "{place}");
         assert_eq!(vcpu.registers, before, "{place}");
         assert_eq!(f.hit_count(id), 1);
     }
@@ -226,10 +243,7 @@ fn what_only_the_cpu_can_judge_is_stepped() {
         vcpu.control.cr0 = 1 << 31;
         vcpu.registers.rbx = rbx;
         let before = vcpu.registers;
-        assert_eq!(
-            f.engine.on_breakpoint(&f.memory, &mut vcpu),
-            Action::StepAlone
-        );
+        assert_eq!(f.trap(&mut vcpu), ALONE);
         assert_eq!(vcpu.registers, before);
     }
 }
@@ -239,14 +253,17 @@ fn hlt_halts_and_sti_holds_interrupts_back() {
     let f = Fixture::new();
     f.register(&["traced+0xb", "traced+0xc"]).unwrap();
     let mut vcpu = vcpu_at(0x4b);
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Halt);
+    assert_eq!(f.trap(&mut vcpu), Action::Halt);
     assert_eq!(vcpu.registers.rip, TEXT + 0x4c);
-    assert_eq!(f.engine.on_breakpoint(&f.memory, &mut vcpu), Action::Resume);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert!(vcpu.interrupt_shadow && vcpu.registers.rflags & IF != 0);
-    vcpu.interrupt_shadow = false;
     vcpu.registers.rip = TEXT + 0x4c;
-    f.engine.on_breakpoint(&f.memory, &mut vcpu);
+    f.trap(&mut vcpu);
     assert!(!vcpu.interrupt_shadow, "interrupts were enabled already");
+    vcpu.interrupt_shadow = true;
+    vcpu.registers.rip = TEXT + 0x4c;
+    f.trap(&mut vcpu);
+    assert!(!vcpu.interrupt_shadow, "a shadow lasts for one instruction");
 }
 
 #[test]
@@ -259,7 +276,7 @@ fn no_hit_is_lost_while_other_probes_come_and_go() {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 for _ in 0..CALLS {
-                    let action = f.engine.on_breakpoint(&f.memory, &mut vcpu_at(9));
+                    let action = f.trap(&mut vcpu_at(9));
                     assert_eq!(action, Action::Resume);
                 }
             });
@@ -267,7 +284,7 @@ fn no_hit_is_lost_while_other_probes_come_and_go() {
         for _ in 0..100 {
             let other = f.probe("other=plain").id;
             let third = f.probe("traced").id;
-            f.engine.unregister(&f.memory, &[other, third]).unwrap();
+            f.engine.unregister(&f.guest(), &[other, third]).unwrap();
         }
     });
     assert_eq!(f.hit_count(stays), THREADS * CALLS);

@@ -1,8 +1,16 @@
 //! The engine against a small made-up kernel.
 
+mod boost;
+mod changes;
 mod fixture;
 mod gone;
 mod hits;
+mod modules;
 mod placement;
 mod properties;
+mod random;
 mod refusals;
+mod returns;
+mod steps;
+mod watch;
+mod ways;

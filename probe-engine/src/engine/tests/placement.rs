@@ -1,5 +1,8 @@
-use super::fixture::{Fixture, TEXT};
-use crate::probe::{ProbeState, Strategy};
+use super::fixture::{Fixture, PHYS, TEXT, blacklist};
+use crate::addr::GuestPhysAddr;
+use crate::blacklist::Reason;
+use crate::guest::GuestMemory;
+use crate::probe::ProbeState;
 
 #[test]
 fn a_function_is_probed_after_its_entry() {
@@ -33,29 +36,13 @@ fn a_probe_by_address_is_named_by_it_and_knows_its_function() {
 }
 
 #[test]
-fn the_strategy_comes_with_its_reason() {
-    for (place, strategy, reason) in [
-        ("plain", Strategy::Emulate, "the engine does it"),
-        ("traced+0x6", Strategy::Step, "it has a repeat prefix"),
-        ("traced+0x8", Strategy::Step, "it has a lock prefix"),
-    ] {
-        let probe = Fixture::new().probe(place);
-        assert_eq!(
-            (probe.strategy, probe.reason.as_str()),
-            (strategy, reason),
-            "{place}"
-        );
-    }
-}
-
-#[test]
 fn a_breakpoint_is_written_and_the_original_byte_comes_back() {
     let f = Fixture::new();
     assert!(!f.engine.wants_breakpoint_exits());
     let id = f.probe("plain").id;
     assert_eq!(f.byte(9), 0xcc);
     assert!(f.engine.wants_breakpoint_exits());
-    f.engine.unregister(&f.memory, &[id]).unwrap();
+    f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!(f.byte(9), 0x55);
     assert!(!f.engine.wants_breakpoint_exits());
     assert!(f.engine.list().is_empty());
@@ -73,9 +60,9 @@ fn instructions_behind_another_probe_are_decoded_from_the_original_text() {
 fn removing_one_of_two_probes_at_an_address_leaves_the_other() {
     let f = Fixture::new();
     let (one, two) = (f.probe("plain").id, f.probe("other=plain").id);
-    f.engine.unregister(&f.memory, &[one]).unwrap();
+    f.engine.unregister(&f.guest(), &[one]).unwrap();
     assert_eq!(f.byte(9), 0xcc);
-    f.engine.unregister(&f.memory, &[two]).unwrap();
+    f.engine.unregister(&f.guest(), &[two]).unwrap();
     assert_eq!(f.byte(9), 0x55);
 }
 
@@ -84,7 +71,7 @@ fn text_that_the_guest_has_overwritten_is_left_to_it() {
     let f = Fixture::new();
     let id = f.probe("plain").id;
     f.set_bytes(9, &[0x90]);
-    f.engine.unregister(&f.memory, &[id]).unwrap();
+    f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!(f.byte(9), 0x90);
 }
 
@@ -103,18 +90,18 @@ fn removing_a_batch_with_an_unknown_number_removes_nothing() {
     let id = f.probe("plain").id;
     let error = f
         .engine
-        .unregister(&f.memory, &[id, 77.into()])
+        .unregister(&f.guest(), &[id, 77.into()])
         .unwrap_err();
     assert!(error.to_string().contains("77"), "{error}");
     assert_eq!(f.byte(9), 0xcc);
-    assert_eq!(f.engine.unregister(&f.memory, &[id, id]).unwrap().len(), 1);
+    assert_eq!(f.engine.unregister(&f.guest(), &[id, id]).unwrap().len(), 1);
 }
 
 #[test]
 fn numbers_are_never_used_again() {
     let f = Fixture::new();
     let first = f.probe("plain").id;
-    f.engine.unregister(&f.memory, &[first]).unwrap();
+    f.engine.unregister(&f.guest(), &[first]).unwrap();
     assert!(f.probe("plain").id > first);
 }
 
@@ -125,4 +112,16 @@ fn a_name_finds_its_probe() {
     assert_eq!(f.engine.find("here"), Some(probe.id));
     assert_eq!(f.engine.find("plain"), None);
     assert_eq!(probe.address.0, TEXT + 9);
+}
+
+#[test]
+fn an_entry_whose_endbr64_the_kernel_has_replaced_is_still_skipped_whole() {
+    let f = Fixture::with_arena_and(|kernel| {
+        kernel.blacklist = blacklist(&[(0, 4, Reason::EndbrSeal)]);
+    });
+    // nopw (%rax), of the same length (arch/x86/include/asm/ibt.h, gen_endbr_poison).
+    let nop = b"\x66\x0f\x1f\x00";
+    f.memory.write(GuestPhysAddr(PHYS), nop).unwrap();
+    assert_eq!(f.probe("plain").offset, 9);
+    assert!(f.refusal("plain+0x4").to_string().contains("ftrace site"));
 }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
-use super::fixture::{Fixture, vcpu_at};
-use crate::engine::Action;
+use super::fixture::{ALONE, Fixture, vcpu_at};
+use crate::engine::{Action, StepEnd};
 
 proptest! {
     /// Whatever a function's bytes are, registering, hitting, stepping and
@@ -22,16 +22,16 @@ proptest! {
         [r.rax, r.rcx, r.rsp, r.rbx] = registers.map(|value| value & 0xfff | value & value << 52);
         r.rflags = rflags;
         let before = *r;
-        let action = f.engine.on_breakpoint(&f.memory, &mut vcpu);
+        let action = f.trap(&mut vcpu);
         prop_assert!(action != Action::GiveBack);
-        if matches!(action, Action::StepAlone | Action::PageFault { .. }) {
+        if matches!(action, ALONE | Action::PageFault { .. }) {
             prop_assert_eq!(vcpu.registers, before);
         }
-        if action == Action::StepAlone && f.engine.before_step(&f.memory, &mut vcpu) {
-            f.engine.after_step(&f.memory, &mut vcpu);
+        if action == ALONE && f.engine.before_step(&*f.memory, &mut vcpu) {
+            f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
         }
-        prop_assert_eq!(f.hits().len(), 1);
-        f.engine.unregister(&f.memory, &[probes[0].id]).unwrap();
+        prop_assert_eq!(f.events().len(), 1);
+        f.engine.unregister(&f.guest(), &[probes[0].id]).unwrap();
         prop_assert_eq!(f.byte(at), bytes[at as usize]);
     }
 }

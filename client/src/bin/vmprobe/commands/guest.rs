@@ -5,34 +5,59 @@ use std::path::{Path, absolute};
 use vmprobe_client::spec::{self, SpecError};
 use vmprobe_client::v1::{BootMethod, CreateVmRequest, ProbeSpec};
 
-use crate::cli::{Boot, Guest};
+use crate::cli::{Boot, Machine};
 use crate::failure::Failure;
 
-pub fn request(name: &str, guest: &Guest, hold: bool) -> Result<CreateVmRequest, Failure> {
-    let boot = match guest.boot {
+/// # Errors
+/// A probe that can't be read is one, on the guest's command line as well.
+pub fn request(
+    name: &str,
+    kernel: &Path,
+    machine: &Machine,
+    hold: bool,
+) -> Result<CreateVmRequest, Failure> {
+    let boot = match machine.boot {
         Boot::Elf => BootMethod::Elf,
         Boot::Bzimage => BootMethod::Bzimage,
     };
+    if let Some(Err(error)) = spec::from_cmdline(&machine.cmdline)
+        .into_iter()
+        .find(Result::is_err)
+    {
+        return Err(error.into());
+    }
     Ok(CreateVmRequest {
         name: name.to_owned(),
-        kernel: path(&guest.kernel)?,
-        initramfs: guest
+        kernel: path(kernel)?,
+        initramfs: machine
             .initramfs
             .as_deref()
             .map(path)
             .transpose()?
             .unwrap_or_default(),
-        cmdline: guest.cmdline.clone(),
-        memory_mib: guest.memory,
-        vcpus: guest.vcpus,
+        cmdline: machine.cmdline.clone(),
+        memory_mib: machine.memory,
+        vcpus: machine.vcpus,
         boot: boot.into(),
-        probes: specs(&guest.probes)?,
+        probes: specs(&machine.probes)?,
         hold,
     })
 }
 
 pub fn specs(texts: &[String]) -> Result<Vec<ProbeSpec>, SpecError> {
     texts.iter().map(|text| spec::parse(text)).collect()
+}
+
+/// Probes with the same options for all, as if those stood behind each.
+pub fn specs_with(texts: &[String], options: &[&str]) -> Result<Vec<ProbeSpec>, SpecError> {
+    let with = |text: &String| {
+        let mut text = text.clone();
+        for option in options {
+            text = format!("{text} {option}");
+        }
+        spec::parse(&text)
+    };
+    texts.iter().map(with).collect()
 }
 
 /// The server may have been started elsewhere; what the user typed counts from here.

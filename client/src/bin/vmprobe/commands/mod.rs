@@ -1,5 +1,6 @@
 //! One file for each group of commands.
 
+mod boot_timeline;
 mod console;
 pub mod doctor;
 mod guest;
@@ -19,6 +20,7 @@ use crate::failure::Failure;
 pub async fn dispatch(command: Command) -> Result<u8, Failure> {
     match command {
         Command::Run(run) => return run::run(run).await,
+        Command::BootTimeline(timeline) => return boot_timeline::boot_timeline(timeline).await,
         Command::Vm(vm) => return vm::vm(vm).await,
         Command::Probe(probe) => probe::probe(probe).await?,
         Command::Trace(trace) => trace::trace(trace).await?,

@@ -1,51 +1,71 @@
 //! `vmprobe probe ...`
 
-use vmprobe_client::render;
+use std::time::Duration;
+
+use vmprobe_client::v1::{Probe as Registered, ProbeState};
+use vmprobe_client::{ProbeBatch, render};
 
 use super::{guest, reach};
-use crate::cli::{Probe, ProbeAdd, ProbeList, ProbeRm};
+use crate::cli::{Probe, ProbeAdd, ProbeBlacklist, ProbeList, ProbeNames, ProbeRm, Target};
 use crate::failure::Failure;
-use crate::output::print;
+use crate::output::{Output, note, print};
 
 pub async fn probe(command: Probe) -> Result<(), Failure> {
     match command {
         Probe::Add(add) => self::add(&add).await,
         Probe::List(list) => self::list(&list).await,
         Probe::Rm(remove) => self::remove(remove).await,
+        Probe::Enable(names) => enable(names).await,
+        Probe::Disable(names) => disable(names).await,
+        Probe::Arm(target) => arm(&target).await,
+        Probe::Disarm(target) => disarm(&target).await,
+        Probe::Blacklist(blacklist) => self::blacklist(&blacklist).await,
     }
 }
 
 async fn add(add: &ProbeAdd) -> Result<(), Failure> {
-    let specs = guest::specs(&add.specs)?;
+    let options = [
+        (add.post, "post"),
+        (add.fault, "fault"),
+        (add.disabled, "disabled"),
+    ];
+    let wanted = options.into_iter().filter(|(wanted, _)| *wanted);
+    let options: Vec<&str> = wanted.map(|(_, option)| option).collect();
+    let specs = guest::specs_with(&add.specs, &options)?;
     let (client, vm) = reach(&add.target).await?;
-    let probes = client.register_probes(&vm, specs).await?;
-    print(render::probe_list(&probes))
+    changed(&client.register_batch(&vm, specs).await?)
 }
 
 async fn list(list: &ProbeList) -> Result<(), Failure> {
     let (client, vm) = reach(&list.target).await?;
-    let probes = client.list_probes(&vm).await?;
+    let answer = client.probe_list(&vm).await?;
+    if answer.disarmed {
+        note("all probes of this VM are disarmed: `vmprobe probe arm` arms those that are enabled");
+    }
+    let probes = answer.probes;
     if list.json {
-        print(
+        return print(
             probes
                 .iter()
                 .map(|probe| render::probe_json(probe).to_string()),
-        )
-    } else {
-        print(render::probe_list(&probes))
+        );
     }
+    if !list.kernel {
+        return print(render::probe_list(&probes));
+    }
+    let pending = |probe: &&Registered| probe.state() == ProbeState::Pending;
+    match probes.iter().filter(pending).count() {
+        0 => {}
+        count => note(format!(
+            "left out, because their modules aren't loaded yet: {count}"
+        )),
+    }
+    print(render::kernel_list(&probes))
 }
 
 async fn remove(remove: ProbeRm) -> Result<(), Failure> {
     let (client, vm) = reach(&remove.target).await?;
-    let mut ids = Vec::new();
-    let mut names = Vec::new();
-    for probe in remove.probes {
-        match probe.parse() {
-            Ok(id) => ids.push(id),
-            Err(_) => names.push(probe),
-        }
-    }
+    let (mut ids, names) = ids_and_names(remove.probes);
     if remove.all {
         ids = client
             .list_probes(&vm)
@@ -54,6 +74,91 @@ async fn remove(remove: ProbeRm) -> Result<(), Failure> {
             .map(|probe| probe.id)
             .collect();
     }
-    let probes = client.unregister_probes(&vm, ids, names).await?;
-    print(render::probe_list(&probes))
+    changed(&client.unregister_batch(&vm, ids, names).await?)
+}
+
+async fn enable(probes: ProbeNames) -> Result<(), Failure> {
+    let (client, vm) = reach(&probes.target).await?;
+    let (ids, names) = ids_and_names(probes.probes);
+    changed(&client.enable_probes(&vm, ids, names).await?)
+}
+
+async fn disable(probes: ProbeNames) -> Result<(), Failure> {
+    let (client, vm) = reach(&probes.target).await?;
+    let (ids, names) = ids_and_names(probes.probes);
+    changed(&client.disable_probes(&vm, ids, names).await?)
+}
+
+async fn arm(target: &Target) -> Result<(), Failure> {
+    let (client, vm) = reach(target).await?;
+    stood_still(client.arm_probes(&vm).await?);
+    Ok(())
+}
+
+async fn disarm(target: &Target) -> Result<(), Failure> {
+    let (client, vm) = reach(target).await?;
+    stood_still(client.disarm_probes(&vm).await?);
+    Ok(())
+}
+
+async fn blacklist(blacklist: &ProbeBlacklist) -> Result<(), Failure> {
+    let (client, vm) = reach(&blacklist.target).await?;
+    let mut stream = client.blacklist(&vm, &blacklist.pattern).await?;
+    let mut output = Output::new();
+    let mut shown = 0;
+    while let Some(entries) = stream.next().await? {
+        for entry in &entries {
+            if blacklist.json {
+                output.line(render::blacklist_json(entry).to_string())?;
+            } else {
+                output.line(render::blacklist_line(entry))?;
+            }
+        }
+        shown += entries.len();
+        output.flush()?;
+    }
+    if shown == 0 && !blacklist.pattern.is_empty() {
+        let pattern = &blacklist.pattern;
+        note(format!("nothing that matches `{pattern}` is refused"));
+    }
+    Ok(())
+}
+
+/// A number alone is an id.
+fn ids_and_names(probes: Vec<String>) -> (Vec<u64>, Vec<String>) {
+    let mut ids = Vec::new();
+    let mut names = Vec::new();
+    for probe in probes {
+        match probe.parse() {
+            Ok(id) => ids.push(id),
+            Err(_) => names.push(probe),
+        }
+    }
+    (ids, names)
+}
+
+fn changed(batch: &ProbeBatch) -> Result<(), Failure> {
+    print(render::probe_list(&batch.probes))?;
+    stood_still(batch.stopped);
+    Ok(())
+}
+
+/// Says what the change cost the guest; nothing when it didn't run yet.
+fn stood_still(stopped: Duration) {
+    if !stopped.is_zero() {
+        note(format!("the guest stood still for {stopped:.1?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_alone_is_an_id() {
+        let probes = ["1", "a", "2b", "18446744073709551616"].map(str::to_owned);
+        let (ids, names) = ids_and_names(probes.to_vec());
+        assert_eq!(ids, [1]);
+        assert_eq!(names, ["a", "2b", "18446744073709551616"]);
+    }
 }

@@ -18,7 +18,7 @@ const NAME: &str = "guest";
 
 /// Runs a guest from its start to its end; answers with its exit code.
 pub async fn run(run: Run) -> Result<u8, Failure> {
-    let request = guest::request(NAME, &run.guest, true)?;
+    let request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
     let sink = EventSink::open(run.events.as_deref())?;
     let server = ServerProcess::start().await?;
     let result = tokio::select! {
@@ -73,13 +73,13 @@ async fn copy_events(
 }
 
 /// Where event lines go.
-struct EventSink {
+pub struct EventSink {
     name: PathBuf,
     to: Box<dyn Write + Send>,
 }
 
 impl EventSink {
-    fn open(file: Option<&Path>) -> Result<Self, Failure> {
+    pub fn open(file: Option<&Path>) -> Result<Self, Failure> {
         let Some(file) = file else {
             return Ok(Self {
                 name: "standard error".into(),
@@ -96,7 +96,7 @@ impl EventSink {
         }
     }
 
-    fn write(&mut self, lines: &[String]) -> Result<(), Failure> {
+    pub fn write(&mut self, lines: &[String]) -> Result<(), Failure> {
         let mut write = || {
             for line in lines {
                 writeln!(self.to, "{line}")?;

@@ -91,6 +91,16 @@ impl EventLines {
                 self.tracer.settle(event);
             }
         }
+        for event in events {
+            if let Some(address) = self.tracer.wants_symbol(event) {
+                // What has no name is shown as a number; a lost connection shows in the stream.
+                let symbol = match self.client.resolve_address(&self.vm, address).await {
+                    Ok((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
+                    Err(_) => format!("{address:#x}"),
+                };
+                self.tracer.learn_symbol(address, symbol);
+            }
+        }
         let mut lines = Vec::with_capacity(events.len() + 1);
         if lost > 0 {
             lines.push(if self.json {
@@ -101,7 +111,7 @@ impl EventLines {
         }
         for event in events {
             lines.push(if self.json {
-                render::event_json(event, self.tracer.name(event)).to_string()
+                self.tracer.json(event).to_string()
             } else {
                 self.tracer.line(event)
             });

@@ -3,7 +3,7 @@
 use vmprobe_client::{Client, render};
 
 use super::{guest, interrupted, reach};
-use crate::cli::{Create, Info, List, Target, Vm};
+use crate::cli::{Create, Guest, Info, List, Target, Vm};
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -39,7 +39,8 @@ pub async fn vm(command: Vm) -> Result<u8, Failure> {
 
 /// Prints the VM's name alone, for `vm=$(vmprobe vm create ...)`.
 async fn create(create: &Create) -> Result<(), Failure> {
-    let request = guest::request(&create.name, &create.guest, create.hold)?;
+    let Guest { kernel, machine } = &create.guest;
+    let request = guest::request(&create.name, kernel, machine, create.hold)?;
     let client = Client::connect(&create.server.server).await?;
     let (vm, _) = client.create_vm(request).await?;
     print([vm.name])
@@ -71,7 +72,8 @@ async fn info(info: &Info) -> Result<(), Failure> {
         }
         return print([value.to_string()]);
     }
-    let mut lines = render::vm_list(&[vm]);
+    let mut lines = render::vm_list(std::slice::from_ref(&vm));
+    lines.extend(render::vm_details(&vm));
     lines.extend(registers.iter().flat_map(render::registers));
     print(lines)
 }

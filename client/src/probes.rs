@@ -1,0 +1,174 @@
+//! The calls about probes.
+
+use std::time::Duration;
+
+use tonic::Streaming;
+use vmprobe_proto::v1::{
+    ArmProbesRequest, BlacklistEntry, EnableProbesRequest, ListBlacklistRequest,
+    ListBlacklistResponse, ListProbesRequest, ListProbesResponse, Probe, ProbeSpec,
+    RegisterProbesRequest, UnregisterProbesRequest,
+};
+
+use crate::{Client, ClientError};
+
+/// What a change of several probes in one stop of the vCPUs came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProbeBatch {
+    /// The probes.
+    pub probes: Vec<Probe>,
+    /// How long the vCPUs stood still for it.
+    pub stopped: Duration,
+}
+
+/// Text of the guest's kernel that can't be probed, in address order, as the server finds it.
+#[derive(Debug)]
+pub struct Blacklist {
+    stream: Streaming<ListBlacklistResponse>,
+}
+
+impl Blacklist {
+    /// The next entries; none after the last.
+    pub async fn next(&mut self) -> Result<Option<Vec<BlacklistEntry>>, ClientError> {
+        Ok(self.stream.message().await?.map(|answer| answer.entries))
+    }
+}
+
+impl Client {
+    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`.
+    pub async fn register_probes(
+        &self,
+        vm: &str,
+        probes: Vec<ProbeSpec>,
+    ) -> Result<Vec<Probe>, ClientError> {
+        Ok(self.register_batch(vm, probes).await?.probes)
+    }
+
+    /// As [`Client::register_probes`], and says how long the guest stood still.
+    pub async fn register_batch(
+        &self,
+        vm: &str,
+        probes: Vec<ProbeSpec>,
+    ) -> Result<ProbeBatch, ClientError> {
+        let request = RegisterProbesRequest {
+            vm: vm.into(),
+            probes,
+        };
+        let answer = self.probes().register_probes(request).await?.into_inner();
+        Ok(ProbeBatch {
+            probes: answer.probes,
+            stopped: Duration::from_nanos(answer.stopped_ns),
+        })
+    }
+
+    /// Removes all probes that are named by id or by name, or none. The answer has their final counts.
+    pub async fn unregister_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<Vec<Probe>, ClientError> {
+        Ok(self.unregister_batch(vm, ids, names).await?.probes)
+    }
+
+    /// As [`Client::unregister_probes`], and says how long the guest stood still.
+    pub async fn unregister_batch(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<ProbeBatch, ClientError> {
+        let request = UnregisterProbesRequest {
+            vm: vm.into(),
+            ids,
+            names,
+        };
+        let answer = self.probes().unregister_probes(request).await?.into_inner();
+        Ok(ProbeBatch {
+            probes: answer.probes,
+            stopped: Duration::from_nanos(answer.stopped_ns),
+        })
+    }
+
+    /// Enables all probes that are named by id or by name, or none.
+    pub async fn enable_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<ProbeBatch, ClientError> {
+        self.switch_probes(vm, ids, names, false).await
+    }
+
+    /// Disables all probes that are named by id or by name, or none: they stay, but aren't hit.
+    pub async fn disable_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<ProbeBatch, ClientError> {
+        self.switch_probes(vm, ids, names, true).await
+    }
+
+    async fn switch_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+        disable: bool,
+    ) -> Result<ProbeBatch, ClientError> {
+        let request = EnableProbesRequest {
+            vm: vm.into(),
+            ids,
+            names,
+            disable,
+        };
+        let answer = self.probes().enable_probes(request).await?.into_inner();
+        Ok(ProbeBatch {
+            probes: answer.probes,
+            stopped: Duration::from_nanos(answer.stopped_ns),
+        })
+    }
+
+    /// Arms those probes of a VM that are enabled, after [`Client::disarm_probes`]. Says how long the
+    /// guest stood still for it.
+    pub async fn arm_probes(&self, vm: &str) -> Result<Duration, ClientError> {
+        self.throw_switch(vm, false).await
+    }
+
+    /// Disarms all probes of a VM and leaves their own states as they are. Says how long the guest
+    /// stood still for it.
+    pub async fn disarm_probes(&self, vm: &str) -> Result<Duration, ClientError> {
+        self.throw_switch(vm, true).await
+    }
+
+    async fn throw_switch(&self, vm: &str, disarm: bool) -> Result<Duration, ClientError> {
+        let request = ArmProbesRequest {
+            vm: vm.into(),
+            disarm,
+        };
+        let answer = self.probes().arm_probes(request).await?.into_inner();
+        Ok(Duration::from_nanos(answer.stopped_ns))
+    }
+
+    /// The probes of a VM with their counts.
+    pub async fn list_probes(&self, vm: &str) -> Result<Vec<Probe>, ClientError> {
+        Ok(self.probe_list(vm).await?.probes)
+    }
+
+    /// The probes of a VM with their counts, and whether all are disarmed.
+    pub async fn probe_list(&self, vm: &str) -> Result<ListProbesResponse, ClientError> {
+        let request = ListProbesRequest { vm: vm.into() };
+        Ok(self.probes().list_probes(request).await?.into_inner())
+    }
+
+    /// What can't be probed, and why: all of it, or what covers the symbols that match a name or a
+    /// pattern with `*` and `?`.
+    pub async fn blacklist(&self, vm: &str, pattern: &str) -> Result<Blacklist, ClientError> {
+        let request = ListBlacklistRequest {
+            vm: vm.into(),
+            pattern: pattern.into(),
+        };
+        let stream = self.probes().list_blacklist(request).await?.into_inner();
+        Ok(Blacklist { stream })
+    }
+}

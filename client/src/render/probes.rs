@@ -1,0 +1,282 @@
+//! Probes, and what can't be probed, as lines of text.
+
+use vmprobe_proto::v1::probe::Kind;
+use vmprobe_proto::v1::{BlacklistEntry, InstructionProbe, Probe, ProbeState, Strategy};
+
+use super::table;
+
+/// `[MODULE:]SYM+0xOFF`, or the address where no symbol covers it.
+#[must_use]
+pub fn place(probe: &Probe) -> String {
+    if probe.symbol.is_empty() {
+        return format!("{:#x}", probe.address);
+    }
+    let place = format!("{}+{:#x}", probe.symbol, probe.offset);
+    if probe.module.is_empty() {
+        place
+    } else {
+        format!("{}:{place}", probe.module)
+    }
+}
+
+const HEADINGS: [&str; 12] = [
+    "ID",
+    "ADDRESS",
+    "KIND",
+    "PLACE",
+    "NAME",
+    "STATE",
+    "HITS",
+    "MISSED",
+    "EXITS/HIT",
+    "STRATEGY",
+    "INSTRUCTION",
+    "REASON",
+];
+const RIGHT: [usize; 4] = [0, 6, 7, 8];
+
+/// Probes as a table under headings; columns that have nothing to tell are left out. No lines where
+/// there are no probes.
+#[must_use]
+pub fn probe_list(probes: &[Probe]) -> Vec<String> {
+    let mut rows: Vec<Vec<String>> = probes.iter().map(row).collect();
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let heading = |(column, heading): (usize, &&str)| {
+        let told = rows.iter().any(|row| !row[column].is_empty());
+        String::from(if told { heading } else { "" })
+    };
+    rows.insert(0, HEADINGS.iter().enumerate().map(heading).collect());
+    table(&rows, &RIGHT)
+}
+
+fn row(probe: &Probe) -> Vec<String> {
+    let place = place(probe);
+    let name = if probe.name == place { "" } else { &probe.name };
+    let address = match probe.address {
+        0 => "-".to_owned(),
+        address => format!("{address:016x}"),
+    };
+    vec![
+        probe.id.to_string(),
+        address,
+        kind(probe),
+        place.clone(),
+        name.to_owned(),
+        state(probe).to_owned(),
+        probe.hits.to_string(),
+        probe.missed.to_string(),
+        exits_a_hit(probe),
+        strategy(probe).to_owned(),
+        probe.instruction.clone(),
+        probe.strategy_reason.clone(),
+    ]
+}
+
+/// As the probe's definition has it: `p`, `p post fault`, `r64`, `w/8:rw`.
+pub(super) fn kind(probe: &Probe) -> String {
+    match &probe.kind {
+        None => "p".to_owned(),
+        Some(Kind::InstructionProbe(InstructionProbe { post, fault })) => {
+            let post = if *post { " post" } else { "" };
+            let fault = if *fault { " fault" } else { "" };
+            format!("p{post}{fault}")
+        }
+        Some(Kind::ReturnProbe(returning)) => match returning.maxactive {
+            0 => "r".to_owned(),
+            maxactive => format!("r{maxactive}"),
+        },
+        Some(Kind::Watchpoint(watch)) => {
+            let length = match watch.length {
+                0 => 8,
+                length => length,
+            };
+            let access = if watch.reads { "rw" } else { "w" };
+            format!("w/{length}:{access}")
+        }
+    }
+}
+
+/// VM exits for each hit so far, to two places; `-` before the first hit.
+fn exits_a_hit(probe: &Probe) -> String {
+    if probe.hits == 0 {
+        return "-".to_owned();
+    }
+    let hundredths = u128::from(probe.exits) * 100 / u128::from(probe.hits);
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+pub(super) fn state(probe: &Probe) -> &'static str {
+    match probe.state() {
+        ProbeState::Armed => "armed",
+        ProbeState::Disabled => "disabled",
+        ProbeState::Gone => "gone",
+        ProbeState::Pending => "pending",
+        ProbeState::Unspecified => "unknown",
+    }
+}
+
+pub(super) fn strategy(probe: &Probe) -> &'static str {
+    match probe.strategy() {
+        Strategy::Emulate => "emulate",
+        Strategy::Step => "step",
+        Strategy::Boost => "boost",
+        Strategy::Watch => "watch",
+        Strategy::Unspecified => "",
+    }
+}
+
+/// Probes byte for byte as the kernel prints its own in `/sys/kernel/debug/kprobes/list`
+/// (`report_probe` in `kernel/kprobes.c`): address, `k` or `r`, place, module, state in brackets.
+/// The kernel has no watchpoints there; they get a `w`. Probes whose module isn't loaded have no
+/// address and are left out.
+#[must_use]
+pub fn kernel_list(probes: &[Probe]) -> Vec<String> {
+    let loaded = probes
+        .iter()
+        .filter(|probe| probe.state() != ProbeState::Pending);
+    loaded.map(kernel_line).collect()
+}
+
+fn kernel_line(probe: &Probe) -> String {
+    let letter = match &probe.kind {
+        None | Some(Kind::InstructionProbe(_)) => "k",
+        Some(Kind::ReturnProbe(_)) => "r",
+        Some(Kind::Watchpoint(_)) => "w",
+    };
+    let state = match probe.state() {
+        ProbeState::Gone => "[GONE]",
+        ProbeState::Disabled => "[DISABLED]",
+        ProbeState::Armed | ProbeState::Pending | ProbeState::Unspecified => "",
+    };
+    let address = probe.address;
+    if probe.symbol.is_empty() {
+        return format!("{address:016x}  {letter}  {address:#x} {state}");
+    }
+    let module = match &*probe.module {
+        "" => " ",
+        module => module,
+    };
+    format!(
+        "{address:016x}  {letter}  {}+{:#x}  {module} {state}",
+        probe.symbol, probe.offset
+    )
+}
+
+/// Text that can't be probed, in the manner of the kernel's `/sys/kernel/debug/kprobes/blacklist`:
+/// range, symbol, and behind them the kind and the reason; tabs between them.
+#[must_use]
+pub fn blacklist_line(entry: &BlacklistEntry) -> String {
+    let offset = match entry.offset {
+        0 => String::new(),
+        offset => format!("+{offset:#x}"),
+    };
+    format!(
+        "0x{:016x}-0x{:016x}\t{}{offset}\t{}\t{}",
+        entry.start, entry.end, entry.symbol, entry.kind, entry.reason
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use vmprobe_proto::v1::{ReturnProbe, Watchpoint};
+
+    use super::super::samples;
+    use super::*;
+
+    #[test]
+    fn a_list_has_headings_and_only_columns_that_tell_something() {
+        assert!(probe_list(&[]).is_empty());
+        assert_eq!(
+            probe_list(&[samples::probe()]),
+            [
+                "ID  ADDRESS           KIND  PLACE         STATE  HITS  MISSED  EXITS/HIT  STRATEGY  INSTRUCTION  REASON",
+                " 7  ffffffff812f0c15  p     vfs_read+0x5  armed    42       0       1.00  emulate   push %rbp    push of a register",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_list_shows_names_kinds_and_states() {
+        let mut pending = samples::probe();
+        pending.name = "sync".into();
+        pending.address = 0;
+        pending.symbol = "ext4_sync_file".into();
+        pending.module = "ext4".into();
+        pending.offset = 0;
+        pending.kind = Some(Kind::ReturnProbe(ReturnProbe { maxactive: 64 }));
+        pending.hits = 0;
+        pending.set_state(ProbeState::Pending);
+        let lines = probe_list(&[pending, samples::probe()]);
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(
+            cells[..9],
+            [
+                "7",
+                "-",
+                "r64",
+                "ext4:ext4_sync_file+0x0",
+                "sync",
+                "pending",
+                "0",
+                "0",
+                "-"
+            ]
+        );
+    }
+
+    #[test]
+    fn exits_a_hit_are_exact_and_never_overflow() {
+        let mut probe = samples::probe();
+        for (hits, exits, expected) in [
+            (0, 0, "-"),
+            (3, 4, "1.33"),
+            (2, 4, "2.00"),
+            (u64::MAX, u64::MAX, "1.00"),
+            (1, u64::MAX, "18446744073709551615.00"),
+        ] {
+            (probe.hits, probe.exits) = (hits, exits);
+            assert_eq!(exits_a_hit(&probe), expected);
+        }
+    }
+
+    #[test]
+    fn the_kernel_s_list_is_the_kernel_s_to_the_byte() {
+        let plain = samples::probe();
+        let mut gone = plain.clone();
+        gone.set_state(ProbeState::Gone);
+        gone.module = "ext4".into();
+        gone.kind = Some(Kind::ReturnProbe(ReturnProbe::default()));
+        let mut nameless = plain.clone();
+        nameless.symbol.clear();
+        nameless.kind = Some(Kind::Watchpoint(Watchpoint::default()));
+        nameless.set_state(ProbeState::Disabled);
+        let mut pending = plain.clone();
+        pending.set_state(ProbeState::Pending);
+        assert_eq!(
+            kernel_list(&[plain, gone, nameless, pending]),
+            [
+                "ffffffff812f0c15  k  vfs_read+0x5    ",
+                "ffffffff812f0c15  r  vfs_read+0x5  ext4 [GONE]",
+                "ffffffff812f0c15  w  0xffffffff812f0c15 [DISABLED]",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_blacklist_line_is_the_kernel_s_with_kind_and_reason() {
+        let entry = BlacklistEntry {
+            start: 0xffff_ffff_8100_0040,
+            end: 0xffff_ffff_8100_0045,
+            symbol: "vfs_read".into(),
+            offset: 4,
+            kind: "ftrace".into(),
+            reason: "the kernel patches it".into(),
+        };
+        assert_eq!(
+            blacklist_line(&entry),
+            "0xffffffff81000040-0xffffffff81000045\tvfs_read+0x4\tftrace\tthe kernel patches it"
+        );
+    }
+}

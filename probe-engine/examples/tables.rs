@@ -1,0 +1,41 @@
+//! Prints what the engine reads of a vmlinux's own tables: `tables VMLINUX`
+#![expect(clippy::print_stdout, reason = "it is what an example is for")]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::Instant;
+
+use probe_engine::blacklist::{Blacklist, ExceptionTable};
+use probe_engine::btf::Btf;
+use probe_engine::modules::ModuleReader;
+use probe_engine::symbols::Symbols;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("usage: tables VMLINUX")?;
+    let file = std::fs::read(path)?;
+    let symbols = Symbols::from_vmlinux(&file)?;
+
+    let started = Instant::now();
+    let btf = Btf::from_image(&file, &symbols)?;
+    println!("types in {:?}", started.elapsed());
+    if let Some(btf) = &btf {
+        for name in ["module", "alt_instr", "bug_entry"] {
+            println!("  {name}: {} bytes", btf.size_of(name)?);
+        }
+        println!("{:#?}", ModuleReader::new(btf, &symbols)?);
+    }
+
+    let started = Instant::now();
+    let blacklist = Blacklist::from_image(&file, &symbols, btf.as_ref())?;
+    println!("{} places in {:?}", blacklist.len(), started.elapsed());
+    let mut counts = BTreeMap::new();
+    for entry in blacklist.entries() {
+        *counts.entry(entry.reason).or_insert(0) += 1;
+    }
+    for (reason, count) in counts {
+        println!("  {count:7} {reason:?}: {reason}");
+    }
+    let exceptions = ExceptionTable::from_image(&file, &symbols, btf.as_ref())?;
+    println!("{} exception table entries", exceptions.len());
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Copies of instructions in the arena.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use super::Engine;
+use super::site::Relocated;
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::arena::{self, Arena, InstallError, Region, SlotError};
+use crate::guest::{GuestMemory, StoppedGuest};
+use crate::insn::Code;
+use crate::relocate;
+
+/// The arena, or why there is none.
+#[derive(Debug)]
+pub(super) enum ArenaState {
+    None(String),
+    Installed(Box<Arena>),
+}
+
+impl Default for ArenaState {
+    fn default() -> Self {
+        Self::None("the kernel's place in guest memory is not known yet".to_owned())
+    }
+}
+
+impl Engine {
+    /// Makes executable memory of ours in the guest. Without it every probe works
+    /// that can be emulated or stepped in place, and there are no return probes.
+    ///
+    /// # Errors
+    /// The guest's page tables are not as expected; [`Self::arena_note`] tells it
+    /// from then on.
+    pub fn install_arena(
+        &self,
+        guest: &dyn StoppedGuest,
+        region: Region,
+    ) -> Result<(), InstallError> {
+        let table = self.table();
+        let Some(image) = &table.image else {
+            return Ok(());
+        };
+        let memory = guest.memory();
+        let mut state = self.arena();
+        match Arena::install(memory, image, &self.kernel.symbols, region) {
+            Ok(arena) => {
+                self.returns().trampoline = Some(arena.trampoline());
+                *state = ArenaState::Installed(Box::new(arena));
+                Ok(())
+            }
+            Err(error) => {
+                *state = ArenaState::None(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Why there is no executable memory of ours in the guest; empty when there is.
+    pub fn arena_note(&self) -> String {
+        match &*self.arena() {
+            ArenaState::None(why) => why.clone(),
+            ArenaState::Installed(_) => String::new(),
+        }
+    }
+
+    /// The instruction's copy in the arena: a new one, or the one that it had.
+    pub(super) fn copy_of(
+        &self,
+        memory: &dyn GuestMemory,
+        code: &Code,
+        original: &[u8],
+        at: GuestVirtAddr,
+    ) -> Result<Relocated, String> {
+        let next = at.wrapping_add(original.len() as u64);
+        let build = |to| {
+            let copied = relocate::one(code, original, to)?;
+            relocate::passing(&copied, next)
+        };
+        match &mut *self.arena() {
+            ArenaState::None(_) => Err("there is no place for a copy of it".to_owned()),
+            ArenaState::Installed(arena) => {
+                let slot = arena.slot(memory, at, build).map_err(|error| match error {
+                    SlotError::Build(why) => why.to_owned(),
+                    other => other.to_string(),
+                })?;
+                // Only a displacement may have another length in the copy.
+                let copied = relocate::one(code, original, slot.address)?;
+                let end = slot.address.wrapping_add(copied.bytes.len() as u64);
+                let end_phys = arena.to_phys(end);
+                Ok(Relocated {
+                    slot,
+                    end,
+                    end_phys: end_phys.ok_or("there is no place for a copy of it")?,
+                })
+            }
+        }
+    }
+
+    /// Has room for so many more copies, if need be by giving up those that no probe and nobody in
+    /// the guest uses.
+    pub(super) fn make_room(&self, guest: &dyn StoppedGuest, copies: usize) {
+        let ArenaState::Installed(arena) = &mut *self.arena() else {
+            return;
+        };
+        if arena.vacant() >= copies {
+            return;
+        }
+        let rips: Option<Vec<_>> = (0..guest.vcpus())
+            .map(|vcpu| Some(guest.registers(vcpu).ok()?.rip))
+            .collect();
+        if let Some(rips) = rips {
+            // Where memory can't be read nothing is given up, and instructions that get no copy
+            // are stepped in place.
+            let _freed = arena.reclaim(guest.memory(), &guest.ram(), &rips);
+        }
+    }
+
+    /// The copy of the instruction at `at` has one user less.
+    pub(super) fn release_copy(&self, copy: &Relocated) {
+        if let ArenaState::Installed(arena) = &mut *self.arena() {
+            arena.release(copy.slot);
+        }
+    }
+
+    /// The text of the instruction at `at` is no more.
+    pub(super) fn discard_copy(&self, at: GuestVirtAddr) {
+        if let ArenaState::Installed(arena) = &mut *self.arena() {
+            arena.discard(&(at..at.wrapping_add(1)));
+        }
+    }
+
+    /// Whether an address is where only the arena can be.
+    pub(super) fn arena_covers(&self, at: GuestVirtAddr) -> bool {
+        arena::HOLE.contains(&at)
+    }
+
+    /// The instruction in whose copy `at` is, and where that is in guest memory.
+    pub(super) fn copy_around(&self, at: GuestVirtAddr) -> Option<(GuestVirtAddr, GuestPhysAddr)> {
+        match &*self.arena() {
+            ArenaState::None(_) => None,
+            ArenaState::Installed(arena) => Some((arena.slot_at(at)?.at, arena.to_phys(at)?)),
+        }
+    }
+
+    pub(super) fn arena(&self) -> MutexGuard<'_, ArenaState> {
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

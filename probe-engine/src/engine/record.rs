@@ -1,0 +1,180 @@
+//! A registered probe while it lives: what it is, where it is now, and its counters.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::addr::{GuestVirtAddr, ProbeId};
+use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeState, Strategy};
+
+/// Where a probe is at the moment.
+#[derive(Debug, Clone)]
+pub(super) struct Spot {
+    pub(super) address: GuestVirtAddr,
+    pub(super) symbol: String,
+    pub(super) offset: u64,
+    pub(super) instruction: String,
+    pub(super) strategy: Strategy,
+    pub(super) reason: String,
+}
+
+/// Whether a probe has a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Its module has not been loaded yet.
+    Pending,
+    Placed,
+    /// The memory it was in was freed.
+    Gone,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Probe {
+    pub(super) id: ProbeId,
+    pub(super) name: String,
+    pub(super) kind: ProbeKind,
+    /// As it was asked for.
+    pub(super) place: Place,
+    enabled: AtomicBool,
+    where_now: Mutex<(Presence, Spot)>,
+    hits: AtomicU64,
+    missed: AtomicU64,
+    exits: AtomicU64,
+    /// Calls that a return probe follows now, and at most.
+    active: AtomicU32,
+    max_active: u32,
+}
+
+impl Probe {
+    pub(super) fn new(
+        id: ProbeId,
+        name: String,
+        place: Place,
+        kind: ProbeKind,
+        enabled: bool,
+        max_active: u32,
+        spot: (Presence, Spot),
+    ) -> Self {
+        Self {
+            id,
+            name,
+            kind,
+            place,
+            enabled: AtomicBool::new(enabled),
+            where_now: Mutex::new(spot),
+            hits: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+            exits: AtomicU64::new(0),
+            active: AtomicU32::new(0),
+            max_active,
+        }
+    }
+
+    /// The module it waits for or is in.
+    pub(super) fn module(&self) -> Option<&str> {
+        match &self.place {
+            Place::Symbol { module, .. } => module.as_deref(),
+            Place::Address(_) => None,
+        }
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn enable(&self, on: bool) {
+        self.enabled.store(on, Ordering::Relaxed);
+    }
+
+    pub(super) fn wants_post(&self) -> bool {
+        self.is_enabled() && matches!(self.kind, ProbeKind::Instruction { post: true, .. })
+    }
+
+    pub(super) fn wants_fault(&self) -> bool {
+        self.is_enabled() && matches!(self.kind, ProbeKind::Instruction { fault: true, .. })
+    }
+
+    pub(super) fn presence(&self) -> Presence {
+        self.where_now().0
+    }
+
+    pub(super) fn address(&self) -> GuestVirtAddr {
+        self.where_now().1.address
+    }
+
+    /// It has a place again, or for the first time.
+    pub(super) fn put(&self, spot: Spot) {
+        *self.where_now() = (Presence::Placed, spot);
+    }
+
+    /// Its memory is no more.
+    pub(super) fn set_gone(&self) {
+        self.where_now().0 = Presence::Gone;
+    }
+
+    /// Why it has no place.
+    pub(super) fn set_reason(&self, reason: &str) {
+        reason.clone_into(&mut self.where_now().1.reason);
+    }
+
+    pub(super) fn hit(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn exit(&self) {
+        self.exits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn miss(&self) {
+        self.missed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes one of the calls that may be followed at a time, if there is one left.
+    pub(super) fn begin_call(&self) -> bool {
+        let one_more = |active| (active < self.max_active).then_some(active + 1);
+        self.active
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_ok()
+    }
+
+    pub(super) fn end_call(&self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn info(&self) -> ProbeInfo {
+        let (presence, spot) = self.where_now().clone();
+        let kind = match self.kind {
+            ProbeKind::Return { .. } => ProbeKind::Return {
+                maxactive: Some(self.max_active),
+            },
+            kind => kind,
+        };
+        ProbeInfo {
+            id: self.id,
+            name: self.name.clone(),
+            kind,
+            address: spot.address,
+            module: self.module().map(str::to_owned),
+            symbol: spot.symbol,
+            offset: spot.offset,
+            instruction: spot.instruction,
+            strategy: spot.strategy,
+            reason: spot.reason,
+            hits: self.hits.load(Ordering::Relaxed),
+            missed: self.missed.load(Ordering::Relaxed),
+            exits: self.exits.load(Ordering::Relaxed),
+            state: match presence {
+                Presence::Gone => ProbeState::Gone,
+                _ if !self.is_enabled() => ProbeState::Disabled,
+                Presence::Pending => ProbeState::Pending,
+                Presence::Placed => ProbeState::Armed,
+            },
+        }
+    }
+
+    fn where_now(&self) -> MutexGuard<'_, (Presence, Spot)> {
+        self.where_now
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,179 @@
+//! An instruction with probes on it.
+
+use std::sync::Arc;
+
+use super::foresight::Foresight;
+use super::record::Probe;
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::arena::Slot;
+use crate::emulate::{Plan, Touched};
+use crate::guest::{GuestMemory, MemoryError};
+
+/// The one-byte breakpoint instruction (SDM vol. 2, INT3).
+pub(super) const INT3: u8 = 0xcc;
+
+/// How a site's instruction is executed.
+#[derive(Debug, Clone)]
+pub(super) enum Way {
+    /// By the engine.
+    Emulate { plan: Plan, touched: Touched },
+    /// By the CPU, in a copy that jumps back.
+    Boost {
+        copy: Relocated,
+        foresight: Foresight,
+        /// As of a step, which it comes to when a round of it may fault.
+        repeats: bool,
+    },
+    /// By the CPU, one instruction at a time: in a copy, or in place with all
+    /// other vCPUs stopped.
+    Step {
+        copy: Option<Relocated>,
+        foresight: Foresight,
+        /// A repeated string instruction: a step is one round of it.
+        repeats: bool,
+        /// Vectors of the exceptions to expect of it.
+        raises: [u8; 4],
+    },
+}
+
+/// A copy of an instruction in the arena: the instruction, one byte that is a
+/// `nop` or, when somebody wants to know that the instruction is done, an int3;
+/// and the jump back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Relocated {
+    pub(super) slot: Slot,
+    /// The byte after the instruction.
+    pub(super) end: GuestVirtAddr,
+    pub(super) end_phys: GuestPhysAddr,
+}
+
+/// What the engine itself waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Milestone {
+    /// The kernel is about to free its init text.
+    FreesInitText,
+    /// A module's text is complete; its init function has not run.
+    ModuleLoaded,
+    /// A module's init text is about to be freed.
+    ModuleInitDone,
+    /// A module is about to be freed.
+    ModuleFreed,
+}
+
+/// An address with a breakpoint of ours, or with one that is disarmed.
+#[derive(Debug, Clone)]
+pub(super) struct Site {
+    pub(super) virt: GuestVirtAddr,
+    pub(super) phys: GuestPhysAddr,
+    /// The byte under the int3.
+    pub(super) original: u8,
+    /// Length of the instruction.
+    pub(super) len: u8,
+    /// The module whose text it is in.
+    pub(super) module: Option<Arc<str>>,
+    pub(super) way: Way,
+    pub(super) probes: Vec<Arc<Probe>>,
+    pub(super) milestone: Option<Milestone>,
+    /// Whether the int3 is to be in the text.
+    pub(super) armed: bool,
+    /// Its probes are disarmed, all at once, and notice nothing even if it is armed.
+    pub(super) silent: bool,
+}
+
+impl Site {
+    pub(super) fn is_unused(&self) -> bool {
+        self.probes.is_empty() && self.milestone.is_none()
+    }
+
+    /// The same site with its int3 in the text if somebody wants it there.
+    pub(super) fn armed_if_wanted(self, disarmed: bool) -> Self {
+        let probed = self.probes.iter().any(|probe| probe.is_enabled());
+        Self {
+            armed: self.milestone.is_some() || probed && !disarmed,
+            silent: disarmed,
+            ..self
+        }
+    }
+
+    /// The instruction after this one.
+    pub(super) fn next(&self) -> GuestVirtAddr {
+        self.virt.wrapping_add(u64::from(self.len))
+    }
+
+    pub(super) fn wants_post(&self) -> bool {
+        self.enabled().any(|probe| probe.wants_post())
+    }
+
+    /// The probes that notice what happens here.
+    pub(super) fn enabled(&self) -> impl Iterator<Item = &Arc<Probe>> {
+        let enabled = |probe: &&Arc<Probe>| !self.silent && probe.is_enabled();
+        self.probes.iter().filter(enabled)
+    }
+
+    /// Whether it is a repeated string instruction, of which a step is one round.
+    pub(super) fn repeats(&self) -> bool {
+        match self.way {
+            Way::Emulate { .. } => false,
+            Way::Boost { repeats, .. } | Way::Step { repeats, .. } => repeats,
+        }
+    }
+
+    /// The copy of the instruction, if there is one.
+    pub(super) fn copy(&self) -> Option<&Relocated> {
+        match &self.way {
+            Way::Emulate { .. } => None,
+            Way::Boost { copy, .. } => Some(copy),
+            Way::Step { copy, .. } => copy.as_ref(),
+        }
+    }
+
+    /// Writes the int3, if the text is still the one that was decoded.
+    pub(super) fn plant(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        self.trap_when_done(memory)?;
+        self.replace(memory, self.original, INT3)
+    }
+
+    /// Has the copy of a boosted instruction trap if somebody now wants to know
+    /// that the instruction is done.
+    pub(super) fn trap_when_done(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        match &self.way {
+            Way::Boost { copy, .. } => copy.trap_when_done(memory, self.wants_post()),
+            Way::Emulate { .. } | Way::Step { .. } => Ok(()),
+        }
+    }
+
+    /// Puts the original byte back, unless the guest has overwritten the int3:
+    /// then the text is the guest's.
+    pub(super) fn lift(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        self.replace(memory, INT3, self.original)?;
+        if let Way::Boost { copy, .. } = &self.way {
+            copy.trap_when_done(memory, false)?;
+        }
+        Ok(())
+    }
+
+    fn replace(&self, memory: &dyn GuestMemory, from: u8, to: u8) -> Result<(), MemoryError> {
+        let mut byte = [0];
+        memory.read(self.phys, &mut byte)?;
+        if byte == [from] {
+            memory.write(self.phys, &[to])
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Relocated {
+    /// `nop`
+    pub(super) const NOP: u8 = 0x90;
+
+    /// Whether whoever has executed the copy traps before the jump back. A vCPU
+    /// that is between the two sees either byte, and both are right.
+    pub(super) fn trap_when_done(
+        &self,
+        memory: &dyn GuestMemory,
+        on: bool,
+    ) -> Result<(), MemoryError> {
+        memory.write(self.end_phys, &[if on { INT3 } else { Self::NOP }])
+    }
+}

@@ -1,0 +1,129 @@
+//! Watched data.
+
+use super::fixture::{Fixture, TEXT, vcpu_at};
+use crate::engine::{Action, Watchpoint};
+use crate::error::ChangeError;
+use crate::event::Detail;
+use crate::probe::{ProbeState, Strategy};
+
+#[test]
+fn watched_data_is_found_by_symbol_or_address() {
+    let f = Fixture::new();
+    let probe = f.probe("table+0x8/8");
+    assert_eq!(
+        (probe.name.as_str(), probe.strategy),
+        ("table+0x8/8", Strategy::Watch)
+    );
+    f.probe("0xffff888000001000/1r");
+    let points = f.engine.watchpoints();
+    let expected = [(TEXT + 0xb08, 8, false), (0xffff_8880_0000_1000, 1, true)];
+    let expected = expected.map(|(address, len, reads)| Watchpoint {
+        address: address.into(),
+        len,
+        reads,
+    });
+    assert_eq!(points, expected);
+    assert!(!f.engine.wants_breakpoint_exits());
+}
+
+#[test]
+fn what_a_debug_register_cannot_watch_is_refused() {
+    for (place, words) in [
+        ("table/3", &["1, 2, 4 or 8 bytes", "3"][..]),
+        ("table/0", &["1, 2, 4 or 8 bytes"]),
+        ("table+0x4/8", &["not aligned to 8", "0xffffffff81000b04"]),
+        ("per_cpu/8", &["per-CPU variable", "0x10040"]),
+        ("ext4:table/8", &["in a module"]),
+        ("no_such_datum/8", &["no_such_datum"]),
+    ] {
+        let f = Fixture::new();
+        let message = f.refusal(place).to_string();
+        for word in words {
+            assert!(message.contains(word), "{place}: {message}");
+        }
+        assert!(f.engine.watchpoints().is_empty());
+    }
+}
+
+#[test]
+fn the_same_data_shares_a_register_and_a_fifth_place_is_refused() {
+    let f = Fixture::new();
+    let four = ["table/8", "table+0x8/8", "table+0x10/8", "table/4"];
+    f.register(&four).unwrap();
+    let shared = f.probe("shared=table/8").id;
+    assert_eq!(f.engine.watchpoints().len(), 4);
+    let message = f
+        .register(&["plain", "fifth=table/8r"])
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("no debug register is free"), "{message}");
+    assert_eq!((f.byte(9), f.engine.list().len()), (0x55, 5));
+    // The other one still needs the register.
+    f.unregister(&[shared]);
+    assert_eq!(f.engine.watchpoints().len(), 4);
+}
+
+#[test]
+fn a_disabled_watchpoint_frees_its_register() {
+    let f = Fixture::new();
+    let probes = f.register(&["table/8", "table+0x8/8", "table+0x10/8", "table/4"]);
+    let first = probes.unwrap()[0].id;
+    f.enable(first, false);
+    assert_eq!(f.engine.watchpoints().len(), 3);
+    f.probe("table/2");
+    let error = f.engine.enable(&f.guest(), &[first], true).unwrap_err();
+    assert!(
+        matches!(error, ChangeError::NoDebugRegister { .. }),
+        "{error}"
+    );
+    assert_eq!(f.info(first).state, ProbeState::Disabled);
+    assert_eq!(f.engine.watchpoints().len(), 4);
+}
+
+#[test]
+fn an_access_is_reported_to_the_probes_that_dr6_names() {
+    let f = Fixture::new();
+    let probes = f
+        .register(&["table/8", "table+0x8/8", "again=table+0x8/8"])
+        .unwrap();
+    let [first, second, again] = [0, 1, 2].map(|i: usize| probes[i].id);
+    let mut vcpu = vcpu_at(0x700);
+    // Bit 13 and others are none of ours.
+    let action = f.engine.on_watchpoint(&*f.memory, &mut vcpu, 0x2ff2);
+    assert_eq!(action, Action::Resume);
+    assert_eq!(
+        f.details(),
+        [(second, Detail::Access), (again, Detail::Access)]
+    );
+    assert_eq!(f.events()[0].registers, vcpu.registers);
+    f.engine.on_watchpoint(&*f.memory, &mut vcpu, 0xffff_0ff3);
+    assert_eq!([first, second, again].map(|id| f.info(id).hits), [1, 2, 2]);
+    assert_eq!(f.info(second).exits, 2);
+}
+
+#[test]
+fn disarming_all_stops_watching() {
+    let f = Fixture::new();
+    let id = f.probe("table/8").id;
+    f.engine.arm_all(&f.guest(), false).unwrap();
+    assert!(f.engine.watchpoints().is_empty());
+    assert_eq!(f.info(id).state, ProbeState::Armed);
+    f.engine.arm_all(&f.guest(), true).unwrap();
+    assert_eq!(f.engine.watchpoints().len(), 1);
+    f.unregister(&[id]);
+    assert!(f.engine.watchpoints().is_empty());
+}
+
+#[test]
+fn an_access_by_a_copy_is_one_by_its_original() {
+    let f = Fixture::with_arena();
+    f.register(&["table/8", "copied+0xb"]).unwrap();
+    let mut vcpu = vcpu_at(0x2cb);
+    vcpu.registers.rdi = TEXT + 0xb00;
+    f.trap(&mut vcpu);
+    vcpu.registers.rip += 3;
+    let rip = vcpu.registers.rip;
+    f.engine.on_watchpoint(&*f.memory, &mut vcpu, 1);
+    assert_eq!(f.events()[1].registers.rip, TEXT + 0x2ce);
+    assert_eq!(vcpu.registers.rip, rip, "the way back is still to go");
+}

@@ -1,0 +1,75 @@
+//! What the engine knows of a kernel, all of it read from the kernel's own image.
+
+use thiserror::Error;
+
+use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
+use crate::btf::{Btf, BtfError};
+use crate::modules::ModuleReader;
+use crate::symbols::{Symbols, SymbolsError};
+
+/// A kernel's symbols and tables.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Its symbols.
+    pub symbols: Symbols,
+    /// What in it can't be probed.
+    pub blacklist: Blacklist,
+    /// The instructions whose faults it has fix-ups for.
+    pub exceptions: ExceptionTable,
+    /// How to find its modules, or why that can't be done.
+    pub modules: Result<ModuleReader, String>,
+    /// Whether the blacklist tells all ftrace sites.
+    pub(crate) has_ftrace: bool,
+}
+
+/// Why a kernel can't be read.
+#[derive(Debug, Error)]
+pub enum KernelError {
+    /// It has no symbols.
+    #[error(transparent)]
+    Symbols(#[from] SymbolsError),
+    /// Its tables of what it patches are damaged.
+    #[error(transparent)]
+    Tables(#[from] BlacklistError),
+    /// Its types are damaged.
+    #[error(transparent)]
+    Types(#[from] BtfError),
+}
+
+impl Kernel {
+    /// Reads everything from an uncompressed vmlinux, stripped or not. Takes some
+    /// tens of milliseconds.
+    ///
+    /// # Errors
+    /// See [`KernelError`].
+    pub fn from_image(image: &[u8]) -> Result<Self, KernelError> {
+        let symbols = Symbols::from_vmlinux(image)?;
+        let btf = Btf::from_image(image, &symbols)?;
+        let blacklist = Blacklist::from_image(image, &symbols, btf.as_ref())?;
+        let exceptions = ExceptionTable::from_image(image, &symbols, btf.as_ref())?;
+        let modules = match &btf {
+            Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
+            None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
+        };
+        let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
+        Ok(Self {
+            symbols,
+            blacklist,
+            exceptions,
+            modules,
+            has_ftrace,
+        })
+    }
+
+    /// A kernel of which only the symbols are known: nothing in it is refused for
+    /// what it is, and modules can't be probed.
+    pub fn from_symbols(symbols: Symbols) -> Self {
+        Self {
+            symbols,
+            blacklist: Blacklist::default(),
+            exceptions: ExceptionTable::default(),
+            modules: Err("only its symbols are known".to_owned()),
+            has_ftrace: false,
+        }
+    }
+}

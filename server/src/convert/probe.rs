@@ -1,0 +1,144 @@
+//! Registered probes and symbols.
+
+use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeState, Strategy};
+use probe_engine::symbols::Symbol;
+use vmprobe_proto::v1;
+use vmprobe_proto::v1::probe::Kind;
+
+/// The protocol's form of many probes.
+pub fn probes(infos: Vec<ProbeInfo>) -> Vec<v1::Probe> {
+    infos.into_iter().map(probe).collect()
+}
+
+fn probe(info: ProbeInfo) -> v1::Probe {
+    v1::Probe {
+        id: info.id.0,
+        name: info.name,
+        address: info.address.0,
+        symbol: info.symbol,
+        offset: info.offset,
+        hits: info.hits,
+        missed: info.missed,
+        state: state(info.state).into(),
+        strategy: strategy(info.strategy).into(),
+        strategy_reason: info.reason,
+        instruction: info.instruction,
+        module: info.module.unwrap_or_default(),
+        kind: Some(kind(info.kind)),
+        exits: info.exits,
+    }
+}
+
+fn kind(kind: ProbeKind) -> Kind {
+    match kind {
+        ProbeKind::Instruction { post, fault } => {
+            Kind::InstructionProbe(v1::InstructionProbe { post, fault })
+        }
+        ProbeKind::Return { maxactive } => Kind::ReturnProbe(v1::ReturnProbe {
+            maxactive: maxactive.unwrap_or(0),
+        }),
+        ProbeKind::Watch { len, reads } => Kind::Watchpoint(v1::Watchpoint {
+            length: len.into(),
+            reads,
+        }),
+    }
+}
+
+fn state(state: ProbeState) -> v1::ProbeState {
+    match state {
+        ProbeState::Armed => v1::ProbeState::Armed,
+        ProbeState::Disabled => v1::ProbeState::Disabled,
+        ProbeState::Gone => v1::ProbeState::Gone,
+        ProbeState::Pending => v1::ProbeState::Pending,
+    }
+}
+
+fn strategy(strategy: Strategy) -> v1::Strategy {
+    match strategy {
+        Strategy::Emulate => v1::Strategy::Emulate,
+        Strategy::Boost => v1::Strategy::Boost,
+        Strategy::Step => v1::Strategy::Step,
+        Strategy::Watch => v1::Strategy::Watch,
+    }
+}
+
+/// The protocol's form of a symbol.
+pub fn symbol(symbol: Symbol<'_>) -> v1::Symbol {
+    v1::Symbol {
+        name: symbol.name.to_owned(),
+        address: symbol.address.0,
+        kind: symbol.kind.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::addr::{GuestVirtAddr, ProbeId};
+
+    fn info(kind: ProbeKind) -> ProbeInfo {
+        ProbeInfo {
+            id: ProbeId(3),
+            name: "n".into(),
+            kind,
+            address: GuestVirtAddr(0x1005),
+            module: None,
+            symbol: "f".into(),
+            offset: 5,
+            instruction: "ret".into(),
+            strategy: Strategy::Boost,
+            reason: "why".into(),
+            hits: 1,
+            missed: 2,
+            exits: 4,
+            state: ProbeState::Pending,
+        }
+    }
+
+    #[test]
+    fn a_probe_is_told_with_its_kind_and_counts() {
+        let probe = probe(ProbeInfo {
+            module: Some("m".into()),
+            ..info(ProbeKind::PRE)
+        });
+        assert_eq!(
+            (probe.id, probe.address, probe.offset, probe.module.as_str()),
+            (3, 0x1005, 5, "m")
+        );
+        assert_eq!((probe.hits, probe.missed, probe.exits), (1, 2, 4));
+        assert_eq!(probe.strategy(), v1::Strategy::Boost);
+        assert_eq!(probe.state(), v1::ProbeState::Pending);
+    }
+
+    #[test]
+    fn every_kind_has_its_own_message() {
+        for (engine, wire) in [
+            (
+                ProbeKind::Instruction {
+                    post: true,
+                    fault: false,
+                },
+                Kind::InstructionProbe(v1::InstructionProbe {
+                    post: true,
+                    fault: false,
+                }),
+            ),
+            (
+                ProbeKind::Return { maxactive: Some(8) },
+                Kind::ReturnProbe(v1::ReturnProbe { maxactive: 8 }),
+            ),
+            (
+                ProbeKind::Watch {
+                    len: 4,
+                    reads: true,
+                },
+                Kind::Watchpoint(v1::Watchpoint {
+                    length: 4,
+                    reads: true,
+                }),
+            ),
+        ] {
+            assert_eq!(probe(info(engine)).kind, Some(wire));
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Probes as clients ask for them.
+
+use probe_engine::addr::GuestVirtAddr;
+use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
+use tonic::Status;
+use vmprobe_proto::v1;
+use vmprobe_proto::v1::probe_spec::{Kind, Place as WirePlace};
+
+use crate::{limits, status};
+
+/// Bytes that a watchpoint watches unless told otherwise.
+const WATCH_LENGTH: u8 = 8;
+
+/// The engine's form of a batch of probes, which the request has in `field`.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`, naming the wrong field; `RESOURCE_EXHAUSTED` for too many.
+pub fn specs(field: &str, specs: &[v1::ProbeSpec]) -> Result<Vec<ProbeSpec>, Status> {
+    if specs.len() > limits::PROBES_A_BATCH {
+        return Err(too_many(specs.len()));
+    }
+    specs
+        .iter()
+        .enumerate()
+        .map(|(index, probe)| {
+            spec(probe).map_err(|wrong| {
+                status::invalid(format!("{field}[{index}].{}", wrong.field), wrong.why)
+            })
+        })
+        .collect()
+}
+
+/// A batch has so many probes, which is too many.
+pub fn too_many(probes: usize) -> Status {
+    Status::resource_exhausted(format!(
+        "{probes} probes in one batch: send at most {} at a time",
+        limits::PROBES_A_BATCH
+    ))
+}
+
+/// A wrong field of a probe.
+struct Wrong {
+    field: &'static str,
+    why: String,
+}
+
+fn wrong(field: &'static str, why: impl Into<String>) -> Wrong {
+    Wrong {
+        field,
+        why: why.into(),
+    }
+}
+
+fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, Wrong> {
+    let place = place(spec)?;
+    let kind = kind(spec)?;
+    if let (
+        ProbeKind::Watch { .. },
+        Place::Symbol {
+            module: Some(_), ..
+        },
+    ) = (kind, &place)
+    {
+        return Err(wrong(
+            "symbol.module",
+            "a watchpoint can't wait for a module; watch its data by address once it is loaded",
+        ));
+    }
+    Ok(ProbeSpec {
+        name: given(&spec.name),
+        place,
+        kind,
+        enabled: !spec.disabled,
+    })
+}
+
+fn place(spec: &v1::ProbeSpec) -> Result<Place, Wrong> {
+    match &spec.place {
+        Some(WirePlace::Address(address)) => Ok(Place::Address(GuestVirtAddr(*address))),
+        Some(WirePlace::Symbol(place)) => Ok(Place::Symbol {
+            module: given(&place.module),
+            name: given(&place.symbol)
+                .ok_or_else(|| wrong("symbol.symbol", "the name of a symbol is missing"))?,
+            offset: place.offset,
+        }),
+        None => Err(wrong("place", "a probe needs a symbol or an address")),
+    }
+}
+
+fn kind(spec: &v1::ProbeSpec) -> Result<ProbeKind, Wrong> {
+    match spec.kind {
+        None => Ok(ProbeKind::PRE),
+        Some(Kind::Instruction(v1::InstructionProbe { post, fault })) => {
+            Ok(ProbeKind::Instruction { post, fault })
+        }
+        Some(Kind::Return(v1::ReturnProbe { maxactive })) => Ok(ProbeKind::Return {
+            maxactive: Some(maxactive).filter(|maxactive| *maxactive != 0),
+        }),
+        Some(Kind::Watchpoint(v1::Watchpoint { length, reads })) => {
+            let len = match length {
+                0 => Some(WATCH_LENGTH),
+                1 | 2 | 4 | 8 => u8::try_from(length).ok(),
+                _ => None,
+            };
+            let len = len.ok_or_else(|| {
+                wrong(
+                    "watchpoint.length",
+                    format!("a watchpoint has 1, 2, 4 or 8 bytes, not {length}"),
+                )
+            })?;
+            Ok(ProbeKind::Watch { len, reads })
+        }
+    }
+}
+
+fn given(text: &str) -> Option<String> {
+    Some(text.to_owned()).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::Code;
+    use tonic_types::StatusExt;
+
+    fn at(address: u64) -> v1::ProbeSpec {
+        v1::ProbeSpec {
+            place: Some(WirePlace::Address(address)),
+            ..Default::default()
+        }
+    }
+
+    fn symbol(module: &str, symbol: &str) -> v1::ProbeSpec {
+        v1::ProbeSpec {
+            place: Some(WirePlace::Symbol(v1::SymbolPlace {
+                symbol: symbol.into(),
+                module: module.into(),
+                offset: 0,
+            })),
+            ..Default::default()
+        }
+    }
+
+    fn of(kind: Kind, spec: v1::ProbeSpec) -> v1::ProbeSpec {
+        v1::ProbeSpec {
+            kind: Some(kind),
+            ..spec
+        }
+    }
+
+    fn returning(maxactive: u32) -> Kind {
+        Kind::Return(v1::ReturnProbe { maxactive })
+    }
+
+    fn watching(length: u32) -> Kind {
+        Kind::Watchpoint(v1::Watchpoint {
+            length,
+            reads: false,
+        })
+    }
+
+    fn field(status: &Status) -> String {
+        status.get_details_bad_request().unwrap().field_violations[0]
+            .field
+            .clone()
+    }
+
+    #[test]
+    fn an_empty_name_leaves_the_name_to_the_engine() {
+        assert_eq!(
+            specs("probes", &[at(5)]).unwrap(),
+            [ProbeSpec {
+                name: None,
+                place: Place::Address(GuestVirtAddr(5)),
+                kind: ProbeKind::PRE,
+                enabled: true,
+            }]
+        );
+    }
+
+    #[test]
+    fn what_a_probe_waits_for_and_where_is_kept() {
+        let disabled = v1::ProbeSpec {
+            disabled: true,
+            ..of(returning(0), symbol("m", "f"))
+        };
+        let found = specs("probes", &[disabled]).unwrap();
+        assert_eq!(
+            found,
+            [ProbeSpec {
+                name: None,
+                place: Place::Symbol {
+                    module: Some("m".into()),
+                    name: "f".into(),
+                    offset: 0,
+                },
+                kind: ProbeKind::Return { maxactive: None },
+                enabled: false,
+            }]
+        );
+        for (kind, expected) in [
+            (returning(7), ProbeKind::Return { maxactive: Some(7) }),
+            (
+                watching(0),
+                ProbeKind::Watch {
+                    len: 8,
+                    reads: false,
+                },
+            ),
+            (
+                watching(2),
+                ProbeKind::Watch {
+                    len: 2,
+                    reads: false,
+                },
+            ),
+        ] {
+            let found = specs("probes", &[of(kind, at(8))]).unwrap();
+            assert_eq!(found[0].kind, expected);
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_its_field_and_probe() {
+        for (wrong, name) in [
+            (v1::ProbeSpec::default(), "place"),
+            (symbol("", ""), "symbol.symbol"),
+            (of(watching(3), at(8)), "watchpoint.length"),
+            (of(watching(264), at(8)), "watchpoint.length"),
+            (of(watching(8), symbol("m", "d")), "symbol.module"),
+        ] {
+            let error = specs("probes", &[at(1), wrong]).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert_eq!(field(&error), format!("probes[1].{name}"));
+        }
+    }
+
+    #[test]
+    fn a_batch_beyond_the_limit_is_refused_whole() {
+        let most = limits::PROBES_A_BATCH;
+        assert_eq!(specs("probes", &vec![at(1); most]).unwrap().len(), most);
+        let error = specs("probes", &vec![at(1); most + 1]).unwrap_err();
+        assert_eq!(error.code(), Code::ResourceExhausted);
+    }
+}

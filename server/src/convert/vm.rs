@@ -1,0 +1,69 @@
+//! What VMs do and how they end.
+
+use vmprobe_proto::v1;
+
+/// The protocol's form of how often vCPUs left guest mode.
+pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
+    v1::Exits {
+        breakpoint: counts.breakpoint,
+        step: counts.step,
+        hardware: counts.hardware,
+        port_io: counts.port_io,
+        mmio: counts.mmio,
+        interrupted: counts.interrupted,
+        other: counts.other,
+    }
+}
+
+/// The protocol's form of a guest's end.
+pub fn ending(ending: &vmm::Ending) -> v1::Ending {
+    use vmm::Ending as E;
+    let (kind, detail) = match ending {
+        E::PowerOff => (v1::EndingKind::PowerOff, ""),
+        E::Reset => (v1::EndingKind::Reset, ""),
+        E::Panic { reason } => (v1::EndingKind::Panic, reason.as_str()),
+        E::TripleFault => (v1::EndingKind::TripleFault, ""),
+        E::Killed => (v1::EndingKind::Killed, ""),
+        E::Failed { reason } => (v1::EndingKind::Failed, reason.as_str()),
+    };
+    v1::Ending {
+        kind: kind.into(),
+        exit_code: ending.exit_code().into(),
+        detail: detail.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ending_keeps_its_kind_code_and_reason() {
+        let end = ending(&vmm::Ending::Panic {
+            reason: "no init".into(),
+        });
+        assert_eq!(
+            (end.kind(), end.detail.as_str()),
+            (v1::EndingKind::Panic, "no init")
+        );
+        assert_ne!(end.exit_code, 0);
+        assert_eq!(ending(&vmm::Ending::PowerOff).exit_code, 0);
+    }
+
+    #[test]
+    fn exits_are_told_by_their_reasons() {
+        let counts = vmm::ExitCounts {
+            breakpoint: 1,
+            step: 2,
+            hardware: 3,
+            port_io: 4,
+            mmio: 5,
+            interrupted: 6,
+            other: 7,
+        };
+        let told = exits(&counts);
+        assert_eq!((told.breakpoint, told.step, told.hardware), (1, 2, 3));
+        assert_eq!((told.port_io, told.mmio), (4, 5));
+        assert_eq!((told.interrupted, told.other), (6, 7));
+    }
+}

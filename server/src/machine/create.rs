@@ -1,0 +1,277 @@
+//! Building a VM from a request.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
+use probe_engine::engine::Engine;
+use probe_engine::event::{Event, EventSink};
+use probe_engine::image_map::{ImageMap, ImageSegment};
+use probe_engine::kernel::Kernel;
+use probe_engine::probe::ProbeSpec;
+use tokio::sync::watch;
+use tonic::Status;
+use vmm::boot::bzimage::Format;
+use vmm::{BootMethod, Vm, VmConfig};
+use vmprobe_proto::v1;
+
+use super::{Described, Machine};
+use crate::fanout::Fanout;
+use crate::{convert, limits, status};
+
+/// Memory of a guest for which the request gives none, in MiB.
+const DEFAULT_MEMORY_MIB: u64 = 512;
+
+/// Hands the engine's events to those who follow them.
+struct Events(Arc<Fanout>);
+
+impl EventSink for Events {
+    fn event(&self, event: &Event) {
+        self.0.publish(&convert::event(event));
+    }
+}
+
+impl Machine {
+    /// Builds a VM and plants its first probes; the guest has not run yet. Blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the request or the host; then nothing of the VM is left.
+    pub fn create(
+        name: &str,
+        request: &v1::CreateVmRequest,
+    ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
+        let config = config(request)?;
+        let specs = first_probes(request)?;
+        let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
+        let (kernel, version) = read_kernel(&mut vm)?;
+
+        let events = Arc::new(Fanout::default());
+        let sink = Arc::new(Events(Arc::clone(&events)));
+        let engine = Arc::new(Engine::new(kernel, image_map(&vm), vm.vcpus(), sink));
+        let (ended, ending) = watch::channel(None);
+        let machine = Arc::new(Self {
+            name: name.to_owned(),
+            config: Described::new(&config, version),
+            vm: Arc::new(vm),
+            engine,
+            events,
+            ending,
+            changing: Mutex::default(),
+        });
+        let probes = machine.plant_first(&specs)?;
+        machine.watch_for_the_end(ended)?;
+        Ok((machine, probes))
+    }
+
+    fn plant_first(&self, specs: &[ProbeSpec]) -> Result<Vec<v1::Probe>, Status> {
+        self.stopped(|stopped| {
+            if self.engine.has_image_map() {
+                self.install_arena(stopped);
+                self.engine
+                    .arm_milestones(stopped)
+                    .map_err(|error| status::register(&error))?;
+            }
+            let probes = self.engine.register(stopped, specs);
+            let probes = probes.map_err(|error| status::register(&error))?;
+            self.watch_for_probes(stopped)?;
+            Ok(convert::probes(probes))
+        })
+    }
+
+    /// Starts a thread that tells everybody of the guest's end.
+    fn watch_for_the_end(
+        self: &Arc<Self>,
+        ended: watch::Sender<Option<v1::Ending>>,
+    ) -> Result<(), Status> {
+        let vm = Arc::clone(&self.vm);
+        let events = Arc::clone(&self.events);
+        let name = self.name.clone();
+        let watch = move || {
+            let ending = convert::ending(&vm.wait());
+            tracing::info!(vm = name, kind = ?ending.kind(), "ended");
+            ended.send_replace(Some(ending));
+            events.end();
+        };
+        let thread = thread::Builder::new()
+            .name(format!("{}-end", self.name))
+            .spawn(watch);
+        thread.map(drop).map_err(|error| {
+            Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
+        })
+    }
+}
+
+fn config(request: &v1::CreateVmRequest) -> Result<VmConfig, Status> {
+    if request.kernel.is_empty() {
+        return Err(status::invalid("kernel", "the path of a kernel is missing"));
+    }
+    let boot = match v1::BootMethod::try_from(request.boot) {
+        Ok(v1::BootMethod::Unspecified | v1::BootMethod::Elf) => BootMethod::Elf,
+        Ok(v1::BootMethod::Bzimage) => BootMethod::BzImage,
+        Err(_) => {
+            let message = format!("boot method {} is unknown to this server", request.boot);
+            return Err(status::invalid("boot", message));
+        }
+    };
+    let or = |value: u64, default: u64| if value == 0 { default } else { value };
+    Ok(VmConfig {
+        kernel: PathBuf::from(&request.kernel),
+        initramfs: Some(&request.initramfs)
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from),
+        cmdline: request.cmdline.clone(),
+        memory_mib: or(request.memory_mib, DEFAULT_MEMORY_MIB),
+        vcpus: request.vcpus.max(1),
+        boot,
+    })
+}
+
+/// The probes of the request, then those on the kernel's command line.
+fn first_probes(request: &v1::CreateVmRequest) -> Result<Vec<ProbeSpec>, Status> {
+    let mut specs = convert::specs("probes", &request.probes)?;
+    let on_cmdline = vmprobe_spec::from_cmdline(&request.cmdline)
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| status::invalid("cmdline", error.to_string()))?;
+    specs.extend(convert::specs("cmdline", &on_cmdline)?);
+    if specs.len() > limits::PROBES_A_BATCH {
+        return Err(convert::too_many(specs.len()));
+    }
+    Ok(specs)
+}
+
+/// Takes what is needed of the kernel's file, and frees the rest: what probing needs to know, and
+/// its version.
+fn read_kernel(vm: &mut Vm) -> Result<(Kernel, String), Status> {
+    let file = vm
+        .take_kernel()
+        .ok_or_else(|| Status::internal("the kernel was read twice"))?;
+    let kernel = Kernel::from_image(&file.elf)
+        .map_err(|error| status::invalid("kernel", error.to_string()))?;
+    let version = match file.format {
+        Format::BzImage { version, .. } => version,
+        Format::Elf => String::new(),
+    };
+    Ok((kernel, version))
+}
+
+/// Where the kernel image is in guest memory; none while only the guest knows.
+fn image_map(vm: &Vm) -> Option<ImageMap> {
+    vm.kernel_in_place().then(|| linked_image(vm))
+}
+
+/// Where the kernel image is once it is where it was linked to be.
+pub(super) fn linked_image(vm: &Vm) -> ImageMap {
+    let segment = |segment: &vmm::Segment| ImageSegment {
+        virt: GuestVirtAddr(segment.virt),
+        phys: GuestPhysAddr(segment.phys),
+        len: segment.len,
+    };
+    ImageMap::new(vm.segments().iter().map(segment).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use probe_engine::probe::Place;
+    use tonic::Code;
+    use tonic_types::StatusExt;
+
+    fn request() -> v1::CreateVmRequest {
+        v1::CreateVmRequest {
+            kernel: "/k".into(),
+            ..Default::default()
+        }
+    }
+
+    fn field(status: &Status) -> String {
+        let details = status.get_details_bad_request().unwrap();
+        details.field_violations[0].field.clone()
+    }
+
+    fn probe(symbol: &str) -> v1::ProbeSpec {
+        let symbol = v1::SymbolPlace {
+            symbol: symbol.into(),
+            ..Default::default()
+        };
+        v1::ProbeSpec {
+            place: Some(v1::probe_spec::Place::Symbol(symbol)),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_a_request_leaves_out_has_a_default() {
+        let config = config(&request()).unwrap();
+        assert_eq!((config.memory_mib, config.vcpus), (512, 1));
+        assert_eq!(config.initramfs, None);
+        assert!(matches!(config.boot, BootMethod::Elf));
+    }
+
+    #[test]
+    fn a_request_without_a_kernel_or_with_an_unknown_boot_method_names_the_field() {
+        let requests = [
+            (
+                v1::CreateVmRequest {
+                    kernel: String::new(),
+                    ..request()
+                },
+                "kernel",
+            ),
+            (
+                v1::CreateVmRequest {
+                    boot: 99,
+                    ..request()
+                },
+                "boot",
+            ),
+        ];
+        for (request, name) in requests {
+            assert_eq!(field(&config(&request).unwrap_err()), name);
+        }
+    }
+
+    #[test]
+    fn probes_on_the_command_line_come_after_those_of_the_request() {
+        let request = v1::CreateVmRequest {
+            cmdline: "quiet vmprobe.probe=b vmprobe.probe=c;d".into(),
+            probes: vec![probe("a")],
+            ..request()
+        };
+        let names: Vec<String> = first_probes(&request)
+            .unwrap()
+            .into_iter()
+            .map(|spec| match spec.place {
+                Place::Symbol { name, .. } => name,
+                Place::Address(address) => address.to_string(),
+            })
+            .collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn a_bad_definition_on_the_command_line_names_it_and_the_column() {
+        let request = v1::CreateVmRequest {
+            cmdline: "quiet vmprobe.probe=vfs_read+x".into(),
+            ..request()
+        };
+        let status = first_probes(&request).unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(field(&status), "cmdline");
+        let message = status.message();
+        assert!(message.contains("column 10"), "{message}");
+        assert!(message.contains("`vfs_read+x`"), "{message}");
+    }
+
+    #[test]
+    fn request_and_command_line_together_keep_the_limit() {
+        let request = v1::CreateVmRequest {
+            cmdline: "vmprobe.probe=b".into(),
+            probes: vec![probe("a"); limits::PROBES_A_BATCH],
+            ..request()
+        };
+        let status = first_probes(&request).unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+    }
+}

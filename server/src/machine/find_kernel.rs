@@ -1,0 +1,56 @@
+//! Finding a kernel that unpacked itself.
+
+use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
+use probe_engine::paging;
+use tonic::Status;
+
+use super::Machine;
+use super::create::linked_image;
+use super::inspect::page_tables;
+use crate::guest::StoppedVm;
+use crate::status;
+
+impl Machine {
+    /// Finds where a kernel that unpacked itself is, once it has set itself up.
+    pub(super) fn find_kernel(&self, stopped: &StoppedVm<'_>) -> Result<(), Status> {
+        if self.engine.has_image_map() {
+            return Ok(());
+        }
+        let entry = stopped.guest().syscall_entry(0);
+        let entry = entry.map_err(|error| status::vcpu(&error))?;
+        if entry == 0 {
+            // The engine says that the place of the text isn't known yet.
+            return Ok(());
+        }
+        let linked = self
+            .engine
+            .symbols()
+            .find("entry_SYSCALL_64")
+            .map_err(|error| Status::failed_precondition(error.to_string()))?
+            .address;
+        let image = linked_image(&self.vm);
+        // KASLR chooses the virtual and the physical place each for itself.
+        let slide = entry.wrapping_sub(linked.0);
+        let place = walk(stopped, GuestVirtAddr(entry))?;
+        let in_place = slide == 0 && image.to_phys(linked).map(|(phys, _)| phys) == Some(place);
+        if !in_place {
+            return Err(Status::failed_precondition(format!(
+                "the kernel of VM `{}` has moved itself by {slide:#x}, to physical {place} (KASLR), \
+                 and probing a moved kernel is not supported: boot it without `kaslr` on the \
+                 command line",
+                self.name
+            )));
+        }
+        self.engine.set_image_map(image);
+        self.install_arena(stopped);
+        Ok(())
+    }
+}
+
+/// Where the first vCPU finds a virtual address in guest memory.
+fn walk(stopped: &StoppedVm<'_>, at: GuestVirtAddr) -> Result<GuestPhysAddr, Status> {
+    let tables = page_tables(stopped, 0)?;
+    let found = paging::walk(stopped.ram(), tables, at);
+    let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
+    Ok(found.phys)
+}

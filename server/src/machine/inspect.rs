@@ -1,0 +1,56 @@
+//! Looking into a stopped guest: registers and memory.
+
+use probe_engine::addr::GuestVirtAddr;
+use probe_engine::paging::{self, PageTables};
+use tonic::Status;
+use vmprobe_proto::v1;
+
+use super::Machine;
+use crate::guest::{self, StoppedVm};
+use crate::{convert, status};
+
+impl Machine {
+    /// The general registers of a vCPU. Blocks.
+    pub fn read_registers(&self, vcpu: u32) -> Result<v1::Registers, Status> {
+        self.check_vcpu(vcpu)?;
+        self.stopped(|stopped| {
+            let found = stopped.guest().registers(vcpu);
+            let found = found.map_err(|error| status::vcpu(&error))?;
+            Ok(convert::registers(&guest::registers(&found)))
+        })
+    }
+
+    /// Guest memory at a virtual address, up to the first page that isn't mapped. Blocks.
+    pub fn read_memory(&self, vcpu: u32, address: u64, length: u32) -> Result<Vec<u8>, Status> {
+        self.check_vcpu(vcpu)?;
+        self.stopped(|stopped| {
+            let tables = page_tables(stopped, vcpu)?;
+            let mut bytes = vec![0; length as usize];
+            let at = GuestVirtAddr(address);
+            if let Err(fault) = paging::read_virt(stopped.ram(), tables, at, &mut bytes) {
+                bytes.truncate(fault.done);
+            }
+            Ok(bytes)
+        })
+    }
+
+    fn check_vcpu(&self, vcpu: u32) -> Result<(), Status> {
+        let vcpus = self.config.vcpus;
+        if vcpu < vcpus {
+            return Ok(());
+        }
+        let name = &self.name;
+        Err(status::invalid(
+            "vcpu",
+            format!("VM `{name}` has vCPUs 0 to {}", vcpus - 1),
+        ))
+    }
+}
+
+/// The page tables that a vCPU uses.
+pub(super) fn page_tables(stopped: &StoppedVm<'_>, vcpu: u32) -> Result<PageTables, Status> {
+    let found = stopped.guest().control(vcpu);
+    let found = found.map_err(|error| status::vcpu(&error))?;
+    PageTables::from_registers(found.cr0, found.cr3, found.cr4, found.efer)
+        .map_err(|error| Status::failed_precondition(error.to_string()))
+}

@@ -1,0 +1,165 @@
+//! One VM: the monitor that runs it, the engine that probes it, and the clients that watch it.
+
+mod arena;
+mod blacklist;
+mod create;
+mod find_kernel;
+mod inspect;
+mod probes;
+mod symbols;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use probe_engine::engine::Engine;
+use tokio::sync::watch;
+use tonic::Status;
+use vmm::{StartError, TrapHandler, Vm, VmConfig, VmState};
+use vmprobe_proto::v1;
+
+use crate::console::Reader;
+use crate::convert;
+use crate::fanout::Fanout;
+use crate::guest::StoppedVm;
+use crate::traps::Traps;
+
+pub use blacklist::BlacklistReader;
+pub use probes::Chosen;
+
+/// A VM and what is known of it.
+pub struct Machine {
+    name: String,
+    config: Described,
+    vm: Arc<Vm>,
+    engine: Arc<Engine>,
+    events: Arc<Fanout>,
+    ending: watch::Receiver<Option<v1::Ending>>,
+    /// Held by whoever changes probes, over what is looked up before the stop as well.
+    changing: Mutex<()>,
+}
+
+/// What a description of the VM repeats of its making.
+#[derive(Debug)]
+struct Described {
+    kernel: PathBuf,
+    kernel_version: String,
+    vcpus: u32,
+    memory_mib: u64,
+}
+
+impl Described {
+    fn new(config: &VmConfig, kernel_version: String) -> Self {
+        Self {
+            kernel: config.kernel.clone(),
+            kernel_version,
+            vcpus: config.vcpus,
+            memory_mib: config.memory_mib,
+        }
+    }
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the VM is and does.
+    pub fn describe(&self) -> v1::Vm {
+        let state = match self.vm.state() {
+            VmState::Created => v1::VmState::Created,
+            VmState::Running => v1::VmState::Running,
+            VmState::Paused => v1::VmState::Paused,
+            VmState::Ended => v1::VmState::Ended,
+        };
+        v1::Vm {
+            name: self.name.clone(),
+            state: state.into(),
+            vcpus: self.config.vcpus,
+            memory_mib: self.config.memory_mib,
+            kernel: self.config.kernel.display().to_string(),
+            kernel_version: self.config.kernel_version.clone(),
+            symbols: self.engine.symbols().len() as u64,
+            ending: self.ending.borrow().clone(),
+            exits: Some(convert::exits(&self.vm.exits())),
+            arena: self.engine.arena_note(),
+        }
+    }
+
+    /// Lets the guest run its first instruction. Blocks.
+    pub fn start(&self) -> Result<(), Status> {
+        let handler: Arc<dyn TrapHandler> = Arc::new(Traps(Arc::clone(&self.engine)));
+        self.vm.start(&handler).map_err(|error| match error {
+            StartError::State(error) => self.state_error(&error),
+            StartError::Thread { .. } => Status::resource_exhausted(error.to_string()),
+        })
+    }
+
+    /// Stops the vCPUs. Blocks until all are out of guest mode.
+    pub fn pause(&self) -> Result<(), Status> {
+        self.vm.pause().map_err(|error| self.state_error(&error))
+    }
+
+    /// Lets stopped vCPUs go on.
+    pub fn resume(&self) -> Result<(), Status> {
+        self.vm.resume().map_err(|error| self.state_error(&error))
+    }
+
+    /// Ends the guest. Returns at once; [`Self::ended`] says when it is over.
+    pub fn kill(&self) {
+        self.vm.kill();
+    }
+
+    /// Waits for the guest's end.
+    pub async fn ended(&self) -> v1::Ending {
+        let mut ending = self.ending.clone();
+        match ending.wait_for(Option::is_some).await {
+            Ok(ending) => ending.clone().unwrap_or_default(),
+            // The thread that waits has died: the monitor has a bug.
+            Err(_) => v1::Ending {
+                kind: v1::EndingKind::Failed.into(),
+                exit_code: 7,
+                detail: "the monitor lost track of the guest; see the server's log".to_owned(),
+            },
+        }
+    }
+
+    /// The events of all probes.
+    pub fn events(&self) -> &Arc<Fanout> {
+        &self.events
+    }
+
+    /// Hertz of the guest's time stamp counter.
+    pub fn tsc_hz(&self) -> u64 {
+        self.vm.tsc_hz()
+    }
+
+    /// What the guest has written to its console, and will write.
+    pub fn console_output(&self) -> Reader {
+        Reader::new(self.vm.console())
+    }
+
+    /// Types on the guest's console.
+    pub fn console_input(&self, input: &[u8]) {
+        self.vm.console().send(input);
+    }
+
+    /// Does something while all vCPUs stand still.
+    fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
+        self.vm
+            .stopped(|guest| work(&StoppedVm::new(guest, self.vm.vcpus())))
+    }
+
+    fn state_error(&self, error: &vmm::StateError) -> Status {
+        Status::failed_precondition(format!("VM `{}`: {error}", self.name))
+    }
+}

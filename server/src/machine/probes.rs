@@ -1,0 +1,192 @@
+//! Changes of a VM's probes: each batch whole, or not at all, in one stop of the vCPUs.
+
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
+
+use probe_engine::addr::ProbeId;
+use probe_engine::error::ChangeError;
+use probe_engine::probe::{ProbeInfo, ProbeState};
+use tonic::{Code, Status};
+use vmprobe_proto::v1;
+
+use super::Machine;
+use crate::guest::{self, StoppedVm};
+use crate::{convert, status};
+
+/// What came of a change.
+#[derive(Debug)]
+pub struct Changed<T> {
+    /// Its result.
+    pub result: T,
+    /// How long the vCPUs stood still for it.
+    pub stopped: Duration,
+}
+
+impl<T> Changed<T> {
+    fn map<U>(self, map: impl FnOnce(T) -> U) -> Changed<U> {
+        Changed {
+            result: map(self.result),
+            stopped: self.stopped,
+        }
+    }
+
+    /// How long the vCPUs stood still for it, in nanoseconds.
+    pub fn stopped_ns(&self) -> u64 {
+        u64::try_from(self.stopped.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Probes that a request chooses, by number or by name.
+#[derive(Debug)]
+pub struct Chosen {
+    /// Their numbers.
+    pub ids: Vec<u64>,
+    /// Names of more.
+    pub names: Vec<String>,
+}
+
+impl Machine {
+    /// Registers all probes or none. Blocks.
+    pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
+        let specs = convert::specs("probes", specs)?;
+        let _alone = self.changing();
+        let register = |stopped: &StoppedVm<'_>| {
+            self.find_kernel(stopped)?;
+            let probes = self.engine.register(stopped, &specs);
+            probes.map_err(|error| status::register(&error))
+        };
+        let undo = |stopped: &StoppedVm<'_>, probes: &Vec<ProbeInfo>| {
+            let ids: Vec<ProbeId> = probes.iter().map(|probe| probe.id).collect();
+            self.engine.unregister(stopped, &ids).map(drop)
+        };
+        let changed = self.change(register, undo)?;
+        Ok(changed.map(convert::probes))
+    }
+
+    /// Removes all chosen probes, or none. Blocks.
+    pub fn unregister(&self, chosen: &Chosen) -> Result<Changed<Vec<v1::Probe>>, Status> {
+        let _alone = self.changing();
+        let ids = self.ids(chosen)?;
+        let unregister = |stopped: &StoppedVm<'_>| {
+            let probes = self.engine.unregister(stopped, &ids);
+            probes.map_err(|error| status::change(&error))
+        };
+        // Fewer probes need nothing that KVM hasn't given already.
+        let changed = self.change(unregister, |_, _| Ok(()))?;
+        Ok(changed.map(convert::probes))
+    }
+
+    /// Enables or disables all chosen probes, or none. Blocks.
+    pub fn enable(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
+        let _alone = self.changing();
+        let ids = self.ids(chosen)?;
+        let was_disabled: BTreeSet<ProbeId> = self
+            .engine
+            .list()
+            .into_iter()
+            .filter(|probe| probe.state == ProbeState::Disabled)
+            .map(|probe| probe.id)
+            .collect();
+        let enable = |stopped: &StoppedVm<'_>| {
+            let probes = self.engine.enable(stopped, &ids, on);
+            probes.map_err(|error| status::change(&error))
+        };
+        let undo = |stopped: &StoppedVm<'_>, _: &Vec<ProbeInfo>| {
+            let other_way = |id: &ProbeId| was_disabled.contains(id) == on;
+            let ids: Vec<ProbeId> = ids.iter().copied().filter(other_way).collect();
+            self.engine.enable(stopped, &ids, !on).map(drop)
+        };
+        let changed = self.change(enable, undo)?;
+        Ok(changed.map(convert::probes))
+    }
+
+    /// Arms all probes that are enabled, or disarms all. Blocks.
+    pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
+        let _alone = self.changing();
+        let was_on = !self.engine.is_disarmed();
+        let arm = |stopped: &StoppedVm<'_>| {
+            let armed = self.engine.arm_all(stopped, on);
+            armed.map_err(|error| status::change(&error))
+        };
+        self.change(arm, |stopped, ()| self.engine.arm_all(stopped, was_on))
+    }
+
+    /// The probes and their counts, and whether all are disarmed.
+    pub fn list_probes(&self) -> (Vec<v1::Probe>, bool) {
+        let probes = convert::probes(self.engine.list());
+        (probes, self.engine.is_disarmed())
+    }
+
+    /// Checks that probes of these ids exist.
+    pub fn check_probes(&self, ids: &[u64]) -> Result<(), Status> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let probes = self.engine.list();
+        let known: BTreeSet<u64> = probes.iter().map(|probe| probe.id.0).collect();
+        match ids.iter().find(|id| !known.contains(id)) {
+            None => Ok(()),
+            Some(id) => Err(status::with_field(
+                Code::NotFound,
+                "probe_ids",
+                format!("there is no probe number {id}: list the probes"),
+            )),
+        }
+    }
+
+    /// Has KVM report what the probes need to see, and no more: the guest's own int3s cost exits
+    /// while ours are watched for.
+    pub(super) fn watch_for_probes(&self, stopped: &StoppedVm<'_>) -> Result<(), Status> {
+        let guest = stopped.guest();
+        guest
+            .set_breakpoint_exits(self.engine.wants_breakpoint_exits())
+            .map_err(|error| status::vcpu(&error))?;
+        let watchpoints = self.engine.watchpoints();
+        let watchpoints: Vec<_> = watchpoints.iter().map(guest::watchpoint).collect();
+        guest
+            .set_watchpoints(&watchpoints)
+            .map_err(|error| status::watchpoints(&error))
+    }
+
+    /// Makes a change while all vCPUs stand still, and has KVM report what the probes then need to
+    /// see. If KVM refuses that, the change is undone.
+    fn change<T>(
+        &self,
+        change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
+        undo: impl FnOnce(&StoppedVm<'_>, &T) -> Result<(), ChangeError>,
+    ) -> Result<Changed<T>, Status> {
+        self.stopped(|stopped| {
+            let result = change(stopped)?;
+            if let Err(refused) = self.watch_for_probes(stopped) {
+                if let Err(error) = undo(stopped, &result) {
+                    tracing::error!(vm = self.name, "can't undo a change of probes: {error}");
+                }
+                if let Err(error) = self.watch_for_probes(stopped) {
+                    tracing::error!(vm = self.name, "can't undo a change of probes: {error}");
+                }
+                return Err(refused);
+            }
+            Ok(Changed {
+                result,
+                stopped: stopped.guest().since().elapsed(),
+            })
+        })
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ids(&self, chosen: &Chosen) -> Result<Vec<ProbeId>, Status> {
+        let mut ids: Vec<ProbeId> = chosen.ids.iter().copied().map(ProbeId).collect();
+        for (index, name) in chosen.names.iter().enumerate() {
+            let id = self.engine.find(name).ok_or_else(|| {
+                let message = format!("no probe is called `{name}`: list the probes");
+                status::with_field(Code::NotFound, format!("names[{index}]"), message)
+            })?;
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+}

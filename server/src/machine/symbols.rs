@@ -1,0 +1,36 @@
+//! The symbols of the guest's kernel.
+
+use probe_engine::addr::GuestVirtAddr;
+use tonic::{Code, Status};
+use vmprobe_proto::v1;
+
+use super::Machine;
+use crate::{convert, status};
+
+impl Machine {
+    /// Symbols that match a pattern, at most `limit`; whether there are more.
+    pub fn lookup_symbols(&self, pattern: &str, limit: usize) -> (Vec<v1::Symbol>, bool) {
+        let symbols = self.engine.symbols();
+        let mut found: Vec<v1::Symbol> = symbols
+            .find_matching(pattern)
+            .take(limit + 1)
+            .map(convert::symbol)
+            .collect();
+        let truncated = found.len() > limit;
+        found.truncate(limit);
+        (found, truncated)
+    }
+
+    /// The symbol that covers an address, and the address' offset in it.
+    pub fn resolve_address(&self, address: u64) -> Result<(v1::Symbol, u64), Status> {
+        let address = GuestVirtAddr(address);
+        match self.engine.symbols().resolve(address) {
+            Some(found) => Ok((convert::symbol(found.symbol), found.offset)),
+            None => Err(status::with_field(
+                Code::NotFound,
+                "address",
+                format!("{address} is not in the guest's kernel image, so no symbol covers it"),
+            )),
+        }
+    }
+}

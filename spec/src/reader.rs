@@ -1,0 +1,343 @@
+//! The reader of one definition.
+
+use vmprobe_proto::v1::probe_spec::{Kind, Place};
+use vmprobe_proto::v1::{InstructionProbe, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint};
+
+use crate::{MAXACTIVE_MAX, SpecError};
+
+pub fn read(text: &str) -> Result<ProbeSpec, SpecError> {
+    let mut reader = Reader { text, at: 0 };
+    reader.spec().map_err(|(at, reason)| SpecError {
+        text: text.to_owned(),
+        column: text[..at].chars().count() + 1,
+        reason,
+    })
+}
+
+/// A byte position in the text, and what is wrong there.
+type Wrong = (usize, String);
+
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn spec(&mut self) -> Result<ProbeSpec, Wrong> {
+        self.skip_spaces();
+        let (mut kind, name) = match self.kernel_form()? {
+            Some(head) => head,
+            None => (instruction(), self.name_and_equals()?),
+        };
+        let place = self.place(&mut kind)?;
+        if let Kind::Watchpoint(watch) = &mut kind {
+            self.extent(watch)?;
+        }
+        let disabled = self.options(&mut kind, &place)?;
+        Ok(ProbeSpec {
+            name: name.to_owned(),
+            place: Some(place),
+            kind: Some(kind),
+            disabled,
+        })
+    }
+
+    /// `p`, `r16:NAME`, `w:GROUP/NAME` and so on, and the space behind it; the name is empty where
+    /// there is none.
+    fn kernel_form(&mut self) -> Result<Option<(Kind, &'a str)>, Wrong> {
+        let rest = self.rest();
+        let head = self.word();
+        let alone = head.len() == rest.trim_end().len();
+        let (letter, colon) = match head.split_once(':') {
+            Some((letter, _)) => (letter, true),
+            None => (head, false),
+        };
+        // `p` alone, or a symbol that begins with p, is a place.
+        if !colon && alone {
+            return Ok(None);
+        }
+        let kind = match letter {
+            "p" => instruction(),
+            "w" => Kind::Watchpoint(Watchpoint::default()),
+            "-" => return self.wrong("`-:NAME` removes a probe: use `vmprobe probe rm NAME`"),
+            _ => match letter.strip_prefix('r') {
+                Some(count) if count.bytes().all(|byte| byte.is_ascii_digit()) => {
+                    let maxactive = self.maxactive(count)?;
+                    Kind::Return(ReturnProbe { maxactive })
+                }
+                _ => return Ok(None),
+            },
+        };
+        self.at += letter.len();
+        let mut name = "";
+        if colon {
+            self.at += 1;
+            name = self.take(is_name);
+            if name.is_empty() {
+                return self.wrong(&format!("a name for the probe belongs behind `{letter}:`"));
+            }
+        }
+        let before = self.at;
+        self.skip_spaces();
+        if self.rest().is_empty() {
+            return self.wrong("a place such as vfs_read+0x5 or 0xADDRESS is missing");
+        }
+        if self.at == before {
+            return self.wrong("a name has letters, digits and _ . - / only; then a space");
+        }
+        Ok(Some((kind, name)))
+    }
+
+    /// The calls that `r64` follows; 0, the default, for a plain `r`.
+    fn maxactive(&self, digits: &str) -> Result<u32, Wrong> {
+        if digits.is_empty() {
+            return Ok(0);
+        }
+        match digits.parse() {
+            Ok(count) if count <= MAXACTIVE_MAX => Ok(count),
+            _ => Err((
+                self.at + 1,
+                format!("a return probe follows at most {MAXACTIVE_MAX} calls at a time"),
+            )),
+        }
+    }
+
+    /// `NAME=`, or nothing.
+    fn name_and_equals(&mut self) -> Result<&'a str, Wrong> {
+        let Some(end) = self.word().find('=') else {
+            return Ok("");
+        };
+        let name = self.take(is_name);
+        if name.is_empty() && end == 0 {
+            return self.wrong("a name belongs before `=`");
+        }
+        if name.len() != end {
+            return self.wrong("a name has letters, digits and _ . - / only");
+        }
+        self.at += 1;
+        Ok(name)
+    }
+
+    /// `[MODULE:]SYMBOL[+OFFSET][%return]` or an address.
+    fn place(&mut self, kind: &mut Kind) -> Result<Place, Wrong> {
+        let module = self.module(matches!(kind, Kind::Watchpoint(_)));
+        if module.is_empty() && self.rest().starts_with(|c: char| c.is_ascii_digit()) {
+            return Ok(Place::Address(self.address()?));
+        }
+        let symbol = self.take(is_symbol);
+        if symbol.is_empty() && module.is_empty() {
+            return self.wrong("a symbol or an address (0x...) belongs here");
+        }
+        if symbol.is_empty() {
+            return self.wrong(&format!("a symbol of the module {module} belongs here"));
+        }
+        let plus = self.at;
+        let mut offset = 0;
+        if self.rest().starts_with('+') {
+            self.at += 1;
+            offset = self.number("an offset such as 0x15 or 21 belongs behind `+`")?;
+        }
+        if self.rest().starts_with('%') {
+            self.percent_return(kind)?;
+        }
+        if matches!(kind, Kind::Return(_)) && offset != 0 {
+            let reason = "a return probe is on a whole function, so it takes no offset";
+            return Err((plus, reason.to_owned()));
+        }
+        Ok(Place::Symbol(SymbolPlace {
+            symbol: symbol.to_owned(),
+            offset,
+            module: module.to_owned(),
+        }))
+    }
+
+    /// `MODULE:`, or nothing. Where an access may stand (`jiffies:rw`), it wins.
+    fn module(&mut self, watch: bool) -> &'a str {
+        let word = self.word();
+        let Some((module, behind)) = word.split_once(':') else {
+            return "";
+        };
+        // `jiffies:rw/8` is a slip that must not wait for a module called jiffies.
+        let last = behind.split_once('/').filter(|(_, end)| !end.contains(':'));
+        let last = last.map_or(behind, |(last, _)| last);
+        let access = watch && last.bytes().all(|byte| b"rwx".contains(&byte));
+        // A module's name may begin with a digit (8021q, 9p); an address isn't one.
+        let address = module.starts_with("0x") || module.starts_with("0X");
+        if access || address || module.is_empty() || !module.chars().all(is_symbol) {
+            return "";
+        }
+        self.at += module.len() + 1;
+        module
+    }
+
+    /// `%return`, which makes a return probe of a plain one.
+    fn percent_return(&mut self, kind: &mut Kind) -> Result<(), Wrong> {
+        let word = self.word();
+        match kind {
+            _ if word != "%return" => self.wrong("only %return can follow the symbol"),
+            Kind::Watchpoint(_) => self.wrong("data doesn't return: use `r` for a return probe"),
+            Kind::Return(_) => self.accept(word),
+            Kind::Instruction(_) => {
+                *kind = Kind::Return(ReturnProbe::default());
+                self.accept(word)
+            }
+        }
+    }
+
+    fn accept(&mut self, word: &str) -> Result<(), Wrong> {
+        self.at += word.len();
+        Ok(())
+    }
+
+    /// A watchpoint's `[/LENGTH][:ACCESS]`.
+    fn extent(&mut self, watch: &mut Watchpoint) -> Result<(), Wrong> {
+        if self.rest().starts_with('/') {
+            self.at += 1;
+            let start = self.at;
+            watch.length = match self.number("a length belongs behind `/`: 1, 2, 4 or 8")? {
+                length @ (1 | 2 | 4 | 8) => length as u32,
+                _ => return Err((start, "a length is 1, 2, 4 or 8 bytes".to_owned())),
+            };
+        }
+        if self.rest().starts_with(':') {
+            self.at += 1;
+            let start = self.at;
+            watch.reads = match self.take(|c| c.is_ascii_alphabetic()) {
+                "w" => false,
+                "rw" => true,
+                "r" => return Err((start, "x86 can't watch reads alone: use rw".to_owned())),
+                "x" => {
+                    return Err((
+                        start,
+                        "to probe an instruction, use `p`, not `w`".to_owned(),
+                    ));
+                }
+                _ => return Err((start, "an access is w (writes) or rw".to_owned())),
+            };
+            if self.rest().starts_with('/') {
+                return self.wrong("the length goes before the access, as in jiffies/8:rw");
+            }
+        }
+        Ok(())
+    }
+
+    /// The words behind the place; true when one of them is `disabled`.
+    fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<bool, Wrong> {
+        let mut disabled = false;
+        loop {
+            let before = self.at;
+            self.skip_spaces();
+            if self.rest().is_empty() {
+                return Ok(disabled);
+            }
+            if self.at == before {
+                return self.junk(place);
+            }
+            let word = self.word();
+            match (word, &mut *kind) {
+                ("disabled", _) => disabled = true,
+                ("post", Kind::Instruction(probe)) => probe.post = true,
+                ("fault", Kind::Instruction(probe)) => probe.fault = true,
+                ("post" | "fault", _) => {
+                    return self.wrong(&format!("only an instruction's probe has {word} events"));
+                }
+                _ if word.contains(['=', '$', '%', '+', '@', '(']) => {
+                    return self.wrong("probe arguments are not supported yet");
+                }
+                _ => return self.wrong("an option is one of post, fault, disabled"),
+            }
+            self.at += word.len();
+        }
+    }
+
+    /// Says what is wrong with what stands right behind the place.
+    fn junk<T>(&self, place: &Place) -> Result<T, Wrong> {
+        match (self.rest().chars().next(), place) {
+            (Some('-'), _) if self.word().contains(':') => {
+                self.wrong("a module's name has `_` for every `-`")
+            }
+            (Some('-'), _) => self.wrong("an offset is positive: SYM+0x10"),
+            (Some('+'), Place::Address(_)) => {
+                self.wrong("an address takes no offset: add it to the address")
+            }
+            (Some('%'), Place::Address(_)) => {
+                self.wrong("for a return probe on an address, write `r 0xADDRESS`")
+            }
+            (Some('/'), _) => self.wrong("a length is for a watchpoint: `w PLACE/LENGTH`"),
+            (Some(other), _) => self.wrong(&format!("`{other}` doesn't belong here")),
+            (None, _) => self.wrong("more belongs here"),
+        }
+    }
+
+    fn address(&mut self) -> Result<u64, Wrong> {
+        if !self.rest().starts_with("0x") && !self.rest().starts_with("0X") {
+            return self.wrong("an address begins with 0x");
+        }
+        self.number("an address is 0x and up to 16 hexadecimal digits")
+    }
+
+    fn number(&mut self, missing: &str) -> Result<u64, Wrong> {
+        let start = self.at;
+        let (radix, digits) = match self.rest().get(..2) {
+            Some("0x" | "0X") => {
+                self.at += 2;
+                (16, self.take(|c| c.is_ascii_hexdigit()))
+            }
+            _ => (10, self.take(|c| c.is_ascii_digit())),
+        };
+        if digits.is_empty() {
+            return self.wrong(missing);
+        }
+        if self.rest().starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            let hint = if radix == 10 {
+                "; hexadecimal begins with 0x"
+            } else {
+                ""
+            };
+            return self.wrong(&format!("not a digit{hint}"));
+        }
+        u64::from_str_radix(digits, radix).map_err(|_| (start, "more than 64 bits".to_owned()))
+    }
+
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    /// What stands here, up to the next space.
+    fn word(&self) -> &'a str {
+        let rest = self.rest();
+        &rest[..rest.find(char::is_whitespace).unwrap_or(rest.len())]
+    }
+
+    fn take(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let end = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
+        self.at += end;
+        &rest[..end]
+    }
+
+    fn skip_spaces(&mut self) {
+        self.take(char::is_whitespace);
+    }
+
+    fn wrong<T>(&self, reason: &str) -> Result<T, Wrong> {
+        Err((self.at, reason.to_owned()))
+    }
+}
+
+fn instruction() -> Kind {
+    Kind::Instruction(InstructionProbe::default())
+}
+
+/// What a probe's name may have; the same that the server takes, besides the `+` of default names.
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_.-/".contains(c)
+}
+
+/// What a kernel symbol has: C's letters, and the dots and dollars of the compiler's own.
+fn is_symbol(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_.$@".contains(c)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,327 @@
+use proptest::prelude::*;
+use vmprobe_proto::v1::probe_spec::{Kind, Place};
+use vmprobe_proto::v1::{InstructionProbe, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint};
+
+use crate::{definition, from_cmdline, parse};
+
+fn symbol(name: &str, symbol: &str, offset: u64) -> ProbeSpec {
+    ProbeSpec {
+        name: name.into(),
+        place: Some(Place::Symbol(SymbolPlace {
+            symbol: symbol.into(),
+            offset,
+            module: String::new(),
+        })),
+        kind: Some(Kind::Instruction(InstructionProbe::default())),
+        disabled: false,
+    }
+}
+
+fn address(name: &str, address: u64) -> ProbeSpec {
+    ProbeSpec {
+        place: Some(Place::Address(address)),
+        ..symbol(name, "", 0)
+    }
+}
+
+fn module(module: &str, of: ProbeSpec) -> ProbeSpec {
+    let Some(Place::Symbol(place)) = of.place else {
+        panic!("no symbol");
+    };
+    let module = module.into();
+    ProbeSpec {
+        place: Some(Place::Symbol(SymbolPlace { module, ..place })),
+        ..of
+    }
+}
+
+fn returning(maxactive: u32, of: ProbeSpec) -> ProbeSpec {
+    let kind = Some(Kind::Return(ReturnProbe { maxactive }));
+    ProbeSpec { kind, ..of }
+}
+
+fn watching(length: u32, reads: bool, of: ProbeSpec) -> ProbeSpec {
+    let kind = Some(Kind::Watchpoint(Watchpoint { length, reads }));
+    ProbeSpec { kind, ..of }
+}
+
+fn events(post: bool, fault: bool, of: ProbeSpec) -> ProbeSpec {
+    let kind = Some(Kind::Instruction(InstructionProbe { post, fault }));
+    ProbeSpec { kind, ..of }
+}
+
+fn disabled(of: ProbeSpec) -> ProbeSpec {
+    ProbeSpec {
+        disabled: true,
+        ..of
+    }
+}
+
+#[test]
+fn every_documented_form_of_an_instruction_probe_is_read() {
+    let table = [
+        ("vfs_read", symbol("", "vfs_read", 0)),
+        ("vfs_read+0x15", symbol("", "vfs_read", 0x15)),
+        ("vfs_read+21", symbol("", "vfs_read", 21)),
+        ("0xffffffff812f0c15", address("", 0xffff_ffff_812f_0c15)),
+        ("open=do_sys_openat2", symbol("open", "do_sys_openat2", 0)),
+        ("a.b-c=0x10", address("a.b-c", 0x10)),
+        ("p vfs_read", symbol("", "vfs_read", 0)),
+        ("p:open vfs_open+8", symbol("open", "vfs_open", 8)),
+        ("p:grp/open 0xff", address("grp/open", 0xff)),
+        ("  p:x   y  ", symbol("x", "y", 0)),
+        ("p", symbol("", "p", 0)),
+        ("r", symbol("", "r", 0)),
+        ("w", symbol("", "w", 0)),
+        ("panic", symbol("", "panic", 0)),
+        ("foo.constprop.0+0x4", symbol("", "foo.constprop.0", 4)),
+        ("ext4:f+4", module("ext4", symbol("", "f", 4))),
+        ("x=8021q:f", module("8021q", symbol("x", "f", 0))),
+        ("p:x 9p:f", module("9p", symbol("x", "f", 0))),
+        ("f post", events(true, false, symbol("", "f", 0))),
+        (
+            "x=f fault post disabled",
+            disabled(events(true, true, symbol("x", "f", 0))),
+        ),
+        ("p 0x10 disabled", disabled(address("", 16))),
+        ("p f post  post", events(true, false, symbol("", "f", 0))),
+    ];
+    for (text, expected) in table {
+        assert_eq!(parse(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn every_documented_form_of_a_return_probe_is_read() {
+    let plain = || symbol("", "vfs_read", 0);
+    let table = [
+        ("vfs_read%return", returning(0, plain())),
+        ("p vfs_read%return", returning(0, plain())),
+        ("r vfs_read%return", returning(0, plain())),
+        ("r vfs_read", returning(0, plain())),
+        ("r vfs_read+0", returning(0, plain())),
+        ("r64 vfs_read", returning(64, plain())),
+        ("r4096 vfs_read", returning(4096, plain())),
+        ("r:x vfs_read", returning(0, symbol("x", "vfs_read", 0))),
+        ("r16:g/x f", returning(16, symbol("g/x", "f", 0))),
+        ("x=f%return", returning(0, symbol("x", "f", 0))),
+        (
+            "ext4:f%return",
+            returning(0, module("ext4", symbol("", "f", 0))),
+        ),
+        ("r 0x1000", returning(0, address("", 0x1000))),
+        ("r f disabled", disabled(returning(0, symbol("", "f", 0)))),
+    ];
+    for (text, expected) in table {
+        assert_eq!(parse(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn every_documented_form_of_a_watchpoint_is_read() {
+    let jiffies = || symbol("", "jiffies", 0);
+    let table = [
+        ("w jiffies", watching(0, false, jiffies())),
+        ("w jiffies/8", watching(8, false, jiffies())),
+        ("w jiffies:w", watching(0, false, jiffies())),
+        ("w jiffies:rw", watching(0, true, jiffies())),
+        ("w jiffies/4:rw", watching(4, true, jiffies())),
+        (
+            "w:x jiffies+4/4",
+            watching(4, false, symbol("x", "jiffies", 4)),
+        ),
+        ("w 0x1000/1:rw", watching(1, true, address("", 0x1000))),
+        (
+            "w m:rw/8:w",
+            watching(8, false, module("m", symbol("", "rw", 0))),
+        ),
+        (
+            "w m:rw:w",
+            watching(0, false, module("m", symbol("", "rw", 0))),
+        ),
+        (
+            "w m:x:rw",
+            watching(0, true, module("m", symbol("", "x", 0))),
+        ),
+        (
+            "w m:data",
+            watching(0, false, module("m", symbol("", "data", 0))),
+        ),
+        (
+            "w jiffies disabled",
+            disabled(watching(0, false, jiffies())),
+        ),
+    ];
+    for (text, expected) in table {
+        assert_eq!(parse(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn an_error_points_at_its_column() {
+    let table = [
+        ("", 1, "belongs here"),
+        ("vfs_read+", 10, "behind `+`"),
+        ("vfs_read+5c", 11, "begins with 0x"),
+        ("vfs_read+0x5g", 13, "not a digit"),
+        ("vfs_read+0x", 12, "behind `+`"),
+        ("vfs_read-4", 9, "positive"),
+        ("dm-mod:f", 3, "`_`"),
+        ("vfs read", 5, "post, fault, disabled"),
+        ("p:x vfs_read %di", 14, "arguments"),
+        ("p:x vfs_read path=+0(%si)", 14, "arguments"),
+        ("vfs_read $arg1", 10, "arguments"),
+        ("vfs_read%exit", 9, "%return"),
+        ("vfs_read%returns", 9, "%return"),
+        ("vfs_read+4%return", 9, "no offset"),
+        ("r vfs_read+0x4", 11, "no offset"),
+        ("r vfs_read post", 12, "instruction"),
+        ("w jiffies fault", 11, "instruction"),
+        ("0x10%return", 5, "r 0xADDRESS"),
+        ("r4097 f", 2, "4096"),
+        ("r99999999999 f", 2, "4096"),
+        ("w f%return", 4, "return probe"),
+        ("w jiffies/", 11, "1, 2, 4 or 8"),
+        ("w jiffies/3", 11, "1, 2, 4 or 8"),
+        ("w jiffies/16", 11, "1, 2, 4 or 8"),
+        ("w jiffies:", 11, "w (writes) or rw"),
+        ("w jiffies:r", 11, "reads alone"),
+        ("w jiffies:x", 11, "use `p`"),
+        ("w jiffies/8:q", 13, "w (writes) or rw"),
+        ("w jiffies:rw/8", 13, "before the access"),
+        ("vfs_read/8", 9, "watchpoint"),
+        ("p:", 3, "name"),
+        ("r: vfs_read", 3, "name"),
+        ("p:x", 4, "missing"),
+        ("w:x", 4, "missing"),
+        ("p:a*b vfs_read", 4, "letters"),
+        ("-:x", 1, "probe rm"),
+        ("=vfs_read", 1, "before `=`"),
+        ("a*b=vfs_read", 2, "letters"),
+        ("x=", 3, "belongs here"),
+        ("ext4:", 6, "module ext4"),
+        (":f", 1, "belongs here"),
+        ("a:b:c", 4, "doesn't belong"),
+        ("1234", 1, "0x"),
+        ("0x10:f", 5, "doesn't belong"),
+        ("0x10+4", 5, "no offset"),
+        ("0x11111111111111111", 1, "64 bits"),
+        ("vfs_read+99999999999999999999", 10, "64 bits"),
+        ("été", 1, "belongs here"),
+        ("x=é", 3, "belongs here"),
+        ("fooé", 4, "doesn't belong"),
+        ("p été", 3, "belongs here"),
+    ];
+    for (text, column, reason) in table {
+        let error = parse(text).expect_err(text);
+        assert_eq!(error.column, column, "{text}: {error}");
+        assert!(error.reason.contains(reason), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_message_quotes_the_text() {
+    assert_eq!(
+        parse("vfs_read+").unwrap_err().to_string(),
+        "bad probe `vfs_read+`, column 10: an offset such as 0x15 or 21 belongs behind `+`"
+    );
+}
+
+fn any_place() -> impl Strategy<Value = Place> {
+    let symbol = (
+        "[a-zA-Z_.][a-zA-Z0-9_.$@]{0,8}",
+        any::<u64>(),
+        "([a-z0-9_]{1,6})?",
+    )
+        .prop_filter("an address, not a module", |(_, _, module)| {
+            !module.starts_with("0x")
+        })
+        .prop_map(|(symbol, offset, module)| {
+            Place::Symbol(SymbolPlace {
+                symbol,
+                offset,
+                module,
+            })
+        });
+    prop_oneof![symbol, any::<u64>().prop_map(Place::Address)]
+}
+
+fn any_kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        any::<(bool, bool)>()
+            .prop_map(|(post, fault)| Kind::Instruction(InstructionProbe { post, fault })),
+        (0u32..=4096).prop_map(|maxactive| Kind::Return(ReturnProbe { maxactive })),
+        (prop::sample::select(vec![0u32, 1, 2, 4, 8]), any::<bool>())
+            .prop_map(|(length, reads)| Kind::Watchpoint(Watchpoint { length, reads })),
+    ]
+}
+
+/// Texts that come near the grammar, so that most of its branches are entered.
+fn near_texts() -> impl Strategy<Value = String> {
+    let parts = [
+        "p",
+        "r",
+        "w",
+        ":",
+        "=",
+        "+",
+        "%",
+        "return",
+        "/",
+        "8",
+        "0x",
+        "f",
+        "rw",
+        "x",
+        " ",
+        ",",
+        ";",
+        "\"",
+        "-",
+        "post",
+        "fault",
+        "disabled",
+        "vmprobe.probe=",
+        "é",
+        "99999999999999999999",
+    ];
+    let part = prop::sample::select(parts.to_vec());
+    prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in any::<String>(), near in near_texts()) {
+        for text in [text, near] {
+            if let Err(error) = parse(&text) {
+                prop_assert!(error.column <= text.chars().count() + 1);
+            }
+            let _ = from_cmdline(&text);
+            let _ = from_cmdline(&format!("vmprobe.probe={text}"));
+        }
+    }
+
+    #[test]
+    fn a_definition_reads_back_as_the_same_probe(
+        name in "([a-zA-Z0-9_.-]{1,6}/)?[a-zA-Z0-9_.-]{0,6}",
+        place in any_place(),
+        kind in any_kind(),
+        disabled: bool,
+    ) {
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), disabled };
+        if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
+            place.offset = 0;
+        }
+        let text = definition(&spec);
+        prop_assert_eq!(parse(&text), Ok(spec.clone()), "{}", &text);
+        let on_cmdline = format!("quiet vmprobe.probe={}", text.replace(' ', ","));
+        prop_assert_eq!(from_cmdline(&on_cmdline), [Ok(spec)]);
+    }
+
+    #[test]
+    fn what_can_be_read_has_a_definition_that_reads_the_same(text in near_texts()) {
+        if let Ok(spec) = parse(&text) {
+            prop_assert_eq!(parse(&definition(&spec)), Ok(spec));
+        }
+    }
+}
