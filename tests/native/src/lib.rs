@@ -1,0 +1,26 @@
+//! The engine's emulation and relocation against the CPU that the tests run on.
+//!
+//! A case is one instruction with registers, flags and memory to start from. The CPU executes it
+//! in this process, and the engine emulates it on a copy, or the CPU executes what the engine made
+//! of it for another address. They must agree in registers, flags and memory.
+//!
+//! Only what user mode can execute is compared: [`forms::unfit`] names the rest.
+
+pub mod case;
+pub mod compare;
+pub mod cpu;
+pub mod draw;
+pub mod forms;
+pub mod kernel;
+pub mod random;
+pub mod registers;
+pub mod report;
+pub mod survey;
+
+mod aim;
+mod flags;
+mod signals;
+mod stub;
+
+#[cfg(test)]
+mod tests;

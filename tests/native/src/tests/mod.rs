@@ -1,0 +1,3 @@
+mod kernel;
+mod named;
+mod random;

@@ -1,0 +1,133 @@
+//! Placing probes in any text.
+
+use std::sync::Arc;
+
+use iced_x86::{Decoder, DecoderOptions};
+use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
+use probe_engine::engine::{Action, Engine};
+use probe_engine::event::{Event, EventSink};
+use probe_engine::guest::GuestMemory;
+use probe_engine::guest::testing::{TestGuest, TestMemory};
+use probe_engine::image_map::{ImageMap, ImageSegment};
+use probe_engine::kernel::Kernel;
+use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
+use probe_engine::symbols::Symbols;
+use probe_engine::vcpu::testing::TestVcpu;
+
+use crate::input::Input;
+use crate::synthetic::{TEXT, unstripped};
+
+/// The text: two functions of this size, the first of which is probed.
+const SIZE: usize = 0x40;
+const PHYS: GuestPhysAddr = GuestPhysAddr(0x1000);
+const INT3: u8 = 0xcc;
+
+struct Deaf;
+
+impl EventSink for Deaf {
+    fn event(&self, _: &Event) {}
+}
+
+/// Whatever a function's bytes are, a probe goes on an instruction's first byte or is refused, a
+/// hit is answered, and removing leaves no byte behind.
+///
+/// The bytes: offset, registers, the text.
+///
+/// # Panics
+/// When that doesn't hold.
+pub fn decode(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let offset = u64::from(input.byte()) % (SIZE as u64 + 4);
+    let mut vcpu = TestVcpu::default();
+    let r = &mut vcpu.registers;
+    for register in [&mut r.rax, &mut r.rcx, &mut r.rbx, &mut r.rsp] {
+        *register = u64::from(input.short() & 0x3fff);
+    }
+    r.rflags = 2 | u64::from(input.short());
+    let mut text = [0x90; 2 * SIZE];
+    let given = input.bytes(2 * SIZE);
+    text[..given.len()].copy_from_slice(given);
+
+    let memory = TestMemory::new(0x4000);
+    memory.write(PHYS, &text).unwrap();
+    let engine = engine();
+    let guest = TestGuest::new(&memory);
+    let spec = ProbeSpec {
+        name: None,
+        place: Place::Symbol {
+            module: None,
+            name: "first".to_owned(),
+            offset,
+        },
+        kind: ProbeKind::PRE,
+        enabled: true,
+    };
+    let Ok(probes) = engine.register(&guest, &[spec]) else {
+        assert_eq!(read(&memory), text, "a refused probe left its mark");
+        return;
+    };
+    let ids: Vec<ProbeId> = probes.iter().map(|probe| probe.id).collect();
+    let at = probes[0].offset as usize;
+    assert!(at < SIZE, "a probe outside its function");
+    assert!(
+        boundaries(&text).any(|boundary| boundary == at),
+        "a probe inside an instruction: {at:#x} of {text:02x?}"
+    );
+    let mut armed = text;
+    armed[at] = INT3;
+    assert_eq!(read(&memory), armed, "not one int3 at {at:#x}");
+
+    vcpu.registers.rip = TEXT + at as u64;
+    let before = vcpu.registers;
+    let action = engine.on_breakpoint(&memory, &mut vcpu);
+    assert_ne!(action, Action::GiveBack);
+    if matches!(action, Action::PageFault { .. }) {
+        assert_eq!(vcpu.registers, before, "a fault has done something");
+    }
+    // The instruction may have written to its own text; what is left then is the guest's doing.
+    let by_guest = read(&memory);
+    engine.unregister(&guest, &ids).unwrap();
+    if by_guest == armed {
+        assert_eq!(read(&memory), text, "removal left its mark");
+    }
+}
+
+fn engine() -> Engine {
+    let end = TEXT + 2 * SIZE as u64;
+    let symbols = [
+        (TEXT, 'T', "_text"),
+        (TEXT, 'T', "_stext"),
+        (TEXT, 't', "first"),
+        (TEXT + SIZE as u64, 't', "second"),
+        (end, 'T', "_etext"),
+        (TEXT + 0x1000, 'D', "_end"),
+    ]
+    .map(|(address, kind, name)| (address, kind, name.to_owned()));
+    let symbols = Symbols::from_elf_symtab(&unstripped(&symbols)).unwrap();
+    let image = ImageMap::new(vec![ImageSegment {
+        virt: GuestVirtAddr(TEXT),
+        phys: PHYS,
+        len: 2 * SIZE as u64,
+    }]);
+    Engine::new(
+        Kernel::from_symbols(symbols),
+        Some(image),
+        1,
+        Arc::new(Deaf),
+    )
+}
+
+fn read(memory: &TestMemory) -> [u8; 2 * SIZE] {
+    let mut text = [0; 2 * SIZE];
+    memory.read(PHYS, &mut text).unwrap();
+    text
+}
+
+/// Where instructions begin, one after another from the function's start.
+fn boundaries(text: &[u8]) -> impl Iterator<Item = usize> {
+    let mut decoder = Decoder::with_ip(64, text, TEXT, DecoderOptions::NONE);
+    std::iter::from_fn(move || {
+        let at = decoder.position();
+        (decoder.can_decode() && !decoder.decode().is_invalid()).then_some(at)
+    })
+}

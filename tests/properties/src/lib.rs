@@ -1,0 +1,28 @@
+//! What holds for any bytes that reach the engine.
+//!
+//! Each property is a function of bytes that panics when it doesn't hold. Here they are tried with
+//! the corpus in `fuzz/corpus/` and with random bytes; `make fuzz` looks for more.
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a property that doesn't hold panics"
+)]
+
+mod decode;
+mod emulate;
+mod input;
+mod relocate;
+mod symbols;
+
+#[path = "../../../probe-engine/src/symbols/synthetic.rs"]
+#[expect(unreachable_pub, dead_code, reason = "a part of another crate's tests")]
+mod synthetic;
+
+#[cfg(test)]
+mod tests;
+
+pub use decode::decode;
+pub use emulate::emulate;
+pub use relocate::relocate;
+pub use symbols::symbols;

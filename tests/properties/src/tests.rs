@@ -1,0 +1,66 @@
+use std::path::Path;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::{decode, emulate, relocate, symbols};
+
+/// Tries a target's corpus.
+fn corpus(target: &str, property: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    let mut tried = 0;
+    for entry in std::fs::read_dir(folder.join(target)).unwrap() {
+        property(&std::fs::read(entry.unwrap().path()).unwrap());
+        tried += 1;
+    }
+    assert!(tried > 0, "no corpus for {target}");
+}
+
+#[test]
+fn the_corpus_of_each_property_holds() {
+    corpus("decode", decode);
+    corpus("emulate", emulate);
+    corpus("relocate", relocate);
+    corpus("symbols", symbols);
+}
+
+/// Bytes that are often instructions: common opcodes and prefixes.
+fn code() -> impl Strategy<Value = Vec<u8>> {
+    const COMMON: &[u8] = &[
+        0x0f, 0x48, 0x41, 0x66, 0xf3, 0x65, 0x89, 0x8b, 0x83, 0xff, 0x50, 0x55, 0xc3, 0xe8, 0x74,
+        0x05, 0x24, 0x35, 0x8d, 0x90, 0xcc,
+    ];
+    let byte = prop_oneof![any::<u8>(), prop::sample::select(COMMON)];
+    vec(byte, 15)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn any_text_can_be_probed_or_is_refused(start in vec(any::<u8>(), 11), text in vec(code(), 9)) {
+        decode(&[start, text.concat()].concat());
+    }
+
+    #[test]
+    fn any_instruction_is_emulated_whole_or_not_at_all(
+        code in code(),
+        state in vec(prop_oneof![Just(0_u8), any::<u8>()], 8 + 17 * 8),
+    ) {
+        emulate(&[code, state].concat());
+    }
+
+    #[test]
+    fn any_instruction_is_relocated_there_and_back(code in code(), places in vec(any::<u8>(), 16)) {
+        relocate(&[code, places].concat());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_damaged_kernel_is_read_or_refused(choice in 0..10_u8, bytes in vec(any::<u8>(), 0..64)) {
+        symbols(&[vec![choice], bytes].concat());
+    }
+}
