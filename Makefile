@@ -2,6 +2,8 @@
 # long is kept in ${XDG_CACHE_HOME:-~/.cache}/vmprobe.
 .POSIX:
 
+# How long `make fuzz` looks at each target, in seconds.
+FUZZ_SECONDS = 60
 XTASK = cargo run --quiet --package xtask --
 
 help:
@@ -9,7 +11,8 @@ help:
 	@echo 'make demo    boot a stock Debian kernel and watch its probes over gRPC'
 	@echo 'make test    all tests; writes target/conformance.json'
 	@echo 'make lint    formatting, clippy, licences and advisories'
-	@echo 'make bench   nothing yet'
+	@echo 'make bench   measure; writes target/bench/report.json'
+	@echo 'make fuzz    look for bytes that break the engine, FUZZ_SECONDS (60) each way; needs nightly'
 	@echo 'make clean   remove what was built here (not the cache)'
 
 setup:
@@ -30,10 +33,21 @@ lint: setup
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
 	else echo 'lint: cargo-deny is not installed, so licences and advisories are not checked'; fi
 
-bench:
-	@echo 'The benchmarks come with issue 3.'
+bench: setup
+	@$(XTASK) bench
+
+# What is found on the way is kept outside the tree; only what breaks is in fuzz/artifacts.
+fuzz: setup
+	@command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
+	@cargo +nightly --version >/dev/null 2>&1 \
+	|| { echo 'fuzz: the nightly toolchain is missing; rustup toolchain install nightly'; exit 1; }
+	@for target in decode emulate relocate symbols; do \
+		found=fuzz/target/found/$$target; mkdir -p $$found; \
+		cargo +nightly fuzz run --sanitizer none $$target $$found fuzz/corpus/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -max_len=512 || exit; \
+	done
 
 clean:
 	cargo clean
 
-.PHONY: help setup build demo test lint bench clean
+.PHONY: help setup build demo test lint bench fuzz clean

@@ -7,11 +7,10 @@ mod context;
 mod demo;
 mod events;
 mod linux;
-#[cfg(test)]
-mod native;
 mod runner;
 mod server;
 mod service;
+mod tables;
 mod test;
 mod tiny;
 
@@ -52,6 +51,15 @@ enum Command {
     },
     /// Boot a stock kernel and watch its probes from separate processes.
     Demo,
+    /// Measure exits and stops of Linux guests.
+    Bench {
+        /// Where it runs.
+        #[arg(long = "where", value_enum)]
+        place: Place,
+        /// File to add the figures to, one line of JSON each.
+        #[arg(long, value_name = "FILE", env = "VMPROBE_RESULTS")]
+        results: Option<PathBuf>,
+    },
 }
 
 /// Why the program failed.
@@ -78,6 +86,9 @@ fn main() -> ExitCode {
         Command::Demo => Context::new(Place::Host)
             .and_then(|cx| demo::run(&cx))
             .map_err(Error::from),
+        Command::Bench { place, results } => Context::new(place)
+            .and_then(|cx| linux::bench::run(&cx, results))
+            .map_err(Error::from),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -91,7 +102,7 @@ fn main() -> ExitCode {
 
 /// All tests, those that need least first.
 fn tests() -> impl Iterator<Item = &'static Test> {
-    [service::TESTS, tiny::TESTS]
+    [service::TESTS, tables::TESTS, tiny::TESTS]
         .into_iter()
         .chain(linux::tables())
         .flatten()

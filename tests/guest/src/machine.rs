@@ -33,7 +33,8 @@ pub fn mount_all() -> Result<(), MountError> {
     Ok(())
 }
 
-fn mount(kind: &CStr, target: &CStr) -> io::Result<()> {
+/// Mounts a file system that has no device. Once more over itself is fine.
+pub fn mount(kind: &CStr, target: &CStr) -> io::Result<()> {
     // SAFETY: the strings end in NUL and outlive the call; these file systems take no data.
     let result = unsafe {
         libc::mount(
@@ -51,14 +52,14 @@ fn mount(kind: &CStr, target: &CStr) -> io::Result<()> {
     }
 }
 
-/// Keeps the kernel's mere information off the console, where it could split a report; warnings
-/// and worse still come through.
+/// Keeps the kernel's information and warnings off the console, where they could split a report;
+/// errors and worse still come through.
 pub fn quiet_kernel() {
     // syslog(2): action 8 sets the console's level; messages below it are printed.
     const CONSOLE_LEVEL: libc::c_int = 8;
-    const UP_TO_WARNINGS: libc::c_int = 5;
+    const UP_TO_ERRORS: libc::c_int = 4;
     // SAFETY: this action reads no buffer. If it fails, the console is only noisier.
-    unsafe { libc::klogctl(CONSOLE_LEVEL, std::ptr::null_mut(), UP_TO_WARNINGS) };
+    unsafe { libc::klogctl(CONSOLE_LEVEL, std::ptr::null_mut(), UP_TO_ERRORS) };
 }
 
 /// Ends the guest in this way. If that way fails, PID 1 exits, and so the kernel panics.

@@ -6,24 +6,35 @@
 /// | --- | --- | --- |
 /// | `workload=` | what to do, see [`Workload`] | `none` |
 /// | `count=` | how often | 100 |
-/// | `syscall=` | which system call `threads` makes, see [`Call`] | `getppid` |
+/// | `rounds=` | how often all of it, or how often something is switched | 1 |
+/// | `syscall=` | which system call is made, see [`Call`] | `getppid` |
+/// | `at=` | where the guest's own probes and tracers go, separated by commas | the entry of `syscall` |
+/// | `module=` | name of the module file | `tun` |
+/// | `hold=yes` | wait for a line of input after each step's report | no |
 /// | `ms=` | how long `sleep` sleeps, in milliseconds | 1000 |
 /// | `end=` | how to end, see [`End`] | `poweroff` |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub workload: Workload,
     pub count: u64,
+    pub rounds: u64,
     pub call: Call,
+    /// As the argument has them; see [`Plan::places`].
+    pub at: String,
+    pub module: String,
+    pub hold: bool,
     pub sleep_ms: u64,
     pub end: End,
 }
+
+const KEYS: &str = "workload, count, rounds, syscall, at, module, hold, ms and end";
 
 /// An argument that can't be understood.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PlanError {
     #[error("argument {0:?} isn't key=value")]
     NoValue(String),
-    #[error("unknown argument {0:?}; there are workload, count, syscall, ms and end")]
+    #[error("unknown argument {0:?}; there are {KEYS}")]
     UnknownKey(String),
     #[error("{key}={value}: it must be one of {choices}")]
     UnknownValue {
@@ -72,6 +83,8 @@ named! {
         Files = "files",
         /// Starts a process that ends at once and waits for it, `count` times.
         Forks = "forks",
+        /// The same from each CPU in turn, `count` times each.
+        Everywhere = "everywhere",
         /// Sends a byte to another process and gets it back, `count` times.
         Pipes = "pipes",
         /// Counts without end, until a line of console input arrives.
@@ -81,13 +94,40 @@ named! {
         Echo = "echo",
         /// One thread on each CPU makes the system call `syscall` exactly `count` times.
         Threads = "threads",
+        /// As `threads`, `rounds` times with a `round` report each; then says what the kernel's log
+        /// has to complain about.
+        Smp = "smp",
         /// Sleeps for `ms` milliseconds.
         Sleep = "sleep",
+        /// Puts the guest's own kprobes and kretprobes at the places `at`, makes `syscall` `count`
+        /// times, and says what they counted.
+        Kprobe = "kprobe",
+        /// The same with the function tracer and the function graph tracer.
+        Ftrace = "ftrace",
+        /// Switches trace events on and off `rounds` times, so that the kernel patches its own text,
+        /// while one thread on each CPU makes `syscall` `count` times.
+        StaticKeys = "statickeys",
+        /// Debugs a process of its own with breakpoints and steps, `count` hits; then runs `count`
+        /// int3s in a process that handles `SIGTRAP`.
+        Debugger = "debugger",
+        /// Loads `module`, uses it `count` times, unloads it; all of it `rounds` times.
+        Module = "module",
+        /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`
+        /// times.
+        Sweep = "sweep",
+        /// Gives bad pointers to system calls, `count` times each.
+        Fault = "fault",
+        /// `count` processes block in `read` of one pipe until they are let go.
+        Readers = "readers",
+        /// Polls a chain of epoll instances, in which the kernel recurses, `count` times.
+        Nested = "nested",
+        /// Says what the kernel's log has to complain about.
+        Log = "log",
     }
 }
 
 named! {
-    /// The system call that `threads` makes. None of them is made by anything else in the guest
+    /// The system call that is made. None of them is made by anything else in the guest
     /// between `ready` and `done`.
     Call {
         /// `getppid`.
@@ -98,6 +138,16 @@ named! {
         Getpgid = "getpgid",
         /// `umask`.
         Umask = "umask",
+    }
+}
+
+named! {
+    /// Whether.
+    Switch {
+        /// So.
+        Yes = "yes",
+        /// Not so.
+        No = "no",
     }
 }
 
@@ -123,7 +173,11 @@ impl Plan {
         let mut plan = Self {
             workload: Workload::None,
             count: 100,
+            rounds: 1,
             call: Call::Getppid,
+            at: String::new(),
+            module: "tun".into(),
+            hold: false,
             sleep_ms: 1000,
             end: End::PowerOff,
         };
@@ -136,6 +190,10 @@ impl Plan {
             match key {
                 "workload" => plan.workload = Workload::parse("workload", value)?,
                 "count" => plan.count = number("count", value)?,
+                "rounds" => plan.rounds = number("rounds", value)?,
+                "at" => plan.at = value.into(),
+                "module" => plan.module = value.into(),
+                "hold" => plan.hold = Switch::parse("hold", value)? == Switch::Yes,
                 "syscall" => plan.call = Call::parse("syscall", value)?,
                 "ms" => plan.sleep_ms = number("ms", value)?,
                 "end" => plan.end = End::parse("end", value)?,
@@ -143,6 +201,14 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    /// The places `at`, or the entry of the system call.
+    pub fn places(&self) -> Vec<String> {
+        match &*self.at {
+            "" => vec![format!("__x64_sys_{}", self.call.name())],
+            at => at.split(',').map(str::to_owned).collect(),
+        }
     }
 }
 
@@ -166,15 +232,25 @@ mod tests {
     fn without_arguments_it_does_nothing_and_powers_off() {
         let plan = parse("").unwrap();
         assert_eq!((plan.workload, plan.end), (Workload::None, End::PowerOff));
+        assert_eq!(plan.places(), ["__x64_sys_getppid"]);
     }
 
     #[test]
     fn each_argument_sets_its_part() {
-        let plan = parse("workload=threads count=7 syscall=getuid ms=5 end=panic").unwrap();
+        let plan = parse(
+            "workload=threads count=7 rounds=3 syscall=getuid at=a,b+0x9 module=loop hold=yes \
+             ms=5 end=panic",
+        )
+        .unwrap();
+        assert_eq!(plan.places(), ["a", "b+0x9"]);
         let expected = Plan {
             workload: Workload::Threads,
             count: 7,
+            rounds: 3,
             call: Call::Getuid,
+            at: "a,b+0x9".into(),
+            module: "loop".into(),
+            hold: true,
             sleep_ms: 5,
             end: End::Panic,
         };
@@ -193,7 +269,8 @@ mod tests {
             ("files", "argument \"files\" isn't key=value"),
             (
                 "load=x",
-                "unknown argument \"load\"; there are workload, count, syscall, ms and end",
+                "unknown argument \"load\"; there are workload, count, rounds, syscall, at, module, \
+                 hold, ms and end",
             ),
             ("count=-1", "count=-1: it must be a whole number"),
             (

@@ -25,14 +25,12 @@ pub enum BuildError {
     #[error("can't read the answer of `cargo metadata`")]
     Metadata(#[from] serde_json::Error),
     /// Cargo built no such program.
-    #[error("{package} has no program {bin}: {} wasn't made", path.display())]
+    #[error("cargo built {package}, but made no program of {name}")]
     NoProgram {
         /// The package.
         package: String,
-        /// The program asked for.
-        bin: String,
-        /// Where it should be.
-        path: PathBuf,
+        /// The program or test asked for.
+        name: String,
     },
 }
 
@@ -42,6 +40,18 @@ pub enum BuildError {
 /// # Errors
 /// If it doesn't build.
 pub fn static_binary(package: &str, bin: &str) -> Result<PathBuf, BuildError> {
+    build(package, "--bin", bin)
+}
+
+/// As [`static_binary`], but an integration test, which is a program that runs the test's cases.
+///
+/// # Errors
+/// If it doesn't build.
+pub fn static_test(package: &str, test: &str) -> Result<PathBuf, BuildError> {
+    build(package, "--test", test)
+}
+
+fn build(package: &str, kind: &str, name: &str) -> Result<PathBuf, BuildError> {
     #[derive(Deserialize)]
     struct Metadata {
         target_directory: PathBuf,
@@ -49,37 +59,68 @@ pub fn static_binary(package: &str, bin: &str) -> Result<PathBuf, BuildError> {
     let mut metadata = cargo();
     metadata.args(["metadata", "--format-version=1", "--no-deps"]);
     let metadata: Metadata = serde_json::from_str(&tool::run(&mut metadata)?)?;
-    let target_dir = metadata.target_directory.join("static");
 
     let mut build = cargo();
     build
         .args(["build", "--profile=lab", "--quiet", "--target", TARGET])
-        .args(["--package", package, "--bin", bin, "--target-dir"])
-        .arg(&target_dir)
+        .args(["--message-format=json-render-diagnostics"])
+        .args(["--package", package, kind, name, "--target-dir"])
+        .arg(metadata.target_directory.join("static"))
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .stdin(Stdio::null());
-    let status = build
-        .status()
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
+    let output = build
+        .output()
         .map_err(|e| ToolError::Start("cargo".into(), e))?;
-    if !status.success() {
+    if !output.status.success() {
         return Err(BuildError::Compile {
             package: package.into(),
         });
     }
-    let path = target_dir.join(TARGET).join("lab").join(bin);
-    if !path.is_file() {
-        return Err(BuildError::NoProgram {
-            package: package.into(),
-            bin: bin.into(),
-            path,
-        });
+    let messages = String::from_utf8_lossy(&output.stdout);
+    program(&messages, name).ok_or_else(|| BuildError::NoProgram {
+        package: package.into(),
+        name: name.into(),
+    })
+}
+
+/// The program of this name among what cargo says that it has made: one message a line.
+fn program(messages: &str, name: &str) -> Option<PathBuf> {
+    #[derive(Deserialize)]
+    struct Message {
+        target: Option<Target>,
+        executable: Option<PathBuf>,
     }
-    Ok(path)
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+    }
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
+        .filter(|message| message.target.as_ref().is_some_and(|it| it.name == name))
+        .find_map(|message| message.executable)
 }
 
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")));
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_the_one_that_cargo_names() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"debug"},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"other"},"executable":"/t/other"}
+{"reason":"compiler-artifact","target":{"name":"debug"},"executable":"/t/debug-1"}
+{"reason":"build-finished","success":true}
+no message"#;
+        assert_eq!(program(messages, "debug"), Some("/t/debug-1".into()));
+        assert_eq!(program(messages, "absent"), None);
+    }
 }

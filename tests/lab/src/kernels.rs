@@ -1,9 +1,11 @@
 //! Debian's stock cloud kernels, unpacked in the cache; never installed.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lzma_rust2::XzReader;
 use serde::{Deserialize, Serialize};
 
 use crate::apt::{AptError, Release};
@@ -39,6 +41,41 @@ pub struct Kernel {
     pub vmlinuz: PathBuf,
     /// The folder that holds `kernel/...` with the modules.
     pub modules: PathBuf,
+}
+
+impl Kernel {
+    /// A module's file by its path below `kernel/` without an ending, such as `drivers/net/tun`.
+    /// Debian 13 packs it with xz; it is unpacked here.
+    ///
+    /// # Errors
+    /// If the kernel has no such module, or its file is damaged.
+    pub fn module(&self, path: &str) -> Result<Vec<u8>, ModuleError> {
+        let plain = self.modules.join("kernel").join(format!("{path}.ko"));
+        if let Ok(bytes) = fs::read(&plain) {
+            return Ok(bytes);
+        }
+        let packed = plain.with_extension("ko.xz");
+        let unpack = || {
+            let file = BufReader::new(File::open(&packed)?);
+            let mut bytes = Vec::new();
+            XzReader::new(file, false).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        unpack().map_err(|source| ModuleError {
+            release: self.release.clone(),
+            path: packed.clone(),
+            source,
+        })
+    }
+}
+
+/// A module that can't be had.
+#[derive(Debug, thiserror::Error)]
+#[error("kernel {release} has no module that can be read at {path} or without .xz", path = .path.display())]
+pub struct ModuleError {
+    release: String,
+    path: PathBuf,
+    source: io::Error,
 }
 
 /// The kernels that the tests use.

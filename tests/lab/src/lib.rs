@@ -30,9 +30,9 @@ mod tool;
 
 pub use apt::AptError;
 pub use cache::{CacheError, cache_dir};
-pub use cargo::{BuildError, static_binary};
+pub use cargo::{BuildError, static_binary, static_test};
 pub use initramfs::Initramfs;
-pub use kernels::{Kernel, KernelError, Kernels, ensure_kernels};
+pub use kernels::{Kernel, KernelError, Kernels, ModuleError, ensure_kernels};
 pub use lab_init::{Exit, FrameError};
 pub use machine::{Lab, LabError, LabRun};
 pub use qemu::{Qemu, QemuError, ensure_qemu};

@@ -14,8 +14,10 @@ use crate::qemu::Qemu;
 /// The kernel's command line in L1. `panic=-1` with QEMU's `-no-reboot` makes a panic the end of
 /// the machine; without mitigations each exit of a guest is about what it is on a real machine. All
 /// emulated CPUs share one time stamp counter, which L1 would distrust on a busy host and put its
-/// guests' clocks on a slow device instead.
-const COMMAND_LINE: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable";
+/// guests' clocks on a slow device instead. On such a host it would take the emulated timer for
+/// broken, too, and panic.
+const COMMAND_LINE: &str =
+    "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable no_timer_check";
 
 /// What to boot.
 #[derive(Debug)]

@@ -4,11 +4,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lab::{CacheError, Initramfs, Kernel, KernelError};
+use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError};
 
 use crate::machine::Programs;
 use crate::repack::{self, Packer, RepackError};
 use crate::say;
+
+/// Modules that need no other ones.
+const MODULES: [&str; 1] = ["drivers/net/tun"];
 
 /// Why the files aren't there.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +19,9 @@ pub enum FilesError {
     /// No kernels.
     #[error("the guests' kernels aren't ready")]
     Kernel(#[from] KernelError),
+    /// A module for the guests is missing.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
     /// A kernel can't be packed anew.
     #[error(transparent)]
     Repack(#[from] RepackError),
@@ -47,7 +53,7 @@ impl Files {
         };
         let kernels = lab::ensure_kernels()?;
         files.link("vmlinuz-6.1", &kernels.v6_1.vmlinuz)?;
-        files.initramfs(programs)?;
+        files.initramfs(programs, &kernels)?;
         Ok(files)
     }
 
@@ -80,10 +86,18 @@ impl Files {
         Ok(())
     }
 
-    fn initramfs(&mut self, programs: &Programs) -> Result<(), FilesError> {
+    /// PID 1, and the modules for its workload `module`, for both kernels.
+    fn initramfs(&mut self, programs: &Programs, kernels: &Kernels) -> Result<(), FilesError> {
         let init = fs::read(&programs.guest).map_err(io_error("read", &programs.guest))?;
-        let image = Initramfs::new().file("/init", &init, 0o755).finish();
-        self.write("guest.cpio", &image)
+        let mut image = Initramfs::new().file("/init", &init, 0o755);
+        for kernel in [&kernels.v6_1, &kernels.v6_12] {
+            for path in MODULES {
+                let name = path.rsplit('/').next().unwrap_or(path);
+                let to = format!("/lib/modules/{}/{name}.ko", kernel.release);
+                image = image.file(&to, &kernel.module(path)?, 0o644);
+            }
+        }
+        self.write("guest.cpio", &image.finish())
     }
 
     fn write(&mut self, name: &'static str, bytes: &[u8]) -> Result<(), FilesError> {

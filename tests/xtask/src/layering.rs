@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 5] = [
+    let forbidden: [(&str, &[&str]); 6] = [
         (
             "probe-engine",
             &[
@@ -110,6 +110,10 @@ fn no_layer_is_built_with_what_it_must_not_know() {
         ),
         (
             "vmprobe-proto",
+            &["vmm", "probe-engine", "vmprobe-client", "vmprobe-server"],
+        ),
+        (
+            "vmprobe-spec",
             &["vmm", "probe-engine", "vmprobe-client", "vmprobe-server"],
         ),
         ("vmprobe-server", &["vmprobe-client", "lab", "e2e"]),
@@ -176,6 +180,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor() {
     for name in [
         "probe-engine",
         "vmprobe-proto",
+        "vmprobe-spec",
         "vmprobe-client",
         "vmprobe-server",
     ] {
@@ -185,4 +190,32 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor() {
             }
         }
     }
+}
+
+#[test]
+fn the_probe_language_depends_on_the_protocol_only() {
+    let metadata = metadata();
+    let mut found = built_directly_with(&metadata, "vmprobe-spec");
+    found.remove("thiserror");
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["vmprobe-proto"]);
+}
+
+/// Names of the packages in one's own list of dependencies; tests aside.
+fn built_directly_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
+    let package = |is: &dyn Fn(&Package) -> bool| {
+        let mut packages = metadata.packages.iter();
+        packages.find(|package| is(package)).unwrap()
+    };
+    let id = &package(&|package| package.name == name).id;
+    let mut nodes = metadata.resolve.nodes.iter();
+    let node = nodes.find(|node| node.id == *id).unwrap();
+    node.deps
+        .iter()
+        .filter(|dependency| dependency.dep_kinds.iter().any(|kind| kind.kind.is_none()))
+        .map(|dependency| {
+            package(&|package| package.id == dependency.pkg)
+                .name
+                .clone()
+        })
+        .collect()
 }

@@ -1,6 +1,8 @@
-//! `xtask test` runs every test there is, `xtask demo` the demonstration: on this machine where its
-//! KVM runs Linux, in the lab where it doesn't. `make test` and `make demo` are these.
+//! `xtask test` runs every test there is, `xtask demo` the demonstration, `xtask bench` the
+//! measurements: on this machine where its KVM runs Linux, in the lab where it doesn't. `make test`,
+//! `make demo` and `make bench` are these.
 
+mod bench;
 mod command;
 mod demo;
 mod files;
@@ -31,12 +33,15 @@ enum Command {
     Test(test::Options),
     /// Boot a stock kernel and watch its probes; the last line is `demo: ...`.
     Demo,
+    /// Measure; the figures are in target/bench/report.json.
+    Bench(bench::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Test(options) => test::run(&options).map_err(|e| chain(&e)),
         Command::Demo => demo::run().map_err(|e| chain(&e)),
+        Command::Bench(options) => bench::run(&options).map_err(|e| chain(&e)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -19,6 +19,7 @@ use crate::{chain, say};
 /// Longest time of each part. Only nets: no test waits for time.
 const UNIT_LIMIT: Duration = Duration::from_secs(40 * 60);
 const E2E_LIMIT: Duration = Duration::from_secs(30 * 60);
+const MONITOR_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
 const LAB_MEMORY_MIB: u32 = 3072;
 
@@ -29,7 +30,7 @@ pub struct Options {
     #[arg(long)]
     skip_unit: bool,
     /// Only end-to-end tests with this in their name, or of this row of the yardstick. Leaves the
-    /// conformance report as it is.
+    /// monitor's own tests in the lab out, and the conformance report as it is.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
 }
@@ -50,16 +51,16 @@ pub enum TestError {
     #[error(transparent)]
     Command(#[from] CommandError),
     /// The lab failed.
-    #[error("the end-to-end tests did not run to their end in the lab")]
+    #[error("the tests did not run to their end in the lab")]
     Lab(#[from] LabError),
     /// Results aren't understood.
-    #[error("can't read the results of the end-to-end tests")]
+    #[error("can't read the results of the tests")]
     Results(#[from] serde_json::Error),
     /// A file operation failed.
     #[error("can't {0} {path}", path = .1.display())]
     Io(&'static str, PathBuf, #[source] io::Error),
-    /// `e2e` ended otherwise than its results say.
-    #[error("the end-to-end tests ended with {0}, which their results don't account for")]
+    /// A program ended otherwise than its results say.
+    #[error("the tests ended with {0}, which their results don't account for")]
     Unaccounted(String),
 }
 
@@ -78,10 +79,11 @@ struct Counts {
 pub fn run(options: &Options) -> Result<bool, TestError> {
     let mut counts = Counts::default();
     let mut parts: Vec<(&str, Result<Counts, TestError>)> = Vec::new();
+    let mut records = Vec::new();
     if !options.skip_unit {
-        parts.push(("unit tests", unit_tests()));
+        parts.push(("unit tests", unit_tests(&mut records)));
     }
-    parts.push(("end-to-end tests", end_to_end(options)));
+    parts.push(("end-to-end tests", end_to_end(options, records)));
     for (name, part) in parts {
         match part {
             Ok(part) => counts.add(part),
@@ -102,14 +104,23 @@ pub fn run(options: &Options) -> Result<bool, TestError> {
     Ok(failed == 0 && passed > 0)
 }
 
-/// `cargo test` of the whole workspace, on this machine.
-fn unit_tests() -> Result<Counts, TestError> {
+/// `cargo test` of the whole workspace, on this machine. Adds the records of those that prove rows
+/// of the yardstick.
+fn unit_tests(records: &mut Vec<Record>) -> Result<Counts, TestError> {
     say("# unit tests");
+    let name = format!("vmprobe-unit-results-{}.jsonl", std::process::id());
+    let results = std::env::temp_dir().join(name);
+    let io = |what| {
+        let path = results.clone();
+        move |error| TestError::Io(what, path, error)
+    };
+    fs::write(&results, "").map_err(io("write"))?;
     let counts = Arc::new(Mutex::new(Counts::default()));
     let sum = Arc::clone(&counts);
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .args(["test", "--workspace", "--no-fail-fast"])
+        .env("VMPROBE_RESULTS", &results)
         .current_dir(root());
     let status = command::run(&mut cargo, UNIT_LIMIT, move |line| {
         if let Some(part) = Counts::of_summary(line) {
@@ -118,6 +129,9 @@ fn unit_tests() -> Result<Counts, TestError> {
             say(line);
         }
     })?;
+    let lines = fs::read_to_string(&results).map_err(io("read"))?;
+    fs::remove_file(&results).map_err(io("remove"))?;
+    records.extend(record::read(&lines)?);
     let mut counts = *counts.lock().unwrap_or_else(PoisonError::into_inner);
     if !status.success() && counts.failed == 0 {
         // It did not build, or a test's process died before its summary.
@@ -126,8 +140,9 @@ fn unit_tests() -> Result<Counts, TestError> {
     Ok(counts)
 }
 
-/// The end-to-end tests: on this machine as far as its KVM goes, all others in the lab.
-fn end_to_end(options: &Options) -> Result<Counts, TestError> {
+/// The end-to-end tests: on this machine as far as its KVM goes, all others in the lab. Writes the
+/// conformance report, of the unit tests' records too.
+fn end_to_end(options: &Options, unit: Vec<Record>) -> Result<Counts, TestError> {
     say("# end-to-end tests");
     if options.filter.is_none() {
         // Should this run not come to its end, no older one must pass for it.
@@ -146,17 +161,25 @@ fn end_to_end(options: &Options) -> Result<Counts, TestError> {
     let mut counts = Counts::default();
     if !host.runs_linux {
         say("# in the lab: upstream kvm-amd in an emulated CPU");
-        match in_lab(&programs, &files, options) {
-            Ok(more) => records.extend(more),
-            // What this machine has shown stays true.
-            Err(error) => {
-                say(&format!("fail the lab: {}", chain(&error)));
-                counts.failed += 1;
+        let mut parts = vec![in_lab(&programs, &files, options)];
+        if options.filter.is_none() {
+            say("# the monitor's tests in the lab");
+            parts.push(monitor_in_lab());
+        }
+        for part in parts {
+            match part {
+                Ok(more) => records.extend(more),
+                // What this machine has shown stays true.
+                Err(error) => {
+                    say(&format!("fail the lab: {}", chain(&error)));
+                    counts.failed += 1;
+                }
             }
         }
     }
     if options.filter.is_none() {
-        write_conformance(&records)?;
+        let all: Vec<Record> = unit.into_iter().chain(records.iter().cloned()).collect();
+        write_conformance(&all)?;
     }
     for record in &records {
         match record.status {
@@ -200,7 +223,7 @@ fn on_host(
         record::read(&lines)?,
         status.success(),
         &status.to_string(),
-        options,
+        options.filter.is_some(),
     )
 }
 
@@ -223,8 +246,25 @@ fn in_lab(programs: &Programs, files: &Files, options: &Options) -> Result<Vec<R
         record::read(&lines)?,
         run.exit.success(),
         &format!("{:?}", run.exit),
-        options,
+        options.filter.is_some(),
     )
+}
+
+/// The monitor's tests of steps and watchpoints, which are unit tests too: this machine's KVM may
+/// have none to test.
+fn monitor_in_lab() -> Result<Vec<Record>, TestError> {
+    let program = lab::static_test("vmm", "debug")?;
+    let mut lab = Lab::new(vec!["/bin/debug".to_owned()]);
+    lab.files = vec![(program, "/bin/debug".into())];
+    lab.env = vec![
+        ("VMPROBE_PLACE".into(), "lab".into()),
+        ("TMPDIR".into(), "/tmp".into()),
+    ];
+    lab.time_limit = MONITOR_LIMIT;
+    let run = lab.run()?;
+    let records = record::read(&String::from_utf8_lossy(&run.results))?;
+    let ended = format!("{:?}", run.exit);
+    account(records, run.exit.success(), &ended, false)
 }
 
 fn e2e_arguments(place: &str, needs: &str, options: &Options) -> Vec<String> {
@@ -237,16 +277,16 @@ fn e2e_arguments(place: &str, needs: &str, options: &Options) -> Vec<String> {
     arguments
 }
 
-/// The records, unless the program's own end says that there is more to know.
+/// The records, unless the program's own end says that there is more to know. A filter may leave
+/// nothing to do for one of the places.
 fn account(
     records: Vec<Record>,
     success: bool,
     ended: &str,
-    options: &Options,
+    may_be_empty: bool,
 ) -> Result<Vec<Record>, TestError> {
     let failed = records.iter().any(|record| record.status == Status::Fail);
-    // A filter may leave nothing for one of the places.
-    let nothing_to_do = records.is_empty() && options.filter.is_some();
+    let nothing_to_do = records.is_empty() && may_be_empty;
     if success == failed && !nothing_to_do {
         return Err(TestError::Unaccounted(ended.to_owned()));
     }

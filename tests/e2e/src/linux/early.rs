@@ -1,8 +1,11 @@
 //! Probes that are there before the guest's first instruction, and the kernel's own int3s.
 
+use std::collections::BTreeMap;
+
 use vmprobe_client::v1::ProbeState;
 
 use super::guest::{Config, Guest, VM, files, specs};
+use super::whole;
 use crate::context::Context;
 use crate::events;
 use crate::server::Server;
@@ -14,6 +17,12 @@ pub const TESTS: &[Test] = &[
         ids: &["KP17"],
         needs: Needs::Linux,
         run: early,
+    },
+    Test {
+        name: "the_kernel_patches_its_text_at_boot_under_many_probes_as_without",
+        ids: &["KP17"],
+        needs: Needs::Linux,
+        run: patched,
     },
     Test {
         name: "the_boot_self_test_of_6_1_gets_its_int3_with_probes_armed",
@@ -84,6 +93,69 @@ fn early(cx: &Context) -> TestResult {
             "its state after init text was freed"
         );
         pass()
+    })
+}
+
+/// Functions that are probed during the whole boot, some of them init text.
+const MANY: [&str; 6] = [
+    "vfs_*",
+    "sched_*",
+    "kmem_*",
+    "tcp_*",
+    "__x64_sys_*",
+    "init_*",
+];
+
+/// Boots once without and once with many probes, and compares the text that the kernel has made of
+/// itself: alternatives, paravirtual calls, static keys and calls, return thunks.
+fn patched(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let without = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        let start = without.symbol("_stext").await?;
+        let length = (without.symbol("_etext").await? - start) as usize;
+        let blacklist = whole::blacklist(&without, "").await?;
+        let expected = without.memory(start, length).await?;
+        without.finish().await?;
+
+        let config = Config {
+            vcpus: 2,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::hold(cx, &config).await?;
+        let mut names = BTreeMap::new();
+        for pattern in MANY {
+            let (symbols, _) = guest.client.lookup_symbols(VM, pattern, 0).await?;
+            for symbol in symbols
+                .into_iter()
+                .filter(|it| it.kind.eq_ignore_ascii_case("t"))
+            {
+                *names.entry(symbol.name).or_insert(0) += 1;
+            }
+        }
+        let names = names.into_iter().filter(|(_, count)| *count == 1);
+        let names: Vec<String> = names.map(|(name, _)| name).collect();
+        let names = whole::accepted(&guest, &names).await?;
+        let texts: Vec<&str> = names.iter().map(String::as_str).collect();
+        guest.probes(&texts).await?;
+        guest.client.start_vm(VM).await?;
+        guest.console.report("ready").await?;
+        let probes = guest.client.list_probes(VM).await?;
+        let ids = probes.iter().map(|probe| probe.id).collect();
+        let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
+        let found = guest.memory(start, length).await?;
+        let by_kernel = whole::check_unchanged(&expected, &found, start, &blacklist)?;
+        guest.finish().await?;
+        let hit = removed.iter().filter(|probe| probe.hits > 0).count();
+        let gone = probes
+            .iter()
+            .filter(|probe| probe.state() == ProbeState::Gone)
+            .count();
+        check!(hit > 50 && gone > 10, "{hit} hit, {gone} gone");
+        pass_with(format!(
+            "{} probes, {hit} hit, {gone} gone with init text; {by_kernel} bytes differ at sites \
+             that are patched at any time",
+            removed.len()
+        ))
     })
 }
 

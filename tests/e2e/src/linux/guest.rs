@@ -1,7 +1,8 @@
 //! A Linux guest with the tests' own PID 1.
 
+use serde_json::Value;
 use vmprobe_client::v1::{BootMethod, CreateVmRequest, Ending, EndingKind, Probe, ProbeSpec};
-use vmprobe_client::{Client, spec};
+use vmprobe_client::{Client, ClientError, spec};
 
 use crate::console::Console;
 use crate::context::Context;
@@ -91,9 +92,23 @@ impl Guest {
     /// # Errors
     /// If the server refuses it.
     pub async fn boot(cx: &Context, config: &Config) -> Result<Self, Failure> {
+        let guest = Self::hold(cx, config).await?;
+        guest.client.start_vm(VM).await?;
+        Ok(guest)
+    }
+
+    /// Starts a server and makes a guest on it that waits for its start.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub async fn hold(cx: &Context, config: &Config) -> Result<Self, Failure> {
         let server = Server::start(cx)?;
         let client = server.client().await?;
-        let (_, probes) = client.create_vm(config.request(cx)).await?;
+        let request = CreateVmRequest {
+            hold: true,
+            ..config.request(cx)
+        };
+        let (_, probes) = client.create_vm(request).await?;
         let console = Console::attach(&client, VM).await?;
         Ok(Self {
             client,
@@ -101,6 +116,132 @@ impl Guest {
             probes,
             server,
         })
+    }
+
+    /// Boots a guest that does what lines of input ask for; returns when it is ready for one.
+    ///
+    /// # Errors
+    /// If it doesn't get so far.
+    pub async fn ready(cx: &Context, kernel: &'static str, vcpus: u32) -> Result<Self, Failure> {
+        let config = Config {
+            kernel,
+            vcpus,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Self::boot(cx, &config).await?;
+        guest.console.report("ready").await?;
+        Ok(guest)
+    }
+
+    /// Where its server listens, as a URL.
+    pub fn endpoint(&self) -> &str {
+        &self.server.endpoint
+    }
+
+    /// Types a line.
+    ///
+    /// # Errors
+    /// If the console has ended.
+    pub async fn say(&self, line: &str) -> Result<(), Failure> {
+        self.console.send(format!("{line}\n").as_bytes()).await
+    }
+
+    /// Has a guest that is [`ready`](Self::ready) do a workload; its report.
+    ///
+    /// # Errors
+    /// If the guest can't do it, or ends.
+    pub async fn work(&mut self, workload: &str) -> Result<Value, Failure> {
+        self.say(&format!("workload={workload}")).await?;
+        self.console.report("done").await
+    }
+
+    /// Ends a guest that is [`ready`](Self::ready), if its kernel has nothing to complain about.
+    ///
+    /// # Errors
+    /// If it has, or the guest doesn't switch itself off.
+    pub async fn finish(mut self) -> Result<(), Failure> {
+        self.quit().await?;
+        self.power_off().await
+    }
+
+    /// The same without waiting for it, so that what the server has to tell can be read to its end
+    /// before the server ends with [`power_off`](Self::power_off).
+    ///
+    /// # Errors
+    /// If the guest's kernel has something to complain about.
+    pub async fn quit(&mut self) -> Result<(), Failure> {
+        self.healthy().await?;
+        self.say("quit").await
+    }
+
+    /// Fails if the log of the guest's kernel tells of trouble.
+    ///
+    /// # Errors
+    /// As said.
+    pub async fn healthy(&mut self) -> Result<(), Failure> {
+        let log = self.work("log").await?;
+        quiet(&log)
+    }
+
+    /// Registers several probes in one batch.
+    ///
+    /// # Errors
+    /// If the server refuses them.
+    pub async fn probes(&self, texts: &[&str]) -> Result<Vec<Probe>, Failure> {
+        Ok(self.client.register_probes(VM, specs(texts)?).await?)
+    }
+
+    /// The error with which the server refuses a probe.
+    ///
+    /// # Errors
+    /// If it accepts it.
+    pub async fn refusal(&self, text: &str) -> Result<ClientError, Failure> {
+        match self.probe(text).await {
+            Ok(probe) => Err(wrong!("{text} was accepted: {probe:?}")),
+            Err(Failure::Client(error)) => Ok(error),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Removes probes; as they were then.
+    ///
+    /// # Errors
+    /// If one isn't there.
+    pub async fn remove(&self, names: &[&str]) -> Result<Vec<Probe>, Failure> {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        Ok(self.client.unregister_probes(VM, Vec::new(), names).await?)
+    }
+
+    /// The address of a symbol that there is once.
+    ///
+    /// # Errors
+    /// If there is none, or several.
+    pub async fn symbol(&self, name: &str) -> Result<u64, Failure> {
+        let (symbols, _) = self.client.lookup_symbols(VM, name, 0).await?;
+        match &*symbols {
+            [symbol] => Ok(symbol.address),
+            _ => Err(wrong!("{} symbols {name}", symbols.len())),
+        }
+    }
+
+    /// Guest memory, all of it or a failure.
+    ///
+    /// # Errors
+    /// If not all is mapped.
+    pub async fn memory(&self, address: u64, length: usize) -> Result<Vec<u8>, Failure> {
+        /// Most that one call gives.
+        const MOST: usize = 1 << 20;
+        let mut bytes = Vec::new();
+        while bytes.len() < length {
+            let more = (length - bytes.len()).min(MOST) as u32;
+            let at = address + bytes.len() as u64;
+            let part = self.client.read_memory(VM, 0, at, more).await?;
+            if part.is_empty() {
+                return Err(wrong!("{at:#x} isn't mapped"));
+            }
+            bytes.extend(part);
+        }
+        Ok(bytes)
     }
 
     /// Registers one probe.
@@ -150,6 +291,20 @@ impl Guest {
             Some(0) => Ok(()),
             code => Err(wrong!("the server ended with exit code {code:?}")),
         }
+    }
+}
+
+/// Fails if a report of the guest's has complaints of its kernel.
+///
+/// # Errors
+/// As said.
+pub fn quiet(report: &Value) -> Result<(), Failure> {
+    match report["complaints"].as_array().map(Vec::as_slice) {
+        Some([]) => Ok(()),
+        _ => Err(wrong!(
+            "the guest's kernel complains: {}",
+            report["complaints"]
+        )),
     }
 }
 

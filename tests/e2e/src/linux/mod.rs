@@ -1,14 +1,29 @@
 //! Tests with Linux guests, through the product's own server and client over TCP.
 
+mod after;
+pub mod bench;
 mod boot;
+mod boot_option;
+mod code;
 mod early;
 mod endings;
+mod flags;
 pub mod guest;
-
-pub use guest::files;
+mod list;
+mod modules;
 mod pause;
 mod probes;
+mod refusals;
+mod returns;
+mod smp;
+mod switches;
+mod timeline;
+mod tools;
 mod vcpus;
+mod watch;
+mod whole;
+
+pub use guest::files;
 
 use crate::test::Test;
 
@@ -20,7 +35,20 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         endings::TESTS,
         pause::TESTS,
         early::TESTS,
+        boot_option::TESTS,
+        timeline::TESTS,
         probes::TESTS,
+        refusals::TESTS,
+        switches::TESTS,
+        list::TESTS,
+        after::TESTS,
+        flags::TESTS,
+        returns::TESTS,
+        tools::TESTS,
+        smp::TESTS,
+        watch::TESTS,
+        modules::TESTS,
+        whole::TESTS,
     ]
     .into_iter()
 }

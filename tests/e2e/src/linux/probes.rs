@@ -48,7 +48,7 @@ fn exact(cx: &Context, vcpus: u32) -> TestResult {
         let entry = guest.probe(&format!("entry={FUNCTION}")).await?;
         let inside = instructions_inside(&guest, &entry).await?;
         let emulated = with_strategy(&inside, Strategy::Emulate)?;
-        let stepped = with_strategy(&inside, Strategy::Step)?;
+        let boosted = with_strategy(&inside, Strategy::Boost)?;
         check!(
             emulated.offset > entry.offset,
             "{emulated:?} isn't inside the function"
@@ -56,12 +56,15 @@ fn exact(cx: &Context, vcpus: u32) -> TestResult {
         // All are removed again, so that what is counted is what is registered now.
         let ids = inside.iter().map(|probe| probe.id).collect();
         guest.client.unregister_probes(VM, ids, Vec::new()).await?;
-        let names = ["mid", "step", "address"];
+        let names = ["mid", "boost", "post", "address"];
         guest
             .probe(&format!("mid={FUNCTION}+{:#x}", emulated.offset))
             .await?;
         guest
-            .probe(&format!("step={FUNCTION}+{:#x}", stepped.offset))
+            .probe(&format!("boost={FUNCTION}+{:#x}", boosted.offset))
+            .await?;
+        guest
+            .probe(&format!("p:post {FUNCTION}+{:#x} post", boosted.offset))
             .await?;
         guest
             .probe(&format!("address={:#x}", emulated.address))
@@ -109,11 +112,12 @@ fn exact(cx: &Context, vcpus: u32) -> TestResult {
                 events += batch.len() as u64;
             }
         }
-        check_eq!(events + lost, 4 * expected, "events, lost ones included");
+        // Two of the one that also tells of what is after its instruction.
+        check_eq!(events + lost, 6 * expected, "events, lost ones included");
         guest.power_off().await?;
         pass_with(format!(
-            "{expected} calls, 4 probes, stepped `{}`",
-            stepped.instruction
+            "{expected} calls, 5 probes, boosted `{}`",
+            boosted.instruction
         ))
     })
 }

@@ -2,8 +2,10 @@
 //! product's own server. They prove on any real KVM what needs no Linux.
 
 mod image;
+mod interrupts;
 mod memory;
 mod pause;
+mod privileged;
 mod probes;
 mod serial;
 mod traps;
@@ -27,6 +29,10 @@ pub const TESTS: &[Test] = &[
     probes::FOREIGN,
     probes::STREAM_LEFT,
     traps::SHAPES,
+    privileged::FLAGS,
+    privileged::INTERRUPTS,
+    privileged::HALT,
+    privileged::BRANCHES,
 ];
 
 /// A kernel that switches itself off.

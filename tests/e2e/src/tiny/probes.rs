@@ -2,13 +2,13 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, al, ax, cs, dx, eax, ebx, ptr, qword_ptr, r8, r9, rax, rbx, rdi, rsi, rsp,
-    word_ptr,
+    CodeAssembler, al, dx, eax, ebx, ptr, qword_ptr, r8, r9, rax, rbx, rsi, rsp,
 };
 use vmprobe_client::v1::{Probe, Strategy};
 use vmprobe_client::{Message, spec};
 
 use super::image::{self, COM1, DATA, Names};
+use super::interrupts;
 use super::vm::{Tiny, VM, number};
 use crate::context::Context;
 use crate::events;
@@ -59,8 +59,8 @@ pub const STREAM_LEFT: Test = Test {
 /// Passes of a loop.
 const PASSES: u64 = 300;
 
-/// Type and flags of a gate: present, for ring 0, interrupts off.
-const PRESENT_INTERRUPT_GATE: u32 = 0x8e00;
+/// Vector of an int3 (SDM vol. 3, 6.3.1).
+const BREAKPOINT: u64 = 3;
 
 /// A loop of [`PASSES`] passes over an instruction at `probed` that adds 3 to rax; then sends rax.
 fn looped(
@@ -175,23 +175,7 @@ fn foreign(cx: &Context) -> TestResult {
         let mut handler = a.create_label();
         let mut again = a.create_label();
         let mut behind = a.create_label();
-        // The gate of vector 3 (SDM vol. 3, 6.14.1): offset in three parts, selector, type.
-        a.lea(rax, ptr(handler))?;
-        a.mov(rdi, DATA + 3 * 16)?;
-        a.mov(word_ptr(rdi), ax)?;
-        a.mov(word_ptr(rdi + 2), cs)?;
-        a.mov(word_ptr(rdi + 4), PRESENT_INTERRUPT_GATE)?;
-        a.shr(rax, 16)?;
-        a.mov(word_ptr(rdi + 6), ax)?;
-        a.shr(rax, 16)?;
-        a.mov(ptr(rdi + 8), eax)?;
-        // The table's descriptor: its last byte's offset and its address.
-        a.mov(rdi, DATA + 0x1000)?;
-        a.mov(word_ptr(rdi), 0xfff)?;
-        a.mov(rax, DATA)?;
-        a.mov(ptr(rdi + 2), rax)?;
-        a.lidt(ptr(rdi))?;
-
+        interrupts::gates(a, &[(BREAKPOINT, handler)])?;
         a.xor(ebx, ebx)?;
         a.mov(r8, INT3S)?;
         a.set_label(&mut again)?;

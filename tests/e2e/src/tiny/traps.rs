@@ -38,13 +38,17 @@ impl TrapHandler for Recorder {
             .unwrap_or_else(PoisonError::into_inner)
             .push((trap, rip));
         match trap {
-            Trap::Breakpoint => Verdict::StepAlone,
+            Trap::Breakpoint => Verdict::Step {
+                alone: true,
+                through: false,
+                handlers: [None; 4],
+            },
             // A failed write shows: the next int3 is missing in what was seen.
             Trap::Step => {
                 let _ = memory.write(rip - 2, &[INT3]);
                 Verdict::Resume
             }
-            Trap::Hardware { .. } => Verdict::GiveBack,
+            Trap::Hardware { .. } | Trap::StepAstray => Verdict::GiveBack,
         }
     }
 

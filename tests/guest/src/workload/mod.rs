@@ -1,9 +1,21 @@
 //! The workloads. Each returns its part of the `done` report: what it did, counted exactly.
 
 mod console;
+mod debugger;
+mod fault;
 mod files;
+mod ftrace;
+mod klog;
+mod kprobe;
+mod module;
+mod nested;
 mod processes;
+mod readers;
+mod static_keys;
+mod sweep;
+mod sys;
 mod threads;
+mod tracefs;
 
 use std::io;
 use std::thread;
@@ -11,7 +23,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::console as serial;
 use crate::plan::{Plan, Workload};
+use crate::with_name;
+
+pub use sweep::CHILD;
 
 /// Does the plan's workload.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -20,13 +36,34 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Cpus => Ok(json!({ "online": threads::online_cpus()?.len() })),
         Workload::Files => files::run(plan.count),
         Workload::Forks => processes::forks(plan.count),
+        Workload::Everywhere => processes::everywhere(plan.count),
         Workload::Pipes => processes::pipes(plan.count),
         Workload::Spin => console::spin(),
         Workload::Echo => console::echo(),
         Workload::Threads => threads::run(plan.call, plan.count),
+        Workload::Smp => threads::rounds(plan),
         Workload::Sleep => {
             thread::sleep(Duration::from_millis(plan.sleep_ms));
             Ok(json!({ "ms": plan.sleep_ms }))
         }
+        Workload::Kprobe => kprobe::run(plan),
+        Workload::Ftrace => ftrace::run(plan),
+        Workload::StaticKeys => static_keys::run(plan),
+        Workload::Debugger => debugger::run(plan.count),
+        Workload::Module => module::run(plan),
+        Workload::Sweep => sweep::run(plan.count),
+        Workload::Fault => fault::run(plan.count),
+        Workload::Readers => readers::run(plan.count),
+        Workload::Nested => nested::run(plan.count),
+        Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
     }
+}
+
+/// Reports that a workload has got as far as `event`; with `hold=yes` it then waits for a line.
+fn step(plan: &Plan, event: &str, fields: Value) -> io::Result<()> {
+    serial::report(event, with_name(fields, plan.workload.name()));
+    if plan.hold {
+        serial::line()?;
+    }
+    Ok(())
 }

@@ -4,12 +4,26 @@ use std::io::{self, Read, Write};
 
 use serde_json::{Value, json};
 
+use super::sys::{fork, wait_for};
+use super::threads;
+
 /// Starts a process that ends at once and waits for it, `count` times.
 pub fn forks(count: u64) -> io::Result<Value> {
     for _ in 0..count {
-        wait_for(fork(|| {})?)?;
+        wait_for(fork(|| 0)?)?;
     }
     Ok(json!({ "forks": count }))
+}
+
+/// Starts a process and waits for it, `count` times from each CPU in turn.
+pub fn everywhere(count: u64) -> io::Result<Value> {
+    let cpus = threads::online_cpus()?;
+    for &cpu in &cpus {
+        threads::pin_to(&[cpu])?;
+        forks(count)?;
+    }
+    threads::pin_to(&cpus)?;
+    Ok(json!({ "forks": count * cpus.len() as u64, "cpus": cpus.len() }))
 }
 
 /// Sends a byte to another process, which sends it back, `count` times: two context switches
@@ -25,9 +39,10 @@ pub fn pipes(count: u64) -> io::Result<Value> {
                 .and_then(|()| to_us.write_all(&byte))
                 .is_err()
             {
-                return;
+                return 1;
             }
         }
+        0
     })?;
     let mut byte = [0];
     for n in 0..count {
@@ -42,30 +57,4 @@ pub fn pipes(count: u64) -> io::Result<Value> {
     }
     wait_for(child)?;
     Ok(json!({ "round_trips": count }))
-}
-
-fn fork(child: impl FnOnce()) -> io::Result<libc::pid_t> {
-    // SAFETY: this program has one thread here, so the child's copy of memory is consistent.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => {
-            child();
-            // SAFETY: ends the child without running what belongs to the parent.
-            unsafe { libc::_exit(0) }
-        }
-        pid => Ok(pid),
-    }
-}
-
-fn wait_for(pid: libc::pid_t) -> io::Result<()> {
-    let mut status = 0;
-    // SAFETY: `status` lives for the call.
-    if unsafe { libc::waitpid(pid, &mut status, 0) } != pid {
-        return Err(io::Error::last_os_error());
-    }
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::other("a child process failed"))
-    }
 }

@@ -7,7 +7,25 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::plan::Call;
+use super::{klog, step};
+use crate::plan::{Call, Plan};
+
+/// As [`run`], several times with a report of each, and what the kernel's log says of it.
+pub fn rounds(plan: &Plan) -> io::Result<Value> {
+    let mut calls = 0;
+    for round in 0..plan.rounds {
+        let mut done = run(plan.call, plan.count)?;
+        calls += done["calls"].as_u64().unwrap_or_default();
+        done["round"] = round.into();
+        step(plan, "round", done)?;
+    }
+    Ok(json!({
+        "syscall": plan.call.name(),
+        "rounds": plan.rounds,
+        "calls": calls,
+        "complaints": klog::complaints()?,
+    }))
+}
 
 /// One thread pinned to each CPU makes the call exactly `count` times; all start together.
 pub fn run(call: Call, count: u64) -> io::Result<Value> {
@@ -19,7 +37,7 @@ pub fn run(call: Call, count: u64) -> io::Result<Value> {
             .map(|&cpu| {
                 let start = &start;
                 scope.spawn(move || {
-                    let pinned = pin_to(cpu);
+                    let pinned = pin_to(&[cpu]);
                     // Before the error is looked at: the others wait for all.
                     start.wait();
                     pinned?;
@@ -59,11 +77,14 @@ fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-fn pin_to(cpu: usize) -> io::Result<()> {
+/// Binds the calling thread to these CPUs.
+pub fn pin_to(cpus: &[usize]) -> io::Result<()> {
     // SAFETY: a cpu_set_t of zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: it changes only the set, and ignores a number that is out of its range.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for &cpu in cpus {
+        // SAFETY: it changes only the set, and ignores a number that is out of its range.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
     // SAFETY: the set lives for the call; 0 is the calling thread.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) };
     if result == 0 {
@@ -74,7 +95,7 @@ fn pin_to(cpu: usize) -> io::Result<()> {
 }
 
 /// Makes the system call, never a version of it that a library answers by itself.
-fn make(call: Call) {
+pub fn make(call: Call) {
     let (number, argument) = match call {
         Call::Getppid => (libc::SYS_getppid, 0),
         Call::Getuid => (libc::SYS_getuid, 0),

@@ -1,0 +1,19 @@
+//! What probes cost, measured without a guest that runs: the engine alone, on Debian's kernels
+//! unpacked into memory.
+//!
+//! What a hit or a stop costs in a guest is measured by `e2e bench`, in the lab or on this machine;
+//! `make bench` runs both.
+
+pub mod clock;
+pub mod criterion_means;
+pub mod fate;
+pub mod functions;
+pub mod guest;
+pub mod hits;
+pub mod image;
+pub mod latency;
+pub mod pause;
+pub mod report;
+pub mod scenario;
+pub mod shares;
+pub mod sinks;

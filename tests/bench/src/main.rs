@@ -1,0 +1,85 @@
+//! Measures the engine on Debian's kernels; `make bench` runs it after criterion.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bench::image::Image;
+use bench::report::{self, Entry};
+use bench::shares::{self, Moment};
+use bench::{clock, hits, pause};
+use clap::Parser;
+
+/// What probes cost, measured without a guest that runs.
+#[derive(Debug, Parser)]
+#[command(name = "bench")]
+struct Cli {
+    /// File for the figures, one line of JSON each.
+    #[arg(long)]
+    out: PathBuf,
+    /// Criterion's folder, for its means.
+    #[arg(long)]
+    criterion: Option<PathBuf>,
+    /// For the shares of all instructions, take one function of so many.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    every: usize,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match measure(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("bench: {}", chain(&*error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
+    let mut out = File::create(&cli.out)?;
+    let mut add = |entries: Vec<Entry>| report::write(&entries, &mut out);
+    let timed = |entries: Vec<Entry>| {
+        let machine = clock::processor();
+        let entries = entries.into_iter();
+        entries.map(|entry| entry.on(&machine)).collect()
+    };
+    let kernels = lab::ensure_kernels()?;
+    for kernel in [&kernels.v6_1, &kernels.v6_12] {
+        let (release, image) = (&kernel.release, Image::read(&kernel.vmlinuz)?);
+        for moment in Moment::ALL {
+            say(&format!("function entries of {release}, {moment:?}"));
+            add(shares::of_entries(&image, release, moment)?)?;
+        }
+        say(&format!("all instructions of {release}"));
+        let instructions = shares::of_instructions(&image, release, Moment::Started, cli.every)?;
+        add(instructions)?;
+    }
+    let (release, image) = (&kernels.v6_1.release, Image::read(&kernels.v6_1.vmlinuz)?);
+    say("hits in the engine");
+    let means = cli.criterion.as_deref();
+    add(timed(hits::measure(&image, release, means)?))?;
+    say("batches in the engine");
+    add(timed(pause::measure(&image, release)?))?;
+    Ok(())
+}
+
+/// The error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Shows a line at once.
+fn say(line: &str) {
+    let mut output = std::io::stdout().lock();
+    // Nobody to tell is no reason to stop.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}

@@ -1,0 +1,290 @@
+//! How many function entries, and how many instructions, the engine gets past in which way.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iced_x86::{Decoder, DecoderOptions};
+use probe_engine::addr::GuestVirtAddr;
+use probe_engine::engine::Engine;
+use probe_engine::error::ChangeError;
+
+use crate::fate::{self, Fate, is_one_exit};
+use crate::functions::{self, Function};
+use crate::guest::{Guest, GuestError};
+use crate::image::{Image, ImageError};
+use crate::report::Entry;
+use crate::sinks::Nobody;
+
+/// Reasons that a note names.
+const TOP: usize = 8;
+/// The arena has room for 262,144 copies; those of removed probes stay until it is installed anew.
+const REGISTRATIONS: u64 = 200_000;
+/// What the kernel pads functions with.
+const INT3: u8 = 0xcc;
+/// Least share of entries that cost one exit, in percent (BN01).
+const LIMIT: f64 = 99.0;
+
+/// Why shares can't be told.
+#[derive(Debug, thiserror::Error)]
+pub enum SharesError {
+    /// The kernel can't be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// It can't be loaded.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// A probe can't be removed.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
+/// What the kernel has done to its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// Nothing: the guest has not run.
+    BeforeBoot,
+    /// Init text is freed; what the kernel patches once, it has patched. (The bytes are still
+    /// those of the image: that nothing has run can't be helped here.)
+    Started,
+}
+
+impl Moment {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::BeforeBoot, Self::Started];
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::BeforeBoot => "before the first instruction",
+            Self::Started => "once it has started",
+        }
+    }
+}
+
+/// Counts by the way, and why it is that.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// By strategy and its reason.
+    ways: BTreeMap<(String, String), u64>,
+    /// Refused, by the kind of refusal.
+    refused: BTreeMap<String, u64>,
+    /// Probed with one exit a hit.
+    one_exit: u64,
+}
+
+impl Shares {
+    fn add(&mut self, fate: Fate) {
+        match fate {
+            Fate::Refused(why) => *self.refused.entry(why).or_default() += 1,
+            Fate::Probed(probe) => {
+                let way = (probe.strategy.to_string(), probe.reason);
+                *self.ways.entry(way).or_default() += 1;
+                self.one_exit += u64::from(is_one_exit(probe.strategy));
+            }
+        }
+    }
+
+    fn probed(&self) -> u64 {
+        self.ways.values().sum()
+    }
+
+    fn refusals(&self) -> u64 {
+        self.refused.values().sum()
+    }
+
+    fn of(&self, strategy: &str) -> BTreeMap<String, u64> {
+        let ways = self.ways.iter().filter(|((found, _), _)| found == strategy);
+        ways.map(|((_, why), count)| (why.clone(), *count))
+            .collect()
+    }
+
+    /// The report's entries. `what` says what was counted.
+    fn entries(&self, what: &str) -> Vec<Entry> {
+        let (probed, refused) = (self.probed(), self.refusals());
+        let all = probed + refused;
+        let one_exit = percent(self.one_exit, probed);
+        let verdict = if one_exit >= LIMIT { "kept" } else { "missed" };
+        let mut entries = vec![
+            Entry::native(
+                "BN01",
+                one_exit,
+                "%",
+                format!(
+                    "{what}: one exit a hit (emulated or boosted), of those that can be probed"
+                ),
+            )
+            .note(format!(
+                "{} of {probed}; limit for function entries >= {LIMIT} %: {verdict}; stepped: {}",
+                self.one_exit,
+                top(&self.of("step"))
+            )),
+        ];
+        for strategy in ["emulate", "boost", "step"] {
+            let reasons = self.of(strategy);
+            let count = reasons.values().sum();
+            let how = format!("{what}: {strategy}, of those that can be probed");
+            let entry = Entry::native("BN01", percent(count, probed), "%", how);
+            entries.push(entry.note(format!("{count} of {probed}: {}", top(&reasons))));
+        }
+        let how = format!("{what}: refused, of all");
+        let entry = Entry::native("BN01", percent(refused, all), "%", how);
+        entries.push(entry.note(format!("{refused} of {all}: {}", top(&self.refused))));
+        entries
+    }
+}
+
+/// Length without the int3s at the end: padding, up to 2 MiB of it (`srso_alias_untrain_ret`).
+fn code_len(bytes: &[u8]) -> usize {
+    let code = bytes.iter().rposition(|byte| *byte != INT3);
+    code.map_or(0, |last| last + 1)
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    let share = part as f64 * 100.0 / whole.max(1) as f64;
+    (share * 1000.0).round() / 1000.0
+}
+
+fn top(counts: &BTreeMap<String, u64>) -> String {
+    let mut counts: Vec<_> = counts.iter().collect();
+    counts.sort_by_key(|(why, count)| (std::cmp::Reverse(**count), *why));
+    let rest: u64 = counts.iter().skip(TOP).map(|(_, count)| **count).sum();
+    let mut named: Vec<_> = counts
+        .iter()
+        .take(TOP)
+        .map(|(why, count)| format!("{why} ({count})"))
+        .collect();
+    if rest > 0 {
+        named.push(format!("others ({rest})"));
+    }
+    if named.is_empty() {
+        return "none".to_owned();
+    }
+    named.join(", ")
+}
+
+/// A kernel with an engine, to ask about its text.
+struct Survey {
+    engine: Engine,
+    guest: Guest,
+    registered: u64,
+}
+
+impl Survey {
+    fn new(image: &Image, moment: Moment) -> Result<Self, SharesError> {
+        let kernel = image.kernel()?;
+        let guest = Guest::new(image, &kernel.symbols)?;
+        let engine = Engine::new(kernel, Some(image.map()), 1, Arc::new(Nobody));
+        if moment == Moment::Started {
+            engine.set_image_map(image.map());
+        }
+        guest.install_arena(&engine)?;
+        let registered = 0;
+        Ok(Self {
+            engine,
+            guest,
+            registered,
+        })
+    }
+
+    fn functions(&self, moment: Moment) -> Vec<Function> {
+        let mut functions = functions::all(self.engine.symbols());
+        functions.retain(|function| moment == Moment::BeforeBoot || !function.is_init);
+        functions
+    }
+
+    fn make_room(&mut self) -> Result<(), SharesError> {
+        self.registered += 1;
+        if self.registered.is_multiple_of(REGISTRATIONS) {
+            self.guest.install_arena(&self.engine)?;
+        }
+        Ok(())
+    }
+
+    fn instruction(&mut self, at: GuestVirtAddr) -> Result<Fate, SharesError> {
+        self.make_room()?;
+        Ok(fate::of_instruction(&self.engine, &self.guest, at)?)
+    }
+
+    fn entry(&mut self, at: GuestVirtAddr) -> Result<Fate, SharesError> {
+        self.make_room()?;
+        Ok(fate::of_entry(&self.engine, &self.guest, at)?)
+    }
+}
+
+/// Asks the engine for a probe on every function's entry.
+///
+/// # Errors
+/// See [`SharesError`].
+pub fn of_entries(image: &Image, release: &str, moment: Moment) -> Result<Vec<Entry>, SharesError> {
+    let mut survey = Survey::new(image, moment)?;
+    let mut shares = Shares::default();
+    for function in survey.functions(moment) {
+        if function.has_entry {
+            shares.add(survey.entry(function.start)?);
+        }
+    }
+    Ok(shares.entries(&format!("function entries of {release}, {}", moment.text())))
+}
+
+/// Asks the engine for a probe on every instruction of one function of `every`, each decoded from its
+/// start to the next symbol.
+///
+/// # Errors
+/// See [`SharesError`].
+pub fn of_instructions(
+    image: &Image,
+    release: &str,
+    moment: Moment,
+    every: usize,
+) -> Result<Vec<Entry>, SharesError> {
+    let mut survey = Survey::new(image, moment)?;
+    let mut shares = Shares::default();
+    let mut functions = survey.functions(moment);
+    functions.retain(|function| !function.is_padding);
+    for function in functions.into_iter().step_by(every.max(1)) {
+        let Some(bytes) = image.bytes_at(function.start) else {
+            continue;
+        };
+        let len = code_len(&bytes[..bytes.len().min(function.size as usize)]);
+        let start = function.start.0;
+        for insn in &mut Decoder::with_ip(64, &bytes[..len], start, DecoderOptions::NONE) {
+            if insn.is_invalid() {
+                break;
+            }
+            shares.add(survey.instruction(GuestVirtAddr(insn.ip()))?);
+        }
+    }
+    let sample = match every {
+        0 | 1 => String::new(),
+        every => format!(", one function in {every}"),
+    };
+    Ok(shares.entries(&format!(
+        "all instructions of {release}{sample}, {}",
+        moment.text()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_names_the_most_frequent_reasons_and_counts_the_others() {
+        let counts: BTreeMap<String, u64> = (0..10).map(|i| (format!("r{i}"), i + 1)).collect();
+        let text = top(&counts);
+        assert!(text.starts_with("r9 (10), r8 (9)"), "{text}");
+        assert!(text.ends_with("others (3)"), "{text}");
+        assert_eq!(top(&BTreeMap::new()), "none");
+    }
+
+    #[test]
+    fn padding_is_no_code() {
+        assert_eq!(code_len(&[0x90, INT3, 0xc3, INT3, INT3]), 3);
+        assert_eq!(code_len(&[INT3; 4]), 0);
+    }
+
+    #[test]
+    fn a_share_of_nothing_is_nothing() {
+        assert_eq!(percent(0, 0), 0.0);
+        assert_eq!(percent(1, 3), 33.333);
+    }
+}

@@ -1,0 +1,57 @@
+//! Who takes the events: nobody, or the server's own fan-out.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use probe_engine::event::{Event, EventSink};
+
+#[path = "../../../server/src/convert/event.rs"]
+mod convert;
+#[path = "../../../server/src/fanout.rs"]
+#[allow(dead_code, reason = "only what a vCPU's thread does is measured")]
+mod fanout;
+
+use fanout::{Fanout, Subscription};
+
+/// Drops them.
+#[derive(Debug)]
+pub struct Nobody;
+
+impl EventSink for Nobody {
+    fn event(&self, event: &Event) {
+        black_box(event);
+    }
+}
+
+/// The server's sink with one client, which nobody is at the other end of.
+#[derive(Debug)]
+pub struct Server {
+    fanout: Arc<Fanout>,
+}
+
+/// A client of it.
+#[derive(Debug)]
+pub struct Client {
+    _subscription: Subscription,
+}
+
+impl Server {
+    /// With no client yet.
+    pub fn new() -> Arc<Self> {
+        let fanout = Arc::default();
+        Arc::new(Self { fanout })
+    }
+
+    /// A client with an empty queue, for as long as it isn't dropped. It takes 64 Ki events.
+    pub fn client(&self) -> Client {
+        Client {
+            _subscription: self.fanout.subscribe(Vec::new()),
+        }
+    }
+}
+
+impl EventSink for Server {
+    fn event(&self, event: &Event) {
+        self.fanout.publish(&convert::event(event));
+    }
+}

@@ -1,0 +1,304 @@
+//! Return probes.
+
+use std::collections::BTreeMap;
+
+use vmprobe_client::v1::{Event, EventKind, Registers, Return, event};
+
+use super::guest::{Guest, VM, files};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "a_return_has_its_value_its_entry_and_its_time",
+        ids: &["KP16"],
+        needs: Needs::Linux,
+        run: values,
+    },
+    Test {
+        name: "returns_of_nested_and_recursive_calls_are_told_innermost_first",
+        ids: &["KP16"],
+        needs: Needs::Linux,
+        run: nesting,
+    },
+    Test {
+        name: "calls_beyond_maxactive_are_missed_and_counted",
+        ids: &["KP06", "KP16"],
+        needs: Needs::Linux,
+        run: maxactive,
+    },
+    Test {
+        name: "return_probes_are_removed_and_switched_with_calls_in_flight",
+        ids: &["KP16"],
+        needs: Needs::Linux,
+        run: in_flight,
+    },
+    Test {
+        name: "calls_that_never_return_do_no_harm",
+        ids: &["KP16"],
+        needs: Needs::Linux,
+        run: never,
+    },
+];
+
+/// An event with what a return's has.
+struct Returned {
+    event: Event,
+    detail: Return,
+    entry: Registers,
+}
+
+impl Returned {
+    fn new(event: Event) -> Result<Self, Failure> {
+        check_eq!(event.kind(), EventKind::Return, "kind of {event:?}");
+        let Some(event::Detail::Return(detail)) = event.detail else {
+            return Err(wrong!("a return without detail: {event:?}"));
+        };
+        let entry = detail.entry.ok_or_else(|| wrong!("no entry: {event:?}"))?;
+        check!(event.tsc > detail.entry_tsc, "no time passed in {event:?}");
+        Ok(Self {
+            event,
+            detail,
+            entry,
+        })
+    }
+
+    fn registers(&self) -> Registers {
+        self.event.registers.unwrap_or_default()
+    }
+}
+
+/// All returns until the guest's end.
+async fn rest(stream: &mut vmprobe_client::EventStream) -> Result<Vec<Returned>, Failure> {
+    crate::events::all(stream)
+        .await?
+        .into_iter()
+        .map(Returned::new)
+        .collect()
+}
+
+fn values(cx: &Context) -> TestResult {
+    const CALLS: u64 = 100;
+    /// What the call leaves for the next to return.
+    const UMASK: u64 = 0o022;
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        guest.work("threads syscall=umask count=1").await?;
+        let probe = guest.probe("r:umask __x64_sys_umask").await?;
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        guest
+            .work(&format!("threads syscall=umask count={CALLS}"))
+            .await?;
+        let listed = guest.listed("umask").await?;
+        check_eq!(listed.hits, 2 * CALLS, "returns");
+        check_eq!(listed.missed, 0, "missed calls");
+        let caller = guest.symbol("do_syscall_64").await?;
+        guest.remove(&["umask"]).await?;
+        guest.quit().await?;
+        let returns = rest(&mut stream).await?;
+        guest.power_off().await?;
+        check_eq!(returns.len() as u64, 2 * CALLS, "events");
+        for one in &returns {
+            check_eq!(one.registers().rax, UMASK, "value returned");
+            check_eq!(one.entry.rip, probe.address, "RIP at the entry");
+            check_eq!(
+                one.registers().rsp,
+                one.entry.rsp + 8,
+                "stack after the return"
+            );
+            check_eq!(
+                one.registers().rip,
+                one.detail.caller,
+                "RIP after the return"
+            );
+            let within = one.detail.caller.wrapping_sub(caller);
+            check!(within < 0x1000, "returned to {:#x}", one.detail.caller);
+        }
+        pass()
+    })
+}
+
+fn nesting(cx: &Context) -> TestResult {
+    const POLLS: u64 = 10;
+    /// Some compilers give it an ending.
+    const RECURSIVE: &str = "__ep_eventpoll_poll*";
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 1).await?;
+        let (symbols, _) = guest.client.lookup_symbols(VM, RECURSIVE, 1).await?;
+        let function = symbols.first().map_or(RECURSIVE, |symbol| &symbol.name);
+        let probes = guest
+            .probes(&[
+                &format!("entry={function}"),
+                &format!("r64:again {function}"),
+                "r64:outer do_sys_poll",
+            ])
+            .await?;
+        let ids = probes[1..].iter().map(|probe| probe.id).collect();
+        let mut stream = guest.client.events(VM, ids).await?;
+        let done = guest.work(&format!("nested count={POLLS}")).await?;
+        let depth = done["depth"].as_u64().unwrap_or_default();
+        let (entry, again) = (guest.listed("entry").await?, guest.listed("again").await?);
+        check_eq!(again.hits, entry.hits, "returns of {function}, and calls");
+        check!(
+            entry.hits >= POLLS * depth,
+            "{} calls in {POLLS} polls of a chain of {depth}",
+            entry.hits
+        );
+        check_eq!(again.missed, 0, "missed calls");
+        guest.remove(&["entry", "again", "outer"]).await?;
+        guest.quit().await?;
+        let returns = rest(&mut stream).await?;
+        guest.power_off().await?;
+
+        let mut deepest = 0;
+        for (index, one) in returns.iter().enumerate() {
+            // Calls that were entered later and returned earlier lie wholly within this one.
+            let inner = returns[..index]
+                .iter()
+                .rev()
+                .take_while(|inner| inner.detail.entry_tsc > one.detail.entry_tsc);
+            let mut count = 0;
+            for inner in inner {
+                check!(
+                    inner.event.tsc < one.event.tsc && inner.entry.rsp < one.entry.rsp,
+                    "a call isn't nested in the one around it: {:?}",
+                    inner.event
+                );
+                count += 1;
+            }
+            if one.event.probe_id == probes[1].id {
+                deepest = deepest.max(count + 1);
+            }
+        }
+        check_eq!(deepest, depth, "depth of the recursion");
+        pass_with(format!("{} returns, {depth} deep", returns.len()))
+    })
+}
+
+const READERS: u64 = 8;
+
+fn maxactive(cx: &Context) -> TestResult {
+    const MOST: u64 = 3;
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        guest
+            .probes(&[
+                &format!("r{MOST}:few pipe_read"),
+                "r64:many pipe_read",
+                "entry=pipe_read",
+            ])
+            .await?;
+        guest
+            .say(&format!("workload=readers count={READERS}"))
+            .await?;
+        guest.console.report("blocked").await?;
+        for (name, hits, missed) in [
+            ("entry", READERS, 0),
+            ("few", 0, READERS - MOST),
+            ("many", 0, 0),
+        ] {
+            let probe = guest.listed(name).await?;
+            check_eq!(
+                (probe.hits, probe.missed),
+                (hits, missed),
+                "{name} in flight"
+            );
+        }
+        guest.say("go").await?;
+        guest.console.report("done").await?;
+        for (name, hits, missed) in [("few", MOST, READERS - MOST), ("many", READERS, 0)] {
+            let probe = guest.listed(name).await?;
+            check_eq!(
+                (probe.hits, probe.missed),
+                (hits, missed),
+                "{name} in the end"
+            );
+        }
+        // What returned is free for other calls.
+        guest.work("pipes count=10").await?;
+        let few = guest.listed("few").await?;
+        check!(few.hits > MOST, "no call is followed any more: {few:?}");
+        guest.finish().await?;
+        pass()
+    })
+}
+
+fn in_flight(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 2).await?;
+        for change in ["remove", "disable", "disarm", "replace"] {
+            guest
+                .probes(&[
+                    "r64:pipe pipe_read",
+                    "r64:vfs vfs_read",
+                    "r64:other pipe_read",
+                ])
+                .await?;
+            guest
+                .say(&format!("workload=readers count={READERS}"))
+                .await?;
+            guest.console.report("blocked").await?;
+            let pipe = vec!["pipe".to_owned()];
+            match change {
+                "remove" => drop(guest.remove(&["pipe"]).await?),
+                "disable" => drop(guest.client.disable_probes(VM, Vec::new(), pipe).await?),
+                "disarm" => drop(guest.client.disarm_probes(VM).await?),
+                _ => {
+                    guest.remove(&["pipe", "vfs"]).await?;
+                    guest
+                        .probes(&["r64:pipe pipe_read", "vfs=vfs_read"])
+                        .await?;
+                }
+            }
+            // The arena is used by others before the calls return.
+            guest
+                .probes(&["ksys_read", "ksys_write", "r64:w vfs_write"])
+                .await?;
+            guest.say("go").await?;
+            guest.console.report("done").await?;
+            if change != "disarm" {
+                let other = guest.listed("other").await?;
+                check_eq!(
+                    other.hits,
+                    READERS,
+                    "returns of the probe that stays ({change})"
+                );
+            }
+            guest.client.arm_probes(VM).await?;
+            let all = guest.client.list_probes(VM).await?;
+            let ids = all.iter().map(|probe| probe.id).collect();
+            guest.client.unregister_probes(VM, ids, Vec::new()).await?;
+            guest.work("sweep count=1").await?;
+        }
+        guest.finish().await?;
+        pass()
+    })
+}
+
+fn never(cx: &Context) -> TestResult {
+    const FORKS: u64 = 30;
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        guest
+            .probes(&["r4:exit do_exit", "calls=do_exit", "r64:read vfs_read"])
+            .await?;
+        guest.work(&format!("forks count={FORKS}")).await?;
+        let (exit, calls) = (guest.listed("exit").await?, guest.listed("calls").await?);
+        check!(calls.hits >= FORKS, "calls of do_exit: {}", calls.hits);
+        check_eq!(exit.hits, 0, "returns of do_exit");
+        let reads = guest.listed("read").await?.hits;
+        guest.work("files count=10").await?;
+        check!(
+            guest.listed("read").await?.hits >= reads + 10,
+            "returns are not told any more"
+        );
+        let all = guest.remove(&["exit", "calls", "read"]).await?;
+        let by_name: BTreeMap<&str, u64> = all
+            .iter()
+            .map(|probe| (&*probe.name, probe.missed))
+            .collect();
+        guest.work("sweep count=1").await?;
+        guest.finish().await?;
+        pass_with(format!("{} exits, missed: {by_name:?}", calls.hits))
+    })
+}

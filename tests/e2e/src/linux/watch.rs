@@ -1,0 +1,106 @@
+//! Watchpoints on the kernel's data.
+
+use std::collections::BTreeMap;
+
+use vmprobe_client::Message;
+use vmprobe_client::v1::{Event, EventKind};
+
+use super::guest::{Config, Guest, VM, specs};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
+
+pub const TESTS: &[Test] = &[Test {
+    name: "a_watched_variable_tells_of_every_write_on_every_vcpu",
+    ids: &["KP18"],
+    needs: Needs::Linux,
+    run: watched,
+}];
+
+const VCPUS: u32 = 4;
+/// Processes started from each vCPU.
+const FORKS: u64 = 20;
+/// The kernel's count of processes, changed once for each under a lock (kernel/fork.c).
+const VARIABLE: &str = "total_forks";
+
+fn watched(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        // Before the first instruction: the other vCPUs come up later.
+        let config = Config {
+            vcpus: VCPUS,
+            probes: specs(&[&format!("w:forks {VARIABLE}")])?,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        guest.console.report("ready").await?;
+        let address = guest.symbol(VARIABLE).await?;
+        let read = async |guest: &Guest| {
+            let bytes = guest.memory(address, 8).await?;
+            Ok::<u64, Failure>(
+                bytes
+                    .iter()
+                    .rev()
+                    .fold(0, |n, byte| n << 8 | u64::from(*byte)),
+            )
+        };
+        // Every write since the start was seen: each adds one.
+        check_eq!(
+            guest.listed("forks").await?.hits,
+            read(&guest).await?,
+            "writes to {VARIABLE} during the boot"
+        );
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        let done = guest.work(&format!("everywhere count={FORKS}")).await?;
+        check_eq!(done["forks"], FORKS * u64::from(VCPUS), "processes started");
+        let hits = guest.listed("forks").await?.hits;
+        check_eq!(hits, read(&guest).await?, "writes to {VARIABLE}");
+
+        refusals(&guest, address).await?;
+        let removed = guest.remove(&["forks"]).await?;
+        guest.work("forks count=5").await?;
+        check!(removed[0].hits >= hits, "hits went back: {removed:?}");
+        guest.quit().await?;
+
+        let mut by_vcpu: BTreeMap<u32, u64> = BTreeMap::new();
+        while let Some(message) = stream.next().await? {
+            if let Message::Batch { lost, events } = message {
+                check_eq!(lost, 0, "lost events");
+                for event in &events {
+                    well_formed(event)?;
+                    *by_vcpu.entry(event.vcpu).or_default() += 1;
+                }
+            }
+        }
+        guest.power_off().await?;
+        check!(
+            (0..VCPUS).all(|vcpu| by_vcpu.get(&vcpu).is_some_and(|count| *count >= FORKS)),
+            "events by vCPU: {by_vcpu:?}"
+        );
+        pass_with(format!("{hits} writes, by vCPU {by_vcpu:?}"))
+    })
+}
+
+fn well_formed(event: &Event) -> Result<(), Failure> {
+    check_eq!(event.kind(), EventKind::Access, "kind of {event:?}");
+    let rip = event.registers.map_or(0, |registers| registers.rip);
+    check!(rip >> 63 == 1, "RIP of {event:?}");
+    Ok(())
+}
+
+/// There are four debug registers, and what they watch is aligned.
+async fn refusals(guest: &Guest, address: u64) -> Result<(), Failure> {
+    for index in 1..4 {
+        guest
+            .probe(&format!("w:more{index} {:#x}/8:rw", address + 8 * index))
+            .await?;
+    }
+    let fifth = guest
+        .refusal(&format!("w:fifth {:#x}/1", address + 64))
+        .await?;
+    check!(fifth.to_string().contains("four"), "the fifth: {fifth}");
+    guest.remove(&["more1", "more2", "more3"]).await?;
+    for (text, part) in [(format!("w {:#x}/4", address + 1), "align")] {
+        let error = guest.refusal(&text).await?;
+        check!(error.to_string().contains(part), "{text}: {error}");
+    }
+    Ok(())
+}

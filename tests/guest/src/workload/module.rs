@@ -1,0 +1,66 @@
+//! A kernel module that comes and goes.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+
+use serde_json::{Value, json};
+
+use super::step;
+use crate::plan::Plan;
+
+/// Opened `count` times; the module `tun` makes it, and counts each in `tun_chr_open`.
+const DEVICE: &str = "/dev/net/tun";
+
+/// Loads the module, opens its device, unloads it.
+///
+/// Steps, each round: `loaded`, `used`, `unloaded`.
+pub fn run(plan: &Plan) -> io::Result<Value> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let path = format!("/lib/modules/{}/{}.ko", release.trim(), plan.module);
+    for round in 0..plan.rounds {
+        load(&path).map_err(|error| io::Error::other(format!("can't load {path}: {error}")))?;
+        let address = fs::read_to_string(format!("/sys/module/{}/sections/.text", plan.module))?;
+        let text = json!({ "round": round, "text": address.trim() });
+        step(plan, "loaded", text)?;
+        for _ in 0..plan.count {
+            File::open(DEVICE)
+                .map_err(|error| io::Error::other(format!("can't open {DEVICE}: {error}")))?;
+        }
+        step(plan, "used", json!({ "round": round, "opens": plan.count }))?;
+        unload(&plan.module)?;
+        step(plan, "unloaded", json!({ "round": round }))?;
+    }
+    Ok(json!({ "rounds": plan.rounds, "opens": plan.count * plan.rounds }))
+}
+
+fn load(path: &str) -> io::Result<()> {
+    let file = File::open(path)?;
+    let no_parameters = c"";
+    // SAFETY: the descriptor is open and the parameters end in NUL; no flags.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_finit_module,
+            file.as_raw_fd(),
+            no_parameters.as_ptr(),
+            0,
+        )
+    };
+    done(result)
+}
+
+fn unload(name: &str) -> io::Result<()> {
+    let name = CString::new(name)?;
+    // SAFETY: the name ends in NUL; no flags, so a module in use stays.
+    done(unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) })
+        .map_err(|error| io::Error::other(format!("can't unload {name:?}: {error}")))
+}
+
+fn done(result: libc::c_long) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,39 @@
+//! Many calls in flight at once: processes that block inside `read`.
+
+use std::fs;
+use std::io::{self, Read, Write};
+
+use serde_json::{Value, json};
+
+use super::sys::{fork, wait_for};
+use crate::console;
+
+/// `count` processes read one byte each of a pipe that is empty. When all of them sleep, reports
+/// `blocked` and waits for a line of input; then gives each its byte.
+pub fn run(count: u64) -> io::Result<Value> {
+    let (mut from, mut to) = io::pipe()?;
+    let mut children = Vec::new();
+    for _ in 0..count {
+        children.push(fork(|| u8::from(from.read_exact(&mut [0]).is_err()))?);
+    }
+    for &child in &children {
+        while !is_reading(child)? {
+            std::thread::yield_now();
+        }
+    }
+    console::report("blocked", json!({ "readers": count }));
+    console::line()?;
+    for _ in 0..count {
+        to.write_all(&[1])?;
+    }
+    children.into_iter().try_for_each(wait_for)?;
+    Ok(json!({ "readers": count }))
+}
+
+/// Whether a process sleeps inside the system call `read`: `/proc/PID/syscall` has `running` for one
+/// that doesn't sleep, and the call's number first for one that does.
+fn is_reading(pid: libc::pid_t) -> io::Result<bool> {
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall"))?;
+    let number = text.split_whitespace().next();
+    Ok(number == Some(&libc::SYS_read.to_string()))
+}
