@@ -19,7 +19,8 @@ pub const TESTS: &[Test] = &[
         run: |cx| sweep(cx, files::BZIMAGE_6_1, 1),
     },
     Test {
-        // All of them take more than ten minutes in the lab.
+        // A sweep of all of them has not come to its end in the lab within eleven minutes, where
+        // these take one; the cause isn't known yet.
         name: "every_fourth_function_of_6_12_can_be_probed_while_the_guest_works",
         ids: &["KP01", "KP02"],
         needs: Needs::Linux,
