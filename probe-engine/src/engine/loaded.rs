@@ -93,17 +93,9 @@ impl LoadedModules<'_> {
     pub(super) fn find(&mut self, name: &str) -> Result<Option<&Loaded>, RegisterError> {
         let found = self.list()?.iter().find(|(other, ..)| other == name);
         match found.map(|&(_, at, tables)| (at, tables)) {
-            Some((at, tables)) if self.is_formed(at, tables)? => {
-                self.read(name, at, tables).map(Some)
-            }
-            _ => Ok(None),
+            Some((at, tables)) => self.read(name, at, tables),
+            None => Ok(None),
         }
-    }
-
-    /// Whether a module in the list is more than a name yet, and has not begun to go.
-    fn is_formed(&self, at: GuestVirtAddr, tables: PageTables) -> Result<bool, RegisterError> {
-        let found = reader(self.reader)?.read(self.memory, tables, at);
-        Ok(!matches!(found, Err(ModuleError::Unformed { .. })))
     }
 
     /// The module in whose text an address is.
@@ -115,8 +107,9 @@ impl LoadedModules<'_> {
             return Ok(None);
         }
         for (name, module, tables) in self.list()?.clone() {
-            if self.read(&name, module, tables)?.module.is_text(at) {
-                return self.read(&name, module, tables).map(Some);
+            let loaded = self.read(&name, module, tables)?;
+            if loaded.is_some_and(|loaded| loaded.module.is_text(at)) {
+                return self.read(&name, module, tables);
             }
         }
         Ok(None)
@@ -141,20 +134,22 @@ impl LoadedModules<'_> {
         Ok(self.list.get_or_insert_default())
     }
 
+    /// Reads a module of the list, once. `None` when it is no more than a name yet.
     fn read(
         &mut self,
         name: &str,
         at: GuestVirtAddr,
         tables: PageTables,
-    ) -> Result<&Loaded, RegisterError> {
+    ) -> Result<Option<&Loaded>, RegisterError> {
         if !self.read.contains_key(name) {
-            let module = reader(self.reader)?.read(self.memory, tables, at);
-            let module = module.map_err(|error| unreadable(name, &error))?;
+            let module = match reader(self.reader)?.read(self.memory, tables, at) {
+                Ok(module) => module,
+                Err(ModuleError::Unformed { .. }) => return Ok(None),
+                Err(error) => return Err(unreadable(name, &error)),
+            };
             self.read.insert(name.to_owned(), Loaded { module, tables });
         }
-        self.read.get(name).ok_or(RegisterError::NoModules {
-            why: format!("{name} went away"),
-        })
+        Ok(self.read.get(name))
     }
 }
 
