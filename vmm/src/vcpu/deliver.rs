@@ -201,6 +201,16 @@ mod tests {
         ]
     }
 
+    /// What was pushed at `rsp`.
+    fn frame(memory: &impl VirtMemory, rsp: u64) -> Vec<u64> {
+        let mut frame = [0; 40];
+        memory.read(rsp, &mut frame).unwrap();
+        frame
+            .chunks(8)
+            .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
+            .collect()
+    }
+
     #[test]
     fn the_handler_gets_the_frame_that_a_processor_pushes() {
         for (kind, ist, rflags, rsp) in [
@@ -216,13 +226,7 @@ mod tests {
             assert_eq!(segments, None);
             assert_eq!(after.rip, 0xffff_ffff_5678_1234);
             assert_eq!((after.rflags, after.rsp, after.rax), (rflags, rsp, 7));
-            let mut frame = [0; 40];
-            memory.read(rsp, &mut frame).unwrap();
-            let words: Vec<u64> = frame
-                .chunks(8)
-                .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
-                .collect();
-            assert_eq!(words, [0x5001, 0x10, 0x1_0346, 0xf08, 0x18]);
+            assert_eq!(frame(&memory, rsp), [0x5001, 0x10, 0x1_0346, 0xf08, 0x18]);
         }
     }
 
@@ -238,13 +242,7 @@ mod tests {
             assert_eq!((code.selector, code.l, code.dpl), (0x10, 1, 0));
             assert_eq!((stack.selector, stack.dpl), (0, 0));
             assert_eq!(after.regs.rsp, rsp);
-            let mut frame = [0; 40];
-            memory.read(rsp, &mut frame).unwrap();
-            let words: Vec<u64> = frame
-                .chunks(8)
-                .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
-                .collect();
-            assert_eq!(words, [0x5001, 0x33, 0x1_0346, 0xf08, 0x2b]);
+            assert_eq!(frame(&memory, rsp), [0x5001, 0x33, 0x1_0346, 0xf08, 0x2b]);
         }
     }
 
