@@ -15,6 +15,8 @@ pub struct Event {
     /// The registers as of the event. Before the probed instruction RIP is the probe's address,
     /// also where the code ran at another one (identity-mapped early boot, a relocated copy).
     pub registers: Registers,
+    /// The current task, `task_struct`'s address; 0 where it isn't known, as in events of breakpoints.
+    pub task: u64,
     /// What happened.
     pub detail: Detail,
 }

@@ -9,6 +9,8 @@ pub mod addr;
 pub mod arena;
 pub mod blacklist;
 pub mod btf;
+pub mod condition;
+pub mod detour;
 pub mod emulate;
 pub mod engine;
 pub mod error;
@@ -20,6 +22,7 @@ pub mod modules;
 pub mod paging;
 pub mod probe;
 pub mod relocate;
+pub mod ring;
 pub mod symbols;
 pub mod vcpu;
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::addr::{GuestVirtAddr, ProbeId};
+use crate::condition::Comparison;
 
 /// Where a probe goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +77,86 @@ impl ProbeKind {
     };
 }
 
+/// What a hit leaves behind.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Capture {
+    /// An event with all registers.
+    #[default]
+    Full,
+    /// An event with these registers; the others are 0 in it.
+    Registers(RegisterSet),
+    /// No event: it is only counted.
+    Count,
+}
+
+/// Registers of an event.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RegisterSet(u32);
+
+impl RegisterSet {
+    /// The general registers, by their numbers in instruction encodings, and RFLAGS.
+    pub const ALL: Self = Self((1 << 17) - 1);
+    /// The number of RFLAGS here.
+    pub const FLAGS: u8 = 16;
+
+    /// These and a register: 0 is RAX, 4 is RSP, 15 is R15 (Intel SDM vol. 2, table 2-4), 16 is RFLAGS.
+    /// There are no others.
+    #[must_use]
+    pub fn with(self, number: u8) -> Self {
+        Self((self.0 | 1u32.checked_shl(number.into()).unwrap_or(0)) & Self::ALL.0)
+    }
+
+    /// Whether a register is among them.
+    pub fn contains(self, number: u8) -> bool {
+        number <= Self::FLAGS && self.0 >> number & 1 == 1
+    }
+
+    /// The numbers of the registers, rising.
+    pub fn numbers(self) -> impl Iterator<Item = u8> {
+        (0..=Self::FLAGS).filter(move |number| self.contains(*number))
+    }
+}
+
+/// What hits of a probe are wanted for, and how it may come by them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// What a hit leaves behind.
+    pub capture: Capture,
+    /// A hit counts only if it meets all of these.
+    pub condition: Vec<Comparison>,
+    /// A vCPU whose ring is full waits, instead of losing its record.
+    pub lossless: bool,
+    /// Whether the probe may become a jump.
+    pub optimize: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            capture: Capture::Full,
+            condition: Vec::new(),
+            lossless: false,
+            optimize: true,
+        }
+    }
+}
+
+/// Whether a probe is a jump, which costs no exit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Optimization {
+    /// It is.
+    Optimized,
+    /// It will be, or it will be known why not.
+    Waiting,
+    /// It stays a breakpoint.
+    Not {
+        /// One word or two, for counting: `branch`, `exception table`, ...
+        kind: &'static str,
+        /// Why, in words.
+        reason: String,
+    },
+}
+
 /// A probe to register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeSpec {
@@ -88,6 +169,8 @@ pub struct ProbeSpec {
     pub kind: ProbeKind,
     /// Whether it is armed at once.
     pub enabled: bool,
+    /// What its hits are wanted for, and how it may come by them.
+    pub options: Options,
 }
 
 /// How the probed instruction is executed at a hit.
@@ -171,4 +254,8 @@ pub struct ProbeInfo {
     pub exits: u64,
     /// Whether it can be hit.
     pub state: ProbeState,
+    /// As it was asked for.
+    pub options: Options,
+    /// Whether it is a jump now.
+    pub optimization: Optimization,
 }

@@ -17,6 +17,7 @@ mod copies;
 mod foresight;
 mod loaded;
 mod milestones;
+mod optimizer;
 mod placement;
 mod record;
 mod registry;
@@ -47,6 +48,7 @@ use returns::Returns;
 use step::Stepping;
 use table::Table;
 
+pub use optimizer::{Drained, Prepared};
 pub use step::StepEnd;
 pub use watch::Watchpoint;
 

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::addr::{GuestVirtAddr, ProbeId};
-use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeState, Strategy};
+use crate::probe::{
+    Optimization, Options, Place, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+};
 
 /// Where a probe is at the moment.
 #[derive(Debug, Clone)]
@@ -36,6 +38,7 @@ pub(super) struct Probe {
     /// As it was asked for.
     pub(super) place: Place,
     enabled: AtomicBool,
+    pub(super) options: Options,
     where_now: Mutex<(Presence, Spot)>,
     hits: AtomicU64,
     missed: AtomicU64,
@@ -49,18 +52,17 @@ impl Probe {
     pub(super) fn new(
         id: ProbeId,
         name: String,
-        place: Place,
-        kind: ProbeKind,
-        enabled: bool,
+        spec: &ProbeSpec,
         max_active: u32,
         spot: (Presence, Spot),
     ) -> Self {
         Self {
             id,
             name,
-            kind,
-            place,
-            enabled: AtomicBool::new(enabled),
+            kind: spec.kind,
+            place: spec.place.clone(),
+            enabled: AtomicBool::new(spec.enabled),
+            options: spec.options.clone(),
             where_now: Mutex::new(spot),
             hits: AtomicU64::new(0),
             missed: AtomicU64::new(0),
@@ -169,6 +171,8 @@ impl Probe {
                 Presence::Pending => ProbeState::Pending,
                 Presence::Placed => ProbeState::Armed,
             },
+            options: self.options.clone(),
+            optimization: Optimization::Waiting,
         }
     }
 

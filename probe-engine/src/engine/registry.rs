@@ -45,7 +45,7 @@ impl Registry {
     }
 
     /// The probes of these numbers, each once.
-    fn select(&self, ids: &[ProbeId]) -> Result<Vec<Arc<Probe>>, ChangeError> {
+    pub(super) fn select(&self, ids: &[ProbeId]) -> Result<Vec<Arc<Probe>>, ChangeError> {
         let mut seen = BTreeSet::new();
         ids.iter()
             .filter(|id| seen.insert(**id))
@@ -143,9 +143,7 @@ impl Engine {
             let probe = Arc::new(Probe::new(
                 ProbeId(id),
                 name,
-                spec.place.clone(),
-                spec.kind,
-                spec.enabled,
+                spec,
                 max_active,
                 (presence, spot),
             ));

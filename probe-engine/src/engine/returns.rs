@@ -199,6 +199,7 @@ impl Engine {
                 vcpu: id,
                 tsc,
                 registers,
+                task: 0,
                 detail: Detail::Return {
                     caller: GuestVirtAddr(frame.caller),
                     entry_tsc: call.entry_tsc,

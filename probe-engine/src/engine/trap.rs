@@ -153,6 +153,7 @@ impl Engine {
                     vcpu: vcpu.id(),
                     tsc: vcpu.tsc(),
                     registers: *registers,
+                    task: 0,
                     detail,
                 });
                 event.probe = probe.id;

@@ -126,6 +126,7 @@ impl Engine {
                     vcpu: id,
                     tsc,
                     registers,
+                    task: 0,
                     detail: Detail::Access,
                 });
             }

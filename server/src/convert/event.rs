@@ -86,6 +86,7 @@ mod tests {
                 rip: 0x40,
                 ..Registers::default()
             },
+            task: 0,
             detail,
         })
     }

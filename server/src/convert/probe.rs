@@ -75,6 +75,7 @@ pub fn symbol(symbol: Symbol<'_>) -> v1::Symbol {
 mod tests {
     use super::*;
     use probe_engine::addr::{GuestVirtAddr, ProbeId};
+    use probe_engine::probe::{Optimization, Options};
 
     fn info(kind: ProbeKind) -> ProbeInfo {
         ProbeInfo {
@@ -92,6 +93,8 @@ mod tests {
             missed: 2,
             exits: 4,
             state: ProbeState::Pending,
+            options: Options::default(),
+            optimization: Optimization::Waiting,
         }
     }
 

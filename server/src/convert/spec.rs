@@ -1,7 +1,7 @@
 //! Probes as clients ask for them.
 
 use probe_engine::addr::GuestVirtAddr;
-use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
+use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 use tonic::Status;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe_spec::{Kind, Place as WirePlace};
@@ -71,6 +71,7 @@ fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, Wrong> {
         place,
         kind,
         enabled: !spec.disabled,
+        options: Options::default(),
     })
 }
 
@@ -174,6 +175,7 @@ mod tests {
                 place: Place::Address(GuestVirtAddr(5)),
                 kind: ProbeKind::PRE,
                 enabled: true,
+                options: Options::default(),
             }]
         );
     }
@@ -196,6 +198,7 @@ mod tests {
                 },
                 kind: ProbeKind::Return { maxactive: None },
                 enabled: false,
+                options: Options::default(),
             }]
         );
         for (kind, expected) in [

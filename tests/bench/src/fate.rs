@@ -3,7 +3,7 @@
 use probe_engine::addr::GuestVirtAddr;
 use probe_engine::engine::Engine;
 use probe_engine::error::{ChangeError, RegisterError};
-use probe_engine::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
+use probe_engine::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
 use crate::guest::Guest;
 
@@ -23,6 +23,7 @@ pub fn spec(at: GuestVirtAddr) -> ProbeSpec {
         place: Place::Address(at),
         kind: ProbeKind::PRE,
         enabled: true,
+        options: Options::default(),
     }
 }
 

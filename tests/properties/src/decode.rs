@@ -10,7 +10,7 @@ use probe_engine::guest::GuestMemory;
 use probe_engine::guest::testing::{TestGuest, TestMemory};
 use probe_engine::image_map::{ImageMap, ImageSegment};
 use probe_engine::kernel::Kernel;
-use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
+use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 use probe_engine::symbols::Symbols;
 use probe_engine::vcpu::testing::TestVcpu;
 
@@ -61,6 +61,7 @@ pub fn decode(bytes: &[u8]) {
         },
         kind: ProbeKind::PRE,
         enabled: true,
+        options: Options::default(),
     };
     let Ok(probes) = engine.register(&guest, &[spec]) else {
         assert_eq!(read(&memory), text, "a refused probe left its mark");

@@ -13,7 +13,7 @@ use crate::guest::GuestMemory;
 use crate::guest::testing::{TestGuest, TestMemory};
 use crate::image_map::{ImageMap, ImageSegment};
 use crate::kernel::Kernel;
-use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec};
+use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::symbols::Symbols;
 use crate::symbols::synthetic;
 use crate::vcpu::testing::TestVcpu;
@@ -363,6 +363,7 @@ pub fn spec(text: &str) -> ProbeSpec {
         place,
         kind,
         enabled: true,
+        options: Options::default(),
     }
 }
 

@@ -1,0 +1,106 @@
+//! Detours: code that a probe's jump leads to. It leaves a record or counts, does the work of the
+//! instructions that the jump has overwritten, and jumps back.
+
+use crate::addr::GuestVirtAddr;
+use crate::condition::Comparison;
+use crate::probe::Capture;
+
+/// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
+pub const JUMP_LEN: usize = 5;
+
+/// The instructions that a jump overwrites, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// The probed instruction.
+    pub start: GuestVirtAddr,
+    /// The instructions' bytes as the guest's kernel has them, at least [`JUMP_LEN`] of them. Padding
+    /// behind an instruction that never goes on to the next may be among them.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` an instruction begins, rising, the first at 0. Padding is none.
+    pub starts: Vec<u8>,
+    /// Where in `bytes` the last instruction ends.
+    pub end: u8,
+    /// Instructions behind the region that have to be executed in the detour too, as the last one of it
+    /// has a hold on them (`sti`); mostly none. They aren't overwritten.
+    pub beyond: Vec<u8>,
+}
+
+impl Region {
+    /// Where execution goes on behind it, if it does.
+    pub fn next(&self) -> GuestVirtAddr {
+        let len = u64::from(self.end) + self.beyond.len() as u64;
+        self.start.wrapping_add(len)
+    }
+
+    /// Where an instruction begins that the jump's displacement overwrites, from the start: 1 to 4.
+    /// Whoever comes there has to meet an int3.
+    pub fn interior(&self) -> impl Iterator<Item = u8> {
+        let inside = |start: &u8| (1..JUMP_LEN as u8).contains(start);
+        self.starts.iter().copied().filter(inside)
+    }
+}
+
+/// What all detours of a guest have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Environment {
+    /// What leads from GS base to the vCPU's block ([`crate::ring::layout`]), modulo 2^64.
+    pub block: u64,
+    /// The first ring.
+    pub rings: GuestVirtAddr,
+    /// The per-CPU variable that has the current task's address, from GS base.
+    pub current_task: Option<i32>,
+    /// The per-CPU variable that has the CPU's number (32 bits), from GS base.
+    pub cpu_number: Option<i32>,
+    /// Where `pid` is in `task_struct` (32 bits).
+    pub pid: Option<u32>,
+    /// Where `tgid` is in `task_struct` (32 bits).
+    pub tgid: Option<u32>,
+}
+
+/// What a detour is to do besides the work of its region.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Purpose {
+    /// What a hit leaves behind.
+    pub capture: Capture,
+    /// What a hit must meet, all of it.
+    pub condition: Vec<Comparison>,
+    /// Whether a vCPU whose ring is full traps, instead of counting its hit as lost.
+    pub lossless: bool,
+    /// The detour's number, for the header of its records.
+    pub number: u32,
+    /// Its cell in every vCPU's block: of hits when they are only counted, else of lost records.
+    pub cell: u32,
+}
+
+/// Registers whose values nobody will read any more, by their numbers in instruction encodings, and
+/// whether that is so of the flags (CF, PF, AF, ZF, SF and OF).
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Dead {
+    /// Bit `n` is register `n`.
+    pub registers: u16,
+    /// All six arithmetic flags.
+    pub flags: bool,
+}
+
+/// A detour's code, right at one address only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Detour {
+    /// Where it has to be.
+    pub at: GuestVirtAddr,
+    /// The code.
+    pub code: Vec<u8>,
+    /// Where in `code` the instruction is that begins at that byte of the region: (region, code).
+    pub copies: Vec<(u8, u32)>,
+    /// Where in `code` the int3 is that a lossless detour comes to with the ring full. With RIP one
+    /// byte further it tries again; with RIP at `gives_up` it counts the record as lost and goes on.
+    pub full: Option<Full>,
+}
+
+/// See [`Detour::full`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full {
+    /// The int3.
+    pub trap: u32,
+    /// The way on without a record.
+    pub gives_up: u32,
+}

@@ -1,0 +1,50 @@
+//! Where rings and counters are in the arena's data, and what a record looks like.
+//!
+//! What belongs to one vCPU is in a *block*. Linux keeps the start of a CPU's variables in its GS base
+//! (`arch/x86/include/asm/percpu.h`); these starts lie at fixed distances from each other
+//! (`__per_cpu_offset`). The blocks lie at the same distances. So one constant, added to GS, leads to
+//! the block of whatever vCPU executes the instruction, and one instruction without `lock` changes a
+//! word of it: no interrupt and no migration to another vCPU can come in between.
+
+/// The vCPU's ring: how far space is given away. See [`position`].
+pub const HEAD: u64 = 0;
+/// How far the host has read, in the same form.
+pub const TAIL: u64 = 8;
+/// Counters of 32 bits, one after the other, to the end of the block. They wrap around.
+pub const CELLS: u64 = 64;
+/// Bytes of a counter.
+pub const CELL: u64 = 4;
+
+/// The lowest bit of a ring's number in [`HEAD`] and [`TAIL`]; below are the bytes since the ring's
+/// beginning, over all rounds.
+pub const RING_SHIFT: u32 = 48;
+
+/// A position in a ring as [`HEAD`] and [`TAIL`] have it.
+pub const fn position(ring: u8, bytes: u64) -> u64 {
+    (ring as u64) << RING_SHIFT | bytes & ((1 << RING_SHIFT) - 1)
+}
+
+/// Bytes of a ring: a power of two. It is mapped twice, the second time right behind the first, so a
+/// record is in one piece wherever it begins. Ring `n` is at `n * 2 * RING_LEN` from the first.
+pub const RING_LEN: u64 = 4 << 20;
+
+/// Rings there are, as many as a VM has vCPUs at most.
+pub const RINGS: u64 = 8;
+
+/// A record begins with its header, written last: 0 until the record is whole. The host clears what it
+/// has read before it gives the space back. Bits 0 to 31: the number of the detour. Bits 32 to 39: the
+/// record's length in words of 8 bytes, the header included. Bits 48 to 63: [`MAGIC`].
+pub const MAGIC: u64 = 0x7670;
+
+/// The words of a record: header, time stamp counter, current task (0 if unknown), then the
+/// registers that were asked for by rising number (16 is RFLAGS).
+pub const RECORD_TSC: u64 = 8;
+/// See [`RECORD_TSC`].
+pub const RECORD_TASK: u64 = 16;
+/// See [`RECORD_TSC`].
+pub const RECORD_REGISTERS: u64 = 24;
+
+/// The header of a record of so many words.
+pub const fn header(detour: u32, words: u8) -> u64 {
+    MAGIC << 48 | (words as u64) << 32 | detour as u64
+}
