@@ -1,16 +1,16 @@
 #!/bin/sh
-# Builds the lab's QEMU: build-qemu.sh DSC PATCH WORK
+# Builds the lab's QEMU: build-qemu.sh DSC WORK PATCH...
 #
 #   DSC    a QEMU source package (.dsc), its archives beside it, already verified by apt
-#   PATCH  the change to apply to it
 #   WORK   an empty folder to build in; the result is WORK/qemu-system-x86_64
+#   PATCH  changes to apply to it, in this order; absolute paths
 #
 # Only the x86 system emulator with the software CPU is built: no accelerator, no display, no network.
 set -eu
 
 dsc=$(realpath "$1")
-patch=$(realpath "$2")
-work=$(realpath "$3")
+work=$(realpath "$2")
+shift 2
 
 step() { echo "== $*"; }
 
@@ -18,8 +18,10 @@ step "unpack $(basename "$dsc")"
 dpkg-source --no-check -x "$dsc" "$work/src"
 cd "$work/src"
 
-step "apply $(basename "$patch")"
-patch -p1 --fuzz=0 <"$patch"
+for patch; do
+    step "apply $(basename "$patch")"
+    patch -p1 --fuzz=0 <"$patch"
+done
 
 # The package leaves out the UEFI blobs, but its build still looks for their files.
 sed -n "s/^ *'\(edk2-[^']*\.fd\)',.*/\1/p" pc-bios/meson.build | while read -r blob; do

@@ -1,4 +1,4 @@
-//! The lab's QEMU: Debian's source package, one change, built once for this machine.
+//! The lab's QEMU: Debian's source package, a few lines changed, built once for this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,17 @@ use crate::tool::{self, ToolError};
 /// breakpoints to a nested hypervisor.
 const RELEASE: &str = "trixie";
 
-const PATCH: &str = include_str!("../qemu-bp-intercept.patch");
+/// The changes, by file name; each says in its head what it is for.
+const PATCHES: [(&str, &str); 2] = [
+    (
+        "qemu-bp-intercept.patch",
+        include_str!("../qemu-bp-intercept.patch"),
+    ),
+    (
+        "qemu-interrupt-race.patch",
+        include_str!("../qemu-interrupt-race.patch"),
+    ),
+];
 const SCRIPT: &str = include_str!("../build-qemu.sh");
 const PROGRAM: &str = "qemu-system-x86_64";
 
@@ -53,17 +63,16 @@ struct Origin {
 }
 
 /// Finds the lab's QEMU in the cache, or builds it there: about three minutes on two cores, once.
-/// The cached one is for this patch and this build script; it needs no network.
+/// The cached one is for these patches and this build script; it needs no network.
 ///
 /// # Errors
 /// If the source can't be fetched, it doesn't build, or the firmware isn't installed.
 pub fn ensure_qemu() -> Result<Qemu, QemuError> {
     let firmware = firmware()?;
     let cache = cache::cache_dir()?;
-    let name = format!(
-        "qemu-{}",
-        cache::key(&[PATCH.as_bytes(), SCRIPT.as_bytes()])
-    );
+    let mut parts: Vec<&[u8]> = PATCHES.iter().map(|(_, patch)| patch.as_bytes()).collect();
+    parts.push(SCRIPT.as_bytes());
+    let name = format!("qemu-{}", cache::key(&parts));
     let home = cache.join(&name);
     let program = home.join(PROGRAM);
     if !program.exists() {
@@ -85,9 +94,7 @@ fn build(cache: &Path, home: &Path) -> Result<(), QemuError> {
     let dsc = release.source("qemu", &source)?;
 
     let script = work.join("build-qemu.sh");
-    let patch = work.join("qemu-bp-intercept.patch");
     cache::write(&script, SCRIPT.as_bytes())?;
-    cache::write(&patch, PATCH.as_bytes())?;
     // Outside the build folder, so that it outlives the next try's clean-up of that folder.
     let log = cache.join("qemu-build.log");
     step(&format!(
@@ -95,7 +102,12 @@ fn build(cache: &Path, home: &Path) -> Result<(), QemuError> {
         log.display()
     ));
     let mut command = Command::new("sh");
-    command.arg(&script).arg(&dsc).arg(&patch).arg(&work);
+    command.arg(&script).arg(&dsc).arg(&work);
+    for (file, text) in PATCHES {
+        let patch = work.join(file);
+        cache::write(&patch, text.as_bytes())?;
+        command.arg(&patch);
+    }
     tool::run_logged(&mut command, &log).map_err(QemuError::Build)?;
 
     let ready = work.join("ready");
