@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::{Btf, BtfError};
 use crate::modules::ModuleReader;
+use crate::percpu::Variables;
 use crate::symbols::{Symbols, SymbolsError};
 
 /// A kernel's symbols and tables.
@@ -18,6 +19,8 @@ pub struct Kernel {
     pub exceptions: ExceptionTable,
     /// How to find its modules, or why that can't be done.
     pub modules: Result<ModuleReader, String>,
+    /// Where it has what detours read.
+    pub(crate) variables: Variables,
     /// Whether the blacklist tells all ftrace sites.
     pub(crate) has_ftrace: bool,
 }
@@ -51,12 +54,14 @@ impl Kernel {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
         };
+        let variables = Variables::find(&symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
             symbols,
             blacklist,
             exceptions,
             modules,
+            variables,
             has_ftrace,
         })
     }
@@ -69,6 +74,7 @@ impl Kernel {
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),
             modules: Err("only its symbols are known".to_owned()),
+            variables: Variables::default(),
             has_ftrace: false,
         }
     }

@@ -93,6 +93,16 @@ pub enum Capture {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisterSet(u32);
 
+impl Capture {
+    /// An event with these registers.
+    pub fn of(registers: RegisterSet) -> Self {
+        match registers {
+            RegisterSet::ALL => Self::Full,
+            registers => Self::Registers(registers),
+        }
+    }
+}
+
 impl RegisterSet {
     /// The general registers, by their numbers in instruction encodings, and RFLAGS.
     pub const ALL: Self = Self((1 << 17) - 1);
@@ -104,6 +114,12 @@ impl RegisterSet {
     #[must_use]
     pub fn with(self, number: u8) -> Self {
         Self((self.0 | 1u32.checked_shl(number.into()).unwrap_or(0)) & Self::ALL.0)
+    }
+
+    /// These and those.
+    #[must_use]
+    pub fn and(self, others: Self) -> Self {
+        Self(self.0 | others.0)
     }
 
     /// Whether a register is among them.

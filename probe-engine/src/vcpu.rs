@@ -2,6 +2,7 @@
 
 use crate::addr::{Tsc, VcpuId};
 use crate::paging::{PageTables, PagingModeError};
+use crate::probe::RegisterSet;
 
 /// The general registers, the instruction pointer and the flags.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +29,24 @@ pub struct Registers {
 }
 
 impl Registers {
+    /// These registers and RIP; the others are 0.
+    pub(crate) fn only(&self, wanted: RegisterSet) -> Self {
+        if wanted == RegisterSet::ALL {
+            return *self;
+        }
+        let mut shown = Self {
+            rip: self.rip,
+            ..Self::default()
+        };
+        for number in wanted.numbers() {
+            match number {
+                RegisterSet::FLAGS => shown.rflags = self.rflags,
+                number => *shown.by_number_mut(number) = self.by_number(number),
+            }
+        }
+        shown
+    }
+
     /// The register that instruction encodings call `number` (0 is RAX, 4 is
     /// RSP, 15 is R15; only the low four bits count).
     ///

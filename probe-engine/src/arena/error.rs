@@ -92,3 +92,26 @@ pub enum SlotError<E> {
     #[error("cannot access the arena's memory; check that the VM is still running")]
     Memory(#[from] MemoryError),
 }
+
+/// Why a probe gets no detour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DetourError<E> {
+    /// All addresses that its jump can lead to are taken, or there are none in the arena.
+    #[error(
+        "no free address in the arena fits the jump from {at}; {idle} detours of removed probes can be \
+         reclaimed while the guest is stopped"
+    )]
+    NoAddress {
+        /// The probed instruction.
+        at: GuestVirtAddr,
+        /// How many detours have no user.
+        idle: usize,
+    },
+    /// The code can't be made.
+    #[error("{0}")]
+    Build(E),
+    /// Guest memory can't be accessed.
+    #[error("cannot access the arena's memory; check that the VM is still running")]
+    Memory(#[from] MemoryError),
+}

@@ -12,14 +12,18 @@
 //! page tables through the kernel's direct mapping of physical memory, where the arena's memory isn't.
 //! So the two page directories, all that there is of tables, lie below 1 MiB, which the kernel always
 //! maps (`arch/x86/mm/init.c`, `init_mem_mapping`) and, but for its firmware's part, never uses. All
-//! else is mapped at once, by pages of 2 MiB: what is not used takes no memory of the host's.
+//! else is mapped at once, by pages of 2 MiB: what is not used takes no memory of the host's. Data is
+//! mapped at several addresses, code at one only and never writable.
 //!
 //! The guest can't be trusted with any of this: it may overwrite the entries, the tables and the
 //! data. What is where is therefore kept here and never read back.
 
+mod data;
+mod detours;
 mod error;
 mod reclaim;
 mod slots;
+mod space;
 mod tables;
 
 #[cfg(test)]
@@ -32,9 +36,12 @@ use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
 use crate::symbols::Symbols;
 
-pub use error::{InstallError, SlotError};
+pub use detours::{InDetour, Placed};
+pub use error::{DetourError, InstallError, SlotError};
 pub use slots::{Inside, SLOT_LEN, Slot};
+pub use space::{Placement, Space};
 
+use detours::Detours;
 use slots::{SLOTS, Slots};
 use tables::Tables;
 
@@ -47,6 +54,23 @@ pub const HOLE: Range<GuestVirtAddr> =
 pub const SLOT_AREA: Range<GuestVirtAddr> =
     GuestVirtAddr(HOLE.end.0 - SLOTS as u64 * SLOT_LEN as u64)..HOLE.end;
 
+/// The bottom of the hole: a window for the vCPUs' blocks ([`crate::ring::layout`]), which lie in it at
+/// distances that are the guest's choice.
+pub const BLOCKS: Range<GuestVirtAddr> = HOLE.start..GuestVirtAddr(HOLE.start.0 + (16 << 20));
+
+/// Behind the blocks: the table of the calls that are followed ([`crate::calls::layout`]).
+pub const CALLS: Range<GuestVirtAddr> =
+    BLOCKS.end..GuestVirtAddr(BLOCKS.end.0 + crate::calls::layout::WINDOW);
+
+/// What the calls return to that detours follow: code for all of them. Breakpoints' calls return to an int3
+/// right behind it.
+pub const TRAMPOLINE: GuestVirtAddr =
+    GuestVirtAddr(slots::TRAMPOLINE.address.0 - crate::calls::layout::TRAMPOLINE_LEN);
+
+/// Where the first ring is. Each is there twice in a row, so that what goes past its end is at its
+/// beginning ([`crate::ring::layout::RING_LEN`]).
+pub const RINGS: GuestVirtAddr = GuestVirtAddr(HOLE.start.0 + (256 << 20));
+
 /// The guest physical memory that the arena lives in: nothing else is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
@@ -54,7 +78,8 @@ pub struct Region {
     pub tables: GuestPhysAddr,
     /// What is executed: the top of the hole. The guest need not be able to write there.
     pub code: Part,
-    /// What is written by the guest: the bottom of the hole.
+    /// What is written by the guest: its first 16 MiB are at [`BLOCKS`], the next at [`CALLS`]; the rings
+    /// are from 32 MiB on, one after the other. 64 MiB hold all of it; what shorter memory doesn't hold isn't mapped.
     pub data: Part,
 }
 
@@ -67,13 +92,21 @@ pub struct Part {
     pub len: u64,
 }
 
-/// The memory in the hole, and the slots in it.
+/// A slot or a detour, by its number.
+#[derive(PartialEq, Eq, Hash)]
+enum Owner {
+    Slot(usize),
+    Detour(u32),
+}
+
+/// The memory in the hole, and the slots and detours in it.
 ///
 /// Methods that only look are cheap: [`Arena::slot_at`] is an index into an array.
 #[derive(Debug)]
 pub struct Arena {
     tables: Tables,
     slots: Slots,
+    detours: Detours,
 }
 
 impl Arena {
@@ -100,6 +133,7 @@ impl Arena {
         Ok(Self {
             tables,
             slots: Slots::default(),
+            detours: Detours::new(region.code.len),
         })
     }
 
@@ -158,19 +192,23 @@ impl Arena {
         self.slots.release(slot);
     }
 
-    /// Forgets which instructions in `range` had slots: the text there has gone, and another may
-    /// come to the same addresses. The slots stay as they are until they are reclaimed.
+    /// Forgets which instructions in `range` had slots and detours: the text there has gone, and another
+    /// may come to the same addresses. Both stay as they are until they are reclaimed.
     pub fn discard(&mut self, range: &Range<GuestVirtAddr>) {
         self.slots.discard(range);
+        self.detours.discard(range);
     }
 
-    /// Makes idle slots that nobody can be in free for other instructions, and says how many. Needed
-    /// only when [`Arena::slot`] finds none; it reads all of the guest's memory.
+    /// Makes idle slots and detours that nobody can be in free for other instructions, and says how
+    /// many. Needed only when [`Arena::slot`] or [`Arena::detour`] finds none; it reads all of the
+    /// guest's memory. Numbers of detours are given out again, so what the guest has recorded under
+    /// them has to have been read before.
     ///
     /// Nobody is in a slot if no vCPU is (`rips`) and no aligned 8-byte word of memory (`ram`: start
     /// and length in bytes of each range, multiples of 8) holds an address in it: a task that was interrupted there
     /// has RIP on its kernel stack. A number that only looks like such an address keeps a slot too,
-    /// which does no harm. Call it while the guest is stopped.
+    /// which does no harm. Nor is a detour free that one of the calls that are `followed` began in. Call it
+    /// while the guest is stopped.
     ///
     /// # Errors
     /// Part of the memory can't be read. No slot is freed then.
@@ -179,14 +217,47 @@ impl Arena {
         memory: &dyn GuestMemory,
         ram: &[(GuestPhysAddr, u64)],
         rips: &[u64],
+        followed: &[u32],
     ) -> Result<usize, MemoryError> {
-        let mentioned = reclaim::mentioned(memory, ram, rips)?;
-        Ok(self.slots.free(&mentioned))
+        let mentioned = reclaim::mentioned(memory, ram, rips, |at| self.owner(at))?;
+        let kept = |owner| mentioned.contains(&owner);
+        let slots = self.slots.free(|number| kept(Owner::Slot(number)));
+        let detours = self
+            .detours
+            .free(|number| followed.contains(&number) || kept(Owner::Detour(number)));
+        Ok(slots + detours)
+    }
+
+    /// What an address in the hole belongs to.
+    fn owner(&self, at: GuestVirtAddr) -> Option<Owner> {
+        if !HOLE.contains(&at) {
+            return None;
+        }
+        let detour = || self.detours.number_at(at).map(Owner::Detour);
+        slots::number_at(at).map(Owner::Slot).or_else(detour)
     }
 
     /// What there is at an address, if it is in a slot that has been given out.
     pub fn slot_at(&self, rip: GuestVirtAddr) -> Option<Inside> {
         self.slots.at(rip)
+    }
+
+    /// Writes the code that is at [`TRAMPOLINE`]; whether there is room for it. Nobody may be in it.
+    ///
+    /// # Errors
+    /// The arena isn't memory.
+    pub fn write_trampoline(
+        &self,
+        memory: &dyn GuestMemory,
+        code: &[u8],
+    ) -> Result<bool, MemoryError> {
+        let place = self.to_phys(TRAMPOLINE);
+        let fits = code.len() as u64 <= crate::calls::layout::TRAMPOLINE_LEN;
+        let Some(place) = place.filter(|_| fits) else {
+            return Ok(false);
+        };
+        memory.write(place, code)?;
+        Ok(true)
     }
 
     /// An address with an int3 that is nothing else, for functions to return to. Always the same.

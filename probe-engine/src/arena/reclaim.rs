@@ -1,21 +1,22 @@
-//! Who might still be in a slot.
+//! Who might still be in the arena.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 
-use super::slots::number_at;
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::guest::{GuestMemory, MemoryError};
 
 /// How much memory is read at a time, in bytes.
 const CHUNK: usize = 1 << 16;
 
-/// The numbers of the slots that an instruction pointer or any aligned word of memory points into.
-pub(super) fn mentioned(
+/// All that an instruction pointer or any aligned word of memory points into, by what is at an address.
+pub(super) fn mentioned<T: Eq + Hash>(
     memory: &dyn GuestMemory,
     ram: &[(GuestPhysAddr, u64)],
     rips: &[u64],
-) -> Result<HashSet<usize>, MemoryError> {
-    let number = |word: u64| number_at(GuestVirtAddr(word));
+    what: impl Fn(GuestVirtAddr) -> Option<T>,
+) -> Result<HashSet<T>, MemoryError> {
+    let number = |word: u64| what(GuestVirtAddr(word));
     let mut found: HashSet<_> = rips.iter().copied().filter_map(number).collect();
     let mut buffer = vec![0; CHUNK];
     for (start, len) in ram {

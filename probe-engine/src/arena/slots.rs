@@ -1,11 +1,12 @@
 //! Slots: small pieces of code, each for one instruction.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::error::SlotError;
 use super::{HOLE, SLOT_AREA};
 use crate::addr::GuestVirtAddr;
+use crate::calls::layout;
 
 /// Length of a slot in bytes. The longest code is 21 (an instruction, a byte and a jump); a slot of 32 that
 /// begins at a multiple of 32 also keeps a jump from touching such a border, past which some
@@ -25,7 +26,9 @@ pub struct Slot {
     pub address: GuestVirtAddr,
 }
 
-/// The slot that is never given out, the topmost.
+/// The topmost slots, which are never given out: [`TRAMPOLINE`], and below it the detours' trampoline.
+pub(super) const RESERVED: usize = layout::TRAMPOLINES as usize / SLOT_LEN;
+/// The topmost slot.
 pub(super) const TRAMPOLINE: Slot = Slot::number(0);
 
 impl Slot {
@@ -86,8 +89,7 @@ pub(super) struct Slots {
 impl Default for Slots {
     fn default() -> Self {
         Self {
-            // The trampoline.
-            occupants: vec![None],
+            occupants: std::iter::repeat_with(|| None).take(RESERVED).collect(),
             free: Vec::new(),
             of: BTreeMap::new(),
         }
@@ -160,12 +162,12 @@ impl Slots {
         self.occupants.iter().flatten().filter(idle).count()
     }
 
-    /// Empties the idle slots that aren't among `kept`, and says how many.
-    pub(super) fn free(&mut self, kept: &HashSet<usize>) -> usize {
+    /// Empties the idle slots that aren't `kept`, and says how many.
+    pub(super) fn free(&mut self, kept: impl Fn(usize) -> bool) -> usize {
         let before = self.free.len();
         for (number, place) in self.occupants.iter_mut().enumerate() {
             let idle = place.as_ref().is_some_and(|it| it.users == 0);
-            if idle && !kept.contains(&number) {
+            if idle && !kept(number) {
                 *place = None;
                 self.free.push(number);
             }

@@ -4,6 +4,7 @@
 //! (`level3_kernel_pgt`) and `arch/x86/include/asm/pgtable_types.h` (`_KERNPG_TABLE`,
 //! `__PAGE_KERNEL`, `__PAGE_KERNEL_ROX`).
 
+use super::data;
 use super::error::InstallError;
 use super::{HOLE, Part, Region};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
@@ -69,11 +70,29 @@ impl Tables {
     /// Writes the tables, and points the kernel's at them last.
     pub(super) fn install(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         let region = self.region;
-        let [data, code] = self.directories();
-        memory.write(data, &directory(0, region.data, DATA))?;
+        let mut entries = [[0; PAGE as usize]; OURS.len()];
+        let [data, code] = &mut entries;
+        for stretch in data::stretches(region.data) {
+            map(
+                data,
+                data::entry(stretch.virt),
+                stretch.phys,
+                stretch.len,
+                DATA,
+            );
+        }
         let first = (GIGABYTE - region.code.len) / LARGE_PAGE;
-        memory.write(code, &directory(first as usize, region.code, CODE))?;
-        for (index, directory) in OURS.into_iter().zip([data, code]) {
+        map(
+            code,
+            first as usize,
+            region.code.phys,
+            region.code.len,
+            CODE,
+        );
+        for (directory, entries) in self.directories().into_iter().zip(entries) {
+            memory.write(directory, &entries)?;
+        }
+        for (index, directory) in OURS.into_iter().zip(self.directories()) {
             put(memory, self.kernel, index, directory.0 | TABLE)?;
         }
         Ok(())
@@ -114,11 +133,11 @@ impl Tables {
     /// Where an address in the hole is in physical memory.
     pub(super) fn to_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
         let Region { code, data, .. } = self.region;
-        let within = |part: Part, start: u64| {
-            let offset = at.0.checked_sub(start)?;
-            (offset < part.len).then(|| part.phys.wrapping_add(offset))
-        };
-        within(data, HOLE.start.0).or_else(|| within(code, HOLE.end.0 - code.len))
+        let in_code = at
+            .offset_from(GuestVirtAddr(HOLE.end.0 - code.len))
+            .filter(|offset| *offset < code.len)
+            .map(|offset| code.phys.wrapping_add(offset));
+        in_code.or_else(|| data::stretches(data).find_map(|stretch| stretch.to_phys(at)))
     }
 }
 
@@ -139,15 +158,19 @@ impl Region {
     }
 }
 
-/// A page directory that maps a part of the region from entry `first` on.
-fn directory(first: usize, part: Part, flags: u64) -> [u8; PAGE as usize] {
-    let mut entries = [0; PAGE as usize];
-    let (slots, _) = entries.as_chunks_mut();
-    let pages = (part.phys.0..part.phys.0 + part.len).step_by(LARGE_PAGE as usize);
-    for (slot, page) in slots.iter_mut().skip(first).zip(pages) {
-        *slot = (page | flags).to_le_bytes();
+/// Maps memory by a page directory from entry `first` on.
+fn map(
+    directory: &mut [u8; PAGE as usize],
+    first: usize,
+    phys: GuestPhysAddr,
+    len: u64,
+    flags: u64,
+) {
+    let (entries, _) = directory.as_chunks_mut();
+    let pages = (phys.0..phys.0 + len).step_by(LARGE_PAGE as usize);
+    for (entry, page) in entries.iter_mut().skip(first).zip(pages) {
+        *entry = (page | flags).to_le_bytes();
     }
-    entries
 }
 
 fn kernel_table(image: &ImageMap, symbols: &Symbols) -> Result<GuestPhysAddr, InstallError> {

@@ -1,9 +1,12 @@
 use std::convert::Infallible;
 
+use super::slots::RESERVED;
 use super::*;
+use crate::detour::{Detour, Pattern};
 use crate::guest::testing::TestMemory;
 use crate::image_map::ImageSegment;
 use crate::paging::{PageTables, PagingMode, Translation, WalkError, walk};
+use crate::ring::layout::RING_LEN;
 use crate::symbols::synthetic;
 
 const IMAGE: u64 = synthetic::TEXT;
@@ -119,7 +122,7 @@ fn fill(guest: &Guest, arena: &mut Arena) -> Vec<Slot> {
         match try_slot(guest, arena, IMAGE + all.len() as u64, &[0x90]) {
             Ok(slot) => all.push(slot),
             Err(SlotError::Full { slots, .. }) => {
-                assert_eq!(all.len() + 1, slots);
+                assert_eq!(all.len() + RESERVED, slots);
                 return all;
             }
             Err(error) => panic!("{error}"),
@@ -161,6 +164,62 @@ fn all_of_the_region_is_mapped_at_the_two_ends_of_the_hole() {
         let at = GuestVirtAddr(at);
         assert!(guest.walk(at).is_err(), "{at}");
         assert_eq!(arena.to_phys(at), None);
+    }
+}
+
+#[test]
+fn each_ring_is_mapped_twice_in_a_row_and_blocks_and_calls_once() {
+    const MIB: u64 = 1 << 20;
+    let data = Part {
+        phys: GuestPhysAddr(1 << 30),
+        len: 64 * MIB,
+    };
+    let guest = Guest::new();
+    let arena = guest.install(Region { data, ..REGION }).unwrap();
+    let mut expected = vec![
+        (BLOCKS.start.0, 0, 16 * MIB),
+        (CALLS.start.0, 16 * MIB, 16 * MIB),
+    ];
+    for ring in 0..8 {
+        for round in [0, 4 * MIB] {
+            let at = RINGS.0 + ring * 8 * MIB + round;
+            expected.push((at, 32 * MIB + ring * 4 * MIB, 4 * MIB));
+        }
+    }
+    for at in (HOLE.start.0..HOLE.start.0 + (1 << 30)).step_by(2 * MIB as usize) {
+        let mut found = expected.iter().filter_map(|(virt, offset, len)| {
+            let inside = at.checked_sub(*virt).filter(|inside| inside < len)?;
+            Some(GuestPhysAddr(data.phys.0 + offset + inside))
+        });
+        let phys = found.next();
+        for last in [0, 2 * MIB - 1] {
+            let at = GuestVirtAddr(at + last);
+            let phys = phys.map(|phys| phys.wrapping_add(last));
+            assert_eq!(arena.to_phys(at), phys, "{at}");
+            let page = guest.walk(at).ok();
+            assert_eq!(page.as_ref().map(|page| page.phys), phys, "{at}");
+            assert!(page.is_none_or(|page| page.writable && !page.executable && !page.user));
+        }
+    }
+}
+
+#[test]
+fn memory_that_does_not_hold_a_whole_ring_does_not_map_it() {
+    let guest = Guest::new();
+    for (len, rings) in [(0x220_0000, 0), (0x240_0000, 1), (0x3e0_0000, 7)] {
+        let data = Part {
+            phys: GuestPhysAddr(1 << 30),
+            len,
+        };
+        let arena = guest.install(Region { data, ..REGION }).unwrap();
+        let mapped = |ring: &u64| {
+            let at = RINGS.wrapping_add(ring * 2 * RING_LEN);
+            arena.to_phys(at).is_some() && guest.walk(at).is_ok()
+        };
+        assert_eq!(
+            (0..8).filter(mapped).collect::<Vec<_>>(),
+            (0..rings).collect::<Vec<_>>()
+        );
     }
 }
 
@@ -374,9 +433,9 @@ fn text_that_went_away_gives_its_slots_to_nobody() {
     assert_ne!(new, old);
     assert_eq!(slot(&guest, &mut arena, IMAGE + 0x10, &[0x90]), kept);
     // In use until released, then reclaimed like any other.
-    assert_eq!(arena.reclaim(&guest.memory, &[], &[]), Ok(0));
+    assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(0));
     arena.release(old);
-    assert_eq!(arena.reclaim(&guest.memory, &[], &[]), Ok(1));
+    assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(1));
     assert_eq!(arena.slot_at(old.address), None);
     assert_eq!(slot(&guest, &mut arena, IMAGE + 0x20, &[0x91]), old);
     assert_eq!(guest.code(old.address, 1), [0x91]);
@@ -405,7 +464,7 @@ fn only_slots_that_nobody_can_be_in_are_reclaimed() {
         (GuestPhysAddr(0x1_0000), 0x3_0000),
     ];
     let rips = [0, u64::MAX, IMAGE, address(1, 3)];
-    assert_eq!(arena.reclaim(&guest.memory, &ram, &rips), Ok(3));
+    assert_eq!(arena.reclaim(&guest.memory, &ram, &rips, &[]), Ok(3));
     for (i, slot) in all.iter().enumerate() {
         assert_eq!(arena.slot_at(slot.address).is_some(), i < 5, "{i}");
     }
@@ -423,7 +482,7 @@ fn memory_that_cannot_be_read_frees_nothing() {
     let one = slot(&guest, &mut arena, IMAGE, &[0x90]);
     arena.release(one);
     let beyond = [(GuestPhysAddr(MEMORY as u64 - 0x1000), 0x2000)];
-    assert!(arena.reclaim(&guest.memory, &beyond, &[]).is_err());
+    assert!(arena.reclaim(&guest.memory, &beyond, &[], &[]).is_err());
     assert!(arena.slot_at(one.address).is_some());
 }
 
@@ -438,7 +497,7 @@ fn a_full_slot_area_says_so_and_goes_on_after_reclaiming() {
     }
     let full = try_slot(&guest, &mut arena, 1, &[0x90]).unwrap_err();
     assert!(matches!(full, SlotError::Full { idle: 10, .. }), "{full}");
-    assert_eq!(arena.reclaim(&guest.memory, &[], &[]), Ok(10));
+    assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(10));
     let again = slot(&guest, &mut arena, 1, &[0x90]);
     assert!(all[..10].contains(&again));
 }
@@ -461,8 +520,167 @@ fn a_region_that_is_used_up_says_so_and_keeps_what_there_is() {
         count += 1;
     };
     assert_eq!(refused, SlotError::NoRoom);
-    // One is the trampoline.
-    assert_eq!(count, code.len / SLOT_LEN as u64 - 1);
+    assert_eq!(count, code.len / SLOT_LEN as u64 - RESERVED as u64);
     assert_eq!(guest.code(first.address, 1), [0x90]);
     assert_eq!(slot(&guest, &mut arena, IMAGE, &[0x90]), first);
+}
+
+/// Room for detours below the slots.
+const WITH_DETOURS: Region = Region {
+    code: Part {
+        phys: GuestPhysAddr(0x100_0000),
+        len: 0x100_0000,
+    },
+    ..REGION
+};
+
+fn guest_with_detours() -> (Guest, Arena) {
+    let guest = Guest {
+        memory: TestMemory::new(0x200_0000),
+        ..Guest::new()
+    };
+    guest.put(ROOT + 511 * 8, TABLE_PHYS | 0x63);
+    guest.put(TABLE_PHYS + 510 * 8, 0x5000 | 0x63);
+    guest.put(TABLE_PHYS + 511 * 8, 0x6000 | 0x67);
+    let arena = guest.install(WITH_DETOURS).unwrap();
+    (guest, arena)
+}
+
+/// What a detour at `at` is: its own number and address, and `more`.
+fn detour(number: u32, at: GuestVirtAddr, more: &[u8]) -> Detour {
+    let mut code = number.to_le_bytes().to_vec();
+    code.extend(at.0.to_le_bytes());
+    code.extend(more);
+    Detour {
+        at,
+        code,
+        copies: vec![],
+        full: None,
+    }
+}
+
+fn place(
+    guest: &Guest,
+    arena: &mut Arena,
+    at: u64,
+    more: &[u8],
+) -> Result<Placed, DetourError<Infallible>> {
+    let build = |number, place| Ok(detour(number, place, more));
+    arena.detour(&guest.memory, GuestVirtAddr(at), Pattern::default(), build)
+}
+
+#[test]
+fn a_detour_is_code_between_int3s_that_the_jump_leads_to() {
+    let (guest, mut arena) = guest_with_detours();
+    let first = place(&guest, &mut arena, IMAGE, &[1; 100]).unwrap();
+    let second = place(&guest, &mut arena, IMAGE + 8, &[2; 10]).unwrap();
+    assert_eq!((first.number, second.number), (0, 1));
+    for placed in [&first, &second] {
+        assert_eq!(placed.detour.at, placed.target);
+        let at = guest.code(placed.target, placed.detour.code.len());
+        assert_eq!(at, placed.detour.code);
+    }
+    let by = i32::from_le_bytes(first.jump[1..].try_into().unwrap());
+    assert_eq!(first.jump[0], 0xe9);
+    assert_eq!(
+        (IMAGE + 5).wrapping_add_signed(i64::from(by)),
+        first.target.0
+    );
+    let end = second.target.wrapping_add(second.detour.code.len() as u64);
+    assert_eq!(guest.code(end, 100), [0xcc; 100]);
+    assert_eq!(arena.detours(), (2, 1));
+}
+
+#[test]
+fn a_pattern_without_room_for_the_code_gets_a_jump_to_it() {
+    let (guest, mut arena) = guest_with_detours();
+    let pattern = Pattern::at([1, 2, 3]);
+    let at = GuestVirtAddr(IMAGE);
+    let build = |number, place| Ok::<_, Infallible>(detour(number, place, &[7; 40]));
+    let single = arena.detour(&guest.memory, at, pattern, build);
+    // One address in each 16 MiB: none in these 8, or one.
+    let area = GuestVirtAddr(HOLE.end.0 - 0x100_0000)..SLOT_AREA.start;
+    let windows = pattern.windows(at, area).count();
+    assert_eq!(single.is_ok(), windows == 1);
+}
+
+#[test]
+fn the_same_detour_is_found_again_and_another_is_another() {
+    let (guest, mut arena) = guest_with_detours();
+    let first = place(&guest, &mut arena, IMAGE, &[1]).unwrap();
+    assert_eq!(
+        place(&guest, &mut arena, IMAGE, &[1]).as_ref(),
+        Ok(&first),
+        "while it is in use"
+    );
+    arena.release_detour(first.number);
+    arena.release_detour(first.number);
+    let other = place(&guest, &mut arena, IMAGE, &[2]).unwrap();
+    assert_ne!(other.number, first.number);
+    assert_eq!(place(&guest, &mut arena, IMAGE, &[1]).as_ref(), Ok(&first));
+    arena.discard(&(GuestVirtAddr(IMAGE)..GuestVirtAddr(IMAGE + 1)));
+    let anew = place(&guest, &mut arena, IMAGE, &[1]).unwrap();
+    assert_ne!(anew.number, first.number);
+}
+
+#[test]
+fn an_address_tells_its_detour() {
+    let (guest, mut arena) = guest_with_detours();
+    let placed = place(&guest, &mut arena, IMAGE, &[1; 20]).unwrap();
+    let at = |by: u64| arena.detour_at(placed.target.wrapping_add(by));
+    let inside = |offset| InDetour {
+        number: placed.number,
+        at: GuestVirtAddr(IMAGE),
+        offset,
+    };
+    assert_eq!(at(0), Some(inside(0)));
+    assert_eq!(at(31), Some(inside(31)));
+    assert_eq!((at(32), at(u64::MAX)), (None, None));
+    assert_eq!(arena.slot_at(placed.target), None);
+}
+
+#[test]
+fn only_detours_that_nobody_can_be_in_are_reclaimed() {
+    let (guest, mut arena) = guest_with_detours();
+    let placed: Vec<_> = (0..4)
+        .map(|i| place(&guest, &mut arena, IMAGE + i, &[1; 20]).unwrap())
+        .collect();
+    for placed in &placed[1..] {
+        arena.release_detour(placed.number);
+    }
+    // One is on a stack, one in a vCPU, one in use.
+    guest.put(0x7000, placed[1].target.0 + 5);
+    let ram = [(GuestPhysAddr(0), 0x8000)];
+    let rips = [placed[2].target.0];
+    assert_eq!(arena.reclaim(&guest.memory, &ram, &rips, &[]), Ok(1));
+    assert_eq!(arena.detour_at(placed[3].target), None);
+    for placed in &placed[..3] {
+        assert!(arena.detour_at(placed.target).is_some());
+    }
+    let next = place(&guest, &mut arena, IMAGE + 9, &[1; 20]).unwrap();
+    assert_eq!(
+        (next.number, next.target),
+        (placed[3].number, placed[3].target)
+    );
+}
+
+#[test]
+fn a_detour_that_can_not_be_made_takes_nothing() {
+    let (guest, mut arena) = guest_with_detours();
+    let failed = arena.detour(
+        &guest.memory,
+        GuestVirtAddr(IMAGE),
+        Pattern::default(),
+        |_, _| Err("no"),
+    );
+    assert_eq!(failed, Err(DetourError::Build("no")));
+    let tied = arena.detour(
+        &guest.memory,
+        GuestVirtAddr(IMAGE),
+        Pattern::at([4]),
+        |number, at| Ok::<_, Infallible>(detour(number, at, &[])),
+    );
+    assert!(matches!(tied, Err(DetourError::NoAddress { idle: 0, .. })));
+    assert_eq!(arena.detours(), (0, 0));
+    assert_eq!(place(&guest, &mut arena, IMAGE, &[]).unwrap().number, 0);
 }

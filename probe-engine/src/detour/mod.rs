@@ -1,9 +1,36 @@
 //! Detours: code that a probe's jump leads to. It leaves a record or counts, does the work of the
 //! instructions that the jump has overwritten, and jumps back.
 
+mod condition;
+mod copies;
+mod error;
+mod follow;
+mod frame;
+mod generate;
+mod ground;
+pub mod live;
+mod pun;
+mod record;
+mod refusal;
+mod region;
+mod targets;
+mod trampoline;
+
+#[cfg(test)]
+mod tests;
+
 use crate::addr::GuestVirtAddr;
 use crate::condition::Comparison;
 use crate::probe::Capture;
+
+pub use error::DetourError;
+pub use generate::generate;
+pub use ground::{Ground, is_early, is_free};
+pub use pun::{Pattern, jump};
+pub use refusal::Refusal;
+pub use region::region;
+pub use targets::BranchTargets;
+pub use trampoline::{Trampoline, trampoline};
 
 /// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
 pub const JUMP_LEN: usize = 5;
@@ -55,13 +82,27 @@ pub struct Environment {
     pub pid: Option<u32>,
     /// Where `tgid` is in `task_struct` (32 bits).
     pub tgid: Option<u32>,
+    /// What return probes need.
+    pub following: Option<Following>,
+}
+
+/// What is there for following calls, see [`crate::calls`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Following {
+    /// The table of calls.
+    pub table: GuestVirtAddr,
+    /// The shared code that [`trampoline`] makes: calls that are followed return here.
+    pub trampoline: GuestVirtAddr,
 }
 
 /// What a detour is to do besides the work of its region.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Purpose {
-    /// What a hit leaves behind.
-    pub capture: Capture,
+    /// What a hit leaves behind; `None` if only the call's return is of interest.
+    pub capture: Option<Capture>,
+    /// Whether the call that begins here is followed: the region has to be a function's entry, with RSP at
+    /// the return address.
+    pub follow: Option<Follow>,
     /// What a hit must meet, all of it.
     pub condition: Vec<Comparison>,
     /// Whether a vCPU whose ring is full traps, instead of counting its hit as lost.
@@ -70,6 +111,17 @@ pub struct Purpose {
     pub number: u32,
     /// Its cell in every vCPU's block: of hits when they are only counted, else of lost records.
     pub cell: u32,
+}
+
+/// How a call is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Follow {
+    /// Whether its return leaves a record, instead of being counted.
+    pub records: bool,
+    /// How many calls may be followed at a time.
+    pub limit: u32,
+    /// Whether a vCPU whose ring is full at the return traps.
+    pub lossless: bool,
 }
 
 /// Registers whose values nobody will read any more, by their numbers in instruction encodings, and

@@ -110,7 +110,7 @@ impl Engine {
         if let Some(rips) = rips {
             // Where memory can't be read nothing is given up, and instructions that get no copy
             // are stepped in place.
-            let _freed = arena.reclaim(guest.memory(), &guest.ram(), &rips);
+            let _freed = arena.reclaim(guest.memory(), &guest.ram(), &rips, &[]);
         }
     }
 

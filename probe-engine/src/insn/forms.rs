@@ -41,6 +41,18 @@ impl Prefixes {
     }
 }
 
+/// How many of an instruction's bytes are prefixes, REX among them.
+pub(crate) fn prefixes_len(bytes: &[u8]) -> usize {
+    let is_prefix = |byte: &u8| {
+        matches!(
+            byte,
+            0x66 | 0x67 | 0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x40
+                ..=0x4f
+        )
+    };
+    bytes.iter().take_while(|byte| is_prefix(byte)).count()
+}
+
 /// True for the landing pad of indirect branches, which must stay the first
 /// instruction there.
 pub(crate) fn is_endbr(insn: &Instruction) -> bool {

@@ -25,6 +25,7 @@ use crate::insn::{Code, MAX_LEN, decode};
 
 pub(crate) use continuation::passing;
 pub(crate) use division::Division;
+pub(crate) use place::bound_in_detour;
 pub(crate) use raises::{Raises, Vector};
 
 /// Why an instruction can't be executed elsewhere, as a user reads it.
@@ -107,6 +108,30 @@ pub(crate) fn one(code: &Code, bytes: &[u8], to: GuestVirtAddr) -> Result<Copied
         return Err("its operand can't be addressed from elsewhere");
     }
     Ok(Copied { to, bytes })
+}
+
+/// An instruction that does the same at any address: with an operand addressed by RIP, one that has its
+/// absolute address. Not for branches.
+///
+/// # Errors
+/// The reason why that can't be part of a detour.
+pub(crate) fn anywhere(code: &Code, bytes: &[u8]) -> Result<Vec<u8>, Reason> {
+    if let Some(why) = bound_in_detour(&code.insn) {
+        return Err(why);
+    }
+    let original = bytes
+        .get(..code.insn.len())
+        .ok_or("its bytes are incomplete")?;
+    if !code.insn.is_ip_rel_memory_operand() {
+        return Ok(original.to_vec());
+    }
+    const OTHER: Reason = "its operand has no other form of address";
+    let bytes = absolute(&code.insn, original)?;
+    let copy = decode(&bytes, GuestVirtAddr(code.insn.ip())).map_err(|_| OTHER)?;
+    if copy.insn.len() != bytes.len() || !same(&code.insn, &copy.insn) {
+        return Err(OTHER);
+    }
+    Ok(bytes)
 }
 
 /// `original` with its displacement counted from `to`, if that fits.

@@ -13,25 +13,44 @@ pub(super) fn bound(insn: &Instruction) -> Option<Reason> {
         .or_else(|| records_its_address(insn))
 }
 
+/// Why an instruction can't be part of a detour, if so. What must stay next to its neighbour can, as
+/// long as that comes along; so can branches, other than as they are.
+pub(crate) fn bound_in_detour(insn: &Instruction) -> Option<Reason> {
+    forbidden(insn)
+        .or_else(|| shows_its_address(insn))
+        .or_else(|| changes_the_mode(insn))
+        .or_else(|| records_its_address(insn))
+}
+
 fn branches(insn: &Instruction) -> Option<Reason> {
     match insn.flow_control() {
-        FlowControl::Next => None,
         FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
             Some("it is a relative branch")
         }
         FlowControl::Call | FlowControl::IndirectCall if insn.mnemonic() == Mnemonic::Call => {
             Some("it is a call, which pushes its own address")
         }
-        FlowControl::Call => Some("it leaves for a hypervisor, which would see the copy's address"),
         FlowControl::IndirectBranch | FlowControl::Return => {
             Some("it is a branch, after which a copy can't go on")
         }
+        _ => shows_its_address(insn),
+    }
+}
+
+fn shows_its_address(insn: &Instruction) -> Option<Reason> {
+    match insn.flow_control() {
+        FlowControl::Next
+        | FlowControl::ConditionalBranch
+        | FlowControl::UnconditionalBranch
+        | FlowControl::IndirectBranch
+        | FlowControl::Return => None,
+        FlowControl::Call | FlowControl::IndirectCall if insn.mnemonic() == Mnemonic::Call => None,
+        FlowControl::Call => Some("it leaves for a hypervisor, which would see the copy's address"),
         _ => Some("it raises an exception, which would show the copy's address"),
     }
 }
 
 fn keeps_company(insn: &Instruction) -> Option<Reason> {
-    let loads = |register| insn.op0_kind() == OpKind::Register && insn.op0_register() == register;
     match insn.mnemonic() {
         Mnemonic::Sti | Mnemonic::Stgi => {
             Some("it holds interrupts back for the instruction after it, which a copy hasn't")
@@ -40,6 +59,13 @@ fn keeps_company(insn: &Instruction) -> Option<Reason> {
             Some("it changes which interrupts and debug exceptions there are")
         }
         Mnemonic::Hlt => Some("it waits for an interrupt, which would show the copy's address"),
+        _ => changes_the_mode(insn),
+    }
+}
+
+fn changes_the_mode(insn: &Instruction) -> Option<Reason> {
+    let loads = |register| insn.op0_kind() == OpKind::Register && insn.op0_register() == register;
+    match insn.mnemonic() {
         Mnemonic::Mov
             if [Register::CR0, Register::CR3, Register::CR4]
                 .map(loads)

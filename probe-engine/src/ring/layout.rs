@@ -6,9 +6,10 @@
 //! the block of whatever vCPU executes the instruction, and one instruction without `lock` changes a
 //! word of it: no interrupt and no migration to another vCPU can come in between.
 
-/// The vCPU's ring: how far space is given away. See [`position`].
+/// The vCPU's ring: how far space is given away. See [`position`]. Space behind it is free as long as
+/// what is between [`TAIL`] and the new head is at most [`RING_LEN`].
 pub const HEAD: u64 = 0;
-/// How far the host has read, in the same form.
+/// How far the host has read, in the same form. The host writes it, and remembers it by itself.
 pub const TAIL: u64 = 8;
 /// Counters of 32 bits, one after the other, to the end of the block. They wrap around.
 pub const CELLS: u64 = 64;
@@ -16,8 +17,11 @@ pub const CELLS: u64 = 64;
 pub const CELL: u64 = 4;
 
 /// The lowest bit of a ring's number in [`HEAD`] and [`TAIL`]; below are the bytes since the ring's
-/// beginning, over all rounds.
-pub const RING_SHIFT: u32 = 48;
+/// beginning, over all rounds: more than come together in decades. Whoever gets to another vCPU
+/// between reading a head and changing it finds another number there.
+pub const RING_SHIFT: u32 = 61;
+
+const _: () = assert!(RINGS <= 1 << (u64::BITS - RING_SHIFT));
 
 /// A position in a ring as [`HEAD`] and [`TAIL`] have it.
 pub const fn position(ring: u8, bytes: u64) -> u64 {
@@ -33,18 +37,31 @@ pub const RINGS: u64 = 8;
 
 /// A record begins with its header, written last: 0 until the record is whole. The host clears what it
 /// has read before it gives the space back. Bits 0 to 31: the number of the detour. Bits 32 to 39: the
-/// record's length in words of 8 bytes, the header included. Bits 48 to 63: [`MAGIC`].
+/// record's length in words of 8 bytes, the header included. Bit 40: it is of a call that has returned.
+/// Bits 48 to 63: [`MAGIC`].
 pub const MAGIC: u64 = 0x7670;
 
 /// The words of a record: header, time stamp counter, current task (0 if unknown), then the
-/// registers that were asked for by rising number (16 is RFLAGS).
+/// registers that were asked for by rising number (16 is RFLAGS). The counter is read after the space
+/// has been reserved: what isn't reserved yet is younger than all that has been seen.
 pub const RECORD_TSC: u64 = 8;
 /// See [`RECORD_TSC`].
 pub const RECORD_TASK: u64 = 16;
 /// See [`RECORD_TSC`].
 pub const RECORD_REGISTERS: u64 = 24;
 
+/// A record of a return has all registers, as the caller finds them, and then what the return address was,
+/// the time stamp counter at the function's entry, and all registers there.
+pub const RETURN_CALLER: u64 = RECORD_REGISTERS + 17 * 8;
+/// Words of a return's record.
+pub const RETURN_WORDS: u64 = 3 + 17 + 2 + 17;
+
 /// The header of a record of so many words.
 pub const fn header(detour: u32, words: u8) -> u64 {
     MAGIC << 48 | (words as u64) << 32 | detour as u64
+}
+
+/// The header of a return's record.
+pub const fn return_header(detour: u32) -> u64 {
+    header(detour, RETURN_WORDS as u8) | 1 << 40
 }

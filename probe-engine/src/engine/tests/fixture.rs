@@ -277,7 +277,7 @@ impl Fixture {
     /// How many slots have no user, now that they are made free.
     pub fn reclaim(&self) -> usize {
         match &mut *self.engine.arena() {
-            ArenaState::Installed(arena) => arena.reclaim(&*self.memory, &[], &[]).unwrap(),
+            ArenaState::Installed(arena) => arena.reclaim(&*self.memory, &[], &[], &[]).unwrap(),
             ArenaState::None(why) => panic!("{why}"),
         }
     }

@@ -1,0 +1,347 @@
+//! Detours in the arena: each for one address, for good, until nobody can be in it any more.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::error::DetourError;
+use super::space::{Placement, Space};
+use super::{Arena, HOLE, SLOT_AREA};
+use crate::addr::GuestVirtAddr;
+use crate::detour::{self, Detour, JUMP_LEN, Pattern};
+use crate::guest::{GuestMemory, MemoryError};
+
+const PAGE: usize = 4096;
+const INT3: u8 = 0xcc;
+/// How often a detour is built anew because it got longer at the place that it was given.
+const TRIES: usize = 4;
+
+/// A detour that has been given out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// Its number: small, and no other's as long as there is anything left of it.
+    pub number: u32,
+    /// Where the probe's jump leads: to the detour, or to a jump to it.
+    pub target: GuestVirtAddr,
+    /// The probe's jump.
+    pub jump: [u8; JUMP_LEN],
+    /// The detour itself.
+    pub detour: Arc<Detour>,
+}
+
+/// An address inside a detour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InDetour {
+    /// The detour's number.
+    pub number: u32,
+    /// The instruction that it is for.
+    pub at: GuestVirtAddr,
+    /// How many bytes the address is from the start of its code; 0 also for the jump to it.
+    pub offset: u32,
+}
+
+#[derive(Debug)]
+struct Occupant {
+    at: GuestVirtAddr,
+    target: GuestVirtAddr,
+    detour: Arc<Detour>,
+    /// How often it is given out. An idle one has none.
+    users: usize,
+}
+
+impl Occupant {
+    fn placement(&self) -> Placement {
+        Placement {
+            target: self.target,
+            code: self.detour.at,
+        }
+    }
+}
+
+/// All detours.
+#[derive(Debug)]
+pub(super) struct Detours {
+    space: Space,
+    /// By number.
+    occupants: Vec<Option<Occupant>>,
+    /// Numbers of those that were reclaimed.
+    vacant: Vec<u32>,
+    /// By the probed instruction, several where its bytes or what is wanted of it have changed.
+    of: BTreeMap<GuestVirtAddr, Vec<u32>>,
+    /// Where code or springboards begin: the end, and the number.
+    spans: BTreeMap<GuestVirtAddr, (GuestVirtAddr, u32)>,
+    /// Pages that have been filled.
+    pages: HashSet<u64>,
+}
+
+impl Detours {
+    /// In memory for code of so many bytes.
+    pub(super) fn new(len: u64) -> Self {
+        let start = GuestVirtAddr(HOLE.end.0.saturating_sub(len));
+        Self {
+            space: Space::new(start..SLOT_AREA.start),
+            occupants: Vec::new(),
+            vacant: Vec::new(),
+            of: BTreeMap::new(),
+            spans: BTreeMap::new(),
+            pages: HashSet::new(),
+        }
+    }
+
+    /// The detour that an instruction has or had, for one more use.
+    fn again<E>(
+        &mut self,
+        at: GuestVirtAddr,
+        pattern: Pattern,
+        build: impl Fn(u32, GuestVirtAddr) -> Result<Detour, E>,
+    ) -> Result<Option<Placed>, E> {
+        for number in self.of.get(&at).map_or(&[][..], Vec::as_slice) {
+            let occupant = self.occupants.get_mut(*number as usize);
+            let Some(occupant) = occupant.and_then(Option::as_mut) else {
+                continue;
+            };
+            let Some(jump) = pattern.jump(at, occupant.target) else {
+                continue;
+            };
+            if *occupant.detour == build(*number, occupant.detour.at)? {
+                occupant.users += 1;
+                return Ok(Some(Placed {
+                    number: *number,
+                    target: occupant.target,
+                    jump,
+                    detour: Arc::clone(&occupant.detour),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A number that no detour has. It stays so until it is occupied.
+    fn number(&self) -> Option<u32> {
+        let fresh = || u32::try_from(self.occupants.len()).ok();
+        self.vacant.last().copied().or_else(fresh)
+    }
+
+    /// Builds a detour at a place where it fits.
+    fn build<E>(
+        &mut self,
+        at: GuestVirtAddr,
+        pattern: Pattern,
+        build: impl Fn(GuestVirtAddr) -> Result<Detour, E>,
+    ) -> Result<(Placement, Detour), DetourError<E>> {
+        let no_address = |space: &Self| DetourError::NoAddress {
+            at,
+            idle: space.idle(),
+        };
+        // Its length depends on where it is, but hardly.
+        let mut len = 0;
+        for _ in 0..TRIES {
+            let Some(placement) = self.space.place(at, pattern, len.max(JUMP_LEN)) else {
+                return Err(no_address(self));
+            };
+            let detour = match build(placement.code) {
+                Ok(detour) => detour,
+                Err(error) => {
+                    self.space.undo(placement, len.max(JUMP_LEN));
+                    return Err(DetourError::Build(error));
+                }
+            };
+            let used = detour.code.len();
+            if used <= len && detour.at == placement.code {
+                self.space.shorten(placement.code, len, used);
+                return Ok((placement, detour));
+            }
+            self.space.undo(placement, len.max(JUMP_LEN));
+            len = len.max(used);
+        }
+        Err(no_address(self))
+    }
+
+    /// Makes the number that [`Self::number`] named a detour's, with one user.
+    fn occupy(&mut self, number: u32, at: GuestVirtAddr, placement: Placement, detour: Detour) {
+        if self.vacant.last() == Some(&number) {
+            self.vacant.pop();
+        }
+        let index = number as usize;
+        if self.occupants.len() <= index {
+            self.occupants.resize_with(index + 1, || None);
+        }
+        for (start, len) in parts(placement, detour.code.len()) {
+            let end = start.wrapping_add(len as u64);
+            self.spans.insert(start, (end, number));
+        }
+        self.of.entry(at).or_default().push(number);
+        self.occupants[index] = Some(Occupant {
+            at,
+            target: placement.target,
+            detour: Arc::new(detour),
+            users: 1,
+        });
+    }
+
+    fn release(&mut self, number: u32) {
+        let occupant = self.occupants.get_mut(number as usize);
+        if let Some(occupant) = occupant.and_then(Option::as_mut) {
+            occupant.users = occupant.users.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn discard(&mut self, range: &Range<GuestVirtAddr>) {
+        self.of.retain(|at, _| !range.contains(at));
+    }
+
+    fn idle(&self) -> usize {
+        let idle = |it: &&Occupant| it.users == 0;
+        self.occupants.iter().flatten().filter(idle).count()
+    }
+
+    /// The number of the detour that an address is in.
+    pub(super) fn number_at(&self, rip: GuestVirtAddr) -> Option<u32> {
+        let (_, (end, number)) = self.spans.range(..=rip).next_back()?;
+        (rip < *end).then_some(*number)
+    }
+
+    fn at(&self, rip: GuestVirtAddr) -> Option<InDetour> {
+        let number = self.number_at(rip)?;
+        let occupant = self.occupants.get(number as usize)?.as_ref()?;
+        let offset = rip.offset_from(occupant.detour.at);
+        let inside = offset.filter(|offset| *offset < occupant.detour.code.len() as u64);
+        Some(InDetour {
+            number,
+            at: occupant.at,
+            offset: inside.unwrap_or(0) as u32,
+        })
+    }
+
+    /// Forgets the idle detours that are not among `kept`, and says how many.
+    pub(super) fn free(&mut self, kept: impl Fn(u32) -> bool) -> usize {
+        let mut freed = 0;
+        for (number, place) in (0..).zip(&mut self.occupants) {
+            let idle = place.as_ref().is_some_and(|it| it.users == 0);
+            if !idle || kept(number) {
+                continue;
+            }
+            if let Some(occupant) = place.take() {
+                let (placement, len) = (occupant.placement(), occupant.detour.code.len());
+                for (start, _) in parts(placement, len) {
+                    self.spans.remove(&start);
+                }
+                self.space.remove(placement, len);
+                self.vacant.push(number);
+                freed += 1;
+            }
+        }
+        let occupants = &self.occupants;
+        let there = |number: &u32| matches!(occupants.get(*number as usize), Some(Some(_)));
+        self.of.retain(|_, numbers| {
+            numbers.retain(there);
+            !numbers.is_empty()
+        });
+        freed
+    }
+}
+
+/// The code, and the springboard where there is one: where they are and how long.
+fn parts(placement: Placement, len: usize) -> impl Iterator<Item = (GuestVirtAddr, usize)> {
+    let springboard = placement.target != placement.code;
+    let springboard = springboard.then_some((placement.target, JUMP_LEN));
+    std::iter::once((placement.code, len)).chain(springboard)
+}
+
+impl Arena {
+    /// The detour for the probe at `at`, whose jump has to have `pattern`: the one that it has or had,
+    /// else a new one, with what `build` makes for a number and an address. Each call has to be
+    /// matched by an [`Arena::release_detour`].
+    ///
+    /// Memory in which a detour is doesn't change, so the guest may run; nobody comes to a new one
+    /// before the jump is written. Bytes between detours are int3s.
+    ///
+    /// # Errors
+    /// See [`DetourError`].
+    pub fn detour<E>(
+        &mut self,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+        pattern: Pattern,
+        build: impl Fn(u32, GuestVirtAddr) -> Result<Detour, E>,
+    ) -> Result<Placed, DetourError<E>> {
+        let found = self.detours.again(at, pattern, &build);
+        if let Some(placed) = found.map_err(DetourError::Build)? {
+            return Ok(placed);
+        }
+        let idle = self.detours.idle();
+        let no_address = DetourError::NoAddress { at, idle };
+        let Some(number) = self.detours.number() else {
+            return Err(no_address);
+        };
+        let (placement, detour) = self
+            .detours
+            .build(at, pattern, |place| build(number, place))?;
+        let jump = pattern.jump(at, placement.target);
+        let written = self.write_detour(memory, placement, &detour);
+        let Some(jump) = jump.filter(|_| matches!(written, Ok(true))) else {
+            self.detours.space.undo(placement, detour.code.len());
+            written?;
+            return Err(no_address);
+        };
+        self.detours.occupy(number, at, placement, detour);
+        let occupant = self.detours.occupants.get(number as usize);
+        match occupant.and_then(Option::as_ref) {
+            Some(occupant) => Ok(Placed {
+                number,
+                target: placement.target,
+                jump,
+                detour: Arc::clone(&occupant.detour),
+            }),
+            None => Err(no_address),
+        }
+    }
+
+    /// Ends one use of a detour. Its code stays, because a vCPU or a preempted task may be in it.
+    pub fn release_detour(&mut self, number: u32) {
+        self.detours.release(number);
+    }
+
+    /// What there is at an address, if it is in a detour that has been given out.
+    pub fn detour_at(&self, rip: GuestVirtAddr) -> Option<InDetour> {
+        self.detours.at(rip)
+    }
+
+    /// How many detours there are, and the pages of 4 KiB of the host's memory that they have taken.
+    pub fn detours(&self) -> (usize, usize) {
+        let all = self.detours.occupants.iter().flatten().count();
+        (all, self.detours.pages.len())
+    }
+
+    /// Whether there is memory for it.
+    fn write_detour(
+        &mut self,
+        memory: &dyn GuestMemory,
+        placement: Placement,
+        detour: &Detour,
+    ) -> Result<bool, MemoryError> {
+        let springboard = detour::jump(placement.target, placement.code).unwrap_or_default();
+        for (start, len) in parts(placement, detour.code.len()) {
+            let end = start.wrapping_add(len as u64);
+            let (first, last) = (start.0 / PAGE as u64, (end.0 - 1) / PAGE as u64);
+            for page in first..=last {
+                let Some(phys) = self.to_phys(GuestVirtAddr(page * PAGE as u64)) else {
+                    return Ok(false);
+                };
+                if !self.detours.pages.contains(&page) {
+                    memory.write(phys, &[INT3; PAGE])?;
+                    self.detours.pages.insert(page);
+                }
+            }
+            let Some(phys) = self.to_phys(start) else {
+                return Ok(false);
+            };
+            let bytes = match start == placement.code {
+                true => &detour.code[..],
+                false => &springboard[..],
+            };
+            memory.write(phys, bytes)?;
+        }
+        Ok(true)
+    }
+}

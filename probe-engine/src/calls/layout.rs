@@ -1,0 +1,74 @@
+//! The table of calls: where in the arena's window for it ([`crate::arena::CALLS`]) what is.
+//!
+//! First come the keys, by which a call is found: buckets of as many as a line of the processor's cache
+//! holds, each key the address of a return address, or 0. Then what is counted for each detour. Then,
+//! for each key, the call itself.
+
+/// Buckets there are, a power of two.
+pub const BUCKETS: u64 = 1 << 12;
+/// Keys of a bucket.
+pub const WAYS: u64 = 8;
+/// What the address of a return address is multiplied by; the highest bits of the product are the bucket's
+/// number (Knuth, The Art of Computer Programming, vol. 3, 6.4: 2^64 divided by the golden ratio).
+pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Where the keys are: at the window's beginning.
+pub const KEYS_LEN: u64 = BUCKETS * WAYS * 8;
+
+/// Where the tallies are, by the detours' numbers.
+pub const TALLIES: u64 = 1 << 20;
+/// Bytes of a tally: three counters of 32 bits, changed by several vCPUs at a time.
+pub const TALLY_LEN: u64 = 16;
+/// Calls that are being followed now.
+pub const ACTIVE: u64 = 0;
+/// Calls that weren't followed, and followed ones whose record was lost. It wraps around.
+pub const MISSED: u64 = 4;
+/// Calls that have returned and were only to be counted. It wraps around.
+pub const COUNTED: u64 = 8;
+/// Detours there can be tallies for.
+pub const NUMBERS: u32 = 1 << 18;
+
+/// Where the calls are.
+pub const CALLS: u64 = 8 << 20;
+/// Bytes of a call.
+pub const CALL_LEN: u64 = 256;
+
+/// Where the trampoline goes on to. It may be a trampoline again, where one function has jumped into another.
+pub const CALLER: u64 = 0;
+/// What the return address was before any trampoline's.
+pub const ORIGIN: u64 = 8;
+/// The detour's number, and [`LOSSLESS`] and [`COUNTS`], in 32 bits.
+pub const WORD: u64 = 16;
+/// The time stamp counter at the function's entry.
+pub const ENTRY_TSC: u64 = 24;
+/// The registers at the function's entry by their numbers, 16 is RFLAGS.
+pub const ENTRY: u64 = 32;
+
+/// The part of [`WORD`] that is the detour's number.
+pub const NUMBER: u32 = NUMBERS - 1;
+/// In [`WORD`]: with its ring full the vCPU waits.
+pub const LOSSLESS: u32 = 1 << 30;
+/// In [`WORD`]: the call has no record.
+pub const COUNTS: u32 = 1 << 31;
+
+/// Where from the trampoline's beginning the routine is that detours call.
+pub const ENTER: u64 = 16;
+/// Bytes for the trampoline. Right behind it is the one that breakpoints use.
+pub const TRAMPOLINE_LEN: u64 = 2048 - 32;
+/// A return address from the trampoline's beginning up to here is one of ours.
+pub const TRAMPOLINES: u64 = 2048;
+
+/// Bytes of the window.
+pub const WINDOW: u64 = 16 << 20;
+
+const _: () = {
+    assert!(KEYS_LEN <= TALLIES);
+    assert!(TALLIES + NUMBERS as u64 * TALLY_LEN <= CALLS);
+    assert!(CALLS + BUCKETS * WAYS * CALL_LEN <= WINDOW);
+    assert!(ENTRY + 17 * 8 <= CALL_LEN);
+};
+
+/// The bucket of the call whose return address is at `slot`: its number.
+pub const fn bucket(slot: u64) -> u64 {
+    slot.wrapping_mul(HASH) >> (u64::BITS - BUCKETS.trailing_zeros())
+}

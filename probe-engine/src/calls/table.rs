@@ -1,0 +1,136 @@
+//! The table as the host sees it.
+
+use super::layout::{
+    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, KEYS_LEN, MISSED, NUMBER, NUMBERS, TALLIES,
+    TALLY_LEN, WAYS, WORD,
+};
+use crate::addr::GuestPhysAddr;
+use crate::guest::{GuestMemory, MemoryError};
+use crate::ring::memory::{clear_used, put, word};
+
+/// The table in guest memory. The guest may write anything there; that changes what the guest returns to,
+/// and what is told of its calls, and nothing else.
+#[derive(Debug, Clone, Copy)]
+pub struct Calls {
+    window: GuestPhysAddr,
+}
+
+/// What is counted for one detour, over all vCPUs.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Tally {
+    /// See [`super::layout::ACTIVE`].
+    pub active: u32,
+    /// See [`super::layout::MISSED`].
+    pub missed: u32,
+    /// See [`super::layout::COUNTED`].
+    pub counted: u32,
+}
+
+/// A call in the table. It may have come to its end, if its task has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Its place in the table.
+    index: u64,
+    /// Where its return address is.
+    pub slot: u64,
+    /// What its return address was.
+    pub caller: u64,
+    /// The number of the detour that follows it.
+    pub number: u32,
+}
+
+impl Calls {
+    /// The table in this memory, [`super::layout::WINDOW`] bytes.
+    pub fn new(window: GuestPhysAddr) -> Self {
+        Self { window }
+    }
+
+    /// Makes it empty. Nobody may be using it.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn init(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        clear_used(memory, self.window, KEYS_LEN)?;
+        let len = u64::from(NUMBERS) * TALLY_LEN;
+        clear_used(memory, self.window.wrapping_add(TALLIES), len)
+    }
+
+    /// What was counted for the detours with the numbers below `numbers`.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn tallies(
+        &self,
+        memory: &dyn GuestMemory,
+        numbers: usize,
+    ) -> Result<Vec<Tally>, MemoryError> {
+        let numbers = numbers.min(NUMBERS as usize);
+        let mut bytes = vec![0; numbers * TALLY_LEN as usize];
+        memory.read(self.window.wrapping_add(TALLIES), &mut bytes)?;
+        let (words, _) = bytes.as_chunks::<4>();
+        let (tallies, _) = words.as_chunks::<{ TALLY_LEN as usize / 4 }>();
+        let counter = |words: &[[u8; 4]], at: u64| u32::from_le_bytes(words[at as usize / 4]);
+        let tally = |words: &[[u8; 4]; 4]| Tally {
+            active: counter(words, ACTIVE),
+            missed: counter(words, MISSED),
+            counted: counter(words, COUNTED),
+        };
+        Ok(tallies.iter().map(tally).collect())
+    }
+
+    /// All calls in it. For when the guest stands still.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn under_way(&self, memory: &dyn GuestMemory) -> Result<Vec<Call>, MemoryError> {
+        let mut bytes = vec![0; KEYS_LEN as usize];
+        memory.read(self.window, &mut bytes)?;
+        let (keys, _) = bytes.as_chunks();
+        let used = |(_, key): &(u64, u64)| *key != 0;
+        let keys = keys.iter().map(|key| u64::from_le_bytes(*key));
+        let mut calls = Vec::new();
+        for (index, slot) in (0..).zip(keys).filter(used) {
+            let at = self.call(index);
+            calls.push(Call {
+                index,
+                slot,
+                caller: word(memory, at.wrapping_add(CALLER))?,
+                number: word(memory, at.wrapping_add(WORD))? as u32 & NUMBER,
+            });
+        }
+        Ok(calls)
+    }
+
+    /// Takes a call out of the table, while the guest stands still.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn remove(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
+        let active = self
+            .window
+            .wrapping_add(TALLIES + u64::from(call.number) * TALLY_LEN + ACTIVE);
+        let mut counter = [0; 4];
+        memory.read(active, &mut counter)?;
+        let less = u32::from_le_bytes(counter).saturating_sub(1);
+        memory.write(active, &less.to_le_bytes())?;
+        put(memory, self.window.wrapping_add(call.index * 8), 0)
+    }
+
+    /// Lets a call go on to another caller when it has returned, while the guest stands still.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn set_caller(
+        &self,
+        memory: &dyn GuestMemory,
+        call: &Call,
+        caller: u64,
+    ) -> Result<(), MemoryError> {
+        put(memory, self.call(call.index).wrapping_add(CALLER), caller)
+    }
+
+    fn call(&self, index: u64) -> GuestPhysAddr {
+        let index = index % (BUCKETS * WAYS);
+        self.window.wrapping_add(CALLS + index * CALL_LEN)
+    }
+}

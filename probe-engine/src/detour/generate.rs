@@ -1,0 +1,111 @@
+//! Puts a detour's code together.
+
+use iced_x86::BlockEncoderOptions;
+use iced_x86::code_asm::CodeAssembler;
+
+use super::frame::Needed;
+use super::{
+    Dead, Detour, DetourError, Environment, Follow, Full, Purpose, Region, condition, copies,
+    follow, record,
+};
+use crate::addr::GuestVirtAddr;
+use crate::probe::{Capture, RegisterSet};
+
+/// Generates the detour of a region for the address `at`.
+///
+/// Its length is the same at all addresses that are more than 128 bytes away from the region and from
+/// whatever that branches to.
+///
+/// `dead` says which registers nobody reads any more after the probe; the others keep their values, as
+/// does everything on the stack. What is below RSP doesn't.
+///
+/// # Errors
+/// See [`DetourError`].
+pub fn generate(
+    environment: &Environment,
+    region: &Region,
+    dead: Dead,
+    purpose: &Purpose,
+    at: GuestVirtAddr,
+) -> Result<Detour, DetourError> {
+    let recorded = match purpose.capture {
+        Some(Capture::Full) => Some(RegisterSet::ALL),
+        Some(Capture::Registers(set)) => Some(set),
+        Some(Capture::Count) | None => None,
+    };
+    let live = Needed::live(dead);
+    let by_record = recorded.map_or(live, |set| live.and(set));
+    let followed = purpose.follow.map(Follow::recorded);
+    let needed = followed.map_or(by_record, |set| by_record.and(set));
+
+    let mut a = CodeAssembler::new(64)?;
+    let mut first = a.create_label();
+    let unmet = condition::checks(
+        &mut a,
+        environment,
+        &purpose.condition,
+        (dead, needed),
+        first,
+    )?;
+    if let Some(follow) = purpose.follow {
+        follow::follow(&mut a, environment, purpose.number, follow, by_record)?;
+    }
+    let full = match recorded {
+        Some(set) => Some(record::record(
+            &mut a,
+            environment,
+            purpose.number,
+            set,
+            dead,
+        )?),
+        None if purpose.capture.is_some() => {
+            record::count(&mut a, environment, purpose.cell, dead)?;
+            None
+        }
+        None => None,
+    };
+    let marks = copies::write(&mut a, region, &mut first)?;
+    // What is rare is behind the rest.
+    if let Some(unmet) = unmet {
+        unmet.write(&mut a, first)?;
+    }
+    let trap = match full {
+        Some(full) => full.write(&mut a, purpose.cell, purpose.lossless)?,
+        None => None,
+    };
+
+    let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS
+        | BlockEncoderOptions::RETURN_RELOC_INFOS;
+    let encoded = a.assemble_options(at.0, options)?;
+    // The encoder helps itself with addresses in memory, and this is how it tells.
+    if !encoded.inner.reloc_infos.is_empty() {
+        return Err(DetourError::OutOfReach {
+            at: region.start,
+            detour: at,
+        });
+    }
+    let offsets = &encoded.inner.new_instruction_offsets;
+    let copies = marks
+        .into_iter()
+        .filter_map(|(offset, mark)| Some((offset, *offsets.get(mark)?)))
+        .collect();
+    let full = match trap {
+        Some(labels) => {
+            let offset = |label| {
+                let ip = encoded.label_ip(label)?;
+                Ok::<_, DetourError>(ip.wrapping_sub(at.0) as u32)
+            };
+            Some(Full {
+                trap: offset(&labels.int3)?,
+                gives_up: offset(&labels.gives_up)?,
+            })
+        }
+        None => None,
+    };
+    Ok(Detour {
+        at,
+        code: encoded.inner.code_buffer,
+        copies,
+        full,
+    })
+}

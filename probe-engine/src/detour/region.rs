@@ -1,0 +1,186 @@
+//! Which instructions a jump overwrites, or why it can't.
+
+use std::ops::Range;
+
+use iced_x86::{FlowControl, Instruction, Mnemonic};
+
+use super::{Ground, JUMP_LEN, Refusal, Region};
+use crate::addr::GuestVirtAddr;
+use crate::insn;
+use crate::relocate::bound_in_detour;
+
+const INT3: u8 = 0xcc;
+/// Instructions behind a region that are taken into the detour at most: one `sti` after the other.
+const BEYOND: usize = 4;
+
+/// The region of a jump in the place of the instruction at `at`.
+///
+/// # Errors
+/// Why the instruction has to stay a breakpoint.
+pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, Refusal> {
+    let mut walk = Walk {
+        at,
+        ground,
+        starts: Vec::new(),
+        end: 0,
+        len: 0,
+        goes_on: true,
+    };
+    let mut last = walk.next()?;
+    while walk.len < JUMP_LEN {
+        if !walk.goes_on && walk.skip_padding() {
+            break;
+        }
+        last = walk.next()?;
+    }
+    let end = at.wrapping_add(walk.len as u64);
+    if (ground.is_target)(at.wrapping_add(1)..end) {
+        return Err(Refusal::Branch { at, end });
+    }
+    let overwritten = walk.len;
+    while holds_the_next(&last) {
+        if walk.starts.len() > JUMP_LEN + BEYOND {
+            return Err(walk.bound(&last, "it holds interrupts back over and over"));
+        }
+        last = walk.next()?;
+    }
+    let all = at..at.wrapping_add(walk.len as u64);
+    (ground.is_free)(all)?;
+    let bytes = |range: Range<usize>| ground.text.get(range).unwrap_or_default().to_vec();
+    Ok(Region {
+        start: at,
+        bytes: bytes(0..overwritten),
+        end: walk.end.min(overwritten) as u8,
+        beyond: bytes(overwritten..walk.len),
+        starts: walk.starts_before(overwritten),
+    })
+}
+
+/// One instruction after the other.
+struct Walk<'a> {
+    at: GuestVirtAddr,
+    ground: &'a Ground<'a>,
+    starts: Vec<u8>,
+    /// Where the last instruction ends.
+    end: usize,
+    /// With the padding behind it.
+    len: usize,
+    /// Whether execution goes on behind the last instruction.
+    goes_on: bool,
+}
+
+impl Walk<'_> {
+    fn next(&mut self) -> Result<Instruction, Refusal> {
+        let at = self.at.wrapping_add(self.len as u64);
+        let function_end = self.ground.function_end;
+        let left = function_end.offset_from(at).unwrap_or(0);
+        let bytes = self.ground.text.get(self.len..).unwrap_or_default();
+        if left == 0 {
+            return Err(Refusal::FunctionEnd { end: function_end });
+        }
+        let code = insn::decode(bytes, at).map_err(|_| Refusal::Undecodable { at })?;
+        if code.insn.len() as u64 > left {
+            return Err(Refusal::FunctionEnd { end: function_end });
+        }
+        let insn = code.insn;
+        self.check(&insn, bytes)?;
+        self.starts.push(self.len as u8);
+        self.len += insn.len();
+        self.end = self.len;
+        self.goes_on = !insn::never_falls_through(&insn);
+        Ok(insn)
+    }
+
+    fn check(&self, insn: &Instruction, bytes: &[u8]) -> Result<(), Refusal> {
+        let at = GuestVirtAddr(insn.ip());
+        let text = || insn::text(insn);
+        if bytes.first() == Some(&INT3) {
+            return Err(Refusal::GuestBreakpoint { at });
+        }
+        if insn::is_trap(insn) {
+            let instruction = text();
+            return Err(Refusal::Trap { at, instruction });
+        }
+        if let Some(why) = bound_in_detour(insn) {
+            return Err(self.bound(insn, why));
+        }
+        if (self.ground.expects_fault)(at) {
+            return Err(Refusal::ExpectsFault { at });
+        }
+        if self.len == 0 && waits(insn) {
+            let instruction = text();
+            return Err(Refusal::Waits { instruction });
+        }
+        if self.len > 0 && insn::is_endbr(insn) {
+            // An int3 is no place for an indirect branch to arrive at.
+            let end = GuestVirtAddr(insn.next_ip());
+            return Err(Refusal::Branch { at: self.at, end });
+        }
+        let returns = GuestVirtAddr(insn.next_ip());
+        if is_call(insn) && self.len + insn.len() < JUMP_LEN {
+            return Err(Refusal::Call { at, returns });
+        }
+        Ok(())
+    }
+
+    fn bound(&self, insn: &Instruction, why: &'static str) -> Refusal {
+        Refusal::Bound {
+            at: GuestVirtAddr(insn.ip()),
+            instruction: insn::text(insn),
+            why,
+        }
+    }
+
+    /// Goes past what fills the space behind an instruction that never goes on to it, and says whether
+    /// that makes room enough.
+    fn skip_padding(&mut self) -> bool {
+        let left = self.ground.function_end.offset_from(self.at).unwrap_or(0);
+        while self.len < JUMP_LEN {
+            let at = self.at.wrapping_add(self.len as u64);
+            let Some(bytes) = self.ground.text.get(self.len..) else {
+                return false;
+            };
+            let len = match insn::decode(bytes, at) {
+                Ok(code) if bytes.first() == Some(&INT3) || is_nop(&code.insn) => code.insn.len(),
+                _ => return false,
+            };
+            if (self.len + len) as u64 > left {
+                return false;
+            }
+            self.len += len;
+        }
+        true
+    }
+
+    fn starts_before(&self, end: usize) -> Vec<u8> {
+        let starts = self.starts.iter().copied();
+        starts.filter(|start| usize::from(*start) < end).collect()
+    }
+}
+
+fn is_call(insn: &Instruction) -> bool {
+    matches!(
+        insn.flow_control(),
+        FlowControl::Call | FlowControl::IndirectCall
+    )
+}
+
+fn is_nop(insn: &Instruction) -> bool {
+    insn.mnemonic() == Mnemonic::Nop
+}
+
+/// Whether no interrupt comes before the next instruction is done (SDM vol. 2, STI).
+fn holds_the_next(insn: &Instruction) -> bool {
+    matches!(insn.mnemonic(), Mnemonic::Sti | Mnemonic::Stgi)
+}
+
+/// Whether it waits for an interrupt. Behind `sti` that is safe only while nothing comes in between.
+fn waits(insn: &Instruction) -> bool {
+    matches!(
+        insn.mnemonic(),
+        Mnemonic::Hlt | Mnemonic::Mwait | Mnemonic::Mwaitx
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,337 @@
+//! The code that return probes' detours share: what follows a call, and what the call returns to.
+//!
+//! A call is followed by the task that makes it, so nobody else looks for the same key; but several vCPUs
+//! may want the same free place in a bucket. Interrupts may hit anywhere, and be probed themselves: their
+//! calls have their return addresses elsewhere on the stack.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister32, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr,
+    registers as reg,
+};
+use iced_x86::{BlockEncoderOptions, IcedError};
+
+use super::frame::{Frame, Needed, RSP};
+use super::record::{self, Full as FullRing, Trap};
+use super::{Dead, DetourError, Environment, Following, Full};
+use crate::calls::layout::{
+    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, ENTER, ENTRY, ENTRY_TSC, HASH, LOSSLESS,
+    MISSED, NUMBER, ORIGIN, TALLIES, TALLY_LEN, TRAMPOLINES, WAYS, WORD,
+};
+use crate::probe::RegisterSet;
+use crate::ring::layout;
+
+/// The shared code, right at one address only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trampoline {
+    /// The code. Followed calls return to its beginning.
+    pub code: Vec<u8>,
+    /// What a lossless probe's call comes to with the ring full, as in [`super::Detour::full`]. Then EAX has
+    /// the number of the call's detour.
+    pub full: Full,
+}
+
+/// Generates the code that is shared, for the address [`super::Following::trampoline`].
+///
+/// # Errors
+/// It can't be encoded, or the environment has no table.
+pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> {
+    let following = environment.following.ok_or(DetourError::Unknown {
+        name: "the table of calls",
+    })?;
+    let mut a = CodeAssembler::new(64)?;
+    let mut body = a.create_label();
+    // The processor predicts where a `ret` leads by the calls that it has seen (Intel optimization manual,
+    // 3.4.1.4). The function's `ret` has used its caller's entry up; this call makes up for it. It also
+    // leaves room for the caller's address.
+    a.call(body)?;
+    a.db(&[INT3; ENTER as usize - CALL])?;
+    enter(&mut a, &following)?;
+    a.set_label(&mut body)?;
+    let trap = leave(&mut a, environment, &following)?;
+
+    let encoded = a.assemble_options(
+        following.trampoline.0,
+        BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS,
+    )?;
+    let offset = |label| {
+        let ip = encoded.label_ip(label)?;
+        Ok::<_, DetourError>(ip.wrapping_sub(following.trampoline.0) as u32)
+    };
+    Ok(Trampoline {
+        full: Full {
+            trap: offset(&trap.int3)?,
+            gives_up: offset(&trap.gives_up)?,
+        },
+        code: encoded.inner.code_buffer,
+    })
+}
+
+const INT3: u8 = 0xcc;
+/// Bytes of a call.
+const CALL: usize = 5;
+
+/// Has the table's address.
+const TABLE: AsmRegister64 = reg::r9;
+/// Has the address of the call's bucket of keys.
+const BUCKET: AsmRegister64 = reg::r10;
+/// Has the address of the call's return address.
+const SLOT: AsmRegister64 = reg::r11;
+/// Has the number of the key in the bucket.
+const WAY: AsmRegister64 = reg::rcx;
+
+/// What a detour calls: R11 is the address of a return address; R10's low half is the call's word, its high
+/// half how many calls of the detour may be followed at a time.
+///
+/// RAX is the call's place in the table then, or 0 if it isn't followed. R10, R11 and flags are lost.
+fn enter(a: &mut CodeAssembler, following: &Following) -> Result<(), IcedError> {
+    let [mut nested, mut insert, mut got, mut undo, mut out] = labels(a);
+    let (tally, origin, spare) = (reg::rbx, reg::rsi, reg::rdi);
+    let saved = [TABLE, WAY, tally, origin, spare, reg::rdx];
+    for register in saved {
+        a.push(register)?;
+    }
+    a.mov(TABLE, following.table.0)?;
+    a.mov(reg::edx, reg::r10d)?;
+    a.shr(reg::r10, 32)?;
+    to_tally(a, tally, reg::ebx, reg::edx)?;
+    a.mov(reg::eax, 1)?;
+    a.lock().xadd(dword_ptr(tally + ACTIVE), reg::eax)?;
+    a.cmp(reg::eax, reg::r10d)?;
+    a.jae(undo)?;
+
+    to_bucket(a)?;
+    a.mov(origin, qword_ptr(SLOT))?;
+    a.mov(spare, following.trampoline.0)?;
+    a.mov(reg::rax, origin)?;
+    a.sub(reg::rax, spare)?;
+    a.cmp(reg::rax, TRAMPOLINES as i32)?;
+    a.jb(nested)?;
+
+    // Such a call has not returned, and never will: its task has ended.
+    each_key(a, |a, next| {
+        a.cmp(key(), SLOT)?;
+        a.jne(next)?;
+        to_call(a, spare)?;
+        a.mov(reg::eax, dword_ptr(spare + WORD))?;
+        to_tally(a, spare, reg::edi, reg::eax)?;
+        a.lock().dec(dword_ptr(spare + ACTIVE))?;
+        a.mov(key(), 0)
+    })?;
+
+    a.set_label(&mut insert)?;
+    each_key(a, |a, next| {
+        a.cmp(key(), 0)?;
+        a.jne(next)?;
+        a.xor(reg::eax, reg::eax)?;
+        a.lock().cmpxchg(key(), SLOT)?;
+        a.je(got)
+    })?;
+    a.set_label(&mut undo)?;
+    a.lock().dec(dword_ptr(tally + ACTIVE))?;
+    a.lock().inc(dword_ptr(tally + MISSED))?;
+    a.xor(reg::eax, reg::eax)?;
+    a.set_label(&mut out)?;
+    for register in saved.into_iter().rev() {
+        a.pop(register)?;
+    }
+    a.ret()?;
+
+    a.set_label(&mut got)?;
+    to_call(a, reg::rax)?;
+    a.mov(dword_ptr(reg::rax + WORD), reg::edx)?;
+    a.mov(qword_ptr(reg::rax + ORIGIN), origin)?;
+    a.mov(spare, qword_ptr(SLOT))?;
+    a.mov(qword_ptr(reg::rax + CALLER), spare)?;
+    a.mov(spare, following.trampoline.0)?;
+    a.mov(qword_ptr(SLOT), spare)?;
+    a.jmp(out)?;
+
+    // One function has jumped into another, so that both return at once. Of breakpoints' calls nothing is
+    // known here.
+    a.set_label(&mut nested)?;
+    a.test(reg::rax, reg::rax)?;
+    a.jne(undo)?;
+    each_key(a, |a, next| {
+        a.cmp(key(), SLOT)?;
+        a.jne(next)?;
+        to_call(a, reg::rax)?;
+        a.mov(origin, qword_ptr(reg::rax + ORIGIN))?;
+        a.jmp(insert)
+    })?;
+    a.jmp(undo)
+}
+
+/// What a followed call returns to. RSP is at what was its return address.
+fn leave(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    following: &Following,
+) -> Result<Trap, IcedError> {
+    let [mut chosen, mut counts, mut done, mut lost] = labels(a);
+    let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
+    let mut frame = Frame::default();
+    frame.save_flags(a)?;
+    for number in (0..RegisterSet::FLAGS).filter(|number| *number != RSP) {
+        frame.save(a, number)?;
+    }
+    a.mov(TABLE, following.table.0)?;
+    a.lea(SLOT, qword_ptr(reg::rsp + frame.depth()))?;
+    to_bucket(a)?;
+    a.mov(reg::r13, following.trampoline.0)?;
+    a.xor(reg::ebx, reg::ebx)?;
+    // Of several calls the one goes first that another one has jumped to.
+    each_key(a, |a, next| {
+        a.cmp(key(), SLOT)?;
+        a.jne(next)?;
+        to_call(a, call)?;
+        a.mov(way, WAY)?;
+        a.cmp(qword_ptr(call + CALLER), reg::r13)?;
+        a.je(chosen)
+    })?;
+    a.test(call, call)?;
+    a.je(lost)?;
+    a.set_label(&mut chosen)?;
+    a.mov(reg::rax, qword_ptr(call + CALLER))?;
+    a.mov(qword_ptr(SLOT), reg::rax)?;
+    a.mov(word, dword_ptr(call + WORD))?;
+    to_tally(a, tally, reg::r15d, word)?;
+    a.test(word, word)?;
+    a.js(counts)?;
+    let full = write_record(a, environment, &frame, (call, word), done)?;
+
+    a.set_label(&mut counts)?;
+    a.lock().inc(dword_ptr(tally + COUNTED))?;
+    a.set_label(&mut done)?;
+    a.lock().dec(dword_ptr(tally + ACTIVE))?;
+    a.mov(qword_ptr(BUCKET + way * 8), 0)?;
+    let all = Needed::live(Dead::default());
+    frame.restore(a, all)?;
+    a.ret()?;
+
+    // The guest has destroyed its table: nobody knows where this call came from.
+    a.set_label(&mut lost)?;
+    frame.restore(a, all)?;
+    a.int3()?;
+    when_full(a, full, (word, tally))
+}
+
+/// Writes a return's record and jumps to `done`.
+fn write_record(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    frame: &Frame,
+    (call, word): (AsmRegister64, AsmRegister32),
+    done: CodeLabel,
+) -> Result<FullRing, IcedError> {
+    let (block, record) = (reg::rsi, reg::rdi);
+    let mut full = FullRing::new(a, done, block);
+    a.mov(block, environment.block)?;
+    full.reserve(a, record, layout::RETURN_WORDS * 8)?;
+    record::address(a, environment, block, record)?;
+    a.rdtsc()?;
+    a.shl(reg::rdx, 32)?;
+    a.or(reg::rax, reg::rdx)?;
+    a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
+    match environment.current_task {
+        Some(current) => a.mov(reg::rax, qword_ptr(current).gs())?,
+        None => a.xor(reg::eax, reg::eax)?,
+    }
+    a.mov(qword_ptr(record + layout::RECORD_TASK), reg::rax)?;
+    for (number, to) in (0..=RegisterSet::FLAGS).zip((layout::RECORD_REGISTERS..).step_by(8)) {
+        let kept = match number {
+            RegisterSet::FLAGS => frame.of_flags(),
+            number => frame.of(number),
+        };
+        match kept {
+            Some(kept) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,
+            // As the caller finds it.
+            None => a.lea(reg::rax, qword_ptr(SLOT + 8))?,
+        }
+        a.mov(qword_ptr(record + to), reg::rax)?;
+    }
+    let at_entry = (0..=RegisterSet::FLAGS).map(|number| ENTRY + 8 * u64::from(number));
+    let of_call = [ORIGIN, ENTRY_TSC].into_iter().chain(at_entry);
+    for (from, to) in of_call.zip((layout::RETURN_CALLER..).step_by(8)) {
+        a.mov(reg::rax, qword_ptr(call + from))?;
+        a.mov(qword_ptr(record + to), reg::rax)?;
+    }
+    a.mov(reg::ecx, word)?;
+    a.and(reg::ecx, NUMBER as i32)?;
+    a.mov(reg::rax, layout::return_header(0))?;
+    a.or(reg::rax, reg::rcx)?;
+    a.mov(qword_ptr(record), reg::rax)?;
+    a.jmp(done)?;
+    Ok(full)
+}
+
+/// Writes what happens when the ring is full.
+fn when_full(
+    a: &mut CodeAssembler,
+    mut full: FullRing,
+    (word, tally): (AsmRegister32, AsmRegister64),
+) -> Result<Trap, IcedError> {
+    let mut trap = Trap::new(a);
+    full.check(a)?;
+    a.test(word, LOSSLESS as i32)?;
+    a.je(trap.gives_up)?;
+    a.mov(reg::eax, word)?;
+    a.and(reg::eax, NUMBER as i32)?;
+    full.trap(a, &mut trap)?;
+    a.lock().inc(dword_ptr(tally + MISSED))?;
+    a.jmp(full.done())?;
+    Ok(trap)
+}
+
+fn labels<const N: usize>(a: &mut CodeAssembler) -> [CodeLabel; N] {
+    std::array::from_fn(|_| a.create_label())
+}
+
+/// The key that [`WAY`] says.
+fn key() -> AsmMemoryOperand {
+    qword_ptr(BUCKET + WAY * 8)
+}
+
+/// Does the same for all keys of the bucket; what it is given leads on to the next.
+fn each_key(
+    a: &mut CodeAssembler,
+    code: impl FnOnce(&mut CodeAssembler, CodeLabel) -> Result<(), IcedError>,
+) -> Result<(), IcedError> {
+    let [mut again, mut next] = labels(a);
+    a.xor(reg::ecx, reg::ecx)?;
+    a.set_label(&mut again)?;
+    code(a, next)?;
+    a.set_label(&mut next)?;
+    a.inc(reg::ecx)?;
+    a.cmp(reg::ecx, WAYS as i32)?;
+    a.jne(again)
+}
+
+/// Makes [`BUCKET`] what it is, from [`SLOT`].
+fn to_bucket(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(BUCKET, HASH)?;
+    a.imul_2(BUCKET, SLOT)?;
+    a.shr(BUCKET, u64::BITS - BUCKETS.trailing_zeros())?;
+    a.shl(BUCKET, (WAYS * 8).trailing_zeros())?;
+    a.add(BUCKET, TABLE)
+}
+
+/// Makes a register the address of the call that the key is for.
+fn to_call(a: &mut CodeAssembler, call: AsmRegister64) -> Result<(), IcedError> {
+    a.lea(call, key())?;
+    a.sub(call, TABLE)?;
+    a.shl(call, (CALL_LEN / 8).trailing_zeros())?;
+    a.lea(call, qword_ptr(TABLE + call + CALLS))
+}
+
+/// Makes a register the address of the tally of the detour that a call's word names; `low` is its lower half.
+fn to_tally(
+    a: &mut CodeAssembler,
+    tally: AsmRegister64,
+    low: AsmRegister32,
+    word: AsmRegister32,
+) -> Result<(), IcedError> {
+    a.mov(low, word)?;
+    a.and(low, NUMBER as i32)?;
+    a.shl(low, TALLY_LEN.trailing_zeros())?;
+    a.lea(tally, qword_ptr(TABLE + tally + TALLIES))
+}

@@ -1,0 +1,142 @@
+//! Records, one after the other, in bytes that anybody may have written.
+
+use super::layout;
+use crate::addr::{Tsc, VcpuId};
+use crate::probe::RegisterSet;
+use crate::vcpu::Registers;
+
+/// Words of the shortest record, and of the longest of a hit.
+const WORDS: std::ops::RangeInclusive<usize> = 3..=20;
+
+/// What a detour has left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The vCPU in whose ring it was. It was there when the probe was hit; a task that was preempted
+    /// in the detour may have written the record on another one.
+    pub vcpu: VcpuId,
+    /// The detour's number.
+    pub detour: u32,
+    /// When it was written, in the guest's ticks.
+    pub tsc: Tsc,
+    /// The current task, `task_struct`'s address; 0 if it isn't known.
+    pub task: u64,
+    /// Those registers that it has; the others are 0, and so is RIP.
+    pub registers: Registers,
+    /// The call, if this is of its return.
+    pub call: Option<Box<Call>>,
+}
+
+/// What a return's record tells besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Where it was made from, and returns to.
+    pub caller: u64,
+    /// When it began, in the guest's ticks.
+    pub entry_tsc: Tsc,
+    /// All registers at its beginning but RIP.
+    pub entry: Registers,
+}
+
+/// What follows the records of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Nothing, or the beginning of a record.
+    Cut,
+    /// A record that isn't whole yet.
+    Open,
+    /// No record.
+    Bad,
+}
+
+/// Goes through records until one isn't there, whole and such that `each` takes it. Says how many
+/// bytes they have together, and what follows.
+pub fn walk(bytes: &[u8], mut each: impl FnMut(Header, &[[u8; 8]]) -> bool) -> (usize, End) {
+    let (words, _) = bytes.as_chunks();
+    let mut at = 0;
+    let end = loop {
+        let rest = words.get(at..).unwrap_or_default();
+        let Some(header) = rest.first().map(|word| u64::from_le_bytes(*word)) else {
+            break End::Cut;
+        };
+        if header == 0 {
+            break End::Open;
+        }
+        let Some((header, len)) = Header::read(header) else {
+            break End::Bad;
+        };
+        let Some(record) = rest.get(..len) else {
+            break End::Cut;
+        };
+        if !each(header, record) {
+            break End::Bad;
+        }
+        at += len;
+    };
+    (at * 8, end)
+}
+
+/// What a record's first word tells, besides its length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// The detour's number.
+    pub detour: u32,
+    /// It is of a call that has returned.
+    pub returns: bool,
+}
+
+impl Header {
+    /// It and the record's length in words.
+    fn read(word: u64) -> Option<(Self, usize)> {
+        let (detour, len) = (word as u32, (word >> 32) as u8);
+        let returns = word == layout::return_header(detour);
+        let hit = word == layout::header(detour, len) && WORDS.contains(&len.into());
+        (returns || hit).then_some((Self { detour, returns }, len.into()))
+    }
+}
+
+impl Record {
+    /// Reads the words of a hit's record with these registers, or of a return's, if it has as many.
+    pub(super) fn read(
+        vcpu: VcpuId,
+        header: Header,
+        words: &[[u8; 8]],
+        shape: RegisterSet,
+    ) -> Option<Self> {
+        let mut words = words.iter().skip(1).map(|word| u64::from_le_bytes(*word));
+        let (tsc, task) = (Tsc(words.next()?), words.next()?);
+        let (registers, call) = if header.returns {
+            let registers = read(&mut words, RegisterSet::ALL)?;
+            let call = Call {
+                caller: words.next()?,
+                entry_tsc: Tsc(words.next()?),
+                entry: read(&mut words, RegisterSet::ALL)?,
+            };
+            (registers, Some(Box::new(call)))
+        } else {
+            (read(&mut words, shape)?, None)
+        };
+        let record = Self {
+            vcpu,
+            detour: header.detour,
+            tsc,
+            task,
+            registers,
+            call,
+        };
+        words.next().is_none().then_some(record)
+    }
+}
+
+/// Reads these registers; the others are 0.
+fn read(words: &mut impl Iterator<Item = u64>, shape: RegisterSet) -> Option<Registers> {
+    let mut registers = Registers::default();
+    for number in shape.numbers() {
+        let value = words.next()?;
+        if number == RegisterSet::FLAGS {
+            registers.rflags = value;
+        } else {
+            *registers.by_number_mut(number) = value;
+        }
+    }
+    Some(registers)
+}

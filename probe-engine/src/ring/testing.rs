@@ -1,0 +1,66 @@
+//! What a detour does to a ring, without a guest.
+
+use super::Place;
+use super::layout::{self, RING_LEN};
+use super::memory::{put, word};
+use crate::addr::GuestPhysAddr;
+use crate::guest::{GuestMemory, MemoryError};
+
+/// Writes records into one vCPU's ring, as code on that vCPU does.
+#[derive(Debug, Clone, Copy)]
+pub struct Producer {
+    /// The vCPU's block and ring.
+    pub place: Place,
+}
+
+impl Producer {
+    /// Reserves space for a record of so many words; `None` when the ring is full.
+    ///
+    /// # Errors
+    /// The block isn't memory.
+    pub fn reserve(&self, memory: &dyn GuestMemory, words: u8) -> Result<Option<u64>, MemoryError> {
+        let block = self.place.block;
+        let head = word(memory, block.wrapping_add(layout::HEAD))?;
+        let tail = word(memory, block.wrapping_add(layout::TAIL))?;
+        let new = head.wrapping_add(u64::from(words) * 8);
+        if new.wrapping_sub(tail) > RING_LEN {
+            return Ok(None);
+        }
+        put(memory, block.wrapping_add(layout::HEAD), new)?;
+        Ok(Some(head))
+    }
+
+    /// Writes the words of a record behind its header.
+    ///
+    /// # Errors
+    /// The ring isn't memory.
+    pub fn fill(
+        &self,
+        memory: &dyn GuestMemory,
+        at: u64,
+        words: &[u64],
+    ) -> Result<(), MemoryError> {
+        for (word, offset) in words.iter().zip((8..).step_by(8)) {
+            put(memory, self.phys(at.wrapping_add(offset)), *word)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the header of a record ([`layout::header`], [`layout::return_header`]), which makes it one.
+    ///
+    /// # Errors
+    /// The ring isn't memory.
+    pub fn commit(
+        &self,
+        memory: &dyn GuestMemory,
+        at: u64,
+        header: u64,
+    ) -> Result<(), MemoryError> {
+        put(memory, self.phys(at), header)
+    }
+
+    /// Where a position is in physical memory.
+    pub fn phys(&self, at: u64) -> GuestPhysAddr {
+        self.place.ring.wrapping_add(at % RING_LEN)
+    }
+}
