@@ -1,7 +1,7 @@
 //! What can go wrong between a client and its server.
 
 use thiserror::Error;
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 /// Why a call failed. The text of the variants that carry one comes from the server and says what
 /// to do.
@@ -49,6 +49,9 @@ pub enum ClientError {
     /// A limit of the server is reached.
     #[error("{0}")]
     ResourceExhausted(String),
+    /// The time that was given for an answer is over.
+    #[error("there was no answer in the time given: what was waited for hasn't come about")]
+    Timeout,
     /// The server doesn't know the call.
     #[error("the server doesn't know this call: it may be older than this client ({0})")]
     Unimplemented(String),
@@ -77,6 +80,9 @@ impl From<Status> for ClientError {
             },
             Code::FailedPrecondition => Self::FailedPrecondition(message),
             Code::ResourceExhausted => Self::ResourceExhausted(message),
+            Code::DeadlineExceeded => Self::Timeout,
+            // What tonic makes of a deadline, on both sides.
+            Code::Cancelled if message == TimeoutExpired(()).to_string() => Self::Timeout,
             Code::Unimplemented => Self::Unimplemented(message),
             Code::Unavailable => Self::Disconnected(message),
             // A connection that breaks in mid-call has its cause in the source, not in the code.
@@ -132,6 +138,16 @@ mod tests {
             panic!("not an InvalidArgument");
         };
         assert_eq!(fields, ["vcpus"]);
+    }
+
+    #[test]
+    fn a_deadline_reads_as_such_whoever_notices_it() {
+        for status in [
+            Status::deadline_exceeded("too late"),
+            Status::cancelled("Timeout expired"),
+        ] {
+            assert!(matches!(ClientError::from(status), ClientError::Timeout));
+        }
     }
 
     #[test]

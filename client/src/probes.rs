@@ -5,8 +5,9 @@ use std::time::Duration;
 use tonic::Streaming;
 use vmprobe_proto::v1::{
     ArmProbesRequest, BlacklistEntry, EnableProbesRequest, ListBlacklistRequest,
-    ListBlacklistResponse, ListProbesRequest, ListProbesResponse, Probe, ProbeSpec,
-    RegisterProbesRequest, UnregisterProbesRequest,
+    ListBlacklistResponse, ListProbesRequest, ListProbesResponse, OptimizeProbesRequest, Probe,
+    ProbeSpec, RegisterProbesRequest, SetOptimizationRequest, UnregisterProbesRequest,
+    WaitProbesRequest, WaitProbesResponse,
 };
 
 use crate::{Client, ClientError};
@@ -150,12 +151,85 @@ impl Client {
         Ok(Duration::from_nanos(answer.stopped_ns))
     }
 
+    /// Lets all probes that are named by id or by name become jumps, or none of them. They do so in the
+    /// background: see [`Client::wait_probes`].
+    pub async fn optimize_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<ProbeBatch, ClientError> {
+        self.turn_probes(vm, ids, names, false).await
+    }
+
+    /// Keeps all probes that are named by id or by name breakpoints, or none of them.
+    pub async fn keep_breakpoints(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+    ) -> Result<ProbeBatch, ClientError> {
+        self.turn_probes(vm, ids, names, true).await
+    }
+
+    async fn turn_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+        off: bool,
+    ) -> Result<ProbeBatch, ClientError> {
+        let request = OptimizeProbesRequest {
+            vm: vm.into(),
+            ids,
+            names,
+            off,
+        };
+        let answer = self.probes().optimize_probes(request).await?.into_inner();
+        Ok(ProbeBatch {
+            probes: answer.probes,
+            stopped: Duration::from_nanos(answer.stopped_ns),
+        })
+    }
+
+    /// Makes breakpoints of all of a VM's jumps (`on` is false), or lets probes become jumps again;
+    /// their own options stay as they are. Says how long the guest stood still for it.
+    pub async fn set_optimization(&self, vm: &str, on: bool) -> Result<Duration, ClientError> {
+        let request = SetOptimizationRequest {
+            vm: vm.into(),
+            off: !on,
+        };
+        let answer = self.probes().set_optimization(request).await?.into_inner();
+        Ok(Duration::from_nanos(answer.stopped_ns))
+    }
+
+    /// Waits until it is settled of the probes that are named by id or by name, of all when none is
+    /// named, whether they are jumps.
+    ///
+    /// # Errors
+    /// [`ClientError::Timeout`] when that takes longer than `at_most`.
+    pub async fn wait_probes(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+        at_most: Duration,
+    ) -> Result<WaitProbesResponse, ClientError> {
+        let mut request = tonic::Request::new(WaitProbesRequest {
+            vm: vm.into(),
+            ids,
+            names,
+        });
+        request.set_timeout(at_most);
+        Ok(self.probes().wait_probes(request).await?.into_inner())
+    }
+
     /// The probes of a VM with their counts.
     pub async fn list_probes(&self, vm: &str) -> Result<Vec<Probe>, ClientError> {
         Ok(self.probe_list(vm).await?.probes)
     }
 
-    /// The probes of a VM with their counts, and whether all are disarmed.
+    /// The probes of a VM with their counts, whether all are disarmed, and whether none may be a jump.
     pub async fn probe_list(&self, vm: &str) -> Result<ListProbesResponse, ClientError> {
         let request = ListProbesRequest { vm: vm.into() };
         Ok(self.probes().list_probes(request).await?.into_inner())

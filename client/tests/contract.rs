@@ -93,9 +93,9 @@ async fn probes_of_all_kinds_are_added_listed_and_switched() {
     assert_eq!(
         done.lines(),
         [
-            "0000000000006010  k  vfs_read+0x10    ",
-            "0000000000006000  r  vfs_read+0x0    [DISABLED]",
-            "0000000000008000  w  jiffies+0x0    ",
+            "0000000000006010  k  vfs_read+0x10    [OPTIMIZED]",
+            "0000000000006000  r  vfs_read+0x0    [DISABLED][OPTIMIZED]",
+            "0000000000008000  w  jiffies+0x0    [OPTIMIZED]",
         ]
     );
     assert!(
@@ -139,6 +139,100 @@ async fn a_list_says_first_when_all_probes_are_disarmed() {
         }
     }
     assert_eq!(fake.calls(), ["register", "arm", "arm"]);
+}
+
+#[tokio::test]
+async fn what_hits_are_wanted_for_is_asked_by_words_or_by_arguments() {
+    let (_fake, server) = Fake::with_guest().await;
+    let add = [
+        "probe",
+        "add",
+        "a=vfs_read if=pid==7",
+        "--count",
+        "--no-jump",
+        "--lossless",
+        "--if",
+        "edi == -100 && cpu < 2",
+    ];
+    let done = vmprobe(&server, &add).await;
+    assert_eq!(done.code, Some(0), "{}", done.errors);
+    let words = "count if=pid==7&&edi==-100&&cpu<2 lossless nojump  no ";
+    assert!(done.output.contains(words), "{}", done.output);
+    assert!(done.output.contains("knob: it was asked for"));
+
+    let add = ["probe", "add", "b=vfs_read", "--regs", "rsi,rdi"];
+    let done = vmprobe(&server, &add).await;
+    assert!(done.output.contains("regs=rsi+rdi  yes"), "{}", done.output);
+
+    let done = vmprobe(&server, &["probe", "list", "--json"]).await;
+    let value: Value = serde_json::from_str(done.lines()[0]).unwrap();
+    assert_eq!(value["options"]["capture"], "count");
+    assert_eq!(value["optimization"]["state"], "not");
+
+    let done = vmprobe(&server, &["probe", "add", "vfs_read", "--if", "ah==1"]).await;
+    assert_eq!(done.code, Some(2));
+    assert!(
+        done.errors
+            .ends_with("    vfs_read if=ah==1\n                ^\n"),
+        "{}",
+        done.errors
+    );
+}
+
+#[tokio::test]
+async fn jumps_are_switched_for_one_probe_or_all_and_waited_for() {
+    let (fake, server) = Fake::with_guest().await;
+    vmprobe(&server, &["probe", "add", "a=vfs_read", "b=vfs_read"]).await;
+    let done = vmprobe(&server, &["probe", "optimize", "off", "b"]).await;
+    assert_eq!(done.errors, "vmprobe: the guest stood still for 12.3µs\n");
+    assert!(done.lines()[1].contains("knob: it"), "{}", done.output);
+    let done = vmprobe(&server, &["probe", "list", "--kernel"]).await;
+    assert_eq!(
+        done.lines(),
+        [
+            "0000000000006000  k  vfs_read+0x0    [OPTIMIZED]",
+            "0000000000006000  k  vfs_read+0x0    ",
+        ]
+    );
+
+    for (switch, told) in [("off", true), ("on", false)] {
+        let done = vmprobe(&server, &["probe", "optimize", switch]).await;
+        assert_eq!((done.code, &*done.output), (Some(0), ""));
+        let done = vmprobe(&server, &["probe", "list"]).await;
+        assert_eq!(done.errors.contains("`vmprobe probe optimize on`"), told);
+    }
+
+    let done = vmprobe(&server, &["probe", "wait", "a"]).await;
+    assert_eq!(done.lines().len(), 2, "{}", done.output);
+    let told = "vmprobe: so far 1 probe in 1 batch, the guest stood still for 12.3µs\n";
+    assert_eq!(done.errors, told);
+    let done = vmprobe(&server, &["probe", "wait", "--json"]).await;
+    assert_eq!(done.lines().len(), 2, "{}", done.output);
+
+    vmprobe(&server, &["probe", "add", "slow=vfs_read"]).await;
+    let done = vmprobe(&server, &["probe", "wait", "--timeout", "1"]).await;
+    assert_eq!(done.code, Some(1));
+    assert!(
+        done.errors.contains("still waits after 1 s"),
+        "{}",
+        done.errors
+    );
+    let switches = fake.calls();
+    let switches: Vec<_> = switches
+        .iter()
+        .filter(|call| **call != "register")
+        .collect();
+    assert_eq!(
+        switches,
+        [
+            &"optimize",
+            &"set optimization",
+            &"set optimization",
+            &"wait",
+            &"wait",
+            &"wait"
+        ]
+    );
 }
 
 #[tokio::test]

@@ -72,6 +72,7 @@ mod tests {
             probe_id: 1000,
             vcpu: 7,
             tsc: high,
+            task: high,
             registers: Some(registers),
             ..Default::default()
         };

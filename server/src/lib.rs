@@ -4,6 +4,7 @@
 //! [`Server::bind`] takes an address, [`Server::serve`] answers calls until it is told to end, and
 //! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
 
+mod blocking;
 mod console;
 mod convert;
 pub mod doctor;

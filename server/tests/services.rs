@@ -7,6 +7,7 @@
 )]
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -20,7 +21,9 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use vmprobe_client::v1::probe_spec::{Kind, Place};
-use vmprobe_client::v1::{CreateVmRequest, ProbeSpec, SymbolPlace, Watchpoint};
+use vmprobe_client::v1::{
+    Condition, CreateVmRequest, ProbeOptions, ProbeSpec, SymbolPlace, Watchpoint,
+};
 use vmprobe_client::{Client, ClientError};
 use vmprobe_server::{BindError, Options, ServeError, Server};
 
@@ -102,6 +105,19 @@ async fn every_call_on_an_unknown_vm_is_not_found() {
             .unwrap_err(),
         client.arm_probes("a").await.unwrap_err(),
         client.disarm_probes("a").await.unwrap_err(),
+        client
+            .optimize_probes("a", vec![], vec![])
+            .await
+            .unwrap_err(),
+        client
+            .keep_breakpoints("a", vec![], vec![])
+            .await
+            .unwrap_err(),
+        client.set_optimization("a", true).await.unwrap_err(),
+        client
+            .wait_probes("a", vec![], vec![], Duration::from_secs(10))
+            .await
+            .unwrap_err(),
         client.blacklist("a", "*").await.unwrap_err(),
         client.events("a", vec![]).await.unwrap_err(),
         client.lookup_symbols("a", "*", 0).await.unwrap_err(),
@@ -171,16 +187,30 @@ async fn a_wrong_probe_of_many_is_named_by_its_index_and_field() {
         length: 3,
         reads: false,
     }));
-    let request = CreateVmRequest {
-        kernel: "/nonexistent/vmlinuz".into(),
-        probes,
-        ..CreateVmRequest::default()
+    let mut with_condition = vec![address(0x10); 2];
+    let condition = Condition {
+        operand: "ah".into(),
+        ..Condition::default()
     };
-    let error = running.client().await.create_vm(request).await.unwrap_err();
-    let ClientError::InvalidArgument { fields, .. } = error else {
-        panic!("{error:?}")
-    };
-    assert_eq!(fields, ["probes[1].watchpoint.length"]);
+    with_condition[1].options = Some(ProbeOptions {
+        conditions: vec![condition],
+        ..ProbeOptions::default()
+    });
+    for (probes, field) in [
+        (probes, "probes[1].watchpoint.length"),
+        (with_condition, "probes[1].options.conditions[0].operand"),
+    ] {
+        let request = CreateVmRequest {
+            kernel: "/nonexistent/vmlinuz".into(),
+            probes,
+            ..CreateVmRequest::default()
+        };
+        let error = running.client().await.create_vm(request).await.unwrap_err();
+        let ClientError::InvalidArgument { fields, .. } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(fields, [field]);
+    }
     running.stop().await;
 }
 

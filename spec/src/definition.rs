@@ -3,7 +3,13 @@
 use std::fmt::Write;
 
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
-use vmprobe_proto::v1::{InstructionProbe, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint};
+use vmprobe_proto::v1::{
+    Capture, Condition, InstructionProbe, ProbeOptions, ProbeSpec, ReturnProbe, SymbolPlace,
+    Watchpoint,
+};
+
+use crate::names;
+use crate::reader::options::{AND, NO_REGISTER, RELATIONS};
 
 /// The text of a probe in the kernel's form, such as `p:open do_sys_openat2 post`. [`parse`] reads
 /// the same probe from it, provided that its name and symbol are ones that can be typed.
@@ -45,7 +51,56 @@ pub fn definition(spec: &ProbeSpec) -> String {
         }
     }
     text += if spec.disabled { " disabled" } else { "" };
+    if let Some(options) = &spec.options {
+        for word in option_words(options) {
+            text.push(' ');
+            text += &word;
+        }
+    }
     text
+}
+
+/// The words of a probe's text that ask for its options, such as `count` and `if=pid==100`; none for
+/// the default.
+#[must_use]
+pub fn option_words(options: &ProbeOptions) -> Vec<String> {
+    let mut words = Vec::new();
+    match (options.capture(), &*options.registers) {
+        (Capture::Unspecified | Capture::Full, _) => {}
+        (Capture::Count, _) => words.push("count".to_owned()),
+        (Capture::Registers, []) => words.push(format!("regs={NO_REGISTER}")),
+        (Capture::Registers, names) => words.push(format!("regs={}", names.join("+"))),
+    }
+    let conditions: Vec<String> = options.conditions.iter().map(condition_text).collect();
+    if !conditions.is_empty() {
+        words.push(format!("if={}", conditions.join(AND)));
+    }
+    if options.lossless {
+        words.push("lossless".to_owned());
+    }
+    if options.no_jump {
+        words.push("nojump".to_owned());
+    }
+    words
+}
+
+/// A condition as `if=` has it, such as `edi==0xffffff9c`.
+#[must_use]
+pub fn condition_text(condition: &Condition) -> String {
+    let Condition {
+        operand, constant, ..
+    } = condition;
+    let wanted = condition.relation();
+    let relation = RELATIONS.iter().find(|(_, relation)| *relation == wanted);
+    let relation = relation.map_or("", |(text, _)| text);
+    let number = constant.cast_signed();
+    match condition.signed {
+        true if number < 0 => format!("{operand}{relation}{number}"),
+        true => format!("{operand}{relation}s{number}"),
+        // Numbers that people know by their decimal digits.
+        false if names::register(operand).is_none() => format!("{operand}{relation}{constant}"),
+        false => format!("{operand}{relation}{constant:#x}"),
+    }
 }
 
 fn symbol(text: &mut String, place: &SymbolPlace) {

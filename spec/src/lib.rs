@@ -15,7 +15,20 @@
 //! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | so many bytes; reads and writes |
 //!
 //! Words behind the place: `post` and `fault` ask for those events of an instruction probe as well;
-//! `disabled` registers any probe without arming it.
+//! `disabled` registers any probe without arming it. What its hits are wanted for:
+//!
+//! | word | means |
+//! | --- | --- |
+//! | `count` | hits are counted, without events |
+//! | `regs=rdi+rsi` | events have these registers only; `regs=none` for none |
+//! | `if=edi==0xffffff9c&&pid==100` | only hits that meet all of these; `if=` may be repeated |
+//! | `lossless` | a vCPU whose ring is full waits, instead of losing a jump's record |
+//! | `nojump` | the probe stays a breakpoint |
+//!
+//! A condition compares a register by its name of any width (`rdi`, `edi`, `di`, `dil`), `cpu`, `pid`
+//! or `tgid` with a number, by `==`, `!=`, `<`, `<=`, `>`, `>=`, or `&` (they have a bit in common).
+//! Both are unsigned unless the number is negative (`edi==-100`, `rax<-1`) or the relation ends in
+//! `s`: `eax>s0`.
 //!
 //! A watchpoint's `/LENGTH:ACCESS` is that of `perf record -e mem:ADDRESS/LENGTH:ACCESS`. What ends
 //! in `:w` or `:rw` ends in the access, so a module's symbol of such a name needs one more: `m:rw:w`.
@@ -24,17 +37,21 @@
 
 mod cmdline;
 mod definition;
+pub mod names;
 mod reader;
 
 use thiserror::Error;
 use vmprobe_proto::v1::ProbeSpec;
 
 pub use cmdline::from_cmdline;
-pub use definition::definition;
+pub use definition::{condition_text, definition, option_words};
 
 /// Most calls that a return probe may follow at the same time, as in the kernel
 /// (`KRETPROBE_MAXACTIVE_MAX` in `kernel/trace/trace_kprobe.c`).
 pub const MAXACTIVE_MAX: u32 = 4096;
+
+/// Most conditions of a probe.
+pub const CONDITIONS_MAX: usize = 16;
 
 /// Where and why the text of a probe can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

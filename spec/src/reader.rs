@@ -1,7 +1,12 @@
 //! The reader of one definition.
 
+pub mod options;
+
+use options::Asked;
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
-use vmprobe_proto::v1::{InstructionProbe, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint};
+use vmprobe_proto::v1::{
+    InstructionProbe, ProbeOptions, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint,
+};
 
 use crate::{MAXACTIVE_MAX, SpecError};
 
@@ -33,12 +38,13 @@ impl<'a> Reader<'a> {
         if let Kind::Watchpoint(watch) = &mut kind {
             self.extent(watch)?;
         }
-        let disabled = self.options(&mut kind, &place)?;
+        let Asked { disabled, options } = self.options(&mut kind, &place)?;
         Ok(ProbeSpec {
             name: name.to_owned(),
             place: Some(place),
             kind: Some(kind),
             disabled,
+            options: Some(options).filter(|options| *options != ProbeOptions::default()),
         })
     }
 
@@ -219,35 +225,6 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(())
-    }
-
-    /// The words behind the place; true when one of them is `disabled`.
-    fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<bool, Wrong> {
-        let mut disabled = false;
-        loop {
-            let before = self.at;
-            self.skip_spaces();
-            if self.rest().is_empty() {
-                return Ok(disabled);
-            }
-            if self.at == before {
-                return self.junk(place);
-            }
-            let word = self.word();
-            match (word, &mut *kind) {
-                ("disabled", _) => disabled = true,
-                ("post", Kind::Instruction(probe)) => probe.post = true,
-                ("fault", Kind::Instruction(probe)) => probe.fault = true,
-                ("post" | "fault", _) => {
-                    return self.wrong(&format!("only an instruction's probe has {word} events"));
-                }
-                _ if word.contains(['=', '$', '%', '+', '@', '(']) => {
-                    return self.wrong("probe arguments are not supported yet");
-                }
-                _ => return self.wrong("an option is one of post, fault, disabled"),
-            }
-            self.at += word.len();
-        }
     }
 
     /// Says what is wrong with what stands right behind the place.

@@ -3,7 +3,11 @@
 use serde_json::{Map, Value, json};
 use vmprobe_proto::v1::event::Detail;
 use vmprobe_proto::v1::probe::Kind;
-use vmprobe_proto::v1::{BlacklistEntry, Ending, Event, Exits, Probe, Registers, Symbol, Vm};
+use vmprobe_proto::v1::{
+    BlacklistEntry, Capture, Ending, Event, Exits, Optimization, OptimizationState, Optimizer,
+    Probe, ProbeOptions, Registers, Symbol, Vm,
+};
+use vmprobe_spec::condition_text;
 
 use super::event::{kind_name, vector_name};
 use super::probes::{state, strategy};
@@ -15,6 +19,8 @@ fn hex(value: u64) -> String {
 
 /// A probe; `state` is `armed`, `disabled`, `gone` or `pending`, `kind` is `instruction` (with `post`
 /// and `fault`), `return` (with `maxactive`) or `watchpoint` (with `length` and `reads`).
+/// `optimization` (its `state` is `optimized`, `waiting` or `not`) is null where the server doesn't
+/// tell; `capture` of the `options` is `full`, `registers` or `count`.
 #[must_use]
 pub fn probe_json(probe: &Probe) -> Value {
     let mut value = json!({
@@ -31,6 +37,8 @@ pub fn probe_json(probe: &Probe) -> Value {
         "strategy": strategy(probe),
         "strategy_reason": probe.strategy_reason,
         "instruction": probe.instruction,
+        "options": options_json(&probe.options.clone().unwrap_or_default()),
+        "optimization": probe.optimization.as_ref().map(optimization_json),
     });
     match probe
         .kind
@@ -52,6 +60,48 @@ pub fn probe_json(probe: &Probe) -> Value {
         }
     }
     value
+}
+
+fn options_json(options: &ProbeOptions) -> Value {
+    let capture = match options.capture() {
+        Capture::Unspecified | Capture::Full => "full",
+        Capture::Registers => "registers",
+        Capture::Count => "count",
+    };
+    let conditions: Vec<String> = options.conditions.iter().map(condition_text).collect();
+    json!({
+        "capture": capture,
+        "registers": options.registers,
+        "conditions": conditions,
+        "lossless": options.lossless,
+        "no_jump": options.no_jump,
+    })
+}
+
+fn optimization_json(optimization: &Optimization) -> Value {
+    let state = match optimization.state() {
+        OptimizationState::Optimized => "optimized",
+        OptimizationState::Waiting => "waiting",
+        OptimizationState::Not => "not",
+        OptimizationState::Unspecified => "unknown",
+    };
+    json!({
+        "state": state,
+        "kind": optimization.reason_kind,
+        "reason": optimization.reason,
+    })
+}
+
+/// What turning probes into jumps has cost.
+#[must_use]
+pub fn optimizer_json(optimizer: &Optimizer) -> Value {
+    json!({
+        "batches": optimizer.batches,
+        "probes": optimizer.probes,
+        "stopped_ns": optimizer.stopped_ns,
+        "last_probes": optimizer.last_probes,
+        "last_stopped_ns": optimizer.last_stopped_ns,
+    })
 }
 
 /// Text that can't be probed.
@@ -81,6 +131,8 @@ pub fn vm_json(vm: &Vm) -> Value {
         "ending": vm.ending.as_ref().map(ending_json),
         "exits": vm.exits.as_ref().map(exits_json),
         "arena": vm.arena,
+        "optimizer": vm.optimizer.as_ref().map(optimizer_json),
+        "ring_damage": vm.ring_damage,
     })
 }
 
@@ -127,6 +179,7 @@ pub fn event_json(event: &Event, probe: &str) -> Value {
         "kind": kind_name(event),
         "vcpu": event.vcpu,
         "tsc": event.tsc,
+        "task": hex(event.task),
         "registers": registers_json(&registers),
     });
     match &event.detail {
@@ -182,6 +235,26 @@ mod tests {
         assert_eq!(event["registers"]["rdi"], "0xffff888001234567");
         assert_eq!(event["tsc"], 9);
         assert_eq!(event["probe"], "vfs_read+0x5");
+    }
+
+    #[test]
+    fn a_probe_tells_what_it_captures_and_whether_it_is_a_jump() {
+        let mut probe = samples::probe();
+        assert!(probe_json(&probe)["optimization"].is_null());
+        probe.options = vmprobe_spec::parse("f regs=rdi if=edi==-2")
+            .unwrap()
+            .options;
+        let mut optimization = Optimization {
+            reason_kind: "branch".into(),
+            ..Default::default()
+        };
+        optimization.set_state(OptimizationState::Not);
+        probe.optimization = Some(optimization);
+        let value = probe_json(&probe);
+        assert_eq!(value["options"]["registers"], json!(["rdi"]));
+        assert_eq!(value["options"]["conditions"], json!(["edi==-2"]));
+        assert_eq!(value["optimization"]["state"], "not");
+        assert_eq!(value["optimization"]["kind"], "branch");
     }
 
     #[test]

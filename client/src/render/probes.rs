@@ -1,7 +1,11 @@
 //! Probes, and what can't be probed, as lines of text.
 
+use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe::Kind;
-use vmprobe_proto::v1::{BlacklistEntry, InstructionProbe, Probe, ProbeState, Strategy};
+use vmprobe_proto::v1::{
+    BlacklistEntry, InstructionProbe, OptimizationState, Probe, ProbeState, Strategy,
+};
+use vmprobe_spec::option_words;
 
 use super::table;
 
@@ -19,7 +23,7 @@ pub fn place(probe: &Probe) -> String {
     }
 }
 
-const HEADINGS: [&str; 12] = [
+const HEADINGS: [&str; 15] = [
     "ID",
     "ADDRESS",
     "KIND",
@@ -29,9 +33,12 @@ const HEADINGS: [&str; 12] = [
     "HITS",
     "MISSED",
     "EXITS/HIT",
+    "OPTIONS",
+    "JUMP",
     "STRATEGY",
     "INSTRUCTION",
     "REASON",
+    "WHY NO JUMP",
 ];
 const RIGHT: [usize; 4] = [0, 6, 7, 8];
 
@@ -68,10 +75,44 @@ fn row(probe: &Probe) -> Vec<String> {
         probe.hits.to_string(),
         probe.missed.to_string(),
         exits_a_hit(probe),
+        probe
+            .options
+            .iter()
+            .flat_map(option_words)
+            .collect::<Vec<_>>()
+            .join(" "),
+        optimization(probe).to_owned(),
         strategy(probe).to_owned(),
         probe.instruction.clone(),
         probe.strategy_reason.clone(),
+        why_no_jump(probe),
     ]
+}
+
+/// Whether a probe is a jump; empty where the server doesn't tell.
+fn optimization(probe: &Probe) -> &'static str {
+    match optimization_state(probe) {
+        OptimizationState::Unspecified => "",
+        OptimizationState::Optimized => "yes",
+        OptimizationState::Waiting => "waiting",
+        OptimizationState::Not => "no",
+    }
+}
+
+pub(super) fn optimization_state(probe: &Probe) -> OptimizationState {
+    let optimization = probe.optimization.as_ref();
+    optimization.map_or(OptimizationState::Unspecified, v1::Optimization::state)
+}
+
+/// `KIND: REASON`
+fn why_no_jump(probe: &Probe) -> String {
+    match &probe.optimization {
+        Some(told) if !told.reason_kind.is_empty() => {
+            format!("{}: {}", told.reason_kind, told.reason)
+        }
+        Some(told) => told.reason.clone(),
+        None => String::new(),
+    }
 }
 
 /// As the probe's definition has it: `p`, `p post fault`, `r64`, `w/8:rw`.
@@ -150,6 +191,11 @@ fn kernel_line(probe: &Probe) -> String {
         ProbeState::Disabled => "[DISABLED]",
         ProbeState::Armed | ProbeState::Pending | ProbeState::Unspecified => "",
     };
+    let jump = match optimization_state(probe) {
+        OptimizationState::Optimized => "[OPTIMIZED]",
+        _ => "",
+    };
+    let state = format!("{state}{jump}");
     let address = probe.address;
     if probe.symbol.is_empty() {
         return format!("{address:016x}  {letter}  {address:#x} {state}");
@@ -180,7 +226,7 @@ pub fn blacklist_line(entry: &BlacklistEntry) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_proto::v1::{ReturnProbe, Watchpoint};
+    use vmprobe_proto::v1::{Optimization, ReturnProbe, Watchpoint};
 
     use super::super::samples;
     use super::*;
@@ -226,6 +272,40 @@ mod tests {
         );
     }
 
+    fn with_optimization(state: OptimizationState, kind: &str, reason: &str) -> Probe {
+        let mut optimization = Optimization {
+            reason_kind: kind.into(),
+            reason: reason.into(),
+            ..Default::default()
+        };
+        optimization.set_state(state);
+        Probe {
+            optimization: Some(optimization),
+            ..samples::probe()
+        }
+    }
+
+    #[test]
+    fn a_list_shows_which_probes_are_jumps_and_why_the_others_are_not() {
+        let mut counting = with_optimization(OptimizationState::Optimized, "", "");
+        counting.options = vmprobe_spec::parse("f count if=pid==100").unwrap().options;
+        let lines = probe_list(&[
+            counting,
+            with_optimization(OptimizationState::Waiting, "", ""),
+            with_optimization(OptimizationState::Not, "branch", "0x5 jumps there"),
+        ]);
+        for (line, parts) in lines.iter().zip([
+            &["EXITS/HIT  OPTIONS", "JUMP     STRATEGY", "WHY NO JUMP"][..],
+            &["1.00  count if=pid==100  yes      emulate"],
+            &["waiting  emulate"],
+            &["no       emulate", "branch: 0x5 jumps there"],
+        ]) {
+            for part in parts {
+                assert!(line.contains(part), "{line}");
+            }
+        }
+    }
+
     #[test]
     fn exits_a_hit_are_exact_and_never_overflow() {
         let mut probe = samples::probe();
@@ -254,10 +334,12 @@ mod tests {
         nameless.set_state(ProbeState::Disabled);
         let mut pending = plain.clone();
         pending.set_state(ProbeState::Pending);
+        let jump = with_optimization(OptimizationState::Optimized, "", "");
         assert_eq!(
-            kernel_list(&[plain, gone, nameless, pending]),
+            kernel_list(&[plain, jump, gone, nameless, pending]),
             [
                 "ffffffff812f0c15  k  vfs_read+0x5    ",
+                "ffffffff812f0c15  k  vfs_read+0x5    [OPTIMIZED]",
                 "ffffffff812f0c15  r  vfs_read+0x5  ext4 [GONE]",
                 "ffffffff812f0c15  w  0xffffffff812f0c15 [DISABLED]",
             ]

@@ -1,6 +1,8 @@
 //! VMs and symbols as lines of text.
 
-use vmprobe_proto::v1::{Ending, EndingKind, Exits, Registers, Symbol, Vm, VmState};
+use std::time::Duration;
+
+use vmprobe_proto::v1::{Ending, EndingKind, Exits, Optimizer, Registers, Symbol, Vm, VmState};
 
 use super::table;
 
@@ -66,7 +68,8 @@ pub(super) fn ending_kind(ending: &Ending) -> &'static str {
     }
 }
 
-/// What a list of VMs has no room for: the arena and the exits, where the server tells of them.
+/// What a list of VMs has no room for: the arena, the exits and the jumps, where the server tells of
+/// them.
 #[must_use]
 pub fn vm_details(vm: &Vm) -> Vec<String> {
     let mut lines = Vec::new();
@@ -77,7 +80,37 @@ pub fn vm_details(vm: &Vm) -> Vec<String> {
         let counts = named_exits(exits).map(|(name, count)| format!("{name} {count}"));
         lines.push(format!("exits   {}", counts.join(", ")));
     }
+    if let Some(done) = &vm.optimizer
+        && done.batches > 0
+    {
+        lines.push(format!("jumps   {}", optimizer(done)));
+    }
+    if vm.ring_damage > 0 {
+        let times = vm.ring_damage;
+        lines.push(format!(
+            "damage  the guest has written over its own events, seen {times} times"
+        ));
+    }
     lines
+}
+
+/// What turning probes into jumps has cost, such as `1000 probes in 1 batch, the guest stood still for
+/// 1.2ms`.
+#[must_use]
+pub fn optimizer(done: &Optimizer) -> String {
+    let Optimizer {
+        batches, probes, ..
+    } = done;
+    let stopped = Duration::from_nanos(done.stopped_ns);
+    let probes = match probes {
+        1 => "1 probe".to_owned(),
+        probes => format!("{probes} probes"),
+    };
+    let batches = match batches {
+        1 => "1 batch".to_owned(),
+        batches => format!("{batches} batches"),
+    };
+    format!("{probes} in {batches}, the guest stood still for {stopped:.1?}")
 }
 
 pub(super) fn named_exits(exits: &Exits) -> [(&'static str, u64); 7] {
@@ -145,6 +178,25 @@ mod tests {
         end.exit_code = 101;
         end.detail = "no init found".into();
         assert_eq!(ending(&end), "panic (exit 101): no init found");
+    }
+
+    #[test]
+    fn a_vm_tells_what_its_jumps_have_cost_once_there_are_some() {
+        let mut vm = Vm {
+            optimizer: Some(Optimizer::default()),
+            ..Default::default()
+        };
+        assert!(vm_details(&vm).is_empty());
+        vm.optimizer = Some(Optimizer {
+            batches: 1,
+            probes: 1000,
+            stopped_ns: 1_234_567,
+            ..Default::default()
+        });
+        assert_eq!(
+            vm_details(&vm),
+            ["jumps   1000 probes in 1 batch, the guest stood still for 1.2ms"]
+        );
     }
 
     #[test]

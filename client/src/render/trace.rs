@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 use vmprobe_proto::v1::event::Detail;
-use vmprobe_proto::v1::{Event, EventKind, Fault, Probe, Registers, Return};
+use vmprobe_proto::v1::{Capture, Event, EventKind, Probe, Registers, Return};
 
 use super::event::{fault_text, kind_name, returned_text};
 use super::event_json;
+use super::text::named_registers;
 
 /// Addresses whose symbols are kept. A guest that makes up more only loses their names.
 const SYMBOLS_MAX: usize = 1 << 16;
@@ -27,6 +28,8 @@ struct Known {
     name: String,
     /// The probed function; empty where it isn't known.
     symbol: String,
+    /// The registers that its events have, if those aren't all.
+    registers: Option<Vec<String>>,
 }
 
 impl Tracer {
@@ -46,6 +49,7 @@ impl Tracer {
             let known = Known {
                 name: probe.name.clone(),
                 symbol: probe.symbol.clone(),
+                registers: chosen_registers(probe),
             };
             self.probes.insert(probe.id, known);
         }
@@ -63,7 +67,7 @@ impl Tracer {
         let id = event.probe_id;
         let known = || Known {
             name: format!("#{id}"),
-            symbol: String::new(),
+            ..Known::default()
         };
         self.probes.entry(id).or_insert_with(known);
     }
@@ -97,8 +101,9 @@ impl Tracer {
     }
 
     /// One event: seconds since the first one (where the counter's frequency is known), probe, vCPU,
-    /// time stamp, what happened unless that is a plain hit, and registers: those of the first three
-    /// arguments of a C function, of a return those it was called with.
+    /// time stamp, what happened unless that is a plain hit, and registers: those that the probe
+    /// chooses, or those of the first three arguments of a C function, of a return those it was called
+    /// with.
     pub fn line(&mut self, event: &Event) -> String {
         let first = *self.first.get_or_insert(event.tsc);
         let time = if self.tsc_hz == 0 {
@@ -120,16 +125,47 @@ impl Tracer {
     fn happened(&self, event: &Event) -> String {
         let registers = event.registers.unwrap_or_default();
         match (kind_name(event), &event.detail) {
-            ("fault", Some(Detail::Fault(fault))) => fault_line(fault, &registers),
+            ("fault", Some(Detail::Fault(fault))) => {
+                format!(
+                    "fault  {}  {}",
+                    fault_text(fault),
+                    self.shown(event, &registers)
+                )
+            }
             ("return", Some(Detail::Return(returned))) => {
                 self.return_line(event, returned, registers.rax)
             }
             ("access", _) => format!("access  before {}", self.place(registers.rip)),
-            ("post", _) => format!("post  rax={:#x} {}", registers.rax, arguments(&registers)),
-            ("pre", _) => arguments(&registers),
+            ("post", _) => self.post_line(event, &registers),
+            ("pre", _) => self.shown(event, &registers),
             // A server that leaves the details out.
-            (kind, _) => format!("{kind}  {}", arguments(&registers)),
+            (kind, _) => format!("{kind}  {}", self.shown(event, &registers)),
         }
+    }
+
+    fn post_line(&self, event: &Event, registers: &Registers) -> String {
+        let shown = self.shown(event, registers);
+        match self.chosen(event) {
+            None => format!("post  rax={:#x} {shown}", registers.rax),
+            Some(_) => format!("post  {shown}"),
+        }
+    }
+
+    /// The names of the registers that the event has, if those aren't all.
+    fn chosen(&self, event: &Event) -> Option<&[String]> {
+        self.probes.get(&event.probe_id)?.registers.as_deref()
+    }
+
+    fn shown(&self, event: &Event, registers: &Registers) -> String {
+        let Some(chosen) = self.chosen(event) else {
+            return arguments(registers);
+        };
+        let all = named_registers(registers).into_iter();
+        let shown = all.filter(|(name, _)| chosen.iter().any(|chosen| chosen == name));
+        let shown: Vec<String> = shown
+            .map(|(name, value)| format!("{name}={value:#x}"))
+            .collect();
+        shown.join(" ")
     }
 
     /// In ftrace's manner: `r: caller <- function`, value, duration, the registers at the entry.
@@ -144,13 +180,16 @@ impl Tracer {
             None => String::new(),
         };
         let entry = match &returned.entry {
-            Some(entry) => format!("  {}", arguments(entry)),
+            Some(entry) => format!("  {}", self.shown(event, entry)),
             None => String::new(),
         };
         format!(
             "r: {} <- {function}  ret={}{duration}{entry}",
             self.place(returned.caller),
-            returned_text(value)
+            match self.chosen(event) {
+                Some(chosen) if !has_result(chosen) => "?".to_owned(),
+                _ => returned_text(value),
+            }
         )
     }
 
@@ -167,10 +206,23 @@ impl Tracer {
         }
     }
 
-    /// One event as JSON, with the symbol of its address and its duration where they are known.
+    /// One event as JSON, with the symbol of its address and its duration where they are known, and
+    /// without the registers that its probe doesn't choose.
     #[must_use]
     pub fn json(&self, event: &Event) -> Value {
         let mut value = event_json(event, self.name(event));
+        if let Some(chosen) = self.chosen(event) {
+            for registers in ["/registers", "/return/entry_registers"] {
+                if let Some(registers) = value.pointer_mut(registers) {
+                    keep_registers(registers, chosen);
+                }
+            }
+            if let Some(returned) = value.pointer_mut("/return/value")
+                && !has_result(chosen)
+            {
+                *returned = Value::Null;
+            }
+        }
         match &event.detail {
             Some(Detail::Return(returned)) => {
                 let value = &mut value["return"];
@@ -199,8 +251,22 @@ fn arguments(registers: &Registers) -> String {
     format!("rdi={rdi:#x} rsi={rsi:#x} rdx={rdx:#x}")
 }
 
-fn fault_line(fault: &Fault, registers: &Registers) -> String {
-    format!("fault  {}  {}", fault_text(fault), arguments(registers))
+/// The names of the registers that a probe's events have, if those aren't all.
+fn chosen_registers(probe: &Probe) -> Option<Vec<String>> {
+    let options = probe.options.as_ref()?;
+    (options.capture() == Capture::Registers).then(|| options.registers.clone())
+}
+
+/// Whether a function's result is among these registers.
+fn has_result(chosen: &[String]) -> bool {
+    chosen.iter().any(|name| name == "rax")
+}
+
+/// Takes away from registers what an event doesn't have; RIP is always there.
+fn keep_registers(registers: &mut Value, chosen: &[String]) {
+    if let Some(registers) = registers.as_object_mut() {
+        registers.retain(|name, _| name == "rip" || chosen.contains(name));
+    }
 }
 
 /// `tsc - first` in seconds with microseconds. Negative where the vCPUs' events came out of order.
@@ -216,6 +282,8 @@ fn seconds(tsc: u64, first: u64, hz: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use vmprobe_proto::v1::Fault;
+
     use super::super::samples;
     use super::*;
 
@@ -266,6 +334,38 @@ mod tests {
         assert_eq!(json["return"]["duration_ns"], 3141);
         assert_eq!(json["return"]["value"], "0xfffffffffffffffe");
         assert_eq!(json["return"]["entry_registers"]["rdi"], "0x1");
+    }
+
+    #[test]
+    fn only_the_registers_that_a_probe_chooses_are_shown() {
+        let mut tracer = Tracer::new(0);
+        let mut probe = samples::probe();
+        probe.options = vmprobe_spec::parse("f regs=rsi+rdi").unwrap().options;
+        tracer.learn(std::slice::from_ref(&probe));
+        let mut event = samples::event(1);
+        let line = tracer.line(&event);
+        let registers = "tsc 1  rsi=0x7ffc0000 rdi=0xffff888001234567";
+        assert!(line.ends_with(registers), "{line}");
+        event.set_kind(EventKind::Post);
+        assert!(!tracer.line(&event).contains("rax"));
+        let json = tracer.json(&event);
+        let names: Vec<&String> = json["registers"].as_object().unwrap().keys().collect();
+        assert_eq!(names, ["rip", "rsi", "rdi"]);
+        assert!(json.get("return").is_none());
+
+        let event = returned(0x1000);
+        assert!(
+            tracer.line(&event).contains("ret=?  "),
+            "{}",
+            tracer.line(&event)
+        );
+        let json = tracer.json(&event);
+        assert!(json["return"]["value"].is_null());
+        assert!(json["return"]["entry_registers"].get("rdx").is_none());
+
+        probe.options = vmprobe_spec::parse("f regs=none").unwrap().options;
+        tracer.learn(&[probe]);
+        assert!(tracer.line(&samples::event(1)).ends_with("tsc 1  "));
     }
 
     #[test]

@@ -36,6 +36,7 @@ struct State {
     vm: Option<Vm>,
     probes: Vec<Probe>,
     disarmed: bool,
+    optimization_off: bool,
     /// Calls, in their order, for tests that ask what the client did.
     calls: Vec<&'static str>,
     ending: Option<Ending>,
@@ -134,6 +135,9 @@ impl State {
                     false => ProbeState::Armed,
                 });
             }
+            probe.options.clone_from(&spec.options);
+            let off = spec.options.as_ref().is_some_and(|options| options.no_jump);
+            probe.optimization = Some(optimization(!off));
             probe.kind = spec.kind.map(|kind| match kind {
                 probe_spec::Kind::Instruction(kind) => probe::Kind::InstructionProbe(kind),
                 probe_spec::Kind::Return(kind) => probe::Kind::ReturnProbe(kind),
@@ -330,6 +334,7 @@ impl ProbeService for Fake {
         Ok(Response::new(ListProbesResponse {
             probes: state.probes.clone(),
             disarmed: state.disarmed,
+            optimization_off: state.optimization_off,
         }))
     }
 
@@ -357,6 +362,59 @@ impl ProbeService for Fake {
     async fn arm_probes(&self, request: Request<ArmProbesRequest>) -> Answer<ArmProbesResponse> {
         self.called("arm").disarmed = request.into_inner().disarm;
         Ok(Response::new(ArmProbesResponse { stopped_ns: 0 }))
+    }
+
+    async fn optimize_probes(
+        &self,
+        request: Request<OptimizeProbesRequest>,
+    ) -> Answer<OptimizeProbesResponse> {
+        let request = request.into_inner();
+        let mut state = self.called("optimize");
+        let mut probes = Vec::new();
+        for at in state.chosen(&request.ids, &request.names)? {
+            state.probes[at].optimization = Some(optimization(!request.off));
+            probes.push(state.probes[at].clone());
+        }
+        Ok(Response::new(OptimizeProbesResponse {
+            probes,
+            stopped_ns: 12_345,
+        }))
+    }
+
+    async fn set_optimization(
+        &self,
+        request: Request<SetOptimizationRequest>,
+    ) -> Answer<SetOptimizationResponse> {
+        self.called("set optimization").optimization_off = request.into_inner().off;
+        Ok(Response::new(SetOptimizationResponse {
+            stopped_ns: 12_345,
+        }))
+    }
+
+    /// A probe called `slow` waits for ever.
+    async fn wait_probes(&self, request: Request<WaitProbesRequest>) -> Answer<WaitProbesResponse> {
+        let WaitProbesRequest { ids, names, .. } = request.into_inner();
+        let probes = {
+            let state = self.called("wait");
+            let chosen = state.chosen(&ids, &names)?;
+            let all = ids.is_empty() && names.is_empty();
+            let probes = state.probes.iter().enumerate();
+            let probes = probes.filter(|(at, _)| all || chosen.contains(at));
+            probes.map(|(_, probe)| probe.clone()).collect::<Vec<_>>()
+        };
+        if probes.iter().any(|probe| probe.name == "slow") {
+            std::future::pending::<()>().await;
+        }
+        let optimizer = Optimizer {
+            batches: 1,
+            probes: probes.len() as u64,
+            stopped_ns: 12_345,
+            ..Default::default()
+        };
+        Ok(Response::new(WaitProbesResponse {
+            probes,
+            optimizer: Some(optimizer),
+        }))
     }
 
     async fn list_blacklist(
@@ -457,6 +515,18 @@ impl SymbolService for Fake {
             offset: address - found.1,
         }))
     }
+}
+
+fn optimization(on: bool) -> Optimization {
+    let mut optimization = Optimization::default();
+    if on {
+        optimization.set_state(OptimizationState::Optimized);
+    } else {
+        optimization.set_state(OptimizationState::Not);
+        optimization.reason_kind = "knob".into();
+        optimization.reason = "it was asked for".into();
+    }
+    optimization
 }
 
 fn symbol((name, address): &(&str, u64)) -> Symbol {

@@ -6,7 +6,7 @@ use super::Engine;
 use super::site::Relocated;
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::arena::{self, Arena, InstallError, Region, SlotError};
-use crate::guest::{GuestMemory, StoppedGuest};
+use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 use crate::insn::Code;
 use crate::relocate;
 
@@ -98,19 +98,37 @@ impl Engine {
     /// Has room for so many more copies, if need be by giving up those that no probe and nobody in
     /// the guest uses.
     pub(super) fn make_room(&self, guest: &dyn StoppedGuest, copies: usize) {
-        let ArenaState::Installed(arena) = &mut *self.arena() else {
-            return;
+        let enough = match &*self.arena() {
+            ArenaState::None(_) => true,
+            ArenaState::Installed(arena) => arena.vacant() >= copies,
         };
-        if arena.vacant() >= copies {
+        if enough {
             return;
         }
+        // Numbers of detours may be given out again.
+        self.drain_all(guest.memory());
+        let Ok(followed) = self.followed(guest.memory()) else {
+            return;
+        };
         let rips: Option<Vec<_>> = (0..guest.vcpus())
             .map(|vcpu| Some(guest.registers(vcpu).ok()?.rip))
             .collect();
-        if let Some(rips) = rips {
+        if let (Some(rips), ArenaState::Installed(arena)) = (rips, &mut *self.arena()) {
             // Where memory can't be read nothing is given up, and instructions that get no copy
             // are stepped in place.
-            let _freed = arena.reclaim(guest.memory(), &guest.ram(), &rips, &[]);
+            let _freed = arena.reclaim(guest.memory(), &guest.ram(), &rips, &followed);
+        }
+    }
+
+    /// Writes what calls return to that detours follow; whether there is room for it.
+    pub(super) fn write_trampoline(
+        &self,
+        memory: &dyn GuestMemory,
+        code: &[u8],
+    ) -> Result<bool, MemoryError> {
+        match &*self.arena() {
+            ArenaState::None(_) => Ok(false),
+            ArenaState::Installed(arena) => arena.write_trampoline(memory, code),
         }
     }
 
@@ -125,6 +143,22 @@ impl Engine {
     pub(super) fn discard_copy(&self, at: GuestVirtAddr) {
         if let ArenaState::Installed(arena) = &mut *self.arena() {
             arena.discard(&(at..at.wrapping_add(1)));
+        }
+    }
+
+    /// Where an address of the arena is in guest memory.
+    pub(super) fn arena_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
+        match &*self.arena() {
+            ArenaState::None(_) => None,
+            ArenaState::Installed(arena) => arena.to_phys(at),
+        }
+    }
+
+    /// The number of the detour that an address is in.
+    pub(super) fn detour_at(&self, at: GuestVirtAddr) -> Option<u32> {
+        match &*self.arena() {
+            ArenaState::None(_) => None,
+            ArenaState::Installed(arena) => Some(arena.detour_at(at)?.number),
         }
     }
 

@@ -50,7 +50,7 @@ impl Engine {
         let mut table = Table::clone(&before);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
         self.wait_for(guest, &mut table, &registry, &wanted)?;
-        self.switch(guest.memory(), &before, &Arc::new(table))?;
+        self.switch(guest.memory(), &before, &table.changed())?;
         Ok(true)
     }
 
@@ -217,7 +217,7 @@ impl Engine {
     /// failure, and what can't be written isn't memory any more and holds no
     /// breakpoint.
     fn withdrawn(&self, memory: &dyn GuestMemory, before: &Arc<Table>, after: Table) {
-        let after = Arc::new(after);
+        let after = after.changed();
         if self.switch(memory, before, &after).is_err() {
             self.publish(&after);
         }

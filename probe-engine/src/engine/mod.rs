@@ -13,15 +13,20 @@
 //! vCPUs, as at the end of init text, is right.
 
 mod body;
+mod condition;
 mod copies;
+mod follow;
 mod foresight;
+mod jump;
 mod loaded;
+mod merge;
 mod milestones;
 mod optimizer;
 mod placement;
 mod record;
 mod registry;
 mod returns;
+mod rings;
 mod site;
 mod step;
 mod switch;
@@ -33,7 +38,8 @@ mod way;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
 use crate::blacklist::Blacklist;
@@ -43,12 +49,17 @@ use crate::kernel::Kernel;
 use crate::probe::ProbeInfo;
 use crate::symbols::Symbols;
 use copies::ArenaState;
+use optimizer::Optimizer;
+use record::Probe;
 use registry::Registry;
 use returns::Returns;
+use rings::Reader;
 use step::Stepping;
 use table::Table;
 
-pub use optimizer::{Drained, Prepared};
+pub use merge::Merger;
+pub use optimizer::Prepared;
+pub use rings::Drained;
 pub use step::StepEnd;
 pub use watch::Watchpoint;
 
@@ -92,14 +103,18 @@ pub enum Action {
 pub struct Engine {
     kernel: Kernel,
     vcpus: u32,
-    sink: Arc<dyn EventSink>,
+    merger: Merger,
     /// The probes; held by whoever makes the next table.
     registry: Mutex<Registry>,
+    optimizer: Mutex<Optimizer>,
+    reader: Mutex<Option<Reader>>,
     arena: Mutex<ArenaState>,
     returns: Mutex<Returns>,
     stepping: Mutex<Vec<Stepping>>,
     /// What traps look at. Locked only to take or replace the pointer.
     table: RwLock<Arc<Table>>,
+    /// Whether the optimizer has something to look at.
+    unsettled: AtomicBool,
 }
 
 impl Engine {
@@ -114,12 +129,15 @@ impl Engine {
         Self {
             kernel,
             vcpus,
-            sink,
+            merger: Merger::new(sink),
             registry: Mutex::default(),
+            optimizer: Mutex::default(),
+            reader: Mutex::default(),
             arena: Mutex::default(),
             returns: Mutex::default(),
             stepping: Mutex::default(),
             table: RwLock::new(Arc::new(Table::new(image))),
+            unsettled: AtomicBool::new(false),
         }
     }
 
@@ -156,7 +174,7 @@ impl Engine {
 
     /// All probes, in the order of their registration.
     pub fn list(&self) -> Vec<ProbeInfo> {
-        self.registry().probes().map(|probe| probe.info()).collect()
+        self.infos(self.registry().probes())
     }
 
     /// The probe of that name.
@@ -168,7 +186,7 @@ impl Engine {
     /// to one. While there is none, the monitor may leave the guest's breakpoints
     /// to the guest.
     pub fn wants_breakpoint_exits(&self) -> bool {
-        self.table().has_armed() || self.returns().any()
+        self.table().has_int3() || self.returns().any()
     }
 
     /// The kernel's own page tables.
@@ -185,7 +203,25 @@ impl Engine {
 
     /// Call with the registry locked, so that no other change is lost.
     fn publish(&self, table: &Arc<Table>) {
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(table);
+        *self.table_mut() = Arc::clone(table);
+        self.merger.set_active(table.has_jumps());
+        self.unsettled.store(true, Ordering::Relaxed);
+    }
+
+    fn table_mut(&self) -> RwLockWriteGuard<'_, Arc<Table>> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is told of probes.
+    fn infos<'a>(&self, probes: impl IntoIterator<Item = &'a Arc<Probe>>) -> Vec<ProbeInfo> {
+        let table = self.table();
+        let info = |probe: &Arc<Probe>| probe.info(table.site(probe.address()));
+        probes.into_iter().map(info).collect()
+    }
+
+    fn optimizer(&self) -> MutexGuard<'_, Optimizer> {
+        let optimizer = self.optimizer.lock();
+        optimizer.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {

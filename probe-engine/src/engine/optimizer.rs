@@ -1,58 +1,169 @@
 //! From breakpoints to jumps, and back.
+//!
+//! A jump is prepared while the guest runs: its region found, its detour written to memory that nobody
+//! uses yet. Then all that are ready go into the text at once, while all vCPUs stand still. A site that
+//! has changed in between is prepared again: sites are never changed, only replaced, so being the same
+//! object tells that one has not.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Engine;
-use crate::addr::ProbeId;
+use super::body::{Body, KernelBody};
+use super::copies::ArenaState;
+use super::jump::{Jump, Verdict, Wanted, WhyNot};
+use super::placement::{self, Entry};
+use super::site::Site;
+use super::table::Table;
+use crate::addr::{GuestVirtAddr, ProbeId};
+use crate::arena::DetourError;
+use crate::calls::layout;
+use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, Refusal, live};
 use crate::error::ChangeError;
 use crate::guest::{GuestMemory, StoppedGuest};
-use crate::probe::ProbeInfo;
+use crate::insn::MAX_LEN;
+use crate::probe::{Place, ProbeInfo};
 
-/// Jumps that are ready to be put into the guest's text.
+/// Bytes behind a probed instruction that are looked at: more than a region has, and what follows it
+/// for liveness.
+const AHEAD: u64 = 128;
+
+/// Jumps that are ready to be put into the guest's text, and those that have to leave it.
 #[derive(Debug, Default)]
-pub struct Prepared {}
+pub struct Prepared {
+    verdicts: Vec<(Arc<Site>, Verdict)>,
+    /// The guest has given a jump back that it held.
+    takes_back: bool,
+}
 
 impl Prepared {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        true
+        self.verdicts.is_empty() && !self.takes_back
     }
 }
 
-/// What was read from the rings.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Drained {
-    /// Records.
-    pub records: u64,
-    /// Whether events are held back until it is known that no earlier one is to come.
-    pub held: usize,
+/// What the optimizer knows of the guest, once it has looked.
+#[derive(Debug, Default)]
+pub(super) struct Optimizer {
+    targets: Option<BranchTargets>,
 }
 
 impl Engine {
-    /// Whether probes wait to become jumps, or to be told why not.
+    /// Whether probes wait to become jumps, or to be told why not, and it is time to look.
     pub fn has_waiting(&self) -> bool {
-        false
+        self.unsettled.load(Ordering::Relaxed) && self.is_started()
     }
 
-    /// Makes ready what waits, while the guest runs.
-    pub fn prepare_jumps(&self, _memory: &dyn GuestMemory) -> Prepared {
-        Prepared {}
+    /// Makes ready what waits, while the guest runs. What can't become a jump is told so at once.
+    pub fn prepare_jumps(&self, memory: &dyn GuestMemory) -> Prepared {
+        if !self.is_started() || !self.unsettled.swap(false, Ordering::Relaxed) {
+            return Prepared::default();
+        }
+        let mut optimizer = self.optimizer();
+        let table = self.table();
+        let mut waiting: Vec<_> = table.waiting().cloned().collect();
+        waiting.sort_unstable_by_key(|site| site.virt);
+        let environment = match self.environment(memory) {
+            _ if waiting.is_empty() => Err(WhyNot::new("", "")),
+            _ if table.jumpless => Err(WhyNot::for_now("switched off", "jumps are switched off")),
+            found => found,
+        };
+        let mut ready = Vec::new();
+        let mut not = Vec::new();
+        for site in waiting {
+            let jump = environment.clone().and_then(|environment| {
+                self.prepare(&mut optimizer, memory, &table, &site, &environment)
+            });
+            match jump {
+                Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
+                Err(why) => not.push((site, Verdict::Not(Arc::new(why)))),
+            }
+        }
+        self.publish_verdicts(not);
+        let tripped = table.sites().filter(|site| {
+            let jump = site.jump();
+            jump.is_some_and(|jump| jump.is_tripped())
+        });
+        let why = Arc::new(WhyNot::new(
+            "tripwire",
+            "the guest kept coming to the middle of what the jump overwrites",
+        ));
+        ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
+        if !table.all_held().is_empty() {
+            // Nobody tells when the guest gives one back.
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+        Prepared {
+            verdicts: ready,
+            takes_back: self.may_take_back(memory),
+        }
+    }
+
+    /// Says of sites that haven't changed since why they stay breakpoints.
+    fn publish_verdicts(&self, verdicts: Vec<(Arc<Site>, Verdict)>) {
+        if verdicts.is_empty() {
+            return;
+        }
+        let _registry = self.registry();
+        let mut table = Table::clone(&self.table());
+        for (site, verdict) in verdicts {
+            if !table.judge_same(&site, verdict) {
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
+        }
+        *self.table_mut() = Arc::new(table);
     }
 
     /// Puts prepared jumps into the guest's text, but those that don't fit any more because of what has
-    /// changed since. How many it were.
+    /// changed since: they wait again. How many probes are jumps now that weren't before.
     ///
     /// # Errors
     /// Text that is no memory.
     pub fn commit_jumps(
         &self,
-        _guest: &dyn StoppedGuest,
-        _prepared: Prepared,
+        guest: &dyn StoppedGuest,
+        prepared: Prepared,
     ) -> Result<usize, ChangeError> {
-        Ok(0)
+        let _registry = self.registry();
+        let memory = guest.memory();
+        self.take_back(memory)?;
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        let mut unused = Vec::new();
+        let mut placed = 0;
+        for (site, verdict) in prepared.verdicts {
+            let Verdict::Jump(jump) = &verdict else {
+                table.judge_same(&site, verdict);
+                continue;
+            };
+            let jump = Arc::clone(jump);
+            let text = before.text(memory, site.virt, jump.len());
+            let same_text = matches!(text, Some(Ok(text)) if text == jump.region.bytes);
+            if same_text && !before.jumpless && table.judge_same(&site, verdict) {
+                placed += site.enabled().count();
+            } else {
+                self.unsettled.store(true, Ordering::Relaxed);
+                unused.push(jump.number);
+            }
+        }
+        let table = table.settled();
+        self.number_detours(&table);
+        let result = self.switch(memory, &before, &table);
+        match result {
+            Ok(()) => self.release_copies(&before, &table),
+            Err(_) => self.release_copies(&table, &before),
+        }
+        unused
+            .into_iter()
+            .for_each(|number| self.release_detour(number));
+        result?;
+        Ok(placed)
     }
 
     /// Whether probes may become jumps at all.
     pub fn is_optimizing(&self) -> bool {
-        true
+        !self.table().jumpless
     }
 
     /// Turns all jumps back into breakpoints, or lets them become jumps again; the probes' own
@@ -60,7 +171,14 @@ impl Engine {
     ///
     /// # Errors
     /// The text can't be written.
-    pub fn set_optimizing(&self, _guest: &dyn StoppedGuest, _on: bool) -> Result<(), ChangeError> {
+    pub fn set_optimizing(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
+        let _registry = self.registry();
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        table.jumpless = !on;
+        let table = table.changed();
+        self.switch(guest.memory(), &before, &table)?;
+        self.release_copies(&before, &table);
         Ok(())
     }
 
@@ -70,18 +188,148 @@ impl Engine {
     /// A probe doesn't exist, or the text can't be written.
     pub fn optimize(
         &self,
-        _guest: &dyn StoppedGuest,
+        guest: &dyn StoppedGuest,
         ids: &[ProbeId],
-        _on: bool,
+        on: bool,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
         let registry = self.registry();
         let probes = registry.select(ids)?;
-        Ok(probes.iter().map(|probe| probe.info()).collect())
+        let were: Vec<_> = probes.iter().map(|probe| probe.may_optimize()).collect();
+        probes.iter().for_each(|probe| probe.let_optimize(on));
+        let before = self.table();
+        let table = Table::clone(&before).changed();
+        if let Err(error) = self.switch(guest.memory(), &before, &table) {
+            for (probe, was) in probes.iter().zip(were) {
+                probe.let_optimize(was);
+            }
+            return Err(error.into());
+        }
+        self.release_copies(&before, &table);
+        Ok(self.infos(&probes))
     }
 
-    /// Reads what the guest has put into its rings and reports it. To be called often while there are
-    /// jumps, from one thread at a time.
-    pub fn drain(&self, _memory: &dyn GuestMemory) -> Drained {
-        Drained::default()
+    /// Finds the jump for a site and writes its detour.
+    fn prepare(
+        &self,
+        optimizer: &mut Optimizer,
+        memory: &dyn GuestMemory,
+        table: &Table,
+        site: &Site,
+        environment: &Environment,
+    ) -> Result<Jump, WhyNot> {
+        let wanted = site.wants_jump()?;
+        if wanted.follow.is_some() {
+            self.can_follow()?;
+        }
+        let body = KernelBody {
+            kernel: &self.kernel,
+            table,
+            memory,
+            init_freed: true,
+        };
+        let unreadable = |why: String| WhyNot::new("unreadable", why);
+        let function = body.function(&Place::Address(site.virt));
+        let function = function.map_err(|error| unreadable(error.to_string()))?;
+        if detour::is_early(&function.name) {
+            return Err(refused(&Refusal::EarlyCode));
+        }
+        let head = function.offset as usize;
+        let end = function.start.wrapping_add(function.size);
+        let len = (function.offset + AHEAD).min(function.size) as usize;
+        let text = body
+            .text(function.start, len.max(head + MAX_LEN))
+            .and_then(Result::ok);
+        let text = text.ok_or_else(|| unreadable("its text can't be read".to_owned()))?;
+        let ahead = text.get(head..).unwrap_or_default();
+        let targets = optimizer
+            .targets
+            .get_or_insert_with(|| self.branch_targets(memory, table));
+        let is_free = |range| detour::is_free(body.blacklist(), range);
+        let ground = Ground {
+            text: ahead,
+            function_end: end,
+            is_free: &is_free,
+            expects_fault: &|at| body.expects_fault(at),
+            is_target: &|range| targets.any(range),
+        };
+        let region = detour::region(site.virt, &ground).map_err(|why| refused(&why))?;
+        if let Some(other) = table.inside(site.virt, region.bytes.len()) {
+            let reason = format!(
+                "another breakpoint is inside what a jump overwrites, at {}",
+                other.virt
+            );
+            return Err(WhyNot::for_now("probe inside", reason));
+        }
+        let Entry { len: entry, endbr } = placement::entry(&body, &text, function.start);
+        let c_entry = entry > endbr && head == entry;
+        let dead = live::dead(settled_text(&body, ahead, site.virt), site.virt, c_entry);
+        let pattern = Pattern::of(&region);
+        let build = |number, at| {
+            let purpose = purpose(&wanted, number);
+            detour::generate(environment, &region, dead, &purpose, at)
+        };
+        let placed = match &mut *self.arena() {
+            ArenaState::None(why) => return Err(WhyNot::new("no arena", why.clone())),
+            ArenaState::Installed(arena) => arena.detour(memory, site.virt, pattern, build),
+        };
+        let placed = placed.map_err(|error| {
+            let reason = error.to_string();
+            match error {
+                DetourError::NoAddress { .. } => WhyNot::new("no address", reason),
+                _ => WhyNot::new("no detour", reason),
+            }
+        })?;
+        if placed.number >= self.cells() || placed.number >= layout::NUMBERS {
+            self.release_detour(placed.number);
+            return Err(WhyNot::new("too many", "there is no counter left for it"));
+        }
+        Ok(Jump::new(region, wanted, placed))
     }
+
+    fn branch_targets(&self, memory: &dyn GuestMemory, table: &Table) -> BranchTargets {
+        let symbols = &self.kernel.symbols;
+        let range = symbols.text();
+        let len = (range.end.0 - range.start.0) as usize;
+        let text = table.text(memory, range.start, len).and_then(Result::ok);
+        let inside = |address: &GuestVirtAddr| range.contains(address);
+        let mut starts: Vec<_> = symbols.iter().map(|it| it.address).filter(inside).collect();
+        starts.sort_unstable();
+        BranchTargets::of(range.start, &text.unwrap_or_default(), starts)
+    }
+
+    /// A jump has left the text; its detour stays as long as somebody may be in it.
+    pub(super) fn release_detour(&self, number: u32) {
+        if let ArenaState::Installed(arena) = &mut *self.arena() {
+            arena.release_detour(number);
+        }
+    }
+}
+
+fn purpose(wanted: &Wanted, number: u32) -> Purpose {
+    Purpose {
+        capture: wanted.capture,
+        follow: wanted.follow,
+        condition: wanted.condition.clone(),
+        lossless: wanted.lossless,
+        number,
+        cell: number,
+    }
+}
+
+fn refused(why: &Refusal) -> WhyNot {
+    // The guest's own breakpoints come and go.
+    match why {
+        Refusal::GuestBreakpoint { .. } => WhyNot::for_now(why.kind(), why.to_string()),
+        _ => WhyNot::new(why.kind(), why.to_string()),
+    }
+}
+
+/// `text` up to what may be other code later, or go on elsewhere.
+fn settled_text<'a>(body: &dyn Body, text: &'a [u8], at: GuestVirtAddr) -> &'a [u8] {
+    let all = at..at.wrapping_add(text.len() as u64);
+    let patched = body.blacklist().overlapping(all);
+    let first = patched.filter_map(|entry| entry.range.start.offset_from(at));
+    let faults = (0..text.len() as u64).find(|offset| body.expects_fault(at.wrapping_add(*offset)));
+    let end = first.chain(faults).min().unwrap_or(u64::MAX);
+    &text[..text.len().min(end as usize)]
 }

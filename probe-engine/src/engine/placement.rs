@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::body::{Body, Function};
+use super::jump::Verdict;
 use super::record::Spot;
 use super::site::{INT3, Site};
 use crate::addr::GuestVirtAddr;
@@ -90,6 +91,7 @@ impl Engine {
             milestone: None,
             armed: false,
             silent: false,
+            verdict: Verdict::Waiting,
         };
         let spot = Spot {
             address,
@@ -165,13 +167,13 @@ fn check_blacklist(
 }
 
 /// Lengths of what a function begins with and a probe must not touch.
-struct Entry {
-    endbr: usize,
+pub(super) struct Entry {
+    pub(super) endbr: usize,
     /// With the ftrace site.
-    len: usize,
+    pub(super) len: usize,
 }
 
-fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entry {
+pub(super) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entry {
     let is_endbr = insn::decode(bytes, start).is_ok_and(|code| insn::is_endbr(&code.insn));
     // Where nothing branches to, the kernel replaces it by a nop of its length.
     let was_endbr =

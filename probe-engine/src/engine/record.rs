@@ -1,12 +1,12 @@
 //! A registered probe while it lives: what it is, where it is now, and its counters.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::jump::optimization;
+use super::site::Site;
 use crate::addr::{GuestVirtAddr, ProbeId};
-use crate::probe::{
-    Optimization, Options, Place, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
-};
+use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy};
 
 /// Where a probe is at the moment.
 #[derive(Debug, Clone)]
@@ -39,13 +39,14 @@ pub(super) struct Probe {
     pub(super) place: Place,
     enabled: AtomicBool,
     pub(super) options: Options,
+    may_optimize: AtomicBool,
     where_now: Mutex<(Presence, Spot)>,
     hits: AtomicU64,
     missed: AtomicU64,
     exits: AtomicU64,
     /// Calls that a return probe follows now, and at most.
     active: AtomicU32,
-    max_active: u32,
+    pub(super) max_active: u32,
 }
 
 impl Probe {
@@ -63,6 +64,7 @@ impl Probe {
             place: spec.place.clone(),
             enabled: AtomicBool::new(spec.enabled),
             options: spec.options.clone(),
+            may_optimize: AtomicBool::new(spec.options.optimize),
             where_now: Mutex::new(spot),
             hits: AtomicU64::new(0),
             missed: AtomicU64::new(0),
@@ -86,6 +88,15 @@ impl Probe {
 
     pub(super) fn enable(&self, on: bool) {
         self.enabled.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether it may become a jump, if it can.
+    pub(super) fn may_optimize(&self) -> bool {
+        self.may_optimize.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn let_optimize(&self, on: bool) {
+        self.may_optimize.store(on, Ordering::Relaxed);
     }
 
     pub(super) fn wants_post(&self) -> bool {
@@ -120,7 +131,11 @@ impl Probe {
     }
 
     pub(super) fn hit(&self) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
+        self.hit_often(1);
+    }
+
+    pub(super) fn hit_often(&self, times: u64) {
+        self.hits.fetch_add(times, Ordering::Relaxed);
     }
 
     pub(super) fn exit(&self) {
@@ -128,7 +143,11 @@ impl Probe {
     }
 
     pub(super) fn miss(&self) {
-        self.missed.fetch_add(1, Ordering::Relaxed);
+        self.miss_often(1);
+    }
+
+    pub(super) fn miss_often(&self, times: u64) {
+        self.missed.fetch_add(times, Ordering::Relaxed);
     }
 
     /// Takes one of the calls that may be followed at a time, if there is one left.
@@ -143,7 +162,8 @@ impl Probe {
         self.active.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn info(&self) -> ProbeInfo {
+    /// What is told of it; its site tells whether it is a jump.
+    pub(super) fn info(&self, site: Option<&Arc<Site>>) -> ProbeInfo {
         let (presence, spot) = self.where_now().clone();
         let kind = match self.kind {
             ProbeKind::Return { .. } => ProbeKind::Return {
@@ -171,8 +191,11 @@ impl Probe {
                 Presence::Pending => ProbeState::Pending,
                 Presence::Placed => ProbeState::Armed,
             },
-            options: self.options.clone(),
-            optimization: Optimization::Waiting,
+            options: Options {
+                optimize: self.may_optimize(),
+                ..self.options.clone()
+            },
+            optimization: optimization(site),
         }
     }
 

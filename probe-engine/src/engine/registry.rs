@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::body::KernelBody;
+use super::jump::Jump;
 use super::loaded::LoadedModules;
 use super::placement::Located;
 use super::record::{Presence, Probe, Spot};
@@ -100,7 +101,7 @@ impl Engine {
                 let probes = registry.probes().chain(&added);
                 Ok(table.watch(probes)?)
             });
-        let table = Arc::new(table);
+        let table = table.changed();
         let result = result.and_then(|()| Ok(self.switch(guest.memory(), &before, &table)?));
         if let Err(error) = result {
             self.release_copies(&table, &before);
@@ -109,7 +110,7 @@ impl Engine {
         for probe in &added {
             registry.add(probe);
         }
-        Ok(added.iter().map(|probe| probe.info()).collect())
+        Ok(self.infos(&added))
     }
 
     fn add_all(
@@ -285,14 +286,24 @@ impl Engine {
             .collect();
         self.release_milestones(&mut table, &rest);
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
-        let table = Arc::new(table);
+        let table = table.changed();
         self.switch(guest.memory(), &before, &table)?;
         self.forget_calls(guest, &gone);
+        let followed = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
+        let still: BTreeSet<_> = rest
+            .iter()
+            .filter(followed)
+            .map(|it| it.address())
+            .collect();
+        let ended = removed.iter().filter(followed).map(|it| it.address());
+        let ended = ended.filter(|at| !still.contains(at)).collect();
+        // Where memory can't be read, calls end as they would have.
+        let _result = self.forget_followed(guest, &ended);
         self.release_copies(&before, &table);
         for probe in &removed {
             registry.remove(probe.id);
         }
-        Ok(removed.iter().map(|probe| probe.info()).collect())
+        Ok(self.infos(&removed))
     }
 
     /// Enables or disables all of these probes, or none.
@@ -317,15 +328,17 @@ impl Engine {
         table.rearm();
         let result = table
             .watch(registry.probes())
-            .map_err(ChangeError::from_watch)
-            .and_then(|()| Ok(self.switch(guest.memory(), &before, &Arc::new(table))?));
+            .map_err(ChangeError::from_watch);
+        let table = table.changed();
+        let result = result.and_then(|()| Ok(self.switch(guest.memory(), &before, &table)?));
         if let Err(error) = result {
             for (probe, was) in probes.iter().zip(were) {
                 probe.enable(was);
             }
             return Err(error);
         }
-        Ok(probes.iter().map(|probe| probe.info()).collect())
+        self.release_copies(&before, &table);
+        Ok(self.infos(&probes))
     }
 
     /// Takes all breakpoints and watchpoints that users asked for out of the
@@ -340,7 +353,10 @@ impl Engine {
         let mut table = Table::clone(&before);
         table.disarmed = !on;
         table.rearm();
-        Ok(self.switch(guest.memory(), &before, &Arc::new(table))?)
+        let table = table.changed();
+        self.switch(guest.memory(), &before, &table)?;
+        self.release_copies(&before, &table);
+        Ok(())
     }
 
     /// Whether [`Self::arm_all`] has taken all breakpoints out.
@@ -356,8 +372,17 @@ impl Engine {
         table.add(site, Arc::clone(probe));
     }
 
-    /// Gives the copies of instructions back that only `old` has a use for.
+    /// Gives the copies of instructions and the detours back that only `old` has a use for.
     pub(super) fn release_copies(&self, old: &Table, new: &Table) {
+        let held = self.table();
+        for jump in old.sites().filter_map(|site| site.jump()) {
+            let still = new.site(jump.region.start).and_then(|site| site.jump());
+            let held = held.held(jump.region.start).and_then(|site| site.jump());
+            let same = |other: &Arc<Jump>| Arc::ptr_eq(other, jump);
+            if !still.is_some_and(same) && !held.is_some_and(same) {
+                self.release_detour(jump.number);
+            }
+        }
         let is_lost = |site: &&Arc<Site>| new.site(site.virt).is_none();
         old.sites()
             .filter(is_lost)

@@ -1,5 +1,5 @@
-//! Return probes: the return address of a call leads to a breakpoint of ours until the call is
-//! over.
+//! Return probes that are breakpoints: the return address of a call leads to a breakpoint of ours until
+//! the call is over. Calls that detours follow are none of these ([`crate::calls`]).
 //!
 //! A call is known by where on the stack its return address is: no two calls under way have that
 //! in common, whatever task they belong to and wherever it sleeps. A function that jumps into
@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use super::record::Probe;
 use super::site::Site;
-use super::{Action, Engine};
+use super::{Action, Engine, jump};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId, Tsc};
-use crate::event::{Detail, Event};
+use crate::event::{Detail, Event, EventSink};
 use crate::guest::{GuestMemory, StoppedGuest};
 use crate::paging::{self, PageTables};
 use crate::probe::ProbeKind;
@@ -29,6 +29,8 @@ pub(super) struct Returns {
     pub(super) trampoline: Option<GuestVirtAddr>,
     /// By the address of the return address.
     frames: HashMap<u64, Frame>,
+    /// The detours' trampoline may come to an int3, as long as the guest runs.
+    pub(super) traps: bool,
 }
 
 /// One return address that leads to us.
@@ -49,9 +51,9 @@ struct Call {
 }
 
 impl Returns {
-    /// Whether a return address in guest memory may lead to us.
+    /// Whether a return address in guest memory may lead to an int3 of ours.
     pub(super) fn any(&self) -> bool {
-        !self.frames.is_empty()
+        self.traps || !self.frames.is_empty()
     }
 
     /// Forgets the calls of a probe that can't return any more, because something
@@ -82,10 +84,15 @@ impl Engine {
     /// A function with return probes is entered: RSP is at its return address.
     pub(super) fn enter(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
-        let mut probes = site.enabled().filter(is_return).peekable();
-        if probes.peek().is_none() {
+        let probes: Vec<_> = site
+            .enabled()
+            .filter(is_return)
+            .filter(|probe| self.meets_condition(probe, memory, vcpu))
+            .collect();
+        if probes.is_empty() {
             return;
         }
+        let probes = probes.into_iter();
         let at = vcpu.registers().rsp;
         let tables = page_tables(vcpu);
         let word = tables.and_then(|tables| Word::at(memory, tables, at));
@@ -194,16 +201,19 @@ impl Engine {
                 continue;
             }
             call.probe.hit();
-            self.sink.event(&Event {
+            let Some(wanted) = jump::registers(call.probe.options.capture) else {
+                continue;
+            };
+            self.merger.event(&Event {
                 probe: call.probe.id,
                 vcpu: id,
                 tsc,
-                registers,
+                registers: registers.only(wanted),
                 task: 0,
                 detail: Detail::Return {
                     caller: GuestVirtAddr(frame.caller),
                     entry_tsc: call.entry_tsc,
-                    entry: call.entry,
+                    entry: call.entry.only(wanted),
                 },
             });
         }
@@ -281,18 +291,25 @@ fn is_pending(
     at: u64,
     trampoline: GuestVirtAddr,
 ) -> bool {
-    let word = |at| read_word(memory, tables, at);
-    let (frame, rsp) = interrupt_frame(at);
-    word(at) == Some(trampoline.0)
-        || word(frame) == Some(trampoline.0) && word(frame.wrapping_add(3 * WORD)) == Some(rsp)
+    read_word(memory, tables, at) == Some(trampoline.0)
+        || interrupted_at(memory, tables, at, trampoline).is_some()
 }
 
-/// Where an interrupt at the trampoline keeps RIP, and RSP then: the processor has
-/// pushed RIP, CS, RFLAGS, RSP and SS below the return address at `at`, on a stack
-/// aligned to 16 bytes (SDM vol. 3A, 6.14.2).
-fn interrupt_frame(at: u64) -> (u64, u64) {
+/// Where the interrupt keeps RIP that came when the call with its return address at `at` had just returned
+/// to the trampoline: the processor has pushed RIP, CS, RFLAGS, RSP and SS below, on a stack aligned to 16
+/// bytes (SDM vol. 3A, 6.14.2). `None` if there was none.
+pub(super) fn interrupted_at(
+    memory: &dyn GuestMemory,
+    tables: PageTables,
+    at: u64,
+    trampoline: GuestVirtAddr,
+) -> Option<u64> {
     let rsp = at.wrapping_add(WORD);
-    ((rsp & !15).wrapping_sub(5 * WORD), rsp)
+    let frame = (rsp & !15).wrapping_sub(5 * WORD);
+    let word = |at| read_word(memory, tables, at);
+    let is_it =
+        word(frame) == Some(trampoline.0) && word(frame.wrapping_add(3 * WORD)) == Some(rsp);
+    is_it.then_some(frame)
 }
 
 /// Undoes what was done to the return address at `at`, wherever the call is:
@@ -304,12 +321,10 @@ fn put_back(
     trampoline: GuestVirtAddr,
     caller: u64,
 ) {
-    let (frame, rsp) = interrupt_frame(at);
-    let word = |at| read_word(memory, tables, at);
-    if word(at) == Some(trampoline.0) {
+    if read_word(memory, tables, at) == Some(trampoline.0) {
         write_word(memory, tables, at, caller);
     }
-    if word(frame) == Some(trampoline.0) && word(frame.wrapping_add(3 * WORD)) == Some(rsp) {
+    if let Some(frame) = interrupted_at(memory, tables, at, trampoline) {
         write_word(memory, tables, frame, caller);
     }
 }
@@ -338,10 +353,13 @@ impl Word {
     }
 }
 
-fn read_word(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<u64> {
+pub(super) fn read_word(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<u64> {
     Word::at(memory, tables, at)?.read(memory)
 }
 
-fn write_word(memory: &dyn GuestMemory, tables: PageTables, at: u64, word: u64) -> bool {
-    Word::at(memory, tables, at).is_some_and(|place| place.write(memory, word))
+/// Nothing is written where nothing is mapped.
+pub(super) fn write_word(memory: &dyn GuestMemory, tables: PageTables, at: u64, word: u64) {
+    if let Some(place) = Word::at(memory, tables, at) {
+        place.write(memory, word);
+    }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::foresight::Foresight;
+use super::jump::{Jump, Verdict};
 use super::record::Probe;
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::arena::Slot;
@@ -74,10 +75,12 @@ pub(super) struct Site {
     pub(super) way: Way,
     pub(super) probes: Vec<Arc<Probe>>,
     pub(super) milestone: Option<Milestone>,
-    /// Whether the int3 is to be in the text.
+    /// Whether the int3, or a jump, is to be in the text.
     pub(super) armed: bool,
     /// Its probes are disarmed, all at once, and notice nothing even if it is armed.
     pub(super) silent: bool,
+    /// Whether a jump takes the place of the int3.
+    pub(super) verdict: Verdict,
 }
 
 impl Site {
@@ -93,6 +96,19 @@ impl Site {
             silent: disarmed,
             ..self
         }
+    }
+
+    /// The jump that is to be in the text.
+    pub(super) fn jump(&self) -> Option<&Arc<Jump>> {
+        match &self.verdict {
+            Verdict::Jump(jump) if self.armed => Some(jump),
+            _ => None,
+        }
+    }
+
+    /// Whether the int3 is to be in the text.
+    pub(super) fn has_int3(&self) -> bool {
+        self.armed && self.jump().is_none()
     }
 
     /// The instruction after this one.
@@ -127,8 +143,11 @@ impl Site {
         }
     }
 
-    /// Writes the int3, if the text is still the one that was decoded.
+    /// Writes the int3 or the jump, if the text is still the one that was decoded.
     pub(super) fn plant(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        if let Some(jump) = self.jump() {
+            return jump.plant(memory, self.phys);
+        }
         self.trap_when_done(memory)?;
         self.replace(memory, self.original, INT3)
     }
@@ -142,14 +161,17 @@ impl Site {
         }
     }
 
-    /// Puts the original byte back, unless the guest has overwritten the int3:
-    /// then the text is the guest's.
-    pub(super) fn lift(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+    /// Puts the original text back, unless the guest has overwritten what is ours:
+    /// then the text is the guest's. Whether nothing of a jump is left there.
+    pub(super) fn lift(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
+        if let Some(jump) = self.jump() {
+            return jump.lift(memory, self.phys);
+        }
         self.replace(memory, INT3, self.original)?;
         if let Way::Boost { copy, .. } = &self.way {
             copy.trap_when_done(memory, false)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn replace(&self, memory: &dyn GuestMemory, from: u8, to: u8) -> Result<(), MemoryError> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Engine;
+use super::site::Site;
 use super::table::Table;
 use crate::guest::{GuestMemory, MemoryError};
 
@@ -11,7 +12,8 @@ impl Engine {
     /// running, that may either only remove or only add breakpoints.
     ///
     /// A breakpoint that is taken away is lifted before traps see the new table, and a new one
-    /// planted after, so that no trap of ours is taken for the guest's. Call with the registry locked.
+    /// planted after, so that no trap of ours is taken for the guest's. A jump that the guest holds stays,
+    /// and so does its detour: see [`Self::take_back`]. Call with the registry locked.
     ///
     /// # Errors
     /// Text that is no memory; then everything is as before.
@@ -21,27 +23,38 @@ impl Engine {
         before: &Arc<Table>,
         after: &Arc<Table>,
     ) -> Result<(), MemoryError> {
-        let armed = |table: &Table, at| table.site(at).is_some_and(|site| site.armed);
-        let removed: Vec<_> = before
-            .sites()
-            .filter(|site| site.armed && !armed(after, site.virt))
-            .collect();
-        let added: Vec<_> = after
-            .sites()
-            .filter(|site| site.armed && !armed(before, site.virt))
-            .collect();
+        let changed = |site: &&Arc<Site>, other: &Table| {
+            site.armed && !is_same(site, other.site(site.virt).map(Arc::as_ref))
+        };
+        // What is an int3 where the guest holds a jump is the guest's.
+        let is_free = |site: &&Arc<Site>| before.held(site.virt).is_none();
+        let removed = before.sites().filter(|it| changed(it, after));
+        let removed: Vec<_> = removed.filter(is_free).collect();
+        let mut held = before.all_held().to_vec();
+        let added = after.sites().filter(|it| changed(it, before));
+        let mut added: Vec<_> = added.filter(is_free).collect();
         let kept = after
             .sites()
-            .filter(|site| site.armed && armed(before, site.virt));
+            .filter(|site| site.armed && !changed(site, before));
         for (done, site) in removed.iter().enumerate() {
-            if let Err(error) = site.lift(memory) {
-                for site in &removed[..done] {
-                    site.plant(memory)?;
+            match site.lift(memory) {
+                Ok(true) => {}
+                Ok(false) => held.push(Arc::clone(site)),
+                Err(error) => {
+                    for site in &removed[..done] {
+                        site.plant(memory)?;
+                    }
+                    return Err(error);
                 }
-                return Err(error);
             }
         }
-        self.publish(after);
+        if held.is_empty() {
+            self.publish(after);
+        } else {
+            let after = after.holding(held);
+            added.retain(|site| after.held(site.virt).is_none());
+            self.publish(&after);
+        }
         for site in kept {
             site.trap_when_done(memory)?;
         }
@@ -58,5 +71,58 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Whether the guest has given a jump back that it held.
+    pub(super) fn may_take_back(&self, memory: &dyn GuestMemory) -> bool {
+        let planted = |site: &Arc<Site>| {
+            let jump = site.jump();
+            jump.is_some_and(|jump| jump.is_planted(memory, site.phys))
+        };
+        self.table().all_held().iter().any(planted)
+    }
+
+    /// Takes those jumps out of the text that the guest held and has given back. Call with the registry
+    /// locked, and the guest stopped.
+    ///
+    /// # Errors
+    /// Text that is no memory.
+    pub(super) fn take_back(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        let table = self.table();
+        let (mut held, mut back) = (Vec::new(), Vec::new());
+        for site in table.all_held() {
+            let list = if site.lift(memory)? {
+                &mut back
+            } else {
+                &mut held
+            };
+            list.push(Arc::clone(site));
+        }
+        if back.is_empty() {
+            return Ok(());
+        }
+        let table = table.holding(held);
+        self.publish(&table);
+        for site in &back {
+            if let Some(jump) = site.jump() {
+                self.release_detour(jump.number);
+            }
+            if let Some(site) = table.site(site.virt).filter(|site| site.armed) {
+                site.plant(memory)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a site of one table and the one there in another have the same text.
+fn is_same(site: &Site, other: Option<&Site>) -> bool {
+    let Some(other) = other.filter(|other| other.armed) else {
+        return false;
+    };
+    match (site.jump(), other.jump()) {
+        (None, None) => true,
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        _ => false,
     }
 }

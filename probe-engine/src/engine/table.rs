@@ -4,18 +4,28 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use super::jump::{JUMP, Jump, Verdict};
 use super::record::Probe;
 use super::site::{INT3, Site};
 use super::watch::Watchpoint;
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
+use crate::insn::MAX_LEN;
 
 /// Everything that a trap has to look at. Never changes once published.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Table {
     pub(super) image: Option<ImageMap>,
     sites: HashMap<u64, Arc<Site>, BuildHasherDefault<AddressHasher>>,
+    /// Where a jump's displacement has an int3: the site that the jump is at, and how far it is from
+    /// there.
+    tripwires: HashMap<u64, (u64, u8), BuildHasherDefault<AddressHasher>>,
+    /// Sites whose jump has gone, or is to go, and couldn't be taken out of the text, as the guest has
+    /// an int3 or a jump of its own over it: it has saved ours, and will put it back.
+    held: Vec<Arc<Site>>,
+    /// No probe may be a jump.
+    pub(super) jumpless: bool,
     /// Virtual addresses of the sites by their physical ones.
     by_phys: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     /// Data in debug registers, by the number of the register, and the probes there.
@@ -32,8 +42,17 @@ impl Table {
         }
     }
 
-    pub(super) fn has_armed(&self) -> bool {
-        self.sites.values().any(|site| site.armed)
+    pub(super) fn has_jumps(&self) -> bool {
+        !self.held.is_empty() || self.sites.values().any(|site| site.jump().is_some())
+    }
+
+    /// Whether an int3 of ours is in the text, or may be come to in a detour.
+    pub(super) fn has_int3(&self) -> bool {
+        let traps = |site: &Arc<Site>| match site.jump() {
+            Some(jump) => jump.traps(),
+            None => site.armed,
+        };
+        !self.tripwires.is_empty() || self.sites.values().any(traps)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -54,7 +73,10 @@ impl Table {
 
     /// Puts a site in, or in the place of the one at its address.
     pub(super) fn insert(&mut self, site: Site) {
-        let site = site.armed_if_wanted(self.disarmed);
+        let mut site = site.armed_if_wanted(self.disarmed);
+        if let Verdict::Not(_) = site.verdict {
+            site.verdict = Verdict::Waiting;
+        }
         self.by_phys.insert(site.phys.0, site.virt.0);
         self.sites.insert(site.virt.0, Arc::new(site));
     }
@@ -67,6 +89,27 @@ impl Table {
         };
         site.probes.push(probe);
         self.insert(site);
+    }
+
+    /// Says of a site whether it is a jump.
+    pub(super) fn judge(&mut self, at: GuestVirtAddr, verdict: Verdict) {
+        if let Some(site) = self.sites.get_mut(&at.0) {
+            *site = Arc::new(Site {
+                verdict,
+                ..Site::clone(site)
+            });
+        }
+    }
+
+    /// As [`Self::judge`], unless the site isn't any more what it was. Whether it was.
+    pub(super) fn judge_same(&mut self, site: &Arc<Site>, verdict: Verdict) -> bool {
+        let same = self
+            .site(site.virt)
+            .is_some_and(|now| Arc::ptr_eq(now, site));
+        if same {
+            self.judge(site.virt, verdict);
+        }
+        same
     }
 
     pub(super) fn remove(&mut self, at: GuestVirtAddr) {
@@ -102,13 +145,137 @@ impl Table {
 
     /// Puts the original bytes into text that was read at `at`.
     pub(super) fn unmask(&self, at: GuestVirtAddr, bytes: &mut [u8]) {
-        for (address, byte) in (at.0..).zip(bytes) {
-            if *byte == INT3
-                && let Some(site) = self.sites.get(&address).filter(|site| site.armed)
-            {
-                *byte = site.original;
+        // A jump that begins before it may reach into it.
+        for before in 1..=(2 * MAX_LEN as u64) {
+            let start = at.0.wrapping_sub(before);
+            if let Some(jump) = self.jump(GuestVirtAddr(start)) {
+                jump.unmask_tail(before as usize, bytes);
             }
         }
+        let mut offset = 0;
+        while offset < bytes.len() {
+            let here = at.wrapping_add(offset as u64);
+            match bytes[offset] {
+                // An int3 may be the guest's own, over a jump.
+                INT3 | JUMP if let Some(jump) = self.jump(here) => {
+                    jump.unmask_tail(0, &mut bytes[offset..]);
+                }
+                INT3 if let Some(site) = self.site(here).filter(|site| site.armed) => {
+                    bytes[offset] = site.original;
+                }
+                _ => {}
+            }
+            offset += 1;
+        }
+    }
+
+    /// The jump in whose displacement `at` is an int3, by its site, and where the instruction is that
+    /// the int3 stands for.
+    pub(super) fn tripwire(&self, at: GuestVirtAddr) -> Option<(&Arc<Site>, GuestVirtAddr)> {
+        let (site, offset) = self.tripwires.get(&at.0)?;
+        let site = self
+            .held(GuestVirtAddr(*site))
+            .or_else(|| self.sites.get(site))?;
+        Some((site, site.jump()?.copy(*offset)?))
+    }
+
+    /// The jump that is in the text at `at`, if only under something of the guest's.
+    fn jump(&self, at: GuestVirtAddr) -> Option<&Arc<Jump>> {
+        let site = self.held(at).or_else(|| self.site(at));
+        site.and_then(|site| site.jump())
+    }
+
+    /// The site at `at` whose jump the guest holds.
+    pub(super) fn held(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
+        self.held.iter().find(|site| site.virt == at)
+    }
+
+    /// All sites whose jumps the guest holds.
+    pub(super) fn all_held(&self) -> &[Arc<Site>] {
+        &self.held
+    }
+
+    /// The same with these jumps held.
+    pub(super) fn holding(&self, held: Vec<Arc<Site>>) -> Arc<Self> {
+        let mut table = Self {
+            held,
+            ..self.clone()
+        };
+        table.find_tripwires();
+        Arc::new(table)
+    }
+
+    /// The table as it is to be looked at after a change of probes: without jumps that can't stay, and
+    /// with what stayed a breakpoint because of other probes to be looked at again.
+    pub(super) fn changed(mut self) -> Arc<Self> {
+        self.reconsider();
+        self.settled()
+    }
+
+    /// The table as it is to be looked at: without jumps that can't stay.
+    pub(super) fn settled(mut self) -> Arc<Self> {
+        self.settle_jumps();
+        Arc::new(self)
+    }
+
+    /// Takes those jumps away that can't stay, and finds the tripwires of what is left.
+    fn settle_jumps(&mut self) {
+        let unfit: Vec<_> = self
+            .sites
+            .values()
+            .filter(|site| matches!(site.verdict, Verdict::Jump(_)))
+            .filter(|site| !self.may_jump(site))
+            .map(|site| site.virt.0)
+            .collect();
+        for at in unfit {
+            self.judge(GuestVirtAddr(at), Verdict::Waiting);
+        }
+        self.find_tripwires();
+    }
+
+    fn find_tripwires(&mut self) {
+        self.tripwires.clear();
+        for site in self.sites.values().chain(&self.held) {
+            for offset in site.jump().into_iter().flat_map(|jump| jump.tripwires()) {
+                let at = site.virt.wrapping_add(offset.into());
+                self.tripwires.insert(at.0, (site.virt.0, offset));
+            }
+        }
+    }
+
+    /// Whether the site's jump is still the right one.
+    fn may_jump(&self, site: &Site) -> bool {
+        let Some(jump) = site.jump() else {
+            return false;
+        };
+        !self.jumpless
+            && site.wants_jump().as_ref() == Ok(&jump.wanted)
+            && self.inside(site.virt, jump.len()).is_none()
+    }
+
+    /// Another breakpoint of ours in the `len` bytes from `at`.
+    pub(super) fn inside(&self, at: GuestVirtAddr, len: usize) -> Option<&Arc<Site>> {
+        (1..len as u64)
+            .filter_map(|offset| self.site(at.wrapping_add(offset)))
+            .find(|site| site.armed)
+    }
+
+    /// Sites that are no jumps for a reason that may be gone wait again.
+    fn reconsider(&mut self) {
+        for site in self.sites.values_mut() {
+            if matches!(&site.verdict, Verdict::Not(why) if why.for_now) {
+                *site = Arc::new(Site {
+                    verdict: Verdict::Waiting,
+                    ..Site::clone(site)
+                });
+            }
+        }
+    }
+
+    /// Sites of which nobody knows yet whether they can be jumps.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Site>> {
+        let waits = |site: &&Arc<Site>| site.armed && matches!(site.verdict, Verdict::Waiting);
+        self.sites.values().filter(waits)
     }
 
     /// The kernel's text at `at` as it is without our breakpoints; fewer than

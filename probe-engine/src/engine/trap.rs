@@ -1,15 +1,17 @@
 //! Answering traps.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::foresight::Foreseen;
+use super::record::Probe;
 use super::site::{INT3, Milestone, Site, Way};
 use super::step::StepIn;
 use super::table::Table;
-use super::{Action, Engine};
+use super::{Action, Engine, jump};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::emulate::{self, Outcome, Touched, View};
-use crate::event::{Detail, Event};
+use crate::event::{Detail, Event, EventSink};
 use crate::guest::GuestMemory;
 use crate::paging::walk;
 use crate::probe::ProbeKind;
@@ -33,6 +35,9 @@ impl Engine {
             return self.on_breakpoint_in_arena(rip, memory, vcpu);
         }
         let table = self.table();
+        if let Some((site, copy)) = table.tripwire(rip) {
+            return self.tripped(site, copy, vcpu);
+        }
         let site = match find(&table, memory, vcpu) {
             Found::Ours(site) => site,
             Found::Stale => return Action::Resume,
@@ -51,17 +56,18 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Action {
-        for probe in site.enabled() {
-            probe.exit();
-            if matches!(probe.kind, ProbeKind::Instruction { .. }) {
-                probe.hit();
-            }
-        }
         let before = Registers {
             rip: site.virt.0,
             ..*vcpu.registers()
         };
-        self.report(site, vcpu, &before, Detail::Pre);
+        for probe in site.enabled() {
+            probe.exit();
+            let counts = matches!(probe.kind, ProbeKind::Instruction { .. });
+            if counts && self.meets_condition(probe, memory, vcpu) {
+                probe.hit();
+                self.tell(probe, vcpu, &before, Detail::Pre);
+            }
+        }
         self.enter(site, memory, vcpu);
         let action = self.pass(site, memory, vcpu);
         if let Action::PageFault { .. } = action {
@@ -99,6 +105,9 @@ impl Engine {
         if self.returns().trampoline == Some(rip) {
             return self.returned(vcpu);
         }
+        if let Some(action) = self.ring_is_full(rip, memory, vcpu) {
+            return action;
+        }
         let Some(site) = self.copied_before(rip) else {
             // Removed meanwhile, the byte is a `nop` by now; or the guest leapt there.
             return match self.copy_around(rip) {
@@ -131,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// Sends an event of each of the site's probes that wants it.
+    /// Sends a post or fault event of each of the site's probes that wants it.
     pub(super) fn report(
         &self,
         site: &Site,
@@ -139,27 +148,44 @@ impl Engine {
         registers: &Registers,
         detail: Detail,
     ) {
-        let mut template = None;
         for probe in site.enabled() {
             let wanted = match detail {
-                Detail::Pre => matches!(probe.kind, ProbeKind::Instruction { .. }),
                 Detail::Post => probe.wants_post(),
                 Detail::Fault { .. } => probe.wants_fault(),
-                Detail::Return { .. } | Detail::Access => false,
+                Detail::Pre | Detail::Return { .. } | Detail::Access => false,
             };
             if wanted {
-                let event = template.get_or_insert_with(|| Event {
-                    probe: probe.id,
-                    vcpu: vcpu.id(),
-                    tsc: vcpu.tsc(),
-                    registers: *registers,
-                    task: 0,
-                    detail,
-                });
-                event.probe = probe.id;
-                self.sink.event(event);
+                self.tell(probe, vcpu, registers, detail);
             }
         }
+    }
+
+    /// Sends an event of a probe, with the registers that it asks for.
+    fn tell(&self, probe: &Probe, vcpu: &dyn Vcpu, registers: &Registers, detail: Detail) {
+        let Some(wanted) = jump::registers(probe.options.capture) else {
+            return;
+        };
+        self.merger.event(&Event {
+            probe: probe.id,
+            vcpu: vcpu.id(),
+            tsc: vcpu.tsc(),
+            registers: registers.only(wanted),
+            task: 0,
+            detail,
+        });
+    }
+
+    /// Somebody has come to an int3 in a jump's displacement: an instruction began there, and is done
+    /// in the detour.
+    fn tripped(&self, site: &Site, copy: GuestVirtAddr, vcpu: &mut dyn Vcpu) -> Action {
+        site.enabled().for_each(|probe| probe.exit());
+        if let Some(jump) = site.jump()
+            && jump.trip()
+        {
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+        vcpu.registers_mut().rip = copy.0;
+        Action::Resume
     }
 
     /// Gets past the site's instruction, or says how to.
@@ -289,9 +315,11 @@ pub(super) const PAGE_FAULT: u8 = 14;
 /// no site is looked for in physical memory as well.
 pub(super) fn find(table: &Table, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Found {
     let rip = GuestVirtAddr(vcpu.registers().rip);
+    // Where the guest holds a jump, no int3 is ours.
+    let is_ours = |site: &&Arc<Site>| site.has_int3() && table.held(site.virt).is_none();
     // User mode can't execute at an address of the kernel.
     let site = table.site(rip);
-    if let Some(site) = site.filter(|site| site.armed) {
+    if let Some(site) = site.filter(is_ours) {
         return Found::Ours(Arc::clone(site));
     }
     let known = match site {
@@ -305,7 +333,7 @@ pub(super) fn find(table: &Table, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu)
     let Some(phys) = known.or_else(|| translate(memory, vcpu, rip)) else {
         return Found::Foreign;
     };
-    if let Some(site) = table.site_at_phys(phys).filter(|site| site.armed) {
+    if let Some(site) = table.site_at_phys(phys).filter(is_ours) {
         return Found::Ours(Arc::clone(site));
     }
     if is_gone(memory, phys) {

@@ -7,7 +7,7 @@ use super::table::Table;
 use super::{Action, Engine};
 use crate::addr::GuestVirtAddr;
 use crate::error::{NoDebugRegister, RegisterError};
-use crate::event::{Detail, Event};
+use crate::event::{Detail, Event, EventSink};
 use crate::guest::GuestMemory;
 use crate::probe::ProbeKind;
 use crate::vcpu::Vcpu;
@@ -121,7 +121,7 @@ impl Engine {
             for probe in probes {
                 probe.exit();
                 probe.hit();
-                self.sink.event(&Event {
+                self.merger.event(&Event {
                     probe: probe.id,
                     vcpu: id,
                     tsc,

@@ -44,6 +44,7 @@ pub fn event(event: &Event) -> v1::Event {
         registers: Some(registers(&event.registers)),
         kind: kind.into(),
         detail,
+        task: event.task,
     }
 }
 
@@ -86,7 +87,7 @@ mod tests {
                 rip: 0x40,
                 ..Registers::default()
             },
-            task: 0,
+            task: 0x77,
             detail,
         })
     }
@@ -101,6 +102,7 @@ mod tests {
             let event = told(detail);
             assert_eq!((event.kind(), event.detail), (kind, None));
             assert_eq!((event.probe_id, event.vcpu, event.tsc), (7, 2, 99));
+            assert_eq!(event.task, 0x77);
             assert_eq!(event.registers.unwrap().rip, 0x40);
         }
     }

@@ -1,11 +1,12 @@
 //! Between the protocol's types and those of the engine and the monitor.
 
 mod event;
+mod options;
 mod probe;
 mod spec;
 mod vm;
 
 pub use event::{event, registers};
-pub use probe::{probes, symbol};
+pub use probe::{is_settled, probes, symbol};
 pub use spec::{specs, too_many};
 pub use vm::{ending, exits};

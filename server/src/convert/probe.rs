@@ -5,6 +5,8 @@ use probe_engine::symbols::Symbol;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe::Kind;
 
+use super::options;
+
 /// The protocol's form of many probes.
 pub fn probes(infos: Vec<ProbeInfo>) -> Vec<v1::Probe> {
     infos.into_iter().map(probe).collect()
@@ -26,7 +28,16 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         module: info.module.unwrap_or_default(),
         kind: Some(kind(info.kind)),
         exits: info.exits,
+        options: Some(options::told_options(&info.options)),
+        optimization: Some(options::optimization(info.optimization)),
     }
+}
+
+/// Whether a probe waits neither to become a jump nor to be told why not. One that can't be hit has
+/// nothing to wait for.
+pub fn is_settled(probe: &v1::Probe) -> bool {
+    let optimization = probe.optimization.as_ref().map(v1::Optimization::state);
+    probe.state() != v1::ProbeState::Armed || optimization != Some(v1::OptimizationState::Waiting)
 }
 
 fn kind(kind: ProbeKind) -> Kind {
@@ -111,6 +122,37 @@ mod tests {
         assert_eq!((probe.hits, probe.missed, probe.exits), (1, 2, 4));
         assert_eq!(probe.strategy(), v1::Strategy::Boost);
         assert_eq!(probe.state(), v1::ProbeState::Pending);
+        assert_eq!(
+            probe.optimization.unwrap_or_default().state(),
+            v1::OptimizationState::Waiting
+        );
+        assert_eq!(
+            probe.options.unwrap_or_default().capture(),
+            v1::Capture::Full
+        );
+    }
+
+    #[test]
+    fn a_probe_is_settled_unless_it_is_armed_and_waits() {
+        let not = Optimization::Not {
+            kind: "branch",
+            reason: String::new(),
+        };
+        for (state, optimization, settled) in [
+            (ProbeState::Armed, Optimization::Waiting, false),
+            (ProbeState::Armed, Optimization::Optimized, true),
+            (ProbeState::Armed, not, true),
+            (ProbeState::Pending, Optimization::Waiting, true),
+            (ProbeState::Disabled, Optimization::Waiting, true),
+            (ProbeState::Gone, Optimization::Waiting, true),
+        ] {
+            let probe = probe(ProbeInfo {
+                state,
+                optimization,
+                ..info(ProbeKind::PRE)
+            });
+            assert_eq!(is_settled(&probe), settled, "{probe:?}");
+        }
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Probes as clients ask for them.
 
+use std::borrow::Cow;
+
 use probe_engine::addr::GuestVirtAddr;
 use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 use tonic::Status;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe_spec::{Kind, Place as WirePlace};
 
+use super::options;
 use crate::{limits, status};
 
 /// Bytes that a watchpoint watches unless told otherwise.
@@ -40,13 +43,13 @@ pub fn too_many(probes: usize) -> Status {
 
 /// A wrong field of a probe.
 struct Wrong {
-    field: &'static str,
+    field: Cow<'static, str>,
     why: String,
 }
 
-fn wrong(field: &'static str, why: impl Into<String>) -> Wrong {
+fn wrong(field: impl Into<Cow<'static, str>>, why: impl Into<String>) -> Wrong {
     Wrong {
-        field,
+        field: field.into(),
         why: why.into(),
     }
 }
@@ -71,8 +74,15 @@ fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, Wrong> {
         place,
         kind,
         enabled: !spec.disabled,
-        options: Options::default(),
+        options: options(spec)?,
     })
+}
+
+fn options(spec: &v1::ProbeSpec) -> Result<Options, Wrong> {
+    let Some(options) = &spec.options else {
+        return Ok(Options::default());
+    };
+    options::options(options).map_err(|error| wrong(format!("options.{}", error.field), error.why))
 }
 
 fn place(spec: &v1::ProbeSpec) -> Result<Place, Wrong> {
@@ -121,6 +131,7 @@ fn given(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use probe_engine::probe::{Capture, RegisterSet};
     use tonic::Code;
     use tonic_types::StatusExt;
 
@@ -158,6 +169,18 @@ mod tests {
             length,
             reads: false,
         })
+    }
+
+    fn asking(register: &str) -> v1::ProbeSpec {
+        let options = v1::ProbeOptions {
+            capture: v1::Capture::Registers.into(),
+            registers: vec![register.into()],
+            ..Default::default()
+        };
+        v1::ProbeSpec {
+            options: Some(options),
+            ..at(8)
+        }
     }
 
     fn field(status: &Status) -> String {
@@ -224,6 +247,13 @@ mod tests {
     }
 
     #[test]
+    fn what_its_hits_are_wanted_for_is_kept() {
+        let found = specs("probes", &[asking("rdi")]).unwrap();
+        let rdi = Capture::Registers(RegisterSet::default().with(7));
+        assert_eq!(found[0].options.capture, rdi);
+    }
+
+    #[test]
     fn a_wrong_value_names_its_field_and_probe() {
         for (wrong, name) in [
             (v1::ProbeSpec::default(), "place"),
@@ -231,6 +261,7 @@ mod tests {
             (of(watching(3), at(8)), "watchpoint.length"),
             (of(watching(264), at(8)), "watchpoint.length"),
             (of(watching(8), symbol("m", "d")), "symbol.module"),
+            (asking("rip"), "options.registers[0]"),
         ] {
             let error = specs("probes", &[at(1), wrong]).unwrap_err();
             assert_eq!(error.code(), Code::InvalidArgument);

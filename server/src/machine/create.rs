@@ -16,7 +16,7 @@ use vmm::boot::bzimage::Format;
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
-use super::{Described, Machine};
+use super::{Described, Machine, Optimizer, Rings};
 use crate::fanout::Fanout;
 use crate::{convert, limits, status};
 
@@ -53,14 +53,20 @@ impl Machine {
         let machine = Arc::new(Self {
             name: name.to_owned(),
             config: Described::new(&config, version),
+            memory: vm.stopped(|stopped| stopped.memory().clone()),
             vm: Arc::new(vm),
             engine,
             events,
             ending,
             changing: Mutex::default(),
+            optimizer: Optimizer::default(),
+            rings: Rings::default(),
         });
         let probes = machine.plant_first(&specs)?;
-        machine.watch_for_the_end(ended)?;
+        machine.start_threads(ended).inspect_err(|_| {
+            // Those that were started end with the guest.
+            machine.kill();
+        })?;
         Ok((machine, probes))
     }
 
@@ -75,30 +81,46 @@ impl Machine {
             let probes = self.engine.register(stopped, specs);
             let probes = probes.map_err(|error| status::register(&error))?;
             self.watch_for_probes(stopped)?;
+            if !probes.is_empty() {
+                self.optimizer.probes_changed();
+            }
             Ok(convert::probes(probes))
         })
     }
 
-    /// Starts a thread that tells everybody of the guest's end.
-    fn watch_for_the_end(
+    /// Starts what goes on beside the vCPUs until the guest's end.
+    fn start_threads(
         self: &Arc<Self>,
         ended: watch::Sender<Option<v1::Ending>>,
     ) -> Result<(), Status> {
-        let vm = Arc::clone(&self.vm);
-        let events = Arc::clone(&self.events);
-        let name = self.name.clone();
-        let watch = move || {
-            let ending = convert::ending(&vm.wait());
-            tracing::info!(vm = name, kind = ?ending.kind(), "ended");
-            ended.send_replace(Some(ending));
-            events.end();
-        };
+        self.start_thread("end", move |machine| machine.watch_for_the_end(&ended))?;
+        self.start_thread("jumps", Self::optimize_in_background)?;
+        self.start_thread("rings", Self::read_rings)
+    }
+
+    fn start_thread(
+        self: &Arc<Self>,
+        what: &str,
+        work: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) -> Result<(), Status> {
+        let machine = Arc::clone(self);
         let thread = thread::Builder::new()
-            .name(format!("{}-end", self.name))
-            .spawn(watch);
+            .name(format!("{}-{what}", self.name))
+            .spawn(move || work(&machine));
         thread.map(drop).map_err(|error| {
             Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
         })
+    }
+
+    /// Waits for the guest's end, tells of its last events, and then everybody of the end.
+    fn watch_for_the_end(&self, ended: &watch::Sender<Option<v1::Ending>>) {
+        let ending = convert::ending(&self.vm.wait());
+        self.optimizer.end();
+        self.rings.end();
+        self.drain_all();
+        tracing::info!(vm = self.name, kind = ?ending.kind(), "ended");
+        ended.send_replace(Some(ending));
+        self.events.end();
     }
 }
 

@@ -1,11 +1,14 @@
 //! One VM: the monitor that runs it, the engine that probes it, and the clients that watch it.
 
 mod arena;
+mod bell;
 mod blacklist;
 mod create;
 mod find_kernel;
 mod inspect;
+mod optimizer;
 mod probes;
+mod rings;
 mod symbols;
 
 use std::fmt;
@@ -15,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use probe_engine::engine::Engine;
 use tokio::sync::watch;
 use tonic::Status;
-use vmm::{StartError, TrapHandler, Vm, VmConfig, VmState};
+use vmm::{GuestRam, StartError, TrapHandler, Vm, VmConfig, VmState};
 use vmprobe_proto::v1;
 
 use crate::console::Reader;
@@ -25,18 +28,25 @@ use crate::guest::StoppedVm;
 use crate::traps::Traps;
 
 pub use blacklist::BlacklistReader;
-pub use probes::Chosen;
+pub use probes::{Changed, Chosen};
+
+use optimizer::Optimizer;
+use rings::Rings;
 
 /// A VM and what is known of it.
 pub struct Machine {
     name: String,
     config: Described,
     vm: Arc<Vm>,
+    /// The guest's, which may be looked at while it runs.
+    memory: GuestRam,
     engine: Arc<Engine>,
     events: Arc<Fanout>,
     ending: watch::Receiver<Option<v1::Ending>>,
     /// Held by whoever changes probes, over what is looked up before the stop as well.
     changing: Mutex<()>,
+    optimizer: Optimizer,
+    rings: Rings,
 }
 
 /// What a description of the VM repeats of its making.
@@ -92,6 +102,8 @@ impl Machine {
             ending: self.ending.borrow().clone(),
             exits: Some(convert::exits(&self.vm.exits())),
             arena: self.engine.arena_note(),
+            optimizer: Some(self.optimizer.done()),
+            ring_damage: self.engine.ring_damage(),
         }
     }
 

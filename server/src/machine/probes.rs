@@ -24,7 +24,7 @@ pub struct Changed<T> {
 }
 
 impl<T> Changed<T> {
-    fn map<U>(self, map: impl FnOnce(T) -> U) -> Changed<U> {
+    pub(super) fn map<U>(self, map: impl FnOnce(T) -> U) -> Changed<U> {
         Changed {
             result: map(self.result),
             stopped: self.stopped,
@@ -69,6 +69,8 @@ impl Machine {
         let _alone = self.changing();
         let ids = self.ids(chosen)?;
         let unregister = |stopped: &StoppedVm<'_>| {
+            // For the final counts.
+            self.drain_all();
             let probes = self.engine.unregister(stopped, &ids);
             probes.map_err(|error| status::change(&error))
         };
@@ -112,10 +114,19 @@ impl Machine {
         self.change(arm, |stopped, ()| self.engine.arm_all(stopped, was_on))
     }
 
-    /// The probes and their counts, and whether all are disarmed.
-    pub fn list_probes(&self) -> (Vec<v1::Probe>, bool) {
-        let probes = convert::probes(self.engine.list());
-        (probes, self.engine.is_disarmed())
+    /// The probes and their counts. Blocks.
+    pub fn list_probes(&self) -> Vec<v1::Probe> {
+        self.drain();
+        convert::probes(self.engine.list())
+    }
+
+    /// The probes, and what is said of all of them at once. Blocks.
+    pub fn describe_probes(&self) -> v1::ListProbesResponse {
+        v1::ListProbesResponse {
+            probes: self.list_probes(),
+            disarmed: self.engine.is_disarmed(),
+            optimization_off: !self.engine.is_optimizing(),
+        }
     }
 
     /// Checks that probes of these ids exist.
@@ -149,9 +160,21 @@ impl Machine {
             .map_err(|error| status::watchpoints(&error))
     }
 
+    /// As [`Self::change_quietly`], for a client: probes may have begun to wait, or ceased to.
+    pub(super) fn change<T>(
+        &self,
+        change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
+        undo: impl FnOnce(&StoppedVm<'_>, &T) -> Result<(), ChangeError>,
+    ) -> Result<Changed<T>, Status> {
+        let changed = self.change_quietly(change, undo)?;
+        self.rings.probes_changed();
+        self.optimizer.probes_changed();
+        Ok(changed)
+    }
+
     /// Makes a change while all vCPUs stand still, and has KVM report what the probes then need to
     /// see. If KVM refuses that, the change is undone.
-    fn change<T>(
+    pub(super) fn change_quietly<T>(
         &self,
         change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
         undo: impl FnOnce(&StoppedVm<'_>, &T) -> Result<(), ChangeError>,
@@ -174,11 +197,11 @@ impl Machine {
         })
     }
 
-    fn changing(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ids(&self, chosen: &Chosen) -> Result<Vec<ProbeId>, Status> {
+    pub(super) fn ids(&self, chosen: &Chosen) -> Result<Vec<ProbeId>, Status> {
         let mut ids: Vec<ProbeId> = chosen.ids.iter().copied().map(ProbeId).collect();
         for (index, name) in chosen.names.iter().enumerate() {
             let id = self.engine.find(name).ok_or_else(|| {

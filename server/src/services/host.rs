@@ -5,7 +5,7 @@ use tonic::{Request, Response, Status, async_trait};
 use vmprobe_proto::v1::host_service_server::HostService;
 use vmprobe_proto::v1::{GetHostRequest, GetHostResponse};
 
-use super::blocking;
+use crate::blocking::blocking;
 use crate::doctor;
 
 /// The service. Examines the host once, when first asked.

@@ -9,11 +9,12 @@ use vmprobe_proto::v1::probe_service_server::ProbeService;
 use vmprobe_proto::v1::{
     ArmProbesRequest, ArmProbesResponse, EnableProbesRequest, EnableProbesResponse,
     ListBlacklistRequest, ListBlacklistResponse, ListProbesRequest, ListProbesResponse,
-    RegisterProbesRequest, RegisterProbesResponse, UnregisterProbesRequest,
-    UnregisterProbesResponse,
+    OptimizeProbesRequest, OptimizeProbesResponse, RegisterProbesRequest, RegisterProbesResponse,
+    SetOptimizationRequest, SetOptimizationResponse, UnregisterProbesRequest,
+    UnregisterProbesResponse, WaitProbesRequest, WaitProbesResponse,
 };
 
-use super::blocking;
+use crate::blocking::blocking;
 use crate::machine::{BlacklistReader, Chosen};
 use crate::machines::Machines;
 
@@ -60,8 +61,8 @@ impl ProbeService for Probes {
         request: Request<ListProbesRequest>,
     ) -> Result<Response<ListProbesResponse>, Status> {
         let machine = self.0.get(&request.get_ref().vm)?;
-        let (probes, disarmed) = blocking(move || Ok(machine.list_probes())).await?;
-        Ok(Response::new(ListProbesResponse { probes, disarmed }))
+        let described = blocking(move || Ok(machine.describe_probes())).await?;
+        Ok(Response::new(described))
     }
 
     async fn enable_probes(
@@ -92,6 +93,50 @@ impl ProbeService for Probes {
         let changed = blocking(move || machine.arm_all(!disarm)).await?;
         Ok(Response::new(ArmProbesResponse {
             stopped_ns: changed.stopped_ns(),
+        }))
+    }
+
+    async fn optimize_probes(
+        &self,
+        request: Request<OptimizeProbesRequest>,
+    ) -> Result<Response<OptimizeProbesResponse>, Status> {
+        let OptimizeProbesRequest {
+            vm,
+            ids,
+            names,
+            off,
+        } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let chosen = Chosen { ids, names };
+        let changed = blocking(move || machine.optimize(&chosen, !off)).await?;
+        Ok(Response::new(OptimizeProbesResponse {
+            stopped_ns: changed.stopped_ns(),
+            probes: changed.result,
+        }))
+    }
+
+    async fn set_optimization(
+        &self,
+        request: Request<SetOptimizationRequest>,
+    ) -> Result<Response<SetOptimizationResponse>, Status> {
+        let SetOptimizationRequest { vm, off } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let changed = blocking(move || machine.set_optimizing(!off)).await?;
+        Ok(Response::new(SetOptimizationResponse {
+            stopped_ns: changed.stopped_ns(),
+        }))
+    }
+
+    async fn wait_probes(
+        &self,
+        request: Request<WaitProbesRequest>,
+    ) -> Result<Response<WaitProbesResponse>, Status> {
+        let WaitProbesRequest { vm, ids, names } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let probes = machine.wait_probes(&Chosen { ids, names }).await?;
+        Ok(Response::new(WaitProbesResponse {
+            probes,
+            optimizer: machine.describe().optimizer,
         }))
     }
 

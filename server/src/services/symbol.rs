@@ -8,7 +8,7 @@ use vmprobe_proto::v1::{
     LookupSymbolsRequest, LookupSymbolsResponse, ResolveAddressRequest, ResolveAddressResponse,
 };
 
-use super::blocking;
+use crate::blocking::blocking;
 use crate::machines::Machines;
 use crate::{limits, status};
 

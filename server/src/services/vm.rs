@@ -12,7 +12,7 @@ use vmprobe_proto::v1::{
     WaitVmRequest, WaitVmResponse,
 };
 
-use super::blocking;
+use crate::blocking::blocking;
 use crate::doctor;
 use crate::machine::Machine;
 use crate::machines::Machines;

@@ -8,6 +8,7 @@
     reason = "a failed helper fails its test"
 )]
 
+mod jumps;
 mod tiny;
 
 use std::net::SocketAddr;

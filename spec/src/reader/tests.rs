@@ -1,8 +1,11 @@
 use proptest::prelude::*;
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
-use vmprobe_proto::v1::{InstructionProbe, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint};
+use vmprobe_proto::v1::{
+    Capture, Condition, InstructionProbe, ProbeOptions, ProbeSpec, Relation, ReturnProbe,
+    SymbolPlace, Watchpoint,
+};
 
-use crate::{definition, from_cmdline, parse};
+use crate::{CONDITIONS_MAX, definition, from_cmdline, names, parse};
 
 fn symbol(name: &str, symbol: &str, offset: u64) -> ProbeSpec {
     ProbeSpec {
@@ -14,6 +17,7 @@ fn symbol(name: &str, symbol: &str, offset: u64) -> ProbeSpec {
         })),
         kind: Some(Kind::Instruction(InstructionProbe::default())),
         disabled: false,
+        options: None,
     }
 }
 
@@ -157,6 +161,114 @@ fn every_documented_form_of_a_watchpoint_is_read() {
     }
 }
 
+fn condition(operand: &str, relation: Relation, constant: u64, signed: bool) -> Condition {
+    Condition {
+        operand: operand.into(),
+        relation: relation.into(),
+        constant,
+        signed,
+    }
+}
+
+fn registers(names: &[&str]) -> ProbeOptions {
+    ProbeOptions {
+        capture: Capture::Registers.into(),
+        registers: names.iter().map(|&name| name.into()).collect(),
+        ..ProbeOptions::default()
+    }
+}
+
+fn on(conditions: Vec<Condition>) -> ProbeOptions {
+    ProbeOptions {
+        conditions,
+        ..ProbeOptions::default()
+    }
+}
+
+#[test]
+fn every_documented_option_is_read() {
+    use Relation::{Common, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, NotEqual};
+    let minus = |number: u64| number.wrapping_neg();
+    let count = ProbeOptions {
+        capture: Capture::Count.into(),
+        ..ProbeOptions::default()
+    };
+    let table = [
+        ("count", count.clone()),
+        (
+            "lossless nojump",
+            ProbeOptions {
+                lossless: true,
+                no_jump: true,
+                ..ProbeOptions::default()
+            },
+        ),
+        ("regs=rdi+rsi", registers(&["rsi", "rdi"])),
+        ("regs=rflags+rax+rax", registers(&["rax", "rflags"])),
+        ("regs=none", registers(&[])),
+        (
+            "if=edi==0xffffff9c&&pid==100",
+            on(vec![
+                condition("edi", Equal, 0xffff_ff9c, false),
+                condition("pid", Equal, 100, false),
+            ]),
+        ),
+        (
+            "if=edi==-100",
+            on(vec![condition("edi", Equal, minus(100), true)]),
+        ),
+        (
+            "if=r8b!=1 if=rdi&0x4&&rsi<2",
+            on(vec![
+                condition("r8b", NotEqual, 1, false),
+                condition("rdi", Common, 4, false),
+                condition("rsi", Less, 2, false),
+            ]),
+        ),
+        (
+            "if=cpu<=3&&tgid>=7&&eax>s0",
+            on(vec![
+                condition("cpu", LessOrEqual, 3, false),
+                condition("tgid", GreaterOrEqual, 7, false),
+                condition("eax", Greater, 0, true),
+            ]),
+        ),
+        (
+            "if=dil==-128",
+            on(vec![condition("dil", Equal, minus(128), true)]),
+        ),
+        (
+            "count if=rax<-9223372036854775808",
+            ProbeOptions {
+                conditions: vec![condition("rax", Less, 1 << 63, true)],
+                ..count
+            },
+        ),
+    ];
+    for (options, expected) in table {
+        for (text, of) in [
+            ("p f", symbol("", "f", 0)),
+            ("r f", returning(0, symbol("", "f", 0))),
+            ("w f/8:rw", watching(8, true, symbol("", "f", 0))),
+        ] {
+            let expected = ProbeSpec {
+                options: Some(expected.clone()),
+                ..of
+            };
+            let text = format!("{text} {options}");
+            assert_eq!(parse(&text), Ok(expected), "{text}");
+        }
+    }
+}
+
+#[test]
+fn conditions_are_as_many_as_the_server_takes() {
+    let text = |count: usize| format!("f if={}", vec!["rdi==1"; count].join("&&"));
+    assert!(parse(&text(CONDITIONS_MAX)).is_ok());
+    let error = parse(&text(CONDITIONS_MAX + 1)).unwrap_err();
+    assert!(error.reason.contains("16 conditions"), "{error}");
+}
+
 #[test]
 fn an_error_points_at_its_column() {
     let table = [
@@ -171,6 +283,29 @@ fn an_error_points_at_its_column() {
         ("p:x vfs_read %di", 14, "arguments"),
         ("p:x vfs_read path=+0(%si)", 14, "arguments"),
         ("vfs_read $arg1", 10, "arguments"),
+        ("f count=1", 3, "arguments"),
+        ("f counts", 3, "one of post, fault"),
+        ("f regs=", 8, "rax to r15"),
+        ("f regs=rip", 8, "rax to r15"),
+        ("f regs=rdi+edi", 12, "whole registers"),
+        ("f regs=rdi+", 12, "rax to r15"),
+        ("f regs=rdi,rsi", 11, "`+`"),
+        ("f regs=rdi regs=rsi", 12, "twice"),
+        ("f count regs=rdi", 9, "no registers"),
+        ("f regs=rdi count", 12, "no registers"),
+        ("f if=", 6, "belongs here"),
+        ("f if=ah==1", 6, "another part"),
+        ("f if=comm==1", 6, "cpu, pid or tgid"),
+        ("f if=rdi", 9, "== !="),
+        ("f if=rdi=1", 9, "== !="),
+        ("f if=rdi&&rsi==1", 9, "== !="),
+        ("f if=rdi==", 11, "a number"),
+        ("f if=rdi==1&rsi==1", 12, "`&&`"),
+        ("f if=rdi==1&&", 14, "belongs here"),
+        ("f if=dil==0x100", 11, "8 bits"),
+        ("f if=dil==-129", 11, "8 bits"),
+        ("f if=rdi==-9223372036854775809", 11, "64 bits"),
+        ("f if=edi==1g", 12, "not a digit"),
         ("vfs_read%exit", 9, "%return"),
         ("vfs_read%returns", 9, "%return"),
         ("vfs_read+4%return", 9, "no offset"),
@@ -256,6 +391,56 @@ fn any_kind() -> impl Strategy<Value = Kind> {
     ]
 }
 
+fn any_condition() -> impl Strategy<Value = Condition> {
+    let operands = [
+        "rdi", "edi", "di", "dil", "r15w", "rsp", "cpu", "pid", "tgid",
+    ];
+    (
+        prop::sample::select(operands.to_vec()),
+        1..=7i32,
+        any::<u64>(),
+        any::<bool>(),
+    )
+        .prop_map(|(operand, relation, number, signed)| {
+            let unused = 64 - 8 * u32::from(names::operand_size(operand).unwrap_or(8));
+            let constant = match signed {
+                true => (number.cast_signed() >> unused).cast_unsigned(),
+                false => number >> unused,
+            };
+            Condition {
+                operand: operand.into(),
+                relation,
+                constant,
+                signed,
+            }
+        })
+}
+
+fn any_options() -> impl Strategy<Value = ProbeOptions> {
+    let registers = prop::collection::btree_set(0u8..=16, 0..4);
+    let conditions = prop::collection::vec(any_condition(), 0..4);
+    (0..3, registers, conditions, any::<bool>(), any::<bool>()).prop_map(
+        |(capture, registers, conditions, lossless, no_jump)| {
+            let mut options = ProbeOptions {
+                conditions,
+                lossless,
+                no_jump,
+                ..ProbeOptions::default()
+            };
+            match capture {
+                0 => {}
+                1 => options.set_capture(Capture::Count),
+                _ => {
+                    let names = registers.into_iter().filter_map(names::whole_register_name);
+                    options.registers = names.map(str::to_owned).collect();
+                    options.set_capture(Capture::Registers);
+                }
+            }
+            options
+        },
+    )
+}
+
 /// Texts that come near the grammar, so that most of its branches are entered.
 fn near_texts() -> impl Strategy<Value = String> {
     let parts = [
@@ -281,6 +466,16 @@ fn near_texts() -> impl Strategy<Value = String> {
         "post",
         "fault",
         "disabled",
+        "count",
+        "regs=",
+        "rdi",
+        "dil",
+        "pid",
+        "if=",
+        "==",
+        "<s",
+        "&",
+        "&&",
         "vmprobe.probe=",
         "é",
         "99999999999999999999",
@@ -307,8 +502,10 @@ proptest! {
         place in any_place(),
         kind in any_kind(),
         disabled: bool,
+        options in any_options(),
     ) {
-        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), disabled };
+        let options = Some(options).filter(|options| *options != ProbeOptions::default());
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), disabled, options };
         if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
             place.offset = 0;
         }

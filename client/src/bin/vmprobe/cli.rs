@@ -26,7 +26,15 @@ A probe, in quotes where it has spaces:
 PLACE is [MODULE:]SYMBOL[+OFFSET] or 0xADDRESS. Offsets are decimal, or hexadecimal with 0x.
 Without an offset p goes behind the function's ftrace site. A module need not be loaded yet.
 Behind it: post (also an event after the instruction), fault (also one when it raises an
-exception), disabled (register, but don't arm).
+exception), disabled (register, but don't arm), and what hits are wanted for:
+  count            they are counted, without events
+  regs=rdi+rsi     events have these registers only; regs=none for none
+  if=edi==2&&pid==100
+                   only those that meet all of these; a register of any width, cpu, pid or tgid,
+                   then == != < <= > >= or & (a bit in common), then a number. Numbers are unsigned
+                   unless negative or behind a relation that ends in s, as in eax>s0
+  lossless         a vCPU whose ring is full waits, instead of losing a jump's record
+  nojump           the probe stays a breakpoint
 
 A guest's own command line may have such probes too: vmprobe.probe=PROBE[;PROBE...], with
 commas for the spaces.";
@@ -255,6 +263,13 @@ pub enum Probe {
     ///
     /// As `echo 0 > /sys/kernel/debug/kprobes/enabled` does for the kernel's own.
     Disarm(Target),
+    /// Let probes become jumps, which cost no exit, or keep them breakpoints
+    ///
+    /// Without a probe, all of the VM at once; each keeps its own setting. As
+    /// `sysctl debug.kprobes-optimization` does for the kernel's own.
+    Optimize(ProbeOptimize),
+    /// Wait until it is settled which probes are jumps
+    Wait(ProbeWait),
     /// List what can't be probed in the guest's kernel, and why
     ///
     /// In the manner of /sys/kernel/debug/kprobes/blacklist: range and symbol, then kind and
@@ -278,6 +293,56 @@ pub struct ProbeAdd {
     /// Also an event when a probed instruction raises an exception
     #[arg(long)]
     pub fault: bool,
+    /// Only count hits, without events
+    #[arg(long, conflicts_with = "regs")]
+    pub count: bool,
+    /// Registers that events have, such as rdi,rsi,rflags; all by default
+    #[arg(long, value_name = "REGISTERS")]
+    pub regs: Option<String>,
+    /// Only hits that meet this, such as 'edi == -100 && pid == 7' (repeatable)
+    #[arg(long = "if", value_name = "CONDITION")]
+    pub conditions: Vec<String>,
+    /// A vCPU whose ring is full waits, instead of losing a jump's record
+    #[arg(long)]
+    pub lossless: bool,
+    /// Keep the probes breakpoints
+    #[arg(long)]
+    pub no_jump: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeOptimize {
+    #[command(flatten)]
+    pub target: Target,
+    /// What to do
+    #[arg(value_enum)]
+    pub switch: Switch,
+    /// Names or ids (a number alone is an id); the whole VM when left out
+    #[arg(value_name = "PROBE")]
+    pub probes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Let them become jumps
+    On,
+    /// Keep them breakpoints
+    Off,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeWait {
+    #[command(flatten)]
+    pub target: Target,
+    /// Names or ids (a number alone is an id); all when left out
+    #[arg(value_name = "PROBE")]
+    pub probes: Vec<String>,
+    /// Wait so long at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub timeout: u64,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,11 @@ pub enum Failure {
     SeveralVms { server: String, names: String },
     #[error("no probe is called `{name}`: `vmprobe probe list` shows those there are")]
     NoProbe { name: String },
+    #[error(
+        "a probe still waits after {seconds} s to become a jump: `vmprobe probe list` shows which; \
+         probes wait until the guest's kernel has started"
+    )]
+    StillWaiting { seconds: u64 },
     #[error("no milestone of this kernel's boot can be probed: {reason}")]
     NoMilestone { reason: String },
     #[error("the server doesn't know the frequency of the guest's TSC, so there are no times")]

@@ -28,6 +28,8 @@ pub const VCPUS: u32 = 2;
 const MEMORY: usize = 0x80_0000;
 /// Length of the image, its page table included.
 const IMAGE_LEN: u64 = 0x3000;
+/// Offset of the kernel's table of where its CPUs' variables are.
+const PER_CPU_OFFSET: u64 = 0xb40;
 /// Offset of `level3_kernel_pgt`.
 const TABLE: u64 = 0x2000;
 /// The arena's memory.
@@ -42,6 +44,22 @@ const REGION: Region = Region {
         len: 0x20_0000,
     },
 };
+
+/// The same with room for detours and rings. Nobody touches most of it.
+const WIDE: Region = Region {
+    tables: GuestPhysAddr(0xa000),
+    code: Part {
+        phys: GuestPhysAddr(0x4000_0000),
+        len: 0x4000_0000,
+    },
+    data: Part {
+        phys: GuestPhysAddr(0x1000_0000),
+        len: 0x400_0000,
+    },
+};
+/// Where the variables of the first CPU begin, and how far those of the next are.
+const PER_CPU: u64 = 0xffff_8880_0f00_0000;
+const PER_CPU_STRIDE: u64 = 0x4_0000;
 
 /// A step with all other vCPUs stopped, of a guest without handlers.
 pub const ALONE: Action = Action::Step {
@@ -97,6 +115,14 @@ const FUNCTIONS: &[(u64, &str, &[u8])] = &[
         "copied",
         b"\x0f\x31\x48\xf7\xf1\x0f\x30\xf3\xa4\xd8\xc1\xf0\xff\x07\xc3",
     ),
+    // push %rbp; mov %rsp,%rbp; push %rbx; sub $8,%rsp; pop %rbx; ret
+    (
+        0x340,
+        "framed",
+        b"\x55\x48\x89\xe5\x53\x48\x83\xec\x08\x5b\xc3",
+    ),
+    // sub $0x10,%rsp; mov $1,%eax; jmp framed; back to the second
+    (0x380, "wide", b"\x48\x83\xec\x10\xb8\x01\0\0\0\xeb\xf9\xc3"),
     // Each: push %rbp; ret
     (0x300, "do_init_module", b"\x55\xc3"),
     (0x310, "ftrace_free_mem", b"\x55\xc3"),
@@ -148,9 +174,36 @@ impl Fixture {
         f
     }
 
+    /// With all that jumps need, in a kernel that has started.
+    pub fn with_jumps(know: impl FnOnce(&mut Kernel)) -> Self {
+        let f = Self::in_memory(0x8000_0000, Some(image()), know);
+        for cpu in 0..u64::from(VCPUS) {
+            f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, gs_base(cpu));
+        }
+        f.engine.install_arena(&f.guest(), WIDE).unwrap();
+        f.engine.registry().init_freed = true;
+        f
+    }
+
+    /// Has what waits become jumps; how many did.
+    pub fn optimize(&self) -> usize {
+        let prepared = self.engine.prepare_jumps(&*self.memory);
+        self.engine.commit_jumps(&self.guest(), prepared).unwrap()
+    }
+
+    /// Code or data in the arena that has room for jumps.
+    pub fn wide_bytes(&self, at: GuestVirtAddr, len: usize) -> Vec<u8> {
+        let phys = self.engine.arena_phys(at).unwrap();
+        self.bytes_at(phys.0, len)
+    }
+
     /// With an image, if it is known where, and what else is known of the kernel.
     pub fn with(image: Option<ImageMap>, know: impl FnOnce(&mut Kernel)) -> Self {
-        let memory = TestMemory::new(MEMORY);
+        Self::in_memory(MEMORY, image, know)
+    }
+
+    fn in_memory(len: usize, image: Option<ImageMap>, know: impl FnOnce(&mut Kernel)) -> Self {
+        let memory = TestMemory::new(len);
         memory.write(GuestPhysAddr(PHYS), &[0xcc; 0x1000]).unwrap();
         let mut definitions = vec![(TEXT, 'T', "_text".into()), (TEXT, 'T', "_stext".into())];
         for (offset, name, code) in FUNCTIONS {
@@ -162,6 +215,7 @@ impl Fixture {
             (0x900, 'T', "_sinittext"),
             (0xa00, 'T', "_einittext"),
             (0xb00, 'D', "table"),
+            (PER_CPU_OFFSET, 'D', "__per_cpu_offset"),
             (0x1000, 'D', "_end"),
             (TABLE, 'D', "level3_kernel_pgt"),
         ] {
@@ -292,6 +346,11 @@ impl Fixture {
         let word = word.to_le_bytes();
         self.memory.write(GuestPhysAddr(at), &word).unwrap();
     }
+}
+
+/// GS base of a CPU.
+pub fn gs_base(cpu: u64) -> u64 {
+    PER_CPU + cpu * PER_CPU_STRIDE
 }
 
 pub fn image() -> ImageMap {

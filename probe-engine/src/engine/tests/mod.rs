@@ -3,8 +3,10 @@
 mod boost;
 mod changes;
 mod fixture;
+mod followed;
 mod gone;
 mod hits;
+mod jumps;
 mod modules;
 mod placement;
 mod properties;

@@ -49,7 +49,7 @@ pub fn specs(texts: &[String]) -> Result<Vec<ProbeSpec>, SpecError> {
 }
 
 /// Probes with the same options for all, as if those stood behind each.
-pub fn specs_with(texts: &[String], options: &[&str]) -> Result<Vec<ProbeSpec>, SpecError> {
+pub fn specs_with(texts: &[String], options: &[String]) -> Result<Vec<ProbeSpec>, SpecError> {
     let with = |text: &String| {
         let mut text = text.clone();
         for option in options {

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use vmprobe_client::v1::{Probe as Registered, ProbeState};
-use vmprobe_client::{ProbeBatch, render};
+use vmprobe_client::{ClientError, ProbeBatch, render};
 
 use super::{guest, reach};
-use crate::cli::{Probe, ProbeAdd, ProbeBlacklist, ProbeList, ProbeNames, ProbeRm, Target};
+use crate::cli::{
+    Probe, ProbeAdd, ProbeBlacklist, ProbeList, ProbeNames, ProbeOptimize, ProbeRm, ProbeWait,
+    Switch, Target,
+};
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
 
@@ -19,21 +22,38 @@ pub async fn probe(command: Probe) -> Result<(), Failure> {
         Probe::Disable(names) => disable(names).await,
         Probe::Arm(target) => arm(&target).await,
         Probe::Disarm(target) => disarm(&target).await,
+        Probe::Optimize(optimize) => self::optimize(optimize).await,
+        Probe::Wait(wait) => self::wait(wait).await,
         Probe::Blacklist(blacklist) => self::blacklist(&blacklist).await,
     }
 }
 
 async fn add(add: &ProbeAdd) -> Result<(), Failure> {
-    let options = [
+    let specs = guest::specs_with(&add.specs, &option_words(add))?;
+    let (client, vm) = reach(&add.target).await?;
+    changed(&client.register_batch(&vm, specs).await?)
+}
+
+/// The arguments as words of a probe's text.
+fn option_words(add: &ProbeAdd) -> Vec<String> {
+    let flags = [
         (add.post, "post"),
         (add.fault, "fault"),
         (add.disabled, "disabled"),
+        (add.count, "count"),
+        (add.lossless, "lossless"),
+        (add.no_jump, "nojump"),
     ];
-    let wanted = options.into_iter().filter(|(wanted, _)| *wanted);
-    let options: Vec<&str> = wanted.map(|(_, option)| option).collect();
-    let specs = guest::specs_with(&add.specs, &options)?;
-    let (client, vm) = reach(&add.target).await?;
-    changed(&client.register_batch(&vm, specs).await?)
+    let flags = flags.into_iter().filter(|(wanted, _)| *wanted);
+    let mut words: Vec<String> = flags.map(|(_, word)| word.to_owned()).collect();
+    let tight = |text: &String| text.replace(' ', "");
+    words.extend(add.regs.iter().map(tight).map(|registers| {
+        let registers = registers.replace(',', "+");
+        format!("regs={registers}")
+    }));
+    let conditions = add.conditions.iter().map(tight);
+    words.extend(conditions.map(|condition| format!("if={condition}")));
+    words
 }
 
 async fn list(list: &ProbeList) -> Result<(), Failure> {
@@ -41,6 +61,9 @@ async fn list(list: &ProbeList) -> Result<(), Failure> {
     let answer = client.probe_list(&vm).await?;
     if answer.disarmed {
         note("all probes of this VM are disarmed: `vmprobe probe arm` arms those that are enabled");
+    }
+    if answer.optimization_off {
+        note("no probe of this VM is a jump: `vmprobe probe optimize on` lets them be jumps again");
     }
     let probes = answer.probes;
     if list.json {
@@ -98,6 +121,44 @@ async fn arm(target: &Target) -> Result<(), Failure> {
 async fn disarm(target: &Target) -> Result<(), Failure> {
     let (client, vm) = reach(target).await?;
     stood_still(client.disarm_probes(&vm).await?);
+    Ok(())
+}
+
+async fn optimize(optimize: ProbeOptimize) -> Result<(), Failure> {
+    let (client, vm) = reach(&optimize.target).await?;
+    let on = optimize.switch == Switch::On;
+    if optimize.probes.is_empty() {
+        stood_still(client.set_optimization(&vm, on).await?);
+        return Ok(());
+    }
+    let (ids, names) = ids_and_names(optimize.probes);
+    changed(&match optimize.switch {
+        Switch::On => client.optimize_probes(&vm, ids, names).await?,
+        Switch::Off => client.keep_breakpoints(&vm, ids, names).await?,
+    })
+}
+
+async fn wait(wait: ProbeWait) -> Result<(), Failure> {
+    let (client, vm) = reach(&wait.target).await?;
+    let (ids, names) = ids_and_names(wait.probes);
+    let time = Duration::from_secs(wait.timeout);
+    let answer = match client.wait_probes(&vm, ids, names, time).await {
+        Err(ClientError::Timeout) => {
+            let seconds = wait.timeout;
+            return Err(Failure::StillWaiting { seconds });
+        }
+        answer => answer?,
+    };
+    if wait.json {
+        let lines = answer.probes.iter().map(render::probe_json);
+        return print(lines.map(|line| line.to_string()));
+    }
+    print(render::probe_list(&answer.probes))?;
+    if let Some(optimizer) = &answer.optimizer
+        && optimizer.batches > 0
+    {
+        note(format!("so far {}", render::optimizer(optimizer)));
+    }
     Ok(())
 }
 

@@ -1,0 +1,62 @@
+//! Conditions at a breakpoint; detours have them compiled in.
+
+use super::Engine;
+use super::record::Probe;
+use crate::addr::GuestVirtAddr;
+use crate::condition::Context;
+use crate::guest::GuestMemory;
+use crate::paging::{PageTables, read_virt};
+use crate::vcpu::Vcpu;
+
+impl Engine {
+    /// Whether the hit that a vCPU stopped for is one that the probe is asked for.
+    pub(super) fn meets_condition(
+        &self,
+        probe: &Probe,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> bool {
+        let condition = &probe.options.condition;
+        if condition.is_empty() {
+            return true;
+        }
+        let of_task = condition.iter().any(|it| it.operand.is_of_task());
+        let mut context = Context {
+            cpu: vcpu.id().0,
+            ..Context::default()
+        };
+        if of_task {
+            (context.pid, context.tgid) = self.task_numbers(memory, vcpu);
+        }
+        let registers = vcpu.registers();
+        condition.iter().all(|it| it.holds(registers, &context))
+    }
+
+    /// `pid` and `tgid` of the current task, as far as they can be read.
+    fn task_numbers(
+        &self,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> (Option<u32>, Option<u32>) {
+        let variables = self.kernel.variables;
+        let read = |control: crate::vcpu::ControlRegisters| {
+            let tables = control.page_tables().ok()?;
+            let at = control
+                .gs_base
+                .wrapping_add_signed(variables.current_task?.into());
+            let task = u64::from_le_bytes(bytes(memory, tables, at)?);
+            let number = |offset: Option<u32>| {
+                let at = task.wrapping_add(offset?.into());
+                Some(u32::from_le_bytes(bytes(memory, tables, at)?))
+            };
+            Some((number(variables.pid), number(variables.tgid)))
+        };
+        vcpu.control().ok().and_then(read).unwrap_or_default()
+    }
+}
+
+fn bytes<const N: usize>(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    read_virt(memory, tables, GuestVirtAddr(at), &mut bytes).ok()?;
+    Some(bytes)
+}

@@ -1,0 +1,321 @@
+//! A jump in the place of a breakpoint.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::record::Probe;
+use super::site::{Relocated, Site};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::arena::Placed;
+use crate::condition::Comparison;
+use crate::detour::{Detour, Follow, JUMP_LEN, Region};
+use crate::guest::{GuestMemory, MemoryError};
+use crate::probe::{Capture, Optimization, ProbeKind, RegisterSet};
+
+/// Opcode of `jmp rel32`.
+pub(super) const JUMP: u8 = 0xe9;
+
+/// So many times may somebody come to one of a jump's tripwires. Each costs an exit, so where it keeps
+/// happening the jump isn't worth it.
+const TRIPS: u32 = 1000;
+
+/// Whether a site is to be a jump.
+#[derive(Debug, Clone)]
+pub(super) enum Verdict {
+    /// Nobody has looked yet.
+    Waiting,
+    Jump(Arc<Jump>),
+    Not(Arc<WhyNot>),
+}
+
+/// Why a site can't be a jump.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WhyNot {
+    /// One word or two.
+    pub(super) kind: &'static str,
+    pub(super) reason: String,
+    /// It may be otherwise as soon as other probes come or go.
+    pub(super) for_now: bool,
+}
+
+impl WhyNot {
+    pub(super) fn new(kind: &'static str, reason: impl Into<String>) -> Self {
+        Self {
+            kind,
+            reason: reason.into(),
+            for_now: false,
+        }
+    }
+
+    pub(super) fn for_now(kind: &'static str, reason: impl Into<String>) -> Self {
+        Self {
+            for_now: true,
+            ..Self::new(kind, reason)
+        }
+    }
+}
+
+/// What a site's probes want of a jump.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// What a hit is to leave behind; nothing if all probes wait for the function's return.
+    pub(super) capture: Option<Capture>,
+    pub(super) follow: Option<Follow>,
+    pub(super) condition: Vec<Comparison>,
+    pub(super) lossless: bool,
+}
+
+/// A jump, and the detour that it leads to.
+#[derive(Debug)]
+pub(super) struct Jump {
+    pub(super) region: Region,
+    pub(super) wanted: Wanted,
+    /// `jmp` to the detour.
+    pub(super) bytes: [u8; JUMP_LEN],
+    /// The detour's number.
+    pub(super) number: u32,
+    pub(super) detour: Arc<Detour>,
+    trips: AtomicU32,
+}
+
+impl Jump {
+    pub(super) fn new(region: Region, wanted: Wanted, placed: Placed) -> Self {
+        Self {
+            region,
+            wanted,
+            bytes: placed.jump,
+            number: placed.number,
+            detour: placed.detour,
+            trips: AtomicU32::new(0),
+        }
+    }
+
+    /// Bytes of text that it changes.
+    pub(super) fn len(&self) -> usize {
+        self.region.bytes.len()
+    }
+
+    /// Whether the detour, or the trampoline for it, may come to an int3.
+    pub(super) fn traps(&self) -> bool {
+        self.detour.full.is_some() || self.waits_at_return()
+    }
+
+    /// Whether the trampoline may come to an int3 for it.
+    pub(super) fn waits_at_return(&self) -> bool {
+        self.wanted.follow.is_some_and(|follow| follow.lossless)
+    }
+
+    /// Where from the probed instruction its displacement has an int3.
+    pub(super) fn tripwires(&self) -> impl Iterator<Item = u8> {
+        self.region.interior()
+    }
+
+    /// Where the instruction is executed that began at `offset` of the region.
+    pub(super) fn copy(&self, offset: u8) -> Option<GuestVirtAddr> {
+        let (_, at) = self
+            .detour
+            .copies
+            .iter()
+            .find(|(from, _)| *from == offset)?;
+        Some(self.detour.at.wrapping_add((*at).into()))
+    }
+
+    /// The text with the jump in it. What is left of the last instruction becomes `nop`s, so that who
+    /// decodes the function finds instructions.
+    fn text(&self) -> Vec<u8> {
+        let mut text = vec![Relocated::NOP; self.len()];
+        text[..JUMP_LEN].copy_from_slice(&self.bytes);
+        text
+    }
+
+    /// Writes the jump, if the text is still the one that was decoded.
+    pub(super) fn plant(
+        &self,
+        memory: &dyn GuestMemory,
+        at: GuestPhysAddr,
+    ) -> Result<(), MemoryError> {
+        replace(memory, at, &self.region.bytes, &self.text()).map(drop)
+    }
+
+    /// Puts the original text back, if the text is still ours. Whether it is the original then; else the
+    /// guest has something of its own there, and will put back what it found when it takes that away.
+    pub(super) fn lift(
+        &self,
+        memory: &dyn GuestMemory,
+        at: GuestPhysAddr,
+    ) -> Result<bool, MemoryError> {
+        replace(memory, at, &self.text(), &self.region.bytes)
+    }
+
+    /// Whether all of it is in the text.
+    pub(super) fn is_planted(&self, memory: &dyn GuestMemory, at: GuestPhysAddr) -> bool {
+        let mut text = vec![0; self.len()];
+        memory.read(at, &mut text).is_ok() && text == self.text()
+    }
+
+    /// Puts original text into `bytes`, which begin at `offset` of the region.
+    pub(super) fn unmask_tail(&self, offset: usize, bytes: &mut [u8]) {
+        let (text, original) = (self.text(), &self.region.bytes);
+        let tail = text.iter().zip(original).skip(offset);
+        for (byte, (ours, original)) in bytes.iter_mut().zip(tail) {
+            if byte == ours {
+                *byte = *original;
+            }
+        }
+    }
+
+    /// Somebody has come to a tripwire. Whether that has happened too often.
+    pub(super) fn trip(&self) -> bool {
+        self.trips.fetch_add(1, Ordering::Relaxed) + 1 >= TRIPS
+    }
+
+    pub(super) fn is_tripped(&self) -> bool {
+        self.trips.load(Ordering::Relaxed) >= TRIPS
+    }
+}
+
+/// Whether the text is `to` then.
+fn replace(
+    memory: &dyn GuestMemory,
+    at: GuestPhysAddr,
+    from: &[u8],
+    to: &[u8],
+) -> Result<bool, MemoryError> {
+    let mut text = vec![0; from.len()];
+    memory.read(at, &mut text)?;
+    if text == from {
+        memory.write(at, to)?;
+        return Ok(true);
+    }
+    Ok(text == to)
+}
+
+impl Site {
+    /// What its probes want of a jump, or why they can't have one.
+    pub(super) fn wants_jump(&self) -> Result<Wanted, WhyNot> {
+        if self.milestone.is_some() {
+            let why = "the engine itself follows the kernel by a breakpoint here";
+            return Err(WhyNot::for_now("milestone", why));
+        }
+        if self.module.is_some() {
+            return Err(WhyNot::for_now("module", "it is in a module's text"));
+        }
+        let mut probes = self.enabled().peekable();
+        if probes.peek().is_none() {
+            return Err(WhyNot::for_now("disabled", "it is disabled"));
+        }
+        let mut wanted: Option<Wanted> = None;
+        for probe in probes {
+            let next = wants(probe)?;
+            wanted = Some(match wanted {
+                None => next,
+                Some(before) => before.and(&next)?,
+            });
+        }
+        wanted.ok_or_else(|| WhyNot::for_now("disabled", "it is disabled"))
+    }
+}
+
+/// What one probe wants.
+fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
+    match probe.kind {
+        ProbeKind::Instruction { .. } if probe.wants_post() => {
+            let why = "a post event takes a breakpoint";
+            Err(WhyNot::for_now("post event", why))
+        }
+        ProbeKind::Instruction { .. } if probe.wants_fault() => {
+            let why = "a fault event takes a breakpoint";
+            Err(WhyNot::for_now("fault event", why))
+        }
+        ProbeKind::Instruction { .. } | ProbeKind::Return { .. } if !probe.may_optimize() => {
+            let why = "it was asked to stay a breakpoint";
+            Err(WhyNot::for_now("asked", why))
+        }
+        ProbeKind::Instruction { .. } => Ok(Wanted {
+            capture: Some(probe.options.capture),
+            follow: None,
+            condition: probe.options.condition.clone(),
+            lossless: probe.options.lossless,
+        }),
+        ProbeKind::Return { .. } => Ok(Wanted {
+            capture: None,
+            follow: Some(Follow {
+                records: registers(probe.options.capture).is_some(),
+                limit: probe.max_active,
+                lossless: probe.options.lossless,
+            }),
+            condition: probe.options.condition.clone(),
+            lossless: false,
+        }),
+        ProbeKind::Watch { .. } => Err(WhyNot::for_now("watchpoint", "it is no instruction")),
+    }
+}
+
+impl Wanted {
+    /// What two probes want of one jump.
+    fn and(self, other: &Self) -> Result<Self, WhyNot> {
+        if self.condition != other.condition {
+            let why = "another probe is at the same instruction, with other conditions";
+            return Err(WhyNot::for_now("conditions", why));
+        }
+        let capture = match (self.capture, other.capture) {
+            (Some(one), Some(other)) => Some(both(one, other)),
+            (one, other) => one.or(other),
+        };
+        let follow = match (self.follow, other.follow) {
+            (Some(one), Some(other)) if one.limit != other.limit => {
+                let why = "another return probe of the function has another limit of calls";
+                return Err(WhyNot::for_now("maxactive", why));
+            }
+            (Some(one), Some(other)) => Some(Follow {
+                records: one.records || other.records,
+                limit: one.limit,
+                lossless: one.lossless || other.lossless,
+            }),
+            (one, other) => one.or(other),
+        };
+        Ok(Self {
+            capture,
+            follow,
+            condition: self.condition,
+            lossless: self.lossless || other.lossless,
+        })
+    }
+}
+
+/// What two probes want of a hit.
+fn both(one: Capture, other: Capture) -> Capture {
+    match (registers(one), registers(other)) {
+        (None, None) => Capture::Count,
+        (one, other) => {
+            let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
+            Capture::of(one.and(other))
+        }
+    }
+}
+
+/// The registers of an event; `None` when there is no event.
+pub(super) fn registers(capture: Capture) -> Option<RegisterSet> {
+    match capture {
+        Capture::Full => Some(RegisterSet::ALL),
+        Capture::Registers(set) => Some(set),
+        Capture::Count => None,
+    }
+}
+
+/// What a list says of a probe whose site is this.
+pub(super) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
+    let not = |kind, reason: &str| Optimization::Not {
+        kind,
+        reason: reason.to_owned(),
+    };
+    let Some(site) = site else {
+        return not("no place", "it has no place in the guest's text");
+    };
+    match &site.verdict {
+        _ if !site.armed => not("disabled", "it is not armed"),
+        Verdict::Jump(_) => Optimization::Optimized,
+        Verdict::Waiting => Optimization::Waiting,
+        Verdict::Not(why) => not(why.kind, &why.reason),
+    }
+}

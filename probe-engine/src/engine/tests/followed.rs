@@ -1,0 +1,272 @@
+//! Return probes that are jumps.
+
+use super::fixture::{Fixture, PHYS, STACK, gs_base, spec, vcpu_at};
+use super::jumps::jumps;
+use crate::addr::{GuestPhysAddr, GuestVirtAddr, Tsc};
+use crate::arena::{CALLS, RINGS, TRAMPOLINE};
+use crate::calls::layout as table;
+use crate::detour;
+use crate::engine::Action;
+use crate::event::Detail;
+use crate::guest::GuestMemory;
+use crate::probe::{Capture, Optimization, ProbeInfo, ProbeKind, ProbeSpec};
+use crate::ring::layout;
+
+const CALLER: u64 = 0xffff_ffff_8100_0700;
+
+/// A return probe that is a jump with detour 0.
+fn followed(f: &Fixture, change: impl FnOnce(&mut ProbeSpec)) -> ProbeInfo {
+    let mut spec = spec("framed%return");
+    change(&mut spec);
+    let id = f.engine.register(&f.guest(), &[spec]).unwrap()[0].id;
+    assert_eq!(f.optimize(), 1);
+    let probe = f.info(id);
+    assert_eq!(probe.optimization, Optimization::Optimized);
+    probe
+}
+
+/// Where in physical memory a place of the table is.
+fn at(f: &Fixture, offset: u64) -> u64 {
+    f.engine.arena_phys(CALLS.start).unwrap().0 + offset
+}
+
+/// Has a call of detour `number` followed, with its return address at `slot`, in the table's place `index`.
+fn enter(f: &Fixture, index: u64, slot: u64, caller: u64, number: u64) {
+    let call = at(f, table::CALLS + index * table::CALL_LEN);
+    f.set_word(call + table::CALLER, caller);
+    f.set_word(call + table::WORD, number);
+    f.set_word(at(f, index * 8), slot);
+    f.set_word(slot, TRAMPOLINE.0);
+}
+
+fn keys(f: &Fixture) -> Vec<u64> {
+    let keys = (0..8).map(|index| f.word(at(f, index * 8)));
+    keys.filter(|key| *key != 0).collect()
+}
+
+fn block(f: &Fixture) -> u64 {
+    let environment = f.engine.environment(&*f.memory).unwrap();
+    let at = gs_base(0).wrapping_add(environment.block);
+    f.engine.arena_phys(GuestVirtAddr(at)).unwrap().0
+}
+
+/// What the trampoline does with the first vCPU's ring: word `n` of the record is `n`.
+fn put_return(f: &Fixture) {
+    let head = block(f) + layout::HEAD;
+    let position = f.word(head);
+    let ring = f.engine.arena_phys(RINGS).unwrap().0 + position;
+    for word in 1..layout::RETURN_WORDS {
+        f.set_word(ring + word * 8, word);
+    }
+    f.set_word(ring + layout::RETURN_CALLER, CALLER);
+    f.set_word(ring, layout::return_header(0));
+    f.set_word(head, position + layout::RETURN_WORDS * 8);
+}
+
+/// Adds to a counter of detour 0.
+fn count(f: &Fixture, which: u64, times: u32) {
+    let at = GuestPhysAddr(at(f, table::TALLIES + which));
+    f.memory.write(at, &times.to_le_bytes()).unwrap();
+}
+
+#[test]
+fn a_return_from_a_ring_is_reported_like_a_breakpoint_s() {
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    put_return(&f);
+    f.engine.drain_all(&*f.memory);
+    let event = f.events()[0];
+    assert_eq!((event.probe, event.tsc, event.task), (probe.id, Tsc(1), 2));
+    let registers = event.registers;
+    assert_eq!(
+        (registers.rax, registers.rflags, registers.rip),
+        (3, 19, CALLER)
+    );
+    let Detail::Return {
+        caller,
+        entry_tsc,
+        entry,
+    } = event.detail
+    else {
+        panic!("{event:?}");
+    };
+    assert_eq!((caller.0, entry_tsc), (CALLER, Tsc(21)));
+    assert_eq!(
+        (entry.rax, entry.rflags, entry.rip),
+        (22, 38, probe.address.0)
+    );
+    let info = f.info(probe.id);
+    assert_eq!((info.hits, info.missed, info.exits), (1, 0, 0));
+}
+
+#[test]
+fn returns_that_are_only_counted_and_missed_ones_are_counted() {
+    let f = jumps();
+    let probe = followed(&f, |spec| spec.options.capture = Capture::Count);
+    count(&f, table::COUNTED, 5);
+    count(&f, table::MISSED, 2);
+    f.engine.drain(&*f.memory);
+    count(&f, table::COUNTED, 6);
+    f.engine.drain(&*f.memory);
+    let info = f.info(probe.id);
+    assert_eq!((info.hits, info.missed), (6, 2));
+}
+
+#[test]
+fn a_probe_on_the_entry_and_one_on_the_return_share_a_jump() {
+    let f = jumps();
+    let before = f.probe("before=framed");
+    let mut after = spec("after=framed%return");
+    after.options.capture = Capture::Count;
+    let after = f.engine.register(&f.guest(), &[after]).unwrap()[0].id;
+    assert_eq!(f.optimize(), 2);
+    count(&f, table::COUNTED, 3);
+    f.engine.drain(&*f.memory);
+    assert_eq!((f.hit_count(before.id), f.hit_count(after)), (0, 3));
+}
+
+#[test]
+fn probes_with_other_limits_share_no_jump() {
+    let f = jumps();
+    let first = followed(&f, |_| {});
+    let mut second = spec("second=framed%return");
+    second.kind = ProbeKind::Return { maxactive: Some(3) };
+    let second = f.engine.register(&f.guest(), &[second]).unwrap()[0].id;
+    f.optimize();
+    for id in [first.id, second] {
+        let told = f.info(id).optimization;
+        let kind = "maxactive";
+        assert!(matches!(told, Optimization::Not { kind: found, .. } if found == kind));
+    }
+    f.unregister(&[second]);
+    assert_eq!(f.optimize(), 1);
+}
+
+#[test]
+fn removal_puts_the_return_addresses_of_calls_under_way_back() {
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    enter(&f, 0, STACK, CALLER, 0);
+    enter(&f, 1, STACK + 0x40, CALLER + 1, 0);
+    // Its task has ended.
+    enter(&f, 2, STACK + 0x80, CALLER + 2, 0);
+    f.set_word(STACK + 0x80, 7);
+    count(&f, table::ACTIVE, 3);
+    f.unregister(&[probe.id]);
+    let words = [0, 0x40, 0x80].map(|offset| f.word(STACK + offset));
+    assert_eq!(words, [CALLER, CALLER + 1, 7]);
+    assert_eq!(keys(&f), [STACK + 0x80]);
+    assert_eq!(f.word(at(&f, table::TALLIES + table::ACTIVE)) as u32, 1);
+    // Late records of it are nobody's.
+    put_return(&f);
+    f.engine.drain_all(&*f.memory);
+    assert!(f.events().is_empty());
+}
+
+#[test]
+fn a_call_in_the_middle_of_our_code_is_left_to_it() {
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    enter(&f, 0, STACK, CALLER, 0);
+    let mut vcpu = vcpu_at(0);
+    (vcpu.registers.rip, vcpu.registers.rsp) = (TRAMPOLINE.0, STACK + 8);
+    let guest = f.guest_with(&vcpu);
+    f.engine.unregister(&guest, &[probe.id]).unwrap();
+    assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+
+    // Interrupted before the trampoline's first instruction: RIP and RSP are in the interrupt's frame.
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    enter(&f, 0, STACK, CALLER, 0);
+    f.set_word(STACK - 40, TRAMPOLINE.0);
+    f.set_word(STACK - 16, STACK + 8);
+    f.unregister(&[probe.id]);
+    assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+}
+
+#[test]
+fn of_two_calls_with_one_return_address_either_may_go_first() {
+    for outer_goes in [true, false] {
+        let f = jumps();
+        let ids = ["framed%return", "plain%return"].map(|place| f.probe(place).id);
+        f.optimize();
+        // One has jumped to the other.
+        let [outer, inner] = [ids[0], ids[1]].map(|id| {
+            let table = f.engine.table();
+            let site = table.site(f.info(id).address).unwrap();
+            u64::from(site.jump().unwrap().number)
+        });
+        enter(&f, 0, STACK, CALLER, outer);
+        enter(&f, 1, STACK, TRAMPOLINE.0, inner);
+        let (gone, left) = if outer_goes { (0, 1) } else { (1, 0) };
+        f.unregister(&[ids[gone]]);
+        assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+        let call = at(&f, table::CALLS + left as u64 * table::CALL_LEN);
+        assert_eq!(f.word(call + table::CALLER), CALLER, "{outer_goes}");
+        f.unregister(&[ids[left]]);
+        assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
+    }
+}
+
+#[test]
+fn a_lossless_return_with_its_ring_full_waits_for_room() {
+    let f = jumps();
+    let probe = followed(&f, |spec| spec.options.lossless = true);
+    assert!(f.engine.wants_breakpoint_exits());
+    put_return(&f);
+    let environment = f.engine.environment(&*f.memory).unwrap();
+    let full = detour::trampoline(&environment).unwrap().full;
+    let trap = TRAMPOLINE.wrapping_add(full.trap.into());
+    let mut vcpu = vcpu_at(0);
+    (vcpu.registers.rip, vcpu.registers.rax) = (trap.0, 0);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
+    assert_eq!(vcpu.registers.rip, trap.0 + 1);
+    let info = f.info(probe.id);
+    assert_eq!((info.hits, info.exits), (1, 1));
+    // Whatever number the guest has there.
+    for rax in [1, 1 << 30, u64::MAX] {
+        (vcpu.registers.rip, vcpu.registers.rax) = (trap.0, rax);
+        assert_eq!(f.trap(&mut vcpu), Action::Resume);
+    }
+    f.unregister(&[probe.id]);
+    assert!(
+        f.engine.wants_breakpoint_exits(),
+        "its calls may come there"
+    );
+}
+
+#[test]
+fn a_table_that_the_guest_has_scribbled_on_does_harm_to_the_guest_only() {
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    f.set_word(STACK, TRAMPOLINE.0);
+    let places = table::BUCKETS * table::WAYS;
+    for index in 0..places {
+        let call = at(&f, table::CALLS + index * table::CALL_LEN);
+        let (key, caller) = match index % 6 {
+            0 => (u64::MAX - index, CALLER),
+            1 => (STACK, TRAMPOLINE.0),
+            2 => (STACK + 1, CALLER),
+            3 => (CALLS.start.0 + index * 8, CALLER),
+            4 => (STACK, CALLER + index),
+            _ => (index << 40, 0),
+        };
+        f.set_word(at(&f, index * 8), key);
+        f.set_word(call + table::CALLER, caller);
+        f.set_word(call + table::WORD, index % 3);
+    }
+    for which in [table::ACTIVE, table::MISSED, table::COUNTED] {
+        count(&f, which, u32::MAX);
+    }
+    f.engine.drain(&*f.memory);
+    let told = f.info(probe.id);
+    assert_eq!((told.hits, told.missed), (0, u64::from(u32::MAX)));
+    let text = f.bytes_at(PHYS, 0x400);
+    f.unregister(&[probe.id]);
+    assert_eq!(
+        f.bytes_at(PHYS, 0x340),
+        text[..0x340],
+        "no text but the probe's"
+    );
+    assert!(!f.engine.wants_breakpoint_exits());
+}

@@ -1,0 +1,337 @@
+//! Probes that become jumps, and breakpoints again.
+
+use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
+use crate::engine::Action;
+use crate::event::Detail;
+use crate::guest::GuestMemory;
+use crate::probe::{Capture, Optimization, Options, ProbeInfo};
+use crate::ring::layout;
+
+/// Offset of `framed`, and its first bytes: `push %rbp; mov %rsp,%rbp; push %rbx`.
+const FRAMED: u64 = 0x340;
+const TEXT_BEFORE: [u8; 5] = [0x55, 0x48, 0x89, 0xe5, 0x53];
+const JUMP: u8 = 0xe9;
+
+pub fn jumps() -> Fixture {
+    Fixture::with_jumps(|_| {})
+}
+
+/// Registers one probe, which has to become a jump.
+fn jump(f: &Fixture, place: &str) -> ProbeInfo {
+    let probe = f.probe(place);
+    assert_eq!(probe.optimization, Optimization::Waiting);
+    f.optimize();
+    let probe = f.info(probe.id);
+    assert_eq!(probe.optimization, Optimization::Optimized, "{place}");
+    probe
+}
+
+fn why_not(f: &Fixture, id: ProbeId) -> &'static str {
+    match f.info(id).optimization {
+        Optimization::Not { kind, .. } => kind,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Where the jump at an offset of the text leads.
+fn target(f: &Fixture, offset: u64) -> GuestVirtAddr {
+    let by: [u8; 4] = f.bytes_at(PHYS + offset + 1, 4).try_into().unwrap();
+    GuestVirtAddr(TEXT + offset + 5).wrapping_add(i64::from(i32::from_le_bytes(by)).cast_unsigned())
+}
+
+#[test]
+fn a_probe_becomes_a_jump_whose_displacement_traps_where_an_instruction_began() {
+    let f = jumps();
+    jump(&f, "framed");
+    let text = f.bytes_at(PHYS + FRAMED, 5);
+    assert_eq!((text[0], text[1], text[4]), (JUMP, 0xcc, 0xcc));
+    assert_eq!(f.byte(FRAMED + 5), 0x48, "what follows stays");
+    let detour = target(&f, FRAMED);
+    assert_eq!(f.engine.detour_at(detour), Some(0));
+}
+
+#[test]
+fn what_is_left_of_the_last_instruction_becomes_nops() {
+    let f = jumps();
+    // sub $0x10,%rsp (4); mov $1,%eax (5) is what the loop leads to.
+    let probe = f.probe("wide");
+    f.optimize();
+    assert_eq!(why_not(&f, probe.id), "branch");
+    let probe = jump(&f, "at=framed+0x5");
+    assert_eq!(f.bytes_at(PHYS + FRAMED + 10, 1), [0xc3]);
+    let text = f.bytes_at(PHYS + FRAMED + 5, 5);
+    // sub $8,%rsp; pop %rbx
+    assert_eq!((text[0], text[4]), (JUMP, 0xcc));
+    assert_eq!(probe.exits, 0);
+}
+
+#[test]
+fn removal_gives_the_text_back_and_the_same_detour_serves_again() {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    let first = target(&f, FRAMED);
+    f.unregister(&[probe.id]);
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
+    jump(&f, "framed");
+    assert_eq!(target(&f, FRAMED), first);
+}
+
+#[test]
+fn who_comes_to_an_instruction_inside_is_sent_to_its_copy() {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    for (offset, first) in [(1, 0x48), (4, 0x53)] {
+        let mut vcpu = vcpu_at(FRAMED + offset);
+        assert_eq!(f.trap(&mut vcpu), Action::Resume);
+        let rip = GuestVirtAddr(vcpu.registers.rip);
+        assert_eq!(f.engine.detour_at(rip), Some(0));
+        assert_eq!(f.wide_bytes(rip, 1), [first], "the copy of +{offset}");
+    }
+    assert_eq!(f.info(probe.id).exits, 2);
+    assert_eq!(
+        f.info(probe.id).hits,
+        0,
+        "the probed instruction is no part"
+    );
+}
+
+#[test]
+fn an_int3_that_the_guest_puts_over_a_jump_is_the_guests() {
+    let f = jumps();
+    jump(&f, "framed");
+    f.set_bytes(FRAMED, &[0xcc]);
+    let mut vcpu = vcpu_at(FRAMED);
+    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+}
+
+#[test]
+fn a_trap_taken_before_the_text_changed_is_tried_again() {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    let mut vcpu = vcpu_at(FRAMED);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
+    assert_eq!(vcpu.registers.rip, TEXT + FRAMED);
+    f.unregister(&[probe.id]);
+    let mut vcpu = vcpu_at(FRAMED + 1);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume);
+    assert_eq!(vcpu.registers.rip, TEXT + FRAMED + 1);
+}
+
+#[test]
+fn a_tripwire_that_is_hit_over_and_over_ends_the_jump() {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    for _ in 0..1000 {
+        assert_eq!(f.info(probe.id).optimization, Optimization::Optimized);
+        let mut vcpu = vcpu_at(FRAMED + 1);
+        f.trap(&mut vcpu);
+    }
+    f.optimize();
+    assert_eq!(why_not(&f, probe.id), "tripwire");
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5), [0xcc, 0x48, 0x89, 0xe5, 0x53]);
+}
+
+#[test]
+fn each_cause_makes_a_breakpoint_of_a_jump_until_it_is_gone() {
+    type Cause = fn(&Fixture) -> ProbeId;
+    let causes: [(&str, Cause); 2] = [
+        ("post event", |f| f.probe("x=framed%post").id),
+        ("probe inside", |f| f.probe("x=framed+0x4").id),
+    ];
+    for (kind, cause) in causes {
+        let f = jumps();
+        let probe = jump(&f, "framed");
+        let other = cause(&f);
+        assert_eq!(f.byte(FRAMED), 0xcc, "{kind}");
+        f.optimize();
+        assert_eq!(why_not(&f, probe.id), kind);
+        f.unregister(&[other]);
+        assert_eq!(f.optimize(), 1, "{kind}");
+        assert_eq!(f.byte(FRAMED), JUMP);
+    }
+}
+
+#[test]
+fn disabling_and_both_knobs_make_a_breakpoint_of_a_jump_and_back() {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    f.enable(probe.id, false);
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
+    assert_eq!(why_not(&f, probe.id), "disabled");
+    f.enable(probe.id, true);
+    assert_eq!(f.byte(FRAMED), 0xcc);
+    assert_eq!(f.optimize(), 1);
+
+    f.engine.arm_all(&f.guest(), false).unwrap();
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
+    f.engine.arm_all(&f.guest(), true).unwrap();
+    assert_eq!(f.optimize(), 1);
+
+    f.engine.optimize(&f.guest(), &[probe.id], false).unwrap();
+    assert_eq!(f.byte(FRAMED), 0xcc);
+    f.optimize();
+    assert_eq!(why_not(&f, probe.id), "asked");
+    f.engine.optimize(&f.guest(), &[probe.id], true).unwrap();
+    assert_eq!(f.optimize(), 1);
+
+    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    assert_eq!(f.byte(FRAMED), 0xcc);
+    f.optimize();
+    assert_eq!(why_not(&f, probe.id), "switched off");
+    f.engine.set_optimizing(&f.guest(), true).unwrap();
+    assert_eq!(f.optimize(), 1);
+    assert_eq!(f.byte(FRAMED), JUMP);
+}
+
+#[test]
+fn what_changes_between_preparing_and_stopping_is_prepared_again() {
+    let f = jumps();
+    let probe = f.probe("framed");
+    let prepared = f.engine.prepare_jumps(&*f.memory);
+    f.enable(probe.id, false);
+    f.enable(probe.id, true);
+    assert_eq!(f.engine.commit_jumps(&f.guest(), prepared).unwrap(), 0);
+    assert_eq!(f.byte(FRAMED), 0xcc);
+    assert!(f.engine.has_waiting());
+    assert_eq!(f.optimize(), 1);
+    assert!(!f.engine.has_waiting() || f.optimize() == 0);
+}
+
+#[test]
+fn text_that_the_guest_has_changed_meanwhile_stays_as_it_is() {
+    let f = jumps();
+    f.probe("framed");
+    let prepared = f.engine.prepare_jumps(&*f.memory);
+    f.set_bytes(FRAMED + 4, &[0x90]);
+    assert_eq!(f.engine.commit_jumps(&f.guest(), prepared).unwrap(), 0);
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5), [0xcc, 0x48, 0x89, 0xe5, 0x90]);
+}
+
+#[test]
+fn text_reads_as_if_there_were_no_jump() {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    // Decoded from the function's start, over the jump.
+    let inside = f.probe("x=framed+0x5");
+    assert_eq!(inside.instruction, "sub $8,%rsp");
+    f.optimize();
+    assert_eq!(f.info(probe.id).optimization, Optimization::Optimized);
+    assert_eq!(f.info(inside.id).optimization, Optimization::Optimized);
+    assert!(f.refusal("framed+0x2").to_string().contains("inside"));
+}
+
+#[test]
+fn probes_of_one_instruction_share_a_jump() {
+    let f = jumps();
+    let mut counting = spec("b=framed");
+    counting.options = Options {
+        capture: Capture::Count,
+        ..Options::default()
+    };
+    let probes = f.engine.register(&f.guest(), &[spec("a=framed"), counting]);
+    let ids: Vec<_> = probes.unwrap().iter().map(|probe| probe.id).collect();
+    assert_eq!(f.optimize(), 2);
+    put_record(&f, 0);
+    assert_eq!(f.engine.drain_all(&*f.memory).records, 1);
+    assert_eq!(f.details(), [(ids[0], Detail::Pre)]);
+    assert_eq!((f.hit_count(ids[0]), f.hit_count(ids[1])), (1, 1));
+}
+
+#[test]
+fn counters_become_hits_or_missed_ones() {
+    let f = jumps();
+    let mut counting = spec("b=framed");
+    counting.options.capture = Capture::Count;
+    let id = f.engine.register(&f.guest(), &[counting]).unwrap()[0].id;
+    assert_eq!(f.optimize(), 1);
+    for (cpu, times) in [(0, 3_u32), (1, 4)] {
+        let cell = block(&f, cpu) + layout::CELLS;
+        f.memory
+            .write(GuestPhysAddr(cell), &times.to_le_bytes())
+            .unwrap();
+    }
+    f.engine.drain(&*f.memory);
+    assert_eq!(f.hit_count(id), 7);
+    assert_eq!(f.info(id).missed, 0);
+    f.unregister(&[id]);
+
+    let probe = jump(&f, "framed");
+    let cell = block(&f, 0) + layout::CELLS + layout::CELL;
+    f.memory
+        .write(GuestPhysAddr(cell), &5_u32.to_le_bytes())
+        .unwrap();
+    f.engine.drain(&*f.memory);
+    assert_eq!((f.hit_count(probe.id), f.info(probe.id).missed), (0, 5));
+}
+
+/// A CPU's block in physical memory.
+fn block(f: &Fixture, cpu: u64) -> u64 {
+    let environment = f.engine.environment(&*f.memory).unwrap();
+    let at = super::fixture::gs_base(cpu).wrapping_add(environment.block);
+    f.engine.arena_phys(GuestVirtAddr(at)).unwrap().0
+}
+
+/// Does what a detour with all registers does, on the first vCPU.
+fn put_record(f: &Fixture, detour: u32) {
+    let words = (layout::RECORD_REGISTERS / 8 + 17) as u8;
+    let head = block(f, 0) + layout::HEAD;
+    let at = f.word(head);
+    let ring = f.engine.arena_phys(crate::arena::RINGS).unwrap().0;
+    f.set_word(ring + at + layout::RECORD_TSC, 7);
+    f.set_word(ring + at, layout::header(detour, words));
+    f.set_word(head, at + u64::from(words) * 8);
+}
+
+/// A jump over which the guest has put an int3 of its own, and how the text is then.
+fn held() -> (Fixture, ProbeInfo, Vec<u8>) {
+    let f = jumps();
+    let probe = jump(&f, "framed");
+    let ours = f.bytes_at(PHYS + FRAMED, 5);
+    f.set_bytes(FRAMED, &[0xcc]);
+    (f, probe, ours)
+}
+
+#[test]
+fn a_jump_that_the_guest_holds_works_until_it_is_given_back_and_goes_then() {
+    let (f, probe, ours) = held();
+    f.unregister(&[probe.id]);
+    assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), ours[1..], "all stays");
+    let mut vcpu = vcpu_at(FRAMED);
+    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    let mut vcpu = vcpu_at(FRAMED + 1);
+    assert_eq!(f.trap(&mut vcpu), Action::Resume, "tripwires stay");
+    let rip = GuestVirtAddr(vcpu.registers.rip);
+    assert_eq!(f.engine.detour_at(rip), Some(0));
+
+    assert!(f.engine.has_waiting());
+    f.optimize();
+    assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), ours[1..]);
+    f.set_bytes(FRAMED, &[JUMP]);
+    f.optimize();
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
+    assert!(!f.engine.wants_breakpoint_exits());
+    jump(&f, "framed");
+}
+
+#[test]
+fn where_the_guest_holds_a_jump_no_int3_is_ours() {
+    let (f, probe, ours) = held();
+    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    assert!(!matches!(
+        f.info(probe.id).optimization,
+        Optimization::Optimized
+    ));
+    let mut vcpu = vcpu_at(FRAMED);
+    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    f.unregister(&[probe.id]);
+    assert_eq!(f.byte(FRAMED), 0xcc, "the guest's");
+    assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), ours[1..]);
+    f.set_bytes(FRAMED, &[JUMP]);
+    // Registered before anybody has looked.
+    let probe = f.probe("framed");
+    assert_eq!(f.byte(FRAMED), JUMP);
+    f.optimize();
+    assert_eq!(f.bytes_at(PHYS + FRAMED, 5)[..2], [0xcc, 0x48]);
+    assert_eq!(why_not(&f, probe.id), "switched off");
+}

@@ -1,0 +1,240 @@
+//! Turning probes into jumps, in the background.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use probe_engine::engine::Prepared;
+use probe_engine::error::ChangeError;
+use tokio::sync::watch;
+use tonic::{Code, Status};
+use vmm::VmState;
+use vmprobe_proto::v1;
+
+use super::bell::{Bell, Heard};
+use super::{Changed, Chosen, Machine};
+use crate::blocking::blocking;
+use crate::guest::{Ram, StoppedVm};
+use crate::{convert, status};
+
+/// Changes that come so close together are optimized in one stop.
+const GATHER: Duration = Duration::from_millis(5);
+/// Between two looks whether probes have begun to wait without a change by a client: when the kernel
+/// has started, or a module was loaded.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The work of one VM's thread that optimizes.
+#[derive(Debug)]
+pub struct Optimizer {
+    bell: Bell,
+    done: Mutex<v1::Optimizer>,
+    /// Sent to whenever probes may have settled.
+    settled: watch::Sender<()>,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self {
+            bell: Bell::default(),
+            done: Mutex::default(),
+            settled: watch::channel(()).0,
+        }
+    }
+}
+
+impl Optimizer {
+    /// What it has done so far.
+    pub fn done(&self) -> v1::Optimizer {
+        *self.locked()
+    }
+
+    /// Says that probes have been changed.
+    pub fn probes_changed(&self) {
+        self.bell.ring();
+        self.settled.send_replace(());
+    }
+
+    /// Says that the guest has ended.
+    pub fn end(&self) {
+        self.bell.end();
+    }
+
+    fn add(&self, probes: u64, stopped_ns: u64) {
+        let mut done = self.locked();
+        done.batches += 1;
+        done.probes += probes;
+        done.stopped_ns = done.stopped_ns.saturating_add(stopped_ns);
+        (done.last_probes, done.last_stopped_ns) = (probes, stopped_ns);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, v1::Optimizer> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Machine {
+    /// Lets all chosen probes become jumps, or none of them. Blocks.
+    pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
+        let _alone = self.changing();
+        let ids = self.ids(chosen)?;
+        let before = self.engine.list();
+        let optimize = |stopped: &StoppedVm<'_>| {
+            let probes = self.engine.optimize(stopped, &ids, on);
+            probes.map_err(|error| status::change(&error))
+        };
+        let undo = |stopped: &StoppedVm<'_>, _: &Vec<_>| {
+            let others = before
+                .iter()
+                .filter(|probe| probe.options.optimize != on && ids.contains(&probe.id));
+            let others: Vec<_> = others.map(|probe| probe.id).collect();
+            self.engine.optimize(stopped, &others, !on).map(drop)
+        };
+        let changed = self.change(optimize, undo)?;
+        Ok(changed.map(convert::probes))
+    }
+
+    /// Lets probes become jumps, or makes breakpoints of all. Blocks.
+    pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
+        let _alone = self.changing();
+        let was_on = self.engine.is_optimizing();
+        let set = |stopped: &StoppedVm<'_>| {
+            let set = self.engine.set_optimizing(stopped, on);
+            set.map_err(|error| status::change(&error))
+        };
+        self.change(set, |stopped, ()| {
+            self.engine.set_optimizing(stopped, was_on)
+        })
+    }
+
+    /// Waits until it is settled of the chosen probes, of all if none is chosen, whether they are jumps.
+    pub async fn wait_probes(self: &Arc<Self>, chosen: &Chosen) -> Result<Vec<v1::Probe>, Status> {
+        let ids: BTreeSet<u64> = self.ids(chosen)?.into_iter().map(|id| id.0).collect();
+        let mut settled = self.optimizer.settled.subscribe();
+        let mut ending = self.ending.clone();
+        loop {
+            // Both are looked at before the probes, so that no news is missed.
+            settled.borrow_and_update();
+            let no_news = ending.has_changed().is_err();
+            let has_ended = ending.borrow_and_update().is_some() || no_news;
+            let (machine, ids) = (Arc::clone(self), ids.clone());
+            let probes = blocking(move || machine.select(&ids)).await?;
+            if probes.iter().all(convert::is_settled) {
+                return Ok(probes);
+            }
+            if has_ended {
+                let message = format!("VM `{}` has ended, and its probes still waited", self.name);
+                return Err(Status::failed_precondition(message));
+            }
+            tokio::select! {
+                _ = settled.changed() => {}
+                _ = ending.changed() => {}
+            }
+        }
+    }
+
+    /// The probes of these numbers, or all.
+    fn select(&self, ids: &BTreeSet<u64>) -> Result<Vec<v1::Probe>, Status> {
+        let mut probes = self.list_probes();
+        if ids.is_empty() {
+            return Ok(probes);
+        }
+        probes.retain(|probe| ids.contains(&probe.id));
+        let found: BTreeSet<u64> = probes.iter().map(|probe| probe.id).collect();
+        match ids.difference(&found).next() {
+            None => Ok(probes),
+            Some(id) => {
+                let message = format!("there is no probe number {id}: list the probes");
+                Err(status::with_field(Code::NotFound, "ids", message))
+            }
+        }
+    }
+
+    /// Turns probes into jumps until the guest has ended.
+    pub(super) fn optimize_in_background(self: &Arc<Self>) {
+        let bell = &self.optimizer.bell;
+        // Nothing begins to wait by itself before there is a probe.
+        let mut look = None;
+        let mut waited = false;
+        loop {
+            match bell.wait(look) {
+                Heard::End => return,
+                Heard::Ring if bell.gather(GATHER) => return,
+                Heard::Ring | Heard::Nothing => look = Some(LOOK),
+            }
+            let waits = self.engine.has_waiting();
+            if waits {
+                self.optimize_what_waits();
+            }
+            if waits || waited {
+                self.optimizer.settled.send_replace(());
+            }
+            waited = waits;
+        }
+    }
+
+    /// Batch by batch, as long as that brings jumps.
+    fn optimize_what_waits(&self) {
+        while self.engine.has_waiting() && self.vm.state() != VmState::Ended {
+            let begun = Instant::now();
+            let prepared = self.engine.prepare_jumps(&Ram(&self.memory));
+            if prepared.is_empty() {
+                return;
+            }
+            let prepared_in = begun.elapsed();
+            match self.commit_jumps(prepared) {
+                Ok(Changed { result: 0, .. }) => return,
+                Ok(changed) => {
+                    let stopped = changed.stopped;
+                    let probes = changed.result as u64;
+                    tracing::info!(vm = self.name, probes, ?prepared_in, ?stopped, "optimized");
+                    self.optimizer.add(probes, changed.stopped_ns());
+                    self.optimizer.settled.send_replace(());
+                    self.rings.filling();
+                }
+                Err(error) => {
+                    let why = error.message();
+                    tracing::error!(vm = self.name, "can't turn probes into jumps: {why}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
+        let _alone = self.changing();
+        let commit = |stopped: &StoppedVm<'_>| {
+            let committed = self.engine.commit_jumps(stopped, prepared);
+            committed.map_err(|error| status::change(&error))
+        };
+        let undo = |stopped: &StoppedVm<'_>, _: &usize| -> Result<(), ChangeError> {
+            self.engine.set_optimizing(stopped, false)
+        };
+        self.change_quietly(commit, undo)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_added_up_and_the_last_is_told() {
+        let optimizer = Optimizer::default();
+        optimizer.add(1000, 5);
+        optimizer.add(2, u64::MAX);
+        let done = optimizer.done();
+        assert_eq!((done.batches, done.probes), (2, 1002));
+        assert_eq!((done.last_probes, done.last_stopped_ns), (2, u64::MAX));
+        assert_eq!(done.stopped_ns, u64::MAX);
+    }
+
+    #[test]
+    fn a_change_wakes_whoever_waits_for_probes() {
+        let optimizer = Optimizer::default();
+        let mut settled = optimizer.settled.subscribe();
+        settled.borrow_and_update();
+        assert!(!settled.has_changed().unwrap());
+        optimizer.probes_changed();
+        assert!(settled.has_changed().unwrap());
+    }
+}

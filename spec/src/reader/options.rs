@@ -1,0 +1,192 @@
+//! The words behind the place.
+
+use vmprobe_proto::v1::probe_spec::{Kind, Place};
+use vmprobe_proto::v1::{Capture, Condition, ProbeOptions, Relation};
+
+use super::{Reader, Wrong};
+use crate::{CONDITIONS_MAX, names};
+
+/// Relations as they are written; one that begins like another stands before it.
+pub const RELATIONS: [(&str, Relation); 7] = [
+    ("==", Relation::Equal),
+    ("!=", Relation::NotEqual),
+    ("<=", Relation::LessOrEqual),
+    ("<", Relation::Less),
+    (">=", Relation::GreaterOrEqual),
+    (">", Relation::Greater),
+    ("&", Relation::Common),
+];
+
+/// Between two conditions.
+pub const AND: &str = "&&";
+
+/// For a capture of no register.
+pub const NO_REGISTER: &str = "none";
+
+/// What the words behind the place ask for, but for the kind's own.
+#[derive(Default)]
+pub struct Asked {
+    pub disabled: bool,
+    pub options: ProbeOptions,
+}
+
+impl<'a> Reader<'a> {
+    pub fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<Asked, Wrong> {
+        let mut asked = Asked::default();
+        loop {
+            let before = self.at;
+            self.skip_spaces();
+            if self.rest().is_empty() {
+                return Ok(asked);
+            }
+            if self.at == before {
+                return self.junk(place);
+            }
+            self.option(kind, &mut asked)?;
+        }
+    }
+
+    fn option(&mut self, kind: &mut Kind, asked: &mut Asked) -> Result<(), Wrong> {
+        let options = &mut asked.options;
+        let word = self.word();
+        match (word, kind) {
+            ("disabled", _) => asked.disabled = true,
+            ("lossless", _) => options.lossless = true,
+            ("nojump", _) => options.no_jump = true,
+            ("post", Kind::Instruction(probe)) => probe.post = true,
+            ("fault", Kind::Instruction(probe)) => probe.fault = true,
+            ("post" | "fault", _) => {
+                return self.wrong(&format!("only an instruction's probe has {word} events"));
+            }
+            ("count", _) if options.capture() == Capture::Registers => {
+                return self.wrong("a hit that is only counted has no registers");
+            }
+            ("count", _) => options.set_capture(Capture::Count),
+            _ if word.starts_with("regs=") => return self.registers(options),
+            _ if word.starts_with("if=") => return self.conditions(options),
+            _ if word.contains(['=', '$', '%', '+', '@', '(']) => {
+                return self.wrong("probe arguments are not supported yet");
+            }
+            _ => {
+                return self.wrong(
+                    "an option is one of post, fault, disabled, count, regs=, if=, lossless, nojump",
+                );
+            }
+        }
+        self.at += word.len();
+        Ok(())
+    }
+
+    /// `regs=rdi+rsi`
+    fn registers(&mut self, options: &mut ProbeOptions) -> Result<(), Wrong> {
+        match options.capture() {
+            Capture::Count => return self.wrong("a hit that is only counted has no registers"),
+            Capture::Registers => return self.wrong("regs= occurs twice"),
+            Capture::Full | Capture::Unspecified => {}
+        }
+        self.at += "regs=".len();
+        options.set_capture(Capture::Registers);
+        if self.word() == NO_REGISTER {
+            return self.accept(NO_REGISTER);
+        }
+        let mut numbers = Vec::new();
+        loop {
+            let start = self.at;
+            let name = self.take(|c| c.is_ascii_alphanumeric());
+            let Some(number) = names::whole_register(name) else {
+                let reason = match names::register(name) {
+                    Some(_) => format!("an event has whole registers, not {name}"),
+                    None => "a register's name belongs here: rax to r15 or rflags".to_owned(),
+                };
+                return Err((start, reason));
+            };
+            numbers.push(number);
+            if self.word().is_empty() {
+                break;
+            }
+            if !self.rest().starts_with('+') {
+                return self.wrong("more registers follow with `+`, as in regs=rdi+rsi");
+            }
+            self.at += 1;
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        let names = numbers.into_iter().filter_map(names::whole_register_name);
+        options.registers = names.map(str::to_owned).collect();
+        Ok(())
+    }
+
+    /// `if=edi==0xffffff9c&&pid==100`
+    fn conditions(&mut self, options: &mut ProbeOptions) -> Result<(), Wrong> {
+        self.at += "if=".len();
+        loop {
+            if options.conditions.len() == CONDITIONS_MAX {
+                return self.wrong(&format!("a probe has at most {CONDITIONS_MAX} conditions"));
+            }
+            options.conditions.push(self.condition()?);
+            if self.word().is_empty() {
+                return Ok(());
+            }
+            if !self.rest().starts_with(AND) {
+                return self.wrong("more conditions follow with `&&`, as in if=rdi==1&&pid==100");
+            }
+            self.at += AND.len();
+        }
+    }
+
+    fn condition(&mut self) -> Result<Condition, Wrong> {
+        let start = self.at;
+        let operand = self.take(|c| c.is_ascii_alphanumeric());
+        let Some(size) = names::operand_size(operand) else {
+            let reason = match operand {
+                "ah" | "bh" | "ch" | "dh" => {
+                    format!("{operand} can't be compared; use another part")
+                }
+                _ => {
+                    "a register of any width (rdi, edi, dil), cpu, pid or tgid belongs here".into()
+                }
+            };
+            return Err((start, reason));
+        };
+        let (relation, with_sign) = self.relation()?;
+        let start = self.at;
+        let negative = self.rest().starts_with('-');
+        self.at += usize::from(negative);
+        let value = self.number("a number such as 0x15, 21 or -2 belongs here")?;
+        let constant = if negative {
+            value.wrapping_neg()
+        } else {
+            value
+        };
+        // Too large to be negated: its sign is lost.
+        let overflown = negative && value != 0 && constant.cast_signed() >= 0;
+        if overflown || !names::fits(constant, size) {
+            let reason = format!(
+                "{operand} has {} bits: it can't be that",
+                8 * u32::from(size)
+            );
+            return Err((start, reason));
+        }
+        Ok(Condition {
+            operand: operand.to_owned(),
+            relation: relation.into(),
+            constant,
+            signed: with_sign || negative,
+        })
+    }
+
+    /// A relation, and whether it is the signed one: `<s`.
+    fn relation(&mut self) -> Result<(Relation, bool), Wrong> {
+        let rest = self.rest();
+        let found = RELATIONS.iter().find(|(text, _)| rest.starts_with(text));
+        match found {
+            Some((text, relation)) if !rest.starts_with(AND) => {
+                self.at += text.len();
+                let with_sign = self.rest().starts_with('s');
+                self.at += usize::from(with_sign);
+                Ok((*relation, with_sign))
+            }
+            _ => self.wrong("one of == != < <= > >= & belongs here"),
+        }
+    }
+}
