@@ -167,6 +167,24 @@ impl Cpu {
         self.run(case, &vec![0xcc; case.code.len()], at)
     }
 
+    /// Executes a case with other bytes in its place, up to 16, and code at [`Layout::copy`] that they
+    /// lead to, beginning at `entry`.
+    ///
+    /// # Errors
+    /// As for [`Cpu::execute`].
+    pub fn execute_patched(
+        &mut self,
+        case: &Case,
+        patched: &[u8],
+        detour: &[u8],
+        entry: u64,
+    ) -> io::Result<State> {
+        let mut room = [0xcc; PAGE];
+        room[..detour.len()].copy_from_slice(detour);
+        self.put(COPY, &room);
+        self.run(case, patched, entry)
+    }
+
     fn run(&mut self, case: &Case, spot: &[u8], entry: u64) -> io::Result<State> {
         self.set_gs_base(case.gs_base)?;
         // Nothing but `nop`s between the instruction and what follows.

@@ -11,6 +11,7 @@ pub mod compare;
 pub mod cpu;
 pub mod draw;
 pub mod forms;
+pub mod jump;
 pub mod kernel;
 pub mod random;
 pub mod registers;

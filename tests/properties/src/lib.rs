@@ -13,6 +13,7 @@ mod decode;
 mod emulate;
 mod input;
 mod relocate;
+mod rings;
 mod symbols;
 
 #[path = "../../../probe-engine/src/symbols/synthetic.rs"]
@@ -25,4 +26,5 @@ mod tests;
 pub use decode::decode;
 pub use emulate::emulate;
 pub use relocate::relocate;
+pub use rings::rings;
 pub use symbols::symbols;

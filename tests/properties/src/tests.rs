@@ -3,7 +3,7 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decode, emulate, relocate, symbols};
+use super::{decode, emulate, relocate, rings, symbols};
 
 /// Tries a target's corpus.
 fn corpus(target: &str, property: fn(&[u8])) {
@@ -21,6 +21,7 @@ fn the_corpus_of_each_property_holds() {
     corpus("decode", decode);
     corpus("emulate", emulate);
     corpus("relocate", relocate);
+    corpus("rings", rings);
     corpus("symbols", symbols);
 }
 
@@ -53,6 +54,32 @@ proptest! {
     #[test]
     fn any_instruction_is_relocated_there_and_back(code in code(), places in vec(any::<u8>(), 16)) {
         relocate(&[code, places].concat());
+    }
+}
+
+/// What a guest and the host do to rings, but for scribbling: an action and its arguments.
+fn decent() -> impl Strategy<Value = Vec<u8>> {
+    let arguments = |(action, len): (u8, usize)| {
+        // The upper half is the other vCPU; 135 is a multiple of the number of actions.
+        let first = prop::sample::select(vec![action, action + 135]);
+        (first, vec(any::<u8>(), len))
+            .prop_map(|(first, arguments)| [vec![first], arguments].concat())
+    };
+    let actions = [(0, 9), (1, 9), (2, 1), (3, 0), (6, 1), (7, 3), (8, 2)];
+    prop::sample::select(actions.to_vec()).prop_flat_map(arguments)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_rings_are_read_to_their_end(bytes in vec(any::<u8>(), 0..200)) {
+        rings(&bytes);
+    }
+
+    #[test]
+    fn records_arrive_once_and_in_order(actions in vec(decent(), 0..60)) {
+        rings(&actions.concat());
     }
 }
 

@@ -1,0 +1,14 @@
+//! Detours on the CPU that this runs on: the code that jump probes lead to, executed in user mode.
+//!
+//! [`blocks`] is what a guest's memory is to them: per-CPU variables, the vCPUs' blocks, and rings. The
+//! base of GS tells them which vCPU they are on, as in a kernel.
+
+pub mod blocks;
+pub mod draw;
+pub mod function;
+pub mod image;
+pub mod region;
+pub mod single;
+pub mod text;
+
+mod memory;

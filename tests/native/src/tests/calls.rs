@@ -1,0 +1,316 @@
+//! Calls that detours follow, at the limits of their table and of the rings.
+
+use probe_engine::addr::GuestVirtAddr;
+use probe_engine::calls::layout::{NUMBER, TRAMPOLINE_LEN, WAYS, bucket};
+use probe_engine::detour::{
+    Dead, Environment, Follow, JUMP_LEN, Purpose, Trampoline, generate, trampoline,
+};
+use probe_engine::probe::RegisterSet;
+use probe_engine::ring::layout::RING_LEN;
+use probe_engine::vcpu::Registers;
+
+use crate::case::Case;
+use crate::cpu::{Cpu, State};
+use crate::jump::blocks::Blocks;
+use crate::jump::text::Text;
+use crate::jump::{region, single};
+use crate::registers::from_encoding_order;
+use crate::report::proves;
+
+/// `mov $7,%eax; ret`
+const FUNCTION: [u8; 6] = [0xb8, 7, 0, 0, 0, 0xc3];
+/// `jmp` to the function 256 bytes before.
+const JUMPER: [u8; 5] = [0xe9, 0xfb, 0xfe, 0xff, 0xff];
+/// Where in the text what is.
+const SECOND: usize = 256;
+const SHARED: usize = 4096;
+const DETOURS: usize = 8192;
+/// The detours' numbers.
+const FIRST_NUMBER: u32 = 3;
+const SECOND_NUMBER: u32 = 4;
+const LIMIT: u32 = 5;
+/// The exception of an int3.
+const BREAKPOINT: u64 = 3;
+
+/// A function, and one that jumps to it, both with return probes.
+struct Probed {
+    cpu: Cpu,
+    blocks: Blocks,
+    text: Text,
+    shared: Trampoline,
+    registers: Registers,
+}
+
+impl Probed {
+    fn new(records: bool, lossless: bool) -> Self {
+        let cpu = Cpu::new().unwrap();
+        let blocks = Blocks::new(1).unwrap();
+        let mut text = Text::new(4 * SHARED).unwrap();
+        let environment = Environment {
+            following: Some(blocks.following(text.address(SHARED))),
+            ..blocks.environment(blocks.gs_base(0))
+        };
+        let shared = trampoline(&environment).unwrap();
+        assert!(shared.code.len() <= TRAMPOLINE_LEN as usize);
+        text.put(SHARED, &shared.code);
+        let functions = [
+            (0, &FUNCTION[..], FIRST_NUMBER),
+            (SECOND, &JUMPER, SECOND_NUMBER),
+        ];
+        for (at, code, number) in functions {
+            let region = region::at(text.address(at), code).unwrap();
+            let purpose = Purpose {
+                capture: None,
+                follow: Some(Follow {
+                    records,
+                    limit: LIMIT,
+                    lossless,
+                }),
+                condition: Vec::new(),
+                lossless: false,
+                number,
+                cell: 0,
+            };
+            let place = DETOURS + at * 8;
+            let to = GuestVirtAddr(text.address(place));
+            let detour = generate(&environment, &region, Dead::default(), &purpose, to).unwrap();
+            text.put(place, &detour.code);
+            text.put(at, code);
+            text.put(at, &region::patched(&region, &detour));
+        }
+        let values = std::array::from_fn(|number| 0x1111_1111_1111 * number as u64);
+        let registers = Registers {
+            rsp: cpu.layout().data + 4096,
+            rflags: 0xad7,
+            ..from_encoding_order(&values)
+        };
+        Self {
+            cpu,
+            blocks,
+            text,
+            shared,
+            registers,
+        }
+    }
+
+    /// Where the return address of the function is.
+    fn slot(&self) -> u64 {
+        self.registers.rsp - 8
+    }
+
+    /// Calls the function there, checks that it does what it does, and nothing else.
+    fn call(&mut self, at: usize) {
+        let state = self.begin(at);
+        self.check(&state);
+    }
+
+    fn begin(&mut self, at: usize) -> State {
+        let case = self.case(0xe8, self.text.address(at), self.registers, &[]);
+        self.cpu.execute(&case).unwrap()
+    }
+
+    fn check(&self, state: &State) {
+        let expected = Registers {
+            rax: 7,
+            rip: self.cpu.layout().code + JUMP_LEN as u64,
+            ..self.registers
+        };
+        assert_eq!((state.registers, state.fault), (expected, None));
+    }
+
+    /// One instruction with this opcode that leads there.
+    fn case(&self, opcode: u8, to: u64, registers: Registers, data: &[u8]) -> Case {
+        let layout = self.cpu.layout();
+        let by = to.wrapping_sub(layout.code + JUMP_LEN as u64) as i32;
+        let mut code = vec![opcode];
+        code.extend(by.to_le_bytes());
+        let registers = Registers {
+            rip: layout.code,
+            ..registers
+        };
+        let mut case = Case::exactly(&code, registers, data, layout).unwrap();
+        case.gs_base = self.blocks.gs_base(0);
+        case
+    }
+
+    /// What the return of a call that began with these registers tells.
+    fn expected(&self) -> Vec<u64> {
+        let exit = Registers {
+            rax: 7,
+            ..self.registers
+        };
+        let mut words = single::recorded(RegisterSet::ALL, &exit);
+        words.push(self.cpu.layout().code + JUMP_LEN as u64);
+        let entry = Registers {
+            rsp: self.slot(),
+            ..self.registers
+        };
+        words.extend(single::recorded(RegisterSet::ALL, &entry));
+        words
+    }
+
+    /// The detours of the returns in the ring, each of which has to tell what it has to.
+    fn returned(&self) -> Vec<u32> {
+        let expected = self.expected();
+        let told = self.blocks.drain(0).into_iter().map(|mut record| {
+            assert!(record.returns);
+            let entry_tsc = record.registers.remove(18);
+            assert!(entry_tsc > 0 && entry_tsc < record.tsc);
+            assert_eq!(record.registers, expected);
+            record.detour
+        });
+        told.collect()
+    }
+
+    /// Active, missed, counted.
+    fn tally(&self, number: u32) -> (u32, u32, u32) {
+        let tally = self.blocks.tally(number);
+        (tally.active, tally.missed, tally.counted)
+    }
+}
+
+#[test]
+fn a_return_s_record_tells_all_of_the_call_and_changes_nothing() {
+    let name = "a_return_s_record_tells_all_of_the_call_and_changes_nothing";
+    proves(&["JP11"], name, || {
+        let mut probed = Probed::new(true, false);
+        for _ in 0..3 {
+            probed.call(0);
+        }
+        assert_eq!(probed.returned(), [FIRST_NUMBER; 3]);
+        assert_eq!(
+            (probed.tally(FIRST_NUMBER), probed.blocks.calls()),
+            ((0, 0, 0), 0)
+        );
+        String::new()
+    });
+}
+
+#[test]
+fn functions_that_jump_into_each_other_return_one_after_the_other_to_the_one_caller() {
+    let mut probed = Probed::new(true, false);
+    probed.call(SECOND);
+    assert_eq!(probed.returned(), [FIRST_NUMBER, SECOND_NUMBER]);
+    let mut probed = Probed::new(false, false);
+    probed.call(SECOND);
+    assert_eq!(probed.tally(FIRST_NUMBER), (0, 0, 1));
+    assert_eq!(probed.tally(SECOND_NUMBER), (0, 0, 1));
+    assert_eq!(probed.blocks.calls(), 0);
+}
+
+#[test]
+fn calls_beyond_the_limit_are_missed() {
+    let mut probed = Probed::new(false, false);
+    for (active, followed) in [(LIMIT - 1, 1), (LIMIT, 0), (LIMIT + 1, 0)] {
+        probed.blocks.clear_calls(FIRST_NUMBER);
+        probed.blocks.set_active(FIRST_NUMBER, active);
+        probed.call(0);
+        assert_eq!(probed.tally(FIRST_NUMBER), (active, 1 - followed, followed));
+    }
+}
+
+#[test]
+fn a_call_whose_task_has_ended_makes_room() {
+    let mut probed = Probed::new(false, false);
+    let slot = probed.slot();
+    for index in 0..WAYS {
+        probed
+            .blocks
+            .set_call(bucket(slot) * WAYS + index, slot, SECOND_NUMBER | !NUMBER);
+    }
+    probed.blocks.set_active(SECOND_NUMBER, WAYS as u32);
+    probed.call(0);
+    assert_eq!(probed.tally(SECOND_NUMBER), (0, 0, 0));
+    assert_eq!(
+        (probed.tally(FIRST_NUMBER), probed.blocks.calls()),
+        ((0, 0, 1), 0)
+    );
+}
+
+#[test]
+fn a_call_without_room_in_the_table_is_missed() {
+    let mut probed = Probed::new(false, false);
+    let slot = probed.slot();
+    for index in 0..WAYS {
+        let other = 8 * (index + 1);
+        probed
+            .blocks
+            .set_call(bucket(slot) * WAYS + index, other, SECOND_NUMBER);
+    }
+    probed.call(0);
+    assert_eq!(probed.tally(FIRST_NUMBER), (0, 1, 0));
+    assert_eq!(probed.blocks.calls() as u64, WAYS);
+}
+
+#[test]
+fn a_call_that_a_breakpoint_follows_already_is_missed() {
+    let mut probed = Probed::new(false, false);
+    // `push` of the address of the breakpoints' trampoline; jmp to the function.
+    let to = probed.text.address(SHARED) + TRAMPOLINE_LEN;
+    let caller = SECOND * 2;
+    let mut code = vec![0x68];
+    code.extend((to as u32).to_le_bytes());
+    code.extend([0xe9]);
+    code.extend((-(caller as i32 + 10)).to_le_bytes());
+    probed.text.put(caller, &code);
+    probed.text.put(SHARED + TRAMPOLINE_LEN as usize, &[0xcc]);
+    let state = probed.begin(caller);
+    assert_eq!(state.fault.map(|fault| fault.vector), Some(BREAKPOINT));
+    assert_eq!(state.registers.rip, to + 1);
+    assert_eq!(probed.tally(FIRST_NUMBER), (0, 1, 0));
+}
+
+#[test]
+fn a_return_with_the_ring_full_is_counted_as_missed() {
+    let name = "a_return_with_the_ring_full_is_counted_as_missed";
+    proves(&["JP07", "JP11"], name, || {
+        let mut probed = Probed::new(true, false);
+        probed.blocks.set_position(0, RING_LEN, 0);
+        probed.call(0);
+        assert_eq!(
+            (probed.tally(FIRST_NUMBER), probed.blocks.calls()),
+            ((0, 1, 0), 0)
+        );
+        String::new()
+    });
+}
+
+#[test]
+fn a_lossless_return_traps_and_tries_again_or_gives_up() {
+    let name = "a_lossless_return_traps_and_tries_again_or_gives_up";
+    proves(&["JP07", "JP11"], name, || {
+        for gives_up in [false, true] {
+            let mut probed = Probed::new(true, true);
+            probed.blocks.set_position(0, RING_LEN, 0);
+            let state = probed.begin(0);
+            assert_eq!(state.fault.map(|fault| fault.vector), Some(BREAKPOINT));
+            let full = probed.shared.full;
+            let start = probed.text.address(SHARED);
+            let rip = start + u64::from(full.trap) + 1;
+            assert_eq!(
+                (state.registers.rip, state.registers.rax as u32),
+                (rip, FIRST_NUMBER)
+            );
+            probed.blocks.discard(0);
+            let to = if gives_up {
+                start + u64::from(full.gives_up)
+            } else {
+                rip
+            };
+            let case = probed.case(0xe9, to, state.registers, &state.data);
+            let state = probed.cpu.execute(&case).unwrap();
+            assert_eq!(
+                (state.registers.rax, state.registers.rsp),
+                (7, probed.registers.rsp)
+            );
+            let returned = if gives_up { vec![] } else { vec![FIRST_NUMBER] };
+            assert_eq!(probed.returned(), returned);
+            let missed = gives_up.into();
+            assert_eq!(
+                (probed.tally(FIRST_NUMBER), probed.blocks.calls()),
+                ((0, missed, 0), 0)
+            );
+        }
+        String::new()
+    });
+}

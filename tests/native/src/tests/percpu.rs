@@ -1,0 +1,29 @@
+//! What detours read of the kernel's per-CPU data, in Debian's kernels.
+
+use probe_engine::btf::Btf;
+use probe_engine::percpu::Variables;
+use probe_engine::symbols::Symbols;
+use vmm::boot::bzimage::read_kernel;
+
+#[test]
+fn debians_kernels_tell_where_the_current_task_and_its_numbers_are() {
+    let kernels = lab::ensure_kernels().unwrap();
+    for kernel in [kernels.v6_1, kernels.v6_12] {
+        let file = std::fs::read(&kernel.vmlinuz).unwrap();
+        let elf = read_kernel(file).unwrap().elf;
+        let symbols = Symbols::from_vmlinux(&elf).unwrap();
+        let btf = Btf::from_image(&elf, &symbols).unwrap();
+        let found = Variables::find(&symbols, btf.as_ref());
+        let release = kernel.release;
+        // Linked at 0, and not 1 MiB long; the kernel keeps the stack's canary at its beginning.
+        for at in [found.current_task, found.cpu_number] {
+            assert!(
+                at.is_some_and(|at| (48..1 << 20).contains(&at)),
+                "{release}: {found:?}"
+            );
+        }
+        assert_ne!(found.current_task, found.cpu_number);
+        let pid = found.pid.expect("a task has a number");
+        assert_eq!(found.tgid, Some(pid + 4), "{release}");
+    }
+}
