@@ -38,6 +38,11 @@ impl Clock {
         (ticks.saturating_sub(self.own), result)
     }
 
+    /// The counter.
+    pub fn now(&self) -> u64 {
+        ticks()
+    }
+
     /// Ticks in nanoseconds.
     pub fn nanoseconds(&self, ticks: u64) -> f64 {
         ticks as f64 / self.ticks_a_ns

@@ -11,7 +11,7 @@ use crate::guest::Guest;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// It was registered.
-    Probed(ProbeInfo),
+    Probed(Box<ProbeInfo>),
     /// It was refused, in short for this reason.
     Refused(String),
 }
@@ -39,7 +39,7 @@ pub fn of_instruction(
     match register(engine, guest, at) {
         Ok(probe) => {
             engine.unregister(guest, &[probe.id])?;
-            Ok(Fate::Probed(probe))
+            Ok(Fate::Probed(Box::new(probe)))
         }
         Err(error) => Ok(Fate::Refused(refusal(&error))),
     }
@@ -56,7 +56,7 @@ pub fn of_entry(engine: &Engine, guest: &Guest, at: GuestVirtAddr) -> Result<Fat
         Err(error) => Ok(Fate::Refused(refusal(&error))),
         Ok(probe) => {
             engine.unregister(guest, &[probe.id])?;
-            Ok(Fate::Probed(probe))
+            Ok(Fate::Probed(Box::new(probe)))
         }
     }
 }

@@ -61,7 +61,7 @@ pub enum GuestError {
 
 /// Memory by the same crate and calls as the monitor's.
 #[derive(Debug)]
-pub struct Ram(GuestMemoryMmap);
+pub struct Ram(pub(crate) GuestMemoryMmap);
 
 impl GuestMemory for Ram {
     fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {

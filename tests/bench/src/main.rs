@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bench::image::Image;
 use bench::report::{self, Entry};
 use bench::shares::{self, Moment};
-use bench::{clock, hits, pause};
+use bench::{clock, hits, jump, jump_shares, pause, rings};
 use clap::Parser;
 
 /// What probes cost, measured without a guest that runs.
@@ -25,6 +25,9 @@ struct Cli {
     /// For the shares of all instructions, take one function of so many.
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
+    /// Only what jump probes cost.
+    #[arg(long)]
+    jumps: bool,
 }
 
 fn main() -> ExitCode {
@@ -46,6 +49,13 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         let entries = entries.into_iter();
         entries.map(|entry| entry.on(&machine)).collect()
     };
+    say("records from ring to host");
+    add(timed(rings::measure()?))?;
+    say("hits of jump probes");
+    add(timed(jump::measure()?))?;
+    if cli.jumps {
+        return Ok(());
+    }
     let kernels = lab::ensure_kernels()?;
     for kernel in [&kernels.v6_1, &kernels.v6_12] {
         let (release, image) = (&kernel.release, Image::read(&kernel.vmlinuz)?);
@@ -56,6 +66,8 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         say(&format!("all instructions of {release}"));
         let instructions = shares::of_instructions(&image, release, Moment::Started, cli.every)?;
         add(instructions)?;
+        say(&format!("jumps in {release}"));
+        add(jump_shares::measure(&image, release, cli.every)?)?;
     }
     let (release, image) = (&kernels.v6_1.release, Image::read(&kernels.v6_1.vmlinuz)?);
     say("hits in the engine");

@@ -230,7 +230,7 @@ impl Scenario {
                 };
                 let fits = probe.strategy == strategy && probe.instruction.starts_with(text);
                 if fits && self.resumes(at)? {
-                    return Ok(probe);
+                    return Ok(*probe);
                 }
             }
         }

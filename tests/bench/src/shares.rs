@@ -115,7 +115,7 @@ impl Shares {
             .note(format!(
                 "{} of {probed}; limit for function entries >= {LIMIT} %: {verdict}; stepped: {}",
                 self.one_exit,
-                top(&self.of("step"))
+                top(&self.of("step"), TOP)
             )),
         ];
         for strategy in ["emulate", "boost", "step"] {
@@ -123,11 +123,11 @@ impl Shares {
             let count = reasons.values().sum();
             let how = format!("{what}: {strategy}, of those that can be probed");
             let entry = Entry::native("BN01", percent(count, probed), "%", how);
-            entries.push(entry.note(format!("{count} of {probed}: {}", top(&reasons))));
+            entries.push(entry.note(format!("{count} of {probed}: {}", top(&reasons, TOP))));
         }
         let how = format!("{what}: refused, of all");
         let entry = Entry::native("BN01", percent(refused, all), "%", how);
-        entries.push(entry.note(format!("{refused} of {all}: {}", top(&self.refused))));
+        entries.push(entry.note(format!("{refused} of {all}: {}", top(&self.refused, TOP))));
         entries
     }
 }
@@ -138,18 +138,41 @@ fn code_len(bytes: &[u8]) -> usize {
     code.map_or(0, |last| last + 1)
 }
 
-fn percent(part: u64, whole: u64) -> f64 {
+/// The instructions of a function, decoded from its start to the next symbol.
+pub(crate) fn instructions(
+    image: &Image,
+    function: &Function,
+) -> impl Iterator<Item = GuestVirtAddr> {
+    let bytes = image.bytes_at(function.start).unwrap_or_default();
+    let len = code_len(&bytes[..bytes.len().min(function.size as usize)]);
+    let mut decoder = Decoder::with_ip(64, &bytes[..len], function.start.0, DecoderOptions::NONE);
+    std::iter::from_fn(move || {
+        let insn = decoder.can_decode().then(|| decoder.decode())?;
+        (!insn.is_invalid()).then_some(GuestVirtAddr(insn.ip()))
+    })
+}
+
+/// What to say of a sample of one function in `every`.
+pub(crate) fn sample(every: usize) -> String {
+    match every {
+        0 | 1 => String::new(),
+        every => format!(", one function in {every}"),
+    }
+}
+
+pub(crate) fn percent(part: u64, whole: u64) -> f64 {
     let share = part as f64 * 100.0 / whole.max(1) as f64;
     (share * 1000.0).round() / 1000.0
 }
 
-fn top(counts: &BTreeMap<String, u64>) -> String {
+/// The most frequent ones, the others counted together.
+pub(crate) fn top(counts: &BTreeMap<String, u64>, named: usize) -> String {
     let mut counts: Vec<_> = counts.iter().collect();
     counts.sort_by_key(|(why, count)| (std::cmp::Reverse(**count), *why));
-    let rest: u64 = counts.iter().skip(TOP).map(|(_, count)| **count).sum();
+    let rest: u64 = counts.iter().skip(named).map(|(_, count)| **count).sum();
     let mut named: Vec<_> = counts
         .iter()
-        .take(TOP)
+        .take(named)
         .map(|(why, count)| format!("{why} ({count})"))
         .collect();
     if rest > 0 {
@@ -162,14 +185,14 @@ fn top(counts: &BTreeMap<String, u64>) -> String {
 }
 
 /// A kernel with an engine, to ask about its text.
-struct Survey {
+pub(crate) struct Survey {
     engine: Engine,
     guest: Guest,
     registered: u64,
 }
 
 impl Survey {
-    fn new(image: &Image, moment: Moment) -> Result<Self, SharesError> {
+    pub(crate) fn new(image: &Image, moment: Moment) -> Result<Self, SharesError> {
         let kernel = image.kernel()?;
         let guest = Guest::new(image, &kernel.symbols)?;
         let engine = Engine::new(kernel, Some(image.map()), 1, Arc::new(Nobody));
@@ -185,7 +208,7 @@ impl Survey {
         })
     }
 
-    fn functions(&self, moment: Moment) -> Vec<Function> {
+    pub(crate) fn functions(&self, moment: Moment) -> Vec<Function> {
         let mut functions = functions::all(self.engine.symbols());
         functions.retain(|function| moment == Moment::BeforeBoot || !function.is_init);
         functions
@@ -199,12 +222,12 @@ impl Survey {
         Ok(())
     }
 
-    fn instruction(&mut self, at: GuestVirtAddr) -> Result<Fate, SharesError> {
+    pub(crate) fn instruction(&mut self, at: GuestVirtAddr) -> Result<Fate, SharesError> {
         self.make_room()?;
         Ok(fate::of_instruction(&self.engine, &self.guest, at)?)
     }
 
-    fn entry(&mut self, at: GuestVirtAddr) -> Result<Fate, SharesError> {
+    pub(crate) fn entry(&mut self, at: GuestVirtAddr) -> Result<Fate, SharesError> {
         self.make_room()?;
         Ok(fate::of_entry(&self.engine, &self.guest, at)?)
     }
@@ -241,22 +264,11 @@ pub fn of_instructions(
     let mut functions = survey.functions(moment);
     functions.retain(|function| !function.is_padding);
     for function in functions.into_iter().step_by(every.max(1)) {
-        let Some(bytes) = image.bytes_at(function.start) else {
-            continue;
-        };
-        let len = code_len(&bytes[..bytes.len().min(function.size as usize)]);
-        let start = function.start.0;
-        for insn in &mut Decoder::with_ip(64, &bytes[..len], start, DecoderOptions::NONE) {
-            if insn.is_invalid() {
-                break;
-            }
-            shares.add(survey.instruction(GuestVirtAddr(insn.ip()))?);
+        for at in instructions(image, &function) {
+            shares.add(survey.instruction(at)?);
         }
     }
-    let sample = match every {
-        0 | 1 => String::new(),
-        every => format!(", one function in {every}"),
-    };
+    let sample = sample(every);
     Ok(shares.entries(&format!(
         "all instructions of {release}{sample}, {}",
         moment.text()
@@ -270,10 +282,10 @@ mod tests {
     #[test]
     fn a_note_names_the_most_frequent_reasons_and_counts_the_others() {
         let counts: BTreeMap<String, u64> = (0..10).map(|i| (format!("r{i}"), i + 1)).collect();
-        let text = top(&counts);
+        let text = top(&counts, TOP);
         assert!(text.starts_with("r9 (10), r8 (9)"), "{text}");
         assert!(text.ends_with("others (3)"), "{text}");
-        assert_eq!(top(&BTreeMap::new()), "none");
+        assert_eq!(top(&BTreeMap::new(), TOP), "none");
     }
 
     #[test]

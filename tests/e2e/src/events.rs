@@ -1,9 +1,15 @@
-//! Reading an event stream to its end.
+//! Reading an event stream.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
 use vmprobe_client::v1::Event;
 use vmprobe_client::{EventStream, Message};
 
-use crate::test::{Failure, check_eq};
+use crate::test::{Failure, check_eq, wrong};
+
+/// Longer than anything on its way takes.
+const LONG: Duration = Duration::from_secs(60);
 
 /// All events until the guest has ended.
 ///
@@ -18,4 +24,25 @@ pub async fn all(stream: &mut EventStream) -> Result<Vec<Event>, Failure> {
         }
     }
     Ok(all)
+}
+
+/// The next so many events, those that this client lost included; and how many of them it lost.
+///
+/// # Errors
+/// If they don't come, or the stream breaks.
+pub async fn next(stream: &mut EventStream, count: u64) -> Result<(Vec<Event>, u64), Failure> {
+    let (mut all, mut lost) = (Vec::new(), 0);
+    while all.len() as u64 + lost < count {
+        let so_far = all.len();
+        let message = timeout(LONG, stream.next()).await;
+        let message = message.map_err(|_| wrong!("only {so_far} of {count} events came"))??;
+        match message {
+            Some(Message::Batch { lost: some, events }) => {
+                lost += some;
+                all.extend(events);
+            }
+            _ => return Err(wrong!("the stream ended after {so_far} of {count} events")),
+        }
+    }
+    Ok((all, lost))
 }

@@ -6,6 +6,7 @@ mod console;
 mod context;
 mod demo;
 mod events;
+mod held_thread;
 mod linux;
 mod runner;
 mod server;

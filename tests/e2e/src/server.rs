@@ -74,6 +74,11 @@ impl Server {
         Ok(Client::connect(&self.endpoint).await?)
     }
 
+    /// The number of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A number from its `/proc/PID/status`, such as `VmRSS` (KiB) or `Threads`.
     ///
     /// # Errors

@@ -94,6 +94,9 @@ named! {
         Echo = "echo",
         /// One thread on each CPU makes the system call `syscall` exactly `count` times.
         Threads = "threads",
+        /// One thread makes `getppid` and then the system call `syscall`, `count` times from each CPU
+        /// in turn.
+        Pairs = "pairs",
         /// As `threads`, `rounds` times with a `round` report each; then says what the kernel's log
         /// has to complain about.
         Smp = "smp",
@@ -104,6 +107,9 @@ named! {
         Kprobe = "kprobe",
         /// The same with the function tracer and the function graph tracer.
         Ftrace = "ftrace",
+        /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
+        /// event of the guest's own there that the kernel has made a jump.
+        Timed = "timed",
         /// Switches trace events on and off `rounds` times, so that the kernel patches its own text,
         /// while one thread on each CPU makes `syscall` `count` times.
         StaticKeys = "statickeys",
@@ -121,6 +127,14 @@ named! {
         Readers = "readers",
         /// Polls a chain of epoll instances, in which the kernel recurses, `count` times.
         Nested = "nested",
+        /// One thread on each CPU takes new memory, checks and fills it, and gives it back, `count`
+        /// times.
+        Pages = "pages",
+        /// One thread on each CPU sends itself a signal, `count` times, whose stack isn't there yet.
+        AltStack = "altstack",
+        /// Writes over the memory at the physical address `at`, `rounds` times, while one thread on each
+        /// CPU makes `syscall` `count` times over and over.
+        Scribble = "scribble",
         /// Says what the kernel's log has to complain about.
         Log = "log",
     }

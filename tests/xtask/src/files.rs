@@ -57,14 +57,24 @@ impl Files {
         Ok(files)
     }
 
+    /// Both kernels, as packaged.
+    ///
+    /// # Errors
+    /// See [`FilesError`].
+    pub fn for_bench(programs: &Programs) -> Result<Self, FilesError> {
+        let mut files = Self::for_demo(programs)?;
+        let kernels = lab::ensure_kernels()?;
+        files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
+        Ok(files)
+    }
+
     /// All that the tests need.
     ///
     /// # Errors
     /// See [`FilesError`].
     pub fn for_tests(programs: &Programs) -> Result<Self, FilesError> {
-        let mut files = Self::for_demo(programs)?;
+        let mut files = Self::for_bench(programs)?;
         let kernels = lab::ensure_kernels()?;
-        files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         Ok(files)
     }

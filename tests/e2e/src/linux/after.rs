@@ -34,7 +34,7 @@ const RF: u64 = 1 << 16;
 
 fn post(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 1).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 1).await?;
         let mut strategies: BTreeMap<String, u64> = BTreeMap::new();
         for call in CALLS {
             let code = straight(&guest, &format!("__x64_sys_{call}")).await?;
@@ -150,7 +150,7 @@ const VECTORS: [u32; 2] = [14, 13];
 
 fn fault(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 1).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 1).await?;
         let unprobed = guest.work("fault count=2").await?;
         let mut places = Vec::new();
         for function in COPIES {

@@ -12,21 +12,21 @@ use serde::Serialize;
 use vmprobe_client::v1::{Exits, Probe, Strategy};
 
 use super::guest::{Guest, VM, files, specs};
-use super::{code, whole};
+use super::{bench_jumps, code, whole};
 use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, Outcome, check, pass, wrong};
 
 /// One figure of `target/bench/report.json`.
 #[derive(Debug, Clone, Serialize)]
-struct Figure {
-    id: &'static str,
-    value: f64,
-    unit: &'static str,
+pub struct Figure {
+    pub id: &'static str,
+    pub value: f64,
+    pub unit: &'static str,
     #[serde(rename = "where")]
-    place: &'static str,
-    how: String,
-    note: String,
+    pub place: &'static str,
+    pub how: String,
+    pub note: String,
 }
 
 /// Functions of which every instruction is probed: what opening, reading and closing a file calls.
@@ -63,6 +63,8 @@ pub fn run(cx: &Context, results: Option<PathBuf>) -> Result<bool, Failure> {
     let _: Outcome = cx.block_on(async {
         exits(cx, place, &mut figures).await?;
         batches(cx, place, &mut figures).await?;
+        bench_jumps::hits(cx, place, &mut figures).await?;
+        bench_jumps::batches(cx, place, &mut figures).await?;
         pass()
     })?;
     let mut file = match results {
@@ -112,7 +114,7 @@ async fn exits(
     place: &'static str,
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
-    let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 1).await?;
+    let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 1).await?;
     // What the kernel patches when something is used for the first time.
     guest.work(WORK).await?;
     let mut places = Vec::new();
@@ -233,7 +235,7 @@ async fn batches(
     place: &'static str,
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
-    let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+    let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 2).await?;
     guest.work(WORK).await?;
     let most = BATCHES.iter().map(|(count, _)| *count).max().unwrap_or(0);
     let places = entries(&guest, most).await?;
@@ -266,7 +268,10 @@ async fn batches(
 }
 
 /// Function entries that can be probed.
-async fn entries(guest: &Guest, wanted: usize) -> Result<Vec<String>, Failure> {
+///
+/// # Errors
+/// If there are not so many.
+pub async fn entries(guest: &Guest, wanted: usize) -> Result<Vec<String>, Failure> {
     let range: Range<u64> = guest.symbol("_stext").await?..guest.symbol("_etext").await?;
     let blacklist = whole::blacklist(guest, "").await?;
     let (_, places) = whole::entries(guest, range, &blacklist).await?;
@@ -360,6 +365,6 @@ async fn stops(guest: &Guest, place: &'static str, places: &[String]) -> Result<
     })
 }
 
-fn rounded(value: f64) -> f64 {
+pub fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }

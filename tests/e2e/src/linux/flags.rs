@@ -34,7 +34,7 @@ const TF: u64 = 1 << 8;
 
 fn kinds(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, kernel, 2).await?;
+        let mut guest = Guest::breakpoints(cx, kernel, 2).await?;
         let mut places = by_kind(&guest).await?;
         let mut remark = Vec::new();
         let mut missing = Vec::new();

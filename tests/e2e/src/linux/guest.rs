@@ -133,9 +133,28 @@ impl Guest {
         Ok(guest)
     }
 
+    /// As [`Self::ready`], and no probe becomes a jump.
+    ///
+    /// # Errors
+    /// As said.
+    pub async fn breakpoints(
+        cx: &Context,
+        kernel: &'static str,
+        vcpus: u32,
+    ) -> Result<Self, Failure> {
+        let guest = Self::ready(cx, kernel, vcpus).await?;
+        guest.client.set_optimization(VM, false).await?;
+        Ok(guest)
+    }
+
     /// Where its server listens, as a URL.
     pub fn endpoint(&self) -> &str {
         &self.server.endpoint
+    }
+
+    /// The number of its server's process.
+    pub fn server_process(&self) -> u32 {
+        self.server.process()
     }
 
     /// Types a line.

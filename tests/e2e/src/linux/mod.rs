@@ -2,6 +2,7 @@
 
 mod after;
 pub mod bench;
+pub mod bench_jumps;
 mod boot;
 mod boot_option;
 mod code;
@@ -9,6 +10,16 @@ mod early;
 mod endings;
 mod flags;
 pub mod guest;
+mod jumps;
+mod jumps_batch;
+mod jumps_causes;
+mod jumps_kinds;
+mod jumps_parked;
+mod jumps_records;
+mod jumps_scribble;
+mod jumps_smp;
+mod jumps_tools;
+mod jumps_whole;
 mod list;
 mod modules;
 mod pause;
@@ -48,6 +59,16 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         smp::TESTS,
         watch::TESTS,
         modules::TESTS,
+        jumps::TESTS,
+        jumps_causes::TESTS,
+        jumps_records::TESTS,
+        jumps_batch::TESTS,
+        jumps_smp::TESTS,
+        jumps_parked::TESTS,
+        jumps_scribble::TESTS,
+        jumps_kinds::TESTS,
+        jumps_tools::TESTS,
+        jumps_whole::TESTS,
         whole::TESTS,
     ]
     .into_iter()

@@ -44,7 +44,7 @@ fn module(cx: &Context, kernel: &'static str) -> TestResult {
     use ProbeState::{Armed, Gone, Pending};
 
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, kernel, 2).await?;
+        let mut guest = Guest::breakpoints(cx, kernel, 2).await?;
         // `tun_init` is the module's init text: hit only if armed before the module's code runs.
         let texts = [
             "open=tun:tun_chr_open",

@@ -37,7 +37,7 @@ const SAMPLE: usize = 12;
 
 fn listed(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
-        let guest = Guest::ready(cx, kernel, 1).await?;
+        let guest = Guest::breakpoints(cx, kernel, 1).await?;
         let all = blacklist(&guest, "").await?;
         let mut kinds: BTreeMap<&str, Vec<&BlacklistEntry>> = BTreeMap::new();
         for entry in &all {
@@ -84,7 +84,7 @@ fn listed(cx: &Context, kernel: &'static str) -> TestResult {
 
 fn reasons(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let guest = Guest::ready(cx, files::BZIMAGE_6_1, 1).await?;
+        let guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 1).await?;
         let start = guest.symbol("vfs_read").await?;
         let code = decode(start, &guest.memory(start, 0x400).await?);
         let behind_site = code.iter().filter(|one| one.ip() >= start + 5);

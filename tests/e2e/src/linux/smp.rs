@@ -63,7 +63,7 @@ fn churn(cx: &Context, kernel: &'static str) -> TestResult {
 }
 
 async fn one_boot(cx: &Context, kernel: &'static str) -> Result<(u64, u64), Failure> {
-    let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
+    let mut guest = Guest::breakpoints(cx, kernel, VCPUS).await?;
     // Those that this kernel has and lets be probed.
     let mut visitors: Vec<Vec<&str>> = Vec::new();
     for batch in VISITORS {

@@ -54,7 +54,7 @@ async fn hits(guest: &Guest, expected: &[(&str, u64)]) -> Result<(), Failure> {
 
 fn same_place(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, VCPUS).await?;
         let texts = [
             format!("one={FUNCTION}"),
             format!("two={FUNCTION}"),
@@ -91,7 +91,7 @@ fn same_place(cx: &Context) -> TestResult {
 
 fn switches(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, VCPUS).await?;
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let states = [ProbeState::Armed, ProbeState::Disabled];
         let state = async |guest: &Guest, expected: [ProbeState; 2]| {
@@ -162,7 +162,7 @@ fn switches(cx: &Context) -> TestResult {
 fn batches(cx: &Context) -> TestResult {
     const SIZE: usize = 1000;
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, VCPUS).await?;
         let (symbols, _) = guest.client.lookup_symbols(VM, "__x64_sys_*", 0).await?;
         let (others, _) = guest.client.lookup_symbols(VM, "__ia32_sys_*", 0).await?;
         let (vfs, _) = guest.client.lookup_symbols(VM, "vfs_*", 0).await?;

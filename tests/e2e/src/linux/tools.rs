@@ -54,7 +54,7 @@ async fn counted(guest: &Guest, names: &[&str], calls: u64) -> Result<(), Failur
 /// own; both with ours behind them in the same function, and the other way round.
 fn kprobes(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, kernel, 2).await?;
+        let mut guest = Guest::breakpoints(cx, kernel, 2).await?;
         let (ours, ret) = (format!("ours={FUNCTION}"), format!("r:ret {FUNCTION}"));
         guest.probes(&[&ours, &ret]).await?;
         let done = guest
@@ -105,7 +105,7 @@ fn kprobes(cx: &Context, kernel: &'static str) -> TestResult {
 
 fn tracers(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 2).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_12, 2).await?;
         let (ours, ret) = (format!("ours={FUNCTION}"), format!("r:ret {FUNCTION}"));
         guest.probes(&[&ours, &ret]).await?;
         let done = guest
@@ -124,7 +124,7 @@ fn tracers(cx: &Context) -> TestResult {
 
 fn static_keys(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 4).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 4).await?;
         // Functions whose jump labels are switched: where they can be probed, they are.
         let others = [
             "__schedule",
@@ -151,7 +151,7 @@ fn static_keys(cx: &Context) -> TestResult {
 fn debugger(cx: &Context) -> TestResult {
     const HITS: u64 = 200;
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 2).await?;
         guest
             .probes(&["vfs_read", "ptrace_request", "force_sig_fault"])
             .await?;

@@ -16,15 +16,13 @@ pub const TESTS: &[Test] = &[
         name: "every_function_of_6_1_can_be_probed_while_the_guest_works",
         ids: &["KP01", "KP02"],
         needs: Needs::Linux,
-        run: |cx| sweep(cx, files::BZIMAGE_6_1, 1),
+        run: |cx| sweep(cx, files::BZIMAGE_6_1),
     },
     Test {
-        // A sweep of all of them has not come to its end in the lab within eleven minutes, where
-        // these take one; the cause isn't known yet.
-        name: "every_fourth_function_of_6_12_can_be_probed_while_the_guest_works",
+        name: "every_function_of_6_12_can_be_probed_while_the_guest_works",
         ids: &["KP01", "KP02"],
         needs: Needs::Linux,
-        run: |cx| sweep(cx, files::BZIMAGE_6_12, 4),
+        run: |cx| sweep(cx, files::BZIMAGE_6_12),
     },
     Test {
         name: "of_all_bytes_of_a_function_only_starts_of_instructions_take_a_probe",
@@ -41,17 +39,20 @@ const BATCH: usize = 1000;
 const LONGEST_INSTRUCTION: u64 = 15;
 const ENDBR: u64 = 4;
 
-/// Probes every so manyth function.
-fn sweep(cx: &Context, kernel: &'static str, every: usize) -> TestResult {
+/// Probes every function.
+fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, kernel, 2).await?;
+        let mut guest = Guest::breakpoints(cx, kernel, 2).await?;
         let start = guest.symbol("_stext").await?;
         let length = (guest.symbol("_etext").await? - start) as usize;
         let blacklist = blacklist(&guest, "").await?;
         let range = start..start + length as u64;
         let (functions, places) = entries(&guest, range, &blacklist).await?;
         let all = places.len();
-        let places: Vec<String> = places.into_iter().step_by(every).collect();
+        // With a probe there the guest makes no headway in the lab: its tick takes longer than the
+        // time until the next one. So it isn't asked to work meanwhile.
+        let (returns, places): (Vec<_>, Vec<_>) =
+            places.into_iter().partition(|place| is_return_thunk(place));
         // Once without probes: what the kernel patches when something is used for the first time.
         guest.work("sweep count=1").await?;
         let before = guest.memory(start, length).await?;
@@ -63,6 +64,9 @@ fn sweep(cx: &Context, kernel: &'static str, every: usize) -> TestResult {
             let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
             total.add(&removed);
         }
+        let (ids, _) = register(&guest, &returns, &mut total.refused).await?;
+        let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
+        total.add(&removed);
         let after = guest.memory(start, length).await?;
         let by_kernel = check_unchanged(&before, &after, start, &blacklist)?;
         guest.work("sweep count=1").await?;
@@ -72,15 +76,20 @@ fn sweep(cx: &Context, kernel: &'static str, every: usize) -> TestResult {
             say(&format!("refused {count:>6} {reason}"));
         }
         check!(
-            total.registered * 2 > functions / every,
-            "only {} of {functions} functions can be probed, of every {every}th",
+            total.registered * 2 > functions,
+            "only {} of {functions} functions can be probed",
             total.registered
         );
-        let least = 500 / every;
-        check!(total.hit > least, "only {} functions were hit", total.hit);
+        check!(total.hit > 500, "only {} functions were hit", total.hit);
         total.blacklisted = functions - all;
         pass_with(total.remark(functions, by_kernel))
     })
+}
+
+/// Whether this is what all functions of a kernel with mitigations return through: `srso_safe_ret`,
+/// `srso_return_thunk` and their like (Linux `arch/x86/lib/retpoline.S`).
+pub fn is_return_thunk(name: &str) -> bool {
+    name.contains("return_thunk") || name.ends_with("_ret")
 }
 
 /// What the batches came to.
@@ -218,7 +227,10 @@ pub async fn entries(
 
 /// Registers as many of these as can be; the numbers of those, and their places. A refused batch is
 /// split at the place that the refusal names.
-async fn register(
+///
+/// # Errors
+/// If the server fails otherwise than by refusing one.
+pub async fn register(
     guest: &Guest,
     places: &[String],
     refused: &mut BTreeMap<String, usize>,
@@ -314,7 +326,7 @@ const BYTES: u64 = 256;
 
 fn boundaries(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 2).await?;
         let start = guest.symbol(HOT).await?;
         let bytes = guest
             .memory(start, BYTES as usize + LONGEST_INSTRUCTION as usize)

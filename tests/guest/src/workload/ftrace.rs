@@ -20,7 +20,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         tracefs::clear()?;
         tracefs::write("current_tracer", tracer)?;
         step(plan, "armed", json!({ "tracer": tracer }))?;
-        (0..plan.count).for_each(|_| threads::make(plan.call));
+        threads::often(plan.call, plan.count);
         step(
             plan,
             "called",

@@ -43,7 +43,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         "armed",
         json!({ "events": names, "refused": refused }),
     )?;
-    (0..plan.count).for_each(|_| threads::make(plan.call));
+    threads::often(plan.call, plan.count);
     step(plan, "called", json!({ "calls": plan.count }))?;
 
     let profile = tracefs::read("kprobe_profile")?;

@@ -1,5 +1,6 @@
 //! The workloads. Each returns its part of the `done` report: what it did, counted exactly.
 
+mod alt_stack;
 mod console;
 mod debugger;
 mod fault;
@@ -9,12 +10,16 @@ mod klog;
 mod kprobe;
 mod module;
 mod nested;
+mod pages;
+mod pairs;
 mod processes;
 mod readers;
+mod scribble;
 mod static_keys;
 mod sweep;
 mod sys;
 mod threads;
+mod timed;
 mod tracefs;
 
 use std::io;
@@ -41,12 +46,14 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Spin => console::spin(),
         Workload::Echo => console::echo(),
         Workload::Threads => threads::run(plan.call, plan.count),
+        Workload::Pairs => pairs::run(plan.call, plan.count),
         Workload::Smp => threads::rounds(plan),
         Workload::Sleep => {
             thread::sleep(Duration::from_millis(plan.sleep_ms));
             Ok(json!({ "ms": plan.sleep_ms }))
         }
         Workload::Kprobe => kprobe::run(plan),
+        Workload::Timed => timed::run(plan),
         Workload::Ftrace => ftrace::run(plan),
         Workload::StaticKeys => static_keys::run(plan),
         Workload::Debugger => debugger::run(plan.count),
@@ -55,6 +62,9 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Fault => fault::run(plan.count),
         Workload::Readers => readers::run(plan.count),
         Workload::Nested => nested::run(plan.count),
+        Workload::Pages => pages::run(plan.count),
+        Workload::AltStack => alt_stack::run(plan.count),
+        Workload::Scribble => scribble::run(plan),
         Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
     }
 }

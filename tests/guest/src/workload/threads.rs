@@ -27,22 +27,44 @@ pub fn rounds(plan: &Plan) -> io::Result<Value> {
     }))
 }
 
-/// One thread pinned to each CPU makes the call exactly `count` times; all start together.
+/// One thread pinned to each CPU makes the call exactly `count` times; all start together, and each
+/// thread's answers have to be the same.
 pub fn run(call: Call, count: u64) -> io::Result<Value> {
+    let cpus = online_cpus()?;
+    on_each_cpu(|_| {
+        let mut answers = (0..count).map(|_| make(call));
+        let first = answers.next();
+        match answers.find(|answer| Some(*answer) != first) {
+            Some(other) => Err(io::Error::other(format!(
+                "{} answered {other}, and {first:?} before",
+                call.name()
+            ))),
+            None => Ok(()),
+        }
+    })?;
+    Ok(json!({
+        "syscall": call.name(),
+        "threads": cpus.len(),
+        "calls_each": count,
+        "calls": count * cpus.len() as u64,
+    }))
+}
+
+/// Does this in one thread pinned to each CPU, with the CPU's number; all start together.
+pub fn on_each_cpu(work: impl Fn(usize) -> io::Result<()> + Sync) -> io::Result<()> {
     let cpus = online_cpus()?;
     let start = Barrier::new(cpus.len());
     thread::scope(|scope| {
         let threads: Vec<_> = cpus
             .iter()
             .map(|&cpu| {
-                let start = &start;
+                let (start, work) = (&start, &work);
                 scope.spawn(move || {
                     let pinned = pin_to(&[cpu]);
                     // Before the error is looked at: the others wait for all.
                     start.wait();
                     pinned?;
-                    (0..count).for_each(|_| make(call));
-                    Ok(())
+                    work(cpu)
                 })
             })
             .collect();
@@ -51,13 +73,7 @@ pub fn run(call: Call, count: u64) -> io::Result<Value> {
                 .join()
                 .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
         })
-    })?;
-    Ok(json!({
-        "syscall": call.name(),
-        "threads": cpus.len(),
-        "calls_each": count,
-        "calls": count * cpus.len() as u64,
-    }))
+    })
 }
 
 /// The numbers of the CPUs that are online.
@@ -94,8 +110,16 @@ pub fn pin_to(cpus: &[usize]) -> io::Result<()> {
     }
 }
 
+/// Makes the system call `count` times.
+pub fn often(call: Call, count: u64) {
+    for _ in 0..count {
+        make(call);
+    }
+}
+
 /// Makes the system call, never a version of it that a library answers by itself.
-pub fn make(call: Call) {
+/// Its answer.
+pub fn make(call: Call) -> i64 {
     let (number, argument) = match call {
         Call::Getppid => (libc::SYS_getppid, 0),
         Call::Getuid => (libc::SYS_getuid, 0),
@@ -103,7 +127,7 @@ pub fn make(call: Call) {
         Call::Umask => (libc::SYS_umask, 0o022),
     };
     // SAFETY: none of these calls involves memory.
-    unsafe { libc::syscall(number, argument) };
+    unsafe { libc::syscall(number, argument) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,223 @@
+//! What a hit of a jump probe costs above the unprobed call (BN03, BN04), and a followed call (JP11): the engine's own detours,
+//! executed by this process.
+
+mod shared;
+mod subject;
+
+use probe_engine::condition::{Comparison, Operand, Relation};
+use probe_engine::detour::{Dead, DetourError, Follow};
+use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::ring::layout::{RECORD_REGISTERS, RETURN_WORDS};
+
+use crate::clock::Clock;
+use crate::report::Entry;
+use subject::{HITS, Subject, Wanted};
+
+/// Limits in nanoseconds.
+const COUNT: f64 = 5.0;
+const RECORD: f64 = 25.0;
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum JumpError {
+    /// The system gives no memory for code, rings or blocks.
+    #[error("can't execute code here")]
+    System(#[from] std::io::Error),
+    /// There is no detour.
+    #[error("can't generate a detour")]
+    Detour(#[from] DetourError),
+    /// The code around it is damaged.
+    #[error("can't assemble the function to probe")]
+    Code(#[from] iced_x86::IcedError),
+    /// Hits have left behind something else than they should; what is lost is cheap.
+    #[error("{hits} hits of `{what}` left {bytes} bytes and a count of {count}")]
+    Traces {
+        /// The probe.
+        what: &'static str,
+        /// Its hits.
+        hits: u64,
+        /// In the ring.
+        bytes: u64,
+        /// In the cell.
+        count: u32,
+    },
+    /// A thread that measured ended early.
+    #[error("a thread panicked")]
+    Thread,
+}
+
+/// What a probe is for and what it may use.
+struct Plan {
+    id: &'static str,
+    limit: Option<f64>,
+    what: &'static str,
+    wanted: Wanted,
+    /// As at a C function's entry, or nothing.
+    entry: bool,
+}
+
+fn plans() -> Vec<Plan> {
+    let arguments = [7, 6, 2, 1, 8, 9];
+    let arguments = arguments
+        .into_iter()
+        .fold(RegisterSet::default(), RegisterSet::with);
+    let unmet = |operand| {
+        vec![Comparison {
+            operand,
+            relation: Relation::Equal,
+            constant: 0x1234,
+            signed: false,
+        }]
+    };
+    let plan = |id, limit, what, capture| Plan {
+        id,
+        limit,
+        what,
+        wanted: Wanted {
+            capture: Some(capture),
+            ..Wanted::default()
+        },
+        entry: true,
+    };
+    let follow = |records, what| Plan {
+        wanted: Wanted {
+            follow: Some(Follow {
+                records,
+                limit: 10,
+                lossless: false,
+            }),
+            ..Wanted::default()
+        },
+        ..plan("JP11", None, what, Capture::Count)
+    };
+    let unmet = |operand, what| Plan {
+        wanted: Wanted {
+            condition: unmet(operand),
+            capture: Some(Capture::Full),
+            follow: None,
+        },
+        ..plan("BN03", None, what, Capture::Full)
+    };
+    vec![
+        plan(
+            "BN03",
+            Some(COUNT),
+            "count at a function's entry",
+            Capture::Count,
+        ),
+        Plan {
+            entry: false,
+            ..plan(
+                "BN03",
+                Some(COUNT),
+                "count where everything is live",
+                Capture::Count,
+            )
+        },
+        unmet(Operand::Pid, "a condition on the process that isn't met"),
+        unmet(
+            Operand::Register { number: 7, size: 4 },
+            "a condition on an argument that isn't met",
+        ),
+        plan(
+            "BN04",
+            Some(RECORD),
+            "full record at a function's entry",
+            Capture::Full,
+        ),
+        Plan {
+            entry: false,
+            ..plan(
+                "BN04",
+                Some(RECORD),
+                "full record where everything is live",
+                Capture::Full,
+            )
+        },
+        plan(
+            "BN04",
+            None,
+            "record of six arguments at a function's entry",
+            Capture::Registers(arguments),
+        ),
+        plan(
+            "BN04",
+            None,
+            "record of no register at a function's entry",
+            Capture::Registers(RegisterSet::default()),
+        ),
+        follow(false, "return, counted"),
+        follow(true, "return, with all registers then and at the entry"),
+    ]
+}
+
+/// Measures.
+///
+/// # Errors
+/// See [`JumpError`].
+pub fn measure() -> Result<Vec<Entry>, JumpError> {
+    let clock = Clock::new();
+    let mut entries = Vec::new();
+    for plan in plans() {
+        let mut subject = Subject::new(1)?;
+        let dead = plan.entry.then(|| subject.dead_at_entry());
+        let dead = dead.unwrap_or_else(Dead::default);
+        let expected = plan.wanted.leaves();
+        subject.probe(plan.wanted, dead, false)?;
+        let measured = subject.measure(&clock)?;
+        let (bytes, count) = subject.traces();
+        if (bytes, u64::from(count)) != (expected.0 * HITS, expected.1 * HITS) {
+            return Err(JumpError::Traces {
+                what: plan.what,
+                hits: HITS,
+                bytes,
+                count,
+            });
+        }
+        let verdict = match plan.limit {
+            Some(limit) if measured.median <= limit => format!("limit {limit} ns: kept; "),
+            Some(limit) => format!("limit {limit} ns: missed; "),
+            None => String::new(),
+        };
+        let note = format!(
+            "{verdict}half of the rounds were between {:.1} and {:.1} ns; the call itself takes {:.1} ns",
+            measured.quartiles.0, measured.quartiles.1, measured.unprobed
+        );
+        let how = format!(
+            "jump probe, above the unprobed call, both in a loop of calls: {}",
+            plan.what
+        );
+        entries.push(Entry::native(plan.id, rounded(measured.median), "ns", how).note(note));
+    }
+    entries.extend(shared::measure(&clock)?);
+    Ok(entries)
+}
+
+impl Wanted {
+    /// Bytes in the ring and counts that each hit leaves behind.
+    fn leaves(&self) -> (u64, u64) {
+        if !self.condition.is_empty() {
+            return (0, 0);
+        }
+        if let Some(follow) = self.follow {
+            let counts = (0, 1);
+            let records = (8 * RETURN_WORDS, 0);
+            return if follow.records { records } else { counts };
+        }
+        match self.capture {
+            None => (0, 0),
+            Some(Capture::Count) => (0, 1),
+            Some(Capture::Full) => (record_len(RegisterSet::ALL), 0),
+            Some(Capture::Registers(set)) => (record_len(set), 0),
+        }
+    }
+}
+
+/// Bytes of a record.
+fn record_len(set: RegisterSet) -> u64 {
+    RECORD_REGISTERS + 8 * set.numbers().count() as u64
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}

@@ -1,0 +1,224 @@
+//! A function, with and without a jump on it, and a loop that calls it.
+
+use iced_x86::code_asm::{CodeAssembler, registers as reg};
+use iced_x86::{
+    BlockEncoder, BlockEncoderOptions, Decoder, DecoderOptions, IcedError, InstructionBlock,
+    Mnemonic,
+};
+use native::jump::blocks::Blocks;
+use native::jump::region;
+use native::jump::text::Text;
+use probe_engine::addr::GuestVirtAddr;
+use probe_engine::condition::Comparison;
+use probe_engine::detour::{
+    Dead, Environment, Follow, Purpose, Region, generate, live, trampoline,
+};
+use probe_engine::probe::Capture;
+use probe_engine::ring::layout::{RING_LEN, RING_SHIFT};
+
+use super::JumpError;
+use crate::clock::Clock;
+
+/// Where the loop, the function and the detour are.
+const LOOP: usize = 0;
+const FUNCTION: usize = 0x100;
+const DETOUR: usize = 0x1000;
+const TRAMPOLINE: usize = 0x2000;
+const LEN: usize = 0x3000;
+
+/// Calls a round: their records, of 320 bytes at most, fit into a ring.
+pub const CALLS: u64 = RING_LEN / 320 - 2000;
+/// Calls before a round that aren't measured.
+const WARM_UP: u64 = 1000;
+const ROUNDS: usize = 301;
+/// Calls of the probed function while it is measured.
+pub const HITS: u64 = (CALLS + WARM_UP) * ROUNDS as u64;
+const CELL: u32 = 0;
+/// The detour's number.
+const NUMBER: u32 = 1;
+
+/// What a hit is to leave behind.
+#[derive(Default)]
+pub struct Wanted {
+    /// At the function's entry.
+    pub capture: Option<Capture>,
+    /// At its return.
+    pub follow: Option<Follow>,
+    /// If it meets this.
+    pub condition: Vec<Comparison>,
+}
+
+/// Nanoseconds a call.
+pub struct Measured {
+    /// With the probe above without, of all rounds.
+    pub median: f64,
+    /// The same for a quarter and three quarters of them.
+    pub quartiles: (f64, f64),
+    /// Without.
+    pub unprobed: f64,
+}
+
+/// The function and what it is probed with.
+pub struct Subject {
+    text: Text,
+    /// The vCPUs' memory.
+    pub blocks: Blocks,
+    region: Region,
+    patched: Vec<u8>,
+}
+
+impl Subject {
+    /// A function as compilers make them, unprobed.
+    ///
+    /// # Errors
+    /// The system gives no memory.
+    pub fn new(vcpus: u8) -> Result<Self, JumpError> {
+        let mut text = Text::new(LEN)?;
+        let function = assemble(|a| {
+            a.push(reg::r13)?;
+            a.mov(reg::r13, reg::rsi)?;
+            a.push(reg::rbx)?;
+            a.mov(reg::rbx, reg::rdi)?;
+            a.lea(reg::rax, iced_x86::code_asm::ptr(reg::rbx + reg::r13))?;
+            a.pop(reg::rbx)?;
+            a.pop(reg::r13)?;
+            a.ret()
+        })?;
+        let caller = assemble(|a| {
+            let mut again = a.create_label();
+            a.push(reg::rbx)?;
+            a.push(reg::r12)?;
+            a.push(reg::r13)?;
+            a.mov(reg::rbx, reg::rdi)?;
+            a.mov(reg::r12, reg::rsi)?;
+            a.set_label(&mut again)?;
+            a.call(reg::r12)?;
+            a.dec(reg::rbx)?;
+            a.jne(again)?;
+            a.pop(reg::r13)?;
+            a.pop(reg::r12)?;
+            a.pop(reg::rbx)?;
+            a.ret()
+        })?;
+        text.put(LOOP, &caller);
+        text.put(FUNCTION, &function);
+        let start = text.address(FUNCTION);
+        let region = region::at(start, &function).ok_or(JumpError::Thread)?;
+        Ok(Self {
+            patched: region.bytes.clone(),
+            region,
+            text,
+            blocks: Blocks::new(vcpus)?,
+        })
+    }
+
+    /// What is dead at the function's entry.
+    pub fn dead_at_entry(&self) -> Dead {
+        live::dead(&self.region.bytes, self.region.start, true)
+    }
+
+    /// Prepares a probe on the function; `locked`: its ring may be one of several vCPUs.
+    ///
+    /// # Errors
+    /// There is no detour.
+    pub fn probe(&mut self, wanted: Wanted, dead: Dead, locked: bool) -> Result<(), JumpError> {
+        let purpose = Purpose {
+            capture: wanted.capture,
+            follow: wanted.follow,
+            condition: wanted.condition,
+            lossless: false,
+            number: NUMBER,
+            cell: CELL,
+        };
+        let shared = GuestVirtAddr(self.text.address(TRAMPOLINE));
+        let environment = Environment {
+            following: Some(self.blocks.following(shared.0)),
+            ..self.blocks.environment(self.blocks.gs_base(0))
+        };
+        self.text.put(TRAMPOLINE, &trampoline(&environment)?.code);
+        let at = GuestVirtAddr(self.text.address(DETOUR));
+        let mut detour = generate(&environment, &self.region, dead, &purpose, at)?;
+        if locked {
+            detour.code = with_lock(&detour.code, at.0)?;
+        }
+        self.text.put(DETOUR, &detour.code);
+        self.patched = region::patched(&self.region, &detour);
+        Ok(())
+    }
+
+    /// Puts the jump in, or takes it out.
+    pub fn patch(&mut self, on: bool) {
+        let bytes = if on {
+            &self.patched
+        } else {
+            &self.region.bytes
+        };
+        self.text.put(FUNCTION, bytes);
+    }
+
+    /// Calls the function so many times.
+    pub fn call(&self, times: u64) {
+        let function = self.text.address(FUNCTION);
+        // SAFETY: the loop is there, keeps to the ABI, and calls the function as often, which is there
+        // with or without a jump to a complete detour.
+        let _result = unsafe { self.text.call(LOOP, [times, function]) };
+    }
+
+    /// What all calls of [`Subject::measure`] have left behind: bytes in the ring, and what was counted.
+    pub fn traces(&self) -> (u64, u32) {
+        const BYTES: u64 = (1 << RING_SHIFT) - 1;
+        let counted = self.blocks.cell(0, CELL) + self.blocks.tally(NUMBER).counted;
+        (self.blocks.head(0) & BYTES, counted)
+    }
+
+    /// Measures on this thread, as the first vCPU.
+    ///
+    /// # Errors
+    /// The system doesn't let the GS base be set.
+    pub fn measure(&mut self, clock: &Clock) -> Result<Measured, JumpError> {
+        self.blocks.enter(0)?;
+        let mut above = Vec::new();
+        let mut unprobed = Vec::new();
+        for _ in 0..ROUNDS {
+            let [without, with] = [false, true].map(|on| {
+                self.patch(on);
+                self.call(WARM_UP);
+                self.blocks.discard(0);
+                let (ticks, ()) = clock.time(|| self.call(CALLS));
+                clock.nanoseconds(ticks) / CALLS as f64
+            });
+            above.push(with - without);
+            unprobed.push(without);
+        }
+        above.sort_by(f64::total_cmp);
+        unprobed.sort_by(f64::total_cmp);
+        Ok(Measured {
+            median: above[ROUNDS / 2],
+            quartiles: (above[ROUNDS / 4], above[ROUNDS * 3 / 4]),
+            unprobed: unprobed[ROUNDS / 2],
+        })
+    }
+}
+
+fn assemble(
+    code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Result<Vec<u8>, IcedError> {
+    let mut a = CodeAssembler::new(64)?;
+    code(&mut a)?;
+    // It depends on no address.
+    a.assemble(0)
+}
+
+/// A detour that reserves space in a ring with a locked instruction.
+fn with_lock(code: &[u8], at: u64) -> Result<Vec<u8>, IcedError> {
+    let mut instructions: Vec<_> = Decoder::with_ip(64, code, at, DecoderOptions::NONE)
+        .into_iter()
+        .collect();
+    for insn in &mut instructions {
+        if insn.mnemonic() == Mnemonic::Cmpxchg {
+            insn.set_has_lock_prefix(true);
+        }
+    }
+    let block = InstructionBlock::new(&instructions, at);
+    Ok(BlockEncoder::encode(64, block, BlockEncoderOptions::NONE)?.code_buffer)
+}

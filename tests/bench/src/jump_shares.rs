@@ -1,0 +1,167 @@
+//! How many function entries, and how many instructions, can be jumps instead of breakpoints.
+
+use std::collections::{BTreeMap, HashSet};
+
+use probe_engine::addr::GuestVirtAddr;
+use probe_engine::arena::{SLOT_AREA, Space};
+use probe_engine::detour::{self, BranchTargets, Ground, Pattern, Refusal, Region};
+use probe_engine::kernel::Kernel;
+
+use crate::fate::Fate;
+use crate::functions;
+use crate::image::Image;
+use crate::report::Entry;
+use crate::shares::{self, Moment, SharesError, Survey};
+
+/// Bytes of a detour that leaves a full record.
+const DETOUR: usize = 256;
+/// Where the arena's GiB of code begins.
+const CODE: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_4000_0000);
+/// Bytes that a region can have at most, with padding and what is beyond it.
+const AHEAD: usize = 96;
+/// As many as a user might ask for, to say what they take.
+const MANY: u64 = 10_000;
+/// Least share of entries, in percent (BN07).
+const ENTRIES: f64 = 99.0;
+/// Least share of instructions, in percent (BN08).
+const INSTRUCTIONS: f64 = 90.0;
+
+/// What became of those that can be probed.
+#[derive(Debug, Default)]
+struct Tally {
+    jumps: u64,
+    refused: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    fn add(&mut self, jump: Result<(), Refusal>) {
+        match jump {
+            Ok(()) => self.jumps += 1,
+            Err(why) => *self.refused.entry(why.kind().to_owned()).or_default() += 1,
+        }
+    }
+
+    fn entry(&self, id: &'static str, limit: f64, how: String, where_to: &str) -> Entry {
+        let all = self.jumps + self.refused.values().sum::<u64>();
+        let share = shares::percent(self.jumps, all);
+        let verdict = if share >= limit { "kept" } else { "missed" };
+        let reasons = shares::top(&self.refused, usize::MAX);
+        Entry::native(id, share, "%", how).note(format!(
+            "{} of {all}, {where_to}; limit >= {limit} %: {verdict}; not: {reasons}",
+            self.jumps
+        ))
+    }
+}
+
+/// A kernel that has started, as the engine sees it when it makes jumps.
+struct Text<'a> {
+    image: &'a Image,
+    kernel: Kernel,
+    targets: BranchTargets,
+    space: Space,
+    jumps: HashSet<GuestVirtAddr>,
+}
+
+impl<'a> Text<'a> {
+    fn new(image: &'a Image) -> Result<Self, SharesError> {
+        let kernel = image.kernel()?;
+        let range = kernel.symbols.text();
+        let text = image.bytes_at(range.start).unwrap_or_default();
+        let len = range.end.offset_from(range.start).unwrap_or(0) as usize;
+        let starts = functions::all(&kernel.symbols);
+        let starts = starts.iter().map(|function| function.start);
+        let targets = BranchTargets::of(range.start, &text[..len.min(text.len())], starts);
+        Ok(Self {
+            image,
+            kernel,
+            targets,
+            space: Space::new(CODE..SLOT_AREA.start),
+            jumps: HashSet::new(),
+        })
+    }
+
+    fn region(&self, at: GuestVirtAddr) -> Result<Region, Refusal> {
+        let nowhere = Refusal::Undecodable { at };
+        let within = self.kernel.symbols.resolve(at).ok_or(nowhere.clone())?;
+        if detour::is_early(within.symbol.name) {
+            return Err(Refusal::EarlyCode);
+        }
+        let text = self.image.bytes_at(at).ok_or(nowhere)?;
+        let blacklist = &self.kernel.blacklist;
+        let ground = Ground {
+            text: &text[..text.len().min(AHEAD)],
+            function_end: within.symbol.address.wrapping_add(within.size),
+            is_free: &|range| detour::is_free(blacklist, range),
+            expects_fault: &|at| self.kernel.exceptions.contains(at),
+            is_target: &|range| self.targets.any(range),
+        };
+        detour::region(at, &ground)
+    }
+
+    /// Makes the instruction at `at` a jump, with a detour beside all those that there are.
+    fn jump(&mut self, at: GuestVirtAddr) -> Result<(), Refusal> {
+        let pattern = Pattern::of(&self.region(at)?);
+        let placed = self.space.place(at, pattern, DETOUR);
+        placed.ok_or(Refusal::NoAddress { at })?;
+        self.jumps.insert(at);
+        Ok(())
+    }
+
+    /// Whether that could be done.
+    fn could_jump(&mut self, at: GuestVirtAddr) -> Result<(), Refusal> {
+        if self.jumps.contains(&at) {
+            return Ok(());
+        }
+        let pattern = Pattern::of(&self.region(at)?);
+        let found = self.space.fits(at, pattern, DETOUR);
+        found.map(|_| ()).ok_or(Refusal::NoAddress { at })
+    }
+}
+
+/// How many of the entries that can be probed become jumps, all at once, and then how many of all
+/// instructions of one function of `every`, each for itself beside those.
+///
+/// # Errors
+/// See [`SharesError`].
+pub fn measure(image: &Image, release: &str, every: usize) -> Result<Vec<Entry>, SharesError> {
+    let mut survey = Survey::new(image, Moment::Started)?;
+    let mut text = Text::new(image)?;
+    let functions = survey.functions(Moment::Started);
+    let mut entries = Tally::default();
+    let mut pages_of_many = 0;
+    for function in functions.iter().filter(|function| function.has_entry) {
+        if let Fate::Probed(probe) = survey.entry(function.start)? {
+            entries.add(text.jump(probe.address));
+            if entries.jumps == MANY {
+                pages_of_many = text.space.pages();
+            }
+        }
+    }
+    let pages = text.space.pages();
+    let mut instructions = Tally::default();
+    let bodies = functions.iter().filter(|function| !function.is_padding);
+    for function in bodies.step_by(every.max(1)) {
+        for at in shares::instructions(image, function) {
+            if let Fate::Probed(probe) = survey.instruction(at)? {
+                instructions.add(text.could_jump(probe.address));
+            }
+        }
+    }
+    let sample = shares::sample(every);
+    let how =
+        |what: &str| format!("{what} of {release} that can be jumps, of those that can be probed");
+    let all_at_once = format!(
+        "all at once, with detours of {DETOUR} bytes on {pages} pages of 4 KiB (the first {MANY} on \
+         {pages_of_many})"
+    );
+    let what = format!("all instructions{sample}");
+    Ok(vec![
+        entries.entry("BN07", ENTRIES, how("function entries"), &all_at_once),
+        instructions.entry(
+            "BN08",
+            INSTRUCTIONS,
+            how(&what),
+            "each with those of all entries",
+        ),
+    ])
+}

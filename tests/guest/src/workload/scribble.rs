@@ -1,0 +1,114 @@
+//! Writing over memory that isn't the guest's own.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use serde_json::{Value, json};
+
+use super::threads;
+use crate::plan::Plan;
+
+/// What is known of the memory: at first there are words that count and point, in the second half rings.
+const HALF: usize = 32 << 20;
+const RINGS: usize = 16 << 20;
+const WORD: usize = size_of::<u64>();
+
+/// Ways to damage the words that aren't zero.
+const WAYS: [fn(&mut u64, u64); 6] = [
+    |word, random| *word = random,
+    |word, _| *word = u64::MAX,
+    |word, random| *word = word.wrapping_add(random % 4096).wrapping_sub(2048),
+    |word, random| *word ^= 1 << (random % 64),
+    |word, random| *word = word.wrapping_add((random % 64) << 20),
+    |word, _| *word = 0,
+];
+
+/// Writes over the 48 MiB at the physical address `at` in several ways, `rounds` times, while a thread
+/// on each CPU makes `syscall` in bouts of `count`.
+pub fn run(plan: &Plan) -> io::Result<Value> {
+    let digits = plan.at.trim_start_matches("0x");
+    let at = i64::from_str_radix(digits, 16)
+        .map_err(|error| io::Error::other(format!("at={}: {error}", plan.at)))?;
+    let memory = map(at)?;
+    let done = AtomicBool::new(false);
+    let (calls, written) = thread::scope(|scope| {
+        let calls = scope.spawn(|| {
+            let mut calls = 0;
+            while !done.load(Ordering::Relaxed) {
+                let bout = threads::run(plan.call, plan.count)?;
+                calls += bout["calls"].as_u64().unwrap_or_default();
+            }
+            Ok::<u64, io::Error>(calls)
+        });
+        let written = scribble(memory, plan.rounds);
+        done.store(true, Ordering::Relaxed);
+        let calls = calls.join();
+        let calls = calls.unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
+        (calls, written)
+    });
+    Ok(json!({ "calls": calls?, "written": written }))
+}
+
+/// The memory, for as long as this process lives.
+fn map(at: i64) -> io::Result<*mut u64> {
+    let file = File::options().read(true).write(true).open("/dev/mem")?;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    let length = HALF + RINGS;
+    // SAFETY: a new mapping where the kernel chooses; what is there isn't memory of this program.
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            length,
+            protection,
+            flags,
+            file.as_raw_fd(),
+            at,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(start.cast())
+}
+
+/// How many words were written.
+fn scribble(memory: *mut u64, rounds: u64) -> u64 {
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let word = |index: usize| memory.wrapping_add(index);
+    // SAFETY: all indexes are within the mapping; others write there, too, and any value is right.
+    let read = |index: usize| unsafe { word(index).read_volatile() };
+    // SAFETY: as above.
+    let write = |index: usize, value: u64| unsafe { word(index).write_volatile(value) };
+    let live: Vec<usize> = (0..HALF / WORD / 2)
+        .filter(|index| read(*index) != 0)
+        .collect();
+    let mut written = 0;
+    for round in 0..rounds {
+        let way = WAYS[round as usize % WAYS.len()];
+        for index in &live {
+            let mut value = read(*index);
+            way(&mut value, next());
+            write(*index, value);
+        }
+        // Now and then a whole ring, else words here and there.
+        let (words, step) = ((HALF / WORD)..((HALF + RINGS) / WORD), 97);
+        for index in words.step_by(if round % 4 == 3 { 1 } else { step }) {
+            let mut value = read(index);
+            way(&mut value, next());
+            write(index, value);
+            written += 1;
+        }
+        written += live.len() as u64;
+    }
+    written
+}
