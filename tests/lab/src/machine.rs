@@ -29,8 +29,6 @@ const KVM_MODULES: [&str; 3] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lab {
     /// Virtual CPUs of L1.
-    /// One by default: with two, QEMU's emulation of nested SVM now and then damages L1 itself (its
-    /// kernel panics on a corrupted stack, or hangs) when four guest vCPUs step instructions.
     pub smp: u8,
     /// Memory of L1 in MiB. Its files are in it too.
     pub memory_mib: u32,
@@ -125,11 +123,16 @@ pub enum LabError {
 }
 
 impl Lab {
-    /// A machine of two CPUs and 3 GiB that runs a program for ten minutes at most.
+    /// Virtual CPUs of L1, unless something else is wanted.
+    /// One: with two, QEMU's emulation of nested SVM now and then damages L1 itself (its kernel
+    /// panics on a corrupted stack, or hangs) when four guest vCPUs step instructions.
+    pub const CPUS: u8 = 1;
+
+    /// A machine of one CPU and 3 GiB that runs a program for ten minutes at most.
     #[must_use]
     pub fn new(command: Vec<String>) -> Self {
         Self {
-            smp: 1,
+            smp: Self::CPUS,
             memory_mib: 3072,
             files: Vec::new(),
             command,
