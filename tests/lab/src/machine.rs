@@ -123,12 +123,11 @@ pub enum LabError {
 }
 
 impl Lab {
-    /// Virtual CPUs of L1, unless something else is wanted.
-    /// One: with two, QEMU's emulation of nested SVM now and then damages L1 itself (its kernel
-    /// panics on a corrupted stack, or hangs) when four guest vCPUs step instructions.
-    pub const CPUS: u8 = 1;
+    /// Virtual CPUs of L1, unless something else is wanted: the fewest with which vCPUs of a guest run
+    /// at the same time.
+    pub const CPUS: u8 = 2;
 
-    /// A machine of one CPU and 3 GiB that runs a program for ten minutes at most.
+    /// A machine of two CPUs and 3 GiB that runs a program for ten minutes at most.
     #[must_use]
     pub fn new(command: Vec<String>) -> Self {
         Self {

@@ -37,7 +37,7 @@ struct Run {
     #[arg(long, value_name = "FILE")]
     results: Option<PathBuf>,
     /// CPUs of the machine.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = Lab::CPUS)]
     smp: u8,
     /// Memory of the machine.
     #[arg(long, value_name = "MIB", default_value_t = 3072)]

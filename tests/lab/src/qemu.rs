@@ -15,7 +15,7 @@ use crate::tool::{self, ToolError};
 const RELEASE: &str = "trixie";
 
 /// The changes, by file name; each says in its head what it is for.
-const PATCHES: [(&str, &str); 2] = [
+const PATCHES: [(&str, &str); 3] = [
     (
         "qemu-bp-intercept.patch",
         include_str!("../qemu-bp-intercept.patch"),
@@ -23,6 +23,10 @@ const PATCHES: [(&str, &str); 2] = [
     (
         "qemu-interrupt-race.patch",
         include_str!("../qemu-interrupt-race.patch"),
+    ),
+    (
+        "qemu-ignne-race.patch",
+        include_str!("../qemu-ignne-race.patch"),
     ),
 ];
 const SCRIPT: &str = include_str!("../build-qemu.sh");
