@@ -1,0 +1,164 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn any_place() -> impl Strategy<Value = Place> {
+    let symbol = (
+        "[a-zA-Z_.][a-zA-Z0-9_.$@]{0,8}",
+        any::<u64>(),
+        "([a-z0-9_]{1,6})?",
+    )
+        .prop_filter("an address, not a module", |(_, _, module)| {
+            !module.starts_with("0x")
+        })
+        .prop_map(|(symbol, offset, module)| {
+            Place::Symbol(SymbolPlace {
+                symbol,
+                offset,
+                module,
+            })
+        });
+    prop_oneof![symbol, any::<u64>().prop_map(Place::Address)]
+}
+
+fn any_kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        any::<(bool, bool)>()
+            .prop_map(|(post, fault)| Kind::Instruction(InstructionProbe { post, fault })),
+        (0u32..=4096).prop_map(|maxactive| Kind::Return(ReturnProbe { maxactive })),
+        (prop::sample::select(vec![0u32, 1, 2, 4, 8]), any::<bool>())
+            .prop_map(|(length, reads)| Kind::Watchpoint(Watchpoint { length, reads })),
+    ]
+}
+
+fn any_condition() -> impl Strategy<Value = Condition> {
+    let operands = [
+        "rdi", "edi", "di", "dil", "r15w", "rsp", "cpu", "pid", "tgid",
+    ];
+    (
+        prop::sample::select(operands.to_vec()),
+        1..=7i32,
+        any::<u64>(),
+        any::<bool>(),
+    )
+        .prop_map(|(operand, relation, number, signed)| {
+            let unused = 64 - 8 * u32::from(names::operand_size(operand).unwrap_or(8));
+            let constant = match signed {
+                true => (number.cast_signed() >> unused).cast_unsigned(),
+                false => number >> unused,
+            };
+            Condition {
+                operand: operand.into(),
+                relation,
+                constant,
+                signed,
+            }
+        })
+}
+
+fn any_options() -> impl Strategy<Value = ProbeOptions> {
+    let registers = prop::collection::btree_set(0u8..=16, 0..4);
+    let conditions = prop::collection::vec(any_condition(), 0..4);
+    (0..3, registers, conditions, any::<bool>(), any::<bool>()).prop_map(
+        |(capture, registers, conditions, lossless, no_jump)| {
+            let mut options = ProbeOptions {
+                conditions,
+                lossless,
+                no_jump,
+                ..ProbeOptions::default()
+            };
+            match capture {
+                0 => {}
+                1 => options.set_capture(Capture::Count),
+                _ => {
+                    let names = registers.into_iter().filter_map(names::whole_register_name);
+                    options.registers = names.map(str::to_owned).collect();
+                    options.set_capture(Capture::Registers);
+                }
+            }
+            options
+        },
+    )
+}
+
+/// Texts that come near the grammar, so that most of its branches are entered.
+fn near_texts() -> impl Strategy<Value = String> {
+    let parts = [
+        "p",
+        "r",
+        "w",
+        ":",
+        "=",
+        "+",
+        "%",
+        "return",
+        "/",
+        "8",
+        "0x",
+        "f",
+        "rw",
+        "x",
+        " ",
+        ",",
+        ";",
+        "\"",
+        "-",
+        "post",
+        "fault",
+        "disabled",
+        "count",
+        "regs=",
+        "rdi",
+        "dil",
+        "pid",
+        "if=",
+        "==",
+        "<s",
+        "&",
+        "&&",
+        "vmprobe.probe=",
+        "é",
+        "99999999999999999999",
+    ];
+    let part = prop::sample::select(parts.to_vec());
+    prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_panic(text in any::<String>(), near in near_texts()) {
+        for text in [text, near] {
+            if let Err(error) = parse(&text) {
+                prop_assert!(error.column <= text.chars().count() + 1);
+            }
+            let _ = from_cmdline(&text);
+            let _ = from_cmdline(&format!("vmprobe.probe={text}"));
+        }
+    }
+
+    #[test]
+    fn a_definition_reads_back_as_the_same_probe(
+        name in "([a-zA-Z0-9_.-]{1,6}/)?[a-zA-Z0-9_.-]{0,6}",
+        place in any_place(),
+        kind in any_kind(),
+        disabled: bool,
+        options in any_options(),
+    ) {
+        let options = Some(options).filter(|options| *options != ProbeOptions::default());
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), disabled, options };
+        if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
+            place.offset = 0;
+        }
+        let text = definition(&spec);
+        prop_assert_eq!(parse(&text), Ok(spec.clone()), "{}", &text);
+        let on_cmdline = format!("quiet vmprobe.probe={}", text.replace(' ', ","));
+        prop_assert_eq!(from_cmdline(&on_cmdline), [Ok(spec)]);
+    }
+
+    #[test]
+    fn what_can_be_read_has_a_definition_that_reads_the_same(text in near_texts()) {
+        if let Ok(spec) = parse(&text) {
+            prop_assert_eq!(parse(&definition(&spec)), Ok(spec));
+        }
+    }
+}
