@@ -101,6 +101,15 @@ impl Capture {
             registers => Self::Registers(registers),
         }
     }
+
+    /// The registers of an event; `None` when there is no event.
+    pub fn registers(self) -> Option<RegisterSet> {
+        match self {
+            Self::Full => Some(RegisterSet::ALL),
+            Self::Registers(set) => Some(set),
+            Self::Count => None,
+        }
+    }
 }
 
 impl RegisterSet {

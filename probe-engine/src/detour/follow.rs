@@ -4,7 +4,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, registers as reg};
 
 use super::frame::{Frame, Needed, RAX, RSP, gpr};
-use super::{DetourError, Environment, Follow};
+use super::{DetourError, Environment, Follow, record};
 use crate::calls::layout::{COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER};
 use crate::probe::RegisterSet;
 
@@ -70,9 +70,7 @@ fn keep(a: &mut CodeAssembler, frame: &Frame, set: RegisterSet) -> Result<(), Ic
         a.mov(place, reg::rax)?;
     }
     a.mov(reg::r10, reg::rdx)?;
-    a.rdtsc()?;
-    a.shl(reg::rdx, 32)?;
-    a.or(reg::rax, reg::rdx)?;
+    record::time(a)?;
     a.mov(qword_ptr(call + ENTRY_TSC), reg::rax)?;
     a.mov(reg::rdx, reg::r10)
 }

@@ -9,7 +9,7 @@ use super::{
     follow, record,
 };
 use crate::addr::GuestVirtAddr;
-use crate::probe::{Capture, RegisterSet};
+use crate::probe::Capture;
 
 /// Generates the detour of a region for the address `at`.
 ///
@@ -28,11 +28,7 @@ pub fn generate(
     purpose: &Purpose,
     at: GuestVirtAddr,
 ) -> Result<Detour, DetourError> {
-    let recorded = match purpose.capture {
-        Some(Capture::Full) => Some(RegisterSet::ALL),
-        Some(Capture::Registers(set)) => Some(set),
-        Some(Capture::Count) | None => None,
-    };
+    let recorded = purpose.capture.and_then(Capture::registers);
     let live = Needed::live(dead);
     let by_record = recorded.map_or(live, |set| live.and(set));
     let followed = purpose.follow.map(Follow::recorded);

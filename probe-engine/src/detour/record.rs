@@ -109,9 +109,7 @@ pub(super) fn record(
     if keeps_rdx {
         a.mov(spare, reg::rdx)?;
     }
-    a.rdtsc()?;
-    a.shl(reg::rdx, 32)?;
-    a.or(reg::rax, reg::rdx)?;
+    time(a)?;
     a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
     if keeps_rdx {
         a.mov(reg::rdx, spare)?;
@@ -141,6 +139,13 @@ pub(super) fn record(
     a.zero_bytes()?;
     frame.restore(a, live)?;
     Ok(full)
+}
+
+/// The time stamp counter, in RAX; RDX is used.
+pub(super) fn time(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.rdtsc()?;
+    a.shl(reg::rdx, 32)?;
+    a.or(reg::rax, reg::rdx)
 }
 
 /// Turns a position in RAX into an address in `second`, whatever the position; `first` is used.

@@ -228,9 +228,7 @@ fn write_record(
     a.mov(block, environment.block)?;
     full.reserve(a, record, layout::RETURN_WORDS * 8)?;
     record::address(a, environment, block, record)?;
-    a.rdtsc()?;
-    a.shl(reg::rdx, 32)?;
-    a.or(reg::rax, reg::rdx)?;
+    record::time(a)?;
     a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
     match environment.current_task {
         Some(current) => a.mov(reg::rax, qword_ptr(current).gs())?,

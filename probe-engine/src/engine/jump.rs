@@ -10,7 +10,7 @@ use crate::arena::Placed;
 use crate::condition::Comparison;
 use crate::detour::{Detour, Follow, JUMP_LEN, Region};
 use crate::guest::{GuestMemory, MemoryError};
-use crate::probe::{Capture, Optimization, ProbeKind, RegisterSet};
+use crate::probe::{Capture, Optimization, ProbeKind};
 
 /// Opcode of `jmp rel32`.
 pub(super) const JUMP: u8 = 0xe9;
@@ -200,12 +200,8 @@ impl Site {
         if self.module.is_some() {
             return Err(WhyNot::for_now("module", "it is in a module's text"));
         }
-        let mut probes = self.enabled().peekable();
-        if probes.peek().is_none() {
-            return Err(WhyNot::for_now("disabled", "it is disabled"));
-        }
         let mut wanted: Option<Wanted> = None;
-        for probe in probes {
+        for probe in self.enabled() {
             let next = wants(probe)?;
             wanted = Some(match wanted {
                 None => next,
@@ -240,7 +236,7 @@ fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
         ProbeKind::Return { .. } => Ok(Wanted {
             capture: None,
             follow: Some(Follow {
-                records: registers(probe.options.capture).is_some(),
+                records: probe.options.capture.registers().is_some(),
                 limit: probe.max_active,
                 lossless: probe.options.lossless,
             }),
@@ -285,21 +281,12 @@ impl Wanted {
 
 /// What two probes want of a hit.
 fn both(one: Capture, other: Capture) -> Capture {
-    match (registers(one), registers(other)) {
+    match (one.registers(), other.registers()) {
         (None, None) => Capture::Count,
         (one, other) => {
             let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
             Capture::of(one.and(other))
         }
-    }
-}
-
-/// The registers of an event; `None` when there is no event.
-pub(super) fn registers(capture: Capture) -> Option<RegisterSet> {
-    match capture {
-        Capture::Full => Some(RegisterSet::ALL),
-        Capture::Registers(set) => Some(set),
-        Capture::Count => None,
     }
 }
 

@@ -64,10 +64,9 @@ impl Engine {
         let table = self.table();
         let mut waiting: Vec<_> = table.waiting().cloned().collect();
         waiting.sort_unstable_by_key(|site| site.virt);
-        let environment = match self.environment(memory) {
-            _ if waiting.is_empty() => Err(WhyNot::new("", "")),
-            _ if table.jumpless => Err(WhyNot::for_now("switched off", "jumps are switched off")),
-            found => found,
+        let environment = match table.jumpless {
+            true => Err(WhyNot::for_now("switched off", "jumps are switched off")),
+            false => self.environment(memory),
         };
         let mut ready = Vec::new();
         let mut not = Vec::new();

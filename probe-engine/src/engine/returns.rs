@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::record::Probe;
 use super::site::Site;
-use super::{Action, Engine, jump};
+use super::{Action, Engine};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId, Tsc};
 use crate::event::{Detail, Event, EventSink};
 use crate::guest::{GuestMemory, StoppedGuest};
@@ -201,7 +201,7 @@ impl Engine {
                 continue;
             }
             call.probe.hit();
-            let Some(wanted) = jump::registers(call.probe.options.capture) else {
+            let Some(wanted) = call.probe.options.capture.registers() else {
                 continue;
             };
             self.merger.event(&Event {

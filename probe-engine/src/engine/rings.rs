@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::follow::Follower;
-use super::jump::{WhyNot, registers};
+use super::jump::WhyNot;
 use super::table::Table;
 use super::{Action, Engine};
 use crate::addr::{GuestVirtAddr, ProbeId};
@@ -193,7 +193,7 @@ impl Engine {
                     continue;
                 }
                 probe.hit();
-                if let Some(wanted) = registers(probe.options.capture) {
+                if let Some(wanted) = probe.options.capture.registers() {
                     self.merger
                         .event(&event(probe.id, known.at, &record, wanted));
                 }
@@ -306,7 +306,7 @@ impl Known {
                 .filter(|it| it.records)
                 .map(|_| RegisterSet::ALL);
         }
-        registers(self.capture?)
+        self.capture?.registers()
     }
 }
 

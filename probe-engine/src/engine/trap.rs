@@ -8,8 +8,8 @@ use super::record::Probe;
 use super::site::{INT3, Milestone, Site, Way};
 use super::step::StepIn;
 use super::table::Table;
-use super::{Action, Engine, jump};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use super::{Action, Engine};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr, Tsc};
 use crate::emulate::{self, Outcome, Touched, View};
 use crate::event::{Detail, Event, EventSink};
 use crate::guest::GuestMemory;
@@ -60,12 +60,13 @@ impl Engine {
             rip: site.virt.0,
             ..*vcpu.registers()
         };
+        let mut tsc = None;
         for probe in site.enabled() {
             probe.exit();
             let counts = matches!(probe.kind, ProbeKind::Instruction { .. });
             if counts && self.meets_condition(probe, memory, vcpu) {
                 probe.hit();
-                self.tell(probe, vcpu, &before, Detail::Pre);
+                self.tell(probe, vcpu, &mut tsc, &before, Detail::Pre);
             }
         }
         self.enter(site, memory, vcpu);
@@ -148,6 +149,7 @@ impl Engine {
         registers: &Registers,
         detail: Detail,
     ) {
+        let mut tsc = None;
         for probe in site.enabled() {
             let wanted = match detail {
                 Detail::Post => probe.wants_post(),
@@ -155,20 +157,28 @@ impl Engine {
                 Detail::Pre | Detail::Return { .. } | Detail::Access => false,
             };
             if wanted {
-                self.tell(probe, vcpu, registers, detail);
+                self.tell(probe, vcpu, &mut tsc, registers, detail);
             }
         }
     }
 
-    /// Sends an event of a probe, with the registers that it asks for.
-    fn tell(&self, probe: &Probe, vcpu: &dyn Vcpu, registers: &Registers, detail: Detail) {
-        let Some(wanted) = jump::registers(probe.options.capture) else {
+    /// Sends an event of a probe, with the registers that it asks for. `tsc` is the time that all events of
+    /// one hit have, asked for by the first.
+    fn tell(
+        &self,
+        probe: &Probe,
+        vcpu: &dyn Vcpu,
+        tsc: &mut Option<Tsc>,
+        registers: &Registers,
+        detail: Detail,
+    ) {
+        let Some(wanted) = probe.options.capture.registers() else {
             return;
         };
         self.merger.event(&Event {
             probe: probe.id,
             vcpu: vcpu.id(),
-            tsc: vcpu.tsc(),
+            tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
             registers: registers.only(wanted),
             task: 0,
             detail,
