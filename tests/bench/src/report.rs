@@ -7,7 +7,7 @@ use serde::Serialize;
 /// One figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
-    /// Row of the yardstick; several figures may be of one.
+    /// Row of docs/requirements.md; several figures may be of one.
     pub id: &'static str,
     /// The figure.
     pub value: f64,

@@ -16,7 +16,8 @@ pub const FILES: &str = "VMPROBE_FILES";
 pub enum Place {
     /// A machine as it is.
     Host,
-    /// The lab machine.
+    /// The lab machine with upstream kvm-amd.
+    #[value(name = "lab-amd")]
     Lab,
 }
 
@@ -25,7 +26,7 @@ impl Place {
     pub fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
-            Self::Lab => "lab",
+            Self::Lab => "lab-amd",
         }
     }
 }

@@ -35,8 +35,14 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the tests: name, what it needs, rows of the yardstick.
-    List,
+    /// List the tests that `run` would run: name, what it needs, rows of docs/requirements.md.
+    List {
+        /// One line of JSON for each test.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        run: Run,
+    },
     /// Run tests, each in a process of its own.
     Run(Run),
     /// Run one test in this process.
@@ -74,8 +80,8 @@ enum Error {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::List => {
-            list();
+        Command::List { json, run } => {
+            list(&run, json);
             Ok(true)
         }
         Command::Run(run) => runner::run(&run).map_err(Error::from),
@@ -109,8 +115,13 @@ fn tests() -> impl Iterator<Item = &'static Test> {
         .flatten()
 }
 
-fn list() {
-    for test in tests() {
+fn list(run: &Run, json: bool) {
+    for test in run.chosen() {
+        if json {
+            let line = serde_json::json!({ "name": test.name, "ids": test.ids });
+            say(&line.to_string());
+            continue;
+        }
         let needs = format!("{:?}", test.needs).to_lowercase();
         say(&format!(
             "{:<60} {needs:<6} {}",
@@ -129,3 +140,19 @@ fn say(line: &str) {
 
 /// The needs that a run covers when it isn't told.
 const ALL_NEEDS: [Needs; 3] = [Needs::None, Needs::Tiny, Needs::Linux];
+
+#[cfg(test)]
+mod tests {
+    use super::tests;
+
+    #[test]
+    fn each_row_that_a_test_names_is_in_the_requirements() {
+        let document = include_str!("../../../docs/requirements.md");
+        for test in tests() {
+            for id in test.ids {
+                let row = format!("\n| {id} | ");
+                assert!(document.contains(&row), "{}: {id}", test.name);
+            }
+        }
+    }
+}

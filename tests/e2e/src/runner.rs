@@ -26,7 +26,7 @@ const TAIL: usize = 40;
 /// What to run.
 #[derive(Debug, Args)]
 pub struct Run {
-    /// Only tests with this in their name, or of the rows of the yardstick that begin so.
+    /// Only tests with this in their name, or of the rows of docs/requirements.md that begin so.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Only tests that need this (comma-separated).
@@ -68,7 +68,7 @@ struct Record {
 /// # Errors
 /// If a test can't even be started, or the results can't be written.
 pub fn run(run: &Run) -> Result<bool, RunError> {
-    let chosen: Vec<&Test> = tests().filter(|test| run.chooses(test)).collect();
+    let chosen: Vec<&Test> = run.chosen().collect();
     let mut results = match &run.results {
         Some(path) => {
             let file = OpenOptions::new().create(true).append(true).open(path);
@@ -119,6 +119,11 @@ pub fn run(run: &Run) -> Result<bool, RunError> {
 }
 
 impl Run {
+    /// The tests to run.
+    pub fn chosen(&self) -> impl Iterator<Item = &'static Test> {
+        tests().filter(|test| self.chooses(test))
+    }
+
     fn chooses(&self, test: &Test) -> bool {
         let fits = |text: &String| {
             test.name.contains(text.as_str()) || test.ids.iter().any(|id| id.starts_with(text))

@@ -23,7 +23,7 @@ pub enum Needs {
 pub struct Test {
     /// Its name: what is true when it passes.
     pub name: &'static str,
-    /// The rows of the yardstick that it proves.
+    /// The rows of docs/requirements.md that it proves.
     pub ids: &'static [&'static str],
     /// What it needs.
     pub needs: Needs,

@@ -1,4 +1,4 @@
-//! Telling `make test` which rows of the yardstick a test has proved.
+//! Telling `make test` which rows of docs/requirements.md a test has proved.
 
 use std::any::Any;
 use std::fs::OpenOptions;

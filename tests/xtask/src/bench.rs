@@ -54,7 +54,7 @@ pub enum BenchError {
 /// One figure of the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Figure {
-    /// Row of the yardstick.
+    /// Row of docs/requirements.md.
     id: String,
     value: f64,
     unit: String,
@@ -163,7 +163,7 @@ fn guests(folder: &Path) -> Result<Vec<Figure>, BenchError> {
         fs::read_to_string(&results).map_err(io("read"))?
     } else {
         say("# in the lab: upstream kvm-amd in an emulated CPU");
-        let command = ["/bin/e2e", "bench", "--where", "lab"];
+        let command = ["/bin/e2e", "bench", "--where", "lab-amd"];
         let mut lab = Lab::new(command.map(str::to_owned).into());
         lab.files = files.in_lab("/boot");
         lab.files.extend(programs.in_lab());

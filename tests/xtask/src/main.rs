@@ -11,6 +11,7 @@ mod layering;
 mod machine;
 mod record;
 mod repack;
+mod requirements;
 mod test;
 
 use std::error::Error;

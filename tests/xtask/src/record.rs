@@ -1,13 +1,18 @@
-//! Results of the end-to-end tests, and the conformance report made of them.
+//! Results of the tests, and the conformance report made of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// How a test ended.
+/// Where tests run: on this machine's own KVM, and in the labs on upstream's.
+pub const PLACES: [&str; 3] = ["host", "lab-amd", "lab-intel"];
+
+/// How a test ended, or how a row stands. A row stands as the greatest of its tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
+    /// Of a row: nothing ran that proves it.
+    Missing,
     /// It can't be done there.
     Skip,
     /// It passed.
@@ -21,7 +26,7 @@ pub enum Status {
 pub struct Record {
     /// The test.
     pub name: String,
-    /// Rows of the yardstick.
+    /// Rows of docs/requirements.md.
     pub ids: Vec<String>,
     /// How it ended.
     pub status: Status,
@@ -32,27 +37,76 @@ pub struct Record {
     pub note: String,
 }
 
+/// Who claims rows: one line of `e2e list --json`, or a whole part of the tests.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Claim {
+    /// The test, or the part.
+    pub name: String,
+    /// Rows of docs/requirements.md.
+    pub ids: Vec<String>,
+    /// Not one test: some test of this part proves each of its rows.
+    #[serde(default)]
+    pub is_part: bool,
+}
+
+impl Claim {
+    /// A part of the tests, which can't list its tests by itself.
+    pub fn part(name: &str, ids: &[&str]) -> Self {
+        Self {
+            name: name.to_owned(),
+            ids: ids.iter().copied().map(str::to_owned).collect(),
+            is_part: true,
+        }
+    }
+
+    /// Whether this claims a row and the record tells of it.
+    fn is_met(&self, id: &str, by: &Record) -> bool {
+        let has = |ids: &[String]| ids.iter().any(|found| found == id);
+        (self.is_part || self.name == by.name) && has(&self.ids) && has(&by.ids)
+    }
+}
+
+/// A run of tests at one place.
+#[derive(Debug)]
+pub struct Run {
+    /// Where, one of [`PLACES`].
+    pub place: &'static str,
+    /// What should have run.
+    pub claims: Vec<Claim>,
+    /// What did.
+    pub records: Vec<Record>,
+    /// Why it did not come to its end.
+    pub died: Option<String>,
+}
+
 /// One entry of the conformance report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Entry {
-    /// Row of the yardstick.
+    /// Row of docs/requirements.md.
     pub id: String,
-    /// Failed if any test failed; passed if any passed and none failed.
+    /// Failed if any test failed or did not run; passed if any passed and none failed.
     pub status: Status,
-    /// The tests, or those that failed.
+    /// The tests that made the status what it is.
     pub test: String,
     /// Where they ran.
     #[serde(rename = "where")]
     pub place: String,
-    /// Their remarks.
+    /// Their remarks, and of a pass those that were skipped.
     pub note: String,
 }
 
-/// Reads the lines of a results file.
+/// What one test says of a row.
+struct Told {
+    status: Status,
+    test: String,
+    note: String,
+}
+
+/// Reads lines of results, or of claims.
 ///
 /// # Errors
-/// If a line is no record.
-pub fn read(lines: &str) -> Result<Vec<Record>, serde_json::Error> {
+/// If a line is none.
+pub fn read<T: for<'a> Deserialize<'a>>(lines: &str) -> Result<Vec<T>, serde_json::Error> {
     lines
         .lines()
         .filter(|line| !line.is_empty())
@@ -60,68 +114,234 @@ pub fn read(lines: &str) -> Result<Vec<Record>, serde_json::Error> {
         .collect()
 }
 
-/// One entry for each row and place, in their order.
-pub fn conformance(records: &[Record]) -> Vec<Entry> {
-    let mut groups: BTreeMap<(&str, &str), Vec<&Record>> = BTreeMap::new();
-    for record in records {
-        for id in &record.ids {
-            groups.entry((id, &record.place)).or_default().push(record);
+/// One entry for each row and place, in the order of both lists. `claimed` are the rows that any
+/// test claims, wherever it may run.
+pub fn conformance(rows: &[&str], runs: &[Run], claimed: &BTreeSet<&str>) -> Vec<Entry> {
+    let mut told: BTreeMap<(&str, &str), Vec<Told>> = BTreeMap::new();
+    for run in runs {
+        for record in &run.records {
+            for id in &record.ids {
+                let test = Told {
+                    status: record.status,
+                    test: record.name.clone(),
+                    note: record.note.clone(),
+                };
+                told.entry((id, run.place)).or_default().push(test);
+            }
+        }
+        let reason = run.died.as_deref().unwrap_or("nobody knows why");
+        for (claim, id) in run.unmet() {
+            let test = Told {
+                status: Status::Fail,
+                test: claim.name.clone(),
+                note: format!("it did not run: {reason}"),
+            };
+            told.entry((id, run.place)).or_default().push(test);
         }
     }
-    let entry = |((id, place), group): ((&str, &str), Vec<&Record>)| {
-        let status = group
-            .iter()
-            .map(|record| record.status)
-            .max()
-            .unwrap_or(Status::Skip);
-        // Those that made the status what it is.
-        let told: Vec<_> = group
-            .into_iter()
-            .filter(|record| record.status == status)
-            .collect();
-        let names: Vec<&str> = told.iter().map(|record| &*record.name).collect();
-        let notes: Vec<&str> = told
-            .iter()
-            .map(|record| &*record.note)
+    let all = rows.iter().flat_map(|id| PLACES.map(|place| (*id, place)));
+    let entry = |(id, place)| match told.remove(&(id, place)) {
+        Some(tests) => Entry::new(id, place, &tests),
+        None => Entry::missing(id, place, claimed.contains(id)),
+    };
+    all.map(entry).collect()
+}
+
+impl Run {
+    /// The rows that should have been proved or refuted here and were not, with who claims them.
+    pub fn unmet(&self) -> impl Iterator<Item = (&Claim, &str)> {
+        let met = |claim: &Claim, id: &str| self.records.iter().any(|by| claim.is_met(id, by));
+        let rows = self.claims.iter().flat_map(|claim| {
+            let ids = claim.ids.iter().map(String::as_str);
+            ids.map(move |id| (claim, id))
+        });
+        rows.filter(move |(claim, id)| !met(claim, id))
+    }
+
+    /// Rows that tests have named and that don't exist, and those of parts that don't claim them.
+    pub fn strays(&self, rows: &[&str]) -> impl Iterator<Item = (&Record, &str)> {
+        let named = self.records.iter().flat_map(|record| {
+            let ids = record.ids.iter().map(String::as_str);
+            ids.map(move |id| (record, id))
+        });
+        let is_claimed =
+            |id: &str, by: &Record| self.claims.iter().any(|claim| claim.is_met(id, by));
+        named.filter(move |(record, id)| !rows.contains(id) || !is_claimed(id, record))
+    }
+}
+
+impl Entry {
+    fn new(id: &str, place: &str, tests: &[Told]) -> Self {
+        let status = tests.iter().map(|told| told.status).max();
+        let status = status.unwrap_or(Status::Missing);
+        let with = |wanted: Status| tests.iter().filter(move |told| told.status == wanted);
+        let names: Vec<&str> = with(status).map(|told| &*told.test).collect();
+        let mut notes: Vec<String> = with(status)
+            .map(|told| told.note.clone())
             .filter(|note| !note.is_empty())
             .collect();
-        Entry {
+        if status == Status::Pass {
+            let skipped = |told: &Told| format!("skipped: {} ({})", told.test, told.note);
+            notes.extend(with(Status::Skip).map(skipped));
+        }
+        Self {
             id: id.to_owned(),
             status,
             test: names.join(", "),
             place: place.to_owned(),
             note: notes.join("; "),
         }
-    };
-    groups.into_iter().map(entry).collect()
+    }
+
+    fn missing(id: &str, place: &str, is_claimed: bool) -> Self {
+        let note = match (is_claimed, id.starts_with("BN")) {
+            (true, _) => "its tests did not run here",
+            (false, true) => "a figure: see target/bench/report.json, which `make bench` writes",
+            (false, false) => "no test proves it yet",
+        };
+        Self {
+            id: id.to_owned(),
+            status: Status::Missing,
+            test: String::new(),
+            place: place.to_owned(),
+            note: note.to_owned(),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn run(place: &'static str, claims: &[(&str, &[&str])], lines: &str) -> Run {
+        let claim = |(name, ids): &(&str, &[&str])| Claim {
+            is_part: false,
+            ..Claim::part(name, ids)
+        };
+        Run {
+            place,
+            claims: claims.iter().map(claim).collect(),
+            records: read(lines).unwrap(),
+            died: None,
+        }
+    }
+
+    fn told(rows: &[&str], runs: &[Run]) -> Vec<Entry> {
+        let claims = runs.iter().flat_map(|run| &run.claims);
+        let claimed = claims.flat_map(|claim| claim.ids.iter().map(String::as_str));
+        let entries = conformance(rows, runs, &claimed.collect());
+        assert_eq!(entries.len(), rows.len() * PLACES.len());
+        entries
+    }
+
+    fn of(told: &[Entry], id: &str, place: &str) -> (Status, String, String) {
+        let found = told
+            .iter()
+            .find(|entry| entry.id == id && entry.place == place);
+        let found = found.unwrap().clone();
+        (found.status, found.test, found.note)
+    }
+
+    fn entry(status: Status, test: &str, note: &str) -> (Status, String, String) {
+        (status, test.to_owned(), note.to_owned())
+    }
+
     #[test]
     fn one_failed_test_fails_its_row_where_it_failed() {
-        let lines = r#"
-{"name":"a","ids":["VM01","KP01"],"status":"pass","where":"lab","note":"","millis":1}
-{"name":"b","ids":["VM01"],"status":"fail","where":"lab","note":"no","millis":1}
-{"name":"c","ids":["VM01"],"status":"pass","where":"host","note":"","millis":1}
-{"name":"d","ids":["VM01"],"status":"skip","where":"host","note":"","millis":1}"#;
-        let entries = conformance(&read(lines).unwrap());
-        let found: Vec<_> = entries
-            .iter()
-            .map(|e| (&*e.id, &*e.place, e.status, &*e.test))
-            .collect();
-        let expected = [
-            ("KP01", "lab", Status::Pass, "a"),
-            ("VM01", "host", Status::Pass, "c"),
-            ("VM01", "lab", Status::Fail, "b"),
+        let lab = r#"
+{"name":"a","ids":["VM01","KP01"],"status":"pass","where":"lab-amd","note":"","millis":1}
+{"name":"b","ids":["VM01"],"status":"fail","where":"lab-amd","note":"no","millis":1}"#;
+        let host = r#"
+{"name":"c","ids":["VM01"],"status":"pass","where":"host","note":"","millis":1}"#;
+        let runs = [
+            run("host", &[("c", &["VM01"])], host),
+            run(
+                "lab-amd",
+                &[("a", &["VM01", "KP01"]), ("b", &["VM01"])],
+                lab,
+            ),
         ];
-        assert_eq!(found, expected);
+        let told = told(&["VM01", "KP01"], &runs);
+        assert_eq!(of(&told, "KP01", "lab-amd"), entry(Status::Pass, "a", ""));
+        assert_eq!(of(&told, "VM01", "host"), entry(Status::Pass, "c", ""));
+        assert_eq!(of(&told, "VM01", "lab-amd"), entry(Status::Fail, "b", "no"));
+    }
+
+    #[test]
+    fn a_row_that_nothing_ran_is_missing_and_its_note_says_whether_it_has_a_test() {
+        let runs = [run(
+            "host",
+            &[("a", &["KP01"])],
+            r#"{"name":"a","ids":["KP01"],"status":"pass","where":"host","note":""}"#,
+        )];
+        let told = told(&["KP01", "TR01", "BN03"], &runs);
+        let missing = |note| entry(Status::Missing, "", note);
+        assert_eq!(
+            of(&told, "KP01", "lab-amd"),
+            missing("its tests did not run here")
+        );
+        assert_eq!(of(&told, "TR01", "host"), missing("no test proves it yet"));
+        let (status, _, note) = of(&told, "BN03", "lab-intel");
+        assert!(
+            status == Status::Missing && note.contains("make bench"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn a_test_that_should_have_run_and_did_not_fails_its_rows_although_others_passed() {
+        let lines = r#"{"name":"a","ids":["KP01"],"status":"pass","where":"lab-amd","note":""}"#;
+        let mut lab = run(
+            "lab-amd",
+            &[("a", &["KP01"]), ("b", &["KP01", "KP02"])],
+            lines,
+        );
+        lab.died = Some("the lab died".into());
+        let told = told(&["KP01", "KP02"], &[lab]);
+        let expected = entry(Status::Fail, "b", "it did not run: the lab died");
+        assert_eq!(of(&told, "KP01", "lab-amd"), expected);
+        assert_eq!(of(&told, "KP02", "lab-amd"), expected);
+        assert_eq!(of(&told, "KP02", "host").0, Status::Missing);
+    }
+
+    #[test]
+    fn a_part_fails_the_rows_of_which_none_of_its_tests_tells() {
+        let lines = r#"{"name":"a","ids":["KP10"],"status":"pass","where":"host","note":""}"#;
+        let mut unit = run("host", &[], lines);
+        unit.claims = vec![Claim::part("unit tests", &["KP10", "JP07"])];
+        let unmet: Vec<_> = unit.unmet().map(|(claim, id)| (&*claim.name, id)).collect();
+        assert_eq!(unmet, [("unit tests", "JP07")]);
+        let told = told(&["KP10", "JP07"], &[unit]);
+        assert_eq!(of(&told, "KP10", "host"), entry(Status::Pass, "a", ""));
+        assert_eq!(of(&told, "JP07", "host").0, Status::Fail);
+    }
+
+    #[test]
+    fn a_pass_beside_skips_lists_what_was_skipped_and_skips_alone_are_a_skip() {
+        let lines = r#"
+{"name":"a","ids":["KP01"],"status":"pass","where":"host","note":"of 3"}
+{"name":"b","ids":["KP01","KP02"],"status":"skip","where":"host","note":"no device"}"#;
+        let claims: [(&str, &[&str]); 2] = [("a", &["KP01"]), ("b", &["KP01", "KP02"])];
+        let told = told(&["KP01", "KP02"], &[run("host", &claims, lines)]);
+        let note = "of 3; skipped: b (no device)";
+        assert_eq!(of(&told, "KP01", "host"), entry(Status::Pass, "a", note));
+        assert_eq!(
+            of(&told, "KP02", "host"),
+            entry(Status::Skip, "b", "no device")
+        );
+    }
+
+    #[test]
+    fn rows_that_do_not_exist_and_rows_that_nobody_claims_are_strays() {
+        let lines =
+            r#"{"name":"a","ids":["KP01","KP02","KP99"],"status":"pass","where":"host","note":""}"#;
+        let run = run("host", &[("a", &["KP01", "KP99"])], lines);
+        let strays: Vec<_> = run.strays(&["KP01", "KP02"]).map(|(_, id)| id).collect();
+        assert_eq!(strays, ["KP02", "KP99"]);
     }
 
     #[test]
     fn a_line_that_is_cut_off_is_an_error() {
-        assert!(read("{\"name\":\"a\",\"ids\"").is_err());
+        assert!(read::<Record>("{\"name\":\"a\",\"ids\"").is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! `xtask test`: unit tests, then the end-to-end tests where they can run.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use lab::{BuildError, Lab, LabError};
 use crate::command::{self, CommandError};
 use crate::files::{Files, FilesError};
 use crate::machine::{DoctorError, Host, Programs};
-use crate::record::{self, Record, Status};
-use crate::{chain, say};
+use crate::record::{self, Claim, Record, Run, Status};
+use crate::{chain, requirements, say};
 
 /// Longest time of each part. Only nets: no test waits for time.
 const UNIT_LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -23,13 +24,23 @@ const MONITOR_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
 const LAB_MEMORY_MIB: u32 = 3072;
 
+/// The places of [`record::PLACES`] that tests run at today.
+const HOST: &str = record::PLACES[0];
+const LAB_AMD: &str = record::PLACES[1];
+/// Rows that unit tests prove, all of them with the engine on this machine's CPU (tests/native).
+const UNIT_ROWS: [&str; 7] = ["KP10", "KP11", "JP06", "JP07", "JP10", "JP11", "JP12"];
+/// Rows that the monitor's own tests in a lab prove.
+const MONITOR_ROWS: [&str; 1] = ["KP18"];
+/// What an end-to-end test may need, where Linux guests run.
+const ALL_NEEDS: &str = "none,tiny,linux";
+
 /// What to test.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Leave the unit tests out.
     #[arg(long)]
     skip_unit: bool,
-    /// Only end-to-end tests with this in their name, or of this row of the yardstick. Leaves the
+    /// Only end-to-end tests with this in their name, or of this row of docs/requirements.md. Leaves the
     /// monitor's own tests in the lab out, and the conformance report as it is.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -81,20 +92,19 @@ struct Counts {
 /// If what the tests need can't be had: also told by the last line, as one that failed.
 pub fn run(options: &Options) -> Result<bool, TestError> {
     let mut counts = Counts::default();
-    let mut parts: Vec<(&str, Result<Counts, TestError>)> = Vec::new();
-    let mut records = Vec::new();
+    let mut runs = Vec::new();
     if !options.skip_unit {
-        parts.push(("unit tests", unit_tests(&mut records)));
-    }
-    parts.push(("end-to-end tests", end_to_end(options, records)));
-    for (name, part) in parts {
-        match part {
-            Ok(part) => counts.add(part),
-            Err(error) => {
-                say(&format!("fail {name}: {}", chain(&error)));
-                counts.failed += 1;
+        match unit_tests() {
+            Ok((part, run)) => {
+                counts.add(part);
+                runs.push(run);
             }
+            Err(error) => counts.fail("unit tests", &chain(&error)),
         }
+    }
+    match end_to_end(options, runs) {
+        Ok(part) => counts.add(part),
+        Err(error) => counts.fail("end-to-end tests", &chain(&error)),
     }
     let Counts {
         passed,
@@ -107,9 +117,9 @@ pub fn run(options: &Options) -> Result<bool, TestError> {
     Ok(failed == 0 && passed > 0)
 }
 
-/// `cargo test` of the whole workspace, on this machine. Adds the records of those that prove rows
-/// of the yardstick.
-fn unit_tests(records: &mut Vec<Record>) -> Result<Counts, TestError> {
+/// `cargo test` of the whole workspace, on this machine. The run has the records of those that prove
+/// rows of docs/requirements.md.
+fn unit_tests() -> Result<(Counts, Run), TestError> {
     say("# unit tests");
     let name = format!("vmprobe-unit-results-{}.jsonl", std::process::id());
     let results = std::env::temp_dir().join(name);
@@ -134,18 +144,23 @@ fn unit_tests(records: &mut Vec<Record>) -> Result<Counts, TestError> {
     })?;
     let lines = fs::read_to_string(&results).map_err(io("read"))?;
     fs::remove_file(&results).map_err(io("remove"))?;
-    records.extend(record::read(&lines)?);
     let mut counts = *counts.lock().unwrap_or_else(PoisonError::into_inner);
     if !status.success() && counts.failed == 0 {
         // It did not build, or a test's process died before its summary.
         counts.failed = 1;
     }
-    Ok(counts)
+    let run = Run {
+        place: HOST,
+        claims: vec![unit_claim()],
+        records: record::read(&lines)?,
+        died: (!status.success()).then(|| format!("the unit tests ended with {status}")),
+    };
+    Ok((counts, run))
 }
 
 /// The end-to-end tests: on this machine as far as its KVM goes, all others in the lab. Writes the
-/// conformance report, of the unit tests' records too.
-fn end_to_end(options: &Options, unit: Vec<Record>) -> Result<Counts, TestError> {
+/// conformance report, of the runs before as well.
+fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError> {
     say("# end-to-end tests");
     if options.filter.is_none() {
         // Should this run not come to its end, no older one must pass for it.
@@ -156,48 +171,84 @@ fn end_to_end(options: &Options, unit: Vec<Record>) -> Result<Counts, TestError>
     let host = Host::examine(&programs)?;
     say(&format!("# on this machine: {}", host.verdict));
     let needs = match (host.runs_linux, host.runs_tiny) {
-        (true, _) => "none,tiny,linux",
+        (true, _) => ALL_NEEDS,
         (false, true) => "none,tiny",
         (false, false) => "none",
     };
-    let mut records = on_host(&programs, &files, needs, options)?;
-    let mut counts = Counts::default();
+    let before = runs.len();
+    let claims = |place, needs| e2e_claims(&programs, &e2e_arguments(place, needs, options));
+    let host_claims = claims(HOST, needs)?;
+    runs.push(run_at(HOST, host_claims, || {
+        on_host(&programs, &files, needs, options)
+    }));
     if !host.runs_linux {
         say("# in the lab: upstream kvm-amd in an emulated CPU");
-        let mut parts = vec![in_lab(&programs, &files, options)];
+        let lab_claims = claims(LAB_AMD, ALL_NEEDS)?;
+        runs.push(run_at(LAB_AMD, lab_claims, || {
+            in_lab(&programs, &files, options)
+        }));
         if options.filter.is_none() {
             say("# the monitor's tests in the lab");
-            parts.push(monitor_in_lab());
+            runs.push(run_at(LAB_AMD, vec![monitor_claim()], monitor_in_lab));
         }
-        for part in parts {
-            match part {
-                Ok(more) => records.extend(more),
-                // What this machine has shown stays true.
-                Err(error) => {
-                    say(&format!("fail the lab: {}", chain(&error)));
-                    counts.failed += 1;
-                }
-            }
-        }
+    }
+    let mut counts = Counts::default();
+    for run in runs.iter().skip(before) {
+        counts.add(Counts::of_run(run));
+    }
+    for run in &runs {
+        counts.add_unmet(run);
     }
     if options.filter.is_none() {
-        let all: Vec<Record> = unit.into_iter().chain(records.iter().cloned()).collect();
-        write_conformance(&all)?;
-    }
-    for record in &records {
-        match record.status {
-            Status::Pass => counts.passed += 1,
-            Status::Fail => counts.failed += 1,
-            Status::Skip => {
-                counts.skipped += 1;
-                say(&format!(
-                    "skip {} ({}): {}",
-                    record.name, record.place, record.note
-                ));
-            }
-        }
+        let mut everywhere = claims(HOST, ALL_NEEDS)?;
+        everywhere.extend([unit_claim(), monitor_claim()]);
+        counts.failed += write_conformance(&runs, &everywhere)?;
     }
     Ok(counts)
+}
+
+fn unit_claim() -> Claim {
+    Claim::part("unit tests", &UNIT_ROWS)
+}
+
+fn monitor_claim() -> Claim {
+    Claim::part("the monitor's tests", &MONITOR_ROWS)
+}
+
+/// The end-to-end tests that would run with these arguments.
+fn e2e_claims(programs: &Programs, arguments: &[String]) -> Result<Vec<Claim>, TestError> {
+    let lines = Arc::new(Mutex::new(String::new()));
+    let sink = Arc::clone(&lines);
+    let mut e2e = Command::new(&programs.e2e);
+    command::run(
+        e2e.args(["list", "--json"]).args(arguments),
+        E2E_LIMIT,
+        move |line| {
+            let mut lines = sink.lock().unwrap_or_else(PoisonError::into_inner);
+            lines.push_str(line);
+            lines.push('\n');
+        },
+    )?;
+    let lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(record::read(&lines)?)
+}
+
+/// A run at a place. What other places have shown stays true when it dies.
+fn run_at(
+    place: &'static str,
+    claims: Vec<Claim>,
+    run: impl FnOnce() -> Result<Vec<Record>, TestError>,
+) -> Run {
+    let (records, died) = match run() {
+        Ok(records) => (records, None),
+        Err(error) => (Vec::new(), Some(chain(&error))),
+    };
+    Run {
+        place,
+        claims,
+        records,
+        died,
+    }
 }
 
 fn on_host(
@@ -215,7 +266,8 @@ fn on_host(
     };
     fs::write(&results, "").map_err(io("write"))?;
     let mut e2e = Command::new(&programs.e2e);
-    e2e.args(e2e_arguments("host", needs, options))
+    e2e.arg("run")
+        .args(e2e_arguments(HOST, needs, options))
         .env("VMPROBE_RESULTS", &results)
         .env("VMPROBE_FILES", &files.folder)
         .env("VMPROBE_BIN_DIR", &programs.folder);
@@ -231,8 +283,8 @@ fn on_host(
 }
 
 fn in_lab(programs: &Programs, files: &Files, options: &Options) -> Result<Vec<Record>, TestError> {
-    let mut command = vec!["/bin/e2e".to_owned()];
-    command.extend(e2e_arguments("lab", "none,tiny,linux", options));
+    let mut command = vec!["/bin/e2e".to_owned(), "run".to_owned()];
+    command.extend(e2e_arguments(LAB_AMD, ALL_NEEDS, options));
     let mut lab = Lab::new(command);
     lab.files = files.in_lab("/boot");
     lab.files.extend(programs.in_lab());
@@ -261,7 +313,7 @@ fn monitor_in_lab() -> Result<Vec<Record>, TestError> {
     let mut lab = Lab::new(vec!["/bin/debug".to_owned()]);
     lab.files = vec![(program, "/bin/debug".into())];
     lab.env = vec![
-        ("VMPROBE_PLACE".into(), "lab".into()),
+        ("VMPROBE_PLACE".into(), LAB_AMD.into()),
         ("TMPDIR".into(), "/tmp".into()),
     ];
     lab.time_limit = MONITOR_LIMIT;
@@ -272,7 +324,7 @@ fn monitor_in_lab() -> Result<Vec<Record>, TestError> {
 }
 
 fn e2e_arguments(place: &str, needs: &str, options: &Options) -> Vec<String> {
-    let mut arguments: Vec<String> = ["run", "--where", place, "--needs", needs]
+    let mut arguments: Vec<String> = ["--where", place, "--needs", needs]
         .map(str::to_owned)
         .into();
     if let Some(filter) = &options.filter {
@@ -297,13 +349,28 @@ fn account(
     Ok(records)
 }
 
-/// Writes `target/conformance.json`.
-fn write_conformance(records: &[Record]) -> Result<(), TestError> {
+/// Writes `target/conformance.json`, of all runs and the claims of all tests wherever they run. Says
+/// how many rows the tests name wrongly: those that don't exist, or that only the results name.
+fn write_conformance(runs: &[Run], everywhere: &[Claim]) -> Result<u64, TestError> {
+    let rows = requirements::ids();
+    let mut strays = 0;
+    for (record, id) in runs.iter().flat_map(|run| run.strays(&rows)) {
+        say(&format!(
+            "fail {}: it names row {id}, which isn't in docs/requirements.md or which it didn't claim",
+            record.name
+        ));
+        strays += 1;
+    }
+    let claims = runs.iter().flat_map(|run| &run.claims).chain(everywhere);
+    let claimed: BTreeSet<&str> = claims
+        .flat_map(|claim| claim.ids.iter().map(String::as_str))
+        .collect();
     let path = conformance_file();
-    let json = serde_json::to_string_pretty(&record::conformance(records))?;
+    let json = serde_json::to_string_pretty(&record::conformance(&rows, runs, &claimed))?;
     fs::create_dir_all(root().join("target"))
         .and_then(|()| fs::write(&path, json + "\n"))
-        .map_err(|error| TestError::Io("write", path.clone(), error))
+        .map_err(|error| TestError::Io("write", path.clone(), error))?;
+    Ok(strays)
 }
 
 fn conformance_file() -> PathBuf {
@@ -317,6 +384,41 @@ fn root() -> &'static Path {
 }
 
 impl Counts {
+    /// Of one run's tests; a run that died is one failure more.
+    fn of_run(run: &Run) -> Self {
+        let mut counts = Self::default();
+        for record in &run.records {
+            match record.status {
+                Status::Pass => counts.passed += 1,
+                Status::Fail => counts.failed += 1,
+                Status::Skip | Status::Missing => {
+                    counts.skipped += 1;
+                    say(&format!(
+                        "skip {} ({}): {}",
+                        record.name, record.place, record.note
+                    ));
+                }
+            }
+        }
+        if let Some(died) = &run.died {
+            counts.fail(run.place, died);
+        }
+        counts
+    }
+
+    /// Counts what a run that came to its end should have proved and did not.
+    fn add_unmet(&mut self, run: &Run) {
+        for (claim, id) in run.unmet().filter(|_| run.died.is_none()) {
+            let what = format!("it told nothing of row {id}");
+            self.fail(&format!("{} ({})", claim.name, run.place), &what);
+        }
+    }
+
+    fn fail(&mut self, what: &str, why: &str) {
+        say(&format!("fail {what}: {why}"));
+        self.failed += 1;
+    }
+
     fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;

@@ -13,7 +13,7 @@ use vmprobe_client::v1::{Exits, Probe, Strategy};
 
 use super::guest::{Guest, VM, files, specs};
 use super::{bench_jumps, code, whole};
-use crate::context::Context;
+use crate::context::{Context, Place};
 use crate::say;
 use crate::test::{Failure, Outcome, check, pass, wrong};
 
@@ -58,7 +58,10 @@ const PART: usize = 500;
 /// # Errors
 /// If something can't be measured.
 pub fn run(cx: &Context, results: Option<PathBuf>) -> Result<bool, Failure> {
-    let place = cx.place.name();
+    let place = match cx.place {
+        Place::Host => "host",
+        Place::Lab => "lab",
+    };
     let mut figures = Vec::new();
     let _: Outcome = cx.block_on(async {
         exits(cx, place, &mut figures).await?;
