@@ -2,7 +2,8 @@
 
 use thiserror::Error;
 
-use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
+use crate::addr::GuestVirtAddr;
+use crate::blacklist::{self, Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::{Btf, BtfError};
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
@@ -17,6 +18,8 @@ pub struct Kernel {
     pub blacklist: Blacklist,
     /// The instructions whose faults it has fix-ups for.
     pub exceptions: ExceptionTable,
+    /// Where its tables lead, see [`blacklist::landings`].
+    pub landings: Vec<GuestVirtAddr>,
     /// How to find its modules, or why that can't be done.
     pub modules: Result<ModuleReader, String>,
     /// Where it has what detours read.
@@ -50,6 +53,7 @@ impl Kernel {
         let btf = Btf::from_image(image, &symbols)?;
         let blacklist = Blacklist::from_image(image, &symbols, btf.as_ref())?;
         let exceptions = ExceptionTable::from_image(image, &symbols, btf.as_ref())?;
+        let landings = blacklist::landings(image, &symbols, btf.as_ref())?;
         let modules = match &btf {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
@@ -60,6 +64,7 @@ impl Kernel {
             symbols,
             blacklist,
             exceptions,
+            landings,
             modules,
             variables,
             has_ftrace,
@@ -73,6 +78,7 @@ impl Kernel {
             symbols,
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),
+            landings: Vec::new(),
             modules: Err("only its symbols are known".to_owned()),
             variables: Variables::default(),
             has_ftrace: false,

@@ -165,7 +165,8 @@ impl Length {
 }
 
 impl Pointer {
-    fn read(self, entry: &[u8], at: GuestVirtAddr) -> Option<GuestVirtAddr> {
+    /// What the field at `at` says, with which `entry` begins.
+    pub(crate) fn read(self, entry: &[u8], at: GuestVirtAddr) -> Option<GuestVirtAddr> {
         match self {
             Self::Absolute => {
                 let address = u64::from_le_bytes(*entry.first_chunk()?);

@@ -14,11 +14,13 @@ use crate::symbols::SymbolsError;
 mod exceptions;
 pub(crate) mod format;
 mod image;
+mod landings;
 mod reason;
 #[cfg(test)]
 mod tests;
 
 pub use exceptions::ExceptionTable;
+pub use landings::landings;
 pub use reason::{Patched, Reason};
 
 /// Why a kernel's tables can't be read.

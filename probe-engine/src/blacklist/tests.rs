@@ -432,6 +432,37 @@ fn the_exception_table_knows_its_instructions() {
 }
 
 #[test]
+fn fix_ups_and_jump_labels_say_where_execution_goes_on() {
+    let mut kernel = Kernel::new();
+    let to = |target: u64| {
+        move |place: u64, own: u64| {
+            let mut entry = distance(place, own);
+            entry.extend(distance(target, own + 4));
+            entry.extend([0; 8]);
+            entry
+        }
+    };
+    kernel.code(0x110, NOP5);
+    kernel.table(
+        ["__start___jump_table", "__stop___jump_table"],
+        &[0x110],
+        to(0x130),
+    );
+    let short = |place, own| to(0x152)(place, own)[..12].to_vec();
+    kernel.table(
+        ["__start___ex_table", "__stop___ex_table"],
+        &[0x140, 0x144],
+        short,
+    );
+    let (file, symbols) = kernel.build();
+    let mut found = landings(&file, &symbols, None).unwrap();
+    found.sort_unstable();
+    assert_eq!(found, [at(0x130), at(0x152), at(0x152)]);
+    let (file, symbols) = Kernel::new().build();
+    assert_eq!(landings(&file, &symbols, None).unwrap(), []);
+}
+
+#[test]
 fn every_reason_is_a_clause_of_its_own() {
     let texts: Vec<_> = Reason::ALL.iter().map(ToString::to_string).collect();
     for (i, text) in texts.iter().enumerate() {

@@ -293,7 +293,11 @@ impl Engine {
         let inside = |address: &GuestVirtAddr| range.contains(address);
         let mut starts: Vec<_> = symbols.iter().map(|it| it.address).filter(inside).collect();
         starts.sort_unstable();
-        BranchTargets::of(range.start, &text.unwrap_or_default(), starts)
+        let mut targets = BranchTargets::of(range.start, &text.unwrap_or_default(), starts);
+        for landing in &self.kernel.landings {
+            targets.insert(*landing);
+        }
+        targets
     }
 
     /// A jump has left the text; its detour stays as long as somebody may be in it.

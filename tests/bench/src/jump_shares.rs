@@ -70,7 +70,11 @@ impl<'a> Text<'a> {
         let len = range.end.offset_from(range.start).unwrap_or(0) as usize;
         let starts = functions::all(&kernel.symbols);
         let starts = starts.iter().map(|function| function.start);
-        let targets = BranchTargets::of(range.start, &text[..len.min(text.len())], starts);
+        let text = &text[..len.min(text.len())];
+        let mut targets = BranchTargets::of(range.start, text, starts);
+        for landing in &kernel.landings {
+            targets.insert(*landing);
+        }
         Ok(Self {
             image,
             kernel,

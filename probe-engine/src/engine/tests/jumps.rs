@@ -335,3 +335,21 @@ fn where_the_guest_holds_a_jump_no_int3_is_ours() {
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5)[..2], [0xcc, 0x48]);
     assert_eq!(why_not(&f, probe.id), "switched off");
 }
+
+#[test]
+fn a_nop_behind_a_jump_is_no_padding_where_a_table_of_the_kernel_leads_to_it() {
+    // jmp . + 0x12; three nops
+    const JUMPS: [u8; 5] = [0xeb, 0x10, 0x90, 0x90, 0x90];
+    for (offset, kind) in [(2, Some("branch")), (4, Some("branch")), (5, None)] {
+        let f = Fixture::with_jumps(|kernel| {
+            kernel.landings = vec![GuestVirtAddr(TEXT + FRAMED + offset)];
+        });
+        f.set_bytes(FRAMED, &JUMPS);
+        let probe = f.probe("framed");
+        f.optimize();
+        match kind {
+            Some(kind) => assert_eq!(why_not(&f, probe.id), kind, "{offset}"),
+            None => assert_eq!(f.byte(FRAMED), JUMP, "{offset}"),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Where the kernel's tables say that execution goes on, though no branch in the text leads there.
+
+use super::BlacklistError;
+use super::format::{Format, Pointer, Table};
+use super::image::Reader;
+use crate::addr::GuestVirtAddr;
+use crate::btf::Btf;
+use crate::symbols::Symbols;
+use crate::symbols::image::Image;
+
+/// The second field of an entry of either table, right behind the first: where to go on.
+const TARGET: usize = 4;
+
+/// Where the kernel goes on after a fault that it expects (`__ex_table`), and where its jump labels lead
+/// when they are switched on (`__jump_table`), in no order. Addresses that are no text may be among them.
+///
+/// Sources: `arch/x86/include/asm/extable.h` (instruction, fix-up), `include/linux/jump_label.h`
+/// (code, target, key); each field is the distance from itself.
+///
+/// # Errors
+/// See [`BlacklistError`].
+pub fn landings(
+    image: &[u8],
+    symbols: &Symbols,
+    btf: Option<&Btf>,
+) -> Result<Vec<GuestVirtAddr>, BlacklistError> {
+    let image = Image::parse(image)?;
+    let reader = Reader {
+        image: &image,
+        symbols,
+    };
+    let mut landings = Vec::new();
+    for (start, end, format) in [
+        (
+            "__start___ex_table",
+            "__stop___ex_table",
+            Format::exception(btf),
+        ),
+        (
+            "__start___jump_table",
+            "__stop___jump_table",
+            Format::JUMP_LABEL,
+        ),
+    ] {
+        if let Some(table) = reader.bytes(start, end)? {
+            add(&mut landings, table, format.stride)?;
+        }
+    }
+    Ok(landings)
+}
+
+fn add(
+    landings: &mut Vec<GuestVirtAddr>,
+    table: Table<'_>,
+    stride: usize,
+) -> Result<(), BlacklistError> {
+    if stride == 0 || !table.bytes.len().is_multiple_of(stride) {
+        return Err(BlacklistError::Uneven {
+            table: table.name.to_owned(),
+            len: table.bytes.len(),
+            entry: stride,
+        });
+    }
+    let entries = table.bytes.chunks_exact(stride).zip(0_u64..);
+    landings.extend(entries.filter_map(|(entry, index)| {
+        let field = table.address.wrapping_add(index * stride as u64 + TARGET as u64);
+        Pointer::Relative.read(entry.get(TARGET..)?, field)
+    }));
+    Ok(())
+}
