@@ -63,7 +63,9 @@ fn add(
     }
     let entries = table.bytes.chunks_exact(stride).zip(0_u64..);
     landings.extend(entries.filter_map(|(entry, index)| {
-        let field = table.address.wrapping_add(index * stride as u64 + TARGET as u64);
+        let field = table
+            .address
+            .wrapping_add(index * stride as u64 + TARGET as u64);
         Pointer::Relative.read(entry.get(TARGET..)?, field)
     }));
     Ok(())

@@ -10,8 +10,8 @@ use crate::blacklist::{Blacklist, Patched};
 /// addresses or while GS base isn't that of the CPU's variables: when a CPU comes up
 /// (`arch/x86/kernel/head_64.S`, `verify_cpu.S`, `sev_verify_cbit.S`, `cpu/common.c`), in kexec
 /// (`relocate_kernel_64.S`), and when a suspended machine wakes up (`acpi/wakeup_64.S`,
-/// `arch/x86/power/cpu.c`).
-const EARLY: [&str; 18] = [
+/// `arch/x86/power/cpu.c`). Others are told by what they do, see [`super::gs`].
+pub(super) const EARLY: [&str; 18] = [
     "__restore_processor_state",
     "common_startup_64",
     "do_suspend_lowlevel",

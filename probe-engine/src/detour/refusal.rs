@@ -85,8 +85,10 @@ pub enum Refusal {
         /// Their address.
         at: GuestVirtAddr,
     },
-    /// It is executed where it is mapped to physical addresses, too.
-    #[error("it runs before its CPU has the kernel's address space and per-CPU variables")]
+    /// It is executed where it is mapped to physical addresses, too, or with another GS base.
+    #[error(
+        "it runs, or may, while its CPU doesn't have the kernel's address space and per-CPU variables"
+    )]
     EarlyCode,
     /// The jump's bytes leave no address for a detour that isn't taken.
     #[error("no free address in the arena fits the bytes that the jump from {at} must have")]

@@ -5,6 +5,7 @@
 //! has changed in between is prepared again: sites are never changed, only replaced, so being the same
 //! object tells that one has not.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -46,7 +47,15 @@ impl Prepared {
 /// What the optimizer knows of the guest, once it has looked.
 #[derive(Debug, Default)]
 pub(super) struct Optimizer {
-    targets: Option<BranchTargets>,
+    text: Option<WholeText>,
+}
+
+/// What all of the kernel's text tells of its parts.
+#[derive(Debug)]
+struct WholeText {
+    targets: BranchTargets,
+    /// Functions that run without their CPU's GS base.
+    without_gs: HashSet<GuestVirtAddr>,
 }
 
 impl Engine {
@@ -229,7 +238,10 @@ impl Engine {
         let unreadable = |why: String| WhyNot::new("unreadable", why);
         let function = body.function(&Place::Address(site.virt));
         let function = function.map_err(|error| unreadable(error.to_string()))?;
-        if detour::is_early(&function.name) {
+        let whole = optimizer
+            .text
+            .get_or_insert_with(|| self.whole_text(memory, table));
+        if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
             return Err(refused(&Refusal::EarlyCode));
         }
         let head = function.offset as usize;
@@ -240,16 +252,13 @@ impl Engine {
             .and_then(Result::ok);
         let text = text.ok_or_else(|| unreadable("its text can't be read".to_owned()))?;
         let ahead = text.get(head..).unwrap_or_default();
-        let targets = optimizer
-            .targets
-            .get_or_insert_with(|| self.branch_targets(memory, table));
         let is_free = |range| detour::is_free(body.blacklist(), range);
         let ground = Ground {
             text: ahead,
             function_end: end,
             is_free: &is_free,
             expects_fault: &|at| body.expects_fault(at),
-            is_target: &|range| targets.any(range),
+            is_target: &|range| whole.targets.any(range),
         };
         let region = detour::region(site.virt, &ground).map_err(|why| refused(&why))?;
         if let Some(other) = table.inside(site.virt, region.bytes.len()) {
@@ -285,19 +294,23 @@ impl Engine {
         Ok(Jump::new(region, wanted, placed))
     }
 
-    fn branch_targets(&self, memory: &dyn GuestMemory, table: &Table) -> BranchTargets {
+    fn whole_text(&self, memory: &dyn GuestMemory, table: &Table) -> WholeText {
         let symbols = &self.kernel.symbols;
         let range = symbols.text();
         let len = (range.end.0 - range.start.0) as usize;
         let text = table.text(memory, range.start, len).and_then(Result::ok);
+        let text = text.unwrap_or_default();
         let inside = |address: &GuestVirtAddr| range.contains(address);
         let mut starts: Vec<_> = symbols.iter().map(|it| it.address).filter(inside).collect();
         starts.sort_unstable();
-        let mut targets = BranchTargets::of(range.start, &text.unwrap_or_default(), starts);
+        let mut targets = BranchTargets::of(range.start, &text, starts);
         for landing in &self.kernel.landings {
             targets.insert(*landing);
         }
-        targets
+        WholeText {
+            targets,
+            without_gs: detour::functions_without(symbols, range.start, &text),
+        }
     }
 
     /// A jump has left the text; its detour stays as long as somebody may be in it.

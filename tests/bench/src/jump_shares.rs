@@ -58,6 +58,7 @@ struct Text<'a> {
     image: &'a Image,
     kernel: Kernel,
     targets: BranchTargets,
+    without_gs: HashSet<GuestVirtAddr>,
     space: Space,
     jumps: HashSet<GuestVirtAddr>,
 }
@@ -75,10 +76,12 @@ impl<'a> Text<'a> {
         for landing in &kernel.landings {
             targets.insert(*landing);
         }
+        let without_gs = detour::functions_without(&kernel.symbols, range.start, text);
         Ok(Self {
             image,
             kernel,
             targets,
+            without_gs,
             space: Space::new(CODE..SLOT_AREA.start),
             jumps: HashSet::new(),
         })
@@ -87,7 +90,7 @@ impl<'a> Text<'a> {
     fn region(&self, at: GuestVirtAddr) -> Result<Region, Refusal> {
         let nowhere = Refusal::Undecodable { at };
         let within = self.kernel.symbols.resolve(at).ok_or(nowhere.clone())?;
-        if detour::is_early(within.symbol.name) {
+        if self.without_gs.contains(&within.symbol.address) {
             return Err(Refusal::EarlyCode);
         }
         let text = self.image.bytes_at(at).ok_or(nowhere)?;

@@ -353,3 +353,21 @@ fn a_nop_behind_a_jump_is_no_padding_where_a_table_of_the_kernel_leads_to_it() {
         }
     }
 }
+
+#[test]
+fn what_runs_without_the_cpu_s_gs_base_stays_a_breakpoint() {
+    let f = jumps();
+    // `wide`: xor %eax,%eax; mov %eax,%gs; call framed; ret
+    let call = (FRAMED as i32 - 0x389).to_le_bytes();
+    f.set_bytes(0x380, &[0x31, 0xc0, 0x8e, 0xe8, 0xe8]);
+    f.set_bytes(0x385, &call);
+    f.set_bytes(0x389, &[0xc3]);
+    let probes = f
+        .register(&["wide", "framed", "framed+0x5", "copied+0x5"])
+        .unwrap();
+    f.optimize();
+    for probe in &probes[..3] {
+        assert_eq!(why_not(&f, probe.id), "early code", "{}", probe.name);
+    }
+    assert_ne!(why_not(&f, probes[3].id), "early code");
+}
