@@ -5,7 +5,7 @@ mod frame;
 mod task;
 
 pub use frame::{Decoder, Exit, Frame, FrameError, MAX_PAYLOAD};
-pub use task::{RESULTS_PATH, Task, TaskError};
+pub use task::{Module, RESULTS_PATH, Task, TaskError};
 
 /// The serial port that carries the frames. The kernel's console is the other one, `/dev/ttyS0`.
 pub const REPORT_PORT: &str = "/dev/ttyS1";

@@ -1,10 +1,11 @@
 //! What PID 1 does to the machine: mounts, modules, the loopback interface, power.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+
+use lab_init::Module;
 
 /// Why the machine can't be made ready.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +15,7 @@ pub enum MachineError {
     Mount(String, #[source] io::Error),
     /// A module can't be loaded.
     #[error("can't load the kernel module {0} (is it for this kernel, and are its needs loaded?)")]
-    Module(PathBuf, #[source] io::Error),
+    Module(String, #[source] io::Error),
     /// The loopback interface can't be brought up.
     #[error("can't bring the loopback interface up")]
     Loopback(#[source] io::Error),
@@ -51,18 +52,19 @@ fn mount(kind: &CStr, target: &CStr) -> io::Result<()> {
 }
 
 /// Loads a kernel module; one that is there already is fine.
-pub fn load_module(path: &Path) -> Result<(), MachineError> {
+pub fn load_module(module: &Module) -> Result<(), MachineError> {
     let load = || {
-        let file = File::open(path)?;
-        // SAFETY: the descriptor is open and the parameter string ends in NUL; flags are 0.
-        let result =
-            unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
+        let file = File::open(&module.path)?;
+        let parameters = CString::new(module.parameters.as_str())?;
+        let (fd, parameters) = (file.as_raw_fd(), parameters.as_ptr());
+        // SAFETY: the descriptor is open, the parameters end in NUL and live on; flags are 0.
+        let result = unsafe { libc::syscall(libc::SYS_finit_module, fd, parameters, 0) };
         match check(result as libc::c_int) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             result => result,
         }
     };
-    load().map_err(|e| MachineError::Module(path.to_owned(), e))
+    load().map_err(|e| MachineError::Module(module.path.clone(), e))
 }
 
 /// Brings `lo` up, so that the command can serve and connect on 127.0.0.1.

@@ -30,7 +30,7 @@ fn main() {
 fn run_task(port: &Port) -> Result<Exit, Box<dyn Error>> {
     let task = Task::read(Path::new(Task::PATH))?;
     for module in &task.modules {
-        machine::load_module(Path::new(module))?;
+        machine::load_module(module)?;
     }
     machine::loopback_up()?;
     let exit = command::run(&task, port)?;

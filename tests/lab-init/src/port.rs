@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use lab_init::Frame;
@@ -18,7 +19,12 @@ impl Port {
     /// Opens the port and switches off all that a terminal does to the bytes (no line feed
     /// becomes carriage return and line feed, no control character acts).
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        // Without O_NONBLOCK it would wait for the carrier, which not every emulated line has.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
         let fd = file.as_raw_fd();
         let mut termios = MaybeUninit::<libc::termios>::uninit();
         // SAFETY: `fd` is open and the pointer is to memory of the struct's size.
@@ -27,9 +33,11 @@ impl Port {
         let mut termios = unsafe { termios.assume_init() };
         // SAFETY: it only changes fields of the struct that it is given.
         unsafe { libc::cfmakeraw(&mut termios) };
-        termios.c_cflag = (termios.c_cflag & !libc::CBAUD) | libc::B115200;
+        termios.c_cflag = (termios.c_cflag & !libc::CBAUD) | libc::B115200 | libc::CLOCAL;
         // SAFETY: `fd` is open and the struct is initialized.
         check(unsafe { libc::tcsetattr(fd, libc::TCSANOW, &termios) })?;
+        // SAFETY: `fd` is open; the flags are those of `open`, without O_NONBLOCK from now on.
+        check(unsafe { libc::fcntl(fd, libc::F_SETFL, 0) })?;
         Ok(Self { file })
     }
 

@@ -8,11 +8,20 @@ use serde::{Deserialize, Serialize};
 /// variable `VMPROBE_RESULTS`.
 pub const RESULTS_PATH: &str = "/results";
 
+/// A kernel module to load.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Module {
+    /// Its file in the lab machine.
+    pub path: String,
+    /// Its parameters, as on modprobe's command line: `name=value`, with blanks between.
+    pub parameters: String,
+}
+
 /// One task: modules to load, then one command to run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
-    /// Kernel modules, as paths in the lab machine, in the order to load them.
-    pub modules: Vec<String>,
+    /// Kernel modules in the order to load them.
+    pub modules: Vec<Module>,
     /// The program, as a path in the lab machine, and its arguments.
     pub command: Vec<String>,
     /// Environment variables of the command; it gets no others but `PATH`, `HOME` and

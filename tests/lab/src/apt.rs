@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::apt_sources::{self, DEBIAN_KEYRING, Mirror};
-use crate::cache::{self, CacheError};
+use crate::cache::{self, CacheError, Lock};
 use crate::progress::step;
 use crate::tool::{self, ToolError};
 
@@ -16,7 +16,7 @@ pub enum AptError {
     /// No Debian mirror in the machine's sources.
     #[error(
         "no Debian mirror found in /etc/apt/sources.list or /etc/apt/sources.list.d; \
-         the lab takes its kernels and QEMU's source from the mirror that this machine uses"
+         the lab takes its kernels and its emulators' sources from the mirror that this machine uses"
     )]
     NoMirror,
     /// The keys that packages are signed with are missing.
@@ -57,18 +57,19 @@ pub enum AptError {
     Cache(#[from] CacheError),
 }
 
-/// Package lists of one Debian release. The caller holds a lock: two processes must not use the
-/// same lists at the same time.
+/// Package lists of one Debian release, for one user of them at a time.
 #[derive(Debug)]
 pub(crate) struct Release {
     name: &'static str,
     options: Vec<String>,
+    _lock: Lock,
 }
 
 impl Release {
     /// Reads the lists of the release with this code name from the machine's mirror.
     pub(crate) fn open(cache: &Path, name: &'static str) -> Result<Self, AptError> {
         let mirrors = apt_sources::read(Path::new("/etc/apt")).ok_or(AptError::NoMirror)?;
+        let lock = cache::lock(cache, &format!("apt-{name}"))?;
         step(&format!("reading the package lists of Debian {name}"));
         let dir = cache.join("apt").join(name);
         for sub in ["lists/partial", "archives/partial"] {
@@ -96,6 +97,7 @@ impl Release {
         let release = Self {
             name,
             options: options.into(),
+            _lock: lock,
         };
         release
             .run(Command::new("apt-get").args(["update", "-q"]))
@@ -116,6 +118,18 @@ impl Release {
         self.run(&mut command)
             .map_err(|e| self.fetch_error(package, e))?;
         self.only_file(package, into, "dsc")
+    }
+
+    /// Fetches the upstream part of a source package, a packed archive, into a folder and returns its
+    /// path.
+    pub(crate) fn upstream_source(&self, package: &str, into: &Path) -> Result<PathBuf, AptError> {
+        let mut command = Command::new("apt-get");
+        command
+            .args(["source", "-q", "--download-only", "--tar-only", package])
+            .current_dir(into);
+        self.run(&mut command)
+            .map_err(|e| self.fetch_error(package, e))?;
+        self.only_file(package, into, "xz")
     }
 
     /// Fetches a binary package into a folder and returns the path of its `.deb`.

@@ -1,8 +1,9 @@
 //! The lab: upstream KVM on any machine, whatever its own `/dev/kvm` can do.
 //!
-//! A QEMU with one change emulates an AMD CPU with SVM; in it Debian's stock kernel with its own
-//! `kvm-amd` is the host (L1), and a program of ours runs there as root and boots guests (L2).
-//! All that takes long is made once and kept in a cache outside the clone.
+//! An emulator with some faults mended is the machine: QEMU, an AMD CPU with SVM, or Bochs, an Intel CPU
+//! with VMX (see [`Emulator`]). In it Debian's stock kernel with its own `kvm-amd` or `kvm-intel` is the
+//! host (L1), and a program of ours runs there as root and boots guests (L2). All that takes long is
+//! made once and kept in a cache outside the clone.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,9 +17,11 @@
 
 mod apt;
 mod apt_sources;
+mod bochs;
 mod cache;
 mod cargo;
 mod cpio;
+mod emulator;
 mod initramfs;
 mod kernels;
 mod machine;
@@ -29,8 +32,10 @@ mod report;
 mod tool;
 
 pub use apt::AptError;
+pub use bochs::{Bochs, BochsError, ensure_bochs};
 pub use cache::{CacheError, cache_dir};
 pub use cargo::{BuildError, static_binary, static_test};
+pub use emulator::{BochsCpu, Emulator};
 pub use initramfs::Initramfs;
 pub use kernels::{Kernel, KernelError, Kernels, ModuleError, ensure_kernels};
 pub use lab_init::{Exit, FrameError};

@@ -1,33 +1,30 @@
 //! One run of the lab machine (L1): its image, its boot, what comes back.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lab_init::{Exit, Task};
+use lab_init::{Exit, Module, Task};
 
+use crate::bochs::{BochsError, ensure_bochs};
 use crate::cache::{self, CacheError};
 use crate::cargo::{BuildError, static_binary};
+use crate::emulator::Emulator;
 use crate::initramfs::Initramfs;
-use crate::kernels::{Kernel, KernelError, ensure_kernels};
-use crate::process::{Options, Process};
+use crate::kernels::{Kernel, KernelError, ModuleError, ensure_kernels};
+use crate::process::{Options, Running};
 use crate::qemu::{QemuError, ensure_qemu};
 use crate::report::{self, ReportError};
 use crate::tool::tail;
 
-/// The modules that make `/dev/kvm`, each after those it needs.
-const KVM_MODULES: [&str; 3] = [
-    "virt/lib/irqbypass.ko",
-    "arch/x86/kvm/kvm.ko",
-    "arch/x86/kvm/kvm-amd.ko",
-];
-
 /// A program to run in the lab machine, and the machine to run it in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lab {
+    /// What emulates the machine.
+    pub emulator: Emulator,
     /// Virtual CPUs of L1.
     pub smp: u8,
     /// Memory of L1 in MiB. Its files are in it too.
@@ -65,9 +62,15 @@ pub enum LabError {
     /// There is no QEMU.
     #[error("the lab's QEMU isn't ready")]
     Qemu(#[from] QemuError),
+    /// There is no Bochs.
+    #[error("the lab's Bochs isn't ready")]
+    Bochs(#[from] BochsError),
     /// There is no kernel.
     #[error("the lab's kernel isn't ready")]
     Kernel(#[from] KernelError),
+    /// The lab's kernel lacks a module.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
     /// The lab's PID 1 doesn't build.
     #[error("the lab's PID 1 isn't ready")]
     Build(#[from] BuildError),
@@ -83,8 +86,8 @@ pub enum LabError {
     /// The machine's image can't be made.
     #[error("can't make the lab machine's image")]
     Image(#[source] io::Error),
-    /// QEMU can't be started.
-    #[error("can't start QEMU")]
+    /// The emulator can't be started.
+    #[error("can't start the lab's emulator")]
     Start(#[source] io::Error),
     /// The time limit has passed; the machine was killed.
     #[error("the lab ran into its time limit of {limit:?}; last lines of its console, {}:\n{tail}", log.display())]
@@ -123,15 +126,16 @@ pub enum LabError {
 }
 
 impl Lab {
-    /// Virtual CPUs of L1, unless something else is wanted. One: with two, QEMU now and then (twice in some
+    /// Virtual CPUs of L1, unless something else is wanted. One: Bochs runs several in turn, and with two, QEMU now and then (twice in some
     /// 250 guests) goes on executing an int3 in L1's kernel that isn't in memory any more, after that
     /// kernel has patched its own text, and L1 hangs.
     pub const CPUS: u8 = 1;
 
-    /// A machine of one CPU and 3 GiB that runs a program for ten minutes at most.
+    /// A machine of QEMU's with one CPU and 3 GiB that runs a program for ten minutes at most.
     #[must_use]
     pub fn new(command: Vec<String>) -> Self {
         Self {
+            emulator: Emulator::Qemu,
             smp: Self::CPUS,
             memory_mib: 3072,
             files: Vec::new(),
@@ -158,23 +162,31 @@ impl Lab {
     /// # Errors
     /// As [`Lab::run`].
     pub fn run_to(&self, output: &mut dyn Write) -> Result<LabRun, LabError> {
-        let qemu = ensure_qemu()?;
         let kernel = ensure_kernels()?.v6_1;
         let init = static_binary("lab-init", "lab-init")?;
-        let image = self.image(&kernel, &init)?;
         let log = self.log()?;
-
-        let started = Instant::now();
-        let mut options = Options {
+        let options = Options {
             smp: self.smp,
             memory_mib: self.memory_mib,
             kernel: &kernel.vmlinuz,
-            initramfs: unnamed_file(&image).map_err(LabError::Image)?,
+            initramfs: self.image(&kernel, &init)?,
             log: &log,
             live_console: self.live_console,
         };
-        drop(image);
-        let (process, report) = Process::start(&qemu, &mut options).map_err(LabError::Start)?;
+        // The time counts from power-on, not from the building of an emulator.
+        let (running, started) = match &self.emulator {
+            Emulator::Qemu => {
+                let qemu = ensure_qemu()?;
+                (qemu.start(&options), Instant::now())
+            }
+            Emulator::Bochs(cpu) => {
+                let bochs = ensure_bochs()?;
+                (bochs.start(cpu, &options), Instant::now())
+            }
+        };
+        let Running { process, report } = running.map_err(LabError::Start)?;
+        // As much memory as the machine's files have bytes.
+        drop(options);
         let result = report::read(report, started + self.time_limit, output);
         drop(process);
         let duration = started.elapsed();
@@ -219,11 +231,14 @@ impl Lab {
         let read = |path: &Path| fs::read(path).map_err(|e| LabError::File(path.to_owned(), e));
         let mut image = Initramfs::new().file("/init", &read(init)?, 0o755);
         let mut modules = Vec::new();
-        for module in KVM_MODULES {
-            let path = kernel.modules.join("kernel").join(module);
-            let name = module.rsplit('/').next().unwrap_or(module);
-            modules.push(format!("/lib/modules/{name}"));
-            image = image.file(&format!("/lib/modules/{name}"), &read(&path)?, 0o644);
+        for (path, parameters) in self.emulator.kvm_modules() {
+            let name = path.rsplit('/').next().unwrap_or(path);
+            let to = format!("/lib/modules/{name}.ko");
+            image = image.file(&to, &kernel.module(path)?, 0o644);
+            modules.push(Module {
+                path: to,
+                parameters: parameters.into(),
+            });
         }
         for (from, to) in &self.files {
             let file_error = |e| LabError::File(from.clone(), e);
@@ -259,20 +274,4 @@ impl Lab {
         cache::write(&path, b"")?;
         Ok(path)
     }
-}
-
-/// A file with these bytes and no name, so that nothing is left behind however this process ends.
-fn unnamed_file(bytes: &[u8]) -> io::Result<File> {
-    static FILE: AtomicU32 = AtomicU32::new(0);
-    let name = FILE.fetch_add(1, Ordering::Relaxed);
-    let name = format!("vmprobe-lab-{}-{name}", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)?;
-    fs::remove_file(&path)?;
-    file.write_all(bytes)?;
-    Ok(file)
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use lab::{Exit, Lab};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lab::{BochsCpu, Emulator, Exit, Lab};
 
 /// Upstream KVM inside an emulated CPU, on any machine.
 #[derive(Debug, Parser)]
@@ -19,7 +19,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Build QEMU and fetch the kernels, unless the cache has them.
+    /// Build QEMU and Bochs and fetch the kernels, unless the cache has them.
     Setup,
     /// Run a statically linked program as root in the lab machine; its exit status becomes ours.
     Run(Run),
@@ -36,6 +36,19 @@ struct Run {
     /// Write what the program left in its results file to this file.
     #[arg(long, value_name = "FILE")]
     results: Option<PathBuf>,
+    /// The machine's CPU.
+    #[arg(long, value_enum, default_value_t = Vendor::Amd)]
+    lab: Vendor,
+    /// Model of an Intel CPU, as Bochs names it.
+    #[arg(long, default_value_t = BochsCpu::default().model)]
+    model: String,
+    /// Instructions that each of several Intel CPUs runs in turn.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=32),
+          default_value_t = BochsCpu::default().quantum)]
+    quantum: u8,
+    /// Instructions of an Intel CPU in a second of the machine's time.
+    #[arg(long, default_value_t = BochsCpu::default().ips)]
+    ips: u32,
     /// CPUs of the machine.
     #[arg(long, default_value_t = Lab::CPUS)]
     smp: u8,
@@ -51,6 +64,15 @@ struct Run {
     /// The program and its arguments. A program that is a file here is copied in.
     #[arg(last = true, required = true)]
     command: Vec<String>,
+}
+
+/// Whose CPU is emulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Vendor {
+    /// QEMU's, with SVM.
+    Amd,
+    /// Bochs', with VMX.
+    Intel,
 }
 
 fn main() -> ExitCode {
@@ -73,7 +95,9 @@ fn main() -> ExitCode {
 fn setup() -> Result<ExitCode, Box<dyn Error>> {
     let kernels = lab::ensure_kernels()?;
     let qemu = lab::ensure_qemu()?;
+    let bochs = lab::ensure_bochs()?;
     say(&format!("lab: QEMU {}", qemu.program.display()));
+    say(&format!("lab: Bochs {}", bochs.program.display()));
     for kernel in [kernels.v6_1, kernels.v6_12] {
         let path = kernel.vmlinuz.display();
         say(&format!(
@@ -86,6 +110,14 @@ fn setup() -> Result<ExitCode, Box<dyn Error>> {
 
 fn run_program(run: Run) -> Result<ExitCode, Box<dyn Error>> {
     let mut lab = Lab::new(run.command);
+    lab.emulator = match run.lab {
+        Vendor::Amd => Emulator::Qemu,
+        Vendor::Intel => Emulator::Bochs(BochsCpu {
+            model: run.model,
+            quantum: run.quantum,
+            ips: run.ips,
+        }),
+    };
     lab.files = run.files;
     lab.env = run.env;
     lab.smp = run.smp;

@@ -1,23 +1,20 @@
-//! The QEMU process: its arguments, and that it never outlives us.
+//! The process of an emulator, which never outlives us.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Write};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::qemu::Qemu;
-
-/// The kernel's command line in L1. `panic=-1` with QEMU's `-no-reboot` makes a panic the end of
-/// the machine; without mitigations each exit of a guest is about what it is on a real machine. All
-/// emulated CPUs share one time stamp counter, which L1 would distrust on a busy host and put its
-/// guests' clocks on a slow device instead. On such a host it would take the emulated timer for
-/// broken, too, and panic.
-const COMMAND_LINE: &str =
-    "console=ttyS0 panic=-1 oops=panic mitigations=off tsc=reliable no_timer_check";
+/// The kernel's command line in L1, whatever emulates it. `panic=-1` makes a panic the end of the
+/// machine, which isn't allowed to start again; without mitigations each exit of a guest is about
+/// what it is on a real machine. All emulated CPUs share one time stamp counter, which L1 would
+/// distrust on a busy host and put its guests' clocks on a slow device instead. On such a host it
+/// would take the emulated timer for broken, too, and panic.
+pub(crate) const COMMAND_LINE: &str =
+    "console=ttyS0,115200 panic=-1 oops=panic mitigations=off tsc=reliable no_timer_check";
 
 /// What to boot.
 #[derive(Debug)]
@@ -25,82 +22,45 @@ pub(crate) struct Options<'a> {
     pub(crate) smp: u8,
     pub(crate) memory_mib: u32,
     pub(crate) kernel: &'a Path,
-    pub(crate) initramfs: File,
-    /// An existing file for the console and for QEMU's own messages.
+    pub(crate) initramfs: Vec<u8>,
+    /// An existing file for the console and for the emulator's own messages.
     pub(crate) log: &'a Path,
     pub(crate) live_console: bool,
 }
 
-/// A running QEMU; dropping it kills it.
+/// A running emulator; dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
 }
 
+/// A running lab machine, and the receiving end of its second serial port, which reads as ended when
+/// the emulator ends.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) process: Process,
+    pub(crate) report: OwnedFd,
+}
+
 impl Process {
-    /// Starts QEMU. Returns with it the other end of L1's second serial port, which reads as ended
-    /// when QEMU ends.
+    /// Starts an emulator, which keeps these descriptors. Its own messages go into the log.
     ///
-    /// QEMU is killed when the calling thread ends, too, so call this from one that stays.
-    pub(crate) fn start(qemu: &Qemu, options: &mut Options<'_>) -> io::Result<(Self, UnixStream)> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let initramfs = options.initramfs.as_raw_fd();
-        let mut command = Command::new(&qemu.program);
-        for dir in &qemu.firmware {
-            command.arg("-L").arg(dir);
-        }
+    /// It is killed when the calling thread ends, too, so call this from one that stays.
+    pub(crate) fn start(
+        command: &mut Command,
+        inherited: Vec<RawFd>,
+        log: &Path,
+    ) -> io::Result<Self> {
         command
-            .args([
-                "-machine",
-                "q35,hpet=off",
-                "-accel",
-                "tcg,thread=multi",
-                "-cpu",
-                "EPYC,+svm,+npt",
-            ])
-            .args([
-                "-smp",
-                &options.smp.to_string(),
-                "-m",
-                &options.memory_mib.to_string(),
-            ])
-            .args([
-                "-nodefaults",
-                "-no-user-config",
-                "-display",
-                "none",
-                "-no-reboot",
-            ])
-            .arg("-kernel")
-            .arg(options.kernel)
-            .args([
-                "-initrd",
-                &format!("/proc/self/fd/{initramfs}"),
-                "-append",
-                COMMAND_LINE,
-            ])
-            .arg("-chardev")
-            .arg(console(options.log))
-            .args([
-                "-chardev",
-                &format!("socket,id=report,fd={}", theirs.as_raw_fd()),
-            ])
-            .args(["-serial", "chardev:console", "-serial", "chardev:report"])
             .stdin(Stdio::null())
-            .stderr(File::options().append(true).open(options.log)?);
-        if options.live_console {
-            command.stdout(io::stderr());
-        } else {
-            command.stdout(Stdio::null());
-        }
+            .stderr(File::options().append(true).open(log)?);
         let parent = std::process::id();
-        let inherited = [initramfs, theirs.as_raw_fd()];
         // SAFETY: between fork and exec `prepare_child` makes system calls only; it neither
         // allocates nor takes locks.
-        unsafe { command.pre_exec(move || prepare_child(parent, inherited)) };
-        let child = command.spawn()?;
-        // `theirs` is closed here: only QEMU's copy keeps the line open.
-        Ok((Self { child }, ours))
+        unsafe { command.pre_exec(move || prepare_child(parent, &inherited)) };
+        Ok(Self {
+            child: command.spawn()?,
+        })
     }
 }
 
@@ -112,19 +72,11 @@ impl Drop for Process {
     }
 }
 
-/// L1's console: standard output, and the log.
-fn console(log: &Path) -> OsString {
-    let mut text = OsString::from("stdio,id=console,signal=off,logappend=on,logfile=");
-    // QEMU's option syntax doubles a comma inside a value.
-    text.push(log.to_string_lossy().replace(',', ",,"));
-    text
-}
-
 /// In the child: keep these descriptors, and die with the parent.
-fn prepare_child(parent: u32, inherited: [RawFd; 2]) -> io::Result<()> {
+fn prepare_child(parent: u32, inherited: &[RawFd]) -> io::Result<()> {
     for fd in inherited {
         // SAFETY: the descriptor is open in the parent, so it is here; no memory is involved.
-        check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
+        check(unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) })?;
     }
     // SAFETY: no memory is involved.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
@@ -144,4 +96,23 @@ fn check(result: libc::c_int) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// A file without a name, so that nothing is left behind however this process ends, with what
+/// `write` puts into it.
+pub(crate) fn unnamed_file(
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<File> {
+    static FILE: AtomicU32 = AtomicU32::new(0);
+    let name = FILE.fetch_add(1, Ordering::Relaxed);
+    let name = format!("vmprobe-lab-{}-{name}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    std::fs::remove_file(&path)?;
+    write(&mut file)?;
+    Ok(file)
 }

@@ -1,7 +1,8 @@
 //! Reading what PID 1 of the lab machine sends.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use lab_init::{Decoder, Exit, Frame, FrameError, MAX_PAYLOAD};
@@ -34,10 +35,12 @@ pub(crate) type Ending = (Exit, Vec<u8>);
 
 /// Follows the report to its last frame: passes output on at once and collects results.
 pub(crate) fn read(
-    mut line: UnixStream,
+    line: OwnedFd,
     deadline: Instant,
     output: &mut dyn Write,
 ) -> Result<Ending, ReportError> {
+    // A file reads from whatever there is behind a descriptor.
+    let mut line = File::from(line);
     let mut decoder = Decoder::default();
     let mut results = Vec::new();
     let mut buffer = vec![0; MAX_PAYLOAD];
@@ -53,17 +56,13 @@ pub(crate) fn read(
                 Frame::Failed(reason) => return Err(ReportError::NotRun(reason)),
             }
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if !readable(&line, deadline).map_err(ReportError::Read)? {
             return Err(ReportError::Deadline);
         }
-        line.set_read_timeout(Some(left))
-            .map_err(ReportError::Read)?;
         match line.read(&mut buffer) {
             Ok(0) => return Err(ReportError::Ended),
             Ok(n) => decoder.push(&buffer[..n]),
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {}
                 io::ErrorKind::Interrupted => {}
                 io::ErrorKind::ConnectionReset => return Err(ReportError::Ended),
                 _ => return Err(ReportError::Read(error)),
@@ -72,8 +71,36 @@ pub(crate) fn read(
     }
 }
 
+/// Waits until a read gives something, or the end; false if the time is up first.
+fn readable(line: &File, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let mut wanted = libc::pollfd {
+            fd: line.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // Rounded up, so that the last part of a millisecond isn't spun away.
+        let millis = left.as_millis().saturating_add(1);
+        let millis = i32::try_from(millis).unwrap_or(i32::MAX);
+        // SAFETY: it is given one structure, which lives for the call.
+        match unsafe { libc::poll(&raw mut wanted, 1, millis) } {
+            0 => {}
+            1.. => return Ok(true),
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
     use super::*;
@@ -86,7 +113,7 @@ mod tests {
         let kept = open.then_some(theirs);
         let mut output = Vec::new();
         let limit = Duration::from_millis(if open { 50 } else { 60_000 });
-        let result = read(ours, Instant::now() + limit, &mut output);
+        let result = read(ours.into(), Instant::now() + limit, &mut output);
         drop(kept);
         (result, output)
     }

@@ -1,5 +1,7 @@
 //! The lab's QEMU: Debian's source package, a few lines changed, built once for this machine.
 
+mod machine;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,18 +20,18 @@ const RELEASE: &str = "trixie";
 const PATCHES: [(&str, &str); 3] = [
     (
         "qemu-bp-intercept.patch",
-        include_str!("../qemu-bp-intercept.patch"),
+        include_str!("../../qemu-bp-intercept.patch"),
     ),
     (
         "qemu-interrupt-race.patch",
-        include_str!("../qemu-interrupt-race.patch"),
+        include_str!("../../qemu-interrupt-race.patch"),
     ),
     (
         "qemu-ignne-race.patch",
-        include_str!("../qemu-ignne-race.patch"),
+        include_str!("../../qemu-ignne-race.patch"),
     ),
 ];
-const SCRIPT: &str = include_str!("../build-qemu.sh");
+const SCRIPT: &str = include_str!("../../build-qemu.sh");
 const PROGRAM: &str = "qemu-system-x86_64";
 
 /// Why there is no QEMU.
