@@ -20,8 +20,12 @@ const TROUBLE: &[&str] = &[
     "Kernel panic",
     "Unexpected int3",
 ];
-/// What a line has that only tells of a weakness of the CPU.
-const HARMLESS: &str = "hw-vuln";
+/// What a line has that only tells of a weakness of the CPU: a link into the kernel's documentation, or
+/// the name of an attack that its mitigation doesn't prevent on some models (arch/x86/kernel/cpu/bugs.c).
+const HARMLESS: [&str; 2] = [
+    "hw-vuln",
+    "RETBleed: WARNING: Spectre v2 mitigation leaves CPU",
+];
 /// At most so many lines are told.
 const TOLD: usize = 20;
 
@@ -53,7 +57,8 @@ pub fn complaints() -> io::Result<Vec<String>> {
 fn trouble(record: &str) -> Option<String> {
     let text = record.split_once(';')?.1.lines().next()?;
     let bad = TROUBLE.iter().any(|word| text.contains(word));
-    (bad && !text.contains(HARMLESS)).then(|| text.to_owned())
+    let harmless = HARMLESS.iter().any(|part| text.contains(part));
+    (bad && !harmless).then(|| text.to_owned())
 }
 
 #[cfg(test)]
@@ -69,5 +74,18 @@ mod tests {
         );
         assert_eq!(trouble("6,1,0,-;Linux version 6.1\n"), None);
         assert_eq!(trouble("BUG"), None);
+    }
+
+    #[test]
+    fn weaknesses_of_the_cpu_are_no_trouble() {
+        let retbleed = "3,9,0,-;RETBleed: WARNING: Spectre v2 mitigation leaves CPU vulnerable to \
+                        RETBleed attacks, data leaks possible!\n";
+        let mds = "4,9,0,-;MDS CPU bug present and SMT on, data leak possible. See \
+                   https://www.kernel.org/doc/html/latest/admin-guide/hw-vuln/mds.html BUG\n";
+        for harmless in [retbleed, mds] {
+            assert_eq!(trouble(harmless), None);
+        }
+        let other = "3,9,0,-;RETBleed: WARNING: something else\n";
+        assert!(trouble(other).is_some());
     }
 }
