@@ -10,6 +10,7 @@ help:
 	@echo 'make build   the programs vmprobed and vmprobe, optimized, in target/release'
 	@echo 'make demo    boot a stock Debian kernel and watch its probes over gRPC'
 	@echo 'make test    all tests; writes target/conformance.json'
+	@echo 'make test-all  the same with every test in every lab; takes hours'
 	@echo 'make lint    formatting, clippy, licences and advisories'
 	@echo 'make bench   measure; writes target/bench/report.json'
 	@echo 'make fuzz    look for bytes that break the engine, FUZZ_SECONDS (60) each way; needs nightly'
@@ -26,6 +27,9 @@ demo: setup
 
 test: setup
 	@$(XTASK) test
+
+test-all: setup
+	@$(XTASK) test --all
 
 lint: setup
 	cargo fmt --all --check
@@ -50,4 +54,4 @@ fuzz: setup
 clean:
 	cargo clean
 
-.PHONY: help setup build demo test lint bench fuzz clean
+.PHONY: help setup build demo test test-all lint bench fuzz clean

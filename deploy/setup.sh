@@ -5,8 +5,8 @@ set -eu
 
 # The build itself: a C toolchain for the linker and for -sys crates.
 build='gcc libc6-dev make pkg-config ca-certificates'
-# The lab: QEMU is built from Debian's source package, kernels are unpacked from theirs.
-lab='debian-archive-keyring dpkg-dev patch bzip2 xz-utils flex bison python3 python3-venv
+# The labs: QEMU and Bochs are built from Debian's source packages, kernels are unpacked from theirs.
+lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
 
 fail() {

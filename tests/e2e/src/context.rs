@@ -4,6 +4,7 @@ use std::env;
 use std::future::Future;
 use std::path::PathBuf;
 
+use crate::linux::files;
 use crate::test::{Failure, TestResult};
 
 /// The folder with `vmprobed` and `vmprobe`; by default that of this program.
@@ -17,8 +18,9 @@ pub enum Place {
     /// A machine as it is.
     Host,
     /// The lab machine with upstream kvm-amd.
-    #[value(name = "lab-amd")]
-    Lab,
+    LabAmd,
+    /// The lab machine with upstream kvm-intel.
+    LabIntel,
 }
 
 impl Place {
@@ -26,7 +28,8 @@ impl Place {
     pub fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
-            Self::Lab => "lab-amd",
+            Self::LabAmd => "lab-amd",
+            Self::LabIntel => "lab-intel",
         }
     }
 }
@@ -70,6 +73,21 @@ impl Context {
     /// A file of the Linux guests, as a text, which the protocol wants.
     pub fn file(&self, name: &str) -> String {
         self.files.join(name).to_string_lossy().into_owned()
+    }
+
+    /// A kernel to boot, unpacked where unpacking it takes most of its boot: the emulated CPU of
+    /// `lab-intel` is several times slower than the other one. As [`file`](Self::file) else.
+    pub fn kernel(&self, name: &str) -> String {
+        let unpacked = match name {
+            files::BZIMAGE_6_1 => files::VMLINUX_6_1,
+            files::BZIMAGE_6_12 => files::VMLINUX_6_12,
+            other => other,
+        };
+        self.file(if self.place == Place::LabIntel {
+            unpacked
+        } else {
+            name
+        })
     }
 
     /// Runs the asynchronous part of a test.

@@ -8,6 +8,7 @@ mod demo;
 mod events;
 mod held_thread;
 mod linux;
+mod parts;
 mod runner;
 mod server;
 mod service;

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
 use crate::context::{Context, Place};
+use crate::parts::Part;
 use crate::test::{Needs, Outcome, Test};
 use crate::{ALL_NEEDS, say, tests};
 
@@ -32,6 +33,9 @@ pub struct Run {
     /// Only tests that need this (comma-separated).
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = ALL_NEEDS)]
     needs: Vec<Needs>,
+    /// Only tests of this part.
+    #[arg(long, value_enum, default_value = "all")]
+    part: Part,
     /// Where this runs.
     #[arg(long = "where", value_enum, default_value = "host")]
     place: Place,
@@ -128,7 +132,9 @@ impl Run {
         let fits = |text: &String| {
             test.name.contains(text.as_str()) || test.ids.iter().any(|id| id.starts_with(text))
         };
-        self.needs.contains(&test.needs) && self.filter.as_ref().is_none_or(fits)
+        self.needs.contains(&test.needs)
+            && self.part.has(test, self.place)
+            && self.filter.as_ref().is_none_or(fits)
     }
 }
 

@@ -48,7 +48,7 @@ const BOTH: [Reason; 12] = [
 const NEWER: [Reason; 3] = [Reason::CallThunk, Reason::EndbrSeal, Reason::RuntimeConst];
 
 fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
-    let file = std::fs::read(cx.file(kernel)).map_err(Failure::io("read the kernel"))?;
+    let file = std::fs::read(cx.kernel(kernel)).map_err(Failure::io("read the kernel"))?;
     let elf = read_kernel(file).map_err(|e| wrong!("{e}"))?.elf;
     let symbols = Symbols::from_vmlinux(&elf).map_err(|e| wrong!("{e}"))?;
     let btf = Btf::from_image(&elf, &symbols).map_err(|e| wrong!("{e}"))?;

@@ -76,6 +76,7 @@ impl Files {
         let mut files = Self::for_bench(programs)?;
         let kernels = lab::ensure_kernels()?;
         files.repacked(&kernels.v6_1)?;
+        files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
         Ok(files)
     }
 
@@ -115,6 +116,20 @@ impl Files {
         let unfinished = self.folder.join(format!("{name}.new"));
         fs::write(&unfinished, bytes).map_err(io_error("write", &unfinished))?;
         fs::rename(&unfinished, &path).map_err(io_error("put in place", &path))?;
+        self.names.push(name);
+        Ok(())
+    }
+
+    /// The ELF file inside a kernel, made once for each version of its package.
+    fn unpacked(&mut self, name: &'static str, kernel: &Kernel) -> Result<(), FilesError> {
+        let mark = self.folder.join(format!("{name}.made-from"));
+        let made_from = fs::read_to_string(&mark).unwrap_or_default();
+        let elf = self.folder.join(name);
+        if made_from != kernel.package_version || !elf.is_file() {
+            let bytes = repack::vmlinux(&kernel.vmlinuz)?;
+            fs::write(&elf, bytes).map_err(io_error("write", &elf))?;
+            fs::write(&mark, &kernel.package_version).map_err(io_error("write", &mark))?;
+        }
         self.names.push(name);
         Ok(())
     }

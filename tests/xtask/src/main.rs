@@ -6,6 +6,7 @@ mod bench;
 mod command;
 mod demo;
 mod files;
+mod labs;
 #[cfg(test)]
 mod layering;
 mod machine;
@@ -70,4 +71,14 @@ fn say(line: &str) {
     let mut output = std::io::stdout().lock();
     // Nobody to tell is no reason to stop.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
 }

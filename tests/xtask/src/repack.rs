@@ -1,10 +1,12 @@
-//! The 6.1 kernel in forms that Debian doesn't package: the ELF file inside, and bzImages with their
-//! payload packed by gzip and xz. Unpacked here, not by the product, which is under test.
+//! Kernels in forms that Debian doesn't package: the ELF file inside, and bzImages with their payload
+//! packed by gzip and xz. Unpacked here, not by the product, which is under test.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use ruzstd::decoding::StreamingDecoder;
 
 /// Fields of the header (the kernel's Documentation/arch/x86/boot.rst), as offsets in the file.
 const SETUP_SECTS: usize = 0x1f1;
@@ -15,6 +17,8 @@ const SECTOR: usize = 512;
 /// Magic of LZ4's legacy frame, and what one of its blocks holds at most.
 const LZ4_LEGACY: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 const LZ4_BLOCK: usize = 8 << 20;
+/// Magic of a zstd frame (RFC 8878, 3.1.1).
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Why a kernel can't be packed anew.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +45,7 @@ pub enum Packer {
     Xz,
 }
 
-/// The ELF file inside a bzImage packed with LZ4.
+/// The ELF file inside a bzImage packed with LZ4 or zstd, as Debian's are.
 ///
 /// # Errors
 /// If it isn't one.
@@ -52,24 +56,35 @@ pub fn vmlinux(bzimage: &Path) -> Result<Vec<u8>, RepackError> {
     let payload = file.get(range).ok_or_else(|| bad("it is truncated"))?;
     // The last four bytes are the unpacked size.
     let (packed, size) = payload.split_at(payload.len().saturating_sub(4));
-    let mut rest = packed
-        .strip_prefix(&LZ4_LEGACY)
-        .ok_or_else(|| bad("its payload is not LZ4"))?;
-    let mut elf = Vec::new();
-    while let Some((length, after)) = rest.split_first_chunk::<4>() {
-        let length = u32::from_le_bytes(*length) as usize;
-        let block = after
-            .get(..length)
-            .ok_or_else(|| bad("a block is truncated"))?;
-        let block = lz4_flex::block::decompress(block, LZ4_BLOCK);
-        elf.extend(block.map_err(|_| bad("a block is damaged"))?);
-        rest = &after[length..];
-    }
+    let elf = if let Some(blocks) = packed.strip_prefix(&LZ4_LEGACY) {
+        lz4_blocks(blocks).map_err(bad)?
+    } else if packed.starts_with(&ZSTD) {
+        let mut elf = Vec::new();
+        let unpacked = StreamingDecoder::new(packed).map(|mut zstd| zstd.read_to_end(&mut elf));
+        match unpacked {
+            Ok(Ok(_)) => elf,
+            _ => return Err(bad("its payload is damaged")),
+        }
+    } else {
+        return Err(bad("its payload is neither LZ4 nor zstd"));
+    };
     if size == (elf.len() as u32).to_le_bytes() {
         Ok(elf)
     } else {
         Err(bad("its size is another one"))
     }
+}
+
+fn lz4_blocks(mut rest: &[u8]) -> Result<Vec<u8>, &'static str> {
+    let mut elf = Vec::new();
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let block = after.get(..length).ok_or("a block is truncated")?;
+        let block = lz4_flex::block::decompress(block, LZ4_BLOCK);
+        elf.extend(block.map_err(|_| "a block is damaged")?);
+        rest = &after[length..];
+    }
+    Ok(elf)
 }
 
 /// Writes a bzImage with the header of `bzimage` and this ELF file as its payload.

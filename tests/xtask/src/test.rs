@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
-use lab::{BuildError, Lab, LabError};
+use lab::{BuildError, LabError};
 
 use crate::command::{self, CommandError};
 use crate::files::{Files, FilesError};
+use crate::labs::{self, LabOptions, Work};
 use crate::machine::{DoctorError, Host, Programs};
 use crate::record::{self, Claim, Record, Run, Status};
 use crate::{chain, requirements, say};
@@ -20,19 +21,15 @@ use crate::{chain, requirements, say};
 /// Longest time of each part. Only nets: no test waits for time.
 const UNIT_LIMIT: Duration = Duration::from_secs(30 * 60);
 const E2E_LIMIT: Duration = Duration::from_secs(55 * 60);
-const MONITOR_LIMIT: Duration = Duration::from_secs(10 * 60);
-/// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
-const LAB_MEMORY_MIB: u32 = 3072;
 
-/// The places of [`record::PLACES`] that tests run at today.
+/// This machine, of [`record::PLACES`].
 const HOST: &str = record::PLACES[0];
-const LAB_AMD: &str = record::PLACES[1];
 /// Rows that unit tests prove, all of them with the engine on this machine's CPU (tests/native).
 const UNIT_ROWS: [&str; 7] = ["KP10", "KP11", "JP06", "JP07", "JP10", "JP11", "JP12"];
 /// Rows that the monitor's own tests in a lab prove.
 const MONITOR_ROWS: [&str; 1] = ["KP18"];
 /// What an end-to-end test may need, where Linux guests run.
-const ALL_NEEDS: &str = "none,tiny,linux";
+pub const ALL_NEEDS: &str = "none,tiny,linux";
 
 /// What to test.
 #[derive(Debug, Args)]
@@ -44,9 +41,8 @@ pub struct Options {
     /// monitor's own tests in the lab out, and the conformance report as it is.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Virtual CPUs of the lab machine.
-    #[arg(long, value_name = "N", default_value_t = Lab::CPUS)]
-    lab_cpus: u8,
+    #[command(flatten)]
+    labs: LabOptions,
 }
 
 /// Why the tests did not run.
@@ -158,7 +154,7 @@ fn unit_tests() -> Result<(Counts, Run), TestError> {
     Ok((counts, run))
 }
 
-/// The end-to-end tests: on this machine as far as its KVM goes, all others in the lab. Writes the
+/// The end-to-end tests: on this machine as far as its KVM goes, all others in the labs. Writes the
 /// conformance report, of the runs before as well.
 fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError> {
     say("# end-to-end tests");
@@ -176,21 +172,19 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
         (false, false) => "none",
     };
     let before = runs.len();
-    let claims = |place, needs| e2e_claims(&programs, &e2e_arguments(place, needs, options));
-    let host_claims = claims(HOST, needs)?;
+    let filter = options.filter.as_deref();
+    let claims = |needs| e2e_claims(&programs, &e2e_arguments(HOST, needs, filter));
+    let host_claims = claims(needs)?;
     runs.push(run_at(HOST, host_claims, || {
         on_host(&programs, &files, needs, options)
     }));
     if !host.runs_linux {
-        say("# in the lab: upstream kvm-amd in an emulated CPU");
-        let lab_claims = claims(LAB_AMD, ALL_NEEDS)?;
-        runs.push(run_at(LAB_AMD, lab_claims, || {
-            in_lab(&programs, &files, options)
-        }));
-        if options.filter.is_none() {
-            say("# the monitor's tests in the lab");
-            runs.push(run_at(LAB_AMD, vec![monitor_claim()], monitor_in_lab));
-        }
+        let work = Work {
+            programs: &programs,
+            files: &files,
+            filter,
+        };
+        runs.extend(labs::run(&work, &options.labs)?);
     }
     let mut counts = Counts::default();
     for run in runs.iter().skip(before) {
@@ -200,7 +194,7 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
         counts.add_unmet(run);
     }
     if options.filter.is_none() {
-        let mut everywhere = claims(HOST, ALL_NEEDS)?;
+        let mut everywhere = claims(ALL_NEEDS)?;
         everywhere.extend([unit_claim(), monitor_claim()]);
         counts.failed += write_conformance(&runs, &everywhere)?;
     }
@@ -211,12 +205,16 @@ fn unit_claim() -> Claim {
     Claim::part("unit tests", &UNIT_ROWS)
 }
 
-fn monitor_claim() -> Claim {
+/// The monitor's tests, which each lab runs.
+pub fn monitor_claim() -> Claim {
     Claim::part("the monitor's tests", &MONITOR_ROWS)
 }
 
 /// The end-to-end tests that would run with these arguments.
-fn e2e_claims(programs: &Programs, arguments: &[String]) -> Result<Vec<Claim>, TestError> {
+///
+/// # Errors
+/// If they can't be listed.
+pub fn e2e_claims(programs: &Programs, arguments: &[String]) -> Result<Vec<Claim>, TestError> {
     let lines = Arc::new(Mutex::new(String::new()));
     let sink = Arc::clone(&lines);
     let mut e2e = Command::new(&programs.e2e);
@@ -234,7 +232,7 @@ fn e2e_claims(programs: &Programs, arguments: &[String]) -> Result<Vec<Claim>, T
 }
 
 /// A run at a place. What other places have shown stays true when it dies.
-fn run_at(
+pub fn run_at(
     place: &'static str,
     claims: Vec<Claim>,
     run: impl FnOnce() -> Result<Vec<Record>, TestError>,
@@ -267,7 +265,7 @@ fn on_host(
     fs::write(&results, "").map_err(io("write"))?;
     let mut e2e = Command::new(&programs.e2e);
     e2e.arg("run")
-        .args(e2e_arguments(HOST, needs, options))
+        .args(e2e_arguments(HOST, needs, options.filter.as_deref()))
         .env("VMPROBE_RESULTS", &results)
         .env("VMPROBE_FILES", &files.folder)
         .env("VMPROBE_BIN_DIR", &programs.folder);
@@ -282,60 +280,23 @@ fn on_host(
     )
 }
 
-fn in_lab(programs: &Programs, files: &Files, options: &Options) -> Result<Vec<Record>, TestError> {
-    let mut command = vec!["/bin/e2e".to_owned(), "run".to_owned()];
-    command.extend(e2e_arguments(LAB_AMD, ALL_NEEDS, options));
-    let mut lab = Lab::new(command);
-    lab.files = files.in_lab("/boot");
-    lab.files.extend(programs.in_lab());
-    lab.env = vec![
-        ("VMPROBE_FILES".into(), "/boot".into()),
-        ("VMPROBE_BIN_DIR".into(), "/bin".into()),
-        ("TMPDIR".into(), "/tmp".into()),
-    ];
-    lab.smp = options.lab_cpus;
-    lab.memory_mib = LAB_MEMORY_MIB;
-    lab.time_limit = E2E_LIMIT;
-    let run = lab.run()?;
-    let lines = String::from_utf8_lossy(&run.results);
-    account(
-        record::read(&lines)?,
-        run.exit.success(),
-        &format!("{:?}", run.exit),
-        options.filter.is_some(),
-    )
-}
-
-/// The monitor's tests of steps and watchpoints, which are unit tests too: this machine's KVM may
-/// have none to test.
-fn monitor_in_lab() -> Result<Vec<Record>, TestError> {
-    let program = lab::static_test("vmm", "debug")?;
-    let mut lab = Lab::new(vec!["/bin/debug".to_owned()]);
-    lab.files = vec![(program, "/bin/debug".into())];
-    lab.env = vec![
-        ("VMPROBE_PLACE".into(), LAB_AMD.into()),
-        ("TMPDIR".into(), "/tmp".into()),
-    ];
-    lab.time_limit = MONITOR_LIMIT;
-    let run = lab.run()?;
-    let records = record::read(&String::from_utf8_lossy(&run.results))?;
-    let ended = format!("{:?}", run.exit);
-    account(records, run.exit.success(), &ended, false)
-}
-
-fn e2e_arguments(place: &str, needs: &str, options: &Options) -> Vec<String> {
+/// What `e2e run` and `e2e list` are told.
+pub fn e2e_arguments(place: &str, needs: &str, filter: Option<&str>) -> Vec<String> {
     let mut arguments: Vec<String> = ["--where", place, "--needs", needs]
         .map(str::to_owned)
         .into();
-    if let Some(filter) = &options.filter {
-        arguments.extend(["--filter".to_owned(), filter.clone()]);
+    if let Some(filter) = filter {
+        arguments.extend(["--filter".to_owned(), filter.to_owned()]);
     }
     arguments
 }
 
 /// The records, unless the program's own end says that there is more to know. A filter may leave
 /// nothing to do for one of the places.
-fn account(
+///
+/// # Errors
+/// If there is.
+pub fn account(
     records: Vec<Record>,
     success: bool,
     ended: &str,

@@ -60,7 +60,7 @@ const PART: usize = 500;
 pub fn run(cx: &Context, results: Option<PathBuf>) -> Result<bool, Failure> {
     let place = match cx.place {
         Place::Host => "host",
-        Place::Lab => "lab",
+        Place::LabAmd | Place::LabIntel => "lab",
     };
     let mut figures = Vec::new();
     let _: Outcome = cx.block_on(async {

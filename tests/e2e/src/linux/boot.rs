@@ -83,6 +83,7 @@ fn boots(cx: &Context, kernel: &'static str, boot: BootMethod, version: &str) ->
     cx.block_on(async {
         let config = Config {
             kernel,
+            as_packaged: true,
             boot,
             kernel_args: "",
             ..Config::new("workload=files count=3")

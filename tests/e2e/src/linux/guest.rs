@@ -20,6 +20,8 @@ pub mod files {
     pub const BZIMAGE_6_12: &str = "vmlinuz-6.12";
     /// The ELF file inside the 6.1 kernel.
     pub const VMLINUX_6_1: &str = "vmlinux-6.1";
+    /// The ELF file inside the 6.12 kernel.
+    pub const VMLINUX_6_12: &str = "vmlinux-6.12";
     /// The 6.1 kernel with its payload packed anew.
     pub const BZIMAGE_GZIP: &str = "vmlinuz-6.1-gzip";
     /// As above.
@@ -33,6 +35,8 @@ pub mod files {
 pub struct Config {
     /// One of [`files`].
     pub kernel: &'static str,
+    /// Whether the test is about this very file; else the ELF file inside it may stand for it.
+    pub as_packaged: bool,
     /// How it is started.
     pub boot: BootMethod,
     /// Number of vCPUs.
@@ -50,6 +54,7 @@ impl Config {
     pub fn new(plan: &'static str) -> Self {
         Self {
             kernel: files::BZIMAGE_6_1,
+            as_packaged: false,
             boot: BootMethod::Elf,
             vcpus: 1,
             kernel_args: "quiet",
@@ -60,9 +65,14 @@ impl Config {
 
     /// The request that makes it.
     pub fn request(&self, cx: &Context) -> CreateVmRequest {
+        let kernel = if self.as_packaged || self.boot != BootMethod::Elf {
+            cx.file(self.kernel)
+        } else {
+            cx.kernel(self.kernel)
+        };
         CreateVmRequest {
             name: VM.into(),
-            kernel: cx.file(self.kernel),
+            kernel,
             initramfs: cx.file(files::INITRAMFS),
             cmdline: format!("console=ttyS0 {} -- {}", self.kernel_args, self.plan),
             memory_mib: 512,

@@ -296,7 +296,7 @@ fn doctor(cx: &Context) -> TestResult {
         .as_str()
         .unwrap_or_default();
     let expected: &[&str] = match cx.place {
-        Place::Lab => &["debug_exit"],
+        Place::LabAmd | Place::LabIntel => &["debug_exit"],
         // What upstream KVM and one that emulates the kernel do; empty where there is no KVM.
         Place::Host => &["debug_exit", "internal_error", ""],
     };

@@ -1,0 +1,113 @@
+//! Parts of the tests: not every lab has the time for all of them every day.
+
+use crate::context::Place;
+use crate::test::{Needs, Test};
+
+/// A part of the tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// All tests.
+    All,
+    /// All but the tests with Linux guests that `lab-intel` has no time for every day.
+    Everyday,
+    /// The tests about what happens at the same time, for a machine whose CPUs interleave finely.
+    Interleaved,
+}
+
+/// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and
+/// returning once, and what has to do with what the CPU itself does.
+const EVERYDAY: &[&str] = &[
+    "debian_6_12_bzimage_boots_to_user_space",
+    "a_vmlinux_elf_boots_to_user_space",
+    "a_guest_sees_its_2_vcpus",
+    "a_guest_sees_its_8_vcpus",
+    "console_input_reaches_the_guest_and_power_off_is_exit_0",
+    "a_panic_ends_the_guest_with_its_reason",
+    "a_reboot_by_triple_fault_is_named_so",
+    "a_paused_busy_guest_executes_nothing_and_goes_on_afterwards",
+    "probes_planted_before_the_first_instruction_see_the_boot_in_order",
+    "the_boot_self_test_of_6_12_gets_its_int3_with_probes_armed",
+    "every_call_on_4_vcpus_is_a_hit_of_every_kind_of_probe",
+    "each_place_that_makes_no_sense_is_refused_by_its_own_reason",
+    "probes_at_one_place_count_by_themselves_and_outlive_each_other",
+    "switched_off_probes_count_nothing_and_others_everything",
+    "a_batch_of_1000_goes_in_whole_in_one_stop_or_not_at_all",
+    "the_command_line_lists_probes_as_the_kernel_lists_its_own",
+    "a_post_event_has_the_registers_that_the_next_instruction_finds",
+    "what_faults_under_a_probe_faults_in_the_guest_as_ever_and_is_told",
+    "instructions_of_every_kind_run_under_probes_in_6_1",
+    "a_return_has_its_value_its_entry_and_its_time",
+    "calls_beyond_maxactive_are_missed_and_counted",
+    "return_probes_are_removed_and_switched_with_calls_in_flight",
+    "the_guest_s_kprobes_and_ours_count_the_same_calls_on_6_1",
+    "a_debugger_in_the_guest_keeps_every_breakpoint",
+    "a_watched_variable_tells_of_every_write_on_every_vcpu",
+    "a_probe_in_a_module_comes_and_goes_with_the_module_on_6_12",
+    "probes_of_init_text_are_gone_when_it_is_freed_and_write_nothing_afterwards",
+    "a_hit_of_a_jump_costs_no_exit_on_4_vcpus",
+    "the_list_shows_jumps_and_the_knobs_make_breakpoints_of_them_and_back",
+    "what_a_jump_can_t_do_makes_it_a_breakpoint_until_it_goes_away",
+    "a_jump_and_a_breakpoint_tell_the_same_of_the_same_calls",
+    "only_hits_that_meet_a_jump_s_conditions_count_and_the_others_cost_no_exit",
+    "1000_probes_become_jumps_in_one_stop",
+    "records_that_find_a_full_ring_are_counted_to_the_last",
+    "a_lossless_jump_waits_where_the_ring_is_full_and_loses_nothing",
+    "a_guest_that_writes_over_its_rings_harms_only_its_own_events",
+    "calls_jumps_relative_operands_and_ends_of_functions_are_executed_in_detours",
+    "a_return_without_an_exit_has_its_value_its_entry_and_its_time",
+    "the_guest_s_function_tracers_and_our_jumps_count_the_same_calls",
+    "every_function_of_6_1_can_be_a_jump_while_the_guest_works",
+];
+
+/// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.
+const INTERLEAVED: &[&str] = &[
+    "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
+    "jumps_that_stay_count_every_call_of_4_vcpus_while_they_are_made_and_unmade",
+    "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
+    "who_is_led_into_a_region_executes_its_instructions_and_too_often_ends_the_jump",
+    "return_probes_that_are_jumps_are_removed_and_switched_with_calls_in_flight",
+    "the_guest_s_kprobes_and_our_jumps_count_the_same_calls_on_6_12",
+    "the_guest_patches_its_static_keys_while_jumps_count_every_call",
+];
+
+impl Part {
+    /// Whether a test belongs to it, at this place.
+    pub fn has(self, test: &Test, place: Place) -> bool {
+        let is_in = |names: &[&str]| names.contains(&test.name);
+        match self {
+            Self::All => true,
+            Self::Everyday => {
+                place != Place::LabIntel || test.needs != Needs::Linux || is_in(EVERYDAY)
+            }
+            Self::Interleaved => is_in(INTERLEAVED),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_tests_with_linux_guests() {
+        for name in EVERYDAY.iter().chain(INTERLEAVED) {
+            let found = crate::tests().find(|test| test.name == *name);
+            let needs = found.map(|test| test.needs);
+            assert_eq!(needs, Some(Needs::Linux), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_row_is_proved_every_day_in_lab_intel_too() {
+        let proves = |test: &Test, id: &str| test.ids.contains(&id);
+        let is_run = |test: &&Test| {
+            [Part::Everyday, Part::Interleaved]
+                .iter()
+                .any(|part| part.has(test, Place::LabIntel))
+        };
+        for id in crate::tests().flat_map(|test| test.ids) {
+            let found = crate::tests().filter(is_run).any(|test| proves(test, id));
+            assert!(found, "no test of {id}");
+        }
+    }
+}
