@@ -170,6 +170,23 @@ impl GuestRam {
             .map_err(|_| outside)
     }
 
+    /// Writes guest physical memory for the guest: what it could write itself, so all but
+    /// the arena's code.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write), and for code of the arena.
+    pub fn write_as_guest(&self, at: u64, from: &[u8]) -> Result<(), OutsideRam> {
+        let code = self.arena.code;
+        let end = at.saturating_add(from.len() as u64);
+        if at < code.phys + code.len && end > code.phys {
+            return Err(OutsideRam {
+                at,
+                len: from.len(),
+            });
+        }
+        self.write(at, from)
+    }
+
     /// The memory that the guest isn't told about.
     pub(crate) fn arena(&self) -> ArenaMemory {
         self.arena
@@ -259,6 +276,21 @@ mod tests {
             assert!(ram.write(arena.code.phys - 1, &[0; 2]).is_err());
             assert!(ram.write(arena.end() - 1, &[0; 2]).is_err());
         }
+    }
+
+    #[test]
+    fn the_guest_s_own_writes_end_at_the_arena_s_code() {
+        let ram = GuestRam::new(64).unwrap();
+        let Stretch { phys, len } = ram.arena().code;
+        for at in [phys - 1, phys, phys + len - 1] {
+            assert!(ram.write_as_guest(at, &[1; 2]).is_err(), "{at:#x}");
+        }
+        let mut byte = [0];
+        ram.read(phys + len, &mut byte).unwrap();
+        assert_eq!(byte, [0], "a refused write changed memory");
+        ram.write_as_guest(phys + len, &[1; 8]).unwrap();
+        ram.write_as_guest(0x1000, &[1; 8]).unwrap();
+        assert!(ram.write_as_guest(u64::MAX, &[1; 8]).is_err());
     }
 
     #[test]

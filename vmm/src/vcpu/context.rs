@@ -1,8 +1,6 @@
 //! A stopped vCPU as a trap handler sees it.
 
-use std::ops::Range;
-
-use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
 
@@ -10,21 +8,17 @@ use crate::{
     ram::GuestRam,
     trap::INT3_LEN,
     vcpu::{
-        deliver::{self, VirtMemory},
+        deliver,
+        events::{self, PendingEvents},
         msr,
+        paging::KernelMemory,
     },
 };
 
-/// `KVM_X86_SHADOW_INT_STI` of arch/x86/include/uapi/asm/kvm.h.
-const SHADOW_STI: u8 = 2;
-/// `KVM_VCPUEVENT_VALID_SHADOW` of the same.
-const VALID_SHADOW: u32 = 4;
 /// Vector of the breakpoint exception.
 const BREAKPOINT: u8 = 3;
 /// Vector of the page fault exception.
 const PAGE_FAULT: u8 = 14;
-/// Bytes of a page.
-const PAGE: u64 = 0x1000;
 /// B0 to B3 of DR6, and all that an exception sets: those, BD, BS and BT.
 const DR6_MATCHES: u64 = 0xf;
 const DR6_SET: u64 = DR6_MATCHES | 1 << 13 | 1 << 14 | 1 << 15;
@@ -150,16 +144,27 @@ impl VcpuContext<'_> {
     /// # Errors
     /// When KVM refuses.
     pub fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuAccessError> {
-        let shadow = if on { SHADOW_STI } else { 0 };
+        let shadow = events::shadow(on);
         if self.shadow == Some(shadow) {
             return Ok(());
         }
         let mut events = self.events()?;
-        events.interrupt.shadow = shadow;
-        events.flags |= VALID_SHADOW;
+        events.set_shadow(shadow);
         self.set_events(&events)?;
         self.shadow = Some(shadow);
         Ok(())
+    }
+
+    /// Whether interrupts are held back until the next instruction is done.
+    ///
+    /// # Errors
+    /// When KVM refuses.
+    pub fn interrupt_shadow(&self) -> Result<bool, VcpuAccessError> {
+        let shadow = match self.shadow {
+            Some(shadow) => shadow,
+            None => self.events()?.shadow(),
+        };
+        Ok(shadow != events::shadow(false))
     }
 
     /// Injects a page fault at RIP.
@@ -174,10 +179,7 @@ impl VcpuContext<'_> {
             .set_sregs(&sregs)
             .map_err(|e| self.refused("set the control registers", &e))?;
         let mut events = self.events()?;
-        events.exception.injected = 1;
-        events.exception.nr = PAGE_FAULT;
-        events.exception.has_error_code = 1;
-        events.exception.error_code = error_code;
+        events.inject(PAGE_FAULT, Some(error_code));
         self.set_events(&events)
     }
 
@@ -185,10 +187,13 @@ impl VcpuContext<'_> {
     /// when that must be left to KVM.
     pub(super) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuAccessError> {
         let mut sregs = self.sregs()?;
-        let memory = Mapped { fd: self.fd, ram };
+        let memory = KernelMemory::new(ram, &sregs);
         let Some(after) = deliver::breakpoint(&self.registers, &sregs, &memory) else {
             return Ok(false);
         };
+        // The int3 is done. Left as it is with interrupts off, a shadow is a state that a
+        // processor doesn't enter the guest with (SDM vol. 3, 26.3.1.5).
+        self.set_interrupt_shadow(false)?;
         if let Some((code, stack)) = after.segments {
             (sregs.cs, sregs.ss) = (code, stack);
             self.fd
@@ -204,10 +209,7 @@ impl VcpuContext<'_> {
     pub(super) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuAccessError> {
         self.registers_mut().rip += INT3_LEN;
         let mut events = self.events()?;
-        events.exception.injected = 1;
-        events.exception.nr = BREAKPOINT;
-        events.exception.has_error_code = 0;
-        events.exception.error_code = 0;
+        events.inject(BREAKPOINT, None);
         self.set_events(&events)
     }
 
@@ -227,10 +229,7 @@ impl VcpuContext<'_> {
     /// Makes the vCPU wait for an interrupt, as after `hlt`.
     pub(super) fn halt(&mut self) -> Result<(), VcpuAccessError> {
         // An interrupt shadow, as after `sti; hlt`, ends with the instruction.
-        let mut events = self.events()?;
-        events.interrupt.shadow = 0;
-        events.flags |= VALID_SHADOW;
-        self.set_events(&events)?;
+        self.set_interrupt_shadow(false)?;
         self.fd
             .set_mp_state(kvm_mp_state {
                 mp_state: KVM_MP_STATE_HALTED,
@@ -244,15 +243,13 @@ impl VcpuContext<'_> {
             .map_err(|e| self.refused("read the control registers", &e))
     }
 
-    fn events(&self) -> Result<kvm_vcpu_events, VcpuAccessError> {
-        self.fd
-            .get_vcpu_events()
-            .map_err(|e| self.refused("read the pending events", &e))
+    fn events(&self) -> Result<PendingEvents, VcpuAccessError> {
+        PendingEvents::read(self.fd).map_err(|e| self.refused("read the pending events", &e))
     }
 
-    fn set_events(&self, events: &kvm_vcpu_events) -> Result<(), VcpuAccessError> {
-        self.fd
-            .set_vcpu_events(events)
+    fn set_events(&self, events: &PendingEvents) -> Result<(), VcpuAccessError> {
+        events
+            .write(self.fd)
             .map_err(|e| self.refused("set the pending events", &e))
     }
 
@@ -262,51 +259,5 @@ impl VcpuContext<'_> {
             what,
             cause: cause.to_string(),
         }
-    }
-}
-
-/// The vCPU's virtual memory, its page tables walked by KVM.
-struct Mapped<'a> {
-    fd: &'a VcpuFd,
-    ram: &'a GuestRam,
-}
-
-impl Mapped<'_> {
-    /// Splits an access at page borders.
-    fn pieces(
-        &self,
-        at: u64,
-        len: usize,
-        mut each: impl FnMut(u64, Range<usize>) -> Option<()>,
-    ) -> Option<()> {
-        let mut done = 0;
-        while done < len {
-            let virt = at.checked_add(done as u64)?;
-            let place = self
-                .fd
-                .translate_gva(virt)
-                .ok()
-                .filter(|place| place.valid != 0)?;
-            let in_page = (PAGE - virt % PAGE) as usize;
-            let end = len.min(done + in_page);
-            each(place.physical_address, done..end)?;
-            done = end;
-        }
-        Some(())
-    }
-}
-
-impl VirtMemory for Mapped<'_> {
-    fn read(&self, at: u64, into: &mut [u8]) -> Option<()> {
-        let len = into.len();
-        self.pieces(at, len, |phys, piece| {
-            self.ram.read(phys, &mut into[piece]).ok()
-        })
-    }
-
-    fn write(&self, at: u64, from: &[u8]) -> Option<()> {
-        self.pieces(at, from.len(), |phys, piece| {
-            self.ram.write(phys, &from[piece]).ok()
-        })
     }
 }

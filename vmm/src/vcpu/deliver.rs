@@ -35,11 +35,11 @@ const TSS_RSP0: u64 = 4;
 /// Offset of the first interrupt stack pointer in the TSS (SDM vol. 3, 7.7).
 const TSS_IST1: u64 = 0x24;
 
-/// Guest memory by virtual address.
+/// Guest memory by virtual address, as the processor uses it for the kernel.
 pub(super) trait VirtMemory {
-    /// None where the address isn't mapped.
+    /// None where that can't be read.
     fn read(&self, at: u64, into: &mut [u8]) -> Option<()>;
-    /// None where the address isn't mapped; something may have been written.
+    /// None where that can't be written.
     fn write(&self, at: u64, from: &[u8]) -> Option<()>;
 }
 
@@ -53,8 +53,9 @@ pub(super) struct Delivered {
 
 /// Delivers the breakpoint exception of an int3 at RIP, as the processor does
 /// from kernel or user mode to kernel mode (SDM vol. 3, 6.14): the registers
-/// after it. None in any other case; the guest is then as it was but for memory
-/// below the stack pointer.
+/// after it, when it holds back no interrupts any more. None in any other case, such as a
+/// stack that can't be written: the processor raises what is due then. The guest is as it was but
+/// for memory below the stack pointer.
 pub(super) fn breakpoint(
     regs: &kvm_regs,
     sregs: &kvm_sregs,

@@ -3,8 +3,10 @@
 mod context;
 mod debug;
 mod deliver;
+mod events;
 pub(crate) mod kick;
 mod msr;
+mod paging;
 mod run;
 mod step_timer;
 

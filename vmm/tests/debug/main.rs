@@ -1,4 +1,4 @@
-//! The monitor's debugging of guests: steps and watchpoints, in tiny guests on
+//! The monitor's debugging of guests: int3s, steps and watchpoints, in tiny guests on
 //! this machine's KVM. A part is skipped only where the doctor finds that this
 //! KVM lacks what it needs; all of it runs in the lab.
 #![allow(
@@ -9,6 +9,7 @@
     clippy::redundant_closure_for_method_calls
 )]
 
+mod own_int3;
 mod report;
 mod steps;
 mod tiny;

@@ -102,6 +102,14 @@ impl Tiny {
         });
     }
 
+    /// Makes what [`map_arena`](Self::map_arena) has mapped read-only.
+    pub fn protect_arena(&self) {
+        let arena = self.vm.arena();
+        // Present, accessed, dirty, a 2 MiB page.
+        let entry = arena.code.phys | 0xe1;
+        self.vm.stopped(|guest| put(guest, arena.tables, entry));
+    }
+
     /// Puts code into the arena.
     pub fn slot(
         &self,
@@ -117,11 +125,16 @@ impl Tiny {
         at
     }
 
-    /// Sets gates for exceptions, and [`IDT_REGISTER`].
+    /// Sets interrupt gates for exceptions, and [`IDT_REGISTER`].
     pub fn gates(&self, gates: &[(u64, u64)]) {
+        self.gates_of(0x8e, gates);
+    }
+
+    /// The same with gates of another kind: P, DPL and type (SDM vol. 3, 6.11).
+    pub fn gates_of(&self, kind: u64, gates: &[(u64, u64)]) {
         self.vm.stopped(|guest| {
             for &(vector, handler) in gates {
-                let low = handler & 0xffff | CODE_SELECTOR << 16 | 0x8e00 << 32;
+                let low = handler & 0xffff | CODE_SELECTOR << 16 | kind << 40;
                 put(guest, IDT + vector * 16, low | handler >> 16 << 48);
                 put(guest, IDT + vector * 16 + 8, handler >> 32);
             }
