@@ -20,6 +20,16 @@ pub trait GuestMemory {
     /// # Errors
     /// Part of the range is no memory, or can't be written.
     fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError>;
+
+    /// As [`Self::write`], for the guest: what it could write itself. Where an address of such a
+    /// write is the guest's choice, this keeps it from memory that is only the host's to write, as the
+    /// arena's code.
+    ///
+    /// # Errors
+    /// As said, and where the guest can't write.
+    fn write_as_guest(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        self.write(at, from)
+    }
 }
 
 /// An access to what isn't guest memory.
@@ -64,6 +74,7 @@ pub trait StoppedGuest {
 
 /// A guest for tests, with no monitor.
 pub mod testing {
+    use std::ops::Range;
     use std::sync::{Mutex, PoisonError};
 
     use super::{
@@ -87,7 +98,7 @@ pub mod testing {
         /// A guest with one vCPU.
         pub fn new(memory: &'a TestMemory) -> Self {
             let len = memory
-                .0
+                .bytes
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .len();
@@ -144,12 +155,27 @@ pub mod testing {
 
     /// A stretch of zeroed guest memory from physical address 0.
     #[derive(Debug)]
-    pub struct TestMemory(Mutex<Vec<u8>>);
+    pub struct TestMemory {
+        bytes: Mutex<Vec<u8>>,
+        /// What the guest can't write.
+        protected: Mutex<Range<u64>>,
+    }
 
     impl TestMemory {
         /// Memory of `len` bytes.
         pub fn new(len: usize) -> Self {
-            Self(Mutex::new(vec![0; len]))
+            Self {
+                bytes: Mutex::new(vec![0; len]),
+                protected: Mutex::default(),
+            }
+        }
+
+        /// Keeps a range of physical addresses from the guest's writes, and no other.
+        pub fn protect(&self, range: Range<u64>) {
+            *self
+                .protected
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = range;
         }
 
         /// Runs `access` on the bytes of a range, if it is inside memory.
@@ -159,7 +185,7 @@ pub mod testing {
             len: usize,
             access: impl FnOnce(&mut [u8]) -> R,
         ) -> Result<R, MemoryError> {
-            let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
             usize::try_from(at.0)
                 .ok()
                 .and_then(|start| bytes.get_mut(start..start.checked_add(len)?))
@@ -175,6 +201,20 @@ pub mod testing {
 
         fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
             self.with(at, from.len(), |bytes| bytes.copy_from_slice(from))
+        }
+
+        fn write_as_guest(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+            let len = from.len();
+            let end = at.0.saturating_add(len as u64);
+            let protected = self
+                .protected
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
+            if at.0 < protected.end && end > protected.start {
+                return Err(MemoryError { at, len });
+            }
+            self.write(at, from)
         }
     }
 }

@@ -29,6 +29,8 @@ const LARGE_PAT: u64 = 1 << 12;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 const PAGE: u64 = 1 << 12;
+/// The kernel's half of the addresses (`Documentation/arch/x86/x86_64/mm.rst`).
+const UPPER_HALF: GuestVirtAddr = GuestVirtAddr(1 << 63);
 
 /// How the guest translates addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,7 +301,13 @@ pub enum FaultCause {
     /// It has no translation.
     #[error(transparent)]
     Walk(#[from] WalkError),
-    /// Its translation is outside guest memory.
+    /// Its page is read-only.
+    #[error("the page of {at} is read-only")]
+    ReadOnly {
+        /// The address.
+        at: GuestVirtAddr,
+    },
+    /// Its translation is outside guest memory, or in memory that the guest can't write.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -314,11 +322,32 @@ pub fn read_virt(
     at: GuestVirtAddr,
     into: &mut [u8],
 ) -> Result<(), VirtFault> {
+    read_virt_or(memory, tables, None, at, into)
+}
+
+/// The same, with addresses of the kernel's that `tables` don't map looked up by the kernel's own top
+/// table. A vCPU in user mode may have tables with next to nothing of the kernel in them
+/// (`Documentation/arch/x86/pti.rst`).
+///
+/// # Errors
+/// As for [`read_virt`].
+pub fn read_virt_or(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    kernel: Option<GuestPhysAddr>,
+    at: GuestVirtAddr,
+    into: &mut [u8],
+) -> Result<(), VirtFault> {
     let mut done = 0;
     while done < into.len() {
         let (here, len) = piece(at, done, into.len())?;
         let target = &mut into[done..done + len];
+        let kernel = kernel.filter(|_| here >= UPPER_HALF);
         walk(memory, tables, here)
+            .or_else(|fault| match kernel {
+                Some(root) => walk(memory, PageTables { root, ..tables }, here),
+                None => Err(fault),
+            })
             .map_err(FaultCause::from)
             .and_then(|page| Ok(memory.read(page.phys, target)?))
             .map_err(|cause| VirtFault {
@@ -331,12 +360,12 @@ pub fn read_virt(
     Ok(())
 }
 
-/// Writes a range of virtual addresses, whatever pages it lies in, read-only ones too: kernel
-/// text is mapped read-only.
+/// Writes a range of virtual addresses for the guest: what it could write itself, so no page that
+/// its tables have read-only.
 ///
 /// # Errors
 /// The first address that can't be written. Nothing is written if any part of the range has no
-/// translation, so that a patch isn't left half done.
+/// translation or is read-only.
 pub fn write_virt(
     memory: &(impl GuestMemory + ?Sized),
     tables: PageTables,
@@ -346,19 +375,18 @@ pub fn write_virt(
     let mut checked = 0;
     while checked < from.len() {
         let (here, len) = piece(at, checked, from.len())?;
-        walk(memory, tables, here).map_err(|e| VirtFault {
+        writable(memory, tables, here).map_err(|cause| VirtFault {
             at: here,
             done: 0,
-            cause: e.into(),
+            cause,
         })?;
         checked += len;
     }
     let mut done = 0;
     while done < from.len() {
         let (here, len) = piece(at, done, from.len())?;
-        walk(memory, tables, here)
-            .map_err(FaultCause::from)
-            .and_then(|page| Ok(memory.write(page.phys, &from[done..done + len])?))
+        writable(memory, tables, here)
+            .and_then(|phys| Ok(memory.write_as_guest(phys, &from[done..done + len])?))
             .map_err(|cause| VirtFault {
                 at: here,
                 done,
@@ -367,6 +395,20 @@ pub fn write_virt(
         done += len;
     }
     Ok(())
+}
+
+/// Where a page is that the guest's kernel can write.
+pub(crate) fn writable(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    at: GuestVirtAddr,
+) -> Result<GuestPhysAddr, FaultCause> {
+    let page = walk(memory, tables, at)?;
+    if page.writable {
+        Ok(page.phys)
+    } else {
+        Err(FaultCause::ReadOnly { at })
+    }
 }
 
 /// The part of a range of `len` bytes at `at` that begins after `done` bytes and ends with the

@@ -22,6 +22,13 @@ impl GuestMemory for Ram<'_> {
             len: from.len(),
         })
     }
+
+    fn write_as_guest(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        self.0.write_as_guest(at.0, from).map_err(|_| MemoryError {
+            at,
+            len: from.len(),
+        })
+    }
 }
 
 /// A guest that stands still, for the engine.

@@ -165,7 +165,8 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes an operand, or nothing of it.
+    /// Writes an operand, or nothing of it; not where the guest can't write at all, whatever its
+    /// page tables say.
     pub(crate) fn store(&self, span: Span, value: u64) -> Result<(), Trouble> {
         let bytes = value.to_le_bytes();
         if span.split < span.len {
@@ -177,19 +178,19 @@ impl<'a> View<'a> {
                 .read(span.first, old)
                 .map_err(|_| Trouble::Step)?;
             self.memory
-                .write(span.first, &bytes[..span.split])
+                .write_as_guest(span.first, &bytes[..span.split])
                 .map_err(|_| Trouble::Step)?;
             return self
                 .memory
-                .write(span.second, &bytes[span.split..span.len])
+                .write_as_guest(span.second, &bytes[span.split..span.len])
                 .map_err(|_| {
                     // The CPU will do the whole instruction: leave it what it expects.
-                    let _undone = self.memory.write(span.first, old);
+                    let _undone = self.memory.write_as_guest(span.first, old);
                     Trouble::Step
                 });
         }
         self.memory
-            .write(span.first, &bytes[..span.len])
+            .write_as_guest(span.first, &bytes[..span.len])
             .map_err(|_| Trouble::Step)
     }
 }

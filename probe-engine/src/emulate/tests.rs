@@ -238,3 +238,19 @@ fn forms_that_differ_between_cpus_or_lock_the_bus_are_not_emulated() {
         assert_eq!(once(code, &memory, &mut vcpu), None, "{code:x?}");
     }
 }
+
+#[test]
+fn a_store_to_memory_that_is_only_the_hosts_to_write_is_left_to_the_cpu() {
+    // The guest's own tables let it.
+    let (memory, mut vcpu) = guest(&[0x8000 | PAGE | WRITABLE, 0x9000 | PAGE | WRITABLE]);
+    memory.protect(0x9000..0xa000);
+    vcpu.registers.rax = u64::MAX;
+    for (insn, at) in [(STORE, 0x1000), (STORE, 0xffc), (ADD, 0x1ff8)] {
+        vcpu.registers.rbx = at;
+        let before = vcpu.registers;
+        let outcome = once(insn, &memory, &mut vcpu);
+        assert_eq!(outcome, Some(Outcome::Step), "{at:#x}");
+        assert_eq!(vcpu.registers, before);
+    }
+    assert_eq!([0x8ff8, 0x9000, 0x9ff8].map(|at| word(&memory, at)), [0; 3]);
+}

@@ -242,7 +242,7 @@ impl Body for ModuleBody<'_> {
                 Some(Ok(bytes))
             }
             Err(FaultCause::Memory(error)) => Some(Err(error)),
-            Err(FaultCause::Walk(_)) => None,
+            Err(FaultCause::Walk(_) | FaultCause::ReadOnly { .. }) => None,
         }
     }
 

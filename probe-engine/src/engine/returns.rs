@@ -331,7 +331,11 @@ fn put_back(
 
 /// A word of the stack, translated.
 #[derive(Debug, Clone, Copy)]
-struct Word(GuestPhysAddr);
+struct Word {
+    at: GuestPhysAddr,
+    /// By the guest's page tables: where its stack is, is the guest's choice.
+    writable: bool,
+}
 
 impl Word {
     /// None where nothing is mapped, and for a word that isn't aligned, as no return
@@ -339,17 +343,21 @@ impl Word {
     fn at(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<Self> {
         let aligned = at.is_multiple_of(WORD);
         let page = aligned.then(|| paging::walk(memory, tables, GuestVirtAddr(at)))?;
-        Some(Self(page.ok()?.phys))
+        let page = page.ok()?;
+        Some(Self {
+            at: page.phys,
+            writable: page.writable,
+        })
     }
 
     fn read(self, memory: &dyn GuestMemory) -> Option<u64> {
         let mut word = [0; WORD as usize];
-        memory.read(self.0, &mut word).ok()?;
+        memory.read(self.at, &mut word).ok()?;
         Some(u64::from_le_bytes(word))
     }
 
     fn write(self, memory: &dyn GuestMemory, word: u64) -> bool {
-        memory.write(self.0, &word.to_le_bytes()).is_ok()
+        self.writable && memory.write_as_guest(self.at, &word.to_le_bytes()).is_ok()
     }
 }
 
@@ -357,7 +365,7 @@ pub(super) fn read_word(memory: &dyn GuestMemory, tables: PageTables, at: u64) -
     Word::at(memory, tables, at)?.read(memory)
 }
 
-/// Nothing is written where nothing is mapped.
+/// Nothing is written where nothing is mapped, or the guest can't write.
 pub(super) fn write_word(memory: &dyn GuestMemory, tables: PageTables, at: u64, word: u64) {
     if let Some(place) = Word::at(memory, tables, at) {
         place.write(memory, word);

@@ -217,9 +217,13 @@ fn two_pages() -> (TestMemory, PageTables, GuestVirtAddr) {
         &memory,
         PagingMode::FourLevel,
         0x1000,
-        &[RWU, RWU, RWU, PRESENT | 0x9000],
+        &[RWU, RWU, RWU, PRESENT | WRITABLE | 0x9000],
     );
-    put(&memory, ROOT + 3 * PAGE + 2 * 8, PRESENT | 0x6000);
+    put(
+        &memory,
+        ROOT + 3 * PAGE + 2 * 8,
+        PRESENT | WRITABLE | 0x6000,
+    );
     (memory, tables(PagingMode::FourLevel), GuestVirtAddr(0x1000))
 }
 
@@ -268,6 +272,58 @@ fn a_write_that_cannot_be_finished_changes_nothing() {
     let mut bytes = [1; 4];
     read_virt(&memory, tables, at, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 4]);
+}
+
+#[test]
+fn what_user_modes_tables_lack_of_the_kernel_is_read_by_the_kernels() {
+    const AT: u64 = 0xffff_8000_0000_1000;
+    let memory = TestMemory::new(MEMORY);
+    // The top tables: the kernel's, and user mode's with the second of two pages only.
+    let (kernel, user) = (ROOT, 0xa000);
+    let plain = [RWU, RWU, RWU, PRESENT | 0x9000];
+    map(&memory, PagingMode::FourLevel, AT, &plain);
+    map(&memory, PagingMode::FourLevel, 0x1000, &plain);
+    for (table, next) in [(user, 0xb000), (0xb000, 0xc000), (0xc000, 0xd000)] {
+        let index = if table == user { 0x100 } else { 0 };
+        put(&memory, table + index * 8, next | RWU);
+    }
+    put(&memory, 0xd000 + 2 * 8, PRESENT | 0x6000);
+    memory.write(GuestPhysAddr(0x9ffe), &[1, 2]).unwrap();
+    memory.write(GuestPhysAddr(0x6000), &[3, 4]).unwrap();
+    let tables = PageTables {
+        root: GuestPhysAddr(user),
+        ..tables(PagingMode::FourLevel)
+    };
+    let read = |kernel: Option<u64>, at: u64| {
+        let mut into = [0; 4];
+        let kernel = kernel.map(GuestPhysAddr);
+        let end = read_virt_or(&memory, tables, kernel, (at + PAGE - 2).into(), &mut into);
+        (end.map_err(|fault| fault.done), into)
+    };
+    assert_eq!(read(None, AT), (Err(0), [0; 4]));
+    assert_eq!(read(Some(kernel), AT), (Ok(()), [1, 2, 3, 4]));
+    assert_eq!(read(Some(kernel), 0x1000), (Err(0), [0; 4]), "a user's");
+}
+
+#[test]
+fn a_write_goes_neither_to_a_read_only_page_nor_to_memory_of_the_hosts() {
+    for protected in [false, true] {
+        let (memory, tables, start) = two_pages();
+        let at = start.wrapping_add(PAGE - 2);
+        if protected {
+            memory.protect(0x6000..0x6008);
+        } else {
+            put(&memory, ROOT + 3 * PAGE + 2 * 8, PRESENT | 0x6000);
+        }
+        let fault = write_virt(&memory, tables, at, &[1; 4]).unwrap_err();
+        let second = start.wrapping_add(PAGE);
+        assert_eq!(fault.at, second);
+        let read_only = matches!(fault.cause, FaultCause::ReadOnly { at } if at == second);
+        assert_eq!(read_only, !protected);
+        let mut bytes = [9; 2];
+        read_virt(&memory, tables, second, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 2]);
+    }
 }
 
 #[test]

@@ -272,3 +272,14 @@ fn return_probes_need_an_entry_and_executable_memory() {
     let message = Fixture::new().refusal("plain%return").to_string();
     assert!(message.contains("executable memory"), "{message}");
 }
+
+#[test]
+fn a_return_address_in_memory_that_the_guest_could_not_write_is_left_as_it_is() {
+    let f = Fixture::with_arena();
+    let id = f.probe("plain%return").id;
+    f.memory.protect(STACK..STACK + 8);
+    call(&f, PLAIN, STACK);
+    assert_eq!(f.word(STACK), CALLER);
+    assert_eq!((f.info(id).hits, f.info(id).missed), (0, 1));
+    assert!(!f.engine.returns().any());
+}

@@ -170,3 +170,16 @@ fn a_step_in_the_copy_that_ends_elsewhere_has_not_done_its_instruction() {
     assert_eq!(vcpu.registers.rip, handler(6) + 1);
     assert_eq!(f.details(), [(id, Detail::Pre)]);
 }
+
+#[test]
+fn a_handlers_frame_that_the_guest_could_not_write_is_left_as_it_is() {
+    let f = Fixture::with_arena();
+    f.probe("copied+0x5%both");
+    let (mut vcpu, copy) = stepping(&f);
+    raise(&f, &mut vcpu, 13, Some(0), copy);
+    let rsp = vcpu.registers.rsp;
+    f.memory.protect(rsp..STACK);
+    f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Handler);
+    assert_eq!(f.word(rsp + 8), copy);
+    assert_eq!(f.word(rsp + 24) & TF, TF);
+}
