@@ -38,6 +38,9 @@ pub struct InDetour {
     pub at: GuestVirtAddr,
     /// How many bytes the address is from the start of its code; 0 also for the jump to it.
     pub offset: u32,
+    /// The instruction of the guest's that is executed there, or where the way goes on behind the last
+    /// one; `None` in code of ours.
+    pub original: Option<GuestVirtAddr>,
 }
 
 #[derive(Debug)]
@@ -206,10 +209,14 @@ impl Detours {
         let occupant = self.occupants.get(number as usize)?.as_ref()?;
         let offset = rip.offset_from(occupant.detour.at);
         let inside = offset.filter(|offset| *offset < occupant.detour.code.len() as u64);
+        let original = |offset| occupant.detour.original(offset as u32);
         Some(InDetour {
             number,
             at: occupant.at,
             offset: inside.unwrap_or(0) as u32,
+            original: inside
+                .and_then(original)
+                .map(|by| occupant.at.wrapping_add(by.into())),
         })
     }
 

@@ -12,8 +12,8 @@ use crate::relocate;
 /// copy.
 pub(super) type Mark = (u8, usize);
 
-/// Writes the copies and the jump to what is behind the region. `first` becomes the label of the
-/// probed instruction's copy.
+/// Writes the copies and the jump to what is behind the region, whose mark is the last. `first` becomes
+/// the label of the probed instruction's copy.
 pub(super) fn write(
     a: &mut CodeAssembler,
     region: &Region,
@@ -36,6 +36,10 @@ pub(super) fn write(
         copy(a, region, &code, bytes)?;
         falls_through = !never_falls_through(&code.insn) && !is_call(&code.insn);
     }
+    let behind = region.next().offset_from(region.start);
+    let behind = behind.and_then(|len| u8::try_from(len).ok());
+    let behind = behind.ok_or(DetourError::Region { at: region.start })?;
+    marks.push((behind, a.instructions().len()));
     if falls_through {
         jump(a, region.next().0)?;
     }

@@ -81,10 +81,10 @@ pub fn generate(
         });
     }
     let offsets = &encoded.inner.new_instruction_offsets;
-    let copies = marks
-        .into_iter()
-        .filter_map(|(offset, mark)| Some((offset, *offsets.get(mark)?)))
-        .collect();
+    let end = encoded.inner.code_buffer.len() as u32;
+    let copied = |(offset, mark)| (offset, offsets.get(mark).copied().unwrap_or(end));
+    let mut copies: Vec<_> = marks.into_iter().map(copied).collect();
+    let behind = copies.pop().unwrap_or((0, end));
     let full = match trap {
         Some(labels) => {
             let offset = |label| {
@@ -102,6 +102,7 @@ pub fn generate(
         at,
         code: encoded.inner.code_buffer,
         copies,
+        behind,
         full,
     })
 }

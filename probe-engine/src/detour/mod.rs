@@ -145,9 +145,25 @@ pub struct Detour {
     pub code: Vec<u8>,
     /// Where in `code` the instruction is that begins at that byte of the region: (region, code).
     pub copies: Vec<(u8, u32)>,
+    /// The same of what is behind the last of them: the jump to what is behind the region, if it is ever
+    /// come to, else something of ours.
+    pub behind: (u8, u32),
     /// Where in `code` the int3 is that a lossless detour comes to with the ring full. With RIP one
     /// byte further it tries again; with RIP at `gives_up` it counts the record as lost and goes on.
     pub full: Option<Full>,
+}
+
+impl Detour {
+    /// How far from the region's start the instruction is that is executed at `offset` of the code, or
+    /// the one behind the region where the way goes there. `None` for code of ours.
+    pub fn original(&self, offset: u32) -> Option<u8> {
+        let (region, end) = self.behind;
+        if offset >= end {
+            return (offset == end).then_some(region);
+        }
+        let began = self.copies.iter().rev().find(|(_, at)| *at <= offset);
+        began.map(|(region, _)| *region)
+    }
 }
 
 /// See [`Detour::full`].

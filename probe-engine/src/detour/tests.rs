@@ -102,6 +102,12 @@ fn a_count_at_an_entry_is_one_instruction_and_an_address() {
 ";
     assert_eq!(listing(&detour), expected);
     assert_eq!(detour.copies, [(0, 14), (2, 16)]);
+    assert_eq!(detour.behind, (5, 19));
+    let originals: Vec<_> = (0..24).map(|at| detour.original(at)).collect();
+    let mut expected = vec![None; 14];
+    expected.extend([Some(0), Some(0), Some(2), Some(2), Some(2), Some(5)]);
+    expected.extend([None; 4]);
+    assert_eq!(originals, expected);
 }
 
 #[test]

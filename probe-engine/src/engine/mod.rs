@@ -22,6 +22,7 @@ mod loaded;
 mod merge;
 mod milestones;
 mod optimizer;
+mod original;
 mod placement;
 mod record;
 mod registry;
@@ -189,8 +190,8 @@ impl Engine {
         self.table().has_int3() || self.returns().any()
     }
 
-    /// The kernel's own page tables.
-    fn kernel_root(&self) -> Option<GuestPhysAddr> {
+    /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
+    pub fn kernel_root(&self) -> Option<GuestPhysAddr> {
         let symbol = self.kernel.symbols.by_name(KERNEL_PAGE_TABLE).next()?;
         let table = self.table();
         let (phys, _) = table.image.as_ref()?.to_phys(symbol.address)?;

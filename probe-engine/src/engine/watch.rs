@@ -110,16 +110,19 @@ impl Engine {
     ) -> Action {
         let table = self.table();
         let (id, tsc, mut registers) = (vcpu.id(), vcpu.tsc(), *vcpu.registers());
-        // A copy of a probed instruction may have done it.
-        if let Some(site) = self.copied_before(GuestVirtAddr(registers.rip)) {
-            registers.rip = site.next().0;
-        }
+        // A copy of an instruction in the arena may have done it, or code of ours there, which is none
+        // of the guest's accesses.
+        let went_on = self.went_on(GuestVirtAddr(registers.rip));
+        registers.rip = went_on.map_or(registers.rip, |rip| rip.0);
         for (number, (_, probes)) in table.watched.iter().enumerate() {
             if dr6 & 1 << number == 0 {
                 continue;
             }
             for probe in probes {
                 probe.exit();
+                if went_on.is_none() {
+                    continue;
+                }
                 probe.hit();
                 self.merger.event(&Event {
                     probe: probe.id,

@@ -32,7 +32,8 @@ fn detour(number: u32, at: GuestVirtAddr, more: &[u8]) -> Detour {
     Detour {
         at,
         code,
-        copies: vec![],
+        copies: vec![(0, 8), (3, 20)],
+        behind: (7, 30),
         full: None,
     }
 }
@@ -106,13 +107,24 @@ fn an_address_tells_its_detour() {
     let (guest, mut arena) = guest_with_detours();
     let placed = place(&guest, &mut arena, IMAGE, &[1; 20]).unwrap();
     let at = |by: u64| arena.detour_at(placed.target.wrapping_add(by));
-    let inside = |offset| InDetour {
+    let inside = |offset, original: Option<u64>| InDetour {
         number: placed.number,
         at: GuestVirtAddr(IMAGE),
         offset,
+        original: original.map(|by| GuestVirtAddr(IMAGE + by)),
     };
-    assert_eq!(at(0), Some(inside(0)));
-    assert_eq!(at(31), Some(inside(31)));
+    for (offset, original) in [
+        (0, None),
+        (7, None),
+        (8, Some(0)),
+        (19, Some(0)),
+        (20, Some(3)),
+        (29, Some(3)),
+        (30, Some(7)),
+        (31, None),
+    ] {
+        assert_eq!(at(offset.into()), Some(inside(offset, original)));
+    }
     assert_eq!((at(32), at(u64::MAX)), (None, None));
     assert_eq!(arena.slot_at(placed.target), None);
 }

@@ -1,6 +1,6 @@
 //! Watched data.
 
-use super::fixture::{Fixture, TEXT, vcpu_at};
+use super::fixture::{Fixture, PHYS, TEXT, vcpu_at};
 use crate::engine::{Action, Watchpoint};
 use crate::error::ChangeError;
 use crate::event::Detail;
@@ -126,4 +126,32 @@ fn an_access_by_a_copy_is_one_by_its_original() {
     f.engine.on_watchpoint(&*f.memory, &mut vcpu, 1);
     assert_eq!(f.events()[1].registers.rip, TEXT + 0x2ce);
     assert_eq!(vcpu.registers.rip, rip, "the way back is still to go");
+}
+
+#[test]
+fn an_access_in_a_detour_is_one_by_the_original_and_one_by_the_detour_itself_is_none() {
+    let f = Fixture::with_jumps(|_| {});
+    let probes = f.register(&["table/8", "framed"]).unwrap();
+    assert_eq!(f.optimize(), 1);
+    let by: [u8; 4] = f.bytes_at(PHYS + 0x341, 4).try_into().unwrap();
+    let by = i64::from(i32::from_le_bytes(by)).cast_unsigned();
+    let detour = (TEXT + 0x345).wrapping_add(by);
+    // push %rbp; mov %rsp,%rbp; push %rbx, and the way back.
+    let mut copies = detour;
+    while f.wide_bytes(copies.into(), 5) != [0x55, 0x48, 0x89, 0xe5, 0x53] {
+        copies += 1;
+    }
+    let mut vcpu = vcpu_at(0);
+    let mut access = |rip| {
+        vcpu.registers.rip = rip;
+        f.engine.on_watchpoint(&*f.memory, &mut vcpu, 1);
+        f.events().last().map(|event| event.registers.rip)
+    };
+    for rip in [detour + 1, copies] {
+        assert_eq!(access(rip), None, "at {:#x}", rip - detour);
+    }
+    for (after, original) in [(1, 0x341), (4, 0x344), (5, 0x345)] {
+        assert_eq!(access(copies + after), Some(TEXT + original));
+    }
+    assert_eq!(f.hit_count(probes[0].id), 3);
 }
