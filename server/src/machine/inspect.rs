@@ -20,14 +20,17 @@ impl Machine {
         })
     }
 
-    /// Guest memory at a virtual address, up to the first page that isn't mapped. Blocks.
+    /// Guest memory at a virtual address, up to the first page that is mapped neither for the vCPU nor,
+    /// of the kernel's addresses, for the kernel. Blocks.
     pub fn read_memory(&self, vcpu: u32, address: u64, length: u32) -> Result<Vec<u8>, Status> {
         self.check_vcpu(vcpu)?;
         self.stopped(|stopped| {
             let tables = page_tables(stopped, vcpu)?;
             let mut bytes = vec![0; length as usize];
             let at = GuestVirtAddr(address);
-            if let Err(fault) = paging::read_virt(stopped.ram(), tables, at, &mut bytes) {
+            let kernel = self.engine.kernel_root();
+            let read = paging::read_virt_or(stopped.ram(), tables, kernel, at, &mut bytes);
+            if let Err(fault) = read {
                 bytes.truncate(fault.done);
             }
             Ok(bytes)

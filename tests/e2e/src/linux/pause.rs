@@ -6,12 +6,20 @@ use super::guest::{Config, Guest, VM};
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
-pub const TESTS: &[Test] = &[Test {
-    name: "a_paused_busy_guest_executes_nothing_and_goes_on_afterwards",
-    ids: &["VM04"],
-    needs: Needs::Linux,
-    run: paused,
-}];
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "a_paused_busy_guest_executes_nothing_and_goes_on_afterwards",
+        ids: &["VM04"],
+        needs: Needs::Linux,
+        run: paused,
+    },
+    Test {
+        name: "kernel_memory_is_read_while_user_mode_has_page_tables_without_it",
+        ids: &["VM04", "VM13"],
+        needs: Needs::Linux,
+        run: isolated,
+    },
+];
 
 const ROUNDS: usize = 10;
 
@@ -58,6 +66,40 @@ fn paused(cx: &Context) -> TestResult {
     })
 }
 
+/// The kernel says that it isolates user mode's page tables, also where the CPU doesn't ask for it.
+const ISOLATES: &str = "page tables isolation: ";
+
+fn isolated(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            kernel_args: "pti=on",
+            ..Config::new("workload=spin")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        guest.console.wait_for(ISOLATES).await?;
+        guest.console.report("ready").await?;
+        let text = guest.symbol("vfs_read").await?;
+        let original = guest.memory(text, 16).await?;
+        let (mut in_user_mode, mut in_all) = (0, 0);
+        while in_user_mode < ROUNDS {
+            guest.client.pause_vm(VM).await?;
+            let registers = guest.client.read_registers(VM, 0).await?;
+            in_all += 1;
+            in_user_mode += usize::from(registers.rip >> 63 == 0);
+            // Data and text of the kernel, and what is of the user too.
+            read_jiffies(&guest).await?;
+            check_eq!(guest.memory(text, 16).await?, original, "text");
+            let stack = guest.client.read_memory(VM, 0, registers.rsp, 8).await?;
+            check_eq!(stack.len(), 8, "bytes of the stack at {:#x}", registers.rsp);
+            guest.client.resume_vm(VM).await?;
+        }
+        guest.console.send(b"stop\n").await?;
+        guest.console.report("done").await?;
+        guest.power_off().await?;
+        pass_with(format!("{in_user_mode} of {in_all} stops in user mode"))
+    })
+}
+
 /// What must not change while a guest is paused: registers of its vCPUs, its clock.
 async fn still(guest: &Guest) -> Result<(Vec<vmprobe_client::v1::Registers>, u64), Failure> {
     let mut registers = Vec::new();
@@ -67,8 +109,7 @@ async fn still(guest: &Guest) -> Result<(Vec<vmprobe_client::v1::Registers>, u64
     Ok((registers, read_jiffies(guest).await?))
 }
 
-/// The kernel's `jiffies_64`, through vCPU 0's page tables: kernel data is mapped in user mode's,
-/// too, unless the CPU needs page-table isolation, which AMD's and the lab's don't.
+/// The kernel's `jiffies_64`.
 async fn read_jiffies(guest: &Guest) -> Result<u64, Failure> {
     let (symbols, _) = guest.client.lookup_symbols(VM, "jiffies_64", 0).await?;
     let symbol = symbols
