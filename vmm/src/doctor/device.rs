@@ -89,6 +89,8 @@ pub(super) fn look(kvm: &Kvm, runner: &Runner) -> KvmFindings {
         sync_regs: raw(Cap::SyncRegs),
         guest_debug_flags: guest_debug_flags(kvm),
         block_irq: can_block_irq(kvm),
+        guest_debug: kvm.check_extension(Cap::SetGuestDebug),
+        user_memory: kvm.check_extension(Cap::UserMemory),
         immediate_exit: kvm.check_extension(Cap::ImmediateExit),
         irqchip: kvm.check_extension(Cap::Irqchip),
         irqfd: kvm.check_extension(Cap::Irqfd),

@@ -135,6 +135,10 @@ pub struct Capabilities {
     pub guest_debug_flags: u32,
     /// Whether `KVM_GUESTDBG_BLOCKIRQ` is among them.
     pub block_irq: bool,
+    /// `KVM_CAP_SET_GUEST_DEBUG`.
+    pub guest_debug: bool,
+    /// `KVM_CAP_USER_MEMORY`.
+    pub user_memory: bool,
     /// `KVM_CAP_IMMEDIATE_EXIT`.
     pub immediate_exit: bool,
     /// `KVM_CAP_IRQCHIP`.
@@ -328,6 +332,8 @@ fn write_capabilities(
     let limits = format_args!("{} memory slots, {} vCPUs", has.memslots, has.max_vcpus);
     line(f, "limits", limits)?;
     for (name, there) in [
+        ("guest debugging", has.guest_debug),
+        ("user memory", has.user_memory),
         ("immediate exit", has.immediate_exit),
         ("irqchip", has.irqchip),
         ("irqfd", has.irqfd),

@@ -1,7 +1,8 @@
 //! From findings to a verdict and advice.
 
 use super::report::{
-    Cpu, Device, GuestFindings, Int3, Int3Shape, KvmFindings, Report, Virtualization,
+    Capabilities, Check, Cpu, Device, GuestFindings, Int3, Int3Shape, KvmFindings, Report,
+    Virtualization,
 };
 
 /// Below this many instructions a second, kernel-mode code isn't run by the
@@ -24,7 +25,7 @@ pub(super) fn conclude(cpu: Cpu, kvm: KvmFindings, guest: Option<GuestFindings>)
             verdict: format!("{}: no guest runs here", kvm.device),
             advice: device_advice(&cpu, &kvm.device),
         },
-        Some(guest) => weigh(&cpu, guest),
+        Some(guest) => weigh(&cpu, kvm.capabilities.as_ref(), guest),
     };
     Report {
         cpu,
@@ -82,7 +83,61 @@ fn device_advice(cpu: &Cpu, device: &Device) -> Vec<String> {
     advice
 }
 
-fn weigh(cpu: &Cpu, guest: &GuestFindings) -> Weighed {
+/// What no VM can be made without, as [`crate::kvm::open`] asks for it.
+fn missing(has: &Capabilities) -> Vec<&'static str> {
+    let needed = [
+        (has.user_memory, "KVM_CAP_USER_MEMORY"),
+        (has.irqchip, "KVM_CAP_IRQCHIP"),
+        (has.irqfd, "KVM_CAP_IRQFD"),
+        (has.immediate_exit, "KVM_CAP_IMMEDIATE_EXIT"),
+        (has.guest_debug, "KVM_CAP_SET_GUEST_DEBUG"),
+    ];
+    let missing = needed.into_iter().filter(|(there, _)| !there);
+    missing.map(|(_, name)| name).collect()
+}
+
+/// What works without, but not as well.
+fn dear(has: &Capabilities) -> Vec<String> {
+    /// Registers and pending events in the shared page.
+    const SYNC: u32 = 1 | 4;
+    let mut dear = Vec::new();
+    if has.sync_regs & SYNC != SYNC {
+        dear.push(
+            "each hit of a breakpoint costs system calls that a newer host kernel saves \
+             (KVM_CAP_SYNC_REGS)"
+                .to_owned(),
+        );
+    }
+    if !has.tsc_offset {
+        dear.push(
+            "the time of each event costs a system call that a newer host kernel saves \
+             (KVM_VCPU_TSC_OFFSET)"
+                .to_owned(),
+        );
+    }
+    dear
+}
+
+/// Whether something was tried and did what it should.
+fn works(check: Option<&Check>) -> bool {
+    check.is_some_and(|check| check.ok)
+}
+
+fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Weighed {
+    let lacking = has.map(missing).unwrap_or_default();
+    if !lacking.is_empty() {
+        return Weighed {
+            runs_linux: false,
+            verdict: format!(
+                "no VM can be made on this KVM: it lacks {}",
+                lacking.join(", ")
+            ),
+            advice: vec![
+                "a host kernel of 5.10 or newer has it".into(),
+                USE_LAB.into(),
+            ],
+        };
+    }
     let Some(int3) = guest.int3.as_ref().filter(|_| guest.starts.ok) else {
         return Weighed {
             runs_linux: false,
@@ -127,32 +182,26 @@ fn weigh(cpu: &Cpu, guest: &GuestFindings) -> Weighed {
         };
     }
     let mut lacks = Vec::new();
-    if guest.single_step.as_ref().is_some_and(|check| !check.ok) {
-        lacks.push(
+    for (check, what) in [
+        (
+            &guest.single_step,
             "probes that need a single step (post events, instructions that aren't emulated)",
-        );
-    }
-    if guest
-        .single_step_block_irq
-        .as_ref()
-        .is_some_and(|check| !check.ok)
-    {
-        lacks.push("single steps with interrupts held back");
-    }
-    if guest
-        .hardware_breakpoint
-        .as_ref()
-        .is_some_and(|check| !check.ok)
-    {
-        lacks.push("hardware breakpoints");
-    }
-    if guest.watchpoint.as_ref().is_some_and(|check| !check.ok) {
-        lacks.push("watchpoints");
+        ),
+        (
+            &guest.single_step_block_irq,
+            "single steps with interrupts held back",
+        ),
+        (&guest.hardware_breakpoint, "hardware breakpoints"),
+        (&guest.watchpoint, "watchpoints"),
+    ] {
+        if !works(check.as_ref()) {
+            lacks.push(what);
+        }
     }
     let slow = emulated
         .map(|rate| format!(", slowly ({:.1} M instructions/s)", rate / 1e6))
         .unwrap_or_default();
-    let (but, advice) = match lacks.is_empty() {
+    let (but, mut advice) = match lacks.is_empty() {
         true => (" and breakpoint probes work".to_owned(), Vec::new()),
         false => (
             format!(
@@ -162,6 +211,7 @@ fn weigh(cpu: &Cpu, guest: &GuestFindings) -> Weighed {
             vec!["a newer host kernel may have what doesn't work here".into()],
         ),
     };
+    advice.extend(has.map(dear).unwrap_or_default());
     Weighed {
         runs_linux: true,
         verdict: format!("Linux boots on this KVM{slow}{but}"),
@@ -240,11 +290,32 @@ mod tests {
         }
     }
 
+    fn all_capabilities() -> Capabilities {
+        Capabilities {
+            sync_regs: 7,
+            guest_debug_flags: 0x1f_0003,
+            block_irq: true,
+            guest_debug: true,
+            user_memory: true,
+            immediate_exit: true,
+            irqchip: true,
+            irqfd: true,
+            memslots: 32764,
+            max_vcpus: 1024,
+            tsc_deadline: true,
+            tsc_offset: true,
+        }
+    }
+
     fn conclude_on(guest: Option<GuestFindings>, device: Device) -> Report {
+        conclude_with(all_capabilities(), guest, device)
+    }
+
+    fn conclude_with(has: Capabilities, guest: Option<GuestFindings>, device: Device) -> Report {
         let kvm = KvmFindings {
             device,
-            api_version: None,
-            capabilities: None,
+            api_version: Some(12),
+            capabilities: Some(has),
         };
         conclude(cpu(Virtualization::None), kvm, guest)
     }
@@ -314,6 +385,139 @@ mod tests {
         check(flaw, true, "but not hardware breakpoints");
         let flaw = |guest: &mut GuestFindings| guest.single_step = Some(Check::failed("hangs"));
         check(flaw, true, "but not probes that need a single step");
+    }
+
+    /// A thing that a KVM may lack, whether Linux runs without, and what the verdict calls it.
+    type Lack<T> = (fn(&mut T), bool, &'static str);
+
+    #[test]
+    fn each_thing_that_guests_show_a_kvm_to_lack_is_named() {
+        let lacks: [Lack<GuestFindings>; 15] = [
+            (
+                |it| it.starts.ok = false,
+                false,
+                "a guest of one instruction fails: seen",
+            ),
+            (
+                |it| it.int3 = None,
+                false,
+                "a guest of one instruction fails",
+            ),
+            (
+                |it| shape(it, Int3Shape::InternalError),
+                false,
+                "an int3 makes no debug exit",
+            ),
+            (
+                |it| shape(it, Int3Shape::ToGuest),
+                false,
+                "an int3 makes no debug exit",
+            ),
+            (
+                |it| shape(it, Int3Shape::Hangs),
+                false,
+                "an int3 makes no debug exit",
+            ),
+            (
+                |it| shape(it, Int3Shape::Other),
+                false,
+                "an int3 makes no debug exit",
+            ),
+            (|it| ways_back(it).clear(), false, "can't be given back"),
+            (
+                |it| ways_back(it)[0].ok = false,
+                false,
+                "can't be given back",
+            ),
+            (
+                |it| it.instructions[0].ok = false,
+                false,
+                "popcnt can't be run",
+            ),
+            (
+                |it| it.single_step = failed(),
+                true,
+                "not probes that need a single step",
+            ),
+            (
+                |it| it.single_step_block_irq = failed(),
+                true,
+                "not single steps with interrupts",
+            ),
+            (
+                |it| it.single_step_block_irq = None,
+                true,
+                "not single steps with interrupts",
+            ),
+            (
+                |it| it.hardware_breakpoint = failed(),
+                true,
+                "not hardware breakpoints",
+            ),
+            (|it| it.watchpoint = failed(), true, "not watchpoints"),
+            (
+                |it| speed(it).kernel_instructions_per_second = Some(2e6),
+                true,
+                "slowly (2.0 M",
+            ),
+        ];
+        for (flaw, runs_linux, words) in lacks {
+            check(flaw, runs_linux, words);
+        }
+        let all = |it: &mut GuestFindings| {
+            (it.single_step, it.single_step_block_irq) = (failed(), failed());
+            (it.hardware_breakpoint, it.watchpoint) = (failed(), failed());
+        };
+        check(all, true, "nor single steps with");
+        check(all, true, "nor hardware breakpoints, nor watchpoints");
+    }
+
+    #[test]
+    fn each_capability_that_a_kvm_lacks_is_named() {
+        let lacks: [Lack<Capabilities>; 7] = [
+            (|it| it.user_memory = false, false, "KVM_CAP_USER_MEMORY"),
+            (|it| it.irqchip = false, false, "KVM_CAP_IRQCHIP"),
+            (|it| it.irqfd = false, false, "KVM_CAP_IRQFD"),
+            (
+                |it| it.immediate_exit = false,
+                false,
+                "KVM_CAP_IMMEDIATE_EXIT",
+            ),
+            (
+                |it| it.guest_debug = false,
+                false,
+                "KVM_CAP_SET_GUEST_DEBUG",
+            ),
+            (|it| it.sync_regs = 3, true, "KVM_CAP_SYNC_REGS"),
+            (|it| it.tsc_offset = false, true, "KVM_VCPU_TSC_OFFSET"),
+        ];
+        for (flaw, runs_linux, words) in lacks {
+            let mut has = all_capabilities();
+            flaw(&mut has);
+            let report = conclude_with(has, Some(sound()), Device::Ok);
+            assert_eq!(report.runs_linux, runs_linux, "{words}");
+            let text = report.to_string();
+            assert!(text.contains(words), "{text}");
+            assert!(!report.advice.is_empty(), "{text}");
+            let refused = report.verdict.contains("no VM can be made on this KVM");
+            assert_eq!(refused, !runs_linux, "{text}");
+        }
+    }
+
+    fn failed() -> Option<Check> {
+        Some(Check::failed("not seen"))
+    }
+
+    fn shape(guest: &mut GuestFindings, shape: Int3Shape) {
+        guest.int3.as_mut().unwrap().shape = shape;
+    }
+
+    fn ways_back(guest: &mut GuestFindings) -> &mut Vec<GiveBack> {
+        &mut guest.int3.as_mut().unwrap().give_back
+    }
+
+    fn speed(guest: &mut GuestFindings) -> &mut Speed {
+        guest.speed.as_mut().unwrap()
     }
 
     #[test]
