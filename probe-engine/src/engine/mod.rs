@@ -45,6 +45,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
 use crate::blacklist::Blacklist;
 use crate::event::EventSink;
+use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
 use crate::kernel::Kernel;
 use crate::probe::ProbeInfo;
@@ -66,6 +67,13 @@ pub use watch::Watchpoint;
 
 /// The kernel's top page table (`arch/x86/kernel/head_64.S`).
 const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
+
+/// How far the kernel has come (`enum system_states`, `include/linux/kernel.h`).
+const SYSTEM_STATE: &str = "system_state";
+/// `SYSTEM_FREEING_INITMEM`: set right before init text is freed (`kernel_init` in `init/main.c`), when
+/// alternatives, static calls and the like are long in place. Before Linux 5.13 the number is that of
+/// `SYSTEM_RUNNING`, set right after.
+const FREES_INIT_TEXT: u32 = 2;
 
 /// What the monitor has to do with a vCPU after a trap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,11 +150,11 @@ impl Engine {
         }
     }
 
-    /// Tells where the kernel is in guest memory, once that is known. As it was
-    /// running unwatched until now, its init text counts as freed.
-    pub fn set_image_map(&self, image: ImageMap) {
+    /// Tells where the kernel is in guest memory, once that is known, and whether it has started
+    /// already, see [`Self::has_started`]. If it hasn't, wait for that by [`Self::arm_milestones`].
+    pub fn set_image_map(&self, image: ImageMap, started: bool) {
         let mut registry = self.registry();
-        registry.init_freed = true;
+        registry.init_freed = started;
         let mut table = Table::clone(&self.table());
         table.image = Some(image);
         self.publish(&Arc::new(table));
@@ -155,6 +163,27 @@ impl Engine {
     /// Whether it is known where the kernel is in guest memory.
     pub fn has_image_map(&self) -> bool {
         self.table().image.is_some()
+    }
+
+    /// Whether a kernel that was running unwatched has made all changes to its own text that it makes only
+    /// once, and frees its init text or has freed it. `None` if that can't be told.
+    ///
+    /// # Errors
+    /// Its image isn't in guest memory.
+    pub fn has_started(
+        &self,
+        memory: &dyn GuestMemory,
+        image: &ImageMap,
+    ) -> Result<Option<bool>, MemoryError> {
+        let Some(symbol) = self.kernel.symbols.by_name(SYSTEM_STATE).next() else {
+            return Ok(None);
+        };
+        let Some((phys, _)) = image.to_phys(symbol.address) else {
+            return Ok(None);
+        };
+        let mut state = [0; 4];
+        memory.read(phys, &mut state)?;
+        Ok(Some(u32::from_le_bytes(state) >= FREES_INIT_TEXT))
     }
 
     /// The kernel's symbols.

@@ -41,8 +41,23 @@ impl Machine {
                 self.name
             )));
         }
-        self.engine.set_image_map(image);
+        let started = self.engine.has_started(stopped.ram(), &image);
+        let started = started.map_err(|error| Status::internal(error.to_string()))?;
+        let Some(started) = started else {
+            return Err(Status::failed_precondition(format!(
+                "whether the kernel of VM `{}` still patches its own text can't be told, as it has no symbol \
+                 `system_state`: boot it as an ELF (`--boot elf`)",
+                self.name
+            )));
+        };
+        self.engine.set_image_map(image, started);
         self.install_arena(stopped);
+        if !started {
+            let armed = self.engine.arm_milestones(stopped);
+            armed.map_err(|error| status::register(&error))?;
+            // Whatever becomes of the request that this is for.
+            self.watch_for_probes(stopped)?;
+        }
         Ok(())
     }
 }

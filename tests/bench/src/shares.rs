@@ -197,7 +197,7 @@ impl Survey {
         let guest = Guest::new(image, &kernel.symbols)?;
         let engine = Engine::new(kernel, Some(image.map()), 1, Arc::new(Nobody));
         if moment == Moment::Started {
-            engine.set_image_map(image.map());
+            engine.set_image_map(image.map(), true);
         }
         guest.install_arena(&engine)?;
         let registered = 0;

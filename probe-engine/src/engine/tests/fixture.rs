@@ -30,6 +30,8 @@ const MEMORY: usize = 0x80_0000;
 const IMAGE_LEN: u64 = 0x3000;
 /// Offset of the kernel's table of where its CPUs' variables are.
 const PER_CPU_OFFSET: u64 = 0xb40;
+/// Offset of the kernel's word of how far it has come.
+pub const SYSTEM_STATE: u64 = 0xb20;
 /// Offset of `level3_kernel_pgt`.
 const TABLE: u64 = 0x2000;
 /// The arena's memory.
@@ -215,6 +217,7 @@ impl Fixture {
             (0x900, 'T', "_sinittext"),
             (0xa00, 'T', "_einittext"),
             (0xb00, 'D', "table"),
+            (SYSTEM_STATE, 'D', "system_state"),
             (PER_CPU_OFFSET, 'D', "__per_cpu_offset"),
             (0x1000, 'D', "_end"),
             (TABLE, 'D', "level3_kernel_pgt"),

@@ -1,10 +1,11 @@
 //! Kernels in all the forms that they come in, to user space and back.
 
-use vmprobe_client::v1::BootMethod;
+use vmprobe_client::v1::{BootMethod, ProbeState};
 
 use super::guest::{Config, Guest, files};
+use super::jumps::jump;
 use crate::context::Context;
-use crate::test::{Needs, Test, TestResult, check, check_eq, pass_with};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -70,6 +71,12 @@ pub const TESTS: &[Test] = &[
         ids: &["VM01"],
         needs: Needs::Linux,
         run: as_it_is,
+    },
+    Test {
+        name: "a_bzimage_that_is_probed_while_it_starts_counts_as_started_when_it_has",
+        ids: &["VM01", "JP04"],
+        needs: Needs::Linux,
+        run: while_it_starts,
     },
     Test {
         name: "a_bzimage_that_moves_itself_is_found_out",
@@ -174,5 +181,42 @@ fn moved(cx: &Context) -> TestResult {
         guest.console.send(b"quit\n").await?;
         guest.power_off().await?;
         pass_with(remark)
+    })
+}
+
+/// The kernel is found long before it has applied its alternatives: its init text can be probed then, and
+/// is gone when it says so.
+fn while_it_starts(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            boot: BootMethod::Bzimage,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        let texts = ["init=kernel_init_freeable", "open=do_sys_openat2"];
+        loop {
+            match guest.probes(&texts).await {
+                Ok(_) => break,
+                // It is still unpacking itself.
+                Err(Failure::Client(error)) if error.to_string().contains("not known yet") => {}
+                Err(other) => return Err(other),
+            }
+        }
+        guest.console.report("ready").await?;
+        let init = guest.listed("init").await?;
+        check_eq!(
+            (init.hits, init.state()),
+            (1, ProbeState::Gone),
+            "hits and state of a probe in init text"
+        );
+        let open = jump(&guest, "open").await?;
+        guest.work("files count=3").await?;
+        let opened = guest.listed("open").await?;
+        check!(
+            opened.hits >= open.hits + 3 && opened.exits == open.exits,
+            "3 files were opened: {open:?}, then {opened:?}"
+        );
+        guest.finish().await?;
+        pass()
     })
 }
