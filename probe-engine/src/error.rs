@@ -13,6 +13,22 @@ pub enum RegisterError {
     /// The symbol is unknown or ambiguous.
     #[error(transparent)]
     Symbol(#[from] LookupError),
+    /// The guest has a kprobe of its own there.
+    #[error(
+        "{place} can't be probed: the guest has a kprobe of its own {how} (at {at}); remove that in the \
+         guest, or probe another instruction"
+    )]
+    GuestKprobe {
+        /// What was asked for.
+        place: String,
+        /// The instruction that the guest's kprobe is on.
+        at: GuestVirtAddr,
+        /// Where that is, seen from the probe.
+        how: &'static str,
+    },
+    /// What it has read of its text may change nothing before it is done.
+    #[error("the guest is just changing kprobes of its own; try again")]
+    KprobesChanging,
     /// Not in the kernel's text.
     #[error(
         "{place} ({address}) is not in the kernel's text; a probe goes on an instruction of the \
@@ -315,6 +331,22 @@ pub enum RegisterError {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ChangeError {
+    /// The guest has a kprobe of its own there.
+    #[error(
+        "{address} can't be armed: the guest has a kprobe of its own {how} (at {at}); remove that in the \
+         guest, or the probe"
+    )]
+    GuestKprobe {
+        /// The probe's instruction.
+        address: GuestVirtAddr,
+        /// That of the guest's kprobe.
+        at: GuestVirtAddr,
+        /// Where that is, seen from the probe.
+        how: &'static str,
+    },
+    /// What it has read of its text may change nothing before it is done.
+    #[error("the guest is just changing kprobes of its own; try again")]
+    KprobesChanging,
     /// There is no such probe.
     #[error("there is no probe number {id}; it may have been removed already: list the probes")]
     UnknownProbe {

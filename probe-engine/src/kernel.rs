@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::addr::GuestVirtAddr;
 use crate::blacklist::{self, Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::{Btf, BtfError};
+use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
 use crate::symbols::{Symbols, SymbolsError};
@@ -22,6 +23,8 @@ pub struct Kernel {
     pub landings: Vec<GuestVirtAddr>,
     /// How to find its modules, or why that can't be done.
     pub modules: Result<ModuleReader, String>,
+    /// How to find the kprobes that it has itself; `None` if it has none, or they can't be found.
+    pub kprobes: Option<KprobeReader>,
     /// Where it has what detours read.
     pub(crate) variables: Variables,
     /// Whether the blacklist tells all ftrace sites.
@@ -58,6 +61,10 @@ impl Kernel {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
         };
+        let kprobes = btf
+            .as_ref()
+            .and_then(|btf| KprobeReader::new(btf, &symbols).ok());
+        let kprobes = kprobes.flatten();
         let variables = Variables::find(&symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
@@ -66,6 +73,7 @@ impl Kernel {
             exceptions,
             landings,
             modules,
+            kprobes,
             variables,
             has_ftrace,
         })
@@ -79,6 +87,7 @@ impl Kernel {
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),
             landings: Vec::new(),
+            kprobes: None,
             modules: Err("only its symbols are known".to_owned()),
             variables: Variables::default(),
             has_ftrace: false,

@@ -19,6 +19,7 @@ pub mod event;
 pub mod guest;
 pub mod image_map;
 pub mod kernel;
+pub mod kprobes;
 pub mod modules;
 pub mod paging;
 pub mod percpu;

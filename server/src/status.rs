@@ -6,6 +6,7 @@
 //! | `NOT_FOUND` | no such VM, probe, symbol or address |
 //! | `ALREADY_EXISTS` | a VM or probe of that name |
 //! | `FAILED_PRECONDITION` | right, but not in this state of the VM or on this host |
+//! | `ABORTED` | the guest was in the middle of a change of its own: try again |
 //! | `RESOURCE_EXHAUSTED` | a limit of the server |
 //! | `INTERNAL` | KVM or the server failed |
 
@@ -48,7 +49,9 @@ pub fn register(error: &RegisterError) -> Status {
     let code = match error {
         E::Symbol(LookupError::Unknown { .. }) | E::NotInModule { .. } => Code::NotFound,
         E::AlreadyExists { .. } => Code::AlreadyExists,
+        E::KprobesChanging => Code::Aborted,
         E::GuestBreakpoint { .. }
+        | E::GuestKprobe { .. }
         | E::InitTextFreed { .. }
         | E::ImageUnknown { .. }
         | E::NoArena { .. }
@@ -67,6 +70,8 @@ pub fn change(error: &ChangeError) -> Status {
     match error {
         ChangeError::UnknownProbe { .. } => with_field(Code::NotFound, "ids", error.to_string()),
         ChangeError::NoDebugRegister { .. } => Status::resource_exhausted(error.to_string()),
+        ChangeError::GuestKprobe { .. } => Status::failed_precondition(error.to_string()),
+        ChangeError::KprobesChanging => Status::aborted(error.to_string()),
         _ => Status::internal(error.to_string()),
     }
 }

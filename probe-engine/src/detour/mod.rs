@@ -20,6 +20,8 @@ mod trampoline;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use crate::addr::GuestVirtAddr;
 use crate::condition::Comparison;
 use crate::probe::Capture;
@@ -55,6 +57,11 @@ pub struct Region {
 }
 
 impl Region {
+    /// The text that a jump changes.
+    pub fn range(&self) -> Range<GuestVirtAddr> {
+        self.start..self.start.wrapping_add(self.bytes.len() as u64)
+    }
+
     /// Where execution goes on behind it, if it does.
     pub fn next(&self) -> GuestVirtAddr {
         let len = u64::from(self.end) + self.beyond.len() as u64;

@@ -7,6 +7,7 @@ use crate::blacklist::Blacklist;
 use crate::error::RegisterError;
 use crate::guest::{GuestMemory, MemoryError};
 use crate::kernel::Kernel;
+use crate::kprobes::GuestKprobes;
 use crate::probe::Place;
 use crate::symbols::Symbols;
 
@@ -27,12 +28,15 @@ pub(super) trait Body {
     /// The function that a place is in.
     fn function(&self, place: &Place) -> Result<Function, RegisterError>;
 
-    /// Text as it is without our breakpoints; fewer than `len` bytes where it
+    /// Text as it is without our breakpoints and the guest's kprobes; fewer than `len` bytes where it
     /// ends before. `None` outside.
     fn text(&self, at: GuestVirtAddr, len: usize) -> Option<Result<Vec<u8>, MemoryError>>;
 
     /// Where an address is in guest memory.
     fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr>;
+
+    /// The guest's kprobes.
+    fn kprobes(&self) -> &GuestKprobes;
 
     /// What in it can't be probed.
     fn blacklist(&self) -> &Blacklist;
@@ -52,6 +56,7 @@ pub(super) struct KernelBody<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) table: &'a Table,
     pub(super) memory: &'a dyn GuestMemory,
+    pub(super) kprobes: &'a GuestKprobes,
     pub(super) init_freed: bool,
 }
 
@@ -75,12 +80,16 @@ impl Body for KernelBody<'_> {
     }
 
     fn text(&self, at: GuestVirtAddr, len: usize) -> Option<Result<Vec<u8>, MemoryError>> {
-        self.table.text(self.memory, at, len)
+        self.table.text_below(self.memory, self.kprobes, at, len)
     }
 
     fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
         let (phys, _) = self.table.image.as_ref()?.to_phys(at)?;
         Some(phys)
+    }
+
+    fn kprobes(&self) -> &GuestKprobes {
+        self.kprobes
     }
 
     fn blacklist(&self) -> &Blacklist {

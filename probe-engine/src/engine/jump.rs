@@ -1,5 +1,6 @@
 //! A jump in the place of a breakpoint.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -36,6 +37,9 @@ pub(super) struct WhyNot {
     pub(super) reason: String,
     /// It may be otherwise as soon as other probes come or go.
     pub(super) for_now: bool,
+    /// It may be otherwise as soon as the guest has no kprobe in these bytes any more, nor a breakpoint at
+    /// their start.
+    pub(super) guest_in: Option<Range<GuestVirtAddr>>,
 }
 
 impl WhyNot {
@@ -44,6 +48,7 @@ impl WhyNot {
             kind,
             reason: reason.into(),
             for_now: false,
+            guest_in: None,
         }
     }
 
@@ -51,6 +56,14 @@ impl WhyNot {
         Self {
             for_now: true,
             ..Self::new(kind, reason)
+        }
+    }
+
+    /// See [`Self::guest_in`].
+    pub(super) fn while_guest_is_in(self, range: Range<GuestVirtAddr>) -> Self {
+        Self {
+            guest_in: Some(range),
+            ..self
         }
     }
 }

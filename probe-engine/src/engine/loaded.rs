@@ -10,6 +10,7 @@ use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::blacklist::Blacklist;
 use crate::error::RegisterError;
 use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
+use crate::kprobes::GuestKprobes;
 use crate::modules::{Module, ModuleError, ModuleReader};
 use crate::paging::{self, FaultCause, PageTables};
 use crate::probe::Place;
@@ -27,11 +28,13 @@ impl Loaded {
         &'a self,
         memory: &'a dyn GuestMemory,
         table: &'a Table,
+        kprobes: &'a GuestKprobes,
     ) -> ModuleBody<'a> {
         ModuleBody {
             loaded: self,
             memory,
             table,
+            kprobes,
         }
     }
 }
@@ -171,6 +174,7 @@ pub(super) struct ModuleBody<'a> {
     loaded: &'a Loaded,
     memory: &'a dyn GuestMemory,
     table: &'a Table,
+    kprobes: &'a GuestKprobes,
 }
 
 impl ModuleBody<'_> {
@@ -238,6 +242,7 @@ impl Body for ModuleBody<'_> {
         let read = paging::read_virt(self.memory, self.loaded.tables, at, &mut bytes);
         match read.map_err(|fault| fault.cause) {
             Ok(()) => {
+                self.kprobes.unmask(at, &mut bytes);
                 self.table.unmask(at, &mut bytes);
                 Some(Ok(bytes))
             }
@@ -249,6 +254,10 @@ impl Body for ModuleBody<'_> {
     fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
         let page = paging::walk(self.memory, self.loaded.tables, at).ok()?;
         Some(page.phys)
+    }
+
+    fn kprobes(&self) -> &GuestKprobes {
+        self.kprobes
     }
 
     fn blacklist(&self) -> &Blacklist {

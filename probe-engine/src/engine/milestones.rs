@@ -95,6 +95,7 @@ impl Engine {
         wanted: &[(&str, Milestone)],
     ) -> Result<(), RegisterError> {
         let symbols = &self.kernel.symbols;
+        let kprobes = self.guest_kprobes(guest);
         for (name, milestone) in wanted {
             if symbols.by_name(name).next().is_none() {
                 return Err(RegisterError::NoModules {
@@ -105,6 +106,7 @@ impl Engine {
                 kernel: &self.kernel,
                 table,
                 memory: guest.memory(),
+                kprobes: &kprobes,
                 init_freed: registry.init_freed,
             };
             let located = match milestone {
@@ -247,8 +249,9 @@ impl Engine {
         };
         let before = self.table();
         let mut table = Table::clone(&before);
+        let kprobes = self.known_kprobes(memory);
         for probe in waiting {
-            let body = loaded.body(memory, &before);
+            let body = loaded.body(memory, &before, &kprobes);
             match self.locate(memory, &body, &probe.place, probe.kind) {
                 Ok(located) => {
                     probe.put(located.spot);

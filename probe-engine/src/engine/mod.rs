@@ -17,6 +17,7 @@ mod condition;
 mod copies;
 mod follow;
 mod foresight;
+mod guest_kprobes;
 mod jump;
 mod loaded;
 mod merge;
@@ -39,7 +40,7 @@ mod way;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
@@ -48,6 +49,7 @@ use crate::event::EventSink;
 use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
 use crate::kernel::Kernel;
+use crate::paging::PageTables;
 use crate::probe::ProbeInfo;
 use crate::symbols::Symbols;
 use copies::ArenaState;
@@ -122,8 +124,12 @@ pub struct Engine {
     stepping: Mutex<Vec<Stepping>>,
     /// What traps look at. Locked only to take or replace the pointer.
     table: RwLock<Arc<Table>>,
+    /// The kernel's page tables, as they were when the guest stood still.
+    walks: Mutex<Option<PageTables>>,
     /// Whether the optimizer has something to look at.
     unsettled: AtomicBool,
+    /// How often jumps have waited in a row because the guest was changing its kprobes.
+    deferred: AtomicU32,
 }
 
 impl Engine {
@@ -146,7 +152,9 @@ impl Engine {
             returns: Mutex::default(),
             stepping: Mutex::default(),
             table: RwLock::new(Arc::new(Table::new(image))),
+            walks: Mutex::default(),
             unsettled: AtomicBool::new(false),
+            deferred: AtomicU32::new(0),
         }
     }
 

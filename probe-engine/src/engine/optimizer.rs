@@ -9,13 +9,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Engine;
 use super::body::{Body, KernelBody};
 use super::copies::ArenaState;
 use super::jump::{Jump, Verdict, Wanted, WhyNot};
 use super::placement::{self, Entry};
 use super::site::Site;
 use super::table::Table;
+use super::{Engine, guest_kprobes};
 use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::arena::DetourError;
 use crate::calls::layout;
@@ -23,6 +23,7 @@ use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, 
 use crate::error::ChangeError;
 use crate::guest::{GuestMemory, StoppedGuest};
 use crate::insn::MAX_LEN;
+use crate::kprobes::GuestKprobes;
 use crate::probe::{Place, ProbeInfo};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has, and what follows it
@@ -71,7 +72,9 @@ impl Engine {
         }
         let mut optimizer = self.optimizer();
         let table = self.table();
+        let kprobes = self.known_kprobes(memory);
         let mut waiting: Vec<_> = table.waiting().cloned().collect();
+        waiting.extend(guest_kprobes::released(&table, memory, &kprobes));
         waiting.sort_unstable_by_key(|site| site.virt);
         let environment = match table.jumpless {
             true => Err(WhyNot::for_now("switched off", "jumps are switched off")),
@@ -81,7 +84,13 @@ impl Engine {
         let mut not = Vec::new();
         for site in waiting {
             let jump = environment.clone().and_then(|environment| {
-                self.prepare(&mut optimizer, memory, &table, &site, &environment)
+                self.prepare(
+                    &mut optimizer,
+                    memory,
+                    (&table, &kprobes),
+                    &site,
+                    &environment,
+                )
             });
             match jump {
                 Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
@@ -98,8 +107,8 @@ impl Engine {
             "the guest kept coming to the middle of what the jump overwrites",
         ));
         ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
-        if !table.all_held().is_empty() {
-            // Nobody tells when the guest gives one back.
+        if !table.all_held().is_empty() || self.table().waits_for_guest() {
+            // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
             self.unsettled.store(true, Ordering::Relaxed);
         }
         Prepared {
@@ -140,12 +149,26 @@ impl Engine {
         let mut table = Table::clone(&before);
         let mut unused = Vec::new();
         let mut placed = 0;
+        let kprobes = self.kprobes_for_jumps(guest);
         for (site, verdict) in prepared.verdicts {
             let Verdict::Jump(jump) = &verdict else {
                 table.judge_same(&site, verdict);
                 continue;
             };
             let jump = Arc::clone(jump);
+            let refused = match &kprobes {
+                None => None,
+                Some(Err(why)) => Some(why.clone()),
+                Some(Ok(kprobes)) => guest_kprobes::in_region(kprobes, jump.region.range()),
+            };
+            if kprobes.is_none() || refused.is_some() {
+                if let Some(why) = refused {
+                    table.judge_same(&site, Verdict::Not(Arc::new(why)));
+                }
+                self.unsettled.store(true, Ordering::Relaxed);
+                unused.push(jump.number);
+                continue;
+            }
             let text = before.text(memory, site.virt, jump.len());
             let same_text = matches!(text, Some(Ok(text)) if text == jump.region.bytes);
             if same_text && !before.jumpless && table.judge_same(&site, verdict) {
@@ -221,7 +244,7 @@ impl Engine {
         &self,
         optimizer: &mut Optimizer,
         memory: &dyn GuestMemory,
-        table: &Table,
+        (table, kprobes): (&Table, &GuestKprobes),
         site: &Site,
         environment: &Environment,
     ) -> Result<Jump, WhyNot> {
@@ -233,6 +256,7 @@ impl Engine {
             kernel: &self.kernel,
             table,
             memory,
+            kprobes,
             init_freed: true,
         };
         let unreadable = |why: String| WhyNot::new("unreadable", why);
@@ -261,6 +285,9 @@ impl Engine {
             is_target: &|range| whole.targets.any(range),
         };
         let region = detour::region(site.virt, &ground).map_err(|why| refused(&why))?;
+        if let Some(why) = guest_kprobes::in_region(kprobes, region.range()) {
+            return Err(why);
+        }
         if let Some(other) = table.inside(site.virt, region.bytes.len()) {
             let reason = format!(
                 "another breakpoint is inside what a jump overwrites, at {}",
@@ -335,7 +362,10 @@ fn purpose(wanted: &Wanted, number: u32) -> Purpose {
 fn refused(why: &Refusal) -> WhyNot {
     // The guest's own breakpoints come and go.
     match why {
-        Refusal::GuestBreakpoint { .. } => WhyNot::for_now(why.kind(), why.to_string()),
+        Refusal::GuestBreakpoint { at } => {
+            let at = *at..at.wrapping_add(1);
+            WhyNot::for_now(why.kind(), why.to_string()).while_guest_is_in(at)
+        }
         _ => WhyNot::new(why.kind(), why.to_string()),
     }
 }

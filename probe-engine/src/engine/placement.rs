@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Engine;
 use super::body::{Body, Function};
 use super::jump::Verdict;
 use super::record::Spot;
 use super::site::{INT3, Site};
+use super::{Engine, guest_kprobes};
 use crate::addr::GuestVirtAddr;
 use crate::blacklist::{self, Patched, Reason};
 use crate::error::RegisterError;
@@ -65,6 +65,7 @@ impl Engine {
         let rules_out = |reason| !matches!(reason, Reason::FtraceSite | Reason::EndbrSeal);
         check_blacklist(body, place, first, rules_out)?;
         check_entry(place, &function, &entry, offset, is_return)?;
+        guest_kprobes::check(body.kprobes(), &self.table(), &place.to_string(), address)?;
         let walk = Walk {
             place,
             bytes: &bytes,

@@ -15,6 +15,7 @@ use super::watch::Watchpoint;
 use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::error::{ChangeError, RegisterError};
 use crate::guest::StoppedGuest;
+use crate::kprobes::GuestKprobes;
 use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
 /// The longest name of a probe, in characters.
@@ -93,9 +94,21 @@ impl Engine {
         let before = self.table();
         let mut table = Table::clone(&before);
         self.make_room(guest, specs.len());
+        let kprobes = self.guest_kprobes(guest);
+        let is_code = |spec: &ProbeSpec| !matches!(spec.kind, ProbeKind::Watch { .. });
+        if kprobes.changing && specs.iter().any(is_code) {
+            return Err(RegisterError::KprobesChanging);
+        }
         let mut added = Vec::with_capacity(specs.len());
         let result = self
-            .add_all(&registry, guest, specs, &before, &mut table, &mut added)
+            .add_all(
+                &registry,
+                guest,
+                specs,
+                (&before, &kprobes),
+                &mut table,
+                &mut added,
+            )
             .and_then(|()| {
                 self.wait_for_modules(guest, &mut table, &registry, &added)?;
                 let probes = registry.probes().chain(&added);
@@ -118,7 +131,7 @@ impl Engine {
         registry: &Registry,
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
-        before: &Table,
+        known: (&Table, &GuestKprobes),
         table: &mut Table,
         added: &mut Vec<Arc<Probe>>,
     ) -> Result<(), RegisterError> {
@@ -126,7 +139,7 @@ impl Engine {
         let mut modules = self.loaded_modules(guest);
         for (id, spec) in (registry.last_id + 1..).zip(specs) {
             let max_active = self.max_active(spec)?;
-            let target = self.target(registry, guest, spec, before, &mut modules)?;
+            let target = self.target(registry, guest, spec, known, &mut modules)?;
             let name = match new_name(spec, &target, registry, &mut names) {
                 Ok(name) => name,
                 Err(error) => {
@@ -161,7 +174,7 @@ impl Engine {
         registry: &Registry,
         guest: &dyn StoppedGuest,
         spec: &ProbeSpec,
-        before: &Table,
+        (before, kprobes): (&Table, &GuestKprobes),
         modules: &mut LoadedModules<'_>,
     ) -> Result<Target, RegisterError> {
         let (place, kind, memory) = (&spec.place, spec.kind, guest.memory());
@@ -181,12 +194,15 @@ impl Engine {
             Place::Address(at) => modules.around(*at)?,
         };
         let located = match loaded {
-            Some(loaded) => self.locate(memory, &loaded.body(memory, before), place, kind)?,
+            Some(loaded) => {
+                self.locate(memory, &loaded.body(memory, before, kprobes), place, kind)?
+            }
             None => {
                 let kernel = KernelBody {
                     kernel: &self.kernel,
                     table: before,
                     memory,
+                    kprobes,
                     init_freed: registry.init_freed,
                 };
                 self.locate(memory, &kernel, place, kind)?
@@ -330,6 +346,7 @@ impl Engine {
             .watch(registry.probes())
             .map_err(ChangeError::from_watch);
         let table = table.changed();
+        let result = result.and_then(|()| self.may_arm(guest, &before, &table));
         let result = result.and_then(|()| Ok(self.switch(guest.memory(), &before, &table)?));
         if let Err(error) = result {
             for (probe, was) in probes.iter().zip(were) {
@@ -354,6 +371,7 @@ impl Engine {
         table.disarmed = !on;
         table.rearm();
         let table = table.changed();
+        self.may_arm(guest, &before, &table)?;
         self.switch(guest.memory(), &before, &table)?;
         self.release_copies(&before, &table);
         Ok(())

@@ -6,6 +6,7 @@ use super::Engine;
 use super::site::Site;
 use super::table::Table;
 use crate::guest::{GuestMemory, MemoryError};
+use crate::kprobes::GuestKprobes;
 
 impl Engine {
     /// Makes the guest's text what `after` says instead of `before`, the table of now. With the guest
@@ -36,8 +37,10 @@ impl Engine {
         let kept = after
             .sites()
             .filter(|site| site.armed && !changed(site, before));
+        let jumps = removed.iter().any(|site| site.jump().is_some());
+        let kprobes = jumps.then(|| self.known_kprobes(memory));
         for (done, site) in removed.iter().enumerate() {
-            match site.lift(memory) {
+            match lift(site, memory, kprobes.as_ref()) {
                 Ok(true) => {}
                 Ok(false) => held.push(Arc::clone(site)),
                 Err(error) => {
@@ -75,11 +78,16 @@ impl Engine {
 
     /// Whether the guest has given a jump back that it held.
     pub(super) fn may_take_back(&self, memory: &dyn GuestMemory) -> bool {
-        let planted = |site: &Arc<Site>| {
+        let table = self.table();
+        if table.all_held().is_empty() {
+            return false;
+        }
+        let kprobes = self.known_kprobes(memory);
+        let given_back = |site: &Arc<Site>| {
             let jump = site.jump();
-            jump.is_some_and(|jump| jump.is_planted(memory, site.phys))
+            jump.is_some_and(|jump| jump.is_planted(memory, site.phys)) && !has_read(&kprobes, site)
         };
-        self.table().all_held().iter().any(planted)
+        table.all_held().iter().any(given_back)
     }
 
     /// Takes those jumps out of the text that the guest held and has given back. Call with the registry
@@ -90,8 +98,9 @@ impl Engine {
     pub(super) fn take_back(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         let table = self.table();
         let (mut held, mut back) = (Vec::new(), Vec::new());
+        let kprobes = (!table.all_held().is_empty()).then(|| self.known_kprobes(memory));
         for site in table.all_held() {
-            let list = if site.lift(memory)? {
+            let list = if lift(site, memory, kprobes.as_ref())? {
                 &mut back
             } else {
                 &mut held
@@ -113,6 +122,23 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// As [`Site::lift`], but a jump stays in the text that the guest's kprobe there has read.
+fn lift(
+    site: &Site,
+    memory: &dyn GuestMemory,
+    kprobes: Option<&GuestKprobes>,
+) -> Result<bool, MemoryError> {
+    match kprobes {
+        Some(kprobes) if site.jump().is_some() && has_read(kprobes, site) => Ok(false),
+        _ => site.lift(memory),
+    }
+}
+
+/// Whether a kprobe of the guest's has saved the byte that is at the site, or may be about to.
+fn has_read(kprobes: &GuestKprobes, site: &Site) -> bool {
+    kprobes.changing || kprobes.on(site.virt).is_some()
 }
 
 /// Whether a site of one table and the one there in another have the same text.

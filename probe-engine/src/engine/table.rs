@@ -12,6 +12,7 @@ use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
 use crate::insn::MAX_LEN;
+use crate::kprobes::GuestKprobes;
 
 /// Everything that a trap has to look at. Never changes once published.
 #[derive(Debug, Clone, Default)]
@@ -185,6 +186,17 @@ impl Table {
         site.and_then(|site| site.jump())
     }
 
+    /// Where a jump is, if only under something of the guest's, that overwrites `at` but not from there.
+    pub(super) fn jump_over(&self, at: GuestVirtAddr) -> Option<GuestVirtAddr> {
+        let starts =
+            (1..=2 * MAX_LEN as u64).map(|before| GuestVirtAddr(at.0.wrapping_sub(before)));
+        let reaches = |start: &GuestVirtAddr| {
+            let jump = self.jump(*start);
+            jump.is_some_and(|jump| start.wrapping_add(jump.len() as u64) > at)
+        };
+        starts.into_iter().find(reaches)
+    }
+
     /// The site at `at` whose jump the guest holds.
     pub(super) fn held(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
         self.held.iter().find(|site| site.virt == at)
@@ -272,6 +284,13 @@ impl Table {
         }
     }
 
+    /// Whether a site can't be a jump before the guest has taken something of its own away.
+    pub(super) fn waits_for_guest(&self) -> bool {
+        let waits =
+            |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in.is_some());
+        self.sites.values().any(waits)
+    }
+
     /// Sites of which nobody knows yet whether they can be jumps.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Arc<Site>> {
         let waits = |site: &&Arc<Site>| site.armed && matches!(site.verdict, Verdict::Waiting);
@@ -286,11 +305,23 @@ impl Table {
         at: GuestVirtAddr,
         len: usize,
     ) -> Option<Result<Vec<u8>, MemoryError>> {
+        self.text_below(memory, &GuestKprobes::default(), at, len)
+    }
+
+    /// The same without the guest's kprobes either. Those lie over our jumps where both are.
+    pub(super) fn text_below(
+        &self,
+        memory: &dyn GuestMemory,
+        kprobes: &GuestKprobes,
+        at: GuestVirtAddr,
+        len: usize,
+    ) -> Option<Result<Vec<u8>, MemoryError>> {
         let (phys, left) = self.image.as_ref()?.to_phys(at)?;
         let mut bytes = vec![0; len.min(usize::try_from(left).unwrap_or(usize::MAX))];
         if let Err(error) = memory.read(phys, &mut bytes) {
             return Some(Err(error));
         }
+        kprobes.unmask(at, &mut bytes);
         self.unmask(at, &mut bytes);
         Some(Ok(bytes))
     }

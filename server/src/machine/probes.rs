@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use probe_engine::addr::ProbeId;
 use probe_engine::error::ChangeError;
@@ -46,6 +47,24 @@ pub struct Chosen {
     pub names: Vec<String>,
 }
 
+/// How long a change of probes waits for the guest to come to the end of one of its own.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two tries. The guest takes some microseconds, or milliseconds where it interrupts all its CPUs.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Tries a change again as long as the guest is in the middle of one of its own.
+fn retried<T>(change: impl Fn() -> Result<T, Status>) -> Result<T, Status> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match change() {
+            Err(status) if status.code() == Code::Aborted && Instant::now() < end => {
+                thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
 impl Machine {
     /// Registers all probes or none. Blocks.
     pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
@@ -60,7 +79,7 @@ impl Machine {
             let ids: Vec<ProbeId> = probes.iter().map(|probe| probe.id).collect();
             self.engine.unregister(stopped, &ids).map(drop)
         };
-        let changed = self.change(register, undo)?;
+        let changed = retried(|| self.change(register, undo))?;
         Ok(changed.map(convert::probes))
     }
 
@@ -99,7 +118,7 @@ impl Machine {
             let ids: Vec<ProbeId> = ids.iter().copied().filter(other_way).collect();
             self.engine.enable(stopped, &ids, !on).map(drop)
         };
-        let changed = self.change(enable, undo)?;
+        let changed = retried(|| self.change(enable, undo))?;
         Ok(changed.map(convert::probes))
     }
 
@@ -111,7 +130,7 @@ impl Machine {
             let armed = self.engine.arm_all(stopped, on);
             armed.map_err(|error| status::change(&error))
         };
-        self.change(arm, |stopped, ()| self.engine.arm_all(stopped, was_on))
+        retried(|| self.change(arm, |stopped, ()| self.engine.arm_all(stopped, was_on)))
     }
 
     /// The probes and their counts. Blocks.

@@ -105,6 +105,11 @@ named! {
         /// Puts the guest's own kprobes and kretprobes at the places `at`, makes `syscall` `count`
         /// times, and says what they counted.
         Kprobe = "kprobe",
+        /// Registers a kprobe of the guest's own at the place `at`, arms it, disarms it and removes it, with
+        /// `count` calls of `syscall` between.
+        KprobeSwitched = "kprobe-switched",
+        /// The same, waiting after it was armed until the kernel has made a jump of it.
+        KprobeJump = "kprobe-jump",
         /// The same with the function tracer and the function graph tracer.
         Ftrace = "ftrace",
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe

@@ -13,6 +13,7 @@ use crate::guest::GuestMemory;
 use crate::guest::testing::{TestGuest, TestMemory};
 use crate::image_map::{ImageMap, ImageSegment};
 use crate::kernel::Kernel;
+use crate::kprobes;
 use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::symbols::Symbols;
 use crate::symbols::synthetic;
@@ -30,6 +31,8 @@ const MEMORY: usize = 0x80_0000;
 const IMAGE_LEN: u64 = 0x3000;
 /// Offset of the kernel's table of where its CPUs' variables are.
 const PER_CPU_OFFSET: u64 = 0xb40;
+/// Offset of the kernel's table of its own kprobes, see [`kprobes::synthetic::SYMBOLS`].
+pub const KPROBES: u64 = 0xc00;
 /// Offset of the kernel's word of how far it has come.
 pub const SYSTEM_STATE: u64 = 0xb20;
 /// Offset of `level3_kernel_pgt`.
@@ -223,6 +226,11 @@ impl Fixture {
             (TABLE, 'D', "level3_kernel_pgt"),
         ] {
             definitions.push((TEXT + offset, kind, name.to_owned()));
+        }
+        let none = GuestPhysAddr(PHYS + KPROBES);
+        memory.write(none, &[0; 0x220]).unwrap();
+        for (name, offset) in kprobes::synthetic::SYMBOLS {
+            definitions.push((TEXT + KPROBES + offset, 'd', name.to_owned()));
         }
         definitions.push((0x1_0040, 'A', "per_cpu".to_owned()));
         definitions.push((crate::modules::synthetic::LIST, 'd', "modules".to_owned()));

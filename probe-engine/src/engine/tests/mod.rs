@@ -5,6 +5,7 @@ mod changes;
 mod fixture;
 mod followed;
 mod gone;
+mod guest_kprobes;
 mod hits;
 mod jumps;
 mod modules;

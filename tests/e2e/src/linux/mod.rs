@@ -20,6 +20,7 @@ mod jumps_scribble;
 mod jumps_smp;
 mod jumps_tools;
 mod jumps_whole;
+mod kprobes;
 mod list;
 mod modules;
 mod pause;
@@ -69,6 +70,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         jumps_kinds::TESTS,
         jumps_tools::TESTS,
         jumps_whole::TESTS,
+        kprobes::TESTS,
         whole::TESTS,
     ]
     .into_iter()

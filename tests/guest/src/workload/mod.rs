@@ -8,6 +8,7 @@ mod files;
 mod ftrace;
 mod klog;
 mod kprobe;
+mod kprobe_switched;
 mod module;
 mod nested;
 mod pages;
@@ -53,6 +54,8 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
             Ok(json!({ "ms": plan.sleep_ms }))
         }
         Workload::Kprobe => kprobe::run(plan),
+        Workload::KprobeSwitched => kprobe_switched::run(plan, false),
+        Workload::KprobeJump => kprobe_switched::run(plan, true),
         Workload::Timed => timed::run(plan),
         Workload::Ftrace => ftrace::run(plan),
         Workload::StaticKeys => static_keys::run(plan),

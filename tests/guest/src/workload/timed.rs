@@ -48,7 +48,7 @@ fn rounds(plan: &Plan) -> Vec<u64> {
 }
 
 /// Waits until the kernel has made a jump of its only kprobe.
-fn is_optimized() -> io::Result<()> {
+pub(super) fn is_optimized() -> io::Result<()> {
     if !Path::new(KPROBES).exists() {
         machine::mount(c"debugfs", c"/sys/kernel/debug")?;
     }

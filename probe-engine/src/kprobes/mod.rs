@@ -1,0 +1,140 @@
+//! The guest's own kprobes: where it has them, and what they hide.
+//!
+//! The kernel keeps them in a table of its own, whose layout BTF tells. All that is read there is an
+//! untrusted guest's: the walk is bounded, and what makes no sense ends it.
+//!
+//! Sources, for both Linux 6.1 and 6.12: `kernel/kprobes.c` (`kprobe_table`, `kprobe_mutex`,
+//! `aggr_pre_handler`), `include/linux/kprobes.h` (flags, `struct kprobe`, `struct optimized_kprobe`),
+//! `arch/x86/kernel/kprobes/opt.c` (what an optimized one overwrites, and what it has copied).
+
+use std::ops::Range;
+
+use crate::addr::GuestVirtAddr;
+
+mod read;
+#[cfg(test)]
+pub(crate) mod synthetic;
+#[cfg(test)]
+mod tests;
+
+pub use read::KprobeReader;
+
+const INT3: u8 = 0xcc;
+/// Opcode of `jmp rel32`, with which an optimized kprobe begins.
+const JUMP: u8 = 0xe9;
+/// Bytes of that jump's displacement, of which the guest has a copy.
+const DISPLACEMENT: usize = 4;
+
+/// A kprobe of the guest's own that is, or may be, in its text: not one that goes by an ftrace site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestKprobe {
+    /// The instruction that it is on.
+    pub at: GuestVirtAddr,
+    /// The first byte of that instruction as it was when the kprobe was registered; what the guest puts
+    /// back when it disarms it.
+    pub opcode: u8,
+    /// Set if the guest can make a jump of it, or has.
+    pub jump: Option<GuestJump>,
+}
+
+/// What the guest's jump in the place of a kprobe is, or will be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestJump {
+    /// Where it leads.
+    pub to: GuestVirtAddr,
+    /// Bytes of text that the guest has copied to execute them there; it is 5 at least.
+    pub len: u64,
+    /// What is under the jump's displacement while the jump is in the text.
+    pub copied: [u8; DISPLACEMENT],
+}
+
+impl GuestKprobe {
+    /// The bytes of text in which nobody else may change anything.
+    pub fn range(&self) -> Range<GuestVirtAddr> {
+        let len = self.jump.as_ref().map_or(1, |jump| jump.len);
+        self.at..self.at.wrapping_add(len)
+    }
+
+    /// Puts into text of the guest's what the kprobe hides; `text` begins at `start`.
+    fn unmask(&self, start: GuestVirtAddr, text: &mut [u8]) {
+        let from_start = self.at.0.wrapping_sub(start.0);
+        let index = |offset: u64| usize::try_from(from_start.wrapping_add(offset)).ok();
+        let is = |text: &[u8], offset, byte| match index(offset).and_then(|at| text.get(at)) {
+            Some(there) => *there == byte,
+            None => true,
+        };
+        let put = |text: &mut [u8], offset, byte| {
+            if let Some(there) = index(offset).and_then(|at| text.get_mut(at)) {
+                *there = byte;
+            }
+        };
+        let mut is_jump = false;
+        if let Some(jump) = &self.jump {
+            // It comes and goes in steps, the displacement and its opcode apart.
+            let next = self.at.wrapping_add(1 + DISPLACEMENT as u64);
+            let displacement = (jump.to.0.wrapping_sub(next.0) as u32).to_le_bytes();
+            is_jump = (1..).zip(displacement).all(|(at, byte)| is(text, at, byte));
+            if is_jump {
+                let copied = (1..).zip(jump.copied);
+                copied.for_each(|(at, byte)| put(text, at, byte));
+            }
+        }
+        if is(text, 0, INT3) || is_jump && is(text, 0, JUMP) {
+            put(text, 0, self.opcode);
+        }
+    }
+}
+
+/// All kprobes of a guest at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GuestKprobes {
+    /// By their addresses.
+    probes: Vec<GuestKprobe>,
+    /// Whether the guest is about to register or remove one: what it has read of its text is not yet to be
+    /// seen here.
+    pub changing: bool,
+}
+
+impl GuestKprobes {
+    fn new(mut probes: Vec<GuestKprobe>, changing: bool) -> Self {
+        probes.sort_by_key(|probe| probe.at);
+        Self { probes, changing }
+    }
+
+    /// The one on the instruction at `at`.
+    pub fn on(&self, at: GuestVirtAddr) -> Option<&GuestKprobe> {
+        let index = self.probes.binary_search_by_key(&at, |probe| probe.at);
+        self.probes.get(index.ok()?)
+    }
+
+    /// One that has to do with one of these bytes.
+    pub fn overlapping(&self, range: Range<GuestVirtAddr>) -> Option<&GuestKprobe> {
+        /// More bytes than a guest copies for a jump (`MAX_OPTIMIZED_LENGTH`).
+        const LONGEST: u64 = 32;
+        let from = GuestVirtAddr(range.start.0.saturating_sub(LONGEST));
+        let first = self.probes.partition_point(|probe| probe.at < from);
+        let near = self.probes[first..].iter();
+        near.take_while(|probe| probe.at < range.end)
+            .find(|probe| probe.range().end > range.start)
+    }
+
+    /// Puts into text of the guest's, read at `start`, what its kprobes hide.
+    pub fn unmask(&self, start: GuestVirtAddr, text: &mut [u8]) {
+        let end = start.wrapping_add(text.len() as u64);
+        let from = GuestVirtAddr(start.0.saturating_sub(DISPLACEMENT as u64));
+        let first = self.probes.partition_point(|probe| probe.at < from);
+        let near = self.probes[first..].iter();
+        near.take_while(|probe| probe.at < end)
+            .for_each(|probe| probe.unmask(start, text));
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.probes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.probes.is_empty()
+    }
+}

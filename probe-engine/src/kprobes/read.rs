@@ -1,0 +1,212 @@
+//! Reading the guest's table of kprobes.
+
+use super::{DISPLACEMENT, GuestJump, GuestKprobe, GuestKprobes};
+use crate::addr::GuestVirtAddr;
+use crate::btf::{Btf, TypeError};
+use crate::guest::GuestMemory;
+use crate::image_map::ImageMap;
+use crate::paging::{PageTables, read_virt};
+use crate::symbols::Symbols;
+
+/// Lists in the table (`KPROBE_HASH_BITS` is 6).
+const LISTS: usize = 64;
+/// More kprobes than a guest has; a list that has more goes round.
+const MAX_KPROBES: usize = 1 << 14;
+/// `KPROBE_FLAG_GONE`: its text has been freed. `KPROBE_FLAG_FTRACE`: it goes by an ftrace site.
+const NOT_IN_TEXT: u32 = 1 << 0 | 1 << 3;
+/// The longest that a guest copies for a jump: four bytes and an instruction (`MAX_OPTIMIZED_LENGTH`).
+const JUMP_LENGTHS: std::ops::RangeInclusive<u64> = 5..=19;
+/// Low bits of a mutex's owner that are no part of its address (`MUTEX_FLAGS`).
+const MUTEX_FLAGS: u64 = 7;
+/// `PF_WQ_WORKER` in a task's flags.
+const IS_WORKER: u32 = 1 << 5;
+
+/// Reads the kprobes of one kernel, whose layout it knows.
+#[derive(Debug, Clone)]
+pub struct KprobeReader {
+    table: GuestVirtAddr,
+    layout: Layout,
+    /// For those that the guest can make jumps of.
+    jumps: Option<Jumps>,
+    /// For whether the guest is changing them.
+    changing: Option<Changing>,
+}
+
+/// Offsets in `struct kprobe`, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Of the node by which it is in its list.
+    node: u64,
+    address: u64,
+    handler: u64,
+    opcode: u64,
+    flags: u64,
+}
+
+/// Offsets in `struct optimized_kprobe`, of which the kprobe is the first part.
+#[derive(Debug, Clone, Copy)]
+struct Jumps {
+    /// A kprobe with this handler is part of one.
+    handler: GuestVirtAddr,
+    copied: u64,
+    to: u64,
+    len: u64,
+}
+
+/// `kprobe_mutex` is held by whoever registers or removes a kprobe, from before the text is read until the
+/// kprobe is in the table and the text; and by the worker that makes jumps of those in the table.
+#[derive(Debug, Clone, Copy)]
+struct Changing {
+    /// Address of the mutex' owner.
+    owner: GuestVirtAddr,
+    /// Offset of the flags of a task.
+    task_flags: u64,
+}
+
+impl KprobeReader {
+    /// Finds out how a kernel describes its kprobes; `None` if it has none.
+    ///
+    /// # Errors
+    /// The types differ from all known kernels'.
+    pub fn new(btf: &Btf, symbols: &Symbols) -> Result<Option<Self>, TypeError> {
+        let address = |name| Some(symbols.by_name(name).next()?.address);
+        let Some(table) = address("kprobe_table") else {
+            return Ok(None);
+        };
+        let offset = |of: &str, path: &str| Ok::<_, TypeError>(btf.member(of, path)?.offset);
+        let jumps = || {
+            let member = |path| offset("optimized_kprobe", path).ok();
+            Some(Jumps {
+                handler: address("aggr_pre_handler")?,
+                copied: member("optinsn.copied_insn")?,
+                to: member("optinsn.insn")?,
+                len: member("optinsn.size")?,
+            })
+        };
+        let changing = || {
+            Some(Changing {
+                owner: address("kprobe_mutex")?.wrapping_add(offset("mutex", "owner").ok()?),
+                task_flags: offset("task_struct", "flags").ok()?,
+            })
+        };
+        Ok(Some(Self {
+            table,
+            layout: Layout {
+                node: offset("kprobe", "hlist")?,
+                address: offset("kprobe", "addr")?,
+                handler: offset("kprobe", "pre_handler")?,
+                opcode: offset("kprobe", "opcode")?,
+                flags: offset("kprobe", "flags")?,
+            },
+            jumps: jumps(),
+            changing: changing(),
+        }))
+    }
+
+    /// The guest's kprobes; what can't be read of them isn't among them. The guest may run meanwhile, but then
+    /// one that comes or goes may be missed.
+    pub fn read(
+        &self,
+        memory: &dyn GuestMemory,
+        image: &ImageMap,
+        tables: Option<PageTables>,
+    ) -> GuestKprobes {
+        let guest = Guest { memory, tables };
+        let mut probes = Vec::new();
+        for list in 0..LISTS as u64 {
+            let at = self.table.wrapping_add(list * 8);
+            let mut node = image
+                .to_phys(at)
+                .and_then(|(phys, _)| {
+                    let mut word = [0; 8];
+                    memory.read(phys, &mut word).ok()?;
+                    Some(u64::from_le_bytes(word))
+                })
+                .unwrap_or(0);
+            while node != 0 && probes.len() < MAX_KPROBES {
+                let at = GuestVirtAddr(node.wrapping_sub(self.layout.node));
+                let Some(probe) = self.kprobe(guest, at) else {
+                    break;
+                };
+                probes.push(probe);
+                node = guest.word(GuestVirtAddr(node)).unwrap_or(0);
+            }
+        }
+        let probes = probes.into_iter().flatten().collect();
+        GuestKprobes::new(probes, self.is_changing(guest, image))
+    }
+
+    /// One of them; `None` inside if it isn't in the text, and outside if it can't be read.
+    fn kprobe(&self, guest: Guest<'_>, at: GuestVirtAddr) -> Option<Option<GuestKprobe>> {
+        let layout = &self.layout;
+        let flags = guest.half(at.wrapping_add(layout.flags))?;
+        let address = guest.word(at.wrapping_add(layout.address))?;
+        let [opcode] = guest.bytes(at.wrapping_add(layout.opcode))?;
+        if flags & NOT_IN_TEXT != 0 {
+            return Some(None);
+        }
+        let handler = guest.word(at.wrapping_add(layout.handler))?;
+        let jumps = self.jumps.filter(|jumps| jumps.handler.0 == handler);
+        Some(Some(GuestKprobe {
+            at: GuestVirtAddr(address),
+            opcode,
+            jump: jumps.and_then(|jumps| jumps.read(guest, at)),
+        }))
+    }
+
+    fn is_changing(&self, guest: Guest<'_>, image: &ImageMap) -> bool {
+        let Some(changing) = self.changing else {
+            return false;
+        };
+        let Some((phys, _)) = image.to_phys(changing.owner) else {
+            return false;
+        };
+        let mut owner = [0; 8];
+        if guest.memory.read(phys, &mut owner).is_err() {
+            return false;
+        }
+        let owner = u64::from_le_bytes(owner) & !MUTEX_FLAGS;
+        if owner == 0 {
+            return false;
+        }
+        let flags = guest.half(GuestVirtAddr(owner).wrapping_add(changing.task_flags));
+        // The worker can hold it for seconds, and only changes what is in the table.
+        flags.is_none_or(|flags| flags & IS_WORKER == 0)
+    }
+}
+
+impl Jumps {
+    fn read(&self, guest: Guest<'_>, at: GuestVirtAddr) -> Option<GuestJump> {
+        let len = guest.word(at.wrapping_add(self.len))?;
+        // None has been prepared if there is no length.
+        JUMP_LENGTHS.contains(&len).then_some(())?;
+        Some(GuestJump {
+            to: GuestVirtAddr(guest.word(at.wrapping_add(self.to))?),
+            len,
+            copied: guest.bytes::<DISPLACEMENT>(at.wrapping_add(self.copied))?,
+        })
+    }
+}
+
+/// Guest memory by the kernel's addresses.
+#[derive(Clone, Copy)]
+struct Guest<'a> {
+    memory: &'a dyn GuestMemory,
+    tables: Option<PageTables>,
+}
+
+impl Guest<'_> {
+    fn bytes<const N: usize>(&self, at: GuestVirtAddr) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        read_virt(self.memory, self.tables?, at, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    fn half(&self, at: GuestVirtAddr) -> Option<u32> {
+        Some(u32::from_le_bytes(self.bytes(at)?))
+    }
+
+    fn word(&self, at: GuestVirtAddr) -> Option<u64> {
+        Some(u64::from_le_bytes(self.bytes(at)?))
+    }
+}

@@ -1,0 +1,239 @@
+//! Kprobes of the guest's own that were there before our probes.
+
+use vmprobe_client::v1::Probe;
+
+use super::code::straight;
+use super::guest::{Guest, files};
+use super::jumps::{is_jump, jump, no_jump, settle};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "a_kprobe_of_the_guest_s_that_is_not_armed_yet_keeps_its_bytes_on_6_1",
+        ids: &["KP22"],
+        needs: Needs::Linux,
+        run: |cx| not_armed(cx, files::BZIMAGE_6_1),
+    },
+    Test {
+        name: "a_kprobe_of_the_guest_s_that_is_not_armed_yet_keeps_its_bytes_on_6_12",
+        ids: &["KP22"],
+        needs: Needs::Linux,
+        run: |cx| not_armed(cx, files::BZIMAGE_6_12),
+    },
+    Test {
+        name: "our_jump_stays_while_a_kprobe_of_the_guest_s_that_is_not_armed_has_its_byte",
+        ids: &["KP22", "JP04"],
+        needs: Needs::Linux,
+        run: on_our_jump,
+    },
+    Test {
+        name: "a_jump_of_the_guest_s_own_is_told_from_the_function_s",
+        ids: &["KP22"],
+        needs: Needs::Linux,
+        run: guest_jump,
+    },
+];
+
+const FUNCTION: &str = "__x64_sys_umask";
+const CALLS: u64 = 50;
+const JUMP_LEN: u64 = 5;
+
+/// The guest's kprobe is at the first place of a function that can be probed, or right behind; the bytes of
+/// the function before, and offsets from its start: of that place, and of the instructions from there on.
+struct Place {
+    start: u64,
+    text: Vec<u8>,
+    starts: Vec<u64>,
+}
+
+impl Place {
+    async fn find(guest: &Guest) -> Result<Self, Failure> {
+        let start = guest.symbol(FUNCTION).await?;
+        let text = guest.memory(start, 64).await?;
+        let entry = guest.probe(&format!("look={FUNCTION}")).await?.offset;
+        guest.remove(&["look"]).await?;
+        let code = straight(guest, FUNCTION).await?;
+        let starts = code.iter().map(|it| it.ip() - start);
+        let starts: Vec<u64> = starts.filter(|offset| *offset >= entry).collect();
+        let inside = starts.get(1).is_some_and(|next| *next < entry + JUMP_LEN);
+        check!(
+            inside,
+            "{FUNCTION} begins with no short instruction: {starts:?}"
+        );
+        Ok(Self {
+            start,
+            text,
+            starts,
+        })
+    }
+
+    /// Fails if the text isn't as it was.
+    async fn unchanged(&self, guest: &Guest, when: &str) -> Result<(), Failure> {
+        let now = guest.memory(self.start, self.text.len()).await?;
+        check!(
+            now == self.text,
+            "{when}: {now:02x?} instead of {:02x?}",
+            self.text
+        );
+        Ok(())
+    }
+}
+
+/// Begins the workload; the kprobe is registered, and not armed, when this returns.
+async fn begin(guest: &mut Guest, workload: &str, offset: u64) -> Result<(), Failure> {
+    let at = format!("{FUNCTION}+{offset:#x}");
+    let request = format!("workload={workload} syscall=umask count={CALLS} at={at} hold=yes");
+    guest.say(&request).await?;
+    guest.console.report("registered").await?;
+    Ok(())
+}
+
+/// Lets the workload go on to this step.
+async fn on(guest: &mut Guest, step: &str) -> Result<(), Failure> {
+    guest.say("").await?;
+    guest.console.report(step).await?;
+    Ok(())
+}
+
+/// Lets the workload go on to its end; the guest's kprobe must have counted its calls.
+async fn end(guest: &mut Guest) -> Result<(), Failure> {
+    guest.say("").await?;
+    let done = guest.console.report("done").await?;
+    check_eq!(done["hits"], CALLS, "hits of the guest's kprobe: {done}");
+    Ok(())
+}
+
+async fn hits(guest: &Guest, name: &str, calls: u64) -> Result<Probe, Failure> {
+    let probe = guest.listed(name).await?;
+    check_eq!(
+        (probe.hits, probe.missed),
+        (calls, 0),
+        "hits and missed of {name}"
+    );
+    Ok(probe)
+}
+
+fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, kernel, 2).await?;
+        let place = Place::find(&guest).await?;
+        let (first, second) = (place.starts[0], place.starts[1]);
+        // On the instruction that ours would be on.
+        begin(&mut guest, "kprobe-switched", first).await?;
+        let refused = guest.refusal(&format!("ours={FUNCTION}")).await?;
+        check!(
+            refused
+                .to_string()
+                .contains("kprobe of its own on the same instruction"),
+            "another refusal: {refused}"
+        );
+        for step in ["armed", "called", "disarmed", "called again"] {
+            on(&mut guest, step).await?;
+        }
+        end(&mut guest).await?;
+        place.unchanged(&guest, "after the guest's kprobe").await?;
+
+        // On the next one, which our jump would overwrite.
+        begin(&mut guest, "kprobe-switched", second).await?;
+        guest.probe(&format!("ours={FUNCTION}")).await?;
+        let told = no_jump(&guest, "ours").await?.optimization;
+        let kind = told.unwrap_or_default().reason_kind;
+        check_eq!(kind, "guest kprobe", "why ours is no jump");
+        on(&mut guest, "armed").await?;
+        on(&mut guest, "called").await?;
+        hits(&guest, "ours", CALLS).await?;
+        on(&mut guest, "disarmed").await?;
+        on(&mut guest, "called again").await?;
+        hits(&guest, "ours", 2 * CALLS).await?;
+        end(&mut guest).await?;
+        // It becomes a jump when the guest's is gone.
+        while !is_jump(&guest.listed("ours").await?) {
+            settle(&guest, &["ours"]).await?;
+        }
+        guest
+            .work(&format!("threads syscall=umask count={CALLS}"))
+            .await?;
+        hits(&guest, "ours", 4 * CALLS).await?;
+        guest.remove(&["ours"]).await?;
+        place.unchanged(&guest, "after both").await?;
+        guest.finish().await?;
+        pass_with(format!("{FUNCTION}+{first:#x} and +{second:#x}"))
+    })
+}
+
+/// The guest's kprobe saves the first byte of our jump, which goes before it is armed.
+fn on_our_jump(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
+        let place = Place::find(&guest).await?;
+        let first = place.starts[0];
+        guest.probe(&format!("ours={FUNCTION}")).await?;
+        jump(&guest, "ours").await?;
+        begin(&mut guest, "kprobe-switched", first).await?;
+        guest.remove(&["ours"]).await?;
+        let refused = guest.refusal(&format!("ours={FUNCTION}")).await?;
+        check!(
+            refused.to_string().contains("kprobe of its own"),
+            "another refusal: {refused}"
+        );
+        for step in ["armed", "called", "disarmed", "called again"] {
+            on(&mut guest, step).await?;
+        }
+        end(&mut guest).await?;
+        guest
+            .work(&format!("threads syscall=umask count={CALLS}"))
+            .await?;
+        guest.probe(&format!("ours={FUNCTION}")).await?;
+        jump(&guest, "ours").await?;
+        guest
+            .work(&format!("threads syscall=umask count={CALLS}"))
+            .await?;
+        hits(&guest, "ours", 2 * CALLS).await?;
+        guest.remove(&["ours"]).await?;
+        place.unchanged(&guest, "after both").await?;
+        guest.finish().await?;
+        pass_with(format!("{FUNCTION}+{first:#x}"))
+    })
+}
+
+fn guest_jump(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 2).await?;
+        let place = Place::find(&guest).await?;
+        let first = place.starts[0];
+        begin(&mut guest, "kprobe-jump", first).await?;
+        on(&mut guest, "armed").await?;
+        let text = guest.memory(place.start + first, 1).await?;
+        check_eq!(text, [0xe9], "the guest's jump at {FUNCTION}+{first:#x}");
+        // Those under the jump are the guest's; those behind it are as ever.
+        let mut ours = None;
+        for offset in &place.starts {
+            let text = format!("ours={FUNCTION}+{offset:#x}");
+            if *offset < first + JUMP_LEN {
+                let refused = guest.refusal(&text).await?;
+                check!(
+                    refused.to_string().contains("kprobe of its own"),
+                    "another refusal of {text}: {refused}"
+                );
+            } else if guest.probe(&text).await.is_ok() {
+                ours = Some(*offset);
+                break;
+            }
+        }
+        let ours = ours.ok_or_else(|| wrong!("nothing can be probed behind the guest's jump"))?;
+        settle(&guest, &["ours"]).await?;
+        on(&mut guest, "called").await?;
+        hits(&guest, "ours", CALLS).await?;
+        on(&mut guest, "disarmed").await?;
+        on(&mut guest, "called again").await?;
+        hits(&guest, "ours", 2 * CALLS).await?;
+        end(&mut guest).await?;
+        guest.remove(&["ours"]).await?;
+        place.unchanged(&guest, "after both").await?;
+        guest.finish().await?;
+        pass_with(format!(
+            "the guest's jump at +{first:#x}, ours at +{ours:#x}"
+        ))
+    })
+}
