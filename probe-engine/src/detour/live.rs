@@ -8,6 +8,7 @@ use iced_x86::{
 use super::Dead;
 use crate::addr::GuestVirtAddr;
 use crate::insn::is_rep_string;
+use crate::relocate::Raises;
 
 /// CF, PF, AF, ZF, SF and OF.
 const ARITHMETIC: u32 = RflagsBits::CF
@@ -17,41 +18,30 @@ const ARITHMETIC: u32 = RflagsBits::CF
     | RflagsBits::SF
     | RflagsBits::OF;
 
-/// Registers that no caller expects anything of and no argument is passed in: RAX, R10 and R11 (System
-/// V ABI for x86-64, figure 3.4). RAX would have the number of vector arguments of a variadic function,
-/// which the kernel doesn't use; R10 the static chain, which C hasn't.
-const SCRATCH: u16 = 1 << 0 | 1 << 10 | 1 << 11;
-
-/// More instructions than this aren't looked at.
-const MOST: usize = 64;
-
 /// What is dead before the instruction at `at` that `text` begins with: written whole before it is
 /// read, in a straight line. Whatever is not settled at the first branch or the end of `text` counts
 /// as read.
 ///
-/// `text` has to end before anything that may be other code later, or go on elsewhere: sites that the
-/// kernel patches, and instructions of its exception table.
-///
-/// At `c_entry`, behind the ftrace site of a function, what is not settled of the flags and the
-/// registers that pass nothing to it is dead: ftrace itself relies on that (`ftrace_caller` in
-/// `arch/x86/kernel/ftrace_64.S`; assembly functions have no such site).
-pub fn dead(text: &[u8], at: GuestVirtAddr, c_entry: bool) -> Dead {
+/// `text` is what a detour executes itself, no more: whoever probes an instruction behind that may record all
+/// registers, the guest's own kprobes included, which come without being announced. For the same reason
+/// nothing is settled from the first instruction on that may raise an exception or meet a watchpoint, and
+/// the calling convention, by which nobody *should* read RAX at a function's entry, says nothing.
+pub fn dead(text: &[u8], at: GuestVirtAddr) -> Dead {
     let mut scan = Scan::default();
     let mut factory = InstructionInfoFactory::new();
     let decoder = Decoder::with_ip(64, text, at.0, DecoderOptions::NONE);
-    for insn in decoder.into_iter().take(MOST) {
-        if insn.is_invalid() {
+    for insn in decoder {
+        if insn.is_invalid() || Raises::by(&insn) != Raises::Nothing {
             break;
         }
         scan.look_at(&insn, &mut factory);
-        if insn.flow_control() != FlowControl::Next || scan.is_settled() {
+        if insn.flow_control() != FlowControl::Next {
             break;
         }
     }
-    let by_convention = if c_entry { SCRATCH & !scan.read } else { 0 };
     Dead {
-        registers: scan.written | by_convention,
-        flags: scan.flags_read == 0 && (c_entry || scan.flags_written == ARITHMETIC),
+        registers: scan.written,
+        flags: scan.flags_read == 0 && scan.flags_written == ARITHMETIC,
     }
 }
 
@@ -65,11 +55,6 @@ struct Scan {
 }
 
 impl Scan {
-    fn is_settled(&self) -> bool {
-        self.read | self.written == u16::MAX
-            && (self.flags_read != 0 || self.flags_written == ARITHMETIC)
-    }
-
     fn look_at(&mut self, insn: &Instruction, factory: &mut InstructionInfoFactory) {
         let (mut read, mut written) = (0, 0);
         for used in factory.info(insn).used_registers() {
@@ -125,36 +110,35 @@ fn may_leave_flags(insn: &Instruction) -> bool {
 #[cfg(test)]
 mod tests {
     use iced_x86::IcedError;
-    use iced_x86::code_asm::{CodeAssembler, dword_ptr, registers as reg};
+    use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers as reg};
 
     use super::*;
 
     type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
-    fn of(code: Code, c_entry: bool) -> Dead {
+    fn of(code: Code) -> Dead {
         let mut a = CodeAssembler::new(64).unwrap();
         code(&mut a).unwrap();
-        dead(&a.assemble(0x1000).unwrap(), GuestVirtAddr(0x1000), c_entry)
+        dead(&a.assemble(0x1000).unwrap(), GuestVirtAddr(0x1000))
     }
 
     #[test]
     fn what_is_written_whole_before_it_is_read_is_dead() {
         const RAX: u16 = 1;
         const RCX: u16 = 2;
-        let cases: [(Code, u16, bool); 12] = [
-            (|a| a.mov(reg::eax, dword_ptr(reg::rcx)), RAX, false),
-            (|a| a.mov(reg::eax, dword_ptr(reg::rax)), 0, false),
+        let cases: [(Code, u16, bool); 10] = [
+            (|a| a.mov(reg::eax, reg::ecx), RAX, false),
+            (|a| a.lea(reg::rax, qword_ptr(reg::rax)), 0, false),
             (|a| a.mov(reg::ax, 1), 0, false),
             (|a| a.xor(reg::eax, reg::eax), RAX, true),
             (|a| a.cmove(reg::eax, reg::ecx), 0, false),
             (|a| a.add(reg::rcx, 1), 0, true),
             (|a| a.adc(reg::rcx, 1), 0, false),
             (|a| a.inc(reg::rcx), 0, false),
-            (|a| a.shl(reg::rdx, reg::cl), 0, false),
             (
                 |a| {
-                    a.shl(reg::rdx, 1)?;
-                    a.pop(reg::rcx)
+                    a.add(reg::rdx, 1)?;
+                    a.mov(reg::rcx, reg::rdx)
                 },
                 RCX,
                 true,
@@ -167,39 +151,33 @@ mod tests {
                 0,
                 false,
             ),
-            (
-                |a| {
-                    a.push(reg::rax)?;
-                    a.xor(reg::eax, reg::eax)
-                },
-                0,
-                true,
-            ),
         ];
         for (index, (code, registers, flags)) in cases.into_iter().enumerate() {
-            assert_eq!(of(code, false), Dead { registers, flags }, "case {index}");
+            assert_eq!(of(code), Dead { registers, flags }, "case {index}");
         }
     }
 
     #[test]
-    fn at_an_entry_what_passes_nothing_is_dead_unless_it_is_read() {
-        let push: Code = |a| a.push(reg::rbx);
-        let both = |a: &mut CodeAssembler| {
-            a.mov(reg::rbx, reg::rax)?;
-            a.adc(reg::rbx, reg::r10)
-        };
-        let dead = |registers, flags| Dead { registers, flags };
-        assert_eq!(of(push, true), dead(1 << 0 | 1 << 10 | 1 << 11, true));
-        assert_eq!(of(both, true), dead(1 << 3 | 1 << 11, false));
+    fn what_may_be_looked_at_in_between_is_not_dead() {
+        let cases: [Code; 4] = [
+            |a| a.push(reg::rax),
+            |a| a.mov(reg::ecx, dword_ptr(reg::rcx)),
+            |a| a.div(reg::rcx),
+            |a| a.fadd_2(reg::st0, reg::st1),
+        ];
+        for (index, first) in cases.into_iter().enumerate() {
+            let mut a = CodeAssembler::new(64).unwrap();
+            first(&mut a).unwrap();
+            a.xor(reg::eax, reg::eax).unwrap();
+            let dead = dead(&a.assemble(0x1000).unwrap(), GuestVirtAddr(0x1000));
+            assert_eq!(dead, Dead::default(), "case {index}");
+        }
     }
 
     #[test]
     fn nothing_is_dead_before_what_is_no_instruction() {
         let none = Dead::default();
-        assert_eq!(dead(&[], GuestVirtAddr(0x1000), false), none);
-        assert_eq!(
-            dead(&[0x06, 0x31, 0xc0], GuestVirtAddr(0x1000), false),
-            none
-        );
+        assert_eq!(dead(&[], GuestVirtAddr(0x1000)), none);
+        assert_eq!(dead(&[0x06, 0x31, 0xc0], GuestVirtAddr(0x1000)), none);
     }
 }

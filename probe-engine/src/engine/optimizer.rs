@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering;
 use super::body::{Body, KernelBody};
 use super::copies::ArenaState;
 use super::jump::{Jump, Verdict, Wanted, WhyNot};
-use super::placement::{self, Entry};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
@@ -26,8 +25,7 @@ use crate::insn::MAX_LEN;
 use crate::kprobes::GuestKprobes;
 use crate::probe::{Place, ProbeInfo};
 
-/// Bytes behind a probed instruction that are looked at: more than a region has, and what follows it
-/// for liveness.
+/// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
 
 /// Jumps that are ready to be put into the guest's text, and those that have to leave it.
@@ -295,9 +293,8 @@ impl Engine {
             );
             return Err(WhyNot::for_now("probe inside", reason));
         }
-        let Entry { len: entry, endbr } = placement::entry(&body, &text, function.start);
-        let c_entry = entry > endbr && head == entry;
-        let dead = live::dead(settled_text(&body, ahead, site.virt), site.virt, c_entry);
+        let own = region.bytes.get(..region.end.into()).unwrap_or_default();
+        let dead = live::dead(own, site.virt);
         let pattern = Pattern::of(&region);
         let build = |number, at| {
             let purpose = purpose(&wanted, number);
@@ -368,14 +365,4 @@ fn refused(why: &Refusal) -> WhyNot {
         }
         _ => WhyNot::new(why.kind(), why.to_string()),
     }
-}
-
-/// `text` up to what may be other code later, or go on elsewhere.
-fn settled_text<'a>(body: &dyn Body, text: &'a [u8], at: GuestVirtAddr) -> &'a [u8] {
-    let all = at..at.wrapping_add(text.len() as u64);
-    let patched = body.blacklist().overlapping(all);
-    let first = patched.filter_map(|entry| entry.range.start.offset_from(at));
-    let faults = (0..text.len() as u64).find(|offset| body.expects_fault(at.wrapping_add(*offset)));
-    let end = first.chain(faults).min().unwrap_or(u64::MAX);
-    &text[..text.len().min(end as usize)]
 }

@@ -371,3 +371,21 @@ fn what_runs_without_the_cpu_s_gs_base_stays_a_breakpoint() {
     }
     assert_ne!(why_not(&f, probes[3].id), "early code");
 }
+
+#[test]
+fn a_detour_at_a_function_s_entry_keeps_what_a_probe_further_on_may_record() {
+    let f = jumps();
+    let mut counting = spec("plain");
+    counting.options.capture = Capture::Count;
+    f.engine.register(&f.guest(), &[counting]).unwrap();
+    assert_eq!(f.optimize(), 1);
+    // push %rax; push of a register for the block's address; lahf; seto %al
+    let table = f.engine.table();
+    let site = table.site(GuestVirtAddr(TEXT + 9)).unwrap();
+    let code = &site.jump().unwrap().detour.code[..8];
+    assert_eq!(code[0], 0x50, "{code:02x?}");
+    assert!(
+        code.windows(2).any(|two| two == [0x9f, 0x0f]),
+        "{code:02x?}"
+    );
+}

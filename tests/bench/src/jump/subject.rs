@@ -114,7 +114,7 @@ impl Subject {
 
     /// What is dead at the function's entry.
     pub fn dead_at_entry(&self) -> Dead {
-        live::dead(&self.region.bytes, self.region.start, true)
+        live::dead(&self.region.bytes, self.region.start)
     }
 
     /// Prepares a probe on the function; `locked`: its ring may be one of several vCPUs.

@@ -242,7 +242,7 @@ fn jumps(
             number: if is_entry { ENTRY } else { 2 },
             cell: 0,
         };
-        let dead = live::dead(&text[at..], region.start, is_entry);
+        let dead = live::dead(&region.bytes[..region.end.into()], region.start);
         let place = GuestVirtAddr(image.text.address(room));
         let Ok(detour) = generate(&environment, &region, dead, &purpose, place) else {
             continue;

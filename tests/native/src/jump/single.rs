@@ -124,7 +124,7 @@ pub fn compare(
         }));
     };
     let dead = if probe.liveness {
-        live::dead(&text, region.start, false)
+        live::dead(&region.bytes[..region.end.into()], region.start)
     } else {
         Dead::default()
     };
