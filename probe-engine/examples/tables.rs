@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use probe_engine::blacklist::{Blacklist, ExceptionTable};
 use probe_engine::btf::Btf;
+use probe_engine::kprobes::KprobeReader;
 use probe_engine::modules::ModuleReader;
 use probe_engine::symbols::Symbols;
 
@@ -23,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("  {name}: {} bytes", btf.size_of(name)?);
         }
         println!("{:#?}", ModuleReader::new(btf, &symbols)?);
+        println!("{:#x?}", KprobeReader::new(btf, &symbols)?);
     }
 
     let started = Instant::now();

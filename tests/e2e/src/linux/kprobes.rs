@@ -1,10 +1,12 @@
 //! Kprobes of the guest's own that were there before our probes.
 
+use std::time::{Duration, Instant};
+
 use vmprobe_client::v1::Probe;
 
 use super::code::straight;
 use super::guest::{Guest, files};
-use super::jumps::{is_jump, jump, no_jump, settle};
+use super::jumps::{SETTLE, is_jump, no_jump, settle};
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
@@ -38,9 +40,11 @@ pub const TESTS: &[Test] = &[
 const FUNCTION: &str = "__x64_sys_umask";
 const CALLS: u64 = 50;
 const JUMP_LEN: u64 = 5;
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(20);
 
-/// The guest's kprobe is at the first place of a function that can be probed, or right behind; the bytes of
-/// the function before, and offsets from its start: of that place, and of the instructions from there on.
+/// A function as it is without kprobes: its bytes, and its instructions from the first on that can be probed,
+/// by their offsets. The guest's kprobe is on one of the first two.
 struct Place {
     start: u64,
     text: Vec<u8>,
@@ -68,15 +72,51 @@ impl Place {
         })
     }
 
-    /// Fails if the text isn't as it was.
+    /// Fails if the text doesn't become what it was: a worker of the guest's puts back what its jump was over.
     async fn unchanged(&self, guest: &Guest, when: &str) -> Result<(), Failure> {
-        let now = guest.memory(self.start, self.text.len()).await?;
+        let begun = Instant::now();
+        loop {
+            let now = guest.memory(self.start, self.text.len()).await?;
+            if now == self.text {
+                return Ok(());
+            }
+            check!(
+                begun.elapsed() < SETTLE,
+                "{when}: {now:02x?} instead of {:02x?}",
+                self.text
+            );
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// Waits until a probe that the guest's kprobe has kept from being a jump is one.
+async fn becomes_jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
+    let begun = Instant::now();
+    loop {
+        let probe = guest.listed(name).await?;
+        if is_jump(&probe) {
+            return Ok(probe);
+        }
         check!(
-            now == self.text,
-            "{when}: {now:02x?} instead of {:02x?}",
-            self.text
+            begun.elapsed() < SETTLE,
+            "{name} stays a breakpoint: {probe:?}"
         );
-        Ok(())
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Probes the function as soon as the guest's worker has taken its kprobe out of its table.
+async fn probe(guest: &Guest) -> Result<(), Failure> {
+    let begun = Instant::now();
+    loop {
+        match guest.probe(&format!("ours={FUNCTION}")).await {
+            Ok(_) => return Ok(()),
+            Err(Failure::Client(error))
+                if error.to_string().contains("kprobe of its own") && begun.elapsed() < SETTLE => {}
+            Err(other) => return Err(other),
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -136,7 +176,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
 
         // On the next one, which our jump would overwrite.
         begin(&mut guest, "kprobe-switched", second).await?;
-        guest.probe(&format!("ours={FUNCTION}")).await?;
+        probe(&guest).await?;
         let told = no_jump(&guest, "ours").await?.optimization;
         let kind = told.unwrap_or_default().reason_kind;
         check_eq!(kind, "guest kprobe", "why ours is no jump");
@@ -148,9 +188,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
         hits(&guest, "ours", 2 * CALLS).await?;
         end(&mut guest).await?;
         // It becomes a jump when the guest's is gone.
-        while !is_jump(&guest.listed("ours").await?) {
-            settle(&guest, &["ours"]).await?;
-        }
+        becomes_jump(&guest, "ours").await?;
         guest
             .work(&format!("threads syscall=umask count={CALLS}"))
             .await?;
@@ -168,8 +206,8 @@ fn on_our_jump(cx: &Context) -> TestResult {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
         let place = Place::find(&guest).await?;
         let first = place.starts[0];
-        guest.probe(&format!("ours={FUNCTION}")).await?;
-        jump(&guest, "ours").await?;
+        probe(&guest).await?;
+        becomes_jump(&guest, "ours").await?;
         begin(&mut guest, "kprobe-switched", first).await?;
         guest.remove(&["ours"]).await?;
         let refused = guest.refusal(&format!("ours={FUNCTION}")).await?;
@@ -184,8 +222,8 @@ fn on_our_jump(cx: &Context) -> TestResult {
         guest
             .work(&format!("threads syscall=umask count={CALLS}"))
             .await?;
-        guest.probe(&format!("ours={FUNCTION}")).await?;
-        jump(&guest, "ours").await?;
+        probe(&guest).await?;
+        becomes_jump(&guest, "ours").await?;
         guest
             .work(&format!("threads syscall=umask count={CALLS}"))
             .await?;
