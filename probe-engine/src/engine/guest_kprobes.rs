@@ -168,7 +168,7 @@ pub(super) fn released(
         };
         let text = table.text(memory, range.start, 1);
         let int3 = matches!(text, Some(Ok(text)) if text == [INT3]);
-        kprobes.overlapping(range.clone()).is_none() && !int3
+        !kprobes.changing && kprobes.overlapping(range.clone()).is_none() && !int3
     };
     table.sites().filter(is_released).cloned().collect()
 }

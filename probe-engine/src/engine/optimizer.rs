@@ -156,7 +156,10 @@ impl Engine {
             let jump = Arc::clone(jump);
             let refused = match &kprobes {
                 None => None,
-                Some(Err(why)) => Some(why.clone()),
+                Some(Err(why)) => {
+                    let why = why.clone();
+                    Some(why.while_guest_is_in(jump.region.range()))
+                }
                 Some(Ok(kprobes)) => guest_kprobes::in_region(kprobes, jump.region.range()),
             };
             if kprobes.is_none() || refused.is_some() {
