@@ -36,6 +36,14 @@ pub struct Variables {
     pub pid: Option<u32>,
     /// See [`Environment::tgid`].
     pub tgid: Option<u32>,
+    /// See [`Environment::stack_canary`].
+    pub stack_canary: Option<u32>,
+    /// Where a task has its state (`__state`, `state` before 5.14), and its size in bytes.
+    pub state: Option<(u32, u8)>,
+    /// Where a task says whether it is on a CPU (32 bits).
+    pub on_cpu: Option<u32>,
+    /// Where a task has its name (16 bytes).
+    pub comm: Option<u32>,
 }
 
 impl Variables {
@@ -58,6 +66,15 @@ impl Variables {
             cpu_number: variable("cpu_number", 4),
             pid: member("task_struct", "pid", 4),
             tgid: member("task_struct", "tgid", 4),
+            stack_canary: member("task_struct", "stack_canary", 8),
+            state: [("__state", 4), ("state", 8)]
+                .into_iter()
+                .find_map(|(name, size)| {
+                    let offset = member("task_struct", name, size.into())?;
+                    Some((offset, size))
+                }),
+            on_cpu: member("task_struct", "on_cpu", 4),
+            comm: member("task_struct", "comm", 16),
         }
     }
 }
@@ -133,6 +150,7 @@ impl PerCpu {
                 cpu_number: variables.cpu_number,
                 pid: variables.pid,
                 tgid: variables.tgid,
+                stack_canary: variables.stack_canary,
                 following: Some(Following {
                     table: CALLS.start,
                     trampoline: TRAMPOLINE,

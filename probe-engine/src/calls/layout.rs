@@ -43,9 +43,25 @@ pub const WORD: u64 = 16;
 pub const ENTRY_TSC: u64 = 24;
 /// The registers at the function's entry by their numbers, 16 is RFLAGS.
 pub const ENTRY: u64 = 32;
+/// How many calls below it have the same place for their return address, in 32 bits: of those at one place
+/// the one that began last returns first.
+pub const LEVEL: u64 = 168;
+/// The address of the `task_struct` that made the call; 0 if that isn't known.
+pub const TASK: u64 = 176;
+/// Its stack protector's secret, 0 if it has none: no later task at the same address has the same.
+pub const CANARY: u64 = 184;
+
+/// In a key: the call isn't whole yet. Return addresses are aligned.
+pub const UNFINISHED: u64 = 1;
 
 /// The part of [`WORD`] that is the detour's number.
 pub const NUMBER: u32 = NUMBERS - 1;
+/// In [`WORD`]: its detour is still writing down how it began.
+pub const BEGINS: u32 = 1 << 27;
+/// In [`WORD`]: it has come back to the trampoline, which does the rest.
+pub const RETURNS: u32 = 1 << 28;
+/// In [`WORD`]: no probe follows it any more. It is only led on, and counts nowhere.
+pub const ORPHAN: u32 = 1 << 29;
 /// In [`WORD`]: with its ring full the vCPU waits.
 pub const LOSSLESS: u32 = 1 << 30;
 /// In [`WORD`]: the call has no record.
@@ -65,7 +81,9 @@ const _: () = {
     assert!(KEYS_LEN <= TALLIES);
     assert!(TALLIES + NUMBERS as u64 * TALLY_LEN <= CALLS);
     assert!(CALLS + BUCKETS * WAYS * CALL_LEN <= WINDOW);
-    assert!(ENTRY + 17 * 8 <= CALL_LEN);
+    assert!(ENTRY + 17 * 8 <= LEVEL);
+    assert!(CANARY + 8 <= CALL_LEN);
+    assert!(NUMBER < BEGINS);
 };
 
 /// The bucket of the call whose return address is at `slot`: its number.

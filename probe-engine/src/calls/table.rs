@@ -1,8 +1,8 @@
 //! The table as the host sees it.
 
 use super::layout::{
-    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, KEYS_LEN, MISSED, NUMBER, NUMBERS, TALLIES,
-    TALLY_LEN, WAYS, WORD,
+    ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENTRY_TSC, KEYS_LEN, LEVEL,
+    MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, UNFINISHED, WAYS, WORD,
 };
 use crate::addr::GuestPhysAddr;
 use crate::guest::{GuestMemory, MemoryError};
@@ -26,6 +26,15 @@ pub struct Tally {
     pub counted: u32,
 }
 
+/// A task of the guest's, told apart from those that come later at the same address.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    /// The address of its `task_struct`; 0 if that isn't known.
+    pub at: u64,
+    /// See [`super::layout::CANARY`].
+    pub canary: u64,
+}
+
 /// A call in the table. It may have come to its end, if its task has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
@@ -33,10 +42,34 @@ pub struct Call {
     index: u64,
     /// Where its return address is.
     pub slot: u64,
+    /// Of the calls there the highest returns first.
+    pub level: u32,
     /// What its return address was.
     pub caller: u64,
     /// The number of the detour that follows it.
     pub number: u32,
+    /// See [`super::layout::ENTRY_TSC`].
+    pub entry_tsc: u64,
+    /// Whose call it is.
+    pub task: Task,
+    word: u32,
+}
+
+impl Call {
+    /// Whether its detour still writes to it.
+    pub fn begins(&self) -> bool {
+        self.word & BEGINS != 0
+    }
+
+    /// Whether the trampoline is at work on it: then it is nobody else's to change.
+    pub fn returns(&self) -> bool {
+        self.word & RETURNS != 0
+    }
+
+    /// Whether no probe follows it any more.
+    pub fn is_orphan(&self) -> bool {
+        self.word & ORPHAN != 0
+    }
 }
 
 impl Calls {
@@ -78,7 +111,8 @@ impl Calls {
         Ok(tallies.iter().map(tally).collect())
     }
 
-    /// All calls in it. For when the guest stands still.
+    /// All calls in it that are whole. For when the guest stands still; while it runs, what is told of a call
+    /// may be of two.
     ///
     /// # Errors
     /// It isn't memory.
@@ -86,16 +120,25 @@ impl Calls {
         let mut bytes = vec![0; KEYS_LEN as usize];
         memory.read(self.window, &mut bytes)?;
         let (keys, _) = bytes.as_chunks();
-        let used = |(_, key): &(u64, u64)| *key != 0;
+        let used = |(_, key): &(u64, u64)| *key != 0 && *key & UNFINISHED == 0;
         let keys = keys.iter().map(|key| u64::from_le_bytes(*key));
         let mut calls = Vec::new();
         for (index, slot) in (0..).zip(keys).filter(used) {
             let at = self.call(index);
+            let get = |offset| word(memory, at.wrapping_add(offset));
+            let flags = get(WORD)? as u32;
             calls.push(Call {
                 index,
                 slot,
-                caller: word(memory, at.wrapping_add(CALLER))?,
-                number: word(memory, at.wrapping_add(WORD))? as u32 & NUMBER,
+                level: get(LEVEL)? as u32,
+                caller: get(CALLER)?,
+                number: flags & NUMBER,
+                entry_tsc: get(ENTRY_TSC)?,
+                task: Task {
+                    at: get(TASK)?,
+                    canary: get(CANARY)?,
+                },
+                word: flags,
             });
         }
         Ok(calls)
@@ -106,14 +149,33 @@ impl Calls {
     /// # Errors
     /// It isn't memory.
     pub fn remove(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
+        if !call.is_orphan() {
+            self.uncount(memory, call)?;
+        }
+        put(memory, self.window.wrapping_add(call.index * 8), 0)
+    }
+
+    /// Has a call count nowhere any more, while the guest stands still: it is only led on.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn orphan(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
+        if call.is_orphan() {
+            return Ok(());
+        }
+        self.uncount(memory, call)?;
+        let at = self.call(call.index).wrapping_add(WORD);
+        memory.write(at, &(call.word | ORPHAN).to_le_bytes())
+    }
+
+    fn uncount(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
         let active = self
             .window
             .wrapping_add(TALLIES + u64::from(call.number) * TALLY_LEN + ACTIVE);
         let mut counter = [0; 4];
         memory.read(active, &mut counter)?;
         let less = u32::from_le_bytes(counter).saturating_sub(1);
-        memory.write(active, &less.to_le_bytes())?;
-        put(memory, self.window.wrapping_add(call.index * 8), 0)
+        memory.write(active, &less.to_le_bytes())
     }
 
     /// Lets a call go on to another caller when it has returned, while the guest stands still.

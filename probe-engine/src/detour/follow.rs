@@ -1,11 +1,11 @@
 //! A return probe's part of a detour: has the call that is beginning followed.
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, qword_ptr, registers as reg};
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers as reg};
 
 use super::frame::{Frame, Needed, RAX, RSP, gpr};
 use super::{DetourError, Environment, Follow, record};
-use crate::calls::layout::{COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER};
+use crate::calls::layout::{BEGINS, COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER, WORD};
 use crate::probe::RegisterSet;
 
 /// Numbers of registers that the trampoline's routine takes and changes, besides RAX.
@@ -72,7 +72,8 @@ fn keep(a: &mut CodeAssembler, frame: &Frame, set: RegisterSet) -> Result<(), Ic
     a.mov(reg::r10, reg::rdx)?;
     record::time(a)?;
     a.mov(qword_ptr(call + ENTRY_TSC), reg::rax)?;
-    a.mov(reg::rdx, reg::r10)
+    a.mov(reg::rdx, reg::r10)?;
+    a.and(dword_ptr(call + WORD), !BEGINS.cast_signed())
 }
 
 impl Follow {
@@ -87,7 +88,8 @@ impl Follow {
     /// What the trampoline's routine takes in R10.
     fn argument(self, number: u32) -> u64 {
         let flag = |on, flag| if on { flag } else { 0 };
-        let word = number & NUMBER | flag(!self.records, COUNTS) | flag(self.lossless, LOSSLESS);
+        let kind = if self.records { BEGINS } else { COUNTS };
+        let word = number & NUMBER | kind | flag(self.lossless, LOSSLESS);
         u64::from(self.limit) << 32 | u64::from(word)
     }
 }

@@ -91,6 +91,8 @@ pub struct Environment {
     pub pid: Option<u32>,
     /// Where `tgid` is in `task_struct` (32 bits).
     pub tgid: Option<u32>,
+    /// Where `stack_canary` is in `task_struct` (64 bits).
+    pub stack_canary: Option<u32>,
     /// What return probes need.
     pub following: Option<Following>,
 }

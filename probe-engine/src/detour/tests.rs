@@ -17,6 +17,7 @@ const ENVIRONMENT: Environment = Environment {
     cpu_number: Some(0x1fb48),
     pid: Some(0x4e0),
     tgid: Some(0x4e4),
+    stack_canary: Some(0x4e8),
     following: Some(Following {
         table: GuestVirtAddr(0xffff_ffff_0100_0000),
         trampoline: GuestVirtAddr(0xffff_ffff_7fff_f800),

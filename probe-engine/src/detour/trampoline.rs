@@ -3,6 +3,13 @@
 //! A call is followed by the task that makes it, so nobody else looks for the same key; but several vCPUs
 //! may want the same free place in a bucket. Interrupts may hit anywhere, and be probed themselves: their
 //! calls have their return addresses elsewhere on the stack.
+//!
+//! Calls at one place are a stack: functions that have jumped into each other. In between somebody else, such
+//! as the guest's own `function_graph` or kretprobes, may have put an address of his in the place of ours; he
+//! gives it back when what began later has returned.
+//!
+//! The host may look at the table between any two instructions. It finds a key only of a call that is whole
+//! and leaves one alone that has begun to return, so each call is counted out once: by us or by it.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister32, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr,
@@ -14,8 +21,9 @@ use super::frame::{Frame, Needed, RSP};
 use super::record::{self, Full as FullRing, Trap};
 use super::{Dead, DetourError, Environment, Following, Full};
 use crate::calls::layout::{
-    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, ENTER, ENTRY, ENTRY_TSC, HASH, LOSSLESS,
-    MISSED, NUMBER, ORIGIN, TALLIES, TALLY_LEN, TRAMPOLINES, WAYS, WORD,
+    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENTER, ENTRY, ENTRY_TSC, HASH,
+    LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
+    TRAMPOLINES, UNFINISHED, WAYS, WORD,
 };
 use crate::probe::RegisterSet;
 use crate::ring::layout;
@@ -45,7 +53,7 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
     // leaves room for the caller's address.
     a.call(body)?;
     a.db(&[INT3; ENTER as usize - CALL])?;
-    enter(&mut a, &following)?;
+    enter(&mut a, environment, &following)?;
     a.set_label(&mut body)?;
     let trap = leave(&mut a, environment, &following)?;
 
@@ -83,10 +91,25 @@ const WAY: AsmRegister64 = reg::rcx;
 /// half how many calls of the detour may be followed at a time.
 ///
 /// RAX is the call's place in the table then, or 0 if it isn't followed. R10, R11 and flags are lost.
-fn enter(a: &mut CodeAssembler, following: &Following) -> Result<(), IcedError> {
+fn enter(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    following: &Following,
+) -> Result<(), IcedError> {
     let [mut nested, mut insert, mut got, mut undo, mut out] = labels(a);
     let (tally, origin, spare) = (reg::rbx, reg::rsi, reg::rdi);
-    let saved = [TABLE, WAY, tally, origin, spare, reg::rdx];
+    let (task, canary, level) = (reg::r8, reg::r12, reg::r13d);
+    let saved = [
+        TABLE,
+        WAY,
+        tally,
+        origin,
+        spare,
+        reg::rdx,
+        task,
+        canary,
+        reg::r13,
+    ];
     for register in saved {
         a.push(register)?;
     }
@@ -100,6 +123,8 @@ fn enter(a: &mut CodeAssembler, following: &Following) -> Result<(), IcedError> 
     a.jae(undo)?;
 
     to_bucket(a)?;
+    to_task(a, environment, (task, reg::r8d), (canary, reg::r12d))?;
+    a.xor(level, level)?;
     a.mov(origin, qword_ptr(SLOT))?;
     a.mov(spare, following.trampoline.0)?;
     a.mov(reg::rax, origin)?;
@@ -107,23 +132,37 @@ fn enter(a: &mut CodeAssembler, following: &Following) -> Result<(), IcedError> 
     a.cmp(reg::rax, TRAMPOLINES as i32)?;
     a.jb(nested)?;
 
-    // Such a call has not returned, and never will: its task has ended.
+    // Others may be at the same place: one that has jumped here by way of somebody who has taken its return
+    // address too, and returns after this one; or one of another task, which has ended, as the stack is
+    // this one's now.
     each_key(a, |a, next| {
+        let [mut ended, mut uncounted] = labels(a);
         a.cmp(key(), SLOT)?;
         a.jne(next)?;
         to_call(a, spare)?;
+        a.cmp(qword_ptr(spare + TASK), task)?;
+        a.jne(ended)?;
+        a.cmp(qword_ptr(spare + CANARY), canary)?;
+        a.jne(ended)?;
+        above(a, level, spare, next)?;
+        a.jmp(next)?;
+        a.set_label(&mut ended)?;
         a.mov(reg::eax, dword_ptr(spare + WORD))?;
+        a.test(reg::eax, ORPHAN as i32)?;
+        a.jne(uncounted)?;
         to_tally(a, spare, reg::edi, reg::eax)?;
         a.lock().dec(dword_ptr(spare + ACTIVE))?;
+        a.set_label(&mut uncounted)?;
         a.mov(key(), 0)
     })?;
 
     a.set_label(&mut insert)?;
+    a.lea(spare, qword_ptr(SLOT + UNFINISHED))?;
     each_key(a, |a, next| {
         a.cmp(key(), 0)?;
         a.jne(next)?;
         a.xor(reg::eax, reg::eax)?;
-        a.lock().cmpxchg(key(), SLOT)?;
+        a.lock().cmpxchg(key(), spare)?;
         a.je(got)
     })?;
     a.set_label(&mut undo)?;
@@ -139,9 +178,13 @@ fn enter(a: &mut CodeAssembler, following: &Following) -> Result<(), IcedError> 
     a.set_label(&mut got)?;
     to_call(a, reg::rax)?;
     a.mov(dword_ptr(reg::rax + WORD), reg::edx)?;
+    a.mov(dword_ptr(reg::rax + LEVEL), level)?;
     a.mov(qword_ptr(reg::rax + ORIGIN), origin)?;
+    a.mov(qword_ptr(reg::rax + TASK), task)?;
+    a.mov(qword_ptr(reg::rax + CANARY), canary)?;
     a.mov(spare, qword_ptr(SLOT))?;
     a.mov(qword_ptr(reg::rax + CALLER), spare)?;
+    a.mov(key(), SLOT)?;
     a.mov(spare, following.trampoline.0)?;
     a.mov(qword_ptr(SLOT), spare)?;
     a.jmp(out)?;
@@ -154,11 +197,44 @@ fn enter(a: &mut CodeAssembler, following: &Following) -> Result<(), IcedError> 
     each_key(a, |a, next| {
         a.cmp(key(), SLOT)?;
         a.jne(next)?;
-        to_call(a, reg::rax)?;
-        a.mov(origin, qword_ptr(reg::rax + ORIGIN))?;
-        a.jmp(insert)
+        to_call(a, spare)?;
+        above(a, level, spare, next)?;
+        a.mov(origin, qword_ptr(spare + ORIGIN))
     })?;
+    a.test(level, level)?;
+    a.jne(insert)?;
     a.jmp(undo)
+}
+
+/// Puts a level above the call's, or leads on to the next call if it is already.
+fn above(
+    a: &mut CodeAssembler,
+    level: AsmRegister32,
+    call: AsmRegister64,
+    next: CodeLabel,
+) -> Result<(), IcedError> {
+    a.mov(reg::eax, dword_ptr(call + LEVEL))?;
+    a.inc(reg::eax)?;
+    a.cmp(reg::eax, level)?;
+    a.jbe(next)?;
+    a.mov(level, reg::eax)
+}
+
+/// Finds out whose call it is: each a register and its lower half.
+fn to_task(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    (task, low): (AsmRegister64, AsmRegister32),
+    (canary, canary_low): (AsmRegister64, AsmRegister32),
+) -> Result<(), IcedError> {
+    match environment.current_task {
+        Some(current) => a.mov(task, qword_ptr(current).gs())?,
+        None => a.xor(low, low)?,
+    }
+    match environment.current_task.and(environment.stack_canary) {
+        Some(at) => a.mov(canary, qword_ptr(task + at)),
+        None => a.xor(canary_low, canary_low),
+    }
 }
 
 /// What a followed call returns to. RSP is at what was its return address.
@@ -167,7 +243,7 @@ fn leave(
     environment: &Environment,
     following: &Following,
 ) -> Result<Trap, IcedError> {
-    let [mut chosen, mut counts, mut done, mut lost] = labels(a);
+    let [mut counts, mut done, mut gone, mut lost] = labels(a);
     let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
     let mut frame = Frame::default();
     frame.save_flags(a)?;
@@ -177,23 +253,27 @@ fn leave(
     a.mov(TABLE, following.table.0)?;
     a.lea(SLOT, qword_ptr(reg::rsp + frame.depth()))?;
     to_bucket(a)?;
-    a.mov(reg::r13, following.trampoline.0)?;
     a.xor(reg::ebx, reg::ebx)?;
-    // Of several calls the one goes first that another one has jumped to.
+    a.xor(reg::r13d, reg::r13d)?;
+    // Of several calls the one goes first that began last.
     each_key(a, |a, next| {
         a.cmp(key(), SLOT)?;
         a.jne(next)?;
-        to_call(a, call)?;
-        a.mov(way, WAY)?;
-        a.cmp(qword_ptr(call + CALLER), reg::r13)?;
-        a.je(chosen)
+        to_call(a, reg::rdi)?;
+        above(a, reg::r13d, reg::rdi, next)?;
+        a.mov(call, reg::rdi)?;
+        a.mov(way, WAY)
     })?;
     a.test(call, call)?;
     a.je(lost)?;
-    a.set_label(&mut chosen)?;
+    // From here on the host leaves the call to us.
+    a.lock()
+        .bts(dword_ptr(call + WORD), RETURNS.trailing_zeros())?;
+    a.mov(word, dword_ptr(call + WORD))?;
     a.mov(reg::rax, qword_ptr(call + CALLER))?;
     a.mov(qword_ptr(SLOT), reg::rax)?;
-    a.mov(word, dword_ptr(call + WORD))?;
+    a.test(word, ORPHAN as i32)?;
+    a.jne(gone)?;
     to_tally(a, tally, reg::r15d, word)?;
     a.test(word, word)?;
     a.js(counts)?;
@@ -203,6 +283,7 @@ fn leave(
     a.lock().inc(dword_ptr(tally + COUNTED))?;
     a.set_label(&mut done)?;
     a.lock().dec(dword_ptr(tally + ACTIVE))?;
+    a.set_label(&mut gone)?;
     a.mov(qword_ptr(BUCKET + way * 8), 0)?;
     let all = Needed::live(Dead::default());
     frame.restore(a, all)?;

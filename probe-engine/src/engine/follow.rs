@@ -1,10 +1,12 @@
 //! Calls that detours follow, as far as the host has to do with them.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::jump::WhyNot;
-use super::returns::{interrupted_at, read_word, write_word};
+use super::returns::{read_word, write_word};
+use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::addr::GuestVirtAddr;
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
@@ -50,54 +52,120 @@ impl Engine {
         }
     }
 
-    /// Follows no call any more that began at one of these addresses: return addresses are put back.
-    ///
-    /// A vCPU or a task may be in the middle of our code for a call. That call stays in the table, and ends
-    /// as it would have; nobody is told of it.
+    /// Follows no call any more that began at one of these addresses; [`Self::tidy_calls`] puts their return
+    /// addresses back.
     pub(super) fn forget_followed(
         &self,
-        guest: &dyn StoppedGuest,
+        memory: &dyn GuestMemory,
         gone: &BTreeSet<GuestVirtAddr>,
     ) -> Result<(), MemoryError> {
         let Some((calls, numbers)) = self.followed_at(gone) else {
             return Ok(());
         };
-        let memory = guest.memory();
-        let tables = self.kernel_tables(guest);
-        let busy: Vec<_> = (0..guest.vcpus())
-            .filter_map(|vcpu| guest.registers(vcpu).ok())
-            .filter(|registers| self.arena_covers(GuestVirtAddr(registers.rip)))
-            .map(|registers| registers.rsp.wrapping_sub(8))
-            .collect();
-        let is_busy = |slot: u64, tables: PageTables| {
-            busy.iter().any(|rsp| slot.wrapping_sub(*rsp) < DEPTH)
-                || interrupted_at(memory, tables, slot, TRAMPOLINE).is_some()
-        };
-        let mut under_way = calls.under_way(memory)?;
-        under_way.sort_unstable_by_key(|call| call.slot);
-        for nested in under_way.chunk_by(|one, other| one.slot == other.slot) {
-            let slot = nested[0].slot;
-            let mapped = tables
-                .iter()
-                .find(|tables| read_word(memory, **tables, slot) == Some(TRAMPOLINE.0));
-            let Some(tables) = mapped.filter(|tables| !is_busy(slot, **tables)) else {
-                continue;
-            };
-            let (ended, left): (Vec<&Call>, Vec<&Call>) = nested
-                .iter()
-                .partition(|call| numbers.contains(&call.number));
-            // The call that has not jumped from another one, if it is among them, knows the caller.
-            let outermost = ended.iter().find(|call| call.caller != TRAMPOLINE.0);
-            if let Some(outermost) = outermost {
-                match left.first() {
-                    Some(other) => calls.set_caller(memory, other, outermost.caller)?,
-                    None => write_word(memory, *tables, slot, outermost.caller),
-                }
-            }
-            for call in ended {
-                calls.remove(memory, call)?;
-            }
+        let under_way = calls.under_way(memory)?.into_iter();
+        let ended = under_way.filter(|call| numbers.contains(&call.number) && !call.returns());
+        for call in ended {
+            calls.orphan(memory, &call)?;
         }
         Ok(())
     }
+
+    /// Puts return addresses back that nobody needs, and forgets calls of tasks that have ended. What can't be
+    /// put back yet is led on by the trampoline, as long as it takes.
+    pub(super) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
+        let frames = self.tidy_frames(guest);
+        // Where memory can't be read, calls end as they would have.
+        let followed = self.tidy_followed(guest).unwrap_or_default();
+        if frames || followed {
+            self.untidy.store(true, Ordering::Relaxed);
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The detours' part of [`Self::tidy_calls`]. Whether it is worth while to try again soon.
+    fn tidy_followed(&self, guest: &dyn StoppedGuest) -> Result<bool, MemoryError> {
+        let Some(calls) = self.table_of_calls() else {
+            return Ok(false);
+        };
+        let memory = guest.memory();
+        let mut under_way = calls.under_way(memory)?;
+        if under_way.is_empty() {
+            return Ok(false);
+        }
+        let tables = self.kernel_tables(guest);
+        let vcpus = vcpus(guest);
+        let unknown = any_on_entry_stack(&vcpus);
+        let busy: Vec<_> = vcpus
+            .iter()
+            .filter(|(_, registers)| self.arena_covers(GuestVirtAddr(registers.rip)))
+            .map(|(_, registers)| registers.rsp.wrapping_sub(8))
+            .collect();
+        // Nobody else may change what the trampoline is at work on.
+        under_way.retain(|call| !call.returns());
+        under_way.sort_by_key(|call| (call.slot, call.level));
+        let mut again = false;
+        for stack in under_way.chunk_by(|one, other| one.slot == other.slot) {
+            let slot = stack[0].slot;
+            let (ended, stack): (Vec<Call>, Vec<Call>) = stack
+                .iter()
+                .partition(|call| self.has_ended(memory, &tables, call.task));
+            for call in ended {
+                calls.remove(memory, &call)?;
+            }
+            if !stack.iter().any(Call::is_orphan) {
+                continue;
+            }
+            let stands = busy.iter().any(|rsp| slot.wrapping_sub(*rsp) < DEPTH);
+            if unknown || stands || stack.iter().any(Call::begins) {
+                again = true;
+                continue;
+            }
+            put_back(memory, &calls, stack, &tables)?;
+        }
+        Ok(again)
+    }
+
+    /// Whether calls of tasks that have ended are in the table, while the guest runs.
+    pub(super) fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
+        let tables = self.returns().tables;
+        let under_way = self
+            .table_of_calls()
+            .and_then(|calls| calls.under_way(memory).ok());
+        let mut tasks = under_way.into_iter().flatten().map(|call| call.task);
+        tables.is_some_and(|tables| tasks.any(|task| self.has_ended(memory, &[tables], task)))
+    }
+}
+
+/// Takes those calls of one place, the newest last, out of the table and the stack that nobody needs.
+fn put_back(
+    memory: &dyn GuestMemory,
+    calls: &Calls,
+    mut stack: Vec<Call>,
+    tables: &[PageTables],
+) -> Result<(), MemoryError> {
+    // Below the newest there are those that another one has jumped to, straight or by way of somebody who
+    // has taken the return address too. He will still give it back.
+    for upper in (1..stack.len()).rev() {
+        let lower = upper - 1;
+        if stack[lower].is_orphan() && stack[upper].caller == TRAMPOLINE.0 {
+            let orphan = stack.remove(lower);
+            calls.set_caller(memory, &stack[lower], orphan.caller)?;
+            stack[lower].caller = orphan.caller;
+            calls.remove(memory, &orphan)?;
+        }
+    }
+    let Some(newest) = stack.last().filter(|call| call.is_orphan()) else {
+        return Ok(());
+    };
+    let slot = newest.slot;
+    let mapped = tables
+        .iter()
+        .find(|tables| read_word(memory, **tables, slot) == Some(TRAMPOLINE.0));
+    if let Some(tables) = mapped
+        && interrupted_at(memory, *tables, slot, TRAMPOLINE).is_none()
+    {
+        write_word(memory, *tables, slot, newest.caller);
+        calls.remove(memory, newest)?;
+    }
+    Ok(())
 }

@@ -30,9 +30,11 @@ mod registry;
 mod returns;
 mod rings;
 mod site;
+mod standing;
 mod step;
 mod switch;
 mod table;
+mod tasks;
 mod trap;
 mod watch;
 mod way;
@@ -130,6 +132,10 @@ pub struct Engine {
     unsettled: AtomicBool,
     /// How often jumps have waited in a row because the guest was changing its kprobes.
     deferred: AtomicU32,
+    /// Whether calls of tasks that have ended may take the room of others.
+    crowded: AtomicBool,
+    /// Whether return addresses couldn't be put back for a moment.
+    untidy: AtomicBool,
 }
 
 impl Engine {
@@ -155,6 +161,8 @@ impl Engine {
             walks: Mutex::default(),
             unsettled: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
+            crowded: AtomicBool::new(false),
+            untidy: AtomicBool::new(false),
         }
     }
 

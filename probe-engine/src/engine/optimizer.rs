@@ -34,12 +34,14 @@ pub struct Prepared {
     verdicts: Vec<(Arc<Site>, Verdict)>,
     /// The guest has given a jump back that it held.
     takes_back: bool,
+    /// Calls that were followed are over, or are to be.
+    tidies: bool,
 }
 
 impl Prepared {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.verdicts.is_empty() && !self.takes_back
+        self.verdicts.is_empty() && !self.takes_back && !self.tidies
     }
 }
 
@@ -112,6 +114,8 @@ impl Engine {
         Prepared {
             verdicts: ready,
             takes_back: self.may_take_back(memory),
+            tidies: self.untidy.swap(false, Ordering::Relaxed)
+                || self.crowded.swap(false, Ordering::Relaxed) && self.any_call_has_ended(memory),
         }
     }
 
@@ -142,6 +146,8 @@ impl Engine {
     ) -> Result<usize, ChangeError> {
         let _registry = self.registry();
         let memory = guest.memory();
+        self.returns().tables = self.kernel_tables(guest).first().copied();
+        self.tidy_calls(guest);
         self.take_back(memory)?;
         let before = self.table();
         let mut table = Table::clone(&before);

@@ -93,6 +93,7 @@ impl Engine {
         let mut registry = self.registry();
         let before = self.table();
         let mut table = Table::clone(&before);
+        self.tidy_calls(guest);
         self.make_room(guest, specs.len());
         let kprobes = self.guest_kprobes(guest);
         let is_code = |spec: &ProbeSpec| !matches!(spec.kind, ProbeKind::Watch { .. });
@@ -304,7 +305,7 @@ impl Engine {
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
         let table = table.changed();
         self.switch(guest.memory(), &before, &table)?;
-        self.forget_calls(guest, &gone);
+        self.forget_calls(&gone);
         let followed = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
         let still: BTreeSet<_> = rest
             .iter()
@@ -314,7 +315,8 @@ impl Engine {
         let ended = removed.iter().filter(followed).map(|it| it.address());
         let ended = ended.filter(|at| !still.contains(at)).collect();
         // Where memory can't be read, calls end as they would have.
-        let _result = self.forget_followed(guest, &ended);
+        let _result = self.forget_followed(guest.memory(), &ended);
+        self.tidy_calls(guest);
         self.release_copies(&before, &table);
         for probe in &removed {
             registry.remove(probe.id);

@@ -11,8 +11,10 @@ use std::sync::Arc;
 
 use super::record::Probe;
 use super::site::Site;
+use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use super::{Action, Engine};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId, Tsc};
+use crate::calls::Task;
 use crate::event::{Detail, Event, EventSink};
 use crate::guest::{GuestMemory, StoppedGuest};
 use crate::paging::{self, PageTables};
@@ -20,17 +22,20 @@ use crate::probe::ProbeKind;
 use crate::vcpu::{Registers, Vcpu, page_tables};
 
 /// Bytes of a return address.
-const WORD: u64 = 8;
+pub(super) const WORD: u64 = 8;
 
 /// The calls that are followed.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     /// Where their return addresses lead. None without an arena.
     pub(super) trampoline: Option<GuestVirtAddr>,
-    /// By the address of the return address.
-    frames: HashMap<u64, Frame>,
+    /// By the address of the return address. Of several the last returns first: in between somebody else
+    /// has put his own address there, and gives back what he has found.
+    frames: HashMap<u64, Vec<Frame>>,
     /// The detours' trampoline may come to an int3, as long as the guest runs.
     pub(super) traps: bool,
+    /// The kernel's page tables, once they are known.
+    pub(super) tables: Option<PageTables>,
 }
 
 /// One return address that leads to us.
@@ -38,7 +43,9 @@ pub(super) struct Returns {
 struct Frame {
     /// What it was.
     caller: u64,
-    /// The innermost call last.
+    /// On whose stack it is.
+    task: Task,
+    /// The innermost call last. Without any it only leads on.
     calls: Vec<Call>,
 }
 
@@ -56,27 +63,26 @@ impl Returns {
         self.traps || !self.frames.is_empty()
     }
 
-    /// Forgets the calls of a probe that can't return any more, because something
-    /// else is on the stack where their return address was. Whether there were any.
-    fn forget_dead(
-        &mut self,
-        memory: &dyn GuestMemory,
-        tables: PageTables,
-        probe: ProbeId,
-    ) -> bool {
-        let Some(trampoline) = self.trampoline else {
-            return false;
-        };
-        let before = self.frames.len();
-        self.frames.retain(|&at, frame| {
-            let of_probe = frame.calls.iter().any(|call| call.probe.id == probe);
-            let alive = !of_probe || is_pending(memory, tables, at, trampoline);
-            if !alive {
-                frame.calls.iter().for_each(|call| call.probe.end_call());
-            }
-            alive
+    /// Whether there are return addresses that lead to us.
+    pub(super) fn any_frame(&self) -> bool {
+        !self.frames.is_empty()
+    }
+
+    /// Forgets all calls of tasks that have ended; whether there were any.
+    fn forget_ended(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+        let mut any = false;
+        self.frames.retain(|_, frames| {
+            frames.retain(|frame| {
+                let ended = has_ended(frame.task);
+                if ended {
+                    frame.calls.iter().for_each(|call| call.probe.end_call());
+                }
+                any |= ended;
+                !ended
+            });
+            !frames.is_empty()
         });
-        self.frames.len() < before
+        any
     }
 }
 
@@ -97,6 +103,7 @@ impl Engine {
         let tables = page_tables(vcpu);
         let word = tables.and_then(|tables| Word::at(memory, tables, at));
         let found = word.and_then(|word| word.read(memory));
+        let task = self.current_task(memory, vcpu);
         let mut returns = self.returns();
         let (Some(tables), Some(word), Some(found), Some(trampoline)) =
             (tables, word, found, returns.trampoline)
@@ -105,23 +112,22 @@ impl Engine {
             return;
         };
         let shared = found == trampoline.0;
-        if !shared && let Some(stale) = returns.frames.remove(&at) {
-            // That call never returned: its task has ended inside.
-            stale.calls.iter().for_each(|call| call.probe.end_call());
-        }
         if shared && !returns.frames.contains_key(&at) {
             probes.for_each(|probe| probe.miss());
             return;
         }
+        if !shared {
+            // The stack is this task's now: whoever else had it has ended.
+            returns.forget_others(at, task);
+        }
+        let has_ended = |task| self.has_ended(memory, &[tables], task);
         let calls: Vec<_> = probes
             .filter(|probe| {
                 // Tasks may have ended inside the function, and their calls with them.
-                probe.begin_call()
-                    || returns.forget_dead(memory, tables, probe.id) && probe.begin_call()
-                    || {
-                        probe.miss();
-                        false
-                    }
+                probe.begin_call() || returns.forget_ended(has_ended) && probe.begin_call() || {
+                    probe.miss();
+                    false
+                }
             })
             .map(|probe| Call {
                 probe: Arc::clone(probe),
@@ -135,14 +141,16 @@ impl Engine {
         if calls.is_empty() {
             return;
         }
-        if let Some(frame) = returns.frames.get_mut(&at) {
+        let newest = returns.frames.get_mut(&at).and_then(|it| it.last_mut());
+        if let Some(frame) = newest.filter(|_| shared) {
             frame.calls.extend(calls);
         } else if word.write(memory, trampoline.0) {
             let frame = Frame {
                 caller: found,
+                task,
                 calls,
             };
-            returns.frames.insert(at, frame);
+            returns.frames.entry(at).or_default().push(frame);
         } else {
             for call in calls {
                 call.probe.end_call();
@@ -167,19 +175,22 @@ impl Engine {
         }
         let tables = page_tables(vcpu);
         let mut returns = self.returns();
-        let Some((tables, frame)) = tables.zip(returns.frames.get_mut(&at)) else {
+        let newest = returns.frames.get_mut(&at).and_then(|it| it.last_mut());
+        let Some((tables, frame)) = tables.zip(newest) else {
             return;
         };
+        let mut any = false;
         for probe in probes {
             let last = frame
                 .calls
                 .pop_if(|call| call.probe.id == probe.id && call.entry.rip == site.virt.0);
             last.iter().for_each(|call| call.probe.end_call());
+            any |= last.is_some();
         }
-        if frame.calls.is_empty() {
+        if any && frame.calls.is_empty() {
             // It was written a moment ago.
             write_word(memory, tables, at, frame.caller);
-            returns.frames.remove(&at);
+            returns.pop(at);
         }
     }
 
@@ -187,7 +198,7 @@ impl Engine {
     /// what the return address was.
     pub(super) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
-        let Some(frame) = self.returns().frames.remove(&at) else {
+        let Some(frame) = self.returns().pop(at) else {
             // The guest itself jumps there.
             return Action::GiveBack;
         };
@@ -220,16 +231,11 @@ impl Engine {
         Action::Resume
     }
 
-    /// Follows no call for these probes any more: return addresses that nobody
-    /// needs are put back.
-    pub(super) fn forget_calls(&self, guest: &dyn StoppedGuest, ids: &BTreeSet<ProbeId>) {
+    /// Follows no call for these probes any more. Return addresses that nobody
+    /// needs are put back by [`Self::tidy_calls`].
+    pub(super) fn forget_calls(&self, ids: &BTreeSet<ProbeId>) {
         let mut returns = self.returns();
-        let Some(trampoline) = returns.trampoline else {
-            return;
-        };
-        let tables = self.kernel_tables(guest);
-        let mut done = Vec::new();
-        for (&at, frame) in &mut returns.frames {
+        for frame in returns.frames.values_mut().flatten() {
             frame.calls.retain(|call| {
                 let keep = !ids.contains(&call.probe.id);
                 if !keep {
@@ -237,96 +243,104 @@ impl Engine {
                 }
                 keep
             });
-            if frame.calls.is_empty() {
-                done.push((at, frame.caller));
-            }
-        }
-        let stopped_at_trampoline = stopped_at(guest, trampoline);
-        for (at, caller) in done {
-            returns.frames.remove(&at);
-            for tables in &tables {
-                put_back(guest.memory(), *tables, at, trampoline, caller);
-            }
-            for &(vcpu, registers) in &stopped_at_trampoline {
-                if registers.rsp == at.wrapping_add(WORD) {
-                    let registers = Registers {
-                        rip: caller,
-                        ..registers
-                    };
-                    // A vCPU whose registers can't be set doesn't run either.
-                    let _set = guest.set_registers(vcpu, &registers);
-                }
-            }
         }
     }
 
-    /// The kernel's own page tables, then those that the vCPUs use: until the
-    /// kernel has set its own up, only these map its stacks.
-    pub(super) fn kernel_tables(&self, guest: &dyn StoppedGuest) -> Vec<PageTables> {
-        let used: Vec<_> = (0..guest.vcpus())
-            .filter_map(|vcpu| guest.control(vcpu).ok())
-            .filter_map(|control| control.page_tables().ok())
-            .collect();
-        let own = self
-            .kernel_root()
-            .zip(used.first())
-            .map(|(root, used)| PageTables { root, ..*used });
-        own.into_iter().chain(used).collect()
+    /// Puts return addresses back that nobody needs, and forgets calls of tasks that have ended. One stays
+    /// and leads on where the guest's own tools have taken its place, as they will still give it back.
+    /// Whether some stay only because nobody knows who stands at the trampoline.
+    pub(super) fn tidy_frames(&self, guest: &dyn StoppedGuest) -> bool {
+        let mut returns = self.returns();
+        let Some(trampoline) = returns.trampoline.filter(|_| returns.any_frame()) else {
+            return false;
+        };
+        let tables = self.kernel_tables(guest);
+        returns.forget_ended(|task| self.has_ended(guest.memory(), &tables, task));
+        let vcpus = vcpus(guest);
+        let unknown = any_on_entry_stack(&vcpus);
+        let mut again = false;
+        returns.frames.retain(|&at, frames| {
+            let newest = frames.last().filter(|frame| frame.calls.is_empty());
+            let Some(caller) = newest.map(|frame| frame.caller) else {
+                return true;
+            };
+            let returned = vcpus.iter().find(|(_, registers)| {
+                registers.rip == trampoline.0 && registers.rsp == at.wrapping_add(WORD)
+            });
+            let done = if let Some((vcpu, registers)) = returned {
+                let registers = Registers {
+                    rip: caller,
+                    ..*registers
+                };
+                // A vCPU whose registers can't be set doesn't run either.
+                let _set = guest.set_registers(*vcpu, &registers);
+                true
+            } else if unknown {
+                again = true;
+                false
+            } else {
+                put_back(guest.memory(), &tables, at, trampoline, caller)
+            };
+            if done {
+                frames.pop();
+            }
+            !frames.is_empty()
+        });
+        again
     }
 }
 
-/// vCPUs about to execute the instruction at `at`.
-fn stopped_at(guest: &dyn StoppedGuest, at: GuestVirtAddr) -> Vec<(u32, Registers)> {
-    (0..guest.vcpus())
-        .filter_map(|vcpu| Some((vcpu, guest.registers(vcpu).ok()?)))
-        .filter(|(_, registers)| registers.rip == at.0)
-        .collect()
+impl Returns {
+    /// The newest of the frames there, which is none any more.
+    fn pop(&mut self, at: u64) -> Option<Frame> {
+        let frames = self.frames.get_mut(&at)?;
+        let newest = frames.pop();
+        if frames.is_empty() {
+            self.frames.remove(&at);
+        }
+        newest
+    }
+
+    /// Forgets the calls of other tasks with their return address there.
+    fn forget_others(&mut self, at: u64, task: Task) {
+        let Some(frames) = self.frames.get_mut(&at) else {
+            return;
+        };
+        frames.retain(|frame| {
+            let other = frame.task != task;
+            if other {
+                frame.calls.iter().for_each(|call| call.probe.end_call());
+            }
+            !other
+        });
+        if frames.is_empty() {
+            self.frames.remove(&at);
+        }
+    }
 }
 
-/// Whether the call with its return address at `at` may still come to the
-/// trampoline: it is under way, or was interrupted when it had just come there.
-fn is_pending(
-    memory: &dyn GuestMemory,
-    tables: PageTables,
-    at: u64,
-    trampoline: GuestVirtAddr,
-) -> bool {
-    read_word(memory, tables, at) == Some(trampoline.0)
-        || interrupted_at(memory, tables, at, trampoline).is_some()
-}
-
-/// Where the interrupt keeps RIP that came when the call with its return address at `at` had just returned
-/// to the trampoline: the processor has pushed RIP, CS, RFLAGS, RSP and SS below, on a stack aligned to 16
-/// bytes (SDM vol. 3A, 6.14.2). `None` if there was none.
-pub(super) fn interrupted_at(
-    memory: &dyn GuestMemory,
-    tables: PageTables,
-    at: u64,
-    trampoline: GuestVirtAddr,
-) -> Option<u64> {
-    let rsp = at.wrapping_add(WORD);
-    let frame = (rsp & !15).wrapping_sub(5 * WORD);
-    let word = |at| read_word(memory, tables, at);
-    let is_it =
-        word(frame) == Some(trampoline.0) && word(frame.wrapping_add(3 * WORD)) == Some(rsp);
-    is_it.then_some(frame)
-}
-
-/// Undoes what was done to the return address at `at`, wherever the call is:
-/// still under way, or interrupted when it had just returned to the trampoline.
+/// Undoes what was done to the return address at `at`, wherever the call is: still under way, or
+/// interrupted when it had just returned to the trampoline. Whether it is one of these.
 fn put_back(
     memory: &dyn GuestMemory,
-    tables: PageTables,
+    tables: &[PageTables],
     at: u64,
     trampoline: GuestVirtAddr,
     caller: u64,
-) {
-    if read_word(memory, tables, at) == Some(trampoline.0) {
-        write_word(memory, tables, at, caller);
+) -> bool {
+    let mut done = false;
+    for tables in tables {
+        if read_word(memory, *tables, at) == Some(trampoline.0) {
+            write_word(memory, *tables, at, caller);
+            done = true;
+        }
+        // One that is over may have left such a frame.
+        if let Some(frame) = interrupted_at(memory, *tables, at, trampoline) {
+            write_word(memory, *tables, frame, caller);
+            done = true;
+        }
     }
-    if let Some(frame) = interrupted_at(memory, tables, at, trampoline) {
-        write_word(memory, tables, frame, caller);
-    }
+    done
 }
 
 /// A word of the stack, translated.

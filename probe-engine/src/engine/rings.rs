@@ -1,6 +1,7 @@
 //! What detours leave behind, and how it becomes events.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::follow::Follower;
@@ -208,6 +209,11 @@ impl Engine {
             && detours.iter().flatten().any(|known| known.follow.is_some())
             && let Ok(now) = follower.calls.tallies(memory, detours.len())
         {
+            if is_crowded(detours, tallies, &now) {
+                // Tasks may have ended inside, which takes a look.
+                self.crowded.store(true, Ordering::Relaxed);
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
             count_calls(&table, detours, tallies, now);
         }
         let drained = Drained {
@@ -279,6 +285,12 @@ impl Engine {
         (!numbers.is_empty()).then_some((calls, numbers))
     }
 
+    /// The table of calls, if there is one.
+    pub(super) fn table_of_calls(&self) -> Option<Calls> {
+        let reader = self.reader();
+        Some(reader.as_ref()?.follower.as_ref().ok()?.calls)
+    }
+
     /// The numbers of the detours whose calls are under way.
     pub(super) fn followed(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
         let follower = match &*self.reader() {
@@ -332,6 +344,24 @@ fn event(probe: ProbeId, at: GuestVirtAddr, record: &ring::Record, wanted: Regis
         task: record.task,
         detail,
     }
+}
+
+/// Whether there may be no room for a call that is to come, or there was none for one.
+fn is_crowded(detours: &[Option<Known>], before: &[Tally], now: &[Tally]) -> bool {
+    let missed = |index: usize| before.get(index).map_or(0, |tally| tally.missed);
+    detours.iter().zip(now).enumerate().any(|(index, pair)| {
+        let (
+            Some(Known {
+                follow: Some(follow),
+                ..
+            }),
+            now,
+        ) = pair
+        else {
+            return false;
+        };
+        now.active >= follow.limit || now.missed != missed(index)
+    })
 }
 
 /// Takes over what the table of calls has counted.

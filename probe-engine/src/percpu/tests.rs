@@ -157,11 +157,14 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         ("cpu_number", int, 12),
     ];
     types.structure("pcpu_hot", 64, &hot);
-    types.structure(
-        "task_struct",
-        4096,
-        &[("pid", int, 2432), ("tgid", long, 2440)],
-    );
+    let members = [
+        ("__state", int, 24),
+        ("on_cpu", int, 52),
+        ("pid", int, 2432),
+        ("tgid", long, 2440),
+        ("stack_canary", long, 2448),
+    ];
+    types.structure("task_struct", 4096, &members);
     let types = Btf::parse(&types.bytes()).unwrap();
     let symbols = symbols(&[&AREA[..], &[(0x3_0000, "pcpu_hot")]].concat());
     let expected = Variables {
@@ -170,6 +173,10 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         pid: Some(2432),
         // Not of the size that a detour would read.
         tgid: None,
+        stack_canary: Some(2448),
+        state: Some((24, 4)),
+        on_cpu: Some(52),
+        comm: None,
     };
     assert_eq!(Variables::find(&symbols, Some(&types)), expected);
     assert_eq!(Variables::find(&symbols, None), Variables::default());

@@ -112,6 +112,8 @@ named! {
         KprobeJump = "kprobe-jump",
         /// The same with the function tracer and the function graph tracer.
         Ftrace = "ftrace",
+        /// Writes to files of tracefs: `at` has `FILE=TEXT`, separated by `;`, commas for blanks.
+        Tracing = "tracing",
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
         /// event of the guest's own there that the kernel has made a jump.
         Timed = "timed",

@@ -1,8 +1,9 @@
 //! Return probes that are jumps.
 
+use super::ended::{self, ON_NMI_STACK};
 use super::fixture::{Fixture, PHYS, STACK, gs_base, spec, vcpu_at};
-use super::jumps::jumps;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, Tsc};
+use super::jumps::{jumps, jumps_and};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId, Tsc};
 use crate::arena::{CALLS, RINGS, TRAMPOLINE};
 use crate::calls::layout as table;
 use crate::detour;
@@ -148,7 +149,7 @@ fn removal_puts_the_return_addresses_of_calls_under_way_back() {
     let probe = followed(&f, |_| {});
     enter(&f, 0, STACK, CALLER, 0);
     enter(&f, 1, STACK + 0x40, CALLER + 1, 0);
-    // Its task has ended.
+    // Somebody else has put his own there.
     enter(&f, 2, STACK + 0x80, CALLER + 2, 0);
     f.set_word(STACK + 0x80, 7);
     count(&f, table::ACTIVE, 3);
@@ -156,7 +157,8 @@ fn removal_puts_the_return_addresses_of_calls_under_way_back() {
     let words = [0, 0x40, 0x80].map(|offset| f.word(STACK + offset));
     assert_eq!(words, [CALLER, CALLER + 1, 7]);
     assert_eq!(keys(&f), [STACK + 0x80]);
-    assert_eq!(f.word(at(&f, table::TALLIES + table::ACTIVE)) as u32, 1);
+    // What may yet return is led on, and takes nobody's room.
+    assert_eq!(f.word(at(&f, table::TALLIES + table::ACTIVE)) as u32, 0);
     // Late records of it are nobody's.
     put_return(&f);
     f.engine.drain_all(&*f.memory);
@@ -269,4 +271,120 @@ fn a_table_that_the_guest_has_scribbled_on_does_harm_to_the_guest_only() {
         "no text but the probe's"
     );
     assert!(!f.engine.wants_breakpoint_exits());
+}
+
+/// Where a tool of the guest's has its calls return to.
+const TOOL: u64 = CALLER + 0x80;
+
+/// The numbers of the detours at which a call goes from one to the other.
+fn two(f: &Fixture) -> ([ProbeId; 2], [u64; 2]) {
+    let ids = ["framed%return", "plain%return"].map(|place| f.probe(place).id);
+    f.optimize();
+    let numbers = ids.map(|id| {
+        let table = f.engine.table();
+        let site = table.site(f.info(id).address).unwrap();
+        u64::from(site.jump().unwrap().number)
+    });
+    (ids, numbers)
+}
+
+/// Counters of detour `number`.
+fn tally(number: u64) -> u64 {
+    table::TALLIES + number * table::TALLY_LEN
+}
+
+#[test]
+fn a_call_whose_address_a_tool_of_the_guest_has_taken_stays_in_the_table_after_its_probe() {
+    for (gone, word, left, active) in [
+        (&[0, 1][..], TOOL, 1, [0, 0]),
+        (&[0], TRAMPOLINE.0, 2, [0, 1]),
+        (&[1], TOOL, 1, [1, 0]),
+    ] {
+        let f = jumps();
+        let (ids, numbers) = two(&f);
+        enter(&f, 0, STACK, CALLER, numbers[0]);
+        enter(&f, 1, STACK, TOOL, numbers[1]);
+        f.set_word(at(&f, table::CALLS + table::CALL_LEN + table::LEVEL), 1);
+        for number in numbers {
+            let at = GuestPhysAddr(at(&f, tally(number) + table::ACTIVE));
+            f.memory.write(at, &1_u32.to_le_bytes()).unwrap();
+        }
+        let gone: Vec<_> = gone.iter().map(|index| ids[*index]).collect();
+        f.unregister(&gone);
+        assert_eq!((f.word(STACK), keys(&f).len()), (word, left));
+        let now = numbers.map(|number| f.word(at(&f, tally(number) + table::ACTIVE)) as u32);
+        assert_eq!(now, active);
+        let call = at(&f, table::CALLS);
+        assert_eq!(f.word(call + table::CALLER), CALLER);
+        let orphan = f.word(call + table::WORD) as u32 & table::ORPHAN != 0;
+        assert_eq!(orphan, active[0] == 0);
+    }
+}
+
+#[test]
+fn a_call_that_the_trampoline_is_at_work_on_is_left_to_it() {
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    enter(&f, 0, STACK, CALLER, u64::from(table::RETURNS));
+    count(&f, table::ACTIVE, 1);
+    f.unregister(&[probe.id]);
+    assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+    assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 1);
+}
+
+#[test]
+fn calls_that_a_detour_has_not_finished_or_an_nmi_may_have_interrupted_are_put_back_later() {
+    for begins in [true, false] {
+        let f = jumps();
+        let probe = followed(&f, |_| {});
+        let word = if begins { table::BEGINS } else { 0 };
+        enter(&f, 0, STACK, CALLER, word.into());
+        count(&f, table::ACTIVE, 1);
+        let mut vcpu = vcpu_at(0);
+        if !begins {
+            vcpu.registers.rsp = ON_NMI_STACK;
+        }
+        f.engine
+            .unregister(&f.guest_with(&vcpu), &[probe.id])
+            .unwrap();
+        assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+        assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 0);
+        assert!(f.engine.has_waiting());
+        let word = GuestPhysAddr(at(&f, table::CALLS + table::WORD));
+        f.memory.write(word, &table::ORPHAN.to_le_bytes()).unwrap();
+        f.optimize();
+        assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
+    }
+}
+
+#[test]
+fn calls_of_tasks_that_have_ended_make_room_before_there_is_none() {
+    let f = jumps_and(ended::know);
+    let probe = followed(&f, |spec| {
+        spec.kind = ProbeKind::Return { maxactive: Some(2) };
+    });
+    for number in 0..2 {
+        ended::begin(&f, number);
+        let (task, canary) = ended::task(number);
+        enter(&f, number, STACK + 0x40 * number, CALLER, 0);
+        let call = at(&f, table::CALLS + number * table::CALL_LEN);
+        f.set_word(call + table::TASK, task);
+        f.set_word(call + table::CANARY, canary);
+    }
+    f.optimize();
+    count(&f, table::ACTIVE, 2);
+    f.engine.drain(&*f.memory);
+    assert!(f.engine.has_waiting());
+    assert!(f.engine.prepare_jumps(&*f.memory).is_empty(), "both live");
+    ended::end(&f, 0, 0);
+    f.engine.drain(&*f.memory);
+    assert!(f.engine.has_waiting());
+    f.optimize();
+    assert_eq!(keys(&f), [STACK + 0x40]);
+    assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 1);
+    // The other one is found when probes go.
+    ended::end(&f, 1, 0);
+    f.unregister(&[probe.id]);
+    assert_eq!(keys(&f), []);
+    assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 0);
 }

@@ -5,6 +5,7 @@ use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
 use crate::engine::Action;
 use crate::event::Detail;
 use crate::guest::GuestMemory;
+use crate::kernel::Kernel;
 use crate::probe::{Capture, Optimization, Options, ProbeInfo};
 use crate::ring::layout;
 
@@ -14,7 +15,12 @@ const TEXT_BEFORE: [u8; 5] = [0x55, 0x48, 0x89, 0xe5, 0x53];
 const JUMP: u8 = 0xe9;
 
 pub fn jumps() -> Fixture {
-    Fixture::with_jumps(|_| {})
+    jumps_and(|_| {})
+}
+
+/// The same, knowing something more of the kernel.
+pub fn jumps_and(know: impl FnOnce(&mut Kernel)) -> Fixture {
+    Fixture::with_jumps(know)
 }
 
 /// Registers one probe, which has to become a jump.

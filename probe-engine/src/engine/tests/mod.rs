@@ -2,6 +2,7 @@
 
 mod boost;
 mod changes;
+mod ended;
 mod fixture;
 mod followed;
 mod gone;

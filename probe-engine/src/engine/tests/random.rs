@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::ended;
 use super::fixture::{Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
 use crate::addr::ProbeId;
 use crate::arena::SLOT_AREA;
@@ -82,7 +83,7 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        let f = Fixture::with_arena();
+        let f = Fixture::with_arena_and(ended::know);
         let text = f.bytes_at(PHYS, 0x3000);
         Self {
             f,
@@ -155,12 +156,14 @@ impl Model {
         }
     }
 
-    /// A vCPU executes the instruction at a place, whatever is there.
+    /// A vCPU executes the instruction at a place, whatever is there. Its task has the stack of the one before,
+    /// which has ended.
     fn execute(&self, place: usize) {
         let (_, offset, len, _) = PLACES[place];
         let (f, engine, memory) = (&self.f, &self.f.engine, &*self.f.memory);
         f.set_word(STACK, CALLER);
         let mut vcpu = vcpu_at(offset);
+        ended::next(f, &mut vcpu);
         let r = &mut vcpu.registers;
         (r.rax, r.rcx, r.rbx, r.rsi, r.rdi) = (1, 3, 0x9200, 0x9000, 0x9100);
         let before = (vcpu.registers, f.events().len());

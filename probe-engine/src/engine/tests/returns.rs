@@ -8,17 +8,17 @@ use crate::probe::{ProbeInfo, ProbeKind};
 use crate::vcpu::testing::TestVcpu;
 
 /// Offsets of `plain`'s and `traced`'s first instructions.
-const PLAIN: u64 = 9;
-const TRACED: u64 = 0x45;
+pub(super) const PLAIN: u64 = 9;
+pub(super) const TRACED: u64 = 0x45;
 /// Where the made-up callers go on.
-const CALLER: u64 = TEXT + 0x700;
+pub(super) const CALLER: u64 = TEXT + 0x700;
 
 /// The address that a followed call returns to.
-fn trampoline(f: &Fixture) -> u64 {
+pub(super) fn trampoline(f: &Fixture) -> u64 {
     f.engine.returns().trampoline.unwrap().0
 }
 
-fn follow(f: &Fixture, place: &str, maxactive: u32) -> ProbeInfo {
+pub(super) fn follow(f: &Fixture, place: &str, maxactive: u32) -> ProbeInfo {
     let mut spec = spec(place);
     spec.kind = ProbeKind::Return {
         maxactive: Some(maxactive),
@@ -39,7 +39,7 @@ fn call(f: &Fixture, offset: u64, rsp: u64) {
 }
 
 /// The function whose return address is at `rsp` executes `ret`.
-fn leave(f: &Fixture, rsp: u64) -> (Action, TestVcpu) {
+pub(super) fn leave(f: &Fixture, rsp: u64) -> (Action, TestVcpu) {
     let mut vcpu = vcpu_at(0);
     vcpu.registers.rip = f.word(rsp);
     (vcpu.registers.rsp, vcpu.registers.rax) = (rsp + 8, 42);
@@ -47,7 +47,7 @@ fn leave(f: &Fixture, rsp: u64) -> (Action, TestVcpu) {
     (f.trap(&mut vcpu), vcpu)
 }
 
-fn returned(f: &Fixture) -> Vec<ProbeId> {
+pub(super) fn returned(f: &Fixture) -> Vec<ProbeId> {
     let is_return = |detail: &Detail| matches!(detail, Detail::Return { .. });
     let details = f.details().into_iter();
     details
@@ -150,16 +150,6 @@ fn calls_beyond_maxactive_are_missed() {
     };
     let error = f.engine.register(&f.guest(), &[spec]).unwrap_err();
     assert!(error.to_string().contains("at most 4096"), "{error}");
-}
-
-#[test]
-fn a_call_that_never_returned_makes_room_when_its_stack_is_used_again() {
-    let f = Fixture::with_arena();
-    let id = follow(&f, "plain", 1).id;
-    call(&f, PLAIN, STACK);
-    call(&f, PLAIN, STACK);
-    leave(&f, STACK);
-    assert_eq!((f.info(id).hits, f.info(id).missed), (1, 0));
 }
 
 #[test]

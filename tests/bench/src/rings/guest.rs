@@ -160,6 +160,7 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
         cpu_number: None,
         pid: None,
         tgid: None,
+        stack_canary: None,
         following: None,
     };
     let region = Region {

@@ -27,6 +27,7 @@ mod pause;
 mod probes;
 mod refusals;
 mod returns;
+mod returns_shared;
 mod smp;
 mod switches;
 mod timeline;
@@ -56,6 +57,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         after::TESTS,
         flags::TESTS,
         returns::TESTS,
+        returns_shared::TESTS,
         tools::TESTS,
         smp::TESTS,
         watch::TESTS,

@@ -74,13 +74,18 @@ pub const TESTS: &[Test] = &[
 
 /// How calls are followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Breakpoints,
     Jumps,
 }
 
 impl Way {
-    async fn ready(self, cx: &Context, kernel: &'static str, vcpus: u32) -> Result<Guest, Failure> {
+    pub(super) async fn ready(
+        self,
+        cx: &Context,
+        kernel: &'static str,
+        vcpus: u32,
+    ) -> Result<Guest, Failure> {
         match self {
             Self::Breakpoints => Guest::breakpoints(cx, kernel, vcpus).await,
             Self::Jumps => Guest::ready(cx, kernel, vcpus).await,
@@ -88,7 +93,7 @@ impl Way {
     }
 
     /// Waits until these probes are what they are to be.
-    async fn settle(self, guest: &Guest, names: &[&str]) -> Result<(), Failure> {
+    pub(super) async fn settle(self, guest: &Guest, names: &[&str]) -> Result<(), Failure> {
         if self == Self::Jumps {
             for name in names {
                 jump(guest, name).await?;
@@ -344,14 +349,43 @@ fn in_flight(cx: &Context, way: Way) -> TestResult {
     })
 }
 
+/// Has tasks end inside `do_exit` until such a call is followed again: the engine has seen that others have
+/// ended.
+async fn until_followed(guest: &mut Guest) -> Result<(), Failure> {
+    let mut missed = guest.listed("exit").await?.missed;
+    loop {
+        guest.work("forks count=1").await?;
+        let now = guest.listed("exit").await?.missed;
+        if now == missed {
+            return Ok(());
+        }
+        missed = now;
+    }
+}
+
 fn never(cx: &Context, way: Way) -> TestResult {
     const FORKS: u64 = 30;
+    const MOST: u64 = 4;
     cx.block_on(async {
         let mut guest = way.ready(cx, files::BZIMAGE_6_1, 2).await?;
+        let exit = format!("r{MOST}:exit do_exit");
         guest
-            .probes(&["r4:exit do_exit", "calls=do_exit", "r64:read vfs_read"])
+            .probes(&[&exit, "calls=do_exit", "r64:read vfs_read"])
             .await?;
         way.settle(&guest, &["exit", "calls", "read"]).await?;
+        // As many as are followed at a time end inside; then there is room for others, also when the probe has
+        // gone and come back.
+        for _ in 0..3 {
+            guest.work(&format!("forks count={MOST}")).await?;
+            let told = guest.listed("exit").await?;
+            check_eq!((told.hits, told.missed), (0, 0), "calls of do_exit");
+            for _ in 0..2 * MOST {
+                until_followed(&mut guest).await?;
+            }
+            guest.remove(&["exit"]).await?;
+            guest.probe(&exit).await?;
+            way.settle(&guest, &["exit"]).await?;
+        }
         guest.work(&format!("forks count={FORKS}")).await?;
         let (exit, calls) = (guest.listed("exit").await?, guest.listed("calls").await?);
         check!(calls.hits >= FORKS, "calls of do_exit: {}", calls.hits);

@@ -22,6 +22,7 @@ mod sys;
 mod threads;
 mod timed;
 mod tracefs;
+mod tracing;
 
 use std::io;
 use std::thread;
@@ -58,6 +59,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::KprobeJump => kprobe_switched::run(plan, true),
         Workload::Timed => timed::run(plan),
         Workload::Ftrace => ftrace::run(plan),
+        Workload::Tracing => tracing::run(plan),
         Workload::StaticKeys => static_keys::run(plan),
         Workload::Debugger => debugger::run(plan.count),
         Workload::Module => module::run(plan),

@@ -22,6 +22,7 @@ const CPU: usize = 0x1108;
 /// Where in a task its numbers are.
 const PID: usize = 0x4e0;
 const TGID: usize = 0x4e4;
+const CANARY: usize = 0x4e8;
 /// Bytes of a task.
 const TASK_LEN: usize = 4096;
 const LEN: u64 = RING_LEN;
@@ -113,6 +114,7 @@ impl Blocks {
             blocks.put(blocks.block(vcpu) + TAIL, position(vcpu as u8, 0));
             blocks.put(blocks.gs_base(vcpu) + TASK as u64, blocks.task(vcpu));
             blocks.put(blocks.gs_base(vcpu) + CPU as u64, vcpu as u64);
+            blocks.put(blocks.task(vcpu) + CANARY as u64, blocks.canary(vcpu));
         }
         Ok(blocks)
     }
@@ -131,6 +133,11 @@ impl Blocks {
         self.gs_base(2 * self.vcpus) + (vcpu * TASK_LEN) as u64
     }
 
+    /// The secret of the current task of a vCPU.
+    pub fn canary(&self, vcpu: usize) -> u64 {
+        0x5eed_0000_0000 + vcpu as u64
+    }
+
     /// What a detour has to know, if GS base of the first vCPU is this, of the next a bit more, and so
     /// on.
     pub fn environment(&self, gs_base: u64) -> Environment {
@@ -145,6 +152,7 @@ impl Blocks {
             cpu_number: variable(CPU),
             pid: Some(PID as u32),
             tgid: Some(TGID as u32),
+            stack_canary: Some(CANARY as u32),
             following: None,
         }
     }
@@ -181,12 +189,33 @@ impl Blocks {
         self.put(self.calls as u64 + at, active.into());
     }
 
-    /// Puts a call into a place of the table.
+    /// Puts a call of nobody's into a place of the table.
     pub fn set_call(&self, index: u64, slot: u64, word: u32) {
         let start = self.calls as u64;
         let call = start + calls::CALLS + index * calls::CALL_LEN;
         self.put(call + calls::WORD, word.into());
         self.put(start + index * 8, slot);
+    }
+
+    /// Says that a call is one of a vCPU's current task.
+    pub fn set_task(&self, index: u64, vcpu: usize) {
+        let call = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN;
+        self.put(call + calls::TASK, self.task(vcpu));
+        self.put(call + calls::CANARY, self.canary(vcpu));
+    }
+
+    /// Where in the table the calls are whose return address is at `slot`.
+    pub fn calls_at(&self, slot: u64) -> Vec<u64> {
+        let start = self.calls as u64;
+        let ours = |index: &u64| self.get(start + index * 8) == slot;
+        (0..calls::BUCKETS * calls::WAYS).filter(ours).collect()
+    }
+
+    /// Has a call of the detour count nowhere, as the host does when its probe goes.
+    pub fn orphan(&self, index: u64, detour: u32) {
+        let word = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN + calls::WORD;
+        self.put(word, self.get(word) | u64::from(calls::ORPHAN));
+        self.set_active(detour, self.tally(detour).active - 1);
     }
 
     /// Empties the table, and sets what was counted of a detour to 0.

@@ -1,7 +1,7 @@
 //! Calls that detours follow, at the limits of their table and of the rings.
 
 use probe_engine::addr::GuestVirtAddr;
-use probe_engine::calls::layout::{NUMBER, TRAMPOLINE_LEN, WAYS, bucket};
+use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
     Dead, Environment, Follow, JUMP_LEN, Purpose, Trampoline, generate, trampoline,
 };
@@ -43,6 +43,18 @@ struct Probed {
 
 impl Probed {
     fn new(records: bool, lossless: bool) -> Self {
+        Self::with(records, lossless, JUMPER)
+    }
+
+    /// The same with calls that are only counted, and the second function jumping elsewhere.
+    fn jumping_to(place: usize) -> Self {
+        let by = place as i32 - (SECOND + JUMPER.len()) as i32;
+        let mut jumper = JUMPER;
+        jumper[1..].copy_from_slice(&by.to_le_bytes());
+        Self::with(false, false, jumper)
+    }
+
+    fn with(records: bool, lossless: bool, jumper: [u8; JUMPER.len()]) -> Self {
         let cpu = Cpu::new().unwrap();
         let blocks = Blocks::new(1).unwrap();
         let mut text = Text::new(4 * SHARED).unwrap();
@@ -55,7 +67,7 @@ impl Probed {
         text.put(SHARED, &shared.code);
         let functions = [
             (0, &FUNCTION[..], FIRST_NUMBER),
-            (SECOND, &JUMPER, SECOND_NUMBER),
+            (SECOND, &jumper, SECOND_NUMBER),
         ];
         for (at, code, number) in functions {
             let region = region::at(text.address(at), code).unwrap();
@@ -213,10 +225,11 @@ fn calls_beyond_the_limit_are_missed() {
 fn a_call_whose_task_has_ended_makes_room() {
     let mut probed = Probed::new(false, false);
     let slot = probed.slot();
+    let flags = !NUMBER & !ORPHAN;
     for index in 0..WAYS {
         probed
             .blocks
-            .set_call(bucket(slot) * WAYS + index, slot, SECOND_NUMBER | !NUMBER);
+            .set_call(bucket(slot) * WAYS + index, slot, SECOND_NUMBER | flags);
     }
     probed.blocks.set_active(SECOND_NUMBER, WAYS as u32);
     probed.call(0);
@@ -313,4 +326,72 @@ fn a_lossless_return_traps_and_tries_again_or_gives_up() {
         }
         String::new()
     });
+}
+
+/// `xchg [rsp],r15; jmp` to the function 512 bytes before: somebody takes the return address too.
+const TOOL: [u8; 9] = [0x4c, 0x87, 0x3c, 0x24, 0xe9, 0xf7, 0xfd, 0xff, 0xff];
+const TOOL_AT: usize = 2 * SECOND;
+/// `push r15; mov $...,%r15; ret`: he gives it back, and R15.
+const GIVES_BACK: [u8; 5] = [0x41, 0x57, 0x49, 0xc7, 0xc7];
+const GIVES_BACK_AT: usize = TOOL_AT + 64;
+
+#[test]
+fn what_a_tool_of_the_guest_puts_between_two_calls_returns_between_them() {
+    let name = "what_a_tool_of_the_guest_puts_between_two_calls_returns_between_them";
+    proves(&["JP11", "KP22"], name, || {
+        let mut probed = Probed::jumping_to(TOOL_AT);
+        let gives_back = probed.text.address(GIVES_BACK_AT);
+        let mut code = GIVES_BACK.to_vec();
+        code.extend((gives_back as u32).to_le_bytes());
+        code.push(0xc3);
+        probed.text.put(GIVES_BACK_AT, &code);
+        probed.text.put(TOOL_AT, &TOOL);
+        probed.registers.r15 = gives_back;
+        for times in 1..=3 {
+            probed.call(SECOND);
+            assert_eq!(probed.tally(FIRST_NUMBER), (0, 0, times));
+            assert_eq!(probed.tally(SECOND_NUMBER), (0, 0, times));
+            assert_eq!(probed.blocks.calls(), 0);
+        }
+        String::new()
+    });
+}
+
+#[test]
+fn a_call_above_one_of_the_same_task_returns_and_leaves_that() {
+    let mut probed = Probed::new(false, false);
+    let slot = probed.slot();
+    let place = bucket(slot) * WAYS + 3;
+    probed.blocks.set_call(place, slot, SECOND_NUMBER);
+    probed.blocks.set_task(place, 0);
+    probed.blocks.set_active(SECOND_NUMBER, 1);
+    probed.call(0);
+    assert_eq!(probed.tally(FIRST_NUMBER), (0, 0, 1));
+    assert_eq!(probed.tally(SECOND_NUMBER), (1, 0, 0));
+    assert_eq!(probed.blocks.calls_at(slot), [place]);
+}
+
+#[test]
+fn a_call_that_no_probe_follows_any_more_is_led_on_and_counts_nowhere() {
+    for records in [false, true] {
+        let mut probed = Probed::new(records, false);
+        let end = FUNCTION.len() - 1;
+        probed.text.put(end, &[0xcc]);
+        let state = probed.begin(0);
+        assert_eq!(state.fault.map(|fault| fault.vector), Some(BREAKPOINT));
+        assert_eq!(probed.tally(FIRST_NUMBER), (1, 0, 0));
+        let calls = probed.blocks.calls_at(probed.slot());
+        assert_eq!(calls.len(), 1);
+        probed.blocks.orphan(calls[0], FIRST_NUMBER);
+        probed.text.put(end, &FUNCTION[end..]);
+        let rest = probed.text.address(end);
+        let case = probed.case(0xe9, rest, state.registers, &state.data);
+        let state = probed.cpu.execute(&case).unwrap();
+        assert_eq!(
+            (state.registers.rax, state.registers.rsp, state.fault),
+            (7, probed.registers.rsp, None)
+        );
+        assert_eq!(probed.tally(FIRST_NUMBER), (0, 0, 0));
+        assert_eq!((probed.blocks.calls(), probed.returned()), (0, vec![]));
+    }
 }

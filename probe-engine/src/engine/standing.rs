@@ -1,0 +1,61 @@
+//! Where vCPUs stand, and tasks that were interrupted, when return addresses are to be put back: one may just
+//! have returned to our code, and not executed anything of it.
+
+use super::Engine;
+use super::returns::{WORD, read_word};
+use crate::addr::GuestVirtAddr;
+use crate::guest::{GuestMemory, StoppedGuest};
+use crate::paging::PageTables;
+use crate::vcpu::Registers;
+
+/// Where Linux has the stacks that the processor switches to by itself, for NMIs and the like
+/// (`Documentation/arch/x86/x86_64/mm.rst`: `cpu_entry_area`).
+const ENTRY_AREA: std::ops::Range<u64> = 0xffff_fe00_0000_0000..0xffff_fe80_0000_0000;
+
+impl Engine {
+    /// The kernel's own page tables, then those that the vCPUs use: until the
+    /// kernel has set its own up, only these map its stacks.
+    pub(super) fn kernel_tables(&self, guest: &dyn StoppedGuest) -> Vec<PageTables> {
+        let used: Vec<_> = (0..guest.vcpus())
+            .filter_map(|vcpu| guest.control(vcpu).ok())
+            .filter_map(|control| control.page_tables().ok())
+            .collect();
+        let own = self
+            .kernel_root()
+            .zip(used.first())
+            .map(|(root, used)| PageTables { root, ..*used });
+        own.into_iter().chain(used).collect()
+    }
+}
+
+/// The registers of all vCPUs, by their numbers.
+pub(super) fn vcpus(guest: &dyn StoppedGuest) -> Vec<(u32, Registers)> {
+    (0..guest.vcpus())
+        .filter_map(|vcpu| Some((vcpu, guest.registers(vcpu).ok()?)))
+        .collect()
+}
+
+/// Whether a vCPU is at what may have interrupted code that holds interrupts back, such as an NMI, or code
+/// that no frame on its own stack tells of: nobody knows then who stands at the trampoline.
+pub(super) fn any_on_entry_stack(vcpus: &[(u32, Registers)]) -> bool {
+    vcpus
+        .iter()
+        .any(|(_, registers)| ENTRY_AREA.contains(&registers.rsp))
+}
+
+/// Where the interrupt keeps RIP that came when the call with its return address at `at` had just returned
+/// to the trampoline: the processor has pushed RIP, CS, RFLAGS, RSP and SS below, on a stack aligned to 16
+/// bytes (SDM vol. 3A, 6.14.2). `None` if there was none.
+pub(super) fn interrupted_at(
+    memory: &dyn GuestMemory,
+    tables: PageTables,
+    at: u64,
+    trampoline: GuestVirtAddr,
+) -> Option<u64> {
+    let rsp = at.wrapping_add(WORD);
+    let frame = (rsp & !15).wrapping_sub(5 * WORD);
+    let word = |at| read_word(memory, tables, at);
+    let is_it =
+        word(frame) == Some(trampoline.0) && word(frame.wrapping_add(3 * WORD)) == Some(rsp);
+    is_it.then_some(frame)
+}

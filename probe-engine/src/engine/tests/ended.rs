@@ -1,0 +1,186 @@
+//! Return probes beside the guest's own tools, which take return addresses too, and calls of tasks that end.
+
+use super::fixture::{Fixture, STACK, TEXT, vcpu_at};
+use super::returns::{CALLER, PLAIN, TRACED, follow, leave, returned, trampoline};
+use crate::engine::Action;
+use crate::kernel::Kernel;
+use crate::vcpu::testing::TestVcpu;
+
+/// GS base, and where from there the current task's address is.
+const GS: u64 = 0xc000;
+const CURRENT: i32 = 0x10;
+/// Tasks, so far apart.
+const TASKS: u64 = 0xd000;
+const TASK: u64 = 0x100;
+/// Where a task has what.
+const STATE: u32 = 0;
+const ON_CPU: u32 = 8;
+const CANARY: u32 = 16;
+/// `TASK_DEAD`
+pub(super) const DEAD: u64 = 0x80;
+/// Where a tool of the guest's has its calls return to.
+const TOOL: u64 = TEXT + 0x780;
+/// On a stack that the processor switches to by itself.
+pub(super) const ON_NMI_STACK: u64 = 0xffff_fe00_0000_3f00;
+
+/// What the engine knows of tasks.
+pub(super) fn know(kernel: &mut Kernel) {
+    let variables = &mut kernel.variables;
+    variables.current_task = Some(CURRENT);
+    variables.stack_canary = Some(CANARY);
+    variables.state = Some((STATE, 4));
+    variables.on_cpu = Some(ON_CPU);
+}
+
+/// The address of a task, and its secret.
+pub(super) fn task(number: u64) -> (u64, u64) {
+    (TASKS + number * TASK, 0x5eed_0000 + number)
+}
+
+/// Lets a task run.
+pub(super) fn begin(f: &Fixture, number: u64) {
+    let (at, canary) = task(number);
+    f.set_word(at + u64::from(STATE), 0);
+    f.set_word(at + u64::from(ON_CPU), 1);
+    f.set_word(at + u64::from(CANARY), canary);
+}
+
+/// A task has executed its last instruction, and left its CPU or not yet.
+pub(super) fn end(f: &Fixture, number: u64, on_cpu: u64) {
+    let (at, _) = task(number);
+    f.set_word(at + u64::from(STATE), DEAD);
+    f.set_word(at + u64::from(ON_CPU), on_cpu);
+}
+
+/// Has a vCPU execute another task than those before, in the same place.
+pub(super) fn next(f: &Fixture, vcpu: &mut TestVcpu) {
+    let (at, _) = task(0);
+    let canary = f.word(at + u64::from(CANARY)) + 1;
+    f.set_word(at + u64::from(CANARY), canary);
+    f.set_word(GS + CURRENT as u64, at);
+    vcpu.control.gs_base = GS;
+}
+
+/// A task calls a function with its return address at `rsp`.
+fn call(f: &Fixture, number: u64, offset: u64, rsp: u64, caller: u64) {
+    begin(f, number);
+    f.set_word(GS + CURRENT as u64, task(number).0);
+    f.set_word(rsp, caller);
+    let mut vcpu = vcpu_at(offset);
+    vcpu.registers.rsp = rsp;
+    vcpu.control.gs_base = GS;
+    f.trap(&mut vcpu);
+}
+
+fn on_nmi_stack() -> TestVcpu {
+    let mut vcpu = vcpu_at(0);
+    vcpu.registers.rsp = ON_NMI_STACK;
+    vcpu
+}
+
+#[test]
+fn a_call_returns_to_the_tool_that_took_the_address_of_the_one_before_and_that_to_us() {
+    let f = Fixture::with_arena_and(know);
+    let (outer, inner) = (f.probe("plain%return").id, f.probe("traced%return").id);
+    call(&f, 1, PLAIN, STACK, CALLER);
+    call(&f, 1, TRACED, STACK, TOOL);
+    let (action, vcpu) = leave(&f, STACK);
+    assert_eq!((action, vcpu.registers.rip), (Action::Resume, TOOL));
+    // The tool gives back what it has found.
+    f.set_word(STACK, trampoline(&f));
+    let (action, vcpu) = leave(&f, STACK);
+    assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
+    assert_eq!(returned(&f), [inner, outer]);
+    assert!(!f.engine.wants_breakpoint_exits() || f.engine.table().has_int3());
+    for id in [outer, inner] {
+        assert_eq!((f.info(id).hits, f.info(id).missed), (1, 0));
+    }
+}
+
+#[test]
+fn a_call_whose_address_a_tool_has_taken_is_led_on_after_its_probe_has_gone() {
+    let f = Fixture::with_arena_and(know);
+    let (outer, inner) = (f.probe("plain%return").id, f.probe("traced%return").id);
+    call(&f, 1, PLAIN, STACK, CALLER);
+    call(&f, 1, TRACED, STACK, TOOL);
+    f.unregister(&[outer, inner]);
+    assert_eq!(f.word(STACK), TOOL, "nobody needs the inner one any more");
+    assert!(
+        f.engine.wants_breakpoint_exits(),
+        "the tool has the outer one"
+    );
+    f.set_word(STACK, trampoline(&f));
+    assert_eq!(leave(&f, STACK).1.registers.rip, CALLER);
+    assert!(returned(&f).is_empty());
+    assert!(!f.engine.wants_breakpoint_exits());
+}
+
+#[test]
+fn calls_of_tasks_that_have_ended_make_room_for_others() {
+    let f = Fixture::with_arena_and(know);
+    let id = follow(&f, "plain", 4).id;
+    for number in 0..4 {
+        call(&f, number, PLAIN, STACK + number * 0x40, CALLER);
+        end(&f, number, 1);
+    }
+    let fifth = STACK + 0x100;
+    call(&f, 4, PLAIN, fifth, CALLER);
+    assert_eq!(f.info(id).missed, 1, "they are still on their CPUs");
+    // One has left its CPU; another one's place is a new task's.
+    end(&f, 2, 0);
+    f.set_word(task(3).0 + u64::from(CANARY), 7);
+    for place in [0, 0x40] {
+        call(&f, 4, PLAIN, fifth + place, CALLER);
+        assert_eq!(f.word(fifth + place), trampoline(&f));
+    }
+    assert_eq!(f.info(id).missed, 1);
+    call(&f, 4, PLAIN, fifth + 0x80, CALLER);
+    assert_eq!(f.info(id).missed, 2, "the others are under way");
+    leave(&f, fifth);
+    assert_eq!(f.info(id).hits, 1);
+}
+
+#[test]
+fn a_call_whose_task_has_ended_makes_room_when_its_stack_is_another_one_s() {
+    let f = Fixture::with_arena_and(know);
+    let id = follow(&f, "plain", 1).id;
+    call(&f, 1, PLAIN, STACK, CALLER);
+    call(&f, 2, PLAIN, STACK, CALLER);
+    leave(&f, STACK);
+    assert_eq!((f.info(id).hits, f.info(id).missed), (1, 0));
+    assert!(!f.engine.returns().any());
+}
+
+#[test]
+fn calls_of_tasks_that_have_ended_are_forgotten_when_probes_come_and_go() {
+    let f = Fixture::with_arena_and(know);
+    let id = follow(&f, "plain", 4).id;
+    call(&f, 1, PLAIN, STACK, CALLER);
+    f.set_word(STACK, 7);
+    f.unregister(&[id]);
+    assert!(f.engine.wants_breakpoint_exits(), "it may yet return");
+    end(&f, 1, 0);
+    let id = f.probe("traced%return").id;
+    f.unregister(&[id]);
+    assert!(!f.engine.wants_breakpoint_exits());
+    assert_eq!(f.word(STACK), 7);
+}
+
+#[test]
+fn while_an_nmi_may_be_at_the_trampoline_return_addresses_stay_and_are_put_back_later() {
+    let f = Fixture::with_arena_and(know);
+    f.engine.registry().init_freed = true;
+    let id = f.probe("plain%return").id;
+    call(&f, 1, PLAIN, STACK, CALLER);
+    call(&f, 1, PLAIN, STACK + 0x40, CALLER);
+    let guest = f.guest_with(&on_nmi_stack());
+    f.engine.unregister(&guest, &[id]).unwrap();
+    assert_eq!(f.word(STACK), trampoline(&f));
+    // What the NMI has interrupted goes on.
+    assert_eq!(leave(&f, STACK).1.registers.rip, CALLER);
+    assert!(f.engine.has_waiting());
+    assert_eq!(f.optimize(), 0);
+    assert_eq!(f.word(STACK + 0x40), CALLER);
+    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(returned(&f).is_empty());
+}
