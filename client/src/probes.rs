@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tonic::Streaming;
 use vmprobe_proto::v1::{
-    ArmProbesRequest, BlacklistEntry, EnableProbesRequest, ListBlacklistRequest,
-    ListBlacklistResponse, ListProbesRequest, ListProbesResponse, OptimizeProbesRequest, Probe,
-    ProbeSpec, RegisterProbesRequest, SetOptimizationRequest, UnregisterProbesRequest,
-    WaitProbesRequest, WaitProbesResponse,
+    ArmProbesRequest, BlacklistEntry, EnableProbesRequest, FollowedCall, ListBlacklistRequest,
+    ListBlacklistResponse, ListCallsRequest, ListProbesRequest, ListProbesResponse,
+    OptimizeProbesRequest, Probe, ProbeSpec, RegisterProbesRequest, SetOptimizationRequest,
+    UnregisterProbesRequest, WaitProbesRequest, WaitProbesResponse,
 };
 
 use crate::{Client, ClientError};
@@ -233,6 +233,13 @@ impl Client {
     pub async fn probe_list(&self, vm: &str) -> Result<ListProbesResponse, ClientError> {
         let request = ListProbesRequest { vm: vm.into() };
         Ok(self.probes().list_probes(request).await?.into_inner())
+    }
+
+    /// The calls that return probes follow now, and whose they are: the guest's live patching waits for
+    /// these tasks.
+    pub async fn calls(&self, vm: &str) -> Result<Vec<FollowedCall>, ClientError> {
+        let request = ListCallsRequest { vm: vm.into() };
+        Ok(self.probes().list_calls(request).await?.into_inner().calls)
     }
 
     /// What can't be probed, and why: all of it, or what covers the symbols that match a name or a

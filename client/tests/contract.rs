@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use fake::Fake;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 
 /// What a command printed, and its exit code.
@@ -103,6 +103,21 @@ async fn probes_of_all_kinds_are_added_listed_and_switched() {
         "{}",
         done.errors
     );
+
+    let done = vmprobe(&server, &["probe", "calls"]).await;
+    let row = "  cat?  ffffffff81000007  done";
+    assert!(done.lines()[2].ends_with(row), "{}", done.output);
+    let done = vmprobe(&server, &["probe", "calls", "--json"]).await;
+    let call: Value = serde_json::from_str(done.lines()[1]).unwrap();
+    let expected = json!({
+        "probes": [2],
+        "task": "0xffff888000123400",
+        "pid": 77,
+        "comm": "cat\u{7}",
+        "entry_tsc": 5,
+        "caller": "0xffffffff81000007",
+    });
+    assert_eq!(call, expected);
 
     let done = vmprobe(&server, &["probe", "list", "--json"]).await;
     let values: Vec<Value> = done

@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 use vmprobe_proto::v1::event::Detail;
 use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::{
-    BlacklistEntry, Capture, Ending, Event, Exits, Optimization, OptimizationState, Optimizer,
-    Probe, ProbeOptions, Registers, Symbol, Vm,
+    BlacklistEntry, Capture, Ending, Event, Exits, FollowedCall, Optimization, OptimizationState,
+    Optimizer, Probe, ProbeOptions, Registers, Symbol, Vm,
 };
 use vmprobe_spec::condition_text;
 
@@ -114,6 +114,19 @@ pub fn blacklist_json(entry: &BlacklistEntry) -> Value {
         "offset": entry.offset,
         "kind": entry.kind,
         "reason": entry.reason,
+    })
+}
+
+/// A call that is being followed; what isn't known is null.
+#[must_use]
+pub fn call_json(call: &FollowedCall) -> Value {
+    json!({
+        "probes": call.probe_ids,
+        "task": Some(call.task).filter(|task| *task != 0).map(hex),
+        "pid": call.pid,
+        "comm": call.comm,
+        "entry_tsc": call.entry_tsc,
+        "caller": hex(call.caller),
     })
 }
 

@@ -11,10 +11,10 @@ mod text;
 mod trace;
 
 pub use json::{
-    blacklist_json, ending_json, event_json, lost_json, optimizer_json, probe_json, registers_json,
-    symbol_json, vm_json,
+    blacklist_json, call_json, ending_json, event_json, lost_json, optimizer_json, probe_json,
+    registers_json, symbol_json, vm_json,
 };
-pub use probes::{blacklist_line, kernel_list, place, probe_list};
+pub use probes::{blacklist_line, call_list, kernel_list, place, probe_list};
 pub use table::table;
 pub use text::{ending, optimizer, registers, symbol_line, vm_details, vm_list};
 pub use trace::Tracer;

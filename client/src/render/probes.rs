@@ -3,7 +3,7 @@
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::{
-    BlacklistEntry, InstructionProbe, OptimizationState, Probe, ProbeState, Strategy,
+    BlacklistEntry, FollowedCall, InstructionProbe, OptimizationState, Probe, ProbeState, Strategy,
 };
 use vmprobe_spec::option_words;
 
@@ -87,6 +87,41 @@ fn row(probe: &Probe) -> Vec<String> {
         probe.strategy_reason.clone(),
         why_no_jump(probe),
     ]
+}
+
+/// The calls that are being followed, with the names of their probes, as a table under headings. No lines
+/// where there are no calls.
+#[must_use]
+pub fn call_list(calls: &[FollowedCall], probes: &[Probe]) -> Vec<String> {
+    const HEADINGS: [&str; 4] = ["PID", "TASK", "CALLER", "PROBES"];
+    if calls.is_empty() {
+        return Vec::new();
+    }
+    let name = |id: &u64| match probes.iter().find(|probe| probe.id == *id) {
+        Some(probe) => probe.name.clone(),
+        None => id.to_string(),
+    };
+    let row = |call: &FollowedCall| {
+        let names: Vec<String> = call.probe_ids.iter().map(name).collect();
+        vec![
+            call.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+            call.comm.as_deref().map_or("-".to_owned(), printable),
+            format!("{:016x}", call.caller),
+            match &*names {
+                [] => "(removed)".to_owned(),
+                names => names.join(" "),
+            },
+        ]
+    };
+    let mut rows = vec![HEADINGS.map(String::from).to_vec()];
+    rows.extend(calls.iter().map(row));
+    table(&rows, &[0])
+}
+
+/// The guest chooses the names of its tasks.
+fn printable(text: &str) -> String {
+    let shown = |letter: char| if letter.is_control() { '?' } else { letter };
+    text.chars().map(shown).collect()
 }
 
 /// Whether a probe is a jump; empty where the server doesn't tell.

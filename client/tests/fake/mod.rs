@@ -417,6 +417,20 @@ impl ProbeService for Fake {
         }))
     }
 
+    async fn list_calls(&self, _: Request<ListCallsRequest>) -> Answer<ListCallsResponse> {
+        let state = self.called("calls");
+        let call = |probe: &Probe| FollowedCall {
+            probe_ids: vec![probe.id],
+            entry_tsc: Some(5),
+            caller: 0xffff_ffff_8100_0007,
+            task: 0xffff_8880_0012_3400,
+            pid: Some(77),
+            comm: Some("cat\u{7}".into()),
+        };
+        let calls = state.probes.iter().map(call).collect();
+        Ok(Response::new(ListCallsResponse { calls }))
+    }
+
     async fn list_blacklist(
         &self,
         request: Request<ListBlacklistRequest>,

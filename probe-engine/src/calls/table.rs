@@ -1,8 +1,9 @@
 //! The table as the host sees it.
 
 use super::layout::{
-    ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENTRY_TSC, KEYS_LEN, LEVEL,
-    MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, UNFINISHED, WAYS, WORD,
+    ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, COUNTS, ENTRY_TSC, KEYS_LEN,
+    LEVEL, MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, UNFINISHED, WAYS,
+    WORD,
 };
 use crate::addr::GuestPhysAddr;
 use crate::guest::{GuestMemory, MemoryError};
@@ -64,6 +65,11 @@ impl Call {
     /// Whether the trampoline is at work on it: then it is nobody else's to change.
     pub fn returns(&self) -> bool {
         self.word & RETURNS != 0
+    }
+
+    /// Whether the time and the registers of its entry were written down.
+    pub fn has_time(&self) -> bool {
+        self.word & (BEGINS | COUNTS) == 0
     }
 
     /// Whether no probe follows it any more.

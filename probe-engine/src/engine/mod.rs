@@ -36,6 +36,7 @@ mod switch;
 mod table;
 mod tasks;
 mod trap;
+mod under_way;
 mod watch;
 mod way;
 
@@ -67,6 +68,7 @@ pub use merge::Merger;
 pub use optimizer::Prepared;
 pub use rings::Drained;
 pub use step::StepEnd;
+pub use under_way::FollowedCall;
 pub use watch::Watchpoint;
 
 /// The kernel's top page table (`arch/x86/kernel/head_64.S`).

@@ -40,11 +40,11 @@ pub(super) struct Returns {
 
 /// One return address that leads to us.
 #[derive(Debug)]
-struct Frame {
+pub(super) struct Frame {
     /// What it was.
-    caller: u64,
+    pub(super) caller: u64,
     /// On whose stack it is.
-    task: Task,
+    pub(super) task: Task,
     /// The innermost call last. Without any it only leads on.
     calls: Vec<Call>,
 }
@@ -57,7 +57,24 @@ struct Call {
     entry: Registers,
 }
 
+impl Frame {
+    /// The probes that wait for the return.
+    pub(super) fn probes(&self) -> impl Iterator<Item = ProbeId> {
+        self.calls.iter().map(|call| call.probe.id)
+    }
+
+    /// When the first of its calls began.
+    pub(super) fn entry_tsc(&self) -> Option<Tsc> {
+        self.calls.first().map(|call| call.entry_tsc)
+    }
+}
+
 impl Returns {
+    /// All return addresses that lead to us.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Frame> {
+        self.frames.values().flatten()
+    }
+
     /// Whether a return address in guest memory may lead to an int3 of ours.
     pub(super) fn any(&self) -> bool {
         self.traps || !self.frames.is_empty()

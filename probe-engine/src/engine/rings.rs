@@ -285,6 +285,13 @@ impl Engine {
         (!numbers.is_empty()).then_some((calls, numbers))
     }
 
+    /// The instruction that a detour is for.
+    pub(super) fn detour_of(&self, number: u32) -> Option<GuestVirtAddr> {
+        let reader = self.reader();
+        let known = reader.as_ref()?.detours.get(number as usize)?.as_ref();
+        known.map(|known| known.at)
+    }
+
     /// The table of calls, if there is one.
     pub(super) fn table_of_calls(&self) -> Option<Calls> {
         let reader = self.reader();

@@ -7,6 +7,6 @@ mod spec;
 mod vm;
 
 pub use event::{event, registers};
-pub use probe::{is_settled, probes, symbol};
+pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{specs, too_many};
 pub use vm::{ending, exits};

@@ -1,5 +1,6 @@
 //! Registered probes and symbols.
 
+use probe_engine::engine::FollowedCall;
 use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeState, Strategy};
 use probe_engine::symbols::Symbol;
 use vmprobe_proto::v1;
@@ -30,6 +31,18 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         exits: info.exits,
         options: Some(options::told_options(&info.options)),
         optimization: Some(options::optimization(info.optimization)),
+    }
+}
+
+/// The protocol's form of a call under way.
+pub fn followed_call(call: FollowedCall) -> v1::FollowedCall {
+    v1::FollowedCall {
+        probe_ids: call.probes.iter().map(|id| id.0).collect(),
+        entry_tsc: call.entry_tsc.map(|tsc| tsc.0),
+        caller: call.caller.0,
+        task: call.task.unwrap_or(0),
+        pid: call.pid,
+        comm: call.comm,
     }
 }
 

@@ -148,6 +148,15 @@ impl Machine {
         }
     }
 
+    /// The calls that return probes follow now. Blocks.
+    pub fn list_calls(&self) -> Result<Vec<v1::FollowedCall>, Status> {
+        self.stopped(|stopped| {
+            let calls = self.engine.followed_calls(stopped);
+            let calls = calls.map_err(|error| Status::internal(error.to_string()))?;
+            Ok(calls.into_iter().map(convert::followed_call).collect())
+        })
+    }
+
     /// Checks that probes of these ids exist.
     pub fn check_probes(&self, ids: &[u64]) -> Result<(), Status> {
         if ids.is_empty() {

@@ -8,10 +8,10 @@ use tonic::{Request, Response, Status, async_trait};
 use vmprobe_proto::v1::probe_service_server::ProbeService;
 use vmprobe_proto::v1::{
     ArmProbesRequest, ArmProbesResponse, EnableProbesRequest, EnableProbesResponse,
-    ListBlacklistRequest, ListBlacklistResponse, ListProbesRequest, ListProbesResponse,
-    OptimizeProbesRequest, OptimizeProbesResponse, RegisterProbesRequest, RegisterProbesResponse,
-    SetOptimizationRequest, SetOptimizationResponse, UnregisterProbesRequest,
-    UnregisterProbesResponse, WaitProbesRequest, WaitProbesResponse,
+    ListBlacklistRequest, ListBlacklistResponse, ListCallsRequest, ListCallsResponse,
+    ListProbesRequest, ListProbesResponse, OptimizeProbesRequest, OptimizeProbesResponse,
+    RegisterProbesRequest, RegisterProbesResponse, SetOptimizationRequest, SetOptimizationResponse,
+    UnregisterProbesRequest, UnregisterProbesResponse, WaitProbesRequest, WaitProbesResponse,
 };
 
 use crate::blocking::blocking;
@@ -138,6 +138,15 @@ impl ProbeService for Probes {
             probes,
             optimizer: machine.describe().optimizer,
         }))
+    }
+
+    async fn list_calls(
+        &self,
+        request: Request<ListCallsRequest>,
+    ) -> Result<Response<ListCallsResponse>, Status> {
+        let machine = self.0.get(&request.get_ref().vm)?;
+        let calls = blocking(move || machine.list_calls()).await?;
+        Ok(Response::new(ListCallsResponse { calls }))
     }
 
     async fn list_blacklist(

@@ -19,7 +19,9 @@ const PROBE_SYNTAX: &str = "\
 A probe, in quotes where it has spaces:
   [NAME=]PLACE                an event before the instruction there
   p[:NAME] PLACE              the same, in the form of the kernel's kprobe_events
-  r[MAXACTIVE][:NAME] PLACE   an event when the function returns; also SYMBOL%return
+  r[MAXACTIVE][:NAME] PLACE   an event when the function returns; also SYMBOL%return. While
+                              a call is followed, the guest's live patching waits for its task:
+                              see `vmprobe probe calls`
   w[:NAME] PLACE[/LENGTH][:ACCESS]
                               an event after each write (ACCESS w), or read or write (rw),
                               to 1, 2, 4 or 8 bytes; at most four of these at a time
@@ -270,6 +272,11 @@ pub enum Probe {
     Optimize(ProbeOptimize),
     /// Wait until it is settled which probes are jumps
     Wait(ProbeWait),
+    /// List the calls that return probes follow now, with their tasks
+    ///
+    /// The guest's own live patching waits for these tasks until the calls have returned, or the
+    /// probes are removed.
+    Calls(ProbeCalls),
     /// List what can't be probed in the guest's kernel, and why
     ///
     /// In the manner of /sys/kernel/debug/kprobes/blacklist: range and symbol, then kind and
@@ -352,6 +359,15 @@ pub struct ProbeNames {
     /// Names or ids (a number alone is an id)
     #[arg(value_name = "PROBE", required = true)]
     pub probes: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ProbeCalls {
+    #[command(flatten)]
+    pub target: Target,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

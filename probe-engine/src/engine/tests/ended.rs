@@ -184,3 +184,36 @@ fn while_an_nmi_may_be_at_the_trampoline_return_addresses_stay_and_are_put_back_
     assert!(!f.engine.wants_breakpoint_exits());
     assert!(returned(&f).is_empty());
 }
+
+#[test]
+fn calls_that_are_followed_are_listed_with_their_tasks_until_those_have_ended() {
+    const COMM: u32 = 24;
+    const PID: u32 = 40;
+    let f = Fixture::with_arena_and(|kernel| {
+        know(kernel);
+        kernel.variables.pid = Some(PID);
+        kernel.variables.comm = Some(COMM);
+    });
+    let (id, inner) = (f.probe("plain%return").id, f.probe("traced%return").id);
+    call(&f, 1, PLAIN, STACK, CALLER);
+    call(&f, 1, TRACED, STACK, TOOL);
+    call(&f, 2, PLAIN, STACK + 0x40, CALLER);
+    let (at, _) = task(1);
+    f.set_word(at + u64::from(PID), 77);
+    f.set_word(at + u64::from(COMM), u64::from_le_bytes(*b"cat\xff\0abc"));
+    end(&f, 2, 0);
+    let calls = f.engine.followed_calls(&f.guest()).unwrap();
+    let told: Vec<_> = calls
+        .iter()
+        .map(|call| (&*call.probes, call.caller.0))
+        .collect();
+    assert_eq!(told, [(&[id][..], CALLER), (&[inner], TOOL)]);
+    for call in &calls {
+        assert_eq!((call.task, call.pid), (Some(at), Some(77)));
+        assert_eq!(call.comm.as_deref(), Some("cat\u{fffd}"));
+    }
+    f.unregister(&[id, inner]);
+    let calls = f.engine.followed_calls(&f.guest()).unwrap();
+    assert_eq!(calls.len(), 1, "a tool has its return address");
+    assert!(calls[0].probes.is_empty());
+}

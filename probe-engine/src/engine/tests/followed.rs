@@ -376,6 +376,10 @@ fn calls_of_tasks_that_have_ended_make_room_before_there_is_none() {
     f.engine.drain(&*f.memory);
     assert!(f.engine.has_waiting());
     assert!(f.engine.prepare_jumps(&*f.memory).is_empty(), "both live");
+    let listed = f.engine.followed_calls(&f.guest()).unwrap();
+    let tasks: Vec<_> = listed.iter().filter_map(|call| call.task).collect();
+    assert_eq!(tasks, [0, 1].map(|number| ended::task(number).0));
+    assert!(listed.iter().all(|call| call.probes == [probe.id]));
     ended::end(&f, 0, 0);
     f.engine.drain(&*f.memory);
     assert!(f.engine.has_waiting());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vmprobe_client::v1::{Event, EventKind, Registers, Return, event};
+use vmprobe_client::v1::{Event, EventKind, FollowedCall, Registers, Return, event};
 
 use super::guest::{Guest, VM, files};
 use super::jumps::jump;
@@ -272,8 +272,21 @@ fn maxactive(cx: &Context, way: Way) -> TestResult {
                 "{name} in flight"
             );
         }
+        // These are what the guest's live patching would wait for.
+        let id = guest.listed("few").await?.id;
+        let calls = guest.client.calls(VM).await?;
+        let few: Vec<_> = calls
+            .iter()
+            .filter(|call| call.probe_ids.contains(&id))
+            .collect();
+        check_eq!(few.len() as u64, MOST, "calls listed: {calls:?}");
+        let known = |call: &&FollowedCall| call.pid.is_some() && call.comm() == "init";
+        check!(few.iter().all(known), "whose calls: {few:?}");
         guest.say("go").await?;
         guest.console.report("done").await?;
+        let calls = guest.client.calls(VM).await?;
+        let left = calls.iter().any(|call| call.probe_ids.contains(&id));
+        check!(!left, "calls listed that are over: {calls:?}");
         let (few, many) = (guest.listed("few").await?, guest.listed("many").await?);
         check_eq!(
             (few.hits, few.missed),

@@ -7,8 +7,8 @@ use vmprobe_client::{ClientError, ProbeBatch, render};
 
 use super::{guest, reach};
 use crate::cli::{
-    Probe, ProbeAdd, ProbeBlacklist, ProbeList, ProbeNames, ProbeOptimize, ProbeRm, ProbeWait,
-    Switch, Target,
+    Probe, ProbeAdd, ProbeBlacklist, ProbeCalls, ProbeList, ProbeNames, ProbeOptimize, ProbeRm,
+    ProbeWait, Switch, Target,
 };
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
@@ -24,6 +24,7 @@ pub async fn probe(command: Probe) -> Result<(), Failure> {
         Probe::Disarm(target) => disarm(&target).await,
         Probe::Optimize(optimize) => self::optimize(optimize).await,
         Probe::Wait(wait) => self::wait(wait).await,
+        Probe::Calls(calls) => self::calls(&calls).await,
         Probe::Blacklist(blacklist) => self::blacklist(&blacklist).await,
     }
 }
@@ -160,6 +161,17 @@ async fn wait(wait: ProbeWait) -> Result<(), Failure> {
         note(format!("so far {}", render::optimizer(optimizer)));
     }
     Ok(())
+}
+
+async fn calls(calls: &ProbeCalls) -> Result<(), Failure> {
+    let (client, vm) = reach(&calls.target).await?;
+    let found = client.calls(&vm).await?;
+    if calls.json {
+        let lines = found.iter().map(render::call_json);
+        return print(lines.map(|line| line.to_string()));
+    }
+    let probes = client.list_probes(&vm).await?;
+    print(render::call_list(&found, &probes))
 }
 
 async fn blacklist(blacklist: &ProbeBlacklist) -> Result<(), Failure> {
