@@ -81,6 +81,15 @@ pub struct Context {
 }
 
 impl Comparison {
+    /// Whether what it is about could be read.
+    pub fn is_known(&self, context: &Context) -> bool {
+        match self.operand {
+            Operand::Register { .. } | Operand::Cpu => true,
+            Operand::Pid => context.pid.is_some(),
+            Operand::Tgid => context.tgid.is_some(),
+        }
+    }
+
     /// Whether a hit with these values meets it. What can't be read meets nothing.
     pub fn holds(&self, registers: &Registers, context: &Context) -> bool {
         let value = match self.operand {

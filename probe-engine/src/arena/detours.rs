@@ -1,6 +1,6 @@
 //! Detours in the arena: each for one address, for good, until nobody can be in it any more.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use crate::guest::{GuestMemory, MemoryError};
 
 const PAGE: usize = 4096;
 const INT3: u8 = 0xcc;
+/// Of an instruction's idle detours so many are looked at, the last ones, before it gets a new one.
+const REMEMBERED: usize = 16;
 /// How often a detour is built anew because it got longer at the place that it was given.
 const TRIES: usize = 4;
 
@@ -91,14 +93,17 @@ impl Detours {
         }
     }
 
-    /// The detour that an instruction has or had, for one more use.
+    /// The detour that an instruction has or had, for one more use, if it is none of the `busy` ones.
     fn again<E>(
         &mut self,
         at: GuestVirtAddr,
         pattern: Pattern,
+        busy: &BTreeSet<u32>,
         build: impl Fn(u32, GuestVirtAddr) -> Result<Detour, E>,
     ) -> Result<Option<Placed>, E> {
-        for number in self.of.get(&at).map_or(&[][..], Vec::as_slice) {
+        let numbers = self.of.get(&at).map_or(&[][..], Vec::as_slice);
+        let last = numbers.iter().rev().filter(|it| !busy.contains(it));
+        for number in last.take(REMEMBERED) {
             let occupant = self.occupants.get_mut(*number as usize);
             let Some(occupant) = occupant.and_then(Option::as_mut) else {
                 continue;
@@ -119,10 +124,15 @@ impl Detours {
         Ok(None)
     }
 
-    /// A number that no detour has. It stays so until it is occupied.
-    fn number(&self) -> Option<u32> {
+    /// A number below `numbers` that no detour has. It stays so until it is occupied.
+    fn number(&self, numbers: u32) -> Option<u32> {
         let fresh = || u32::try_from(self.occupants.len()).ok();
-        self.vacant.last().copied().or_else(fresh)
+        let number = self.vacant.last().copied().or_else(fresh);
+        number.filter(|number| *number < numbers)
+    }
+
+    pub(super) fn has(&self, number: u32) -> bool {
+        matches!(self.occupants.get(number as usize), Some(Some(_)))
     }
 
     /// Builds a detour at a place where it fits.
@@ -193,7 +203,7 @@ impl Detours {
         self.of.retain(|at, _| !range.contains(at));
     }
 
-    fn idle(&self) -> usize {
+    pub(super) fn idle(&self) -> usize {
         let idle = |it: &&Occupant| it.users == 0;
         self.occupants.iter().flatten().filter(idle).count()
     }
@@ -260,6 +270,9 @@ impl Arena {
     /// else a new one, with what `build` makes for a number and an address. Each call has to be
     /// matched by an [`Arena::release_detour`].
     ///
+    /// Detours that the probe had are used again but for those with the `busy` numbers; a new one has a
+    /// number below `numbers`.
+    ///
     /// Memory in which a detour is doesn't change, so the guest may run; nobody comes to a new one
     /// before the jump is written. Bytes between detours are int3s.
     ///
@@ -270,16 +283,17 @@ impl Arena {
         memory: &dyn GuestMemory,
         at: GuestVirtAddr,
         pattern: Pattern,
+        (numbers, busy): (u32, &BTreeSet<u32>),
         build: impl Fn(u32, GuestVirtAddr) -> Result<Detour, E>,
     ) -> Result<Placed, DetourError<E>> {
-        let found = self.detours.again(at, pattern, &build);
+        let found = self.detours.again(at, pattern, busy, &build);
         if let Some(placed) = found.map_err(DetourError::Build)? {
             return Ok(placed);
         }
         let idle = self.detours.idle();
         let no_address = DetourError::NoAddress { at, idle };
-        let Some(number) = self.detours.number() else {
-            return Err(no_address);
+        let Some(number) = self.detours.number(numbers) else {
+            return Err(DetourError::NoNumber { numbers, idle });
         };
         let (placement, detour) = self
             .detours

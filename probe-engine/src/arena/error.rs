@@ -108,6 +108,17 @@ pub enum DetourError<E> {
         /// How many detours have no user.
         idle: usize,
     },
+    /// All detours that there can be have been given out.
+    #[error(
+        "all {numbers} detours that have a counter are taken, {idle} of them by removed probes; reclaim \
+         those while the guest is stopped, or remove probes"
+    )]
+    NoNumber {
+        /// How many there can be.
+        numbers: u32,
+        /// How many detours have no user.
+        idle: usize,
+    },
     /// The code can't be made.
     #[error("{0}")]
     Build(E),

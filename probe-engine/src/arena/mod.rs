@@ -29,6 +29,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
@@ -90,6 +91,16 @@ pub struct Part {
     pub phys: GuestPhysAddr,
     /// Its length in bytes, a multiple of 2 MiB, at most 1 GiB. Slots need 8 MiB.
     pub len: u64,
+}
+
+/// Code that writes records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Code {
+    /// The detour of this number.
+    Detour(u32),
+    /// What followed calls return to, but for its first instruction: each of these calls has the address of
+    /// that on its stack.
+    Trampoline,
 }
 
 /// A slot or a detour, by its number.
@@ -226,6 +237,34 @@ impl Arena {
             .detours
             .free(|number| followed.contains(&number) || kept(Owner::Detour(number)));
         Ok(slots + detours)
+    }
+
+    /// The code in which somebody may be, by what [`Arena::reclaim`] goes by.
+    ///
+    /// # Errors
+    /// Part of the memory can't be read.
+    pub fn inside(
+        &self,
+        memory: &dyn GuestMemory,
+        ram: &[(GuestPhysAddr, u64)],
+        rips: &[u64],
+    ) -> Result<HashSet<Code>, MemoryError> {
+        let trampoline = TRAMPOLINE.wrapping_add(1)..self.trampoline();
+        reclaim::mentioned(memory, ram, rips, |at| match trampoline.contains(&at) {
+            true => Some(Code::Trampoline),
+            false if HOLE.contains(&at) => self.detours.number_at(at).map(Code::Detour),
+            false => None,
+        })
+    }
+
+    /// Whether there is a detour of this number.
+    pub fn has_detour(&self, number: u32) -> bool {
+        self.detours.has(number)
+    }
+
+    /// How many detours have no user.
+    pub fn idle_detours(&self) -> usize {
+        self.detours.idle()
     }
 
     /// What an address in the hole belongs to.

@@ -184,6 +184,15 @@ impl Calls {
         memory.write(active, &less.to_le_bytes())
     }
 
+    /// No call of a detour is under way, whatever the guest has counted. For when nobody is in it.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn none_active(&self, memory: &dyn GuestMemory, number: u32) -> Result<(), MemoryError> {
+        let at = TALLIES + u64::from(number % NUMBERS) * TALLY_LEN + ACTIVE;
+        memory.write(self.window.wrapping_add(at), &[0; 4])
+    }
+
     /// Lets a call go on to another caller when it has returned, while the guest stands still.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
 };
 
 use super::frame::{Frame, Needed, RAX, RDX, RSP, gpr, scratch};
@@ -94,6 +94,7 @@ pub(super) fn record(
     a.mov(gpr(first), environment.block)?;
     full.reserve(a, gpr(second), 8 * words)?;
     address(a, environment, gpr(first), gpr(second))?;
+    begin(a, gpr(second), layout::header(number, words as u8))?;
 
     let (record, spare) = (gpr(second), gpr(first));
     let words_at = || {
@@ -132,13 +133,23 @@ pub(super) fn record(
         }
         a.mov(qword_ptr(record + at), reg::rax)?;
     }
-    // The rest is in memory before this: x86 keeps the order of stores (SDM vol. 3, 9.2.2).
-    a.mov(reg::rax, layout::header(number, words as u8))?;
-    a.mov(qword_ptr(record), reg::rax)?;
+    end(a, record)?;
     a.set_label(&mut done)?;
     a.zero_bytes()?;
     frame.restore(a, live)?;
     Ok(full)
+}
+
+/// Tells the host of which kind the record is that is about to be written; RAX is used.
+fn begin(a: &mut CodeAssembler, record: AsmRegister64, header: u64) -> Result<(), IcedError> {
+    a.mov(reg::rax, layout::open(header))?;
+    a.mov(qword_ptr(record), reg::rax)
+}
+
+/// Makes a record whole. The rest is in memory before: x86 keeps the order of stores (SDM vol. 3, 9.2.2).
+pub(super) fn end(a: &mut CodeAssembler, record: AsmRegister64) -> Result<(), IcedError> {
+    let byte = byte_ptr(record + layout::WHOLE_BYTE as i32);
+    a.mov(byte, (layout::MAGIC & 0xff) as u32)
 }
 
 /// The time stamp counter, in RAX; RDX is used.

@@ -309,6 +309,11 @@ fn write_record(
     a.mov(block, environment.block)?;
     full.reserve(a, record, layout::RETURN_WORDS * 8)?;
     record::address(a, environment, block, record)?;
+    a.mov(reg::ecx, word)?;
+    a.and(reg::ecx, NUMBER as i32)?;
+    a.mov(reg::rax, layout::open(layout::return_header(0)))?;
+    a.or(reg::rax, reg::rcx)?;
+    a.mov(qword_ptr(record), reg::rax)?;
     record::time(a)?;
     a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
     match environment.current_task {
@@ -334,11 +339,7 @@ fn write_record(
         a.mov(reg::rax, qword_ptr(call + from))?;
         a.mov(qword_ptr(record + to), reg::rax)?;
     }
-    a.mov(reg::ecx, word)?;
-    a.and(reg::ecx, NUMBER as i32)?;
-    a.mov(reg::rax, layout::return_header(0))?;
-    a.or(reg::rax, reg::rcx)?;
-    a.mov(qword_ptr(record), reg::rax)?;
+    record::end(a, record)?;
     a.jmp(done)?;
     Ok(full)
 }

@@ -9,7 +9,8 @@ use crate::paging::{PageTables, read_virt};
 use crate::vcpu::Vcpu;
 
 impl Engine {
-    /// Whether the hit that a vCPU stopped for is one that the probe is asked for.
+    /// Whether the hit that a vCPU stopped for is one that the probe is asked for. It counts as missed if
+    /// that can't be told.
     pub(super) fn meets_condition(
         &self,
         probe: &Probe,
@@ -29,7 +30,15 @@ impl Engine {
             (context.pid, context.tgid) = self.task_numbers(memory, vcpu);
         }
         let registers = vcpu.registers();
-        condition.iter().all(|it| it.holds(registers, &context))
+        let mut known = condition.iter().filter(|it| it.is_known(&context));
+        if !known.all(|it| it.holds(registers, &context)) {
+            return false;
+        }
+        let is_known = condition.iter().all(|it| it.is_known(&context));
+        if !is_known {
+            probe.miss();
+        }
+        is_known
     }
 
     /// `pid` and `tgid` of the current task, as far as they can be read.

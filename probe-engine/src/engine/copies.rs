@@ -23,6 +23,12 @@ impl Default for ArenaState {
     }
 }
 
+/// Where all vCPUs are, if that can be told.
+pub(super) fn rips(guest: &dyn StoppedGuest) -> Option<Vec<u64>> {
+    let rip = |vcpu| Some(guest.registers(vcpu).ok()?.rip);
+    (0..guest.vcpus()).map(rip).collect()
+}
+
 impl Engine {
     /// Makes executable memory of ours in the guest. Without it every probe works
     /// that can be emulated or stepped in place, and there are no return probes.
@@ -105,18 +111,27 @@ impl Engine {
         if enough {
             return;
         }
-        // Numbers of detours may be given out again.
-        self.drain_all(guest.memory());
-        let Ok(followed) = self.followed(guest.memory()) else {
+        self.reclaim(guest);
+    }
+
+    /// Gives up copies and detours that no probe and nobody in the guest uses.
+    ///
+    /// A number of a detour that is given out again has had everything read that was recorded under it,
+    /// and counted: who would record more is nowhere.
+    pub(super) fn reclaim(&self, guest: &dyn StoppedGuest) {
+        let memory = guest.memory();
+        self.settle(memory);
+        let (Ok(kept), Some(rips)) = (self.recording(memory), rips(guest)) else {
             return;
         };
-        let rips: Option<Vec<_>> = (0..guest.vcpus())
-            .map(|vcpu| Some(guest.registers(vcpu).ok()?.rip))
-            .collect();
-        if let (Some(rips), ArenaState::Installed(arena)) = (rips, &mut *self.arena()) {
+        let mut reader = self.reader();
+        if let ArenaState::Installed(arena) = &mut *self.arena() {
             // Where memory can't be read nothing is given up, and instructions that get no copy
             // are stepped in place.
-            let _freed = arena.reclaim(guest.memory(), &guest.ram(), &rips, &followed);
+            let _freed = arena.reclaim(memory, &guest.ram(), &rips, &kept);
+            if let Some(reader) = &mut *reader {
+                reader.forget_detours(memory, |number| !arena.has_detour(number));
+            }
         }
     }
 

@@ -6,12 +6,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::record::Probe;
 use super::site::{Relocated, Site};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
 use crate::arena::Placed;
 use crate::condition::Comparison;
 use crate::detour::{Detour, Follow, JUMP_LEN, Region};
 use crate::guest::{GuestMemory, MemoryError};
 use crate::probe::{Capture, Optimization, ProbeKind};
+
+/// The kinds of reasons that come of detours of removed probes that are still there.
+pub(super) const NO_ADDRESS: &str = "no address";
+/// See [`NO_ADDRESS`].
+pub(super) const TOO_MANY: &str = "too many";
 
 /// Opcode of `jmp rel32`.
 pub(super) const JUMP: u8 = 0xe9;
@@ -52,6 +57,11 @@ impl WhyNot {
         }
     }
 
+    /// Whether there might be a jump without what removed probes have left behind.
+    pub(super) fn is_crowded(&self) -> bool {
+        [NO_ADDRESS, TOO_MANY].contains(&self.kind)
+    }
+
     pub(super) fn for_now(kind: &'static str, reason: impl Into<String>) -> Self {
         Self {
             for_now: true,
@@ -76,6 +86,8 @@ pub(super) struct Wanted {
     pub(super) follow: Option<Follow>,
     pub(super) condition: Vec<Comparison>,
     pub(super) lossless: bool,
+    /// The return probes: a call that the detour follows is one of theirs, however long it takes.
+    pub(super) followers: Vec<ProbeId>,
 }
 
 /// A jump, and the detour that it leads to.
@@ -245,6 +257,7 @@ fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
             follow: None,
             condition: probe.options.condition.clone(),
             lossless: probe.options.lossless,
+            followers: Vec::new(),
         }),
         ProbeKind::Return { .. } => Ok(Wanted {
             capture: None,
@@ -255,6 +268,7 @@ fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
             }),
             condition: probe.options.condition.clone(),
             lossless: false,
+            followers: vec![probe.id],
         }),
         ProbeKind::Watch { .. } => Err(WhyNot::for_now("watchpoint", "it is no instruction")),
     }
@@ -262,7 +276,7 @@ fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
 
 impl Wanted {
     /// What two probes want of one jump.
-    fn and(self, other: &Self) -> Result<Self, WhyNot> {
+    fn and(mut self, other: &Self) -> Result<Self, WhyNot> {
         if self.condition != other.condition {
             let why = "another probe is at the same instruction, with other conditions";
             return Err(WhyNot::for_now("conditions", why));
@@ -283,11 +297,13 @@ impl Wanted {
             }),
             (one, other) => one.or(other),
         };
+        self.followers.extend(&other.followers);
         Ok(Self {
             capture,
             follow,
             condition: self.condition,
             lossless: self.lossless || other.lossless,
+            followers: self.followers,
         })
     }
 }

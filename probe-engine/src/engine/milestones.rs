@@ -50,7 +50,7 @@ impl Engine {
         let mut table = Table::clone(&before);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
         self.wait_for(guest, &mut table, &registry, &wanted)?;
-        self.switch(guest.memory(), &before, &table.changed())?;
+        self.switch_stopped(guest, &before, &table.changed())?;
         Ok(true)
     }
 

@@ -15,6 +15,8 @@
 mod body;
 mod condition;
 mod copies;
+mod credit;
+mod departed;
 mod follow;
 mod foresight;
 mod guest_kprobes;
@@ -56,6 +58,7 @@ use crate::paging::PageTables;
 use crate::probe::ProbeInfo;
 use crate::symbols::Symbols;
 use copies::ArenaState;
+use departed::Departed;
 use optimizer::Optimizer;
 use record::Probe;
 use registry::Registry;
@@ -124,6 +127,7 @@ pub struct Engine {
     optimizer: Mutex<Optimizer>,
     reader: Mutex<Option<Reader>>,
     arena: Mutex<ArenaState>,
+    departed: Mutex<Departed>,
     returns: Mutex<Returns>,
     stepping: Mutex<Vec<Stepping>>,
     /// What traps look at. Locked only to take or replace the pointer.
@@ -135,7 +139,7 @@ pub struct Engine {
     /// How often jumps have waited in a row because the guest was changing its kprobes.
     deferred: AtomicU32,
     /// Whether calls of tasks that have ended may take the room of others.
-    crowded: AtomicBool,
+    calls_crowded: AtomicBool,
     /// Whether return addresses couldn't be put back for a moment.
     untidy: AtomicBool,
 }
@@ -157,13 +161,14 @@ impl Engine {
             optimizer: Mutex::default(),
             reader: Mutex::default(),
             arena: Mutex::default(),
+            departed: Mutex::default(),
             returns: Mutex::default(),
             stepping: Mutex::default(),
             table: RwLock::new(Arc::new(Table::new(image))),
             walks: Mutex::default(),
             unsettled: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
-            crowded: AtomicBool::new(false),
+            calls_crowded: AtomicBool::new(false),
             untidy: AtomicBool::new(false),
         }
     }
@@ -234,7 +239,7 @@ impl Engine {
     /// to one. While there is none, the monitor may leave the guest's breakpoints
     /// to the guest.
     pub fn wants_breakpoint_exits(&self) -> bool {
-        self.table().has_int3() || self.returns().any()
+        self.table().has_int3() || self.returns().any() || self.may_wait_in_detour()
     }
 
     /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
@@ -251,8 +256,11 @@ impl Engine {
 
     /// Call with the registry locked, so that no other change is lost.
     fn publish(&self, table: &Arc<Table>) {
+        // Whoever is in a detour leaves a record when its jump has gone, too: see `drain`.
+        if table.has_jumps() {
+            self.merger.set_active(true);
+        }
         *self.table_mut() = Arc::clone(table);
-        self.merger.set_active(table.has_jumps());
         self.unsettled.store(true, Ordering::Relaxed);
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::body::{Body, KernelBody};
 use super::copies::ArenaState;
-use super::jump::{Jump, Verdict, Wanted, WhyNot};
+use super::jump::{Jump, NO_ADDRESS, TOO_MANY, Verdict, Wanted, WhyNot};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
@@ -36,12 +36,14 @@ pub struct Prepared {
     takes_back: bool,
     /// Calls that were followed are over, or are to be.
     tidies: bool,
+    /// There is no room for a detour, and what removed probes had may be given to others.
+    crowded: bool,
 }
 
 impl Prepared {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.verdicts.is_empty() && !self.takes_back && !self.tidies
+        self.verdicts.is_empty() && !self.takes_back && !self.crowded && !self.tidies
     }
 }
 
@@ -49,7 +51,12 @@ impl Prepared {
 #[derive(Debug, Default)]
 pub(super) struct Optimizer {
     text: Option<WholeText>,
+    /// How many idle detours there have to be before it is worth looking which of them nobody is in.
+    worth: usize,
 }
+
+/// Fewer idle detours than these are never worth it: looking reads all of the guest's memory.
+const WORTH: usize = 64;
 
 /// What all of the kernel's text tells of its parts.
 #[derive(Debug)]
@@ -82,6 +89,7 @@ impl Engine {
         };
         let mut ready = Vec::new();
         let mut not = Vec::new();
+        let mut crowded = false;
         for site in waiting {
             let jump = environment.clone().and_then(|environment| {
                 self.prepare(
@@ -94,6 +102,11 @@ impl Engine {
             });
             match jump {
                 Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
+                Err(why)
+                    if why.is_crowded() && self.idle_detours() >= optimizer.worth.max(WORTH) =>
+                {
+                    crowded = true;
+                }
                 Err(why) => not.push((site, Verdict::Not(Arc::new(why)))),
             }
         }
@@ -115,7 +128,8 @@ impl Engine {
             verdicts: ready,
             takes_back: self.may_take_back(memory),
             tidies: self.untidy.swap(false, Ordering::Relaxed)
-                || self.crowded.swap(false, Ordering::Relaxed) && self.any_call_has_ended(memory),
+                || self.calls_crowded.swap(false, Ordering::Relaxed) && self.any_call_has_ended(memory),
+            crowded,
         }
     }
 
@@ -149,6 +163,12 @@ impl Engine {
         self.returns().tables = self.kernel_tables(guest).first().copied();
         self.tidy_calls(guest);
         self.take_back(memory)?;
+        if prepared.crowded {
+            self.reclaim(guest);
+            // Those that are left are in use, or look so: they'd have to become many more.
+            self.optimizer().worth = 2 * self.idle_detours();
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
         let before = self.table();
         let mut table = Table::clone(&before);
         let mut unused = Vec::new();
@@ -186,8 +206,7 @@ impl Engine {
             }
         }
         let table = table.settled();
-        self.number_detours(&table);
-        let result = self.switch(memory, &before, &table);
+        let result = self.switch_stopped(guest, &before, &table);
         match result {
             Ok(()) => self.release_copies(&before, &table),
             Err(_) => self.release_copies(&table, &before),
@@ -215,7 +234,7 @@ impl Engine {
         let mut table = Table::clone(&before);
         table.jumpless = !on;
         let table = table.changed();
-        self.switch(guest.memory(), &before, &table)?;
+        self.switch_stopped(guest, &before, &table)?;
         self.release_copies(&before, &table);
         Ok(())
     }
@@ -236,7 +255,7 @@ impl Engine {
         probes.iter().for_each(|probe| probe.let_optimize(on));
         let before = self.table();
         let table = Table::clone(&before).changed();
-        if let Err(error) = self.switch(guest.memory(), &before, &table) {
+        if let Err(error) = self.switch_stopped(guest, &before, &table) {
             for (probe, was) in probes.iter().zip(were) {
                 probe.let_optimize(was);
             }
@@ -309,21 +328,23 @@ impl Engine {
             let purpose = purpose(&wanted, number);
             detour::generate(environment, &region, dead, &purpose, at)
         };
+        let numbers = self.cells().min(layout::NUMBERS);
+        let busy = self.busy_detours(memory, site.virt, &wanted.followers);
         let placed = match &mut *self.arena() {
             ArenaState::None(why) => return Err(WhyNot::new("no arena", why.clone())),
-            ArenaState::Installed(arena) => arena.detour(memory, site.virt, pattern, build),
+            ArenaState::Installed(arena) => {
+                arena.detour(memory, site.virt, pattern, (numbers, &busy), build)
+            }
         };
         let placed = placed.map_err(|error| {
             let reason = error.to_string();
             match error {
-                DetourError::NoAddress { .. } => WhyNot::new("no address", reason),
+                DetourError::NoAddress { .. } => WhyNot::new(NO_ADDRESS, reason),
+                // Others may go.
+                DetourError::NoNumber { .. } => WhyNot::for_now(TOO_MANY, reason),
                 _ => WhyNot::new("no detour", reason),
             }
         })?;
-        if placed.number >= self.cells() || placed.number >= layout::NUMBERS {
-            self.release_detour(placed.number);
-            return Err(WhyNot::new("too many", "there is no counter left for it"));
-        }
         Ok(Jump::new(region, wanted, placed))
     }
 
@@ -343,6 +364,13 @@ impl Engine {
         WholeText {
             targets,
             without_gs: detour::functions_without(symbols, range.start, &text),
+        }
+    }
+
+    fn idle_detours(&self) -> usize {
+        match &*self.arena() {
+            ArenaState::None(_) => 0,
+            ArenaState::Installed(arena) => arena.idle_detours(),
         }
     }
 

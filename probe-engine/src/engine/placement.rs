@@ -91,7 +91,7 @@ impl Engine {
             probes: Vec::new(),
             milestone: None,
             armed: false,
-            silent: false,
+            active: Vec::new(),
             verdict: Verdict::Waiting,
         };
         let spot = Spot {

@@ -40,6 +40,8 @@ pub(super) struct Probe {
     enabled: AtomicBool,
     pub(super) options: Options,
     may_optimize: AtomicBool,
+    /// It has been removed: nobody is interested any more.
+    removed: AtomicBool,
     where_now: Mutex<(Presence, Spot)>,
     hits: AtomicU64,
     missed: AtomicU64,
@@ -65,6 +67,7 @@ impl Probe {
             enabled: AtomicBool::new(spec.enabled),
             options: spec.options.clone(),
             may_optimize: AtomicBool::new(spec.options.optimize),
+            removed: AtomicBool::new(false),
             where_now: Mutex::new(spot),
             hits: AtomicU64::new(0),
             missed: AtomicU64::new(0),
@@ -97,6 +100,14 @@ impl Probe {
 
     pub(super) fn let_optimize(&self, on: bool) {
         self.may_optimize.store(on, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn remove(&self) {
+        self.removed.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn wants_post(&self) -> bool {

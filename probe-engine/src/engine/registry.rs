@@ -116,7 +116,7 @@ impl Engine {
                 Ok(table.watch(probes)?)
             });
         let table = table.changed();
-        let result = result.and_then(|()| Ok(self.switch(guest.memory(), &before, &table)?));
+        let result = result.and_then(|()| Ok(self.switch_stopped(guest, &before, &table)?));
         if let Err(error) = result {
             self.release_copies(&table, &before);
             return Err(error);
@@ -304,7 +304,13 @@ impl Engine {
         self.release_milestones(&mut table, &rest);
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
         let table = table.changed();
-        self.switch(guest.memory(), &before, &table)?;
+        self.settle(guest.memory());
+        let unfinished = self.unfinished(guest.memory(), &removed);
+        self.switch_stopped(guest, &before, &table)?;
+        for (probe, times) in removed.iter().zip(unfinished) {
+            probe.miss_often(times);
+            probe.remove();
+        }
         self.forget_calls(&gone);
         let followed = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
         let still: BTreeSet<_> = rest
@@ -349,7 +355,7 @@ impl Engine {
             .map_err(ChangeError::from_watch);
         let table = table.changed();
         let result = result.and_then(|()| self.may_arm(guest, &before, &table));
-        let result = result.and_then(|()| Ok(self.switch(guest.memory(), &before, &table)?));
+        let result = result.and_then(|()| Ok(self.switch_stopped(guest, &before, &table)?));
         if let Err(error) = result {
             for (probe, was) in probes.iter().zip(were) {
                 probe.enable(was);
@@ -374,7 +380,7 @@ impl Engine {
         table.rearm();
         let table = table.changed();
         self.may_arm(guest, &before, &table)?;
-        self.switch(guest.memory(), &before, &table)?;
+        self.switch_stopped(guest, &before, &table)?;
         self.release_copies(&before, &table);
         Ok(())
     }

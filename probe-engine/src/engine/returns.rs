@@ -226,6 +226,8 @@ impl Engine {
             call.probe.end_call();
             call.probe.exit();
             if disarmed || !call.probe.is_enabled() {
+                // It has begun while the probe was enabled.
+                call.probe.miss();
                 continue;
             }
             call.probe.hit();
@@ -257,6 +259,7 @@ impl Engine {
                 let keep = !ids.contains(&call.probe.id);
                 if !keep {
                     call.probe.end_call();
+                    call.probe.miss();
                 }
                 keep
             });

@@ -1,23 +1,29 @@
-//! What detours leave behind, and how it becomes events.
+//! Reading what detours leave behind.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
+use super::copies::{ArenaState, rips};
+use super::credit::{Credit, Known};
 use super::follow::Follower;
 use super::jump::WhyNot;
+use super::record::Probe;
 use super::table::Table;
 use super::{Action, Engine};
 use crate::addr::{GuestVirtAddr, ProbeId};
-use crate::arena::{RINGS, TRAMPOLINE};
-use crate::calls::{Calls, Tally};
-use crate::detour::{Environment, Follow, Full};
-use crate::event::{Detail, Event, EventSink};
-use crate::guest::{GuestMemory, MemoryError};
+use crate::arena::{Code, RINGS, TRAMPOLINE};
+use crate::calls::{Call, Calls};
+use crate::detour::Environment;
+use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 use crate::percpu::PerCpu;
-use crate::probe::{Capture, ProbeKind, RegisterSet};
+use crate::probe::ProbeKind;
 use crate::ring::{self, layout};
-use crate::vcpu::{Registers, Vcpu};
+use crate::vcpu::Vcpu;
+
+/// After so many drains in a row that find nothing, with no jump left, breakpoints' events need not wait
+/// for records any more.
+const QUIET: u32 = 16;
 
 /// What was read from the rings.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -36,29 +42,14 @@ pub(super) struct Reader {
     rings: ring::Rings,
     environment: Environment,
     cells: u32,
-    /// By the number of a detour.
-    detours: Vec<Option<Known>>,
+    /// Whose the records and counts are.
+    credit: Credit,
     /// What return probes have, or why they can't be jumps.
     follower: Result<Follower, WhyNot>,
-    /// What the table of calls had counted when it was last looked at, by the number of a detour.
-    tallies: Vec<Tally>,
     /// All that was found so far; see [`Drained::damaged`].
     damaged: u64,
-}
-
-/// A detour.
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    /// The probed instruction.
-    at: GuestVirtAddr,
-    /// What a hit leaves behind.
-    capture: Option<Capture>,
-    /// How its function's calls are followed.
-    follow: Option<Follow>,
-    code: GuestVirtAddr,
-    full: Option<Full>,
-    /// What its counter had come to when it was last looked at.
-    counted: u64,
+    /// Drains in a row that have found nothing, with no jump in the text.
+    quiet: u32,
 }
 
 impl Engine {
@@ -94,10 +85,10 @@ impl Engine {
             rings,
             environment,
             cells,
-            detours: Vec::new(),
+            credit: Credit::default(),
             follower,
-            tallies: Vec::new(),
             damaged: 0,
+            quiet: 0,
         });
         Ok(environment)
     }
@@ -107,34 +98,36 @@ impl Engine {
         self.reader().as_ref().map_or(0, |reader| reader.cells)
     }
 
-    /// Learns the numbers of the table's detours, before the guest can come to them.
-    pub(super) fn number_detours(&self, table: &Table) {
+    /// Learns the numbers of the table's detours and whose they are now, before the guest can come to
+    /// them. What is in the rings already stays whose it was.
+    pub(super) fn number_detours(&self, memory: &dyn GuestMemory, table: &Table) {
         let mut reader = self.reader();
         let Some(reader) = &mut *reader else {
             return;
         };
-        for jump in table.sites().filter_map(|site| site.jump()) {
-            if jump.waits_at_return() {
-                self.returns().traps = true;
-            }
-            let index = jump.number as usize;
-            if reader.detours.len() <= index {
-                reader.detours.resize(index + 1, None);
-            }
-            let known = &mut reader.detours[index];
-            let counted = match known {
-                Some(known) if known.at == jump.region.start => known.counted,
-                _ => reader.rings.total(jump.number),
-            };
-            *known = Some(Known {
-                at: jump.region.start,
-                capture: jump.wanted.capture,
-                follow: jump.wanted.follow,
-                code: jump.detour.at,
-                full: jump.detour.full,
-                counted,
-            });
+        let mut waits = false;
+        for (site, jump) in table.sites().filter_map(|site| Some((site, site.jump()?))) {
+            waits |= jump.waits_at_return();
+            reader.credit.number(site, jump, &reader.rings);
         }
+        reader.credit.close_era(memory, &reader.rings);
+        if waits {
+            self.returns().traps = true;
+        }
+    }
+
+    /// Reads all that the guest has put into its rings, so that it is told of those probes whose it is
+    /// before they change: to be called at a stop, before the next table is published.
+    pub(super) fn settle(&self, memory: &dyn GuestMemory) {
+        if let Some(reader) = &mut *self.reader() {
+            self.drain_locked(reader, memory, true);
+        }
+    }
+
+    /// A task that was preempted in a lossless detour comes to its int3 when the jump has long gone.
+    pub(super) fn may_wait_in_detour(&self) -> bool {
+        let reader = self.reader();
+        reader.as_ref().is_some_and(|it| it.credit.may_wait())
     }
 
     /// Reads what the guest has put into its rings and reports it. To be called often while there are
@@ -143,15 +136,18 @@ impl Engine {
     pub fn drain(&self, memory: &dyn GuestMemory) -> Drained {
         let mut reader = self.reader();
         match &mut *reader {
-            Some(reader) => self.drain_locked(reader, memory).0,
+            Some(reader) => self.drain_locked(reader, memory, false).0,
             None => Drained::default(),
         }
     }
 
     /// As [`Self::drain`], and holds nothing back: what comes later is reported later. For when the
-    /// guest stands still, or has ended.
+    /// guest stands still: whole records behind unfinished ones are read too.
     pub fn drain_all(&self, memory: &dyn GuestMemory) -> Drained {
-        let drained = self.drain(memory);
+        let drained = match &mut *self.reader() {
+            Some(reader) => self.drain_locked(reader, memory, true).0,
+            None => Drained::default(),
+        };
         self.merger.flush();
         Drained { held: 0, ..drained }
     }
@@ -161,60 +157,153 @@ impl Engine {
         self.reader().as_ref().map_or(0, |reader| reader.damaged)
     }
 
-    /// Also says which rings are blocked.
+    /// As [`Self::drain_all`] for a guest that has ended: nobody finishes what isn't whole, so it counts as
+    /// missed.
+    pub fn drain_ended(&self, memory: &dyn GuestMemory) -> Drained {
+        let drained = self.drain_all(memory);
+        if let Some(reader) = &mut *self.reader() {
+            let lost = reader.rings.give_up(memory, |_| true);
+            reader.credit.lose(&lost);
+        }
+        drained
+    }
+
+    /// How many hits of each of these probes have been noticed by detours and will be told of later: their
+    /// records are being written, or their calls have not returned.
+    pub(super) fn unfinished(&self, memory: &dyn GuestMemory, probes: &[Arc<Probe>]) -> Vec<u64> {
+        let reader = self.reader();
+        let Some(reader) = &*reader else {
+            return vec![0; probes.len()];
+        };
+        let records = reader.rings.unfinished(memory);
+        let calls = match &reader.follower {
+            Ok(follower) => follower.calls.under_way(memory).unwrap_or_default(),
+            Err(_) => Vec::new(),
+        };
+        let credit = &reader.credit;
+        let of = |probe: &Arc<Probe>| {
+            let is_of = |it: &&ring::Unfinished| {
+                let header = it.header;
+                header.is_some_and(|header| {
+                    // Such a call is still in the table.
+                    !header.returns && credit.is_of(probe, it.vcpu, it.at, header)
+                })
+            };
+            let records = records.iter().filter(is_of).count();
+            let follows = |call: &&Call| credit.follows_for(call.number, probe);
+            let calls = match probe.kind {
+                ProbeKind::Return { .. } => calls.iter().filter(follows).count(),
+                _ => 0,
+            };
+            (records + calls) as u64
+        };
+        probes.iter().map(of).collect()
+    }
+
+    /// Whether a ring has been held up for so long by a record that nobody finishes that somebody should
+    /// stop the guest and [`Self::recover_rings`].
+    pub fn is_held_up(&self) -> bool {
+        let reader = self.reader();
+        reader.as_ref().is_some_and(|it| it.rings.may_have_dead())
+    }
+
+    /// Gives up those unfinished records whose writers don't exist any more: a task that died in the
+    /// middle. They count as missed. Reads all of the guest's memory to be sure. How many there were.
+    ///
+    /// # Errors
+    /// Part of the memory can't be read. Nothing is given up then.
+    pub fn recover_rings(&self, guest: &dyn StoppedGuest) -> Result<usize, MemoryError> {
+        let memory = guest.memory();
+        self.settle(memory);
+        let Some(rips) = rips(guest) else {
+            return Ok(0);
+        };
+        let mut reader = self.reader();
+        let Some(reader) = &mut *reader else {
+            return Ok(0);
+        };
+        let inside = match &*self.arena() {
+            ArenaState::None(_) => return Ok(0),
+            ArenaState::Installed(arena) => arena.inside(memory, &guest.ram(), &rips)?,
+        };
+        let lost = reader.rings.give_up(memory, |header| match header {
+            None => inside.is_empty(),
+            Some(header) if header.returns => !inside.contains(&Code::Trampoline),
+            Some(header) => !inside.contains(&Code::Detour(header.detour)),
+        });
+        reader.credit.lose(&lost);
+        self.drain_locked(reader, memory, true);
+        Ok(lost.iter().filter(|it| it.header.is_some()).count())
+    }
+
+    /// The numbers of this instruction's detours in which there are still calls of other return probes than
+    /// these.
+    pub(super) fn busy_detours(
+        &self,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+        followers: &[ProbeId],
+    ) -> BTreeSet<u32> {
+        let reader = self.reader();
+        let Some(reader) = &*reader else {
+            return BTreeSet::new();
+        };
+        let mut others = reader.credit.following(&BTreeSet::from([at]));
+        others.retain(|number| !reader.credit.is_followed_for(*number, followers));
+        if let Ok(follower) = &reader.follower
+            && !others.is_empty()
+            && let Ok(calls) = follower.calls.under_way(memory)
+        {
+            others.retain(|number| calls.iter().any(|call| call.number == *number));
+        }
+        others
+    }
+
+    /// `ahead`: no vCPU runs. Also says which rings are blocked.
     fn drain_locked(
         &self,
         reader: &mut Reader,
         memory: &dyn GuestMemory,
+        ahead: bool,
     ) -> (Drained, ring::Drained) {
         let table = self.table();
         let Reader {
             rings,
-            detours,
+            credit,
             follower,
-            tallies,
             damaged,
+            quiet,
             ..
         } = reader;
-        let shape =
-            |header: ring::Header| (*detours.get(header.detour as usize)?)?.shape(header.returns);
         let mut records = Vec::new();
-        let found = rings.drain(memory, shape, |record| records.push(record));
-        for record in records {
-            let Some(Some(known)) = detours.get(record.detour as usize) else {
-                continue;
-            };
-            // Gone meanwhile: nobody is interested.
-            let Some(site) = table.site(known.at) else {
-                continue;
-            };
-            for probe in site.enabled() {
-                let returns = matches!(probe.kind, ProbeKind::Return { .. });
-                if returns != record.call.is_some() {
-                    continue;
-                }
-                probe.hit();
-                if let Some(wanted) = probe.options.capture.registers() {
-                    self.merger
-                        .event(&event(probe.id, known.at, &record, wanted));
-                }
-            }
+        let shape = |header| credit.shape(header);
+        let found = rings.read(memory, ahead, shape, |at, record| {
+            records.push((at, record));
+        });
+        for (at, record) in records {
+            credit.record(at, &record, &table, &self.merger);
         }
+        credit.forget_eras(rings);
         *damaged = damaged.saturating_add(found.damaged);
         let held = self.merger.drained(found.is_blocked());
-        if rings.count(memory, 0..detours.len() as u32).is_ok() {
-            count(&table, rings, detours);
+        if rings.count(memory, 0..credit.numbers()).is_ok() {
+            credit.count(rings);
         }
         if let Ok(follower) = follower
-            && detours.iter().flatten().any(|known| known.follow.is_some())
-            && let Ok(now) = follower.calls.tallies(memory, detours.len())
+            && credit.follows()
+            && let Ok(now) = follower.calls.tallies(memory, credit.numbers() as usize)
         {
-            if is_crowded(detours, tallies, &now) {
+            if credit.is_crowded(&now) {
                 // Tasks may have ended inside, which takes a look.
-                self.crowded.store(true, Ordering::Relaxed);
+                self.calls_crowded.store(true, Ordering::Relaxed);
                 self.unsettled.store(true, Ordering::Relaxed);
             }
-            count_calls(&table, detours, tallies, now);
+            credit.count_calls(&table, now);
+        }
+        let is_quiet = found.records == 0 && !found.is_blocked() && !table.has_jumps();
+        *quiet = if is_quiet { *quiet + 1 } else { 0 };
+        if *quiet == QUIET {
+            self.merger.set_active(false);
         }
         let drained = Drained {
             records: found.records,
@@ -236,26 +325,32 @@ impl Engine {
         let mut reader = self.reader();
         let reader = reader.as_mut()?;
         let number = in_detour.unwrap_or(vcpu.registers().rax as u32);
-        let known = reader.detours.get(number as usize).copied().flatten();
+        let known = reader.credit.known(number);
         let (code, full) = match (in_detour, &reader.follower) {
-            (Some(_), _) => (known?.code, known?.full?),
+            (Some(_), _) => known?.waits_at()?,
             (None, Ok(follower)) => (TRAMPOLINE, follower.full),
             (None, Err(_)) => return None,
         };
         if code.wrapping_add(full.trap.into()) != rip {
             return None;
         }
-        let (_, found) = self.drain_locked(reader, memory);
+        let probes: Vec<_> = known
+            .into_iter()
+            .flat_map(|it| it.probes())
+            .cloned()
+            .collect();
         let ring = vcpu.id().0 as usize;
-        let blocked = found.blocked.get(ring).copied().unwrap_or(true) && found.records == 0;
+        let before = reader.rings.tails().nth(ring);
+        let (_, found) = self.drain_locked(reader, memory, false);
+        // What others have got room for is of no use to this one.
+        let is_stuck = before == reader.rings.tails().nth(ring);
+        let blocked = found.blocked.get(ring).copied().unwrap_or(true) && is_stuck;
         vcpu.registers_mut().rip = if blocked {
             code.wrapping_add(full.gives_up.into()).0
         } else {
             rip.0 + 1
         };
-        if let Some(site) = known.and_then(|known| self.table().site(known.at).cloned()) {
-            site.enabled().for_each(|probe| probe.exit());
-        }
+        probes.iter().for_each(|probe| probe.exit());
         Some(Action::Resume)
     }
 
@@ -275,12 +370,7 @@ impl Engine {
     ) -> Option<(Calls, BTreeSet<u32>)> {
         let reader = self.reader();
         let reader = reader.as_ref()?;
-        let known = reader.detours.iter().zip(0..);
-        let numbers: BTreeSet<_> = known
-            .filter_map(|(known, number)| Some((known.as_ref()?, number)))
-            .filter(|(known, _)| known.follow.is_some() && gone.contains(&known.at))
-            .map(|(_, number)| number)
-            .collect();
+        let numbers = reader.credit.following(gone);
         let calls = reader.follower.as_ref().ok()?.calls;
         (!numbers.is_empty()).then_some((calls, numbers))
     }
@@ -288,8 +378,7 @@ impl Engine {
     /// The instruction that a detour is for.
     pub(super) fn detour_of(&self, number: u32) -> Option<GuestVirtAddr> {
         let reader = self.reader();
-        let known = reader.as_ref()?.detours.get(number as usize)?.as_ref();
-        known.map(|known| known.at)
+        reader.as_ref()?.credit.known(number).map(Known::at)
     }
 
     /// The table of calls, if there is one.
@@ -298,122 +387,43 @@ impl Engine {
         Some(reader.as_ref()?.follower.as_ref().ok()?.calls)
     }
 
-    /// The numbers of the detours whose calls are under way.
-    pub(super) fn followed(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
-        let follower = match &*self.reader() {
-            Some(reader) => reader.follower.as_ref().ok().copied(),
-            None => None,
+    /// The numbers of the detours whose calls are under way, and of those with unfinished records.
+    pub(super) fn recording(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
+        let reader = self.reader();
+        let Some(reader) = &*reader else {
+            return Ok(Vec::new());
         };
-        let calls = match follower {
-            Some(follower) => follower.calls.under_way(memory)?,
-            None => Vec::new(),
+        let calls = match &reader.follower {
+            Ok(follower) => follower.calls.under_way(memory)?,
+            Err(_) => Vec::new(),
         };
-        Ok(calls.iter().map(|call| call.number).collect())
+        let unfinished = reader.rings.unfinished(memory).into_iter();
+        let unfinished = unfinished.filter_map(|it| Some(it.header?.detour));
+        Ok(calls
+            .iter()
+            .map(|call| call.number)
+            .chain(unfinished)
+            .collect())
     }
 
-    fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
+    pub(super) fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
-    /// The registers in its records of hits, or of returns, if it leaves such.
-    fn shape(&self, returns: bool) -> Option<RegisterSet> {
-        if returns {
-            return self
-                .follow
-                .filter(|it| it.records)
-                .map(|_| RegisterSet::ALL);
-        }
-        self.capture?.registers()
-    }
-}
-
-/// What a record tells of a probe.
-fn event(probe: ProbeId, at: GuestVirtAddr, record: &ring::Record, wanted: RegisterSet) -> Event {
-    let with_rip = |registers: &Registers, rip| Registers { rip, ..*registers }.only(wanted);
-    let (rip, detail) = match &record.call {
-        None => (at.0, Detail::Pre),
-        Some(call) => {
-            let detail = Detail::Return {
-                caller: GuestVirtAddr(call.caller),
-                entry_tsc: call.entry_tsc,
-                entry: with_rip(&call.entry, at.0),
-            };
-            (call.caller, detail)
-        }
-    };
-    Event {
-        probe,
-        vcpu: record.vcpu,
-        tsc: record.tsc,
-        registers: with_rip(&record.registers, rip),
-        task: record.task,
-        detail,
-    }
-}
-
-/// Whether there may be no room for a call that is to come, or there was none for one.
-fn is_crowded(detours: &[Option<Known>], before: &[Tally], now: &[Tally]) -> bool {
-    let missed = |index: usize| before.get(index).map_or(0, |tally| tally.missed);
-    detours.iter().zip(now).enumerate().any(|(index, pair)| {
-        let (
-            Some(Known {
-                follow: Some(follow),
-                ..
-            }),
-            now,
-        ) = pair
-        else {
-            return false;
-        };
-        now.active >= follow.limit || now.missed != missed(index)
-    })
-}
-
-/// Takes over what the table of calls has counted.
-fn count_calls(table: &Table, detours: &[Option<Known>], before: &mut Vec<Tally>, now: Vec<Tally>) {
-    before.resize(now.len(), Tally::default());
-    for ((known, before), now) in detours.iter().zip(&*before).zip(&now) {
-        let missed = now.missed.wrapping_sub(before.missed);
-        let counted = now.counted.wrapping_sub(before.counted);
-        let Some(known) = known.filter(|_| missed != 0 || counted != 0) else {
-            continue;
-        };
-        let probes = table
-            .site(known.at)
-            .into_iter()
-            .flat_map(|site| site.enabled());
-        for probe in probes.filter(|probe| matches!(probe.kind, ProbeKind::Return { .. })) {
-            probe.miss_often(missed.into());
-            if known.shape(true).is_none() {
-                probe.hit_often(counted.into());
-            }
-        }
-    }
-    *before = now;
-}
-
-/// Takes over what the detours' counters have come to.
-fn count(table: &Table, rings: &ring::Rings, detours: &mut [Option<Known>]) {
-    for (number, known) in (0..).zip(detours) {
-        let Some(known) = known else {
-            continue;
-        };
-        let total = rings.total(number);
-        let grown = total.wrapping_sub(known.counted);
-        known.counted = total;
-        if grown == 0 {
-            continue;
-        }
-        let probes = table
-            .site(known.at)
-            .into_iter()
-            .flat_map(|site| site.enabled());
-        for probe in probes.filter(|probe| matches!(probe.kind, ProbeKind::Instruction { .. })) {
-            match known.capture {
-                Some(Capture::Count) => probe.hit_often(grown),
-                _ => probe.miss_often(grown),
+impl Reader {
+    /// Forgets those detours that are no more. No call of theirs is under way.
+    pub(super) fn forget_detours(
+        &mut self,
+        memory: &dyn GuestMemory,
+        is_gone: impl Fn(u32) -> bool,
+    ) {
+        for number in (0..self.credit.numbers()).filter(|number| is_gone(*number)) {
+            if self.credit.forget(number)
+                && let Ok(follower) = &self.follower
+            {
+                // Where that can't be written, nothing is followed.
+                let _result = follower.calls.none_active(memory, number);
             }
         }
     }

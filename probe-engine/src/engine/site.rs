@@ -74,11 +74,11 @@ pub(super) struct Site {
     pub(super) module: Option<Arc<str>>,
     pub(super) way: Way,
     pub(super) probes: Vec<Arc<Probe>>,
+    /// Those of them that notice what happens here, as of when the table was made that the site is in.
+    pub(super) active: Vec<Arc<Probe>>,
     pub(super) milestone: Option<Milestone>,
     /// Whether the int3, or a jump, is to be in the text.
     pub(super) armed: bool,
-    /// Its probes are disarmed, all at once, and notice nothing even if it is armed.
-    pub(super) silent: bool,
     /// Whether a jump takes the place of the int3.
     pub(super) verdict: Verdict,
 }
@@ -90,12 +90,18 @@ impl Site {
 
     /// The same site with its int3 in the text if somebody wants it there.
     pub(super) fn armed_if_wanted(self, disarmed: bool) -> Self {
-        let probed = self.probes.iter().any(|probe| probe.is_enabled());
+        let enabled = |probe: &&Arc<Probe>| !disarmed && probe.is_enabled();
+        let active: Vec<_> = self.probes.iter().filter(enabled).cloned().collect();
         Self {
-            armed: self.milestone.is_some() || probed && !disarmed,
-            silent: disarmed,
+            armed: self.milestone.is_some() || !active.is_empty(),
+            active,
             ..self
         }
+    }
+
+    /// Whether the same is in the text, and the same probes notice what happens there.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        self.armed == other.armed && are_same(&self.active, &other.active)
     }
 
     /// The jump that is to be in the text.
@@ -122,8 +128,7 @@ impl Site {
 
     /// The probes that notice what happens here.
     pub(super) fn enabled(&self) -> impl Iterator<Item = &Arc<Probe>> {
-        let enabled = |probe: &&Arc<Probe>| !self.silent && probe.is_enabled();
-        self.probes.iter().filter(enabled)
+        self.active.iter()
     }
 
     /// Whether it is a repeated string instruction, of which a step is one round.
@@ -183,6 +188,15 @@ impl Site {
             Ok(())
         }
     }
+}
+
+/// Whether these are the same probes.
+pub(super) fn are_same(one: &[Arc<Probe>], other: &[Arc<Probe>]) -> bool {
+    one.len() == other.len()
+        && one
+            .iter()
+            .zip(other)
+            .all(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 impl Relocated {

@@ -112,10 +112,17 @@ impl Engine {
     /// other vCPUs are stopped. `false`: the probe went away meanwhile, so there
     /// is nothing to step; just resume.
     pub fn before_step(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
-        match find(&self.table(), memory, vcpu) {
+        let table = self.table();
+        match find(&table, memory, vcpu) {
             Found::Ours(site) => site.lift(memory).is_ok(),
             Found::Stale | Found::Foreign => {
                 self.take_step(vcpu.id());
+                let rip = GuestVirtAddr(vcpu.registers().rip);
+                // The hit has been counted; the jump that there is meanwhile would count it again.
+                let copy = table.site(rip).and_then(|site| site.jump()?.copy(0));
+                if let Some(copy) = copy {
+                    vcpu.registers_mut().rip = copy.0;
+                }
                 false
             }
         }

@@ -5,15 +5,31 @@ use std::sync::Arc;
 use super::Engine;
 use super::site::Site;
 use super::table::Table;
-use crate::guest::{GuestMemory, MemoryError};
+use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 use crate::kprobes::GuestKprobes;
 
 impl Engine {
+    /// As [`Self::switch`], while no vCPU runs: what jumps have left behind until now is told of the probes
+    /// that `before` has there.
+    ///
+    /// # Errors
+    /// See there.
+    pub(super) fn switch_stopped(
+        &self,
+        guest: &dyn StoppedGuest,
+        before: &Arc<Table>,
+        after: &Arc<Table>,
+    ) -> Result<(), MemoryError> {
+        self.settle(guest.memory());
+        self.switch(guest.memory(), before, after)
+    }
+
     /// Makes the guest's text what `after` says instead of `before`, the table of now. With the guest
     /// running, that may either only remove or only add breakpoints.
     ///
     /// A breakpoint that is taken away is lifted before traps see the new table, and a new one
-    /// planted after, so that no trap of ours is taken for the guest's. A jump that the guest holds stays,
+    /// planted after, so that no trap of ours is taken for the guest's; a vCPU that has trapped on one in
+    /// between counts as a missed hit. A jump that the guest holds stays,
     /// and so does its detour: see [`Self::take_back`]. Call with the registry locked.
     ///
     /// # Errors
@@ -51,6 +67,8 @@ impl Engine {
                 }
             }
         }
+        self.departed().change(before, after);
+        self.number_detours(memory, after);
         if held.is_empty() {
             self.publish(after);
         } else {
@@ -66,6 +84,7 @@ impl Engine {
                 for site in &added[..done] {
                     site.lift(memory)?;
                 }
+                self.number_detours(memory, before);
                 self.publish(before);
                 for site in removed {
                     site.plant(memory)?;

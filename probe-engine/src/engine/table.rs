@@ -138,7 +138,7 @@ impl Table {
         let disarmed = self.disarmed;
         for site in self.sites.values_mut() {
             let next = Site::clone(site).armed_if_wanted(disarmed);
-            if (next.armed, next.silent) != (site.armed, site.silent) {
+            if !next.is_as(site) {
                 *site = Arc::new(next);
             }
         }

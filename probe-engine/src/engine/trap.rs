@@ -40,7 +40,10 @@ impl Engine {
         }
         let site = match find(&table, memory, vcpu) {
             Found::Ours(site) => site,
-            Found::Stale => return Action::Resume,
+            Found::Stale => {
+                self.miss_departed(rip);
+                return Action::Resume;
+            }
             Found::Foreign => return Action::GiveBack,
         };
         match site.milestone {

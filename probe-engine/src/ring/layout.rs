@@ -35,11 +35,22 @@ pub const RING_LEN: u64 = 4 << 20;
 /// Rings there are, as many as a VM has vCPUs at most.
 pub const RINGS: u64 = 8;
 
-/// A record begins with its header, written last: 0 until the record is whole. The host clears what it
-/// has read before it gives the space back. Bits 0 to 31: the number of the detour. Bits 32 to 39: the
-/// record's length in words of 8 bytes, the header included. Bit 40: it is of a call that has returned.
-/// Bits 48 to 63: [`MAGIC`].
+/// A record begins with its header: 0 until its writer has space, then with [`OPEN`], the first word that
+/// he writes, and with this in its place when the record is whole, by the last byte that he writes. The
+/// host clears what it has read before it gives the space back. Bits 0 to 31: the number of the detour.
+/// Bits 32 to 39: the record's length in words of 8 bytes, the header included. Bit 40: it is of a call
+/// that has returned. Bits 48 to 63: this.
 pub const MAGIC: u64 = 0x7670;
+/// In the place of [`MAGIC`] while the record is being written: so the host knows whose it is and where
+/// the next one begins, also if it is never finished.
+pub const OPEN: u64 = 0x7671;
+/// In the place of [`MAGIC`] when the host has taken the record, or given it up, and has to leave it
+/// where it is because of an unfinished one before it.
+pub const TAKEN: u64 = 0x7672;
+/// Where in a record the byte is that makes it whole, the lowest of [`MAGIC`].
+pub const WHOLE_BYTE: u64 = 6;
+
+const _: () = assert!(MAGIC >> 8 == OPEN >> 8);
 
 /// The words of a record: header, time stamp counter, current task (0 if unknown), then the
 /// registers that were asked for by rising number (16 is RFLAGS). The counter is read after the space
@@ -64,4 +75,14 @@ pub const fn header(detour: u32, words: u8) -> u64 {
 /// The header of a return's record.
 pub const fn return_header(detour: u32) -> u64 {
     header(detour, RETURN_WORDS as u8) | 1 << 40
+}
+
+/// The header that a record has while it is being written.
+pub const fn open(header: u64) -> u64 {
+    with_magic(header, OPEN)
+}
+
+/// The header with another magic.
+pub const fn with_magic(header: u64, magic: u64) -> u64 {
+    header & ((1 << 48) - 1) | magic << 48
 }

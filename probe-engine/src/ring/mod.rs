@@ -15,5 +15,5 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use reader::{Drained, Place, Rings};
+pub use reader::{Drained, Place, Rings, Unfinished};
 pub use run::{Call, Header, Record};

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::counts::Counts;
 use super::layout::{self, RING_LEN};
 use super::memory::{CHUNK, clear, clear_used, put, word};
-use super::run::{End, Header, Record, walk};
+use super::run::{End, Header, Record, Stage, walk};
 use crate::addr::{GuestPhysAddr, VcpuId};
 use crate::guest::{GuestMemory, MemoryError};
 use crate::probe::RegisterSet;
@@ -66,6 +66,7 @@ impl Rings {
                 tail: layout::position(number, 0),
                 was_damaged: false,
                 waits: 0,
+                patience: PATIENCE_FOR_THE_LIVING,
             })
             .collect();
         Self {
@@ -103,25 +104,101 @@ impl Rings {
         shape: impl Fn(Header) -> Option<RegisterSet>,
         mut each: impl FnMut(Record),
     ) -> Drained {
+        self.read(memory, false, shape, |_, record| each(record))
+    }
+
+    /// As [`Rings::drain`]; `each` is also told the record's position ([`layout::position`]). With `ahead`,
+    /// whole records behind unfinished ones are read too, and their space is given back later: only while
+    /// no vCPU runs, or when the guest has ended.
+    pub fn read(
+        &mut self,
+        memory: &dyn GuestMemory,
+        ahead: bool,
+        shape: impl Fn(Header) -> Option<RegisterSet>,
+        mut each: impl FnMut(u64, Record),
+    ) -> Drained {
         let mut drained = Drained::default();
-        for (ring, blocked) in self.rings.iter_mut().zip(&mut drained.blocked) {
+        for ring in &mut self.rings {
+            let index = usize::from(ring.number);
             let vcpu = VcpuId(ring.number.into());
-            let mut take = |header, words: &[[u8; 8]]| {
+            let mut take = |at, header, words: &[[u8; 8]]| {
                 let record =
                     shape(header).and_then(|shape| Record::read(vcpu, header, words, shape));
                 drained.records += u64::from(record.is_some());
-                record.map(&mut each).is_some()
+                record.map(|record| each(at, record)).is_some()
             };
             let turn = ring.turn(memory, &mut self.bytes, &mut take);
             let turn = turn.unwrap_or(Turn {
                 damaged: 1,
                 blocked: false,
             });
+            if ahead && turn.blocked {
+                // What can't be read there is found when its turn comes.
+                let _result = ring.read_ahead(memory, &mut take);
+            }
             ring.was_damaged |= turn.damaged > 0;
             drained.damaged += turn.damaged;
-            *blocked = turn.blocked;
+            drained.blocked[index] = turn.blocked;
         }
         drained
+    }
+
+    /// Up to where each ring has been read.
+    pub fn tails(&self) -> impl Iterator<Item = u64> {
+        self.rings.iter().map(|ring| ring.tail)
+    }
+
+    /// Up to where space has been given away in each ring, as far as the guest says so.
+    pub fn heads(&self, memory: &dyn GuestMemory) -> impl Iterator<Item = u64> {
+        let head = |ring: &Ring| word(memory, ring.head()).unwrap_or(ring.tail);
+        self.rings.iter().map(head)
+    }
+
+    /// Whether a ring has had the same unfinished record before all others for so many drains that its
+    /// writer may be dead, and it is time to ask again.
+    pub fn may_have_dead(&self) -> bool {
+        self.rings.iter().any(|ring| ring.waits >= ring.patience)
+    }
+
+    /// The unfinished records. For when no vCPU runs.
+    pub fn unfinished(&self, memory: &dyn GuestMemory) -> Vec<Unfinished> {
+        let mut found = Vec::new();
+        for ring in &self.rings {
+            // Where memory can't be read, there is nothing.
+            let _result = ring.scan(memory, |at, seen| {
+                found.extend(ring.unfinished(at, seen));
+                true
+            });
+        }
+        found
+    }
+
+    /// Gives those unfinished records up whose writers are dead, and says which they were. Their space is
+    /// free with the next drain. For when no vCPU runs.
+    pub fn give_up(
+        &mut self,
+        memory: &dyn GuestMemory,
+        is_dead: impl Fn(Option<Header>) -> bool,
+    ) -> Vec<Unfinished> {
+        let mut lost = Vec::new();
+        for ring in &mut self.rings {
+            let before = lost.len();
+            let _result = ring.scan(memory, |at, seen| {
+                let unfinished = ring.unfinished(at, seen);
+                lost.extend(unfinished.filter(|it| is_dead(it.header)));
+                true
+            });
+            for it in &lost[before..] {
+                let header = layout::with_magic(layout::header(0, it.words), layout::TAKEN);
+                let _result = put(memory, ring.phys(it.at), header);
+            }
+            ring.patience = match lost.len() == before {
+                true if ring.waits >= ring.patience => ring.patience.saturating_mul(2),
+                true => ring.patience,
+                false => PATIENCE_FOR_THE_LIVING,
+            };
+        }
+        lost
     }
 
     /// Takes over what these counters have come to in all blocks; those beyond the last one there is
@@ -151,6 +228,32 @@ impl Rings {
 /// have its space until then.
 const PATIENCE: u32 = 64;
 
+/// Turns after which it is asked for the first time whether the writer of a record is dead. Asking takes a
+/// look at all of the guest's memory, so it is asked twice as late each time that he isn't.
+const PATIENCE_FOR_THE_LIVING: u32 = 1024;
+
+/// Space in a ring whose owner has not finished his record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Whose ring it is.
+    pub vcpu: VcpuId,
+    /// Where in it ([`layout::position`]).
+    pub at: u64,
+    /// What the record is to be; `None` for a word of space in which nothing has been written yet.
+    pub header: Option<Header>,
+    /// Words of it.
+    words: u8,
+}
+
+/// What is at a position of a ring.
+#[derive(Debug, Clone, Copy)]
+enum Seen {
+    /// A record, and its length in words.
+    Record(Stage, Header, usize),
+    /// A word of space whose owner has not written anything yet.
+    Nothing,
+}
+
 /// One vCPU's ring. Where it has been read to is known here only; the guest's copy is for the guest.
 #[derive(Debug)]
 struct Ring {
@@ -159,8 +262,10 @@ struct Ring {
     tail: u64,
     /// The guest has written over it some time.
     was_damaged: bool,
-    /// Turns in a row since then that have come no further than to an open record.
+    /// Turns in a row that have come no further than to an open record.
     waits: u32,
+    /// See [`Rings::may_have_dead`].
+    patience: u32,
 }
 
 /// What came of a ring's turn.
@@ -175,7 +280,7 @@ impl Ring {
         &mut self,
         memory: &dyn GuestMemory,
         bytes: &mut [u8],
-        take: &mut dyn FnMut(Header, &[[u8; 8]]) -> bool,
+        take: &mut dyn FnMut(u64, Header, &[[u8; 8]]) -> bool,
     ) -> Result<Turn, MemoryError> {
         let mut turn = Turn::default();
         let head = word(memory, self.head())?;
@@ -194,13 +299,17 @@ impl Ring {
             let left = head.wrapping_sub(self.tail) as usize;
             let len = left.min(bytes.len());
             self.read(memory, &mut bytes[..len])?;
-            let (whole, mut end) = walk(&bytes[..len], |_, _| true);
+            let (whole, mut end) = walk(&bytes[..len], |_, _, _| true);
             // Copying reads in any order, so the rest of a record may be older than its header.
             // Now that the headers have been seen, all that comes after is as it has to be.
             fence(Ordering::Acquire);
             let (records, rest) = bytes[..len].split_at_mut(whole);
             self.read(memory, records)?;
-            let same = walk(records, &mut *take) == (whole, End::Cut);
+            let start = self.tail;
+            let taken = walk(records, |at, header, words| {
+                take(start.wrapping_add(at as u64), header, words)
+            });
+            let same = taken == (whole, End::Cut);
             let beyond_head = end == End::Cut && whole < len && len == left;
             if !same || beyond_head {
                 end = End::Bad;
@@ -215,7 +324,8 @@ impl Ring {
                     self.give_back(memory, whole)?;
                     if self.was_damaged && self.waits >= PATIENCE {
                         // Nobody may be left who could finish it: what was there may be overwritten.
-                        self.give_back(memory, open(rest))?;
+                        let left = head.wrapping_sub(self.tail) as usize;
+                        self.give_back(memory, open(rest).min(left))?;
                         turn.damaged += 1;
                         continue;
                     }
@@ -224,9 +334,88 @@ impl Ring {
                 }
             }
         }
-        let waits = self.was_damaged && turn.blocked && self.tail == before;
-        self.waits = if waits { self.waits + 1 } else { 0 };
+        let waits = turn.blocked && self.tail == before;
+        self.waits = if waits {
+            self.waits.saturating_add(1)
+        } else {
+            0
+        };
         Ok(turn)
+    }
+
+    /// Takes the whole records behind an unfinished one, and leaves them where they are.
+    fn read_ahead(
+        &self,
+        memory: &dyn GuestMemory,
+        take: &mut dyn FnMut(u64, Header, &[[u8; 8]]) -> bool,
+    ) -> Result<(), MemoryError> {
+        let mut bytes = Vec::new();
+        self.scan(memory, |at, seen| {
+            let Seen::Record(Stage::Whole, header, len) = seen else {
+                return true;
+            };
+            bytes.resize(len * 8, 0);
+            let words = match self.read_at(memory, at, &mut bytes) {
+                Ok(()) => bytes.as_chunks().0,
+                Err(_) => return false,
+            };
+            let first = words.first().map_or(0, |word| u64::from_le_bytes(*word));
+            let taken = layout::with_magic(first, layout::TAKEN);
+            take(at, header, words) && put(memory, self.phys(at), taken).is_ok()
+        })
+    }
+
+    /// Goes through what is in the ring, unfinished records too, until `each` says no or there is
+    /// something unreadable. While no vCPU runs: then space in which nothing is written is zero up to the
+    /// next record.
+    fn scan(
+        &self,
+        memory: &dyn GuestMemory,
+        mut each: impl FnMut(u64, Seen) -> bool,
+    ) -> Result<(), MemoryError> {
+        let head = word(memory, self.head())?;
+        let reserved = head.wrapping_sub(self.tail);
+        if reserved > RING_LEN || !reserved.is_multiple_of(8) {
+            return Ok(());
+        }
+        let mut at = self.tail;
+        while at != head {
+            let left = head.wrapping_sub(at) / 8;
+            let first = word(memory, self.phys(at))?;
+            let (seen, len) = match Header::read(first) {
+                _ if first == 0 => (Seen::Nothing, 1),
+                Some((stage, header, len)) if len as u64 <= left => {
+                    (Seen::Record(stage, header, len), len as u64)
+                }
+                _ => return Ok(()),
+            };
+            if !each(at, seen) {
+                return Ok(());
+            }
+            at = at.wrapping_add(len * 8);
+        }
+        Ok(())
+    }
+
+    /// What is at a position, if it isn't finished.
+    fn unfinished(&self, at: u64, seen: Seen) -> Option<Unfinished> {
+        let (header, words) = match seen {
+            Seen::Record(Stage::Open, header, len) => (Some(header), len as u8),
+            Seen::Nothing => (None, 1),
+            Seen::Record(..) => return None,
+        };
+        let vcpu = VcpuId(self.number.into());
+        Some(Unfinished {
+            vcpu,
+            at,
+            header,
+            words,
+        })
+    }
+
+    /// Where a position is in physical memory.
+    fn phys(&self, at: u64) -> GuestPhysAddr {
+        self.place.ring.wrapping_add(at % RING_LEN)
     }
 
     /// Where its head is.
@@ -239,15 +428,23 @@ impl Ring {
         self.place.block.wrapping_add(layout::TAIL)
     }
 
-    /// The next so many bytes in the ring: where they begin, and how many of them are before its end.
-    fn split(&self, len: usize) -> (GuestPhysAddr, usize) {
-        let offset = self.tail % RING_LEN;
-        let before_end = ((RING_LEN - offset) as usize).min(len);
-        (self.place.ring.wrapping_add(offset), before_end)
+    /// So many bytes in the ring from a position: where they begin, and how many are before its end.
+    fn split(&self, at: u64, len: usize) -> (GuestPhysAddr, usize) {
+        let before_end = ((RING_LEN - at % RING_LEN) as usize).min(len);
+        (self.phys(at), before_end)
     }
 
     fn read(&self, memory: &dyn GuestMemory, into: &mut [u8]) -> Result<(), MemoryError> {
-        let (at, before_end) = self.split(into.len());
+        self.read_at(memory, self.tail, into)
+    }
+
+    fn read_at(
+        &self,
+        memory: &dyn GuestMemory,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        let (at, before_end) = self.split(at, into.len());
         let (first, second) = into.split_at_mut(before_end);
         memory.read(at, first)?;
         if second.is_empty() {
@@ -258,7 +455,7 @@ impl Ring {
 
     /// Clears the next so many bytes, and then lets the guest have them.
     fn give_back(&mut self, memory: &dyn GuestMemory, len: usize) -> Result<(), MemoryError> {
-        let (at, before_end) = self.split(len);
+        let (at, before_end) = self.split(self.tail, len);
         clear(memory, at, before_end as u64)?;
         clear(memory, self.place.ring, (len - before_end) as u64)?;
         self.tail = self.tail.wrapping_add(len as u64);
@@ -274,9 +471,13 @@ impl Ring {
     }
 }
 
-/// Bytes up to the first word that isn't 0.
+/// Bytes of an unfinished record: as many as it says, or up to the first word that isn't 0.
 fn open(bytes: &[u8]) -> usize {
     let (words, _) = bytes.as_chunks::<8>();
     let zero = words.iter().take_while(|word| **word == [0; 8]).count();
-    zero * 8
+    let first = words.first().map_or(0, |word| u64::from_le_bytes(*word));
+    match Header::read(first) {
+        Some((_, _, len)) => len * 8,
+        None => zero * 8,
+    }
 }

@@ -48,9 +48,10 @@ pub enum End {
     Bad,
 }
 
-/// Goes through records until one isn't there, whole and such that `each` takes it. Says how many
-/// bytes they have together, and what follows.
-pub fn walk(bytes: &[u8], mut each: impl FnMut(Header, &[[u8; 8]]) -> bool) -> (usize, End) {
+/// Goes through records until one isn't there, whole and such that `each` takes it; those that the host
+/// has taken before are passed over. Says how many bytes they have together, and what follows.
+/// `each` is told how many bytes from the start the record is.
+pub fn walk(bytes: &[u8], mut each: impl FnMut(usize, Header, &[[u8; 8]]) -> bool) -> (usize, End) {
     let (words, _) = bytes.as_chunks();
     let mut at = 0;
     let end = loop {
@@ -61,13 +62,16 @@ pub fn walk(bytes: &[u8], mut each: impl FnMut(Header, &[[u8; 8]]) -> bool) -> (
         if header == 0 {
             break End::Open;
         }
-        let Some((header, len)) = Header::read(header) else {
+        let Some((stage, header, len)) = Header::read(header) else {
             break End::Bad;
         };
+        if stage == Stage::Open {
+            break End::Open;
+        }
         let Some(record) = rest.get(..len) else {
             break End::Cut;
         };
-        if !each(header, record) {
+        if stage == Stage::Whole && !each(at * 8, header, record) {
             break End::Bad;
         }
         at += len;
@@ -84,13 +88,34 @@ pub struct Header {
     pub returns: bool,
 }
 
+/// How far a record has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It is being written.
+    Open,
+    /// It waits for the host.
+    Whole,
+    /// The host has taken it.
+    Taken,
+}
+
 impl Header {
-    /// It and the record's length in words.
-    fn read(word: u64) -> Option<(Self, usize)> {
+    /// How far the record is, the header, and the record's length in words.
+    pub(super) fn read(word: u64) -> Option<(Stage, Self, usize)> {
         let (detour, len) = (word as u32, (word >> 32) as u8);
+        let stage = match word >> 48 {
+            layout::OPEN => Stage::Open,
+            layout::MAGIC => Stage::Whole,
+            layout::TAKEN => Stage::Taken,
+            _ => return None,
+        };
+        let word = layout::with_magic(word, layout::MAGIC);
         let returns = word == layout::return_header(detour);
-        let hit = word == layout::header(detour, len) && WORDS.contains(&len.into());
-        (returns || hit).then_some((Self { detour, returns }, len.into()))
+        let words = usize::from(len);
+        // What is given up may be of any length.
+        let is_length = WORDS.contains(&words) || stage == Stage::Taken && words > 0;
+        let hit = word == layout::header(detour, len) && is_length;
+        (returns || hit).then_some((stage, Self { detour, returns }, words))
     }
 }
 

@@ -46,6 +46,14 @@ impl Producer {
         Ok(())
     }
 
+    /// Writes that a record with this header is begun, which a detour does first.
+    ///
+    /// # Errors
+    /// The ring isn't memory.
+    pub fn open(&self, memory: &dyn GuestMemory, at: u64, header: u64) -> Result<(), MemoryError> {
+        put(memory, self.phys(at), layout::open(header))
+    }
+
     /// Writes the header of a record ([`layout::header`], [`layout::return_header`]), which makes it one.
     ///
     /// # Errors

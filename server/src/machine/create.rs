@@ -117,7 +117,7 @@ impl Machine {
         let ending = convert::ending(&self.vm.wait());
         self.optimizer.end();
         self.rings.end();
-        self.drain_all();
+        self.drain_ended();
         tracing::info!(vm = self.name, kind = ?ending.kind(), "ended");
         ended.send_replace(Some(ending));
         self.events.end();

@@ -88,7 +88,7 @@ impl Machine {
         let _alone = self.changing();
         let ids = self.ids(chosen)?;
         let unregister = |stopped: &StoppedVm<'_>| {
-            // For the final counts.
+            // So that no event of theirs comes later.
             self.drain_all();
             let probes = self.engine.unregister(stopped, &ids);
             probes.map_err(|error| status::change(&error))
@@ -207,6 +207,7 @@ impl Machine {
         change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
         undo: impl FnOnce(&StoppedVm<'_>, &T) -> Result<(), ChangeError>,
     ) -> Result<Changed<T>, Status> {
+        self.look();
         self.stopped(|stopped| {
             let result = change(stopped)?;
             if let Err(refused) = self.watch_for_probes(stopped) {

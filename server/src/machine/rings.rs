@@ -95,7 +95,14 @@ impl Machine {
         self.engine.drain_all(&Ram(&self.memory));
     }
 
-    fn look(&self) -> Drained {
+    /// As [`Self::drain_all`], when the guest has ended: what isn't whole by now never will be.
+    pub(super) fn drain_ended(&self) {
+        let _alone = self.reading();
+        self.engine.drain_ended(&Ram(&self.memory));
+    }
+
+    /// Reads what there is before a stop, so that little is left to be read while the guest stands still.
+    pub(super) fn look(&self) -> Drained {
         let _alone = self.reading();
         self.engine.drain(&Ram(&self.memory))
     }
@@ -117,11 +124,30 @@ impl Machine {
                 Heard::Nothing => pace,
             };
             let found = self.look();
+            if self.engine.is_held_up() {
+                self.recover_rings();
+            }
             pace = pace.map(|pace| pace.after(&found));
             if let Some(idle) = pace
                 && idle.is_idle()
             {
                 pace = self.may_fill().then_some(Pace { idle: 0, ..idle });
+            }
+        }
+    }
+
+    /// Goes on with rings that are held up by a record whose writer has died.
+    fn recover_rings(&self) {
+        let _alone = self.changing();
+        match self.stopped(|stopped| self.engine.recover_rings(stopped)) {
+            Ok(0) => {}
+            Ok(lost) => {
+                let vm = self.name();
+                tracing::warn!(vm, lost, "gave up records that nobody is left to finish");
+            }
+            Err(error) => {
+                let vm = self.name();
+                tracing::error!(vm, "can't look who is in a detour: {error}");
             }
         }
     }

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 
 use super::*;
@@ -24,6 +25,9 @@ fn guest_with_detours() -> (Guest, Arena) {
     (guest, arena)
 }
 
+/// Any number, and none is busy.
+const ANY: (u32, &BTreeSet<u32>) = (u32::MAX, &BTreeSet::new());
+
 /// What a detour at `at` is: its own number and address, and `more`.
 fn detour(number: u32, at: GuestVirtAddr, more: &[u8]) -> Detour {
     let mut code = number.to_le_bytes().to_vec();
@@ -45,7 +49,8 @@ fn place(
     more: &[u8],
 ) -> Result<Placed, DetourError<Infallible>> {
     let build = |number, place| Ok(detour(number, place, more));
-    arena.detour(&guest.memory, GuestVirtAddr(at), Pattern::default(), build)
+    let at = GuestVirtAddr(at);
+    arena.detour(&guest.memory, at, Pattern::default(), ANY, build)
 }
 
 #[test]
@@ -76,7 +81,7 @@ fn a_pattern_without_room_for_the_code_gets_a_jump_to_it() {
     let pattern = Pattern::at([1, 2, 3]);
     let at = GuestVirtAddr(IMAGE);
     let build = |number, place| Ok::<_, Infallible>(detour(number, place, &[7; 40]));
-    let single = arena.detour(&guest.memory, at, pattern, build);
+    let single = arena.detour(&guest.memory, at, pattern, ANY, build);
     // One address in each 16 MiB: none in these 8, or one.
     let area = GuestVirtAddr(HOLE.end.0 - 0x100_0000)..SLOT_AREA.start;
     let windows = pattern.windows(at, area).count();
@@ -161,6 +166,7 @@ fn a_detour_that_can_not_be_made_takes_nothing() {
         &guest.memory,
         GuestVirtAddr(IMAGE),
         Pattern::default(),
+        ANY,
         |_, _| Err("no"),
     );
     assert_eq!(failed, Err(DetourError::Build("no")));
@@ -168,6 +174,7 @@ fn a_detour_that_can_not_be_made_takes_nothing() {
         &guest.memory,
         GuestVirtAddr(IMAGE),
         Pattern::at([4]),
+        ANY,
         |number, at| Ok::<_, Infallible>(detour(number, at, &[])),
     );
     assert!(matches!(tied, Err(DetourError::NoAddress { idle: 0, .. })));

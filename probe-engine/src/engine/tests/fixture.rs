@@ -181,9 +181,18 @@ impl Fixture {
 
     /// With all that jumps need, in a kernel that has started.
     pub fn with_jumps(know: impl FnOnce(&mut Kernel)) -> Self {
+        Self::with_cpus_apart(PER_CPU_STRIDE, know)
+    }
+
+    /// The same, with room for a thousand detours' counters between the CPUs' variables.
+    pub fn with_few_counters() -> Self {
+        Self::with_cpus_apart(0x1000, |_| {})
+    }
+
+    fn with_cpus_apart(apart: u64, know: impl FnOnce(&mut Kernel)) -> Self {
         let f = Self::in_memory(0x8000_0000, Some(image()), know);
         for cpu in 0..u64::from(VCPUS) {
-            f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, gs_base(cpu));
+            f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, PER_CPU + cpu * apart);
         }
         f.engine.install_arena(&f.guest(), WIDE).unwrap();
         f.engine.registry().init_freed = true;
@@ -256,7 +265,10 @@ impl Fixture {
 
     /// The guest, stopped, with one vCPU that is nowhere.
     pub fn guest(&self) -> TestGuest<'_> {
-        TestGuest::new(&self.memory)
+        let mut guest = TestGuest::new(&self.memory);
+        // What is above is no RAM.
+        guest.len = guest.len.min(MEMORY as u64);
+        guest
     }
 
     /// The guest, stopped with this vCPU.

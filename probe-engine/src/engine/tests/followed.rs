@@ -16,7 +16,7 @@ use crate::ring::layout;
 const CALLER: u64 = 0xffff_ffff_8100_0700;
 
 /// A return probe that is a jump with detour 0.
-fn followed(f: &Fixture, change: impl FnOnce(&mut ProbeSpec)) -> ProbeInfo {
+pub fn followed(f: &Fixture, change: impl FnOnce(&mut ProbeSpec)) -> ProbeInfo {
     let mut spec = spec("framed%return");
     change(&mut spec);
     let id = f.engine.register(&f.guest(), &[spec]).unwrap()[0].id;
@@ -32,7 +32,7 @@ fn at(f: &Fixture, offset: u64) -> u64 {
 }
 
 /// Has a call of detour `number` followed, with its return address at `slot`, in the table's place `index`.
-fn enter(f: &Fixture, index: u64, slot: u64, caller: u64, number: u64) {
+pub fn enter(f: &Fixture, index: u64, slot: u64, caller: u64, number: u64) {
     let call = at(f, table::CALLS + index * table::CALL_LEN);
     f.set_word(call + table::CALLER, caller);
     f.set_word(call + table::WORD, number);
@@ -52,7 +52,7 @@ fn block(f: &Fixture) -> u64 {
 }
 
 /// What the trampoline does with the first vCPU's ring: word `n` of the record is `n`.
-fn put_return(f: &Fixture) {
+pub fn put_return(f: &Fixture) {
     let head = block(f) + layout::HEAD;
     let position = f.word(head);
     let ring = f.engine.arena_phys(RINGS).unwrap().0 + position;
@@ -65,7 +65,7 @@ fn put_return(f: &Fixture) {
 }
 
 /// Adds to a counter of detour 0.
-fn count(f: &Fixture, which: u64, times: u32) {
+pub fn count(f: &Fixture, which: u64, times: u32) {
     let at = GuestPhysAddr(at(f, table::TALLIES + which));
     f.memory.write(at, &times.to_le_bytes()).unwrap();
 }

@@ -24,7 +24,7 @@ pub fn jumps_and(know: impl FnOnce(&mut Kernel)) -> Fixture {
 }
 
 /// Registers one probe, which has to become a jump.
-fn jump(f: &Fixture, place: &str) -> ProbeInfo {
+pub fn jump(f: &Fixture, place: &str) -> ProbeInfo {
     let probe = f.probe(place);
     assert_eq!(probe.optimization, Optimization::Waiting);
     f.optimize();
@@ -272,14 +272,14 @@ fn counters_become_hits_or_missed_ones() {
 }
 
 /// A CPU's block in physical memory.
-fn block(f: &Fixture, cpu: u64) -> u64 {
+pub fn block(f: &Fixture, cpu: u64) -> u64 {
     let environment = f.engine.environment(&*f.memory).unwrap();
     let at = super::fixture::gs_base(cpu).wrapping_add(environment.block);
     f.engine.arena_phys(GuestVirtAddr(at)).unwrap().0
 }
 
 /// Does what a detour with all registers does, on the first vCPU.
-fn put_record(f: &Fixture, detour: u32) {
+pub fn put_record(f: &Fixture, detour: u32) {
     let words = (layout::RECORD_REGISTERS / 8 + 17) as u8;
     let head = block(f, 0) + layout::HEAD;
     let at = f.word(head);

@@ -15,6 +15,8 @@ mod properties;
 mod random;
 mod refusals;
 mod returns;
+mod rings;
 mod steps;
+mod switches;
 mod watch;
 mod ways;

@@ -1,0 +1,359 @@
+//! Whose a record or a count is.
+//!
+//! It belongs to the probes that were enabled where the jump is when it was left behind, however late it is
+//! read: a hit of a probe that has been disabled since is one of its hits, and one from before it was
+//! enabled is none. So the rings are read at each stop before the probes change. What can't be read
+//! then, as somebody is in the middle of writing it, is told from what comes later by its position in the
+//! ring. And who is anywhere else in a detour whose jump goes is still of the probes that it went from.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::jump::Jump;
+use super::merge::Merger;
+use super::record::Probe;
+use super::site::{Site, are_same};
+use super::table::Table;
+use crate::addr::{GuestVirtAddr, ProbeId, VcpuId};
+use crate::calls::Tally;
+use crate::detour::{Follow, Full};
+use crate::event::{Detail, Event, EventSink};
+use crate::guest::GuestMemory;
+use crate::probe::{Capture, ProbeKind, RegisterSet};
+use crate::ring::{Header, Record, Rings, Unfinished};
+use crate::vcpu::Registers;
+
+/// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
+/// the probes of a later one.
+const ERAS: usize = 256;
+
+/// What is known of detours, by their numbers.
+#[derive(Debug, Default)]
+pub(super) struct Credit {
+    detours: Vec<Option<Known>>,
+    /// What the table of calls had counted when it was last looked at.
+    tallies: Vec<Tally>,
+    /// Changes of probes while there were unfinished records, the oldest first.
+    eras: VecDeque<Era>,
+    /// What detours were before the change that is being made.
+    former: HashMap<u32, Vec<Arc<Probe>>>,
+}
+
+/// What was before a change.
+#[derive(Debug)]
+struct Era {
+    /// For each ring, the position up to which it was.
+    ends: Vec<u64>,
+    /// The probes of those detours that have others since.
+    former: HashMap<u32, Vec<Arc<Probe>>>,
+}
+
+/// A detour.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// The probed instruction.
+    at: GuestVirtAddr,
+    /// What a hit leaves behind.
+    capture: Option<Capture>,
+    /// How its function's calls are followed.
+    follow: Option<Follow>,
+    code: GuestVirtAddr,
+    full: Option<Full>,
+    /// What its counter had come to when it was last looked at.
+    counted: u64,
+    /// The probes that are enabled while its jump is in the text, or were when it was last.
+    probes: Vec<Arc<Probe>>,
+}
+
+impl Credit {
+    /// Learns a jump that is going to be in the text.
+    pub(super) fn number(&mut self, site: &Site, jump: &Jump, rings: &Rings) {
+        let index = jump.number as usize;
+        if self.detours.len() <= index {
+            self.detours.resize_with(index + 1, || None);
+        }
+        let known = &mut self.detours[index];
+        match known {
+            Some(known) if known.at == site.virt && known.code == jump.detour.at => {
+                if !are_same(&known.probes, &site.active) {
+                    let former = std::mem::replace(&mut known.probes, site.active.clone());
+                    self.former.insert(jump.number, former);
+                }
+            }
+            known => {
+                *known = Some(Known {
+                    at: site.virt,
+                    capture: jump.wanted.capture,
+                    follow: jump.wanted.follow,
+                    code: jump.detour.at,
+                    full: jump.detour.full,
+                    counted: rings.total(jump.number),
+                    probes: site.active.clone(),
+                });
+            }
+        }
+    }
+
+    /// All jumps have been learned. What is in the rings now is from before.
+    pub(super) fn close_era(&mut self, memory: &dyn GuestMemory, rings: &Rings) {
+        let former = std::mem::take(&mut self.former);
+        let ends: Vec<u64> = rings.heads(memory).collect();
+        if former.is_empty() || rings.tails().eq(ends.iter().copied()) {
+            return;
+        }
+        if self.eras.len() == ERAS {
+            self.eras.pop_front();
+        }
+        self.eras.push_back(Era { ends, former });
+    }
+
+    /// Forgets what nothing in the rings is from any more.
+    pub(super) fn forget_eras(&mut self, rings: &Rings) {
+        let is_over = |era: &Era| {
+            rings
+                .tails()
+                .zip(&era.ends)
+                .all(|(tail, end)| !precedes(tail, *end))
+        };
+        while self.eras.front().is_some_and(is_over) {
+            self.eras.pop_front();
+        }
+    }
+
+    /// More than the number of any detour.
+    pub(super) fn numbers(&self) -> u32 {
+        self.detours.len() as u32
+    }
+
+    pub(super) fn known(&self, number: u32) -> Option<&Known> {
+        self.detours.get(number as usize)?.as_ref()
+    }
+
+    /// Forgets a detour that is no more. Whether it was one.
+    pub(super) fn forget(&mut self, number: u32) -> bool {
+        let known = self.detours.get_mut(number as usize);
+        known.and_then(Option::take).is_some()
+    }
+
+    /// Whether there is a detour in which somebody may wait for room in a ring.
+    pub(super) fn may_wait(&self) -> bool {
+        self.detours
+            .iter()
+            .flatten()
+            .any(|known| known.full.is_some())
+    }
+
+    /// Whether calls are followed.
+    pub(super) fn follows(&self) -> bool {
+        self.detours
+            .iter()
+            .flatten()
+            .any(|known| known.follow.is_some())
+    }
+
+    /// The numbers of the detours that follow the calls of the functions at these addresses.
+    pub(super) fn following(&self, at: &BTreeSet<GuestVirtAddr>) -> BTreeSet<u32> {
+        let known = self.detours.iter().zip(0..);
+        known
+            .filter_map(|(known, number)| Some((known.as_ref()?, number)))
+            .filter(|(known, _)| known.follow.is_some() && at.contains(&known.at))
+            .map(|(_, number)| number)
+            .collect()
+    }
+
+    /// Whether calls that a detour may be following are those of these return probes.
+    pub(super) fn is_followed_for(&self, number: u32, followers: &[ProbeId]) -> bool {
+        self.known(number).is_none_or(|known| {
+            let of_returns = known.probes.iter().filter(|probe| is_return(probe));
+            of_returns
+                .map(|probe| probe.id)
+                .eq(followers.iter().copied())
+        })
+    }
+
+    /// The registers in a record.
+    pub(super) fn shape(&self, header: Header) -> Option<RegisterSet> {
+        self.known(header.detour)?.shape(header.returns)
+    }
+
+    /// Reports a record that was at this position of its vCPU's ring.
+    pub(super) fn record(&self, at: u64, record: &Record, table: &Table, merger: &Merger) {
+        let Some(known) = self.known(record.detour) else {
+            return;
+        };
+        let returns = record.call.is_some();
+        for probe in self
+            .probes_at(record.vcpu, at, record.detour)
+            .iter()
+            .filter(|it| is_return(it) == returns)
+        {
+            if probe.is_removed() {
+                continue;
+            }
+            if returns && !is_active(table, known.at, probe) {
+                // As with a breakpoint, nobody is told of a return when the probe is disabled by then.
+                probe.miss();
+                continue;
+            }
+            probe.hit();
+            if let Some(wanted) = probe.options.capture.registers() {
+                merger.event(&event(probe.id, known.at, record, wanted));
+            }
+        }
+    }
+
+    /// The probes that a record at this position is of.
+    fn probes_at(&self, vcpu: VcpuId, at: u64, detour: u32) -> &[Arc<Probe>] {
+        let ring = vcpu.0 as usize;
+        let is_before = |era: &&Era| era.ends.get(ring).is_some_and(|end| precedes(at, *end));
+        let mut eras = self.eras.iter().filter(is_before);
+        let former = eras.find_map(|era| era.former.get(&detour));
+        let now = || self.known(detour).map(|known| &known.probes);
+        former.or_else(now).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether this probe is among those that an unfinished record at this position is of.
+    pub(super) fn is_of(&self, probe: &Arc<Probe>, vcpu: VcpuId, at: u64, header: Header) -> bool {
+        let probes = self.probes_at(vcpu, at, header.detour);
+        is_return(probe) == header.returns && probes.iter().any(|it| Arc::ptr_eq(it, probe))
+    }
+
+    /// These records will never be finished.
+    pub(super) fn lose(&self, lost: &[Unfinished]) {
+        for it in lost {
+            let Some(header) = it.header else { continue };
+            for probe in self.probes_at(it.vcpu, it.at, header.detour) {
+                if is_return(probe) == header.returns {
+                    probe.miss();
+                }
+            }
+        }
+    }
+
+    /// Whether the calls that a detour follows are of this probe, among others.
+    pub(super) fn follows_for(&self, number: u32, probe: &Arc<Probe>) -> bool {
+        let known = self.known(number);
+        known.is_some_and(|known| known.probes.iter().any(|it| Arc::ptr_eq(it, probe)))
+    }
+
+    /// Takes over what the detours' counters have come to.
+    pub(super) fn count(&mut self, rings: &Rings) {
+        for (number, known) in (0..).zip(&mut self.detours) {
+            let Some(known) = known else {
+                continue;
+            };
+            let total = rings.total(number);
+            let grown = total.wrapping_sub(known.counted);
+            known.counted = total;
+            if grown == 0 {
+                continue;
+            }
+            for probe in known.probes.iter().filter(|probe| !is_return(probe)) {
+                match known.capture {
+                    Some(Capture::Count) => probe.hit_often(grown),
+                    _ => probe.miss_often(grown),
+                }
+            }
+        }
+    }
+
+    /// Whether the table of calls, which has counted this by now, may have no room for a call that is to come,
+    /// or had none for one.
+    pub(super) fn is_crowded(&self, now: &[Tally]) -> bool {
+        let missed = |index: usize| self.tallies.get(index).map_or(0, |tally| tally.missed);
+        let known = self.detours.iter().zip(now).enumerate();
+        known
+            .filter_map(|(index, (known, now))| Some((index, known.as_ref()?.follow?, now)))
+            .any(|(index, follow, now)| now.active >= follow.limit || now.missed != missed(index))
+    }
+
+    /// Takes over what the table of calls has counted.
+    pub(super) fn count_calls(&mut self, table: &Table, now: Vec<Tally>) {
+        self.tallies.resize(now.len(), Tally::default());
+        for ((known, before), now) in self.detours.iter().zip(&self.tallies).zip(&now) {
+            let missed = now.missed.wrapping_sub(before.missed);
+            let counted = now.counted.wrapping_sub(before.counted);
+            let Some(known) = known.as_ref().filter(|_| missed != 0 || counted != 0) else {
+                continue;
+            };
+            for probe in known.probes.iter().filter(|probe| is_return(probe)) {
+                probe.miss_often(missed.into());
+                if known.shape(true).is_some() {
+                    continue;
+                }
+                match is_active(table, known.at, probe) {
+                    true => probe.hit_often(counted.into()),
+                    false => probe.miss_often(counted.into()),
+                }
+            }
+        }
+        self.tallies = now;
+    }
+}
+
+impl Known {
+    /// The probed instruction.
+    pub(super) fn at(&self) -> GuestVirtAddr {
+        self.at
+    }
+
+    /// The probes that its hits are of.
+    pub(super) fn probes(&self) -> &[Arc<Probe>] {
+        &self.probes
+    }
+
+    /// Its code, and where that comes to with a ring full.
+    pub(super) fn waits_at(&self) -> Option<(GuestVirtAddr, Full)> {
+        Some((self.code, self.full?))
+    }
+
+    /// The registers in its records of hits, or of returns, if it leaves such.
+    fn shape(&self, returns: bool) -> Option<RegisterSet> {
+        if returns {
+            return self
+                .follow
+                .filter(|it| it.records)
+                .map(|_| RegisterSet::ALL);
+        }
+        self.capture?.registers()
+    }
+}
+
+fn is_return(probe: &Probe) -> bool {
+    matches!(probe.kind, ProbeKind::Return { .. })
+}
+
+/// Whether a probe notices now what happens at an address.
+fn is_active(table: &Table, at: GuestVirtAddr, probe: &Arc<Probe>) -> bool {
+    let site = table.site(at);
+    site.is_some_and(|site| site.active.iter().any(|it| Arc::ptr_eq(it, probe)))
+}
+
+/// Whether a position of a ring is before another one, at most half of all positions away.
+fn precedes(one: u64, other: u64) -> bool {
+    one.wrapping_sub(other).cast_signed() < 0
+}
+
+/// What a record tells of a probe.
+fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: RegisterSet) -> Event {
+    let with_rip = |registers: &Registers, rip| Registers { rip, ..*registers }.only(wanted);
+    let (rip, detail) = match &record.call {
+        None => (at.0, Detail::Pre),
+        Some(call) => {
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(call.caller),
+                entry_tsc: call.entry_tsc,
+                entry: with_rip(&call.entry, at.0),
+            };
+            (call.caller, detail)
+        }
+    };
+    Event {
+        probe,
+        vcpu: record.vcpu,
+        tsc: record.tsc,
+        registers: with_rip(&record.registers, rip),
+        task: record.task,
+        detail,
+    }
+}

@@ -1,0 +1,51 @@
+//! Breakpoints that were taken out of the text a moment ago, and who was to notice them.
+//!
+//! A vCPU may have trapped on one already when it is taken away under it: without a stop, as when a module
+//! is freed. It executes the instruction that is there again, and its hit is lost.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::Engine;
+use super::record::Probe;
+use super::table::Table;
+use crate::addr::GuestVirtAddr;
+use crate::probe::ProbeKind;
+
+/// So many places are remembered at most.
+const MOST: usize = 1 << 16;
+
+/// The probes that were enabled where a breakpoint was.
+#[derive(Debug, Default)]
+pub(super) struct Departed(HashMap<u64, Vec<Arc<Probe>>>);
+
+impl Departed {
+    /// The table changes.
+    pub(super) fn change(&mut self, before: &Table, after: &Table) {
+        let is_there = |at: u64| after.site(GuestVirtAddr(at)).is_some_and(|site| site.armed);
+        self.0.retain(|at, _| !is_there(*at));
+        if self.0.len() > MOST {
+            self.0.clear();
+        }
+        let gone = before
+            .sites()
+            .filter(|site| site.has_int3() && !is_there(site.virt.0));
+        for site in gone {
+            self.0.insert(site.virt.0, site.active.clone());
+        }
+    }
+}
+
+impl Engine {
+    /// A vCPU has trapped where there is no breakpoint any more.
+    pub(super) fn miss_departed(&self, at: GuestVirtAddr) {
+        let departed = self.departed();
+        let probes = departed.0.get(&at.0).into_iter().flatten();
+        let counts = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Instruction { .. });
+        probes.filter(counts).for_each(|probe| probe.miss());
+    }
+
+    pub(super) fn departed(&self) -> MutexGuard<'_, Departed> {
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
