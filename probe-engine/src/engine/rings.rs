@@ -334,11 +334,7 @@ impl Engine {
         if code.wrapping_add(full.trap.into()) != rip {
             return None;
         }
-        let probes: Vec<_> = known
-            .into_iter()
-            .flat_map(|it| it.probes())
-            .cloned()
-            .collect();
+        let probes: Vec<_> = known.into_iter().flat_map(Known::probes).cloned().collect();
         let ring = vcpu.id().0 as usize;
         let before = reader.rings.tails().nth(ring);
         let (_, found) = self.drain_locked(reader, memory, false);

@@ -254,6 +254,9 @@ enum Seen {
     Nothing,
 }
 
+/// Takes the words of a record at a position; whether it is one.
+type Take<'a> = dyn FnMut(u64, Header, &[[u8; 8]]) -> bool + 'a;
+
 /// One vCPU's ring. Where it has been read to is known here only; the guest's copy is for the guest.
 #[derive(Debug)]
 struct Ring {
@@ -280,7 +283,7 @@ impl Ring {
         &mut self,
         memory: &dyn GuestMemory,
         bytes: &mut [u8],
-        take: &mut dyn FnMut(u64, Header, &[[u8; 8]]) -> bool,
+        take: &mut Take<'_>,
     ) -> Result<Turn, MemoryError> {
         let mut turn = Turn::default();
         let head = word(memory, self.head())?;
@@ -344,11 +347,7 @@ impl Ring {
     }
 
     /// Takes the whole records behind an unfinished one, and leaves them where they are.
-    fn read_ahead(
-        &self,
-        memory: &dyn GuestMemory,
-        take: &mut dyn FnMut(u64, Header, &[[u8; 8]]) -> bool,
-    ) -> Result<(), MemoryError> {
+    fn read_ahead(&self, memory: &dyn GuestMemory, take: &mut Take<'_>) -> Result<(), MemoryError> {
         let mut bytes = Vec::new();
         self.scan(memory, |at, seen| {
             let Seen::Record(Stage::Whole, header, len) = seen else {
