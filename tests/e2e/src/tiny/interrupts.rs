@@ -22,6 +22,11 @@ const END_OF_INTERRUPT: i32 = 0xb0;
 const SPURIOUS: i32 = 0xf0;
 const COMMAND: i32 = 0x300;
 const LINT0: i32 = 0x350;
+const TIMER: i32 = 0x320;
+const TIMER_COUNT: i32 = 0x380;
+const TIMER_DIVIDE: i32 = 0x3e0;
+/// KVM's timer counts nanoseconds (arch/x86/kvm/lapic.h, `APIC_BUS_FREQUENCY`).
+const TICK_CYCLES: i32 = 500_000;
 
 /// Sets gates (SDM vol. 3, 6.14.1: offset in three parts, selector, type). Changes `rax`, `rdi`.
 ///
@@ -102,4 +107,27 @@ pub fn start_timer(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(al, 0)?;
     a.out(0x40, al)?;
     a.out(0x40, al)
+}
+
+/// Starts interrupts of [`VECTOR`] by the local APIC's timer, one after the other, a few hundred
+/// microseconds apart (SDM vol. 3, 11.5.4).
+///
+/// # Errors
+/// None that this code can cause.
+pub fn start_ticks(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    // Divided by 1, periodic.
+    a.mov(dword_ptr(rdi + TIMER_DIVIDE), 0xb)?;
+    a.mov(dword_ptr(rdi + TIMER), 1 << 17 | VECTOR as i32)?;
+    a.mov(dword_ptr(rdi + TIMER_COUNT), TICK_CYCLES)
+}
+
+/// As [`end_of_interrupt`], with any value in `rdi`.
+///
+/// # Errors
+/// None that this code can cause.
+pub fn end_of_interrupt_anywhere(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.push(rdi)?;
+    a.mov(rdi, APIC)?;
+    end_of_interrupt(a)?;
+    a.pop(rdi)
 }

@@ -8,8 +8,10 @@ mod pause;
 mod privileged;
 mod probes;
 mod serial;
+mod single;
 mod traps;
 mod vm;
+mod watch;
 
 use crate::test::{Failure, Test};
 
@@ -33,6 +35,10 @@ pub const TESTS: &[Test] = &[
     privileged::INTERRUPTS,
     privileged::HALT,
     privileged::BRANCHES,
+    single::PRIVILEGED,
+    single::TRAP_FLAG,
+    single::REPEATED,
+    watch::SIZES,
 ];
 
 /// A kernel that switches itself off.

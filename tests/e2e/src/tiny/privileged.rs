@@ -10,7 +10,7 @@ use iced_x86::code_asm::{
     rsp,
 };
 use vmprobe_client::spec;
-use vmprobe_client::v1::Strategy;
+use vmprobe_client::v1::{EventKind, Probe, Registers, Strategy, probe};
 
 use super::image::{self, DATA, Names};
 use super::interrupts::{self, NMI, VECTOR};
@@ -52,7 +52,7 @@ const NOTES: u64 = DATA + 0x2000;
 /// Where the NMI handler leaves RIP of what it interrupted.
 const INTERRUPTED: u64 = DATA + 0x3000;
 /// Stands in the notes for a place that the guest has reached.
-const REACHED: u64 = 0x5ec0_0000_0000_0000;
+pub const REACHED: u64 = 0x5ec0_0000_0000_0000;
 /// IF of RFLAGS, and its bit 1, which is always set.
 const IF: u64 = 1 << 9;
 const FIXED: u64 = 1 << 1;
@@ -61,28 +61,32 @@ const FIXED: u64 = 1 << 1;
 const POPPED: u64 = 0x24_7cd5;
 
 /// A guest, its probes and how many words it notes.
-struct Case {
+pub struct Case {
     kernel: Vec<u8>,
     probes: &'static [&'static str],
     notes: usize,
+    /// Whether each probe has to be emulated.
+    emulated: bool,
 }
 
 /// What a run came to.
-struct Run {
-    notes: Vec<u64>,
+pub struct Run {
+    pub notes: Vec<u64>,
+    /// The registers of the events after instructions, by their symbols.
+    pub posts: BTreeMap<String, Registers>,
     symbols: BTreeMap<String, u64>,
 }
 
 impl Run {
     /// The address of a symbol; 0, which is nowhere, if there is none.
-    fn symbol(&self, name: &str) -> u64 {
+    pub fn symbol(&self, name: &str) -> u64 {
         self.symbols.get(name).copied().unwrap_or_default()
     }
 }
 
 impl Case {
     /// Builds the guest: `code` begins with the notes' address in `r15`.
-    fn new(
+    pub fn new(
         probes: &'static [&'static str],
         notes: usize,
         code: impl FnOnce(&mut CodeAssembler, &mut Names) -> Result<(), IcedError>,
@@ -95,7 +99,16 @@ impl Case {
             kernel,
             probes,
             notes,
+            emulated: true,
         })
+    }
+
+    /// With probes that need not be emulated.
+    pub fn by_any_way(self) -> Self {
+        Self {
+            emulated: false,
+            ..self
+        }
     }
 
     /// Runs the guest without probes, and with them, and compares; the run without.
@@ -110,19 +123,22 @@ impl Case {
         Ok(without)
     }
 
-    /// Runs the guest under probes, each of which must be hit once and emulated.
-    async fn run(&self, cx: &Context, probes: &[&str]) -> Result<Run, Failure> {
+    /// Runs the guest under probes, each of which must be hit once, and has one event, or two if it asks
+    /// for what is after it as well.
+    pub async fn run(&self, cx: &Context, probes: &[&str]) -> Result<Run, Failure> {
         let mut guest = Tiny::new(cx, &self.kernel, 64).await?;
         let specs: Result<Vec<_>, _> = probes.iter().map(|text| spec::parse(text)).collect();
         let specs = specs.map_err(|error| wrong!("{error}"))?;
         let probes = guest.client.register_probes(VM, specs).await?;
         for probe in &probes {
-            check_eq!(
-                probe.strategy(),
-                Strategy::Emulate,
-                "how `{}` is passed",
-                probe.instruction
-            );
+            if self.emulated {
+                check_eq!(
+                    probe.strategy(),
+                    Strategy::Emulate,
+                    "how `{}` is passed",
+                    probe.instruction
+                );
+            }
         }
         let (symbols, _) = guest.client.lookup_symbols(VM, "*", 0).await?;
         let mut stream = guest.client.events(VM, Vec::new()).await?;
@@ -130,16 +146,25 @@ impl Case {
         let bytes = guest.console.bytes(self.notes * 8).await?;
         let events = events::all(&mut stream).await?;
         guest.power_off().await?;
-        let mut expected: Vec<u64> = probes.iter().map(|probe| probe.id).collect();
+        let ids = |probe: &Probe| [Some(probe.id), has_post(probe).then_some(probe.id)];
+        let mut expected: Vec<u64> = probes.iter().flat_map(ids).flatten().collect();
         let mut hit: Vec<u64> = events.iter().map(|event| event.probe_id).collect();
         expected.sort_unstable();
         hit.sort_unstable();
-        check_eq!(hit, expected, "events, one for each probe");
+        check_eq!(hit, expected, "events of each probe");
         for probe in guest.client.list_probes(VM).await? {
             let counts = (probe.hits, probe.missed);
             check_eq!(counts, (1, 0), "hits and misses of {}", probe.name);
         }
+        let posts = events
+            .iter()
+            .filter(|event| event.kind() == EventKind::Post);
+        let posts = posts.filter_map(|event| {
+            let probe = probes.iter().find(|probe| probe.id == event.probe_id)?;
+            Some((probe.symbol.clone(), event.registers?))
+        });
         Ok(Run {
+            posts: posts.collect(),
             notes: bytes.chunks(8).map(number).collect(),
             symbols: symbols
                 .into_iter()
@@ -149,9 +174,14 @@ impl Case {
     }
 }
 
+/// Whether it asks for an event after its instruction as well.
+fn has_post(probe: &Probe) -> bool {
+    matches!(&probe.kind, Some(probe::Kind::InstructionProbe(it)) if it.post)
+}
+
 /// Numbers shown as addresses are.
 #[derive(PartialEq)]
-struct Hex<'a>(&'a [u64]);
+pub struct Hex<'a>(pub &'a [u64]);
 
 impl std::fmt::Debug for Hex<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -160,26 +190,26 @@ impl std::fmt::Debug for Hex<'_> {
 }
 
 /// Notes a register; changes no flag.
-fn note(a: &mut CodeAssembler, register: AsmRegister64) -> Result<(), IcedError> {
+pub fn note(a: &mut CodeAssembler, register: AsmRegister64) -> Result<(), IcedError> {
     a.mov(ptr(r15), register)?;
     a.lea(r15, ptr(r15 + 8))
 }
 
 /// Notes that the guest has come here; changes `rbx`.
-fn reached(a: &mut CodeAssembler, place: u64) -> Result<(), IcedError> {
+pub fn reached(a: &mut CodeAssembler, place: u64) -> Result<(), IcedError> {
     a.mov(rbx, REACHED + place)?;
     note(a, rbx)
 }
 
 /// Notes the flags; changes `rbx`.
-fn note_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
+pub fn note_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.pushfq()?;
     a.pop(rbx)?;
     note(a, rbx)
 }
 
 /// Sends so many notes and switches off.
-fn finish(a: &mut CodeAssembler, notes: usize) -> Result<(), IcedError> {
+pub fn finish(a: &mut CodeAssembler, notes: usize) -> Result<(), IcedError> {
     let mut again = a.create_label();
     a.mov(rsi, NOTES)?;
     a.mov(r8, notes as u64)?;
