@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_write_goes_where_the_processor_s_would_and_nowhere_else() {
-        let frame = |number: u64, flags| FRAMES + number * PAGE | flags;
+        let frame = |number: u64, flags| (FRAMES + number * PAGE) | flags;
         // Flags of the tables and of the page, CR4, CR0 less WP, whether it can be written.
         let cases = [
             (PLAIN, PLAIN, 0, false, true),
