@@ -1,6 +1,6 @@
 //! Watched data.
 
-use super::fixture::{Fixture, PHYS, TEXT, vcpu_at};
+use super::fixture::{Fixture, TEXT, vcpu_at};
 use crate::engine::{Action, Watchpoint};
 use crate::error::ChangeError;
 use crate::event::Detail;
@@ -133,18 +133,16 @@ fn an_access_in_a_detour_is_one_by_the_original_and_one_by_the_detour_itself_is_
     let f = Fixture::with_jumps(|_| {});
     let probes = f.register(&["table/8", "framed"]).unwrap();
     assert_eq!(f.optimize(), 1);
-    let by: [u8; 4] = f.bytes_at(PHYS + 0x341, 4).try_into().unwrap();
-    let by = i64::from(i32::from_le_bytes(by)).cast_unsigned();
-    let detour = (TEXT + 0x345).wrapping_add(by);
+    let table = f.engine.table();
+    let jump = table.site((TEXT + 0x340).into()).unwrap().jump().unwrap();
     // push %rbp; mov %rsp,%rbp; push %rbx, and the way back.
-    let mut copies = detour;
-    while f.wide_bytes(copies.into(), 5) != [0x55, 0x48, 0x89, 0xe5, 0x53] {
-        copies += 1;
-    }
+    let (detour, copies) = (jump.detour.at.0, jump.copy(0).unwrap().0);
     let mut vcpu = vcpu_at(0);
     let mut access = |rip| {
         vcpu.registers.rip = rip;
         f.engine.on_watchpoint(&*f.memory, &mut vcpu, 1);
+        // Beside jumps, events wait for what may come before them.
+        f.engine.drain_all(&*f.memory);
         f.events().last().map(|event| event.registers.rip)
     };
     for rip in [detour + 1, copies] {
