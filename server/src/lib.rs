@@ -4,6 +4,7 @@
 //! [`Server::bind`] takes an address, [`Server::serve`] answers calls until it is told to end, and
 //! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
 
+mod admission;
 mod blocking;
 mod console;
 mod convert;
@@ -18,4 +19,5 @@ mod services;
 mod status;
 mod traps;
 
+pub use limits::Limits;
 pub use serve::{BindError, Options, ServeError, Server};

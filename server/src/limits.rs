@@ -1,7 +1,44 @@
-//! What one client can ask for at most, so that it can't exhaust the server.
+//! What clients can ask for at most, so that they can't exhaust the server.
 
-/// VMs of one server, ended ones included.
-pub const VMS: usize = 64;
+/// Limits that the server's owner sets, one option of `vmprobed` each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// VMs of the server, ended ones included.
+    pub vms: usize,
+    /// MiB of memory of all its guests together. A guest takes what it uses, not what it has, so
+    /// this may be more than the host has.
+    pub guest_memory_mib: u64,
+    /// MiB of one kernel or initramfs.
+    pub file_mib: u64,
+    /// VMs that are being made at the same time: so many kernels are unpacked beside each other.
+    /// Others wait for their turn.
+    pub creations: usize,
+    /// Probes of one VM.
+    pub probes: usize,
+    /// Calls that are under way at the same time and do something. Each may take a thread, and
+    /// [`REQUEST_BYTES`] until its request is read.
+    pub calls: usize,
+    /// Streams, and calls that wait for something to happen, at the same time. A stream of events
+    /// holds some 24 MiB when its client reads too slowly.
+    pub streams: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            vms: 64,
+            guest_memory_mib: 1 << 20,
+            file_mib: vmm::MAX_FILE >> 20,
+            creations: 4,
+            probes: 250_000,
+            calls: 256,
+            streams: 256,
+        }
+    }
+}
+
+/// Calls and streams of one connection at the same time. A client that makes more waits, by itself.
+pub const STREAMS_A_CONNECTION: u32 = 128;
 
 /// Probes in one request.
 pub const PROBES_A_BATCH: usize = 100_000;

@@ -4,15 +4,21 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tonic::Status;
+use tonic::{Code, Status};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::limits::{self, Limits};
 use crate::machine::Machine;
-use crate::{limits, status};
+use crate::status;
 
 /// All VMs of the server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Machines {
     slots: Mutex<Slots>,
+    limits: Limits,
+    /// Places for those that are being made.
+    creations: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
@@ -25,9 +31,20 @@ struct Slots {
 
 #[derive(Debug)]
 enum Slot {
-    /// Being built; the name is taken.
-    Reserved,
+    /// Being built; the name is taken, and so much memory.
+    Reserved {
+        memory_mib: u64,
+    },
     Ready(Arc<Machine>),
+}
+
+impl Slot {
+    fn memory_mib(&self) -> u64 {
+        match self {
+            Self::Reserved { memory_mib } => *memory_mib,
+            Self::Ready(machine) => machine.memory_mib(),
+        }
+    }
 }
 
 /// A name for a VM under construction; dropping it gives the name back.
@@ -38,21 +55,60 @@ pub struct Reservation {
 }
 
 impl Machines {
-    /// Takes a name, or makes one from an empty `name`.
+    /// None yet, and room for as many as `limits` say.
+    pub fn new(limits: Limits) -> Self {
+        let creations = limits.creations.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            slots: Mutex::default(),
+            limits,
+            creations: Arc::new(Semaphore::new(creations)),
+        }
+    }
+
+    /// What there is room for.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Waits for a place among those that make a VM.
+    ///
+    /// # Errors
+    /// `INTERNAL`, never in practice: nobody closes the places.
+    pub async fn creation(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let place = Arc::clone(&self.creations).acquire_owned().await;
+        place.map_err(|error| Status::internal(error.to_string()))
+    }
+
+    /// Takes a name, or makes one from an empty `name`, for a VM with so much memory.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`, or `UNAVAILABLE` while the server
     /// shuts down.
-    pub fn reserve(self: &Arc<Self>, name: &str) -> Result<Reservation, Status> {
+    pub fn reserve(self: &Arc<Self>, name: &str, memory_mib: u64) -> Result<Reservation, Status> {
         let mut slots = self.slots();
         if slots.closed {
             return Err(Status::unavailable("the server is shutting down"));
         }
-        if slots.by_name.len() >= limits::VMS {
+        let (vms, most) = (slots.by_name.len(), self.limits.vms);
+        if vms >= most {
             return Err(Status::resource_exhausted(format!(
-                "this server has its {} VMs: delete one that has ended",
-                limits::VMS
+                "this server has {vms} VMs, as many as it takes: delete one that has ended, or start \
+                 vmprobed with a larger --max-vms"
             )));
+        }
+        let most = self.limits.guest_memory_mib;
+        let taken = slots.by_name.values().map(Slot::memory_mib);
+        let taken = taken.fold(0, u64::saturating_add);
+        if taken.saturating_add(memory_mib) > most {
+            return Err(status::with_field(
+                Code::ResourceExhausted,
+                "memory_mib",
+                format!(
+                    "{memory_mib} MiB of memory is too much: the guests of this server have {taken} \
+                     MiB of the {most} MiB that they may have; ask for less, delete a VM, or start \
+                     vmprobed with a larger --max-guest-memory"
+                ),
+            ));
         }
         let name = if name.is_empty() {
             slots.fresh_name()
@@ -64,7 +120,7 @@ impl Machines {
                 "a VM called `{name}` exists: choose another name, or delete that one"
             ))),
             Entry::Vacant(vacant) => {
-                vacant.insert(Slot::Reserved);
+                vacant.insert(Slot::Reserved { memory_mib });
                 Ok(Reservation {
                     machines: Arc::clone(self),
                     name,
@@ -85,7 +141,7 @@ impl Machines {
         let slots = self.slots();
         match slots.by_name.get(name) {
             Some(Slot::Ready(machine)) => Ok(Arc::clone(machine)),
-            Some(Slot::Reserved) => Err(Status::failed_precondition(format!(
+            Some(Slot::Reserved { .. }) => Err(Status::failed_precondition(format!(
                 "VM `{name}` is still being created"
             ))),
             None if slots.by_name.is_empty() => Err(Status::not_found(format!(
@@ -106,7 +162,7 @@ impl Machines {
         let slots = self.slots();
         let machines = slots.by_name.values().filter_map(|slot| match slot {
             Slot::Ready(machine) => Some(Arc::clone(machine)),
-            Slot::Reserved => None,
+            Slot::Reserved { .. } => None,
         });
         machines.collect()
     }
@@ -169,7 +225,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut slots = self.machines.slots();
-        if let Some(Slot::Reserved) = slots.by_name.get(&self.name) {
+        if let Some(Slot::Reserved { .. }) = slots.by_name.get(&self.name) {
             slots.by_name.remove(&self.name);
         }
     }
@@ -192,14 +248,13 @@ fn check_name(name: &str) -> Result<String, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tonic::Code;
 
     #[test]
     fn a_reserved_name_is_taken_until_it_is_dropped() {
-        let machines = Arc::new(Machines::default());
-        let reservation = machines.reserve("a").unwrap();
+        let machines = Arc::new(Machines::new(Limits::default()));
+        let reservation = machines.reserve("a", 64).unwrap();
         assert_eq!(
-            machines.reserve("a").unwrap_err().code(),
+            machines.reserve("a", 64).unwrap_err().code(),
             Code::AlreadyExists
         );
         assert_eq!(
@@ -208,23 +263,23 @@ mod tests {
         );
         drop(reservation);
         assert_eq!(machines.get("a").unwrap_err().code(), Code::NotFound);
-        assert!(machines.reserve("a").is_ok());
+        assert!(machines.reserve("a", 64).is_ok());
     }
 
     #[test]
     fn a_vm_without_a_name_gets_a_free_one() {
-        let machines = Arc::new(Machines::default());
-        let taken = machines.reserve("vm0").unwrap();
-        let made = machines.reserve("").unwrap();
+        let machines = Arc::new(Machines::new(Limits::default()));
+        let taken = machines.reserve("vm0", 64).unwrap();
+        let made = machines.reserve("", 64).unwrap();
         assert_eq!((taken.name(), made.name()), ("vm0", "vm1"));
     }
 
     #[test]
     fn a_name_that_would_not_print_well_is_refused() {
-        let machines = Arc::new(Machines::default());
+        let machines = Arc::new(Machines::new(Limits::default()));
         for name in ["a b", "a/b", "ä", "a\n", &"x".repeat(65)] {
             assert_eq!(
-                machines.reserve(name).unwrap_err().code(),
+                machines.reserve(name, 64).unwrap_err().code(),
                 Code::InvalidArgument,
                 "{name}"
             );
@@ -233,22 +288,44 @@ mod tests {
 
     #[test]
     fn one_vm_too_many_exhausts_the_server() {
-        let machines = Arc::new(Machines::default());
-        let taken: Vec<_> = (0..limits::VMS)
-            .map(|_| machines.reserve("").unwrap())
+        let machines = Arc::new(Machines::new(Limits::default()));
+        let taken: Vec<_> = (0..Limits::default().vms)
+            .map(|_| machines.reserve("", 64).unwrap())
             .collect();
         assert_eq!(
-            machines.reserve("").unwrap_err().code(),
+            machines.reserve("", 64).unwrap_err().code(),
             Code::ResourceExhausted
         );
         drop(taken);
-        assert!(machines.reserve("").is_ok());
+        assert!(machines.reserve("", 64).is_ok());
     }
 
     #[test]
     fn a_server_that_shuts_down_takes_no_vm() {
-        let machines = Arc::new(Machines::default());
+        let machines = Arc::new(Machines::new(Limits::default()));
         machines.close();
-        assert_eq!(machines.reserve("a").unwrap_err().code(), Code::Unavailable);
+        assert_eq!(
+            machines.reserve("a", 64).unwrap_err().code(),
+            Code::Unavailable
+        );
+    }
+
+    #[test]
+    fn guests_have_so_much_memory_together_and_no_more() {
+        let limits = Limits {
+            guest_memory_mib: 1000,
+            ..Limits::default()
+        };
+        let machines = Arc::new(Machines::new(limits));
+        let first = machines.reserve("a", 600).unwrap();
+        for too_much in [401, u64::MAX] {
+            let refused = machines.reserve("b", too_much).unwrap_err();
+            assert_eq!(refused.code(), Code::ResourceExhausted);
+            let message = refused.message();
+            assert!(message.contains("--max-guest-memory"), "{message}");
+        }
+        assert!(machines.reserve("b", 400).is_ok());
+        drop(first);
+        assert!(machines.reserve("b", 1000).is_ok());
     }
 }

@@ -9,6 +9,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tonic::transport::server::{Router, TcpIncoming};
+use tower_layer::{Identity, Stack};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
 use vmprobe_proto::v1::event_service_server::EventServiceServer;
@@ -17,7 +18,8 @@ use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
-use crate::limits;
+use crate::admission::Admission;
+use crate::limits::{self, Limits};
 use crate::machines::Machines;
 use crate::services::{Console, Events, Host, Probes, Symbols, Vms};
 
@@ -30,7 +32,7 @@ const END: Duration = Duration::from_secs(5);
 /// A client that answers no ping for so long has gone; its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Where to listen.
+/// Where to listen, and what to give.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The address; port 0 takes any free port.
@@ -38,6 +40,8 @@ pub struct Options {
     /// Listen on an address that other hosts reach, too. There is no authentication yet: whoever
     /// reaches the port controls the guests and reads any file that the server can open as a kernel.
     pub insecure_listen_anywhere: bool,
+    /// What clients can ask for at most.
+    pub limits: Limits,
 }
 
 /// Why the server can't listen.
@@ -100,7 +104,7 @@ impl Server {
         Ok(Self {
             listener,
             address,
-            machines: Arc::default(),
+            machines: Arc::new(Machines::new(options.limits)),
         })
     }
 
@@ -148,7 +152,9 @@ impl Server {
     }
 }
 
-async fn router(machines: &Arc<Machines>) -> Result<Router, ServeError> {
+async fn router(
+    machines: &Arc<Machines>,
+) -> Result<Router<Stack<Admission, Identity>>, ServeError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<VmServiceServer<Vms>>().await;
     reporter.set_serving::<ProbeServiceServer<Probes>>().await;
@@ -158,15 +164,20 @@ async fn router(machines: &Arc<Machines>) -> Result<Router, ServeError> {
         .set_serving::<ConsoleServiceServer<Console>>()
         .await;
     reporter.set_serving::<HostServiceServer<Host>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    let describe = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
     let shared = || Arc::clone(machines);
     Ok(tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
+        .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
+        .layer(Admission::new(machines.limits()))
         .add_service(health)
-        .add_service(reflection)
+        .add_service(describe().build_v1()?)
+        // The only one that Python's grpcio-reflection and older tools ask for.
+        .add_service(describe().build_v1alpha()?)
         .add_service(
             VmServiceServer::new(Vms(shared())).max_decoding_message_size(limits::REQUEST_BYTES),
         )

@@ -14,7 +14,7 @@ use probe_engine::error::{ChangeError, RegisterError};
 use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use vmm::{CreateError, VcpuAccessError, WatchpointError};
+use vmm::{CreateError, FileError, VcpuAccessError, WatchpointError};
 
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
@@ -33,6 +33,15 @@ pub fn create(error: &CreateError) -> Status {
     let code = match error {
         CreateError::Kvm(_) => Code::FailedPrecondition,
         CreateError::Ram(_) => Code::ResourceExhausted,
+        CreateError::File {
+            cause: FileError::TooLarge { .. },
+            ..
+        } => {
+            let what = error.field().unwrap_or_default();
+            let message =
+                format!("{error}: make it smaller, or start vmprobed with a larger --max-file");
+            return with_field(Code::ResourceExhausted, what, message);
+        }
         CreateError::Cpu(_) | CreateError::Vcpu(_) | CreateError::Refused { .. } => Code::Internal,
         // All others find fault with the request.
         _ => Code::InvalidArgument,

@@ -67,6 +67,7 @@ fn loopback(port: u16) -> Options {
     Options {
         listen: SocketAddr::from(([127, 0, 0, 1], port)),
         insecure_listen_anywhere: false,
+        limits: vmprobe_server::Limits::default(),
     }
 }
 
@@ -296,6 +297,7 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
     let refused = Server::bind(Options {
         listen,
         insecure_listen_anywhere: false,
+        limits: vmprobe_server::Limits::default(),
     })
     .await;
     assert!(
@@ -305,7 +307,8 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
     assert!(
         Server::bind(Options {
             listen,
-            insecure_listen_anywhere: true
+            insecure_listen_anywhere: true,
+            limits: vmprobe_server::Limits::default(),
         })
         .await
         .is_ok()

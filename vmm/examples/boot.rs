@@ -36,6 +36,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         memory_mib: numbers.get(1).map_or(Ok(512), |n| n.parse())?,
         vcpus: numbers.first().map_or(Ok(1), |n| n.parse())?,
         boot: BootMethod::Elf,
+        max_file: vmm::MAX_FILE,
     })?;
     // int3s exit and are given back, as they do beside a breakpoint probe.
     vm.stopped(|stopped| stopped.set_breakpoint_exits(true))?;

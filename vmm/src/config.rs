@@ -1,8 +1,7 @@
 //! What a VM is made of, and why it can't be made.
 
 use std::{
-    fs::File,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -11,6 +10,7 @@ use thiserror::Error;
 use crate::{
     boot::{BootMethod, LoadError, bzimage::KernelFileError},
     cpu::CpuError,
+    file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
     vcpu::VcpuAccessError,
@@ -20,8 +20,9 @@ use crate::{
 pub const MIN_MEMORY_MIB: u64 = 64;
 /// Most vCPUs that a VM can have.
 pub const MAX_VCPUS: u32 = 8;
-/// Largest kernel or initramfs file that is read, in bytes.
-const MAX_FILE: u64 = 4 << 30;
+/// The longest kernel or initramfs for those who have no limit of their own, in bytes: a vmlinux with
+/// all its debug information has half of it.
+pub const MAX_FILE: u64 = 2 << 30;
 
 /// A VM to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub struct VmConfig {
     pub vcpus: u32,
     /// How the kernel is started.
     pub boot: BootMethod,
+    /// The longest kernel or initramfs that is read, in bytes.
+    pub max_file: u64,
 }
 
 /// Why a VM can't be made. Nothing of it is left then.
@@ -57,8 +60,19 @@ pub enum CreateError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        cause: io::Error,
+        /// Why.
+        cause: FileError,
+    },
+    /// A file without content, or one that the host's kernel makes up.
+    #[error(
+        "the {what} {path} is empty (as far as its length tells): leave it out, or give a file with \
+         content"
+    )]
+    Empty {
+        /// "initramfs".
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
     },
     /// The kernel file is no kernel that can be booted.
     #[error("{path} can't be booted: {cause}")]
@@ -111,7 +125,7 @@ impl CreateError {
             Self::Memory(_) => Some("memory_mib"),
             Self::Ram(_) | Self::Arena { .. } => Some("memory_mib"),
             Self::Vcpus(_) => Some("vcpus"),
-            Self::File { what, .. } => Some(what),
+            Self::File { what, .. } | Self::Empty { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
             Self::Kvm(_) | Self::Cpu(_) | Self::Vcpu(_) | Self::Refused { .. } => None,
@@ -131,27 +145,29 @@ impl VmConfig {
     }
 }
 
-/// Reads a whole regular file of reasonable size.
-pub(crate) fn read_file(what: &'static str, path: &Path) -> Result<Vec<u8>, CreateError> {
-    let read = || -> io::Result<Vec<u8>> {
-        // A FIFO would block in open().
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it isn't a regular file"));
+impl VmConfig {
+    /// The bytes of one of its files.
+    pub(crate) fn read(&self, what: &'static str, path: &Path) -> Result<Vec<u8>, CreateError> {
+        file::read(path, self.max_file).map_err(|cause| CreateError::File {
+            what,
+            path: path.to_owned(),
+            cause,
+        })
+    }
+
+    /// The bytes of its initramfs, if it has one.
+    pub(crate) fn read_initramfs(&self) -> Result<Option<Vec<u8>>, CreateError> {
+        const WHAT: &str = "initramfs";
+        let Some(path) = self.initramfs.as_deref() else {
+            return Ok(None);
+        };
+        let bytes = self.read(WHAT, path)?;
+        if bytes.is_empty() {
+            return Err(CreateError::Empty {
+                what: WHAT,
+                path: path.to_owned(),
+            });
         }
-        let file = File::open(path)?;
-        let size = file.metadata()?.len();
-        if size > MAX_FILE {
-            return Err(io::Error::other(format!(
-                "{size} bytes is more than {MAX_FILE}"
-            )));
-        }
-        let mut bytes = Vec::with_capacity(size as usize);
-        file.take(MAX_FILE).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    read().map_err(|cause| CreateError::File {
-        what,
-        path: path.to_owned(),
-        cause,
-    })
+        Ok(Some(bytes))
+    }
 }

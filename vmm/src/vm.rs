@@ -23,7 +23,7 @@ use crate::{
         self, BootMethod, Segment,
         bzimage::{KernelFile, read_kernel},
     },
-    config::{CreateError, VmConfig, read_file},
+    config::{CreateError, VmConfig},
     cpu,
     devices::{Devices, console::Console, serial::SerialPort},
     ending::{EndSignal, Ending},
@@ -115,17 +115,13 @@ impl Vm {
     /// See [`CreateError`]; nothing is left behind.
     pub fn create(config: &VmConfig) -> Result<Self, CreateError> {
         config.validate()?;
-        let kernel = read_kernel(read_file("kernel", &config.kernel)?).map_err(|cause| {
+        let kernel = read_kernel(config.read("kernel", &config.kernel)?).map_err(|cause| {
             CreateError::Kernel {
                 path: config.kernel.clone(),
                 cause,
             }
         })?;
-        let initramfs = config
-            .initramfs
-            .as_deref()
-            .map(|path| read_file("initramfs", path))
-            .transpose()?;
+        let initramfs = config.read_initramfs()?;
         let kvm = kvm::open()?;
         let ram = GuestRam::new(config.memory_mib)?;
         let bits = cpu::physical_address_bits(&kvm)?;

@@ -230,6 +230,11 @@ impl Engine {
         self.infos(self.registry().probes())
     }
 
+    /// How many probes there are, gone ones too.
+    pub fn probe_count(&self) -> usize {
+        self.registry().probes().count()
+    }
+
     /// The probe of that name.
     pub fn find(&self, name: &str) -> Option<ProbeId> {
         self.registry().by_name(name).map(|probe| probe.id)

@@ -18,7 +18,8 @@ use vmprobe_proto::v1;
 
 use super::{Described, Machine, Optimizer, Rings};
 use crate::fanout::Fanout;
-use crate::{convert, limits, status};
+use crate::limits::{self, Limits};
+use crate::{convert, status};
 
 /// Memory of a guest for which the request gives none, in MiB.
 const DEFAULT_MEMORY_MIB: u64 = 512;
@@ -40,8 +41,9 @@ impl Machine {
     pub fn create(
         name: &str,
         request: &v1::CreateVmRequest,
+        limits: &Limits,
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
-        let config = config(request)?;
+        let config = config(request, limits)?;
         let specs = first_probes(request)?;
         let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
         let (kernel, version) = read_kernel(&mut vm)?;
@@ -61,6 +63,7 @@ impl Machine {
             changing: Mutex::default(),
             optimizer: Optimizer::default(),
             rings: Rings::default(),
+            max_probes: limits.probes,
         });
         let probes = machine.plant_first(&specs)?;
         machine.start_threads(ended).inspect_err(|_| {
@@ -71,6 +74,7 @@ impl Machine {
     }
 
     fn plant_first(&self, specs: &[ProbeSpec]) -> Result<Vec<v1::Probe>, Status> {
+        self.check_room(specs.len())?;
         self.stopped(|stopped| {
             if self.engine.has_image_map() {
                 self.install_arena(stopped);
@@ -124,7 +128,7 @@ impl Machine {
     }
 }
 
-fn config(request: &v1::CreateVmRequest) -> Result<VmConfig, Status> {
+fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, Status> {
     if request.kernel.is_empty() {
         return Err(status::invalid("kernel", "the path of a kernel is missing"));
     }
@@ -136,17 +140,25 @@ fn config(request: &v1::CreateVmRequest) -> Result<VmConfig, Status> {
             return Err(status::invalid("boot", message));
         }
     };
-    let or = |value: u64, default: u64| if value == 0 { default } else { value };
     Ok(VmConfig {
         kernel: PathBuf::from(&request.kernel),
         initramfs: Some(&request.initramfs)
             .filter(|path| !path.is_empty())
             .map(PathBuf::from),
         cmdline: request.cmdline.clone(),
-        memory_mib: or(request.memory_mib, DEFAULT_MEMORY_MIB),
+        memory_mib: memory_mib(request),
         vcpus: request.vcpus.max(1),
         boot,
+        max_file: limits.file_mib.saturating_mul(1 << 20),
     })
+}
+
+/// MiB of memory that a request asks for.
+pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
+    match request.memory_mib {
+        0 => DEFAULT_MEMORY_MIB,
+        given => given,
+    }
 }
 
 /// The probes of the request, then those on the kernel's command line.
@@ -225,7 +237,7 @@ mod tests {
 
     #[test]
     fn what_a_request_leaves_out_has_a_default() {
-        let config = config(&request()).unwrap();
+        let config = config(&request(), &Limits::default()).unwrap();
         assert_eq!((config.memory_mib, config.vcpus), (512, 1));
         assert_eq!(config.initramfs, None);
         assert!(matches!(config.boot, BootMethod::Elf));
@@ -250,7 +262,10 @@ mod tests {
             ),
         ];
         for (request, name) in requests {
-            assert_eq!(field(&config(&request).unwrap_err()), name);
+            assert_eq!(
+                field(&config(&request, &Limits::default()).unwrap_err()),
+                name
+            );
         }
     }
 

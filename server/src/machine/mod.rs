@@ -28,6 +28,7 @@ use crate::guest::StoppedVm;
 use crate::traps::Traps;
 
 pub use blacklist::BlacklistReader;
+pub use create::memory_mib;
 pub use probes::{Changed, Chosen};
 
 use optimizer::Optimizer;
@@ -47,6 +48,8 @@ pub struct Machine {
     changing: Mutex<()>,
     optimizer: Optimizer,
     rings: Rings,
+    /// The most probes that it may have.
+    max_probes: usize,
 }
 
 /// What a description of the VM repeats of its making.
@@ -81,6 +84,11 @@ impl Machine {
     /// The VM's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// MiB of the guest's memory.
+    pub fn memory_mib(&self) -> u64 {
+        self.config.memory_mib
     }
 
     /// What the VM is and does.

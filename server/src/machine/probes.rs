@@ -70,6 +70,7 @@ impl Machine {
     pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let specs = convert::specs("probes", specs)?;
         let _alone = self.changing();
+        self.check_room(specs.len())?;
         let register = |stopped: &StoppedVm<'_>| {
             self.find_kernel(stopped)?;
             let probes = self.engine.register(stopped, &specs);
@@ -81,6 +82,19 @@ impl Machine {
         };
         let changed = retried(|| self.change(register, undo))?;
         Ok(changed.map(convert::probes))
+    }
+
+    /// That the VM may have so many probes more. No others may come meanwhile.
+    pub(super) fn check_room(&self, more: usize) -> Result<(), Status> {
+        let (have, most) = (self.engine.probe_count(), self.max_probes);
+        if have + more <= most {
+            return Ok(());
+        }
+        Err(Status::resource_exhausted(format!(
+            "VM `{}` has {have} probes and may have {most}, so {more} more are too many: remove some, \
+             or start vmprobed with a larger --max-probes",
+            self.name
+        )))
     }
 
     /// Removes all chosen probes, or none. Blocks.

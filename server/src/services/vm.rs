@@ -14,7 +14,7 @@ use vmprobe_proto::v1::{
 
 use crate::blocking::blocking;
 use crate::doctor;
-use crate::machine::Machine;
+use crate::machine::{Machine, memory_mib};
 use crate::machines::Machines;
 use crate::{limits, status};
 
@@ -45,11 +45,14 @@ impl VmService for Vms {
         request: Request<CreateVmRequest>,
     ) -> Result<Response<CreateVmResponse>, Status> {
         let request = request.into_inner();
-        let reservation = self.0.reserve(&request.name)?;
+        let reservation = self.0.reserve(&request.name, memory_mib(&request))?;
+        let place = self.0.creation().await?;
+        let limits = *self.0.limits();
         // On its own thread to the end, even if the client goes away: a name is never left half
         // taken.
         let (machine, probes) = blocking(move || {
-            let (machine, probes) = Machine::create(reservation.name(), &request)?;
+            let _until_it_is_made = place;
+            let (machine, probes) = Machine::create(reservation.name(), &request, &limits)?;
             if !request.hold {
                 machine.start()?;
             }

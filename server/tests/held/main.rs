@@ -34,6 +34,7 @@ async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client
     let options = Options {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         insecure_listen_anywhere: false,
+        limits: vmprobe_server::Limits::default(),
     };
     let server = Server::bind(options).await.unwrap();
     let endpoint = format!("http://{}", server.address());

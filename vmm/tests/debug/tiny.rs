@@ -65,6 +65,7 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
         memory_mib: 64,
         vcpus,
         boot: BootMethod::Elf,
+        max_file: vmm::MAX_FILE,
     })
     .unwrap();
     Tiny {

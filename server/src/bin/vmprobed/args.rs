@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
-use vmprobe_server::Options;
+use vmprobe_server::{Limits, Options};
 
 const EXIT_CODES: &str = "\
 Prints one line, `listening on http://ADDRESS`, on standard output; logs go to standard
@@ -49,6 +49,43 @@ pub struct Serve {
     /// End when standard input closes: with the process that started this one
     #[arg(long)]
     pub exit_with_stdin: bool,
+    #[command(flatten)]
+    pub most: Most,
+}
+
+/// Limits; what goes beyond them is refused with `RESOURCE_EXHAUSTED`. Each can be set by its variable
+/// as well, which `vmprobe run` hands on to its server
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Limits")]
+pub struct Most {
+    /// VMs, ended ones included
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_VMS", default_value_t = Limits::default().vms)]
+    pub max_vms: usize,
+    /// Memory of all guests together; they take what they use of it
+    #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_GUEST_MEMORY",
+        default_value_t = Limits::default().guest_memory_mib)]
+    pub max_guest_memory: u64,
+    /// A kernel's file, or an initramfs
+    #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_FILE",
+        default_value_t = Limits::default().file_mib)]
+    pub max_file: u64,
+    /// VMs that are made at the same time; others wait
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_CREATIONS",
+        default_value_t = Limits::default().creations)]
+    pub max_creations: usize,
+    /// Probes of one VM
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_PROBES",
+        default_value_t = Limits::default().probes)]
+    pub max_probes: usize,
+    /// Calls at the same time
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_CALLS",
+        default_value_t = Limits::default().calls)]
+    pub max_calls: usize,
+    /// Streams and waiting calls at the same time; a stream of events that its client reads too
+    /// slowly takes 24 MiB
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_STREAMS",
+        default_value_t = Limits::default().streams)]
+    pub max_streams: usize,
 }
 
 impl Serve {
@@ -56,6 +93,15 @@ impl Serve {
         Options {
             listen: self.listen,
             insecure_listen_anywhere: self.insecure_listen_anywhere,
+            limits: Limits {
+                vms: self.most.max_vms,
+                guest_memory_mib: self.most.max_guest_memory,
+                file_mib: self.most.max_file,
+                creations: self.most.max_creations,
+                probes: self.most.max_probes,
+                calls: self.most.max_calls,
+                streams: self.most.max_streams,
+            },
         }
     }
 }

@@ -13,6 +13,9 @@ use vmprobe_server::{BindError, ServeError, Server, doctor};
 
 use crate::args::{Args, Command, Serve};
 
+/// Threads for what blocks, whatever the limits.
+const MOST_THREADS: usize = 16 * 1024;
+
 /// Why the server didn't start, or stopped.
 #[derive(Debug, Error)]
 enum Failure {
@@ -54,7 +57,11 @@ fn main() -> ExitCode {
 }
 
 fn start(serve: &Serve) -> Result<(), Failure> {
+    let limits = serve.options().limits;
+    // A call or a stream takes one thread that may block at most, so none waits for another's.
+    let threads = limits.calls.saturating_add(limits.streams);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(threads.clamp(1, MOST_THREADS))
         .enable_all()
         .build()
         .map_err(Failure::Runtime)?;

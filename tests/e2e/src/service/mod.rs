@@ -1,5 +1,6 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
+mod limits;
 mod no_kvm;
 
 use std::net::TcpListener;
@@ -7,14 +8,10 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tokio_stream::StreamExt;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
-use tonic_reflection::pb::v1::ServerReflectionRequest;
-use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
-use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
-use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use vmprobe_client::Client;
 use vmprobe_client::v1::CreateVmRequest;
 
@@ -47,6 +44,11 @@ pub const TESTS: &[Test] = &[
         needs: Needs::None,
         run: doctor,
     },
+    limits::FILES,
+    limits::CALLS,
+    limits::STREAMS,
+    limits::SIZES,
+    limits::VMS,
     no_kvm::MISSING,
     no_kvm::CLOSED,
 ];
@@ -54,12 +56,7 @@ pub const TESTS: &[Test] = &[
 fn health_and_reflection(cx: &Context) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
-        let endpoint = Endpoint::from_shared(server.endpoint.clone());
-        let channel = match endpoint {
-            Ok(endpoint) => endpoint.connect().await,
-            Err(error) => Err(error),
-        };
-        let channel = channel.map_err(|error| wrong!("can't connect: {error}"))?;
+        let channel = channel(&server).await?;
         let mut health = HealthClient::new(channel.clone());
         for service in ["", "vmprobe.v1.VmService", "vmprobe.v1.EventService"] {
             let request = HealthCheckRequest {
@@ -72,29 +69,80 @@ fn health_and_reflection(cx: &Context) -> TestResult {
                 "health of {service:?}"
             );
         }
-        let request = ServerReflectionRequest {
-            host: String::new(),
-            message_request: Some(MessageRequest::ListServices(String::new())),
-        };
-        let answers = ServerReflectionClient::new(channel)
-            .server_reflection_info(tokio_stream::once(request))
-            .await?;
-        let answer = answers.into_inner().next().await;
-        let answer = answer.ok_or_else(|| wrong!("reflection gave no answer"))??;
-        let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
-            return Err(wrong!(
-                "reflection answered with something else than a list"
-            ));
-        };
-        let names: Vec<&str> = list.service.iter().map(|service| &*service.name).collect();
-        for name in ["Vm", "Console", "Host", "Probe", "Event", "Symbol"] {
-            let name = format!("vmprobe.v1.{name}Service");
-            check!(names.contains(&&*name), "{name} is not in {names:?}");
+        for names in [
+            services_v1(channel.clone()).await?,
+            services_v1alpha(channel).await?,
+        ] {
+            for name in ["Vm", "Console", "Host", "Probe", "Event", "Symbol"] {
+                let name = format!("vmprobe.v1.{name}Service");
+                check!(names.contains(&name), "{name} is not in {names:?}");
+            }
         }
         check_eq!(server.stop()?, Some(0), "exit code of the server");
         pass()
     })
 }
+
+/// A connection for clients of other services than the product's own.
+async fn channel(server: &Server) -> Result<Channel, Failure> {
+    let endpoint = Endpoint::from_shared(server.endpoint.clone());
+    let channel = match endpoint {
+        Ok(endpoint) => endpoint.connect().await,
+        Err(error) => Err(error),
+    };
+    channel.map_err(|error| wrong!("can't connect: {error}"))
+}
+
+/// The names of the services, by one version of the reflection protocol, and that a file is
+/// described.
+macro_rules! services {
+    ($name:ident, $version:ident) => {
+        async fn $name(channel: Channel) -> Result<Vec<String>, Failure> {
+            use pb::server_reflection_request::MessageRequest as Ask;
+            use pb::server_reflection_response::MessageResponse as Answer;
+            use tonic_reflection::pb::$version as pb;
+
+            let ask = |message| pb::ServerReflectionRequest {
+                host: String::new(),
+                message_request: Some(message),
+            };
+            let asked = [
+                ask(Ask::ListServices(String::new())),
+                ask(Ask::FileContainingSymbol("vmprobe.v1.ProbeService".into())),
+            ];
+            let mut client = pb::server_reflection_client::ServerReflectionClient::new(channel);
+            let answers = client
+                .server_reflection_info(tokio_stream::iter(asked))
+                .await?;
+            let mut answers = answers.into_inner();
+            let mut next = async || {
+                let answer = answers.next().await;
+                let answer = answer.ok_or_else(|| wrong!("reflection gave no answer"))??;
+                Ok::<_, Failure>(answer.message_response)
+            };
+            let list = match next().await? {
+                Some(Answer::ListServicesResponse(list)) => list,
+                other => return Err(wrong!("reflection answered with {other:?}, not a list")),
+            };
+            match next().await? {
+                Some(Answer::FileDescriptorResponse(file)) => {
+                    let bytes = file.file_descriptor_proto.concat();
+                    let text = String::from_utf8_lossy(&bytes);
+                    check!(text.contains("RegisterProbes"), "not the service's file");
+                }
+                other => return Err(wrong!("reflection answered with {other:?}, not a file")),
+            }
+            Ok(list
+                .service
+                .into_iter()
+                .map(|service| service.name)
+                .collect())
+        }
+    };
+}
+
+services!(services_v1, v1);
+services!(services_v1alpha, v1alpha);
 
 fn port_in_use(cx: &Context) -> TestResult {
     let taken = TcpListener::bind("127.0.0.1:0").map_err(Failure::io("take a port"))?;

@@ -84,6 +84,7 @@ fn shapes(_: &Context) -> TestResult {
         memory_mib: 64,
         vcpus: 1,
         boot: BootMethod::Elf,
+        max_file: vmm::MAX_FILE,
     };
     let vm = Vm::create(&config).map_err(|error| wrong!("{error}"))?;
     vm.stopped(|guest| {

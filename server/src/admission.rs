@@ -1,0 +1,202 @@
+//! How many calls are under way at the same time.
+//!
+//! A call is let in before its request is read, and counts until its answer is sent. Calls that do
+//! something and calls that last are counted each by themselves, so that neither keeps the others out.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
+use tonic::body::Body;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::limits::Limits;
+
+/// Calls that last until something happens, or until their client goes away.
+const LASTING: [&str; 7] = [
+    "/vmprobe.v1.VmService/WaitVm",
+    "/vmprobe.v1.ProbeService/WaitProbes",
+    "/vmprobe.v1.ProbeService/ListBlacklist",
+    "/vmprobe.v1.EventService/StreamEvents",
+    "/vmprobe.v1.ConsoleService/AttachConsole",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.",
+];
+
+/// Always let in, so that whoever watches the server doesn't take a busy one for a dead one.
+const ALWAYS: &str = "/grpc.health.v1.Health/Check";
+
+/// One kind of calls.
+#[derive(Clone, Debug)]
+struct Gate {
+    places: Arc<Semaphore>,
+    most: usize,
+    what: &'static str,
+    option: &'static str,
+}
+
+impl Gate {
+    fn new(most: usize, what: &'static str, option: &'static str) -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            most,
+            what,
+            option,
+        }
+    }
+
+    fn enter(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        place.map_err(|_| {
+            let Self {
+                most, what, option, ..
+            } = self;
+            Status::resource_exhausted(format!(
+                "this server has {most} {what} under way, as many as it takes: try again when some \
+                 have ended, or start vmprobed with a larger {option}"
+            ))
+        })
+    }
+}
+
+/// Lets calls in, for all connections of a server.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    calls: Gate,
+    lasting: Gate,
+}
+
+impl Admission {
+    /// With these limits.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            calls: Gate::new(limits.calls, "calls", "--max-calls"),
+            lasting: Gate::new(limits.streams, "streams and waiting calls", "--max-streams"),
+        }
+    }
+
+    /// The place that a call of this path takes; none where it needs none.
+    fn enter(&self, path: &str) -> Result<Option<OwnedSemaphorePermit>, Status> {
+        if path == ALWAYS {
+            return Ok(None);
+        }
+        let lasts = LASTING.iter().any(|prefix| path.starts_with(prefix));
+        let gate = if lasts { &self.lasting } else { &self.calls };
+        gate.enter().map(Some)
+    }
+}
+
+impl<S> Layer<S> for Admission {
+    type Service = Admitting<S>;
+
+    fn layer(&self, inner: S) -> Admitting<S> {
+        Admitting {
+            admission: self.clone(),
+            inner,
+        }
+    }
+}
+
+/// A service that only those calls reach that are let in.
+#[derive(Clone, Debug)]
+pub struct Admitting<S> {
+    admission: Admission,
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for Admitting<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let place = match self.admission.enter(request.uri().path()) {
+            Ok(place) => place,
+            Err(status) => {
+                return Box::pin(ready(Ok(status.into_http())));
+            }
+        };
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            Ok(answer.map(|body| {
+                Body::new(Held {
+                    body,
+                    _place: place,
+                })
+            }))
+        })
+    }
+}
+
+/// An answer on its way, with its call's place.
+struct Held {
+    body: Body,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl HttpBody for Held {
+    type Data = <Body as HttpBody>::Data;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn calls_and_streams_have_places_of_their_own_and_give_them_back() {
+        let limits = Limits {
+            calls: 1,
+            streams: 1,
+            ..Limits::default()
+        };
+        let admission = Admission::new(&limits);
+        let (call, stream) = (
+            "/vmprobe.v1.VmService/ListVms",
+            "/vmprobe.v1.EventService/StreamEvents",
+        );
+        let first = admission.enter(call).unwrap();
+        let refused = admission.enter(call).unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains("--max-calls"), "{refused}");
+        let follows = admission.enter(stream).unwrap();
+        let refused = admission.enter("/vmprobe.v1.VmService/WaitVm").unwrap_err();
+        assert!(refused.message().contains("--max-streams"), "{refused}");
+        assert!(admission.enter(ALWAYS).unwrap().is_none());
+        drop((first, follows));
+        assert!(admission.enter(call).is_ok() && admission.enter(stream).is_ok());
+    }
+}
