@@ -277,6 +277,10 @@ pub struct ProbeInfo {
     pub missed: u64,
     /// How often a vCPU left guest mode for it.
     pub exits: u64,
+    /// Those of the exits that no hit made: a task stood behind the probed
+    /// instruction when a jump was put over it, or leapt there, and came to an
+    /// int3 in the jump's displacement.
+    pub trips: u64,
     /// Whether it can be hit.
     pub state: ProbeState,
     /// As it was asked for.

@@ -33,6 +33,7 @@ pub fn probe_json(probe: &Probe) -> Value {
         "hits": probe.hits,
         "missed": probe.missed,
         "exits": probe.exits,
+        "trips": probe.trips,
         "state": state(probe),
         "strategy": strategy(probe),
         "strategy_reason": probe.strategy_reason,

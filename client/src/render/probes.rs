@@ -23,7 +23,7 @@ pub fn place(probe: &Probe) -> String {
     }
 }
 
-const HEADINGS: [&str; 15] = [
+const HEADINGS: [&str; 16] = [
     "ID",
     "ADDRESS",
     "KIND",
@@ -33,6 +33,7 @@ const HEADINGS: [&str; 15] = [
     "HITS",
     "MISSED",
     "EXITS/HIT",
+    "TRIPS",
     "OPTIONS",
     "JUMP",
     "STRATEGY",
@@ -40,7 +41,7 @@ const HEADINGS: [&str; 15] = [
     "REASON",
     "WHY NO JUMP",
 ];
-const RIGHT: [usize; 4] = [0, 6, 7, 8];
+const RIGHT: [usize; 5] = [0, 6, 7, 8, 9];
 
 /// Probes as a table under headings; columns that have nothing to tell are left out. No lines where
 /// there are no probes.
@@ -75,6 +76,7 @@ fn row(probe: &Probe) -> Vec<String> {
         probe.hits.to_string(),
         probe.missed.to_string(),
         exits_a_hit(probe),
+        trips(probe),
         probe
             .options
             .iter()
@@ -174,12 +176,21 @@ pub(super) fn kind(probe: &Probe) -> String {
     }
 }
 
-/// VM exits for each hit so far, to two places; `-` before the first hit.
+/// Exits at the jump's tripwires, which no hit made; empty where there were none.
+fn trips(probe: &Probe) -> String {
+    match probe.trips {
+        0 => String::new(),
+        trips => trips.to_string(),
+    }
+}
+
+/// VM exits that hits made, for each hit so far, to two places; `-` before the first hit.
 fn exits_a_hit(probe: &Probe) -> String {
     if probe.hits == 0 {
         return "-".to_owned();
     }
-    let hundredths = u128::from(probe.exits) * 100 / u128::from(probe.hits);
+    let hundredths =
+        u128::from(probe.exits.saturating_sub(probe.trips)) * 100 / u128::from(probe.hits);
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }
 

@@ -46,6 +46,8 @@ pub(super) struct Probe {
     hits: AtomicU64,
     missed: AtomicU64,
     exits: AtomicU64,
+    /// Those of the exits that were at a tripwire.
+    trips: AtomicU64,
     /// Calls that a return probe follows now, and at most.
     active: AtomicU32,
     pub(super) max_active: u32,
@@ -72,6 +74,7 @@ impl Probe {
             hits: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             exits: AtomicU64::new(0),
+            trips: AtomicU64::new(0),
             active: AtomicU32::new(0),
             max_active,
         }
@@ -153,6 +156,12 @@ impl Probe {
         self.exits.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// An exit at one of its jump's tripwires.
+    pub(super) fn trip(&self) {
+        self.exit();
+        self.trips.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn miss(&self) {
         self.miss_often(1);
     }
@@ -196,6 +205,7 @@ impl Probe {
             hits: self.hits.load(Ordering::Relaxed),
             missed: self.missed.load(Ordering::Relaxed),
             exits: self.exits.load(Ordering::Relaxed),
+            trips: self.trips.load(Ordering::Relaxed),
             state: match presence {
                 Presence::Gone => ProbeState::Gone,
                 _ if !self.is_enabled() => ProbeState::Disabled,

@@ -191,7 +191,7 @@ impl Engine {
     /// Somebody has come to an int3 in a jump's displacement: an instruction began there, and is done
     /// in the detour.
     fn tripped(&self, site: &Site, copy: GuestVirtAddr, vcpu: &mut dyn Vcpu) -> Action {
-        site.enabled().for_each(|probe| probe.exit());
+        site.enabled().for_each(|probe| probe.trip());
         if let Some(jump) = site.jump()
             && jump.trip()
         {

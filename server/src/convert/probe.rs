@@ -29,6 +29,7 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         module: info.module.unwrap_or_default(),
         kind: Some(kind(info.kind)),
         exits: info.exits,
+        trips: info.trips,
         options: Some(options::told_options(&info.options)),
         optimization: Some(options::optimization(info.optimization)),
     }
@@ -116,6 +117,7 @@ mod tests {
             hits: 1,
             missed: 2,
             exits: 4,
+            trips: 3,
             state: ProbeState::Pending,
             options: Options::default(),
             optimization: Optimization::Waiting,
@@ -132,7 +134,10 @@ mod tests {
             (probe.id, probe.address, probe.offset, probe.module.as_str()),
             (3, 0x1005, 5, "m")
         );
-        assert_eq!((probe.hits, probe.missed, probe.exits), (1, 2, 4));
+        assert_eq!(
+            (probe.hits, probe.missed, probe.exits, probe.trips),
+            (1, 2, 4, 3)
+        );
         assert_eq!(probe.strategy(), v1::Strategy::Boost);
         assert_eq!(probe.state(), v1::ProbeState::Pending);
         assert_eq!(

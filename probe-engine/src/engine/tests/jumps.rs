@@ -138,6 +138,23 @@ fn a_tripwire_that_is_hit_over_and_over_ends_the_jump() {
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), [0xcc, 0x48, 0x89, 0xe5, 0x53]);
 }
 
+/// The vCPU has got past the breakpoint and stands behind the instruction in the stop that makes the
+/// jump.
+#[test]
+fn who_stands_in_the_room_of_a_new_jump_makes_one_exit_more_which_is_told_apart() {
+    let f = jumps();
+    let probe = f.probe("framed");
+    let mut vcpu = vcpu_at(FRAMED);
+    f.trap(&mut vcpu);
+    // Past the `push`, whether it was emulated or its copy has jumped back.
+    vcpu.registers.rip = vcpu_at(FRAMED + 1).registers.rip;
+    assert_eq!((f.info(probe.id).exits, f.info(probe.id).trips), (1, 0));
+    assert_eq!(f.optimize(), 1);
+    f.trap(&mut vcpu);
+    let info = f.info(probe.id);
+    assert_eq!((info.hits, info.exits, info.trips), (1, 2, 1));
+}
+
 #[test]
 fn each_cause_makes_a_breakpoint_of_a_jump_until_it_is_gone() {
     type Cause = fn(&Fixture) -> ProbeId;

@@ -78,6 +78,25 @@ pub async fn jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
     }
 }
 
+/// That a probe that was a jump at `before` has had no exit of a hit since, whatever its state now.
+///
+/// A vCPU whose hit was under way in the stop that made the jump stands in the jump's room and comes
+/// to a tripwire after it: once at most for each exit that the breakpoint had.
+///
+/// # Errors
+/// If it has had one, or more trips than that.
+pub fn no_exits(before: &Probe, now: &Probe, what: &str) -> Result<(), Failure> {
+    let of_hits = |probe: &Probe| probe.exits - probe.trips;
+    check_eq!(of_hits(now), of_hits(before), "exits of hits {what}");
+    check!(
+        now.trips <= of_hits(before),
+        "{} exits at tripwires {what}, and the breakpoint had {} exits",
+        now.trips,
+        of_hits(before)
+    );
+    Ok(())
+}
+
 /// Waits until a probe is settled, and fails if it is a jump then, or without a reason why not.
 ///
 /// # Errors
