@@ -202,9 +202,21 @@ impl Client {
             pattern: pattern.into(),
             limit,
         };
-        let LookupSymbolsResponse { symbols, truncated } =
-            self.symbols().lookup_symbols(request).await?.into_inner();
+        let LookupSymbolsResponse {
+            symbols, truncated, ..
+        } = self.symbols().lookup_symbols(request).await?.into_inner();
         Ok((symbols, truncated))
+    }
+
+    /// Names of symbols that are like a name that none has, the likest first.
+    pub async fn similar_symbols(&self, vm: &str, name: &str) -> Result<Vec<String>, ClientError> {
+        let request = LookupSymbolsRequest {
+            vm: vm.into(),
+            pattern: name.into(),
+            limit: 1,
+        };
+        let answer = self.symbols().lookup_symbols(request).await?;
+        Ok(answer.into_inner().similar)
     }
 
     /// The symbol that covers an address, and the address' offset in it.

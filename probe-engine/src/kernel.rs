@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::addr::GuestVirtAddr;
+use crate::banner;
 use crate::blacklist::{self, Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::{Btf, BtfError};
 use crate::kprobes::KprobeReader;
@@ -13,6 +14,8 @@ use crate::symbols::{Symbols, SymbolsError};
 /// A kernel's symbols and tables.
 #[derive(Debug)]
 pub struct Kernel {
+    /// Its release and who built it when, by its own words; empty where it has none.
+    pub version: String,
     /// Its symbols.
     pub symbols: Symbols,
     /// What in it can't be probed.
@@ -68,6 +71,7 @@ impl Kernel {
         let variables = Variables::find(&symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
+            version: banner::version(image, &symbols).unwrap_or_default(),
             symbols,
             blacklist,
             exceptions,
@@ -83,6 +87,7 @@ impl Kernel {
     /// what it is, and modules can't be probed.
     pub fn from_symbols(symbols: Symbols) -> Self {
         Self {
+            version: String::new(),
             symbols,
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),

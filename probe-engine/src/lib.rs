@@ -7,6 +7,7 @@
 
 pub mod addr;
 pub mod arena;
+mod banner;
 pub mod blacklist;
 pub mod btf;
 pub mod calls;

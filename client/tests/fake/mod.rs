@@ -513,6 +513,7 @@ impl SymbolService for Fake {
         Ok(Response::new(LookupSymbolsResponse {
             symbols: found.map(symbol).collect(),
             truncated: false,
+            similar: Vec::new(),
         }))
     }
 

@@ -14,6 +14,7 @@ mod addresses;
 mod glob;
 pub(crate) mod image;
 mod kallsyms;
+mod similar;
 mod symtab;
 #[cfg(test)]
 pub(crate) mod synthetic;
@@ -96,7 +97,8 @@ pub enum LookupError {
     Unknown {
         /// The name that was asked for.
         name: String,
-        /// A few names of what the compiler made of it, such as `name.isra.0`.
+        /// A few names that are like it, the likest first: what the compiler made of it
+        /// (`name.isra.0`), what differs in a letter or two, what goes on or begins before it.
         similar: Vec<String>,
     },
     /// Several symbols at different addresses have the name.
@@ -310,11 +312,7 @@ impl Symbols {
         match named[..] {
             [] => Err(LookupError::Unknown {
                 name: name.to_owned(),
-                similar: self
-                    .made_from(name)
-                    .take(SIMILAR)
-                    .map(|s| s.name.to_owned())
-                    .collect(),
+                similar: self.similar(name),
             }),
             [symbol] => Ok(symbol),
             _ => Err(LookupError::Ambiguous {
@@ -372,17 +370,6 @@ impl Symbols {
     /// Whether an address lies in the kernel's text or init text.
     pub fn is_text(&self, address: GuestVirtAddr) -> bool {
         self.text.contains(&address) || self.init_text.contains(&address)
-    }
-
-    /// What the compiler made of a function: `name.isra.0`, `name.constprop.0`, `name.cold`.
-    fn made_from<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
-        self.iter().filter(move |symbol| {
-            !name.is_empty()
-                && symbol
-                    .name
-                    .strip_prefix(name)
-                    .is_some_and(|s| s.starts_with('.'))
-        })
     }
 }
 

@@ -113,7 +113,12 @@ fn an_unknown_name_hints_at_what_the_compiler_made_of_it() {
         message.contains("did you mean shrink.isra.0, shrink.cold?"),
         "{message}"
     );
-    for name in ["nonsense", "", "do_sys_openat"] {
+    let message = symbols.find("do_sys_openat").unwrap_err().to_string();
+    assert!(
+        message.contains("did you mean do_sys_openat2?"),
+        "{message}"
+    );
+    for name in ["nonsense", "", "openat"] {
         let message = symbols.find(name).unwrap_err().to_string();
         assert!(
             message.contains("has no symbol") && message.contains("inlined"),

@@ -185,7 +185,7 @@ fn read_kernel(vm: &mut Vm) -> Result<(Kernel, String), Status> {
         .map_err(|error| status::invalid("kernel", error.to_string()))?;
     let version = match file.format {
         Format::BzImage { version, .. } => version,
-        Format::Elf => String::new(),
+        Format::Elf => kernel.version.clone(),
     };
     Ok((kernel, version))
 }

@@ -1,6 +1,7 @@
 //! The symbols of the guest's kernel.
 
 use probe_engine::addr::GuestVirtAddr;
+use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
@@ -8,8 +9,9 @@ use super::Machine;
 use crate::{convert, status};
 
 impl Machine {
-    /// Symbols that match a pattern, at most `limit`; whether there are more.
-    pub fn lookup_symbols(&self, pattern: &str, limit: usize) -> (Vec<v1::Symbol>, bool) {
+    /// Symbols that match a pattern, at most `limit`, and whether there are more; what a name that
+    /// none has may have meant.
+    pub fn lookup_symbols(&self, pattern: &str, limit: usize) -> v1::LookupSymbolsResponse {
         let symbols = self.engine.symbols();
         let mut found: Vec<v1::Symbol> = symbols
             .find_matching(pattern)
@@ -18,7 +20,18 @@ impl Machine {
             .collect();
         let truncated = found.len() > limit;
         found.truncate(limit);
-        (found, truncated)
+        let mut similar = Vec::new();
+        if found.is_empty()
+            && !pattern.contains(['*', '?'])
+            && let Err(LookupError::Unknown { similar: like, .. }) = symbols.find(pattern)
+        {
+            similar = like;
+        }
+        v1::LookupSymbolsResponse {
+            symbols: found,
+            truncated,
+            similar,
+        }
     }
 
     /// The symbol that covers an address, and the address' offset in it.

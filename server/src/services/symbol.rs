@@ -36,8 +36,7 @@ impl SymbolService for Symbols {
         };
         let machine = self.0.get(&vm)?;
         let work = move || Ok(machine.lookup_symbols(&pattern, limit as usize));
-        let (symbols, truncated) = blocking(work).await?;
-        Ok(Response::new(LookupSymbolsResponse { symbols, truncated }))
+        Ok(Response::new(blocking(work).await?))
     }
 
     async fn resolve_address(

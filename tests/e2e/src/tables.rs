@@ -7,13 +7,14 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic
 use probe_engine::addr::GuestVirtAddr;
 use probe_engine::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
 use probe_engine::btf::Btf;
+use probe_engine::kernel::Kernel;
 use probe_engine::modules::ModuleReader;
-use probe_engine::symbols::Symbols;
-use vmm::boot::bzimage::read_kernel;
+use probe_engine::symbols::{LookupError, Symbols};
+use vmm::boot::bzimage::{Format, read_kernel};
 
 use crate::context::Context;
 use crate::linux::files;
-use crate::test::{Failure, Needs, Test, TestResult, check, pass_with, wrong};
+use crate::test::{Failure, Needs, Test, TestResult, check, pass, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -27,6 +28,21 @@ pub const TESTS: &[Test] = &[
         ids: &["KP02"],
         needs: Needs::None,
         run: |cx| tables(cx, files::BZIMAGE_6_12, &NEWER),
+    },
+    Test {
+        name: "the_vmlinux_of_each_kernel_tells_the_version_that_its_bzimage_tells",
+        ids: &["VM01"],
+        needs: Needs::None,
+        run: |cx| {
+            version(cx, files::BZIMAGE_6_1)?;
+            version(cx, files::BZIMAGE_6_12)
+        },
+    },
+    Test {
+        name: "a_symbol_that_is_mistyped_or_was_renamed_is_suggested",
+        ids: &["KP02"],
+        needs: Needs::None,
+        run: suggestions,
     },
 ];
 
@@ -46,6 +62,42 @@ const BOTH: [Reason; 12] = [
     Reason::Bug,
 ];
 const NEWER: [Reason; 3] = [Reason::CallThunk, Reason::EndbrSeal, Reason::RuntimeConst];
+
+/// What a bzImage's header says is read from the vmlinux inside as well.
+fn version(cx: &Context, kernel: &str) -> TestResult {
+    let file = std::fs::read(cx.file(kernel)).map_err(Failure::io("read the kernel"))?;
+    let file = read_kernel(file).map_err(|e| wrong!("{e}"))?;
+    let Format::BzImage { version, .. } = file.format else {
+        return Err(wrong!("{kernel} is no bzImage"));
+    };
+    let read = Kernel::from_image(&file.elf).map_err(|e| wrong!("{e}"))?;
+    let release = |version: &str| version.split_whitespace().next().map(str::to_owned);
+    check!(
+        release(&read.version).is_some() && release(&read.version) == release(&version),
+        "the vmlinux says {:?}, the bzImage {version:?}",
+        read.version
+    );
+    pass_with(read.version)
+}
+
+fn suggestions(cx: &Context) -> TestResult {
+    let file = std::fs::read(cx.file(files::BZIMAGE_6_12)).map_err(Failure::io("read it"))?;
+    let elf = read_kernel(file).map_err(|e| wrong!("{e}"))?.elf;
+    let symbols = Symbols::from_vmlinux(&elf).map_err(|e| wrong!("{e}"))?;
+    for (name, meant) in [
+        ("kmem_cache_alloc", "kmem_cache_alloc_noprof"),
+        ("vfs_raed", "vfs_read"),
+        ("sys_openat", "__x64_sys_openat"),
+    ] {
+        match symbols.find(name) {
+            Err(LookupError::Unknown { similar, .. }) => {
+                check!(similar.contains(&meant.to_owned()), "{name}: {similar:?}");
+            }
+            other => return Err(wrong!("{name}: {other:?}")),
+        }
+    }
+    pass()
+}
 
 fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
     let file = std::fs::read(cx.kernel(kernel)).map_err(Failure::io("read the kernel"))?;

@@ -22,7 +22,12 @@ pub async fn symbols(symbols: Symbols) -> Result<(), Failure> {
     let pattern = symbols.pattern.unwrap_or_default();
     let (found, truncated) = client.lookup_symbols(&vm, &pattern, symbols.limit).await?;
     if found.is_empty() {
-        let text = format!("no symbol of this kernel matches `{pattern}`");
+        let similar = client.similar_symbols(&vm, &pattern).await?;
+        let hint = match similar[..] {
+            [] => String::new(),
+            _ => format!("; did you mean {}?", similar.join(", ")),
+        };
+        let text = format!("no symbol of this kernel matches `{pattern}`{hint}");
         return Err(ClientError::NotFound(text).into());
     }
     if symbols.json {

@@ -1,0 +1,120 @@
+//! What somebody may have meant by a name that no symbol has.
+
+use super::{SIMILAR, Symbols};
+
+/// Longer names are compared by their beginnings only: the work grows with the product of lengths.
+const LONGEST: usize = 64;
+/// One wrong letter for so many.
+const LETTERS_A_SLIP: usize = 4;
+/// More wrong letters are another name.
+const MOST_SLIPS: usize = 3;
+/// Room that the compiler leaves before functions; it has the function's name.
+const PADDING: [&str; 2] = ["__pfx_", "__cfi_"];
+
+/// How a symbol's name is like the one that was asked for; the smaller, the liker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Likeness {
+    /// The compiler made it of that: `name.isra.0`, `name.cold`.
+    Made,
+    /// So many letters are missing, too many, wrong or in each other's place.
+    Slips(usize),
+    /// It goes on: `name_noprof`, `name_locked`.
+    GoesOn,
+    /// It begins otherwise: `__name`, `__x64_sys_name`.
+    BeginsBefore,
+}
+
+impl Symbols {
+    /// A few names that are like one that no symbol has, the likest first.
+    pub(super) fn similar(&self, name: &str) -> Vec<String> {
+        let mut found: Vec<_> = self
+            .iter()
+            .filter_map(|symbol| Some((likeness(name, symbol.name)?, symbol.name)))
+            .collect();
+        // Else in the order of their addresses.
+        found.sort_by_key(|(likeness, other)| match likeness {
+            Likeness::Made => (*likeness, 0),
+            _ => (*likeness, other.len()),
+        });
+        let mut names: Vec<String> = Vec::new();
+        for (_, other) in found {
+            if names.len() == SIMILAR {
+                break;
+            }
+            if !names.iter().any(|name| name == other) {
+                names.push(other.to_owned());
+            }
+        }
+        names
+    }
+}
+
+fn likeness(name: &str, other: &str) -> Option<Likeness> {
+    if name.is_empty() || PADDING.iter().any(|prefix| other.starts_with(prefix)) {
+        return None;
+    }
+    if let Some(rest) = other.strip_prefix(name) {
+        if rest.starts_with('.') {
+            return Some(Likeness::Made);
+        }
+        if rest.starts_with('_') {
+            return Some(Likeness::GoesOn);
+        }
+    }
+    let begins_before = || {
+        let rest = other.strip_suffix(name);
+        let fits = rest.is_some_and(|rest| rest.ends_with('_'));
+        fits.then_some(Likeness::BeginsBefore)
+    };
+    slips(name, other)
+        .map(Likeness::Slips)
+        .or_else(begins_before)
+}
+
+/// How many letters of a name are wrong, if these are few.
+fn slips(name: &str, other: &str) -> Option<usize> {
+    let most = (name.len() / LETTERS_A_SLIP).min(MOST_SLIPS);
+    // Each letter more or less is a slip.
+    if most == 0 || name.len() > LONGEST || name.len().abs_diff(other.len()) > most {
+        return None;
+    }
+    let slips = strsim::osa_distance(name, other);
+    (slips <= most).then_some(slips)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_like_what_the_compiler_or_the_kernel_made_of_it_and_what_is_mistyped() {
+        for (name, other, expected) in [
+            ("f", "f.isra.0", Some(Likeness::Made)),
+            (
+                "kmem_cache_alloc",
+                "kmem_cache_alloc_noprof",
+                Some(Likeness::GoesOn),
+            ),
+            (
+                "sys_openat",
+                "__x64_sys_openat",
+                Some(Likeness::BeginsBefore),
+            ),
+            ("vfs_raed", "vfs_read", Some(Likeness::Slips(1))),
+            ("vfs_rea", "vfs_read", Some(Likeness::Slips(1))),
+            ("vfs_wriet", "vfs_read", None),
+            ("vfs_read", "__pfx_vfs_read", None),
+            ("open", "do_open", Some(Likeness::BeginsBefore)),
+            ("abc", "abd", None),
+            ("", "anything", None),
+        ] {
+            assert_eq!(likeness(name, other), expected, "{name} {other}");
+        }
+    }
+
+    #[test]
+    fn a_name_without_an_end_costs_nothing() {
+        let (long, other) = ("a".repeat(1 << 20), "b".repeat(1 << 20));
+        assert_eq!(likeness(&long, &other), None);
+    }
+}
