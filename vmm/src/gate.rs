@@ -5,12 +5,46 @@
 //! that steps alone -- takes the gate: vCPUs inside are kicked out, and the
 //! taker goes on when the last one has left.
 
-use std::sync::{
-    Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use crate::sync::LockExt;
+
+/// How often the vCPUs were stopped, and for how long. Pauses on request don't count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stops {
+    /// Times that all vCPUs stood still for a change or a look from outside.
+    pub count: u64,
+    /// How long they did, from the moment when the first could not go on.
+    pub time: Duration,
+    /// The longest of them.
+    pub longest: Duration,
+    /// Times that all but one stood still, so that this one could step alone.
+    pub alone: u64,
+    /// How long they did.
+    pub alone_time: Duration,
+}
+
+impl Stops {
+    fn add(&mut self, holder: Holder, time: Duration) {
+        match holder {
+            Holder::Control => {
+                self.count += 1;
+                self.time += time;
+                self.longest = self.longest.max(time);
+            }
+            Holder::Vcpu(_) => {
+                self.alone += 1;
+                self.alone_time += time;
+            }
+        }
+    }
+}
 
 /// Who holds the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +76,7 @@ struct State {
     holder: Option<Holder>,
     paused: bool,
     ended: bool,
+    stops: Stops,
 }
 
 impl State {
@@ -61,6 +96,7 @@ impl Gate {
             holder: None,
             paused: true,
             ended: false,
+            stops: Stops::default(),
         };
         Self {
             state: Mutex::new(state),
@@ -131,8 +167,9 @@ impl Gate {
             state = self.wait(state);
         }
         state.holder = Some(holder);
+        let since = Instant::now();
         drop(self.empty(state));
-        Hold { gate: self }
+        Hold { gate: self, since }
     }
 
     /// Drives out all who may not be inside and waits until they have left.
@@ -164,6 +201,11 @@ impl Gate {
         }
         state.paused = true;
         drop(self.empty(state));
+    }
+
+    /// The stops that are over.
+    pub(crate) fn stops(&self) -> Stops {
+        self.state.locked().stops
     }
 
     /// Whether all vCPUs are paused on request.
@@ -209,12 +251,15 @@ impl Gate {
 #[derive(Debug)]
 pub(crate) struct Hold<'a> {
     gate: &'a Gate,
+    since: Instant,
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         let mut state = self.gate.state.locked();
-        state.holder = None;
+        if let Some(holder) = state.holder.take() {
+            state.stops.add(holder, self.since.elapsed());
+        }
         self.gate.reopen(&state);
     }
 }
@@ -279,6 +324,9 @@ mod tests {
         }
         gate.set_paused(true);
         assert!(gate.is_paused());
+        let stops = gate.stops();
+        assert_eq!((stops.count, stops.alone), (50, 0), "a pause is no stop");
+        assert!(stops.longest <= stops.time && stops.longest * 50 >= stops.time);
         // A stop while paused leaves them paused.
         drop(gate.stop());
         assert!(gate.is_paused());
@@ -313,6 +361,8 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
+        let stops = gate.stops();
+        assert_eq!((stops.count, stops.alone), (0, 4 * 200));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 pub use ending::Ending;
 pub use exits::ExitCounts;
 pub use file::FileError;
+pub use gate::Stops;
 pub use kvm::KvmError;
 pub use kvm_bindings::kvm_regs as Registers;
 pub use ram::{ArenaMemory, GuestRam, OutsideRam, RamError, Stretch};

@@ -28,7 +28,7 @@ use crate::{
     devices::{Devices, console::Console, serial::SerialPort},
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
-    gate::Gate,
+    gate::{Gate, Stops},
     kvm, layout,
     ram::{ArenaMemory, GuestRam},
     stopped::Stopped,
@@ -320,6 +320,11 @@ impl Vm {
     /// running, paused, not started or has ended.
     pub fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
         work(&Stopped::new(&self.shared, &self.vcpus))
+    }
+
+    /// How often the vCPUs were stopped so far.
+    pub fn stops(&self) -> Stops {
+        self.shared.gate.stops()
     }
 
     /// Ends the guest at once.

@@ -5,7 +5,7 @@ use vmprobe_proto::v1::event::Detail;
 use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::{
     BlacklistEntry, Capture, Ending, Event, Exits, FollowedCall, Optimization, OptimizationState,
-    Optimizer, Probe, ProbeOptions, Registers, Symbol, Vm,
+    Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
 };
 use vmprobe_spec::condition_text;
 
@@ -144,9 +144,20 @@ pub fn vm_json(vm: &Vm) -> Value {
         "symbols": vm.symbols,
         "ending": vm.ending.as_ref().map(ending_json),
         "exits": vm.exits.as_ref().map(exits_json),
+        "stops": vm.stops.as_ref().map(stops_json),
         "arena": vm.arena,
         "optimizer": vm.optimizer.as_ref().map(optimizer_json),
         "ring_damage": vm.ring_damage,
+    })
+}
+
+fn stops_json(stops: &Stops) -> Value {
+    json!({
+        "count": stops.count,
+        "ns": stops.ns,
+        "longest_ns": stops.longest_ns,
+        "alone": stops.alone,
+        "alone_ns": stops.alone_ns,
     })
 }
 

@@ -9,4 +9,4 @@ mod vm;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{specs, too_many};
-pub use vm::{ending, exits};
+pub use vm::{ending, exits, stops};

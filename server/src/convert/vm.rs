@@ -1,5 +1,7 @@
 //! What VMs do and how they end.
 
+use std::time::Duration;
+
 use vmprobe_proto::v1;
 
 /// The protocol's form of how often vCPUs left guest mode.
@@ -12,6 +14,18 @@ pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
         mmio: counts.mmio,
         interrupted: counts.interrupted,
         other: counts.other,
+    }
+}
+
+/// The protocol's form of how often the vCPUs were stopped.
+pub fn stops(stops: &vmm::Stops) -> v1::Stops {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    v1::Stops {
+        count: stops.count,
+        ns: ns(stops.time),
+        longest_ns: ns(stops.longest),
+        alone: stops.alone,
+        alone_ns: ns(stops.alone_time),
     }
 }
 

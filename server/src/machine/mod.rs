@@ -112,6 +112,7 @@ impl Machine {
             arena: self.engine.arena_note(),
             optimizer: Some(self.optimizer.done()),
             ring_damage: self.engine.ring_damage(),
+            stops: Some(convert::stops(&self.vm.stops())),
         }
     }
 

@@ -118,6 +118,13 @@ impl Shares {
                 top(&self.of("step"), TOP)
             )),
         ];
+        let how = format!("{what}: one exit a hit (emulated or boosted), of all");
+        let of_all = Entry::native("BN01", percent(self.one_exit, all), "%", how);
+        let refusals = top(&self.refused, usize::MAX);
+        entries.push(of_all.note(format!(
+            "{} of {all}; {refused} refused: {refusals}",
+            self.one_exit
+        )));
         for strategy in ["emulate", "boost", "step"] {
             let reasons = self.of(strategy);
             let count = reasons.values().sum();

@@ -10,7 +10,7 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 pub const TESTS: &[Test] = &[
     Test {
         name: "1000_probes_become_jumps_in_one_stop",
-        ids: &["JP05"],
+        ids: &["JP05", "BN09"],
         needs: Needs::Linux,
         run: one_stop,
     },
@@ -67,17 +67,20 @@ fn one_stop(cx: &Context) -> TestResult {
         let told = async || {
             let vm = guest.client.get_vm(VM).await?;
             let kicks = vm.exits.map_or(0, |exits| exits.interrupted);
-            Ok::<_, Failure>((vm.optimizer.unwrap_or_default(), kicks))
+            let stops = vm.stops.map_or(0, |stops| stops.count);
+            Ok::<_, Failure>((vm.optimizer.unwrap_or_default(), stops, kicks))
         };
-        let (before, kicks_before) = told().await?;
+        let (before, stops_before, kicks_before) = told().await?;
         let texts: Vec<&str> = good.iter().map(String::as_str).collect();
         let registered = guest.client.register_batch(VM, specs(&texts)?).await?;
         let settled = settle(&guest, &[]).await?;
-        let (after, kicks) = told().await?;
+        let (after, stops, kicks) = told().await?;
         let jumps = settled.probes.iter().filter(|probe| is_jump(probe)).count();
         check_eq!(after.batches - before.batches, 1, "batches");
         check_eq!(after.last_probes, jumps as u64, "probes of the batch");
-        // One stop for the registration and one for the jumps, with some room for kicks that repeat.
+        let stops = stops - stops_before;
+        check_eq!(stops, 2, "stops: one for the registration, one for the jumps");
+        // With some room for kicks that repeat.
         let kicks = kicks - kicks_before;
         check!(
             kicks <= 8 * u64::from(VCPUS),

@@ -28,11 +28,24 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     tracefs::write(&format!("events/mine/{EVENT}/enable"), "1")?;
     let optimized = is_optimized();
     let times = optimized.is_ok().then(|| rounds(plan));
+    let counts = counts()?;
     tracefs::write(&format!("events/mine/{EVENT}/enable"), "0")?;
     tracefs::write("kprobe_events", "")?;
     tracefs::clear()?;
     optimized?;
-    Ok(json!({ "ns": times, "calls": plan.count }))
+    Ok(json!({ "ns": times, "calls": plan.count, "hits": counts[0], "missed": counts[1] }))
+}
+
+/// Hits and missed hits of the event, by the kernel's own count (`kprobe_profile`: the name, and these).
+fn counts() -> io::Result<[u64; 2]> {
+    let profile = tracefs::read("kprobe_profile")?;
+    let numbers = profile.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_ours = words.next() == Some(EVENT);
+        let mut number = || words.next()?.parse().ok();
+        is_ours.then(|| Some([number()?, number()?]))?
+    });
+    numbers.ok_or_else(|| io::Error::other(format!("no counts of {EVENT} in {profile:?}")))
 }
 
 /// Nanoseconds of each round.
