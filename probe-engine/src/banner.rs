@@ -21,7 +21,7 @@ pub(crate) fn version(file: &[u8], symbols: &Symbols) -> Option<String> {
     })?;
     let text = &text[..text.len().min(MOST)];
     // It ends with a line's end and a NUL. What is cut off isn't a banner.
-    let end = text.iter().position(|byte| byte.is_ascii_control())?;
+    let end = text.iter().position(u8::is_ascii_control)?;
     let text = std::str::from_utf8(&text[..end]).ok()?;
     let version = text.strip_prefix(START)?.trim();
     (!version.is_empty()).then(|| version.to_owned())
