@@ -43,7 +43,7 @@ const JUMP_LEN: u64 = 5;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A function as it is without kprobes: its bytes, and its instructions from the first on that can be probed,
+/// A function as it is without kprobes: its bytes, and its instructions from the first short one on,
 /// by their offsets. The guest's kprobe is on one of the first two.
 struct Place {
     start: u64,
@@ -60,11 +60,11 @@ impl Place {
         let code = straight(guest, FUNCTION).await?;
         let starts = code.iter().map(|it| it.ip() - start);
         let starts: Vec<u64> = starts.filter(|offset| *offset >= entry).collect();
-        let inside = starts.get(1).is_some_and(|next| *next < entry + JUMP_LEN);
-        check!(
-            inside,
-            "{FUNCTION} begins with no short instruction: {starts:?}"
-        );
+        // From the first instruction on that a jump doesn't fit into.
+        let short = starts.windows(2).position(|two| two[1] - two[0] < JUMP_LEN);
+        let short =
+            short.ok_or_else(|| wrong!("{FUNCTION} has no short instruction: {starts:?}"))?;
+        let starts = starts[short..].to_vec();
         Ok(Self {
             start,
             text,
@@ -107,10 +107,10 @@ async fn becomes_jump(guest: &Guest, name: &str) -> Result<Probe, Failure> {
 }
 
 /// Probes the function as soon as the guest's worker has taken its kprobe out of its table.
-async fn probe(guest: &Guest) -> Result<(), Failure> {
+async fn probe(guest: &Guest, offset: u64) -> Result<(), Failure> {
     let begun = Instant::now();
     loop {
-        match guest.probe(&format!("ours={FUNCTION}")).await {
+        match guest.probe(&format!("ours={FUNCTION}+{offset:#x}")).await {
             Ok(_) => return Ok(()),
             Err(Failure::Client(error))
                 if error.to_string().contains("kprobe of its own") && begun.elapsed() < SETTLE => {}
@@ -161,7 +161,9 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
         let (first, second) = (place.starts[0], place.starts[1]);
         // On the instruction that ours would be on.
         begin(&mut guest, "kprobe-switched", first).await?;
-        let refused = guest.refusal(&format!("ours={FUNCTION}")).await?;
+        let refused = guest
+            .refusal(&format!("ours={FUNCTION}+{first:#x}"))
+            .await?;
         check!(
             refused
                 .to_string()
@@ -176,7 +178,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
 
         // On the next one, which our jump would overwrite.
         begin(&mut guest, "kprobe-switched", second).await?;
-        probe(&guest).await?;
+        probe(&guest, first).await?;
         let told = no_jump(&guest, "ours").await?.optimization;
         let kind = told.unwrap_or_default().reason_kind;
         check_eq!(kind, "guest kprobe", "why ours is no jump");
@@ -206,11 +208,13 @@ fn on_our_jump(cx: &Context) -> TestResult {
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
         let place = Place::find(&guest).await?;
         let first = place.starts[0];
-        probe(&guest).await?;
+        probe(&guest, first).await?;
         becomes_jump(&guest, "ours").await?;
         begin(&mut guest, "kprobe-switched", first).await?;
         guest.remove(&["ours"]).await?;
-        let refused = guest.refusal(&format!("ours={FUNCTION}")).await?;
+        let refused = guest
+            .refusal(&format!("ours={FUNCTION}+{first:#x}"))
+            .await?;
         check!(
             refused.to_string().contains("kprobe of its own"),
             "another refusal: {refused}"
@@ -222,7 +226,7 @@ fn on_our_jump(cx: &Context) -> TestResult {
         guest
             .work(&format!("threads syscall=umask count={CALLS}"))
             .await?;
-        probe(&guest).await?;
+        probe(&guest, first).await?;
         becomes_jump(&guest, "ours").await?;
         guest
             .work(&format!("threads syscall=umask count={CALLS}"))
