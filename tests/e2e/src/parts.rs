@@ -25,6 +25,7 @@ const EVERYDAY: &[&str] = &[
     "a_panic_ends_the_guest_with_its_reason",
     "a_reboot_by_triple_fault_is_named_so",
     "a_paused_busy_guest_executes_nothing_and_goes_on_afterwards",
+    "kernel_memory_is_read_while_user_mode_has_page_tables_without_it",
     "probes_planted_before_the_first_instruction_see_the_boot_in_order",
     "the_boot_self_test_of_6_12_gets_its_int3_with_probes_armed",
     "every_call_on_4_vcpus_is_a_hit_of_every_kind_of_probe",
@@ -56,6 +57,9 @@ const EVERYDAY: &[&str] = &[
     "calls_jumps_relative_operands_and_ends_of_functions_are_executed_in_detours",
     "a_return_without_an_exit_has_its_value_its_entry_and_its_time",
     "the_guest_s_function_tracers_and_our_jumps_count_the_same_calls",
+    "the_guest_s_function_graph_and_our_returns_without_exits_share_return_addresses",
+    "our_jump_stays_while_a_kprobe_of_the_guest_s_that_is_not_armed_has_its_byte",
+    "a_jump_of_the_guest_s_own_is_told_from_the_function_s",
     "every_function_of_6_1_can_be_a_jump_while_the_guest_works",
 ];
 
