@@ -8,10 +8,11 @@
 /// | `count=` | how often | 100 |
 /// | `rounds=` | how often all of it, or how often something is switched | 1 |
 /// | `syscall=` | which system call is made, see [`Call`] | `getppid` |
-/// | `at=` | where the guest's own probes and tracers go, separated by commas | the entry of `syscall` |
+/// | `at=` | where the guest's own probes and tracers go, or what is switched, separated by commas | the entry of `syscall` |
 /// | `module=` | name of the module file | `tun` |
 /// | `hold=yes` | wait for a line of input after each step's report | no |
 /// | `ms=` | how long `sleep` sleeps, in milliseconds | 1000 |
+/// | `seed=` | where random numbers begin | 1 |
 /// | `end=` | how to end, see [`End`] | `poweroff` |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -24,10 +25,11 @@ pub struct Plan {
     pub module: String,
     pub hold: bool,
     pub sleep_ms: u64,
+    pub seed: u64,
     pub end: End,
 }
 
-const KEYS: &str = "workload, count, rounds, syscall, at, module, hold, ms and end";
+const KEYS: &str = "workload, count, rounds, syscall, at, module, hold, ms, seed and end";
 
 /// An argument that can't be understood.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -117,8 +119,9 @@ named! {
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
         /// event of the guest's own there that the kernel has made a jump.
         Timed = "timed",
-        /// Switches trace events on and off `rounds` times, so that the kernel patches its own text,
-        /// while one thread on each CPU makes `syscall` `count` times.
+        /// Switches the trace events `at`, or some that are all over the kernel, on and off `rounds`
+        /// times, so that the kernel patches its own text, while one thread on each CPU makes `syscall`
+        /// `count` times over and over.
         StaticKeys = "statickeys",
         /// Debugs a process of its own with breakpoints and steps, `count` hits; then runs `count`
         /// int3s in a process that handles `SIGTRAP`.
@@ -142,6 +145,23 @@ named! {
         /// Writes over the memory at the physical address `at`, `rounds` times, while one thread on each
         /// CPU makes `syscall` `count` times over and over.
         Scribble = "scribble",
+        /// Writes over the `count` bytes of memory at the physical address `at`, of which nothing is known,
+        /// `rounds` times, while one thread on each CPU makes `syscall` over and over.
+        Overwrite = "overwrite",
+        /// As `smp`, with the function tracer at `at`; says how often it saw each CPU call, and how
+        /// the CPUs' calls interleave.
+        Interleaved = "interleaved",
+        /// Asks the kernel for a kprobe at each byte of the ranges `at`, each `ADDRESS+LENGTH`.
+        Probeable = "probeable",
+        /// Says where the kernel itself allows no kprobe.
+        Blacklist = "blacklist",
+        /// Has the kernel patch its own text in every way there is: tracers, events, static keys, static
+        /// calls, CPUs that come and go, modules.
+        Toggle = "toggle",
+        /// Has the kernel make kprobes of the definitions `at`, as jumps where it can, and says how it lists them.
+        Listing = "listing",
+        /// Fills nearly all free memory, and finds it unchanged afterwards.
+        Fill = "fill",
         /// Says what the kernel's log has to complain about.
         Log = "log",
     }
@@ -159,6 +179,8 @@ named! {
         Getpgid = "getpgid",
         /// `umask`.
         Umask = "umask",
+        /// `alarm`, which sets no timer.
+        Alarm = "alarm",
     }
 }
 
@@ -200,6 +222,7 @@ impl Plan {
             module: "tun".into(),
             hold: false,
             sleep_ms: 1000,
+            seed: 1,
             end: End::PowerOff,
         };
         // The kernel hands on the words that only its decompressor knows.
@@ -217,6 +240,7 @@ impl Plan {
                 "hold" => plan.hold = Switch::parse("hold", value)? == Switch::Yes,
                 "syscall" => plan.call = Call::parse("syscall", value)?,
                 "ms" => plan.sleep_ms = number("ms", value)?,
+                "seed" => plan.seed = number("seed", value)?,
                 "end" => plan.end = End::parse("end", value)?,
                 _ => return Err(PlanError::UnknownKey(key.into())),
             }
@@ -260,7 +284,7 @@ mod tests {
     fn each_argument_sets_its_part() {
         let plan = parse(
             "workload=threads count=7 rounds=3 syscall=getuid at=a,b+0x9 module=loop hold=yes \
-             ms=5 end=panic",
+             ms=5 seed=9 end=panic",
         )
         .unwrap();
         assert_eq!(plan.places(), ["a", "b+0x9"]);
@@ -273,6 +297,7 @@ mod tests {
             module: "loop".into(),
             hold: true,
             sleep_ms: 5,
+            seed: 9,
             end: End::Panic,
         };
         assert_eq!(plan, expected);
@@ -291,12 +316,12 @@ mod tests {
             (
                 "load=x",
                 "unknown argument \"load\"; there are workload, count, rounds, syscall, at, module, \
-                 hold, ms and end",
+                 hold, ms, seed and end",
             ),
             ("count=-1", "count=-1: it must be a whole number"),
             (
                 "syscall=x",
-                "syscall=x: it must be one of getppid, getuid, getpgid, umask",
+                "syscall=x: it must be one of getppid, getuid, getpgid, umask, alarm",
             ),
         ];
         for (text, message) in cases {

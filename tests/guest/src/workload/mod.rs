@@ -5,22 +5,28 @@ mod console;
 mod debugger;
 mod fault;
 mod files;
+mod fill;
 mod ftrace;
+mod interleaved;
 mod klog;
 mod kprobe;
 mod kprobe_switched;
+mod listing;
 mod module;
 mod nested;
 mod pages;
 mod pairs;
+mod probeable;
 mod processes;
 mod readers;
+mod ring_buffer;
 mod scribble;
 mod static_keys;
 mod sweep;
 mod sys;
 mod threads;
 mod timed;
+mod toggle;
 mod tracefs;
 mod tracing;
 
@@ -70,6 +76,13 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Pages => pages::run(plan.count),
         Workload::AltStack => alt_stack::run(plan.count),
         Workload::Scribble => scribble::run(plan),
+        Workload::Overwrite => scribble::overwrite(plan),
+        Workload::Interleaved => interleaved::run(plan),
+        Workload::Probeable => probeable::run(plan),
+        Workload::Blacklist => probeable::blacklist(),
+        Workload::Toggle => toggle::run(plan),
+        Workload::Listing => listing::run(plan),
+        Workload::Fill => fill::run(plan),
         Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
     }
 }

@@ -7,13 +7,14 @@ use std::os::fd::AsRawFd;
 
 use serde_json::{Value, json};
 
-use super::step;
+use super::{listing, step};
 use crate::plan::Plan;
 
 /// Opened `count` times; the module `tun` makes it, and counts each in `tun_chr_open`.
 const DEVICE: &str = "/dev/net/tun";
 
-/// Loads the module, opens its device, unloads it.
+/// Loads the module, opens its device, unloads it. With places `at` the kernel has a kprobe at each
+/// meanwhile, which stays disabled; the reports say how it lists them.
 ///
 /// Steps, each round: `loaded`, `used`, `unloaded`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -22,7 +23,8 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     for round in 0..plan.rounds {
         load(&path).map_err(|error| io::Error::other(format!("can't load {path}: {error}")))?;
         let address = fs::read_to_string(format!("/sys/module/{}/sections/.text", plan.module))?;
-        let text = json!({ "round": round, "text": address.trim() });
+        let list = listing::disabled(&plan.at)?;
+        let text = json!({ "round": round, "text": address.trim(), "list": list });
         step(plan, "loaded", text)?;
         for _ in 0..plan.count {
             File::open(DEVICE)
@@ -30,7 +32,9 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         }
         step(plan, "used", json!({ "round": round, "opens": plan.count }))?;
         unload(&plan.module)?;
-        step(plan, "unloaded", json!({ "round": round }))?;
+        let list = listing::lines()?;
+        step(plan, "unloaded", json!({ "round": round, "list": list }))?;
+        listing::forget(&plan.at)?;
     }
     Ok(json!({ "rounds": plan.rounds, "opens": plan.count * plan.rounds }))
 }

@@ -16,6 +16,8 @@ use crate::plan::Plan;
 const HALF: usize = 32 << 20;
 const RINGS: usize = 16 << 20;
 const WORD: usize = size_of::<u64>();
+/// Calls on each CPU between two looks at whether there is more to be written.
+const BOUT: u64 = 100;
 
 /// Ways to damage the words that aren't zero.
 const WAYS: [fn(&mut u64, u64); 6] = [
@@ -30,34 +32,76 @@ const WAYS: [fn(&mut u64, u64); 6] = [
 /// Writes over the 48 MiB at the physical address `at` in several ways, `rounds` times, while a thread
 /// on each CPU makes `syscall` in bouts of `count`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
-    let digits = plan.at.trim_start_matches("0x");
-    let at = i64::from_str_radix(digits, 16)
-        .map_err(|error| io::Error::other(format!("at={}: {error}", plan.at)))?;
-    let memory = map(at)?;
+    let at = address(plan)?;
+    let memory = map(at, HALF + RINGS)?;
+    let (calls, written) = meanwhile(plan, plan.count, || {
+        scribble(memory, plan.rounds, plan.seed)
+    })?;
+    Ok(json!({ "calls": calls, "written": written }))
+}
+
+/// Writes random numbers over the `count` bytes at the physical address `at`, `rounds` times, while a
+/// thread on each CPU makes `syscall` in bouts. Whoever executes or believes what is there may come to
+/// harm: it may not end but with the guest.
+///
+/// Steps: `begins`.
+pub fn overwrite(plan: &Plan) -> io::Result<Value> {
+    let words = plan.count as usize / WORD;
+    let memory = map(address(plan)?, words * WORD)?;
+    super::step(plan, "begins", json!({ "words": words }))?;
+    let mut next = numbers(plan.seed);
+    let calls = meanwhile(plan, BOUT, || {
+        for index in (0..plan.rounds).flat_map(|_| 0..words) {
+            // SAFETY: the index is within the mapping; nothing of this program is there.
+            unsafe { memory.wrapping_add(index).write_volatile(next()) };
+        }
+    });
+    Ok(json!({ "calls": calls?.0, "written": words as u64 * plan.rounds }))
+}
+
+/// Does this while a thread on each CPU makes the plan's call, in bouts of `count`. How many calls there
+/// were.
+fn meanwhile<T>(plan: &Plan, count: u64, work: impl FnOnce() -> T) -> io::Result<(u64, T)> {
     let done = AtomicBool::new(false);
-    let (calls, written) = thread::scope(|scope| {
+    thread::scope(|scope| {
         let calls = scope.spawn(|| {
             let mut calls = 0;
             while !done.load(Ordering::Relaxed) {
-                let bout = threads::run(plan.call, plan.count)?;
+                let bout = threads::run(plan.call, count)?;
                 calls += bout["calls"].as_u64().unwrap_or_default();
             }
             Ok::<u64, io::Error>(calls)
         });
-        let written = scribble(memory, plan.rounds);
+        let worked = work();
         done.store(true, Ordering::Relaxed);
         let calls = calls.join();
         let calls = calls.unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
-        (calls, written)
-    });
-    Ok(json!({ "calls": calls?, "written": written }))
+        Ok((calls?, worked))
+    })
+}
+
+/// The plan's physical address.
+fn address(plan: &Plan) -> io::Result<i64> {
+    let digits = plan.at.trim_start_matches("0x");
+    i64::from_str_radix(digits, 16)
+        .map_err(|error| io::Error::other(format!("at={}: {error}", plan.at)))
+}
+
+/// Random numbers that begin with a seed.
+fn numbers(seed: u64) -> impl FnMut() -> u64 {
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    }
 }
 
 /// The memory, for as long as this process lives.
-fn map(at: i64) -> io::Result<*mut u64> {
+fn map(at: i64, length: usize) -> io::Result<*mut u64> {
     let file = File::options().read(true).write(true).open("/dev/mem")?;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    let length = HALF + RINGS;
     // SAFETY: a new mapping where the kernel chooses; what is there isn't memory of this program.
     let start = unsafe {
         libc::mmap(
@@ -76,14 +120,8 @@ fn map(at: i64) -> io::Result<*mut u64> {
 }
 
 /// How many words were written.
-fn scribble(memory: *mut u64, rounds: u64) -> u64 {
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    let mut next = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+fn scribble(memory: *mut u64, rounds: u64, seed: u64) -> u64 {
+    let mut next = numbers(seed);
     let word = |index: usize| memory.wrapping_add(index);
     // SAFETY: all indexes are within the mapping; others write there, too, and any value is right.
     let read = |index: usize| unsafe { word(index).read_volatile() };

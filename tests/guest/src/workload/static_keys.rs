@@ -6,7 +6,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use super::{threads, tracefs};
+use super::{step, threads, tracefs};
 use crate::plan::Plan;
 
 /// Events whose switches patch jump labels all over the kernel.
@@ -18,8 +18,17 @@ const EVENTS: [&str; 3] = [
 
 /// Switches the events on and off, and makes the calls meanwhile, over and over until the switching
 /// is done.
+///
+/// Steps, each round: `on`, `off`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     tracefs::ready()?;
+    let events: Vec<String> = match &*plan.at {
+        "" => EVENTS.map(str::to_owned).into(),
+        at => at
+            .split(',')
+            .map(|event| format!("events/{event}/enable"))
+            .collect(),
+    };
     let done = AtomicBool::new(false);
     let (calls, switched) = thread::scope(|scope| {
         let calls = scope.spawn(|| {
@@ -34,10 +43,10 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
             }
         });
         let switched = (0..plan.rounds).try_for_each(|_| {
-            for switch in ["1", "0"] {
-                EVENTS
-                    .iter()
-                    .try_for_each(|event| tracefs::write(event, switch))?;
+            for (switch, name) in [("1", "on"), ("0", "off")] {
+                let mut events = events.iter();
+                events.try_for_each(|event| tracefs::write(event, switch))?;
+                step(plan, name, json!({}))?;
             }
             Ok::<(), io::Error>(())
         });
@@ -49,5 +58,5 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     });
     switched?;
     tracefs::clear()?;
-    Ok(json!({ "calls": calls?, "switches": plan.rounds * 2 * EVENTS.len() as u64 }))
+    Ok(json!({ "calls": calls?, "switches": plan.rounds * 2 * events.len() as u64 }))
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::machine;
 
@@ -37,6 +37,11 @@ fn change(file: &str, text: &str, options: &fs::OpenOptions) -> io::Result<()> {
     written.map_err(|error| {
         io::Error::new(error.kind(), format!("{text:?} to {ROOT}/{file}: {error}"))
     })
+}
+
+/// Where a file is.
+pub fn path(file: &str) -> PathBuf {
+    Path::new(ROOT).join(file)
 }
 
 /// What a file says.

@@ -1,0 +1,244 @@
+//! The kernel patching its own text, in every way that the guest can bring about.
+
+use std::fs;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{module, step, tracefs};
+use crate::machine;
+use crate::plan::Plan;
+
+/// A kind of change. It gives back how many switches it has found and thrown, both ways.
+type Change = (&'static str, fn(&Plan) -> io::Result<usize>);
+
+/// The last leaves much in the kernel's log.
+const CHANGES: &[Change] = &[
+    ("cpus", |_| cpus()),
+    ("settings", |_| settings()),
+    ("features", |_| features()),
+    ("preemption", |_| preemption()),
+    ("sockets", |_| sockets()),
+    ("counters", |_| counters()),
+    ("events", |_| events()),
+    ("tracers", tracers),
+    ("modules", modules),
+    ("messages", |_| messages()),
+];
+
+/// Makes each kind of change in turn.
+///
+/// Steps: one after each kind, called by its name.
+pub fn run(plan: &Plan) -> io::Result<Value> {
+    tracefs::ready()?;
+    if !Path::new("/sys/kernel/debug/sched").exists() {
+        machine::mount(c"debugfs", c"/sys/kernel/debug")?;
+    }
+    let mut found = json!({});
+    for (name, change) in CHANGES {
+        let switches =
+            change(plan).map_err(|error| io::Error::other(format!("{name}: {error}")))?;
+        found[name] = switches.into();
+        step(plan, name, json!({ "switches": switches }))?;
+    }
+    Ok(json!({ "switches": found }))
+}
+
+/// CPUs that come and go. The first that comes makes the kernel patch all lock prefixes, where it was
+/// booted with one.
+fn cpus() -> io::Result<usize> {
+    let mut switched = 0;
+    for switch in ["1", "0", "1"] {
+        for cpu in 1.. {
+            let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+            let Ok(now) = fs::read_to_string(&file) else {
+                break;
+            };
+            if now.trim() != switch {
+                fs::write(&file, switch)?;
+                switched += 1;
+            }
+        }
+    }
+    Ok(switched)
+}
+
+/// Settings that are static keys. Not every kernel has all.
+const SETTINGS: [&str; 8] = [
+    "kernel/sched_schedstats",
+    "kernel/task_delayacct",
+    "kernel/bpf_stats_enabled",
+    "kernel/timer_migration",
+    "kernel/numa_balancing",
+    "vm/numa_stat",
+    "net/ipv4/fib_multipath_hash_policy",
+    "net/core/netdev_tstamp_prequeue",
+];
+
+fn settings() -> io::Result<usize> {
+    let mut switched = 0;
+    for name in SETTINGS {
+        let file = format!("/proc/sys/{name}");
+        let Ok(before) = fs::read_to_string(&file) else {
+            continue;
+        };
+        for value in ["1", "0", before.trim()] {
+            // Some can't be changed back.
+            switched += usize::from(fs::write(&file, value).is_ok());
+        }
+    }
+    Ok(switched)
+}
+
+/// The scheduler's features, each a static key.
+fn features() -> io::Result<usize> {
+    let file = "/sys/kernel/debug/sched/features";
+    let features = fs::read_to_string(file)?;
+    for feature in features.split_whitespace() {
+        let opposite = match feature.strip_prefix("NO_") {
+            Some(name) => name.to_owned(),
+            None => format!("NO_{feature}"),
+        };
+        fs::write(file, opposite)?;
+        fs::write(file, feature)?;
+    }
+    Ok(features.split_whitespace().count())
+}
+
+/// The ways of preemption, which are static calls.
+fn preemption() -> io::Result<usize> {
+    let file = "/sys/kernel/debug/sched/preempt";
+    let Ok(ways) = fs::read_to_string(file) else {
+        return Ok(0);
+    };
+    let bare = |way: &str| way.trim_matches(['(', ')']).to_owned();
+    let now = ways.split_whitespace().find(|way| way.starts_with('('));
+    let now = now.map(bare).unwrap_or_default();
+    for way in ways.split_whitespace().map(bare).chain([now]) {
+        fs::write(file, way)?;
+    }
+    Ok(ways.split_whitespace().count())
+}
+
+/// Sockets whose options are static keys.
+fn sockets() -> io::Result<usize> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    let one: libc::c_int = 1;
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+        (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
+        (libc::IPPROTO_IP, libc::IP_MINTTL),
+    ];
+    let mut switched = 0;
+    for (level, option) in options {
+        // SAFETY: the value lives for the call, and its size is given.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                level,
+                option,
+                (&raw const one).cast(),
+                size_of_val(&one) as libc::socklen_t,
+            )
+        };
+        switched += usize::from(result == 0);
+    }
+    drop(socket);
+    Ok(switched)
+}
+
+/// Counters of software events: each kind is a static key, and so is that there are any.
+fn counters() -> io::Result<usize> {
+    /// `struct perf_event_attr` of the first version (`include/uapi/linux/perf_event.h`): a type, its
+    /// own size, what is counted.
+    #[repr(C)]
+    struct Attributes {
+        kind: u32,
+        size: u32,
+        what: u64,
+        rest: [u64; 6],
+    }
+    const SOFTWARE: u32 = 1;
+    const KINDS: u64 = 9;
+    let mut open = Vec::new();
+    for what in 0..KINDS {
+        let attributes = Attributes {
+            kind: SOFTWARE,
+            size: size_of::<Attributes>() as u32,
+            what,
+            rest: [0; 6],
+        };
+        let pointer = &raw const attributes;
+        // This process, on any CPU, in no group, without flags.
+        // SAFETY: the attributes live for the call and have the size that they tell.
+        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, pointer, 0, -1, -1, 0) };
+        if fd >= 0 {
+            // SAFETY: the call made this descriptor, and nothing else owns it.
+            open.push(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) });
+        }
+    }
+    Ok(open.len())
+}
+
+/// All trace events, while nothing is written to the trace.
+fn events() -> io::Result<usize> {
+    tracefs::write("tracing_on", "0")?;
+    tracefs::write("events/enable", "1")?;
+    tracefs::write("events/enable", "0")?;
+    tracefs::write("tracing_on", "1")?;
+    let events = tracefs::read("available_events")?;
+    Ok(events.lines().count())
+}
+
+/// Every tracer. The first for all functions, the others for those at the plan's places.
+fn tracers(plan: &Plan) -> io::Result<usize> {
+    tracefs::write("tracing_on", "0")?;
+    let tracers = tracefs::read("available_tracers")?;
+    let mut switched = 0;
+    for filter in [String::new(), plan.places().join(" ")] {
+        tracefs::write("set_ftrace_filter", &filter)?;
+        for tracer in tracers.split_whitespace() {
+            // That one takes all CPUs but one away.
+            let all = filter.is_empty();
+            if tracer == "mmiotrace" || all && tracer != "function" {
+                continue;
+            }
+            tracefs::write("current_tracer", tracer)?;
+            tracefs::write("current_tracer", "nop")?;
+            switched += 1;
+        }
+    }
+    tracefs::write("set_ftrace_filter", "")?;
+    tracefs::write("tracing_on", "1")?;
+    Ok(switched)
+}
+
+/// A module comes and goes, with its own alternatives, keys and calls.
+fn modules(plan: &Plan) -> io::Result<usize> {
+    let plan = Plan {
+        count: 1,
+        rounds: 2,
+        hold: false,
+        at: String::new(),
+        ..plan.clone()
+    };
+    module::run(&plan)?;
+    Ok(1)
+}
+
+/// The kernel's own messages for those who look for faults: each is a static key.
+fn messages() -> io::Result<usize> {
+    let file = "/sys/kernel/debug/dynamic_debug/control";
+    if !Path::new(file).exists() {
+        return Ok(0);
+    }
+    let messages = fs::read_to_string(file)?.lines().count();
+    for change in ["file fs/* +p", "file fs/* -p"] {
+        fs::write(file, change)?;
+    }
+    Ok(messages)
+}
