@@ -9,6 +9,7 @@ mod code;
 mod early;
 mod endings;
 mod flags;
+mod freed;
 pub mod guest;
 mod jumps;
 mod jumps_batch;
@@ -48,6 +49,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         endings::TESTS,
         pause::TESTS,
         early::TESTS,
+        freed::TESTS,
         boot_option::TESTS,
         timeline::TESTS,
         probes::TESTS,

@@ -1,0 +1,195 @@
+//! Init memory that the guest has freed and uses for something else.
+
+use vmprobe_client::v1::ProbeState;
+
+use super::guest::{Config, Guest, VM, files};
+use super::jumps::{jump, settle};
+use super::whole::accepted;
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[Test {
+    name: "nothing_is_written_into_freed_init_text_that_the_guest_has_filled_anew",
+    ids: &["KP15"],
+    needs: Needs::Linux,
+    run: freed,
+}];
+
+/// Functions of init text have such names.
+const NAMES: [&str; 3] = ["init_*", "*_init", "*_setup"];
+/// Probes there, at most.
+const PROBES: usize = 300;
+const PAGE: usize = 4096;
+/// Where the kernel's image is mapped (`__START_KERNEL_map` in `page_64_types.h`).
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
+
+/// Freed memory by the addresses of the kernel's mapping of all memory: the image's own may be gone.
+struct Memory {
+    text: u64,
+    mapped: u64,
+    /// As the guest has filled it.
+    bytes: Vec<u8>,
+    mark: u64,
+}
+
+impl Memory {
+    async fn of(guest: &Guest, mark: u64) -> Result<Self, Failure> {
+        let text = guest.symbol("_sinittext").await?;
+        let length = (guest.symbol("_einittext").await? - text) as usize;
+        let number = async |name: &str| {
+            let at = guest.symbol(name).await?;
+            let bytes = guest.memory(at, 8).await?;
+            let bytes = bytes.first_chunk().copied().unwrap_or_default();
+            Ok::<u64, Failure>(u64::from_le_bytes(bytes))
+        };
+        let mapped =
+            text - KERNEL_MAP + number("phys_base").await? + number("page_offset_base").await?;
+        Ok(Self {
+            text,
+            mapped,
+            bytes: guest.memory(mapped, length).await?,
+            mark,
+        })
+    }
+
+    /// Whether the guest has filled the page that an address of init text was in.
+    fn is_filled(&self, address: u64) -> bool {
+        let page = (address - self.text) as usize / PAGE * PAGE;
+        let first = self.bytes.get(page..).and_then(|page| page.first_chunk());
+        first.is_some_and(|first| u64::from_le_bytes(*first) == self.mark)
+    }
+
+    /// Fails if a byte that the guest has filled is another now.
+    async fn unchanged(&self, guest: &Guest, after: &str) -> Result<(), Failure> {
+        let now = guest.memory(self.mapped, self.bytes.len()).await?;
+        for (offset, (old, new)) in self.bytes.iter().zip(&now).enumerate() {
+            let address = self.text + offset as u64;
+            check!(
+                old == new || !self.is_filled(address),
+                "after {after} the byte that was {address:#x} is {new:#x} instead of {old:#x}"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn freed(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            kernel: files::BZIMAGE_6_12,
+            vcpus: 2,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::hold(cx, &config).await?;
+        let (start, end) = (
+            guest.symbol("_sinittext").await?,
+            guest.symbol("_einittext").await?,
+        );
+        let mut places = Vec::new();
+        for pattern in NAMES {
+            let (symbols, _) = guest.client.lookup_symbols(VM, pattern, 100_000).await?;
+            let inside = symbols.into_iter().map(|symbol| symbol.address);
+            places.extend(inside.filter(|address| (start..end).contains(address)));
+        }
+        places.sort_unstable();
+        places.dedup();
+        let step = places.len().div_ceil(PROBES).max(1);
+        let places = places.iter().step_by(step);
+        // Behind what a function begins with, wherever that ends.
+        let places = places.flat_map(|at| [format!("{:#x}", at + 4), format!("{:#x}", at + 9)]);
+        let mut places = accepted(&guest, &places.collect::<Vec<_>>()).await?;
+        places.extend(["start_kernel".to_owned(), "r:returns kernel_init_freeable".to_owned()]);
+        let texts: Vec<&str> = places.iter().map(String::as_str).collect();
+        guest.probes(&texts).await?;
+        guest.client.start_vm(VM).await?;
+        guest.console.report("ready").await?;
+        let gone = guest.client.list_probes(VM).await?;
+        let gone: Vec<_> = gone
+            .into_iter()
+            .filter(|probe| probe.state() == ProbeState::Gone)
+            .collect();
+        check_eq!(gone.len(), places.len(), "probes that are gone");
+
+        guest.say("workload=fill hold=yes").await?;
+        let filled = guest.console.report("filled").await?;
+        let mark = filled["mark"].as_str().and_then(|mark| mark.strip_prefix("0x"));
+        let mark = mark.and_then(|mark| u64::from_str_radix(mark, 16).ok());
+        let mark = mark.ok_or_else(|| wrong!("no mark: {filled}"))?;
+        let memory = Memory::of(&guest, mark).await?;
+        let reused = gone.iter().filter(|probe| memory.is_filled(probe.address));
+        let reused = reused.count();
+        check!(
+            reused * 10 > gone.len() * 9,
+            "the guest has filled the pages of only {reused} of {} probes that are gone",
+            gone.len()
+        );
+        let changes = changes(&guest, &memory, &gone.iter().map(|it| it.id).collect::<Vec<_>>()).await?;
+        // The guest looks at all that it has filled.
+        guest.say("").await?;
+        let done = guest.console.report("done").await?;
+        check_eq!(done["wrong"], 0, "words that the guest finds changed: {done}");
+        guest.finish().await?;
+        pass_with(format!(
+            "the pages of {reused} of {} probes filled with something else, {changes} kinds of changes",
+            gone.len()
+        ))
+    })
+}
+
+/// Makes every kind of change, and looks at the memory after each; how many.
+async fn changes(guest: &Guest, memory: &Memory, gone: &[u64]) -> Result<usize, Failure> {
+    let client = &guest.client;
+    let (first, others) = gone.split_at(gone.len() / 2);
+    let mut count = 0;
+    let mut look = async |what: &str| {
+        count += 1;
+        memory.unchanged(guest, what).await
+    };
+    look("nothing").await?;
+    // Some of these are refused for what is gone: nothing is written then, either.
+    let _refused = client.disable_probes(VM, gone.to_vec(), Vec::new()).await;
+    look("disabling those that are gone").await?;
+    let _refused = client.enable_probes(VM, gone.to_vec(), Vec::new()).await;
+    look("enabling those that are gone").await?;
+    client.disarm_probes(VM).await?;
+    look("disarming").await?;
+    client.arm_probes(VM).await?;
+    look("arming").await?;
+    guest
+        .probes(&["live=vfs_read", "r:back vfs_read", "p:after vfs_write post"])
+        .await?;
+    look("registering").await?;
+    jump(guest, "live").await?;
+    look("making jumps").await?;
+    let names = || vec!["live".to_owned(), "after".to_owned()];
+    client.disable_probes(VM, Vec::new(), names()).await?;
+    look("disabling others").await?;
+    client.enable_probes(VM, Vec::new(), names()).await?;
+    look("enabling others").await?;
+    client.set_optimization(VM, false).await?;
+    look("taking jumps back").await?;
+    client.set_optimization(VM, true).await?;
+    settle(guest, &[]).await?;
+    look("making jumps again").await?;
+    for text in ["start_kernel", "r:again kernel_init_freeable"] {
+        let error = guest.refusal(text).await?.to_string();
+        check!(error.contains("freed"), "{text}: {error}");
+    }
+    look("refusing what was freed").await?;
+    client
+        .unregister_probes(VM, first.to_vec(), Vec::new())
+        .await?;
+    look("removing some that are gone").await?;
+    client.disarm_probes(VM).await?;
+    client.arm_probes(VM).await?;
+    look("disarming and arming the others").await?;
+    client
+        .unregister_probes(VM, others.to_vec(), Vec::new())
+        .await?;
+    look("removing the others that are gone").await?;
+    guest.probe("w:watched jiffies/8").await?;
+    look("watching").await?;
+    guest.remove(&["live", "back", "after", "watched"]).await?;
+    look("removing all").await?;
+    Ok(count)
+}
