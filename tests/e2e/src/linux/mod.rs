@@ -24,6 +24,7 @@ mod jumps_whole;
 mod kprobes;
 mod list;
 mod modules;
+mod patching;
 mod pause;
 mod probes;
 mod refusals;
@@ -31,6 +32,7 @@ mod returns;
 mod returns_shared;
 mod smp;
 mod switches;
+mod text;
 mod timeline;
 mod tools;
 mod vcpus;
@@ -54,6 +56,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         timeline::TESTS,
         probes::TESTS,
         refusals::TESTS,
+        patching::TESTS,
         switches::TESTS,
         list::TESTS,
         after::TESTS,
