@@ -11,6 +11,7 @@ mod endings;
 mod flags;
 mod freed;
 pub mod guest;
+mod interleaved;
 mod jumps;
 mod jumps_batch;
 mod jumps_causes;
@@ -65,6 +66,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         returns_shared::TESTS,
         tools::TESTS,
         smp::TESTS,
+        interleaved::TESTS,
         watch::TESTS,
         modules::TESTS,
         jumps::TESTS,

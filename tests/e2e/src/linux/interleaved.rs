@@ -1,0 +1,241 @@
+//! Exact counts while several clients' probes come and go on many vCPUs, against the guest's own tracer.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+use vmprobe_client::Client;
+
+use super::guest::{Guest, VM, files, quiet, specs};
+use super::jumps::{SETTLE, is_jump, settle};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "with_4_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+        ids: &["KP14", "JP04", "VM02"],
+        needs: Needs::Linux,
+        run: |cx| interleaved(cx, files::BZIMAGE_6_1, 4),
+    },
+    Test {
+        name: "with_8_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+        ids: &["KP14", "JP04", "VM02"],
+        needs: Needs::Linux,
+        run: |cx| interleaved(cx, files::BZIMAGE_6_1, 8),
+    },
+];
+
+const FUNCTION: &str = "__x64_sys_umask";
+/// Rounds, and calls on all vCPUs together in a round.
+const ROUNDS: u64 = 10;
+const CALLS: u64 = 4800;
+/// So often at least the guest's next call is another vCPU's, for each of them in each round.
+const SWITCHES: u64 = 1;
+
+/// What each client's probes are, batch by batch, with `@` for the place of the probe that stays and `#`
+/// for the client's number.
+const VISITORS: [&[&[&str]]; 3] = [
+    // The same place, as a breakpoint and as a jump.
+    &[
+        &["a#0=@ nojump"],
+        &["a#1=@"],
+        &["p:a#2 @ post"],
+        &["a#3=@ count", "r64:a#4 __x64_sys_umask"],
+    ],
+    // What all vCPUs run all the time.
+    &[
+        &["b#0=do_syscall_64", "b#1=ktime_get count"],
+        &["b#2=update_process_times", "b#3=rcu_sched_clock_irq"],
+        &["b#4=schedule count nojump", "p:b#5 ktime_get post"],
+    ],
+    // Many at a time.
+    &[
+        &["c#0=vfs_read", "r:c#1 vfs_read", "c#2=vfs_write"],
+        &["c#3=__x64_sys_getpid", "c#4=__x64_sys_umask"],
+        &[
+            "c#5=ktime_get",
+            "c#6=hrtimer_interrupt",
+            "c#7=try_to_wake_up",
+        ],
+    ],
+];
+
+/// Once with breakpoints only, once with jumps, in one boot.
+fn interleaved(cx: &Context, kernel: &'static str, vcpus: u32) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, kernel, vcpus).await?;
+        let online = guest.work("cpus").await?;
+        check_eq!(online["online"], vcpus, "CPUs that the guest sees");
+        let mut remarks = Vec::new();
+        for jumps in [false, true] {
+            guest.client.set_optimization(VM, jumps).await?;
+            remarks.push(churn(&mut guest, vcpus, jumps).await?);
+        }
+        guest.finish().await?;
+        pass_with(remarks.join("; "))
+    })
+}
+
+async fn churn(guest: &mut Guest, vcpus: u32, jumps: bool) -> Result<String, Failure> {
+    let kind = if jumps { "jumps" } else { "breakpoints" };
+    let stays = guest.probe(&format!("stays={FUNCTION}")).await?;
+    guest.probe(&format!("r64:returns {FUNCTION}")).await?;
+    settle(guest, &["stays", "returns"]).await?;
+    let place = format!("{:#x}", stays.address);
+    let mut clients = Vec::new();
+    for (number, batches) in VISITORS.iter().enumerate() {
+        // Each has a connection of its own.
+        let client = Client::connect(guest.endpoint()).await?;
+        let mut batches = possible(&client, batches, &place, number).await?;
+        if number == 0 {
+            // All that is executed whenever the function is called, at once.
+            batches.push(inside(guest).await?);
+        }
+        clients.push((client, batches));
+    }
+    let calls = CALLS / u64::from(vcpus);
+    guest
+        .say(&format!(
+            "workload=interleaved syscall=umask count={calls} rounds={ROUNDS}"
+        ))
+        .await?;
+    guest.console.report("armed").await?;
+    let done = AtomicBool::new(false);
+    let (first, second, third) = (
+        come_and_go(&clients[0], &done),
+        come_and_go(&clients[1], &done),
+        come_and_go(&clients[2], &done),
+    );
+    let work = async {
+        let report = guest.console.report("done").await;
+        done.store(true, Ordering::Relaxed);
+        report
+    };
+    let (first, second, third, report) = tokio::join!(first, second, third, work);
+    let (changes, report) = ([first?, second?, third?], report?);
+    counted(guest, vcpus, calls, &report, jumps).await?;
+    guest.remove(&["stays", "returns"]).await?;
+    let all: u64 = changes.iter().sum();
+    check!(
+        changes.iter().all(|changes| *changes > 1) && all >= ROUNDS,
+        "only {changes:?} batches came and went"
+    );
+    Ok(format!(
+        "{kind}: {} calls counted exactly through {changes:?} batches; the next call was another vCPU's {} \
+         times, all vCPUs called at the same time in {} of {ROUNDS} rounds",
+        report["calls"], report["switches"], report["together"]
+    ))
+}
+
+/// Our counts, the guest's own and its tracer's are the same, and its calls did interleave.
+async fn counted(
+    guest: &Guest,
+    vcpus: u32,
+    calls: u64,
+    report: &Value,
+    jumps: bool,
+) -> Result<(), Failure> {
+    quiet(report)?;
+    let expected = u64::from(vcpus) * calls * ROUNDS;
+    check_eq!(report["calls"], expected, "calls that the guest made");
+    check_eq!(
+        report["traced"],
+        expected,
+        "calls that the guest's tracer saw"
+    );
+    for cpu in 0..vcpus as usize {
+        check_eq!(
+            report["by_cpu"][cpu],
+            calls * ROUNDS,
+            "calls that the guest's tracer saw on CPU {cpu}"
+        );
+    }
+    let switches = report["switches"].as_u64().unwrap_or_default();
+    check!(
+        switches >= SWITCHES * u64::from(vcpus) * ROUNDS,
+        "only {switches} times the next call was another vCPU's: {report}"
+    );
+    check!(
+        report["together"].as_u64() > Some(0),
+        "there was no round in which all vCPUs called at the same time: {report}"
+    );
+    for name in ["stays", "returns"] {
+        let probe = guest.listed(name).await?;
+        check_eq!(
+            (probe.hits, probe.missed),
+            (expected, 0),
+            "hits and missed hits of {name}"
+        );
+    }
+    if jumps {
+        let settled = settle(guest, &["stays", "returns"]).await?.probes;
+        check!(
+            settled.iter().all(is_jump),
+            "they are no jumps: {settled:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The function's instructions up to the first branch, those that take a probe.
+async fn inside(guest: &Guest) -> Result<Vec<String>, Failure> {
+    let code = super::code::straight(guest, FUNCTION).await?;
+    let places = code
+        .iter()
+        .map(|instruction| format!("{:#x}", instruction.ip()));
+    let places: Vec<String> = places.collect();
+    super::whole::accepted(guest, &places).await
+}
+
+/// Those of the batches that this kernel has and lets be probed.
+async fn possible(
+    client: &Client,
+    batches: &[&[&str]],
+    place: &str,
+    number: usize,
+) -> Result<Vec<Vec<String>>, Failure> {
+    let mut all = Vec::new();
+    for batch in batches {
+        let mut possible = Vec::new();
+        for definition in *batch {
+            let definition = definition
+                .replace('@', place)
+                .replace('#', &number.to_string());
+            if let Ok(probes) = client.register_probes(VM, specs(&[&definition])?).await {
+                let ids = probes.iter().map(|probe| probe.id).collect();
+                client.unregister_probes(VM, ids, Vec::new()).await?;
+                possible.push(definition);
+            }
+        }
+        if !possible.is_empty() {
+            all.push(possible);
+        }
+    }
+    check!(all.len() > 1, "only these can be probed: {all:?}");
+    Ok(all)
+}
+
+/// Lets each batch in turn come and go until the guest is done: now at once, now when all probes are
+/// settled. How often.
+async fn come_and_go(
+    (client, batches): &(Client, Vec<Vec<String>>),
+    done: &AtomicBool,
+) -> Result<u64, Failure> {
+    let mut changes = 0;
+    for (turn, batch) in batches.iter().cycle().enumerate() {
+        if done.load(Ordering::Relaxed) {
+            break;
+        }
+        let texts: Vec<&str> = batch.iter().map(String::as_str).collect();
+        let probes = client.register_probes(VM, specs(&texts)?).await?;
+        if turn.is_multiple_of(3) {
+            client
+                .wait_probes(VM, Vec::new(), Vec::new(), SETTLE)
+                .await?;
+        }
+        let ids = probes.iter().map(|probe| probe.id).collect();
+        client.unregister_probes(VM, ids, Vec::new()).await?;
+        changes += 1;
+    }
+    Ok(changes)
+}
