@@ -116,6 +116,19 @@ impl Server {
         Ok(names.map(|name| name.trim().to_owned()).collect())
     }
 
+    /// How long its threads have worked, all but those of vCPUs, in ticks of the clock (`proc(5)`).
+    ///
+    /// # Errors
+    /// If the process has gone.
+    pub fn work(&self) -> Result<u64, Failure> {
+        let path = format!("/proc/{}/task", self.child.id());
+        let entries = std::fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
+        let read = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("stat"));
+        // A thread may end between the listing and the reading.
+        let threads = entries.flatten().filter_map(|entry| read(entry).ok());
+        Ok(threads.filter_map(|line| thread_work(&line)).sum())
+    }
+
     /// Ends it and returns its exit code.
     ///
     /// # Errors
@@ -136,4 +149,16 @@ impl Drop for Server {
         // The test's own verdict stands by now.
         let _ = self.child.wait();
     }
+}
+
+/// The user and system time of a line of `/proc/PID/task/TID/stat`; nothing if it is a vCPU's.
+fn thread_work(line: &str) -> Option<u64> {
+    // The name is in parentheses, and may have some itself.
+    let (head, rest) = line.rsplit_once(") ")?;
+    if head.split_once('(')?.1.starts_with("vcpu") {
+        return None;
+    }
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some(number(11)? + number(12)?)
 }

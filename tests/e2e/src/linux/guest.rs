@@ -162,6 +162,11 @@ impl Guest {
         &self.server.endpoint
     }
 
+    /// Its server.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
     /// The number of its server's process.
     pub fn server_process(&self) -> u32 {
         self.server.process()
