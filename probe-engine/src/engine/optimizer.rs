@@ -128,7 +128,8 @@ impl Engine {
             verdicts: ready,
             takes_back: self.may_take_back(memory),
             tidies: self.untidy.swap(false, Ordering::Relaxed)
-                || self.calls_crowded.swap(false, Ordering::Relaxed) && self.any_call_has_ended(memory),
+                || self.calls_crowded.swap(false, Ordering::Relaxed)
+                    && self.any_call_has_ended(memory),
             crowded,
         }
     }
