@@ -188,6 +188,17 @@ pub enum RegisterError {
         /// The function.
         symbol: String,
     },
+    /// A return probe at the function's own returns that would not see all of them.
+    #[error(
+        "{place} can't be probed at its own returns: {why}; use a return probe without `rets`, which takes \
+         the place of the return address"
+    )]
+    Exits {
+        /// What was asked for.
+        place: String,
+        /// Which of them, and why not.
+        why: String,
+    },
     /// More calls than can be followed.
     #[error(
         "a return probe follows at most {limit} calls at a time; ask for less than {wanted} on {place}"

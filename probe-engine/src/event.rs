@@ -45,6 +45,9 @@ pub enum Detail {
         entry_tsc: Tsc,
         /// The registers at its entry.
         entry: Registers,
+        /// It has jumped to another function, which will return in its place: there is no value yet, and
+        /// the registers are those in front of the jump. Only of probes at the function's own returns.
+        tail_call: bool,
     },
     /// The watched data was accessed by the instruction before RIP.
     Access,

@@ -60,6 +60,12 @@ pub enum ProbeKind {
         /// that is more.
         maxactive: Option<u32>,
     },
+    /// The return of a function, by breakpoints at its own `ret`s and the jumps out of it: the return
+    /// address on the stack stays the guest's own.
+    Exits {
+        /// As of [`Self::Return`].
+        maxactive: Option<u32>,
+    },
     /// An access to data, by the debug registers.
     Watch {
         /// 1, 2, 4 or 8 bytes, and aligned to as many.

@@ -21,8 +21,8 @@ pub fn definition(spec: &ProbeSpec) -> String {
     let kind = spec.kind.as_ref().unwrap_or(&default);
     let mut text = match kind {
         Kind::Instruction(_) => "p".to_owned(),
-        Kind::Return(ReturnProbe { maxactive: 0 }) => "r".to_owned(),
-        Kind::Return(ReturnProbe { maxactive }) => format!("r{maxactive}"),
+        Kind::Return(ReturnProbe { maxactive: 0, .. }) => "r".to_owned(),
+        Kind::Return(ReturnProbe { maxactive, .. }) => format!("r{maxactive}"),
         Kind::Watchpoint(_) => "w".to_owned(),
     };
     // Writing to a string can't fail.
@@ -42,7 +42,7 @@ pub fn definition(spec: &ProbeSpec) -> String {
             text += if *post { " post" } else { "" };
             text += if *fault { " fault" } else { "" };
         }
-        Kind::Return(_) => {}
+        Kind::Return(ReturnProbe { rets, .. }) => text += if *rets { " rets" } else { "" },
         Kind::Watchpoint(Watchpoint { length, reads }) => {
             if *length != 0 {
                 let _ = write!(text, "/{length}");

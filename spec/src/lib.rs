@@ -15,6 +15,7 @@
 //! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | so many bytes; reads and writes |
 //!
 //! Words behind the place: `post` and `fault` ask for those events of an instruction probe as well;
+//! `rets` has a return probe wait at the function's own `ret`s, with its return address left alone;
 //! `disabled` registers any probe without arming it. What its hits are wanted for:
 //!
 //! | word | means |

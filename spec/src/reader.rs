@@ -69,7 +69,10 @@ impl<'a> Reader<'a> {
             _ => match letter.strip_prefix('r') {
                 Some(count) if count.bytes().all(|byte| byte.is_ascii_digit()) => {
                     let maxactive = self.maxactive(count)?;
-                    Kind::Return(ReturnProbe { maxactive })
+                    Kind::Return(ReturnProbe {
+                        maxactive,
+                        rets: false,
+                    })
                 }
                 _ => return Ok(None),
             },

@@ -18,7 +18,7 @@ fn hex(value: u64) -> String {
 }
 
 /// A probe; `state` is `armed`, `disabled`, `gone` or `pending`, `kind` is `instruction` (with `post`
-/// and `fault`), `return` (with `maxactive`) or `watchpoint` (with `length` and `reads`).
+/// and `fault`), `return` (with `maxactive` and `rets`) or `watchpoint` (with `length` and `reads`).
 /// `optimization` (its `state` is `optimized`, `waiting` or `not`) is null where the server doesn't
 /// tell; `capture` of the `options` is `full`, `registers` or `count`.
 #[must_use]
@@ -53,6 +53,7 @@ pub fn probe_json(probe: &Probe) -> Value {
         Kind::ReturnProbe(probe) => {
             value["kind"] = "return".into();
             value["maxactive"] = probe.maxactive.into();
+            value["rets"] = probe.rets.into();
         }
         Kind::Watchpoint(probe) => {
             value["kind"] = "watchpoint".into();
@@ -218,7 +219,8 @@ pub fn event_json(event: &Event, probe: &str) -> Value {
         }
         Some(Detail::Return(returned)) => {
             value["return"] = json!({
-                "value": hex(registers.rax),
+                "value": (!returned.tail_call).then(|| hex(registers.rax)),
+                "tail_call": returned.tail_call,
                 "caller": hex(returned.caller),
                 "entry_tsc": returned.entry_tsc,
                 "entry_registers": returned.entry.as_ref().map(registers_json),

@@ -3,7 +3,8 @@
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::{
-    BlacklistEntry, FollowedCall, InstructionProbe, OptimizationState, Probe, ProbeState, Strategy,
+    BlacklistEntry, FollowedCall, InstructionProbe, OptimizationState, Probe, ProbeState,
+    ReturnProbe, Strategy,
 };
 use vmprobe_spec::option_words;
 
@@ -161,10 +162,13 @@ pub(super) fn kind(probe: &Probe) -> String {
             let fault = if *fault { " fault" } else { "" };
             format!("p{post}{fault}")
         }
-        Some(Kind::ReturnProbe(returning)) => match returning.maxactive {
-            0 => "r".to_owned(),
-            maxactive => format!("r{maxactive}"),
-        },
+        Some(Kind::ReturnProbe(ReturnProbe { maxactive, rets })) => {
+            let rets = if *rets { " rets" } else { "" };
+            match maxactive {
+                0 => format!("r{rets}"),
+                maxactive => format!("r{maxactive}{rets}"),
+            }
+        }
         Some(Kind::Watchpoint(watch)) => {
             let length = match watch.length {
                 0 => 8,
@@ -272,7 +276,7 @@ pub fn blacklist_line(entry: &BlacklistEntry) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_proto::v1::{Optimization, ReturnProbe, Watchpoint};
+    use vmprobe_proto::v1::{Optimization, Watchpoint};
 
     use super::super::samples;
     use super::*;
@@ -297,7 +301,10 @@ mod tests {
         pending.symbol = "ext4_sync_file".into();
         pending.module = "ext4".into();
         pending.offset = 0;
-        pending.kind = Some(Kind::ReturnProbe(ReturnProbe { maxactive: 64 }));
+        pending.kind = Some(Kind::ReturnProbe(ReturnProbe {
+            maxactive: 64,
+            rets: false,
+        }));
         pending.hits = 0;
         pending.set_state(ProbeState::Pending);
         let lines = probe_list(&[pending, samples::probe()]);
@@ -316,6 +323,16 @@ mod tests {
                 "-"
             ]
         );
+    }
+
+    #[test]
+    fn a_return_probe_at_the_functions_own_returns_says_so() {
+        let mut probe = samples::probe();
+        for (maxactive, shown) in [(64, "r64 rets"), (0, "r rets")] {
+            let rets = true;
+            probe.kind = Some(Kind::ReturnProbe(ReturnProbe { maxactive, rets }));
+            assert_eq!(kind(&probe), shown);
+        }
     }
 
     fn with_optimization(state: OptimizationState, kind: &str, reason: &str) -> Probe {

@@ -187,6 +187,7 @@ impl Tracer {
             "r: {} <- {function}  ret={}{duration}{entry}",
             self.place(returned.caller),
             match self.chosen(event) {
+                _ if returned.tail_call => "? (tail call)".to_owned(),
                 Some(chosen) if !has_result(chosen) => "?".to_owned(),
                 _ => returned_text(value),
             }
@@ -313,6 +314,7 @@ mod tests {
                 rdx: 3,
                 ..Default::default()
             }),
+            tail_call: false,
         }));
         event
     }
@@ -334,6 +336,21 @@ mod tests {
         assert_eq!(json["return"]["duration_ns"], 3141);
         assert_eq!(json["return"]["value"], "0xfffffffffffffffe");
         assert_eq!(json["return"]["entry_registers"]["rdi"], "0x1");
+    }
+
+    #[test]
+    fn a_tail_call_has_no_value_yet() {
+        let mut tracer = Tracer::new(1_000_000_000);
+        tracer.learn(&[samples::probe()]);
+        let mut event = returned(0x1000);
+        if let Some(Detail::Return(returned)) = &mut event.detail {
+            returned.tail_call = true;
+        }
+        let line = tracer.line(&event);
+        assert!(line.contains("  ret=? (tail call)  3.141 us"), "{line}");
+        let json = tracer.json(&event);
+        assert_eq!(json["return"]["tail_call"], true);
+        assert!(json["return"]["value"].is_null(), "{json}");
     }
 
     #[test]

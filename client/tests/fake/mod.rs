@@ -195,6 +195,7 @@ impl State {
                             rdi: 0x7000,
                             ..Default::default()
                         }),
+                        tail_call: false,
                     }));
                 }
                 Some(probe::Kind::InstructionProbe(kind)) if kind.fault => {

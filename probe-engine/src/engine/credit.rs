@@ -344,6 +344,7 @@ fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: RegisterSet
                 caller: GuestVirtAddr(call.caller),
                 entry_tsc: call.entry_tsc,
                 entry: with_rip(&call.entry, at.0),
+                tail_call: false,
             };
             (call.caller, detail)
         }

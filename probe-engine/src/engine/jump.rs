@@ -270,6 +270,10 @@ fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
             lossless: false,
             followers: vec![probe.id],
         }),
+        ProbeKind::Exits { .. } => {
+            let why = "a probe of the function's own returns takes breakpoints";
+            Err(WhyNot::for_now("own returns", why))
+        }
         ProbeKind::Watch { .. } => Err(WhyNot::for_now("watchpoint", "it is no instruction")),
     }
 }

@@ -208,6 +208,10 @@ impl Engine {
         for site in before.sites().filter(|site| is_lost(site)) {
             for probe in &site.probes {
                 probe.set_gone();
+                // One with several breakpoints loses all of them.
+                for at in probe.places().into_iter().filter(|at| *at != site.virt) {
+                    table.change(at, |other| other.probes.retain(|it| it.id != probe.id));
+                }
             }
             table.remove(site.virt);
             self.discard_copy(site.virt);
@@ -223,6 +227,7 @@ impl Engine {
         if self.switch(memory, before, &after).is_err() {
             self.publish(&after);
         }
+        self.forget_unseen();
         self.release_copies(before, &after);
     }
 

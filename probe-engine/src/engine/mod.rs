@@ -17,6 +17,7 @@ mod condition;
 mod copies;
 mod credit;
 mod departed;
+mod exits;
 mod follow;
 mod foresight;
 mod guest_kprobes;
@@ -41,6 +42,7 @@ mod trap;
 mod under_way;
 mod watch;
 mod way;
+mod ways_out;
 
 #[cfg(test)]
 mod tests;
@@ -59,6 +61,7 @@ use crate::probe::ProbeInfo;
 use crate::symbols::Symbols;
 use copies::ArenaState;
 use departed::Departed;
+use exits::Exits;
 use optimizer::Optimizer;
 use record::Probe;
 use registry::Registry;
@@ -129,6 +132,7 @@ pub struct Engine {
     arena: Mutex<ArenaState>,
     departed: Mutex<Departed>,
     returns: Mutex<Returns>,
+    exits: Mutex<Exits>,
     stepping: Mutex<Vec<Stepping>>,
     /// What traps look at. Locked only to take or replace the pointer.
     table: RwLock<Arc<Table>>,
@@ -163,6 +167,7 @@ impl Engine {
             arena: Mutex::default(),
             departed: Mutex::default(),
             returns: Mutex::default(),
+            exits: Mutex::default(),
             stepping: Mutex::default(),
             table: RwLock::new(Arc::new(Table::new(image))),
             walks: Mutex::default(),

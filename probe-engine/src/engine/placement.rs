@@ -27,6 +27,8 @@ pub(super) struct Located {
     /// With no probes yet.
     pub(super) site: Site,
     pub(super) spot: Spot,
+    /// The other instructions that its probe needs breakpoints on.
+    pub(super) exits: Vec<Site>,
 }
 
 impl Engine {
@@ -51,7 +53,7 @@ impl Engine {
         let bytes = body.text(start, wanted).ok_or_else(not_loaded)??;
 
         let entry = entry(body, &bytes, start);
-        let is_return = matches!(kind, ProbeKind::Return { .. });
+        let is_return = matches!(kind, ProbeKind::Return { .. } | ProbeKind::Exits { .. });
         let by_name = matches!(place, Place::Symbol { offset: 0, .. });
         let at_start = is_return && (function.offset as usize) < entry.len;
         let offset = if by_name || at_start {
@@ -101,8 +103,10 @@ impl Engine {
             instruction: insn::text(&code.insn),
             strategy,
             reason,
+            out: None,
         };
-        Ok(Located { site, spot })
+        let exits = Vec::new();
+        Ok(Located { site, spot, exits })
     }
 }
 

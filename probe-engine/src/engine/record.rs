@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::jump::optimization;
 use super::site::Site;
+use super::ways_out::WaysOut;
 use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy};
 
@@ -17,6 +18,8 @@ pub(super) struct Spot {
     pub(super) instruction: String,
     pub(super) strategy: Strategy,
     pub(super) reason: String,
+    /// Where the function is left, if that is looked at.
+    pub(super) out: Option<Arc<WaysOut>>,
 }
 
 /// Whether a probe has a place.
@@ -129,6 +132,19 @@ impl Probe {
         self.where_now().1.address
     }
 
+    /// Where its function is left, if it has breakpoints there.
+    pub(super) fn ways_out(&self) -> Option<Arc<WaysOut>> {
+        self.where_now().1.out.clone()
+    }
+
+    /// All instructions that it has a breakpoint on, its address first.
+    pub(super) fn places(&self) -> Vec<GuestVirtAddr> {
+        let (address, out) = (self.address(), self.ways_out());
+        let others = out.iter().flat_map(|out| out.all());
+        let others = others.filter(|at| *at != address);
+        [address].into_iter().chain(others).collect()
+    }
+
     /// It has a place again, or for the first time.
     pub(super) fn put(&self, spot: Spot) {
         *self.where_now() = (Presence::Placed, spot);
@@ -187,6 +203,9 @@ impl Probe {
         let (presence, spot) = self.where_now().clone();
         let kind = match self.kind {
             ProbeKind::Return { .. } => ProbeKind::Return {
+                maxactive: Some(self.max_active),
+            },
+            ProbeKind::Exits { .. } => ProbeKind::Exits {
                 maxactive: Some(self.max_active),
             },
             kind => kind,

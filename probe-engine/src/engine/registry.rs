@@ -145,7 +145,8 @@ impl Engine {
                 Ok(name) => name,
                 Err(error) => {
                     if let Target::Instruction(located) = &target {
-                        self.release_site(&located.site);
+                        let sites = located.exits.iter().chain([&located.site]);
+                        sites.for_each(|site| self.release_site(site));
                     }
                     return Err(error);
                 }
@@ -164,6 +165,9 @@ impl Engine {
             ));
             if let Target::Instruction(located) = target {
                 self.add_site(table, located.site, &probe);
+                for site in located.exits {
+                    self.add_site(table, site, &probe);
+                }
             }
             added.push(probe);
         }
@@ -182,7 +186,15 @@ impl Engine {
         if let ProbeKind::Watch { len, reads } = kind {
             return Ok(Target::Data(self.data(place, len, reads)?));
         }
+        let at_exits = matches!(kind, ProbeKind::Exits { .. });
+        let in_module = || RegisterError::Exits {
+            place: place.to_string(),
+            why: "it is in a module".to_owned(),
+        };
         let loaded = match place {
+            Place::Symbol {
+                module: Some(_), ..
+            } if at_exits => return Err(in_module()),
             Place::Symbol {
                 module: Some(module),
                 ..
@@ -195,6 +207,7 @@ impl Engine {
             Place::Address(at) => modules.around(*at)?,
         };
         let located = match loaded {
+            Some(_) if at_exits => return Err(in_module()),
             Some(loaded) => {
                 self.locate(memory, &loaded.body(memory, before, kprobes), place, kind)?
             }
@@ -206,18 +219,26 @@ impl Engine {
                     kprobes,
                     init_freed: registry.init_freed,
                 };
-                self.locate(memory, &kernel, place, kind)?
+                let mut located = self.locate(memory, &kernel, place, kind)?;
+                if at_exits {
+                    let found = self.ways_out(memory, &kernel, place, &located);
+                    let (out, exits) = found.inspect_err(|_| self.release_site(&located.site))?;
+                    (located.spot.out, located.exits) = (Some(out), exits);
+                }
+                located
             }
         };
         Ok(Target::Instruction(located.into()))
     }
 
     fn max_active(&self, spec: &ProbeSpec) -> Result<u32, RegisterError> {
-        let ProbeKind::Return { maxactive } = spec.kind else {
-            return Ok(0);
+        let (maxactive, has_place) = match spec.kind {
+            ProbeKind::Return { maxactive } => (maxactive, self.returns().trampoline.is_some()),
+            ProbeKind::Exits { maxactive } => (maxactive, true),
+            ProbeKind::Instruction { .. } | ProbeKind::Watch { .. } => return Ok(0),
         };
         let place = || spec.place.to_string();
-        if self.returns().trampoline.is_none() {
+        if !has_place {
             return Err(RegisterError::NoArena {
                 place: place(),
                 why: self.arena_note(),
@@ -273,6 +294,7 @@ impl Engine {
             instruction: String::new(),
             strategy: Strategy::Watch,
             reason: "a debug register of every vCPU watches it".to_owned(),
+            out: None,
         })
     }
 
@@ -291,9 +313,11 @@ impl Engine {
         let before = self.table();
         let mut table = Table::clone(&before);
         for probe in &removed {
-            table.change(probe.address(), |site| {
-                site.probes.retain(|other| other.id != probe.id);
-            });
+            for at in probe.places() {
+                table.change(at, |site| {
+                    site.probes.retain(|other| other.id != probe.id);
+                });
+            }
         }
         let gone: BTreeSet<_> = removed.iter().map(|probe| probe.id).collect();
         let rest: Vec<_> = registry
@@ -312,6 +336,7 @@ impl Engine {
             probe.remove();
         }
         self.forget_calls(&gone);
+        self.forget_unseen();
         let followed = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
         let still: BTreeSet<_> = rest
             .iter()
@@ -362,6 +387,7 @@ impl Engine {
             }
             return Err(error);
         }
+        self.forget_unseen();
         self.release_copies(&before, &table);
         Ok(self.infos(&probes))
     }
@@ -381,6 +407,7 @@ impl Engine {
         let table = table.changed();
         self.may_arm(guest, &before, &table)?;
         self.switch_stopped(guest, &before, &table)?;
+        self.forget_unseen();
         self.release_copies(&before, &table);
         Ok(())
     }
@@ -436,6 +463,7 @@ fn later(place: &Place) -> Spot {
         instruction: String::new(),
         strategy: Strategy::Emulate,
         reason: "its module is not loaded yet".to_owned(),
+        out: None,
     }
 }
 
@@ -482,7 +510,7 @@ fn name(spec: &ProbeSpec, target: &Target) -> Result<String, RegisterError> {
             };
             match spec.kind {
                 ProbeKind::Instruction { .. } => at,
-                ProbeKind::Return { .. } => format!("{at}%return"),
+                ProbeKind::Return { .. } | ProbeKind::Exits { .. } => format!("{at}%return"),
                 ProbeKind::Watch { len, .. } => format!("{at}/{len}"),
             }
         }

@@ -244,6 +244,7 @@ impl Engine {
                     caller: GuestVirtAddr(frame.caller),
                     entry_tsc: call.entry_tsc,
                     entry: call.entry.only(wanted),
+                    tail_call: false,
                 },
             });
         }
@@ -319,6 +320,15 @@ impl Returns {
             self.frames.remove(&at);
         }
         newest
+    }
+
+    /// What the return address at `at` was before it led to us, of one that is `found` there.
+    pub(super) fn leads_to(&self, at: u64, found: u64) -> u64 {
+        let newest = self.frames.get(&at).and_then(|frames| frames.last());
+        match newest {
+            Some(frame) if self.trampoline == Some(GuestVirtAddr(found)) => frame.caller,
+            _ => found,
+        }
     }
 
     /// Forgets the calls of other tasks with their return address there.

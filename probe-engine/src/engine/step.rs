@@ -223,6 +223,7 @@ impl Engine {
         );
         if vector == PAGE_FAULT {
             self.enter_again(&step.site, memory, vcpu, frame.rsp);
+            self.not_entered(&step.site, frame.rsp);
         }
         let address = vcpu
             .control()

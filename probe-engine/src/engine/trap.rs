@@ -72,11 +72,18 @@ impl Engine {
                 self.tell(probe, vcpu, &mut tsc, &before, Detail::Pre);
             }
         }
+        // It reads the return address that the other kind of return probe replaces.
+        let entering = self.entering(site, memory, vcpu);
         self.enter(site, memory, vcpu);
         let action = self.pass(site, memory, vcpu);
         if let Action::PageFault { .. } = action {
             self.enter_again(site, memory, vcpu, before.rsp);
+            return action;
         }
+        if let Some(entering) = entering {
+            self.entered(entering, &before, memory, vcpu);
+        }
+        self.left(site, &before, memory, vcpu);
         action
     }
 

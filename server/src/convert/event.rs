@@ -28,11 +28,13 @@ pub fn event(event: &Event) -> v1::Event {
             caller,
             entry_tsc,
             ref entry,
+            tail_call,
         } => {
             let returned = v1::Return {
                 caller: caller.0,
                 entry_tsc: entry_tsc.0,
                 entry: Some(registers(entry)),
+                tail_call,
             };
             (EventKind::Return, Some(WireDetail::Return(returned)))
         }
@@ -140,12 +142,14 @@ mod tests {
             caller: GuestVirtAddr(0x50),
             entry_tsc: Tsc(90),
             entry,
+            tail_call: true,
         });
         assert_eq!(event.kind(), EventKind::Return);
         let Some(WireDetail::Return(returned)) = event.detail else {
             panic!("{event:?}");
         };
         assert_eq!((returned.caller, returned.entry_tsc), (0x50, 90));
+        assert!(returned.tail_call);
         assert_eq!(returned.entry.unwrap().rdi, 3);
     }
 }

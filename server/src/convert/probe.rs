@@ -61,6 +61,11 @@ fn kind(kind: ProbeKind) -> Kind {
         }
         ProbeKind::Return { maxactive } => Kind::ReturnProbe(v1::ReturnProbe {
             maxactive: maxactive.unwrap_or(0),
+            rets: false,
+        }),
+        ProbeKind::Exits { maxactive } => Kind::ReturnProbe(v1::ReturnProbe {
+            maxactive: maxactive.unwrap_or(0),
+            rets: true,
         }),
         ProbeKind::Watch { len, reads } => Kind::Watchpoint(v1::Watchpoint {
             length: len.into(),
@@ -188,7 +193,17 @@ mod tests {
             ),
             (
                 ProbeKind::Return { maxactive: Some(8) },
-                Kind::ReturnProbe(v1::ReturnProbe { maxactive: 8 }),
+                Kind::ReturnProbe(v1::ReturnProbe {
+                    maxactive: 8,
+                    rets: false,
+                }),
+            ),
+            (
+                ProbeKind::Exits { maxactive: Some(8) },
+                Kind::ReturnProbe(v1::ReturnProbe {
+                    maxactive: 8,
+                    rets: true,
+                }),
             ),
             (
                 ProbeKind::Watch {

@@ -104,9 +104,13 @@ fn kind(spec: &v1::ProbeSpec) -> Result<ProbeKind, Wrong> {
         Some(Kind::Instruction(v1::InstructionProbe { post, fault })) => {
             Ok(ProbeKind::Instruction { post, fault })
         }
-        Some(Kind::Return(v1::ReturnProbe { maxactive })) => Ok(ProbeKind::Return {
-            maxactive: Some(maxactive).filter(|maxactive| *maxactive != 0),
-        }),
+        Some(Kind::Return(v1::ReturnProbe { maxactive, rets })) => {
+            let maxactive = Some(maxactive).filter(|maxactive| *maxactive != 0);
+            Ok(match rets {
+                true => ProbeKind::Exits { maxactive },
+                false => ProbeKind::Return { maxactive },
+            })
+        }
         Some(Kind::Watchpoint(v1::Watchpoint { length, reads })) => {
             let len = match length {
                 0 => Some(WATCH_LENGTH),
@@ -161,7 +165,10 @@ mod tests {
     }
 
     fn returning(maxactive: u32) -> Kind {
-        Kind::Return(v1::ReturnProbe { maxactive })
+        Kind::Return(v1::ReturnProbe {
+            maxactive,
+            rets: false,
+        })
     }
 
     fn watching(length: u32) -> Kind {
@@ -226,6 +233,13 @@ mod tests {
         );
         for (kind, expected) in [
             (returning(7), ProbeKind::Return { maxactive: Some(7) }),
+            (
+                Kind::Return(v1::ReturnProbe {
+                    maxactive: 0,
+                    rets: true,
+                }),
+                ProbeKind::Exits { maxactive: None },
+            ),
             (
                 watching(0),
                 ProbeKind::Watch {

@@ -211,7 +211,7 @@ async fn what_the_kernel_lacks_is_told_with_the_vm_and_with_what_needs_it() {
         assert!(vm.arena.contains("page table"), "{}", vm.arena);
         assert_eq!(vm.exits.unwrap().breakpoint, 0);
         let returning = ProbeSpec {
-            kind: Some(Kind::Return(ReturnProbe { maxactive: 0 })),
+            kind: Some(Kind::Return(ReturnProbe::default())),
             ..on("first", 0)
         };
         let error = client

@@ -55,6 +55,8 @@ impl<'a> Reader<'a> {
             ("nojump", _) => options.no_jump = true,
             ("post", Kind::Instruction(probe)) => probe.post = true,
             ("fault", Kind::Instruction(probe)) => probe.fault = true,
+            ("rets", Kind::Return(probe)) => probe.rets = true,
+            ("rets", _) => return self.wrong("only a return probe is at a function's `ret`s"),
             ("post" | "fault", _) => {
                 return self.wrong(&format!("only an instruction's probe has {word} events"));
             }
@@ -69,7 +71,7 @@ impl<'a> Reader<'a> {
             }
             _ => {
                 return self.wrong(
-                    "an option is one of post, fault, disabled, count, regs=, if=, lossless, nojump",
+                    "an option is one of post, fault, disabled, rets, count, regs=, if=, lossless, nojump",
                 );
             }
         }

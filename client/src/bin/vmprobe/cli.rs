@@ -21,7 +21,8 @@ A probe, in quotes where it has spaces:
   p[:NAME] PLACE              the same, in the form of the kernel's kprobe_events
   r[MAXACTIVE][:NAME] PLACE   an event when the function returns; also SYMBOL%return. While
                               a call is followed, the guest's live patching waits for its task:
-                              see `vmprobe probe calls`
+                              see `vmprobe probe calls`. With rets behind it nothing waits: it
+                              is breakpoints at the function's own returns
   w[:NAME] PLACE[/LENGTH][:ACCESS]
                               an event after each write (ACCESS w), or read or write (rw),
                               to 1, 2, 4 or 8 bytes; at most four of these at a time
@@ -300,6 +301,9 @@ pub struct ProbeAdd {
     /// Also an event when a probed instruction raises an exception
     #[arg(long)]
     pub fault: bool,
+    /// Return probes leave the return address alone: breakpoints at the functions' own `ret`s instead
+    #[arg(long)]
+    pub rets: bool,
     /// Only count hits, without events
     #[arg(long, conflicts_with = "regs")]
     pub count: bool,

@@ -87,6 +87,7 @@ fn a_return_from_a_ring_is_reported_like_a_breakpoint_s() {
         caller,
         entry_tsc,
         entry,
+        tail_call: false,
     } = event.detail
     else {
         panic!("{event:?}");

@@ -3,6 +3,7 @@
 mod boost;
 mod changes;
 mod ended;
+mod exits;
 mod fixture;
 mod followed;
 mod gone;

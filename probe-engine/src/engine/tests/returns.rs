@@ -85,7 +85,8 @@ fn a_return_is_reported_with_its_caller_and_the_registers_at_entry() {
         Detail::Return {
             caller,
             entry_tsc,
-            entry
+            entry,
+            tail_call: false,
         }
     );
     let info = f.info(probe.id);

@@ -41,7 +41,16 @@ fn module(module: &str, of: ProbeSpec) -> ProbeSpec {
 }
 
 fn returning(maxactive: u32, of: ProbeSpec) -> ProbeSpec {
-    let kind = Some(Kind::Return(ReturnProbe { maxactive }));
+    let kind = Some(Kind::Return(ReturnProbe {
+        maxactive,
+        rets: false,
+    }));
+    ProbeSpec { kind, ..of }
+}
+
+fn at_rets(maxactive: u32, of: ProbeSpec) -> ProbeSpec {
+    let rets = true;
+    let kind = Some(Kind::Return(ReturnProbe { maxactive, rets }));
     ProbeSpec { kind, ..of }
 }
 
@@ -84,6 +93,8 @@ fn every_documented_form_of_an_instruction_probe_is_read() {
         ("x=8021q:f", module("8021q", symbol("x", "f", 0))),
         ("p:x 9p:f", module("9p", symbol("x", "f", 0))),
         ("f post", events(true, false, symbol("", "f", 0))),
+        ("r7 f rets", at_rets(7, symbol("", "f", 0))),
+        ("f%return rets", at_rets(0, symbol("", "f", 0))),
         (
             "x=f fault post disabled",
             disabled(events(true, true, symbol("x", "f", 0))),
@@ -312,6 +323,7 @@ fn an_error_points_at_its_column() {
         ("vfs_read+4%return", 9, "no offset"),
         ("r vfs_read+0x4", 11, "no offset"),
         ("r vfs_read post", 12, "instruction"),
+        ("vfs_read rets", 10, "only a return probe"),
         ("w jiffies fault", 11, "instruction"),
         ("0x10%return", 5, "r 0xADDRESS"),
         ("r4097 f", 2, "4096"),

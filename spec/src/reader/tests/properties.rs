@@ -25,7 +25,8 @@ fn any_kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
         any::<(bool, bool)>()
             .prop_map(|(post, fault)| Kind::Instruction(InstructionProbe { post, fault })),
-        (0u32..=4096).prop_map(|maxactive| Kind::Return(ReturnProbe { maxactive })),
+        (0u32..=4096, any::<bool>())
+            .prop_map(|(maxactive, rets)| Kind::Return(ReturnProbe { maxactive, rets })),
         (prop::sample::select(vec![0u32, 1, 2, 4, 8]), any::<bool>())
             .prop_map(|(length, reads)| Kind::Watchpoint(Watchpoint { length, reads })),
     ]

@@ -40,6 +40,7 @@ fn option_words(add: &ProbeAdd) -> Vec<String> {
     let flags = [
         (add.post, "post"),
         (add.fault, "fault"),
+        (add.rets, "rets"),
         (add.disabled, "disabled"),
         (add.count, "count"),
         (add.lossless, "lossless"),
