@@ -30,6 +30,7 @@ mod pause;
 mod probes;
 mod refusals;
 mod returns;
+mod returns_own;
 mod returns_shared;
 mod smp;
 mod switches;
@@ -63,6 +64,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         after::TESTS,
         flags::TESTS,
         returns::TESTS,
+        returns_own::TESTS,
         returns_shared::TESTS,
         tools::TESTS,
         smp::TESTS,
