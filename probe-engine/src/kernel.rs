@@ -2,9 +2,8 @@
 
 use thiserror::Error;
 
-use crate::addr::GuestVirtAddr;
 use crate::banner;
-use crate::blacklist::{self, Blacklist, BlacklistError, ExceptionTable};
+use crate::blacklist::{self, Blacklist, BlacklistError, ExceptionTable, Landings};
 use crate::btf::{Btf, BtfError};
 use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
@@ -23,7 +22,7 @@ pub struct Kernel {
     /// The instructions whose faults it has fix-ups for.
     pub exceptions: ExceptionTable,
     /// Where its tables lead, see [`blacklist::landings`].
-    pub landings: Vec<GuestVirtAddr>,
+    pub landings: Landings,
     /// How to find its modules, or why that can't be done.
     pub modules: Result<ModuleReader, String>,
     /// How to find the kprobes that it has itself; `None` if it has none, or they can't be found.
@@ -91,7 +90,7 @@ impl Kernel {
             symbols,
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),
-            landings: Vec::new(),
+            landings: Landings::default(),
             kprobes: None,
             modules: Err("only its symbols are known".to_owned()),
             variables: Variables::default(),

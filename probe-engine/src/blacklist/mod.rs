@@ -20,7 +20,7 @@ mod reason;
 mod tests;
 
 pub use exceptions::ExceptionTable;
-pub use landings::landings;
+pub use landings::{Landings, landings};
 pub use reason::{Patched, Reason};
 
 /// Why a kernel's tables can't be read.

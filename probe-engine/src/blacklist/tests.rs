@@ -455,11 +455,16 @@ fn fix_ups_and_jump_labels_say_where_execution_goes_on() {
         short,
     );
     let (file, symbols) = kernel.build();
-    let mut found = landings(&file, &symbols, None).unwrap();
-    found.sort_unstable();
-    assert_eq!(found, [at(0x130), at(0x152), at(0x152)]);
+    let found = landings(&file, &symbols, None).unwrap();
+    assert_eq!(found.labels, [at(0x130)]);
+    assert_eq!(found.fix_ups, [at(0x152), at(0x152)]);
+    assert!(found.any_fix_up(at(0x150)..at(0x153)) && !found.any_fix_up(at(0x153)..at(0x160)));
+    assert!(!found.any_fix_up(at(0x130)..at(0x152)));
     let (file, symbols) = Kernel::new().build();
-    assert_eq!(landings(&file, &symbols, None).unwrap(), []);
+    assert_eq!(
+        landings(&file, &symbols, None).unwrap(),
+        Landings::default()
+    );
 }
 
 #[test]

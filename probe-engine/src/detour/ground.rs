@@ -46,6 +46,9 @@ pub struct Ground<'a> {
     pub expects_fault: &'a dyn Fn(GuestVirtAddr) -> bool,
     /// Whether a branch leads to one of these addresses.
     pub is_target: &'a dyn Fn(Range<GuestVirtAddr>) -> bool,
+    /// Whether the kernel goes on at one of these addresses after a fault that it expects. That is rare, so
+    /// a tripwire will do where an instruction is; but what it leads to is no padding.
+    pub is_fix_up: &'a dyn Fn(Range<GuestVirtAddr>) -> bool,
 }
 
 /// Whether a kernel that has started never changes these bytes, and allows probes there.

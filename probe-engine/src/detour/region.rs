@@ -132,9 +132,10 @@ impl Walk<'_> {
     }
 
     /// Goes past what fills the space behind an instruction that never goes on to it, and says whether
-    /// that makes room enough.
+    /// that makes room enough. What a fix-up leads to is no such thing, nor is what is before it.
     fn skip_padding(&mut self) -> bool {
         let left = self.ground.function_end.offset_from(self.at).unwrap_or(0);
+        let from = self.len;
         while self.len < JUMP_LEN {
             let at = self.at.wrapping_add(self.len as u64);
             let Some(bytes) = self.ground.text.get(self.len..) else {
@@ -145,6 +146,10 @@ impl Walk<'_> {
                 _ => return false,
             };
             if (self.len + len) as u64 > left {
+                return false;
+            }
+            if (self.ground.is_fix_up)(at..at.wrapping_add(len as u64)) {
+                self.len = from;
                 return false;
             }
             self.len += len;

@@ -310,6 +310,7 @@ impl Engine {
             is_free: &is_free,
             expects_fault: &|at| body.expects_fault(at),
             is_target: &|range| whole.targets.any(range),
+            is_fix_up: &|range| self.kernel.landings.any_fix_up(range),
         };
         let region = detour::region(site.virt, &ground).map_err(|why| refused(&why))?;
         if let Some(why) = guest_kprobes::in_region(kprobes, region.range()) {
@@ -359,8 +360,8 @@ impl Engine {
         let mut starts: Vec<_> = symbols.iter().map(|it| it.address).filter(inside).collect();
         starts.sort_unstable();
         let mut targets = BranchTargets::of(range.start, &text, starts);
-        for landing in &self.kernel.landings {
-            targets.insert(*landing);
+        for label in &self.kernel.landings.labels {
+            targets.insert(*label);
         }
         WholeText {
             targets,

@@ -73,8 +73,8 @@ impl<'a> Text<'a> {
         let starts = starts.iter().map(|function| function.start);
         let text = &text[..len.min(text.len())];
         let mut targets = BranchTargets::of(range.start, text, starts);
-        for landing in &kernel.landings {
-            targets.insert(*landing);
+        for label in &kernel.landings.labels {
+            targets.insert(*label);
         }
         let without_gs = detour::functions_without(&kernel.symbols, range.start, text);
         Ok(Self {
@@ -101,6 +101,7 @@ impl<'a> Text<'a> {
             is_free: &|range| detour::is_free(blacklist, range),
             expects_fault: &|at| self.kernel.exceptions.contains(at),
             is_target: &|range| self.targets.any(range),
+            is_fix_up: &|range| self.kernel.landings.any_fix_up(range),
         };
         detour::region(at, &ground)
     }

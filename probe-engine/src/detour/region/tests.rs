@@ -14,6 +14,7 @@ fn ground(text: &[u8]) -> Ground<'_> {
         is_free: &FREE,
         expects_fault: &NOBODY,
         is_target: &NOWHERE,
+        is_fix_up: &NOWHERE,
     }
 }
 

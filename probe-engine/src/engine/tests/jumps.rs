@@ -12,6 +12,7 @@ use crate::ring::layout;
 /// Offset of `framed`, and its first bytes: `push %rbp; mov %rsp,%rbp; push %rbx`.
 const FRAMED: u64 = 0x340;
 const TEXT_BEFORE: [u8; 5] = [0x55, 0x48, 0x89, 0xe5, 0x53];
+const INT3: u8 = 0xcc;
 const JUMP: u8 = 0xe9;
 
 pub fn jumps() -> Fixture {
@@ -363,9 +364,20 @@ fn where_the_guest_holds_a_jump_no_int3_is_ours() {
 fn a_nop_behind_a_jump_is_no_padding_where_a_table_of_the_kernel_leads_to_it() {
     // jmp . + 0x12; three nops
     const JUMPS: [u8; 5] = [0xeb, 0x10, 0x90, 0x90, 0x90];
-    for (offset, kind) in [(2, Some("branch")), (4, Some("branch")), (5, None)] {
+    for (offset, is_label, kind) in [
+        (2, true, Some("branch")),
+        (4, true, Some("branch")),
+        (5, true, None),
+        (2, false, None),
+        (4, false, None),
+        (5, false, None),
+    ] {
         let f = Fixture::with_jumps(|kernel| {
-            kernel.landings = vec![GuestVirtAddr(TEXT + FRAMED + offset)];
+            let landing = vec![GuestVirtAddr(TEXT + FRAMED + offset)];
+            match is_label {
+                true => kernel.landings.labels = landing,
+                false => kernel.landings.fix_ups = landing,
+            }
         });
         f.set_bytes(FRAMED, &JUMPS);
         let probe = f.probe("framed");
@@ -373,6 +385,11 @@ fn a_nop_behind_a_jump_is_no_padding_where_a_table_of_the_kernel_leads_to_it() {
         match kind {
             Some(kind) => assert_eq!(why_not(&f, probe.id), kind, "{offset}"),
             None => assert_eq!(f.byte(FRAMED), JUMP, "{offset}"),
+        }
+        // Who comes from a fix-up is led to the nop's copy, as if no jump were there.
+        if !is_label && offset < 5 {
+            let wires = f.bytes_at(PHYS + FRAMED + 2, 3);
+            assert_eq!(wires, [INT3; 3], "{offset}");
         }
     }
 }
