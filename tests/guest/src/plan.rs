@@ -63,7 +63,8 @@ macro_rules! named {
                 match self { $(Self::$variant => $name),+ }
             }
 
-            fn parse(key: &'static str, value: &str) -> Result<Self, PlanError> {
+            /// The one of this name.
+            pub fn parse(key: &'static str, value: &str) -> Result<Self, PlanError> {
                 Self::ALL.iter().copied().find(|item| item.name() == value).ok_or_else(|| {
                     let names: Vec<_> = Self::ALL.iter().map(|item| item.name()).collect();
                     let choices = names.join(", ");
@@ -164,6 +165,9 @@ named! {
         Fill = "fill",
         /// Says what the kernel's log has to complain about.
         Log = "log",
+        /// Puts the kernel's own tools at the places `at`, changes them and takes them away as lines of
+        /// console input ask, until the line `quit`; see [`crate::workload::tools`].
+        Tools = "tools",
     }
 }
 
@@ -181,6 +185,10 @@ named! {
         Umask = "umask",
         /// `alarm`, which sets no timer.
         Alarm = "alarm",
+        /// `prctl(PR_SET_NAME)` of the calling thread.
+        Rename = "rename",
+        /// `open` of the device that the module `tun` makes; and `close`.
+        Tun = "tun",
     }
 }
 
@@ -321,7 +329,7 @@ mod tests {
             ("count=-1", "count=-1: it must be a whole number"),
             (
                 "syscall=x",
-                "syscall=x: it must be one of getppid, getuid, getpgid, umask, alarm",
+                "syscall=x: it must be one of getppid, getuid, getpgid, umask, alarm, rename, tun",
             ),
         ];
         for (text, message) in cases {

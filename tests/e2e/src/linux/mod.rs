@@ -11,6 +11,7 @@ mod endings;
 mod flags;
 mod freed;
 pub mod guest;
+mod guest_tools;
 mod interleaved;
 mod jumps;
 mod jumps_batch;
@@ -67,6 +68,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         returns_own::TESTS,
         returns_shared::TESTS,
         tools::TESTS,
+        guest_tools::TESTS,
         smp::TESTS,
         interleaved::TESTS,
         watch::TESTS,

@@ -44,7 +44,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
 
 /// Whether a line is a call of this function: `... 1.0: name <-caller` of the function tracer,
 /// `0)  0.1 us  |  name();` or `name() {` of the graph tracer. A return's line ends otherwise.
-fn is_call(line: &str, name: &str) -> bool {
+pub fn is_call(line: &str, name: &str) -> bool {
     line.split_whitespace().any(|word| {
         word.strip_prefix(name)
             .is_some_and(|rest| matches!(rest, "" | "();" | "()"))

@@ -64,7 +64,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
 }
 
 /// Hits and misses of an event in the profile: a line `name hits misses` each.
-pub(super) fn counts(profile: &str, name: &str) -> Option<(u64, u64)> {
+pub(in crate::workload) fn counts(profile: &str, name: &str) -> Option<(u64, u64)> {
     profile.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         let own = words.next()? == name;

@@ -27,6 +27,7 @@ mod sys;
 mod threads;
 mod timed;
 mod toggle;
+pub mod tools;
 mod tracefs;
 mod tracing;
 
@@ -83,6 +84,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Toggle => toggle::run(plan),
         Workload::Listing => listing::run(plan),
         Workload::Fill => fill::run(plan),
+        Workload::Tools => tools::run(),
         Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
     }
 }

@@ -11,17 +11,16 @@ use super::{listing, step};
 use crate::plan::Plan;
 
 /// Opened `count` times; the module `tun` makes it, and counts each in `tun_chr_open`.
-const DEVICE: &str = "/dev/net/tun";
+pub const DEVICE: &str = "/dev/net/tun";
 
 /// Loads the module, opens its device, unloads it. With places `at` the kernel has a kprobe at each
 /// meanwhile, which stays disabled; the reports say how it lists them.
 ///
 /// Steps, each round: `loaded`, `used`, `unloaded`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let path = format!("/lib/modules/{}/{}.ko", release.trim(), plan.module);
+    let path = file(&plan.module)?;
     for round in 0..plan.rounds {
-        load(&path).map_err(|error| io::Error::other(format!("can't load {path}: {error}")))?;
+        load(&path)?;
         let address = fs::read_to_string(format!("/sys/module/{}/sections/.text", plan.module))?;
         let list = listing::disabled(&plan.at)?;
         let text = json!({ "round": round, "text": address.trim(), "list": list });
@@ -39,22 +38,36 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     Ok(json!({ "rounds": plan.rounds, "opens": plan.count * plan.rounds }))
 }
 
-fn load(path: &str) -> io::Result<()> {
-    let file = File::open(path)?;
+/// Where the running kernel's module of this name is.
+pub fn file(name: &str) -> io::Result<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    Ok(format!("/lib/modules/{}/{name}.ko", release.trim()))
+}
+
+/// Loads a module from a file.
+pub fn load(path: &str) -> io::Result<()> {
+    File::open(path)
+        .and_then(|file| load_opened(&file, 0))
+        .map_err(|error| io::Error::other(format!("can't load {path}: {error}")))
+}
+
+/// Loads a module; flags as `finit_module(2)` has them.
+pub fn load_opened(file: &File, flags: libc::c_int) -> io::Result<()> {
     let no_parameters = c"";
-    // SAFETY: the descriptor is open and the parameters end in NUL; no flags.
+    // SAFETY: the descriptor is open and the parameters end in NUL.
     let result = unsafe {
         libc::syscall(
             libc::SYS_finit_module,
             file.as_raw_fd(),
             no_parameters.as_ptr(),
-            0,
+            flags,
         )
     };
     done(result)
 }
 
-fn unload(name: &str) -> io::Result<()> {
+/// Unloads a module that nobody uses.
+pub fn unload(name: &str) -> io::Result<()> {
     let name = CString::new(name)?;
     // SAFETY: the name ends in NUL; no flags, so a module in use stays.
     done(unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) })

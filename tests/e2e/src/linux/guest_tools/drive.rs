@@ -1,0 +1,330 @@
+//! Doing a case.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::super::code::decode;
+use super::super::guest::{Guest, VM, quiet};
+use super::cases::{Case, Side, Step, orders};
+use super::ours::{self, Ours};
+use super::theirs::{self, At, Group, Theirs};
+use crate::context::Context;
+use crate::say;
+use crate::test::{Failure, TestResult, check, check_eq, pass_with, wrong};
+
+/// vCPUs of the guest.
+const VCPUS: u32 = 4;
+/// Calls on each of them after each step.
+const CALLS: u64 = 5;
+/// Longer than any case takes; a guest that is silent for so long is dead.
+const LIMIT: Duration = Duration::from_secs(180);
+/// So many cases that fail are told before the rest is left.
+const TOLD: usize = 40;
+/// Every how manieth case is done.
+const STRIDE: usize = 23;
+/// Bytes of a jump.
+const JUMP_LEN: u64 = 5;
+/// Bytes of a function that are compared after each case.
+const COMPARED: usize = 0x100;
+
+/// Does all cases of a group.
+pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResult {
+    let tools = theirs::ALL
+        .iter()
+        .filter(|it| it.group == group && it.is_in(kernel));
+    let mut cases = Vec::new();
+    for theirs in tools {
+        for ours in Ours::ALL {
+            for (index, order) in orders().into_iter().enumerate() {
+                let changes = ours.changes();
+                cases.push(Case {
+                    theirs: *theirs,
+                    ours,
+                    change: changes[index % changes.len()],
+                    order,
+                });
+            }
+        }
+    }
+    let all = cases.len();
+    let cases: Vec<Case> = cases.into_iter().step_by(STRIDE).collect();
+    let mut failures = Vec::new();
+    let mut refusals: BTreeMap<String, usize> = BTreeMap::new();
+    let mut guest = None;
+    let started = Instant::now();
+    for case in &cases {
+        let mut driven = match guest.take() {
+            Some(driven) => driven,
+            None => Driven::boot(cx, kernel).await?,
+        };
+        let done = tokio::time::timeout(LIMIT, driven.case(case, &mut refusals)).await;
+        let done = done.unwrap_or_else(|_| Err(wrong!("the guest says no more")));
+        match done {
+            Ok(()) => guest = Some(driven),
+            Err(error) => {
+                let steps = driven.trail.join(", ");
+                say(&format!("case | {case}: {error} (after {steps})"));
+                failures.push(format!("{case}: {error} (after {steps})"));
+                // Another guest: who knows what this one is like now.
+                if failures.len() == TOLD {
+                    break;
+                }
+            }
+        }
+    }
+    if let Some(driven) = guest {
+        driven.finish().await?;
+    }
+    for (refusal, count) in &refusals {
+        say(&format!("refused {count:>4} {refusal}"));
+    }
+    check!(
+        failures.is_empty(),
+        "{} of {} cases failed: {}",
+        failures.len(),
+        cases.len(),
+        failures.join("; ")
+    );
+    pass_with(format!(
+        "{} of {all} cases, {} ms each",
+        cases.len(),
+        started.elapsed().as_millis() / cases.len().max(1) as u128
+    ))
+}
+
+/// A guest that does what a case's steps ask.
+struct Driven {
+    guest: Guest,
+    /// Steps of the case that is under way, with what became of them.
+    trail: Vec<String>,
+}
+
+/// One side while a case is done.
+#[derive(Debug, Default, Clone, Copy)]
+struct Part {
+    /// It is there.
+    there: bool,
+    /// It has to count calls.
+    counts: bool,
+    /// What it has to have counted.
+    counted: u64,
+}
+
+impl Driven {
+    async fn boot(cx: &Context, kernel: &'static str) -> Result<Self, Failure> {
+        let guest = Guest::ready(cx, kernel, VCPUS).await?;
+        guest.say("workload=tools").await?;
+        let mut driven = Self {
+            guest,
+            trail: Vec::new(),
+        };
+        // What the kernel patches when it is used for the first time.
+        for tool in theirs::ALL.iter().filter(|it| it.is_in(kernel)) {
+            driven.must(&format!("calls {} 1", tool.call())).await?;
+        }
+        Ok(driven)
+    }
+
+    /// Has the guest do a line; its answer, or why it doesn't.
+    async fn line(&mut self, line: &str) -> Result<Result<Value, String>, Failure> {
+        self.guest.say(line).await?;
+        let report = self.guest.console.report("step").await?;
+        Ok(match report["refused"].as_str() {
+            Some(why) => Err(why.to_owned()),
+            None => Ok(report),
+        })
+    }
+
+    /// The same, for what must not be refused.
+    async fn must(&mut self, line: &str) -> Result<Value, Failure> {
+        let answer = self.line(line).await?;
+        answer.map_err(|why| wrong!("the guest refused {line:?}: {why}"))
+    }
+
+    async fn case(
+        &mut self,
+        case: &Case,
+        refusals: &mut BTreeMap<String, usize>,
+    ) -> Result<(), Failure> {
+        self.trail.clear();
+        let function = self.guest.symbol(case.theirs.function()).await?;
+        let before = self.guest.memory(function, COMPARED).await?;
+        let place = self.place(&case.theirs, function, &before).await?;
+        let (mut theirs, mut ours) = (Part::default(), Part::default());
+        for (side, step) in &case.order {
+            self.trail.push(format!("{side:?} {step:?}"));
+            let refused = match side {
+                Side::Theirs => self.theirs(case, *step, &place, &mut theirs).await?,
+                Side::Ours => self.ours(case, *step, &mut ours).await?,
+            };
+            if let Some(why) = refused {
+                let other = match side {
+                    Side::Theirs => ours,
+                    Side::Ours => theirs,
+                };
+                self.trail.push(format!("refused: {why}"));
+                let what = format!(
+                    "{}, {:?}: {side:?} {step:?} beside {other:?}: {why}",
+                    case.theirs, case.ours
+                );
+                *refusals.entry(what).or_default() += 1;
+            }
+            self.calls(case, &mut theirs, &mut ours).await?;
+        }
+        let after = self.guest.memory(function, COMPARED).await?;
+        check!(
+            before == after,
+            "the function was {before:02x?} and is {after:02x?}"
+        );
+        quiet(&self.must("log").await?)
+    }
+
+    /// Where the guest's tool is.
+    async fn place(
+        &mut self,
+        theirs: &Theirs,
+        function: u64,
+        text: &[u8],
+    ) -> Result<String, Failure> {
+        let name = theirs.function();
+        let probe = self.guest.probe(&format!("look={name} nojump")).await?;
+        self.guest.remove(&["look"]).await?;
+        let code = decode(function, text);
+        let from = match theirs.at {
+            At::Event(event) => return Ok(event.into()),
+            At::Function => return Ok(name.into()),
+            At::Same => probe.address,
+            At::Next => probe.address + 1,
+            At::Behind => probe.address + JUMP_LEN,
+        };
+        let at = code.iter().map(|it| it.ip()).find(|ip| *ip >= from);
+        let at = at.ok_or_else(|| wrong!("{name} is too short"))?;
+        Ok(format!("{name}+{:#x}", at - function))
+    }
+
+    /// A step of the guest's tool; why it was refused.
+    async fn theirs(
+        &mut self,
+        case: &Case,
+        step: Step,
+        place: &str,
+        part: &mut Part,
+    ) -> Result<Option<String>, Failure> {
+        if step == Step::Comes {
+            let line = format!("come {} {place}", case.theirs.tool);
+            return Ok(match self.line(&line).await? {
+                Ok(report) => {
+                    *part = Part {
+                        there: true,
+                        counts: !case.theirs.comes_off,
+                        counted: 0,
+                    };
+                    self.trail.push(report["state"].to_string());
+                    None
+                }
+                Err(why) => Some(why),
+            });
+        }
+        if !part.there {
+            return Ok(None);
+        }
+        // One that comes switched off is switched on first.
+        let off = (step == Step::Off) != case.theirs.comes_off;
+        let line = match (step, off) {
+            (Step::Goes, _) => "go",
+            (_, true) => "off",
+            (_, false) => "on",
+        };
+        match self.line(line).await? {
+            Ok(report) => self.trail.push(report["state"].to_string()),
+            Err(why) => return Ok(Some(why)),
+        }
+        match line {
+            "go" => *part = Part::default(),
+            line => part.counts = line == "on" || case.theirs.counts_off,
+        }
+        Ok(None)
+    }
+
+    /// A step of our probe; why it was refused.
+    async fn ours(
+        &mut self,
+        case: &Case,
+        step: Step,
+        part: &mut Part,
+    ) -> Result<Option<String>, Failure> {
+        let guest = &self.guest;
+        let done = match step {
+            Step::Comes => ours::come(guest, &case.ours.text(&case.theirs)).await,
+            _ if !part.there => return Ok(None),
+            Step::Off => ours::off(guest, case.change).await,
+            Step::On => ours::on(guest, case.change).await,
+            Step::Goes => match ours::go(guest).await {
+                Ok(hits) => {
+                    check_eq!(hits, part.counted, "hits of ours at its removal");
+                    Ok(())
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        match done {
+            Ok(()) => {}
+            Err(Failure::Client(error)) => return Ok(Some(error.to_string())),
+            Err(other) => return Err(other),
+        }
+        match step {
+            Step::Comes => {
+                *part = Part {
+                    there: true,
+                    counts: true,
+                    counted: 0,
+                }
+            }
+            Step::Off => part.counts = case.change == ours::Change::Breakpoint,
+            Step::On => part.counts = true,
+            Step::Goes => *part = Part::default(),
+        }
+        if part.there {
+            let probe = self.guest.listed(ours::NAME).await?;
+            let told = probe.optimization.unwrap_or_default();
+            self.trail
+                .push(format!("{:?} {}", told.state(), told.reason));
+        }
+        Ok(None)
+    }
+
+    /// Has the guest call the function; both sides have to have counted what they ought to.
+    async fn calls(
+        &mut self,
+        case: &Case,
+        theirs: &mut Part,
+        ours: &mut Part,
+    ) -> Result<(), Failure> {
+        let report = self
+            .must(&format!("calls {} {CALLS}", case.theirs.call()))
+            .await?;
+        let calls = report["calls"].as_u64().unwrap_or_default();
+        check_eq!(calls, CALLS * u64::from(VCPUS), "calls: {report}");
+        for part in [&mut *theirs, &mut *ours] {
+            part.counted += if part.counts { calls } else { 0 };
+        }
+        if theirs.there {
+            check_eq!(report["seen"], theirs.counted, "calls that theirs has seen");
+        }
+        if ours.there {
+            let hits = ours::hits(&self.guest).await?;
+            check_eq!(hits, ours.counted, "hits of ours");
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<(), Failure> {
+        self.guest.say("quit").await?;
+        self.guest.console.report("done").await?;
+        let left = self.guest.client.list_probes(VM).await?;
+        check!(left.is_empty(), "probes are left: {left:?}");
+        self.guest.finish().await
+    }
+}

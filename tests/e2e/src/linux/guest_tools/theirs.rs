@@ -1,0 +1,128 @@
+//! The guest's tools.
+
+use super::super::guest::files;
+
+/// Tools that are tested together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    Tracers,
+    Kprobes,
+    Returns,
+    Bpf,
+}
+
+/// Where a tool is, seen from our probe on the function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// At the function by its name: the guest's kernel uses its ftrace site.
+    Function,
+    /// At the instruction that our probe is on.
+    Same,
+    /// At the next one, which a jump of ours overwrites.
+    Next,
+    /// At the first one that a jump of ours leaves alone.
+    Behind,
+    /// A trace event of this name.
+    Event(&'static str),
+}
+
+/// One of the guest's tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Theirs {
+    /// Its name in the guest's lines.
+    pub tool: &'static str,
+    pub at: At,
+    pub group: Group,
+    /// It has seen nothing before it is switched on for the first time.
+    pub comes_off: bool,
+    /// It goes on counting while it is switched off, in another way.
+    pub counts_off: bool,
+}
+
+/// All tools.
+pub const ALL: &[Theirs] = &[
+    tool("function", At::Function, Group::Tracers),
+    tool("function_graph", At::Function, Group::Tracers),
+    tool("event", At::Event("task/task_rename"), Group::Tracers),
+    tool("kprobe", At::Function, Group::Kprobes),
+    tool("kprobe", At::Same, Group::Kprobes),
+    tool("kprobe", At::Next, Group::Kprobes),
+    tool("kprobe", At::Behind, Group::Kprobes),
+    tool("kprobe-optimized", At::Same, Group::Kprobes),
+    tool("kprobe-optimized", At::Next, Group::Kprobes),
+    tool("kprobe-optimized", At::Behind, Group::Kprobes),
+    comes_off("kprobe-disabled", At::Same),
+    comes_off("kprobe-disabled", At::Next),
+    comes_off("kprobe-disabled", At::Behind),
+    counts_off("kprobe-switched", At::Same),
+    counts_off("kprobe-switched", At::Next),
+    counts_off("kprobe-switched", At::Behind),
+    tool("kretprobe", At::Function, Group::Returns),
+    tool("fprobe", At::Function, Group::Returns),
+    tool("fprobe-return", At::Function, Group::Returns),
+    tool("bpf-kprobe", At::Function, Group::Bpf),
+    tool("bpf-kprobe", At::Same, Group::Bpf),
+    tool("bpf-kprobe", At::Behind, Group::Bpf),
+    tool("bpf-kretprobe", At::Function, Group::Bpf),
+    tool("bpf-fentry", At::Function, Group::Bpf),
+    tool("bpf-fexit", At::Function, Group::Bpf),
+];
+
+const fn tool(tool: &'static str, at: At, group: Group) -> Theirs {
+    Theirs {
+        tool,
+        at,
+        group,
+        comes_off: false,
+        counts_off: false,
+    }
+}
+
+const fn comes_off(name: &'static str, at: At) -> Theirs {
+    Theirs {
+        comes_off: true,
+        ..tool(name, at, Group::Kprobes)
+    }
+}
+
+const fn counts_off(name: &'static str, at: At) -> Theirs {
+    Theirs {
+        counts_off: true,
+        ..tool(name, at, Group::Kprobes)
+    }
+}
+
+impl Theirs {
+    /// Whether this kernel has it.
+    pub fn is_in(&self, kernel: &str) -> bool {
+        // Events of function probes came with 6.5.
+        !self.tool.starts_with("fprobe") || kernel == files::BZIMAGE_6_12
+    }
+
+    /// The system call that goes through it.
+    pub fn call(&self) -> &'static str {
+        match self.at {
+            At::Event(_) => "rename",
+            _ => "umask",
+        }
+    }
+
+    /// The function that our probe is on: called once by each of those system calls, and by nothing
+    /// else that counts.
+    pub fn function(&self) -> &'static str {
+        match self.at {
+            At::Event(_) => "__set_task_comm",
+            _ => "__x64_sys_umask",
+        }
+    }
+}
+
+impl std::fmt::Display for Theirs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.at {
+            At::Event(name) => write!(f, "{} {name}", self.tool),
+            At::Function => write!(f, "{}", self.tool),
+            at => write!(f, "{} {at:?}", self.tool),
+        }
+    }
+}

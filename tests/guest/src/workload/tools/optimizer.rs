@@ -1,0 +1,113 @@
+//! The kernel's optimizer of its own kprobes: Documentation/trace/kprobes.rst, "How Does Jump
+//! Optimization Work?".
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::machine;
+use crate::workload::tracefs;
+
+const SWITCH: &str = "/proc/sys/debug/kprobes-optimization";
+const DEBUGFS: &str = "/sys/kernel/debug";
+const LIST: &str = "/sys/kernel/debug/kprobes/list";
+/// A kprobe that can always be optimized: a function that nothing else is put at.
+const CONTROL: (&str, &str) = ("mine/control", "__x64_sys_getpgid");
+/// How often it is looked for at most, and how long in between. It takes the kernel some ten
+/// milliseconds.
+const ROUNDS: u32 = 20_000;
+const PAUSE: Duration = Duration::from_millis(2);
+/// What the kernel's list says of a kprobe that is a jump.
+const OPTIMIZED: &str = "[OPTIMIZED]";
+
+/// Lets kprobes be jumps, or makes breakpoints of all.
+pub fn allow(may: bool) -> io::Result<()> {
+    fs::write(SWITCH, if may { "1\n" } else { "0\n" })
+}
+
+/// Waits until the kernel has optimized all that it can. It takes them in the order in which they were
+/// switched on, so a last one tells when the others have been dealt with.
+pub fn settle() -> io::Result<()> {
+    let (event, function) = CONTROL;
+    let place = format!("{function}+{:#x}", inside(function)?);
+    tracefs::append("kprobe_events", &format!("p:{event} {place}"))?;
+    tracefs::write(&format!("events/{event}/enable"), "1")?;
+    for round in 0.. {
+        if listed(&place)?.contains(OPTIMIZED) {
+            break;
+        }
+        if round == ROUNDS {
+            return Err(io::Error::other(format!("{place} is never optimized")));
+        }
+        thread::sleep(PAUSE);
+    }
+    tracefs::write(&format!("events/{event}/enable"), "0")?;
+    tracefs::append("dynamic_events", &format!("-:{event}"))
+}
+
+/// What the kernel's list says of the kprobe at a place: `[DISABLED]`, `[OPTIMIZED]`, `[FTRACE]`.
+pub fn listed(place: &str) -> io::Result<String> {
+    if !Path::new(LIST).exists() {
+        machine::mount(c"debugfs", c"/sys/kernel/debug")
+            .map_err(|error| io::Error::other(format!("can't mount {DEBUGFS}: {error}")))?;
+    }
+    let (symbol, offset) = place.split_once('+').unwrap_or((place, "0x0"));
+    let offset = offset.trim_start_matches("0x");
+    let list = fs::read_to_string(LIST)?;
+    Ok(flags(&list, &format!("{symbol}+0x{offset}")).unwrap_or_default())
+}
+
+/// The flags of the line of the kprobe at this place.
+fn flags(list: &str, place: &str) -> Option<String> {
+    list.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(2);
+        (words.next()? == place).then(|| words.collect::<Vec<_>>().join(" "))
+    })
+}
+
+/// How far behind a function's start the code behind its ftrace site is: 5 bytes for the site, and 4
+/// for `endbr64` where there is one.
+fn inside(function: &str) -> io::Result<u64> {
+    let filters = tracefs::read("available_filter_functions_addrs");
+    let start = symbol(function)?;
+    match filters {
+        // 6.6 and later tell where the site is; before, no function has an `endbr64`.
+        Ok(text) => {
+            let site = text.lines().find_map(|line| {
+                let (address, name) = line.split_once(' ')?;
+                (name.trim() == function).then(|| u64::from_str_radix(address, 16).ok())?
+            });
+            let site = site.ok_or_else(|| io::Error::other(format!("no site of {function}")))?;
+            Ok(site - start + 5)
+        }
+        Err(_) => Ok(5),
+    }
+}
+
+/// The address of a function.
+fn symbol(name: &str) -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/kallsyms")?;
+    let found = text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let address = u64::from_str_radix(words.next()?, 16).ok()?;
+        (words.nth(1)? == name).then_some(address)
+    });
+    found.ok_or_else(|| io::Error::other(format!("no symbol {name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_are_those_of_the_whole_place() {
+        let list = "ffffffff81000009  k  x+0x9    [DISABLED][OPTIMIZED]\n\
+                    ffffffff81000090  k  x+0x90   [OPTIMIZED]\n\
+                    ffffffff81000000  r  y+0x0\n";
+        assert_eq!(flags(list, "x+0x90").as_deref(), Some("[OPTIMIZED]"));
+        assert_eq!(flags(list, "y+0x0").as_deref(), Some(""));
+        assert_eq!(flags(list, "x+0x0"), None);
+    }
+}
