@@ -48,14 +48,15 @@ const CALLS: u64 = 100;
 const JUMP_LEN: u64 = 5;
 
 /// The kernel's text at one time.
-struct Text {
+pub struct Text {
     start: u64,
     bytes: Vec<u8>,
     blacklist: Vec<BlacklistEntry>,
 }
 
 impl Text {
-    async fn of(guest: &Guest) -> Result<Self, Failure> {
+    /// As it is now.
+    pub async fn of(guest: &Guest) -> Result<Self, Failure> {
         let start = guest.symbol("_stext").await?;
         let length = (guest.symbol("_etext").await? - start) as usize;
         Ok(Self {
@@ -66,7 +67,7 @@ impl Text {
     }
 
     /// Fails if it is another now, but for what the kernel patches itself.
-    async fn unchanged(&self, guest: &Guest) -> Result<(), Failure> {
+    pub async fn unchanged(&self, guest: &Guest) -> Result<(), Failure> {
         let now = guest.memory(self.start, self.bytes.len()).await?;
         check_unchanged(&self.bytes, &now, self.start, &self.blacklist).map(drop)
     }

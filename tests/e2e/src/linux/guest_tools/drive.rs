@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use iced_x86::Mnemonic;
 use serde_json::Value;
 
 use super::super::code::decode;
 use super::super::guest::{Guest, VM, quiet};
+use super::super::jumps_tools::Text;
 use super::cases::{Case, Side, Step, orders};
 use super::ours::{self, Ours};
-use super::theirs::{self, At, Group, Theirs};
+use super::theirs::{self, At, Group, Meets};
+use super::watched;
 use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, TestResult, check, check_eq, pass_with, wrong};
@@ -23,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// So many cases that fail are told before the rest is left.
 const TOLD: usize = 40;
 /// Every how manieth case is done.
-const STRIDE: usize = 23;
+const STRIDE: usize = 71;
 /// Bytes of a jump.
 const JUMP_LEN: u64 = 5;
 /// Bytes of a function that are compared after each case.
@@ -36,7 +39,7 @@ pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResu
         .filter(|it| it.group == group && it.is_in(kernel));
     let mut cases = Vec::new();
     for theirs in tools {
-        for ours in Ours::ALL {
+        for ours in Ours::ALL.into_iter().filter(|it| it.is_at(theirs)) {
             for (index, order) in orders().into_iter().enumerate() {
                 let changes = ours.changes();
                 cases.push(Case {
@@ -97,8 +100,12 @@ pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResu
 /// A guest that does what a case's steps ask.
 struct Driven {
     guest: Guest,
+    text: Text,
+    /// What watchpoints are on.
+    data: u64,
     /// Steps of the case that is under way, with what became of them.
     trail: Vec<String>,
+    times: BTreeMap<String, (u32, Duration)>,
 }
 
 /// One side while a case is done.
@@ -114,11 +121,15 @@ struct Part {
 
 impl Driven {
     async fn boot(cx: &Context, kernel: &'static str) -> Result<Self, Failure> {
-        let guest = Guest::ready(cx, kernel, VCPUS).await?;
+        let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
         guest.say("workload=tools").await?;
+        let data = watched::mask(&mut guest).await?;
         let mut driven = Self {
+            text: Text::of(&guest).await?,
             guest,
+            data,
             trail: Vec::new(),
+            times: BTreeMap::new(),
         };
         // What the kernel patches when it is used for the first time.
         for tool in theirs::ALL.iter().filter(|it| it.is_in(kernel)) {
@@ -149,12 +160,17 @@ impl Driven {
         refusals: &mut BTreeMap<String, usize>,
     ) -> Result<(), Failure> {
         self.trail.clear();
-        let function = self.guest.symbol(case.theirs.function()).await?;
-        let before = self.guest.memory(function, COMPARED).await?;
-        let place = self.place(&case.theirs, function, &before).await?;
+        // That of a module is there only while the module is.
+        let function = match case.theirs.at {
+            At::Module(_) => None,
+            _ => Some(self.guest.symbol(case.theirs.function()).await?),
+        };
+        let before = self.code(function).await?;
+        let place = self.place(case, function, &before).await?;
         let (mut theirs, mut ours) = (Part::default(), Part::default());
         for (side, step) in &case.order {
             self.trail.push(format!("{side:?} {step:?}"));
+            let t0 = Instant::now();
             let refused = match side {
                 Side::Theirs => self.theirs(case, *step, &place, &mut theirs).await?,
                 Side::Ours => self.ours(case, *step, &mut ours).await?,
@@ -165,41 +181,80 @@ impl Driven {
                     Side::Ours => theirs,
                 };
                 self.trail.push(format!("refused: {why}"));
+                // Only one that comes to where the other is already may be refused, and not one that
+                // the guest's kernel puts at the function's ftrace site.
+                let apart = !matches!(case.theirs.at, At::Same | At::Next | At::Behind);
+                check!(other.there && !apart, "{side:?} {step:?} was refused");
+                check!(!why.contains("never optimized"), "{why}");
                 let what = format!(
                     "{}, {:?}: {side:?} {step:?} beside {other:?}: {why}",
                     case.theirs, case.ours
                 );
                 *refusals.entry(what).or_default() += 1;
             }
+            let what = match side {
+                Side::Theirs => format!("{} {step:?}", case.theirs),
+                Side::Ours => format!("{:?} {step:?} {:?}", case.ours, case.change),
+            };
+            let e = self.times.entry(what).or_default();
+            e.0 += 1;
+            e.1 += t0.elapsed();
+            let t0 = Instant::now();
             self.calls(case, &mut theirs, &mut ours).await?;
+            let e = self.times.entry("calls".into()).or_default();
+            e.0 += 1;
+            e.1 += t0.elapsed();
         }
-        let after = self.guest.memory(function, COMPARED).await?;
+        let t0 = Instant::now();
+        let after = self.code(function).await?;
         check!(
             before == after,
             "the function was {before:02x?} and is {after:02x?}"
         );
-        quiet(&self.must("log").await?)
+        let r = quiet(&self.must("log").await?);
+        let e = self.times.entry("end".into()).or_default();
+        e.0 += 1;
+        e.1 += t0.elapsed();
+        r
+    }
+
+    /// The bytes of a function, if there is one.
+    async fn code(&self, function: Option<u64>) -> Result<Vec<u8>, Failure> {
+        match function {
+            Some(at) => self.guest.memory(at, COMPARED).await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Where the guest's tool is.
     async fn place(
         &mut self,
-        theirs: &Theirs,
-        function: u64,
+        case: &Case,
+        function: Option<u64>,
         text: &[u8],
     ) -> Result<String, Failure> {
+        let theirs = &case.theirs;
         let name = theirs.function();
+        match (theirs.at, function) {
+            (At::Event(name) | At::Module(name), _) => return Ok(name.into()),
+            (At::Function, _) | (_, None) => return Ok(name.into()),
+            _ => {}
+        }
+        let function = function.unwrap_or_default();
         let probe = self.guest.probe(&format!("look={name} nojump")).await?;
         self.guest.remove(&["look"]).await?;
         let code = decode(function, text);
         let from = match theirs.at {
-            At::Event(event) => return Ok(event.into()),
-            At::Function => return Ok(name.into()),
-            At::Same => probe.address,
             At::Next => probe.address + 1,
             At::Behind => probe.address + JUMP_LEN,
+            _ => probe.address,
         };
-        let at = code.iter().map(|it| it.ip()).find(|ip| *ip >= from);
+        let mut behind = code.iter().filter(|it| it.ip() >= from);
+        let at = match case.ours {
+            Ours::Watchpoint => behind.find(|it| it.mnemonic() == Mnemonic::Xchg),
+            _ => behind.next(),
+        };
+        let at = at.map(iced_x86::Instruction::ip);
         let at = at.ok_or_else(|| wrong!("{name} is too short"))?;
         Ok(format!("{name}+{:#x}", at - function))
     }
@@ -257,7 +312,7 @@ impl Driven {
     ) -> Result<Option<String>, Failure> {
         let guest = &self.guest;
         let done = match step {
-            Step::Comes => ours::come(guest, &case.ours.text(&case.theirs)).await,
+            Step::Comes => ours::come(guest, &case.ours.text(&case.theirs, self.data)).await,
             _ if !part.there => return Ok(None),
             Step::Off => ours::off(guest, case.change).await,
             Step::On => ours::on(guest, case.change).await,
@@ -307,9 +362,13 @@ impl Driven {
             .await?;
         let calls = report["calls"].as_u64().unwrap_or_default();
         check_eq!(calls, CALLS * u64::from(VCPUS), "calls: {report}");
-        for part in [&mut *theirs, &mut *ours] {
-            part.counted += if part.counts { calls } else { 0 };
-        }
+        let met = match case.theirs.meets {
+            Meets::Always => true,
+            Meets::WhileOff => !theirs.counts,
+            Meets::WhileOn => theirs.counts,
+        };
+        theirs.counted += if theirs.counts { calls } else { 0 };
+        ours.counted += if ours.counts && met { calls } else { 0 };
         if theirs.there {
             check_eq!(report["seen"], theirs.counted, "calls that theirs has seen");
         }
@@ -321,10 +380,17 @@ impl Driven {
     }
 
     async fn finish(mut self) -> Result<(), Failure> {
+        for (k, (n, d)) in &self.times {
+            say(&format!(
+                "time {k}: {n} x {} ms",
+                d.as_millis() / u128::from(*n)
+            ));
+        }
         self.guest.say("quit").await?;
         self.guest.console.report("done").await?;
         let left = self.guest.client.list_probes(VM).await?;
         check!(left.is_empty(), "probes are left: {left:?}");
+        self.text.unchanged(&self.guest).await?;
         self.guest.finish().await
     }
 }

@@ -10,6 +10,7 @@ mod cases;
 mod drive;
 mod ours;
 mod theirs;
+mod watched;
 
 use super::guest::files;
 use crate::context::Context;
@@ -65,6 +66,18 @@ pub const TESTS: &[Test] = &[
         ids: &["KP22"],
         needs: Needs::Linux,
         run: |cx| run(cx, files::BZIMAGE_6_12, Group::Bpf),
+    },
+    Test {
+        name: "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_1",
+        ids: &["KP22"],
+        needs: Needs::Linux,
+        run: |cx| run(cx, files::BZIMAGE_6_1, Group::Patches),
+    },
+    Test {
+        name: "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_12",
+        ids: &["KP22"],
+        needs: Needs::Linux,
+        run: |cx| run(cx, files::BZIMAGE_6_12, Group::Patches),
     },
 ];
 

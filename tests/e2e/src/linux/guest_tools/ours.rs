@@ -12,6 +12,8 @@ pub enum Ours {
     Jump,
     ReturnBreakpoint,
     ReturnJump,
+    /// On what the function writes, once a call.
+    Watchpoint,
 }
 
 /// What switching it off means.
@@ -29,23 +31,31 @@ pub enum Change {
 pub const NAME: &str = "ours";
 
 impl Ours {
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Breakpoint,
         Self::Jump,
         Self::ReturnBreakpoint,
         Self::ReturnJump,
+        Self::Watchpoint,
     ];
 
     /// What can be changed of it.
     pub fn changes(self) -> &'static [Change] {
         match self {
-            Self::Breakpoint | Self::ReturnBreakpoint => &[Change::Disable, Change::Disarm],
+            Self::Breakpoint | Self::ReturnBreakpoint | Self::Watchpoint => {
+                &[Change::Disable, Change::Disarm]
+            }
             Self::Jump | Self::ReturnJump => &[Change::Disable, Change::Disarm, Change::Breakpoint],
         }
     }
 
-    /// Its text form.
-    pub fn text(self, theirs: &Theirs) -> String {
+    /// Whether it can be where the guest's tool is.
+    pub fn is_at(self, theirs: &Theirs) -> bool {
+        self != Self::Watchpoint || matches!(theirs.at, At::Function | At::Same)
+    }
+
+    /// Its text form; `data` is the address that a watchpoint is on.
+    pub fn text(self, theirs: &Theirs, data: u64) -> String {
         let function = theirs.function();
         // Nobody else's names count.
         let only = match theirs.at {
@@ -56,6 +66,7 @@ impl Ours {
             Self::Breakpoint => format!("{NAME}={function} nojump{only}"),
             Self::Jump => format!("{NAME}={function}{only}"),
             Self::ReturnBreakpoint => format!("r64:{NAME} {function} nojump{only}"),
+            Self::Watchpoint => format!("w:{NAME} {data:#x}/4"),
             Self::ReturnJump => format!("r64:{NAME} {function}{only}"),
         }
     }

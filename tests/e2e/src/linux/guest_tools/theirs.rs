@@ -9,6 +9,7 @@ pub enum Group {
     Kprobes,
     Returns,
     Bpf,
+    Patches,
 }
 
 /// Where a tool is, seen from our probe on the function.
@@ -24,6 +25,18 @@ pub enum At {
     Behind,
     /// A trace event of this name.
     Event(&'static str),
+    /// It is this module.
+    Module(&'static str),
+}
+
+/// When calls go through our probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meets {
+    Always,
+    /// Not while the tool is switched on: another function is called then.
+    WhileOff,
+    /// Only while it is switched on: there is no such function otherwise.
+    WhileOn,
 }
 
 /// One of the guest's tools.
@@ -33,6 +46,7 @@ pub struct Theirs {
     pub tool: &'static str,
     pub at: At,
     pub group: Group,
+    pub meets: Meets,
     /// It has seen nothing before it is switched on for the first time.
     pub comes_off: bool,
     /// It goes on counting while it is switched off, in another way.
@@ -43,7 +57,6 @@ pub struct Theirs {
 pub const ALL: &[Theirs] = &[
     tool("function", At::Function, Group::Tracers),
     tool("function_graph", At::Function, Group::Tracers),
-    tool("event", At::Event("task/task_rename"), Group::Tracers),
     tool("kprobe", At::Function, Group::Kprobes),
     tool("kprobe", At::Same, Group::Kprobes),
     tool("kprobe", At::Next, Group::Kprobes),
@@ -66,6 +79,9 @@ pub const ALL: &[Theirs] = &[
     tool("bpf-kretprobe", At::Function, Group::Bpf),
     tool("bpf-fentry", At::Function, Group::Bpf),
     tool("bpf-fexit", At::Function, Group::Bpf),
+    tool("event", At::Event("task/task_rename"), Group::Patches),
+    meets("livepatch", At::Function, Meets::WhileOff),
+    meets("module", At::Module("tun"), Meets::WhileOn),
 ];
 
 const fn tool(tool: &'static str, at: At, group: Group) -> Theirs {
@@ -73,8 +89,16 @@ const fn tool(tool: &'static str, at: At, group: Group) -> Theirs {
         tool,
         at,
         group,
+        meets: Meets::Always,
         comes_off: false,
         counts_off: false,
+    }
+}
+
+const fn meets(name: &'static str, at: At, meets: Meets) -> Theirs {
+    Theirs {
+        meets,
+        ..tool(name, at, Group::Patches)
     }
 }
 
@@ -103,6 +127,7 @@ impl Theirs {
     pub fn call(&self) -> &'static str {
         match self.at {
             At::Event(_) => "rename",
+            At::Module(name) => name,
             _ => "umask",
         }
     }
@@ -112,6 +137,7 @@ impl Theirs {
     pub fn function(&self) -> &'static str {
         match self.at {
             At::Event(_) => "__set_task_comm",
+            At::Module(_) => "tun:tun_chr_open",
             _ => "__x64_sys_umask",
         }
     }
@@ -120,7 +146,7 @@ impl Theirs {
 impl std::fmt::Display for Theirs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.at {
-            At::Event(name) => write!(f, "{} {name}", self.tool),
+            At::Event(name) | At::Module(name) => write!(f, "{} {name}", self.tool),
             At::Function => write!(f, "{}", self.tool),
             at => write!(f, "{} {at:?}", self.tool),
         }

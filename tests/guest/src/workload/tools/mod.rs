@@ -10,7 +10,7 @@
 //! | `go` | it is taken away |
 //! | `calls SYSCALL N` | each CPU makes the system call N times; the report has how many `calls` that are, and how many the tool has `seen` so far |
 //! | `log` | the report has what the kernel's log has to complain about, as `complaints` |
-//! | `umask` | where the calling threads' file mode mask is in the kernel's memory, told by its type information: `fs` and `umask`, offsets in `task_struct` and `fs_struct` |
+//! | `umask` | the main thread calls `umask` once; the report has where the kernel keeps a task's mask: offsets `fs` in its `task_struct` and `umask` in that `fs_struct` |
 //! | `quit` | the tool is taken away, and that was all |
 //!
 //! `come` has the tools.
@@ -107,6 +107,7 @@ fn step(words: &[&str], tool: &mut Option<Box<dyn Tool>>) -> io::Result<Value> {
         }
         ["log"] => Ok(json!({ "complaints": klog::complaints()? })),
         ["umask"] => {
+            threads::make(Call::Umask);
             let types = btf::Types::of_kernel()?;
             Ok(json!({
                 "fs": types.member("task_struct", "fs")?,

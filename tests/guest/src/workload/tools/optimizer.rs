@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::machine;
 use crate::workload::tracefs;
@@ -14,10 +14,9 @@ const SWITCH: &str = "/proc/sys/debug/kprobes-optimization";
 const DEBUGFS: &str = "/sys/kernel/debug";
 const LIST: &str = "/sys/kernel/debug/kprobes/list";
 /// A kprobe that can always be optimized: a function that nothing else is put at.
-const CONTROL: (&str, &str) = ("mine/control", "__x64_sys_getpgid");
-/// How often it is looked for at most, and how long in between. It takes the kernel some ten
-/// milliseconds.
-const ROUNDS: u32 = 20_000;
+const CONTROL: (&str, &str) = ("mine/control", "__x64_sys_getppid");
+/// How long that may take; the kernel waits until each task has slept or run in user mode.
+const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(2);
 /// What the kernel's list says of a kprobe that is a jump.
 const OPTIMIZED: &str = "[OPTIMIZED]";
@@ -33,18 +32,23 @@ pub fn settle() -> io::Result<()> {
     let (event, function) = CONTROL;
     let place = format!("{function}+{:#x}", inside(function)?);
     tracefs::append("kprobe_events", &format!("p:{event} {place}"))?;
-    tracefs::write(&format!("events/{event}/enable"), "1")?;
-    for round in 0.. {
-        if listed(&place)?.contains(OPTIMIZED) {
-            break;
-        }
-        if round == ROUNDS {
+    let optimized =
+        tracefs::write(&format!("events/{event}/enable"), "1").and_then(|()| wait(&place));
+    tracefs::write(&format!("events/{event}/enable"), "0")?;
+    tracefs::append("dynamic_events", &format!("-:{event}"))?;
+    optimized
+}
+
+/// Waits until the kernel has made a jump of the kprobe at a place.
+fn wait(place: &str) -> io::Result<()> {
+    let start = Instant::now();
+    while !listed(place)?.contains(OPTIMIZED) {
+        if start.elapsed() > PATIENCE {
             return Err(io::Error::other(format!("{place} is never optimized")));
         }
         thread::sleep(PAUSE);
     }
-    tracefs::write(&format!("events/{event}/enable"), "0")?;
-    tracefs::append("dynamic_events", &format!("-:{event}"))
+    Ok(())
 }
 
 /// What the kernel's list says of the kprobe at a place: `[DISABLED]`, `[OPTIMIZED]`, `[FTRACE]`.
