@@ -24,8 +24,8 @@ const CALLS: u64 = 5;
 /// Longer than any case takes; a guest that is silent for so long is dead.
 const LIMIT: Duration = Duration::from_secs(180);
 /// So many cases that fail are told before the rest is left.
-const TOLD: usize = 40;
-/// Every how manieth case is done.
+const TOLD: usize = 10;
+/// Each so manieth case is done; a prime, so that all tools, probes, orders and changes have their turn.
 const STRIDE: usize = 71;
 /// Bytes of a jump.
 const JUMP_LEN: u64 = 5;
@@ -105,7 +105,6 @@ struct Driven {
     data: u64,
     /// Steps of the case that is under way, with what became of them.
     trail: Vec<String>,
-    times: BTreeMap<String, (u32, Duration)>,
 }
 
 /// One side while a case is done.
@@ -129,7 +128,6 @@ impl Driven {
             guest,
             data,
             trail: Vec::new(),
-            times: BTreeMap::new(),
         };
         // What the kernel patches when it is used for the first time.
         for tool in theirs::ALL.iter().filter(|it| it.is_in(kernel)) {
@@ -170,7 +168,6 @@ impl Driven {
         let (mut theirs, mut ours) = (Part::default(), Part::default());
         for (side, step) in &case.order {
             self.trail.push(format!("{side:?} {step:?}"));
-            let t0 = Instant::now();
             let refused = match side {
                 Side::Theirs => self.theirs(case, *step, &place, &mut theirs).await?,
                 Side::Ours => self.ours(case, *step, &mut ours).await?,
@@ -192,30 +189,14 @@ impl Driven {
                 );
                 *refusals.entry(what).or_default() += 1;
             }
-            let what = match side {
-                Side::Theirs => format!("{} {step:?}", case.theirs),
-                Side::Ours => format!("{:?} {step:?} {:?}", case.ours, case.change),
-            };
-            let e = self.times.entry(what).or_default();
-            e.0 += 1;
-            e.1 += t0.elapsed();
-            let t0 = Instant::now();
             self.calls(case, &mut theirs, &mut ours).await?;
-            let e = self.times.entry("calls".into()).or_default();
-            e.0 += 1;
-            e.1 += t0.elapsed();
         }
-        let t0 = Instant::now();
         let after = self.code(function).await?;
         check!(
             before == after,
             "the function was {before:02x?} and is {after:02x?}"
         );
-        let r = quiet(&self.must("log").await?);
-        let e = self.times.entry("end".into()).or_default();
-        e.0 += 1;
-        e.1 += t0.elapsed();
-        r
+        quiet(&self.must("log").await?)
     }
 
     /// The bytes of a function, if there is one.
@@ -380,12 +361,6 @@ impl Driven {
     }
 
     async fn finish(mut self) -> Result<(), Failure> {
-        for (k, (n, d)) in &self.times {
-            say(&format!(
-                "time {k}: {n} x {} ms",
-                d.as_millis() / u128::from(*n)
-            ));
-        }
         self.guest.say("quit").await?;
         self.guest.console.report("done").await?;
         let left = self.guest.client.list_probes(VM).await?;
