@@ -167,3 +167,60 @@ fn file(lines: &[Line], shstrtab: u32) -> Vec<u8> {
     file.extend(table);
     file
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(file: &[u8], at: usize, length: usize) -> usize {
+        let bytes = file[at..at + length].iter().rev();
+        bytes.fold(0, |n, byte| n << 8 | usize::from(*byte))
+    }
+
+    #[test]
+    fn sections_name_each_other_by_their_numbers() {
+        let relocation = Relocation {
+            at: 2,
+            kind: BRANCH,
+            symbol: 0,
+            addend: -4,
+        };
+        let text = Section {
+            name: ".text",
+            flags: ALLOC | EXECUTE,
+            bytes: vec![0xc3; 6],
+            relocations: vec![relocation],
+        };
+        let symbol = Symbol {
+            name: "f".into(),
+            section: None,
+            at: 0,
+        };
+        let file = relocatable(vec![text], &[symbol]);
+        let table = number(&file, 40, 8);
+        let line = |index: usize| table + 64 * index;
+        let bytes = |index| {
+            let at = number(&file, line(index) + 24, 8);
+            &file[at..at + number(&file, line(index) + 32, 8)]
+        };
+        let names = bytes(number(&file, 62, 2));
+        let name = |index| {
+            let rest = &names[number(&file, line(index), 4)..];
+            let end = rest.iter().position(|byte| *byte == 0).unwrap();
+            std::str::from_utf8(&rest[..end]).unwrap()
+        };
+        let all: Vec<&str> = (0..number(&file, 60, 2)).map(name).collect();
+        let expected = ["", ".text", ".symtab", ".strtab", ".shstrtab", ".rela.text"];
+        assert_eq!(all, expected);
+        assert_eq!((bytes(1), bytes(3)), (&[0xc3; 6][..], &b"\0f\0"[..]));
+        // The relocations are of section 1 and name symbols of section 2, whose names are in section 3.
+        let links = |index| {
+            (
+                number(&file, line(index) + 40, 4),
+                number(&file, line(index) + 44, 4),
+            )
+        };
+        assert_eq!((links(5), links(2)), ((2, 1), (3, 1)));
+        assert_eq!(number(bytes(5), 8, 8), 1 << 32 | BRANCH as usize);
+    }
+}
