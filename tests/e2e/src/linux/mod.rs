@@ -35,6 +35,7 @@ mod returns_own;
 mod returns_shared;
 mod smp;
 mod switches;
+mod switching;
 mod text;
 mod timeline;
 mod tools;
@@ -61,6 +62,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         refusals::TESTS,
         patching::TESTS,
         switches::TESTS,
+        switching::TESTS,
         list::TESTS,
         after::TESTS,
         flags::TESTS,
