@@ -77,11 +77,14 @@ fn inside(function: &str) -> io::Result<u64> {
     let filters = tracefs::read("available_filter_functions_addrs");
     let start = symbol(function)?;
     match filters {
-        // 6.6 and later tell where the site is; before, no function has an `endbr64`.
+        // 6.6 and later tell where the site is; before, no function has an `endbr64`. The name there may be
+        // another one of the same function.
         Ok(text) => {
+            let at_start = start..start + 5;
             let site = text.lines().find_map(|line| {
-                let (address, name) = line.split_once(' ')?;
-                (name.trim() == function).then(|| u64::from_str_radix(address, 16).ok())?
+                let (address, _) = line.split_once(' ')?;
+                let address = u64::from_str_radix(address, 16).ok()?;
+                at_start.contains(&address).then_some(address)
             });
             let site = site.ok_or_else(|| io::Error::other(format!("no site of {function}")))?;
             Ok(site - start + 5)
