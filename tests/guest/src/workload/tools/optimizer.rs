@@ -57,17 +57,20 @@ pub fn listed(place: &str) -> io::Result<String> {
         machine::mount(c"debugfs", c"/sys/kernel/debug")
             .map_err(|error| io::Error::other(format!("can't mount {DEBUGFS}: {error}")))?;
     }
-    let (symbol, offset) = place.split_once('+').unwrap_or((place, "0x0"));
-    let offset = offset.trim_start_matches("0x");
+    let (function, offset) = place.split_once('+').unwrap_or((place, "0x0"));
+    let offset = u64::from_str_radix(offset.trim_start_matches("0x"), 16);
+    let offset = offset.map_err(|error| io::Error::other(format!("{place:?}: {error}")))?;
     let list = fs::read_to_string(LIST)?;
-    Ok(flags(&list, &format!("{symbol}+0x{offset}")).unwrap_or_default())
+    Ok(flags(&list, symbol(function)? + offset).unwrap_or_default())
 }
 
-/// The flags of the line of the kprobe at this place.
-fn flags(list: &str, place: &str) -> Option<String> {
+/// The flags of the line of the kprobe at this address. The place there may be told by another name of the
+/// same function.
+fn flags(list: &str, at: u64) -> Option<String> {
     list.lines().find_map(|line| {
-        let mut words = line.split_whitespace().skip(2);
-        (words.next()? == place).then(|| words.collect::<Vec<_>>().join(" "))
+        let mut words = line.split_whitespace();
+        let address = u64::from_str_radix(words.next()?, 16).ok()?;
+        (address == at).then(|| words.skip(2).collect::<Vec<_>>().join(" "))
     })
 }
 
@@ -109,12 +112,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flags_are_those_of_the_whole_place() {
+    fn the_flags_are_those_of_the_address() {
         let list = "ffffffff81000009  k  x+0x9    [DISABLED][OPTIMIZED]\n\
                     ffffffff81000090  k  x+0x90   [OPTIMIZED]\n\
-                    ffffffff81000000  r  y+0x0\n";
-        assert_eq!(flags(list, "x+0x90").as_deref(), Some("[OPTIMIZED]"));
-        assert_eq!(flags(list, "y+0x0").as_deref(), Some(""));
-        assert_eq!(flags(list, "x+0x0"), None);
+                    ffffffff81000100  r  y+0x0\n";
+        let at = |offset| flags(list, 0xffff_ffff_8100_0000_u64 + offset);
+        assert_eq!(at(0x90).as_deref(), Some("[OPTIMIZED]"));
+        assert_eq!(at(0x100).as_deref(), Some(""));
+        assert_eq!(at(0), None);
     }
 }
