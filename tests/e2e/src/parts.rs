@@ -8,11 +8,23 @@ use crate::test::{Needs, Test};
 pub enum Part {
     /// All tests.
     All,
-    /// All but the tests with Linux guests that `lab-intel` has no time for every day.
+    /// All but [`THOROUGH`] ones, and in `lab-intel` but those with Linux guests that it has no time for
+    /// every day.
     Everyday,
     /// The tests about what happens at the same time, for a machine whose CPUs interleave finely.
     Interleaved,
 }
+
+/// Tests that no lab has the time for every day: what others show for one kernel, or for a part of the cases.
+const THOROUGH: &[&str] = &[
+    "the_guest_s_function_tracers_and_our_probes_in_every_order_on_6_1",
+    "the_guest_s_kprobes_and_our_probes_in_every_order_on_6_1",
+    "the_guest_s_kprobes_and_our_probes_in_every_order_on_6_12",
+    "the_guest_s_return_probes_and_our_probes_in_every_order_on_6_1",
+    "the_guest_s_bpf_programs_and_our_probes_in_every_order_on_6_1",
+    "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_1",
+    "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_12",
+];
 
 /// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and
 /// returning once, and what has to do with what the CPU itself does.
@@ -72,6 +84,7 @@ const INTERLEAVED: &[&str] = &[
     "return_probes_that_are_jumps_are_removed_and_switched_with_calls_in_flight",
     "the_guest_s_kprobes_and_our_jumps_count_the_same_calls_on_6_12",
     "the_guest_patches_its_static_keys_while_jumps_count_every_call",
+    "every_switch_under_4_vcpus_leaves_hits_and_missed_ones_at_what_the_guest_executed",
 ];
 
 impl Part {
@@ -80,6 +93,7 @@ impl Part {
         let is_in = |names: &[&str]| names.contains(&test.name);
         match self {
             Self::All => true,
+            Self::Everyday if is_in(THOROUGH) => false,
             Self::Everyday => {
                 place != Place::LabIntel || test.needs != Needs::Linux || is_in(EVERYDAY)
             }
@@ -94,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_names_are_those_of_tests_with_linux_guests() {
-        for name in EVERYDAY.iter().chain(INTERLEAVED) {
+        for name in EVERYDAY.iter().chain(INTERLEAVED).chain(THOROUGH) {
             let found = crate::tests().find(|test| test.name == *name);
             let needs = found.map(|test| test.needs);
             assert_eq!(needs, Some(Needs::Linux), "{name}");

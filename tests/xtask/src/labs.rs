@@ -30,7 +30,7 @@ pub struct LabOptions {
     /// Only in this lab; without a filter in both, with one in the AMD lab, unless it is named here.
     #[arg(long = "lab", value_enum, value_name = "NAME")]
     only: Option<Name>,
-    /// In the Intel lab all tests, not only those that its time allows every day.
+    /// All tests in both labs, not only those that their time allows every day.
     #[arg(long)]
     all: bool,
     /// Virtual CPUs of the lab machines.
@@ -59,7 +59,7 @@ pub enum Name {
 pub enum Part {
     /// All.
     All,
-    /// Of those with Linux guests in the Intel lab, those for every day.
+    /// Those that there is time for every day.
     Everyday,
     /// Those about what happens at the same time.
     Interleaved,
@@ -134,10 +134,13 @@ impl LabOptions {
             part,
             cpus: self.lab_cpus.unwrap_or(cpus),
         };
+        let part = match self.all || filtered {
+            true => Part::All,
+            false => Part::Everyday,
+        };
         if filtered || name == Name::Amd {
-            return vec![machine(Part::All, Lab::CPUS)];
+            return vec![machine(part, Lab::CPUS)];
         }
-        let part = if self.all { Part::All } else { Part::Everyday };
         vec![
             machine(part, Lab::CPUS),
             machine(Part::Interleaved, INTERLEAVED_CPUS),
