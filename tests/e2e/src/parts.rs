@@ -72,13 +72,11 @@ const EVERYDAY: &[&str] = &[
     "the_guest_s_function_graph_and_our_returns_without_exits_share_return_addresses",
     "our_jump_stays_while_a_kprobe_of_the_guest_s_that_is_not_armed_has_its_byte",
     "a_jump_of_the_guest_s_own_is_told_from_the_function_s",
-    "every_function_of_6_1_can_be_a_jump_while_the_guest_works",
 ];
 
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.
 const INTERLEAVED: &[&str] = &[
     "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
-    "jumps_that_stay_count_every_call_of_4_vcpus_while_they_are_made_and_unmade",
     "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
     "who_is_led_into_a_region_executes_its_instructions_and_too_often_ends_the_jump",
     "return_probes_that_are_jumps_are_removed_and_switched_with_calls_in_flight",
@@ -115,6 +113,9 @@ mod tests {
         }
     }
 
+    /// Rows that take longer in `lab-intel` than there is time for every day: a sweep over all functions.
+    const RARE: [&str; 1] = ["JP09"];
+
     #[test]
     fn each_row_is_proved_every_day_in_lab_intel_too() {
         let proves = |test: &Test, id: &str| test.ids.contains(&id);
@@ -123,7 +124,8 @@ mod tests {
                 .iter()
                 .any(|part| part.has(test, Place::LabIntel))
         };
-        for id in crate::tests().flat_map(|test| test.ids) {
+        let ids = crate::tests().flat_map(|test| test.ids);
+        for id in ids.filter(|id| !RARE.contains(id)) {
             let found = crate::tests().filter(is_run).any(|test| proves(test, id));
             assert!(found, "no test of {id}");
         }

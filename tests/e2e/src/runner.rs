@@ -21,6 +21,8 @@ use crate::{ALL_NEEDS, say, tests};
 /// How long a test may take. Only a net: no test waits for time.
 const LIMIT_TINY: Duration = Duration::from_secs(120);
 const LIMIT_LINUX: Duration = Duration::from_secs(600);
+/// The same where the CPU is emulated instruction by instruction.
+const LIMIT_LINUX_INTEL: Duration = Duration::from_secs(1800);
 /// Lines of a failed test's output to show.
 const TAIL: usize = 40;
 
@@ -169,10 +171,10 @@ fn run_in(folder: &Path, test: &Test, place: Place) -> Result<(Outcome, String),
                 .map_err(|e| RunError::Io("share a log", e))?,
         )
         .stderr(file);
-    let limit = if test.needs == Needs::Linux {
-        LIMIT_LINUX
-    } else {
-        LIMIT_TINY
+    let limit = match (test.needs, place) {
+        (Needs::Linux, Place::LabIntel) => LIMIT_LINUX_INTEL,
+        (Needs::Linux, _) => LIMIT_LINUX,
+        _ => LIMIT_TINY,
     };
     let ended = run_limited(&mut command, limit)?;
     let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
