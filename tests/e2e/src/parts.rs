@@ -24,6 +24,7 @@ const THOROUGH: &[&str] = &[
     "the_guest_s_bpf_programs_and_our_probes_in_every_order_on_6_1",
     "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_1",
     "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_12",
+    "a_static_key_flips_in_a_function_of_6_12_whose_instructions_are_all_probed",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and

@@ -34,6 +34,7 @@ mod returns;
 mod returns_own;
 mod returns_shared;
 mod smp;
+mod static_key;
 mod switches;
 mod switching;
 mod text;
@@ -71,6 +72,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         returns_shared::TESTS,
         tools::TESTS,
         guest_tools::TESTS,
+        static_key::TESTS,
         smp::TESTS,
         interleaved::TESTS,
         watch::TESTS,
