@@ -78,17 +78,20 @@ pub enum TestError {
 }
 
 /// How many tests ended how.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Counts {
     passed: u64,
     failed: u64,
     skipped: u64,
+    /// Which failed or were skipped, and why, a line each.
+    lines: Vec<String>,
 }
 
-/// Runs all tests; true if none failed and some ran. The last line says how many.
+/// Runs all tests; true if none failed and some ran. The last lines say which failed or were skipped,
+/// and how many passed.
 ///
 /// # Errors
-/// If what the tests need can't be had: also told by the last line, as one that failed.
+/// If what the tests need can't be had: also told by the last lines, as one that failed.
 pub fn run(options: &Options) -> Result<bool, TestError> {
     let mut counts = Counts::default();
     let mut runs = Vec::new();
@@ -109,7 +112,9 @@ pub fn run(options: &Options) -> Result<bool, TestError> {
         passed,
         failed,
         skipped,
+        lines,
     } = counts;
+    lines.iter().for_each(|line| say(line));
     say(&format!(
         "{passed} passed, {failed} failed, {skipped} skipped"
     ));
@@ -135,18 +140,20 @@ fn unit_tests() -> Result<(Counts, Run), TestError> {
         .env("VMPROBE_RESULTS", &results)
         .current_dir(root());
     let status = command::run(&mut cargo, UNIT_LIMIT, move |line| {
+        let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(part) = Counts::of_summary(line) {
-            sum.lock().unwrap_or_else(PoisonError::into_inner).add(part);
+            sum.add(part);
         } else if !line.is_empty() {
+            sum.lines.extend(failed_unit_test(line));
             say(line);
         }
     })?;
     let lines = fs::read_to_string(&results).map_err(io("read"))?;
     fs::remove_file(&results).map_err(io("remove"))?;
-    let mut counts = *counts.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counts = std::mem::take(&mut *counts.lock().unwrap_or_else(PoisonError::into_inner));
     if !status.success() && counts.failed == 0 {
         // It did not build, or a test's process died before its summary.
-        counts.failed = 1;
+        counts.fail("unit tests", &format!("they ended with {status}"));
     }
     let run = Run {
         place: HOST,
@@ -199,7 +206,7 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
     if options.filter.is_none() {
         let mut everywhere = claims(ALL_NEEDS)?;
         everywhere.extend([unit_claim(), monitor_claim()]);
-        counts.failed += write_conformance(&runs, &everywhere)?;
+        write_conformance(&runs, &everywhere, &mut counts)?;
     }
     Ok(counts)
 }
@@ -313,17 +320,19 @@ pub fn account(
     Ok(records)
 }
 
-/// Writes `target/conformance.json`, of all runs and the claims of all tests wherever they run. Says
-/// how many rows the tests name wrongly: those that don't exist, or that only the results name.
-fn write_conformance(runs: &[Run], everywhere: &[Claim]) -> Result<u64, TestError> {
+/// Writes `target/conformance.json`, of all runs and the claims of all tests wherever they run. Counts
+/// the rows that tests name wrongly as failed: those that don't exist, or that only the results name.
+fn write_conformance(
+    runs: &[Run],
+    everywhere: &[Claim],
+    counts: &mut Counts,
+) -> Result<(), TestError> {
     let rows = requirements::ids();
-    let mut strays = 0;
     for (record, id) in runs.iter().flat_map(|run| run.strays(&rows)) {
-        say(&format!(
-            "fail {}: it names row {id}, which isn't in docs/requirements.md or which it didn't claim",
-            record.name
-        ));
-        strays += 1;
+        let what = format!(
+            "it names row {id}, which isn't in docs/requirements.md or which it didn't claim"
+        );
+        counts.fail(&record.name, &what);
     }
     let claims = runs.iter().flat_map(|run| &run.claims).chain(everywhere);
     let claimed: BTreeSet<&str> = claims
@@ -333,8 +342,13 @@ fn write_conformance(runs: &[Run], everywhere: &[Claim]) -> Result<u64, TestErro
     let json = serde_json::to_string_pretty(&record::conformance(&rows, runs, &claimed))?;
     fs::create_dir_all(root().join("target"))
         .and_then(|()| fs::write(&path, json + "\n"))
-        .map_err(|error| TestError::Io("write", path.clone(), error))?;
-    Ok(strays)
+        .map_err(|error| TestError::Io("write", path.clone(), error))
+}
+
+/// What is told at the end of a test that `cargo test` says has failed.
+fn failed_unit_test(line: &str) -> Option<String> {
+    let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+    Some(format!("fail {name} (unit test)"))
 }
 
 fn conformance_file() -> PathBuf {
@@ -352,15 +366,13 @@ impl Counts {
     fn of_run(run: &Run) -> Self {
         let mut counts = Self::default();
         for record in &run.records {
+            let what = format!("{} ({})", record.name, record.place);
             match record.status {
                 Status::Pass => counts.passed += 1,
-                Status::Fail => counts.failed += 1,
+                Status::Fail => counts.fail(&what, &record.note),
                 Status::Skip | Status::Missing => {
                     counts.skipped += 1;
-                    say(&format!(
-                        "skip {} ({}): {}",
-                        record.name, record.place, record.note
-                    ));
+                    counts.lines.push(format!("skip {what}: {}", record.note));
                 }
             }
         }
@@ -379,7 +391,7 @@ impl Counts {
     }
 
     fn fail(&mut self, what: &str, why: &str) {
-        say(&format!("fail {what}: {why}"));
+        self.lines.push(format!("fail {what}: {why}"));
         self.failed += 1;
     }
 
@@ -387,6 +399,7 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.lines.extend(other.lines);
     }
 
     /// The counts of a test program's last line: `test result: ok. 3 passed; 0 failed; ...`.
@@ -402,6 +415,7 @@ impl Counts {
             passed: number(" passed")?,
             failed: number(" failed")?,
             skipped: number(" ignored")?,
+            lines: Vec::new(),
         })
     }
 }
@@ -418,8 +432,19 @@ mod tests {
             passed: 12,
             failed: 1,
             skipped: 2,
+            lines: Vec::new(),
         };
         assert_eq!(Counts::of_summary(line), Some(expected));
         assert_eq!(Counts::of_summary("running 3 tests"), None);
+    }
+
+    #[test]
+    fn a_failed_unit_test_is_told_by_its_name() {
+        let told = failed_unit_test("test record::tests::a_part ... FAILED");
+        assert_eq!(
+            told.as_deref(),
+            Some("fail record::tests::a_part (unit test)")
+        );
+        assert_eq!(failed_unit_test("test record::tests::a_part ... ok"), None);
     }
 }
