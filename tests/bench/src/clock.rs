@@ -35,7 +35,12 @@ impl Clock {
     /// Runs something and says how many ticks it took, the clock's own left out.
     pub fn time<R>(&self, work: impl FnOnce() -> R) -> (u64, R) {
         let (ticks, result) = raw(work);
-        (ticks.saturating_sub(self.own), result)
+        (self.without_own(ticks, 1), result)
+    }
+
+    /// Ticks without those that so many pairs of readings take.
+    pub fn without_own(&self, ticks: u64, pairs: u64) -> u64 {
+        ticks.saturating_sub(self.own * pairs)
     }
 
     /// The counter.
@@ -66,9 +71,9 @@ fn raw<R>(work: impl FnOnce() -> R) -> (u64, R) {
     (ticks().wrapping_sub(start), result)
 }
 
-/// Nothing before it is still under way, and nothing after it has begun (SDM vol. 2, RDTSC and
+/// The counter. Nothing before it is still under way, and nothing after it has begun (SDM vol. 2, RDTSC and
 /// LFENCE).
-fn ticks() -> u64 {
+pub fn ticks() -> u64 {
     // SAFETY: every x86-64 processor has it, and it does nothing but wait.
     unsafe { _mm_lfence() };
     // SAFETY: user mode may read the counter unless CR4.TSD is set, which Linux does only for

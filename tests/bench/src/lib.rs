@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod criterion_means;
+pub mod exits;
 pub mod fate;
 pub mod functions;
 pub mod guest;

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use bench::image::Image;
 use bench::report::{self, Entry};
 use bench::shares::{self, Moment};
-use bench::{clock, hits, jump, jump_shares, pause, rings};
-use clap::Parser;
+use bench::{clock, exits, hits, jump, jump_shares, pause, rings};
+use clap::{Parser, ValueEnum};
 
 /// What probes cost, measured without a guest that runs.
 #[derive(Debug, Parser)]
@@ -25,9 +25,20 @@ struct Cli {
     /// For the shares of all instructions, take one function of so many.
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
-    /// Only what jump probes cost.
-    #[arg(long)]
-    jumps: bool,
+    /// Only this part.
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+}
+
+/// What is measured, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Hits of jump probes, and their records.
+    Jumps,
+    /// Which share of the kernels' code costs what.
+    Shares,
+    /// Hits of breakpoint probes, and batches.
+    Hits,
 }
 
 fn main() -> ExitCode {
@@ -49,32 +60,39 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         let entries = entries.into_iter();
         entries.map(|entry| entry.on(&machine)).collect()
     };
-    say("records from ring to host");
-    add(timed(rings::measure()?))?;
-    say("hits of jump probes");
-    add(timed(jump::measure()?))?;
-    if cli.jumps {
-        return Ok(());
+    let is_wanted = |part| cli.only.is_none_or(|only| only == part);
+    if is_wanted(Part::Jumps) {
+        say("records from ring to host");
+        add(timed(rings::measure()?))?;
+        say("hits of jump probes");
+        add(timed(jump::measure()?))?;
     }
     let kernels = lab::ensure_kernels()?;
-    for kernel in [&kernels.v6_1, &kernels.v6_12] {
-        let (release, image) = (&kernel.release, Image::read(&kernel.vmlinuz)?);
-        for moment in Moment::ALL {
-            say(&format!("function entries of {release}, {moment:?}"));
-            add(shares::of_entries(&image, release, moment)?)?;
+    if is_wanted(Part::Shares) {
+        for kernel in [&kernels.v6_1, &kernels.v6_12] {
+            let (release, image) = (&kernel.release, Image::read(&kernel.vmlinuz)?);
+            for moment in Moment::ALL {
+                say(&format!("function entries of {release}, {moment:?}"));
+                add(shares::of_entries(&image, release, moment)?)?;
+            }
+            say(&format!("all instructions of {release}"));
+            let instructions =
+                shares::of_instructions(&image, release, Moment::Started, cli.every)?;
+            add(instructions)?;
+            say(&format!("jumps in {release}"));
+            add(jump_shares::measure(&image, release, cli.every)?)?;
         }
-        say(&format!("all instructions of {release}"));
-        let instructions = shares::of_instructions(&image, release, Moment::Started, cli.every)?;
-        add(instructions)?;
-        say(&format!("jumps in {release}"));
-        add(jump_shares::measure(&image, release, cli.every)?)?;
     }
-    let (release, image) = (&kernels.v6_1.release, Image::read(&kernels.v6_1.vmlinuz)?);
-    say("hits in the engine");
-    let means = cli.criterion.as_deref();
-    add(timed(hits::measure(&image, release, means)?))?;
-    say("batches in the engine");
-    add(timed(pause::measure(&image, release)?))?;
+    if is_wanted(Part::Hits) {
+        let (release, image) = (&kernels.v6_1.release, Image::read(&kernels.v6_1.vmlinuz)?);
+        say("hits from exit to entry");
+        add(timed(exits::measure()?))?;
+        say("hits in the engine");
+        let means = cli.criterion.as_deref();
+        add(timed(hits::measure(&image, release, means)?))?;
+        say("batches in the engine");
+        add(timed(pause::measure(&image, release)?))?;
+    }
     Ok(())
 }
 

@@ -13,7 +13,8 @@ pub struct Entry {
     pub value: f64,
     /// Its unit.
     pub unit: &'static str,
-    /// What it was measured on; here always this machine, without a guest that runs.
+    /// What it was measured on: `native`, this machine without a guest that runs, or `host`, this machine's
+    /// own KVM.
     #[serde(rename = "where")]
     pub place: &'static str,
     /// What was measured.

@@ -1,7 +1,6 @@
 //! Tests with guests of a few hundred bytes, assembled here and booted as any vmlinux by the
 //! product's own server. They prove on any real KVM what needs no Linux.
 
-mod image;
 mod interrupts;
 mod memory;
 mod pause;
@@ -12,6 +11,8 @@ mod single;
 mod traps;
 mod vm;
 mod watch;
+
+use tiny_kernel as image;
 
 use crate::test::{Failure, Test};
 
@@ -46,5 +47,5 @@ pub const TESTS: &[Test] = &[
 /// # Errors
 /// None that this code can cause.
 pub fn power_off_image() -> Result<Vec<u8>, Failure> {
-    image::build(|a, _| image::power_off(a))
+    Ok(image::build(|a, _| image::power_off(a))?)
 }

@@ -7,8 +7,6 @@
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, al, cr3, dx, ecx, ptr, rax, rbx, rcx, rsp};
 use iced_x86::{BlockEncoderOptions, IcedError};
 
-use crate::test::Failure;
-
 /// Where the code is, physically. The stack grows down from here.
 pub const TEXT: u64 = 0x20_0000;
 /// What the upper half adds to a physical address: where Linux' image is linked, too.
@@ -51,7 +49,7 @@ impl Names {
 /// If it doesn't assemble.
 pub fn build(
     code: impl FnOnce(&mut CodeAssembler, &mut Names) -> Result<(), IcedError>,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>, IcedError> {
     let mut a = CodeAssembler::new(64)?;
     let mut names = Names::default();
     to_upper_half(&mut a)?;

@@ -1,0 +1,204 @@
+//! The host's share of a breakpoint hit (BN02): from `KVM_RUN`'s return to its next call, with all that
+//! the monitor, the engine and the server do in between. The whole server runs in this process, with a
+//! tiny guest on this machine's own KVM.
+
+mod calls;
+mod guest;
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use hdrhistogram::Histogram;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use vmprobe_client::v1::CreateVmRequest;
+use vmprobe_client::{Client, ClientError, Message, spec};
+use vmprobe_server::{BindError, Limits, Options, Server};
+
+use crate::clock::Clock;
+use crate::report::Entry;
+
+/// Name of the only VM.
+const VM: &str = "exits";
+/// Limits in nanoseconds: of the median, and of the 99th percentile.
+const LIMITS: [(f64, f64); 2] = [(0.50, 500.0), (0.99, 2000.0)];
+/// Sites of a guest.
+const SITES: [usize; 2] = [100, 10_000];
+/// Hits of a guest.
+const HITS: usize = 60_000;
+/// Times that each guest runs; the figures are those of the run in the middle.
+const RUNS: usize = 5;
+
+/// Why the hits could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ExitsError {
+    /// There is no runtime, or no file to be written.
+    #[error("can't {0}")]
+    Io(&'static str, #[source] std::io::Error),
+    /// The guest's code is wrong.
+    #[error("the guest's code doesn't assemble")]
+    Assemble(#[from] iced_x86::IcedError),
+    /// The server does not start.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// It refuses.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The guest's symbols aren't there.
+    #[error("the probe {0} is not understood")]
+    Spec(String),
+    /// Hits were lost, or their time was not taken.
+    #[error("{counted} hits of {wanted} were counted, {missed} missed, and {timed} were timed")]
+    Hits {
+        /// What there should be.
+        wanted: u64,
+        /// Of the probes.
+        counted: u64,
+        /// Of the probes.
+        missed: u64,
+        /// Exits with a time.
+        timed: u64,
+    },
+}
+
+/// Measures with 100 and 10,000 sites, each with and without a client that reads the events.
+///
+/// # Errors
+/// See [`ExitsError`].
+pub fn measure() -> Result<Vec<Entry>, ExitsError> {
+    let clock = Clock::new();
+    let runtime = Runtime::new().map_err(|error| ExitsError::Io("start a runtime", error))?;
+    let mut entries = Vec::new();
+    for sites in SITES {
+        for is_read in [false, true] {
+            let mut runs = Vec::new();
+            for _ in 0..RUNS {
+                runs.push(runtime.block_on(run(sites, is_read, clock))?);
+            }
+            entries.extend(figures(sites, is_read, &runs, clock));
+        }
+    }
+    Ok(entries)
+}
+
+/// Ticks of each hit of one guest.
+async fn run(sites: usize, is_read: bool, clock: Clock) -> Result<Histogram<u64>, ExitsError> {
+    let options = Options {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        insecure_listen_anywhere: false,
+        limits: Limits::default(),
+    };
+    let server = Server::bind(options).await?;
+    let address = server.address();
+    let (end, ended) = oneshot::channel::<()>();
+    let serving = tokio::spawn(server.serve(async {
+        // Also when nobody is left to say so.
+        let _ = ended.await;
+    }));
+    let client = Client::connect(&format!("http://{address}")).await?;
+    let measured = hits(&client, sites, is_read, clock).await;
+    drop(end);
+    // Its errors are those of the calls before.
+    let _ = serving.await;
+    measured
+}
+
+async fn hits(
+    client: &Client,
+    sites: usize,
+    is_read: bool,
+    clock: Clock,
+) -> Result<Histogram<u64>, ExitsError> {
+    let path = std::env::temp_dir().join(format!("vmprobe-bench-{}", std::process::id()));
+    std::fs::write(&path, guest::kernel(sites, HITS / sites)?)
+        .map_err(|error| ExitsError::Io("write the guest's kernel", error))?;
+    let request = CreateVmRequest {
+        name: VM.into(),
+        kernel: path.to_string_lossy().into_owned(),
+        memory_mib: 64,
+        hold: true,
+        ..Default::default()
+    };
+    client.create_vm(request).await?;
+    std::fs::remove_file(&path)
+        .map_err(|error| ExitsError::Io("remove the guest's kernel", error))?;
+    let specs = (0..sites).map(|site| {
+        let text = guest::site(site);
+        spec::parse(&text).map_err(|_| ExitsError::Spec(text))
+    });
+    client
+        .register_probes(VM, specs.collect::<Result<_, _>>()?)
+        .await?;
+    let reader = match is_read {
+        true => {
+            let mut stream = client.events(VM, Vec::new()).await?;
+            Some(tokio::spawn(async move {
+                while let Ok(Some(Message::Batch { .. })) = stream.next().await {}
+            }))
+        }
+        false => None,
+    };
+    calls::begin();
+    client.start_vm(VM).await?;
+    client.wait_vm(VM).await?;
+    let times = calls::end();
+    if let Some(reader) = reader {
+        // It ends with the guest.
+        let _ = reader.await;
+    }
+    let probes = client.list_probes(VM).await?;
+    client.delete_vm(VM).await?;
+
+    let sum = |of: fn(&vmprobe_client::v1::Probe) -> u64| probes.iter().map(of).sum::<u64>();
+    let (wanted, counted, missed) = (
+        (HITS / sites * sites) as u64,
+        sum(|probe| probe.hits),
+        sum(|probe| probe.missed),
+    );
+    let timed = times.len() as u64;
+    if counted != wanted || missed != 0 || timed < wanted {
+        return Err(ExitsError::Hits {
+            wanted,
+            counted,
+            missed,
+            timed,
+        });
+    }
+    let mut histogram = Histogram::new_with_bounds(1, 1 << 40, 3)
+        .unwrap_or_else(|_| unreachable!("the bounds are valid"));
+    for time in times {
+        histogram.saturating_record(clock.without_own(time.ticks, time.readings));
+    }
+    Ok(histogram)
+}
+
+/// The figures of the run in the middle, for each percentile by itself.
+fn figures(
+    sites: usize,
+    is_read: bool,
+    runs: &[Histogram<u64>],
+    clock: Clock,
+) -> impl Iterator<Item = Entry> {
+    let events = match is_read {
+        true => "a client reads the events on the same cores",
+        false => "nobody reads the events",
+    };
+    LIMITS.into_iter().map(move |(quantile, limit)| {
+        let values = runs.iter().map(|run| run.value_at_quantile(quantile));
+        let mut values: Vec<f64> = values.map(|ticks| clock.nanoseconds(ticks)).collect();
+        values.sort_by(f64::total_cmp);
+        let value = values[values.len() / 2];
+        let verdict = if value <= limit { "kept" } else { "missed" };
+        let (low, high) = (values[0], values[values.len() - 1]);
+        let how = format!(
+            "p{:.0} from KVM_RUN's return to its next call, other ioctls left out: {sites} sites \
+             with push and pop, {events}",
+            quantile * 100.0
+        );
+        let note = format!("limit {limit} ns: {verdict}; {low:.0} to {high:.0} ns in {RUNS} runs");
+        let entry = Entry::native("BN02", (value * 10.0).round() / 10.0, "ns", how).note(note);
+        Entry {
+            place: "host",
+            ..entry
+        }
+    })
+}
