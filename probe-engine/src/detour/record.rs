@@ -242,11 +242,6 @@ impl Full {
         a.jmp(self.retry)?;
         a.set_label(&mut trap.gives_up)
     }
-
-    /// Where it goes on without a record.
-    pub(super) fn done(&self) -> CodeLabel {
-        self.done
-    }
 }
 
 impl Trap {

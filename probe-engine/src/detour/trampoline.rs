@@ -36,6 +36,10 @@ pub struct Trampoline {
     /// What a lossless probe's call comes to with the ring full, as in [`super::Detour::full`]. Then EAX has
     /// the number of the call's detour.
     pub full: Full,
+    /// Where in the code the call has been told of, by its record or a counter, and is in the table yet.
+    pub told: [u32; 4],
+    /// Bytes that RSP is there below the place of the call's return address.
+    pub depth: u64,
 }
 
 /// Generates the code that is shared, for the address [`super::Following::trampoline`].
@@ -55,7 +59,7 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
     a.db(&[INT3; ENTER as usize - CALL])?;
     enter(&mut a, environment, &following)?;
     a.set_label(&mut body)?;
-    let trap = leave(&mut a, environment, &following)?;
+    let left = leave(&mut a, environment, &following)?;
 
     let encoded = a.assemble_options(
         following.trampoline.0,
@@ -65,11 +69,17 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
         let ip = encoded.label_ip(label)?;
         Ok::<_, DetourError>(ip.wrapping_sub(following.trampoline.0) as u32)
     };
+    let mut told = [0; 4];
+    for (told, label) in told.iter_mut().zip(&left.told) {
+        *told = offset(label)?;
+    }
     Ok(Trampoline {
         full: Full {
-            trap: offset(&trap.int3)?,
-            gives_up: offset(&trap.gives_up)?,
+            trap: offset(&left.trap.int3)?,
+            gives_up: offset(&left.trap.gives_up)?,
         },
+        told,
+        depth: left.depth,
         code: encoded.inner.code_buffer,
     })
 }
@@ -237,13 +247,21 @@ fn to_task(
     }
 }
 
+/// See [`Trampoline`].
+struct Left {
+    trap: Trap,
+    told: [CodeLabel; 4],
+    depth: u64,
+}
+
 /// What a followed call returns to. RSP is at what was its return address.
 fn leave(
     a: &mut CodeAssembler,
     environment: &Environment,
     following: &Following,
-) -> Result<Trap, IcedError> {
+) -> Result<Left, IcedError> {
     let [mut counts, mut done, mut gone, mut lost] = labels(a);
+    let [mut recorded, mut missed] = labels(a);
     let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
     let mut frame = Frame::default();
     frame.save_flags(a)?;
@@ -277,7 +295,9 @@ fn leave(
     to_tally(a, tally, reg::r15d, word)?;
     a.test(word, word)?;
     a.js(counts)?;
-    let full = write_record(a, environment, &frame, (call, word), done)?;
+    let mut full = write_record(a, environment, &frame, (call, word), done)?;
+    a.set_label(&mut recorded)?;
+    a.jmp(done)?;
 
     a.set_label(&mut counts)?;
     a.lock().inc(dword_ptr(tally + COUNTED))?;
@@ -293,10 +313,17 @@ fn leave(
     a.set_label(&mut lost)?;
     frame.restore(a, all)?;
     a.int3()?;
-    when_full(a, full, (word, tally))
+    let trap = when_full(a, &mut full, (word, tally))?;
+    a.set_label(&mut missed)?;
+    a.jmp(done)?;
+    Ok(Left {
+        trap,
+        told: [recorded, missed, done, gone],
+        depth: frame.depth().unsigned_abs().into(),
+    })
 }
 
-/// Writes a return's record and jumps to `done`.
+/// Writes a return's record; without room for one it goes on at `done`.
 fn write_record(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -340,14 +367,13 @@ fn write_record(
         a.mov(qword_ptr(record + to), reg::rax)?;
     }
     record::end(a, record)?;
-    a.jmp(done)?;
     Ok(full)
 }
 
-/// Writes what happens when the ring is full.
+/// Writes what happens when the ring is full, up to where the call has been counted as missed.
 fn when_full(
     a: &mut CodeAssembler,
-    mut full: FullRing,
+    full: &mut FullRing,
     (word, tally): (AsmRegister32, AsmRegister64),
 ) -> Result<Trap, IcedError> {
     let mut trap = Trap::new(a);
@@ -358,7 +384,6 @@ fn when_full(
     a.and(reg::eax, NUMBER as i32)?;
     full.trap(a, &mut trap)?;
     a.lock().inc(dword_ptr(tally + MISSED))?;
-    a.jmp(full.done())?;
     Ok(trap)
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use super::jump::WhyNot;
 use super::returns::{read_word, write_word};
-use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
+use super::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
 use crate::addr::GuestVirtAddr;
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
@@ -23,6 +23,25 @@ pub(super) struct Follower {
     pub(super) calls: Calls,
     /// Where the trampoline comes to with a ring full.
     pub(super) full: Full,
+    /// See [`detour::Trampoline::told`].
+    told: [GuestVirtAddr; 4],
+    /// See [`detour::Trampoline::depth`].
+    depth: u64,
+}
+
+impl Follower {
+    /// The calls under way that have not been told of, and will be if their probes stay.
+    pub(super) fn untold(&self, guest: &dyn StoppedGuest, tables: &[PageTables]) -> Vec<Call> {
+        let memory = guest.memory();
+        let vcpus = vcpus(guest);
+        let is_told = |call: &Call| {
+            let rsp = call.slot.wrapping_sub(self.depth);
+            call.returns() && stands_at(memory, tables, &vcpus, rsp, &self.told)
+        };
+        let mut calls = self.calls.under_way(memory).unwrap_or_default();
+        calls.retain(|call| !call.is_orphan() && !is_told(call));
+        calls
+    }
 }
 
 impl Engine {
@@ -44,6 +63,8 @@ impl Engine {
             Ok(true) => Ok(Follower {
                 calls,
                 full: code.full,
+                told: code.told.map(|at| TRAMPOLINE.wrapping_add(at.into())),
+                depth: code.depth,
             }),
             Ok(false) => Err(not(
                 "the arena has no room for the code that calls return to",

@@ -329,7 +329,7 @@ impl Engine {
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
         let table = table.changed();
         self.settle(guest.memory());
-        let unfinished = self.unfinished(guest.memory(), &removed);
+        let unfinished = self.unfinished(guest, &removed);
         self.switch_stopped(guest, &before, &table)?;
         for (probe, times) in removed.iter().zip(unfinished) {
             probe.miss_often(times);

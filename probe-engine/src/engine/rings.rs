@@ -170,15 +170,16 @@ impl Engine {
 
     /// How many hits of each of these probes have been noticed by detours and will be told of later: their
     /// records are being written, or their calls have not returned.
-    pub(super) fn unfinished(&self, memory: &dyn GuestMemory, probes: &[Arc<Probe>]) -> Vec<u64> {
+    pub(super) fn unfinished(&self, guest: &dyn StoppedGuest, probes: &[Arc<Probe>]) -> Vec<u64> {
+        let tables = self.kernel_tables(guest);
         let reader = self.reader();
         let Some(reader) = &*reader else {
             return vec![0; probes.len()];
         };
-        let records = reader.rings.unfinished(memory);
+        let records = reader.rings.unfinished(guest.memory());
         let calls = match &reader.follower {
-            Ok(follower) => follower.calls.under_way(memory).unwrap_or_default(),
-            Err(_) => Vec::new(),
+            Ok(follower) if reader.credit.follows() => follower.untold(guest, &tables),
+            _ => Vec::new(),
         };
         let credit = &reader.credit;
         let of = |probe: &Arc<Probe>| {

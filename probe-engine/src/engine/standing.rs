@@ -44,18 +44,44 @@ pub(super) fn any_on_entry_stack(vcpus: &[(u32, Registers)]) -> bool {
 }
 
 /// Where the interrupt keeps RIP that came when the call with its return address at `at` had just returned
-/// to the trampoline: the processor has pushed RIP, CS, RFLAGS, RSP and SS below, on a stack aligned to 16
-/// bytes (SDM vol. 3A, 6.14.2). `None` if there was none.
+/// to the trampoline. `None` if there was none.
 pub(super) fn interrupted_at(
     memory: &dyn GuestMemory,
     tables: PageTables,
     at: u64,
     trampoline: GuestVirtAddr,
 ) -> Option<u64> {
-    let rsp = at.wrapping_add(WORD);
+    let (frame, rip) = interrupted(memory, tables, at.wrapping_add(WORD))?;
+    (rip == trampoline).then_some(frame)
+}
+
+/// The frame of an interrupt that came when RSP was this, and RIP in it: the processor has pushed RIP, CS,
+/// RFLAGS, RSP and SS below, on a stack aligned to 16 bytes (SDM vol. 3A, 6.14.2).
+fn interrupted(
+    memory: &dyn GuestMemory,
+    tables: PageTables,
+    rsp: u64,
+) -> Option<(u64, GuestVirtAddr)> {
     let frame = (rsp & !15).wrapping_sub(5 * WORD);
     let word = |at| read_word(memory, tables, at);
-    let is_it =
-        word(frame) == Some(trampoline.0) && word(frame.wrapping_add(3 * WORD)) == Some(rsp);
-    is_it.then_some(frame)
+    let is_one = word(frame.wrapping_add(3 * WORD)) == Some(rsp);
+    let rip = word(frame).filter(|_| is_one)?;
+    Some((frame, GuestVirtAddr(rip)))
+}
+
+/// Whether a vCPU, or a task that was interrupted, stands at one of these places with this RSP.
+pub(super) fn stands_at(
+    memory: &dyn GuestMemory,
+    tables: &[PageTables],
+    vcpus: &[(u32, Registers)],
+    rsp: u64,
+    places: &[GuestVirtAddr],
+) -> bool {
+    let is_place = |rip| places.contains(&rip);
+    let stands = |it: &Registers| it.rsp == rsp && is_place(GuestVirtAddr(it.rip));
+    let interrupted = |tables: &PageTables| {
+        let frame = interrupted(memory, *tables, rsp);
+        frame.is_some_and(|(_, rip)| is_place(rip))
+    };
+    vcpus.iter().any(|(_, registers)| stands(registers)) || tables.iter().any(interrupted)
 }

@@ -359,6 +359,43 @@ fn calls_that_a_detour_has_not_finished_or_an_nmi_may_have_interrupted_are_put_b
 }
 
 #[test]
+fn a_call_that_the_trampoline_has_told_of_is_not_missed_when_its_probe_goes() {
+    let shared = |f: &Fixture| {
+        let environment = f.engine.environment(&*f.memory).unwrap();
+        detour::trampoline(&environment).unwrap()
+    };
+    // Somewhere else in the trampoline, or elsewhere on the stack, it has yet to be told of.
+    for (place, off, missed) in [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 0, 0),
+        (3, 0, 0),
+        (4, 0, 1),
+        (2, 8, 1),
+    ] {
+        for interrupted in [false, true] {
+            let f = jumps();
+            let probe = followed(&f, |_| {});
+            enter(&f, 0, STACK, CALLER, u64::from(table::RETURNS));
+            let shared = shared(&f);
+            let rip = shared.told.get(place).map_or(64, |at| u64::from(*at));
+            let (rip, rsp) = (TRAMPOLINE.0 + rip, STACK - shared.depth + off);
+            let mut vcpu = vcpu_at(0);
+            if interrupted {
+                let frame = (rsp & !15) - 40;
+                f.set_word(frame, rip);
+                f.set_word(frame + 24, rsp);
+            } else {
+                (vcpu.registers.rip, vcpu.registers.rsp) = (rip, rsp);
+            }
+            let guest = f.guest_with(&vcpu);
+            let removed = f.engine.unregister(&guest, &[probe.id]).unwrap();
+            assert_eq!(removed[0].missed, missed, "{place} {off} {interrupted}");
+        }
+    }
+}
+
+#[test]
 fn calls_of_tasks_that_have_ended_make_room_before_there_is_none() {
     let f = jumps_and(ended::know);
     let probe = followed(&f, |spec| {

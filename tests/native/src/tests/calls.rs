@@ -328,6 +328,41 @@ fn a_lossless_return_traps_and_tries_again_or_gives_up() {
     });
 }
 
+#[test]
+fn at_the_places_where_a_call_is_told_of_it_is_and_it_is_in_the_table_yet() {
+    // Recorded, missed as the ring is full, and both before and after it is counted out.
+    for (place, records, full) in [
+        (0, true, false),
+        (1, true, true),
+        (2, true, false),
+        (2, true, true),
+        (2, false, false),
+        (3, true, false),
+        (3, true, true),
+        (3, false, false),
+    ] {
+        let mut probed = Probed::new(records, false);
+        if full {
+            probed.blocks.set_position(0, RING_LEN, 0);
+        }
+        let at = SHARED + probed.shared.told[place] as usize;
+        probed.text.put(at, &[0xcc]);
+        let state = probed.begin(0);
+        assert_eq!(state.fault.map(|fault| fault.vector), Some(BREAKPOINT));
+        assert_eq!(state.registers.rip, probed.text.address(at) + 1);
+        assert_eq!(state.registers.rsp, probed.slot() - probed.shared.depth);
+        let active = u32::from(place != 3);
+        let missed = u32::from(full);
+        let counted = u32::from(!records);
+        assert_eq!(probed.tally(FIRST_NUMBER), (active, missed, counted));
+        assert_eq!(probed.blocks.calls_at(probed.slot()).len(), 1);
+        if !full {
+            let returned = if records { vec![FIRST_NUMBER] } else { vec![] };
+            assert_eq!(probed.returned(), returned);
+        }
+    }
+}
+
 /// `xchg [rsp],r15; jmp` to the function 512 bytes before: somebody takes the return address too.
 const TOOL: [u8; 9] = [0x4c, 0x87, 0x3c, 0x24, 0xe9, 0xf7, 0xfd, 0xff, 0xff];
 const TOOL_AT: usize = 2 * SECOND;
