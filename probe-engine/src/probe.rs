@@ -279,8 +279,11 @@ pub struct ProbeInfo {
     /// How often it was hit. An execution that page-faults and is repeated
     /// counts each time, as with the kernel's own kprobes.
     pub hits: u64,
-    /// Hits that were noticed but not reported.
+    /// Hits that were noticed but not reported, and calls that a return probe didn't follow to their end.
     pub missed: u64,
+    /// Calls of a return probe's function that never return, as their task, or the guest, has ended inside.
+    /// With [`Self::hits`] and [`Self::missed`], and the calls under way, these are all calls.
+    pub ended: u64,
     /// How often a vCPU left guest mode for it.
     pub exits: u64,
     /// Those of the exits that no hit made: a task stood behind the probed

@@ -32,6 +32,7 @@ pub fn probe_json(probe: &Probe) -> Value {
         "module": probe.module,
         "hits": probe.hits,
         "missed": probe.missed,
+        "ended": probe.ended,
         "exits": probe.exits,
         "trips": probe.trips,
         "state": state(probe),

@@ -24,7 +24,7 @@ pub fn place(probe: &Probe) -> String {
     }
 }
 
-const HEADINGS: [&str; 16] = [
+const HEADINGS: [&str; 17] = [
     "ID",
     "ADDRESS",
     "KIND",
@@ -33,6 +33,7 @@ const HEADINGS: [&str; 16] = [
     "STATE",
     "HITS",
     "MISSED",
+    "ENDED",
     "EXITS/HIT",
     "TRIPS",
     "OPTIONS",
@@ -42,7 +43,7 @@ const HEADINGS: [&str; 16] = [
     "REASON",
     "WHY NO JUMP",
 ];
-const RIGHT: [usize; 5] = [0, 6, 7, 8, 9];
+const RIGHT: [usize; 6] = [0, 6, 7, 8, 9, 10];
 
 /// Probes as a table under headings; columns that have nothing to tell are left out. No lines where
 /// there are no probes.
@@ -76,8 +77,9 @@ fn row(probe: &Probe) -> Vec<String> {
         state(probe).to_owned(),
         probe.hits.to_string(),
         probe.missed.to_string(),
+        if_any(probe.ended),
         exits_a_hit(probe),
-        trips(probe),
+        if_any(probe.trips),
         probe
             .options
             .iter()
@@ -180,11 +182,11 @@ pub(super) fn kind(probe: &Probe) -> String {
     }
 }
 
-/// Exits at the jump's tripwires, which no hit made; empty where there were none.
-fn trips(probe: &Probe) -> String {
-    match probe.trips {
+/// A count, or nothing where there is nothing to tell.
+fn if_any(count: u64) -> String {
+    match count {
         0 => String::new(),
-        trips => trips.to_string(),
+        count => count.to_string(),
     }
 }
 
@@ -323,6 +325,19 @@ mod tests {
                 "-"
             ]
         );
+    }
+
+    #[test]
+    fn a_list_shows_calls_that_never_return_where_there_are_some() {
+        let mut probe = samples::probe();
+        probe.ended = 12;
+        let lines = probe_list(&[probe, samples::probe()]);
+        assert!(
+            lines[0].contains("MISSED  ENDED  EXITS/HIT"),
+            "{}",
+            lines[0]
+        );
+        assert!(lines[1].contains("   0     12       1.00"), "{}", lines[1]);
     }
 
     #[test]

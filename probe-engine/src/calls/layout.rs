@@ -17,7 +17,7 @@ pub const KEYS_LEN: u64 = BUCKETS * WAYS * 8;
 
 /// Where the tallies are, by the detours' numbers.
 pub const TALLIES: u64 = 1 << 20;
-/// Bytes of a tally: three counters of 32 bits, changed by several vCPUs at a time.
+/// Bytes of a tally: four counters of 32 bits, changed by several vCPUs at a time.
 pub const TALLY_LEN: u64 = 16;
 /// Calls that are being followed now.
 pub const ACTIVE: u64 = 0;
@@ -25,6 +25,8 @@ pub const ACTIVE: u64 = 0;
 pub const MISSED: u64 = 4;
 /// Calls that have returned and were only to be counted. It wraps around.
 pub const COUNTED: u64 = 8;
+/// Calls that never return, as their task has ended. It wraps around.
+pub const ENDED: u64 = 12;
 /// Detours there can be tallies for.
 pub const NUMBERS: u32 = 1 << 18;
 
@@ -51,7 +53,7 @@ pub const TASK: u64 = 176;
 /// Its stack protector's secret, 0 if it has none: no later task at the same address has the same.
 pub const CANARY: u64 = 184;
 
-/// In a key: the call isn't whole yet. Return addresses are aligned.
+/// In a key: the call isn't whole yet, or is being taken out. Return addresses are aligned.
 pub const UNFINISHED: u64 = 1;
 
 /// The part of [`WORD`] that is the detour's number.
@@ -79,6 +81,7 @@ pub const WINDOW: u64 = 16 << 20;
 
 const _: () = {
     assert!(KEYS_LEN <= TALLIES);
+    assert!(ENDED + 4 <= TALLY_LEN);
     assert!(TALLIES + NUMBERS as u64 * TALLY_LEN <= CALLS);
     assert!(CALLS + BUCKETS * WAYS * CALL_LEN <= WINDOW);
     assert!(ENTRY + 17 * 8 <= LEVEL);

@@ -1,9 +1,9 @@
 //! The table as the host sees it.
 
 use super::layout::{
-    ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, COUNTS, ENTRY_TSC, KEYS_LEN,
-    LEVEL, MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, UNFINISHED, WAYS,
-    WORD,
+    ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, COUNTS, ENDED, ENTRY_TSC,
+    KEYS_LEN, LEVEL, MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
+    UNFINISHED, WAYS, WORD,
 };
 use crate::addr::GuestPhysAddr;
 use crate::guest::{GuestMemory, MemoryError};
@@ -25,6 +25,20 @@ pub struct Tally {
     pub missed: u32,
     /// See [`super::layout::COUNTED`].
     pub counted: u32,
+    /// See [`super::layout::ENDED`].
+    pub ended: u32,
+}
+
+impl Tally {
+    /// What was counted since, but for the calls that are being followed now.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            active: self.active,
+            missed: self.missed.wrapping_sub(before.missed),
+            counted: self.counted.wrapping_sub(before.counted),
+            ended: self.ended.wrapping_sub(before.ended),
+        }
+    }
 }
 
 /// A task of the guest's, told apart from those that come later at the same address.
@@ -113,6 +127,7 @@ impl Calls {
             active: counter(words, ACTIVE),
             missed: counter(words, MISSED),
             counted: counter(words, COUNTED),
+            ended: counter(words, ENDED),
         };
         Ok(tallies.iter().map(tally).collect())
     }
@@ -161,6 +176,17 @@ impl Calls {
         put(memory, self.window.wrapping_add(call.index * 8), 0)
     }
 
+    /// As [`Self::remove`], and counts the call as one that never returns.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn end(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
+        if !call.is_orphan() {
+            self.change(memory, call.number, ENDED, |ended| ended.wrapping_add(1))?;
+        }
+        self.remove(memory, call)
+    }
+
     /// Has a call count nowhere any more, while the guest stands still: it is only led on.
     ///
     /// # Errors
@@ -175,13 +201,24 @@ impl Calls {
     }
 
     fn uncount(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
-        let active = self
-            .window
-            .wrapping_add(TALLIES + u64::from(call.number) * TALLY_LEN + ACTIVE);
-        let mut counter = [0; 4];
-        memory.read(active, &mut counter)?;
-        let less = u32::from_le_bytes(counter).saturating_sub(1);
-        memory.write(active, &less.to_le_bytes())
+        self.change(memory, call.number, ACTIVE, |active| {
+            active.saturating_sub(1)
+        })
+    }
+
+    /// Changes a counter of a detour's tally.
+    fn change(
+        &self,
+        memory: &dyn GuestMemory,
+        number: u32,
+        counter: u64,
+        change: impl FnOnce(u32) -> u32,
+    ) -> Result<(), MemoryError> {
+        let at = TALLIES + u64::from(number % NUMBERS) * TALLY_LEN + counter;
+        let at = self.window.wrapping_add(at);
+        let mut bytes = [0; 4];
+        memory.read(at, &mut bytes)?;
+        memory.write(at, &change(u32::from_le_bytes(bytes)).to_le_bytes())
     }
 
     /// No call of a detour is under way, whatever the guest has counted. For when nobody is in it.
@@ -189,8 +226,7 @@ impl Calls {
     /// # Errors
     /// It isn't memory.
     pub fn none_active(&self, memory: &dyn GuestMemory, number: u32) -> Result<(), MemoryError> {
-        let at = TALLIES + u64::from(number % NUMBERS) * TALLY_LEN + ACTIVE;
-        memory.write(self.window.wrapping_add(at), &[0; 4])
+        self.change(memory, number, ACTIVE, |_| 0)
     }
 
     /// Lets a call go on to another caller when it has returned, while the guest stands still.

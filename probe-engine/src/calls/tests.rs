@@ -1,5 +1,6 @@
 use super::layout::{
-    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, MISSED, TALLIES, TALLY_LEN, WAYS, WORD,
+    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, ENDED, MISSED, ORPHAN, TALLIES, TALLY_LEN,
+    WAYS, WORD,
 };
 use super::*;
 use crate::addr::GuestPhysAddr;
@@ -25,7 +26,7 @@ fn two() -> (TestMemory, Calls) {
     }
     let tally = TALLIES + 3 * TALLY_LEN;
     put(&memory, tally + ACTIVE, 2 | 7 << (8 * MISSED));
-    put(&memory, tally + COUNTED, 9);
+    put(&memory, tally + COUNTED, 9 | 4 << (8 * (ENDED - COUNTED)));
     (memory, calls)
 }
 
@@ -55,12 +56,54 @@ fn tallies_are_read_by_number() {
         active: 2,
         missed: 7,
         counted: 9,
+        ended: 4,
     };
     assert_eq!(tallies[3], expected);
     assert_eq!((tallies.len(), tallies[4]), (5, Tally::default()));
     calls.init(&memory).unwrap();
     assert_eq!(calls.tallies(&memory, 4).unwrap()[3], Tally::default());
     assert_eq!(calls.under_way(&memory).unwrap(), []);
+}
+
+#[test]
+fn a_call_that_ends_is_counted_unless_nobody_follows_it_any_more() {
+    let (memory, calls) = two();
+    let before = calls.tallies(&memory, 4).unwrap()[3];
+    let found = calls.under_way(&memory).unwrap();
+    calls.end(&memory, &found[0]).unwrap();
+    let word = u64::from(3 | ORPHAN);
+    put(
+        &memory,
+        CALLS + (BUCKETS * WAYS - 1) * CALL_LEN + WORD,
+        word,
+    );
+    let found = calls.under_way(&memory).unwrap();
+    assert_eq!(found.len(), 1);
+    calls.end(&memory, &found[0]).unwrap();
+    assert_eq!(calls.under_way(&memory).unwrap(), []);
+    let new = calls.tallies(&memory, 4).unwrap()[3].since(&before);
+    assert_eq!((new.active, new.missed), (1, 0));
+    assert_eq!((new.counted, new.ended), (0, 1));
+}
+
+#[test]
+fn what_is_counted_between_two_looks_may_wrap_around() {
+    let before = Tally {
+        missed: u32::MAX,
+        ended: u32::MAX - 1,
+        ..Tally::default()
+    };
+    let now = Tally {
+        active: 7,
+        missed: 1,
+        ..before
+    };
+    let expected = Tally {
+        active: 7,
+        missed: 2,
+        ..Tally::default()
+    };
+    assert_eq!(now.since(&before), expected);
 }
 
 #[test]

@@ -21,8 +21,8 @@ use super::frame::{Frame, Needed, RSP};
 use super::record::{self, Full as FullRing, Trap};
 use super::{Dead, DetourError, Environment, Following, Full};
 use crate::calls::layout::{
-    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENTER, ENTRY, ENTRY_TSC, HASH,
-    LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
+    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
+    HASH, LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
     TRAMPOLINES, UNFINISHED, WAYS, WORD,
 };
 use crate::probe::RegisterSet;
@@ -157,11 +157,18 @@ fn enter(
         above(a, level, spare, next)?;
         a.jmp(next)?;
         a.set_label(&mut ended)?;
+        // The host may have taken it out a moment ago, and somebody else its place.
+        a.mov(reg::rax, SLOT)?;
+        a.lea(origin, qword_ptr(SLOT + UNFINISHED))?;
+        a.lock().cmpxchg(key(), origin)?;
+        a.mov(origin, qword_ptr(SLOT))?;
+        a.jne(next)?;
         a.mov(reg::eax, dword_ptr(spare + WORD))?;
         a.test(reg::eax, ORPHAN as i32)?;
         a.jne(uncounted)?;
         to_tally(a, spare, reg::edi, reg::eax)?;
         a.lock().dec(dword_ptr(spare + ACTIVE))?;
+        a.lock().inc(dword_ptr(spare + ENDED))?;
         a.set_label(&mut uncounted)?;
         a.mov(key(), 0)
     })?;

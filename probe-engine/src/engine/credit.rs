@@ -271,19 +271,20 @@ impl Credit {
     pub(super) fn count_calls(&mut self, table: &Table, now: Vec<Tally>) {
         self.tallies.resize(now.len(), Tally::default());
         for ((known, before), now) in self.detours.iter().zip(&self.tallies).zip(&now) {
-            let missed = now.missed.wrapping_sub(before.missed);
-            let counted = now.counted.wrapping_sub(before.counted);
-            let Some(known) = known.as_ref().filter(|_| missed != 0 || counted != 0) else {
+            let new = now.since(before);
+            let any = (new.missed, new.counted, new.ended) != (0, 0, 0);
+            let Some(known) = known.as_ref().filter(|_| any) else {
                 continue;
             };
             for probe in known.probes.iter().filter(|probe| is_return(probe)) {
-                probe.miss_often(missed.into());
+                probe.miss_often(new.missed.into());
+                probe.lose_calls(new.ended.into());
                 if known.shape(true).is_some() {
                     continue;
                 }
                 match is_active(table, known.at, probe) {
-                    true => probe.hit_often(counted.into()),
-                    false => probe.miss_often(counted.into()),
+                    true => probe.hit_often(new.counted.into()),
+                    false => probe.miss_often(new.counted.into()),
                 }
             }
         }

@@ -51,6 +51,18 @@ impl Exits {
         taken
     }
 
+    /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
+    pub(super) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+        let ended = self.take(|call| has_ended(call.task));
+        ended.iter().for_each(|call| call.probe.lose_call());
+        !ended.is_empty()
+    }
+
+    /// Whose the calls under way are.
+    pub(super) fn tasks(&self) -> impl Iterator<Item = Task> {
+        self.0.values().flatten().map(|call| call.task)
+    }
+
     /// As [`Self::take`], of those with their return address at `at`.
     fn take_at(&mut self, at: u64, is_over: impl Fn(&Call) -> bool) -> Vec<Call> {
         let Some(calls) = self.0.get_mut(&at) else {
@@ -115,9 +127,11 @@ impl Engine {
         // Whoever had his return address there is gone: his task has ended, or has left the function by
         // a way that nobody saw.
         for call in exits.0.remove(&before.rsp).unwrap_or_default() {
-            call.probe.end_call();
             if call.task == task {
+                call.probe.end_call();
                 call.probe.miss();
+            } else {
+                call.probe.lose_call();
             }
         }
         let (Some(tables), Some(caller)) = (tables, caller) else {
@@ -127,9 +141,8 @@ impl Engine {
         for probe in probes {
             if !probe.begin_call() {
                 // Tasks may have ended inside the function, and their calls with them.
-                let ended = exits.take(|call| self.has_ended(memory, &[tables], call.task));
-                ended.iter().for_each(|call| call.probe.end_call());
-                if ended.is_empty() || !probe.begin_call() {
+                let any = exits.end(|task| self.has_ended(memory, &[tables], task));
+                if !any || !probe.begin_call() {
                     probe.miss();
                     continue;
                 }
@@ -225,7 +238,7 @@ impl Engine {
         }
     }
 
-    fn exits(&self) -> MutexGuard<'_, Exits> {
+    pub(super) fn exits(&self) -> MutexGuard<'_, Exits> {
         self.exits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

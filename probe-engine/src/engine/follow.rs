@@ -91,9 +91,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts return addresses back that nobody needs, and forgets calls of tasks that have ended. What can't be
+    /// Counts calls of tasks that have ended, and puts return addresses back that nobody needs. What can't be
     /// put back yet is led on by the trampoline, as long as it takes.
     pub(super) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
+        self.end_calls(guest);
         let frames = self.tidy_frames(guest);
         // Where memory can't be read, calls end as they would have.
         let followed = self.tidy_followed(guest).unwrap_or_default();
@@ -127,12 +128,6 @@ impl Engine {
         let mut again = false;
         for stack in under_way.chunk_by(|one, other| one.slot == other.slot) {
             let slot = stack[0].slot;
-            let (ended, stack): (Vec<Call>, Vec<Call>) = stack
-                .iter()
-                .partition(|call| self.has_ended(memory, &tables, call.task));
-            for call in ended {
-                calls.remove(memory, &call)?;
-            }
             if !stack.iter().any(Call::is_orphan) {
                 continue;
             }
@@ -141,19 +136,9 @@ impl Engine {
                 again = true;
                 continue;
             }
-            put_back(memory, &calls, stack, &tables)?;
+            put_back(memory, &calls, stack.to_vec(), &tables)?;
         }
         Ok(again)
-    }
-
-    /// Whether calls of tasks that have ended are in the table, while the guest runs.
-    pub(super) fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
-        let tables = self.returns().tables;
-        let under_way = self
-            .table_of_calls()
-            .and_then(|calls| calls.under_way(memory).ok());
-        let mut tasks = under_way.into_iter().flatten().map(|call| call.task);
-        tables.is_some_and(|tables| tasks.any(|task| self.has_ended(memory, &[tables], task)))
     }
 }
 

@@ -17,6 +17,7 @@ mod condition;
 mod copies;
 mod credit;
 mod departed;
+mod ended;
 mod exits;
 mod follow;
 mod foresight;

@@ -161,7 +161,6 @@ impl Engine {
     ) -> Result<usize, ChangeError> {
         let _registry = self.registry();
         let memory = guest.memory();
-        self.returns().tables = self.kernel_tables(guest).first().copied();
         self.tidy_calls(guest);
         self.take_back(memory)?;
         if prepared.crowded {

@@ -48,6 +48,8 @@ pub(super) struct Probe {
     where_now: Mutex<(Presence, Spot)>,
     hits: AtomicU64,
     missed: AtomicU64,
+    /// Calls that never return.
+    ended: AtomicU64,
     exits: AtomicU64,
     /// Those of the exits that were at a tripwire.
     trips: AtomicU64,
@@ -76,6 +78,7 @@ impl Probe {
             where_now: Mutex::new(spot),
             hits: AtomicU64::new(0),
             missed: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             exits: AtomicU64::new(0),
             trips: AtomicU64::new(0),
             active: AtomicU32::new(0),
@@ -198,6 +201,17 @@ impl Probe {
         self.active.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// A call that is followed never returns: its task has ended.
+    pub(super) fn lose_call(&self) {
+        self.end_call();
+        self.lose_calls(1);
+    }
+
+    /// As [`Self::lose_call`], of calls that detours follow.
+    pub(super) fn lose_calls(&self, times: u64) {
+        self.ended.fetch_add(times, Ordering::Relaxed);
+    }
+
     /// What is told of it; its site tells whether it is a jump.
     pub(super) fn info(&self, site: Option<&Arc<Site>>) -> ProbeInfo {
         let (presence, spot) = self.where_now().clone();
@@ -223,6 +237,7 @@ impl Probe {
             reason: spot.reason,
             hits: self.hits.load(Ordering::Relaxed),
             missed: self.missed.load(Ordering::Relaxed),
+            ended: self.ended.load(Ordering::Relaxed),
             exits: self.exits.load(Ordering::Relaxed),
             trips: self.trips.load(Ordering::Relaxed),
             state: match presence {

@@ -328,6 +328,7 @@ impl Engine {
         self.release_milestones(&mut table, &rest);
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
         let table = table.changed();
+        self.end_calls(guest);
         self.settle(guest.memory());
         let unfinished = self.unfinished(guest, &removed);
         self.switch_stopped(guest, &before, &table)?;
@@ -387,6 +388,7 @@ impl Engine {
             }
             return Err(error);
         }
+        self.end_calls(guest);
         self.forget_unseen();
         self.release_copies(&before, &table);
         Ok(self.infos(&probes))
@@ -407,6 +409,7 @@ impl Engine {
         let table = table.changed();
         self.may_arm(guest, &before, &table)?;
         self.switch_stopped(guest, &before, &table)?;
+        self.end_calls(guest);
         self.forget_unseen();
         self.release_copies(&before, &table);
         Ok(())

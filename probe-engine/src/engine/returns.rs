@@ -58,6 +58,11 @@ struct Call {
 }
 
 impl Frame {
+    /// Its task has ended.
+    fn lose(&self) {
+        self.calls.iter().for_each(|call| call.probe.lose_call());
+    }
+
     /// The probes that wait for the return.
     pub(super) fn probes(&self) -> impl Iterator<Item = ProbeId> {
         self.calls.iter().map(|call| call.probe.id)
@@ -85,14 +90,14 @@ impl Returns {
         !self.frames.is_empty()
     }
 
-    /// Forgets all calls of tasks that have ended; whether there were any.
-    fn forget_ended(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+    /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
+    pub(super) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
         let mut any = false;
         self.frames.retain(|_, frames| {
             frames.retain(|frame| {
                 let ended = has_ended(frame.task);
                 if ended {
-                    frame.calls.iter().for_each(|call| call.probe.end_call());
+                    frame.lose();
                 }
                 any |= ended;
                 !ended
@@ -135,13 +140,13 @@ impl Engine {
         }
         if !shared {
             // The stack is this task's now: whoever else had it has ended.
-            returns.forget_others(at, task);
+            returns.end_others(at, task);
         }
         let has_ended = |task| self.has_ended(memory, &[tables], task);
         let calls: Vec<_> = probes
             .filter(|probe| {
                 // Tasks may have ended inside the function, and their calls with them.
-                probe.begin_call() || returns.forget_ended(has_ended) && probe.begin_call() || {
+                probe.begin_call() || returns.end(has_ended) && probe.begin_call() || {
                     probe.miss();
                     false
                 }
@@ -267,8 +272,8 @@ impl Engine {
         }
     }
 
-    /// Puts return addresses back that nobody needs, and forgets calls of tasks that have ended. One stays
-    /// and leads on where the guest's own tools have taken its place, as they will still give it back.
+    /// Puts return addresses back that nobody needs. One stays and leads on where the
+    /// guest's own tools have taken its place, as they will still give it back.
     /// Whether some stay only because nobody knows who stands at the trampoline.
     pub(super) fn tidy_frames(&self, guest: &dyn StoppedGuest) -> bool {
         let mut returns = self.returns();
@@ -276,7 +281,6 @@ impl Engine {
             return false;
         };
         let tables = self.kernel_tables(guest);
-        returns.forget_ended(|task| self.has_ended(guest.memory(), &tables, task));
         let vcpus = vcpus(guest);
         let unknown = any_on_entry_stack(&vcpus);
         let mut again = false;
@@ -331,15 +335,15 @@ impl Returns {
         }
     }
 
-    /// Forgets the calls of other tasks with their return address there.
-    fn forget_others(&mut self, at: u64, task: Task) {
+    /// Counts the calls of other tasks with their return address there, and forgets them.
+    fn end_others(&mut self, at: u64, task: Task) {
         let Some(frames) = self.frames.get_mut(&at) else {
             return;
         };
         frames.retain(|frame| {
             let other = frame.task != task;
             if other {
-                frame.calls.iter().for_each(|call| call.probe.end_call());
+                frame.lose();
             }
             !other
         });

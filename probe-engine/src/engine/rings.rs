@@ -158,8 +158,9 @@ impl Engine {
     }
 
     /// As [`Self::drain_all`] for a guest that has ended: nobody finishes what isn't whole, so it counts as
-    /// missed.
+    /// missed, and no call under way returns any more.
     pub fn drain_ended(&self, memory: &dyn GuestMemory) -> Drained {
+        self.end_all_calls(memory);
         let drained = self.drain_all(memory);
         if let Some(reader) = &mut *self.reader() {
             let lost = reader.rings.give_up(memory, |_| true);
@@ -378,10 +379,11 @@ impl Engine {
         reader.as_ref()?.credit.known(number).map(Known::at)
     }
 
-    /// The table of calls, if there is one.
+    /// The table of calls, if one has ever been followed.
     pub(super) fn table_of_calls(&self) -> Option<Calls> {
         let reader = self.reader();
-        Some(reader.as_ref()?.follower.as_ref().ok()?.calls)
+        let reader = reader.as_ref().filter(|it| it.credit.follows())?;
+        Some(reader.follower.as_ref().ok()?.calls)
     }
 
     /// The numbers of the detours whose calls are under way, and of those with unfinished records.

@@ -22,6 +22,7 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         offset: info.offset,
         hits: info.hits,
         missed: info.missed,
+        ended: info.ended,
         state: state(info.state).into(),
         strategy: strategy(info.strategy).into(),
         strategy_reason: info.reason,
@@ -121,6 +122,7 @@ mod tests {
             reason: "why".into(),
             hits: 1,
             missed: 2,
+            ended: 5,
             exits: 4,
             trips: 3,
             state: ProbeState::Pending,
@@ -143,6 +145,7 @@ mod tests {
             (probe.hits, probe.missed, probe.exits, probe.trips),
             (1, 2, 4, 3)
         );
+        assert_eq!(probe.ended, 5);
         assert_eq!(probe.strategy(), v1::Strategy::Boost);
         assert_eq!(probe.state(), v1::ProbeState::Pending);
         assert_eq!(

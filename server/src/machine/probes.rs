@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
 use super::Machine;
-use crate::guest::{self, StoppedVm};
+use crate::guest::{self, Ram, StoppedVm};
 use crate::{convert, status};
 
 /// What came of a change.
@@ -150,6 +150,10 @@ impl Machine {
     /// The probes and their counts. Blocks.
     pub fn list_probes(&self) -> Vec<v1::Probe> {
         self.drain();
+        if self.engine.any_call_has_ended(&Ram(&self.memory)) {
+            let _alone = self.changing();
+            self.stopped(|stopped| self.engine.count_ended(stopped));
+        }
         convert::probes(self.engine.list())
     }
 

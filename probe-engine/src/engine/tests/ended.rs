@@ -1,9 +1,10 @@
 //! Return probes beside the guest's own tools, which take return addresses too, and calls of tasks that end.
 
-use super::fixture::{Fixture, STACK, TEXT, vcpu_at};
+use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::returns::{CALLER, PLAIN, TRACED, follow, leave, returned, trampoline};
 use crate::engine::Action;
 use crate::kernel::Kernel;
+use crate::probe::{ProbeInfo, ProbeKind};
 use crate::vcpu::testing::TestVcpu;
 
 /// GS base, and where from there the current task's address is.
@@ -133,11 +134,65 @@ fn calls_of_tasks_that_have_ended_make_room_for_others() {
         call(&f, 4, PLAIN, fifth + place, CALLER);
         assert_eq!(f.word(fifth + place), trampoline(&f));
     }
-    assert_eq!(f.info(id).missed, 1);
+    assert_eq!(counts(&f.info(id)), (0, 1, 2));
     call(&f, 4, PLAIN, fifth + 0x80, CALLER);
-    assert_eq!(f.info(id).missed, 2, "the others are under way");
+    assert_eq!(counts(&f.info(id)), (0, 2, 2), "the others are under way");
     leave(&f, fifth);
-    assert_eq!(f.info(id).hits, 1);
+    assert_eq!(counts(&f.info(id)), (1, 2, 2));
+}
+
+/// Hits, missed ones, and calls that never return.
+fn counts(info: &ProbeInfo) -> (u64, u64, u64) {
+    (info.hits, info.missed, info.ended)
+}
+
+#[test]
+fn a_call_that_never_returns_is_counted_by_itself_when_it_is_asked_for_and_at_a_removal() {
+    let f = Fixture::with_arena_and(know);
+    f.engine.registry().init_freed = true;
+    let mut at_rets = spec("rets=plain");
+    at_rets.kind = ProbeKind::Exits { maxactive: Some(3) };
+    let at_rets = f.engine.register(&f.guest(), &[at_rets]).unwrap()[0].id;
+    let ids = [follow(&f, "plain", 3).id, at_rets];
+    // One returns, one never will, one is under way, and one is one too many.
+    for number in 0..4 {
+        call(&f, number, PLAIN, STACK + number * 0x40, CALLER);
+    }
+    let (at, _) = task(0);
+    f.set_word(GS + CURRENT as u64, at);
+    let mut vcpu = vcpu_at(PLAIN + 5);
+    vcpu.control.gs_base = GS;
+    f.trap(&mut vcpu);
+    assert_eq!(vcpu.registers.rip, trampoline(&f));
+    f.trap(&mut vcpu);
+    assert!(!f.engine.any_call_has_ended(&*f.memory));
+    end(&f, 1, 0);
+    assert!(f.engine.any_call_has_ended(&*f.memory));
+    for _ in 0..2 {
+        f.engine.count_ended(&f.guest());
+        assert!(!f.engine.any_call_has_ended(&*f.memory));
+        for id in ids {
+            assert_eq!(counts(&f.info(id)), (1, 1, 1));
+        }
+    }
+    // One more, that nobody has asked for, and one that would still return.
+    call(&f, 4, PLAIN, STACK + 0x100, CALLER);
+    end(&f, 4, 0);
+    for removed in f.engine.unregister(&f.guest(), &ids).unwrap() {
+        assert_eq!(counts(&removed), (1, 2, 2));
+    }
+}
+
+#[test]
+fn calls_under_way_when_the_guest_ends_never_return() {
+    let f = Fixture::with_arena();
+    let id = follow(&f, "plain", 4).id;
+    call(&f, 1, PLAIN, STACK, CALLER);
+    for _ in 0..2 {
+        f.engine.drain_ended(&*f.memory);
+        assert_eq!(counts(&f.info(id)), (0, 0, 1));
+    }
+    assert!(f.engine.followed_calls(&f.guest()).unwrap().is_empty());
 }
 
 #[test]
@@ -147,7 +202,7 @@ fn a_call_whose_task_has_ended_makes_room_when_its_stack_is_another_one_s() {
     call(&f, 1, PLAIN, STACK, CALLER);
     call(&f, 2, PLAIN, STACK, CALLER);
     leave(&f, STACK);
-    assert_eq!((f.info(id).hits, f.info(id).missed), (1, 0));
+    assert_eq!(counts(&f.info(id)), (1, 0, 1));
     assert!(!f.engine.returns().any());
 }
 
@@ -157,7 +212,8 @@ fn calls_of_tasks_that_have_ended_are_forgotten_when_probes_come_and_go() {
     let id = follow(&f, "plain", 4).id;
     call(&f, 1, PLAIN, STACK, CALLER);
     f.set_word(STACK, 7);
-    f.unregister(&[id]);
+    let removed = f.engine.unregister(&f.guest(), &[id]).unwrap();
+    assert_eq!(counts(&removed[0]), (0, 1, 0));
     assert!(f.engine.wants_breakpoint_exits(), "it may yet return");
     end(&f, 1, 0);
     let id = f.probe("traced%return").id;

@@ -274,6 +274,34 @@ fn a_table_that_the_guest_has_scribbled_on_does_harm_to_the_guest_only() {
     assert!(!f.engine.wants_breakpoint_exits());
 }
 
+#[test]
+fn calls_that_never_return_are_counted_by_the_guest_when_they_are_asked_for_and_at_its_end() {
+    let f = jumps_and(ended::know);
+    let probe = followed(&f, |_| {});
+    count(&f, table::ENDED, 3);
+    f.engine.drain(&*f.memory);
+    assert_eq!(f.info(probe.id).ended, 3);
+    let (task, canary) = ended::task(1);
+    ended::begin(&f, 1);
+    for index in 0..2 {
+        enter(&f, index, STACK + 0x40 * index, CALLER, 0);
+        let call = at(&f, table::CALLS + index * table::CALL_LEN);
+        f.set_word(call + table::TASK, task * (1 - index));
+        f.set_word(call + table::CANARY, canary * (1 - index));
+    }
+    count(&f, table::ACTIVE, 2);
+    f.engine.count_ended(&f.guest());
+    assert_eq!(f.info(probe.id).ended, 3);
+    ended::end(&f, 1, 0);
+    assert!(f.engine.any_call_has_ended(&*f.memory));
+    f.engine.count_ended(&f.guest());
+    assert!(!f.engine.any_call_has_ended(&*f.memory));
+    assert_eq!((keys(&f), f.info(probe.id).ended), (vec![STACK + 0x40], 4));
+    f.engine.drain_ended(&*f.memory);
+    assert_eq!((keys(&f), f.info(probe.id).ended), (vec![], 5));
+    assert_eq!(f.info(probe.id).missed, 0);
+}
+
 /// Where a tool of the guest's has its calls return to.
 const TOOL: u64 = CALLER + 0x80;
 
@@ -334,31 +362,6 @@ fn a_call_that_the_trampoline_is_at_work_on_is_left_to_it() {
 }
 
 #[test]
-fn calls_that_a_detour_has_not_finished_or_an_nmi_may_have_interrupted_are_put_back_later() {
-    for begins in [true, false] {
-        let f = jumps();
-        let probe = followed(&f, |_| {});
-        let word = if begins { table::BEGINS } else { 0 };
-        enter(&f, 0, STACK, CALLER, word.into());
-        count(&f, table::ACTIVE, 1);
-        let mut vcpu = vcpu_at(0);
-        if !begins {
-            vcpu.registers.rsp = ON_NMI_STACK;
-        }
-        f.engine
-            .unregister(&f.guest_with(&vcpu), &[probe.id])
-            .unwrap();
-        assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
-        assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 0);
-        assert!(f.engine.has_waiting());
-        let word = GuestPhysAddr(at(&f, table::CALLS + table::WORD));
-        f.memory.write(word, &table::ORPHAN.to_le_bytes()).unwrap();
-        f.optimize();
-        assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
-    }
-}
-
-#[test]
 fn a_call_that_the_trampoline_has_told_of_is_not_missed_when_its_probe_goes() {
     let shared = |f: &Fixture| {
         let environment = f.engine.environment(&*f.memory).unwrap();
@@ -396,6 +399,31 @@ fn a_call_that_the_trampoline_has_told_of_is_not_missed_when_its_probe_goes() {
 }
 
 #[test]
+fn calls_that_a_detour_has_not_finished_or_an_nmi_may_have_interrupted_are_put_back_later() {
+    for begins in [true, false] {
+        let f = jumps();
+        let probe = followed(&f, |_| {});
+        let word = if begins { table::BEGINS } else { 0 };
+        enter(&f, 0, STACK, CALLER, word.into());
+        count(&f, table::ACTIVE, 1);
+        let mut vcpu = vcpu_at(0);
+        if !begins {
+            vcpu.registers.rsp = ON_NMI_STACK;
+        }
+        f.engine
+            .unregister(&f.guest_with(&vcpu), &[probe.id])
+            .unwrap();
+        assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+        assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 0);
+        assert!(f.engine.has_waiting());
+        let word = GuestPhysAddr(at(&f, table::CALLS + table::WORD));
+        f.memory.write(word, &table::ORPHAN.to_le_bytes()).unwrap();
+        f.optimize();
+        assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
+    }
+}
+
+#[test]
 fn calls_of_tasks_that_have_ended_make_room_before_there_is_none() {
     let f = jumps_and(ended::know);
     let probe = followed(&f, |spec| {
@@ -424,9 +452,11 @@ fn calls_of_tasks_that_have_ended_make_room_before_there_is_none() {
     f.optimize();
     assert_eq!(keys(&f), [STACK + 0x40]);
     assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 1);
+    assert_eq!((f.info(probe.id).missed, f.info(probe.id).ended), (0, 1));
     // The other one is found when probes go.
     ended::end(&f, 1, 0);
-    f.unregister(&[probe.id]);
+    let removed = f.engine.unregister(&f.guest(), &[probe.id]).unwrap();
+    assert_eq!((removed[0].missed, removed[0].ended), (0, 2));
     assert_eq!(keys(&f), []);
     assert_eq!(f.word(at(&f, tally(0) + table::ACTIVE)) as u32, 0);
 }

@@ -62,6 +62,8 @@ pub struct Tally {
     pub missed: u32,
     /// Only counted.
     pub counted: u32,
+    /// Never to return.
+    pub ended: u32,
 }
 
 // SAFETY: the mappings are reached from any thread by volatile accesses and by detours alone.
@@ -173,6 +175,7 @@ impl Blocks {
             active: get(calls::ACTIVE),
             missed: get(calls::MISSED),
             counted: get(calls::COUNTED),
+            ended: get(calls::ENDED),
         }
     }
 

@@ -222,22 +222,25 @@ fn calls_beyond_the_limit_are_missed() {
 }
 
 #[test]
-fn a_call_whose_task_has_ended_makes_room() {
-    let mut probed = Probed::new(false, false);
-    let slot = probed.slot();
-    let flags = !NUMBER & !ORPHAN;
-    for index in 0..WAYS {
-        probed
-            .blocks
-            .set_call(bucket(slot) * WAYS + index, slot, SECOND_NUMBER | flags);
+fn a_call_whose_task_has_ended_makes_room_and_is_counted_as_one_that_never_returns() {
+    // One that no probe follows any more isn't counted.
+    for (word, followed) in [(!NUMBER & !ORPHAN, WAYS as u32), (!NUMBER, 0)] {
+        let mut probed = Probed::new(false, false);
+        let slot = probed.slot();
+        for index in 0..WAYS {
+            let place = bucket(slot) * WAYS + index;
+            probed.blocks.set_call(place, slot, SECOND_NUMBER | word);
+        }
+        probed.blocks.set_active(SECOND_NUMBER, followed);
+        probed.call(0);
+        assert_eq!(probed.tally(SECOND_NUMBER), (0, 0, 0));
+        assert_eq!(probed.blocks.tally(SECOND_NUMBER).ended, followed);
+        assert_eq!(
+            (probed.tally(FIRST_NUMBER), probed.blocks.calls()),
+            ((0, 0, 1), 0)
+        );
+        assert_eq!(probed.blocks.tally(FIRST_NUMBER).ended, 0);
     }
-    probed.blocks.set_active(SECOND_NUMBER, WAYS as u32);
-    probed.call(0);
-    assert_eq!(probed.tally(SECOND_NUMBER), (0, 0, 0));
-    assert_eq!(
-        (probed.tally(FIRST_NUMBER), probed.blocks.calls()),
-        ((0, 0, 1), 0)
-    );
 }
 
 #[test]
