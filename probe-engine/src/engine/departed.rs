@@ -10,7 +10,9 @@ use super::Engine;
 use super::record::Probe;
 use super::table::Table;
 use crate::addr::GuestVirtAddr;
+use crate::guest::GuestMemory;
 use crate::probe::ProbeKind;
+use crate::vcpu::Vcpu;
 
 /// So many places are remembered at most.
 const MOST: usize = 1 << 16;
@@ -37,12 +39,21 @@ impl Departed {
 }
 
 impl Engine {
-    /// A vCPU has trapped where there is no breakpoint any more.
-    pub(super) fn miss_departed(&self, at: GuestVirtAddr) {
-        let departed = self.departed();
-        let probes = departed.0.get(&at.0).into_iter().flatten();
-        let counts = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Instruction { .. });
-        probes.filter(counts).for_each(|probe| probe.miss());
+    /// A vCPU has trapped where there is no breakpoint any more: a hit is lost, or a call that is beginning.
+    pub(super) fn miss_departed(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        let at = GuestVirtAddr(vcpu.registers().rip);
+        let probes = self.departed().0.get(&at.0).cloned();
+        for probe in probes.into_iter().flatten() {
+            let counts = match probe.kind {
+                ProbeKind::Instruction { .. } | ProbeKind::Return { .. } => true,
+                // The calls that end here are missed already.
+                ProbeKind::Exits { .. } => probe.address() == at,
+                ProbeKind::Watch { .. } => false,
+            };
+            if counts && self.meets_condition(&probe, memory, vcpu) {
+                probe.miss();
+            }
+        }
     }
 
     pub(super) fn departed(&self) -> MutexGuard<'_, Departed> {

@@ -41,7 +41,7 @@ impl Engine {
         let site = match find(&table, memory, vcpu) {
             Found::Ours(site) => site,
             Found::Stale => {
-                self.miss_departed(rip);
+                self.miss_departed(memory, vcpu);
                 return Action::Resume;
             }
             Found::Foreign => return Action::GiveBack,

@@ -1,8 +1,9 @@
 //! Instructions that are executed in a copy which jumps back.
 
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
-use crate::addr::ProbeId;
+use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::arena::SLOT_AREA;
+use crate::engine::copies::ArenaState;
 use crate::engine::{Action, StepEnd};
 use crate::event::Detail;
 use crate::insn::decode;
@@ -120,6 +121,29 @@ fn identity_mapped_text_is_stepped_where_it_is() {
     let end = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
     assert_eq!((end, vcpu.registers.rip), (Action::Resume, PHYS + 0x2c2));
     assert_eq!((f.events().len(), f.byte(0x2c0)), (2, INT3));
+}
+
+#[test]
+fn an_instruction_without_room_for_a_copy_is_stepped_where_it_is_and_no_hit_is_lost() {
+    let f = Fixture::with_arena();
+    if let ArenaState::Installed(arena) = &mut *f.engine.arena() {
+        let nop = |_| Ok::<_, &str>(vec![NOP]);
+        let full = (1..).map(GuestVirtAddr);
+        let full = full.map(|at| arena.slot(&*f.memory, at, nop));
+        assert!(full.take(1 << 20).any(|slot| slot.is_err()));
+    }
+    let probe = f.probe("copied");
+    assert_eq!(probe.strategy, Strategy::Step);
+    for hits in 1..=3 {
+        let mut vcpu = vcpu_at(0x2c0);
+        assert_eq!(f.trap(&mut vcpu), ALONE);
+        assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+        vcpu.registers.rip = TEXT + 0x2c2;
+        let end = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
+        assert_eq!((end, f.byte(0x2c0)), (Action::Resume, INT3));
+        let info = f.info(probe.id);
+        assert_eq!((info.hits, info.missed), (hits, 0));
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::jumps::{block, jump, jumps, put_record};
 use crate::addr::{GuestPhysAddr, ProbeId, Tsc};
 use crate::arena::RINGS;
 use crate::calls::layout as table;
+use crate::condition::{Comparison, Operand, Relation};
 use crate::engine::Action;
 use crate::guest::GuestMemory;
 use crate::probe::{Capture, Options, ProbeInfo, ProbeKind};
@@ -13,6 +14,9 @@ use crate::ring::layout;
 
 /// Offset of `framed`.
 const FRAMED: u64 = 0x340;
+/// Offsets of `plain`'s first instruction, and of its return.
+const PLAIN: u64 = 9;
+const PLAIN_RET: u64 = 14;
 /// Words of a record with all registers.
 const WORDS: u8 = (layout::RECORD_REGISTERS / 8) as u8 + 17;
 
@@ -285,6 +289,30 @@ fn a_vcpu_that_trapped_on_a_breakpoint_that_is_gone_now_is_a_missed_hit() {
 }
 
 #[test]
+fn a_call_whose_breakpoint_is_gone_now_is_missed_by_every_kind_of_probe_that_it_concerns() {
+    let f = Fixture::with_arena();
+    f.engine.registry().init_freed = true;
+    let mut at_rets = spec("rets=plain");
+    at_rets.kind = ProbeKind::Exits { maxactive: None };
+    let mut other_cpu = spec("other=plain");
+    other_cpu.options.condition = vec![Comparison {
+        operand: Operand::Cpu,
+        relation: Relation::Equal,
+        constant: 7,
+        signed: false,
+    }];
+    let specs = [at_rets, other_cpu, spec("r=plain%return"), spec("p=plain")];
+    let added = f.engine.register(&f.guest(), &specs).unwrap();
+    f.engine.arm_all(&f.guest(), false).unwrap();
+    // The entry, and a return: whose call that is nobody knows.
+    for offset in [PLAIN, PLAIN_RET] {
+        assert_eq!(f.trap(&mut vcpu_at(offset)), Action::Resume);
+        let missed = added.iter().map(|it| counted(&f, it.id));
+        assert_eq!(missed.collect::<Vec<_>>(), [(0, 1), (0, 0), (0, 1), (0, 1)]);
+    }
+}
+
+#[test]
 fn a_jump_that_comes_while_a_vcpu_waits_to_step_alone_does_not_count_its_hit_again() {
     let f = jumps();
     // Without memory at the stack, `push` can't be emulated.
@@ -303,7 +331,6 @@ fn a_jump_that_comes_while_a_vcpu_waits_to_step_alone_does_not_count_its_hit_aga
 
 #[test]
 fn a_hit_whose_condition_can_t_be_judged_counts_as_missed() {
-    use crate::condition::{Comparison, Operand, Relation};
     let f = Fixture::new();
     let mut of_task = spec("framed");
     of_task.options.condition = vec![Comparison {
