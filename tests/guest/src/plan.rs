@@ -117,6 +117,8 @@ named! {
         Ftrace = "ftrace",
         /// Writes to files of tracefs: `at` has `FILE=TEXT`, separated by `;`, commas for blanks.
         Tracing = "tracing",
+        /// Says how often the function tracer has seen the functions `at` called since `tracing`.
+        Traced = "traced",
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
         /// event of the guest's own there that the kernel has made a jump.
         Timed = "timed",
@@ -134,7 +136,7 @@ named! {
         Sweep = "sweep",
         /// Gives bad pointers to system calls, `count` times each.
         Fault = "fault",
-        /// `count` processes block in `read` of one pipe until they are let go.
+        /// `count` processes block in `read` of one pipe until they are let go, or killed.
         Readers = "readers",
         /// Polls a chain of epoll instances, in which the kernel recurses, `count` times.
         Nested = "nested",

@@ -16,7 +16,7 @@ pub const TESTS: &[Test] = &[
     },
     Test {
         name: "records_that_find_a_full_ring_are_counted_to_the_last",
-        ids: &["JP07"],
+        ids: &["JP07", "KP06"],
         needs: Needs::Linux,
         run: overflow,
     },

@@ -25,6 +25,7 @@ mod jumps_tools;
 mod jumps_whole;
 mod kprobes;
 mod list;
+mod missed;
 mod modules;
 mod patching;
 mod pause;
@@ -70,6 +71,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         returns::TESTS,
         returns_own::TESTS,
         returns_shared::TESTS,
+        missed::TESTS,
         tools::TESTS,
         guest_tools::TESTS,
         static_key::TESTS,

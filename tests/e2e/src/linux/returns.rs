@@ -1,11 +1,12 @@
 //! Return probes.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use vmprobe_client::v1::{Event, EventKind, FollowedCall, Registers, Return, event};
 
 use super::guest::{Guest, VM, files};
-use super::jumps::jump;
+use super::jumps::{SETTLE, jump};
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
 
@@ -399,10 +400,24 @@ fn never(cx: &Context, way: Way) -> TestResult {
             guest.probe(&exit).await?;
             way.settle(&guest, &["exit"]).await?;
         }
+        let before = guest.listed("calls").await?.hits;
         guest.work(&format!("forks count={FORKS}")).await?;
-        let (exit, calls) = (guest.listed("exit").await?, guest.listed("calls").await?);
-        check!(calls.hits >= FORKS, "calls of do_exit: {}", calls.hits);
-        check_eq!(exit.hits, 0, "returns of do_exit");
+        // Each of them ended inside, or was beyond the limit; a task takes a moment to be dead.
+        let end = Instant::now() + SETTLE;
+        let calls = loop {
+            let (exit, calls) = (guest.listed("exit").await?, guest.listed("calls").await?);
+            let all = calls.hits - before;
+            check!(all >= FORKS, "calls of do_exit: {all}");
+            check_eq!(exit.hits, 0, "returns of do_exit");
+            if exit.missed + exit.ended == all {
+                check!(exit.ended >= MOST, "calls that ended inside: {exit:?}");
+                break calls;
+            }
+            check!(
+                exit.missed + exit.ended < all && Instant::now() < end,
+                "{all} calls of do_exit: {exit:?}"
+            );
+        };
         let reads = guest.listed("read").await?.hits;
         guest.work("files count=10").await?;
         check!(
@@ -410,12 +425,15 @@ fn never(cx: &Context, way: Way) -> TestResult {
             "returns are not told any more"
         );
         let all = guest.remove(&["exit", "calls", "read"]).await?;
-        let by_name: BTreeMap<&str, u64> = all
+        let by_name: BTreeMap<&str, _> = all
             .iter()
-            .map(|probe| (&*probe.name, probe.missed))
+            .map(|probe| (&*probe.name, (probe.missed, probe.ended)))
             .collect();
         guest.work("sweep count=1").await?;
         guest.finish().await?;
-        pass_with(format!("{} exits, missed: {by_name:?}", calls.hits))
+        pass_with(format!(
+            "{} exits; missed, and ended inside: {by_name:?}",
+            calls.hits
+        ))
     })
 }

@@ -3,6 +3,7 @@
 
 mod interrupts;
 mod memory;
+mod missed;
 mod pause;
 mod privileged;
 mod probes;
@@ -31,6 +32,7 @@ pub const TESTS: &[Test] = &[
     probes::SAME_PLACE,
     probes::FOREIGN,
     probes::STREAM_LEFT,
+    missed::TAKEN_AWAY,
     traps::SHAPES,
     privileged::FLAGS,
     privileged::INTERRUPTS,

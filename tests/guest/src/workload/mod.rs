@@ -28,6 +28,7 @@ mod threads;
 mod timed;
 mod toggle;
 pub mod tools;
+mod traced;
 mod tracefs;
 mod tracing;
 
@@ -67,6 +68,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Timed => timed::run(plan),
         Workload::Ftrace => ftrace::run(plan),
         Workload::Tracing => tracing::run(plan),
+        Workload::Traced => traced::run(plan),
         Workload::StaticKeys => static_keys::run(plan),
         Workload::Debugger => debugger::run(plan.count),
         Workload::Module => module::run(plan),

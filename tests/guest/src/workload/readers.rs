@@ -5,11 +5,11 @@ use std::io::{self, Read, Write};
 
 use serde_json::{Value, json};
 
-use super::sys::{fork, wait_for};
+use super::sys::{check, fork, wait, wait_for};
 use crate::console;
 
 /// `count` processes read one byte each of a pipe that is empty. When all of them sleep, reports
-/// `blocked` and waits for a line of input; then gives each its byte.
+/// `blocked` and waits for a line of input; then gives each its byte, or, if the line is `kill`, kills them.
 pub fn run(count: u64) -> io::Result<Value> {
     let (mut from, mut to) = io::pipe()?;
     let mut children = Vec::new();
@@ -22,12 +22,28 @@ pub fn run(count: u64) -> io::Result<Value> {
         }
     }
     console::report("blocked", json!({ "readers": count }));
-    console::line()?;
+    if console::line()? == "kill" {
+        children.into_iter().try_for_each(kill)?;
+        return Ok(json!({ "killed": count }));
+    }
     for _ in 0..count {
         to.write_all(&[1])?;
     }
     children.into_iter().try_for_each(wait_for)?;
     Ok(json!({ "readers": count }))
+}
+
+/// Kills a child and waits for its end.
+fn kill(pid: libc::pid_t) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::kill(pid, libc::SIGKILL) })?;
+    let status = wait(pid)?;
+    if libc::WIFSIGNALED(status) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "a child that was killed ended with status {status:#x}"
+    )))
 }
 
 /// Whether a process sleeps inside the system call `read`: `/proc/PID/syscall` has `running` for one

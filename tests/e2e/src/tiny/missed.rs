@@ -1,0 +1,133 @@
+//! A probe that is taken away in the middle of its hits.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{CodeAssembler, qword_ptr, r9, rsi};
+use vmprobe_client::spec;
+use vmprobe_client::v1::{Probe, Strategy};
+
+use super::image::{self, DATA, Names};
+use super::vm::{Tiny, VM, number};
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TAKEN_AWAY: Test = Test {
+    name: "tiny_a_probe_taken_away_while_its_vcpu_has_trapped_has_counted_each_execution",
+    ids: &["KP06"],
+    needs: Needs::Tiny,
+    run: taken_away,
+};
+
+/// A way past an instruction that adds 1 to the number at RSI.
+struct Way {
+    strategy: Strategy,
+    body: fn(&mut CodeAssembler) -> Result<(), IcedError>,
+}
+
+const WAYS: [Way; 2] = [
+    Way {
+        strategy: Strategy::Emulate,
+        body: |a| a.add(qword_ptr(rsi), 1),
+    },
+    Way {
+        strategy: Strategy::Step,
+        body: |a| a.lock().xadd(qword_ptr(rsi), r9),
+    },
+];
+/// How often it comes and goes.
+const TIMES: u64 = 30;
+
+/// The guest executes little else than the probed instruction, so nearly each stop finds its vCPU trapped.
+fn taken_away(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut remarks = Vec::new();
+        for way in &WAYS {
+            let kernel = image::build(|a, names| looped(a, names, way.body))?;
+            let guest = Tiny::new(cx, &kernel, 64).await?;
+            guest.start().await?;
+            let (mut hits, mut waits) = (0, None);
+            for _ in 0..TIMES {
+                let gone = comes_and_goes(&guest, way.strategy, waits).await?;
+                hits += gone.hits;
+                waits = gone.waits;
+            }
+            guest.client.kill_vm(VM).await?;
+            remarks.push(format!("{hits} hits by {:?}", way.strategy));
+        }
+        pass_with(format!("{TIMES} times: {}", remarks.join(", ")))
+    })
+}
+
+/// A loop without end around an instruction at `body`.
+fn looped(
+    a: &mut CodeAssembler,
+    names: &mut Names,
+    body: fn(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Result<(), IcedError> {
+    let mut again = a.create_label();
+    a.mov(rsi, DATA)?;
+    a.set_label(&mut again)?;
+    a.mov(r9, 1_u64)?;
+    names.here(a, "body")?;
+    body(a)?;
+    names.here(a, "after")?;
+    a.jmp(again)
+}
+
+/// What a probe was that is gone.
+struct Gone {
+    hits: u64,
+    /// Its last hit waited for its step: so often was the instruction executed without.
+    waits: Option<u64>,
+}
+
+/// Registers a probe and removes it after some hits, each of them an execution. The last hit of the one
+/// before may have waited.
+async fn comes_and_goes(
+    guest: &Tiny,
+    strategy: Strategy,
+    waits: Option<u64>,
+) -> Result<Gone, Failure> {
+    let client = &guest.client;
+    client.pause_vm(VM).await?;
+    let executed_before = executed(guest).await?;
+    let of_other = u64::from(waits == Some(executed_before));
+    let spec = spec::parse("probe=body").map_err(|error| wrong!("{error}"))?;
+    let probe = client.register_probes(VM, vec![spec]).await?.remove(0);
+    check_eq!(
+        probe.strategy(),
+        strategy,
+        "the way past `{}`",
+        probe.instruction
+    );
+    client.resume_vm(VM).await?;
+    while listed(guest).await?.hits == 0 {}
+    client.pause_vm(VM).await?;
+    let name = vec!["probe".to_owned()];
+    let removed = client.unregister_probes(VM, Vec::new(), name).await?;
+    let (hits, missed) = (removed[0].hits, removed[0].missed);
+    let executed = executed(guest).await?;
+    let rip = client.read_registers(VM, 0).await?.rip;
+    client.resume_vm(VM).await?;
+    check_eq!(missed, 0, "missed hits");
+    let own = executed - executed_before - of_other;
+    // A hit that waits for its step counts already; the instruction is executed when the probe has gone.
+    let is_waiting = strategy == Strategy::Step && rip == probe.address && hits == own + 1;
+    check!(
+        hits == own || is_waiting,
+        "{hits} hits of {own} executions, RIP is {rip:#x}"
+    );
+    Ok(Gone {
+        hits,
+        waits: is_waiting.then_some(executed),
+    })
+}
+
+async fn listed(guest: &Tiny) -> Result<Probe, Failure> {
+    let mut probes = guest.client.list_probes(VM).await?;
+    probes.pop().ok_or_else(|| wrong!("the probe isn't listed"))
+}
+
+/// How often the guest has executed the instruction.
+async fn executed(guest: &Tiny) -> Result<u64, Failure> {
+    Ok(number(&guest.client.read_memory(VM, 0, DATA, 8).await?))
+}
