@@ -290,9 +290,12 @@ impl Arena {
         if let Some(placed) = found.map_err(DetourError::Build)? {
             return Ok(placed);
         }
-        let idle = self.detours.idle();
-        let no_address = DetourError::NoAddress { at, idle };
+        let no_address = |detours: &Detours| DetourError::NoAddress {
+            at,
+            idle: detours.idle(),
+        };
         let Some(number) = self.detours.number(numbers) else {
+            let idle = self.detours.idle();
             return Err(DetourError::NoNumber { numbers, idle });
         };
         let (placement, detour) = self
@@ -303,7 +306,7 @@ impl Arena {
         let Some(jump) = jump.filter(|_| matches!(written, Ok(true))) else {
             self.detours.space.undo(placement, detour.code.len());
             written?;
-            return Err(no_address);
+            return Err(no_address(&self.detours));
         };
         self.detours.occupy(number, at, placement, detour);
         let occupant = self.detours.occupants.get(number as usize);
@@ -314,7 +317,7 @@ impl Arena {
                 jump,
                 detour: Arc::clone(&occupant.detour),
             }),
-            None => Err(no_address),
+            None => Err(no_address(&self.detours)),
         }
     }
 

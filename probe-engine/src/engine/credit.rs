@@ -6,7 +6,9 @@
 //! then, as somebody is in the middle of writing it, is told from what comes later by its position in the
 //! ring. And who is anywhere else in a detour whose jump goes is still of the probes that it went from.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::jump::Jump;
@@ -37,6 +39,11 @@ pub(super) struct Credit {
     eras: VecDeque<Era>,
     /// What detours were before the change that is being made.
     former: HashMap<u32, Vec<Arc<Probe>>>,
+    /// The numbers of those whose counts are somebody's, in order. Those of removed probes are nobody's, and
+    /// may be many.
+    counted: Vec<Range<u32>>,
+    /// The numbers of those that follow calls, by the probed instruction.
+    followers: BTreeMap<GuestVirtAddr, BTreeSet<u32>>,
 }
 
 /// What was before a change.
@@ -72,15 +79,27 @@ impl Credit {
         if self.detours.len() <= index {
             self.detours.resize_with(index + 1, || None);
         }
+        let is_counted = self.is_counted(jump.number);
+        let is_other = |known: &Known| known.at != site.virt || known.code != jump.detour.at;
+        if self.known(jump.number).is_some_and(is_other) {
+            self.forget(jump.number);
+        }
         let known = &mut self.detours[index];
         match known {
-            Some(known) if known.at == site.virt && known.code == jump.detour.at => {
+            Some(known) => {
+                if !is_counted {
+                    known.counted = rings.total(jump.number);
+                }
                 if !are_same(&known.probes, &site.active) {
                     let former = std::mem::replace(&mut known.probes, site.active.clone());
                     self.former.insert(jump.number, former);
                 }
             }
-            known => {
+            None => {
+                if jump.wanted.follow.is_some() {
+                    let followers = self.followers.entry(site.virt).or_default();
+                    followers.insert(jump.number);
+                }
                 *known = Some(Known {
                     at: site.virt,
                     capture: jump.wanted.capture,
@@ -94,8 +113,24 @@ impl Credit {
         }
     }
 
+    /// Whether a detour's counter is read each time.
+    pub(super) fn is_counted(&self, number: u32) -> bool {
+        let behind = self.counted.partition_point(|range| range.end <= number);
+        let range = self.counted.get(behind);
+        range.is_some_and(|range| range.contains(&number))
+    }
+
+    /// The counters that are to be read.
+    pub(super) fn counters(&self) -> &[Range<u32>] {
+        &self.counted
+    }
+
     /// All jumps have been learned. What is in the rings now is from before.
     pub(super) fn close_era(&mut self, memory: &dyn GuestMemory, rings: &Rings) {
+        let known = (0..).zip(&self.detours);
+        let known = known.filter_map(|(number, known)| Some((number, known.as_ref()?)));
+        let somebodys = known.filter(|(_, known)| known.counts());
+        self.counted = ranges(somebodys.map(|(number, _)| number));
         let former = std::mem::take(&mut self.former);
         let ends: Vec<u64> = rings.heads(memory).collect();
         if former.is_empty() || rings.tails().eq(ends.iter().copied()) {
@@ -132,7 +167,16 @@ impl Credit {
     /// Forgets a detour that is no more. Whether it was one.
     pub(super) fn forget(&mut self, number: u32) -> bool {
         let known = self.detours.get_mut(number as usize);
-        known.and_then(Option::take).is_some()
+        let Some(known) = known.and_then(Option::take) else {
+            return false;
+        };
+        if let Entry::Occupied(mut followers) = self.followers.entry(known.at) {
+            followers.get_mut().remove(&number);
+            if followers.get().is_empty() {
+                followers.remove();
+            }
+        }
+        true
     }
 
     /// Whether there is a detour in which somebody may wait for room in a ring.
@@ -145,20 +189,13 @@ impl Credit {
 
     /// Whether calls are followed.
     pub(super) fn follows(&self) -> bool {
-        self.detours
-            .iter()
-            .flatten()
-            .any(|known| known.follow.is_some())
+        !self.followers.is_empty()
     }
 
     /// The numbers of the detours that follow the calls of the functions at these addresses.
     pub(super) fn following(&self, at: &BTreeSet<GuestVirtAddr>) -> BTreeSet<u32> {
-        let known = self.detours.iter().zip(0..);
-        known
-            .filter_map(|(known, number)| Some((known.as_ref()?, number)))
-            .filter(|(known, _)| known.follow.is_some() && at.contains(&known.at))
-            .map(|(_, number)| number)
-            .collect()
+        let followers = at.iter().filter_map(|at| self.followers.get(at));
+        followers.flatten().copied().collect()
     }
 
     /// Whether calls that a detour may be following are those of these return probes.
@@ -238,8 +275,8 @@ impl Credit {
 
     /// Takes over what the detours' counters have come to.
     pub(super) fn count(&mut self, rings: &Rings) {
-        for (number, known) in (0..).zip(&mut self.detours) {
-            let Some(known) = known else {
+        for number in self.counted.iter().cloned().flatten() {
+            let Some(Some(known)) = self.detours.get_mut(number as usize) else {
                 continue;
             };
             let total = rings.total(number);
@@ -293,6 +330,11 @@ impl Credit {
 }
 
 impl Known {
+    /// Whether any of its probes is still there.
+    fn counts(&self) -> bool {
+        self.probes.iter().any(|probe| !probe.is_removed())
+    }
+
     /// The probed instruction.
     pub(super) fn at(&self) -> GuestVirtAddr {
         self.at
@@ -328,6 +370,18 @@ fn is_return(probe: &Probe) -> bool {
 fn is_active(table: &Table, at: GuestVirtAddr, probe: &Arc<Probe>) -> bool {
     let site = table.site(at);
     site.is_some_and(|site| site.active.iter().any(|it| Arc::ptr_eq(it, probe)))
+}
+
+/// These numbers, which rise.
+pub(super) fn ranges(numbers: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
+    let mut ranges: Vec<Range<u32>> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some(last) if last.end == number => last.end += 1,
+            _ => ranges.push(number..number + 1),
+        }
+    }
+    ranges
 }
 
 /// Whether a position of a ring is before another one, at most half of all positions away.

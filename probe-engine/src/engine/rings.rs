@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::copies::{ArenaState, rips};
-use super::credit::{Credit, Known};
+use super::credit::{Credit, Known, ranges};
 use super::follow::Follower;
 use super::jump::WhyNot;
 use super::record::Probe;
@@ -105,6 +105,16 @@ impl Engine {
         let Some(reader) = &mut *reader else {
             return;
         };
+        // Who was late in a detour of a removed probe, and the guest itself, may have written to counters
+        // that nobody has read. Where they can't be, they count nothing.
+        let jumps = table.sites().filter_map(|site| site.jump());
+        let numbers: BTreeSet<u32> = jumps
+            .map(|jump| jump.number)
+            .filter(|number| !reader.credit.is_counted(*number))
+            .collect();
+        for unread in ranges(numbers.into_iter()) {
+            let _result = reader.rings.count(memory, unread);
+        }
         let mut waits = false;
         for (site, jump) in table.sites().filter_map(|site| Some((site, site.jump()?))) {
             waits |= jump.waits_at_return();
@@ -288,7 +298,8 @@ impl Engine {
         credit.forget_eras(rings);
         *damaged = damaged.saturating_add(found.damaged);
         let held = self.merger.drained(found.is_blocked());
-        if rings.count(memory, 0..credit.numbers()).is_ok() {
+        let mut counters = credit.counters().iter().cloned();
+        if counters.all(|numbers| rings.count(memory, numbers).is_ok()) {
             credit.count(rings);
         }
         if let Ok(follower) = follower

@@ -289,6 +289,19 @@ fn counters_become_hits_or_missed_ones() {
     assert_eq!((f.hit_count(probe.id), f.info(probe.id).missed), (0, 5));
 }
 
+#[test]
+fn what_the_guest_wrote_to_a_counter_before_there_was_a_detour_counts_nothing() {
+    let f = jumps();
+    jump(&f, "framed");
+    let second = block(&f, 0) + layout::CELLS + layout::CELL;
+    f.memory
+        .write(GuestPhysAddr(second), &1234_u32.to_le_bytes())
+        .unwrap();
+    let probe = jump(&f, "framed+0x5");
+    f.engine.drain(&*f.memory);
+    assert_eq!((f.hit_count(probe.id), f.info(probe.id).missed), (0, 0));
+}
+
 /// A CPU's block in physical memory.
 pub fn block(f: &Fixture, cpu: u64) -> u64 {
     let environment = f.engine.environment(&*f.memory).unwrap();
