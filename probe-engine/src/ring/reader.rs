@@ -108,8 +108,9 @@ impl Rings {
     }
 
     /// As [`Rings::drain`]; `each` is also told the record's position ([`layout::position`]). With `ahead`,
-    /// whole records behind unfinished ones are read too, and their space is given back later: only while
-    /// no vCPU runs, or when the guest has ended.
+    /// whole records behind unfinished ones are read too, and their space is given back later; and a ring
+    /// that the guest has written over begins anew, empty. Only while no vCPU runs, or when the guest has
+    /// ended.
     pub fn read(
         &mut self,
         memory: &dyn GuestMemory,
@@ -138,7 +139,8 @@ impl Rings {
             }
             ring.was_damaged |= turn.damaged > 0;
             drained.damaged += turn.damaged;
-            drained.blocked[index] = turn.blocked;
+            let anew = ahead && ring.was_damaged && ring.begin_anew(memory).is_ok();
+            drained.blocked[index] = turn.blocked && !anew;
         }
         drained
     }
@@ -460,6 +462,19 @@ impl Ring {
         self.tail = self.tail.wrapping_add(len as u64);
         fence(Ordering::Release);
         put(memory, self.tail_word(), self.tail)
+    }
+
+    /// Empties a ring that the guest has written over: nobody can tell what is left there from what a
+    /// detour has begun to write.
+    fn begin_anew(&mut self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        let head = word(memory, self.head())?;
+        // No position comes twice, as records are told apart by them.
+        if head.wrapping_sub(self.tail) <= RING_LEN && head.is_multiple_of(8) {
+            self.tail = head;
+        }
+        self.reset(memory)?;
+        (self.was_damaged, self.waits) = (false, 0);
+        Ok(())
     }
 
     /// Begins anew where it has been read to.

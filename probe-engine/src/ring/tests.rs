@@ -324,6 +324,37 @@ fn a_ring_that_was_damaged_does_not_wait_for_ever() {
 }
 
 #[test]
+fn a_ring_that_was_damaged_begins_anew_when_no_vcpu_runs() {
+    let mut guest = Guest::new();
+    guest.push(0, 1);
+    guest.reserve(0, 5).unwrap();
+    guest.push(0, 2);
+    let open = guest.reserve(1, 5).unwrap();
+    guest.put(place(0).block.wrapping_add(TAIL), 0x1234);
+    // Where nobody has reserved anything yet.
+    let beyond = guest.block_word(0, HEAD) + 4096;
+    guest.put(Producer { place: place(0) }.phys(beyond), header(1, 5));
+    let mut tscs = vec![];
+    let drained = guest.rings.read(&guest.memory, true, shape, |_, record| {
+        tscs.push(record.tsc.0);
+    });
+    assert_eq!((tscs, drained.damaged), (vec![1, 2], 1));
+    assert_eq!(
+        drained.blocked[..2],
+        [false, true],
+        "the other one is sound"
+    );
+    assert!(guest.is_clear(0));
+    assert_eq!(guest.block_word(0, HEAD), guest.block_word(0, TAIL));
+    for tsc in 10..200 {
+        guest.push(0, tsc);
+        assert_eq!(guest.tscs(), [tsc]);
+    }
+    guest.finish(1, open, 3);
+    assert_eq!(guest.tscs(), [3]);
+}
+
+#[test]
 fn the_guests_tail_is_for_the_guest_only() {
     let mut guest = Guest::new();
     guest.push(0, 1);

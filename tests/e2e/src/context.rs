@@ -2,6 +2,7 @@
 
 use std::env;
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 
 use crate::linux::files;
@@ -11,6 +12,14 @@ use crate::test::{Failure, TestResult};
 pub const BIN_DIR: &str = "VMPROBE_BIN_DIR";
 /// The folder with the Linux guests' files.
 pub const FILES: &str = "VMPROBE_FILES";
+
+/// 2^64 over the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A seed that nobody has told: another one each time.
+pub fn any_seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
 
 /// The machine that tests run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -39,6 +48,8 @@ impl Place {
 pub struct Context {
     /// Where it runs.
     pub place: Place,
+    /// Where its random numbers begin: another one in each run, unless that is told.
+    pub seed: u64,
     bin: PathBuf,
     files: PathBuf,
     runtime: tokio::runtime::Runtime,
@@ -49,12 +60,13 @@ impl Context {
     ///
     /// # Errors
     /// If there is no runtime to be had.
-    pub fn new(place: Place) -> Result<Self, Failure> {
+    pub fn new(place: Place, seed: u64) -> Result<Self, Failure> {
         let own = env::current_exe().map_err(Failure::io("find this program"))?;
         let beside = own.parent().map(PathBuf::from).unwrap_or_default();
         let folder = |name| env::var_os(name).map(PathBuf::from);
         Ok(Self {
             place,
+            seed,
             files: folder(FILES).unwrap_or_else(|| beside.clone()),
             bin: folder(BIN_DIR).unwrap_or(beside),
             runtime: tokio::runtime::Builder::new_multi_thread()
@@ -87,6 +99,16 @@ impl Context {
             unpacked
         } else {
             name
+        })
+    }
+
+    /// Random numbers, the same ones for the same seed (SplitMix64).
+    pub fn numbers(&self) -> impl Iterator<Item = u64> {
+        let states = (1..).map(|step: u64| self.seed.wrapping_add(step.wrapping_mul(GOLDEN)));
+        states.map(|state| {
+            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ mixed >> 31
         })
     }
 

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::context::{Context, Place};
+use crate::context::{Context, Place, any_seed};
 use crate::runner::{Run, RunError};
 use crate::test::{Failure, Needs, Test};
 
@@ -53,6 +53,9 @@ enum Command {
         /// Where it runs.
         #[arg(long = "where", value_enum)]
         place: Place,
+        /// Where its random numbers begin.
+        #[arg(long)]
+        seed: u64,
         /// File for the outcome.
         #[arg(long)]
         outcome: PathBuf,
@@ -89,12 +92,16 @@ fn main() -> ExitCode {
         Command::Exec {
             name,
             place,
+            seed,
             outcome,
-        } => runner::exec(&name, place, &outcome).map_err(Error::from),
-        Command::Demo => Context::new(Place::Host)
+        } => {
+            let cx = Context::new(place, seed);
+            runner::exec(&name, cx, &outcome).map_err(Error::from)
+        }
+        Command::Demo => Context::new(Place::Host, any_seed())
             .and_then(|cx| demo::run(&cx))
             .map_err(Error::from),
-        Command::Bench { place, results } => Context::new(place)
+        Command::Bench { place, results } => Context::new(place, any_seed())
             .and_then(|cx| linux::bench::run(&cx, results))
             .map_err(Error::from),
     };

@@ -13,9 +13,9 @@ use clap::Args;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
-use crate::context::{Context, Place};
+use crate::context::{Context, Place, any_seed};
 use crate::parts::Part;
-use crate::test::{Needs, Outcome, Test};
+use crate::test::{Failure, Needs, Outcome, Test};
 use crate::{ALL_NEEDS, say, tests};
 
 /// How long a test may take. Only a net: no test waits for time.
@@ -41,6 +41,9 @@ pub struct Run {
     /// Where this runs.
     #[arg(long = "where", value_enum, default_value = "host")]
     place: Place,
+    /// Where random numbers begin, to run tests again that drew them; by default anywhere.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
     /// Append one line of JSON for each test to this file.
     #[arg(long, value_name = "FILE", env = "VMPROBE_RESULTS")]
     results: Option<PathBuf>,
@@ -83,9 +86,13 @@ pub fn run(run: &Run) -> Result<bool, RunError> {
         None => None,
     };
     let mut failed = 0;
+    let seed = run.seed.unwrap_or_else(any_seed);
+    say(&format!(
+        "# random numbers: --seed {seed} draws the same again"
+    ));
     for test in &chosen {
         let started = Instant::now();
-        let (outcome, output) = run_one(test, run.place)?;
+        let (outcome, output) = run_one(test, run.place, seed)?;
         let millis = started.elapsed().as_millis() as u64;
         let (status, note) = match outcome {
             Outcome::Pass(note) => ("pass", note),
@@ -148,21 +155,27 @@ fn show_tail(output: &str) {
 }
 
 /// Runs one test in a child of this process; returns what it wrote, too.
-fn run_one(test: &Test, place: Place) -> Result<(Outcome, String), RunError> {
+fn run_one(test: &Test, place: Place, seed: u64) -> Result<(Outcome, String), RunError> {
     let folder = std::env::temp_dir().join(format!("vmprobe-e2e-{}", std::process::id()));
     fs::create_dir_all(&folder).map_err(|e| RunError::Io("make a folder for a test", e))?;
-    let result = run_in(&folder, test, place);
+    let result = run_in(&folder, test, place, seed);
     fs::remove_dir_all(&folder).map_err(|e| RunError::Io("remove a test's folder", e))?;
     result
 }
 
-fn run_in(folder: &Path, test: &Test, place: Place) -> Result<(Outcome, String), RunError> {
+fn run_in(
+    folder: &Path,
+    test: &Test,
+    place: Place,
+    seed: u64,
+) -> Result<(Outcome, String), RunError> {
     let (log, outcome) = (folder.join("output"), folder.join("outcome"));
     let file = File::create(&log).map_err(|e| RunError::Io("make a log", e))?;
     let own = std::env::current_exe().map_err(|e| RunError::Io("find this program", e))?;
     let mut command = Command::new(own);
     command
-        .args(["exec", test.name, "--where", place.name(), "--outcome"])
+        .args(["exec", test.name, "--where", place.name()])
+        .args(["--seed", &seed.to_string(), "--outcome"])
         .arg(&outcome)
         .env("TMPDIR", folder)
         .stdin(Stdio::null())
@@ -228,10 +241,14 @@ fn run_limited(command: &mut Command, limit: Duration) -> Result<Option<ExitStat
 ///
 /// # Errors
 /// If there is no such test, or the outcome can't be written.
-pub fn exec(name: &str, place: Place, outcome_file: &Path) -> Result<bool, RunError> {
+pub fn exec(
+    name: &str,
+    cx: Result<Context, Failure>,
+    outcome_file: &Path,
+) -> Result<bool, RunError> {
     let test = tests().find(|test| test.name == name);
     let test = test.ok_or_else(|| RunError::NoTest(name.to_owned()))?;
-    let result = Context::new(place).and_then(|cx| (test.run)(&cx));
+    let result = cx.and_then(|cx| (test.run)(&cx));
     let outcome = result.unwrap_or_else(|failure| Outcome::Fail(failure.to_string()));
     // An enum of strings always serializes.
     let json = serde_json::to_vec(&outcome).unwrap_or_default();

@@ -82,6 +82,8 @@ pub struct Work<'a> {
     pub files: &'a Files,
     /// Only these tests.
     pub filter: Option<&'a str>,
+    /// Where their random numbers begin.
+    pub seed: Option<u64>,
 }
 
 impl Name {
@@ -220,6 +222,7 @@ impl Machine {
     fn tests(&self, work: &Work<'_>, options: &LabOptions) -> Result<Vec<Record>, TestError> {
         let mut command = vec!["/bin/e2e".to_owned(), "run".to_owned()];
         command.extend(self.arguments(work.filter));
+        command.extend(test::seed_arguments(work.seed));
         let mut lab = Lab::new(command);
         lab.emulator = self.name.emulator(options);
         lab.files = work.files.in_lab("/boot");

@@ -44,6 +44,9 @@ pub struct Options {
     /// monitor's own tests in the lab out, and the conformance report as it is.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Where the tests' random numbers begin, to run some again that drew them; by default anywhere.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
     #[command(flatten)]
     labs: LabOptions,
 }
@@ -193,6 +196,7 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
             programs: &programs,
             files: &files,
             filter,
+            seed: options.seed,
         };
         runs.extend(labs::run(&work, &options.labs)?);
     }
@@ -276,6 +280,7 @@ fn on_host(
     let mut e2e = Command::new(&programs.e2e);
     e2e.arg("run")
         .args(e2e_arguments(HOST, needs, options.filter.as_deref()))
+        .args(seed_arguments(options.seed))
         .env("VMPROBE_RESULTS", &results)
         .env("VMPROBE_FILES", &files.folder)
         .env("VMPROBE_BIN_DIR", &programs.folder);
@@ -299,6 +304,12 @@ pub fn e2e_arguments(place: &str, needs: &str, filter: Option<&str>) -> Vec<Stri
         arguments.extend(["--filter".to_owned(), filter.to_owned()]);
     }
     arguments
+}
+
+/// What `e2e run` is told of random numbers.
+pub fn seed_arguments(seed: Option<u64>) -> Vec<String> {
+    let seed = seed.map(|seed| ["--seed".to_owned(), seed.to_string()]);
+    seed.map_or_else(Vec::new, Vec::from)
 }
 
 /// The records, unless the program's own end says that there is more to know. A filter may leave

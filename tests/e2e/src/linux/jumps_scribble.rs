@@ -25,35 +25,41 @@ pub const TESTS: &[Test] = &[
 
 const VCPUS: u32 = 2;
 /// Where rings and counters are in guest physical memory: behind the GiB of code that follows what the
-/// guest has below 4 GiB.
+/// guest has below 4 GiB. And how much of it the guest writes over.
 const DATA: u64 = 6 << 30;
+const DATA_LEN: u64 = 48 << 20;
 const ROUNDS: u64 = 12;
 const CALLS: u64 = 100;
+/// Probes that suffer: name, system call, options.
+const VICTIMS: [(&str, &str, &str); 3] = [
+    ("full", "umask", ""),
+    ("count", "getuid", " count"),
+    ("lossless", "getpgid", " lossless"),
+];
 
 fn scribble(cx: &Context) -> TestResult {
     cx.block_on(async {
+        let mut seeds = cx.numbers();
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
         let calm = guest.probe("calm=__x64_sys_getppid nojump").await?;
         let mut stream = guest.client.events(VM, vec![calm.id]).await?;
-        let victims = [
-            ("full", "umask", ""),
-            ("count", "getuid", " count"),
-            ("lossless", "getpgid", " lossless"),
-        ];
-        for (name, call, options) in victims {
-            guest
-                .probe(&format!("{name}=__x64_sys_{call}{options}"))
-                .await?;
-            jump(&guest, name).await?;
-        }
+        register(&guest).await?;
         let all = CALLS * u64::from(VCPUS);
+        let server = Bounds::measure(&guest, DATA_LEN).await?;
         let mut remarks = Vec::new();
-        for (turn, (name, call, _)) in (1..).zip(victims) {
-            let done = guest
-                .work(&format!(
-                    "scribble syscall={call} count={CALLS} rounds={ROUNDS} at={DATA:#x}"
+        for ((turn, (name, call, _)), seed) in (1..).zip(VICTIMS).zip(&mut seeds) {
+            // So that there is something to write over: words that are zero stay so.
+            guest
+                .work(&format!("threads syscall={call} count={CALLS}"))
+                .await?;
+            guest
+                .say(&format!(
+                    "workload=scribble syscall={call} count={CALLS} rounds={ROUNDS} at={DATA:#x} seed={seed}"
                 ))
                 .await?;
+            guest.console.report("begins").await?;
+            let cost = server.check(&guest).await?;
+            let done = guest.console.report("done").await?;
             let calls = done["calls"].as_u64().unwrap_or_default();
             check!(calls > 0, "no calls: {done}");
             // Nobody else has lost anything.
@@ -61,51 +67,41 @@ fn scribble(cx: &Context) -> TestResult {
                 .work(&format!("threads syscall=getppid count={CALLS}"))
                 .await?;
             let (seen, lost) = events::next(&mut stream, all).await?;
-            check_eq!(lost, 0, "lost events of a breakpoint");
+            check_eq!(lost, 0, "lost events of a breakpoint, seed {seed}");
             check!(
                 seen.iter().all(|event| event.probe_id == calm.id),
-                "events of other probes"
+                "events of other probes, seed {seed}"
             );
             let probe = guest.listed("calm").await?;
             check_eq!(
                 (probe.hits, probe.missed),
                 (turn * all, 0),
-                "hits of a breakpoint"
+                "hits of a breakpoint, seed {seed}"
             );
             let victim = guest.listed(name).await?;
             remarks.push(format!(
-                "{call} was called {calls} times, {} hits and {} missed, {} words written",
+                "seed {seed}: {call} was called {calls} times, {} hits and {} missed, {} words written, \
+                 {cost}",
                 victim.hits, victim.missed, done["written"]
             ));
         }
         let damage = guest.client.get_vm(VM).await?.ring_damage;
         check!(damage > 0, "the damage wasn't noticed");
-        // The rings serve again when nobody writes over them.
-        guest.remove(&["full", "count", "lossless"]).await?;
-        guest.probe("again=__x64_sys_umask").await?;
-        jump(&guest, "again").await?;
-        let request = format!("threads syscall=umask count={CALLS}");
-        // What the guest has left open in its rings is waited for, for a while.
-        let mended = timeout(SETTLE, async {
-            loop {
-                let before = guest.listed("again").await?.hits;
-                guest.work(&request).await?;
-                let after = guest.listed("again").await?;
-                if after.hits - before == all {
-                    return Ok::<_, Failure>(after);
-                }
-            }
-        });
-        let again = mended
-            .await
-            .map_err(|_| wrong!("the rings don't serve again"))??;
-        guest.work(&request).await?;
-        let after = guest.listed("again").await?;
-        check_eq!(
-            (after.hits - again.hits, after.missed - again.missed),
-            (all, 0),
-            "hits and missed hits afterwards"
-        );
+        // Nobody writes over the rings any more, so from the next probes on they serve again.
+        guest.remove(&VICTIMS.map(|(name, ..)| name)).await?;
+        register(&guest).await?;
+        for (name, call, _) in VICTIMS {
+            guest
+                .work(&format!("threads syscall={call} count={CALLS}"))
+                .await?;
+            let probe = guest.listed(name).await?;
+            check_eq!(
+                (probe.hits, probe.missed),
+                (all, 0),
+                "hits and missed hits of {name} right afterwards, seed {}",
+                cx.seed
+            );
+        }
         guest.finish().await?;
         pass_with(format!(
             "damage was seen {damage} times; {}",
@@ -114,15 +110,26 @@ fn scribble(cx: &Context) -> TestResult {
     })
 }
 
+/// Registers the victims, which become jumps.
+async fn register(guest: &Guest) -> Result<(), Failure> {
+    for (name, call, options) in VICTIMS {
+        guest
+            .probe(&format!("{name}=__x64_sys_{call}{options}"))
+            .await?;
+        jump(guest, name).await?;
+    }
+    Ok(())
+}
+
 /// Where code of ours is in guest physical memory: the GiB before the data. Detours begin in its middle.
 const CODE: u64 = DATA - (1 << 30);
 const DETOURS: u64 = CODE + (512 << 20);
 /// The table of followed calls, behind 16 MiB of counters: 16 MiB.
 const CALL_TABLE: u64 = DATA + (16 << 20);
 const CALL_TABLE_LEN: u64 = 16 << 20;
-/// Where random numbers begin.
-const SEEDS: [u64; 3] = [1, 0x6a70_3038, 0xdead_beef];
-/// How often the server is asked while the guest's call table isn't worth anything.
+/// How often our code is written over.
+const TURNS: usize = 3;
+/// How often the server is asked while what the guest has of ours isn't worth anything.
 const QUESTIONS: u64 = 40;
 /// Ticks of the clock that processes' work is counted by, in a second (`proc(5)`, `USER_HZ`); and how
 /// many times more work the answers may be when everything is damaged.
@@ -153,7 +160,8 @@ fn overwrite(cx: &Context) -> TestResult {
             .wrapping_add_signed(i64::from(i32::from_le_bytes(distance)));
         let code = guest.memory(detour, DETOUR).await?;
         let mut hits = 0;
-        for seed in SEEDS {
+        let mut seeds = cx.numbers();
+        for seed in seeds.by_ref().take(TURNS) {
             let done = guest
                 .work(&format!(
                     "overwrite syscall=umask count={CODE_BYTES} rounds=1 at={DETOURS:#x} seed={seed}"
@@ -175,51 +183,87 @@ fn overwrite(cx: &Context) -> TestResult {
         }
         check!(hits > 0, "no calls");
 
-        let started = guest.server().work()?;
-        ask(&guest).await?;
-        let calm = guest.server().work()? - started;
-        let before = guest.server().status("VmRSS")?;
-        let rounds = 1_000_000;
+        let server = Bounds::measure(&guest, CALL_TABLE_LEN).await?;
+        let (seed, rounds) = (seeds.next().unwrap_or_default(), 1_000_000);
         guest
             .say(&format!(
-                "workload=overwrite syscall=umask count={CALL_TABLE_LEN} rounds={rounds} at={CALL_TABLE:#x}"
+                "workload=overwrite syscall=umask count={CALL_TABLE_LEN} rounds={rounds} at={CALL_TABLE:#x} \
+                 seed={seed}"
             ))
             .await?;
         guest.console.report("begins").await?;
-        let started = guest.server().work()?;
-        ask(&guest).await?;
-        let most = before + CALL_TABLE_LEN / 1024 + MORE_MEMORY;
-        let after = guest.server().status("VmRSS")?;
-        check!(after <= most, "the server has {after} KiB, and had {before}");
-        let busy = guest.server().work()? - started;
-        check!(
-            busy <= TIMES * calm + CLOCK_TICKS,
-            "the server's own threads worked for {busy} ticks, and for {calm} before"
-        );
+        let cost = server.check(&guest).await?;
         // However it ended, or if it is to be ended.
         let _ended = guest.client.kill_vm(VM).await;
         let ending = guest.client.wait_vm(VM).await?;
         guest.client.delete_vm(VM).await?;
         check_eq!(guest.client.list_vms().await?.len(), 0, "VMs left");
         pass_with(format!(
-            "seeds {SEEDS:x?}: {hits} calls counted exactly; the call table written over: {QUESTIONS} \
-             answers, the guest ended by {:?}, the server had {before} KiB and then {after}, its own \
-             threads worked for {calm} ticks and then {busy}",
+            "seed {}: {hits} calls counted exactly with the code written over {TURNS} times; then the call \
+             table: the guest ended by {:?}, {cost}",
+            cx.seed,
             ending.kind()
         ))
     })
 }
 
+/// What the server may take while the guest writes over what it has of ours.
+struct Bounds {
+    probes: usize,
+    /// KiB that it may have resident.
+    memory: u64,
+    /// Ticks that its own threads worked for all answers while nothing was damaged.
+    calm: u64,
+}
+
+impl Bounds {
+    /// Takes the measure of a server whose guest writes over `written` bytes later, which it hasn't used
+    /// so far.
+    async fn measure(guest: &Guest, written: u64) -> Result<Self, Failure> {
+        let probes = guest.client.list_probes(VM).await?.len();
+        let started = guest.server().work()?;
+        ask(guest, probes).await?;
+        Ok(Self {
+            probes,
+            calm: guest.server().work()? - started,
+            memory: guest.server().status("VmRSS")? + written / 1024 + MORE_MEMORY,
+        })
+    }
+
+    /// Asks the server, which has to answer, with no more memory and no more work than before.
+    async fn check(&self, guest: &Guest) -> Result<String, Failure> {
+        let started = guest.server().work()?;
+        ask(guest, self.probes).await?;
+        let busy = guest.server().work()? - started;
+        check!(
+            busy <= TIMES * self.calm + CLOCK_TICKS,
+            "the server's own threads worked for {busy} ticks, and for {} before",
+            self.calm
+        );
+        let memory = guest.server().status("VmRSS")?;
+        check!(
+            memory <= self.memory,
+            "the server has {memory} KiB, and may have {}",
+            self.memory
+        );
+        Ok(format!(
+            "{QUESTIONS} answers, for which the server's own threads worked for {busy} ticks, and for {} \
+             before; it had {memory} KiB of {}",
+            self.calm, self.memory
+        ))
+    }
+}
+
 /// Asks the server, which has to answer.
-async fn ask(guest: &Guest) -> Result<(), Failure> {
+async fn ask(guest: &Guest, probes: usize) -> Result<(), Failure> {
     for _ in 0..QUESTIONS {
         let answers = async {
             guest.client.get_vm(VM).await?;
             Ok::<_, Failure>(guest.client.list_probes(VM).await?.len())
         };
         let answers = timeout(SETTLE, answers).await;
-        let probes = answers.map_err(|_| wrong!("the server doesn't answer"))??;
-        check_eq!(probes, 2, "probes listed");
+        let listed = answers.map_err(|_| wrong!("the server doesn't answer"))??;
+        check_eq!(listed, probes, "probes listed");
     }
     Ok(())
 }

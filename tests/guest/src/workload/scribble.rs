@@ -31,9 +31,12 @@ const WAYS: [fn(&mut u64, u64); 6] = [
 
 /// Writes over the 48 MiB at the physical address `at` in several ways, `rounds` times, while a thread
 /// on each CPU makes `syscall` in bouts of `count`.
+///
+/// Steps: `begins`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     let at = address(plan)?;
     let memory = map(at, HALF + RINGS)?;
+    super::step(plan, "begins", json!({}))?;
     let (calls, written) = meanwhile(plan, plan.count, || {
         scribble(memory, plan.rounds, plan.seed)
     })?;
