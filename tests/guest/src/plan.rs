@@ -158,6 +158,8 @@ named! {
         Probeable = "probeable",
         /// Says where the kernel itself allows no kprobe.
         Blacklist = "blacklist",
+        /// Counts the functions in the kernel's text, by its own list of symbols.
+        Functions = "functions",
         /// Has the kernel patch its own text in every way there is: tracers, events, static keys, static
         /// calls, CPUs that come and go, modules.
         Toggle = "toggle",

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,7 +11,8 @@ use serde::Serialize;
 use vmprobe_client::v1::{Exits, Probe, Strategy};
 
 use super::guest::{Guest, VM, files, specs};
-use super::{bench_jumps, code, whole};
+use super::text::Text;
+use super::{bench_jumps, code, functions, whole};
 use crate::context::{Context, Place};
 use crate::say;
 use crate::test::{Failure, Outcome, check, pass, wrong};
@@ -275,9 +275,12 @@ async fn batches(
 /// # Errors
 /// If there are not so many.
 pub async fn entries(guest: &Guest, wanted: usize) -> Result<Vec<String>, Failure> {
-    let range: Range<u64> = guest.symbol("_stext").await?..guest.symbol("_etext").await?;
-    let blacklist = whole::blacklist(guest, "").await?;
-    let (_, places) = whole::entries(guest, range, &blacklist).await?;
+    let text = Text::of(guest).await?;
+    let functions = functions::find(guest, &text).await?;
+    let free = functions
+        .iter()
+        .filter(|function| function.listed(&text).next().is_none());
+    let places: Vec<String> = free.map(|function| function.place.clone()).collect();
     let mut found = Vec::new();
     for part in places.chunks(PART) {
         found.extend(whole::accepted(guest, part).await?);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use vmprobe_client::v1::ProbeState;
 
 use super::guest::{Config, Guest, VM, files, specs};
+use super::text::Text;
 use super::whole;
 use crate::context::Context;
 use crate::events;
@@ -111,10 +112,7 @@ const MANY: [&str; 6] = [
 fn patched(cx: &Context) -> TestResult {
     cx.block_on(async {
         let without = Guest::ready(cx, files::BZIMAGE_6_1, 2).await?;
-        let start = without.symbol("_stext").await?;
-        let length = (without.symbol("_etext").await? - start) as usize;
-        let blacklist = whole::blacklist(&without, "").await?;
-        let expected = without.memory(start, length).await?;
+        let expected = Text::of(&without).await?;
         without.finish().await?;
 
         let config = Config {
@@ -142,8 +140,7 @@ fn patched(cx: &Context) -> TestResult {
         let probes = guest.client.list_probes(VM).await?;
         let ids = probes.iter().map(|probe| probe.id).collect();
         let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
-        let found = guest.memory(start, length).await?;
-        let by_kernel = whole::check_unchanged(&expected, &found, start, &blacklist)?;
+        let by_kernel = expected.unchanged(&guest).await?;
         guest.finish().await?;
         let hit = removed.iter().filter(|probe| probe.hits > 0).count();
         let gone = probes
@@ -152,8 +149,8 @@ fn patched(cx: &Context) -> TestResult {
             .count();
         check!(hit > 50 && gone > 10, "{hit} hit, {gone} gone");
         pass_with(format!(
-            "{} probes, {hit} hit, {gone} gone with init text; {by_kernel} bytes differ at sites \
-             that are patched at any time",
+            "{} probes, {hit} hit, {gone} gone with init text; sites that are patched at any time and differ: \
+             {by_kernel:?}",
             removed.len()
         ))
     })

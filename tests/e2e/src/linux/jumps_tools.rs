@@ -1,11 +1,9 @@
 //! The guest's own tools on functions that have jumps of ours.
 
-use vmprobe_client::v1::BlacklistEntry;
-
 use super::code::straight;
 use super::guest::{Guest, files};
 use super::jumps::{JUMP, first_byte, jump};
-use super::whole::{blacklist, check_unchanged};
+use super::text::Text;
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
@@ -46,32 +44,6 @@ const FUNCTION: &str = "__x64_sys_umask";
 const CALLS: u64 = 100;
 /// Bytes of a jump.
 const JUMP_LEN: u64 = 5;
-
-/// The kernel's text at one time.
-pub struct Text {
-    start: u64,
-    bytes: Vec<u8>,
-    blacklist: Vec<BlacklistEntry>,
-}
-
-impl Text {
-    /// As it is now.
-    pub async fn of(guest: &Guest) -> Result<Self, Failure> {
-        let start = guest.symbol("_stext").await?;
-        let length = (guest.symbol("_etext").await? - start) as usize;
-        Ok(Self {
-            start,
-            bytes: guest.memory(start, length).await?,
-            blacklist: blacklist(guest, "").await?,
-        })
-    }
-
-    /// Fails if it is another now, but for what the kernel patches itself.
-    pub async fn unchanged(&self, guest: &Guest) -> Result<(), Failure> {
-        let now = guest.memory(self.start, self.bytes.len()).await?;
-        check_unchanged(&self.bytes, &now, self.start, &self.blacklist).map(drop)
-    }
-}
 
 /// Our jump has counted so many calls since `before`, without exits.
 async fn counted(guest: &Guest, before: (u64, u64), calls: u64) -> Result<(u64, u64), Failure> {
@@ -237,7 +209,7 @@ async fn round(guest: &mut Guest, text: &Text, place: &str, goes: Goes) -> Resul
         "hits of ours afterwards at {what}"
     );
     let now = guest.memory(at, 16).await?;
-    let was = &text.bytes[offset as usize..][..16];
+    let was = text.at(at, 16);
     check!(now == was, "{what} left {now:02x?} of {was:02x?}");
     text.unchanged(guest).await?;
     guest.healthy().await

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use vmprobe_client::v1::Probe;
 
 use super::code;
+use super::functions::{self, Account, Function};
 use super::guest::{Guest, VM, files};
 use super::jumps::{is_jump, settle};
-use super::whole::{blacklist, check_unchanged, entries, is_return_thunk, register};
+use super::offer::offer;
+use super::phases::Phases;
+use super::text::Text;
 use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
@@ -41,46 +44,52 @@ const MOST: usize = 99;
 fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
-        let start = guest.symbol("_stext").await?;
-        let length = (guest.symbol("_etext").await? - start) as usize;
-        let blacklist = blacklist(&guest, "").await?;
-        let range = start..start + length as u64;
-        let (functions, places) = entries(&guest, range, &blacklist).await?;
-        // Until they are jumps, the guest makes no headway in the lab with probes there.
-        let (returns, places): (Vec<_>, Vec<_>) = places
-            .into_iter()
-            .partition(|place| is_return_thunk(place));
         // Once without probes: what the kernel patches when something is used for the first time.
         guest.work("sweep count=1").await?;
-        let before = guest.memory(start, length).await?;
+        let mut phases = Phases::default();
+        let text = phases.time("text", Text::of(&guest)).await?;
+        let functions = phases
+            .time("functions", functions::all(&mut guest, &text))
+            .await?;
+        let mut account = Account::new(&functions, &text);
+        // What the list has is refused: the sweep of breakpoints asks for each of it.
+        let (listed, free): (Vec<&Function>, Vec<_>) = functions
+            .iter()
+            .partition(|function| function.listed(&text).next().is_some());
+        listed.iter().for_each(|it| account.list(it));
+        // Until they are jumps, the guest makes no headway in the lab with probes there.
+        let (returns, free): (Vec<_>, Vec<_>) = free
+            .into_iter()
+            .partition(|function| function.is_return_thunk());
 
         let mut total = Totals::default();
-        let mut refused = BTreeMap::new();
-        for batch in places.chunks(BATCH).chain([&*returns]) {
-            let (ids, _) = register(&guest, batch, &mut refused).await?;
-            let settled = settle(&guest, &[]).await?.probes;
-            if batch != returns {
-                guest.work("sweep count=1").await?;
+        let batches = free.chunks(BATCH).map(|batch| (batch, true));
+        for (batch, works) in batches.chain([(&*returns, false)]) {
+            let places: Vec<String> = batch.iter().map(|it| it.place.clone()).collect();
+            let offered = phases.time("offers", offer(&guest, &places)).await?;
+            account.add(&offered)?;
+            let settled = phases.time("jumps", settle(&guest, &[])).await?.probes;
+            if works {
+                let work = guest.work("sweep count=1");
+                phases.time("work", work).await?;
             }
             let after = guest.client.list_probes(VM).await?;
-            total.add(&settled, &after, start, &before)?;
-            guest.client.unregister_probes(VM, ids, Vec::new()).await?;
+            total.add(&settled, &after, &text)?;
+            let ids = offered.ids();
+            let removing = guest.client.unregister_probes(VM, ids, Vec::new());
+            phases.time("removals", removing).await?;
         }
-        let after = guest.memory(start, length).await?;
-        let by_kernel = check_unchanged(&before, &after, start, &blacklist)?;
+        let switched = phases.time("text", text.untouched(&guest)).await?;
         guest.work("sweep count=1").await?;
         let optimizer = guest.client.get_vm(VM).await?.optimizer;
         let optimizer = optimizer.unwrap_or_default();
         guest.finish().await?;
+        account.check(functions.len())?;
+        check_eq!(total.registered, account.probed, "probes that settled");
 
         for (reason, (count, one)) in &total.reasons {
             say(&format!("no jump {count:>6} {reason}: {one}"));
         }
-        check!(
-            total.registered * 2 > functions,
-            "only {} of {functions} functions can be probed",
-            total.registered
-        );
         check!(
             total.jumps * 100 >= total.registered * MOST,
             "only {} of {} are jumps: {:?}",
@@ -90,10 +99,10 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
         );
         check!(total.hit > 500, "only {} functions were hit", total.hit);
         pass_with(format!(
-            "{} of {functions} functions probed, {} of them jumps ({:.2} %) in {} batches that stopped \
-             the guest for {} ms in all; {} were hit, {} hits of jumps, {} missed, {} exits at \
-             tripwires; the others stay breakpoints: {}; {by_kernel} bytes changed by the kernel itself",
-            total.registered,
+            "{} functions: {account}; {} jumps ({:.2} %) in {} batches that stopped the guest for {} ms in \
+             all; {} were hit, {} hits of jumps, {} missed, {} exits at tripwires; the others stay \
+             breakpoints: {}; {switched} jump labels switched by the kernel itself; {phases}",
+            functions.len(),
             total.jumps,
             total.jumps as f64 * 100.0 / total.registered.max(1) as f64,
             optimizer.batches,
@@ -123,13 +132,7 @@ struct Totals {
 
 impl Totals {
     /// Takes over what probes came to between two lists of them.
-    fn add(
-        &mut self,
-        settled: &[Probe],
-        after: &[Probe],
-        start: u64,
-        text: &[u8],
-    ) -> Result<(), Failure> {
+    fn add(&mut self, settled: &[Probe], after: &[Probe], text: &Text) -> Result<(), Failure> {
         let still: BTreeSet<u64> = after
             .iter()
             .filter(|it| is_jump(it))
@@ -154,9 +157,7 @@ impl Totals {
             self.hits += probe.hits - before.hits;
             self.missed += probe.missed - before.missed;
             let exits = probe.exits - before.exits;
-            let offset = (probe.address - start) as usize;
-            let bytes = text.get(offset..offset + LONGEST).unwrap_or_default();
-            let first = code::decode(probe.address, bytes);
+            let first = code::decode(probe.address, text.at(probe.address, LONGEST));
             let one = first.first().is_some_and(|first| first.len() >= JUMP_LEN);
             check_eq!(
                 if one { exits } else { 0 },

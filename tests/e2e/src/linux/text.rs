@@ -6,7 +6,8 @@ use std::ops::Range;
 use vmprobe_client::v1::BlacklistEntry;
 
 use super::code::decode;
-use super::guest::Guest;
+use super::guest::{Guest, VM};
+use super::labels::Label;
 use super::whole::blacklist;
 use crate::test::{Failure, check, wrong};
 
@@ -34,10 +35,10 @@ pub struct Text {
     pub start: u64,
     /// All of it.
     pub bytes: Vec<u8>,
-    /// What can't be probed there.
+    /// What can't be probed there, by where it begins.
     pub blacklist: Vec<BlacklistEntry>,
-    /// Where the kernel writes, by address: the end, and why.
-    sites: Vec<(Range<u64>, String)>,
+    /// The largest end of each entry and all before it: it grows, so it can be searched.
+    reach: Vec<u64>,
 }
 
 /// Sites that the kernel has changed, by reason.
@@ -51,18 +52,17 @@ impl Text {
     pub async fn of(guest: &Guest) -> Result<Self, Failure> {
         let start = guest.symbol("_stext").await?;
         let length = (guest.symbol("_etext").await? - start) as usize;
-        let blacklist = blacklist(guest, "").await?;
-        let sites = blacklist
-            .iter()
-            .filter(|entry| PATCHED.contains(&&*entry.kind))
-            .map(|entry| (entry.start..entry.end, entry.kind.clone()));
-        let mut sites: Vec<_> = sites.collect();
-        sites.sort_unstable_by_key(|(range, _)| (range.start, range.end));
+        let mut blacklist = blacklist(guest, "").await?;
+        blacklist.sort_by_key(|entry| (entry.start, entry.end));
+        let ends = blacklist.iter().scan(0, |end: &mut u64, entry| {
+            *end = entry.end.max(*end);
+            Some(*end)
+        });
         Ok(Self {
             start,
             bytes: guest.memory(start, length).await?,
+            reach: ends.collect(),
             blacklist,
-            sites,
         })
     }
 
@@ -75,6 +75,44 @@ impl Text {
     pub fn at(&self, address: u64, length: usize) -> &[u8] {
         let from = (address - self.start) as usize;
         &self.bytes[from.min(self.bytes.len())..(from + length).min(self.bytes.len())]
+    }
+
+    /// What can't be probed in a range, by where it begins.
+    pub fn listed(&self, range: Range<u64>) -> impl Iterator<Item = &BlacklistEntry> {
+        let first = self.reach.partition_point(|end| *end <= range.start);
+        let rest = self.blacklist[first..].iter();
+        rest.take_while(move |entry| entry.start < range.end)
+            .filter(move |entry| entry.end > range.start)
+    }
+
+    /// Fails if a byte is another now, unless it is of a jump label whose static key the kernel has switched
+    /// since, as the key itself says, and the label as a whole is what the key wants. How many labels
+    /// have changed. For when nothing in the guest has traced or patched its kernel meanwhile.
+    ///
+    /// # Errors
+    /// As said.
+    pub async fn untouched(&self, guest: &Guest) -> Result<usize, Failure> {
+        // So that no key is switched between the looks at the text and at the key.
+        guest.client.pause_vm(VM).await?;
+        let now = guest.memory(self.start, self.bytes.len()).await?;
+        let changed = self.changed(&now)?;
+        if !changed.is_empty() {
+            let labels = Label::all(guest).await?;
+            for (site, kind) in &changed {
+                let bytes = &now[self.offsets(site)];
+                let label = labels.get(&site.start);
+                let label = label.ok_or_else(|| {
+                    let was = &self.bytes[self.offsets(site)];
+                    wrong!(
+                        "{kind} site at {:#x} was {was:02x?}, and is now {bytes:02x?}",
+                        site.start
+                    )
+                })?;
+                label.check(guest, site.start, bytes).await?;
+            }
+        }
+        guest.client.resume_vm(VM).await?;
+        Ok(changed.len())
     }
 
     /// Fails if a byte is another now, unless it is of a site that the kernel patches while it runs, and
@@ -95,11 +133,11 @@ impl Text {
         let mut changes = Changes::new();
         for (site, kind) in self.changed(now)? {
             check!(
-                self.is_whole(site, kind, now),
+                self.is_whole(&site, kind, now),
                 "{kind} site at {:#x} was {:02x?}, and is now {:02x?}, which the kernel doesn't make of it",
                 site.start,
-                self.at(site.start, (site.end - site.start) as usize),
-                &now[(site.start - self.start) as usize..(site.end - self.start) as usize]
+                &self.bytes[self.offsets(&site)],
+                &now[self.offsets(&site)]
             );
             *changes.entry(kind.to_owned()).or_default() += 1;
         }
@@ -110,10 +148,10 @@ impl Text {
     ///
     /// # Errors
     /// As said.
-    pub fn changed(&self, now: &[u8]) -> Result<Vec<(&Range<u64>, &str)>, Failure> {
+    pub fn changed(&self, now: &[u8]) -> Result<Vec<(Range<u64>, &str)>, Failure> {
         /// Compared at a time: what has changed is rare.
         const BLOCK: usize = 4096;
-        let mut found: Vec<(&Range<u64>, &str)> = Vec::new();
+        let mut found: Vec<(Range<u64>, &str)> = Vec::new();
         let blocks = self.bytes.chunks(BLOCK).zip(now.chunks(BLOCK));
         for (index, (old, new)) in blocks.enumerate() {
             if old == new {
@@ -139,20 +177,22 @@ impl Text {
     }
 
     /// What the kernel patches at an address.
-    fn site(&self, address: u64) -> Option<(&Range<u64>, &str)> {
-        let before = self
-            .sites
-            .partition_point(|(site, _)| site.start <= address);
+    fn site(&self, address: u64) -> Option<(Range<u64>, &str)> {
         // They may overlap; a trampoline's range is long.
-        let mut candidates = self.sites[..before].iter().rev();
-        let found = candidates.find(|(site, _)| site.contains(&address))?;
-        Some((&found.0, &found.1))
+        let at = self.listed(address..address + 1);
+        let found = at.filter(|entry| PATCHED.contains(&&*entry.kind)).last()?;
+        Some((found.start..found.end, &found.kind))
+    }
+
+    /// Where in the text a range of its addresses is.
+    fn offsets(&self, range: &Range<u64>) -> Range<usize> {
+        (range.start - self.start) as usize..(range.end - self.start) as usize
     }
 
     /// Whether a site that has changed is what the kernel makes of it: whole instructions, no breakpoint
     /// at their beginning, and no branch to where the product has code.
     fn is_whole(&self, site: &Range<u64>, kind: &str, now: &[u8]) -> bool {
-        let bytes = &now[(site.start - self.start) as usize..(site.end - self.start) as usize];
+        let bytes = &now[self.offsets(site)];
         if kind == "smp-lock" {
             return bytes.len() == 1 && LOCK.contains(&bytes[0]);
         }

@@ -7,6 +7,7 @@ mod fault;
 mod files;
 mod fill;
 mod ftrace;
+mod functions;
 mod interleaved;
 mod klog;
 mod kprobe;
@@ -83,6 +84,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Interleaved => interleaved::run(plan),
         Workload::Probeable => probeable::run(plan),
         Workload::Blacklist => probeable::blacklist(),
+        Workload::Functions => functions::run(),
         Workload::Toggle => toggle::run(plan),
         Workload::Listing => listing::run(plan),
         Workload::Fill => fill::run(plan),

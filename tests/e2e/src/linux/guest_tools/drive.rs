@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::super::code::decode;
 use super::super::guest::{Guest, VM, quiet};
-use super::super::jumps_tools::Text;
+use super::super::text::Text;
 use super::cases::{Case, Side, Step, orders};
 use super::ours::{self, Ours};
 use super::theirs::{self, At, Group, Meets};
