@@ -102,7 +102,7 @@ impl Context {
         })
     }
 
-    /// Random numbers, the same ones for the same seed (SplitMix64).
+    /// Random numbers, the same ones for the same seed (`SplitMix64`).
     pub fn numbers(&self) -> impl Iterator<Item = u64> {
         let states = (1..).map(|step: u64| self.seed.wrapping_add(step.wrapping_mul(GOLDEN)));
         states.map(|state| {

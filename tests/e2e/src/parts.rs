@@ -25,6 +25,7 @@ const THOROUGH: &[&str] = &[
     "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_1",
     "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_12",
     "a_static_key_flips_in_a_function_of_6_12_whose_instructions_are_all_probed",
+    "every_hundredth_instruction_of_6_1_is_a_jump_or_says_why_not",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and
@@ -114,8 +115,8 @@ mod tests {
         }
     }
 
-    /// Rows that take longer in `lab-intel` than there is time for every day: a sweep over all functions.
-    const RARE: [&str; 1] = ["JP09"];
+    /// Rows that take longer in `lab-intel` than there is time for every day: sweeps over all of a kernel.
+    const RARE: [&str; 2] = ["JP09", "BN08"];
 
     #[test]
     fn each_row_is_proved_every_day_in_lab_intel_too() {

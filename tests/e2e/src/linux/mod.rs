@@ -6,6 +6,7 @@ pub mod bench_jumps;
 mod boot;
 mod boot_option;
 mod code;
+mod documented;
 mod early;
 mod endings;
 mod flags;
@@ -13,10 +14,12 @@ mod freed;
 mod functions;
 pub mod guest;
 mod guest_tools;
+mod instructions;
 mod interleaved;
 mod jumps;
 mod jumps_batch;
 mod jumps_causes;
+mod jumps_instructions;
 mod jumps_kinds;
 mod jumps_parked;
 mod jumps_records;
@@ -93,6 +96,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         jumps_kinds::TESTS,
         jumps_tools::TESTS,
         jumps_whole::TESTS,
+        jumps_instructions::TESTS,
         kprobes::TESTS,
         whole::TESTS,
     ]

@@ -1,0 +1,122 @@
+//! The instructions of the kernel's text, and which of them can't be probed, as the text itself shows.
+
+use iced_x86::{FlowControl, Instruction, Mnemonic};
+
+use super::code::decode;
+use super::functions::Function;
+use super::text::Text;
+
+const INT3: u8 = 0xcc;
+
+/// An instruction, and what is known of it.
+#[derive(Debug)]
+pub struct Spot {
+    /// Its address.
+    pub at: u64,
+    /// Words of the refusals that it may meet: one of them, or it has to take a probe.
+    pub refusals: Vec<String>,
+    /// Whether it is of what all functions return through ([`Function::is_return_thunk`]).
+    pub is_return_thunk: bool,
+}
+
+/// Every so many of all instructions, from that number on; and how many there are in all. Each function is
+/// decoded from its start to the next symbol, without the int3s at its end.
+pub fn every(functions: &[Function], text: &Text, step: usize, first: usize) -> (usize, Vec<Spot>) {
+    let mut spots = Vec::new();
+    let mut all = 0;
+    for function in functions {
+        let bytes = text.at(function.start, (function.end - function.start) as usize);
+        let padding = bytes.iter().rev().take_while(|byte| **byte == INT3);
+        let bytes = &bytes[..bytes.len() - padding.count()];
+        let mut breakpoints = Breakpoints::default();
+        for instruction in decode(function.start, bytes) {
+            let behind = breakpoints.before(&instruction, function.entry);
+            if all % step == first {
+                spots.push(Spot {
+                    at: instruction.ip(),
+                    refusals: refusals(&instruction, function, text, behind),
+                    is_return_thunk: function.is_return_thunk(),
+                });
+            }
+            all += 1;
+        }
+    }
+    (all, spots)
+}
+
+/// The kernel's own int3s that something leads to. What they hide isn't known, so that nobody can tell
+/// where instructions begin behind them.
+#[derive(Debug, Default)]
+struct Breakpoints {
+    hides: Option<u64>,
+    is_cut_off: bool,
+}
+
+impl Breakpoints {
+    /// The first one before this instruction, the next of the function whose code begins at `entry`.
+    fn before(&mut self, instruction: &Instruction, entry: u64) -> Option<u64> {
+        let before = self.hides;
+        let is_int3 = instruction.mnemonic() == Mnemonic::Int3;
+        if instruction.ip() >= entry {
+            if is_int3 && !self.is_cut_off {
+                self.hides.get_or_insert(instruction.ip());
+            }
+            let ends = [
+                FlowControl::Return,
+                FlowControl::UnconditionalBranch,
+                FlowControl::IndirectBranch,
+            ];
+            self.is_cut_off = is_int3 || ends.contains(&instruction.flow_control());
+        }
+        before
+    }
+}
+
+/// Words of what the server may say to a probe on an instruction.
+fn refusals(
+    instruction: &Instruction,
+    function: &Function,
+    text: &Text,
+    behind: Option<u64>,
+) -> Vec<String> {
+    let listed = text.listed(instruction.ip()..instruction.next_ip());
+    let mut words: Vec<String> = listed
+        .map(|entry| format!("({}): {}", entry.kind, entry.reason))
+        .collect();
+    if instruction.ip() < function.entry {
+        words.push("is on the function's ".to_owned());
+    }
+    if let Some(at) = behind {
+        words.push(format!("breakpoint of its own at {at:#x}, "));
+    }
+    if is_trap(instruction) {
+        words.push("by which the kernel itself recognizes the place".to_owned());
+    }
+    if changes_mode(instruction) {
+        words.push("can't be probed: ".to_owned());
+    }
+    words
+}
+
+/// Whether it raises an exception on purpose (Intel SDM vol. 2, INT3, UD).
+fn is_trap(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.mnemonic(),
+        Mnemonic::Int3 | Mnemonic::Ud0 | Mnemonic::Ud1 | Mnemonic::Ud2
+    )
+}
+
+/// Whether it goes to another privilege level, code segment, stack segment or virtual machine.
+fn changes_mode(instruction: &Instruction) -> bool {
+    let text = instruction.to_string();
+    const WORDS: [&str; 12] = [
+        "iret", "sysret", "sysexit", "syscall", "sysenter", "retf", "int ", "rsm", "vmrun",
+        "vmlaunch", "vmresume", "vmcall",
+    ];
+    let is_far = instruction.is_call_far()
+        || instruction.is_jmp_far()
+        || instruction.is_call_far_indirect()
+        || instruction.is_jmp_far_indirect();
+    let begins = WORDS.iter().any(|word| text.starts_with(word));
+    begins || is_far || text.starts_with("vmmcall") || text.starts_with("mov ss")
+}
