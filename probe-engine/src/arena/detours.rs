@@ -43,6 +43,8 @@ pub struct InDetour {
     /// The instruction of the guest's that is executed there, or where the way goes on behind the last
     /// one; `None` in code of ours.
     pub original: Option<GuestVirtAddr>,
+    /// Whether that is a call that has pushed its return address, and has yet to jump.
+    pub has_pushed: bool,
 }
 
 #[derive(Debug)]
@@ -220,6 +222,7 @@ impl Detours {
         let offset = rip.offset_from(occupant.detour.at);
         let inside = offset.filter(|offset| *offset < occupant.detour.code.len() as u64);
         let original = |offset| occupant.detour.original(offset as u32);
+        let has_pushed = |offset| occupant.detour.has_pushed(offset as u32);
         Some(InDetour {
             number,
             at: occupant.at,
@@ -227,6 +230,7 @@ impl Detours {
             original: inside
                 .and_then(original)
                 .map(|by| occupant.at.wrapping_add(by.into())),
+            has_pushed: inside.is_some_and(has_pushed),
         })
     }
 

@@ -173,6 +173,13 @@ impl Detour {
         let began = self.copies.iter().rev().find(|(_, at)| *at <= offset);
         began.map(|(region, _)| *region)
     }
+
+    /// Whether at `offset` of the code a call is half done: it has pushed its return address, and has yet to
+    /// jump. Nothing else of the guest's takes two instructions that can fault.
+    pub fn has_pushed(&self, offset: u32) -> bool {
+        let begins = self.copies.iter().any(|(_, at)| *at == offset);
+        !begins && self.original(offset).is_some() && offset != self.behind.1
+    }
 }
 
 /// See [`Detour::full`].

@@ -1,5 +1,5 @@
 //! What the kernel does to its own text, and the engine has to know: frees its init text, loads
-//! and frees modules. The engine waits for it with breakpoints of its own.
+//! and frees modules. The engine waits for it with breakpoints of its own, as for oopses.
 
 use std::sync::Arc;
 
@@ -74,17 +74,7 @@ impl Engine {
         if probes.iter().any(|probe| is_in_module(probe, table)) {
             return;
         }
-        let milestones: Vec<_> = table
-            .sites()
-            .filter(|site| {
-                let milestone = site.milestone;
-                milestone.is_some_and(|milestone| milestone != Milestone::FreesInitText)
-            })
-            .map(|site| site.virt)
-            .collect();
-        for at in milestones {
-            table.change(at, |site| site.milestone = None);
-        }
+        table.wait_no_more(Milestone::is_of_module);
     }
 
     fn wait_for(
@@ -113,17 +103,21 @@ impl Engine {
                 Milestone::FreesInitText => self.early_in(guest.memory(), &kernel, name)?,
                 _ => self.locate(guest.memory(), &kernel, &entry(name), ProbeKind::PRE)?,
             };
-            let mut site = match table.site(located.site.virt) {
-                Some(site) => {
-                    self.release_site(&located.site);
-                    Site::clone(site)
-                }
-                None => located.site,
-            };
-            site.milestone = Some(*milestone);
-            table.insert(site);
+            self.wait_at(table, located, *milestone);
         }
         Ok(())
+    }
+
+    pub(super) fn wait_at(&self, table: &mut Table, located: Located, milestone: Milestone) {
+        let mut site = match table.site(located.site.virt) {
+            Some(site) => {
+                self.release_site(&located.site);
+                Site::clone(site)
+            }
+            None => located.site,
+        };
+        site.milestone = Some(milestone);
+        table.insert(site);
     }
 
     /// The first instruction of a function that can be probed: the kernel may yet
@@ -176,6 +170,9 @@ impl Engine {
                     self.withdraw(memory, |site| site.module.as_deref() == Some(&*name));
                 }
             }
+            Milestone::EndsTask => self.ends_task(memory, vcpu),
+            // That is a way past the instruction.
+            Milestone::ShowsText => {}
         }
     }
 
@@ -191,11 +188,7 @@ impl Engine {
         let _registry = self.registry();
         let before = self.table();
         let mut table = Table::clone(&before);
-        let told = |site: &&Arc<Site>| site.milestone == Some(Milestone::FreesInitText);
-        let told: Vec<_> = before.sites().filter(told).map(|site| site.virt).collect();
-        for at in told {
-            table.change(at, |site| site.milestone = None);
-        }
+        table.wait_no_more(|milestone| milestone == Milestone::FreesInitText);
         self.withdrawn(memory, &before, table);
     }
 
@@ -269,7 +262,7 @@ impl Engine {
     }
 }
 
-fn entry(name: &str) -> Place {
+pub(super) fn entry(name: &str) -> Place {
     Place::Symbol {
         module: None,
         name: name.to_owned(),

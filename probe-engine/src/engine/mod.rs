@@ -26,6 +26,7 @@ mod jump;
 mod loaded;
 mod merge;
 mod milestones;
+mod oops;
 mod optimizer;
 mod original;
 mod placement;

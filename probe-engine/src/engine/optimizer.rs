@@ -174,6 +174,12 @@ impl Engine {
         let mut unused = Vec::new();
         let mut placed = 0;
         let kprobes = self.kprobes_for_jumps(guest);
+        let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
+        if let Some(Ok(kprobes)) = &kprobes
+            && prepared.verdicts.iter().any(is_jump)
+        {
+            self.wait_for_oopses(memory, kprobes, &mut table);
+        }
         for (site, verdict) in prepared.verdicts {
             let Verdict::Jump(jump) = &verdict else {
                 table.judge_same(&site, verdict);
@@ -198,7 +204,8 @@ impl Engine {
             }
             let text = before.text(memory, site.virt, jump.len());
             let same_text = matches!(text, Some(Ok(text)) if text == jump.region.bytes);
-            if same_text && !before.jumpless && table.judge_same(&site, verdict) {
+            let is_free = table.inside(site.virt, jump.len()).is_none();
+            if same_text && is_free && !before.jumpless && table.judge_same(&site, verdict) {
                 placed += site.enabled().count();
             } else {
                 self.unsettled.store(true, Ordering::Relaxed);

@@ -25,6 +25,15 @@ impl Engine {
         }
     }
 
+    /// Whether the exception of a vCPU with its RIP in the arena was that of a call whose return address it has
+    /// pushed, which it would not have done in its place.
+    pub(super) fn has_pushed(&self, rip: GuestVirtAddr) -> bool {
+        match &*self.arena() {
+            ArenaState::None(_) => false,
+            ArenaState::Installed(arena) => arena.detour_at(rip).is_some_and(|it| it.has_pushed),
+        }
+    }
+
     /// Where RIP would be in the guest's text, of a vCPU that has just executed an instruction of the guest's.
     /// `None` if that was code of ours.
     pub(super) fn went_on(&self, rip: GuestVirtAddr) -> Option<GuestVirtAddr> {

@@ -41,6 +41,18 @@ impl Engine {
         place: &Place,
         kind: ProbeKind,
     ) -> Result<Located, RegisterError> {
+        self.locate_if(memory, body, place, kind, |_| true)
+    }
+
+    /// The same where not every entry of the blacklist `matters`.
+    pub(super) fn locate_if(
+        &self,
+        memory: &dyn GuestMemory,
+        body: &dyn Body,
+        place: &Place,
+        kind: ProbeKind,
+        matters: impl Fn(Reason) -> bool,
+    ) -> Result<Located, RegisterError> {
         let function = body.function(place)?;
         let start = function.start;
         let address = start.wrapping_add(function.offset);
@@ -64,7 +76,8 @@ impl Engine {
         let address = start.wrapping_add(offset);
         let first = address..address.wrapping_add(1);
         // Before it is told where to probe instead: that has to be possible.
-        let rules_out = |reason| !matches!(reason, Reason::FtraceSite | Reason::EndbrSeal);
+        let rules_out =
+            |reason| !matches!(reason, Reason::FtraceSite | Reason::EndbrSeal) && matters(reason);
         check_blacklist(body, place, first, rules_out)?;
         check_entry(place, &function, &entry, offset, is_return)?;
         guest_kprobes::check(body.kprobes(), &self.table(), &place.to_string(), address)?;
@@ -76,7 +89,7 @@ impl Engine {
         let code = walk.reach(entry.len, offset as usize)?;
         let len = code.insn.len();
         let all = address..address.wrapping_add(len as u64);
-        check_blacklist(body, place, all, |_| true)?;
+        check_blacklist(body, place, all, &matters)?;
         let phys = body.phys(address).ok_or_else(not_loaded)?;
         let original = bytes
             .get(offset as usize..offset as usize + len)

@@ -59,6 +59,25 @@ pub(super) enum Milestone {
     ModuleInitDone,
     /// A module is about to be freed.
     ModuleFreed,
+    /// The kernel is about to end a task for an exception.
+    EndsTask,
+    /// The kernel is about to copy text to show it.
+    ShowsText,
+}
+
+impl Milestone {
+    /// Whether it is waited for while probes are in modules.
+    pub(super) fn is_of_module(self) -> bool {
+        matches!(
+            self,
+            Self::ModuleLoaded | Self::ModuleInitDone | Self::ModuleFreed
+        )
+    }
+
+    /// Whether it is waited for while instructions of the guest's may be executed in the arena.
+    pub(super) fn is_of_oops(self) -> bool {
+        matches!(self, Self::EndsTask | Self::ShowsText)
+    }
 }
 
 /// An address with a breakpoint of ours, or with one that is disarmed.

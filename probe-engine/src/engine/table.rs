@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::jump::{JUMP, Jump, Verdict};
 use super::record::Probe;
-use super::site::{INT3, Site};
+use super::site::{INT3, Milestone, Site};
 use super::watch::Watchpoint;
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::guest::{GuestMemory, MemoryError};
@@ -54,6 +54,20 @@ impl Table {
             None => site.armed,
         };
         !self.tripwires.is_empty() || self.sites.values().any(traps)
+    }
+
+    /// Forgets these milestones.
+    pub(super) fn wait_no_more(&mut self, which: impl Fn(Milestone) -> bool) {
+        let is_one = |site: &&Arc<Site>| site.milestone.is_some_and(&which);
+        let all: Vec<_> = self
+            .sites
+            .values()
+            .filter(is_one)
+            .map(|it| it.virt)
+            .collect();
+        for at in all {
+            self.change(at, |site| site.milestone = None);
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -230,8 +244,12 @@ impl Table {
         Arc::new(self)
     }
 
-    /// Takes those jumps away that can't stay, and finds the tripwires of what is left.
+    /// Takes those jumps away that can't stay, and finds the tripwires of what is left. Without armed
+    /// probes nobody has to wait for oopses.
     fn settle_jumps(&mut self) {
+        if self.sites.values().all(|site| site.active.is_empty()) {
+            self.wait_no_more(Milestone::is_of_oops);
+        }
         let unfit: Vec<_> = self
             .sites
             .values()

@@ -215,6 +215,11 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Action {
+        if site.milestone == Some(Milestone::ShowsText) && self.shows_text(memory, vcpu) {
+            vcpu.registers_mut().rip = site.next().0;
+            self.emulated(site, vcpu);
+            return Action::Resume;
+        }
         let fault = match &site.way {
             // Nothing that is done here comes to the notice of the debug registers.
             Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {

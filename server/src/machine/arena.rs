@@ -14,6 +14,8 @@ impl Machine {
         let region = region(self.vm.arena());
         if let Err(error) = self.engine.install_arena(stopped, region) {
             tracing::warn!(vm = self.name, "no code can be put into the guest: {error}");
+        } else if let Some(note) = self.engine.oops_note() {
+            tracing::warn!(vm = self.name, "{note}");
         }
     }
 }

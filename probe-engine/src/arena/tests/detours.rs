@@ -117,6 +117,7 @@ fn an_address_tells_its_detour() {
         at: GuestVirtAddr(IMAGE),
         offset,
         original: original.map(|by| GuestVirtAddr(IMAGE + by)),
+        has_pushed: [19, 29].contains(&offset),
     };
     for (offset, original) in [
         (0, None),

@@ -74,7 +74,9 @@ pub const ALONE: Action = Action::Step {
 };
 
 /// Offset, name, code.
-const FUNCTIONS: &[(u64, &str, &[u8])] = &[
+pub type Function = (u64, &'static str, &'static [u8]);
+
+const FUNCTIONS: &[Function] = &[
     // endbr64; nop5; push %rbp; mov %rsp,%rbp; pop %rbp; ret; int3; nop; int3; int3
     (
         0x000,
@@ -181,16 +183,21 @@ impl Fixture {
 
     /// With all that jumps need, in a kernel that has started.
     pub fn with_jumps(know: impl FnOnce(&mut Kernel)) -> Self {
-        Self::with_cpus_apart(PER_CPU_STRIDE, know)
+        Self::with_cpus_apart(PER_CPU_STRIDE, &[], know)
+    }
+
+    /// The same with these functions, too.
+    pub fn with_jumps_and_functions(more: &[Function], know: impl FnOnce(&mut Kernel)) -> Self {
+        Self::with_cpus_apart(PER_CPU_STRIDE, more, know)
     }
 
     /// The same, with room for a thousand detours' counters between the CPUs' variables.
     pub fn with_few_counters() -> Self {
-        Self::with_cpus_apart(0x1000, |_| {})
+        Self::with_cpus_apart(0x1000, &[], |_| {})
     }
 
-    fn with_cpus_apart(apart: u64, know: impl FnOnce(&mut Kernel)) -> Self {
-        let f = Self::in_memory(0x8000_0000, Some(image()), know);
+    fn with_cpus_apart(apart: u64, more: &[Function], know: impl FnOnce(&mut Kernel)) -> Self {
+        let f = Self::in_memory(0x8000_0000, Some(image()), more, know);
         for cpu in 0..u64::from(VCPUS) {
             f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, PER_CPU + cpu * apart);
         }
@@ -213,14 +220,19 @@ impl Fixture {
 
     /// With an image, if it is known where, and what else is known of the kernel.
     pub fn with(image: Option<ImageMap>, know: impl FnOnce(&mut Kernel)) -> Self {
-        Self::in_memory(MEMORY, image, know)
+        Self::in_memory(MEMORY, image, &[], know)
     }
 
-    fn in_memory(len: usize, image: Option<ImageMap>, know: impl FnOnce(&mut Kernel)) -> Self {
+    fn in_memory(
+        len: usize,
+        image: Option<ImageMap>,
+        more: &[Function],
+        know: impl FnOnce(&mut Kernel),
+    ) -> Self {
         let memory = TestMemory::new(len);
         memory.write(GuestPhysAddr(PHYS), &[0xcc; 0x1000]).unwrap();
         let mut definitions = vec![(TEXT, 'T', "_text".into()), (TEXT, 'T', "_stext".into())];
-        for (offset, name, code) in FUNCTIONS {
+        for (offset, name, code) in FUNCTIONS.iter().chain(more) {
             memory.write(GuestPhysAddr(PHYS + offset), code).unwrap();
             definitions.push((TEXT + offset, 't', (*name).to_owned()));
         }

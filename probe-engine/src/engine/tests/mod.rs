@@ -11,6 +11,7 @@ mod guest_kprobes;
 mod hits;
 mod jumps;
 mod modules;
+mod oops;
 mod placement;
 mod properties;
 mod random;
