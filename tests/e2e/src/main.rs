@@ -6,6 +6,7 @@ mod console;
 mod context;
 mod demo;
 mod events;
+mod guest_ram;
 mod held_thread;
 mod linux;
 mod parts;

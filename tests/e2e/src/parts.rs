@@ -26,6 +26,7 @@ const THOROUGH: &[&str] = &[
     "the_guest_s_patches_of_its_own_text_and_our_probes_in_every_order_on_6_12",
     "a_static_key_flips_in_a_function_of_6_12_whose_instructions_are_all_probed",
     "every_hundredth_instruction_of_6_1_is_a_jump_or_says_why_not",
+    "what_faults_beside_and_in_a_jump_of_6_1_is_fixed_up_or_told_as_ever",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and

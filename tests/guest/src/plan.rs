@@ -169,6 +169,9 @@ named! {
         Fill = "fill",
         /// Says what the kernel's log has to complain about.
         Log = "log",
+        /// A process of its own reads the file `at`, or writes it where that is `FILE=TEXT`; says how the process
+        /// ended and what the kernel's log has got since.
+        Oops = "oops",
         /// Puts the kernel's own tools at the places `at`, changes them and takes them away as lines of
         /// console input ask, until the line `quit`; see [`crate::workload::tools`].
         Tools = "tools",

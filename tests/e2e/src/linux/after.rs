@@ -121,7 +121,7 @@ fn plain(registers: Registers) -> Registers {
 }
 
 /// Functions whose instructions fault at bad pointers; each kernel has some of them.
-const COPIES: [&str; 22] = [
+pub const COPIES: [&str; 22] = [
     "__get_user_1",
     "__get_user_2",
     "__get_user_4",

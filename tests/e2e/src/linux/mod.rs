@@ -33,6 +33,7 @@ mod list;
 mod missed;
 mod modules;
 mod offer;
+mod oops;
 mod patching;
 mod pause;
 mod phases;
@@ -95,6 +96,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         jumps_scribble::TESTS,
         jumps_kinds::TESTS,
         jumps_tools::TESTS,
+        oops::TESTS,
         jumps_whole::TESTS,
         jumps_instructions::TESTS,
         kprobes::TESTS,

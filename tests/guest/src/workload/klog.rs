@@ -1,7 +1,7 @@
-//! What the kernel's log has to complain about.
+//! What the kernel's log has to complain about, and what is new in it.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 
 /// What a line of trouble has in it: oopses, warnings, lockups, stalls, lists and locks gone wrong.
@@ -31,31 +31,69 @@ const TOLD: usize = 20;
 
 /// The lines of the kernel's log since the boot that tell of trouble, without their time.
 pub fn complaints() -> io::Result<Vec<String>> {
-    let mut log = File::options()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/kmsg")?;
+    let mut log = open()?;
     let mut found = Vec::new();
-    let mut record = [0; 8192];
-    loop {
-        // One record each: Documentation/ABI/testing/dev-kmsg.
-        match log.read(&mut record) {
-            Ok(length) => found.extend(trouble(&String::from_utf8_lossy(&record[..length]))),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-            // The record was overwritten; the next read gives the oldest that is left.
-            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
-            Err(error) => return Err(error),
-        }
-        if found.len() >= TOLD {
-            break;
+    while found.len() < TOLD {
+        match record(&mut log)? {
+            Some(record) => found.extend(trouble(&record)),
+            None => break,
         }
     }
     Ok(found)
 }
 
+/// What the kernel's log gets from a moment on.
+pub struct News(File);
+
+impl News {
+    /// From now on.
+    pub fn from_now_on() -> io::Result<Self> {
+        let mut log = open()?;
+        log.seek(SeekFrom::End(0))?;
+        Ok(Self(log))
+    }
+
+    /// The lines until now, without their time.
+    pub fn lines(mut self) -> io::Result<Vec<String>> {
+        let mut lines = Vec::new();
+        while let Some(record) = record(&mut self.0)? {
+            lines.extend(text(&record).map(str::to_owned));
+        }
+        Ok(lines)
+    }
+}
+
+fn open() -> io::Result<File> {
+    File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/kmsg")
+}
+
+/// The next record: Documentation/ABI/testing/dev-kmsg. `None` if there is none yet.
+fn record(log: &mut File) -> io::Result<Option<String>> {
+    let mut record = [0; 8192];
+    loop {
+        return match log.read(&mut record) {
+            Ok(length) => Ok(Some(
+                String::from_utf8_lossy(&record[..length]).into_owned(),
+            )),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            // The record was overwritten; the next read gives the oldest that is left.
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => continue,
+            Err(error) => Err(error),
+        };
+    }
+}
+
+/// The text of a record.
+fn text(record: &str) -> Option<&str> {
+    record.split_once(';')?.1.lines().next()
+}
+
 /// The text of a record, if it tells of trouble.
 fn trouble(record: &str) -> Option<String> {
-    let text = record.split_once(';')?.1.lines().next()?;
+    let text = text(record)?;
     let bad = TROUBLE.iter().any(|word| text.contains(word));
     let harmless = HARMLESS.iter().any(|part| text.contains(part));
     (bad && !harmless).then(|| text.to_owned())

@@ -15,6 +15,7 @@ mod kprobe_switched;
 mod listing;
 mod module;
 mod nested;
+mod oops;
 mod pages;
 mod pairs;
 mod probeable;
@@ -89,6 +90,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Listing => listing::run(plan),
         Workload::Fill => fill::run(plan),
         Workload::Tools => tools::run(),
+        Workload::Oops => oops::run(plan),
         Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
     }
 }
