@@ -75,48 +75,56 @@ fn churn(cx: &Context, kernel: &'static str) -> TestResult {
         visitors.push(subject.others);
         let before = batches(&guest.client).await?;
 
-        guest
-            .say(&format!(
-                "workload=smp syscall=umask count={CALLS} rounds={ROUNDS}"
-            ))
-            .await?;
-        let done = AtomicBool::new(false);
-        let client = guest.client.clone();
-        let come_and_go = come_and_go(&client, &visitors, &done);
-        let work = async {
-            let report = guest.console.report("done").await;
-            done.store(true, Ordering::Relaxed);
-            report
-        };
-        let (changes, report) = tokio::join!(come_and_go, work);
-        let (changes, report) = (changes?, report?);
-        quiet(&report)?;
-        let expected = u64::from(VCPUS) * CALLS * ROUNDS;
-        check_eq!(report["calls"], expected, "calls that the guest made");
-        for name in ["stays", "counts", "returns"] {
-            let probe = jump(&guest, name).await?;
-            check_eq!(
-                (probe.hits, probe.missed),
-                (expected, 0),
-                "hits and missed hits of {name} through {changes} changes"
-            );
+        let (mut changes, mut expected, mut made_anew) = (0, 0, 0);
+        // Where jumps are slow to make, the guest has done its part before they were made often enough.
+        while made_anew < AGAIN {
+            changes += one_part(&mut guest, &visitors).await?;
+            expected += u64::from(VCPUS) * CALLS * ROUNDS;
+            for name in ["stays", "counts", "returns"] {
+                let probe = jump(&guest, name).await?;
+                check_eq!(
+                    (probe.hits, probe.missed),
+                    (expected, 0),
+                    "hits and missed hits of {name} through {changes} changes"
+                );
+            }
+            made_anew = batches(&guest.client).await? - before;
         }
         let exits = guest.listed("stays").await?.exits - stays.exits;
         check!(
             exits < expected,
             "{exits} exits for {expected} hits of what was to be a jump now and then"
         );
-        let batches = batches(&guest.client).await? - before;
-        check!(
-            batches >= AGAIN && changes >= AGAIN,
-            "only {batches} batches of jumps through {changes} changes"
-        );
+        check!(changes >= AGAIN, "only {changes} changes");
         guest.finish().await?;
         pass_with(format!(
-            "{expected} calls counted exactly three times through {changes} changes and {batches} batches \
-             of jumps; {exits} of them by breakpoints"
+            "{expected} calls counted exactly three times through {changes} changes and {made_anew} \
+             batches of jumps; {exits} of them by breakpoints"
         ))
     })
+}
+
+/// Has the guest make all calls of the rounds while visitors come and go; how often these did.
+async fn one_part(guest: &mut Guest, visitors: &[Vec<String>]) -> Result<u64, Failure> {
+    guest
+        .say(&format!(
+            "workload=smp syscall=umask count={CALLS} rounds={ROUNDS}"
+        ))
+        .await?;
+    let done = AtomicBool::new(false);
+    let client = guest.client.clone();
+    let come_and_go = come_and_go(&client, visitors, &done);
+    let work = async {
+        let report = guest.console.report("done").await;
+        done.store(true, Ordering::Relaxed);
+        report
+    };
+    let (changes, report) = tokio::join!(come_and_go, work);
+    let report = report?;
+    quiet(&report)?;
+    let expected = u64::from(VCPUS) * CALLS * ROUNDS;
+    check_eq!(report["calls"], expected, "calls that the guest made");
+    changes
 }
 
 /// Places in the function.
