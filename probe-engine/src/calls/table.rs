@@ -138,6 +138,19 @@ impl Calls {
     /// # Errors
     /// It isn't memory.
     pub fn under_way(&self, memory: &dyn GuestMemory) -> Result<Vec<Call>, MemoryError> {
+        self.under_way_of(memory, |_| true)
+    }
+
+    /// Those of them that detours with such numbers follow. Where the guest has written over the table, few
+    /// of what look like calls have one, and no more than their numbers is read of the others.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn under_way_of(
+        &self,
+        memory: &dyn GuestMemory,
+        is_one: impl Fn(u32) -> bool,
+    ) -> Result<Vec<Call>, MemoryError> {
         let mut bytes = vec![0; KEYS_LEN as usize];
         memory.read(self.window, &mut bytes)?;
         let (keys, _) = bytes.as_chunks();
@@ -148,6 +161,9 @@ impl Calls {
             let at = self.call(index);
             let get = |offset| word(memory, at.wrapping_add(offset));
             let flags = get(WORD)? as u32;
+            if !is_one(flags & NUMBER) {
+                continue;
+            }
             calls.push(Call {
                 index,
                 slot,

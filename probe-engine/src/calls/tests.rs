@@ -31,6 +31,18 @@ fn two() -> (TestMemory, Calls) {
 }
 
 #[test]
+fn calls_of_some_detours_are_told_from_others() {
+    let (memory, calls) = two();
+    put(&memory, CALLS + 5 * CALL_LEN + WORD, 4 | 1 << 31);
+    let of = |wanted: u32| {
+        let found = calls.under_way_of(&memory, |number| number == wanted);
+        let found = found.unwrap().into_iter();
+        found.map(|call| call.slot).collect::<Vec<_>>()
+    };
+    assert_eq!((of(3), of(4), of(5)), (vec![0x8000], vec![0x7000], vec![]));
+}
+
+#[test]
 fn calls_under_way_are_found_and_taken_out() {
     let (memory, calls) = two();
     let found = calls.under_way(&memory).unwrap();

@@ -18,11 +18,9 @@ impl Engine {
 
     /// Whether there may be calls under way whose tasks have ended. To be asked while the guest runs.
     pub fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
-        let followed = self
-            .table_of_calls()
-            .and_then(|calls| calls.under_way(memory).ok());
-        let followed = followed.into_iter().flatten();
+        let followed = self.calls_of_detours(memory).unwrap_or_default();
         let mut tasks: Vec<_> = followed
+            .iter()
             .filter(|call| !call.returns())
             .map(|call| call.task)
             .collect();
