@@ -18,9 +18,14 @@ impl Engine {
 
     /// Whether there may be calls under way whose tasks have ended. To be asked while the guest runs.
     pub fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
-        let followed = self.calls_of_detours(memory).unwrap_or_default();
+        // Of no detour are only those that the guest has made up.
+        let is_known = |number| self.detour_of(number).is_some();
+        let followed = self
+            .table_of_calls()
+            .and_then(|calls| calls.under_way_of(memory, is_known).ok());
         let mut tasks: Vec<_> = followed
             .iter()
+            .flatten()
             .filter(|call| !call.returns())
             .map(|call| call.task)
             .collect();

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::body::{Body, KernelBody};
 use super::milestones::entry;
+use super::returns::{read_word, write_word};
 use super::site::{Milestone, Site};
 use super::table::Table;
 use crate::addr::GuestVirtAddr;
@@ -115,11 +116,7 @@ impl Engine {
         let Some(tables) = page_tables(vcpu) else {
             return;
         };
-        let read = |at| {
-            let mut word = [0; WORD as usize];
-            let read = read_virt(memory, tables, at, &mut word);
-            read.is_ok().then_some(u64::from_le_bytes(word))
-        };
+        let read = |at: GuestVirtAddr| read_word(memory, tables, at.0);
         let (Some(rip), Some(rsp)) = (read(rip_at), read(rsp_at)) else {
             return;
         };
@@ -127,11 +124,10 @@ impl Engine {
         let Some(original) = self.original(rip) else {
             return;
         };
-        // What can't be written are no saved registers.
-        let _rip = write_virt(memory, tables, rip_at, &original.0.to_le_bytes());
+        // What the guest can't write are no saved registers.
+        write_word(memory, tables, rip_at.0, original.0);
         if self.has_pushed(rip) {
-            let rsp = rsp.wrapping_add(WORD);
-            let _rsp = write_virt(memory, tables, rsp_at, &rsp.to_le_bytes());
+            write_word(memory, tables, rsp_at.0, rsp.wrapping_add(WORD));
         }
     }
 

@@ -397,22 +397,6 @@ impl Engine {
         Some(reader.follower.as_ref().ok()?.calls)
     }
 
-    /// The calls under way that detours follow which there still are.
-    pub(super) fn calls_of_detours(
-        &self,
-        memory: &dyn GuestMemory,
-    ) -> Result<Vec<Call>, MemoryError> {
-        let reader = self.reader();
-        let Some(reader) = reader.as_ref().filter(|it| it.credit.follows()) else {
-            return Ok(Vec::new());
-        };
-        let Ok(follower) = &reader.follower else {
-            return Ok(Vec::new());
-        };
-        let is_known = |number| reader.credit.known(number).is_some();
-        follower.calls.under_way_of(memory, is_known)
-    }
-
     /// The numbers of the detours whose calls are under way, and of those with unfinished records.
     pub(super) fn recording(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
         let reader = self.reader();
