@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
 use vmprobe_client::Message;
 use vmprobe_client::v1::{Event, EventKind, Probe, Registers, event};
 
@@ -148,6 +149,18 @@ pub const COPIES: [&str; 22] = [
 /// Page fault, general protection: what a bad pointer raises.
 const VECTORS: [u32; 2] = [14, 13];
 
+/// Whether calls failed with probes as they had without: two reports of the workload `fault`.
+pub fn failed_alike(probed: &Value, unprobed: &Value) -> Result<(), Failure> {
+    for field in ["faulted", "copied", "calls"] {
+        check_eq!(
+            probed[field],
+            unprobed[field],
+            "{field}, unlike without probes"
+        );
+    }
+    Ok(())
+}
+
 fn fault(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 1).await?;
@@ -176,13 +189,7 @@ fn fault(cx: &Context) -> TestResult {
         let by_id: BTreeMap<u64, &Probe> = probes.iter().map(|probe| (probe.id, probe)).collect();
         let mut stream = guest.client.events(VM, Vec::new()).await?;
         let probed = guest.work("fault count=2").await?;
-        for field in ["faulted", "copied", "calls"] {
-            check_eq!(
-                probed[field],
-                unprobed[field],
-                "{field}, unlike without probes"
-            );
-        }
+        failed_alike(&probed, &unprobed)?;
         guest.quit().await?;
 
         let (mut faults, mut lost_events, mut placed) = (0, 0, BTreeMap::new());

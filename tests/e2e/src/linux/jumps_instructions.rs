@@ -10,11 +10,11 @@ use super::functions::{self, Kinds};
 use super::guest::{Guest, VM, files};
 use super::instructions::{self, Spot};
 use super::jumps::{is_jump, settle};
+use super::no_jump::Reasons;
 use super::offer::{Offered, offer, place};
 use super::phases::Phases;
 use super::text::Text;
 use crate::context::Context;
-use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
@@ -112,9 +112,7 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
         guest.work("sweep count=1").await?;
         guest.finish().await?;
 
-        for (reason, (count, one)) in &total.reasons {
-            say(&format!("no jump {count:>6} {reason}: {one}"));
-        }
+        total.reasons.show();
         let share = total.share(version)?;
         check!(total.hit > 200, "only {} jumps were hit", total.hit);
         pass_with(format!(
@@ -127,7 +125,7 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
             total.refused.total(),
             total.refused,
             total.jumps,
-            total.told(),
+            total.reasons,
             total.hit,
             total.hits,
             total.missed,
@@ -144,8 +142,8 @@ struct Totals<'a> {
     probed: usize,
     refused: Kinds,
     jumps: usize,
-    /// Why the others are none: how many, and the reason of one.
-    reasons: BTreeMap<String, (usize, String)>,
+    /// Why the others are none.
+    reasons: Reasons,
     /// What follows is of jumps only.
     hit: usize,
     hits: u64,
@@ -162,7 +160,7 @@ impl<'a> Totals<'a> {
             probed: 0,
             refused: Kinds::default(),
             jumps: 0,
-            reasons: BTreeMap::new(),
+            reasons: Reasons::default(),
             hit: 0,
             hits: 0,
             missed: 0,
@@ -224,9 +222,7 @@ impl<'a> Totals<'a> {
                     self.known.contains(&*why.reason_kind) && !why.reason.is_empty(),
                     "no reason that the documents have: {probe:?}"
                 );
-                let told = format!("{}: {}", probe.name, why.reason);
-                let entry = self.reasons.entry(why.reason_kind);
-                entry.or_insert((0, told)).0 += 1;
+                self.reasons.add(probe);
                 continue;
             }
             check!(
@@ -279,14 +275,6 @@ impl<'a> Totals<'a> {
             self.reasons
         );
         Ok(told)
-    }
-
-    fn told(&self) -> String {
-        let reasons = self.reasons.iter();
-        let reasons: Vec<String> = reasons
-            .map(|(kind, (count, _))| format!("{kind} {count}"))
-            .collect();
-        reasons.join(", ")
     }
 }
 

@@ -8,11 +8,11 @@ use super::code;
 use super::functions::{self, Account, Function};
 use super::guest::{Guest, VM, files};
 use super::jumps::{is_jump, settle};
+use super::no_jump::Reasons;
 use super::offer::offer;
 use super::phases::Phases;
 use super::text::Text;
 use crate::context::Context;
-use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[
@@ -87,9 +87,7 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
         account.check(functions.len())?;
         check_eq!(total.registered, account.probed, "probes that settled");
 
-        for (reason, (count, one)) in &total.reasons {
-            say(&format!("no jump {count:>6} {reason}: {one}"));
-        }
+        total.reasons.show();
         check!(
             total.jumps * 100 >= total.registered * MOST,
             "only {} of {} are jumps: {:?}",
@@ -111,7 +109,7 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
             total.hits,
             total.missed,
             total.trips,
-            total.told(),
+            total.reasons,
         ))
     })
 }
@@ -126,8 +124,8 @@ struct Totals {
     hits: u64,
     missed: u64,
     trips: u64,
-    /// Why the others are none: how many, and the reason of one.
-    reasons: BTreeMap<String, (usize, String)>,
+    /// Why the others are none.
+    reasons: Reasons,
 }
 
 impl Totals {
@@ -146,10 +144,7 @@ impl Totals {
                 continue;
             };
             if !is_jump(before) || !still.contains(&probe.id) {
-                let why = probe.optimization.clone().unwrap_or_default();
-                let entry = self.reasons.entry(why.reason_kind);
-                let told = format!("{}: {}", probe.name, why.reason);
-                entry.or_insert((0, told)).0 += 1;
+                self.reasons.add(probe);
                 continue;
             }
             self.jumps += 1;
@@ -167,13 +162,5 @@ impl Totals {
             self.trips += exits;
         }
         Ok(())
-    }
-
-    fn told(&self) -> String {
-        let reasons = self.reasons.iter();
-        let reasons: Vec<String> = reasons
-            .map(|(kind, (count, _))| format!("{kind} {count}"))
-            .collect();
-        reasons.join(", ")
     }
 }

@@ -32,6 +32,7 @@ mod labels;
 mod list;
 mod missed;
 mod modules;
+mod no_jump;
 mod offer;
 mod oops;
 mod patching;

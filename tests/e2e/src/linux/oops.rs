@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::after::COPIES;
+use super::after::{COPIES, failed_alike};
 use super::code::decode;
 use super::guest::{Guest, VM, files};
 use super::jumps::{is_jump, jump, settle};
@@ -109,13 +109,7 @@ async fn fix_ups(guest: &mut Guest) -> Result<String, Failure> {
     check!(jumps > 5, "only {jumps} jumps: {refused:?}");
     check!(expected > 5, "only {expected} can't be moved: {refused:?}");
     let probed = guest.work("fault count=2").await?;
-    for field in ["faulted", "copied", "calls"] {
-        check_eq!(
-            probed[field],
-            unprobed[field],
-            "{field}, unlike without probes"
-        );
-    }
+    failed_alike(&probed, &unprobed)?;
     let ids = probes.iter().map(|probe| probe.id).collect();
     let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
     let hit = removed.iter().filter(|probe| probe.hits > 0).count();

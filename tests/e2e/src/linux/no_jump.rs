@@ -1,0 +1,39 @@
+//! Why probes are no jumps, by kind.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
+
+use vmprobe_client::v1::Probe;
+
+use crate::say;
+
+/// How many probes there are of each kind of reason, and the reason of one of them.
+#[derive(Debug, Default)]
+pub struct Reasons(BTreeMap<String, (usize, String)>);
+
+impl Reasons {
+    /// Counts a probe that is none.
+    pub fn add(&mut self, probe: &Probe) {
+        let why = probe.optimization.clone().unwrap_or_default();
+        let entry = self.0.entry(why.reason_kind);
+        let told = format!("{}: {}", probe.name, why.reason);
+        entry.or_insert((0, told)).0 += 1;
+    }
+
+    /// Shows all, a line for each kind.
+    pub fn show(&self) {
+        for (reason, (count, one)) in &self.0 {
+            say(&format!("no jump {count:>6} {reason}: {one}"));
+        }
+    }
+}
+
+impl Display for Reasons {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let reasons = self.0.iter();
+        let reasons: Vec<String> = reasons
+            .map(|(kind, (count, _))| format!("{kind} {count}"))
+            .collect();
+        f.write_str(&reasons.join(", "))
+    }
+}
