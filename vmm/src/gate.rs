@@ -152,8 +152,13 @@ impl Gate {
     pub(crate) fn enter_alone(&self, vcpu: usize) -> Option<Hold<'_>> {
         let hold = self.take(Holder::Vcpu(vcpu));
         let mut state = self.state.locked();
-        state.inside[vcpu] = !state.ended;
-        (!state.ended).then_some(hold)
+        if state.ended {
+            // The hold takes the lock itself when it is dropped.
+            drop(state);
+            return None;
+        }
+        state.inside[vcpu] = true;
+        Some(hold)
     }
 
     fn take(&self, holder: Holder) -> Hold<'_> {
@@ -363,6 +368,14 @@ mod tests {
         }
         let stops = gate.stops();
         assert_eq!((stops.count, stops.alone), (0, 4 * 200));
+    }
+
+    #[test]
+    fn who_wants_to_step_alone_after_the_end_is_turned_away_and_holds_nothing() {
+        let gate = Gate::new(1);
+        gate.end();
+        assert!(gate.enter_alone(0).is_none());
+        drop(gate.stop());
     }
 
     #[test]
