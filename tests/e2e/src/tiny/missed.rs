@@ -44,11 +44,17 @@ fn taken_away(cx: &Context) -> TestResult {
             let kernel = image::build(|a, names| looped(a, names, way.body))?;
             let guest = Tiny::new(cx, &kernel, 64).await?;
             guest.start().await?;
-            let (mut hits, mut waits) = (0, None);
-            for _ in 0..TIMES {
+            guest.client.pause_vm(VM).await?;
+            let (mut hits, mut waits) = (0, false);
+            for time in 0..TIMES {
                 let gone = comes_and_goes(&guest, way.strategy, waits).await?;
                 hits += gone.hits;
-                waits = gone.waits;
+                // Every other time the next probe comes while the last one's step may yet wait.
+                let runs_between = time % 2 == 0;
+                if runs_between {
+                    runs_without(&guest).await?;
+                }
+                waits = gone.waits && !runs_between;
             }
             guest.client.kill_vm(VM).await?;
             remarks.push(format!("{hits} hits by {:?}", way.strategy));
@@ -76,21 +82,19 @@ fn looped(
 /// What a probe was that is gone.
 struct Gone {
     hits: u64,
-    /// Its last hit waited for its step: so often was the instruction executed without.
-    waits: Option<u64>,
+    /// Its last hit waits for its step, which will execute the instruction.
+    waits: bool,
 }
 
-/// Registers a probe and removes it after some hits, each of them an execution. The last hit of the one
-/// before may have waited.
+/// Registers a probe and removes it after some hits, each of them an execution. The VM is paused before and
+/// after; a last hit of the probe before may be waiting for its step.
 async fn comes_and_goes(
     guest: &Tiny,
     strategy: Strategy,
-    waits: Option<u64>,
+    other_waits: bool,
 ) -> Result<Gone, Failure> {
     let client = &guest.client;
-    client.pause_vm(VM).await?;
     let executed_before = executed(guest).await?;
-    let of_other = u64::from(waits == Some(executed_before));
     let spec = spec::parse("probe=body").map_err(|error| wrong!("{error}"))?;
     let probe = client.register_probes(VM, vec![spec]).await?.remove(0);
     check_eq!(
@@ -105,21 +109,25 @@ async fn comes_and_goes(
     let name = vec!["probe".to_owned()];
     let removed = client.unregister_probes(VM, Vec::new(), name).await?;
     let (hits, missed) = (removed[0].hits, removed[0].missed);
-    let executed = executed(guest).await?;
+    let own = executed(guest).await? - executed_before - u64::from(other_waits);
     let rip = client.read_registers(VM, 0).await?.rip;
-    client.resume_vm(VM).await?;
     check_eq!(missed, 0, "missed hits");
-    let own = executed - executed_before - of_other;
     // A hit that waits for its step counts already; the instruction is executed when the probe has gone.
-    let is_waiting = strategy == Strategy::Step && rip == probe.address && hits == own + 1;
+    let waits = strategy == Strategy::Step && rip == probe.address && hits == own + 1;
     check!(
-        hits == own || is_waiting,
+        hits == own || waits,
         "{hits} hits of {own} executions, RIP is {rip:#x}"
     );
-    Ok(Gone {
-        hits,
-        waits: is_waiting.then_some(executed),
-    })
+    Ok(Gone { hits, waits })
+}
+
+/// Lets the paused guest execute the instruction without a probe, which ends a step that waits.
+async fn runs_without(guest: &Tiny) -> Result<(), Failure> {
+    let before = executed(guest).await?;
+    guest.client.resume_vm(VM).await?;
+    while executed(guest).await? == before {}
+    guest.client.pause_vm(VM).await?;
+    Ok(())
 }
 
 async fn listed(guest: &Tiny) -> Result<Probe, Failure> {
