@@ -42,9 +42,11 @@ mod probes;
 mod refusals;
 mod returns;
 mod returns_own;
+mod returns_patched;
 mod returns_shared;
 mod smp;
 mod static_key;
+mod steps;
 mod switches;
 mod switching;
 mod text;
@@ -79,6 +81,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         flags::TESTS,
         returns::TESTS,
         returns_own::TESTS,
+        returns_patched::TESTS,
         returns_shared::TESTS,
         missed::TESTS,
         tools::TESTS,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use iced_x86::Mnemonic;
-use serde_json::Value;
 
 use super::super::code::decode;
 use super::super::guest::{Guest, VM, quiet};
+use super::super::steps::{self, must};
 use super::super::text::Text;
 use super::cases::{Case, Side, Step, orders};
 use super::ours::{self, Ours};
@@ -131,25 +131,9 @@ impl Driven {
         };
         // What the kernel patches when it is used for the first time.
         for tool in theirs::ALL.iter().filter(|it| it.is_in(kernel)) {
-            driven.must(&format!("calls {} 1", tool.call())).await?;
+            must(&mut driven.guest, &format!("calls {} 1", tool.call())).await?;
         }
         Ok(driven)
-    }
-
-    /// Has the guest do a line; its answer, or why it doesn't.
-    async fn line(&mut self, line: &str) -> Result<Result<Value, String>, Failure> {
-        self.guest.say(line).await?;
-        let report = self.guest.console.report("step").await?;
-        Ok(match report["refused"].as_str() {
-            Some(why) => Err(why.to_owned()),
-            None => Ok(report),
-        })
-    }
-
-    /// The same, for what must not be refused.
-    async fn must(&mut self, line: &str) -> Result<Value, Failure> {
-        let answer = self.line(line).await?;
-        answer.map_err(|why| wrong!("the guest refused {line:?}: {why}"))
     }
 
     async fn case(
@@ -196,7 +180,7 @@ impl Driven {
             before == after,
             "the function was {before:02x?} and is {after:02x?}"
         );
-        quiet(&self.must("log").await?)
+        quiet(&must(&mut self.guest, "log").await?)
     }
 
     /// The bytes of a function, if there is one.
@@ -250,7 +234,7 @@ impl Driven {
     ) -> Result<Option<String>, Failure> {
         if step == Step::Comes {
             let line = format!("come {} {place}", case.theirs.tool);
-            return Ok(match self.line(&line).await? {
+            return Ok(match steps::step(&mut self.guest, &line).await? {
                 Ok(report) => {
                     *part = Part {
                         there: true,
@@ -273,7 +257,7 @@ impl Driven {
             (_, true) => "off",
             (_, false) => "on",
         };
-        match self.line(line).await? {
+        match steps::step(&mut self.guest, line).await? {
             Ok(report) => self.trail.push(report["state"].to_string()),
             Err(why) => return Ok(Some(why)),
         }
@@ -338,9 +322,8 @@ impl Driven {
         theirs: &mut Part,
         ours: &mut Part,
     ) -> Result<(), Failure> {
-        let report = self
-            .must(&format!("calls {} {CALLS}", case.theirs.call()))
-            .await?;
+        let line = format!("calls {} {CALLS}", case.theirs.call());
+        let report = must(&mut self.guest, &line).await?;
         let calls = report["calls"].as_u64().unwrap_or_default();
         check_eq!(calls, CALLS * u64::from(VCPUS), "calls: {report}");
         let met = match case.theirs.meets {

@@ -5,6 +5,7 @@ use vmprobe_client::Message;
 
 use super::super::guest::{Guest, VM};
 use super::super::jumps::jump;
+use super::super::steps::must;
 use crate::test::{Failure, check, wrong};
 
 /// The address of the mask.
@@ -13,8 +14,7 @@ pub async fn mask(guest: &mut Guest) -> Result<u64, Failure> {
     guest.probe("look=__x64_sys_umask").await?;
     jump(guest, "look").await?;
     // By the main thread, which stays.
-    guest.say("umask").await?;
-    let members = guest.console.report("step").await?;
+    let members = must(guest, "umask").await?;
     let task = loop {
         match stream.next().await? {
             Some(Message::Batch { events, .. }) => {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Tool;
 use super::btf::Types;
@@ -25,15 +25,17 @@ const FORCE: libc::c_int = 3;
 const ROUNDS: u32 = 20_000;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The patch of one function.
+/// The patch of one function. Its state is whether all tasks use it, and which ones don't.
 pub struct LivePatch {
     file: File,
+    waits: bool,
     on: bool,
     seen: u64,
 }
 
 impl LivePatch {
-    pub fn new(function: &str) -> io::Result<Self> {
+    /// One that isn't loaded yet. Switching it on waits until all tasks use it, or not.
+    pub fn new(function: &str, waits: bool) -> io::Result<Self> {
         const PATH: &CStr = c"/tmp/theirs.ko";
         let path = PATH.to_string_lossy();
         let mut made = File::create(path.as_ref())?;
@@ -45,6 +47,7 @@ impl LivePatch {
                 drop(made);
                 File::open(path.as_ref())?
             },
+            waits,
             on: false,
             seen: 0,
         })
@@ -55,6 +58,10 @@ impl Tool for LivePatch {
     fn on(&mut self) -> io::Result<()> {
         module::load_opened(&self.file, FORCE)?;
         self.on = true;
+        if self.waits { self.complete() } else { Ok(()) }
+    }
+
+    fn complete(&self) -> io::Result<()> {
         wait(|| Ok(sys("transition")?.as_deref() == Some("0")))
     }
 
@@ -73,9 +80,36 @@ impl Tool for LivePatch {
         Ok(self.seen)
     }
 
+    fn state(&self) -> io::Result<Value> {
+        Ok(match sys("transition")?.as_deref() {
+            None => Value::Null,
+            Some("0") => json!({ "complete": true }),
+            Some(_) => json!({ "complete": false, "unpatched": unpatched()? }),
+        })
+    }
+
     fn go(&mut self) -> io::Result<()> {
         if self.on { self.off() } else { Ok(()) }
     }
+}
+
+/// The processes that don't use the patched function yet, with their stacks
+/// (Documentation/livepatch/livepatch.rst).
+fn unpatched() -> io::Result<Vec<Value>> {
+    let mut unpatched = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
+            continue;
+        };
+        // Empty for a process that has just ended.
+        let read = |file| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        if read("patch_state").trim() == "0" {
+            unpatched
+                .push(json!({ "pid": pid, "comm": read("comm").trim(), "stack": read("stack") }));
+        }
+    }
+    Ok(unpatched)
 }
 
 /// What a file of the patch says; nothing if there is no patch.
@@ -97,7 +131,9 @@ fn wait(until: impl Fn() -> io::Result<bool>) -> io::Result<()> {
         }
         thread::sleep(PAUSE);
     }
-    Err(io::Error::other("the live patch is never through"))
+    Err(io::Error::other(
+        "the live patch's transition is never complete",
+    ))
 }
 
 /// The module.

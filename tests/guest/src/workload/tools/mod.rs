@@ -8,6 +8,10 @@
 //! | `come TOOL PLACE` | the tool is put at the place, a symbol with an offset if need be |
 //! | `on`, `off` | it is switched on or off |
 //! | `go` | it is taken away |
+//! | `state` | the report has what else is to be told of it, as `state`; so have those of `come`, `on` and `off` |
+//! | `complete` | the report comes when all tasks use it |
+//! | `block N` | N processes more sleep in `read` of a pipe from now on |
+//! | `release` | all of them get what they wait for, and end |
 //! | `calls SYSCALL N` | each CPU makes the system call N times; the report has how many `calls` that are, and how many the tool has `seen` so far |
 //! | `log` | the report has what the kernel's log has to complain about, as `complaints` |
 //! | `umask` | the main thread calls `umask` once; the report has where the kernel keeps a task's mask: offsets `fs` in its `task_struct` and `umask` in that `fs_struct` |
@@ -28,6 +32,7 @@ use std::io;
 
 use serde_json::{Value, json};
 
+use super::readers::Readers;
 use super::{klog, threads, tracefs};
 use crate::console;
 use crate::plan::Call;
@@ -40,6 +45,10 @@ trait Tool {
     fn off(&mut self) -> io::Result<()>;
     /// How many calls it has seen since it came; `done` is the report of those that were made last.
     fn seen(&mut self, done: &Value) -> io::Result<u64>;
+    /// Waits until all tasks use it, where switching it on doesn't.
+    fn complete(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// What else is to be told of it.
     fn state(&self) -> io::Result<Value> {
         Ok(Value::Null)
@@ -48,22 +57,29 @@ trait Tool {
     fn go(&mut self) -> io::Result<()>;
 }
 
+/// What one step leaves to the next.
+#[derive(Default)]
+struct Kept {
+    tool: Option<Box<dyn Tool>>,
+    readers: Vec<Readers>,
+}
+
 /// Does what lines of input ask for.
 pub fn run() -> io::Result<Value> {
     tracefs::ready()?;
-    let mut tool: Option<Box<dyn Tool>> = None;
+    let mut kept = Kept::default();
     let mut steps = 0;
     loop {
         let line = console::line()?;
         let words: Vec<&str> = line.split_whitespace().collect();
         if words == ["quit"] {
-            if let Some(mut left) = tool.take() {
-                left.go()?;
+            if let Some(mut tool) = kept.tool.take() {
+                tool.go()?;
             }
             return Ok(json!({ "steps": steps }));
         }
         steps += 1;
-        let report = match step(&words, &mut tool) {
+        let report = match step(&words, &mut kept) {
             Ok(report) => report,
             Err(error) => json!({ "refused": error.to_string() }),
         };
@@ -71,7 +87,7 @@ pub fn run() -> io::Result<Value> {
     }
 }
 
-fn step(words: &[&str], tool: &mut Option<Box<dyn Tool>>) -> io::Result<Value> {
+fn step(words: &[&str], Kept { tool, readers }: &mut Kept) -> io::Result<Value> {
     let absent = || io::Error::other("there is no tool");
     match *words {
         ["come", kind, place] => {
@@ -93,6 +109,23 @@ fn step(words: &[&str], tool: &mut Option<Box<dyn Tool>>) -> io::Result<Value> {
         }
         ["go"] => {
             tool.take().ok_or_else(absent)?.go()?;
+            Ok(json!({}))
+        }
+        ["state"] => {
+            let there = tool.as_ref().ok_or_else(absent)?;
+            Ok(json!({ "state": there.state()? }))
+        }
+        ["complete"] => {
+            tool.as_ref().ok_or_else(absent)?.complete()?;
+            Ok(json!({}))
+        }
+        ["block", count] => {
+            let count = count.parse().map_err(io::Error::other)?;
+            readers.push(Readers::block(count)?);
+            Ok(json!({}))
+        }
+        ["release"] => {
+            readers.drain(..).try_for_each(Readers::release)?;
             Ok(json!({}))
         }
         ["calls", call, count] => {
@@ -140,8 +173,9 @@ fn come(kind: &str, place: &str) -> io::Result<Box<dyn Tool>> {
         "bpf-kretprobe" => Box::new(bpf::Program::probe(place, true)?),
         "bpf-fentry" => Box::new(bpf::Program::trampoline(place, bpf::FENTRY)?),
         "bpf-fexit" => Box::new(bpf::Program::trampoline(place, bpf::FEXIT)?),
-        // A live patch of the function.
-        "livepatch" => Box::new(livepatch::LivePatch::new(place)?),
+        // A live patch of the function that all tasks use when it has come, and one that has only begun then.
+        "livepatch" => Box::new(livepatch::LivePatch::new(place, true)?),
+        "livepatch-begun" => Box::new(livepatch::LivePatch::new(place, false)?),
         // A module: its function is there while it is loaded.
         "module" => Box::new(loaded::Module::new(place)?),
         _ => return Err(io::Error::other(format!("no tool {kind:?}"))),
