@@ -249,7 +249,9 @@ fn kernel_line(probe: &Probe) -> String {
     };
     let state = format!("{state}{jump}");
     let address = probe.address;
-    if probe.symbol.is_empty() {
+    // The kernel has no name any more for what was in a module.
+    let nameless = probe.state() == ProbeState::Gone && !probe.module.is_empty();
+    if probe.symbol.is_empty() || nameless {
         return format!("{address:016x}  {letter}  {address:#x} {state}");
     }
     let module = match &*probe.module {
@@ -402,10 +404,11 @@ mod tests {
     #[test]
     fn the_kernel_s_list_is_the_kernel_s_to_the_byte() {
         let plain = samples::probe();
-        let mut gone = plain.clone();
+        let mut of_module = plain.clone();
+        of_module.module = "ext4".into();
+        of_module.kind = Some(Kind::ReturnProbe(ReturnProbe::default()));
+        let mut gone = of_module.clone();
         gone.set_state(ProbeState::Gone);
-        gone.module = "ext4".into();
-        gone.kind = Some(Kind::ReturnProbe(ReturnProbe::default()));
         let mut nameless = plain.clone();
         nameless.symbol.clear();
         nameless.kind = Some(Kind::Watchpoint(Watchpoint::default()));
@@ -414,11 +417,12 @@ mod tests {
         pending.set_state(ProbeState::Pending);
         let jump = with_optimization(OptimizationState::Optimized, "", "");
         assert_eq!(
-            kernel_list(&[plain, jump, gone, nameless, pending]),
+            kernel_list(&[plain, jump, of_module, gone, nameless, pending]),
             [
                 "ffffffff812f0c15  k  vfs_read+0x5    ",
                 "ffffffff812f0c15  k  vfs_read+0x5    [OPTIMIZED]",
-                "ffffffff812f0c15  r  vfs_read+0x5  ext4 [GONE]",
+                "ffffffff812f0c15  r  vfs_read+0x5  ext4 ",
+                "ffffffff812f0c15  r  0xffffffff812f0c15 [GONE]",
                 "ffffffff812f0c15  w  0xffffffff812f0c15 [DISABLED]",
             ]
         );
