@@ -18,6 +18,17 @@ use crate::{
 /// Input that may wait for the guest to read it, in bytes.
 const INPUT_LIMIT: usize = 1 << 20;
 
+/// Registers of a 16550A, and bits in them (PC16550D data sheet, table II).
+const INTERRUPT_ENABLE: u8 = 1;
+const RECEIVED: u8 = 1;
+const INTERRUPT: u8 = 2;
+const NO_INTERRUPT: u8 = 1;
+const DATA_RECEIVED: u8 = 4;
+const LINE_CONTROL: u8 = 3;
+const DIVISOR_ACCESS: u8 = 0x80;
+const LINE_STATUS: u8 = 5;
+const DATA_READY: u8 = 1;
+
 /// The interrupt line of the port, an event that KVM turns into an edge.
 pub(crate) struct Line(pub(crate) EventFd);
 
@@ -65,7 +76,10 @@ impl SerialPort {
 
     pub(crate) fn read(&self, register: u8) -> u8 {
         let mut state = self.state.locked();
-        let value = state.uart.read(register);
+        let value = match register {
+            INTERRUPT => state.interrupt(),
+            _ => state.uart.read(register),
+        };
         state.refill();
         value
     }
@@ -79,6 +93,19 @@ impl SerialPort {
 }
 
 impl State {
+    /// The register that tells of interrupts. vm-superio tells of received data once; a 16550A does as long as
+    /// there is any, and Linux' driver, which takes 256 characters at a time, leaves the rest otherwise.
+    fn interrupt(&mut self) -> u8 {
+        let told = self.uart.read(INTERRUPT);
+        let waits = self.uart.read(LINE_STATUS) & DATA_READY != 0;
+        let is_divisor = self.uart.read(LINE_CONTROL) & DIVISOR_ACCESS != 0;
+        let is_enabled = !is_divisor && self.uart.read(INTERRUPT_ENABLE) & RECEIVED != 0;
+        if told & NO_INTERRUPT != 0 && waits && is_enabled {
+            return told & !NO_INTERRUPT | DATA_RECEIVED;
+        }
+        told
+    }
+
     /// Hands queued input to the port as far as its FIFO has room.
     fn refill(&mut self) {
         let room = self.uart.fifo_capacity().min(self.input.len());
@@ -116,8 +143,43 @@ mod tests {
     use super::*;
 
     const DATA: u8 = 0;
-    const LINE_STATUS: u8 = 5;
-    const DATA_READY: u8 = 1;
+    /// Characters that Linux' driver takes at most before it looks for an interrupt again
+    /// (`serial8250_rx_chars` in `drivers/tty/serial/8250/8250_port.c`).
+    const BURST: usize = 256;
+
+    /// Takes input as Linux' driver does at an interrupt: until the port says that there is none.
+    fn interrupted(port: &SerialPort) -> Vec<u8> {
+        let mut got = Vec::new();
+        while port.read(INTERRUPT) & NO_INTERRUPT == 0 {
+            for _ in 0..BURST {
+                if port.read(LINE_STATUS) & DATA_READY == 0 {
+                    break;
+                }
+                got.push(port.read(DATA));
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn a_line_of_any_length_is_taken_at_one_interrupt() {
+        for length in [1, 64, 256, 257, 300, 319, 320, 796] {
+            let console = Arc::new(Console::default());
+            let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+            port.write(INTERRUPT_ENABLE, RECEIVED);
+            let sent: Vec<u8> = (0..length).map(|i: u32| i as u8).collect();
+            port.input().send(&sent);
+            assert_eq!(interrupted(&port).len(), sent.len());
+        }
+    }
+
+    #[test]
+    fn no_interrupt_is_told_of_while_none_is_enabled() {
+        let console = Arc::new(Console::default());
+        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        port.input().send(b"x");
+        assert_eq!(interrupted(&port), b"");
+    }
 
     #[test]
     fn input_longer_than_the_fifo_arrives_whole_and_in_order() {
