@@ -6,15 +6,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 
 use crate::linux::files;
+use crate::random::Random;
 use crate::test::{Failure, TestResult};
 
 /// The folder with `vmprobed` and `vmprobe`; by default that of this program.
 pub const BIN_DIR: &str = "VMPROBE_BIN_DIR";
 /// The folder with the Linux guests' files.
 pub const FILES: &str = "VMPROBE_FILES";
-
-/// 2^64 over the golden ratio.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A seed that nobody has told: another one each time.
 pub fn any_seed() -> u64 {
@@ -102,14 +100,9 @@ impl Context {
         })
     }
 
-    /// Random numbers, the same ones for the same seed (`SplitMix64`).
-    pub fn numbers(&self) -> impl Iterator<Item = u64> {
-        let states = (1..).map(|step: u64| self.seed.wrapping_add(step.wrapping_mul(GOLDEN)));
-        states.map(|state| {
-            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ mixed >> 31
-        })
+    /// Random numbers, the same ones for the same seed.
+    pub fn random(&self) -> Random {
+        Random::new(self.seed)
     }
 
     /// Runs the asynchronous part of a test.

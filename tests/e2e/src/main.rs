@@ -10,6 +10,7 @@ mod guest_ram;
 mod held_thread;
 mod linux;
 mod parts;
+mod random;
 mod runner;
 mod server;
 mod service;

@@ -39,7 +39,7 @@ const VICTIMS: [(&str, &str, &str); 3] = [
 
 fn scribble(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut seeds = cx.numbers();
+        let mut random = cx.random();
         let mut guest = Guest::ready(cx, files::BZIMAGE_6_1, VCPUS).await?;
         let calm = guest.probe("calm=__x64_sys_getppid nojump").await?;
         let mut stream = guest.client.events(VM, vec![calm.id]).await?;
@@ -47,7 +47,8 @@ fn scribble(cx: &Context) -> TestResult {
         let all = CALLS * u64::from(VCPUS);
         let server = Bounds::measure(&guest, DATA_LEN).await?;
         let mut remarks = Vec::new();
-        for ((turn, (name, call, _)), seed) in (1..).zip(VICTIMS).zip(&mut seeds) {
+        for (turn, (name, call, _)) in (1..).zip(VICTIMS) {
+            let seed = random.next();
             // So that there is something to write over: words that are zero stay so.
             guest
                 .work(&format!("threads syscall={call} count={CALLS}"))
@@ -160,8 +161,9 @@ fn overwrite(cx: &Context) -> TestResult {
             .wrapping_add_signed(i64::from(i32::from_le_bytes(distance)));
         let code = guest.memory(detour, DETOUR).await?;
         let mut hits = 0;
-        let mut seeds = cx.numbers();
-        for seed in seeds.by_ref().take(TURNS) {
+        let mut random = cx.random();
+        for _ in 0..TURNS {
+            let seed = random.next();
             let done = guest
                 .work(&format!(
                     "overwrite syscall=umask count={CODE_BYTES} rounds=1 at={DETOURS:#x} seed={seed}"
@@ -184,7 +186,7 @@ fn overwrite(cx: &Context) -> TestResult {
         check!(hits > 0, "no calls");
 
         let server = Bounds::measure(&guest, CALL_TABLE_LEN).await?;
-        let (seed, rounds) = (seeds.next().unwrap_or_default(), 1_000_000);
+        let (seed, rounds) = (random.next(), 1_000_000);
         guest
             .say(&format!(
                 "workload=overwrite syscall=umask count={CALL_TABLE_LEN} rounds={rounds} at={CALL_TABLE:#x} \
