@@ -6,7 +6,9 @@ pub mod bench_jumps;
 mod boot;
 mod boot_option;
 mod code;
+mod decoder;
 mod documented;
+mod draw;
 mod early;
 mod endings;
 mod flags;
@@ -16,6 +18,7 @@ pub mod guest;
 mod guest_tools;
 mod instructions;
 mod interleaved;
+mod judge;
 mod jumps;
 mod jumps_batch;
 mod jumps_causes;
@@ -34,7 +37,9 @@ mod missed;
 mod modules;
 mod no_jump;
 mod offer;
+mod offsets;
 mod oops;
+mod own_list;
 mod patching;
 mod pause;
 mod phases;
@@ -53,6 +58,7 @@ mod text;
 mod timeline;
 mod tools;
 mod vcpus;
+mod verdict;
 mod watch;
 mod whole;
 
@@ -74,6 +80,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         probes::TESTS,
         refusals::TESTS,
         patching::TESTS,
+        offsets::TESTS,
         switches::TESTS,
         switching::TESTS,
         list::TESTS,

@@ -14,14 +14,22 @@ use crate::plan::Plan;
 const MOST: usize = 256;
 /// Makes the kernel's waits for all CPUs short; there is one at each probe that goes.
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
+/// The event's first probe. With an event that is there, a refusal doesn't take one away again.
+const FIRST: &str = "p:mine/x __x64_sys_getppid at=\\0";
 const NO_PROBES: &str = "/sys/kernel/debug/kprobes/blacklist";
 
-/// The kernel's answers, a letter for each byte of a range.
-const TAKEN: char = 't';
-/// `EILSEQ`: the kernel decodes the function, and no instruction begins here (`can_probe` in
-/// `arch/x86/kernel/kprobes/core.c`).
-const NO_BOUNDARY: char = 'b';
-const REFUSED: char = 'r';
+/// The kernel's answer for a byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Taken,
+    /// `EILSEQ`: no instruction begins here (`can_probe` in `arch/x86/kernel/kprobes/core.c`), or it is
+    /// inside an ftrace site (`check_ftrace_location` in `kernel/kprobes.c`).
+    NoBoundary,
+    /// `EINVAL`
+    Refused,
+    /// `EOPNOTSUPP`
+    Unsupported,
+}
 
 /// Asks for a kprobe at each byte of the ranges. None is enabled, and none stays.
 pub fn run(plan: &Plan) -> io::Result<Value> {
@@ -31,7 +39,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
     for range in plan.at.split(',') {
         let (start, length) =
             parse(range).ok_or_else(|| io::Error::other(format!("odd range {range:?}")))?;
-        answers.insert(format!("{start:#x}"), ask(start, length)?.into());
+        answers.insert(format!("{start:#x}"), encode(&ask(start, length)?).into());
     }
     fs::write(EXPEDITED, "0")?;
     Ok(json!({ "answers": answers }))
@@ -44,28 +52,54 @@ fn parse(range: &str) -> Option<(u64, u64)> {
     Some((start, u64::from_str_radix(length, 16).ok()?))
 }
 
-fn ask(start: u64, length: u64) -> io::Result<String> {
+fn ask(start: u64, length: u64) -> io::Result<Vec<Answer>> {
     let mut events = File::options()
         .append(true)
         .open(tracefs::path("kprobe_events"))?;
-    let mut answers = String::new();
+    let mut answers = Vec::new();
     let mut taken = 0;
-    for address in start..start + length {
-        let asked = events.write_all(format!("p:mine/x {address:#x}\n").as_bytes());
+    tracefs::append("kprobe_events", FIRST)?;
+    for at in start..start + length {
+        // The kernel takes two probes of an event for the same if neither has a symbol and their arguments
+        // are equal (`trace_kprobe_has_same_kprobe` in `kernel/trace/trace_kprobe.c`).
+        let asked = events.write_all(format!("p:mine/x {at:#x} at=\\{at:#x}\n").as_bytes());
         let answer = match asked.map_err(|error| error.raw_os_error()) {
-            Ok(()) => TAKEN,
-            Err(Some(libc::EILSEQ)) => NO_BOUNDARY,
-            Err(_) => REFUSED,
+            Ok(()) => Answer::Taken,
+            Err(Some(libc::EILSEQ)) => Answer::NoBoundary,
+            Err(Some(libc::EINVAL)) => Answer::Refused,
+            Err(Some(libc::EOPNOTSUPP)) => Answer::Unsupported,
+            Err(other) => {
+                let text = format!("{at:#x}: the kernel says {other:?}");
+                return Err(io::Error::other(text));
+            }
         };
         answers.push(answer);
-        taken += usize::from(answer == TAKEN);
+        taken += usize::from(answer == Answer::Taken);
         if taken == MOST {
-            tracefs::write("kprobe_events", "")?;
+            tracefs::write("kprobe_events", FIRST)?;
             taken = 0;
         }
     }
     tracefs::write("kprobe_events", "")?;
     Ok(answers)
+}
+
+/// A letter for each answer, but how many there are of those that it is no boundary: `t2tr4`.
+fn encode(answers: &[Answer]) -> String {
+    let mut text = String::new();
+    for run in answers.chunk_by(|one, next| one == next) {
+        let letter = match run[0] {
+            Answer::Taken => "t",
+            Answer::Refused => "r",
+            Answer::Unsupported => "u",
+            Answer::NoBoundary => {
+                text += &run.len().to_string();
+                continue;
+            }
+        };
+        text += &letter.repeat(run.len());
+    }
+    text
 }
 
 /// Says where the kernel allows no kprobe: from where to where, what touches as one.
@@ -113,6 +147,22 @@ mod tests {
             Some((0xffff_ffff_8100_0000, 0x120))
         );
         assert_eq!(parse("vfs_read+0x10"), None);
+    }
+
+    #[test]
+    fn answers_are_letters_and_what_is_no_boundary_is_counted() {
+        use Answer::{NoBoundary, Refused, Taken, Unsupported};
+        let answers = [
+            Taken,
+            NoBoundary,
+            NoBoundary,
+            Taken,
+            Refused,
+            Refused,
+            Unsupported,
+            NoBoundary,
+        ];
+        assert_eq!(encode(&answers), "t2trru1");
     }
 
     #[test]

@@ -1,0 +1,278 @@
+//! Whether what the product and the guest's kernel say of the bytes of a function is so.
+
+use super::decoder::{self, Code, INT3};
+use super::verdict::{Answer, Verdict};
+use crate::test::{Failure, check, wrong};
+
+/// The call of the function tracer while nobody traces, and `endbr64` (`arch/x86/include/asm/nops.h`,
+/// Intel SDM vol. 2).
+const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+/// What the kernel makes of an `endbr64` that nothing branches to (`gen_endbr_poison` in
+/// `arch/x86/include/asm/ibt.h`).
+const POISON: [u8; 4] = [0x66, 0x0f, 0x1f, 0x00];
+/// What a jump label is while it is no jump (`arch/x86/include/asm/nops.h`).
+const NOP2: [u8; 2] = [0x66, 0x90];
+/// What a static call is when its function returns 0 (`xor5rax` in `arch/x86/kernel/static_call.c`).
+const XOR5: [[u8; 5]; 2] = [
+    [0x66, 0x66, 0x48, 0x31, 0xc0],
+    [0x2e, 0x2e, 0x2e, 0x31, 0xc0],
+];
+/// The lock prefix, and what the kernel makes of it with one CPU.
+const LOCK: [u8; 2] = [0xf0, 0x3e];
+
+/// What the kernel's `kprobe_events` says of a function as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// It looks at each place.
+    Open,
+    /// It takes none, as the function tracer has no site in it (`within_notrace_func` in
+    /// `kernel/trace/trace_kprobe.c`). A kprobe of a kernel module's could be there.
+    Untraced,
+    /// It takes none, as it is on its list of what can't be probed.
+    Listed,
+}
+
+/// A function of the guest's kernel.
+#[derive(Debug)]
+pub struct Function {
+    pub name: String,
+    pub start: u64,
+    /// Up to the next symbol.
+    pub size: usize,
+    /// Its text, and some more.
+    pub bytes: Vec<u8>,
+    /// Its instructions, by a decoder that isn't the product's.
+    pub code: Vec<Code>,
+    pub standing: Standing,
+}
+
+/// Length of the `endbr64` that code begins with, or of what the kernel has made of it.
+fn endbr(bytes: &[u8]) -> usize {
+    let has = bytes.starts_with(&ENDBR) || bytes.starts_with(&POISON);
+    if has { ENDBR.len() } else { 0 }
+}
+
+/// Whether the function tracer has a site where a function with these bytes begins.
+pub fn is_traced(bytes: &[u8]) -> bool {
+    bytes[endbr(bytes)..].starts_with(&NOP5)
+}
+
+impl Function {
+    /// What is asked for to probe it at an offset.
+    pub fn place(&self, offset: usize) -> String {
+        match offset {
+            // By name that would be the first instruction behind the ftrace site.
+            0 => format!("{:#x}", self.start),
+            _ => format!("{}+{offset:#x}", self.name),
+        }
+    }
+
+    /// Whether a probe is likely to be taken there.
+    pub fn is_likely(&self, offset: usize) -> bool {
+        let entry = endbr(&self.bytes)
+            + if is_traced(&self.bytes) {
+                NOP5.len()
+            } else {
+                0
+            };
+        let is_boundary = decoder::at(&self.code, offset).is_some_and(|one| one.start == offset);
+        is_boundary && offset >= entry && self.bytes[offset] != INT3
+    }
+
+    /// Fails unless both answers for the place at an offset are right, and fit each other.
+    ///
+    /// # Errors
+    /// As said.
+    pub fn judge(&self, offset: usize, ours: &Verdict, theirs: Answer) -> Result<(), Failure> {
+        let place = format!("{}+{offset:#x}", self.name);
+        let code = decoder::at(&self.code, offset)
+            .ok_or_else(|| wrong!("{place} wasn't decoded: {ours:?}"))?;
+        let shown = &self.bytes[code.start..code.end];
+        check!(
+            self.is_so(offset, code, ours),
+            "{place} in {shown:02x?}, which begins at +{:#x}: we say {ours:?}, which isn't so",
+            code.start
+        );
+        let expected = self.expected(offset, code, ours);
+        check!(
+            expected.contains(&theirs),
+            "{place} in {shown:02x?}, which begins at +{:#x}, in a function that is {:?}: we say {ours:?}, \
+             so the kernel should say one of {expected:?}, not {theirs:?}",
+            code.start,
+            self.standing
+        );
+        Ok(())
+    }
+
+    /// Whether what the product says is so, by the bytes, the other decoder, and the kernel's own list.
+    fn is_so(&self, offset: usize, code: &Code, ours: &Verdict) -> bool {
+        let is_boundary = code.start == offset;
+        let bytes = &self.bytes[code.start..];
+        let len = code.end - code.start;
+        let is_listed = self.standing == Standing::Listed;
+        match ours {
+            Verdict::Taken(address) => {
+                let is_there = is_boundary && *address == self.start + offset as u64;
+                is_there && !is_listed && !code.is_trap() && !code.is_unsupported()
+            }
+            Verdict::Inside(start) => !is_boundary && *start == self.start + code.start as u64,
+            Verdict::Trap => is_boundary && code.is_trap(),
+            Verdict::Unsupported => is_boundary && code.is_unsupported(),
+            Verdict::Entry(part) => match &**part {
+                "endbr64" => offset < endbr(&self.bytes),
+                "ftrace site" => is_traced(&self.bytes) && code.start == endbr(&self.bytes),
+                _ => false,
+            },
+            Verdict::Listed(kind) => match &**kind {
+                "noinstr" | "entry" | "kprobes" | "blacklist" => is_listed,
+                "ftrace" => bytes.starts_with(&NOP5),
+                "jump-label" => {
+                    let jump = matches!((bytes[0], len), (0xe9, 5) | (0xeb, 2));
+                    jump || bytes.starts_with(&NOP5) || bytes.starts_with(&NOP2)
+                }
+                "static-call" => is_static_call(bytes),
+                "bug" => bytes.starts_with(&[0x0f, 0x0b]),
+                "smp-lock" => is_boundary && LOCK.contains(&bytes[0]),
+                "static-call-trampoline" => self.name.starts_with("__SCT__"),
+                "ftrace-trampoline" => self.name.starts_with("ftrace_"),
+                "copied" => {
+                    let copied = ["ftrace_", "relocate_kernel", "core_restore_code"];
+                    copied.iter().any(|name| self.name.starts_with(name))
+                }
+                _ => false,
+            },
+        }
+    }
+
+    /// What the kernel has to answer where the product rightly says this.
+    fn expected(&self, offset: usize, code: &Code, ours: &Verdict) -> &'static [Answer] {
+        use Answer::{NoBoundary, Refused, Taken, Unsupported};
+        if self.standing != Standing::Open {
+            return &[Refused];
+        }
+        let is_boundary = code.start == offset;
+        match ours {
+            // `prepare_emulation` in `arch/x86/kernel/kprobes/core.c` can do without those.
+            Verdict::Taken(_) if code.is_memory_branch() => &[Unsupported],
+            Verdict::Taken(_) => &[Taken],
+            Verdict::Inside(_) => &[NoBoundary],
+            // On the site the kernel uses the tracer itself, and takes a probe of an `endbr64` for one
+            // of the site (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
+            Verdict::Entry(_) if is_boundary => &[Taken],
+            Verdict::Entry(_) => &[NoBoundary],
+            // It executes no copy of an int3; a `ud2` that isn't one of its BUGs is like any other to it.
+            Verdict::Trap if self.bytes[code.start] == INT3 => &[Refused],
+            Verdict::Trap => &[Taken],
+            Verdict::Unsupported => &[Taken, Refused, Unsupported],
+            Verdict::Listed(kind) => match &**kind {
+                // `jump_label_text_reserved` and `static_call_text_reserved` know all their bytes.
+                "jump-label" => &[Refused],
+                "static-call" if offset - code.start < NOP5.len() => &[Refused],
+                "bug" if is_boundary => &[Refused],
+                // It knows of no lock prefix that it won't patch any more.
+                "smp-lock" | "ftrace" if is_boundary => &[Taken],
+                _ => &[NoBoundary],
+            },
+        }
+    }
+}
+
+/// Whether these bytes are what the kernel makes of a static call (`__static_call_transform` in
+/// `arch/x86/kernel/static_call.c`).
+fn is_static_call(bytes: &[u8]) -> bool {
+    let call = matches!(bytes, [0xe8 | 0xe9, ..] | [0x0f, 0x80..=0x8f, ..]);
+    let ret = bytes.starts_with(&[0xc3, INT3, INT3, INT3, INT3]);
+    call || ret || bytes.starts_with(&NOP5) || XOR5.iter().any(|xor| bytes.starts_with(xor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `endbr64`, a site, a nop that is a jump label, `xor %eax, %eax`, `lock incl (%rdi)`, `ud2`, `int3`.
+    fn function(standing: Standing) -> Function {
+        let parts: [&[u8]; 7] = [
+            &ENDBR,
+            &NOP5,
+            &NOP2,
+            &[0x31, 0xc0],
+            &[0xf0, 0xff, 0x07],
+            &[0x0f, 0x0b],
+            &[INT3],
+        ];
+        let mut bytes = parts.concat();
+        let size = bytes.len();
+        bytes.extend([0x90; 15]);
+        Function {
+            name: "f".into(),
+            start: 0x1000,
+            size,
+            code: decoder::decode(&bytes, size).unwrap(),
+            bytes,
+            standing,
+        }
+    }
+
+    fn listed(kind: &str) -> Verdict {
+        Verdict::Listed(kind.into())
+    }
+
+    fn on(part: &str) -> Verdict {
+        Verdict::Entry(part.into())
+    }
+
+    #[test]
+    fn what_is_so_is_right_and_nothing_else() {
+        let open = function(Standing::Open);
+        for (offset, ours, theirs) in [
+            (0, on("endbr64"), Answer::Taken),
+            (1, on("endbr64"), Answer::NoBoundary),
+            (4, on("ftrace site"), Answer::Taken),
+            (8, on("ftrace site"), Answer::NoBoundary),
+            (9, listed("jump-label"), Answer::Refused),
+            (10, listed("jump-label"), Answer::Refused),
+            (11, Verdict::Taken(0x100b), Answer::Taken),
+            (12, Verdict::Inside(0x100b), Answer::NoBoundary),
+            (13, listed("smp-lock"), Answer::Taken),
+            (16, listed("bug"), Answer::Refused),
+            (17, listed("bug"), Answer::NoBoundary),
+            (18, Verdict::Trap, Answer::Refused),
+        ] {
+            open.judge(offset, &ours, theirs).unwrap();
+            let untraced = function(Standing::Untraced);
+            untraced.judge(offset, &ours, Answer::Refused).unwrap();
+            assert!(untraced.judge(offset, &ours, Answer::Taken).is_err());
+            let other = match theirs {
+                Answer::Taken => Answer::NoBoundary,
+                _ => Answer::Taken,
+            };
+            assert!(open.judge(offset, &ours, other).is_err(), "{offset}");
+        }
+        for (offset, wrong) in [
+            (0, on("ftrace site")),
+            (4, on("endbr64")),
+            (11, Verdict::Inside(0x100b)),
+            (11, listed("jump-label")),
+            (11, listed("noinstr")),
+            (12, Verdict::Inside(0x1009)),
+            (12, Verdict::Taken(0x100c)),
+            (11, Verdict::Taken(0x1010)),
+            (13, listed("static-call")),
+            (16, Verdict::Taken(0x1010)),
+            (11, Verdict::Unsupported),
+            (11, Verdict::Trap),
+        ] {
+            for theirs in [Answer::Taken, Answer::NoBoundary, Answer::Refused] {
+                assert!(open.judge(offset, &wrong, theirs).is_err(), "{offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn probes_are_likely_behind_the_entry_and_not_on_int3() {
+        let function = function(Standing::Open);
+        let likely = (0..function.size).filter(|offset| function.is_likely(*offset));
+        assert_eq!(likely.collect::<Vec<_>>(), [9, 11, 13, 16]);
+    }
+}

@@ -1,0 +1,267 @@
+//! Every byte of many functions: what the product says of a probe there, against another decoder and the
+//! guest's own kprobes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use super::draw::draw;
+use super::guest::{Guest, VM, files};
+use super::judge::{Function, Standing, is_traced};
+use super::offer::{Offered, offer, place};
+use super::own_list::OwnList;
+use super::verdict::{Answer, Verdict};
+use crate::context::Context;
+use crate::say;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "each_byte_of_functions_drawn_from_6_12_takes_a_probe_where_a_decoder_and_the_guest_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Few),
+    },
+    Test {
+        name: "each_byte_of_functions_1_to_50_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(0..50)),
+    },
+    Test {
+        name: "each_byte_of_functions_51_to_100_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(50..100)),
+    },
+    Test {
+        name: "each_byte_of_functions_101_to_150_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(100..150)),
+    },
+    Test {
+        name: "each_byte_of_functions_151_to_200_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(150..200)),
+    },
+    Test {
+        name: "each_byte_of_functions_1_to_50_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(0..50)),
+    },
+    Test {
+        name: "each_byte_of_functions_51_to_100_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(50..100)),
+    },
+    Test {
+        name: "each_byte_of_functions_101_to_150_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(100..150)),
+    },
+    Test {
+        name: "each_byte_of_functions_151_to_200_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(150..200)),
+    },
+];
+
+/// Functions that are drawn.
+const DRAWN: usize = 200;
+/// Those of a test for every day: each byte takes it some 25 ms in the lab.
+const FEW: usize = 4;
+/// Their bytes.
+const FEW_BYTES: Range<usize> = 64..256;
+/// Characters of a line that the guest's terminal takes, at most.
+const LINE: usize = 3000;
+
+/// Places that are told of before the test fails.
+const TOLD: usize = 50;
+
+/// Which of the functions that are drawn a test asks for.
+#[derive(Debug)]
+enum Choice {
+    /// Some short ones that the kernel traces, and one that it takes no kprobe in.
+    Few,
+    Part(Range<usize>),
+}
+
+impl Choice {
+    fn of(self, mut functions: Vec<Function>) -> Vec<Function> {
+        match self {
+            Self::Few => {
+                functions.retain(|function| FEW_BYTES.contains(&function.size));
+                let is_open = |function: &Function| function.standing == Standing::Open;
+                let (mut few, mut closed): (Vec<_>, Vec<_>) =
+                    functions.into_iter().partition(is_open);
+                few.retain(|function| is_traced(&function.bytes));
+                few.truncate(FEW);
+                closed.truncate(1);
+                few.extend(closed);
+                few
+            }
+            Self::Part(part) => functions.drain(part).collect(),
+        }
+    }
+}
+
+fn offsets(cx: &Context, kernel: &'static str, choice: Choice) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::breakpoints(cx, kernel, 1).await?;
+        let own = OwnList::of(&mut guest).await?;
+        let functions = draw(&guest, &own, &mut cx.random(), DRAWN).await?;
+        check_eq!(functions.len(), DRAWN, "functions drawn");
+        let functions = choice.of(functions);
+        let size: usize = functions.iter().map(|function| function.size).sum();
+        check!(functions.len() > FEW, "only {} functions", functions.len());
+
+        let begun = Instant::now();
+        let mut ours = Vec::new();
+        for function in &functions {
+            ours.push(ask(&guest, function).await?);
+        }
+        let asked = begun.elapsed();
+        let theirs = answers(&mut guest, &functions).await?;
+        let answered = begun.elapsed() - asked;
+        for Function {
+            name, start, bytes, ..
+        } in &functions
+        {
+            let now = guest.memory(*start, bytes.len()).await?;
+            check!(now == *bytes, "{name} is not what it was");
+        }
+        guest.finish().await?;
+
+        let counts = judge(&functions, &ours, &theirs)?;
+        for (kind, least) in [
+            ("taken", size / 16),
+            ("inside", size / 8),
+            ("ftrace site", functions.len()),
+            // Few functions may have none.
+            ("trap", functions.len() / 50),
+        ] {
+            let found = counts.get(kind).copied().unwrap_or_default();
+            check!(found >= least, "only {found} places are {kind:?}");
+        }
+        let counts = counts.iter().map(|(kind, count)| format!("{kind} {count}"));
+        let counts: Vec<String> = counts.collect();
+        pass_with(format!(
+            "seed {}: {} of {size} bytes in {} functions, {}; asked us in {:.1} s, the guest in {:.1} s",
+            cx.seed,
+            counts.join(", "),
+            functions.len(),
+            standings(&functions)?,
+            asked.as_secs_f64(),
+            answered.as_secs_f64()
+        ))
+    })
+}
+
+/// Fails unless all answers are right; how many places are of each kind by ours.
+fn judge<'a>(
+    functions: &[Function],
+    ours: &'a [Vec<Verdict>],
+    theirs: &[Vec<Answer>],
+) -> Result<BTreeMap<&'a str, usize>, Failure> {
+    let mut counts = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for ((function, ours), theirs) in functions.iter().zip(ours).zip(theirs) {
+        check_eq!(theirs.len(), function.size, "answers for {}", function.name);
+        for (offset, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+            *counts.entry(ours.name()).or_default() += 1;
+            wrong.extend(function.judge(offset, ours, *theirs).err());
+        }
+    }
+    for error in wrong.iter().take(TOLD) {
+        say(&error.to_string());
+    }
+    check!(
+        wrong.is_empty(),
+        "{} places, of which the first: {}",
+        wrong.len(),
+        wrong[0]
+    );
+    Ok(counts)
+}
+
+/// Fails unless the guest answers for most of the functions place by place; for how many.
+fn standings(functions: &[Function]) -> Result<String, Failure> {
+    let mut standings: BTreeMap<Standing, usize> = BTreeMap::new();
+    for function in functions {
+        *standings.entry(function.standing).or_default() += 1;
+    }
+    let open = standings.get(&Standing::Open).copied().unwrap_or_default();
+    check!(
+        open > functions.len() / 2,
+        "the guest answers for too few functions: {standings:?}"
+    );
+    Ok(format!("{standings:?}"))
+}
+
+/// What the product says of each byte of a function. No probe stays.
+async fn ask(guest: &Guest, function: &Function) -> Result<Vec<Verdict>, Failure> {
+    let (likely, others): (Vec<usize>, Vec<usize>) =
+        (0..function.size).partition(|offset| function.is_likely(*offset));
+    // Those that are likely to be taken are asked for together, the others one by one.
+    let mut offered = vec![offer(guest, &texts(function, &likely)).await?];
+    for offset in others {
+        offered.push(offer(guest, &texts(function, &[offset])).await?);
+    }
+    let ids: Vec<u64> = offered.iter().flat_map(Offered::ids).collect();
+    if !ids.is_empty() {
+        guest.client.unregister_probes(VM, ids, Vec::new()).await?;
+    }
+
+    let mut verdicts = BTreeMap::new();
+    for (text, probe) in offered.iter().flat_map(|offered| &offered.taken) {
+        verdicts.insert(place(text), Verdict::Taken(probe.address));
+    }
+    for (text, message) in offered.iter().flat_map(|offered| &offered.refused) {
+        let verdict = Verdict::refused(place(text), message);
+        let verdict = verdict.ok_or_else(|| wrong!("a refusal of another kind: {message}"))?;
+        verdicts.insert(place(text), verdict);
+    }
+    let all = (0..function.size).map(|offset| {
+        let place = function.place(offset);
+        let verdict = verdicts.get(&*place).cloned();
+        verdict.ok_or_else(|| wrong!("no answer for {place}"))
+    });
+    all.collect()
+}
+
+/// Probes at some bytes of a function. They stay disabled: without some functions no kernel gets on.
+fn texts(function: &Function, offsets: &[usize]) -> Vec<String> {
+    let places = offsets.iter().map(|offset| function.place(*offset));
+    places.map(|place| format!("{place} disabled")).collect()
+}
+
+/// What the guest's kernel says of each byte of the functions.
+async fn answers(guest: &mut Guest, functions: &[Function]) -> Result<Vec<Vec<Answer>>, Failure> {
+    let mut answers = Vec::new();
+    let mut rest = functions;
+    while !rest.is_empty() {
+        let mut line = String::new();
+        let mut count = 0;
+        while count < rest.len() && line.len() < LINE {
+            let Function { start, size, .. } = &rest[count];
+            let comma = if line.is_empty() { "" } else { "," };
+            line += &format!("{comma}{start:#x}+{size:#x}");
+            count += 1;
+        }
+        let done = guest.work(&format!("probeable at={line}")).await?;
+        let (asked, others) = rest.split_at(count);
+        for function in asked {
+            let text = done["answers"][&*format!("{:#x}", function.start)].as_str();
+            let text = text.ok_or_else(|| wrong!("no answers for {}: {done}", function.name))?;
+            answers.push(Answer::parse(text)?);
+        }
+        rest = others;
+    }
+    Ok(answers)
+}
