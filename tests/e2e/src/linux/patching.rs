@@ -1,18 +1,20 @@
 //! What the kernel patches in its own text, and where it allows no kprobe, against the product's list.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::time::sleep;
 use vmprobe_client::v1::BootMethod;
 
-use super::guest::{Config, Guest, files};
+use super::guest::{Config, Guest, VM, files};
+use super::own_list::OwnList;
 use super::text::Text;
+use super::verdict::Answer;
 use crate::context::Context;
 use crate::say;
-use crate::test::{Failure, Needs, Test, TestResult, check, pass_with, wrong};
+use crate::test::{Failure, Needs, Test, TestResult, check, pass_with};
 
 pub const TESTS: &[Test] = &[Test {
     name: "every_byte_that_6_1_changes_in_its_text_is_one_that_the_list_says_it_patches",
@@ -60,8 +62,7 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
         let mut guest = Guest::boot(cx, &config).await?;
         guest.console.report("ready").await?;
         let text = Text::of(&guest).await?;
-        let own = guest.work("blacklist").await?;
-        let outside = no_kprobes(&own, &text)?;
+        let own = no_kprobes(&mut guest, &text).await?;
 
         let before = guest.client.clone();
         let done = AtomicBool::new(false);
@@ -108,8 +109,7 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
             .map(|(kind, sites)| format!("{kind} {}", sites.len()))
             .collect();
         pass_with(format!(
-            "{} of all sites changed in {} readings of the text; the guest's own list of no kprobes lies \
-             in ours, {outside}; {}",
+            "{} of all sites changed in {} readings of the text; {own}; {}",
             sites.join(", "),
             seen.readings,
             report["switches"]
@@ -128,7 +128,7 @@ async fn read(
     while bytes.len() < length {
         let at = start + bytes.len() as u64;
         let more = (length - bytes.len()).min(MOST) as u32;
-        let part = client.read_memory(super::guest::VM, 0, at, more).await?;
+        let part = client.read_memory(VM, 0, at, more).await?;
         check!(!part.is_empty(), "{at:#x} isn't mapped");
         bytes.extend(part);
     }
@@ -154,52 +154,111 @@ impl Seen {
     }
 }
 
-/// Fails unless all that the guest allows no kprobe in is in the product's list. How many bytes the
-/// product's list has beyond that of the same kinds.
-fn no_kprobes(own: &Value, text: &Text) -> Result<String, Failure> {
+/// Fails unless the product's list has all that the guest allows no kprobe in, and nothing more of such
+/// kinds than the parts that the compiler has split off from what is there: the guest's own list doesn't
+/// show them, and it takes no kprobe there either.
+async fn no_kprobes(guest: &mut Guest, text: &Text) -> Result<String, Failure> {
     /// Those that are the kernel's own list, in the product's.
     const OWN: [&str; 4] = ["noinstr", "entry", "kprobes", "blacklist"];
-    let theirs = own["ranges"].as_str().unwrap_or_default();
-    let theirs: Option<Vec<(u64, u64)>> = theirs.split_whitespace().map(range).collect();
-    let theirs = theirs.ok_or_else(|| wrong!("odd ranges: {own}"))?;
-    check!(
-        theirs.len() > 10,
-        "the guest's own list is too short: {own}"
-    );
-    let mut map = vec![0_u8; text.bytes.len()];
-    let mut mark = |(start, end): (u64, u64), bit: u8| {
-        let (first, last) = (text.range().start, text.range().end);
-        let from = start.clamp(first, last) - first;
-        let to = end.clamp(first, last) - first;
-        for byte in &mut map[from as usize..to.max(from) as usize] {
-            *byte |= bit;
-        }
-    };
-    for range in &theirs {
-        mark(*range, 1);
+    let own = OwnList::of(guest).await?;
+    let parts = parts(guest, text, &own).await?;
+    let (mut theirs, mut ours) = (Bytes::of(text), Bytes::of(text));
+    for (start, end) in &own.ranges {
+        theirs.add(*start..*end);
+    }
+    for part in &parts {
+        theirs.add(part.start..part.start + part.size);
     }
     for entry in &text.blacklist {
-        let own = OWN.contains(&&*entry.kind);
-        mark((entry.start, entry.end), if own { 6 } else { 2 });
+        if OWN.contains(&&*entry.kind) {
+            ours.add(entry.start..entry.end);
+        }
     }
-    let missing = map.iter().position(|byte| byte & 3 == 1);
-    check!(
-        missing.is_none(),
-        "the guest allows no kprobe at {:#x}, and our list has nothing there",
-        text.start + missing.unwrap_or_default() as u64
-    );
-    let both = map.iter().filter(|byte| **byte & 5 == 5).count();
-    let only = map.iter().filter(|byte| **byte & 5 == 4).count();
-    let first = map.iter().position(|byte| byte & 5 == 4);
-    let first = first.map(|at| format!(" from {:#x} on", text.start + at as u64));
+    for (one, other, what) in [
+        (&theirs, &ours, "the guest allows no kprobe at"),
+        (&ours, &theirs, "the guest's own list lacks"),
+    ] {
+        let found = one.lacks(other);
+        check!(found.is_none(), "{what} {:#x}", found.unwrap_or_default());
+    }
+    let mut size = 0;
+    for part in &parts {
+        let start = format!("{:#x}", part.start);
+        let done = guest
+            .work(&format!("probeable at={start}+{:#x}", part.size))
+            .await?;
+        let answers = done["answers"][&*start].as_str().unwrap_or_default();
+        let refused = Answer::parse(answers)?;
+        let all = vec![Answer::Refused; part.size as usize];
+        check!(
+            refused == all,
+            "the guest takes a kprobe in {}: {done}",
+            part.name
+        );
+        size += part.size;
+    }
     Ok(format!(
-        "{both} bytes in both, {only} of such kinds in ours only{}",
-        first.unwrap_or_default()
+        "the guest's own list of no kprobes is ours, but for {size} bytes in {} parts of its functions, \
+         where it takes none either",
+        parts.len()
     ))
 }
 
-fn range(text: &str) -> Option<(u64, u64)> {
-    let (start, end) = text.split_once('-')?;
-    let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    Some((number(start)?, number(end)?))
+/// Part of a function.
+struct Part {
+    name: String,
+    start: u64,
+    size: u64,
+}
+
+/// Those that the compiler has split off from functions on the guest's list, which doesn't have them.
+async fn parts(guest: &Guest, text: &Text, own: &OwnList) -> Result<Vec<Part>, Failure> {
+    let (symbols, more) = guest.client.lookup_symbols(VM, "*", 1_000_000).await?;
+    check!(!more, "the list of symbols is cut off");
+    let starts: BTreeSet<u64> = symbols.iter().map(|symbol| symbol.address).collect();
+    let listed = symbols.iter().filter(|symbol| own.has(symbol.address));
+    let listed: BTreeSet<&str> = listed.map(|symbol| &*symbol.name).collect();
+    let split = symbols.iter().filter(|symbol| {
+        let base = symbol.name.split_once('.').map(|(base, _)| base);
+        let is_part = base.is_some_and(|base| listed.contains(base));
+        is_part && text.range().contains(&symbol.address) && !own.has(symbol.address)
+    });
+    let parts = split.map(|symbol| {
+        let next = starts.range(symbol.address + 1..).next();
+        Part {
+            name: symbol.name.clone(),
+            start: symbol.address,
+            size: next.map_or(0, |next| next - symbol.address),
+        }
+    });
+    Ok(parts.collect())
+}
+
+/// A set of bytes of the text.
+struct Bytes {
+    start: u64,
+    has: Vec<bool>,
+}
+
+impl Bytes {
+    fn of(text: &Text) -> Self {
+        Self {
+            start: text.start,
+            has: vec![false; text.bytes.len()],
+        }
+    }
+
+    fn add(&mut self, range: Range<u64>) {
+        let end = self.start + self.has.len() as u64;
+        let from = range.start.clamp(self.start, end) - self.start;
+        let to = range.end.clamp(self.start, end) - self.start;
+        self.has[from as usize..to.max(from) as usize].fill(true);
+    }
+
+    /// The address of the first byte that isn't in the other set.
+    fn lacks(&self, other: &Self) -> Option<u64> {
+        let mut both = self.has.iter().zip(&other.has);
+        let at = both.position(|(one, other)| *one && !other)?;
+        Some(self.start + at as u64)
+    }
 }
