@@ -13,8 +13,9 @@ use crate::workload::tracefs;
 const SWITCH: &str = "/proc/sys/debug/kprobes-optimization";
 const DEBUGFS: &str = "/sys/kernel/debug";
 const LIST: &str = "/sys/kernel/debug/kprobes/list";
-/// A kprobe that can always be optimized: a function that nothing else is put at.
-const CONTROL: (&str, &str) = ("mine/control", "__x64_sys_getppid");
+/// A kprobe that can always be optimized: at a function that begins by pushing registers. The kernel copies no
+/// calls (`copy_optimized_instructions` in `arch/x86/kernel/kprobes/opt.c`).
+const CONTROL: (&str, &str) = ("mine/control", "getrusage");
 /// How long that may take; the kernel waits until each task has slept or run in user mode.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(2);
