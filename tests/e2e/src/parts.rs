@@ -35,6 +35,7 @@ const THOROUGH: &[&str] = &[
     "each_byte_of_functions_51_to_100_of_200_of_6_12_takes_a_probe_where_others_say_so",
     "each_byte_of_functions_101_to_150_of_200_of_6_12_takes_a_probe_where_others_say_so",
     "each_byte_of_functions_151_to_200_of_200_of_6_12_takes_a_probe_where_others_say_so",
+    "the_list_of_probes_is_what_6_1_lists_of_kprobes_at_the_same_places",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and

@@ -163,8 +163,11 @@ named! {
         /// Has the kernel patch its own text in every way there is: tracers, events, static keys, static
         /// calls, CPUs that come and go, modules.
         Toggle = "toggle",
-        /// Has the kernel make kprobes of the definitions `at`, as jumps where it can, and says how it lists them.
+        /// Has the kernel make kprobes of the places `at`, and says how it lists them: kretprobes of those that
+        /// end in `%return`, disabled ones of those that begin with `!`.
         Listing = "listing",
+        /// The same, with jumps where the kernel can make them.
+        ListingJumps = "listing-jumps",
         /// Fills nearly all free memory, and finds it unchanged afterwards.
         Fill = "fill",
         /// Says what the kernel's log has to complain about.

@@ -55,6 +55,7 @@ pub async fn draw(
             code: code.map_err(|error| wrong!("{}: {error}", symbol.name))?,
             bytes,
             standing,
+            is_alone: named.starts[&symbol.address] == 1,
         });
     }
     Ok(functions)

@@ -45,6 +45,8 @@ pub struct Function {
     /// Its instructions, by a decoder that isn't the product's.
     pub code: Vec<Code>,
     pub standing: Standing,
+    /// Whether no other symbol is there.
+    pub is_alone: bool,
 }
 
 /// Length of the `endbr64` that code begins with, or of what the kernel has made of it.
@@ -211,6 +213,7 @@ mod tests {
             code: decoder::decode(&bytes, size).unwrap(),
             bytes,
             standing,
+            is_alone: true,
         }
     }
 

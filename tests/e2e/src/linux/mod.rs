@@ -33,6 +33,7 @@ mod jumps_whole;
 mod kprobes;
 mod labels;
 mod list;
+mod list_own;
 mod missed;
 mod modules;
 mod no_jump;
@@ -84,6 +85,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         switches::TESTS,
         switching::TESTS,
         list::TESTS,
+        list_own::TESTS,
         after::TESTS,
         flags::TESTS,
         returns::TESTS,

@@ -3,38 +3,47 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::tools::optimizer;
 use super::tracefs;
 use crate::machine;
 use crate::plan::Plan;
 
 const LIST: &str = "/sys/kernel/debug/kprobes/list";
-/// The kernel optimizes when all tasks have passed a quiescent state.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// What stands before a place whose kprobe is to stay disabled.
 const DISABLED: char = '!';
 
-/// Makes a kprobe of each of the plan's places, and says how the kernel lists them when it has made jumps
-/// of `count` of them. Those whose place begins with `!` stay disabled.
-pub fn run(plan: &Plan) -> io::Result<Value> {
+/// Makes a kprobe of each of the plan's places, or a kretprobe of those that end in `%return`, and says how
+/// the kernel lists them; with `jumps` when it has made jumps of those that it can. Those whose place begins
+/// with `!` stay disabled.
+pub fn run(plan: &Plan, jumps: bool) -> io::Result<Value> {
     tracefs::ready()?;
-    for (index, place) in plan.places().iter().enumerate() {
+    optimizer::allow(jumps)?;
+    let places = plan.places();
+    for (index, place) in places.iter().enumerate() {
         let bare = place.trim_start_matches(DISABLED);
         tracefs::append("kprobe_events", &format!("p:mine/k{index} {bare}"))?;
-        if !place.starts_with(DISABLED) {
-            tracefs::write(&format!("events/mine/k{index}/enable"), "1")?;
-        }
     }
-    let list = optimized(plan.count)?;
-    for (index, place) in plan.places().iter().enumerate() {
-        if !place.starts_with(DISABLED) {
-            tracefs::write(&format!("events/mine/k{index}/enable"), "0")?;
-        }
+    let enable = |on: &str| {
+        let mut places = places.iter().enumerate();
+        places.try_for_each(|(index, place)| {
+            if place.starts_with(DISABLED) {
+                return Ok(());
+            }
+            tracefs::write(&format!("events/mine/k{index}/enable"), on)
+        })
+    };
+    enable("1")?;
+    if jumps {
+        optimizer::settle()?;
     }
+    let list = lines()?;
+    enable("0")?;
     tracefs::write("kprobe_events", "")?;
+    optimizer::allow(true)?;
+    tracefs::clear()?;
     Ok(json!({ "list": list }))
 }
 
@@ -69,22 +78,4 @@ pub fn lines() -> io::Result<Vec<String>> {
     }
     let list = fs::read_to_string(LIST)?;
     Ok(list.lines().map(str::to_owned).collect())
-}
-
-/// The list when so many of its kprobes are jumps.
-fn optimized(count: u64) -> io::Result<Vec<String>> {
-    let start = Instant::now();
-    loop {
-        let list = lines()?;
-        let jumps = list.iter().filter(|line| line.contains("[OPTIMIZED]"));
-        if jumps.count() as u64 >= count {
-            return Ok(list);
-        }
-        if start.elapsed() > PATIENCE {
-            return Err(io::Error::other(format!(
-                "the kernel has not optimized {count} of its kprobes: {list:?}"
-            )));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -25,7 +25,7 @@ mod elf;
 mod event;
 mod livepatch;
 mod loaded;
-mod optimizer;
+pub mod optimizer;
 mod tracer;
 
 use std::io;
