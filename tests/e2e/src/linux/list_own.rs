@@ -21,13 +21,13 @@ pub const TESTS: &[Test] = &[
         name: "the_list_of_probes_is_what_6_1_lists_of_kprobes_at_the_same_places",
         ids: &["KP09"],
         needs: Needs::Linux,
-        run: |cx| same_list(cx, files::BZIMAGE_6_1),
+        run: |cx| same_list(cx, files::BZIMAGE_6_1, WITHOUT_RETURN.len()),
     },
     Test {
         name: "the_list_of_probes_is_what_6_12_lists_of_kprobes_at_the_same_places",
         ids: &["KP09"],
         needs: Needs::Linux,
-        run: |cx| same_list(cx, files::BZIMAGE_6_12),
+        run: |cx| same_list(cx, files::BZIMAGE_6_12, JUMPS),
     },
 ];
 
@@ -35,14 +35,18 @@ pub const TESTS: &[Test] = &[
 const DRAWN: usize = 100;
 /// Places of each list.
 const PLACES: usize = 32;
-/// Of them, those that are jumps in both lists, at least.
-const JUMPS: usize = 6;
+/// Functions that end in another one, as 6.1 makes jumps of kprobes only in these where mitigations have made
+/// jumps of returns (`can_optimize` in `arch/x86/kernel/kprobes/opt.c`).
+const WITHOUT_RETURN: [&str; 3] = ["__d_free_external", "__dev_remove_pack", "__do_SAK"];
+/// Places that are jumps in both lists of 6.12, at least.
+const JUMPS: usize = 10;
 /// Length of an ftrace site.
 const SITE: u64 = 5;
 /// Functions of the module that the guest loads.
 const IN_MODULE: [&str; 3] = ["tun:tun_chr_open", "tun:tun_chr_close", "tun:tun_chr_ioctl"];
 
-fn same_list(cx: &Context, kernel: &'static str) -> TestResult {
+/// `least`: places that are jumps in both lists, at least.
+fn same_list(cx: &Context, kernel: &'static str, least: usize) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::breakpoints(cx, kernel, 1).await?;
         let own = OwnList::of(&mut guest).await?;
@@ -52,7 +56,10 @@ fn same_list(cx: &Context, kernel: &'static str) -> TestResult {
         say(&format!("places: {places:?}"));
 
         let lines = breakpoints(cx, &mut guest, &places).await?;
+        let without_return = behind_sites(&guest, &WITHOUT_RETURN).await?;
+        let places = [places, without_return].concat();
         let (jumps, others) = jumps(cx, &mut guest, &places).await?;
+        check!(jumps >= least, "only {jumps} places are jumps in both lists");
         let in_module = module(cx, &mut guest).await?;
         guest.finish().await?;
         pass_with(format!(
@@ -170,10 +177,6 @@ async fn jumps(
             one += 1;
         }
     }
-    check!(
-        both >= JUMPS,
-        "only {both} places are jumps in both lists: {ours:#?} {theirs:#?}"
-    );
     Ok((both, one))
 }
 
