@@ -89,7 +89,6 @@ const EVERYDAY: &[&str] = &[
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.
 const INTERLEAVED: &[&str] = &[
     "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
-    "jumps_that_stay_count_every_call_of_4_vcpus_while_they_are_made_and_unmade",
     "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
     "who_is_led_into_a_region_executes_its_instructions_and_too_often_ends_the_jump",
     "return_probes_that_are_jumps_are_removed_and_switched_with_calls_in_flight",
