@@ -1,6 +1,6 @@
 //! The instructions of the kernel's text, and which of them can't be probed, as the text itself shows.
 
-use iced_x86::{FlowControl, Instruction, Mnemonic};
+use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
 use super::code::decode;
 use super::functions::Function;
@@ -108,15 +108,59 @@ fn is_trap(instruction: &Instruction) -> bool {
 
 /// Whether it goes to another privilege level, code segment, stack segment or virtual machine.
 fn changes_mode(instruction: &Instruction) -> bool {
-    let text = instruction.to_string();
-    const WORDS: [&str; 12] = [
-        "iret", "sysret", "sysexit", "syscall", "sysenter", "retf", "int ", "rsm", "vmrun",
-        "vmlaunch", "vmresume", "vmcall",
-    ];
     let is_far = instruction.is_call_far()
         || instruction.is_jmp_far()
         || instruction.is_call_far_indirect()
         || instruction.is_jmp_far_indirect();
-    let begins = WORDS.iter().any(|word| text.starts_with(word));
-    begins || is_far || text.starts_with("vmmcall") || text.starts_with("mov ss")
+    let loads_ss = instruction.op_count() > 0 && instruction.op0_register() == Register::SS;
+    let leaves = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Iret
+            | Mnemonic::Iretd
+            | Mnemonic::Iretq
+            | Mnemonic::Sysret
+            | Mnemonic::Sysretq
+            | Mnemonic::Sysexit
+            | Mnemonic::Sysexitq
+            | Mnemonic::Syscall
+            | Mnemonic::Sysenter
+            | Mnemonic::Retf
+            | Mnemonic::Int
+            | Mnemonic::Int1
+            | Mnemonic::Rsm
+            | Mnemonic::Lss
+            | Mnemonic::Vmrun
+            | Mnemonic::Vmlaunch
+            | Mnemonic::Vmresume
+            | Mnemonic::Vmcall
+            | Mnemonic::Vmmcall
+    );
+    is_far || loads_ss || leaves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_the_mode_is_told_from_what_only_looks_like_it() {
+        let cases: [(&[u8], bool); 9] = [
+            // mov %edx,%ss; mov %ss,%edx; mov %edx,%ds
+            (&[0x8e, 0xd2], true),
+            (&[0x8c, 0xd2], false),
+            (&[0x8e, 0xda], false),
+            // lretq; ret
+            (&[0x48, 0xcb], true),
+            (&[0xc3], false),
+            // iretq; int $0x80; vmcall; ljmp *(%rax)
+            (&[0x48, 0xcf], true),
+            (&[0xcd, 0x80], true),
+            (&[0x0f, 0x01, 0xc1], true),
+            (&[0xff, 0x28], true),
+        ];
+        for (bytes, changes) in cases {
+            let instruction = decode(0x1000, bytes)[0];
+            assert_eq!(changes_mode(&instruction), changes, "{bytes:02x?}");
+        }
+    }
 }
