@@ -49,6 +49,9 @@ pub struct Function {
     pub is_alone: bool,
 }
 
+/// Bytes in front of a place that a failure shows.
+const BEFORE: usize = 8;
+
 /// Length of the `endbr64` that code begins with, or of what the kernel has made of it.
 fn endbr(bytes: &[u8]) -> usize {
     let has = bytes.starts_with(&ENDBR) || bytes.starts_with(&POISON);
@@ -91,6 +94,7 @@ impl Function {
         let code = decoder::at(&self.code, offset)
             .ok_or_else(|| wrong!("{place} wasn't decoded: {ours:?}"))?;
         let shown = &self.bytes[code.start..code.end];
+        let before = &self.bytes[code.start.saturating_sub(BEFORE)..code.start];
         check!(
             self.is_so(offset, code, ours),
             "{place} in {shown:02x?}, which begins at +{:#x}: we say {ours:?}, which isn't so",
@@ -99,8 +103,8 @@ impl Function {
         let expected = self.expected(offset, code, ours);
         check!(
             expected.contains(&theirs),
-            "{place} in {shown:02x?}, which begins at +{:#x}, in a function that is {:?}: we say {ours:?}, \
-             so the kernel should say one of {expected:?}, not {theirs:?}",
+            "{place} in {shown:02x?}, which begins at +{:#x} behind {before:02x?}, in a function that is {:?}: \
+             we say {ours:?}, so the kernel should say one of {expected:?}, not {theirs:?}",
             code.start,
             self.standing
         );
