@@ -74,7 +74,7 @@ pub const TESTS: &[Test] = &[
 
 /// Functions that are drawn.
 const DRAWN: usize = 200;
-/// Those of a test for every day: each byte takes it some 25 ms in the lab.
+/// Those of the short test: each byte takes it some 25 ms in the lab.
 const FEW: usize = 4;
 /// Their bytes.
 const FEW_BYTES: Range<usize> = 64..256;
