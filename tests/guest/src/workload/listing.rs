@@ -1,17 +1,14 @@
 //! How the kernel lists kprobes of its own.
 
-use std::fs;
 use std::io;
-use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::debugfs;
 use super::tools::optimizer;
 use super::tracefs;
-use crate::machine;
 use crate::plan::Plan;
 
-const LIST: &str = "/sys/kernel/debug/kprobes/list";
 /// What stands before a place whose kprobe is to stay disabled.
 const DISABLED: char = '!';
 
@@ -73,9 +70,6 @@ pub fn forget(places: &str) -> io::Result<()> {
 
 /// How the kernel lists its kprobes.
 pub fn lines() -> io::Result<Vec<String>> {
-    if !Path::new(LIST).exists() {
-        machine::mount(c"debugfs", c"/sys/kernel/debug")?;
-    }
-    let list = fs::read_to_string(LIST)?;
+    let list = debugfs::read(debugfs::KPROBES)?;
     Ok(list.lines().map(str::to_owned).collect())
 }

@@ -2,6 +2,7 @@
 
 mod alt_stack;
 mod console;
+mod debugfs;
 mod debugger;
 mod fault;
 mod files;

@@ -2,12 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::tracefs;
-use crate::machine;
+use super::{debugfs, tracefs};
 use crate::plan::Plan;
 
 /// Probes of one event: each is compared with all others when it is added.
@@ -16,7 +14,7 @@ const MOST: usize = 256;
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 /// The event's first probe. With an event that is there, a refusal doesn't take one away again.
 const FIRST: &str = "p:mine/x __x64_sys_getppid at=\\0";
-const NO_PROBES: &str = "/sys/kernel/debug/kprobes/blacklist";
+const NO_PROBES: &str = "kprobes/blacklist";
 
 /// The kernel's answer for a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,10 +102,7 @@ fn encode(answers: &[Answer]) -> String {
 
 /// Says where the kernel allows no kprobe: from where to where, what touches as one.
 pub fn blacklist() -> io::Result<Value> {
-    if !Path::new(NO_PROBES).exists() {
-        machine::mount(c"debugfs", c"/sys/kernel/debug")?;
-    }
-    let text = fs::read_to_string(NO_PROBES)?;
+    let text = debugfs::read(NO_PROBES)?;
     let ranges: Option<Vec<_>> = text.lines().map(bounds).collect();
     let ranges = ranges.ok_or_else(|| io::Error::other(format!("{NO_PROBES} has odd lines")))?;
     let ranges: Vec<_> = merge(ranges)

@@ -1,18 +1,14 @@
 //! What calls take, with and without the guest's own probe.
 
-use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{threads, tracefs};
-use crate::machine;
+use super::{debugfs, threads, tracefs};
 use crate::plan::Plan;
 
 /// What the kernel tells of its kprobes.
-const KPROBES: &str = "/sys/kernel/debug/kprobes/list";
 /// The kernel optimizes when all tasks have passed a quiescent state.
 const PATIENCE: Duration = Duration::from_secs(120);
 const EVENT: &str = "timed";
@@ -62,12 +58,9 @@ fn rounds(plan: &Plan) -> Vec<u64> {
 
 /// Waits until the kernel has made a jump of its only kprobe.
 pub(super) fn is_optimized() -> io::Result<()> {
-    if !Path::new(KPROBES).exists() {
-        machine::mount(c"debugfs", c"/sys/kernel/debug")?;
-    }
     let start = Instant::now();
     loop {
-        let list = fs::read_to_string(KPROBES)?;
+        let list = debugfs::read(debugfs::KPROBES)?;
         if list.contains("[OPTIMIZED]") {
             return Ok(());
         }

@@ -8,8 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{module, step, tracefs};
-use crate::machine;
+use super::{debugfs, module, step, tracefs};
 use crate::plan::Plan;
 
 /// A kind of change. It gives back how many switches it has found and thrown, both ways.
@@ -34,9 +33,7 @@ const CHANGES: &[Change] = &[
 /// Steps: one after each kind, called by its name.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     tracefs::ready()?;
-    if !Path::new("/sys/kernel/debug/sched").exists() {
-        machine::mount(c"debugfs", c"/sys/kernel/debug")?;
-    }
+    debugfs::ready()?;
     let mut found = json!({});
     for (name, change) in CHANGES {
         let switches =

@@ -3,16 +3,12 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::machine;
-use crate::workload::tracefs;
+use crate::workload::{debugfs, tracefs};
 
 const SWITCH: &str = "/proc/sys/debug/kprobes-optimization";
-const DEBUGFS: &str = "/sys/kernel/debug";
-const LIST: &str = "/sys/kernel/debug/kprobes/list";
 /// A kprobe that can always be optimized: at a function that begins by pushing and moving registers, since the
 /// kernel copies no calls and 6.1 no shifts either (`copy_optimized_instructions` in
 /// `arch/x86/kernel/kprobes/opt.c`, `can_boost` in `core.c`), and that ends in another function: 6.1 takes the
@@ -56,14 +52,10 @@ fn wait(place: &str) -> io::Result<()> {
 
 /// What the kernel's list says of the kprobe at a place: `[DISABLED]`, `[OPTIMIZED]`, `[FTRACE]`.
 pub fn listed(place: &str) -> io::Result<String> {
-    if !Path::new(LIST).exists() {
-        machine::mount(c"debugfs", c"/sys/kernel/debug")
-            .map_err(|error| io::Error::other(format!("can't mount {DEBUGFS}: {error}")))?;
-    }
     let (function, offset) = place.split_once('+').unwrap_or((place, "0x0"));
     let offset = u64::from_str_radix(offset.trim_start_matches("0x"), 16);
     let offset = offset.map_err(|error| io::Error::other(format!("{place:?}: {error}")))?;
-    let list = fs::read_to_string(LIST)?;
+    let list = debugfs::read(debugfs::KPROBES)?;
     Ok(flags(&list, symbol(function)? + offset).unwrap_or_default())
 }
 
