@@ -16,61 +16,52 @@ use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
-    Test {
-        name: "each_byte_of_functions_drawn_from_6_12_takes_a_probe_where_a_decoder_and_the_guest_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Few),
-    },
-    Test {
-        name: "each_byte_of_functions_1_to_50_of_200_of_6_1_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(0..50)),
-    },
-    Test {
-        name: "each_byte_of_functions_51_to_100_of_200_of_6_1_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(50..100)),
-    },
-    Test {
-        name: "each_byte_of_functions_101_to_150_of_200_of_6_1_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(100..150)),
-    },
-    Test {
-        name: "each_byte_of_functions_151_to_200_of_200_of_6_1_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(150..200)),
-    },
-    Test {
-        name: "each_byte_of_functions_1_to_50_of_200_of_6_12_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(0..50)),
-    },
-    Test {
-        name: "each_byte_of_functions_51_to_100_of_200_of_6_12_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(50..100)),
-    },
-    Test {
-        name: "each_byte_of_functions_101_to_150_of_200_of_6_12_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(100..150)),
-    },
-    Test {
-        name: "each_byte_of_functions_151_to_200_of_200_of_6_12_takes_a_probe_where_others_say_so",
-        ids: &["KP01", "KP02"],
-        needs: Needs::Linux,
-        run: |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(150..200)),
-    },
+    test(
+        "each_byte_of_functions_drawn_from_6_12_takes_a_probe_where_a_decoder_and_the_guest_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Few),
+    ),
+    test(
+        "each_byte_of_functions_1_to_50_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(0..50)),
+    ),
+    test(
+        "each_byte_of_functions_51_to_100_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(50..100)),
+    ),
+    test(
+        "each_byte_of_functions_101_to_150_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(100..150)),
+    ),
+    test(
+        "each_byte_of_functions_151_to_200_of_200_of_6_1_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_1, Choice::Part(150..200)),
+    ),
+    test(
+        "each_byte_of_functions_1_to_50_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(0..50)),
+    ),
+    test(
+        "each_byte_of_functions_51_to_100_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(50..100)),
+    ),
+    test(
+        "each_byte_of_functions_101_to_150_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(100..150)),
+    ),
+    test(
+        "each_byte_of_functions_151_to_200_of_200_of_6_12_takes_a_probe_where_others_say_so",
+        |cx| offsets(cx, files::BZIMAGE_6_12, Choice::Part(150..200)),
+    ),
 ];
+
+const fn test(name: &'static str, run: fn(&Context) -> TestResult) -> Test {
+    Test {
+        name,
+        ids: &["KP01", "KP02"],
+        needs: Needs::Linux,
+        run,
+    }
+}
 
 /// Functions that are drawn.
 const DRAWN: usize = 200;
