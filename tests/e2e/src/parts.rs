@@ -27,7 +27,6 @@ const THOROUGH: &[&str] = &[
     "a_static_key_flips_in_a_function_of_6_12_whose_instructions_are_all_probed",
     "every_hundredth_instruction_of_6_1_is_a_jump_or_says_why_not",
     "what_faults_beside_and_in_a_jump_of_6_1_is_fixed_up_or_told_as_ever",
-    "each_byte_of_functions_drawn_from_6_12_takes_a_probe_where_a_decoder_and_the_guest_say_so",
     "each_byte_of_functions_1_to_50_of_200_of_6_1_takes_a_probe_where_others_say_so",
     "each_byte_of_functions_51_to_100_of_200_of_6_1_takes_a_probe_where_others_say_so",
     "each_byte_of_functions_101_to_150_of_200_of_6_1_takes_a_probe_where_others_say_so",

@@ -33,6 +33,17 @@ pub enum Standing {
     Listed,
 }
 
+/// What the kernel makes of a kprobe at an instruction that always raises an exception.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Traps {
+    /// Before 6.9: it executes no copy of an int3 (`__copy_instruction` in
+    /// `arch/x86/kernel/kprobes/core.c`). A `ud2` that isn't one of its BUGs is like any other to it.
+    Copied,
+    /// Since 6.9: to it they are no place for a probe, as if no instruction began there
+    /// (`is_exception_insn` in the same file).
+    NoPlace,
+}
+
 /// A function of the guest's kernel.
 #[derive(Debug)]
 pub struct Function {
@@ -89,7 +100,13 @@ impl Function {
     ///
     /// # Errors
     /// As said.
-    pub fn judge(&self, offset: usize, ours: &Verdict, theirs: Answer) -> Result<(), Failure> {
+    pub fn judge(
+        &self,
+        offset: usize,
+        ours: &Verdict,
+        theirs: Answer,
+        traps: Traps,
+    ) -> Result<(), Failure> {
         let place = format!("{}+{offset:#x}", self.name);
         let code = decoder::at(&self.code, offset)
             .ok_or_else(|| wrong!("{place} wasn't decoded: {ours:?}"))?;
@@ -100,7 +117,7 @@ impl Function {
             "{place} in {shown:02x?}, which begins at +{:#x}: we say {ours:?}, which isn't so",
             code.start
         );
-        let expected = self.expected(offset, code, ours);
+        let expected = self.expected(offset, code, ours, traps);
         check!(
             expected.contains(&theirs),
             "{place} in {shown:02x?}, which begins at +{:#x} behind {before:02x?}, in a function that is {:?}: \
@@ -152,7 +169,13 @@ impl Function {
     }
 
     /// What the kernel has to answer where the product rightly says this.
-    fn expected(&self, offset: usize, code: &Code, ours: &Verdict) -> &'static [Answer] {
+    fn expected(
+        &self,
+        offset: usize,
+        code: &Code,
+        ours: &Verdict,
+        traps: Traps,
+    ) -> &'static [Answer] {
         use Answer::{NoBoundary, Refused, Taken, Unsupported};
         if self.standing != Standing::Open {
             return &[Refused];
@@ -167,7 +190,7 @@ impl Function {
             // of the site (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
             Verdict::Entry(_) if is_boundary => &[Taken],
             Verdict::Entry(_) => &[NoBoundary],
-            // It executes no copy of an int3; a `ud2` that isn't one of its BUGs is like any other to it.
+            Verdict::Trap if traps == Traps::NoPlace => &[NoBoundary],
             Verdict::Trap if self.bytes[code.start] == INT3 => &[Refused],
             Verdict::Trap => &[Taken],
             Verdict::Unsupported => &[Taken, Refused, Unsupported],
@@ -246,15 +269,24 @@ mod tests {
             (17, listed("bug"), Answer::NoBoundary),
             (18, Verdict::Trap, Answer::Refused),
         ] {
-            open.judge(offset, &ours, theirs).unwrap();
+            open.judge(offset, &ours, theirs, Traps::Copied).unwrap();
             let untraced = function(Standing::Untraced);
-            untraced.judge(offset, &ours, Answer::Refused).unwrap();
-            assert!(untraced.judge(offset, &ours, Answer::Taken).is_err());
+            untraced
+                .judge(offset, &ours, Answer::Refused, Traps::Copied)
+                .unwrap();
+            assert!(
+                untraced
+                    .judge(offset, &ours, Answer::Taken, Traps::Copied)
+                    .is_err()
+            );
             let other = match theirs {
                 Answer::Taken => Answer::NoBoundary,
                 _ => Answer::Taken,
             };
-            assert!(open.judge(offset, &ours, other).is_err(), "{offset}");
+            assert!(
+                open.judge(offset, &ours, other, Traps::Copied).is_err(),
+                "{offset}"
+            );
         }
         for (offset, wrong) in [
             (0, on("ftrace site")),
@@ -271,8 +303,33 @@ mod tests {
             (11, Verdict::Trap),
         ] {
             for theirs in [Answer::Taken, Answer::NoBoundary, Answer::Refused] {
-                assert!(open.judge(offset, &wrong, theirs).is_err(), "{offset}");
+                assert!(
+                    open.judge(offset, &wrong, theirs, Traps::Copied).is_err(),
+                    "{offset}"
+                );
             }
+        }
+    }
+
+    #[test]
+    fn what_raises_an_exception_is_no_place_for_a_kprobe_since_6_9() {
+        let bytes = [0x0f, 0x0b, INT3, 0x0f, 0x0b];
+        let code = decoder::decode(&bytes, bytes.len()).unwrap();
+        let open = Function {
+            bytes: bytes.into(),
+            code,
+            size: bytes.len(),
+            ..function(Standing::Open)
+        };
+        for (offset, before, since) in [
+            (0, Answer::Taken, Answer::NoBoundary),
+            (2, Answer::Refused, Answer::NoBoundary),
+        ] {
+            let judge = |theirs, traps| open.judge(offset, &Verdict::Trap, theirs, traps);
+            judge(before, Traps::Copied).unwrap();
+            judge(since, Traps::NoPlace).unwrap();
+            assert!(judge(since, Traps::Copied).is_err());
+            assert!(judge(before, Traps::NoPlace).is_err());
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::draw::draw;
 use super::guest::{Guest, VM, files};
-use super::judge::{Function, Standing, is_traced};
+use super::judge::{Function, Standing, Traps, is_traced};
 use super::offer::{Offered, offer, place};
 use super::own_list::OwnList;
 use super::verdict::{Answer, Verdict};
@@ -129,7 +129,11 @@ fn offsets(cx: &Context, kernel: &'static str, choice: Choice) -> TestResult {
         }
         guest.finish().await?;
 
-        let counts = judge(&functions, &ours, &theirs)?;
+        let traps = match kernel {
+            files::BZIMAGE_6_1 => Traps::Copied,
+            _ => Traps::NoPlace,
+        };
+        let counts = judge(&functions, &ours, &theirs, traps)?;
         for (kind, least) in [
             ("taken", size / 16),
             ("inside", size / 8),
@@ -159,6 +163,7 @@ fn judge<'a>(
     functions: &[Function],
     ours: &'a [Vec<Verdict>],
     theirs: &[Vec<Answer>],
+    traps: Traps,
 ) -> Result<BTreeMap<&'a str, usize>, Failure> {
     let mut counts = BTreeMap::new();
     let mut wrong = Vec::new();
@@ -166,7 +171,7 @@ fn judge<'a>(
         check_eq!(theirs.len(), function.size, "answers for {}", function.name);
         for (offset, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
             *counts.entry(ours.name()).or_default() += 1;
-            wrong.extend(function.judge(offset, ours, *theirs).err());
+            wrong.extend(function.judge(offset, ours, *theirs, traps).err());
         }
     }
     for error in wrong.iter().take(TOLD) {
