@@ -23,6 +23,9 @@ const MONITOR_LIMIT: Duration = Duration::from_secs(10 * 60);
 const MEMORY_MIB: u32 = 3072;
 /// CPUs of the machine whose tests are about what happens at the same time.
 const INTERLEAVED_CPUS: u8 = 2;
+/// Instructions that each of them runs in turn when they do it all once more, other than by default: other
+/// meetings come about.
+const FINE_QUANTUM: u8 = 5;
 
 /// What is said of the labs on the command line.
 #[derive(Debug, Clone, Args)]
@@ -71,6 +74,8 @@ struct Machine {
     name: Name,
     part: Part,
     cpus: u8,
+    /// Of the Intel lab.
+    quantum: u8,
 }
 
 /// What the machines run.
@@ -97,12 +102,12 @@ impl Name {
         }
     }
 
-    fn emulator(self, options: &LabOptions) -> Emulator {
+    fn emulator(self, options: &LabOptions, quantum: u8) -> Emulator {
         match self {
             Self::Amd => Emulator::Qemu,
             Self::Intel => Emulator::Bochs(BochsCpu {
                 model: options.model.clone(),
-                quantum: options.quantum,
+                quantum,
                 ..BochsCpu::default()
             }),
         }
@@ -135,6 +140,7 @@ impl LabOptions {
             name,
             part,
             cpus: self.lab_cpus.unwrap_or(cpus),
+            quantum: self.quantum,
         };
         let part = match self.all || filtered {
             true => Part::All,
@@ -143,10 +149,17 @@ impl LabOptions {
         if filtered || name == Name::Amd {
             return vec![machine(part, Lab::CPUS)];
         }
-        vec![
+        let mut machines = vec![
             machine(part, Lab::CPUS),
             machine(Part::Interleaved, INTERLEAVED_CPUS),
-        ]
+        ];
+        if self.all {
+            machines.push(Machine {
+                quantum: FINE_QUANTUM,
+                ..machine(Part::Interleaved, INTERLEAVED_CPUS)
+            });
+        }
+        machines
     }
 }
 
@@ -201,12 +214,16 @@ fn in_lab(
     let place = name.place();
     say(&format!(
         "# {place}: {}",
-        name.emulator(options).description()
+        name.emulator(options, options.quantum).description()
     ));
     let mut runs = Vec::new();
     for (machine, claims) in machines {
         let (part, cpus) = (machine.part.name(), machine.cpus);
-        say(&format!("# {place}: {part} tests, CPUs: {cpus}"));
+        let turns = match name {
+            Name::Intel if cpus > 1 => format!(", {} instructions each in turn", machine.quantum),
+            _ => String::new(),
+        };
+        say(&format!("# {place}: {part} tests, CPUs: {cpus}{turns}"));
         runs.push(test::run_at(place, claims, || machine.tests(work, options)));
     }
     if let Some(program) = monitor {
@@ -224,7 +241,7 @@ impl Machine {
         command.extend(self.arguments(work.filter));
         command.extend(test::seed_arguments(work.seed));
         let mut lab = Lab::new(command);
-        lab.emulator = self.name.emulator(options);
+        lab.emulator = self.name.emulator(options, self.quantum);
         lab.files = work.files.in_lab("/boot");
         lab.files.extend(work.programs.in_lab());
         lab.env = environment(&[("VMPROBE_FILES", "/boot"), ("VMPROBE_BIN_DIR", "/bin")]);
@@ -249,7 +266,7 @@ fn monitor_tests(
     options: &LabOptions,
 ) -> Result<Vec<Record>, TestError> {
     let mut lab = Lab::new(vec!["/bin/debug".to_owned()]);
-    lab.emulator = name.emulator(options);
+    lab.emulator = name.emulator(options, options.quantum);
     lab.files = vec![(program.to_owned(), "/bin/debug".into())];
     lab.env = environment(&[("VMPROBE_PLACE", name.place())]);
     lab.time_limit = MONITOR_LIMIT;
@@ -341,16 +358,20 @@ mod tests {
     fn the_intel_lab_runs_all_tests_only_when_told() {
         let parts = |options: &LabOptions, filtered| -> Vec<_> {
             let machines = options.machines(Name::Intel, filtered).into_iter();
-            machines.map(|m| (m.part, m.cpus)).collect()
+            machines.map(|m| (m.part, m.cpus, m.quantum)).collect()
         };
-        let interleaved = (Part::Interleaved, 2);
+        let interleaved = (Part::Interleaved, 2, 16);
         let everyday = parts(&options(false, None), false);
-        assert_eq!(everyday, [(Part::Everyday, 1), interleaved]);
+        assert_eq!(everyday, [(Part::Everyday, 1, 16), interleaved]);
         assert_eq!(
             parts(&options(true, None), false),
-            [(Part::All, 1), interleaved]
+            [
+                (Part::All, 1, 16),
+                interleaved,
+                (Part::Interleaved, 2, FINE_QUANTUM)
+            ]
         );
-        assert_eq!(parts(&options(false, Some(4)), true), [(Part::All, 4)]);
+        assert_eq!(parts(&options(false, Some(4)), true), [(Part::All, 4, 16)]);
     }
 
     #[test]
@@ -366,7 +387,7 @@ mod tests {
     fn the_places_are_those_of_the_labs() {
         let options = options(false, None);
         for name in Name::ALL {
-            assert_eq!(name.place(), name.emulator(&options).place());
+            assert_eq!(name.place(), name.emulator(&options, 16).place());
         }
     }
 
