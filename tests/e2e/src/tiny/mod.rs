@@ -9,6 +9,7 @@ mod privileged;
 mod probes;
 mod serial;
 mod single;
+mod system;
 mod traps;
 mod vm;
 mod watch;
@@ -41,6 +42,7 @@ pub const TESTS: &[Test] = &[
     single::PRIVILEGED,
     single::TRAP_FLAG,
     single::REPEATED,
+    system::LOADS,
     watch::SIZES,
 ];
 
