@@ -34,6 +34,7 @@ mod kprobes;
 mod labels;
 mod list;
 mod list_own;
+mod mask;
 mod missed;
 mod modules;
 mod no_jump;

@@ -6,17 +6,27 @@ use std::ops::RangeInclusive;
 use vmprobe_client::Message;
 use vmprobe_client::v1::{Event, EventKind};
 
-use super::guest::{Config, Guest, VM, specs};
+use super::guest::{Config, Guest, VM, files, specs};
+use super::mask;
+use super::steps::must;
 use crate::context::{Context, Place};
 use crate::events;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with};
 
-pub const TESTS: &[Test] = &[Test {
-    name: "a_watched_variable_tells_of_every_write_on_every_vcpu",
-    ids: &["KP18"],
-    needs: Needs::Linux,
-    run: watched,
-}];
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "a_watched_variable_tells_of_every_write_on_every_vcpu",
+        ids: &["KP18", "VM13"],
+        needs: Needs::Linux,
+        run: watched,
+    },
+    Test {
+        name: "each_access_to_watched_bytes_is_told_once_and_of_the_vcpu_that_makes_it",
+        ids: &["KP18"],
+        needs: Needs::Linux,
+        run: by_vcpu,
+    },
+];
 
 const VCPUS: u32 = 4;
 /// Processes started from each vCPU.
@@ -106,6 +116,58 @@ fn watched(cx: &Context) -> TestResult {
             "events by vCPU: {by_vcpu:?}"
         );
         pass_with(format!("{hits} writes, by vCPU {by_vcpu:?}"))
+    })
+}
+
+/// Calls of `umask` on each vCPU.
+const CALLS: u64 = 50;
+/// Watchpoints that each call meets once: it exchanges the mask, which is four bytes. Others read what is
+/// in the eight around it.
+const LENGTHS: [&[(&str, u64)]; 2] = [
+    &[("w", 1), ("w", 2), ("w", 4), ("w", 8)],
+    &[("rw", 1), ("rw", 2), ("rw", 4)],
+];
+
+fn by_vcpu(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, VCPUS).await?;
+        guest.say("workload=tools").await?;
+        let mask = mask::address(&mut guest).await?;
+        let expected: BTreeMap<u32, u64> = (0..VCPUS).map(|vcpu| (vcpu, CALLS)).collect();
+        for lengths in LENGTHS {
+            let names = lengths
+                .iter()
+                .map(|(kind, length)| format!("{kind}_{length}"));
+            let names: Vec<String> = names.collect();
+            let texts = lengths.iter().zip(&names).map(|((kind, length), name)| {
+                let start = mask & !(length - 1);
+                format!("w:{name} {start:#x}/{length}:{kind}")
+            });
+            let texts: Vec<String> = texts.collect();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let mut stream = guest.client.events(VM, Vec::new()).await?;
+            let probes = guest.probes(&texts).await?;
+            must(&mut guest, &format!("calls umask {CALLS}")).await?;
+            for name in &names {
+                let hits = guest.listed(name).await?.hits;
+                check_eq!(hits, CALLS * u64::from(VCPUS), "accesses of {name}");
+            }
+            let all = CALLS * u64::from(VCPUS) * names.len() as u64;
+            let (seen, lost) = events::next(&mut stream, all).await?;
+            check_eq!(lost, 0, "lost events");
+            for (probe, name) in probes.iter().zip(&names) {
+                let mut told: BTreeMap<u32, u64> = BTreeMap::new();
+                for event in seen.iter().filter(|event| event.probe_id == probe.id) {
+                    well_formed(event)?;
+                    *told.entry(event.vcpu).or_default() += 1;
+                }
+                check_eq!(told, expected, "accesses of {name} by vCPU");
+            }
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            guest.remove(&names).await?;
+        }
+        guest.finish().await?;
+        pass()
     })
 }
 

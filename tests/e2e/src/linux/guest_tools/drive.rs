@@ -7,12 +7,12 @@ use iced_x86::Mnemonic;
 
 use super::super::code::decode;
 use super::super::guest::{Guest, VM, quiet};
+use super::super::mask;
 use super::super::steps::{self, must};
 use super::super::text::Text;
 use super::cases::{Case, Side, Step, orders};
 use super::ours::{self, Ours};
 use super::theirs::{self, At, Group, Meets};
-use super::watched;
 use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, TestResult, check, check_eq, pass_with, wrong};
@@ -122,7 +122,7 @@ impl Driven {
     async fn boot(cx: &Context, kernel: &'static str) -> Result<Self, Failure> {
         let mut guest = Guest::ready(cx, kernel, VCPUS).await?;
         guest.say("workload=tools").await?;
-        let data = watched::mask(&mut guest).await?;
+        let data = mask::address(&mut guest).await?;
         let mut driven = Self {
             text: Text::of(&guest).await?,
             guest,

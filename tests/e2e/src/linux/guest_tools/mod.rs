@@ -10,7 +10,6 @@ mod cases;
 mod drive;
 mod ours;
 mod theirs;
-mod watched;
 
 use super::guest::files;
 use crate::context::Context;

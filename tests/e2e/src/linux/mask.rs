@@ -1,15 +1,17 @@
-//! What watchpoints are on: the file mode mask of the guest's only process, which each `umask` writes
-//! once.
+//! Data for watchpoints: the file mode mask of the guest's only process, which each `umask` writes once.
 
 use vmprobe_client::Message;
 
-use super::super::guest::{Guest, VM};
-use super::super::jumps::jump;
-use super::super::steps::must;
+use super::guest::{Guest, VM};
+use super::jumps::jump;
+use super::steps::must;
 use crate::test::{Failure, check, wrong};
 
-/// The address of the mask.
-pub async fn mask(guest: &mut Guest) -> Result<u64, Failure> {
+/// The address of the mask, of a guest whose workload is `tools`.
+///
+/// # Errors
+/// If the guest doesn't tell where it is, or has something else there.
+pub async fn address(guest: &mut Guest) -> Result<u64, Failure> {
     let mut stream = guest.client.events(VM, Vec::new()).await?;
     guest.probe("look=__x64_sys_umask").await?;
     jump(guest, "look").await?;
