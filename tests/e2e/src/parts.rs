@@ -36,6 +36,10 @@ const THOROUGH: &[&str] = &[
     "each_byte_of_functions_101_to_150_of_200_of_6_12_takes_a_probe_where_others_say_so",
     "each_byte_of_functions_151_to_200_of_200_of_6_12_takes_a_probe_where_others_say_so",
     "the_list_of_probes_is_what_6_1_lists_of_kprobes_at_the_same_places",
+    "with_8_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+    "with_4_vcpus_of_6_12_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+    "nothing_is_written_into_freed_init_text_of_6_1_that_the_guest_has_filled_anew",
+    "every_byte_that_6_12_changes_in_its_text_is_one_that_the_list_says_it_patches",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: each way of booting, probing, jumping and
@@ -60,6 +64,7 @@ const EVERYDAY: &[&str] = &[
     "the_command_line_lists_probes_as_the_kernel_lists_its_own",
     "a_post_event_has_the_registers_that_the_next_instruction_finds",
     "what_faults_under_a_probe_faults_in_the_guest_as_ever_and_is_told",
+    "tiny_probed_repeated_instructions_do_all_rounds_under_timer_interrupts",
     "instructions_of_every_kind_run_under_probes_in_6_1",
     "a_return_has_its_value_its_entry_and_its_time",
     "calls_beyond_maxactive_are_missed_and_counted",

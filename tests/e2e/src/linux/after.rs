@@ -14,7 +14,7 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 pub const TESTS: &[Test] = &[
     Test {
         name: "a_post_event_has_the_registers_that_the_next_instruction_finds",
-        ids: &["KP03"],
+        ids: &["KP03", "VM13"],
         needs: Needs::Linux,
         run: post,
     },

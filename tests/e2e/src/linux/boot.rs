@@ -2,7 +2,7 @@
 
 use vmprobe_client::v1::{BootMethod, ProbeState};
 
-use super::guest::{Config, Guest, files};
+use super::guest::{Config, Guest, VM, files};
 use super::jumps::jump;
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with};
@@ -23,7 +23,7 @@ pub const TESTS: &[Test] = &[
     },
     Test {
         name: "debian_6_12_bzimage_boots_to_user_space",
-        ids: &["VM01"],
+        ids: &["VM01", "VM13"],
         needs: Needs::Linux,
         run: |cx| {
             boots(
@@ -102,6 +102,9 @@ fn boots(cx: &Context, kernel: &'static str, boot: BootMethod, version: &str) ->
         check_eq!(done["opens"], 3, "files that PID 1 opened");
         let remark = line.split("Linux version ").nth(1).unwrap_or_default();
         let remark = remark.split(' ').next().unwrap_or_default().to_owned();
+        let listed = guest.client.get_vm(VM).await?.kernel_version;
+        let listed = listed.split(' ').next().unwrap_or_default();
+        check_eq!(listed, remark, "release that is listed of the VM");
         guest.power_off().await?;
         pass_with(remark)
     })

@@ -18,10 +18,22 @@ pub const TESTS: &[Test] = &[
         run: |cx| interleaved(cx, files::BZIMAGE_6_1, 4),
     },
     Test {
+        name: "with_4_vcpus_of_6_12_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+        ids: &["KP14", "JP04", "VM02"],
+        needs: Needs::Linux,
+        run: |cx| interleaved(cx, files::BZIMAGE_6_12, 4),
+    },
+    Test {
         name: "with_8_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
         ids: &["KP14", "JP04", "VM02"],
         needs: Needs::Linux,
         run: |cx| interleaved(cx, files::BZIMAGE_6_1, 8),
+    },
+    Test {
+        name: "with_8_vcpus_of_6_12_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+        ids: &["KP14", "JP04", "VM02"],
+        needs: Needs::Linux,
+        run: |cx| interleaved(cx, files::BZIMAGE_6_12, 8),
     },
 ];
 

@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
     },
     Test {
         name: "a_hit_of_a_jump_costs_no_exit_on_4_vcpus",
-        ids: &["JP01"],
+        ids: &["JP01", "VM13"],
         needs: Needs::Linux,
         run: |cx| no_exit(cx, files::BZIMAGE_6_1, 4),
     },

@@ -138,8 +138,6 @@ fn offsets(cx: &Context, kernel: &'static str, choice: Choice) -> TestResult {
             ("taken", size / 16),
             ("inside", size / 8),
             ("ftrace site", functions.len()),
-            // Few functions may have none.
-            ("trap", functions.len() / 50),
         ] {
             let found = counts.get(kind).copied().unwrap_or_default();
             check!(found >= least, "only {found} places are {kind:?}");

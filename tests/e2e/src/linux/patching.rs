@@ -16,12 +16,20 @@ use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, pass_with};
 
-pub const TESTS: &[Test] = &[Test {
-    name: "every_byte_that_6_1_changes_in_its_text_is_one_that_the_list_says_it_patches",
-    ids: &["KP02"],
-    needs: Needs::Linux,
-    run: |cx| patching(cx, files::BZIMAGE_6_1),
-}];
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "every_byte_that_6_1_changes_in_its_text_is_one_that_the_list_says_it_patches",
+        ids: &["KP02"],
+        needs: Needs::Linux,
+        run: |cx| patching(cx, files::BZIMAGE_6_1),
+    },
+    Test {
+        name: "every_byte_that_6_12_changes_in_its_text_is_one_that_the_list_says_it_patches",
+        ids: &["KP02"],
+        needs: Needs::Linux,
+        run: |cx| patching(cx, files::BZIMAGE_6_12),
+    },
+];
 
 /// Kinds of changes, in the guest's order; it reports each.
 const STEPS: [&str; 10] = [

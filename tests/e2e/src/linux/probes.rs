@@ -16,7 +16,7 @@ pub const TESTS: &[Test] = &[
     },
     Test {
         name: "every_call_on_4_vcpus_is_a_hit_of_every_kind_of_probe",
-        ids: &["KP01"],
+        ids: &["KP01", "VM13"],
         needs: Needs::Linux,
         run: |cx| exact(cx, 4),
     },

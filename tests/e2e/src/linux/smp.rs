@@ -14,7 +14,7 @@ pub const TESTS: &[Test] = &[
         run: |cx| churn(cx, files::BZIMAGE_6_1),
     },
     Test {
-        name: "the_same_on_6_12",
+        name: "a_probe_that_stays_counts_every_call_of_4_vcpus_of_6_12_while_others_come_and_go",
         ids: &["KP14"],
         needs: Needs::Linux,
         run: |cx| churn(cx, files::BZIMAGE_6_12),

@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     },
     Test {
         name: "a_guest_sees_its_8_vcpus",
-        ids: &["VM02"],
+        ids: &["VM02", "VM13"],
         needs: Needs::Linux,
         run: |cx| sees(cx, 8),
     },
