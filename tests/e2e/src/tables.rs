@@ -7,6 +7,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic
 use probe_engine::addr::GuestVirtAddr;
 use probe_engine::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
 use probe_engine::btf::Btf;
+use probe_engine::detour;
 use probe_engine::kernel::Kernel;
 use probe_engine::modules::ModuleReader;
 use probe_engine::symbols::{LookupError, Symbols};
@@ -36,6 +37,23 @@ pub const TESTS: &[Test] = &[
         run: |cx| {
             version(cx, files::BZIMAGE_6_1)?;
             version(cx, files::BZIMAGE_6_12)
+        },
+    },
+    Test {
+        name: "what_runs_without_the_cpu_s_gs_base_is_no_place_for_a_jump_in_either_kernel",
+        ids: &["JP09"],
+        needs: Needs::None,
+        run: |cx| {
+            without_gs(
+                cx,
+                files::BZIMAGE_6_1,
+                &["machine_kexec", "load_percpu_segment"],
+            )?;
+            without_gs(
+                cx,
+                files::BZIMAGE_6_12,
+                &["machine_kexec", "switch_gdt_and_percpu_base"],
+            )
         },
     },
     Test {
@@ -78,6 +96,32 @@ fn version(cx: &Context, kernel: &str) -> TestResult {
         read.version
     );
     pass_with(read.version)
+}
+
+/// These functions, and no ordinary one, are kept from jumps.
+fn without_gs(cx: &Context, kernel: &str, names: &[&str]) -> TestResult {
+    let file = std::fs::read(cx.file(kernel)).map_err(Failure::io("read it"))?;
+    let elf = read_kernel(file).map_err(|e| wrong!("{e}"))?.elf;
+    let symbols = Symbols::from_vmlinux(&elf).map_err(|e| wrong!("{e}"))?;
+    let range = symbols.text();
+    let text = loaded(&elf, &range).ok_or_else(|| wrong!("{range:?} isn't in the file"))?;
+    let found = detour::functions_without(&symbols, range.start, text);
+    for name in names {
+        let symbol = symbols.by_name(name).next();
+        let symbol = symbol.ok_or_else(|| wrong!("{kernel} has no {name}"))?;
+        check!(
+            detour::is_early(name) || found.contains(&symbol.address),
+            "{name} of {kernel} may be a jump"
+        );
+    }
+    for name in ["vfs_read", "schedule", "do_exit"] {
+        let mut ordinary = symbols.by_name(name);
+        check!(
+            ordinary.all(|symbol| !found.contains(&symbol.address)),
+            "{name} of {kernel} may be no jump"
+        );
+    }
+    pass_with(format!("{} functions by their code", found.len()))
 }
 
 fn suggestions(cx: &Context) -> TestResult {
