@@ -18,14 +18,9 @@ impl Engine {
 
     /// Whether there may be calls under way whose tasks have ended. To be asked while the guest runs.
     pub fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
-        // Of no detour are only those that the guest has made up.
-        let is_known = |number| self.detour_of(number).is_some();
-        let followed = self
-            .table_of_calls()
-            .and_then(|calls| calls.under_way_of(memory, is_known).ok());
-        let mut tasks: Vec<_> = followed
+        let mut tasks: Vec<_> = self
+            .followed(memory)
             .iter()
-            .flatten()
             .filter(|call| !call.returns())
             .map(|call| call.task)
             .collect();

@@ -397,6 +397,24 @@ impl Engine {
         Some(reader.follower.as_ref().ok()?.calls)
     }
 
+    /// The calls that detours follow. For when the guest runs; of what it has written over the table, only what
+    /// has the number of a detour.
+    pub(super) fn followed(&self, memory: &dyn GuestMemory) -> Vec<Call> {
+        // Locked once: the guest may have made a call of each place in the table.
+        let reader = self.reader();
+        let Some(Reader {
+            credit,
+            follower: Ok(follower),
+            ..
+        }) = reader.as_ref().filter(|it| it.credit.follows())
+        else {
+            return Vec::new();
+        };
+        let is_known = |number| credit.known(number).is_some();
+        let found = follower.calls.under_way_of(memory, is_known);
+        found.unwrap_or_default()
+    }
+
     /// The numbers of the detours whose calls are under way, and of those with unfinished records.
     pub(super) fn recording(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
         let reader = self.reader();
