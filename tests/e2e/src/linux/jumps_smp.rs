@@ -7,7 +7,7 @@ use vmprobe_client::Client;
 
 use super::guest::{Guest, VM, files, quiet, specs};
 use super::jumps::{SETTLE, jump};
-use crate::context::Context;
+use crate::context::{Context, Place};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
@@ -75,16 +75,20 @@ fn churn(cx: &Context, kernel: &'static str) -> TestResult {
         visitors.push(subject.others);
         let before = batches(&guest.client).await?;
 
+        // Records are read while the guest runs. Where several vCPUs share a slow CPU with who reads them, some find
+        // no room, and are missed.
+        let starved = cx.place == Place::LabIntel;
         let (mut changes, mut expected, mut made_anew) = (0, 0, 0);
         // Where jumps are slow to make, the guest has done its part before they were made often enough.
         while made_anew < AGAIN {
             changes += one_part(&mut guest, &visitors).await?;
             expected += u64::from(VCPUS) * CALLS * ROUNDS;
-            for name in ["stays", "counts", "returns"] {
+            for (name, may_miss) in [("stays", starved), ("counts", false), ("returns", starved)] {
                 let probe = jump(&guest, name).await?;
+                let missed = if may_miss { probe.missed } else { 0 };
                 check_eq!(
                     (probe.hits, probe.missed),
-                    (expected, 0),
+                    (expected - missed, missed),
                     "hits and missed hits of {name} through {changes} changes"
                 );
             }
