@@ -157,6 +157,8 @@ fn by_vcpu(cx: &Context) -> TestResult {
             check_eq!(told, expected, "accesses by {text} of each vCPU");
             guest.remove(&["mask"]).await?;
         }
+        guest.say("quit").await?;
+        guest.console.report("done").await?;
         guest.finish().await?;
         pass()
     })
