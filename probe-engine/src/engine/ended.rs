@@ -66,7 +66,7 @@ impl Engine {
         let Some(calls) = self.table_of_calls() else {
             return Ok(());
         };
-        for call in calls.under_way(memory)? {
+        for call in self.followed(memory) {
             // Nobody else may change what the trampoline is at work on.
             if !call.returns() && has_ended(call.task) {
                 calls.end(memory, &call)?;

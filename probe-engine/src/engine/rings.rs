@@ -397,8 +397,8 @@ impl Engine {
         Some(reader.follower.as_ref().ok()?.calls)
     }
 
-    /// The calls that detours follow. For when the guest runs; of what it has written over the table, only what
-    /// has the number of a detour.
+    /// The calls that detours follow: of what the guest has written over the table, only what has the number
+    /// of a detour.
     pub(super) fn followed(&self, memory: &dyn GuestMemory) -> Vec<Call> {
         // Locked once: the guest may have made a call of each place in the table.
         let reader = self.reader();

@@ -22,6 +22,9 @@ const GATHER: Duration = Duration::from_millis(5);
 /// Between two looks whether probes have begun to wait without a change by a client: when the kernel
 /// has started, or a module was loaded.
 const LOOK: Duration = Duration::from_millis(50);
+/// So many times as long as a look took nobody looks again without a change: what it takes is up to the guest,
+/// which may have written over what detours and the trampoline share with the host.
+const REST: u32 = 4;
 
 /// The work of one VM's thread that optimizes.
 #[derive(Debug)]
@@ -163,7 +166,7 @@ impl Machine {
             }
             let waits = self.engine.has_waiting();
             if waits {
-                self.optimize_what_waits();
+                look = Some(LOOK.max(self.optimize_what_waits() * REST));
             }
             if waits || waited {
                 self.optimizer.settled.send_replace(());
@@ -172,17 +175,17 @@ impl Machine {
         }
     }
 
-    /// Batch by batch, as long as that brings jumps.
-    fn optimize_what_waits(&self) {
+    /// Batch by batch, as long as that brings jumps. How long it took to find out that it brings no more.
+    fn optimize_what_waits(&self) -> Duration {
         while self.engine.has_waiting() && self.vm.state() != VmState::Ended {
             let begun = Instant::now();
             let prepared = self.engine.prepare_jumps(&Ram(&self.memory));
             if prepared.is_empty() {
-                return;
+                return begun.elapsed();
             }
             let prepared_in = begun.elapsed();
             match self.commit_jumps(prepared) {
-                Ok(Changed { result: 0, .. }) => return,
+                Ok(Changed { result: 0, .. }) => return begun.elapsed(),
                 Ok(changed) => {
                     let stopped = changed.stopped;
                     let probes = changed.result as u64;
@@ -194,10 +197,11 @@ impl Machine {
                 Err(error) => {
                     let why = error.message();
                     tracing::error!(vm = self.name, "can't turn probes into jumps: {why}");
-                    return;
+                    return begun.elapsed();
                 }
             }
         }
+        Duration::ZERO
     }
 
     fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
