@@ -71,6 +71,11 @@ pub struct Call {
 }
 
 impl Call {
+    /// Its place in the table.
+    pub fn place(&self) -> u64 {
+        self.index
+    }
+
     /// Whether its detour still writes to it.
     pub fn begins(&self) -> bool {
         self.word & BEGINS != 0

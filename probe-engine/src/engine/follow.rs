@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 
 use super::Engine;
 use super::jump::WhyNot;
@@ -85,8 +86,10 @@ impl Engine {
         };
         let under_way = calls.under_way(memory)?.into_iter();
         let ended = under_way.filter(|call| numbers.contains(&call.number) && !call.returns());
+        let mut orphans = self.orphans();
         for call in ended {
             calls.orphan(memory, &call)?;
+            orphans.insert(call.place());
         }
         Ok(())
     }
@@ -109,11 +112,19 @@ impl Engine {
         let Some(calls) = self.table_of_calls() else {
             return Ok(false);
         };
-        let memory = guest.memory();
-        let mut under_way = calls.under_way(memory)?;
-        if under_way.is_empty() {
+        // What else the guest's table says of orphans is its own doing, and costs no more than this.
+        let mut orphans = self.orphans().clone();
+        if orphans.is_empty() {
             return Ok(false);
         }
+        let memory = guest.memory();
+        let mut under_way = calls.under_way(memory)?;
+        let is_orphan = |call: &&Call| call.is_orphan() && orphans.contains(&call.place());
+        orphans = under_way
+            .iter()
+            .filter(is_orphan)
+            .map(Call::place)
+            .collect();
         let tables = self.kernel_tables(guest);
         let vcpus = vcpus(guest);
         let unknown = any_on_entry_stack(&vcpus);
@@ -128,7 +139,7 @@ impl Engine {
         let mut again = false;
         for stack in under_way.chunk_by(|one, other| one.slot == other.slot) {
             let slot = stack[0].slot;
-            if !stack.iter().any(Call::is_orphan) {
+            if !stack.iter().any(|call| orphans.contains(&call.place())) {
                 continue;
             }
             let stands = busy.iter().any(|rsp| slot.wrapping_sub(*rsp) < DEPTH);
@@ -138,7 +149,12 @@ impl Engine {
             }
             put_back(memory, &calls, stack.to_vec(), &tables)?;
         }
+        *self.orphans() = orphans;
         Ok(again)
+    }
+
+    fn orphans(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -49,6 +49,7 @@ mod ways_out;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
@@ -148,6 +149,8 @@ pub struct Engine {
     calls_crowded: AtomicBool,
     /// Whether return addresses couldn't be put back for a moment.
     untidy: AtomicBool,
+    /// Places in the table of calls whose probes have gone. Changed with the registry locked.
+    orphans: Mutex<BTreeSet<u64>>,
 }
 
 impl Engine {
@@ -177,6 +180,7 @@ impl Engine {
             deferred: AtomicU32::new(0),
             calls_crowded: AtomicBool::new(false),
             untidy: AtomicBool::new(false),
+            orphans: Mutex::default(),
         }
     }
 

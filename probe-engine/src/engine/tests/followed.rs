@@ -275,6 +275,23 @@ fn a_table_that_the_guest_has_scribbled_on_does_harm_to_the_guest_only() {
 }
 
 #[test]
+fn calls_that_the_guest_has_made_up_leave_the_optimizer_nothing_to_wait_for() {
+    let f = jumps();
+    followed(&f, |_| {});
+    let word = table::ORPHAN | table::BEGINS;
+    for index in 0..8 {
+        let call = at(&f, table::CALLS + index * table::CALL_LEN);
+        f.set_word(at(&f, index * 8), STACK + 0x40 * index);
+        f.set_word(call + table::WORD, word.into());
+    }
+    f.probe("wide");
+    for _ in 0..2 {
+        f.optimize();
+    }
+    assert!(f.engine.prepare_jumps(&*f.memory).is_empty());
+}
+
+#[test]
 fn calls_that_never_return_are_counted_by_the_guest_when_they_are_asked_for_and_at_its_end() {
     let f = jumps_and(ended::know);
     let probe = followed(&f, |_| {});
