@@ -7,7 +7,17 @@ use super::layout::{
 };
 use crate::addr::GuestPhysAddr;
 use crate::guest::{GuestMemory, MemoryError};
-use crate::ring::memory::{clear_used, put, word};
+use crate::ring::memory::{clear_used, put};
+
+/// Calls that are read at a time: a page of them.
+const SEVERAL: usize = 16;
+
+/// A word of a call.
+fn field(call: &[u8; CALL_LEN as usize], offset: u64) -> u64 {
+    let rest = &call[offset as usize..];
+    rest.first_chunk()
+        .map_or(0, |word| u64::from_le_bytes(*word))
+}
 
 /// The table in guest memory. The guest may write anything there; that changes what the guest returns to,
 /// and what is told of its calls, and nothing else.
@@ -147,7 +157,7 @@ impl Calls {
     }
 
     /// Those of them that detours with such numbers follow. Where the guest has written over the table, few
-    /// of what look like calls have one, and no more than their numbers is read of the others.
+    /// of what look like calls have one.
     ///
     /// # Errors
     /// It isn't memory.
@@ -159,29 +169,37 @@ impl Calls {
         let mut bytes = vec![0; KEYS_LEN as usize];
         memory.read(self.window, &mut bytes)?;
         let (keys, _) = bytes.as_chunks();
-        let used = |(_, key): &(u64, u64)| *key != 0 && *key & UNFINISHED == 0;
-        let keys = keys.iter().map(|key| u64::from_le_bytes(*key));
+        let is_used = |key: u64| key != 0 && key & UNFINISHED == 0;
         let mut calls = Vec::new();
-        for (index, slot) in (0..).zip(keys).filter(used) {
-            let at = self.call(index);
-            let get = |offset| word(memory, at.wrapping_add(offset));
-            let flags = get(WORD)? as u32;
-            if !is_one(flags & NUMBER) {
+        let mut several = [0; SEVERAL * CALL_LEN as usize];
+        for (part, keys) in (0..).zip(keys.chunks(SEVERAL)) {
+            let slots = keys.iter().map(|key| u64::from_le_bytes(*key));
+            if !slots.clone().any(is_used) {
                 continue;
             }
-            calls.push(Call {
-                index,
-                slot,
-                level: get(LEVEL)? as u32,
-                caller: get(CALLER)?,
-                number: flags & NUMBER,
-                entry_tsc: get(ENTRY_TSC)?,
-                task: Task {
-                    at: get(TASK)?,
-                    canary: get(CANARY)?,
-                },
-                word: flags,
-            });
+            let first = part * SEVERAL as u64;
+            memory.read(self.call(first), &mut several)?;
+            let (these, _) = several.as_chunks::<{ CALL_LEN as usize }>();
+            for ((index, slot), bytes) in (first..).zip(slots).zip(these) {
+                let get = |offset| field(bytes, offset);
+                let flags = get(WORD) as u32;
+                if !is_used(slot) || !is_one(flags & NUMBER) {
+                    continue;
+                }
+                calls.push(Call {
+                    index,
+                    slot,
+                    level: get(LEVEL) as u32,
+                    caller: get(CALLER),
+                    number: flags & NUMBER,
+                    entry_tsc: get(ENTRY_TSC),
+                    task: Task {
+                        at: get(TASK),
+                        canary: get(CANARY),
+                    },
+                    word: flags,
+                });
+            }
         }
         Ok(calls)
     }

@@ -24,7 +24,7 @@ const GATHER: Duration = Duration::from_millis(5);
 const LOOK: Duration = Duration::from_millis(50);
 /// So many times as long as a look took nobody looks again without a change: what it takes is up to the guest,
 /// which may have written over what detours and the trampoline share with the host.
-const REST: u32 = 4;
+const REST: u32 = 9;
 
 /// The work of one VM's thread that optimizes.
 #[derive(Debug)]
