@@ -93,7 +93,6 @@ const EVERYDAY: &[&str] = &[
 
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.
 const INTERLEAVED: &[&str] = &[
-    "with_4_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
     "with_4_vcpus_of_6_12_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
     "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
     "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
