@@ -22,8 +22,8 @@ const GATHER: Duration = Duration::from_millis(5);
 /// Between two looks whether probes have begun to wait without a change by a client: when the kernel
 /// has started, or a module was loaded.
 const LOOK: Duration = Duration::from_millis(50);
-/// So many times as long as a look took nobody looks again without a change: what it takes is up to the guest,
-/// which may have written over what detours and the trampoline share with the host.
+/// After a look that brought no jump there is none without a change for so many times as long as it took:
+/// what it takes is up to the guest, which may have written over what detours and the trampoline share with the host.
 const REST: u32 = 9;
 
 /// The work of one VM's thread that optimizes.

@@ -10,7 +10,7 @@ use iced_x86::code_asm::{
 use super::image::{DATA, Names};
 use super::privileged::{Case, Hex, REACHED, finish, note, note_flags, reached};
 use crate::context::Context;
-use crate::test::{Needs, Test, TestResult, check, check_eq, pass_with};
+use crate::test::{Needs, Test, TestResult, check_eq, pass_with};
 
 pub const LOADS: Test = Test {
     name: "tiny_probed_loads_of_system_registers_and_port_accesses_leave_what_they_leave_unprobed",
@@ -116,11 +116,7 @@ fn loads(cx: &Context) -> TestResult {
             let left = with.posts.get(symbol).map(|registers| registers.rax);
             check_eq!(left, Some(seen[note]), "rax behind {symbol}");
         }
-        check!(
-            with.posts.len() == PROBES.len(),
-            "{} post events",
-            with.posts.len()
-        );
+        check_eq!(with.posts.len(), PROBES.len(), "post events");
         pass_with(format!("{} forms, each with a post event", PROBES.len()))
     })
 }

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::{debugfs, threads, tracefs};
 use crate::plan::Plan;
 
-/// What the kernel tells of its kprobes.
 /// The kernel optimizes when all tasks have passed a quiescent state.
 const PATIENCE: Duration = Duration::from_secs(120);
 const EVENT: &str = "timed";
