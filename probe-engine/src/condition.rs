@@ -1,6 +1,6 @@
 //! Conditions on a hit: what does not meet them is as if it had not happened.
 
-use crate::vcpu::Registers;
+use guest_state::Registers;
 
 /// A value that a hit is judged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

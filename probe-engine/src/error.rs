@@ -1,9 +1,9 @@
 //! Why probes are refused.
 
+use guest_state::{GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
-use crate::addr::{GuestVirtAddr, ProbeId};
-use crate::guest::MemoryError;
+use crate::probe::ProbeId;
 use crate::symbols::LookupError;
 
 /// Why a batch of probes was not registered; none of it was.

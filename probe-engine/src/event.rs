@@ -1,7 +1,8 @@
 //! What the engine reports.
 
-use crate::addr::{GuestVirtAddr, ProbeId, Tsc, VcpuId};
-use crate::vcpu::Registers;
+use guest_state::{GuestVirtAddr, Registers, Tsc, VcpuId};
+
+use crate::probe::ProbeId;
 
 /// One event of one probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

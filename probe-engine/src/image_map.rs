@@ -1,29 +1,18 @@
 //! Where the kernel image is in physical memory.
 
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-
-/// A part of the image that is contiguous in both address spaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ImageSegment {
-    /// Where the kernel links it.
-    pub virt: GuestVirtAddr,
-    /// Where it was loaded.
-    pub phys: GuestPhysAddr,
-    /// Its length in bytes.
-    pub len: u64,
-}
+use guest_state::{GuestPhysAddr, GuestVirtAddr, Segment};
 
 /// The kernel image, as loaded. Its text stays there: x86-64 Linux moves itself
 /// only before its 64-bit entry, while it decompresses
 /// (`arch/x86/boot/compressed`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImageMap {
-    segments: Vec<ImageSegment>,
+    segments: Vec<Segment>,
 }
 
 impl ImageMap {
     /// The map of an image with these segments.
-    pub fn new(segments: Vec<ImageSegment>) -> Self {
+    pub fn new(segments: Vec<Segment>) -> Self {
         Self { segments }
     }
 
@@ -44,7 +33,7 @@ mod tests {
 
     #[test]
     fn only_addresses_of_the_image_are_translated() {
-        let segment = |virt, phys, len| ImageSegment {
+        let segment = |virt, phys, len| Segment {
             virt: GuestVirtAddr(virt),
             phys: GuestPhysAddr(phys),
             len,

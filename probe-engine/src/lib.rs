@@ -5,7 +5,6 @@
 //! knows KVM or does I/O.
 #![forbid(unsafe_code)]
 
-pub mod addr;
 pub mod arena;
 mod banner;
 pub mod blacklist;
@@ -17,17 +16,14 @@ pub mod emulate;
 pub mod engine;
 pub mod error;
 pub mod event;
-pub mod guest;
 pub mod image_map;
 pub mod kernel;
 pub mod kprobes;
 pub mod modules;
-pub mod paging;
 pub mod percpu;
 pub mod probe;
 pub mod relocate;
 pub mod ring;
 pub mod symbols;
-pub mod vcpu;
 
 mod insn;

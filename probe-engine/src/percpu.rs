@@ -8,13 +8,12 @@
 #[cfg(test)]
 mod tests;
 
+use guest_state::{GuestMemory, GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
-use crate::addr::GuestVirtAddr;
 use crate::arena::{BLOCKS, CALLS, RINGS, TRAMPOLINE};
 use crate::btf::Btf;
 use crate::detour::{Environment, Following};
-use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
 use crate::ring::layout;
 use crate::symbols::{LookupError, Symbols};

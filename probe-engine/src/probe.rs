@@ -2,8 +2,19 @@
 
 use std::fmt;
 
-use crate::addr::{GuestVirtAddr, ProbeId};
+use guest_state::{Access, GuestVirtAddr, Registers};
+
 use crate::condition::Comparison;
+
+/// Names one probe, for as long as the engine lives; never used again for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ProbeId(pub u64);
+
+impl fmt::Display for ProbeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
 
 /// Where a probe goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,8 +81,8 @@ pub enum ProbeKind {
     Watch {
         /// 1, 2, 4 or 8 bytes, and aligned to as many.
         len: u8,
-        /// Reads count as well as writes.
-        reads: bool,
+        /// What counts.
+        access: Access,
     },
 }
 
@@ -140,6 +151,24 @@ impl RegisterSet {
     /// Whether a register is among them.
     pub fn contains(self, number: u8) -> bool {
         number <= Self::FLAGS && self.0 >> number & 1 == 1
+    }
+
+    /// These registers of all, and RIP; the others are 0.
+    pub(crate) fn of(self, all: &Registers) -> Registers {
+        if self == Self::ALL {
+            return *all;
+        }
+        let mut shown = Registers {
+            rip: all.rip,
+            ..Registers::default()
+        };
+        for number in self.numbers() {
+            match number {
+                Self::FLAGS => shown.rflags = all.rflags,
+                number => *shown.by_number_mut(number) = all.by_number(number),
+            }
+        }
+        shown
     }
 
     /// The numbers of the registers, rising.

@@ -10,14 +10,12 @@ mod console;
 mod convert;
 pub mod doctor;
 mod fanout;
-mod guest;
 mod limits;
 mod machine;
 mod machines;
 mod serve;
 mod services;
 mod status;
-mod traps;
 
 pub use limits::Limits;
 pub use serve::{BindError, Options, ServeError, Server};

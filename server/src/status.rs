@@ -10,11 +10,12 @@
 //! | `RESOURCE_EXHAUSTED` | a limit of the server |
 //! | `INTERNAL` | KVM or the server failed |
 
+use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{ChangeError, RegisterError};
 use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use vmm::{CreateError, FileError, VcpuAccessError, WatchpointError};
+use vmm::{CreateError, FileError};
 
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
@@ -86,19 +87,17 @@ pub fn change(error: &ChangeError) -> Status {
 }
 
 /// Why KVM doesn't watch what probes need.
-pub fn watchpoints(error: &WatchpointError) -> Status {
+pub fn debugging(error: &DebuggingError) -> Status {
     let code = match error {
-        WatchpointError::TooMany(_) => Code::ResourceExhausted,
-        WatchpointError::Length { .. } | WatchpointError::Misaligned { .. } => {
-            Code::InvalidArgument
-        }
-        WatchpointError::Vcpu(error) => return vcpu(error),
+        DebuggingError::TooMany(_) => Code::ResourceExhausted,
+        DebuggingError::Length { .. } | DebuggingError::Misaligned { .. } => Code::InvalidArgument,
+        DebuggingError::Vcpu(error) => return vcpu(error),
     };
     with_field(code, "probes", error.to_string())
 }
 
 /// Why a vCPU can't be read or changed.
-pub fn vcpu(error: &VcpuAccessError) -> Status {
+pub fn vcpu(error: &VcpuError) -> Status {
     Status::internal(error.to_string())
 }
 
@@ -110,7 +109,8 @@ pub fn cut_off(error: &tokio::task::JoinError) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::addr::{GuestVirtAddr, ProbeId};
+    use guest_state::GuestVirtAddr;
+    use probe_engine::probe::ProbeId;
 
     #[test]
     fn each_refusal_of_a_probe_has_the_code_of_its_cause() {
@@ -218,15 +218,15 @@ mod tests {
         ] {
             assert_eq!(change(&error).code(), code, "{error}");
         }
-        let (address, len) = (9, 8);
+        let (address, len) = (GuestVirtAddr(9), 8);
         for (error, code) in [
-            (WatchpointError::TooMany(5), Code::ResourceExhausted),
+            (DebuggingError::TooMany(5), Code::ResourceExhausted),
             (
-                WatchpointError::Misaligned { address, len },
+                DebuggingError::Misaligned { address, len },
                 Code::InvalidArgument,
             ),
         ] {
-            assert_eq!(watchpoints(&error).code(), code, "{error}");
+            assert_eq!(debugging(&error).code(), code, "{error}");
         }
     }
 

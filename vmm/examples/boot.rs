@@ -1,5 +1,5 @@
-//! Boots a kernel with its console on standard output and every trap given back
-//! to the guest: the monitor alone, no probes.
+//! Boots a kernel with its console on standard output and every exception reinjected
+//! into the guest: the monitor alone, no probes.
 //!
 //! `cargo run -p vmm --example boot -- KERNEL INITRAMFS CMDLINE [VCPUS [MIB]]`
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -10,16 +10,17 @@ use std::{
     sync::Arc,
 };
 
-use vmm::{BootMethod, GuestRam, Trap, TrapHandler, VcpuContext, Verdict, Vm, VmConfig};
+use guest_state::{Action, Debugging, GuestMemory, StoppedGuest, Trap, TrapHandler, Vcpu};
+use vmm::{BootMethod, Vm, VmConfig};
 
-struct GiveAllBack;
+struct ReinjectAll;
 
-impl TrapHandler for GiveAllBack {
-    fn trap(&self, _: &mut VcpuContext<'_>, _: &GuestRam, _: Trap) -> Verdict {
-        Verdict::GiveBack
+impl TrapHandler for ReinjectAll {
+    fn trap(&self, _: &mut dyn Vcpu, _: &dyn GuestMemory, _: Trap) -> Action {
+        Action::Reinject
     }
 
-    fn before_step(&self, _: &mut VcpuContext<'_>, _: &GuestRam) -> bool {
+    fn before_step(&self, _: &mut dyn Vcpu, _: &dyn GuestMemory) -> bool {
         false
     }
 }
@@ -38,9 +39,13 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         boot: BootMethod::Elf,
         max_file: vmm::MAX_FILE,
     })?;
-    // int3s exit and are given back, as they do beside a breakpoint probe.
-    vm.stopped(|stopped| stopped.set_breakpoint_exits(true))?;
-    let handler: Arc<dyn TrapHandler> = Arc::new(GiveAllBack);
+    // int3s exit and are reinjected, as beside a breakpoint probe.
+    let debugging = Debugging {
+        breakpoints: true,
+        watchpoints: Vec::new(),
+    };
+    vm.stopped(|stopped| stopped.set_debugging(&debugging))?;
+    let handler: Arc<dyn TrapHandler> = Arc::new(ReinjectAll);
     vm.start(&handler)?;
     let mut next = 0;
     loop {

@@ -15,10 +15,9 @@ use acpi_tables::{
     xsdt::XSDT,
 };
 
-use crate::{
-    layout,
-    ram::{GuestRam, OutsideRam},
-};
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
+
+use crate::{layout, ram::GuestRam};
 
 const OEM: [u8; 6] = *b"VMPROB";
 const OEM_TABLE: [u8; 8] = *b"VMPROBE ";
@@ -33,13 +32,13 @@ const BOOT_ARCH_NO_VGA_NO_CMOS: u16 = 1 << 2 | 1 << 5;
 
 /// Writes all tables for `vcpus` processors; returns the address of the root
 /// pointer.
-pub(crate) fn write_tables(ram: &GuestRam, vcpus: u32) -> Result<u64, OutsideRam> {
+pub(crate) fn write_tables(ram: &GuestRam, vcpus: u32) -> Result<u64, MemoryError> {
     let rsdp_at = layout::ACPI;
     let mut next = rsdp_at + 64;
-    let mut put = |bytes: &[u8]| -> Result<u64, OutsideRam> {
+    let mut put = |bytes: &[u8]| -> Result<u64, MemoryError> {
         let at = next;
         debug_assert!(at + bytes.len() as u64 <= layout::ACPI_END);
-        ram.write(at, bytes)?;
+        ram.write(GuestPhysAddr(at), bytes)?;
         next = (at + bytes.len() as u64).next_multiple_of(64);
         Ok(at)
     };
@@ -51,7 +50,7 @@ pub(crate) fn write_tables(ram: &GuestRam, vcpus: u32) -> Result<u64, OutsideRam
     xsdt.add_entry(fadt);
     xsdt.add_entry(madt);
     let xsdt = put(&bytes_of(&xsdt))?;
-    ram.write(rsdp_at, &bytes_of(&Rsdp::new(OEM, xsdt)))?;
+    ram.write(GuestPhysAddr(rsdp_at), &bytes_of(&Rsdp::new(OEM, xsdt)))?;
     Ok(rsdp_at)
 }
 
@@ -149,7 +148,7 @@ mod tests {
         let root = write_tables(&ram, 8).unwrap();
         let bytes = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
-            ram.read(at, &mut bytes).unwrap();
+            ram.read(GuestPhysAddr(at), &mut bytes).unwrap();
             bytes
         };
         let sum = |bytes: &[u8]| bytes.iter().fold(0u8, |sum, b| sum.wrapping_add(*b));

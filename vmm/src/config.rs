@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use guest_state::VcpuError;
 use thiserror::Error;
 
 use crate::{
@@ -13,7 +14,6 @@ use crate::{
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
-    vcpu::VcpuAccessError,
 };
 
 /// Fewest MiB of memory that a VM can have.
@@ -107,7 +107,7 @@ pub enum CreateError {
     Cpu(#[from] CpuError),
     /// KVM refused something to a vCPU.
     #[error(transparent)]
-    Vcpu(#[from] VcpuAccessError),
+    Vcpu(#[from] VcpuError),
     /// KVM refused a part of the VM.
     #[error("KVM refused to {what}: {cause}")]
     Refused {

@@ -1,8 +1,8 @@
 //! A small KVM virtual machine monitor.
 //!
 //! It boots a Linux kernel ([`Vm`]), runs its vCPUs, and turns what stops them
-//! for a debugger's reason into [`Trap`]s, on which a [`TrapHandler`] decides. It
-//! can have the whole guest stand still ([`Vm::stopped`]), which is when a
+//! for a debugger's reason into [`Trap`](guest_state::Trap)s, on which a
+//! [`TrapHandler`](guest_state::TrapHandler) decides. It can have the whole guest stand still ([`Vm::stopped`]), which is when a
 //! guest's text may be changed. It doesn't know what a probe is.
 //!
 //! All unsafe code of the product is in this crate.
@@ -25,9 +25,8 @@ mod sync;
 mod trap;
 mod vcpu;
 mod vm;
-mod watch;
 
-pub use boot::{BootMethod, LoadError, Segment};
+pub use boot::{BootMethod, LoadError};
 pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
 pub use cpu::CpuError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
@@ -36,10 +35,6 @@ pub use exits::ExitCounts;
 pub use file::FileError;
 pub use gate::Stops;
 pub use kvm::KvmError;
-pub use kvm_bindings::kvm_regs as Registers;
-pub use ram::{ArenaMemory, GuestRam, OutsideRam, RamError, Stretch};
+pub use ram::{GuestRam, RamError};
 pub use stopped::Stopped;
-pub use trap::{Handlers, Trap, TrapHandler, Verdict};
-pub use vcpu::{ControlRegisters, VcpuAccessError, VcpuContext};
 pub use vm::{StartError, StateError, Vm, VmState};
-pub use watch::{Access, DEBUG_REGISTERS, Watchpoint, WatchpointError};

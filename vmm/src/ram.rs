@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::PAGE_SIZE;
+use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, MemoryError, PhysRange};
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
@@ -12,8 +14,6 @@ use crate::layout;
 
 /// Bytes in a MiB.
 const MIB: u64 = 1 << 20;
-/// Bytes of a page.
-const PAGE: u64 = 0x1000;
 
 /// Memory of one guest, shared by all who hold it: what the guest knows as its
 /// own, and the arena.
@@ -29,55 +29,24 @@ pub struct GuestRam {
     arena: ArenaMemory,
 }
 
-/// Guest physical memory that the guest isn't told about: neither its memory map
-/// (e820) nor its ACPI tables have it. Whoever knows where it is can map it into
-/// the guest's virtual address space. It is zero at first and takes host memory
-/// only where it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArenaMemory {
-    /// Two pages below 1 MiB, which a kernel maps but doesn't use, for page tables.
-    pub tables: u64,
-    /// What the guest can read and execute; its writes there come to nothing.
-    pub code: Stretch,
-    /// What the guest can read and write.
-    pub data: Stretch,
-}
-
-/// A stretch of guest physical memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// Its first address, a multiple of 1 GiB.
-    pub phys: u64,
-    /// Its length in bytes.
-    pub len: u64,
-}
-
-impl ArenaMemory {
-    /// The arena of a guest whose memory ends at `ram_end`: at least a page above
-    /// it, and above the device hole.
-    fn above(ram_end: u64) -> Option<Self> {
-        let free = ram_end.max(layout::DEVICE_HOLE_END).checked_add(PAGE)?;
-        let phys = free.checked_next_multiple_of(layout::ARENA_ALIGN)?;
-        let code = Stretch {
-            phys,
-            len: layout::ARENA_CODE_LEN,
-        };
-        let data = Stretch {
-            phys: code.phys.checked_add(code.len)?,
-            len: layout::ARENA_DATA_LEN,
-        };
-        data.phys.checked_add(data.len)?;
-        Some(Self {
-            tables: layout::ARENA_TABLES,
-            code,
-            data,
-        })
-    }
-
-    /// The first address after it.
-    pub fn end(&self) -> u64 {
-        self.data.phys + self.data.len
-    }
+/// The arena of a guest whose memory ends at `ram_end`: at least a page above it, and above the device
+/// hole.
+fn arena_above(ram_end: u64) -> Option<ArenaMemory> {
+    let free = ram_end
+        .max(layout::DEVICE_HOLE_END)
+        .checked_add(PAGE_SIZE)?;
+    let range = |start: u64, len: u64| {
+        start.checked_add(len)?;
+        let start = GuestPhysAddr(start);
+        Some(PhysRange { start, len })
+    };
+    let start = free.checked_next_multiple_of(layout::ARENA_ALIGN)?;
+    let code = range(start, layout::ARENA_CODE_LEN)?;
+    Some(ArenaMemory {
+        tables: GuestPhysAddr(layout::ARENA_TABLES),
+        code,
+        data: range(code.end().0, layout::ARENA_DATA_LEN)?,
+    })
 }
 
 /// Why guest memory can't be had.
@@ -94,16 +63,6 @@ pub enum RamError {
         /// The host's own words.
         cause: String,
     },
-}
-
-/// An access to guest physical addresses where there is no memory.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("no guest memory at {at:#x}, {len} bytes")]
-pub struct OutsideRam {
-    /// First address of the access.
-    pub at: u64,
-    /// Its length in bytes.
-    pub len: usize,
 }
 
 impl GuestRam {
@@ -124,11 +83,10 @@ impl GuestRam {
         }
         let known = GuestMemoryMmap::from_ranges(&ranges).map_err(|e| error(e.to_string()))?;
         let ram_end = known.last_addr().raw_value() + 1;
-        let arena =
-            ArenaMemory::above(ram_end).ok_or_else(|| error("the size overflows".into()))?;
+        let arena = arena_above(ram_end).ok_or_else(|| error("the size overflows".into()))?;
         let mut all = known.clone();
-        for Stretch { phys, len } in [arena.code, arena.data] {
-            let region = GuestRegionMmap::from_range(GuestAddress(phys), len as usize, None)
+        for PhysRange { start, len } in [arena.code, arena.data] {
+            let region = GuestRegionMmap::from_range(GuestAddress(start.0), len as usize, None)
                 .map_err(|e| error(e.to_string()))?;
             all = all
                 .insert_region(Arc::new(region))
@@ -141,68 +99,23 @@ impl GuestRam {
         })
     }
 
-    /// Reads guest physical memory, the arena included.
-    ///
-    /// # Errors
-    /// When a part of the range has no memory behind it.
-    pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), OutsideRam> {
-        let len = into.len();
-        self.all
-            .read_slice(into, GuestAddress(at))
-            .map_err(|_| OutsideRam { at, len })
-    }
-
-    /// Writes guest physical memory, the arena included. An aligned write of 1, 2, 4 or 8 bytes is
-    /// seen by the guest whole or not at all.
-    ///
-    /// # Errors
-    /// When a part of the range has no memory behind it; then nothing is written.
-    pub fn write(&self, at: u64, from: &[u8]) -> Result<(), OutsideRam> {
-        let outside = OutsideRam {
-            at,
-            len: from.len(),
-        };
-        if !self.all.check_range(GuestAddress(at), from.len()) {
-            return Err(outside);
-        }
-        self.all
-            .write_slice(from, GuestAddress(at))
-            .map_err(|_| outside)
-    }
-
-    /// Writes guest physical memory for the guest: what it could write itself, so all but
-    /// the arena's code.
-    ///
-    /// # Errors
-    /// As for [`write`](Self::write), and for code of the arena.
-    pub fn write_as_guest(&self, at: u64, from: &[u8]) -> Result<(), OutsideRam> {
-        let code = self.arena.code;
-        let end = at.saturating_add(from.len() as u64);
-        if at < code.phys + code.len && end > code.phys {
-            return Err(OutsideRam {
-                at,
-                len: from.len(),
-            });
-        }
-        self.write(at, from)
-    }
-
     /// The memory that the guest isn't told about.
     pub(crate) fn arena(&self) -> ArenaMemory {
         self.arena
     }
 
-    /// Guest physical ranges of the guest's own memory, as (first, bytes).
-    pub fn ranges(&self) -> Vec<(u64, u64)> {
-        self.known
-            .iter()
-            .map(|r| (r.start_addr().raw_value(), r.len()))
-            .collect()
+    /// Where the guest's own memory is.
+    pub fn ranges(&self) -> Vec<PhysRange> {
+        let range = |region: &GuestRegionMmap| PhysRange {
+            start: GuestPhysAddr(region.start_addr().raw_value()),
+            len: region.len(),
+        };
+        self.known.iter().map(range).collect()
     }
 
     /// End of the memory below the device hole.
     pub(crate) fn low_end(&self) -> u64 {
-        self.ranges().first().map_or(0, |(start, len)| start + len)
+        self.ranges().first().map_or(0, |range| range.end().0)
     }
 
     /// The mapping of the guest's own memory, for loaders.
@@ -216,6 +129,32 @@ impl GuestRam {
     }
 }
 
+impl GuestMemory for GuestRam {
+    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
+        let len = into.len();
+        let read = self.all.read_slice(into, GuestAddress(at.0));
+        read.map_err(|_| MemoryError { at, len })
+    }
+
+    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        let len = from.len();
+        let outside = MemoryError { at, len };
+        if !self.all.check_range(GuestAddress(at.0), len) {
+            return Err(outside);
+        }
+        let written = self.all.write_slice(from, GuestAddress(at.0));
+        written.map_err(|_| outside)
+    }
+
+    fn write_as_guest(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        let len = from.len();
+        if self.arena.code.overlaps(at, len) {
+            return Err(MemoryError { at, len });
+        }
+        self.write(at, from)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,18 +162,21 @@ mod tests {
     #[test]
     fn memory_beyond_the_device_hole_goes_on_at_4_gib() {
         let ram = GuestRam::new(5 * 1024).unwrap();
-        assert_eq!(ram.ranges(), [(0, 3 << 30), (4 << 30, 2 << 30)]);
+        let ranges = ram.ranges().into_iter();
+        let ranges: Vec<_> = ranges.map(|range| (range.start.0, range.len)).collect();
+        assert_eq!(ranges, [(0, 3 << 30), (4 << 30, 2 << 30)]);
         assert_eq!(ram.low_end(), 3 << 30);
-        ram.write((6 << 30) - 4, &[1, 2, 3, 4]).unwrap();
+        let at = |at| GuestPhysAddr(at);
+        ram.write(at((6 << 30) - 4), &[1, 2, 3, 4]).unwrap();
         assert_eq!(
-            ram.write((6 << 30) - 3, &[0; 4]),
-            Err(OutsideRam {
-                at: (6 << 30) - 3,
+            ram.write(at((6 << 30) - 3), &[0; 4]),
+            Err(MemoryError {
+                at: at((6 << 30) - 3),
                 len: 4
             })
         );
         let mut back = [0; 4];
-        ram.read((6 << 30) - 4, &mut back).unwrap();
+        ram.read(at((6 << 30) - 4), &mut back).unwrap();
         assert_eq!(back, [1, 2, 3, 4]);
     }
 
@@ -242,10 +184,10 @@ mod tests {
     fn the_device_hole_is_not_memory() {
         let ram = GuestRam::new(5 * 1024).unwrap();
         assert!(
-            ram.read(u64::from(layout::LOCAL_APIC), &mut [0; 8])
+            ram.read(GuestPhysAddr(layout::LOCAL_APIC.into()), &mut [0; 8])
                 .is_err()
         );
-        assert!(ram.read((3 << 30) - 4, &mut [0; 8]).is_err());
+        assert!(ram.read(GuestPhysAddr((3 << 30) - 4), &mut [0; 8]).is_err());
     }
 
     #[test]
@@ -260,37 +202,40 @@ mod tests {
         ] {
             let ram = GuestRam::new(mib).unwrap();
             let arena = ram.arena();
-            assert_eq!(arena.code.phys, phys, "{mib} MiB");
-            assert_eq!(arena.data.phys, phys + arena.code.len);
+            assert_eq!(arena.code.start.0, phys, "{mib} MiB");
+            assert_eq!(arena.data.start, arena.code.end());
             assert_eq!(
-                ram.ranges().iter().map(|(_, len)| len).sum::<u64>(),
+                ram.ranges().iter().map(|range| range.len).sum::<u64>(),
                 mib * MIB
             );
             assert_eq!(ram.low_end(), (mib * MIB).min(3 << 30));
-            for Stretch { phys, len } in [arena.code, arena.data] {
-                ram.write(phys + len - 8, &[7; 8]).unwrap();
+            for range in [arena.code, arena.data] {
+                let last = GuestPhysAddr(range.end().0 - 8);
+                ram.write(last, &[7; 8]).unwrap();
                 let mut back = [0; 8];
-                ram.read(phys + len - 8, &mut back).unwrap();
+                ram.read(last, &mut back).unwrap();
                 assert_eq!(back, [7; 8]);
             }
-            assert!(ram.write(arena.code.phys - 1, &[0; 2]).is_err());
-            assert!(ram.write(arena.end() - 1, &[0; 2]).is_err());
+            for outside in [arena.code.start.0 - 1, arena.data.end().0 - 1] {
+                assert!(ram.write(GuestPhysAddr(outside), &[0; 2]).is_err());
+            }
         }
     }
 
     #[test]
     fn the_guest_s_own_writes_end_at_the_arena_s_code() {
         let ram = GuestRam::new(64).unwrap();
-        let Stretch { phys, len } = ram.arena().code;
-        for at in [phys - 1, phys, phys + len - 1] {
-            assert!(ram.write_as_guest(at, &[1; 2]).is_err(), "{at:#x}");
+        let code = ram.arena().code;
+        let write = |at, bytes: &[u8]| ram.write_as_guest(GuestPhysAddr(at), bytes);
+        for at in [code.start.0 - 1, code.start.0, code.end().0 - 1] {
+            assert!(write(at, &[1; 2]).is_err(), "{at:#x}");
         }
         let mut byte = [0];
-        ram.read(phys + len, &mut byte).unwrap();
+        ram.read(code.end(), &mut byte).unwrap();
         assert_eq!(byte, [0], "a refused write changed memory");
-        ram.write_as_guest(phys + len, &[1; 8]).unwrap();
-        ram.write_as_guest(0x1000, &[1; 8]).unwrap();
-        assert!(ram.write_as_guest(u64::MAX, &[1; 8]).is_err());
+        write(code.end().0, &[1; 8]).unwrap();
+        write(0x1000, &[1; 8]).unwrap();
+        assert!(write(u64::MAX, &[1; 8]).is_err());
     }
 
     #[test]

@@ -5,14 +5,15 @@ use std::{
     time::Instant,
 };
 
-use kvm_bindings::kvm_regs;
+use guest_state::{
+    ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestVirtAddr, PhysRange, Registers,
+    StoppedGuest, VcpuError, VcpuId,
+};
 
 use crate::{
     gate::Hold,
-    ram::GuestRam,
     sync::LockExt,
-    vcpu::{ControlRegisters, Shared, Vcpu, VcpuAccessError},
-    watch::{self, Watchpoint, WatchpointError},
+    vcpu::{Shared, Vcpu},
 };
 
 /// A VM whose vCPUs all stand still.
@@ -40,91 +41,62 @@ impl<'a> Stopped<'a> {
         self.since
     }
 
-    /// The guest's memory.
-    pub fn memory(&self) -> &GuestRam {
+    /// Where a vCPU's `syscall` goes, the MSR LSTAR (AMD APM vol. 2, 6.1.1); 0 until the kernel has set it.
+    ///
+    /// # Errors
+    /// There is no such vCPU, or KVM refuses.
+    pub fn syscall_entry(&self, vcpu: VcpuId) -> Result<GuestVirtAddr, VcpuError> {
+        self.vcpu(vcpu)?.locked().syscall_entry().map(GuestVirtAddr)
+    }
+
+    fn vcpu(&self, id: VcpuId) -> Result<&Mutex<Vcpu>, VcpuError> {
+        let vcpu = self.vcpus.get(id.0 as usize);
+        vcpu.map(|vcpu| &**vcpu).ok_or_else(|| VcpuError {
+            vcpu: id,
+            what: "find the state",
+            cause: format!("this VM has vCPUs 0 to {}", self.vcpus.len() - 1),
+        })
+    }
+}
+
+impl StoppedGuest for Stopped<'_> {
+    fn memory(&self) -> &dyn GuestMemory {
         &self.shared.ram
     }
 
-    /// General registers of a vCPU.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn registers(&self, vcpu: u32) -> Result<kvm_regs, VcpuAccessError> {
+    fn ram(&self) -> Vec<PhysRange> {
+        self.shared.ram.ranges()
+    }
+
+    fn vcpus(&self) -> u32 {
+        self.vcpus.len() as u32
+    }
+
+    fn registers(&self, vcpu: VcpuId) -> Result<Registers, VcpuError> {
         self.vcpu(vcpu)?.locked().registers()
     }
 
-    /// Sets the general registers of a vCPU.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn set_registers(&self, vcpu: u32, registers: &kvm_regs) -> Result<(), VcpuAccessError> {
+    fn set_registers(&self, vcpu: VcpuId, registers: &Registers) -> Result<(), VcpuError> {
         self.vcpu(vcpu)?.locked().move_to(registers)
     }
 
-    /// Control registers of a vCPU.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn control(&self, vcpu: u32) -> Result<ControlRegisters, VcpuAccessError> {
+    fn control(&self, vcpu: VcpuId) -> Result<ControlRegisters, VcpuError> {
         self.vcpu(vcpu)?.locked().control()
     }
 
-    /// Where a vCPU's `syscall` goes, the MSR LSTAR (AMD APM vol. 2, 6.1.1); 0
-    /// until the kernel has set it.
-    ///
-    /// # Errors
-    /// When there is no such vCPU or KVM refuses.
-    pub fn syscall_entry(&self, vcpu: u32) -> Result<u64, VcpuAccessError> {
-        self.vcpu(vcpu)?.locked().syscall_entry()
-    }
-
-    /// Whether int3s in the guest come as traps. Off, they are the guest's own
-    /// business at full speed. A control thread switches it, also after the last
-    /// breakpoint went away in a trap.
-    ///
-    /// # Errors
-    /// When KVM refuses.
-    pub fn set_breakpoint_exits(&self, on: bool) -> Result<(), VcpuAccessError> {
-        self.vcpus
-            .iter()
-            .try_for_each(|vcpu| vcpu.locked().set_breakpoint_exits(on))
-    }
-
-    /// Watches these addresses, on every vCPU, also on those that the guest starts
-    /// later, and no others; an empty list ends it. A hit is a
-    /// [`Trap::Hardware`](crate::Trap::Hardware), whose bit of DR6 is the
-    /// watchpoint's index here. A KVM that emulates kernel-mode code doesn't see
-    /// hits of that code; the doctor's report has a line on it.
-    ///
-    /// While any is set the guest's own debug registers don't work: it may set
-    /// them, but they never match.
-    ///
-    /// # Errors
-    /// See [`WatchpointError`]; all vCPUs then watch what they did.
-    pub fn set_watchpoints(&self, watchpoints: &[Watchpoint]) -> Result<(), WatchpointError> {
-        watch::check(watchpoints)?;
+    fn set_debugging(&self, debugging: &Debugging) -> Result<(), DebuggingError> {
+        debugging.check()?;
         for (done, vcpu) in self.vcpus.iter().enumerate() {
             let mut vcpu = vcpu.locked();
-            let before = vcpu.watchpoints().to_vec();
-            if let Err(error) = vcpu.set_watchpoints(watchpoints) {
-                let _as_far_as_it_goes = vcpu.set_watchpoints(&before);
+            let before = vcpu.debugging().clone();
+            if let Err(error) = vcpu.set_debugging(debugging) {
+                let _as_far_as_it_goes = vcpu.set_debugging(&before);
                 for other in &self.vcpus[..done] {
-                    let _as_far_as_it_goes = other.locked().set_watchpoints(&before);
+                    let _as_far_as_it_goes = other.locked().set_debugging(&before);
                 }
                 return Err(error.into());
             }
         }
         Ok(())
-    }
-
-    fn vcpu(&self, index: u32) -> Result<&Mutex<Vcpu>, VcpuAccessError> {
-        self.vcpus
-            .get(index as usize)
-            .map(|vcpu| &**vcpu)
-            .ok_or_else(|| VcpuAccessError {
-                vcpu: index,
-                what: "find the state",
-                cause: format!("this VM has vCPUs 0 to {}", self.vcpus.len() - 1),
-            })
     }
 }

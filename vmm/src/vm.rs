@@ -9,6 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use guest_state::{ArenaMemory, Segment, TrapHandler, VcpuId};
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_SYNC_X86_EVENTS,
     KVM_SYNC_X86_REGS, kvm_pit_config, kvm_userspace_memory_region,
@@ -20,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     boot::{
-        self, BootMethod, Segment,
+        self, BootMethod,
         bzimage::{KernelFile, read_kernel},
     },
     config::{CreateError, VmConfig},
@@ -30,10 +31,9 @@ use crate::{
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
     kvm, layout,
-    ram::{ArenaMemory, GuestRam},
+    ram::GuestRam,
     stopped::Stopped,
     sync::LockExt,
-    trap::TrapHandler,
     vcpu::{
         self, Shared, Vcpu,
         kick::{self, KickThreads},
@@ -125,11 +125,9 @@ impl Vm {
         let kvm = kvm::open()?;
         let ram = GuestRam::new(config.memory_mib)?;
         let bits = cpu::physical_address_bits(&kvm)?;
-        if ram.arena().end() > 1 << bits {
-            return Err(CreateError::Arena {
-                end: ram.arena().end(),
-                bits,
-            });
+        let end = ram.arena().data.end().0;
+        if end > 1 << bits {
+            return Err(CreateError::Arena { end, bits });
         }
         let loaded = boot::load(
             &ram,
@@ -220,6 +218,11 @@ impl Vm {
     /// Guest physical memory that the guest isn't told about.
     pub fn arena(&self) -> ArenaMemory {
         self.shared.ram.arena()
+    }
+
+    /// The guest's memory, which may be looked at while it runs.
+    pub fn memory(&self) -> &GuestRam {
+        &self.shared.ram
     }
 
     /// How often the vCPUs left guest mode so far, and why.
@@ -399,7 +402,7 @@ fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
             })?;
         let region = kvm_userspace_memory_region {
             slot: slot as u32,
-            flags: if region.start_addr().0 == code.phys {
+            flags: if region.start_addr().0 == code.start.0 {
                 KVM_MEM_READONLY
             } else {
                 0
@@ -448,5 +451,5 @@ fn create_vcpu(
     let debug_flags = kvm.check_extension_raw(CAP_SET_GUEST_DEBUG2);
     let block_irq = debug_flags > 0 && debug_flags as u32 & KVM_GUESTDBG_BLOCKIRQ != 0;
     let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);
-    Ok((Vcpu::new(index, vcpu, sync_regs, block_irq), tsc_hz))
+    Ok((Vcpu::new(VcpuId(index), vcpu, sync_regs, block_irq), tsc_hz))
 }

@@ -1,8 +1,9 @@
 //! Where the guest finds what in the arena's data.
 
+use guest_state::{GuestPhysAddr, GuestVirtAddr, PhysRange};
+
 use super::tables::LARGE_PAGE;
-use super::{BLOCKS, CALLS, HOLE, Part, RINGS};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
+use super::{BLOCKS, CALLS, HOLE, RINGS};
 use crate::ring::layout;
 
 /// The blocks' part of the memory is its beginning.
@@ -38,26 +39,26 @@ impl Stretch {
 
 /// All that is mapped of the data: the blocks' window, as far as the memory goes, the table of calls and
 /// each ring if they are wholly inside it, the rings twice in a row.
-pub(super) fn stretches(data: Part) -> impl Iterator<Item = Stretch> {
+pub(super) fn stretches(data: PhysRange) -> impl Iterator<Item = Stretch> {
     let blocks = Stretch {
         virt: BLOCKS.start,
-        phys: data.phys,
+        phys: data.start,
         len: data.len.min(BLOCKS_LEN),
     };
     let calls = Stretch {
         virt: CALLS.start,
-        phys: data.phys.wrapping_add(BLOCKS_LEN),
+        phys: data.start.wrapping_add(BLOCKS_LEN),
         len: CALLS_LEN,
     };
     let rings = (0..layout::RINGS).flat_map(move |ring| {
         let offset = FIRST_RING + ring * layout::RING_LEN;
         [0, 1].map(|round| Stretch {
             virt: RINGS.wrapping_add((2 * ring + round) * layout::RING_LEN),
-            phys: data.phys.wrapping_add(offset),
+            phys: data.start.wrapping_add(offset),
             len: layout::RING_LEN,
         })
     });
-    let inside = move |it: &Stretch| it.phys.0 + it.len <= data.phys.0 + data.len;
+    let inside = move |it: &Stretch| it.phys.0 + it.len <= data.start.0 + data.len;
     let others = std::iter::once(calls).chain(rings);
     std::iter::once(blocks).chain(others.filter(inside))
 }

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use guest_state::x86_64::INT3;
+use guest_state::{GuestMemory, GuestVirtAddr, MemoryError};
+
 use super::error::DetourError;
 use super::space::{Placement, Space};
 use super::{Arena, HOLE, SLOT_AREA};
-use crate::addr::GuestVirtAddr;
 use crate::detour::{self, Detour, JUMP_LEN, Pattern};
-use crate::guest::{GuestMemory, MemoryError};
 
 const PAGE: usize = 4096;
-const INT3: u8 = 0xcc;
 /// Of an instruction's idle detours so many are looked at, the last ones, before it gets a new one.
 const REMEMBERED: usize = 16;
 /// How often a detour is built anew because it got longer at the place that it was given.

@@ -1,10 +1,8 @@
 //! What goes wrong with the arena.
 
+use guest_state::{ArenaMemory, GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
-use super::Region;
-use crate::addr::GuestVirtAddr;
-use crate::guest::MemoryError;
 use crate::symbols::LookupError;
 
 /// Why there is no arena. Probes work without: what can't be emulated is stepped.
@@ -54,7 +52,7 @@ pub enum InstallError {
     )]
     BadRegion {
         /// The memory.
-        region: Region,
+        region: ArenaMemory,
     },
     /// Guest memory can't be accessed.
     #[error("cannot access the guest's memory for the arena; check that the VM is still running")]

@@ -32,8 +32,9 @@ mod tests;
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::guest::{GuestMemory, MemoryError};
+use guest_state::x86_64::INT3;
+use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
+
 use crate::image_map::ImageMap;
 use crate::symbols::Symbols;
 
@@ -72,27 +73,6 @@ pub const TRAMPOLINE: GuestVirtAddr =
 /// beginning ([`crate::ring::layout::RING_LEN`]).
 pub const RINGS: GuestVirtAddr = GuestVirtAddr(HOLE.start.0 + (256 << 20));
 
-/// The guest physical memory that the arena lives in: nothing else is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
-    /// Two pages for tables, in memory that the kernel maps directly.
-    pub tables: GuestPhysAddr,
-    /// What is executed: the top of the hole. The guest need not be able to write there.
-    pub code: Part,
-    /// What is written by the guest: its first 16 MiB are at [`BLOCKS`], the next at [`CALLS`]; the rings
-    /// are from 32 MiB on, one after the other. 64 MiB hold all of it; what shorter memory doesn't hold isn't mapped.
-    pub data: Part,
-}
-
-/// A stretch of guest physical memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Its first address, a multiple of 2 MiB.
-    pub phys: GuestPhysAddr,
-    /// Its length in bytes, a multiple of 2 MiB, at most 1 GiB. Slots need 8 MiB.
-    pub len: u64,
-}
-
 /// Code that writes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
@@ -124,6 +104,10 @@ impl Arena {
     /// Builds page tables in `region` and points the kernel's at them. The image has to be in memory;
     /// the kernel need not have begun to run.
     ///
+    /// Of the data the first 16 MiB are at [`BLOCKS`], the next at [`CALLS`], and the rings are from 32 MiB
+    /// on, one after the other: 64 MiB hold all of it, and what shorter memory doesn't hold isn't mapped.
+    /// Code and data are whole pages of 2 MiB, at most 1 GiB each; slots need 8 MiB of code.
+    ///
     /// Installing again in the same region, as after a restart of the guest, begins with an empty
     /// arena: nothing may be executing in the old one.
     ///
@@ -134,12 +118,12 @@ impl Arena {
         memory: &dyn GuestMemory,
         image: &ImageMap,
         symbols: &Symbols,
-        region: Region,
+        region: ArenaMemory,
     ) -> Result<Self, InstallError> {
         let tables = Tables::find(memory, image, symbols, region)?;
         let trampoline = tables.to_phys(slots::TRAMPOLINE.address);
         let trampoline = trampoline.ok_or(InstallError::BadRegion { region })?;
-        memory.write(trampoline, &[slots::INT3; SLOT_LEN])?;
+        memory.write(trampoline, &[INT3; SLOT_LEN])?;
         tables.install(memory)?;
         Ok(Self {
             tables,
@@ -226,7 +210,7 @@ impl Arena {
     pub fn reclaim(
         &mut self,
         memory: &dyn GuestMemory,
-        ram: &[(GuestPhysAddr, u64)],
+        ram: &[PhysRange],
         rips: &[u64],
         followed: &[u32],
     ) -> Result<usize, MemoryError> {
@@ -246,7 +230,7 @@ impl Arena {
     pub fn inside(
         &self,
         memory: &dyn GuestMemory,
-        ram: &[(GuestPhysAddr, u64)],
+        ram: &[PhysRange],
         rips: &[u64],
     ) -> Result<HashSet<Code>, MemoryError> {
         let trampoline = TRAMPOLINE.wrapping_add(1)..self.trampoline();

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::guest::{GuestMemory, MemoryError};
+use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, PhysRange};
 
 /// How much memory is read at a time, in bytes.
 const CHUNK: usize = 1 << 16;
@@ -12,14 +11,14 @@ const CHUNK: usize = 1 << 16;
 /// All that an instruction pointer or any aligned word of memory points into, by what is at an address.
 pub(super) fn mentioned<T: Eq + Hash>(
     memory: &dyn GuestMemory,
-    ram: &[(GuestPhysAddr, u64)],
+    ram: &[PhysRange],
     rips: &[u64],
     what: impl Fn(GuestVirtAddr) -> Option<T>,
 ) -> Result<HashSet<T>, MemoryError> {
     let number = |word: u64| what(GuestVirtAddr(word));
     let mut found: HashSet<_> = rips.iter().copied().filter_map(number).collect();
     let mut buffer = vec![0; CHUNK];
-    for (start, len) in ram {
+    for PhysRange { start, len } in ram {
         let mut done = 0;
         while done < *len {
             let at = start.wrapping_add(done);

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::INT3;
+
 use super::error::SlotError;
 use super::{HOLE, SLOT_AREA};
-use crate::addr::GuestVirtAddr;
 use crate::calls::layout;
 
 /// Length of a slot in bytes. The longest code is 21 (an instruction, a byte and a jump); a slot of 32 that
@@ -15,9 +17,6 @@ use crate::calls::layout;
 pub const SLOT_LEN: usize = 32;
 /// How many slots there can be: 8 MiB of them, four for each function of a distribution's kernel.
 pub(super) const SLOTS: usize = 1 << 18;
-
-/// The one-byte breakpoint (SDM vol. 2, INT3).
-pub(super) const INT3: u8 = 0xcc;
 
 /// A slot that has been given out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,7 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
+
 use crate::detour::{JUMP_LEN, Pattern};
 
 const PAGE: u64 = 4096;

@@ -4,11 +4,11 @@
 //! (`level3_kernel_pgt`) and `arch/x86/include/asm/pgtable_types.h` (`_KERNPG_TABLE`,
 //! `__PAGE_KERNEL`, `__PAGE_KERNEL_ROX`).
 
+use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
+
+use super::HOLE;
 use super::data;
 use super::error::InstallError;
-use super::{HOLE, Part, Region};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::guest::{GuestMemory, MemoryError};
 use crate::image_map::ImageMap;
 use crate::symbols::Symbols;
 
@@ -47,7 +47,7 @@ pub(super) const PHYS_END: u64 = 1 << 52;
 /// What is mapped. The guest's copy of it is only ever written.
 #[derive(Debug)]
 pub(super) struct Tables {
-    region: Region,
+    region: ArenaMemory,
     /// The kernel's table.
     kernel: GuestPhysAddr,
 }
@@ -58,9 +58,9 @@ impl Tables {
         memory: &dyn GuestMemory,
         image: &ImageMap,
         symbols: &Symbols,
-        region: Region,
+        region: ArenaMemory,
     ) -> Result<Self, InstallError> {
-        region.check()?;
+        check(&region)?;
         let kernel = kernel_table(image, symbols)?;
         let tables = Self { region, kernel };
         tables.check(memory)?;
@@ -85,7 +85,7 @@ impl Tables {
         map(
             code,
             first as usize,
-            region.code.phys,
+            region.code.start,
             region.code.len,
             CODE,
         );
@@ -93,7 +93,7 @@ impl Tables {
             memory.write(directory, &entries)?;
         }
         for (index, directory) in OURS.into_iter().zip(self.directories()) {
-            put(memory, self.kernel, index, directory.0 | TABLE)?;
+            memory.write_u64(entry(self.kernel, index), directory.0 | TABLE)?;
         }
         Ok(())
     }
@@ -107,13 +107,13 @@ impl Tables {
     /// Whether the kernel's table is what it should be.
     fn check(&self, memory: &dyn GuestMemory) -> Result<(), InstallError> {
         for (index, directory) in OURS.into_iter().zip(self.directories()) {
-            let entry = get(memory, self.kernel, index)?;
+            let entry = memory.read_u64(entry(self.kernel, index))?;
             if entry != 0 && entry != directory.0 | TABLE {
                 return Err(InstallError::InUse { index, entry });
             }
         }
         for index in KERNELS {
-            let entry = get(memory, self.kernel, index)?;
+            let entry = memory.read_u64(entry(self.kernel, index))?;
             if entry & (PRESENT | LARGE) != PRESENT {
                 return Err(InstallError::NotTheTable { index, entry });
             }
@@ -123,7 +123,7 @@ impl Tables {
 
     pub(super) fn is_intact(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
         for (index, directory) in OURS.into_iter().zip(self.directories()) {
-            if get(memory, self.kernel, index)? != directory.0 | TABLE {
+            if memory.read_u64(entry(self.kernel, index))? != directory.0 | TABLE {
                 return Ok(false);
             }
         }
@@ -132,29 +132,28 @@ impl Tables {
 
     /// Where an address in the hole is in physical memory.
     pub(super) fn to_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
-        let Region { code, data, .. } = self.region;
+        let ArenaMemory { code, data, .. } = self.region;
         let in_code = at
             .offset_from(GuestVirtAddr(HOLE.end.0 - code.len))
             .filter(|offset| *offset < code.len)
-            .map(|offset| code.phys.wrapping_add(offset));
+            .map(|offset| code.start.wrapping_add(offset));
         in_code.or_else(|| data::stretches(data).find_map(|stretch| stretch.to_phys(at)))
     }
 }
 
-impl Region {
-    fn check(&self) -> Result<(), InstallError> {
-        let Self { tables, code, data } = *self;
-        let whole = |part: Part| {
-            let end = part.phys.0.checked_add(part.len);
-            (part.phys.0 | part.len).is_multiple_of(LARGE_PAGE)
-                && (LARGE_PAGE..=GIGABYTE).contains(&part.len)
-                && end.is_some_and(|end| end <= PHYS_END)
-        };
-        if tables.0 % PAGE == 0 && whole(code) && whole(data) {
-            Ok(())
-        } else {
-            Err(InstallError::BadRegion { region: *self })
-        }
+/// Checks that the memory is made of whole pages.
+fn check(region: &ArenaMemory) -> Result<(), InstallError> {
+    let ArenaMemory { tables, code, data } = *region;
+    let whole = |part: PhysRange| {
+        let end = part.start.0.checked_add(part.len);
+        (part.start.0 | part.len).is_multiple_of(LARGE_PAGE)
+            && (LARGE_PAGE..=GIGABYTE).contains(&part.len)
+            && end.is_some_and(|end| end <= PHYS_END)
+    };
+    if tables.0 % PAGE == 0 && whole(code) && whole(data) {
+        Ok(())
+    } else {
+        Err(InstallError::BadRegion { region: *region })
     }
 }
 
@@ -182,17 +181,7 @@ fn kernel_table(image: &ImageMap, symbols: &Symbols) -> Result<GuestPhysAddr, In
         .ok_or(InstallError::NotLoaded { address })
 }
 
-fn get(memory: &dyn GuestMemory, table: GuestPhysAddr, index: u64) -> Result<u64, MemoryError> {
-    let mut entry = [0; 8];
-    memory.read(table.wrapping_add(index * 8), &mut entry)?;
-    Ok(u64::from_le_bytes(entry))
-}
-
-fn put(
-    memory: &dyn GuestMemory,
-    table: GuestPhysAddr,
-    index: u64,
-    entry: u64,
-) -> Result<(), MemoryError> {
-    memory.write(table.wrapping_add(index * 8), &entry.to_le_bytes())
+/// Where an entry of a table is.
+fn entry(table: GuestPhysAddr, index: u64) -> GuestPhysAddr {
+    table.wrapping_add(index * 8)
 }

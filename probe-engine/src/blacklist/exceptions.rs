@@ -1,9 +1,10 @@
 //! The instructions that the kernel expects to fault.
 
+use guest_state::GuestVirtAddr;
+
 use super::BlacklistError;
 use super::format::Format;
 use super::image::Reader;
-use crate::addr::GuestVirtAddr;
 use crate::btf::Btf;
 use crate::symbols::Symbols;
 use crate::symbols::image::Image;

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+
 use super::BlacklistError;
-use crate::addr::GuestVirtAddr;
 use crate::btf::Btf;
 use crate::insn;
 

@@ -7,9 +7,10 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+
 use super::format::{Format, Length, Table};
 use super::{Blacklist, BlacklistError, Entry, Reason};
-use crate::addr::GuestVirtAddr;
 use crate::btf::Btf;
 use crate::insn;
 use crate::symbols::Symbols;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+
 use super::BlacklistError;
 use super::format::{Format, Pointer, Table};
 use super::image::Reader;
-use crate::addr::GuestVirtAddr;
 use crate::btf::Btf;
 use crate::symbols::Symbols;
 use crate::symbols::image::Image;

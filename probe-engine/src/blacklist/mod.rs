@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
-use crate::addr::GuestVirtAddr;
 use crate::symbols::SymbolsError;
 
 mod exceptions;

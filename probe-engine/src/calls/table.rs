@@ -1,13 +1,13 @@
 //! The table as the host sees it.
 
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
+
 use super::layout::{
     ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, COUNTS, ENDED, ENTRY_TSC,
     KEYS_LEN, LEVEL, MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
     UNFINISHED, WAYS, WORD,
 };
-use crate::addr::GuestPhysAddr;
-use crate::guest::{GuestMemory, MemoryError};
-use crate::ring::memory::{clear_used, put};
+use crate::ring::memory::clear_used;
 
 /// Calls that are read at a time: a page of them.
 const SEVERAL: usize = 16;
@@ -212,7 +212,7 @@ impl Calls {
         if !call.is_orphan() {
             self.uncount(memory, call)?;
         }
-        put(memory, self.window.wrapping_add(call.index * 8), 0)
+        memory.write_u64(self.window.wrapping_add(call.index * 8), 0)
     }
 
     /// As [`Self::remove`], and counts the call as one that never returns.
@@ -278,7 +278,7 @@ impl Calls {
         call: &Call,
         caller: u64,
     ) -> Result<(), MemoryError> {
-        put(memory, self.call(call.index).wrapping_add(CALLER), caller)
+        memory.write_u64(self.call(call.index).wrapping_add(CALLER), caller)
     }
 
     fn call(&self, index: u64) -> GuestPhysAddr {

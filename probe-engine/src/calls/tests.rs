@@ -1,11 +1,11 @@
+use guest_state::testing::TestMemory;
+use guest_state::{GuestMemory, GuestPhysAddr};
+
 use super::layout::{
     ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, COUNTED, ENDED, MISSED, ORPHAN, TALLIES, TALLY_LEN,
     WAYS, WORD,
 };
 use super::*;
-use crate::addr::GuestPhysAddr;
-use crate::guest::GuestMemory;
-use crate::guest::testing::TestMemory;
 
 const START: u64 = 0x1000;
 

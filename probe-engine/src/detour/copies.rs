@@ -1,10 +1,10 @@
 //! The region's instructions, as they are executed in the detour.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel};
 use iced_x86::{Code as Kind, FlowControl, IcedError, Instruction, Mnemonic, OpKind, Register};
 
 use super::{DetourError, Region};
-use crate::addr::GuestVirtAddr;
 use crate::insn::{Code, decode, never_falls_through, prefixes_len};
 use crate::relocate;
 

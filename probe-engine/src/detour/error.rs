@@ -1,8 +1,7 @@
 //! Why there is no detour for a region.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::IcedError;
-
-use crate::addr::GuestVirtAddr;
 
 /// Why there is no detour for a region.
 #[derive(Debug, thiserror::Error)]

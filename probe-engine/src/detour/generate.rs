@@ -1,5 +1,6 @@
 //! Puts a detour's code together.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::CodeAssembler;
 
@@ -8,7 +9,6 @@ use super::{
     Dead, Detour, DetourError, Environment, Follow, Full, Purpose, Region, condition, copies,
     follow, record,
 };
-use crate::addr::GuestVirtAddr;
 use crate::probe::Capture;
 
 /// Generates the detour of a region for the address `at`.

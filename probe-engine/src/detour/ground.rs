@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+
 use super::Refusal;
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::{Blacklist, Patched};
 
 /// The kernel's functions that run, also after it has started, where they are mapped to physical

@@ -10,10 +10,10 @@
 
 use std::collections::HashSet;
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::ground::EARLY;
-use crate::addr::GuestVirtAddr;
 use crate::symbols::Symbols;
 
 /// The functions in `text`, which lies at `start`, that can't find their vCPU's block, by their addresses:

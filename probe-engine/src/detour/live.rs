@@ -1,12 +1,12 @@
 //! Which registers nobody reads any more: what a detour needn't keep.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
     OpKind, Register, RflagsBits,
 };
 
 use super::Dead;
-use crate::addr::GuestVirtAddr;
 use crate::insn::is_rep_string;
 use crate::relocate::Raises;
 

@@ -22,7 +22,8 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
+
 use crate::condition::Comparison;
 use crate::probe::Capture;
 

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use super::{JUMP_LEN, Region};
-use crate::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::JMP_REL32;
 
-/// `jmp rel32` (SDM vol. 2, JMP).
-const JMP: u8 = 0xe9;
+use super::{JUMP_LEN, Region};
+
 /// The bits of four int3s (SDM vol. 2, INT3).
 const WIRES: u32 = 0xcccc_cccc;
 /// The sign of a displacement. With it turned around, displacements as numbers without a sign are in
@@ -62,7 +62,7 @@ impl Pattern {
             return None;
         }
         let [a, b, c, d] = by.to_le_bytes();
-        Some([JMP, a, b, c, d])
+        Some([JMP_REL32, a, b, c, d])
     }
 
     /// The first run of addresses in `range` that a jump from `at` can lead to: each address in it, and
@@ -166,7 +166,7 @@ mod tests {
         let pattern = Pattern::of(&region);
         let target = pattern.first(AT, &HOLE).unwrap().start;
         let jump = pattern.jump(AT, target).unwrap();
-        assert_eq!((jump[0], jump[2]), (JMP, INT3));
+        assert_eq!((jump[0], jump[2]), (JMP_REL32, INT3));
         assert_eq!(pattern.jump(AT, target.wrapping_add(0x100)), None);
     }
 

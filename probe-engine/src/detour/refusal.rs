@@ -1,8 +1,7 @@
 //! Why a probe stays a breakpoint.
 
+use guest_state::GuestVirtAddr;
 use thiserror::Error;
-
-use crate::addr::GuestVirtAddr;
 
 /// Why no jump can take an instruction's place.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

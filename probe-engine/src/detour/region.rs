@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::INT3;
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use super::{Ground, JUMP_LEN, Refusal, Region};
-use crate::addr::GuestVirtAddr;
 use crate::insn;
 use crate::relocate::bound_in_detour;
 
-const INT3: u8 = 0xcc;
 /// Instructions behind a region that are taken into the detour at most: one `sti` after the other.
 const BEYOND: usize = 4;
 

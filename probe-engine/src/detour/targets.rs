@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind};
-
-use crate::addr::GuestVirtAddr;
 
 /// Bits of a word.
 const WORD: usize = u64::BITS as usize;

@@ -11,6 +11,7 @@
 //! The host may look at the table between any two instructions. It finds a key only of a call that is whole
 //! and leaves one alone that has begun to return, so each call is counted out once: by us or by it.
 
+use guest_state::x86_64::INT3;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister32, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr,
     registers as reg,
@@ -84,7 +85,6 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
     })
 }
 
-const INT3: u8 = 0xcc;
 /// Bytes of a call.
 const CALL: usize = 5;
 

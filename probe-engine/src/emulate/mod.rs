@@ -25,10 +25,9 @@ pub use run::Outcome;
 pub(crate) use run::run;
 pub(crate) use touched::{OnlyCpuKnows, Touched};
 
-use crate::addr::GuestVirtAddr;
-use crate::guest::GuestMemory;
+use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
+
 use crate::insn::decode;
-use crate::vcpu::Vcpu;
 
 /// Emulates the one instruction that `code` begins with, as if it were at RIP: for
 /// comparing the emulation with real CPUs. `None` when it isn't an emulated one.

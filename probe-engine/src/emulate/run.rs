@@ -1,11 +1,11 @@
 //! Carrying out a plan on a stopped vCPU.
 
+use guest_state::x86_64::supervisor::{AccessError, Intent};
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
+
 use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
-use super::memory::{Access, Span, Trouble, View};
+use super::memory::{Span, View};
 use super::plan::{Address, Base, Count, Operand, Operation, Plan, Reg, Segment, Target, Width};
-use crate::addr::GuestVirtAddr;
-use crate::guest::GuestMemory;
-use crate::vcpu::{Registers, Vcpu};
 
 /// How a plan ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,14 +43,14 @@ pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) ->
     {
         Ok(()) if plan.operation == Operation::Halt => Outcome::Halted,
         Ok(()) => Outcome::Done,
-        Err(Trouble::Fault {
+        Err(AccessError::PageFault {
             address,
             error_code,
         }) => Outcome::Fault {
             address,
             error_code,
         },
-        Err(Trouble::Step | Trouble::Unmarked) => Outcome::Step,
+        Err(AccessError::Unknown | AccessError::Unmarked) => Outcome::Step,
     }
 }
 
@@ -76,7 +76,7 @@ enum Destination {
 }
 
 impl<'a> Machine<'a> {
-    fn execute(&mut self, operation: &Operation) -> Result<(), Trouble> {
+    fn execute(&mut self, operation: &Operation) -> Result<(), AccessError> {
         match *operation {
             Operation::Nothing | Operation::Halt => {}
             Operation::Push(from) => {
@@ -228,12 +228,12 @@ impl<'a> Machine<'a> {
     }
 
     /// Makes the result visible to the guest. Only the last step can't fail.
-    fn commit(&mut self, operation: &Operation) -> Result<(), Trouble> {
+    fn commit(&mut self, operation: &Operation) -> Result<(), AccessError> {
         let disabled = self.vcpu.registers().rflags & IF == 0;
         let shadow = *operation == Operation::EnableInterrupts && disabled;
         self.vcpu
             .set_interrupt_shadow(shadow)
-            .map_err(|_| Trouble::Step)?;
+            .map_err(|_| AccessError::Unknown)?;
         if let Some((span, value)) = self.store.take() {
             self.view()?.store(span, value)?;
         }
@@ -244,18 +244,18 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn view(&mut self) -> Result<&View<'a>, Trouble> {
+    fn view(&mut self) -> Result<&View<'a>, AccessError> {
         let view = match self.view.take() {
             Some(view) => view,
             None => {
-                let control = self.vcpu.control().map_err(|_| Trouble::Step)?;
+                let control = self.vcpu.control().map_err(|_| AccessError::Unknown)?;
                 View::new(self.memory, control)?
             }
         };
         Ok(self.view.insert(view))
     }
 
-    fn address(&mut self, address: &Address) -> Result<u64, Trouble> {
+    fn address(&mut self, address: &Address) -> Result<u64, AccessError> {
         let segment = match address.segment {
             Segment::Flat => 0,
             Segment::Fs => self.view()?.control().fs_base,
@@ -271,12 +271,12 @@ impl<'a> Machine<'a> {
         self.next.wrapping_sub(self.regs.rip)
     }
 
-    fn span(&mut self, at: u64, width: Width, access: Access) -> Result<Span, Trouble> {
+    fn span(&mut self, at: u64, width: Width, access: Intent) -> Result<Span, AccessError> {
         let rflags = self.regs.rflags;
         self.view()?.span(at, width, access, rflags)
     }
 
-    fn read(&mut self, from: Operand, width: Width) -> Result<u64, Trouble> {
+    fn read(&mut self, from: Operand, width: Width) -> Result<u64, AccessError> {
         match from {
             Operand::Register(reg) => Ok(self.read_register(reg, width)),
             Operand::Immediate(value) => Ok(value & width.mask()),
@@ -287,20 +287,20 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn load(&mut self, at: u64, width: Width) -> Result<u64, Trouble> {
-        let span = self.span(at, width, Access::Read)?;
+    fn load(&mut self, at: u64, width: Width) -> Result<u64, AccessError> {
+        let span = self.span(at, width, Intent::Read)?;
         self.view()?.load(span)
     }
 
     /// Where a result goes, checked for being writable.
-    fn destination(&mut self, to: Operand, width: Width) -> Result<Destination, Trouble> {
+    fn destination(&mut self, to: Operand, width: Width) -> Result<Destination, AccessError> {
         match to {
             Operand::Register(reg) => Ok(Destination::Register(reg)),
             Operand::Memory(address) => {
                 let at = self.address(&address)?;
-                self.span(at, width, Access::Write).map(Destination::Memory)
+                self.span(at, width, Intent::Write).map(Destination::Memory)
             }
-            Operand::Immediate(_) => Err(Trouble::Step),
+            Operand::Immediate(_) => Err(AccessError::Unknown),
         }
     }
 
@@ -318,7 +318,7 @@ impl<'a> Machine<'a> {
         operand: Operand,
         width: Width,
         change: impl FnOnce(u64) -> (u64, u64),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), AccessError> {
         let to = self.destination(operand, width)?;
         let old = match to {
             Destination::Register(reg) => self.read_register(reg, width),
@@ -346,21 +346,21 @@ impl<'a> Machine<'a> {
         };
     }
 
-    fn push(&mut self, value: u64) -> Result<(), Trouble> {
+    fn push(&mut self, value: u64) -> Result<(), AccessError> {
         let at = self.regs.rsp.wrapping_sub(8);
-        let span = self.span(at, Width::Quad, Access::Write)?;
+        let span = self.span(at, Width::Quad, Intent::Write)?;
         self.store = Some((span, value));
         self.regs.rsp = at;
         Ok(())
     }
 
-    fn pop(&mut self) -> Result<u64, Trouble> {
+    fn pop(&mut self) -> Result<u64, AccessError> {
         let value = self.load(self.regs.rsp, Width::Quad)?;
         self.regs.rsp = self.regs.rsp.wrapping_add(8);
         Ok(value)
     }
 
-    fn target(&mut self, target: Target) -> Result<u64, Trouble> {
+    fn target(&mut self, target: Target) -> Result<u64, AccessError> {
         canonical(match target {
             Target::Relative(by) => self.next.wrapping_add(by),
             Target::Absolute(operand) => self.read(operand, Width::Quad)?,
@@ -394,12 +394,12 @@ const RDX: Reg = Reg {
 
 /// Refuses a branch target that might not be canonical: that is for the CPU to
 /// judge. Kernel and user text are in the 48 bits that all paging modes share.
-fn canonical(target: u64) -> Result<u64, Trouble> {
+fn canonical(target: u64) -> Result<u64, AccessError> {
     let extended = ((target << 16).cast_signed() >> 16).cast_unsigned();
     if extended == target {
         Ok(target)
     } else {
-        Err(Trouble::Step)
+        Err(AccessError::Unknown)
     }
 }
 

@@ -1,11 +1,10 @@
 //! What the comparison with a real CPU in user mode can't show: privileged
 //! flags, segments, page borders, permissions.
 
+use guest_state::testing::{TestMemory, TestVcpu};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
+
 use super::{Outcome, once};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::guest::GuestMemory;
-use crate::guest::testing::TestMemory;
-use crate::vcpu::testing::TestVcpu;
 
 const USER: u64 = 4;
 const WRITABLE: u64 = 2;

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use guest_state::x86_64::supervisor::{AccessError, Intent};
+use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{
     CodeSize, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
     OpKind, Register,
@@ -13,10 +15,8 @@ use iced_x86::{
 
 use super::compile::address_of;
 use super::flags::DF;
-use super::memory::{Access, Trouble, View};
+use super::memory::View;
 use super::plan::{Address, Segment, Width};
-use crate::addr::GuestVirtAddr;
-use crate::vcpu::Registers;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -29,7 +29,7 @@ struct Touch {
     address: Address,
     /// Bytes; at least one.
     len: u64,
-    access: Access,
+    access: Intent,
     /// Bit instructions reach beyond the operand: this register's value is a
     /// bit offset in units of so many bytes.
     bit: Option<(u8, u64)>,
@@ -59,11 +59,11 @@ impl Touched {
             .filter(|used| used.address_size() == CodeSize::Code64 && used.vsib_size() == 0)
             .filter_map(|used| {
                 let access = match used.access() {
-                    OpAccess::Read | OpAccess::CondRead => Access::Read,
+                    OpAccess::Read | OpAccess::CondRead => Intent::Read,
                     OpAccess::Write
                     | OpAccess::CondWrite
                     | OpAccess::ReadWrite
-                    | OpAccess::ReadCondWrite => Access::Write,
+                    | OpAccess::ReadCondWrite => Intent::Write,
                     _ => return None,
                 };
                 // Already absolute here, unlike the operand of the instruction.
@@ -94,7 +94,7 @@ impl Touched {
             })
             .collect();
         // An instruction reads all of its sources before it writes.
-        touches.sort_by_key(|touch| touch.access == Access::Write);
+        touches.sort_by_key(|touch| touch.access == Intent::Write);
         Self {
             touches,
             repeats,
@@ -192,8 +192,10 @@ impl Touch {
         for page in 0..=behind / PAGE + 1 {
             let at = first.wrapping_add(page * PAGE).min(last);
             match view.translate(GuestVirtAddr(at), self.access, regs.rflags) {
-                Ok(_) | Err(Trouble::Unmarked) => {}
-                Err(Trouble::Fault { .. } | Trouble::Step) => return Err(OnlyCpuKnows),
+                Ok(_) | Err(AccessError::Unmarked) => {}
+                Err(AccessError::PageFault { .. } | AccessError::Unknown) => {
+                    return Err(OnlyCpuKnows);
+                }
             }
         }
         Ok(())
@@ -212,12 +214,12 @@ impl Touch {
         let pages = [Some(start), (second <= last).then_some(second), Some(last)];
         for at in pages.into_iter().flatten() {
             match view.translate(GuestVirtAddr(at), self.access, regs.rflags) {
-                Err(Trouble::Fault {
+                Err(AccessError::PageFault {
                     address,
                     error_code,
                 }) => return Ok(Some((address, error_code))),
-                Err(Trouble::Step) => return Err(OnlyCpuKnows),
-                Ok(_) | Err(Trouble::Unmarked) => {}
+                Err(AccessError::Unknown) => return Err(OnlyCpuKnows),
+                Ok(_) | Err(AccessError::Unmarked) => {}
             }
         }
         Ok(None)

@@ -1,11 +1,11 @@
 //! Bodies of code in which a probe can be placed: the kernel image, and each loaded module.
 
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+
 use super::placement::ModuleName;
 use super::table::Table;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::blacklist::Blacklist;
 use crate::error::RegisterError;
-use crate::guest::{GuestMemory, MemoryError};
 use crate::kernel::Kernel;
 use crate::kprobes::GuestKprobes;
 use crate::probe::Place;

@@ -1,12 +1,11 @@
 //! Conditions at a breakpoint; detours have them compiled in.
 
+use guest_state::x86_64::paging::{PageTables, read_virt};
+use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
+
 use super::Engine;
 use super::record::Probe;
-use crate::addr::GuestVirtAddr;
 use crate::condition::Context;
-use crate::guest::GuestMemory;
-use crate::paging::{PageTables, read_virt};
-use crate::vcpu::Vcpu;
 
 impl Engine {
     /// Whether the hit that a vCPU stopped for is one that the probe is asked for. It counts as missed if
@@ -48,7 +47,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
     ) -> (Option<u32>, Option<u32>) {
         let variables = self.kernel.variables;
-        let read = |control: crate::vcpu::ControlRegisters| {
+        let read = |control: guest_state::ControlRegisters| {
             let tables = control.page_tables().ok()?;
             let at = control
                 .gs_base

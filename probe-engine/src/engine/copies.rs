@@ -2,11 +2,13 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
+use guest_state::{
+    ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, VcpuId,
+};
+
 use super::Engine;
 use super::site::Relocated;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::arena::{self, Arena, InstallError, Region, SlotError};
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
+use crate::arena::{self, Arena, InstallError, SlotError};
 use crate::insn::Code;
 use crate::relocate;
 
@@ -26,7 +28,7 @@ impl Default for ArenaState {
 /// Where all vCPUs are, if that can be told.
 pub(super) fn rips(guest: &dyn StoppedGuest) -> Option<Vec<u64>> {
     let rip = |vcpu| Some(guest.registers(vcpu).ok()?.rip);
-    (0..guest.vcpus()).map(rip).collect()
+    (0..guest.vcpus()).map(VcpuId).map(rip).collect()
 }
 
 impl Engine {
@@ -39,7 +41,7 @@ impl Engine {
     pub fn install_arena(
         &self,
         guest: &dyn StoppedGuest,
-        region: Region,
+        region: ArenaMemory,
     ) -> Result<(), InstallError> {
         let table = self.table();
         let Some(image) = &table.image else {

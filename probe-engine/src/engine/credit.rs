@@ -11,19 +11,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, VcpuId};
+
 use super::jump::Jump;
 use super::merge::Merger;
 use super::record::Probe;
 use super::site::{Site, are_same};
 use super::table::Table;
-use crate::addr::{GuestVirtAddr, ProbeId, VcpuId};
 use crate::calls::Tally;
 use crate::detour::{Follow, Full};
 use crate::event::{Detail, Event, EventSink};
-use crate::guest::GuestMemory;
+use crate::probe::ProbeId;
 use crate::probe::{Capture, ProbeKind, RegisterSet};
 use crate::ring::{Header, Record, Rings, Unfinished};
-use crate::vcpu::Registers;
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
 /// the probes of a later one.
@@ -391,7 +391,7 @@ fn precedes(one: u64, other: u64) -> bool {
 
 /// What a record tells of a probe.
 fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: RegisterSet) -> Event {
-    let with_rip = |registers: &Registers, rip| Registers { rip, ..*registers }.only(wanted);
+    let with_rip = |registers: &Registers, rip| wanted.of(&Registers { rip, ..*registers });
     let (rip, detail) = match &record.call {
         None => (at.0, Detail::Pre),
         Some(call) => {

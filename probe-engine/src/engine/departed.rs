@@ -6,13 +6,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
+
 use super::Engine;
 use super::record::Probe;
 use super::table::Table;
-use crate::addr::GuestVirtAddr;
-use crate::guest::GuestMemory;
 use crate::probe::ProbeKind;
-use crate::vcpu::Vcpu;
 
 /// So many places are remembered at most.
 const MOST: usize = 1 << 16;

@@ -3,9 +3,10 @@
 //! They are neither hits nor missed ones: there is no return that somebody could have been told of. They are
 //! counted all the same, by themselves, so that all calls are accounted for.
 
+use guest_state::{GuestMemory, MemoryError, StoppedGuest};
+
 use super::Engine;
 use crate::calls::Task;
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 
 impl Engine {
     /// Counts the calls whose tasks have ended, and follows them no more. Best when

@@ -7,17 +7,16 @@
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
+
 use super::Engine;
 use super::record::Probe;
 use super::returns::{WORD, read_word};
 use super::site::Site;
 use super::ways_out::WayOut;
-use crate::addr::{GuestVirtAddr, Tsc};
 use crate::calls::Task;
 use crate::event::{Detail, Event, EventSink};
-use crate::guest::GuestMemory;
 use crate::probe::ProbeKind;
-use crate::vcpu::{Registers, Vcpu, page_tables};
 
 /// The calls under way, by the address of their return address; several only of probes of one function.
 #[derive(Debug, Default)]
@@ -100,7 +99,9 @@ impl Engine {
             return None;
         }
         let at = vcpu.registers().rsp;
-        let caller = page_tables(vcpu).and_then(|tables| read_word(memory, tables, at));
+        let caller = vcpu
+            .page_tables()
+            .and_then(|tables| read_word(memory, tables, at));
         let caller = caller.map(|found| self.returns().leads_to(at, found));
         Some(Entering {
             probes,
@@ -122,7 +123,7 @@ impl Engine {
             task,
             caller,
         } = entering;
-        let tables = page_tables(vcpu);
+        let tables = vcpu.page_tables();
         let mut exits = self.exits();
         // Whoever had his return address there is gone: his task has ended, or has left the function by
         // a way that nobody saw.
@@ -210,12 +211,12 @@ impl Engine {
                 probe: call.probe.id,
                 vcpu: id,
                 tsc,
-                registers: registers.only(wanted),
+                registers: wanted.of(&registers),
                 task: 0,
                 detail: Detail::Return {
                     caller: call.caller,
                     entry_tsc: call.entry_tsc,
-                    entry: call.entry.only(wanted),
+                    entry: wanted.of(&call.entry),
                     tail_call: way.tail_call,
                 },
             });

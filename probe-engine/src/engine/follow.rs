@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
+
 use super::Engine;
 use super::jump::WhyNot;
 use super::returns::{read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
-use crate::addr::GuestVirtAddr;
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
 use crate::detour::{self, Environment, Full};
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
-use crate::paging::PageTables;
 
 /// Bytes of stack that the code of ours that follows calls uses at most, and some more.
 const DEPTH: u64 = 512;

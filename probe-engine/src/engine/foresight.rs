@@ -1,13 +1,11 @@
 //! Which exceptions an instruction will raise, computed before it is executed in a copy: there, an
 //! exception would show the guest the copy's address.
 
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 use iced_x86::{Instruction, OpKind, Register};
 
-use crate::addr::GuestVirtAddr;
 use crate::emulate::{OnlyCpuKnows, Touched, View};
-use crate::guest::GuestMemory;
 use crate::relocate::Division;
-use crate::vcpu::{Registers, Vcpu};
 
 /// What has to be looked at before.
 #[derive(Debug, Clone)]

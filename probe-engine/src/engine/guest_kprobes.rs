@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use guest_state::x86_64::INT3;
+use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
+
 use super::Engine;
 use super::jump::{Verdict, WhyNot};
-use super::site::{INT3, Site};
+use super::site::Site;
 use super::table::Table;
-use crate::addr::GuestVirtAddr;
 use crate::error::{ChangeError, RegisterError};
-use crate::guest::{GuestMemory, StoppedGuest};
 use crate::kprobes::{GuestKprobe, GuestKprobes};
 
 /// So often may the guest be found changing its kprobes before jumps stop waiting for it.

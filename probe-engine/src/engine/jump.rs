@@ -4,22 +4,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use guest_state::x86_64::NOP;
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+
 use super::record::Probe;
-use super::site::{Relocated, Site};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
+use super::site::Site;
 use crate::arena::Placed;
 use crate::condition::Comparison;
 use crate::detour::{Detour, Follow, JUMP_LEN, Region};
-use crate::guest::{GuestMemory, MemoryError};
+use crate::probe::ProbeId;
 use crate::probe::{Capture, Optimization, ProbeKind};
 
 /// The kinds of reasons that come of detours of removed probes that are still there.
 pub(super) const NO_ADDRESS: &str = "no address";
 /// See [`NO_ADDRESS`].
 pub(super) const TOO_MANY: &str = "too many";
-
-/// Opcode of `jmp rel32`.
-pub(super) const JUMP: u8 = 0xe9;
 
 /// So many times may somebody come to one of a jump's tripwires. Each costs an exit, so where it keeps
 /// happening the jump isn't worth it.
@@ -148,7 +147,7 @@ impl Jump {
     /// The text with the jump in it. What is left of the last instruction becomes `nop`s, so that who
     /// decodes the function finds instructions.
     fn text(&self) -> Vec<u8> {
-        let mut text = vec![Relocated::NOP; self.len()];
+        let mut text = vec![NOP; self.len()];
         text[..JUMP_LEN].copy_from_slice(&self.bytes);
         text
     }

@@ -2,19 +2,19 @@
 
 use std::collections::HashMap;
 
+use guest_state::x86_64::paging;
+use guest_state::x86_64::paging::{FaultCause, PageTables};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
+
 use super::Engine;
 use super::body::{Body, Function};
 use super::placement::ModuleName;
 use super::table::Table;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::blacklist::Blacklist;
 use crate::error::RegisterError;
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 use crate::kprobes::GuestKprobes;
 use crate::modules::{Module, ModuleError, ModuleReader};
-use crate::paging::{self, FaultCause, PageTables};
 use crate::probe::Place;
-use crate::vcpu::{Vcpu, page_tables};
 
 /// A module and the page tables that map it.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Engine {
     ) -> Result<Loaded, String> {
         let reader = self.kernel.modules.as_ref()?;
         let at = GuestVirtAddr(vcpu.registers().rdi);
-        let tables = page_tables(vcpu).ok_or("its page tables can't be read")?;
+        let tables = vcpu.page_tables().ok_or("its page tables can't be read")?;
         let module = reader.read(memory, tables, at);
         let module = module.map_err(|error| error.to_string())?;
         Ok(Loaded { module, tables })
@@ -84,7 +84,7 @@ impl Engine {
     ) -> Option<String> {
         let reader = self.kernel.modules.as_ref().ok()?;
         let at = GuestVirtAddr(vcpu.registers().rdi);
-        reader.name(memory, page_tables(vcpu)?, at).ok()
+        reader.name(memory, vcpu.page_tables()?, at).ok()
     }
 }
 

@@ -21,7 +21,8 @@ mod tests;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::addr::Tsc;
+use guest_state::Tsc;
+
 use crate::event::{Event, EventSink};
 
 /// For how many drains in a row a blocked ring holds up all events.

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest, Vcpu};
+
 use super::Engine;
 use super::body::KernelBody;
 use super::placement::Located;
@@ -10,11 +12,8 @@ use super::record::{Presence, Probe};
 use super::registry::Registry;
 use super::site::{Milestone, Site};
 use super::table::Table;
-use crate::addr::GuestVirtAddr;
 use crate::error::RegisterError;
-use crate::guest::{GuestMemory, StoppedGuest};
 use crate::probe::{Place, ProbeKind};
-use crate::vcpu::Vcpu;
 
 /// The function in which the kernel frees its init text (`init/main.c`,
 /// `arch/x86/mm/init.c`); it is not in init text itself.

@@ -53,18 +53,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use crate::blacklist::Blacklist;
-use crate::event::EventSink;
-use crate::guest::{GuestMemory, MemoryError};
-use crate::image_map::ImageMap;
-use crate::kernel::Kernel;
-use crate::paging::PageTables;
-use crate::probe::ProbeInfo;
-use crate::symbols::Symbols;
 use copies::ArenaState;
 use departed::Departed;
 use exits::Exits;
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use optimizer::Optimizer;
 use record::Probe;
 use registry::Registry;
@@ -73,12 +66,18 @@ use rings::Reader;
 use step::Stepping;
 use table::Table;
 
+use crate::blacklist::Blacklist;
+use crate::event::EventSink;
+use crate::image_map::ImageMap;
+use crate::kernel::Kernel;
+use crate::probe::ProbeId;
+use crate::probe::ProbeInfo;
+use crate::symbols::Symbols;
+
 pub use merge::Merger;
 pub use optimizer::Prepared;
 pub use rings::Drained;
-pub use step::StepEnd;
 pub use under_way::FollowedCall;
-pub use watch::Watchpoint;
 
 /// The kernel's top page table (`arch/x86/kernel/head_64.S`).
 const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
@@ -89,37 +88,6 @@ const SYSTEM_STATE: &str = "system_state";
 /// alternatives, static calls and the like are long in place. Before Linux 5.13 the number is that of
 /// `SYSTEM_RUNNING`, set right after.
 const FREES_INIT_TEXT: u32 = 2;
-
-/// What the monitor has to do with a vCPU after a trap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Let it run with the registers as they now are.
-    Resume,
-    /// The int3 is the guest's own: let the guest have its exception.
-    GiveBack,
-    /// Single-step one instruction with interrupts blocked, then call [`Engine::after_step`].
-    Step {
-        /// Stop all other vCPUs before, call [`Engine::before_step`] and step only if that says
-        /// so, and let the others go on after [`Engine::after_step`].
-        alone: bool,
-        /// Not one instruction: let it run until it comes to one of `handlers`, the first of which
-        /// is where it leads when it is done.
-        through: bool,
-        /// The guest's handlers of exceptions that the instruction may raise: a vCPU that comes to
-        /// one of them has ended its step ([`StepEnd::Handler`]).
-        handlers: [Option<GuestVirtAddr>; 4],
-    },
-    /// Raise a page fault at RIP, as if the instruction weren't probed.
-    PageFault {
-        /// What CR2 becomes.
-        address: GuestVirtAddr,
-        /// Bits P, W and RSVD as the CPU would set them (SDM vol. 3A, 4.7).
-        error_code: u32,
-    },
-    /// The vCPU has executed `hlt`, RIP is after it: put it into the halted state and end an
-    /// interrupt shadow, which would keep it from waking up.
-    Halt,
-}
 
 /// The probes of one VM. All methods may be called from several threads.
 ///
@@ -254,7 +222,7 @@ impl Engine {
     /// Whether an int3 of ours is in the guest's text, or a return address leads
     /// to one. While there is none, the monitor may leave the guest's breakpoints
     /// to the guest.
-    pub fn wants_breakpoint_exits(&self) -> bool {
+    fn wants_breakpoints(&self) -> bool {
         self.table().has_int3() || self.returns().any() || self.may_wait_in_detour()
     }
 

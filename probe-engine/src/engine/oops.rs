@@ -11,20 +11,19 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::paging::{read_virt, write_virt};
+use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
+
 use super::Engine;
 use super::body::{Body, KernelBody};
 use super::milestones::entry;
 use super::returns::{read_word, write_word};
 use super::site::{Milestone, Site};
 use super::table::Table;
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::Reason;
-use crate::guest::GuestMemory;
 use crate::insn::decode;
 use crate::kprobes::GuestKprobes;
-use crate::paging::{read_virt, write_virt};
 use crate::probe::{Place, ProbeKind};
-use crate::vcpu::{Vcpu, page_tables};
 
 /// Functions through which the kernel ends a task for an exception: the second argument is the registers.
 /// Source: `arch/x86/kernel/dumpstack.c`.
@@ -113,7 +112,7 @@ impl Engine {
     pub(super) fn ends_task(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         let saved = GuestVirtAddr(vcpu.registers().rsi);
         let (rip_at, rsp_at) = (saved.wrapping_add(SAVED_RIP), saved.wrapping_add(SAVED_RSP));
-        let Some(tables) = page_tables(vcpu) else {
+        let Some(tables) = vcpu.page_tables() else {
             return;
         };
         let read = |at: GuestVirtAddr| read_word(memory, tables, at.0);
@@ -136,7 +135,7 @@ impl Engine {
     pub(super) fn shows_text(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let registers = *vcpu.registers();
         let (to, from) = (GuestVirtAddr(registers.rdi), GuestVirtAddr(registers.rsi));
-        let Some(tables) = page_tables(vcpu).filter(|_| registers.rdx <= SHOWN) else {
+        let Some(tables) = vcpu.page_tables().filter(|_| registers.rdx <= SHOWN) else {
             return false;
         };
         let mut text = vec![0; registers.rdx as usize];

@@ -9,20 +9,21 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
+
 use super::body::{Body, KernelBody};
 use super::copies::ArenaState;
 use super::jump::{Jump, NO_ADDRESS, TOO_MANY, Verdict, Wanted, WhyNot};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
-use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::arena::DetourError;
 use crate::calls::layout;
 use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, Refusal, live};
 use crate::error::ChangeError;
-use crate::guest::{GuestMemory, StoppedGuest};
 use crate::insn::MAX_LEN;
 use crate::kprobes::GuestKprobes;
+use crate::probe::ProbeId;
 use crate::probe::{Place, ProbeInfo};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.

@@ -1,8 +1,9 @@
 //! From an address in the arena to the one in the guest's text that it stands for.
 
+use guest_state::GuestVirtAddr;
+
 use super::Engine;
 use super::copies::ArenaState;
-use crate::addr::GuestVirtAddr;
 use crate::arena::TRAMPOLINE;
 
 impl Engine {

@@ -3,15 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use guest_state::x86_64::INT3;
+use guest_state::{GuestMemory, GuestVirtAddr};
+
 use super::body::{Body, Function};
 use super::jump::Verdict;
 use super::record::Spot;
-use super::site::{INT3, Site};
+use super::site::Site;
 use super::{Engine, guest_kprobes};
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::{self, Patched, Reason};
 use crate::error::RegisterError;
-use crate::guest::GuestMemory;
 use crate::insn::{self, Code, MAX_LEN};
 use crate::probe::{Place, ProbeKind};
 

@@ -3,10 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use guest_state::GuestVirtAddr;
+
 use super::jump::optimization;
 use super::site::Site;
 use super::ways_out::WaysOut;
-use crate::addr::{GuestVirtAddr, ProbeId};
+use crate::probe::ProbeId;
 use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy};
 
 /// Where a probe is at the moment.

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use guest_state::{Access, DebuggingError, GuestVirtAddr, StoppedGuest, Watchpoint};
+
 use super::Engine;
 use super::body::KernelBody;
 use super::jump::Jump;
@@ -11,11 +13,9 @@ use super::placement::Located;
 use super::record::{Presence, Probe, Spot};
 use super::site::Site;
 use super::table::Table;
-use super::watch::Watchpoint;
-use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::error::{ChangeError, RegisterError};
-use crate::guest::StoppedGuest;
 use crate::kprobes::GuestKprobes;
+use crate::probe::ProbeId;
 use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
 /// The longest name of a probe, in characters.
@@ -183,8 +183,8 @@ impl Engine {
         modules: &mut LoadedModules<'_>,
     ) -> Result<Target, RegisterError> {
         let (place, kind, memory) = (&spec.place, spec.kind, guest.memory());
-        if let ProbeKind::Watch { len, reads } = kind {
-            return Ok(Target::Data(self.data(place, len, reads)?));
+        if let ProbeKind::Watch { len, access } = kind {
+            return Ok(Target::Data(self.data(place, len, access)?));
         }
         let at_exits = matches!(kind, ProbeKind::Exits { .. });
         let in_module = || RegisterError::Exits {
@@ -257,7 +257,7 @@ impl Engine {
     }
 
     /// The data that a watchpoint is asked for on.
-    fn data(&self, place: &Place, len: u8, reads: bool) -> Result<Spot, RegisterError> {
+    fn data(&self, place: &Place, len: u8, access: Access) -> Result<Spot, RegisterError> {
         let shown = place.to_string();
         let symbols = &self.kernel.symbols;
         let (address, symbol, offset) = match place {
@@ -286,7 +286,19 @@ impl Engine {
                 (address, name.clone(), *offset)
             }
         };
-        Watchpoint::check(&shown, address, len, reads)?;
+        let watchpoint = Watchpoint {
+            address,
+            len,
+            access,
+        };
+        watchpoint.check().map_err(|error| match error {
+            DebuggingError::Misaligned { address, len } => RegisterError::WatchAlignment {
+                place: shown,
+                address,
+                len,
+            },
+            _ => RegisterError::WatchLength { place: shown, len },
+        })?;
         Ok(Spot {
             address,
             symbol,

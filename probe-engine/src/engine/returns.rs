@@ -9,17 +9,20 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use guest_state::x86_64::paging;
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{
+    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu,
+};
+
+use super::Engine;
 use super::record::Probe;
 use super::site::Site;
 use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
-use super::{Action, Engine};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId, Tsc};
 use crate::calls::Task;
 use crate::event::{Detail, Event, EventSink};
-use crate::guest::{GuestMemory, StoppedGuest};
-use crate::paging::{self, PageTables};
+use crate::probe::ProbeId;
 use crate::probe::ProbeKind;
-use crate::vcpu::{Registers, Vcpu, page_tables};
 
 /// Bytes of a return address.
 pub(super) const WORD: u64 = 8;
@@ -122,7 +125,7 @@ impl Engine {
         }
         let probes = probes.into_iter();
         let at = vcpu.registers().rsp;
-        let tables = page_tables(vcpu);
+        let tables = vcpu.page_tables();
         let word = tables.and_then(|tables| Word::at(memory, tables, at));
         let found = word.and_then(|word| word.read(memory));
         let task = self.current_task(memory, vcpu);
@@ -195,7 +198,7 @@ impl Engine {
         if probes.peek().is_none() {
             return;
         }
-        let tables = page_tables(vcpu);
+        let tables = vcpu.page_tables();
         let mut returns = self.returns();
         let newest = returns.frames.get_mut(&at).and_then(|it| it.last_mut());
         let Some((tables, frame)) = tables.zip(newest) else {
@@ -222,7 +225,7 @@ impl Engine {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
         let Some(frame) = self.returns().pop(at) else {
             // The guest itself jumps there.
-            return Action::GiveBack;
+            return Action::Reinject;
         };
         vcpu.registers_mut().rip = frame.caller;
         let disarmed = self.table().disarmed;
@@ -243,12 +246,12 @@ impl Engine {
                 probe: call.probe.id,
                 vcpu: id,
                 tsc,
-                registers: registers.only(wanted),
+                registers: wanted.of(&registers),
                 task: 0,
                 detail: Detail::Return {
                     caller: GuestVirtAddr(frame.caller),
                     entry_tsc: call.entry_tsc,
-                    entry: call.entry.only(wanted),
+                    entry: wanted.of(&call.entry),
                     tail_call: false,
                 },
             });

@@ -4,22 +4,22 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
+
+use super::Engine;
 use super::copies::{ArenaState, rips};
 use super::credit::{Credit, Known, ranges};
 use super::follow::Follower;
 use super::jump::WhyNot;
 use super::record::Probe;
 use super::table::Table;
-use super::{Action, Engine};
-use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::arena::{Code, RINGS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
 use crate::detour::Environment;
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 use crate::percpu::PerCpu;
+use crate::probe::ProbeId;
 use crate::probe::ProbeKind;
 use crate::ring::{self, layout};
-use crate::vcpu::Vcpu;
 
 /// After so many drains in a row that find nothing, with no jump left, breakpoints' events need not wait
 /// for records any more.

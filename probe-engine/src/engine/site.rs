@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::{INT3, NOP};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+
 use super::foresight::Foresight;
 use super::jump::{Jump, Verdict};
 use super::record::Probe;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::arena::Slot;
 use crate::emulate::{Plan, Touched};
-use crate::guest::{GuestMemory, MemoryError};
-
-/// The one-byte breakpoint instruction (SDM vol. 2, INT3).
-pub(super) const INT3: u8 = 0xcc;
 
 /// How a site's instruction is executed.
 #[derive(Debug, Clone)]
@@ -219,9 +217,6 @@ pub(super) fn are_same(one: &[Arc<Probe>], other: &[Arc<Probe>]) -> bool {
 }
 
 impl Relocated {
-    /// `nop`
-    pub(super) const NOP: u8 = 0x90;
-
     /// Whether whoever has executed the copy traps before the jump back. A vCPU
     /// that is between the two sees either byte, and both are right.
     pub(super) fn trap_when_done(
@@ -229,6 +224,6 @@ impl Relocated {
         memory: &dyn GuestMemory,
         on: bool,
     ) -> Result<(), MemoryError> {
-        memory.write(self.end_phys, &[if on { INT3 } else { Self::NOP }])
+        memory.write(self.end_phys, &[if on { INT3 } else { NOP }])
     }
 }

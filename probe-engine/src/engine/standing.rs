@@ -1,12 +1,11 @@
 //! Where vCPUs stand, and tasks that were interrupted, when return addresses are to be put back: one may just
 //! have returned to our code, and not executed anything of it.
 
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, VcpuId};
+
 use super::Engine;
 use super::returns::{WORD, read_word};
-use crate::addr::GuestVirtAddr;
-use crate::guest::{GuestMemory, StoppedGuest};
-use crate::paging::PageTables;
-use crate::vcpu::Registers;
 
 /// Where Linux has the stacks that the processor switches to by itself, for NMIs and the like
 /// (`Documentation/arch/x86/x86_64/mm.rst`: `cpu_entry_area`).
@@ -17,6 +16,7 @@ impl Engine {
     /// kernel has set its own up, only these map its stacks.
     pub(super) fn kernel_tables(&self, guest: &dyn StoppedGuest) -> Vec<PageTables> {
         let used: Vec<_> = (0..guest.vcpus())
+            .map(VcpuId)
             .filter_map(|vcpu| guest.control(vcpu).ok())
             .filter_map(|control| control.page_tables().ok())
             .collect();
@@ -29,15 +29,16 @@ impl Engine {
 }
 
 /// The registers of all vCPUs, by their numbers.
-pub(super) fn vcpus(guest: &dyn StoppedGuest) -> Vec<(u32, Registers)> {
+pub(super) fn vcpus(guest: &dyn StoppedGuest) -> Vec<(VcpuId, Registers)> {
     (0..guest.vcpus())
+        .map(VcpuId)
         .filter_map(|vcpu| Some((vcpu, guest.registers(vcpu).ok()?)))
         .collect()
 }
 
 /// Whether a vCPU is at what may have interrupted code that holds interrupts back, such as an NMI, or code
 /// that no frame on its own stack tells of: nobody knows then who stands at the trampoline.
-pub(super) fn any_on_entry_stack(vcpus: &[(u32, Registers)]) -> bool {
+pub(super) fn any_on_entry_stack(vcpus: &[(VcpuId, Registers)]) -> bool {
     vcpus
         .iter()
         .any(|(_, registers)| ENTRY_AREA.contains(&registers.rsp))
@@ -73,7 +74,7 @@ fn interrupted(
 pub(super) fn stands_at(
     memory: &dyn GuestMemory,
     tables: &[PageTables],
-    vcpus: &[(u32, Registers)],
+    vcpus: &[(VcpuId, Registers)],
     rsp: u64,
     places: &[GuestVirtAddr],
 ) -> bool {

@@ -8,36 +8,28 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::paging::{read_virt, write_virt};
+use guest_state::x86_64::vector;
+use guest_state::{
+    Action, ExceptionHandler, GuestMemory, GuestVirtAddr, Registers, Step, StepEnd, Vcpu, VcpuId,
+};
+
+use super::Engine;
 use super::site::{Relocated, Site, Way};
-use super::trap::{Found, PAGE_FAULT, find};
-use super::watch::DEBUG_REGISTERS;
-use super::{Action, Engine};
-use crate::addr::{GuestVirtAddr, VcpuId};
+use super::trap::{Found, find};
 use crate::event::Detail;
-use crate::guest::GuestMemory;
-use crate::paging::{read_virt, write_virt};
-use crate::vcpu::{Registers, Vcpu, page_tables};
 
 /// The trap flag of RFLAGS.
 const TF: u64 = 1 << 8;
-/// Vectors that push an error code: #DF, #TS, #NP, #SS, #GP, #PF, #AC, #CP, #VC, #SX (SDM vol.
-/// 3A, table 6-1; AMD64 APM vol. 2, table 8-1).
-const WITH_ERROR_CODE: [u8; 10] = [8, 10, 11, 12, 13, PAGE_FAULT, 17, 21, 29, 30];
 /// Bytes of a gate in the interrupt descriptor table.
 const GATE: u64 = 16;
-/// What an instruction may raise of which nothing is known: #PF, #GP, #UD, #DE.
-const USUAL: [u8; 4] = [PAGE_FAULT, 13, 6, 0];
-
-/// How a single step ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepEnd {
-    /// The instruction is done.
-    Done,
-    /// It raised an exception; RIP is at one of the handlers that were given.
-    Handler,
-    /// It took far too long, so it must have led elsewhere.
-    Astray,
-}
+/// What an instruction may raise of which nothing is known.
+const USUAL: [u8; 4] = [
+    vector::PAGE_FAULT,
+    vector::GENERAL_PROTECTION,
+    vector::INVALID_OPCODE,
+    vector::DIVIDE_ERROR,
+];
 
 /// Where the instruction is stepped.
 #[derive(Debug, Clone, Copy)]
@@ -55,9 +47,6 @@ pub(super) struct Stepping {
     at: StepIn,
     /// Where it began. Differs from the site where text is identity-mapped.
     rip: u64,
-    /// Where it ends, if it isn't single-stepped.
-    end: Option<GuestVirtAddr>,
-    handlers: [Option<(u8, GuestVirtAddr)>; 4],
 }
 
 impl Engine {
@@ -81,8 +70,6 @@ impl Engine {
             }
             StepIn::Place => GuestVirtAddr(vcpu.registers().rip).wrapping_add(site.len.into()),
         };
-        // Thousands of rounds, perhaps; without a debug register they are single steps.
-        let through = site.repeats() && self.table().watched.len() < DEBUG_REGISTERS;
         let (id, rip) = (vcpu.id(), vcpu.registers().rip);
         // One that has led here by an exception ends without a word.
         if let Some(given_up) = self.take_step(id) {
@@ -93,25 +80,19 @@ impl Engine {
             site: Arc::clone(site),
             at,
             rip,
-            end: through.then_some(end),
-            handlers,
         });
-        let [first, second, third, fourth] = handlers.map(|handler| Some(handler?.1));
-        Action::Step {
+        Action::Step(Step {
             alone: matches!(at, StepIn::Place),
-            through,
-            handlers: if through {
-                [Some(end), first, second, third]
-            } else {
-                [first, second, third, fourth]
-            },
-        }
+            // Thousands of rounds, perhaps.
+            run_to: site.repeats().then_some(end),
+            handlers,
+        })
     }
 
     /// Puts the original instruction back for a lone step; RIP is at it and all
     /// other vCPUs are stopped. `false`: the probe went away meanwhile, so there
     /// is nothing to step; just resume.
-    pub fn before_step(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
+    pub(super) fn lift_for_step(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let table = self.table();
         match find(&table, memory, vcpu) {
             Found::Ours(site) => site.lift(memory).is_ok(),
@@ -132,7 +113,7 @@ impl Engine {
     /// each [`Action::Step`] whose step has begun, wherever RIP is now; of a lone
     /// one before the other vCPUs go on. [`Action::Step`] when a repeated string
     /// instruction has more rounds to go.
-    pub fn after_step(
+    pub(super) fn after_step(
         &self,
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
@@ -144,11 +125,8 @@ impl Engine {
         self.plant_again(&step, memory);
         match end {
             StepEnd::Done => self.stepped(&step, memory, vcpu),
-            StepEnd::Handler if step.end == Some(GuestVirtAddr(vcpu.registers().rip)) => {
-                self.stepped(&step, memory, vcpu)
-            }
-            StepEnd::Handler => {
-                self.raised(&step, memory, vcpu);
+            StepEnd::Exception(vector) => {
+                self.raised(&step, vector, memory, vcpu);
                 Action::Resume
             }
             StepEnd::Astray => Action::Resume,
@@ -196,15 +174,10 @@ impl Engine {
 
     /// The stepped instruction has raised an exception: puts the handler's frame
     /// right and reports it.
-    fn raised(&self, step: &Stepping, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+    fn raised(&self, step: &Stepping, vector: u8, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         for probe in step.site.enabled() {
             probe.exit();
         }
-        let rip = GuestVirtAddr(vcpu.registers().rip);
-        let mut raised = step.handlers.iter().flatten();
-        let Some(&(vector, _)) = raised.find(|(_, handler)| *handler == rip) else {
-            return;
-        };
         let Some(frame) = Frame::read(memory, vcpu, vector) else {
             return;
         };
@@ -221,7 +194,7 @@ impl Engine {
                 StepIn::Place => step.rip,
             },
         );
-        if vector == PAGE_FAULT {
+        if vector == vector::PAGE_FAULT {
             self.enter_again(&step.site, memory, vcpu, frame.rsp);
             self.not_entered(&step.site, frame.rsp);
         }
@@ -242,7 +215,7 @@ impl Engine {
             Detail::Fault {
                 vector,
                 error_code: frame.error_code,
-                address: address.filter(|_| vector == PAGE_FAULT),
+                address: address.filter(|_| vector == vector::PAGE_FAULT),
             },
         );
     }
@@ -259,7 +232,7 @@ fn handlers(
     memory: &dyn GuestMemory,
     vcpu: &mut dyn Vcpu,
     vectors: [u8; 4],
-) -> [Option<(u8, GuestVirtAddr)>; 4] {
+) -> [Option<ExceptionHandler>; 4] {
     let Ok(control) = vcpu.control() else {
         return [None; 4];
     };
@@ -275,7 +248,10 @@ fn handlers(
         // Offset bits 0-15, 16-31 and 32-63 (SDM vol. 3A, 6.14.1).
         let [a, b, _, _, _, _, c, d, e, f, g, h, ..] = gate;
         let entry = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        (entry != 0).then_some((vector, GuestVirtAddr(entry)))
+        (entry != 0).then_some(ExceptionHandler {
+            vector,
+            entry: GuestVirtAddr(entry),
+        })
     })
 }
 
@@ -295,11 +271,11 @@ impl Frame {
     const WORDS: usize = 4;
 
     fn read(memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu, vector: u8) -> Option<Self> {
-        let tables = page_tables(vcpu)?;
+        let tables = vcpu.page_tables()?;
         let top = GuestVirtAddr(vcpu.registers().rsp);
         let mut error_code = None;
         let mut at = top;
-        if WITH_ERROR_CODE.contains(&vector) {
+        if vector::has_error_code(vector) {
             let mut word = [0; 4];
             read_virt(memory, tables, top, &mut word).ok()?;
             error_code = Some(u32::from_le_bytes(word));
@@ -327,7 +303,7 @@ impl Frame {
 
     /// Makes the handler return to `rip`, without the trap flag.
     fn write(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu, rip: u64) {
-        let Some(tables) = page_tables(vcpu) else {
+        let Some(tables) = vcpu.page_tables() else {
             return;
         };
         let rflags = self.rflags & !TF;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use guest_state::{GuestMemory, MemoryError, StoppedGuest};
+
 use super::Engine;
 use super::site::Site;
 use super::table::Table;
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
 use crate::kprobes::GuestKprobes;
 
 impl Engine {

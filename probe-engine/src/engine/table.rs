@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use super::jump::{JUMP, Jump, Verdict};
+use guest_state::x86_64::{INT3, JMP_REL32};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Watchpoint};
+
+use super::jump::{Jump, Verdict};
 use super::record::Probe;
-use super::site::{INT3, Milestone, Site};
-use super::watch::Watchpoint;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::guest::{GuestMemory, MemoryError};
+use super::site::{Milestone, Site};
 use crate::image_map::ImageMap;
 use crate::insn::MAX_LEN;
 use crate::kprobes::GuestKprobes;
@@ -172,7 +172,7 @@ impl Table {
             let here = at.wrapping_add(offset as u64);
             match bytes[offset] {
                 // An int3 may be the guest's own, over a jump.
-                INT3 | JUMP if let Some(jump) = self.jump(here) => {
+                INT3 | JMP_REL32 if let Some(jump) = self.jump(here) => {
                     jump.unmask_tail(0, &mut bytes[offset..]);
                 }
                 INT3 if let Some(site) = self.site(here).filter(|site| site.armed) => {

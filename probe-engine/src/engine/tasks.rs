@@ -1,11 +1,10 @@
 //! The guest's tasks, as far as it matters which of them will run again.
 
+use guest_state::x86_64::paging::{PageTables, read_virt};
+use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
+
 use super::Engine;
-use crate::addr::GuestVirtAddr;
 use crate::calls::Task;
-use crate::guest::GuestMemory;
-use crate::paging::{PageTables, read_virt};
-use crate::vcpu::Vcpu;
 
 /// The state of a task that will never run again, once it has left its CPU (`include/linux/sched.h`,
 /// `TASK_DEAD`; `kernel/sched/core.c`, `do_task_dead` and `finish_task_switch`).
@@ -15,7 +14,7 @@ impl Engine {
     /// The task that a vCPU in the kernel is executing.
     pub(super) fn current_task(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Task {
         let variables = self.kernel.variables;
-        let read = |control: crate::vcpu::ControlRegisters| {
+        let read = |control: guest_state::ControlRegisters| {
             let tables = [control.page_tables().ok()?];
             let at = control
                 .gs_base

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use guest_state::x86_64::paging::walk;
+use guest_state::x86_64::{INT3, vector};
+use guest_state::{
+    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu,
+};
+
+use super::Engine;
 use super::foresight::Foreseen;
 use super::record::Probe;
-use super::site::{INT3, Milestone, Site, Way};
+use super::site::{Milestone, Site, Way};
 use super::step::StepIn;
 use super::table::Table;
-use super::{Action, Engine};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, Tsc};
 use crate::emulate::{self, Outcome, Touched, View};
 use crate::event::{Detail, Event, EventSink};
-use crate::guest::GuestMemory;
-use crate::paging::walk;
 use crate::probe::ProbeKind;
-use crate::vcpu::{Registers, Vcpu};
 
 /// What a trap's address turned out to be.
 pub(super) enum Found {
@@ -26,10 +28,26 @@ pub(super) enum Found {
     Foreign,
 }
 
+impl TrapHandler for Engine {
+    fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
+        match trap {
+            Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
+            Trap::Watchpoint(hit) => self.on_watchpoint(vcpu, hit),
+            Trap::Step(end) => self.after_step(memory, vcpu, end),
+        }
+    }
+
+    /// Puts the original instruction back for a lone step. Returns false if the probe has gone meanwhile, so
+    /// that there is nothing to step.
+    fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool {
+        self.lift_for_step(memory, vcpu)
+    }
+}
+
 impl Engine {
     /// Answers an int3; RIP is at it. Reports the hit and gets past the probed
     /// instruction, or says how to.
-    pub fn on_breakpoint(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
+    pub(super) fn on_breakpoint(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
         let rip = GuestVirtAddr(vcpu.registers().rip);
         if self.arena_covers(rip) {
             return self.on_breakpoint_in_arena(rip, memory, vcpu);
@@ -44,7 +62,7 @@ impl Engine {
                 self.miss_departed(memory, vcpu);
                 return Action::Resume;
             }
-            Found::Foreign => return Action::GiveBack,
+            Found::Foreign => return Action::Reinject,
         };
         match site.milestone {
             None => self.hit(&site, memory, vcpu),
@@ -123,7 +141,7 @@ impl Engine {
             // Removed meanwhile, the byte is a `nop` by now; or the guest leapt there.
             return match self.copy_around(rip) {
                 Some((_, phys)) if is_gone(memory, phys) => Action::Resume,
-                _ => Action::GiveBack,
+                _ => Action::Reinject,
             };
         };
         vcpu.registers_mut().rip = site.next().0;
@@ -189,7 +207,7 @@ impl Engine {
             probe: probe.id,
             vcpu: vcpu.id(),
             tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
-            registers: registers.only(wanted),
+            registers: wanted.of(&registers),
             task: 0,
             detail,
         });
@@ -294,7 +312,7 @@ impl Engine {
             vcpu,
             &registers,
             Detail::Fault {
-                vector: PAGE_FAULT,
+                vector: vector::PAGE_FAULT,
                 error_code: Some(error_code),
                 address: Some(address),
             },
@@ -332,9 +350,6 @@ impl Engine {
         }
     }
 }
-
-/// Vector of the page fault exception (SDM vol. 3A, table 6-1).
-pub(super) const PAGE_FAULT: u8 = 14;
 
 /// The site at RIP. Early boot code runs identity-mapped, so an address that is
 /// no site is looked for in physical memory as well.

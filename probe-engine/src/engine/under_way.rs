@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::paging::{PageTables, read_virt};
+use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Tsc};
+
 use super::Engine;
 use super::record::Probe;
-use crate::addr::{GuestVirtAddr, ProbeId, Tsc};
 use crate::calls::Task;
-use crate::guest::{GuestMemory, MemoryError, StoppedGuest};
-use crate::paging::{PageTables, read_virt};
+use crate::probe::ProbeId;
 use crate::probe::ProbeKind;
 
 /// A call under way whose return address leads to us.

@@ -1,11 +1,11 @@
 //! How an instruction is executed under its probe: decided once, when the probe is placed.
 
+use guest_state::{GuestMemory, GuestVirtAddr};
+
 use super::Engine;
 use super::foresight::Foresight;
 use super::site::Way;
-use crate::addr::GuestVirtAddr;
 use crate::emulate::{Touched, compile};
-use crate::guest::GuestMemory;
 use crate::insn::{self, Code};
 use crate::probe::Strategy;
 use crate::relocate::{Raises, Vector};

@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use guest_state::x86_64::INT3;
+use guest_state::{GuestMemory, GuestVirtAddr};
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use super::Engine;
 use super::body::{Body, Function, KernelBody};
 use super::placement::Located;
-use super::site::{INT3, Site};
-use crate::addr::GuestVirtAddr;
+use super::site::Site;
 use crate::blacklist::{Patched, Reason};
 use crate::error::RegisterError;
-use crate::guest::GuestMemory;
 use crate::insn;
 use crate::probe::{Place, ProbeKind, Strategy};
 

@@ -1,9 +1,9 @@
 //! Decoding.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 
 use super::forms::Prefixes;
-use crate::addr::GuestVirtAddr;
 
 /// A decoded instruction with the bytes it was decoded from.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,8 @@
 
 use std::ops::Range;
 
-use crate::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::{INT3, JMP_REL32};
 
 mod read;
 #[cfg(test)]
@@ -19,9 +20,6 @@ mod tests;
 
 pub use read::KprobeReader;
 
-const INT3: u8 = 0xcc;
-/// Opcode of `jmp rel32`, with which an optimized kprobe begins.
-const JUMP: u8 = 0xe9;
 /// Bytes of that jump's displacement, of which the guest has a copy.
 const DISPLACEMENT: usize = 4;
 
@@ -79,7 +77,7 @@ impl GuestKprobe {
                 copied.for_each(|(at, byte)| put(text, at, byte));
             }
         }
-        if is(text, 0, INT3) || is_jump && is(text, 0, JUMP) {
+        if is(text, 0, INT3) || is_jump && is(text, 0, JMP_REL32) {
             put(text, 0, self.opcode);
         }
     }

@@ -1,11 +1,11 @@
 //! Reading the guest's table of kprobes.
 
+use guest_state::x86_64::paging::{PageTables, read_virt};
+use guest_state::{GuestMemory, GuestVirtAddr};
+
 use super::{DISPLACEMENT, GuestJump, GuestKprobe, GuestKprobes};
-use crate::addr::GuestVirtAddr;
 use crate::btf::{Btf, TypeError};
-use crate::guest::GuestMemory;
 use crate::image_map::ImageMap;
-use crate::paging::{PageTables, read_virt};
 use crate::symbols::Symbols;
 
 /// Lists in the table (`KPROBE_HASH_BITS` is 6).

@@ -1,10 +1,10 @@
 //! A guest's kprobes, for tests. Addresses are their own translations.
 
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
+
 use super::KprobeReader;
-use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::btf::Btf;
 use crate::btf::synthetic::Builder;
-use crate::guest::GuestMemory;
 use crate::symbols::Symbols;
 
 /// What the image has to have: names, and offsets from the first.

@@ -1,10 +1,10 @@
+use guest_state::testing::TestMemory;
+use guest_state::x86_64::paging::{PageTables, PagingMode};
+use guest_state::{GuestMemory, GuestPhysAddr, Segment};
+
 use super::synthetic::{BY_FTRACE, DISABLED, Kprobe, SYMBOLS, hold, reader};
 use super::*;
-use crate::addr::GuestPhysAddr;
-use crate::guest::GuestMemory;
-use crate::guest::testing::TestMemory;
-use crate::image_map::{ImageMap, ImageSegment};
-use crate::paging::{PageTables, PagingMode};
+use crate::image_map::ImageMap;
 use crate::symbols::{Symbols, synthetic};
 
 /// Where the table is.
@@ -42,7 +42,7 @@ impl Guest {
     }
 
     fn read(&self) -> GuestKprobes {
-        let image = ImageMap::new(vec![ImageSegment {
+        let image = ImageMap::new(vec![Segment {
             virt: GuestVirtAddr(LINKED),
             phys: GuestPhysAddr(TABLE),
             len: 0x1000,

@@ -1,8 +1,7 @@
 //! Reading numbers and strings of the guest's structures.
 
-use crate::addr::GuestVirtAddr;
-use crate::guest::GuestMemory;
-use crate::paging::{PageTables, VirtFault, read_virt};
+use guest_state::x86_64::paging::{PageTables, VirtFault, read_virt};
+use guest_state::{GuestMemory, GuestVirtAddr};
 
 /// Guest memory by virtual addresses.
 #[derive(Clone, Copy)]

@@ -1,7 +1,8 @@
 //! Where the parts of `struct module` are.
 
+use guest_state::GuestVirtAddr;
+
 use super::ModulesUnsupported;
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::Reason;
 use crate::blacklist::format::Format;
 use crate::btf::{Btf, TypeError};

@@ -14,12 +14,12 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::paging::VirtFault;
 use thiserror::Error;
 
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::TypeError;
-use crate::paging::VirtFault;
 use crate::symbols::LookupError;
 
 mod guest;

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
+use guest_state::x86_64::paging::{PageTables, VirtFault};
+use guest_state::{GuestMemory, GuestVirtAddr};
+
 use super::guest::Guest;
 use super::layout::Text;
 use super::{Module, ModuleError, ModuleFunction, ModuleReader, ModuleState};
-use crate::addr::GuestVirtAddr;
-use crate::guest::GuestMemory;
-use crate::paging::{PageTables, VirtFault};
 
 /// More modules than any guest loads; a list that has more goes round.
 const MAX_MODULES: usize = 1 << 14;

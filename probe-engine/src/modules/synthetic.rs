@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::addr::GuestPhysAddr;
+use guest_state::testing::TestMemory;
+use guest_state::{GuestMemory, GuestPhysAddr};
+
 use crate::btf::Btf;
 use crate::btf::synthetic::Builder;
-use crate::guest::GuestMemory;
-use crate::guest::testing::TestMemory;
 
 /// How much memory is enough.
 pub const MEMORY: usize = 0x10000;

@@ -3,10 +3,11 @@
 //! The alternatives, retpolines, returns and the like of a module are patched while it is loaded,
 //! and never again; they don't matter here.
 
+use guest_state::GuestVirtAddr;
+
 use super::layout::TableAt;
 use super::read::Reading;
 use super::{Module, ModuleError, ModuleFunction};
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::format::Table;
 use crate::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
 use crate::insn;

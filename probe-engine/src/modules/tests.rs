@@ -1,12 +1,12 @@
+use guest_state::GuestPhysAddr;
+use guest_state::x86_64::paging::{PageTables, PagingMode};
 use proptest::prelude::*;
 
 use super::synthetic::{CODE, DATA, Guest, INIT_CODE, LIST, MODULE, VERSIONS, Version, btf};
 use super::*;
-use crate::addr::GuestPhysAddr;
 use crate::blacklist::{Entry, Reason};
 use crate::btf::Btf;
 use crate::btf::synthetic::Builder;
-use crate::paging::{PageTables, PagingMode};
 use crate::symbols::Symbols;
 use crate::symbols::synthetic::{TEXT, unstripped};
 

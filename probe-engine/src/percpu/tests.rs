@@ -1,8 +1,8 @@
+use guest_state::testing::TestMemory;
+use guest_state::{GuestPhysAddr, Segment};
+
 use super::*;
-use crate::addr::GuestPhysAddr;
 use crate::btf::synthetic::Builder;
-use crate::guest::testing::TestMemory;
-use crate::image_map::ImageSegment;
 use crate::symbols::synthetic;
 
 const TEXT: u64 = synthetic::TEXT;
@@ -22,7 +22,7 @@ fn symbols(more: &[(u64, &str)]) -> Symbols {
 
 fn find_with(symbols: &Symbols, offsets: &[u64]) -> Result<PerCpu, PerCpuError> {
     let memory = TestMemory::new(IMAGE_LEN as usize);
-    let image = ImageMap::new(vec![ImageSegment {
+    let image = ImageMap::new(vec![Segment {
         virt: GuestVirtAddr(TEXT),
         phys: GuestPhysAddr(0),
         len: IMAGE_LEN,

@@ -1,12 +1,11 @@
 //! What a copy does next.
 
-use super::{Copied, Reason};
-use crate::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::{JMP_REL32, NOP};
 
-/// `nop`
-const NOP: u8 = 0x90;
-/// `jmp rel32`
-const JMP: u8 = 0xe9;
+use super::{Copied, Reason};
+
+/// Bytes of `jmp rel32`.
 const JMP_LEN: usize = 5;
 
 /// The copy, a `nop`, and a jump to `next`. An int3 in the place of the `nop` tells when the copy is
@@ -21,7 +20,7 @@ pub(crate) fn passing(copied: &Copied, next: GuestVirtAddr) -> Result<Vec<u8>, R
         .map_err(|_| "the instruction after it is out of a jump's reach")?;
     let mut code = copied.bytes.clone();
     code.push(NOP);
-    code.push(JMP);
+    code.push(JMP_REL32);
     code.extend(by.to_le_bytes());
     Ok(code)
 }

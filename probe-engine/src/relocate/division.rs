@@ -1,8 +1,7 @@
 //! Divisions: whether one will raise its exception can be computed beforehand.
 
+use guest_state::Registers;
 use iced_x86::{Instruction, Mnemonic, OpKind};
-
-use crate::vcpu::Registers;
 
 /// A `div` or `idiv`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,9 +18,9 @@ mod raises;
 #[cfg(test)]
 mod tests;
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 
-use crate::addr::GuestVirtAddr;
 use crate::insn::{Code, MAX_LEN, decode};
 
 pub(crate) use continuation::passing;

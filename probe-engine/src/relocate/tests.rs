@@ -1,8 +1,8 @@
+use guest_state::Registers;
 use proptest::prelude::*;
 
 use super::*;
 use crate::emulate::Touched;
-use crate::vcpu::Registers;
 
 /// Where the instruction is, a place within 2 GiB of it, and one that is not.
 const HERE: u64 = 0xffff_ffff_8123_4567;

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
+
 use super::layout;
 use super::memory::CHUNK;
-use crate::addr::GuestPhysAddr;
-use crate::guest::{GuestMemory, MemoryError};
 
 /// What the counters have come to. They have 32 bits and wrap around, so what counts is by how much
 /// each has grown since it was read last.

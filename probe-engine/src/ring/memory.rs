@@ -1,23 +1,12 @@
 //! The guest's memory as words and as zeroes.
 
-use crate::addr::GuestPhysAddr;
-use crate::guest::{GuestMemory, MemoryError};
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
 /// How much is read or written at a time, in bytes: little enough to stay in the CPU's nearest caches.
 pub const CHUNK: usize = 32 << 10;
 
 /// All that is ever written over what was read.
 static ZEROES: [u8; CHUNK] = [0; CHUNK];
-
-pub fn word(memory: &dyn GuestMemory, at: GuestPhysAddr) -> Result<u64, MemoryError> {
-    let mut word = [0; 8];
-    memory.read(at, &mut word)?;
-    Ok(u64::from_le_bytes(word))
-}
-
-pub fn put(memory: &dyn GuestMemory, at: GuestPhysAddr, word: u64) -> Result<(), MemoryError> {
-    memory.write(at, &word.to_le_bytes())
-}
 
 /// The pieces of a stretch of memory, from offset 0: where each begins, and its length.
 fn pieces(len: u64) -> impl Iterator<Item = (u64, usize)> {

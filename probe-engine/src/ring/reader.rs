@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, VcpuId};
+
 use super::counts::Counts;
 use super::layout::{self, RING_LEN};
-use super::memory::{CHUNK, clear, clear_used, put, word};
+use super::memory::{CHUNK, clear, clear_used};
 use super::run::{End, Header, Record, Stage, walk};
-use crate::addr::{GuestPhysAddr, VcpuId};
-use crate::guest::{GuestMemory, MemoryError};
 use crate::probe::RegisterSet;
 
 /// Where a vCPU has what is its own.
@@ -152,7 +152,7 @@ impl Rings {
 
     /// Up to where space has been given away in each ring, as far as the guest says so.
     pub fn heads(&self, memory: &dyn GuestMemory) -> impl Iterator<Item = u64> {
-        let head = |ring: &Ring| word(memory, ring.head()).unwrap_or(ring.tail);
+        let head = |ring: &Ring| memory.read_u64(ring.head()).unwrap_or(ring.tail);
         self.rings.iter().map(head)
     }
 
@@ -192,7 +192,7 @@ impl Rings {
             });
             for it in &lost[before..] {
                 let header = layout::with_magic(layout::header(0, it.words), layout::TAKEN);
-                let _result = put(memory, ring.phys(it.at), header);
+                let _result = memory.write_u64(ring.phys(it.at), header);
             }
             ring.patience = match lost.len() == before {
                 true if ring.waits >= ring.patience => ring.patience.saturating_mul(2),
@@ -288,9 +288,9 @@ impl Ring {
         take: &mut Take<'_>,
     ) -> Result<Turn, MemoryError> {
         let mut turn = Turn::default();
-        let head = word(memory, self.head())?;
-        if word(memory, self.tail_word())? != self.tail {
-            put(memory, self.tail_word(), self.tail)?;
+        let head = memory.read_u64(self.head())?;
+        if memory.read_u64(self.tail_word())? != self.tail {
+            memory.write_u64(self.tail_word(), self.tail)?;
             turn.damaged += 1;
         }
         let reserved = head.wrapping_sub(self.tail);
@@ -362,7 +362,7 @@ impl Ring {
             };
             let first = words.first().map_or(0, |word| u64::from_le_bytes(*word));
             let taken = layout::with_magic(first, layout::TAKEN);
-            take(at, header, words) && put(memory, self.phys(at), taken).is_ok()
+            take(at, header, words) && memory.write_u64(self.phys(at), taken).is_ok()
         })
     }
 
@@ -374,7 +374,7 @@ impl Ring {
         memory: &dyn GuestMemory,
         mut each: impl FnMut(u64, Seen) -> bool,
     ) -> Result<(), MemoryError> {
-        let head = word(memory, self.head())?;
+        let head = memory.read_u64(self.head())?;
         let reserved = head.wrapping_sub(self.tail);
         if reserved > RING_LEN || !reserved.is_multiple_of(8) {
             return Ok(());
@@ -382,7 +382,7 @@ impl Ring {
         let mut at = self.tail;
         while at != head {
             let left = head.wrapping_sub(at) / 8;
-            let first = word(memory, self.phys(at))?;
+            let first = memory.read_u64(self.phys(at))?;
             let (seen, len) = match Header::read(first) {
                 _ if first == 0 => (Seen::Nothing, 1),
                 Some((stage, header, len)) if len as u64 <= left => {
@@ -461,13 +461,13 @@ impl Ring {
         clear(memory, self.place.ring, (len - before_end) as u64)?;
         self.tail = self.tail.wrapping_add(len as u64);
         fence(Ordering::Release);
-        put(memory, self.tail_word(), self.tail)
+        memory.write_u64(self.tail_word(), self.tail)
     }
 
     /// Empties a ring that the guest has written over: nobody can tell what is left there from what a
     /// detour has begun to write.
     fn begin_anew(&mut self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
-        let head = word(memory, self.head())?;
+        let head = memory.read_u64(self.head())?;
         // No position comes twice, as records are told apart by them.
         if head.wrapping_sub(self.tail) <= RING_LEN && head.is_multiple_of(8) {
             self.tail = head;
@@ -480,8 +480,8 @@ impl Ring {
     /// Begins anew where it has been read to.
     fn reset(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         clear_used(memory, self.place.ring, RING_LEN)?;
-        put(memory, self.tail_word(), self.tail)?;
-        put(memory, self.head(), self.tail)
+        memory.write_u64(self.tail_word(), self.tail)?;
+        memory.write_u64(self.head(), self.tail)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Records, one after the other, in bytes that anybody may have written.
 
+use guest_state::{Registers, Tsc, VcpuId};
+
 use super::layout;
-use crate::addr::{Tsc, VcpuId};
 use crate::probe::RegisterSet;
-use crate::vcpu::Registers;
 
 /// Words of the shortest record, and of the longest of a hit.
 const WORDS: std::ops::RangeInclusive<usize> = 3..=20;

@@ -1,10 +1,9 @@
 //! What a detour does to a ring, without a guest.
 
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
+
 use super::Place;
 use super::layout::{self, RING_LEN};
-use super::memory::{put, word};
-use crate::addr::GuestPhysAddr;
-use crate::guest::{GuestMemory, MemoryError};
 
 /// Writes records into one vCPU's ring, as code on that vCPU does.
 #[derive(Debug, Clone, Copy)]
@@ -20,13 +19,13 @@ impl Producer {
     /// The block isn't memory.
     pub fn reserve(&self, memory: &dyn GuestMemory, words: u8) -> Result<Option<u64>, MemoryError> {
         let block = self.place.block;
-        let head = word(memory, block.wrapping_add(layout::HEAD))?;
-        let tail = word(memory, block.wrapping_add(layout::TAIL))?;
+        let head = memory.read_u64(block.wrapping_add(layout::HEAD))?;
+        let tail = memory.read_u64(block.wrapping_add(layout::TAIL))?;
         let new = head.wrapping_add(u64::from(words) * 8);
         if new.wrapping_sub(tail) > RING_LEN {
             return Ok(None);
         }
-        put(memory, block.wrapping_add(layout::HEAD), new)?;
+        memory.write_u64(block.wrapping_add(layout::HEAD), new)?;
         Ok(Some(head))
     }
 
@@ -41,7 +40,7 @@ impl Producer {
         words: &[u64],
     ) -> Result<(), MemoryError> {
         for (word, offset) in words.iter().zip((8..).step_by(8)) {
-            put(memory, self.phys(at.wrapping_add(offset)), *word)?;
+            memory.write_u64(self.phys(at.wrapping_add(offset)), *word)?;
         }
         Ok(())
     }
@@ -51,7 +50,7 @@ impl Producer {
     /// # Errors
     /// The ring isn't memory.
     pub fn open(&self, memory: &dyn GuestMemory, at: u64, header: u64) -> Result<(), MemoryError> {
-        put(memory, self.phys(at), layout::open(header))
+        memory.write_u64(self.phys(at), layout::open(header))
     }
 
     /// Writes the header of a record ([`layout::header`], [`layout::return_header`]), which makes it one.
@@ -64,7 +63,7 @@ impl Producer {
         at: u64,
         header: u64,
     ) -> Result<(), MemoryError> {
-        put(memory, self.phys(at), header)
+        memory.write_u64(self.phys(at), header)
     }
 
     /// Where a position is in physical memory.

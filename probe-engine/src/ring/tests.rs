@@ -1,13 +1,12 @@
+use guest_state::testing::TestMemory;
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, Registers, Tsc, VcpuId};
+
 use super::layout::{
     CELL, CELLS, HEAD, RETURN_WORDS, RING_LEN, TAIL, header, position, return_header,
 };
 use super::testing::Producer;
 use super::*;
-use crate::addr::{GuestPhysAddr, Tsc, VcpuId};
-use crate::guest::testing::TestMemory;
-use crate::guest::{GuestMemory, MemoryError};
 use crate::probe::RegisterSet;
-use crate::vcpu::Registers;
 
 const BLOCK_LEN: u64 = 0x1000;
 const COUNTERS: u32 = 100;
@@ -55,7 +54,7 @@ impl Guest {
     }
 
     fn word(&self, at: GuestPhysAddr) -> u64 {
-        memory::word(&self.memory, at).unwrap()
+        self.memory.read_u64(at).unwrap()
     }
 
     fn block_word(&self, vcpu: u64, offset: u64) -> u64 {

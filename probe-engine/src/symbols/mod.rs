@@ -6,9 +6,8 @@
 
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
 use thiserror::Error;
-
-use crate::addr::GuestVirtAddr;
 
 mod addresses;
 mod glob;

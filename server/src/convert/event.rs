@@ -1,7 +1,7 @@
 //! What probes report.
 
+use guest_state::Registers;
 use probe_engine::event::{Detail, Event};
-use probe_engine::vcpu::Registers;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::EventKind;
 use vmprobe_proto::v1::event::Detail as WireDetail;
@@ -77,8 +77,10 @@ pub fn registers(registers: &Registers) -> v1::Registers {
 
 #[cfg(test)]
 mod tests {
+    use guest_state::{GuestVirtAddr, Tsc, VcpuId};
+
     use super::*;
-    use probe_engine::addr::{GuestVirtAddr, ProbeId, Tsc, VcpuId};
+    use probe_engine::probe::ProbeId;
 
     fn told(detail: Detail) -> v1::Event {
         event(&Event {

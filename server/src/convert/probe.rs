@@ -1,5 +1,6 @@
 //! Registered probes and symbols.
 
+use guest_state::Access;
 use probe_engine::engine::FollowedCall;
 use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeState, Strategy};
 use probe_engine::symbols::Symbol;
@@ -68,9 +69,9 @@ fn kind(kind: ProbeKind) -> Kind {
             maxactive: maxactive.unwrap_or(0),
             rets: true,
         }),
-        ProbeKind::Watch { len, reads } => Kind::Watchpoint(v1::Watchpoint {
+        ProbeKind::Watch { len, access } => Kind::Watchpoint(v1::Watchpoint {
             length: len.into(),
-            reads,
+            reads: access == Access::ReadWrite,
         }),
     }
 }
@@ -105,7 +106,8 @@ pub fn symbol(symbol: Symbol<'_>) -> v1::Symbol {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::addr::{GuestVirtAddr, ProbeId};
+    use guest_state::GuestVirtAddr;
+    use probe_engine::probe::ProbeId;
     use probe_engine::probe::{Optimization, Options};
 
     fn info(kind: ProbeKind) -> ProbeInfo {
@@ -211,7 +213,7 @@ mod tests {
             (
                 ProbeKind::Watch {
                     len: 4,
-                    reads: true,
+                    access: Access::ReadWrite,
                 },
                 Kind::Watchpoint(v1::Watchpoint {
                     length: 4,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::{Access, GuestVirtAddr};
 use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 use tonic::Status;
 use vmprobe_proto::v1;
@@ -123,7 +123,11 @@ fn kind(spec: &v1::ProbeSpec) -> Result<ProbeKind, Wrong> {
                     format!("a watchpoint has 1, 2, 4 or 8 bytes, not {length}"),
                 )
             })?;
-            Ok(ProbeKind::Watch { len, reads })
+            let access = match reads {
+                true => Access::ReadWrite,
+                false => Access::Write,
+            };
+            Ok(ProbeKind::Watch { len, access })
         }
     }
 }
@@ -244,14 +248,14 @@ mod tests {
                 watching(0),
                 ProbeKind::Watch {
                     len: 8,
-                    reads: false,
+                    access: Access::Write,
                 },
             ),
             (
                 watching(2),
                 ProbeKind::Watch {
                     len: 2,
-                    reads: false,
+                    access: Access::Write,
                 },
             ),
         ] {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::blacklist::{Entry, Patched};
 use probe_engine::symbols::Resolved;
 use tonic::{Code, Status};

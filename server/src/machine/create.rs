@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
-use probe_engine::image_map::{ImageMap, ImageSegment};
+use probe_engine::image_map::ImageMap;
 use probe_engine::kernel::Kernel;
 use probe_engine::probe::ProbeSpec;
 use tokio::sync::watch;
@@ -55,7 +54,7 @@ impl Machine {
         let machine = Arc::new(Self {
             name: name.to_owned(),
             config: Described::new(&config, version),
-            memory: vm.stopped(|stopped| stopped.memory().clone()),
+            memory: vm.memory().clone(),
             vm: Arc::new(vm),
             engine,
             events,
@@ -84,7 +83,7 @@ impl Machine {
             }
             let probes = self.engine.register(stopped, specs);
             let probes = probes.map_err(|error| status::register(&error))?;
-            self.watch_for_probes(stopped)?;
+            self.debug_for_probes(stopped)?;
             if !probes.is_empty() {
                 self.optimizer.probes_changed();
             }
@@ -197,12 +196,7 @@ fn image_map(vm: &Vm) -> Option<ImageMap> {
 
 /// Where the kernel image is once it is where it was linked to be.
 pub(super) fn linked_image(vm: &Vm) -> ImageMap {
-    let segment = |segment: &vmm::Segment| ImageSegment {
-        virt: GuestVirtAddr(segment.virt),
-        phys: GuestPhysAddr(segment.phys),
-        len: segment.len,
-    };
-    ImageMap::new(vm.segments().iter().map(segment).collect())
+    ImageMap::new(vm.segments().to_vec())
 }
 
 #[cfg(test)]

@@ -1,24 +1,24 @@
 //! Finding a kernel that unpacked itself.
 
-use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
-use probe_engine::paging;
+use guest_state::x86_64::paging;
+use guest_state::{GuestPhysAddr, GuestVirtAddr, StoppedGuest, VcpuId};
 use tonic::Status;
+use vmm::Stopped;
 
 use super::Machine;
 use super::create::linked_image;
 use super::inspect::page_tables;
-use crate::guest::StoppedVm;
 use crate::status;
 
 impl Machine {
     /// Finds where a kernel that unpacked itself is, once it has set itself up.
-    pub(super) fn find_kernel(&self, stopped: &StoppedVm<'_>) -> Result<(), Status> {
+    pub(super) fn find_kernel(&self, stopped: &Stopped<'_>) -> Result<(), Status> {
         if self.engine.has_image_map() {
             return Ok(());
         }
-        let entry = stopped.guest().syscall_entry(0);
+        let entry = stopped.syscall_entry(VcpuId(0));
         let entry = entry.map_err(|error| status::vcpu(&error))?;
-        if entry == 0 {
+        if entry == GuestVirtAddr(0) {
             // The engine says that the place of the text isn't known yet.
             return Ok(());
         }
@@ -30,8 +30,8 @@ impl Machine {
             .address;
         let image = linked_image(&self.vm);
         // KASLR chooses the virtual and the physical place each for itself.
-        let slide = entry.wrapping_sub(linked.0);
-        let place = walk(stopped, GuestVirtAddr(entry))?;
+        let slide = entry.0.wrapping_sub(linked.0);
+        let place = walk(stopped, entry)?;
         let in_place = slide == 0 && image.to_phys(linked).map(|(phys, _)| phys) == Some(place);
         if !in_place {
             return Err(Status::failed_precondition(format!(
@@ -41,7 +41,7 @@ impl Machine {
                 self.name
             )));
         }
-        let started = self.engine.has_started(stopped.ram(), &image);
+        let started = self.engine.has_started(stopped.memory(), &image);
         let started = started.map_err(|error| Status::internal(error.to_string()))?;
         let Some(started) = started else {
             return Err(Status::failed_precondition(format!(
@@ -56,16 +56,16 @@ impl Machine {
             let armed = self.engine.arm_milestones(stopped);
             armed.map_err(|error| status::register(&error))?;
             // Whatever becomes of the request that this is for.
-            self.watch_for_probes(stopped)?;
+            self.debug_for_probes(stopped)?;
         }
         Ok(())
     }
 }
 
 /// Where the first vCPU finds a virtual address in guest memory.
-fn walk(stopped: &StoppedVm<'_>, at: GuestVirtAddr) -> Result<GuestPhysAddr, Status> {
-    let tables = page_tables(stopped, 0)?;
-    let found = paging::walk(stopped.ram(), tables, at);
+fn walk(stopped: &Stopped<'_>, at: GuestVirtAddr) -> Result<GuestPhysAddr, Status> {
+    let tables = page_tables(stopped, VcpuId(0))?;
+    let found = paging::walk(stopped.memory(), tables, at);
     let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
     Ok(found.phys)
 }

@@ -1,12 +1,13 @@
 //! Looking into a stopped guest: registers and memory.
 
-use probe_engine::addr::GuestVirtAddr;
-use probe_engine::paging::{self, PageTables};
+use guest_state::x86_64::paging;
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestVirtAddr, StoppedGuest, VcpuId};
 use tonic::Status;
+use vmm::Stopped;
 use vmprobe_proto::v1;
 
 use super::Machine;
-use crate::guest::{self, StoppedVm};
 use crate::{convert, status};
 
 impl Machine {
@@ -14,9 +15,9 @@ impl Machine {
     pub fn read_registers(&self, vcpu: u32) -> Result<v1::Registers, Status> {
         self.check_vcpu(vcpu)?;
         self.stopped(|stopped| {
-            let found = stopped.guest().registers(vcpu);
+            let found = stopped.registers(VcpuId(vcpu));
             let found = found.map_err(|error| status::vcpu(&error))?;
-            Ok(convert::registers(&guest::registers(&found)))
+            Ok(convert::registers(&found))
         })
     }
 
@@ -25,11 +26,11 @@ impl Machine {
     pub fn read_memory(&self, vcpu: u32, address: u64, length: u32) -> Result<Vec<u8>, Status> {
         self.check_vcpu(vcpu)?;
         self.stopped(|stopped| {
-            let tables = page_tables(stopped, vcpu)?;
+            let tables = page_tables(stopped, VcpuId(vcpu))?;
             let mut bytes = vec![0; length as usize];
             let at = GuestVirtAddr(address);
             let kernel = self.engine.kernel_root();
-            let read = paging::read_virt_or(stopped.ram(), tables, kernel, at, &mut bytes);
+            let read = paging::read_virt_or(stopped.memory(), tables, kernel, at, &mut bytes);
             if let Err(fault) = read {
                 bytes.truncate(fault.done);
             }
@@ -51,9 +52,10 @@ impl Machine {
 }
 
 /// The page tables that a vCPU uses.
-pub(super) fn page_tables(stopped: &StoppedVm<'_>, vcpu: u32) -> Result<PageTables, Status> {
-    let found = stopped.guest().control(vcpu);
+pub(super) fn page_tables(stopped: &Stopped<'_>, vcpu: VcpuId) -> Result<PageTables, Status> {
+    let found = stopped.control(vcpu);
     let found = found.map_err(|error| status::vcpu(&error))?;
-    PageTables::from_registers(found.cr0, found.cr3, found.cr4, found.efer)
+    found
+        .page_tables()
         .map_err(|error| Status::failed_precondition(error.to_string()))
 }

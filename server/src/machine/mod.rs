@@ -15,17 +15,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use guest_state::TrapHandler;
 use probe_engine::engine::Engine;
 use tokio::sync::watch;
 use tonic::Status;
-use vmm::{GuestRam, StartError, TrapHandler, Vm, VmConfig, VmState};
+use vmm::{GuestRam, StartError, Stopped, Vm, VmConfig, VmState};
 use vmprobe_proto::v1;
 
 use crate::console::Reader;
 use crate::convert;
 use crate::fanout::Fanout;
-use crate::guest::StoppedVm;
-use crate::traps::Traps;
 
 pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
@@ -118,7 +117,7 @@ impl Machine {
 
     /// Lets the guest run its first instruction. Blocks.
     pub fn start(&self) -> Result<(), Status> {
-        let handler: Arc<dyn TrapHandler> = Arc::new(Traps(Arc::clone(&self.engine)));
+        let handler: Arc<dyn TrapHandler> = Arc::clone(&self.engine) as _;
         self.vm.start(&handler).map_err(|error| match error {
             StartError::State(error) => self.state_error(&error),
             StartError::Thread { .. } => Status::resource_exhausted(error.to_string()),
@@ -175,9 +174,8 @@ impl Machine {
     }
 
     /// Does something while all vCPUs stand still.
-    fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
-        self.vm
-            .stopped(|guest| work(&StoppedVm::new(guest, self.vm.vcpus())))
+    fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
+        self.vm.stopped(work)
     }
 
     fn state_error(&self, error: &vmm::StateError) -> Status {

@@ -8,13 +8,13 @@ use probe_engine::engine::Prepared;
 use probe_engine::error::ChangeError;
 use tokio::sync::watch;
 use tonic::{Code, Status};
+use vmm::Stopped;
 use vmm::VmState;
 use vmprobe_proto::v1;
 
 use super::bell::{Bell, Heard};
 use super::{Changed, Chosen, Machine};
 use crate::blocking::blocking;
-use crate::guest::{Ram, StoppedVm};
 use crate::{convert, status};
 
 /// Changes that come so close together are optimized in one stop.
@@ -81,11 +81,11 @@ impl Machine {
         let _alone = self.changing();
         let ids = self.ids(chosen)?;
         let before = self.engine.list();
-        let optimize = |stopped: &StoppedVm<'_>| {
+        let optimize = |stopped: &Stopped<'_>| {
             let probes = self.engine.optimize(stopped, &ids, on);
             probes.map_err(|error| status::change(&error))
         };
-        let undo = |stopped: &StoppedVm<'_>, _: &Vec<_>| {
+        let undo = |stopped: &Stopped<'_>, _: &Vec<_>| {
             let others = before
                 .iter()
                 .filter(|probe| probe.options.optimize != on && ids.contains(&probe.id));
@@ -100,7 +100,7 @@ impl Machine {
     pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing();
         let was_on = self.engine.is_optimizing();
-        let set = |stopped: &StoppedVm<'_>| {
+        let set = |stopped: &Stopped<'_>| {
             let set = self.engine.set_optimizing(stopped, on);
             set.map_err(|error| status::change(&error))
         };
@@ -179,7 +179,7 @@ impl Machine {
     fn optimize_what_waits(&self) -> Duration {
         while self.engine.has_waiting() && self.vm.state() != VmState::Ended {
             let begun = Instant::now();
-            let prepared = self.engine.prepare_jumps(&Ram(&self.memory));
+            let prepared = self.engine.prepare_jumps(&self.memory);
             if prepared.is_empty() {
                 return begun.elapsed();
             }
@@ -206,11 +206,11 @@ impl Machine {
 
     fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
         let _alone = self.changing();
-        let commit = |stopped: &StoppedVm<'_>| {
+        let commit = |stopped: &Stopped<'_>| {
             let committed = self.engine.commit_jumps(stopped, prepared);
             committed.map_err(|error| status::change(&error))
         };
-        let undo = |stopped: &StoppedVm<'_>, _: &usize| -> Result<(), ChangeError> {
+        let undo = |stopped: &Stopped<'_>, _: &usize| -> Result<(), ChangeError> {
             self.engine.set_optimizing(stopped, false)
         };
         self.change_quietly(commit, undo)

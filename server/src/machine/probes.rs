@@ -5,14 +5,15 @@ use std::sync::{MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use probe_engine::addr::ProbeId;
+use guest_state::StoppedGuest;
 use probe_engine::error::ChangeError;
+use probe_engine::probe::ProbeId;
 use probe_engine::probe::{ProbeInfo, ProbeState};
 use tonic::{Code, Status};
+use vmm::Stopped;
 use vmprobe_proto::v1;
 
 use super::Machine;
-use crate::guest::{self, Ram, StoppedVm};
 use crate::{convert, status};
 
 /// What came of a change.
@@ -71,12 +72,12 @@ impl Machine {
         let specs = convert::specs("probes", specs)?;
         let _alone = self.changing();
         self.check_room(specs.len())?;
-        let register = |stopped: &StoppedVm<'_>| {
+        let register = |stopped: &Stopped<'_>| {
             self.find_kernel(stopped)?;
             let probes = self.engine.register(stopped, &specs);
             probes.map_err(|error| status::register(&error))
         };
-        let undo = |stopped: &StoppedVm<'_>, probes: &Vec<ProbeInfo>| {
+        let undo = |stopped: &Stopped<'_>, probes: &Vec<ProbeInfo>| {
             let ids: Vec<ProbeId> = probes.iter().map(|probe| probe.id).collect();
             self.engine.unregister(stopped, &ids).map(drop)
         };
@@ -101,7 +102,7 @@ impl Machine {
     pub fn unregister(&self, chosen: &Chosen) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing();
         let ids = self.ids(chosen)?;
-        let unregister = |stopped: &StoppedVm<'_>| {
+        let unregister = |stopped: &Stopped<'_>| {
             // So that no event of theirs comes later.
             self.drain_all();
             let probes = self.engine.unregister(stopped, &ids);
@@ -123,11 +124,11 @@ impl Machine {
             .filter(|probe| probe.state == ProbeState::Disabled)
             .map(|probe| probe.id)
             .collect();
-        let enable = |stopped: &StoppedVm<'_>| {
+        let enable = |stopped: &Stopped<'_>| {
             let probes = self.engine.enable(stopped, &ids, on);
             probes.map_err(|error| status::change(&error))
         };
-        let undo = |stopped: &StoppedVm<'_>, _: &Vec<ProbeInfo>| {
+        let undo = |stopped: &Stopped<'_>, _: &Vec<ProbeInfo>| {
             let other_way = |id: &ProbeId| was_disabled.contains(id) == on;
             let ids: Vec<ProbeId> = ids.iter().copied().filter(other_way).collect();
             self.engine.enable(stopped, &ids, !on).map(drop)
@@ -140,7 +141,7 @@ impl Machine {
     pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing();
         let was_on = !self.engine.is_disarmed();
-        let arm = |stopped: &StoppedVm<'_>| {
+        let arm = |stopped: &Stopped<'_>| {
             let armed = self.engine.arm_all(stopped, on);
             armed.map_err(|error| status::change(&error))
         };
@@ -150,7 +151,7 @@ impl Machine {
     /// The probes and their counts. Blocks.
     pub fn list_probes(&self) -> Vec<v1::Probe> {
         self.drain();
-        if self.engine.any_call_has_ended(&Ram(&self.memory)) {
+        if self.engine.any_call_has_ended(&self.memory) {
             let _alone = self.changing();
             self.stopped(|stopped| self.engine.count_ended(stopped));
         }
@@ -194,23 +195,17 @@ impl Machine {
 
     /// Has KVM report what the probes need to see, and no more: the guest's own int3s cost exits
     /// while ours are watched for.
-    pub(super) fn watch_for_probes(&self, stopped: &StoppedVm<'_>) -> Result<(), Status> {
-        let guest = stopped.guest();
-        guest
-            .set_breakpoint_exits(self.engine.wants_breakpoint_exits())
-            .map_err(|error| status::vcpu(&error))?;
-        let watchpoints = self.engine.watchpoints();
-        let watchpoints: Vec<_> = watchpoints.iter().map(guest::watchpoint).collect();
-        guest
-            .set_watchpoints(&watchpoints)
-            .map_err(|error| status::watchpoints(&error))
+    pub(super) fn debug_for_probes(&self, stopped: &Stopped<'_>) -> Result<(), Status> {
+        let debugging = self.engine.debugging();
+        let set = stopped.set_debugging(&debugging);
+        set.map_err(|error| status::debugging(&error))
     }
 
     /// As [`Self::change_quietly`], for a client: probes may have begun to wait, or ceased to.
     pub(super) fn change<T>(
         &self,
-        change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
-        undo: impl FnOnce(&StoppedVm<'_>, &T) -> Result<(), ChangeError>,
+        change: impl FnOnce(&Stopped<'_>) -> Result<T, Status>,
+        undo: impl FnOnce(&Stopped<'_>, &T) -> Result<(), ChangeError>,
     ) -> Result<Changed<T>, Status> {
         let changed = self.change_quietly(change, undo)?;
         self.rings.probes_changed();
@@ -222,24 +217,24 @@ impl Machine {
     /// see. If KVM refuses that, the change is undone.
     pub(super) fn change_quietly<T>(
         &self,
-        change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
-        undo: impl FnOnce(&StoppedVm<'_>, &T) -> Result<(), ChangeError>,
+        change: impl FnOnce(&Stopped<'_>) -> Result<T, Status>,
+        undo: impl FnOnce(&Stopped<'_>, &T) -> Result<(), ChangeError>,
     ) -> Result<Changed<T>, Status> {
         self.look();
         self.stopped(|stopped| {
             let result = change(stopped)?;
-            if let Err(refused) = self.watch_for_probes(stopped) {
+            if let Err(refused) = self.debug_for_probes(stopped) {
                 if let Err(error) = undo(stopped, &result) {
                     tracing::error!(vm = self.name, "can't undo a change of probes: {error}");
                 }
-                if let Err(error) = self.watch_for_probes(stopped) {
+                if let Err(error) = self.debug_for_probes(stopped) {
                     tracing::error!(vm = self.name, "can't undo a change of probes: {error}");
                 }
                 return Err(refused);
             }
             Ok(Changed {
                 result,
-                stopped: stopped.guest().since().elapsed(),
+                stopped: stopped.since().elapsed(),
             })
         })
     }

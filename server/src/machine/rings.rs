@@ -9,7 +9,6 @@ use probe_engine::probe::Optimization;
 
 use super::Machine;
 use super::bell::{Bell, Heard};
-use crate::guest::Ram;
 
 /// Between two looks into rings that fill, or from which events are held back.
 const QUICK: Duration = Duration::from_millis(1);
@@ -92,19 +91,19 @@ impl Machine {
     /// As [`Self::drain`], and holds no event back: for a guest that stands still or has ended.
     pub(super) fn drain_all(&self) {
         let _alone = self.reading();
-        self.engine.drain_all(&Ram(&self.memory));
+        self.engine.drain_all(&self.memory);
     }
 
     /// As [`Self::drain_all`], when the guest has ended: what isn't whole by now never will be.
     pub(super) fn drain_ended(&self) {
         let _alone = self.reading();
-        self.engine.drain_ended(&Ram(&self.memory));
+        self.engine.drain_ended(&self.memory);
     }
 
     /// Reads what there is before a stop, so that little is left to be read while the guest stands still.
     pub(super) fn look(&self) -> Drained {
         let _alone = self.reading();
-        self.engine.drain(&Ram(&self.memory))
+        self.engine.drain(&self.memory)
     }
 
     fn reading(&self) -> MutexGuard<'_, ()> {

@@ -1,6 +1,6 @@
 //! The symbols of the guest's kernel.
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;

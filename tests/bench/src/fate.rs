@@ -1,6 +1,6 @@
 //! What the engine makes of a probe on an instruction.
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::engine::Engine;
 use probe_engine::error::{ChangeError, RegisterError};
 use probe_engine::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};

@@ -1,6 +1,6 @@
 //! A kernel's functions, by its symbols.
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::symbols::Symbols;
 
 /// A function.

@@ -1,12 +1,13 @@
 //! A guest that never runs: a kernel's image in memory, a stack, page tables, and one vCPU.
 
-use probe_engine::addr::{GuestPhysAddr, VcpuId};
-use probe_engine::arena::{InstallError, Part, Region};
+use guest_state::testing::TestVcpu;
+use guest_state::{
+    ArenaMemory, ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestPhysAddr,
+    MemoryError, PhysRange, Registers, StoppedGuest, VcpuError, VcpuId,
+};
+use probe_engine::arena::InstallError;
 use probe_engine::engine::Engine;
-use probe_engine::guest::{GuestMemory, MemoryError, StoppedGuest};
 use probe_engine::symbols::{LookupError, Symbols};
-use probe_engine::vcpu::testing::TestVcpu;
-use probe_engine::vcpu::{ControlRegisters, Registers, VcpuError};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use crate::image::Image;
@@ -15,14 +16,14 @@ const MIB: u64 = 1 << 20;
 /// The guest's own memory: a kernel and some more.
 const RAM: u64 = 256 * MIB;
 /// The arena, out of the guest's own memory as in the monitor.
-const ARENA: Region = Region {
+const ARENA: ArenaMemory = ArenaMemory {
     tables: GuestPhysAddr(0xc_0000),
-    code: Part {
-        phys: GuestPhysAddr(1 << 30),
+    code: PhysRange {
+        start: GuestPhysAddr(1 << 30),
         len: 8 * MIB,
     },
-    data: Part {
-        phys: GuestPhysAddr((1 << 30) + 8 * MIB),
+    data: PhysRange {
+        start: GuestPhysAddr((1 << 30) + 8 * MIB),
         len: 2 * MIB,
     },
 };
@@ -97,8 +98,8 @@ impl Guest {
     pub fn new(image: &Image, symbols: &Symbols) -> Result<Self, GuestError> {
         let ranges = [
             (0, RAM),
-            (ARENA.code.phys.0, ARENA.code.len),
-            (ARENA.data.phys.0, ARENA.data.len),
+            (ARENA.code.start.0, ARENA.code.len),
+            (ARENA.data.start.0, ARENA.data.len),
         ]
         .map(|(at, len)| (GuestAddress(at), len as usize));
         let ram = GuestMemoryMmap::from_ranges(&ranges);
@@ -209,23 +210,30 @@ impl StoppedGuest for Guest {
         &self.ram
     }
 
-    fn ram(&self) -> Vec<(GuestPhysAddr, u64)> {
-        vec![(GuestPhysAddr(0), RAM)]
+    fn ram(&self) -> Vec<PhysRange> {
+        vec![PhysRange {
+            start: GuestPhysAddr(0),
+            len: RAM,
+        }]
     }
 
     fn vcpus(&self) -> u32 {
         1
     }
 
-    fn registers(&self, _: u32) -> Result<Registers, VcpuError> {
+    fn registers(&self, _: VcpuId) -> Result<Registers, VcpuError> {
         Ok(self.vcpu.registers)
     }
 
-    fn set_registers(&self, _: u32, _: &Registers) -> Result<(), VcpuError> {
+    fn set_registers(&self, _: VcpuId, _: &Registers) -> Result<(), VcpuError> {
         Ok(())
     }
 
-    fn control(&self, _: u32) -> Result<ControlRegisters, VcpuError> {
+    fn control(&self, _: VcpuId) -> Result<ControlRegisters, VcpuError> {
         Ok(self.vcpu.control)
+    }
+
+    fn set_debugging(&self, _: &Debugging) -> Result<(), DebuggingError> {
+        Ok(())
     }
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use guest_state::{GuestPhysAddr, GuestVirtAddr, Segment};
 use object::LittleEndian;
 use object::elf::{PT_LOAD, ProgramHeader64};
 use object::read::elf::{ElfFile64, ProgramHeader};
-use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
-use probe_engine::image_map::{ImageMap, ImageSegment};
+use probe_engine::image_map::ImageMap;
 use probe_engine::kernel::{Kernel, KernelError};
 use vmm::boot::bzimage::{KernelFileError, read_kernel};
 
@@ -32,12 +32,13 @@ pub enum ImageError {
 pub struct Image {
     /// The ELF file.
     pub elf: Vec<u8>,
-    segments: Vec<Segment>,
+    parts: Vec<Part>,
 }
 
+/// A segment and where it is in the file.
 #[derive(Debug)]
-struct Segment {
-    place: ImageSegment,
+struct Part {
+    place: Segment,
     offset: usize,
     len: usize,
 }
@@ -50,8 +51,8 @@ impl Image {
     pub fn read(vmlinuz: &Path) -> Result<Self, ImageError> {
         let elf = read_kernel(std::fs::read(vmlinuz)?)?.elf;
         let file = ElfFile64::<LittleEndian>::parse(&*elf)?;
-        let header = |header: &ProgramHeader64<LittleEndian>| Segment {
-            place: ImageSegment {
+        let header = |header: &ProgramHeader64<LittleEndian>| Part {
+            place: Segment {
                 virt: GuestVirtAddr(header.p_vaddr(LittleEndian)),
                 phys: GuestPhysAddr(header.p_paddr(LittleEndian)),
                 len: header.p_memsz(LittleEndian),
@@ -59,13 +60,13 @@ impl Image {
             offset: header.p_offset(LittleEndian) as usize,
             len: header.p_filesz(LittleEndian) as usize,
         };
-        let segments = file
+        let parts = file
             .elf_program_headers()
             .iter()
             .filter(|segment| segment.p_type(LittleEndian) == PT_LOAD)
             .map(header)
             .collect();
-        Ok(Self { elf, segments })
+        Ok(Self { elf, parts })
     }
 
     /// What the engine knows of it.
@@ -78,12 +79,12 @@ impl Image {
 
     /// Where it is loaded.
     pub fn map(&self) -> ImageMap {
-        ImageMap::new(self.segments.iter().map(|segment| segment.place).collect())
+        ImageMap::new(self.parts.iter().map(|segment| segment.place).collect())
     }
 
     /// Each segment's place in physical memory and its bytes.
     pub fn contents(&self) -> impl Iterator<Item = (GuestPhysAddr, &[u8])> {
-        self.segments.iter().map(|segment| {
+        self.parts.iter().map(|segment| {
             let end = segment.offset.saturating_add(segment.len);
             let bytes = self.elf.get(segment.offset..end).unwrap_or_default();
             (segment.place.phys, bytes)
@@ -92,7 +93,7 @@ impl Image {
 
     /// The image's bytes from an address on, to the end of the segment's file contents.
     pub fn bytes_at(&self, at: GuestVirtAddr) -> Option<&[u8]> {
-        self.segments.iter().find_map(|segment| {
+        self.parts.iter().find_map(|segment| {
             let into = usize::try_from(at.0.checked_sub(segment.place.virt.0)?).ok()?;
             let (start, end) = (segment.offset + into, segment.offset + segment.len);
             self.elf.get(start..end).filter(|_| into < segment.len)

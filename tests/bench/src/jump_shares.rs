@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::arena::{SLOT_AREA, Space};
 use probe_engine::detour::{self, BranchTargets, Ground, Pattern, Refusal, Region};
 use probe_engine::kernel::Kernel;

@@ -1,7 +1,7 @@
 //! How long single hits take.
 
+use guest_state::Action;
 use hdrhistogram::Histogram;
-use probe_engine::engine::Action;
 
 use crate::clock::Clock;
 use crate::scenario::{Scenario, ScenarioError};
@@ -115,7 +115,7 @@ fn rounds<const N: usize>(
     }))
 }
 
-fn resumed(action: Action, at: probe_engine::addr::GuestVirtAddr) -> Result<(), ScenarioError> {
+fn resumed(action: Action, at: guest_state::GuestVirtAddr) -> Result<(), ScenarioError> {
     match action {
         Action::Resume => Ok(()),
         action => Err(ScenarioError::NotResumed { at, action }),

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use probe_engine::addr::GuestVirtAddr;
-use probe_engine::engine::{Action, Engine};
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, GuestVirtAddr, MemoryError, Trap, TrapHandler};
+use probe_engine::engine::Engine;
 use probe_engine::error::{ChangeError, RegisterError};
 use probe_engine::event::EventSink;
-use probe_engine::guest::MemoryError;
 use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeSpec, Strategy};
-use probe_engine::vcpu::testing::TestVcpu;
 
 use crate::fate::{self, Fate, is_one_exit};
 use crate::functions;
@@ -262,7 +261,8 @@ impl Scenario {
 
     /// The hit itself.
     pub fn hit(&mut self) -> Action {
-        self.engine.on_breakpoint(&self.guest.ram, &mut self.vcpu)
+        self.engine
+            .trap(&mut self.vcpu, &self.guest.ram, Trap::Breakpoint)
     }
 
     /// Brings the vCPU into a function with a return probe: its return address is what a call

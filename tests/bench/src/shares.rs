@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions};
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::engine::Engine;
 use probe_engine::error::ChangeError;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
 use probe_engine::btf::Btf;
 use probe_engine::detour;

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
+use guest_state::Registers;
 use iced_x86::{ConstantOffsets, Decoder, DecoderOptions, Instruction};
-use probe_engine::vcpu::Registers;
 
 use crate::aim;
 use crate::cpu::{DATA_LEN, Layout, VECTORS_LEN};

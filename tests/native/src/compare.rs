@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use guest_state::testing::TestVcpu;
+use guest_state::{
+    ControlRegisters, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Registers,
+};
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, Instruction};
-use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
 use probe_engine::emulate::{self, Outcome};
-use probe_engine::guest::{GuestMemory, MemoryError};
 use probe_engine::relocate;
-use probe_engine::vcpu::testing::TestVcpu;
-use probe_engine::vcpu::{ControlRegisters, Registers};
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};

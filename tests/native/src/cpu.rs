@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr;
 
-use probe_engine::vcpu::Registers;
+use guest_state::Registers;
 
 use crate::case::Case;
 use crate::registers::{from_encoding_order, in_encoding_order};

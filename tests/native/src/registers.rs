@@ -1,7 +1,7 @@
 //! General registers by their decoded names.
 
+use guest_state::Registers;
 use iced_x86::Register;
-use probe_engine::vcpu::Registers;
 
 /// The field of a general register, whole, of which `register` may be a part.
 pub fn field(registers: &mut Registers, register: Register) -> Option<&mut u64> {

@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
+use guest_state::testing::{TestGuest, TestMemory, TestVcpu};
+use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Segment, Trap, TrapHandler};
 use iced_x86::{Decoder, DecoderOptions};
-use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use probe_engine::engine::{Action, Engine};
+use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
-use probe_engine::guest::GuestMemory;
-use probe_engine::guest::testing::{TestGuest, TestMemory};
-use probe_engine::image_map::{ImageMap, ImageSegment};
+use probe_engine::image_map::ImageMap;
 use probe_engine::kernel::Kernel;
+use probe_engine::probe::ProbeId;
 use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 use probe_engine::symbols::Symbols;
-use probe_engine::vcpu::testing::TestVcpu;
 
 use crate::input::Input;
 use crate::synthetic::{TEXT, unstripped};
@@ -80,8 +79,8 @@ pub fn decode(bytes: &[u8]) {
 
     vcpu.registers.rip = TEXT + at as u64;
     let before = vcpu.registers;
-    let action = engine.on_breakpoint(&memory, &mut vcpu);
-    assert_ne!(action, Action::GiveBack);
+    let action = engine.trap(&mut vcpu, &memory, Trap::Breakpoint);
+    assert_ne!(action, Action::Reinject);
     if matches!(action, Action::PageFault { .. }) {
         assert_eq!(vcpu.registers, before, "a fault has done something");
     }
@@ -105,7 +104,7 @@ fn engine() -> Engine {
     ]
     .map(|(address, kind, name)| (address, kind, name.to_owned()));
     let symbols = Symbols::from_elf_symtab(&unstripped(&symbols)).unwrap();
-    let image = ImageMap::new(vec![ImageSegment {
+    let image = ImageMap::new(vec![Segment {
         virt: GuestVirtAddr(TEXT),
         phys: PHYS,
         len: 2 * SIZE as u64,

@@ -1,11 +1,8 @@
 //! Emulating any instruction in any state.
 
-use probe_engine::addr::GuestPhysAddr;
+use guest_state::testing::{TestMemory, TestVcpu};
+use guest_state::{ControlRegisters, GuestMemory, GuestPhysAddr, Registers};
 use probe_engine::emulate::{Outcome, once};
-use probe_engine::guest::GuestMemory;
-use probe_engine::guest::testing::TestMemory;
-use probe_engine::vcpu::testing::TestVcpu;
-use probe_engine::vcpu::{ControlRegisters, Registers};
 
 use crate::input::Input;
 

@@ -1,7 +1,7 @@
 //! Relocating any instruction, there and back.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::relocate::for_comparison;
 
 use crate::input::Input;

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 
-use probe_engine::addr::{GuestPhysAddr, Tsc, VcpuId};
-use probe_engine::guest::{GuestMemory, MemoryError};
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, Registers, Tsc, VcpuId};
 use probe_engine::probe::RegisterSet;
 use probe_engine::ring::layout::{
     self, CELL, CELLS, HEAD, RECORD_REGISTERS, RETURN_WORDS, RING_LEN, TAIL, position,
@@ -12,7 +11,6 @@ use probe_engine::ring::layout::{
 };
 use probe_engine::ring::testing::Producer;
 use probe_engine::ring::{Header, Place, Record, Rings};
-use probe_engine::vcpu::Registers;
 
 use crate::input::Input;
 

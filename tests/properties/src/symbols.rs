@@ -1,6 +1,6 @@
 //! Reading damaged kernels.
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::kernel::Kernel;
 use probe_engine::symbols::Symbols;
 

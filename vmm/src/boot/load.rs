@@ -4,6 +4,7 @@
 
 use std::io::Cursor;
 
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Segment};
 use linux_loader::loader::{KernelLoader, bootparam::setup_header, bzimage::BzImage, elf::Elf};
 use object::{
     LittleEndian,
@@ -14,12 +15,7 @@ use thiserror::Error;
 use vm_memory::{ByteValued, GuestAddress};
 
 use super::{bzimage::KernelFile, gdt, page_tables, params, placement};
-use crate::{
-    acpi,
-    devices::power,
-    layout,
-    ram::{GuestRam, OutsideRam},
-};
+use crate::{acpi, devices::power, layout, ram::GuestRam};
 
 /// Where a bzImage's 64-bit entry point is, in bytes from its load address.
 const ENTRY_64: u64 = 0x200;
@@ -33,17 +29,6 @@ pub enum BootMethod {
     Elf,
     /// The bzImage is entered and unpacks itself, as on a real machine.
     BzImage,
-}
-
-/// A loaded segment of the kernel's ELF file (`PT_LOAD`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// First guest virtual address (`p_vaddr`).
-    pub virt: u64,
-    /// First guest physical address (`p_paddr`).
-    pub phys: u64,
-    /// Length in memory in bytes (`p_memsz`).
-    pub len: u64,
 }
 
 /// A kernel in guest memory.
@@ -149,7 +134,7 @@ pub enum LoadError {
     },
     /// The guest's memory doesn't even hold what is loaded beside the kernel.
     #[error("the guest's memory is too small to boot in ({0}); give it 64 MiB or more")]
-    MemoryTooSmall(#[from] OutsideRam),
+    MemoryTooSmall(#[from] MemoryError),
 }
 
 impl LoadError {
@@ -180,20 +165,21 @@ pub(crate) fn load(
     cmdline: &str,
     vcpus: u32,
 ) -> Result<Loaded, LoadError> {
+    let write = |at: u64, bytes: &[u8]| ram.write(GuestPhysAddr(at), bytes);
     let image = match method {
         BootMethod::Elf => load_elf(ram, &kernel.elf)?,
         BootMethod::BzImage => load_bzimage(ram, kernel)?,
     };
     let cmdline = params::command_line(cmdline, method, &image.header)?;
-    ram.write(layout::CMDLINE, cmdline.as_bytes())?;
-    ram.write(layout::CMDLINE + cmdline.len() as u64, &[0])?;
+    write(layout::CMDLINE, cmdline.as_bytes())?;
+    write(layout::CMDLINE + cmdline.len() as u64, &[0])?;
 
     let initramfs = match initramfs {
         Some(bytes) if !bytes.is_empty() => {
             let len = bytes.len() as u64;
             let limit = image.initramfs_limit;
             let start = placement::place_initramfs(len, image.end, limit, ram.low_end())?;
-            ram.write(start, bytes)?;
+            write(start, bytes)?;
             Some((start, len))
         }
         _ => None,
@@ -204,13 +190,13 @@ pub(crate) fn load(
         acpi_root: acpi::write_tables(ram, vcpus)?,
         ram: &ram.ranges(),
     };
-    ram.write(
+    write(
         layout::ZERO_PAGE,
         params::zero_page(image.header, &facts).as_slice(),
     )?;
-    ram.write(layout::PAGE_TABLES, &page_tables::bytes())?;
-    ram.write(layout::GDT, &gdt::bytes())?;
-    ram.write(layout::RESET_VECTOR, &power::RESET_VECTOR_CODE)?;
+    write(layout::PAGE_TABLES, &page_tables::bytes())?;
+    write(layout::GDT, &gdt::bytes())?;
+    write(layout::RESET_VECTOR, &power::RESET_VECTOR_CODE)?;
     Ok(image.loaded)
 }
 
@@ -228,7 +214,7 @@ fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<Image, LoadError> {
     let segments = segments(elf)?;
     let mut end = 0;
     for segment in &segments {
-        let range = placement::check_kernel(segment.phys, segment.len, ram.low_end())?;
+        let range = placement::check_kernel(segment.phys.0, segment.len, ram.low_end())?;
         end = range.end.max(end);
     }
     let start = Some(GuestAddress(layout::HIGH_RAM));
@@ -240,7 +226,7 @@ fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<Image, LoadError> {
     let entry = result.kernel_load.0;
     if !segments
         .iter()
-        .any(|s| (s.phys..s.phys + s.len).contains(&entry))
+        .any(|s| (s.phys.0..s.phys.0 + s.len).contains(&entry))
     {
         let reason = format!("its entry point {entry:#x} is in none of its segments");
         return Err(LoadError::BadKernel { reason });
@@ -262,8 +248,8 @@ fn segments(elf: &[u8]) -> Result<Vec<Segment>, LoadError> {
     let mut segments = Vec::new();
     for header in headers.iter().filter(|h| h.p_type(LittleEndian) == PT_LOAD) {
         let segment = Segment {
-            virt: header.p_vaddr(LittleEndian),
-            phys: header.p_paddr(LittleEndian),
+            virt: GuestVirtAddr(header.p_vaddr(LittleEndian)),
+            phys: GuestPhysAddr(header.p_paddr(LittleEndian)),
             len: header.p_memsz(LittleEndian),
         };
         // The loader copies by the length in the file; only the one in memory is checked.

@@ -9,4 +9,4 @@ mod payload;
 mod placement;
 
 pub(crate) use load::load;
-pub use load::{BootMethod, LoadError, Segment};
+pub use load::{BootMethod, LoadError};

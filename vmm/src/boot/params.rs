@@ -3,6 +3,7 @@
 //! `Documentation/arch/x86/boot.rst` ("The Real-Mode Kernel Header", "64-bit
 //! Boot Protocol") and `Documentation/arch/x86/zero-page.rst`.
 
+use guest_state::PhysRange;
 use linux_loader::loader::bootparam::{
     LOADED_HIGH, XLF_KERNEL_64, boot_e820_entry, boot_params, setup_header,
 };
@@ -77,7 +78,7 @@ pub(super) struct Facts<'a> {
     /// Address of the ACPI root pointer.
     pub(super) acpi_root: u64,
     /// Guest memory as (first, bytes).
-    pub(super) ram: &'a [(u64, u64)],
+    pub(super) ram: &'a [PhysRange],
 }
 
 /// Makes the zero page.
@@ -109,7 +110,7 @@ pub(super) fn zero_page(header: setup_header, facts: &Facts<'_>) -> boot_params 
 
 /// The memory map: all RAM is the kernel's but for the PC's hole below 1 MiB,
 /// where the ACPI tables are.
-fn e820(ram: &[(u64, u64)]) -> Vec<boot_e820_entry> {
+fn e820(ram: &[PhysRange]) -> Vec<boot_e820_entry> {
     let entry = |start: u64, end: u64, r#type: u32| boot_e820_entry {
         addr: start,
         size: end - start,
@@ -119,8 +120,8 @@ fn e820(ram: &[(u64, u64)]) -> Vec<boot_e820_entry> {
         entry(0, layout::LOW_RAM_END, E820_RAM),
         entry(layout::LOW_RAM_END, layout::HIGH_RAM, E820_RESERVED),
     ];
-    for (start, len) in ram {
-        let (start, end) = ((*start).max(layout::HIGH_RAM), start + len);
+    for range in ram {
+        let (start, end) = (range.start.0.max(layout::HIGH_RAM), range.end().0);
         if start < end {
             map.push(entry(start, end, E820_RAM));
         }
@@ -166,6 +167,8 @@ pub(super) fn command_line(
 
 #[cfg(test)]
 mod tests {
+    use guest_state::GuestPhysAddr;
+
     use super::*;
 
     fn line(given: &str, method: BootMethod) -> Result<String, LoadError> {
@@ -212,7 +215,10 @@ mod tests {
 
     #[test]
     fn the_memory_map_leaves_out_the_holes() {
-        let ram = [(0, 3 << 30), (4 << 30, 2 << 30)];
+        let ram = [(0, 3 << 30), (4 << 30, 2 << 30)].map(|(start, len)| PhysRange {
+            start: GuestPhysAddr(start),
+            len,
+        });
         let map: Vec<_> = e820(&ram)
             .iter()
             .map(|e| (e.addr, e.size, e.r#type))
@@ -253,7 +259,10 @@ mod tests {
 
     #[test]
     fn the_zero_page_tells_all() {
-        let ram = [(0, 64 << 20)];
+        let ram = [PhysRange {
+            start: GuestPhysAddr(0),
+            len: 64 << 20,
+        }];
         let facts = Facts {
             cmdline_len: 5,
             initramfs: Some((0x300_0000, 0x1234)),

@@ -1,8 +1,10 @@
 //! A stopped vCPU as a trap handler sees it.
 
-use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_regs, kvm_sregs};
+use guest_state::x86_64::supervisor::SupervisorMemory;
+use guest_state::x86_64::vector;
+use guest_state::{ControlRegisters, GuestVirtAddr, Registers, Tsc, Vcpu, VcpuError, VcpuId};
+use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_sregs};
 use kvm_ioctls::VcpuFd;
-use thiserror::Error;
 
 use crate::{
     ram::GuestRam,
@@ -10,140 +12,71 @@ use crate::{
     vcpu::{
         deliver,
         events::{self, PendingEvents},
-        msr,
-        paging::KernelMemory,
+        msr, registers,
     },
 };
 
-/// Vector of the breakpoint exception.
-const BREAKPOINT: u8 = 3;
-/// Vector of the page fault exception.
-const PAGE_FAULT: u8 = 14;
 /// B0 to B3 of DR6, and all that an exception sets: those, BD, BS and BT.
 const DR6_MATCHES: u64 = 0xf;
 const DR6_SET: u64 = DR6_MATCHES | 1 << 13 | 1 << 14 | 1 << 15;
-/// RPL bits of a segment selector.
-const RPL: u16 = 3;
-
-/// An operation on a vCPU that KVM refused.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("KVM refused to {what} of vCPU {vcpu}: {cause}")]
-pub struct VcpuAccessError {
-    /// The vCPU.
-    pub vcpu: u32,
-    /// What was tried.
-    pub what: &'static str,
-    /// The host's own words.
-    pub cause: String,
-}
-
-/// Control registers and segment bases that matter for addresses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ControlRegisters {
-    /// CR0.
-    pub cr0: u64,
-    /// CR2, the address of the last page fault.
-    pub cr2: u64,
-    /// CR3, the root of the page tables.
-    pub cr3: u64,
-    /// CR4.
-    pub cr4: u64,
-    /// The extended feature enable register.
-    pub efer: u64,
-    /// Base of the FS segment.
-    pub fs_base: u64,
-    /// Base of the GS segment.
-    pub gs_base: u64,
-    /// Linear address of the interrupt descriptor table.
-    pub idt_base: u64,
-    /// Its last byte's offset.
-    pub idt_limit: u16,
-    /// Current privilege level, 0 for the kernel.
-    pub cpl: u8,
-    /// Whether the code segment is a 64-bit one.
-    pub code64: bool,
-}
-
-impl From<&kvm_sregs> for ControlRegisters {
-    fn from(s: &kvm_sregs) -> Self {
-        Self {
-            cr0: s.cr0,
-            cr2: s.cr2,
-            cr3: s.cr3,
-            cr4: s.cr4,
-            efer: s.efer,
-            fs_base: s.fs.base,
-            gs_base: s.gs.base,
-            idt_base: s.idt.base,
-            idt_limit: s.idt.limit,
-            // The privilege level is that of SS (SDM vol. 3, 5.5); its RPL tells it
-            // on every KVM.
-            cpl: (s.ss.selector & RPL) as u8,
-            code64: s.cs.l == 1,
-        }
-    }
-}
-
 /// A vCPU out of guest mode, for the time of one trap.
 pub struct VcpuContext<'a> {
-    pub(super) index: u32,
+    pub(super) id: VcpuId,
     pub(super) fd: &'a VcpuFd,
-    pub(super) registers: kvm_regs,
+    pub(super) registers: Registers,
+    /// The registers have been changed.
     pub(super) dirty: bool,
+    /// As they were read first.
+    pub(super) control: Option<ControlRegisters>,
     pub(super) tsc_offset: Option<u64>,
     /// `KVM_X86_SHADOW_INT_*`, where KVM has told it.
     pub(super) shadow: Option<u8>,
-    pub(super) step: Option<u64>,
+    pub(super) step: Option<GuestVirtAddr>,
 }
 
-impl VcpuContext<'_> {
-    /// Number of this vCPU, from 0.
-    pub fn id(&self) -> u32 {
-        self.index
+impl Vcpu for VcpuContext<'_> {
+    fn id(&self) -> VcpuId {
+        self.id
     }
 
-    /// Its general registers.
-    pub fn registers(&self) -> &kvm_regs {
+    fn registers(&self) -> &Registers {
         &self.registers
     }
 
-    /// Its general registers to change.
-    pub fn registers_mut(&mut self) -> &mut kvm_regs {
+    fn registers_mut(&mut self) -> &mut Registers {
         self.dirty = true;
         &mut self.registers
     }
 
-    /// RIP where the step began that is under way, or ends with this trap.
-    pub fn step_under_way(&self) -> Option<u64> {
-        self.step
+    fn control(&mut self) -> Result<ControlRegisters, VcpuError> {
+        if let Some(control) = self.control {
+            return Ok(control);
+        }
+        let control = registers::control(&self.sregs()?);
+        Ok(*self.control.insert(control))
     }
 
-    /// Its control registers; one system call.
-    ///
-    /// # Errors
-    /// When KVM refuses.
-    pub fn control(&self) -> Result<ControlRegisters, VcpuAccessError> {
-        Ok((&self.sregs()?).into())
-    }
-
-    /// The guest's time stamp counter: now, or, where the host's own is unstable
-    /// and KVM must be asked, when the vCPU left guest mode.
-    pub fn tsc(&self) -> u64 {
+    /// Now, or, where the host's own counter is unstable and KVM must be asked, when the vCPU left guest
+    /// mode.
+    fn tsc(&self) -> Tsc {
         // SAFETY: every x86-64 CPU has rdtsc, and Linux doesn't forbid it to processes
         // (PR_SET_TSC) unless asked to.
         let host = || unsafe { core::arch::x86_64::_rdtsc() };
-        match self.tsc_offset {
+        Tsc(match self.tsc_offset {
             Some(offset) => host().wrapping_add(offset),
             None => msr::guest_tsc(self.fd).unwrap_or_else(host),
-        }
+        })
     }
 
-    /// Holds interrupts back until the next instruction is done, as `sti` does
-    /// (SDM vol. 2, STI), or no longer, as after any other instruction.
-    ///
-    /// # Errors
-    /// When KVM refuses.
-    pub fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuAccessError> {
+    fn interrupt_shadow(&self) -> Result<bool, VcpuError> {
+        let shadow = match self.shadow {
+            Some(shadow) => shadow,
+            None => self.events()?.shadow(),
+        };
+        Ok(shadow != events::shadow(false))
+    }
+
+    fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError> {
         let shadow = events::shadow(on);
         if self.shadow == Some(shadow) {
             return Ok(());
@@ -155,40 +88,37 @@ impl VcpuContext<'_> {
         Ok(())
     }
 
-    /// Whether interrupts are held back until the next instruction is done.
-    ///
-    /// # Errors
-    /// When KVM refuses.
-    pub fn interrupt_shadow(&self) -> Result<bool, VcpuAccessError> {
-        let shadow = match self.shadow {
-            Some(shadow) => shadow,
-            None => self.events()?.shadow(),
-        };
-        Ok(shadow != events::shadow(false))
+    fn step_under_way(&self) -> Option<GuestVirtAddr> {
+        self.step
     }
+}
 
+impl VcpuContext<'_> {
     /// Injects a page fault at RIP.
     pub(super) fn inject_page_fault(
         &mut self,
-        address: u64,
+        address: GuestVirtAddr,
         error_code: u32,
-    ) -> Result<(), VcpuAccessError> {
+    ) -> Result<(), VcpuError> {
         let mut sregs = self.sregs()?;
-        sregs.cr2 = address;
+        sregs.cr2 = address.0;
         self.fd
             .set_sregs(&sregs)
             .map_err(|e| self.refused("set the control registers", &e))?;
         let mut events = self.events()?;
-        events.inject(PAGE_FAULT, Some(error_code));
+        events.inject(vector::PAGE_FAULT, Some(error_code));
         self.set_events(&events)
     }
 
     /// Delivers the breakpoint exception of the guest's own int3 at RIP. False
     /// when that must be left to KVM.
-    pub(super) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuAccessError> {
+    pub(super) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuError> {
         let mut sregs = self.sregs()?;
-        let memory = KernelMemory::new(ram, &sregs);
-        let Some(after) = deliver::breakpoint(&self.registers, &sregs, &memory) else {
+        let memory = SupervisorMemory::new(ram, registers::control(&sregs));
+        let after = memory
+            .ok()
+            .and_then(|memory| deliver::breakpoint(&self.registers, &sregs, &memory));
+        let Some(after) = after else {
             return Ok(false);
         };
         // The int3 is done. Left as it is with interrupts off, a shadow is a state that a
@@ -200,22 +130,22 @@ impl VcpuContext<'_> {
                 .set_sregs(&sregs)
                 .map_err(|e| self.refused("set the segments", &e))?;
         }
-        *self.registers_mut() = after.regs;
+        *self.registers_mut() = after.registers;
         Ok(true)
     }
 
     /// Injects a breakpoint exception as a KVM wants it that delivers injected
     /// exceptions as they are: RIP past the int3.
-    pub(super) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuAccessError> {
+    pub(super) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuError> {
         self.registers_mut().rip += INT3_LEN;
         let mut events = self.events()?;
-        events.inject(BREAKPOINT, None);
+        events.inject(vector::BREAKPOINT, None);
         self.set_events(&events)
     }
 
     /// Adds to the guest's DR6 what a debug exception of its own left there: the
     /// processor sets bits and clears only B0 to B3 (SDM vol. 3, 17.2.3).
-    pub(super) fn add_to_dr6(&mut self, dr6: u64) -> Result<(), VcpuAccessError> {
+    pub(super) fn add_to_dr6(&mut self, dr6: u64) -> Result<(), VcpuError> {
         let mut registers = self
             .fd
             .get_debug_regs()
@@ -227,7 +157,7 @@ impl VcpuContext<'_> {
     }
 
     /// Makes the vCPU wait for an interrupt, as after `hlt`.
-    pub(super) fn halt(&mut self) -> Result<(), VcpuAccessError> {
+    pub(super) fn halt(&mut self) -> Result<(), VcpuError> {
         // An interrupt shadow, as after `sti; hlt`, ends with the instruction.
         self.set_interrupt_shadow(false)?;
         self.fd
@@ -237,25 +167,25 @@ impl VcpuContext<'_> {
             .map_err(|e| self.refused("halt", &e))
     }
 
-    fn sregs(&self) -> Result<kvm_sregs, VcpuAccessError> {
+    fn sregs(&self) -> Result<kvm_sregs, VcpuError> {
         self.fd
             .get_sregs()
             .map_err(|e| self.refused("read the control registers", &e))
     }
 
-    fn events(&self) -> Result<PendingEvents, VcpuAccessError> {
+    fn events(&self) -> Result<PendingEvents, VcpuError> {
         PendingEvents::read(self.fd).map_err(|e| self.refused("read the pending events", &e))
     }
 
-    fn set_events(&self, events: &PendingEvents) -> Result<(), VcpuAccessError> {
+    fn set_events(&self, events: &PendingEvents) -> Result<(), VcpuError> {
         events
             .write(self.fd)
             .map_err(|e| self.refused("set the pending events", &e))
     }
 
-    fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuAccessError {
-        VcpuAccessError {
-            vcpu: self.index,
+    fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuError {
+        VcpuError {
+            vcpu: self.id,
             what,
             cause: cause.to_string(),
         }

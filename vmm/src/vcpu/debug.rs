@@ -10,42 +10,33 @@
 //! `KVM_GUESTDBG_USE_HW_BP` a reset changes only the guest's own), so that they
 //! can be set before a vCPU has been started.
 
+use guest_state::x86_64::DEBUG_REGISTERS;
+use guest_state::{Access, Debugging, Step, StepEnd, Trap, Watchpoint, WatchpointSet};
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP,
     KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
-use crate::{
-    trap::{Handlers, Trap},
-    watch::{Access, DEBUG_REGISTERS, Watchpoint},
-};
-
 /// DR7: bit 10 is always 1; exact matching (GE) is what SDM vol. 3, 17.2.4
 /// recommends.
 const DR7_FIXED: u64 = 1 << 10 | 1 << 9;
-/// DR6: B0 to B3, a bit for each debug register that matched.
-const DR6_MATCHES: u64 = 0xf;
 /// DR6: BS, a single step.
-const DR6_SINGLE_STEP: u64 = 1 << 14;
+pub(super) const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// What a vCPU is debugged for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Debugging {
-    /// Int3s of kernel and user mode make exits.
-    pub(super) breakpoint_exits: bool,
-    /// At most [`DEBUG_REGISTERS`].
-    pub(super) watchpoints: Vec<Watchpoint>,
+pub(super) struct DebugState {
+    /// What all vCPUs are debugged for.
+    pub(super) wanted: Debugging,
     /// The step under way.
-    pub(super) step: Option<Step>,
+    pub(super) step: Option<StepUnderWay>,
 }
 
 /// A step under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
-    /// Where exceptions of its instruction lead.
-    pub(super) handlers: Handlers,
-    /// It goes on until it comes to one of them.
-    pub(super) through: bool,
+pub(super) struct StepUnderWay {
+    /// As it was asked for.
+    pub(super) asked: Step,
     /// RIP of its instruction.
     pub(super) start: u64,
 }
@@ -53,25 +44,42 @@ pub(super) struct Step {
 /// What a debug exception (#DB) is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cause {
-    /// The instruction stepped is done.
-    pub(super) stepped: bool,
-    /// DR6, when debug registers set here matched.
-    pub(super) hardware: Option<u64>,
-    /// The step under way ends.
-    pub(super) ends_step: bool,
+    /// How the step under way has ended, if it has.
+    pub(super) step: Option<StepEnd>,
+    /// The watchpoints that were hit, if any was.
+    pub(super) watchpoints: Option<WatchpointSet>,
 }
 
 impl Cause {
     /// The traps to be told, in their order. None: the guest's own exception.
     pub(super) fn traps(self) -> [Option<Trap>; 2] {
         [
-            self.stepped.then_some(Trap::Step),
-            self.hardware.map(|dr6| Trap::Hardware { dr6 }),
+            self.step.map(Trap::Step),
+            self.watchpoints.map(Trap::Watchpoint),
         ]
     }
 }
 
-impl Debugging {
+/// What a debug register is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Watchpoint(Watchpoint),
+    /// An instruction at which the step under way ends so.
+    End(u64, StepEnd),
+}
+
+impl Use {
+    /// The address, and the four bits of DR7 that say when it matches: R/W in bits 1:0 and LEN in bits 3:2.
+    fn register(self) -> (u64, u64) {
+        match self {
+            Self::Watchpoint(watchpoint) => (watchpoint.address.0, condition(&watchpoint)),
+            // Both are 0 for the execution of an instruction.
+            Self::End(at, _) => (at, 0),
+        }
+    }
+}
+
+impl DebugState {
     /// What to tell KVM. `block_irq`: this KVM has `KVM_GUESTDBG_BLOCKIRQ`; `more`:
     /// further flags, `KVM_GUESTDBG_INJECT_*`.
     pub(super) fn request(&self, block_irq: bool, more: u32) -> kvm_guest_debug {
@@ -79,19 +87,21 @@ impl Debugging {
             control: more,
             ..Default::default()
         };
-        if self.breakpoint_exits {
+        if self.wanted.breakpoints {
             debug.control |= KVM_GUESTDBG_USE_SW_BP;
         }
-        if let Some(step) = &self.step {
-            if !step.through {
+        let uses = self.uses();
+        if self.step.is_some() {
+            let runs = |used: &Use| matches!(used, Use::End(_, StepEnd::Done));
+            if !uses.iter().flatten().any(runs) {
                 debug.control |= KVM_GUESTDBG_SINGLESTEP;
             }
             if block_irq {
                 debug.control |= KVM_GUESTDBG_BLOCKIRQ;
             }
         }
-        for (index, register) in self.registers().into_iter().enumerate() {
-            if let Some((address, condition)) = register {
+        for (index, used) in uses.into_iter().enumerate() {
+            if let Some((address, condition)) = used.map(Use::register) {
                 debug.control |= KVM_GUESTDBG_USE_HW_BP;
                 debug.arch.debugreg[index] = address;
                 debug.arch.debugreg[7] |= DR7_FIXED | enable(index, condition);
@@ -105,43 +115,48 @@ impl Debugging {
 
     /// What DR6 of a debug exception says.
     pub(super) fn cause(&self, dr6: u64) -> Cause {
+        let stepped = self.step.is_some() && dr6 & DR6_SINGLE_STEP != 0;
+        let mut cause = Cause {
+            step: stepped.then_some(StepEnd::Done),
+            watchpoints: None,
+        };
+        let mut hit = 0;
         // A processor may report matches of registers that aren't enabled, too
         // (SDM vol. 3, 17.2.3).
-        let set = self.registers();
-        let matched = |from: usize| {
-            (from..DEBUG_REGISTERS)
-                .filter(|&index| set[index].is_some() && dr6 & 1 << index != 0)
-                .fold(0, |bits, index| bits | 1 << index)
-        };
-        let all: u64 = matched(0);
-        let stepped = self.step.is_some() && dr6 & DR6_SINGLE_STEP != 0;
-        Cause {
-            stepped,
-            hardware: (all != 0).then_some(dr6 & !DR6_MATCHES | all),
-            ends_step: stepped || matched(self.watchpoints.len()) != 0,
+        for (index, used) in self.uses().into_iter().enumerate() {
+            match used.filter(|_| dr6 & 1 << index != 0) {
+                Some(Use::Watchpoint(_)) => hit |= 1 << index,
+                Some(Use::End(_, end)) => cause.step = cause.step.or(Some(end)),
+                None => {}
+            }
         }
+        if hit != 0 {
+            cause.watchpoints = Some(WatchpointSet::from_bits(hit));
+        }
+        cause
     }
 
-    /// The debug registers in use: address and the four bits of DR7 that say when
-    /// it matches. Watchpoints have the first; the handlers of a step get what is
-    /// left, the first handlers first.
-    fn registers(&self) -> [Option<(u64, u64)>; DEBUG_REGISTERS] {
-        let watchpoints = self
-            .watchpoints
-            .iter()
-            .map(|watchpoint| (watchpoint.address, condition(watchpoint)));
-        // R/W and LEN are both 0 for the execution of an instruction.
-        let handlers = self.step.iter().flat_map(|step| step.handlers);
-        let handlers = handlers.flatten().map(|address| (address, 0));
-        let mut registers = [None; DEBUG_REGISTERS];
-        for (register, used) in registers.iter_mut().zip(watchpoints.chain(handlers)) {
+    /// What the debug registers are used for. Watchpoints have the first, then comes where a step runs to;
+    /// the handlers of a step get what is left, the first handlers first.
+    fn uses(&self) -> [Option<Use>; DEBUG_REGISTERS] {
+        let watchpoints = self.wanted.watchpoints.iter().copied();
+        let asked = self.step.map(|step| step.asked).unwrap_or_default();
+        let run_to = asked.run_to.map(|at| Use::End(at.0, StepEnd::Done));
+        let handlers = asked.handlers.into_iter().flatten();
+        let handlers = handlers.map(|it| Use::End(it.entry.0, StepEnd::Exception(it.vector)));
+        let all = watchpoints
+            .map(Use::Watchpoint)
+            .chain(run_to)
+            .chain(handlers);
+        let mut uses = [None; DEBUG_REGISTERS];
+        for (register, used) in uses.iter_mut().zip(all) {
             *register = Some(used);
         }
-        registers
+        uses
     }
 }
 
-/// R/W and LEN of DR7: bits 1:0 and 3:2.
+/// See [`Use::register`].
 fn condition(watchpoint: &Watchpoint) -> u64 {
     let access = match watchpoint.access {
         Access::Write => 1,
@@ -163,26 +178,43 @@ fn enable(index: usize, condition: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use guest_state::{ExceptionHandler, GuestVirtAddr};
+
     use super::*;
 
     fn watch(address: u64, len: u8, access: Access) -> Watchpoint {
         Watchpoint {
-            address,
+            address: GuestVirtAddr(address),
             len,
             access,
         }
     }
 
-    fn step(handlers: &[u64]) -> Option<Step> {
-        let mut all = [None; 4];
-        for (slot, handler) in all.iter_mut().zip(handlers) {
-            *slot = Some(*handler);
+    /// The handler at an address, of the exception with its number.
+    fn handler(entry: u64) -> ExceptionHandler {
+        ExceptionHandler {
+            vector: entry as u8,
+            entry: GuestVirtAddr(entry),
         }
-        Some(Step {
-            handlers: all,
-            through: false,
-            start: 0x1000,
-        })
+    }
+
+    fn step(handlers: &[u64]) -> Option<StepUnderWay> {
+        let mut asked = Step::default();
+        for (slot, entry) in asked.handlers.iter_mut().zip(handlers) {
+            *slot = Some(handler(*entry));
+        }
+        let start = 0x1000;
+        Some(StepUnderWay { asked, start })
+    }
+
+    fn watching(watchpoints: Vec<Watchpoint>) -> DebugState {
+        DebugState {
+            wanted: Debugging {
+                breakpoints: false,
+                watchpoints,
+            },
+            step: None,
+        }
     }
 
     #[test]
@@ -200,11 +232,8 @@ mod tests {
                 0x00f1_060a,
             ),
         ] {
-            let addresses: Vec<u64> = watchpoints.iter().map(|w| w.address).collect();
-            let debugging = Debugging {
-                watchpoints,
-                ..Default::default()
-            };
+            let addresses: Vec<u64> = watchpoints.iter().map(|w| w.address.0).collect();
+            let debugging = watching(watchpoints);
             let debug = debugging.request(true, 0);
             assert_eq!(debug.control, KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP);
             assert_eq!(debug.arch.debugreg[7], dr7, "{debugging:x?}");
@@ -214,17 +243,15 @@ mod tests {
 
     #[test]
     fn nothing_to_debug_for_switches_debugging_off() {
-        let debug = Debugging::default().request(true, 0);
+        let debug = DebugState::default().request(true, 0);
         assert_eq!((debug.control, debug.arch.debugreg), (0, [0; 8]));
     }
 
     #[test]
     fn breakpoints_watchpoints_and_a_step_go_together() {
-        let debugging = Debugging {
-            breakpoint_exits: true,
-            watchpoints: vec![watch(0x10, 8, Access::Write); 2],
-            step: step(&[0xa, 0xb, 0xc]),
-        };
+        let mut debugging = watching(vec![watch(0x10, 8, Access::Write); 2]);
+        debugging.wanted.breakpoints = true;
+        debugging.step = step(&[0xa, 0xb, 0xc]);
         let control = KVM_GUESTDBG_ENABLE
             | KVM_GUESTDBG_USE_SW_BP
             | KVM_GUESTDBG_USE_HW_BP
@@ -240,31 +267,39 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_through_to_a_handler_is_not_single_stepped() {
-        let through = step(&[0xa]).map(|step| Step {
-            through: true,
+    fn what_runs_to_an_address_is_not_single_stepped() {
+        let mut debugging = watching(vec![]);
+        debugging.step = step(&[0xb, 0xc, 0xd, 0xe]).map(|step| StepUnderWay {
+            asked: Step {
+                run_to: Some(GuestVirtAddr(0xa)),
+                ..step.asked
+            },
             ..step
         });
-        let debugging = Debugging {
-            step: through,
-            ..Default::default()
-        };
         let debug = debugging.request(true, 0);
         let control = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP | KVM_GUESTDBG_BLOCKIRQ;
         assert_eq!(debug.control, control);
-        assert_eq!(debug.arch.debugreg[0], 0xa);
+        assert_eq!(debug.arch.debugreg[..4], [0xa, 0xb, 0xc, 0xd]);
+        let ended = |dr6| debugging.cause(dr6).step;
+        assert_eq!(ended(1), Some(StepEnd::Done));
+        assert_eq!(ended(2), Some(StepEnd::Exception(0xb)));
+        // Without a register for it the rounds are stepped.
+        debugging.wanted.watchpoints = vec![watch(0x10, 8, Access::Write); 4];
+        let debug = debugging.request(true, 0);
+        assert_eq!(debug.control, control | KVM_GUESTDBG_SINGLESTEP);
     }
 
     #[test]
     fn a_handler_gets_the_next_register_also_after_a_gap() {
-        let debugging = Debugging {
-            step: Some(Step {
-                handlers: [None, Some(0xa), None, Some(0xb)],
-                through: false,
-                start: 0,
-            }),
-            ..Default::default()
-        };
+        let handlers = [None, Some(handler(0xa)), None, Some(handler(0xb))];
+        let mut debugging = DebugState::default();
+        debugging.step = Some(StepUnderWay {
+            asked: Step {
+                handlers,
+                ..Step::default()
+            },
+            start: 0,
+        });
         let debug = debugging.request(false, 0);
         assert_eq!(debug.arch.debugreg[..3], [0xa, 0xb, 0]);
         assert_eq!(debug.arch.debugreg[7], 0x60a);
@@ -272,41 +307,39 @@ mod tests {
 
     #[test]
     fn a_debug_exception_is_told_apart() {
-        let watching = |count, step| Debugging {
-            breakpoint_exits: true,
-            watchpoints: vec![watch(0x10, 8, Access::Write); count],
+        let watching = |count, step| DebugState {
             step,
+            ..watching(vec![watch(0x10, 8, Access::Write); count])
         };
         const BS: u64 = 0x4000;
+        const DONE: Option<StepEnd> = Some(StepEnd::Done);
+        let raised = |vector| Some(StepEnd::Exception(vector));
         let cases = [
             // A step ends.
-            (watching(0, step(&[])), BS, (true, None, true)),
-            (watching(1, step(&[0xa])), BS, (true, None, true)),
+            (watching(0, step(&[])), BS, (DONE, None)),
+            (watching(1, step(&[0xa])), BS, (DONE, None)),
             // Its instruction hits a watchpoint.
-            (
-                watching(1, step(&[0xa])),
-                BS | 1,
-                (true, Some(BS | 1), true),
-            ),
+            (watching(1, step(&[0xa])), BS | 1, (DONE, Some(1))),
             // Its instruction raises an exception.
-            (watching(0, step(&[0xa])), 1, (false, Some(1), true)),
-            (watching(1, step(&[0xa])), 2, (false, Some(2), true)),
+            (watching(0, step(&[0xa])), 1, (raised(0xa), None)),
+            (watching(1, step(&[0xa])), 2, (raised(0xa), None)),
+            (watching(1, step(&[0xa])), 3, (raised(0xa), Some(1))),
+            (watching(1, step(&[0xa, 0xb])), 4, (raised(0xb), None)),
             // A watchpoint elsewhere, a step being under way or not.
-            (watching(1, step(&[0xa])), 1, (false, Some(1), false)),
-            (watching(4, None), 0xa, (false, Some(0xa), false)),
+            (watching(1, step(&[0xa])), 1, (None, Some(1))),
+            (watching(4, None), 0xa, (None, Some(0xa))),
             // Registers that aren't set don't count.
-            (watching(1, None), 0xf, (false, Some(1), false)),
+            (watching(1, None), 0xf, (None, Some(1))),
             // The guest's own.
-            (watching(1, None), BS, (false, None, false)),
-            (watching(1, None), 2, (false, None, false)),
-            (watching(0, step(&[])), 1, (false, None, false)),
+            (watching(1, None), BS, (None, None)),
+            (watching(1, None), 2, (None, None)),
+            (watching(0, step(&[])), 1, (None, None)),
         ];
-        for (debugging, dr6, (stepped, hardware, ends_step)) in cases {
+        for (debugging, dr6, (step, watchpoints)) in cases {
             let rest = 0xffff_0ff0;
             let expected = Cause {
-                stepped,
-                hardware: hardware.map(|bits| bits | rest),
-                ends_step,
+                step,
+                watchpoints: watchpoints.map(WatchpointSet::from_bits),
             };
             assert_eq!(debugging.cause(dr6 | rest), expected, "{dr6:#x}");
         }
@@ -314,12 +347,12 @@ mod tests {
 
     #[test]
     fn a_step_is_told_before_the_watchpoint_that_it_hit() {
+        let hit = WatchpointSet::from_bits(1);
         let cause = Cause {
-            stepped: true,
-            hardware: Some(1),
-            ends_step: true,
+            step: Some(StepEnd::Done),
+            watchpoints: Some(hit),
         };
-        let traps = [Some(Trap::Step), Some(Trap::Hardware { dr6: 1 })];
+        let traps = [Some(Trap::Step(StepEnd::Done)), Some(Trap::Watchpoint(hit))];
         assert_eq!(cause.traps(), traps);
     }
 }

@@ -10,12 +10,14 @@
 //! wrong. Delivery is a few memory accesses with nothing to find out: the
 //! instruction was an int3, of one byte.
 
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+use guest_state::x86_64::supervisor::SupervisorMemory;
+use guest_state::x86_64::vector;
+use guest_state::{GuestVirtAddr, Registers};
+use kvm_bindings::{kvm_segment, kvm_sregs};
 
+use super::registers::RPL;
 use crate::trap::INT3_LEN;
 
-/// Vector of the breakpoint exception.
-const BREAKPOINT: u64 = 3;
 /// Bytes of a gate in the IDT in long mode (SDM vol. 3, 6.14.1).
 const GATE: u64 = 16;
 /// Gate types: interrupt gate, which clears IF, and trap gate.
@@ -28,25 +30,15 @@ const IF: u64 = 1 << 9;
 const LONG_MODE: u64 = 1 << 10;
 /// `CR4.FRED`: events don't go through the IDT (Intel FRED specification, 3.1).
 const CR4_FRED: u64 = 1 << 32;
-/// RPL bits of a segment selector.
-const RPL: u16 = 3;
 /// Offset of the kernel's stack pointer in the TSS (SDM vol. 3, 7.7).
 const TSS_RSP0: u64 = 4;
 /// Offset of the first interrupt stack pointer in the TSS (SDM vol. 3, 7.7).
 const TSS_IST1: u64 = 0x24;
 
-/// Guest memory by virtual address, as the processor uses it for the kernel.
-pub(super) trait VirtMemory {
-    /// None where that can't be read.
-    fn read(&self, at: u64, into: &mut [u8]) -> Option<()>;
-    /// None where that can't be written.
-    fn write(&self, at: u64, from: &[u8]) -> Option<()>;
-}
-
 /// A vCPU after the delivery.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Delivered {
-    pub(super) regs: kvm_regs,
+    pub(super) registers: Registers,
     /// Code and stack segment, if the privilege level has changed.
     pub(super) segments: Option<(kvm_segment, kvm_segment)>,
 }
@@ -57,9 +49,9 @@ pub(super) struct Delivered {
 /// stack that can't be written: the processor raises what is due then. The guest is as it was but
 /// for memory below the stack pointer.
 pub(super) fn breakpoint(
-    regs: &kvm_regs,
+    registers: &Registers,
     sregs: &kvm_sregs,
-    memory: &impl VirtMemory,
+    memory: &SupervisorMemory<'_>,
 ) -> Option<Delivered> {
     if sregs.efer & LONG_MODE == 0 || sregs.cr4 & CR4_FRED != 0 {
         return None;
@@ -69,12 +61,13 @@ pub(super) fn breakpoint(
     if privilege == 0 && sregs.cs.l != 1 {
         return None;
     }
-    let at = BREAKPOINT * GATE;
+    let at = u64::from(vector::BREAKPOINT) * GATE;
     if u64::from(sregs.idt.limit) < at + GATE - 1 {
         return None;
     }
     let mut gate = [0; GATE as usize];
-    memory.read(sregs.idt.base.wrapping_add(at), &mut gate)?;
+    let at = GuestVirtAddr(sregs.idt.base.wrapping_add(at));
+    memory.read(at, &mut gate).ok()?;
     let [o0, o1, s0, s1, ist, kind, o2, o3, o4, o5, o6, o7, ..] = gate;
     let handler = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
     let present = kind & 0x80 != 0;
@@ -92,35 +85,36 @@ pub(super) fn breakpoint(
         TRAP_GATE => CLEARED,
         _ => return None,
     };
+    let in_tss = |offset| {
+        let at = GuestVirtAddr(sregs.tr.base.wrapping_add(offset));
+        memory.read_u64(at).ok()
+    };
     let stack = match u64::from(ist & 7) {
-        0 if privilege == 0 => regs.rsp,
-        0 => pointer(sregs.tr.base.wrapping_add(TSS_RSP0), memory)?,
-        n => pointer(sregs.tr.base.wrapping_add(TSS_IST1 + (n - 1) * 8), memory)?,
+        0 if privilege == 0 => registers.rsp,
+        0 => in_tss(TSS_RSP0)?,
+        n => in_tss(TSS_IST1 + (n - 1) * 8)?,
     };
     let frame = [
-        regs.rip.wrapping_add(INT3_LEN),
+        registers.rip.wrapping_add(INT3_LEN),
         u64::from(sregs.cs.selector),
-        regs.rflags,
-        regs.rsp,
+        registers.rflags,
+        registers.rsp,
         u64::from(sregs.ss.selector),
     ];
     let bytes: Vec<u8> = frame.iter().flat_map(|word| word.to_le_bytes()).collect();
     let rsp = (stack & !0xf).wrapping_sub(bytes.len() as u64);
-    memory.write(rsp, &bytes)?;
-    let regs = kvm_regs {
+    memory.write(GuestVirtAddr(rsp), &bytes).ok()?;
+    let registers = Registers {
         rip: handler,
         rsp,
-        rflags: regs.rflags & !cleared,
-        ..*regs
+        rflags: registers.rflags & !cleared,
+        ..*registers
     };
     let segments = (privilege != 0).then(|| (kernel_code(selector), kernel_stack()));
-    Some(Delivered { regs, segments })
-}
-
-fn pointer(at: u64, memory: &impl VirtMemory) -> Option<u64> {
-    let mut pointer = [0; 8];
-    memory.read(at, &mut pointer)?;
-    Some(u64::from_le_bytes(pointer))
+    Some(Delivered {
+        registers,
+        segments,
+    })
 }
 
 /// A 64-bit code segment of the kernel's: base and limit don't count.
@@ -148,34 +142,21 @@ fn kernel_stack() -> kvm_segment {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use guest_state::testing::TestMemory;
+    use guest_state::{ControlRegisters, GuestMemory, GuestPhysAddr};
 
     use super::*;
 
-    /// Memory mapped from 0 to its length.
-    struct Flat(RefCell<Vec<u8>>);
-
-    impl VirtMemory for Flat {
-        fn read(&self, at: u64, into: &mut [u8]) -> Option<()> {
-            let memory = self.0.borrow();
-            into.copy_from_slice(memory.get(at as usize..at as usize + into.len())?);
-            Some(())
-        }
-
-        fn write(&self, at: u64, from: &[u8]) -> Option<()> {
-            let mut memory = self.0.borrow_mut();
-            memory
-                .get_mut(at as usize..at as usize + from.len())?
-                .copy_from_slice(from);
-            Some(())
-        }
+    /// Without paging an address is its own translation.
+    fn of(memory: &TestMemory) -> SupervisorMemory<'_> {
+        SupervisorMemory::new(memory, ControlRegisters::default()).unwrap()
     }
 
-    fn guest(gate: [u8; 16]) -> (kvm_regs, kvm_sregs, Flat) {
-        let mut memory = vec![0; 0x1000];
-        memory[0x130..0x140].copy_from_slice(&gate);
+    fn guest(gate: [u8; 16]) -> (Registers, kvm_sregs, TestMemory) {
+        let memory = TestMemory::new(0x1000);
+        memory.write(GuestPhysAddr(0x130), &gate).unwrap();
         // IST2 of the TSS at 0x200.
-        memory[0x22c..0x234].copy_from_slice(&0xe08u64.to_le_bytes());
+        memory.write_u64(GuestPhysAddr(0x22c), 0xe08).unwrap();
         let mut sregs = kvm_sregs {
             efer: LONG_MODE,
             ..Default::default()
@@ -186,14 +167,14 @@ mod tests {
         sregs.idt.base = 0x100;
         sregs.idt.limit = 0xfff;
         sregs.tr.base = 0x200;
-        let regs = kvm_regs {
+        let registers = Registers {
             rip: 0x5000,
             rsp: 0xf08,
             rflags: 0x1_0346,
             rax: 7,
             ..Default::default()
         };
-        (regs, sregs, Flat(RefCell::new(memory)))
+        (registers, sregs, memory)
     }
 
     fn gate(kind: u8, ist: u8) -> [u8; 16] {
@@ -203,13 +184,9 @@ mod tests {
     }
 
     /// What was pushed at `rsp`.
-    fn frame(memory: &impl VirtMemory, rsp: u64) -> Vec<u64> {
-        let mut frame = [0; 40];
-        memory.read(rsp, &mut frame).unwrap();
-        frame
-            .chunks(8)
-            .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
-            .collect()
+    fn frame(memory: &TestMemory, rsp: u64) -> [u64; 5] {
+        let at = |index: u64| GuestPhysAddr(rsp + index * 8);
+        [0, 1, 2, 3, 4].map(|index| memory.read_u64(at(index)).unwrap())
     }
 
     #[test]
@@ -221,9 +198,9 @@ mod tests {
         ] {
             let (regs, sregs, memory) = guest(gate(kind, ist));
             let Delivered {
-                regs: after,
+                registers: after,
                 segments,
-            } = breakpoint(&regs, &sregs, &memory).unwrap();
+            } = breakpoint(&regs, &sregs, &of(&memory)).unwrap();
             assert_eq!(segments, None);
             assert_eq!(after.rip, 0xffff_ffff_5678_1234);
             assert_eq!((after.rflags, after.rsp, after.rax), (rflags, rsp, 7));
@@ -236,23 +213,23 @@ mod tests {
         // A gate for all, by the stack of the TSS and by IST2.
         for (ist, rsp) in [(0, 0xcd8), (2, 0xdd8)] {
             let (regs, mut sregs, memory) = guest(gate(0xee, ist));
-            memory.write(0x204, &0xd08u64.to_le_bytes()).unwrap();
+            memory.write_u64(GuestPhysAddr(0x204), 0xd08).unwrap();
             (sregs.cs.selector, sregs.ss.selector) = (0x33, 0x2b);
-            let after = breakpoint(&regs, &sregs, &memory).unwrap();
+            let after = breakpoint(&regs, &sregs, &of(&memory)).unwrap();
             let (code, stack) = after.segments.unwrap();
             assert_eq!((code.selector, code.l, code.dpl), (0x10, 1, 0));
             assert_eq!((stack.selector, stack.dpl), (0, 0));
-            assert_eq!(after.regs.rsp, rsp);
+            assert_eq!(after.registers.rsp, rsp);
             assert_eq!(frame(&memory, rsp), [0x5001, 0x33, 0x1_0346, 0xf08, 0x2b]);
         }
     }
 
     #[test]
     fn what_is_not_a_plain_delivery_is_left_to_kvm() {
-        let refused = |change: fn(&mut kvm_regs, &mut kvm_sregs), gate: [u8; 16]| {
+        let refused = |change: fn(&mut Registers, &mut kvm_sregs), gate: [u8; 16]| {
             let (mut regs, mut sregs, memory) = guest(gate);
             change(&mut regs, &mut sregs);
-            assert_eq!(breakpoint(&regs, &sregs, &memory), None);
+            assert_eq!(breakpoint(&regs, &sregs, &of(&memory)), None);
         };
         let good = gate(0x8e, 0);
         refused(|_, sregs| sregs.cs.selector = 0x20, good);

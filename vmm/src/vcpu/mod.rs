@@ -6,7 +6,7 @@ mod deliver;
 mod events;
 pub(crate) mod kick;
 mod msr;
-mod paging;
+pub(crate) mod registers;
 mod run;
 mod step_timer;
 
@@ -15,8 +15,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-pub use context::{ControlRegisters, VcpuAccessError, VcpuContext};
-use kvm_bindings::kvm_regs;
+use guest_state::{
+    ControlRegisters, Debugging, GuestVirtAddr, Registers, Step, TrapHandler, VcpuError, VcpuId,
+};
 use kvm_ioctls::{SyncReg, VcpuFd};
 
 use crate::{
@@ -26,13 +27,13 @@ use crate::{
     gate::Gate,
     ram::GuestRam,
     sync::LockExt,
-    trap::{BreakpointShape, TrapHandler},
+    trap::BreakpointShape,
     vcpu::{
-        debug::Debugging,
+        context::VcpuContext,
+        debug::DebugState,
         kick::{KickThreads, Kickable},
         step_timer::StepTimer,
     },
-    watch::Watchpoint,
 };
 
 /// What all vCPUs of a guest share.
@@ -48,13 +49,13 @@ pub(crate) struct Shared {
 /// A vCPU as KVM has it. Whoever holds its lock while it is out of guest mode
 /// may look at it and change it.
 pub(crate) struct Vcpu {
-    index: u32,
+    id: VcpuId,
     fd: VcpuFd,
     /// `KVM_CAP_SYNC_REGS` has the general registers and the pending events.
     sync_regs: bool,
     /// `KVM_GUESTDBG_BLOCKIRQ` can be had.
     block_irq: bool,
-    debugging: Debugging,
+    debugging: DebugState,
     shape: BreakpointShape,
     /// What to add to the host's time stamp counter; none where it doesn't stay the same.
     tsc_offset: Option<u64>,
@@ -67,21 +68,21 @@ enum Left {
     /// It was asked to.
     Stopped,
     /// It must step one instruction with nobody else running.
-    ToStepAlone(run::Ask),
+    ToStepAlone(Step),
 }
 
 impl Vcpu {
-    pub(crate) fn new(index: u32, mut fd: VcpuFd, sync_regs: bool, block_irq: bool) -> Self {
+    pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, sync_regs: bool, block_irq: bool) -> Self {
         if sync_regs {
             fd.set_sync_valid_reg(SyncReg::Register);
             fd.set_sync_valid_reg(SyncReg::VcpuEvents);
         }
         Self {
-            index,
+            id,
             fd,
             sync_regs,
             block_irq,
-            debugging: Debugging::default(),
+            debugging: DebugState::default(),
             shape: BreakpointShape::DebugExit,
             tsc_offset: None,
             step_timer: None,
@@ -89,69 +90,60 @@ impl Vcpu {
     }
 
     /// The general registers, of a vCPU that is out of guest mode.
-    pub(crate) fn registers(&self) -> Result<kvm_regs, VcpuAccessError> {
-        self.fd
-            .get_regs()
+    pub(crate) fn registers(&self) -> Result<Registers, VcpuError> {
+        let regs = self.fd.get_regs();
+        regs.map(registers::from_kvm)
             .map_err(|e| self.refused("read the registers", &e))
     }
 
     /// Sets the general registers from outside. A step that has yet to execute its
     /// instruction executes the one that RIP is at now.
-    pub(crate) fn move_to(&mut self, regs: &kvm_regs) -> Result<(), VcpuAccessError> {
+    pub(crate) fn move_to(&mut self, registers: &Registers) -> Result<(), VcpuError> {
         let before = self.registers()?.rip;
-        self.set_registers(regs)?;
+        self.set_registers(registers)?;
         match &mut self.debugging.step {
             Some(step) if step.start == before => {
-                step.start = regs.rip;
+                step.start = registers.rip;
                 self.set_debug(0)
             }
             _ => Ok(()),
         }
     }
 
-    fn set_registers(&self, regs: &kvm_regs) -> Result<(), VcpuAccessError> {
+    fn set_registers(&self, registers: &Registers) -> Result<(), VcpuError> {
         self.fd
-            .set_regs(regs)
+            .set_regs(&registers::to_kvm(*registers))
             .map_err(|e| self.refused("set the registers", &e))
     }
 
-    pub(crate) fn control(&self) -> Result<ControlRegisters, VcpuAccessError> {
+    pub(crate) fn control(&self) -> Result<ControlRegisters, VcpuError> {
         let sregs = self
             .fd
             .get_sregs()
             .map_err(|e| self.refused("read the control registers", &e))?;
-        Ok((&sregs).into())
+        Ok(registers::control(&sregs))
     }
 
     /// The MSR LSTAR.
-    pub(crate) fn syscall_entry(&self) -> Result<u64, VcpuAccessError> {
+    pub(crate) fn syscall_entry(&self) -> Result<u64, VcpuError> {
         const LSTAR: u32 = 0xc000_0082;
         msr::read(&self.fd, LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
     }
 
-    /// Whether int3s of kernel and user mode leave guest mode as traps.
-    pub(crate) fn set_breakpoint_exits(&mut self, on: bool) -> Result<(), VcpuAccessError> {
-        self.debugging.breakpoint_exits = on;
-        self.set_debug_around_step()
+    /// What it is debugged for, besides a step.
+    pub(crate) fn debugging(&self) -> &Debugging {
+        &self.debugging.wanted
     }
 
-    /// The watchpoints set.
-    pub(crate) fn watchpoints(&self) -> &[Watchpoint] {
-        &self.debugging.watchpoints
-    }
-
-    /// Sets watchpoints that [`crate::watch::check`] has passed.
-    pub(crate) fn set_watchpoints(
-        &mut self,
-        watchpoints: &[Watchpoint],
-    ) -> Result<(), VcpuAccessError> {
-        self.debugging.watchpoints = watchpoints.to_vec();
+    /// Has it debugged for what [`Debugging::check`] has passed.
+    pub(crate) fn set_debugging(&mut self, wanted: &Debugging) -> Result<(), VcpuError> {
+        self.debugging.wanted.clone_from(wanted);
         self.set_debug_around_step()
     }
 
     /// Tells KVM what to debug for; `more` are `KVM_GUESTDBG_INJECT_*`. A step
     /// under way begins at RIP as it is now.
-    fn set_debug(&self, more: u32) -> Result<(), VcpuAccessError> {
+    fn set_debug(&self, more: u32) -> Result<(), VcpuError> {
         self.fd
             .set_guest_debug(&self.debugging.request(self.block_irq, more))
             .map_err(|e| self.refused("set up the debugging", &e))
@@ -162,7 +154,7 @@ impl Vcpu {
     /// KVM sets the trap flag for the instruction at RIP, and only while RIP is
     /// there (arch/x86/kvm/x86.c, `singlestep_rip`). RIP may be in an exception
     /// handler by now, from which it comes back with the flag that it had.
-    fn set_debug_around_step(&self) -> Result<(), VcpuAccessError> {
+    fn set_debug_around_step(&self) -> Result<(), VcpuError> {
         let Some(step) = self.debugging.step else {
             return self.set_debug(0);
         };
@@ -170,7 +162,7 @@ impl Vcpu {
         if now.rip == step.start {
             return self.set_debug(0);
         }
-        self.set_registers(&kvm_regs {
+        self.set_registers(&Registers {
             rip: step.start,
             ..now
         })?;
@@ -178,15 +170,15 @@ impl Vcpu {
         self.set_registers(&now)
     }
 
-    fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuAccessError {
-        VcpuAccessError {
-            vcpu: self.index,
+    fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuError {
+        VcpuError {
+            vcpu: self.id,
             what,
             cause: cause.to_string(),
         }
     }
 
-    fn context(&mut self) -> Result<VcpuContext<'_>, VcpuAccessError> {
+    fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
         if !self.sync_regs {
             let registers = self.registers()?;
             return Ok(self.context_with(registers));
@@ -195,19 +187,20 @@ impl Vcpu {
         let shadow = Some(shared.events.interrupt.shadow);
         Ok(VcpuContext {
             shadow,
-            ..self.context_with(shared.regs)
+            ..self.context_with(registers::from_kvm(shared.regs))
         })
     }
 
-    fn context_with(&self, registers: kvm_regs) -> VcpuContext<'_> {
+    fn context_with(&self, registers: Registers) -> VcpuContext<'_> {
         VcpuContext {
-            index: self.index,
+            id: self.id,
             fd: &self.fd,
             registers,
             dirty: false,
+            control: None,
             tsc_offset: self.tsc_offset,
             shadow: None,
-            step: self.debugging.step.map(|step| step.start),
+            step: self.debugging.step.map(|step| GuestVirtAddr(step.start)),
         }
     }
 }
@@ -220,16 +213,16 @@ pub(crate) fn run_thread(
     shared: &Shared,
     handler: &dyn TrapHandler,
 ) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), VcpuAccessError> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), VcpuError> {
         // Not kept locked: a stopped vCPU is for others to look at.
         let _kickable = Kickable::new(&shared.kicks, index, &mut cell.locked().fd);
         let mut left = Left::Stopped;
         loop {
-            let alone = if let Left::ToStepAlone(ask) = left {
+            let alone = if let Left::ToStepAlone(asked) = left {
                 let Some(hold) = shared.gate.enter_alone(index) else {
                     return Ok(());
                 };
-                Some((hold, ask))
+                Some((hold, asked))
             } else if shared.gate.enter(index) {
                 None
             } else {

@@ -1,14 +1,19 @@
 //! Running a vCPU: its exits, the traps among them, and steps.
 
+use guest_state::x86_64::INT3;
+use guest_state::{
+    Action, GuestMemory, GuestPhysAddr, Step, StepEnd, Trap, TrapHandler, VcpuError,
+};
 use kvm_bindings::{
     KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
-    KVM_SYSTEM_EVENT_SHUTDOWN, kvm_regs,
+    KVM_SYSTEM_EVENT_SHUTDOWN,
 };
 use kvm_ioctls::{SyncReg, VcpuExit};
 
 use super::{
-    Left, Shared, Vcpu, VcpuAccessError, VcpuContext,
-    debug::{Cause, Step},
+    Left, Shared, Vcpu, VcpuContext,
+    debug::{Cause, DR6_SINGLE_STEP, StepUnderWay},
+    registers::to_kvm,
     step_timer::StepTimer,
 };
 use crate::{
@@ -16,7 +21,7 @@ use crate::{
     exits::ExitKind,
     gate::Hold,
     ram::GuestRam,
-    trap::{BreakpointShape, DebugExit, Handlers, INT3, InternalError, Trap, TrapHandler, Verdict},
+    trap::{BreakpointShape, DebugExit, InternalError},
 };
 
 /// What one `KVM_RUN` came back with, its I/O done.
@@ -45,7 +50,7 @@ impl Event {
         let traps = match self {
             Self::Breakpoint => [Some(Trap::Breakpoint), None],
             Self::Debug { cause, .. } => cause.traps(),
-            Self::Astray => [Some(Trap::StepAstray), None],
+            Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
         };
         traps.into_iter().flatten()
     }
@@ -53,28 +58,21 @@ impl Event {
     fn ends_step(self) -> bool {
         match self {
             Self::Breakpoint => false,
-            Self::Debug { cause, .. } => cause.ends_step,
+            Self::Debug { cause, .. } => cause.step.is_some(),
             Self::Astray => true,
         }
     }
 }
 
-/// A step that is asked for: see [`Verdict::Step`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ask {
-    through: bool,
-    handlers: Handlers,
-}
-
 /// How a guest's own exception gets back to it.
 #[derive(PartialEq, Eq)]
-enum GivenBack {
+enum Reinjected {
     /// It is at its handler.
     Delivered,
     /// KVM has been told already.
     Injected,
-    /// KVM is to be told by these `KVM_GUESTDBG_INJECT_*`.
-    ToInject(u32),
+    /// KVM is to be asked by these `KVM_GUESTDBG_INJECT_*`.
+    Asked(u32),
 }
 
 impl Vcpu {
@@ -84,12 +82,12 @@ impl Vcpu {
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
-        alone: Option<(Hold<'_>, Ask)>,
-    ) -> Result<Left, VcpuAccessError> {
+        alone: Option<(Hold<'_>, Step)>,
+    ) -> Result<Left, VcpuError> {
         self.tsc_offset = super::msr::steady_tsc_offset(&self.fd);
         let mut hold = None;
-        if let Some((taken, ask)) = alone {
-            if self.begin_step_alone(shared, handler, ask)? {
+        if let Some((taken, asked)) = alone {
+            if self.begin_step_alone(shared, handler, asked)? {
                 hold = Some(taken);
             }
         } else if self.debugging.step.is_some() {
@@ -100,7 +98,7 @@ impl Vcpu {
         loop {
             // Cleared before the gate is asked: a kick that comes later stays.
             self.fd.set_kvm_immediate_exit(0);
-            let leaving = to_step.is_some() || shared.gate.must_leave(self.index as usize);
+            let leaving = to_step.is_some() || shared.gate.must_leave(self.id.0 as usize);
             if leaving {
                 // One more KVM_RUN completes a port or MMIO operation that user space
                 // has answered and takes over changed registers
@@ -117,10 +115,10 @@ impl Vcpu {
                     break;
                 }
                 Exit::InternalError(error) => {
-                    let regs = self.registers()?;
-                    if self.byte_at(regs.rip, shared, &error) != Some(INT3) {
+                    let rip = self.registers()?.rip;
+                    if self.byte_at(rip, shared, &error) != Some(INT3) {
                         shared.exits.count(ExitKind::Other);
-                        shared.end.end(self.failed(&error, &regs));
+                        shared.end.end(self.failed(&error, rip));
                         break;
                     }
                     shared.exits.count(ExitKind::Breakpoint);
@@ -133,8 +131,8 @@ impl Vcpu {
                     cause: self.debugging.cause(dr6),
                 },
             };
-            if let Some(ask) = self.trapped(shared, handler, event, &mut hold)? {
-                to_step = Some(ask);
+            if let Some(asked) = self.trapped(shared, handler, event, &mut hold)? {
+                to_step = Some(asked);
             }
         }
         if self.debugging.step.is_some() {
@@ -175,14 +173,11 @@ impl Vcpu {
             Ok(VcpuExit::FailEntry(reason, cpu)) => failed(format!(
                 "the CPU refused to enter the guest on host CPU {cpu} (reason {reason:#x})"
             )),
-            Ok(other) => failed(format!(
-                "vCPU {} left guest mode with {other:?}",
-                self.index
-            )),
+            Ok(other) => failed(format!("vCPU {} left guest mode with {other:?}", self.id)),
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
                 (ExitKind::Interrupted, Exit::Interrupted)
             }
-            Err(error) => failed(format!("KVM_RUN of vCPU {} failed: {error}", self.index)),
+            Err(error) => failed(format!("KVM_RUN of vCPU {} failed: {error}", self.id)),
         };
         shared.exits.count(kind);
         exit
@@ -191,9 +186,13 @@ impl Vcpu {
     fn kind(&self, exit: DebugExit) -> ExitKind {
         match exit {
             DebugExit::Breakpoint => ExitKind::Breakpoint,
-            DebugExit::Debug { dr6 } if self.debugging.cause(dr6).stepped => ExitKind::Step,
+            DebugExit::Debug { dr6 } if self.is_single_step(dr6) => ExitKind::Step,
             DebugExit::Debug { .. } => ExitKind::Hardware,
         }
+    }
+
+    fn is_single_step(&self, dr6: u64) -> bool {
+        self.debugging.step.is_some() && dr6 & DR6_SINGLE_STEP != 0
     }
 
     /// Asks the handler about an event and does what it says. With an answer the
@@ -204,47 +203,48 @@ impl Vcpu {
         handler: &dyn TrapHandler,
         event: Event,
         hold: &mut Option<Hold<'_>>,
-    ) -> Result<Option<Ask>, VcpuAccessError> {
+    ) -> Result<Option<Step>, VcpuError> {
         let shape = self.shape;
         let mut context = self.context()?;
-        let mut verdict = None;
+        let mut action = None;
         for trap in event.traps() {
             let answer = handler.trap(&mut context, &shared.ram, trap);
-            verdict.get_or_insert(answer);
+            action.get_or_insert(answer);
         }
-        let verdict = verdict.unwrap_or(Verdict::GiveBack);
-        let given_back = match verdict {
-            Verdict::GiveBack => Some(give_back(&mut context, event, shape, &shared.ram)?),
+        let action = action.unwrap_or(Action::Reinject);
+        let reinjected = match action {
+            Action::Reinject => Some(reinject(&mut context, event, shape, &shared.ram)?),
             _ => None,
         };
-        let inject = match given_back {
-            Some(GivenBack::ToInject(flags)) => flags,
+        let inject = match reinjected {
+            Some(Reinjected::Asked(flags)) => flags,
             _ => 0,
         };
         let mut ends_step = event.ends_step();
         if inject != 0 && !ends_step && context.step.is_some() {
             // Telling KVM would begin the step anew, at RIP as it is now. The step
             // has led into the guest's user mode or its own debugging.
-            handler.trap(&mut context, &shared.ram, Trap::StepAstray);
+            let astray = Trap::Step(StepEnd::Astray);
+            handler.trap(&mut context, &shared.ram, astray);
             ends_step = true;
         }
-        match verdict {
-            Verdict::PageFault {
+        match action {
+            Action::PageFault {
                 address,
                 error_code,
             } => {
                 context.inject_page_fault(address, error_code)?;
             }
-            Verdict::Halt => context.halt()?,
-            Verdict::Resume | Verdict::GiveBack | Verdict::Step { .. } => {}
+            Action::Halt => context.halt()?,
+            Action::Resume | Action::Reinject | Action::Step(_) => {}
         }
         let (registers, dirty) = (context.registers, context.dirty);
         if dirty {
             // Registers that KVM takes over at KVM_RUN would throw away an exception
             // injected now; those of a plain resume need no system call.
-            let plain = verdict == Verdict::Resume || given_back == Some(GivenBack::Delivered);
+            let plain = action == Action::Resume || reinjected == Some(Reinjected::Delivered);
             if self.sync_regs && plain {
-                self.fd.sync_regs_mut().regs = registers;
+                self.fd.sync_regs_mut().regs = to_kvm(registers);
                 self.fd.set_sync_dirty_reg(SyncReg::Register);
             } else {
                 self.set_registers(&registers)?;
@@ -253,26 +253,20 @@ impl Vcpu {
         if ends_step {
             self.end_step()?;
         }
-        if let Verdict::Step {
-            alone,
-            through,
-            handlers,
-        } = verdict
-        {
-            let ask = Ask { through, handlers };
-            let begun = if !alone {
-                self.begin_step(registers.rip, ask)?;
+        if let Action::Step(asked) = action {
+            let begun = if !asked.alone {
+                self.begin_step(registers.rip, asked)?;
                 *hold = None;
                 true
             } else if hold.is_some() {
-                self.begin_step_alone(shared, handler, ask)?
+                self.begin_step_alone(shared, handler, asked)?
             } else {
                 if ends_step || self.debugging.step.is_some() {
                     // The new one may yet be called off.
                     self.end_step()?;
                     self.set_debug(0)?;
                 }
-                return Ok(Some(ask));
+                return Ok(Some(asked));
             };
             if begun {
                 return Ok(None);
@@ -293,8 +287,8 @@ impl Vcpu {
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
-        ask: Ask,
-    ) -> Result<bool, VcpuAccessError> {
+        asked: Step,
+    ) -> Result<bool, VcpuError> {
         // Not from the shared page: the registers may have been set since.
         let registers = self.registers()?;
         let mut context = self.context_with(registers);
@@ -304,29 +298,25 @@ impl Vcpu {
             self.set_registers(&registers)?;
         }
         if go {
-            self.begin_step(registers.rip, ask)?;
+            self.begin_step(registers.rip, asked)?;
         }
         Ok(go)
     }
 
     /// Prepares a step of the instruction at `start`, where RIP is.
-    fn begin_step(&mut self, start: u64, ask: Ask) -> Result<(), VcpuAccessError> {
-        self.debugging.step = Some(Step {
-            handlers: ask.handlers,
-            through: ask.through,
-            start,
-        });
+    fn begin_step(&mut self, start: u64, asked: Step) -> Result<(), VcpuError> {
+        self.debugging.step = Some(StepUnderWay { asked, start });
         self.set_debug(0)?;
         self.time_step(true)
     }
 
     /// Forgets the step; KVM is to be told after.
-    fn end_step(&mut self) -> Result<(), VcpuAccessError> {
+    fn end_step(&mut self) -> Result<(), VcpuError> {
         self.debugging.step = None;
         self.time_step(false)
     }
 
-    fn time_step(&mut self, on: bool) -> Result<(), VcpuAccessError> {
+    fn time_step(&mut self, on: bool) -> Result<(), VcpuError> {
         if on && self.step_timer.is_none() {
             let timer = StepTimer::new();
             self.step_timer = Some(timer.map_err(|e| self.refused("limit a step", &e))?);
@@ -341,7 +331,7 @@ impl Vcpu {
 
     /// Whether a step has used up its time and led elsewhere: a host that is only
     /// slow has not executed the instruction yet.
-    fn step_went_astray(&self) -> Result<bool, VcpuAccessError> {
+    fn step_went_astray(&self) -> Result<bool, VcpuError> {
         match (&self.step_timer, &self.debugging.step) {
             (Some(timer), Some(step)) if timer.expired() => Ok(self.registers()?.rip != step.start),
             _ => Ok(false),
@@ -358,21 +348,22 @@ impl Vcpu {
         }
         let place = self.fd.translate_gva(rip).ok().filter(|t| t.valid != 0)?;
         let mut byte = [0];
-        shared.ram.read(place.physical_address, &mut byte).ok()?;
+        let at = GuestPhysAddr(place.physical_address);
+        shared.ram.read(at, &mut byte).ok()?;
         Some(byte[0])
     }
 
-    fn failed(&self, error: &InternalError, regs: &kvm_regs) -> Ending {
+    fn failed(&self, error: &InternalError, rip: u64) -> Ending {
         let reason = if error.suberror == InternalError::EMULATION {
             format!(
                 "KVM could not emulate an instruction of vCPU {} at {:#x} (bytes {:02x?}); \
                  `vmprobe doctor` tells whether this host's KVM runs Linux",
-                self.index, regs.rip, error.instruction
+                self.id, rip, error.instruction
             )
         } else {
             format!(
                 "KVM gave up on vCPU {} at {:#x}: internal error {}",
-                self.index, regs.rip, error.suberror
+                self.id, rip, error.suberror
             )
         };
         Ending::Failed { reason }
@@ -380,25 +371,25 @@ impl Vcpu {
 }
 
 /// Gives the guest an exception of its own.
-fn give_back(
+fn reinject(
     context: &mut VcpuContext<'_>,
     event: Event,
     shape: BreakpointShape,
     ram: &GuestRam,
-) -> Result<GivenBack, VcpuAccessError> {
+) -> Result<Reinjected, VcpuError> {
     match event {
-        Event::Breakpoint if context.deliver_breakpoint(ram)? => Ok(GivenBack::Delivered),
+        Event::Breakpoint if context.deliver_breakpoint(ram)? => Ok(Reinjected::Delivered),
         Event::Breakpoint if shape == BreakpointShape::EmulationFailure => {
             context.inject_breakpoint_after()?;
-            Ok(GivenBack::Injected)
+            Ok(Reinjected::Injected)
         }
-        Event::Breakpoint => Ok(GivenBack::ToInject(KVM_GUESTDBG_INJECT_BP)),
+        Event::Breakpoint => Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_BP)),
         Event::Debug { dr6, .. } => {
             context.add_to_dr6(dr6)?;
-            Ok(GivenBack::ToInject(KVM_GUESTDBG_INJECT_DB))
+            Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_DB))
         }
         // It was no exception.
-        Event::Astray => Ok(GivenBack::Delivered),
+        Event::Astray => Ok(Reinjected::Delivered),
     }
 }
 

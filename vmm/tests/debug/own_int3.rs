@@ -2,10 +2,11 @@
 
 use crate::{
     report::on_kvm,
-    tiny::{CODE_SELECTOR, IDT_REGISTER, Tiny, guest, power_off},
+    tiny::{CODE_SELECTOR, IDT_REGISTER, Tiny, catch_int3s, guest, power_off},
 };
+use guest_state::{Action, GuestPhysAddr, StoppedGuest};
 use iced_x86::code_asm::{ptr, rax, rsp};
-use vmm::{Ending, Verdict};
+use vmm::Ending;
 
 const BREAKPOINT: u64 = 3;
 /// IF of RFLAGS.
@@ -20,7 +21,7 @@ fn emulates() -> bool {
 }
 
 fn with_exits(tiny: &Tiny) {
-    tiny.vm.stopped(|g| g.set_breakpoint_exits(true).unwrap());
+    tiny.vm.stopped(catch_int3s);
 }
 
 #[test]
@@ -53,7 +54,7 @@ fn an_int3_behind_sti_comes_to_its_handler_with_no_interrupt_held_back() {
                 held_back = Some(hit.vcpu.interrupt_shadow().unwrap());
                 own = hit.rip();
                 assert_eq!(flags & INTERRUPTS, INTERRUPTS);
-                return Verdict::GiveBack;
+                return Action::Reinject;
             }
             assert_eq!(held_back, Some(true), "by the sti");
             assert!(!hit.vcpu.interrupt_shadow().unwrap());
@@ -62,7 +63,7 @@ fn an_int3_behind_sti_comes_to_its_handler_with_no_interrupt_held_back() {
             assert_eq!(hit.stack(1), CODE_SELECTOR);
             assert_eq!(hit.stack(2) & INTERRUPTS, INTERRUPTS);
             hit.go_to(handler + 1);
-            Verdict::Resume
+            Action::Resume
         });
         assert_eq!(tiny.vm.exits().breakpoint, 2);
     }
@@ -91,16 +92,17 @@ fn an_int3_with_its_stack_in_read_only_memory_ends_as_on_a_processor() {
     tiny.protect_arena();
     let handler = tiny.slot(0, power_off);
     tiny.gates(&[(BREAKPOINT, handler)]);
-    let stack = tiny.vm.arena().code.phys + 0x1_0000;
+    let stack = tiny.vm.arena().code.start.0 + 0x1_0000;
     tiny.vm
         .stopped(|g| crate::tiny::put(g, IDT_REGISTER + 0x10, stack));
     with_exits(&tiny);
-    tiny.start(|_| Verdict::GiveBack);
+    tiny.start(|_| Action::Reinject);
     // The push faults, and so do those of the exceptions that follow from it.
     assert_eq!(tiny.vm.wait(), Ending::TripleFault);
     let below = tiny.vm.stopped(|g| {
         let mut bytes = [0; 64];
-        g.memory().read(stack - 64, &mut bytes).unwrap();
+        let at = GuestPhysAddr(stack - 64);
+        g.memory().read(at, &mut bytes).unwrap();
         bytes
     });
     assert_eq!(below, [0; 64]);

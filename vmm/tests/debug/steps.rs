@@ -11,8 +11,10 @@ use crate::{
     report::on_kvm,
     tiny::{self, CODE_SELECTOR, DATA, Hit, IDT_REGISTER, TRAP_FLAG, guest, power_off, word},
 };
+use guest_state::{
+    Action, ExceptionHandler, GuestVirtAddr, Step, StepEnd, StoppedGuest, Trap, VcpuId,
+};
 use iced_x86::code_asm::{dword_ptr, ebx, ecx, ptr, qword_ptr, r8d, rax, rdi, rsp};
-use vmm::{Handlers, Trap, Verdict};
 
 /// Vectors (SDM vol. 3, 6.3.1), and whether they push an error code.
 const DIVIDE: (u64, bool) = (0, false);
@@ -37,26 +39,29 @@ fn emulates() -> bool {
     int3.is_some_and(|int3| int3.shape == vmm::doctor::Int3Shape::InternalError)
 }
 
-fn step(handlers: &[u64]) -> Verdict {
-    let mut all: Handlers = [None; 4];
-    for (slot, handler) in all.iter_mut().zip(handlers) {
+fn step(handlers: &[ExceptionHandler]) -> Action {
+    let mut step = Step::default();
+    for (slot, handler) in step.handlers.iter_mut().zip(handlers) {
         *slot = Some(*handler);
     }
-    Verdict::Step {
-        alone: false,
-        through: false,
-        handlers: all,
-    }
+    Action::Step(step)
 }
 
-fn alone(verdict: Verdict) -> Verdict {
-    let Verdict::Step { handlers, .. } = verdict else {
-        panic!("{verdict:?} is no step")
+fn alone(action: Action) -> Action {
+    let Action::Step(step) = action else {
+        panic!("{action:?} is no step")
     };
-    Verdict::Step {
+    Action::Step(Step {
         alone: true,
-        through: false,
-        handlers,
+        ..step
+    })
+}
+
+/// A handler, of page faults unless told otherwise.
+fn handler(entry: u64) -> ExceptionHandler {
+    ExceptionHandler {
+        vector: PAGE_FAULT.0 as u8,
+        entry: GuestVirtAddr(entry),
     }
 }
 
@@ -64,7 +69,7 @@ fn alone(verdict: Verdict) -> Verdict {
 /// count and go back; that of #UD goes back only after `TEXT_OUT` is set.
 struct Stepped {
     tiny: tiny::Tiny,
-    handlers: Vec<u64>,
+    handlers: Vec<ExceptionHandler>,
 }
 
 impl Stepped {
@@ -108,7 +113,15 @@ impl Stepped {
             .map(|((vector, _), handler)| (*vector, *handler))
             .collect();
         tiny.gates(&gates);
-        tiny.vm.stopped(|g| g.set_breakpoint_exits(true).unwrap());
+        tiny.vm.stopped(|g| tiny::catch_int3s(g));
+        let handlers = vectors.iter().zip(handlers).map(|((vector, _), entry)| {
+            let vector = *vector as u8;
+            ExceptionHandler {
+                vector,
+                ..handler(entry)
+            }
+        });
+        let handlers = handlers.collect();
         Self { tiny, handlers }
     }
 
@@ -146,11 +159,14 @@ fn an_instruction_is_stepped_out_of_line() {
                 assert_eq!(control.idt_limit, 0x1ff);
                 assert_eq!(control.idt_base, DATA + 0xe000);
                 hit.go_to(back);
-                Verdict::Resume
+                Action::Resume
             }
         }
     });
-    let expected = [(Trap::Breakpoint, None), (Trap::Step, Some(slot))];
+    let expected = [
+        (Trap::Breakpoint, None),
+        (Trap::Step(StepEnd::Done), Some(GuestVirtAddr(slot))),
+    ];
     assert_eq!(*traps.lock().unwrap(), expected);
     assert_eq!(stepped.tiny.registers(0).rbx, 1);
     let exits = stepped.tiny.vm.exits();
@@ -181,7 +197,7 @@ fn an_exception_of_the_stepped_instruction_is_noticed_at_its_handler() {
         stepped.tiny.run(move |hit| {
             if hit.before_step {
                 asked += 1;
-                return Verdict::Resume;
+                return Action::Resume;
             }
             let (slot, pointer, (vector, _), error_code) = cases[case];
             match hit.trap {
@@ -197,12 +213,12 @@ fn an_exception_of_the_stepped_instruction_is_noticed_at_its_handler() {
                         false => step(&handlers),
                     }
                 }
-                Trap::Hardware { dr6 } => {
+                Trap::Step(StepEnd::Exception(raised)) => {
                     // Far below the time limit of a step.
                     assert!(begun.elapsed() < Duration::from_millis(400));
                     let index = at.iter().find(|(v, _)| *v == vector).unwrap().1;
-                    assert_eq!(dr6 & 0xf, 1 << index, "vector {vector}");
-                    assert_eq!(hit.rip(), handlers[index]);
+                    assert_eq!(u64::from(raised), vector);
+                    assert_eq!(hit.rip(), handlers[index].entry.0);
                     assert_eq!(asked, usize::from(alone_too) * (case + 1));
                     // The frame (SDM vol. 3, 6.14.2).
                     let first = u64::from(error_code.is_some());
@@ -217,7 +233,7 @@ fn an_exception_of_the_stepped_instruction_is_noticed_at_its_handler() {
                     hit.set_stack(first, back);
                     hit.set_stack(first + 2, flags & !TRAP_FLAG);
                     case += 1;
-                    Verdict::Resume
+                    Action::Resume
                 }
                 other => panic!("{other:?} at {:#x}", hit.rip()),
             }
@@ -250,18 +266,19 @@ fn an_exception_that_nobody_watches_for_makes_the_step_astray() {
                 step(&handlers[..3])
             }
             _ => {
-                assert_eq!(hit.vcpu.step_under_way(), Some(slot));
-                assert!((handlers[3]..handlers[3] + 0x40).contains(&hit.rip()));
+                assert_eq!(hit.vcpu.step_under_way(), Some(GuestVirtAddr(slot)));
+                let last = handlers[3].entry.0;
+                assert!((last..last + 0x40).contains(&hit.rip()));
                 hit.set_stack(0, back);
                 hit.set_stack(2, 2);
-                hit.memory.write(TEXT_OUT, &[1]).unwrap();
-                Verdict::Resume
+                tiny::write(hit.memory, TEXT_OUT, &[1]);
+                Action::Resume
             }
         }
     });
     let astray = match emulates() {
-        true => Trap::Step,
-        false => Trap::StepAstray,
+        true => Trap::Step(StepEnd::Done),
+        false => Trap::Step(StepEnd::Astray),
     };
     assert_eq!(*traps.lock().unwrap(), [Trap::Breakpoint, astray]);
     assert_eq!(stepped.count(INVALID_OPCODE.0), 1);
@@ -284,14 +301,14 @@ fn a_repeated_string_instruction_is_stepped_in_rounds() {
             (registers.rcx, registers.rax) = (3, 7);
             return step(&handlers);
         }
-        assert_eq!(hit.trap, Trap::Step);
+        assert_eq!(hit.trap, Trap::Step(StepEnd::Done));
         rounds += 1;
         if hit.rip() == slot && hit.vcpu.registers().rcx != 0 {
             return step(&handlers);
         }
         println!("{rounds} rounds");
         hit.go_to(back);
-        Verdict::Resume
+        Action::Resume
     });
     let written = stepped.tiny.vm.stopped(|g| word(g.memory(), TEXT_OUT));
     assert_eq!(written, 0x07_0707);
@@ -308,9 +325,7 @@ fn a_repeated_string_instruction_can_run_through_to_its_end() {
         a.nop()
     });
     let end = slot + 2;
-    let mut handlers = vec![end];
-    handlers.extend(&stepped.handlers);
-    handlers.truncate(4);
+    let handlers = stepped.handlers.clone();
     let (mut back, mut traps) = (0, 0);
     stepped.tiny.run(move |hit| {
         if hit.trap == Trap::Breakpoint {
@@ -318,20 +333,19 @@ fn a_repeated_string_instruction_can_run_through_to_its_end() {
             let registers = hit.vcpu.registers_mut();
             (registers.rip, registers.rdi) = (slot, TEXT_OUT);
             (registers.rcx, registers.rax) = (8, 7);
-            let Verdict::Step { handlers, .. } = step(&handlers) else {
+            let Action::Step(step) = step(&handlers) else {
                 panic!("no step");
             };
-            return Verdict::Step {
-                alone: false,
-                through: true,
-                handlers,
-            };
+            return Action::Step(Step {
+                run_to: Some(GuestVirtAddr(end)),
+                ..step
+            });
         }
         traps += 1;
-        assert!(matches!(hit.trap, Trap::Hardware { .. }), "{:?}", hit.trap);
+        assert_eq!(hit.trap, Trap::Step(StepEnd::Done));
         assert_eq!((hit.rip(), hit.vcpu.registers().rcx, traps), (end, 0, 1));
         hit.go_to(back);
-        Verdict::Resume
+        Action::Resume
     });
     let written = stepped.tiny.vm.stopped(|g| word(g.memory(), TEXT_OUT));
     assert_eq!(written, 0x0707_0707_0707_0707);
@@ -363,7 +377,7 @@ fn a_breakpoint_on_the_way_leaves_the_step_as_it_is() {
     });
     let fault = tiny.slot(2, |a| a.nop());
     tiny.gates(&[(INVALID_OPCODE.0, invalid), (PAGE_FAULT.0, fault)]);
-    tiny.vm.stopped(|g| g.set_breakpoint_exits(true).unwrap());
+    tiny.vm.stopped(|g| tiny::catch_int3s(g));
     let traps = Arc::new(Mutex::new(Vec::new()));
     let (seen, mut back) = (Arc::clone(&traps), None);
     tiny.run(move |hit| {
@@ -374,28 +388,26 @@ fn a_breakpoint_on_the_way_leaves_the_step_as_it_is() {
             (Trap::Breakpoint, None) => {
                 back = Some(hit.rip() + 1);
                 hit.go_to(slot);
-                step(&[fault])
+                step(&[handler(fault)])
             }
             (Trap::Breakpoint, Some(_)) => {
                 hit.go_to(invalid + 2);
-                Verdict::Resume
+                Action::Resume
             }
             (_, Some(back)) => {
                 hit.go_to(back);
-                Verdict::Resume
+                Action::Resume
             }
             other => panic!("{other:?}"),
         }
     });
     let traps = traps.lock().unwrap();
     assert_eq!(traps[0].2, None);
-    assert_eq!(traps[1], (Trap::Breakpoint, invalid + 1, Some(slot)));
+    let slot = Some(GuestVirtAddr(slot));
+    assert_eq!(traps[1], (Trap::Breakpoint, invalid + 1, slot));
     let (trap, rip, under_way) = traps[2];
-    assert!(
-        matches!(trap, Trap::Hardware { dr6 } if dr6 & 0xf == 1),
-        "{trap:?}"
-    );
-    assert_eq!((rip, under_way), (fault, Some(slot)));
+    assert_eq!(trap, Trap::Step(StepEnd::Exception(PAGE_FAULT.0 as u8)));
+    assert_eq!((rip, under_way), (fault, slot));
     assert_eq!(traps.len(), 3);
 }
 
@@ -421,22 +433,22 @@ fn a_step_goes_on_after_the_vcpu_was_stopped_in_the_middle() {
     tiny.map_arena();
     let slot = tiny.slot(0, |a| a.inc(ebx));
     let other = tiny.slot(1, |a| a.add(ebx, 1));
-    tiny.vm.stopped(|g| g.set_breakpoint_exits(true).unwrap());
+    tiny.vm.stopped(|g| tiny::catch_int3s(g));
     let (mut back, mut ends) = (0, [0, 0]);
     let counted = Arc::new(Mutex::new(ends));
     let count = Arc::clone(&counted);
-    tiny.start(move |hit: &mut Hit<'_, '_>| match hit.trap {
+    tiny.start(move |hit: &mut Hit<'_>| match hit.trap {
         Trap::Breakpoint => {
             back = hit.rip() + 1;
             hit.go_to(slot);
-            step(&[DATA])
+            step(&[handler(DATA)])
         }
-        Trap::Step => {
+        Trap::Step(StepEnd::Done) => {
             assert!([slot + 2, other + 3].contains(&hit.rip()));
             ends[usize::from(hit.rip() == other + 3)] += 1;
             *count.lock().unwrap() = ends;
             hit.go_to(back);
-            Verdict::Resume
+            Action::Resume
         }
         other => panic!("{other:?} at {:#x}", hit.rip()),
     });
@@ -444,16 +456,16 @@ fn a_step_goes_on_after_the_vcpu_was_stopped_in_the_middle() {
     while tiny.vm.ending().is_none() {
         tiny.vm.stopped(|g| {
             assert!(g.since().elapsed() < Duration::from_secs(60));
-            let mut registers = g.registers(0).unwrap();
+            let mut registers = g.registers(VcpuId(0)).unwrap();
             if registers.rip == slot {
                 amid += 1;
                 if amid % 2 == 0 {
                     registers.rip = other;
-                    g.set_registers(0, &registers).unwrap();
+                    g.set_registers(VcpuId(0), &registers).unwrap();
                     moved += 1;
                 }
             }
-            g.set_breakpoint_exits(true).unwrap();
+            tiny::catch_int3s(g);
         });
         stops += 1;
     }
@@ -490,9 +502,9 @@ fn the_others_run_during_a_step_unless_it_is_alone() {
     // xor ax,ax; mov ds,ax; inc word [0x6000]; jmp back
     let code = [0x31, 0xc0, 0x8e, 0xd8, 0xff, 0x06, 0x00, 0x60, 0xeb, 0xfa];
     tiny.vm.stopped(|g| {
-        g.memory().write(tiny::SECOND_START, &code).unwrap();
-        g.memory().write(COUNT, &[0; 8]).unwrap();
-        g.set_breakpoint_exits(true).unwrap();
+        tiny::write(g.memory(), tiny::SECOND_START, &code);
+        tiny::write(g.memory(), COUNT, &[0; 8]);
+        tiny::catch_int3s(g);
     });
     let (mut hits, mut back, mut before) = (0, 0, 0);
     let steps = Arc::new(Mutex::new(0));
@@ -500,18 +512,18 @@ fn the_others_run_during_a_step_unless_it_is_alone() {
     tiny.run(move |hit| {
         if hit.before_step {
             before = word(hit.memory, COUNT);
-            return Verdict::Resume;
+            return Action::Resume;
         }
         if hit.trap == Trap::Breakpoint {
             hits += 1;
             back = hit.rip() + 1;
             hit.go_to(slot);
             return match hits {
-                1 => step(&[DATA]),
-                _ => alone(step(&[DATA])),
+                1 => step(&[handler(DATA)]),
+                _ => alone(step(&[handler(DATA)])),
             };
         }
-        assert_eq!((hit.trap, hit.rip()), (Trap::Step, slot + 2));
+        assert_eq!((hit.trap, hit.rip()), (Trap::Step(StepEnd::Done), slot + 2));
         let now = word(hit.memory, COUNT);
         if hits == 1 {
             // It would hang if the other stood still.
@@ -523,7 +535,7 @@ fn the_others_run_during_a_step_unless_it_is_alone() {
         }
         *done.lock().unwrap() += 1;
         hit.go_to(back);
-        Verdict::Resume
+        Action::Resume
     });
     assert_eq!(*steps.lock().unwrap(), 2);
     assert_eq!(tiny.registers(0).rbx, 2);
@@ -542,7 +554,7 @@ fn a_step_alone_that_is_called_off_leaves_nothing_of_the_step_before() {
     stepped.tiny.run(move |hit| {
         if hit.before_step {
             // Called off.
-            return Verdict::Halt;
+            return Action::Halt;
         }
         traps += 1;
         match (traps, hit.trap) {
@@ -551,7 +563,7 @@ fn a_step_alone_that_is_called_off_leaves_nothing_of_the_step_before() {
                 hit.go_to(slot);
                 step(&handlers)
             }
-            (2, Trap::Step) => {
+            (2, Trap::Step(StepEnd::Done)) => {
                 hit.go_to(back);
                 alone(step(&handlers))
             }

@@ -10,14 +10,15 @@ use std::{
     },
 };
 
+use guest_state::{
+    Action, Debugging, GuestMemory, GuestPhysAddr, Registers, StoppedGuest, Trap, TrapHandler,
+    Vcpu, VcpuId,
+};
 use iced_x86::{
     IcedError,
     code_asm::{CodeAssembler, al, dword_ptr, dx, rax, rsp},
 };
-use vmm::{
-    BootMethod, Ending, GuestRam, Registers, Stopped, Trap, TrapHandler, VcpuContext, Verdict, Vm,
-    VmConfig,
-};
+use vmm::{BootMethod, Ending, Stopped, Vm, VmConfig};
 
 /// Where the code is and runs. The stack grows down from here.
 pub const TEXT: u64 = 0x20_0000;
@@ -76,12 +77,12 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
 
 impl Tiny {
     /// Starts it and waits for its end, which must be a power-off.
-    pub fn run(&self, handler: impl FnMut(&mut Hit<'_, '_>) -> Verdict + Send + 'static) {
+    pub fn run(&self, handler: impl FnMut(&mut Hit<'_>) -> Action + Send + 'static) {
         self.start(handler);
         assert_eq!(self.vm.wait(), Ending::PowerOff);
     }
 
-    pub fn start(&self, handler: impl FnMut(&mut Hit<'_, '_>) -> Verdict + Send + 'static) {
+    pub fn start(&self, handler: impl FnMut(&mut Hit<'_>) -> Action + Send + 'static) {
         let handler: Arc<dyn TrapHandler> = Arc::new(Closure(Mutex::new(Box::new(handler))));
         self.vm.start(&handler).unwrap();
     }
@@ -90,16 +91,12 @@ impl Tiny {
     pub fn map_arena(&self) {
         let arena = self.vm.arena();
         self.vm.stopped(|guest| {
-            let cr3 = guest.control(0).unwrap().cr3;
+            let cr3 = guest.control(VcpuId(0)).unwrap().cr3;
             let third_level = word(guest.memory(), cr3) & !0xfff;
-            let directory = arena.tables;
-            put(
-                guest,
-                third_level + (arena.code.phys >> 30) * 8,
-                directory | 3,
-            );
+            let (directory, code) = (arena.tables.0, arena.code.start.0);
+            put(guest, third_level + (code >> 30) * 8, directory | 3);
             // Present, writable, a 2 MiB page.
-            put(guest, directory, arena.code.phys | 0x83);
+            put(guest, directory, code | 0x83);
         });
     }
 
@@ -107,8 +104,8 @@ impl Tiny {
     pub fn protect_arena(&self) {
         let arena = self.vm.arena();
         // Present, accessed, dirty, a 2 MiB page.
-        let entry = arena.code.phys | 0xe1;
-        self.vm.stopped(|guest| put(guest, arena.tables, entry));
+        let entry = arena.code.start.0 | 0xe1;
+        self.vm.stopped(|guest| put(guest, arena.tables.0, entry));
     }
 
     /// Puts code into the arena.
@@ -117,12 +114,11 @@ impl Tiny {
         index: u64,
         code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
     ) -> u64 {
-        let at = self.vm.arena().code.phys + index * 0x40;
+        let at = self.vm.arena().code.start.0 + index * 0x40;
         let mut a = CodeAssembler::new(64).unwrap();
         code(&mut a).unwrap();
         let bytes = a.assemble(at).unwrap();
-        self.vm
-            .stopped(|guest| guest.memory().write(at, &bytes).unwrap());
+        self.vm.stopped(|guest| write(guest.memory(), at, &bytes));
         at
     }
 
@@ -140,28 +136,37 @@ impl Tiny {
                 put(guest, IDT + vector * 16 + 8, handler >> 32);
             }
             let limit = (VECTORS * 16 - 1) as u16;
-            guest
-                .memory()
-                .write(IDT_REGISTER, &limit.to_le_bytes())
-                .unwrap();
+            write(guest.memory(), IDT_REGISTER, &limit.to_le_bytes());
             put(guest, IDT_REGISTER + 2, IDT);
         });
     }
 
     /// General registers of a vCPU.
     pub fn registers(&self, vcpu: u32) -> Registers {
-        self.vm.stopped(|guest| guest.registers(vcpu).unwrap())
+        self.vm
+            .stopped(|guest| guest.registers(VcpuId(vcpu)).unwrap())
     }
 }
 
 pub fn put(guest: &Stopped<'_>, at: u64, value: u64) {
-    guest.memory().write(at, &value.to_le_bytes()).unwrap();
+    write(guest.memory(), at, &value.to_le_bytes());
 }
 
-pub fn word(memory: &GuestRam, at: u64) -> u64 {
-    let mut bytes = [0; 8];
-    memory.read(at, &mut bytes).unwrap();
-    u64::from_le_bytes(bytes)
+pub fn write(memory: &dyn GuestMemory, at: u64, bytes: &[u8]) {
+    memory.write(GuestPhysAddr(at), bytes).unwrap();
+}
+
+pub fn word(memory: &dyn GuestMemory, at: u64) -> u64 {
+    memory.read_u64(GuestPhysAddr(at)).unwrap()
+}
+
+/// Has int3s come as traps, and nothing watched.
+pub fn catch_int3s(guest: &Stopped<'_>) {
+    let debugging = Debugging {
+        breakpoints: true,
+        watchpoints: Vec::new(),
+    };
+    guest.set_debugging(&debugging).unwrap();
 }
 
 /// Where the second vCPU starts, in real mode.
@@ -185,15 +190,15 @@ pub fn power_off(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// A trap as a test's handler sees it.
-pub struct Hit<'a, 'v> {
+pub struct Hit<'a> {
     pub trap: Trap,
-    pub vcpu: &'a mut VcpuContext<'v>,
-    pub memory: &'a GuestRam,
+    pub vcpu: &'a mut dyn Vcpu,
+    pub memory: &'a dyn GuestMemory,
     /// This is `before_step`.
     pub before_step: bool,
 }
 
-impl Hit<'_, '_> {
+impl Hit<'_> {
     pub fn rip(&self) -> u64 {
         self.vcpu.registers().rip
     }
@@ -209,16 +214,16 @@ impl Hit<'_, '_> {
 
     pub fn set_stack(&self, index: u64, value: u64) {
         let at = self.vcpu.registers().rsp + index * 8;
-        self.memory.write(at, &value.to_le_bytes()).unwrap();
+        write(self.memory, at, &value.to_le_bytes());
     }
 }
 
-type Answer = dyn FnMut(&mut Hit<'_, '_>) -> Verdict + Send;
+type Answer = dyn FnMut(&mut Hit<'_>) -> Action + Send;
 
 struct Closure(Mutex<Box<Answer>>);
 
 impl TrapHandler for Closure {
-    fn trap(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam, trap: Trap) -> Verdict {
+    fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
         self.0.lock().unwrap()(&mut Hit {
             trap,
             vcpu,
@@ -227,14 +232,14 @@ impl TrapHandler for Closure {
         })
     }
 
-    fn before_step(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam) -> bool {
-        let verdict = self.0.lock().unwrap()(&mut Hit {
+    fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool {
+        let action = self.0.lock().unwrap()(&mut Hit {
             trap: Trap::Breakpoint,
             vcpu,
             memory,
             before_step: true,
         });
-        verdict == Verdict::Resume
+        action == Action::Resume
     }
 }
 

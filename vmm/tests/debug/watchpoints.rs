@@ -7,22 +7,39 @@ use crate::{
     report::{on_kvm, on_watchpoints},
     tiny::{self, DATA, IDT_REGISTER, SECOND_START, TRAP_FLAG, Tiny, guest, power_off, word},
 };
+use guest_state::{
+    Access, Action, Debugging, DebuggingError, ExceptionHandler, GuestVirtAddr, Step, StepEnd,
+    StoppedGuest, Trap, Watchpoint, WatchpointSet,
+};
 use iced_x86::code_asm::{al, byte_ptr, dword_ptr, eax, ebx, ecx, ptr, qword_ptr, rax, rsp};
-use vmm::{Access, Trap, Verdict, Watchpoint, WatchpointError};
 
 /// The watched words, far from what else the tests use.
 const WATCHED: u64 = DATA + 0x800;
 
 fn watch(address: u64, len: u8, access: Access) -> Watchpoint {
     Watchpoint {
-        address,
+        address: GuestVirtAddr(address),
         len,
         access,
     }
 }
 
 fn set(tiny: &Tiny, watchpoints: &[Watchpoint]) {
-    tiny.vm.stopped(|g| g.set_watchpoints(watchpoints).unwrap());
+    debug(tiny, false, watchpoints).unwrap();
+}
+
+fn debug(tiny: &Tiny, breakpoints: bool, watchpoints: &[Watchpoint]) -> Result<(), DebuggingError> {
+    let debugging = Debugging {
+        breakpoints,
+        watchpoints: watchpoints.to_vec(),
+    };
+    tiny.vm.stopped(|g| g.set_debugging(&debugging))
+}
+
+/// A bit for each watchpoint that was hit.
+fn bits(hit: WatchpointSet) -> u64 {
+    let of = |index| u64::from(hit.contains(index)) << index;
+    (0..4).map(of).sum()
 }
 
 /// Runs it with all traps resumed: vCPU, which watchpoints were hit, and the
@@ -31,12 +48,14 @@ fn hits(tiny: &Tiny) -> Vec<(u32, u64, u64)> {
     let hits = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&hits);
     tiny.run(move |hit| {
-        let Trap::Hardware { dr6 } = hit.trap else {
+        let Trap::Watchpoint(set) = hit.trap else {
             panic!("{:?}", hit.trap)
         };
         let value = word(hit.memory, WATCHED);
-        seen.lock().unwrap().push((hit.vcpu.id(), dr6 & 0xf, value));
-        Verdict::Resume
+        seen.lock()
+            .unwrap()
+            .push((hit.vcpu.id().0, bits(set), value));
+        Action::Resume
     });
     let hits = hits.lock().unwrap();
     assert_eq!(tiny.vm.exits().hardware, hits.len() as u64);
@@ -104,8 +123,8 @@ fn watchpoints_that_were_taken_away_make_no_hits() {
     });
     set(&tiny, &[watch(WATCHED, 8, Access::Write)]);
     let bad = watch(WATCHED + 1, 8, Access::Write);
-    let error = tiny.vm.stopped(|g| g.set_watchpoints(&[bad]));
-    assert!(matches!(error, Err(WatchpointError::Misaligned { .. })));
+    let error = debug(&tiny, false, &[bad]);
+    assert!(matches!(error, Err(DebuggingError::Misaligned { .. })));
     set(&tiny, &[]);
     assert_eq!(hits(&tiny), []);
     assert_eq!(tiny.vm.stopped(|g| word(g.memory(), WATCHED)), 1);
@@ -136,8 +155,8 @@ fn a_vcpu_that_the_guest_starts_later_is_watched_too() {
     code.extend((DONE as u16).to_le_bytes());
     code.extend([1, 0xf4]);
     tiny.vm.stopped(|g| {
-        g.memory().write(SECOND_START, &code).unwrap();
-        g.memory().write(LOW_WATCHED, &[0; 0x200]).unwrap();
+        tiny::write(g.memory(), SECOND_START, &code);
+        tiny::write(g.memory(), LOW_WATCHED, &[0; 0x200]);
     });
     set(&tiny, &[watch(LOW_WATCHED, 1, Access::Write)]);
     let hits = hits(&tiny);
@@ -158,11 +177,10 @@ fn the_hit_of_a_stepped_instruction_is_told_after_the_step() {
         });
         tiny.map_arena();
         let slot = tiny.slot(0, |a| a.mov(byte_ptr(rsp), 1));
-        tiny.vm.stopped(|g| g.set_breakpoint_exits(true).unwrap());
         let watched: Vec<_> = (0..count)
             .map(|index| watch(WATCHED + index * 8, 8, Access::Write))
             .collect();
-        set(&tiny, &watched);
+        debug(&tiny, true, &watched).unwrap();
         let traps = Arc::new(Mutex::new(Vec::new()));
         let int3 = Arc::new(Mutex::new(0));
         let (seen, at) = (Arc::clone(&traps), Arc::clone(&int3));
@@ -175,28 +193,31 @@ fn the_hit_of_a_stepped_instruction_is_told_after_the_step() {
                     let registers = hit.vcpu.registers_mut();
                     (stack, registers.rsp) = (registers.rsp, WATCHED + (count - 1) * 8);
                     registers.rip = slot;
-                    return Verdict::Step {
-                        alone: false,
-                        through: false,
-                        handlers: [Some(DATA), None, None, None],
+                    let handler = ExceptionHandler {
+                        vector: 14,
+                        entry: GuestVirtAddr(DATA),
                     };
+                    return Action::Step(Step {
+                        handlers: [Some(handler), None, None, None],
+                        ..Step::default()
+                    });
                 }
-                Trap::Step => {
+                Trap::Step(StepEnd::Done) => {
                     hit.vcpu.registers_mut().rsp = stack;
                     hit.go_to(*at.lock().unwrap() + 1);
                 }
                 _ => {}
             }
             seen.lock().unwrap().push((hit.trap, rip));
-            Verdict::Resume
+            Action::Resume
         });
         let traps = traps.lock().unwrap();
         let back = *int3.lock().unwrap() + 1;
-        assert_eq!(traps[0], (Trap::Step, slot + 4));
-        let (Trap::Hardware { dr6 }, rip) = traps[1] else {
+        assert_eq!(traps[0], (Trap::Step(StepEnd::Done), slot + 4));
+        let (Trap::Watchpoint(hit), rip) = traps[1] else {
             panic!("{traps:?}")
         };
-        assert_eq!((dr6 & 0xf, rip), (1 << (count - 1), back), "{dr6:#x}");
+        assert_eq!((bits(hit), rip), (1 << (count - 1), back));
         assert_eq!(traps.len(), 2);
     }
 }

@@ -5,9 +5,9 @@ use super::*;
 use crate::detour::{Detour, Pattern};
 
 /// Room for detours below the slots.
-const WITH_DETOURS: Region = Region {
-    code: Part {
-        phys: GuestPhysAddr(0x100_0000),
+const WITH_DETOURS: ArenaMemory = ArenaMemory {
+    code: PhysRange {
+        start: GuestPhysAddr(0x100_0000),
         len: 0x100_0000,
     },
     ..REGION
@@ -146,7 +146,7 @@ fn only_detours_that_nobody_can_be_in_are_reclaimed() {
     }
     // One is on a stack, one in a vCPU, one in use.
     guest.put(0x7000, placed[1].target.0 + 5);
-    let ram = [(GuestPhysAddr(0), 0x8000)];
+    let ram = [range(0, 0x8000)];
     let rips = [placed[2].target.0];
     assert_eq!(arena.reclaim(&guest.memory, &ram, &rips, &[]), Ok(1));
     assert_eq!(arena.detour_at(placed[3].target), None);

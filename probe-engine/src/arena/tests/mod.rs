@@ -3,11 +3,12 @@ mod slots;
 
 use std::convert::Infallible;
 
+use guest_state::Segment;
+use guest_state::testing::TestMemory;
+use guest_state::x86_64::paging::{PageTables, PagingMode, Translation, WalkError, walk};
+
 use super::slots::RESERVED;
 use super::*;
-use crate::guest::testing::TestMemory;
-use crate::image_map::ImageSegment;
-use crate::paging::{PageTables, PagingMode, Translation, WalkError, walk};
 use crate::ring::layout::RING_LEN;
 use crate::symbols::synthetic;
 
@@ -18,18 +19,26 @@ const IMAGE_LEN: u64 = 0x3000;
 const ROOT: u64 = 0x1000;
 const TABLE: u64 = IMAGE + 0x2000;
 const TABLE_PHYS: u64 = IMAGE_PHYS + 0x2000;
-const REGION: Region = Region {
+const REGION: ArenaMemory = ArenaMemory {
     tables: GuestPhysAddr(0x8000),
-    code: Part {
-        phys: GuestPhysAddr(0x80_0000),
+    code: PhysRange {
+        start: GuestPhysAddr(0x80_0000),
         len: 0x80_0000,
     },
-    data: Part {
-        phys: GuestPhysAddr(0x40_0000),
+    data: PhysRange {
+        start: GuestPhysAddr(0x40_0000),
         len: 0x40_0000,
     },
 };
 const MEMORY: usize = 0x100_0000;
+
+/// A stretch of physical memory.
+const fn range(start: u64, len: u64) -> PhysRange {
+    PhysRange {
+        start: GuestPhysAddr(start),
+        len,
+    }
+}
 
 struct Guest {
     memory: TestMemory,
@@ -50,7 +59,7 @@ impl Guest {
         definitions.extend(symbols.iter().map(|(at, name)| (*at, 'D', (*name).into())));
         let guest = Self {
             memory: TestMemory::new(MEMORY),
-            image: ImageMap::new(vec![ImageSegment {
+            image: ImageMap::new(vec![Segment {
                 virt: GuestVirtAddr(IMAGE),
                 phys: GuestPhysAddr(IMAGE_PHYS),
                 len: IMAGE_LEN,
@@ -75,7 +84,7 @@ impl Guest {
         u64::from_le_bytes(bytes)
     }
 
-    fn install(&self, region: Region) -> Result<Arena, InstallError> {
+    fn install(&self, region: ArenaMemory) -> Result<Arena, InstallError> {
         Arena::install(&self.memory, &self.image, &self.symbols, region)
     }
 
@@ -136,17 +145,17 @@ fn fill(guest: &Guest, arena: &mut Arena) -> Vec<Slot> {
 fn all_of_the_region_is_mapped_at_the_two_ends_of_the_hole() {
     let guest = Guest::new();
     let arena = guest.arena();
-    let Region { code, data, .. } = REGION;
+    let ArenaMemory { code, data, .. } = REGION;
     for (at, phys, is_code) in [
-        (HOLE.start.0, data.phys.0, false),
+        (HOLE.start.0, data.start.0, false),
         (
             HOLE.start.0 + data.len - 1,
-            data.phys.0 + data.len - 1,
+            data.start.0 + data.len - 1,
             false,
         ),
-        (HOLE.end.0 - code.len, code.phys.0, true),
-        (SLOT_AREA.start.0, code.phys.0, true),
-        (HOLE.end.0 - 1, code.phys.0 + code.len - 1, true),
+        (HOLE.end.0 - code.len, code.start.0, true),
+        (SLOT_AREA.start.0, code.start.0, true),
+        (HOLE.end.0 - 1, code.start.0 + code.len - 1, true),
     ] {
         let at = GuestVirtAddr(at);
         let found = guest.walk(at).unwrap();
@@ -172,12 +181,12 @@ fn all_of_the_region_is_mapped_at_the_two_ends_of_the_hole() {
 #[test]
 fn each_ring_is_mapped_twice_in_a_row_and_blocks_and_calls_once() {
     const MIB: u64 = 1 << 20;
-    let data = Part {
-        phys: GuestPhysAddr(1 << 30),
+    let data = PhysRange {
+        start: GuestPhysAddr(1 << 30),
         len: 64 * MIB,
     };
     let guest = Guest::new();
-    let arena = guest.install(Region { data, ..REGION }).unwrap();
+    let arena = guest.install(ArenaMemory { data, ..REGION }).unwrap();
     let mut expected = vec![
         (BLOCKS.start.0, 0, 16 * MIB),
         (CALLS.start.0, 16 * MIB, 16 * MIB),
@@ -191,7 +200,7 @@ fn each_ring_is_mapped_twice_in_a_row_and_blocks_and_calls_once() {
     for at in (HOLE.start.0..HOLE.start.0 + (1 << 30)).step_by(2 * MIB as usize) {
         let mut found = expected.iter().filter_map(|(virt, offset, len)| {
             let inside = at.checked_sub(*virt).filter(|inside| inside < len)?;
-            Some(GuestPhysAddr(data.phys.0 + offset + inside))
+            Some(GuestPhysAddr(data.start.0 + offset + inside))
         });
         let phys = found.next();
         for last in [0, 2 * MIB - 1] {
@@ -209,11 +218,11 @@ fn each_ring_is_mapped_twice_in_a_row_and_blocks_and_calls_once() {
 fn memory_that_does_not_hold_a_whole_ring_does_not_map_it() {
     let guest = Guest::new();
     for (len, rings) in [(0x220_0000, 0), (0x240_0000, 1), (0x3e0_0000, 7)] {
-        let data = Part {
-            phys: GuestPhysAddr(1 << 30),
+        let data = PhysRange {
+            start: GuestPhysAddr(1 << 30),
             len,
         };
-        let arena = guest.install(Region { data, ..REGION }).unwrap();
+        let arena = guest.install(ArenaMemory { data, ..REGION }).unwrap();
         let mapped = |ring: &u64| {
             let at = RINGS.wrapping_add(ring * 2 * RING_LEN);
             arena.to_phys(at).is_some() && guest.walk(at).is_ok()
@@ -278,8 +287,8 @@ fn a_kernel_that_is_not_as_expected_is_left_alone() {
 #[test]
 fn a_region_that_cannot_hold_an_arena_is_refused() {
     let guest = Guest::new();
-    let part = |phys, len| Part {
-        phys: GuestPhysAddr(phys),
+    let part = |phys, len| PhysRange {
+        start: GuestPhysAddr(phys),
         len,
     };
     for bad in [
@@ -291,11 +300,11 @@ fn a_region_that_cannot_hold_an_arena_is_refused() {
         part(1 << 52, 0x20_0000),
     ] {
         for region in [
-            Region {
+            ArenaMemory {
                 code: bad,
                 ..REGION
             },
-            Region {
+            ArenaMemory {
                 data: bad,
                 ..REGION
             },
@@ -304,7 +313,7 @@ fn a_region_that_cannot_hold_an_arena_is_refused() {
             assert_eq!(refused, InstallError::BadRegion { region });
         }
     }
-    let region = Region {
+    let region = ArenaMemory {
         tables: GuestPhysAddr(0x8008),
         ..REGION
     };
@@ -313,11 +322,11 @@ fn a_region_that_cannot_hold_an_arena_is_refused() {
         Err(InstallError::BadRegion { .. })
     ));
     for region in [
-        Region {
+        ArenaMemory {
             tables: GuestPhysAddr(MEMORY as u64),
             ..REGION
         },
-        Region {
+        ArenaMemory {
             code: part(MEMORY as u64, 0x20_0000),
             ..REGION
         },

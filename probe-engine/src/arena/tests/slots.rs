@@ -119,10 +119,7 @@ fn only_slots_that_nobody_can_be_in_are_reclaimed() {
     guest.put(0x3_fff8, address(4, 3));
     guest.put(0x9004, address(5, 0));
     guest.put(0xf008, address(6, 0));
-    let ram = [
-        (GuestPhysAddr(0x8000), 0x4000),
-        (GuestPhysAddr(0x1_0000), 0x3_0000),
-    ];
+    let ram = [range(0x8000, 0x4000), range(0x1_0000, 0x3_0000)];
     let rips = [0, u64::MAX, IMAGE, address(1, 3)];
     assert_eq!(arena.reclaim(&guest.memory, &ram, &rips, &[]), Ok(3));
     for (i, slot) in all.iter().enumerate() {
@@ -141,7 +138,7 @@ fn memory_that_cannot_be_read_frees_nothing() {
     let mut arena = guest.arena();
     let one = slot(&guest, &mut arena, IMAGE, &[0x90]);
     arena.release(one);
-    let beyond = [(GuestPhysAddr(MEMORY as u64 - 0x1000), 0x2000)];
+    let beyond = [range(MEMORY as u64 - 0x1000, 0x2000)];
     assert!(arena.reclaim(&guest.memory, &beyond, &[], &[]).is_err());
     assert!(arena.slot_at(one.address).is_some());
 }
@@ -165,11 +162,11 @@ fn a_full_slot_area_says_so_and_goes_on_after_reclaiming() {
 #[test]
 fn a_region_that_is_used_up_says_so_and_keeps_what_there_is() {
     let guest = Guest::new();
-    let code = Part {
+    let code = PhysRange {
         len: 0x20_0000,
         ..REGION.code
     };
-    let mut arena = guest.install(Region { code, ..REGION }).unwrap();
+    let mut arena = guest.install(ArenaMemory { code, ..REGION }).unwrap();
     let first = slot(&guest, &mut arena, IMAGE, &[0x90]);
     let mut count = 1;
     let refused = loop {

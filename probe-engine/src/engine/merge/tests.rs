@@ -1,7 +1,8 @@
+use guest_state::{Registers, VcpuId};
+
 use super::*;
-use crate::addr::{ProbeId, VcpuId};
 use crate::event::Detail;
-use crate::vcpu::Registers;
+use crate::probe::ProbeId;
 
 /// Remembers the times of the events that it gets.
 #[derive(Default)]

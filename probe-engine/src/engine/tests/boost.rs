@@ -1,12 +1,13 @@
 //! Instructions that are executed in a copy which jumps back.
 
+use guest_state::{Action, GuestVirtAddr, StepEnd};
+
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
-use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::arena::SLOT_AREA;
 use crate::engine::copies::ArenaState;
-use crate::engine::{Action, StepEnd};
 use crate::event::Detail;
 use crate::insn::decode;
+use crate::probe::ProbeId;
 use crate::probe::Strategy;
 
 const NOP: u8 = 0x90;
@@ -103,7 +104,7 @@ fn an_int3_of_the_arena_that_marks_no_copys_end_is_the_guests_own_trouble() {
     for rip in [copy + 8, copy + 31, copy - 64, SLOT_AREA.start.0 - 0x1000] {
         let mut vcpu = vcpu_at(0);
         vcpu.registers.rip = rip;
-        assert_eq!(f.trap(&mut vcpu), Action::GiveBack, "{rip:#x}");
+        assert_eq!(f.trap(&mut vcpu), Action::Reinject, "{rip:#x}");
         assert_eq!(vcpu.registers.rip, rip);
     }
     assert_eq!(f.events().len(), 1);
@@ -116,7 +117,7 @@ fn identity_mapped_text_is_stepped_where_it_is() {
     let mut vcpu = vcpu_at(0);
     vcpu.registers.rip = PHYS + 0x2c0;
     assert_eq!(f.trap(&mut vcpu), ALONE);
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     vcpu.registers.rip = PHYS + 0x2c2;
     let end = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
     assert_eq!((end, vcpu.registers.rip), (Action::Resume, PHYS + 0x2c2));
@@ -137,7 +138,7 @@ fn an_instruction_without_room_for_a_copy_is_stepped_where_it_is_and_no_hit_is_l
     for hits in 1..=3 {
         let mut vcpu = vcpu_at(0x2c0);
         assert_eq!(f.trap(&mut vcpu), ALONE);
-        assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+        assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
         vcpu.registers.rip = TEXT + 0x2c2;
         let end = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
         assert_eq!((end, f.byte(0x2c0)), (Action::Resume, INT3));
@@ -159,7 +160,7 @@ fn a_division_that_will_fault_is_stepped() {
 }
 
 /// Four-level tables that map the first 2 MiB to themselves and nothing else.
-fn map_low_memory(f: &Fixture, vcpu: &mut crate::vcpu::testing::TestVcpu) {
+fn map_low_memory(f: &Fixture, vcpu: &mut guest_state::testing::TestVcpu) {
     f.set_word(0x1000, 0x2063);
     f.set_word(0x2000, 0x3063);
     f.set_word(0x3000, 0xe3);

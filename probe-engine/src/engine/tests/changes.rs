@@ -1,10 +1,11 @@
 //! Several probes at an address, switching them, and batches.
 
+use guest_state::Action;
+
 use super::fixture::{ALONE, Fixture, TEXT, blacklist, spec, vcpu_at};
 use crate::blacklist::Reason;
-use crate::engine::Action;
 use crate::event::Detail;
-use crate::probe::ProbeState;
+use crate::probe::{ProbeId, ProbeState};
 
 #[test]
 fn a_disabled_probe_is_not_hit_and_the_other_at_its_address_is() {
@@ -16,7 +17,7 @@ fn a_disabled_probe_is_not_hit_and_the_other_at_its_address_is() {
     assert_eq!((f.hit_count(one), f.hit_count(two)), (0, 1));
     f.enable(two, false);
     assert_eq!(f.byte(9), 0x55);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     f.enable(one, true);
     assert_eq!(f.byte(9), 0xcc);
     f.trap(&mut vcpu_at(9));
@@ -41,7 +42,7 @@ fn a_probe_can_be_registered_disabled() {
 fn enabling_a_batch_with_an_unknown_number_changes_nothing() {
     let f = Fixture::new();
     let id = f.probe("plain").id;
-    let error = f.engine.enable(&f.guest(), &[id, 77.into()], false);
+    let error = f.engine.enable(&f.guest(), &[id, ProbeId(77)], false);
     assert!(error.unwrap_err().to_string().contains("77"));
     assert_eq!((f.info(id).state, f.byte(9)), (ProbeState::Armed, 0xcc));
 }
@@ -53,7 +54,7 @@ fn disarming_all_keeps_each_probes_own_state() {
     f.enable(off, false);
     f.engine.arm_all(&f.guest(), false).unwrap();
     assert!(f.engine.is_disarmed());
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     assert_eq!((f.byte(9), f.byte(0x45)), (0x55, 0x53));
     let later = f.probe("copied").id;
     assert_eq!(f.byte(0x2c0), 0x0f);
@@ -75,7 +76,7 @@ fn a_breakpoint_of_the_guests_own_at_a_disarmed_site_is_given_back() {
     assert_eq!(f.trap(&mut vcpu), Action::Resume, "a trap from before");
     assert_eq!(vcpu.registers, before);
     f.set_bytes(9, &[0xcc]);
-    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu), Action::Reinject);
     assert!(f.events().is_empty());
 }
 
@@ -149,9 +150,9 @@ fn a_lone_step_of_one_vcpu_leaves_the_other_vcpus_step_alone() {
     let (mut one, mut two) = (vcpu_at(0x2c0), vcpu_at(0x48));
     two.id = 1.into();
     assert_eq!((f.trap(&mut one), f.trap(&mut two)), (ALONE, ALONE));
-    use crate::engine::StepEnd::Done;
+    use guest_state::StepEnd::Done;
     for (vcpu, len) in [(&mut one, 2), (&mut two, 3)] {
-        assert!(f.engine.before_step(&*f.memory, vcpu));
+        assert!(f.engine.lift_for_step(&*f.memory, vcpu));
         vcpu.registers.rip += len;
         f.engine.after_step(&*f.memory, vcpu, Done);
     }

@@ -1,11 +1,12 @@
 //! Return probes beside the guest's own tools, which take return addresses too, and calls of tasks that end.
 
+use guest_state::Action;
+use guest_state::testing::TestVcpu;
+
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::returns::{CALLER, PLAIN, TRACED, follow, leave, returned, trampoline};
-use crate::engine::Action;
 use crate::kernel::Kernel;
 use crate::probe::{ProbeInfo, ProbeKind};
-use crate::vcpu::testing::TestVcpu;
 
 /// GS base, and where from there the current task's address is.
 const GS: u64 = 0xc000;
@@ -92,7 +93,7 @@ fn a_call_returns_to_the_tool_that_took_the_address_of_the_one_before_and_that_t
     let (action, vcpu) = leave(&f, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
     assert_eq!(returned(&f), [inner, outer]);
-    assert!(!f.engine.wants_breakpoint_exits() || f.engine.table().has_int3());
+    assert!(!f.engine.debugging().breakpoints || f.engine.table().has_int3());
     for id in [outer, inner] {
         assert_eq!((f.info(id).hits, f.info(id).missed), (1, 0));
     }
@@ -107,13 +108,13 @@ fn a_call_whose_address_a_tool_has_taken_is_led_on_after_its_probe_has_gone() {
     f.unregister(&[outer, inner]);
     assert_eq!(f.word(STACK), TOOL, "nobody needs the inner one any more");
     assert!(
-        f.engine.wants_breakpoint_exits(),
+        f.engine.debugging().breakpoints,
         "the tool has the outer one"
     );
     f.set_word(STACK, trampoline(&f));
     assert_eq!(leave(&f, STACK).1.registers.rip, CALLER);
     assert!(returned(&f).is_empty());
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 #[test]
@@ -214,11 +215,11 @@ fn calls_of_tasks_that_have_ended_are_forgotten_when_probes_come_and_go() {
     f.set_word(STACK, 7);
     let removed = f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!(counts(&removed[0]), (0, 1, 0));
-    assert!(f.engine.wants_breakpoint_exits(), "it may yet return");
+    assert!(f.engine.debugging().breakpoints, "it may yet return");
     end(&f, 1, 0);
     let id = f.probe("traced%return").id;
     f.unregister(&[id]);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     assert_eq!(f.word(STACK), 7);
 }
 
@@ -237,7 +238,7 @@ fn while_an_nmi_may_be_at_the_trampoline_return_addresses_stay_and_are_put_back_
     assert!(f.engine.has_waiting());
     assert_eq!(f.optimize(), 0);
     assert_eq!(f.word(STACK + 0x40), CALLER);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     assert!(returned(&f).is_empty());
 }
 

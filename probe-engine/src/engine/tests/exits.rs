@@ -1,13 +1,14 @@
 //! Return probes at the function's own returns.
 
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, Tsc, VcpuId};
+
 use super::fixture::{Fixture, STACK, TEXT, blacklist, spec, vcpu_at};
 use super::returns::{CALLER, returned};
-use crate::addr::{ProbeId, Tsc, VcpuId};
 use crate::blacklist::Reason;
-use crate::engine::Action;
 use crate::event::Detail;
+use crate::probe::ProbeId;
 use crate::probe::{Optimization, ProbeInfo, ProbeKind, ProbeState};
-use crate::vcpu::testing::TestVcpu;
 
 /// Offset of `wide`, behind which there is no other function up to the end of the text.
 const WIDE: u64 = 0x380;
@@ -234,7 +235,7 @@ fn removing_and_disabling_takes_all_breakpoints_out_and_misses_calls_under_way()
     let removed = f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!((text(), removed[0].missed), ((0x55, 0xc3), 3));
     assert_eq!(f.engine.table().len(), 0);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 #[test]

@@ -2,22 +2,24 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use crate::arena::{Part, Region};
+use guest_state::testing::{TestGuest, TestMemory, TestVcpu};
+use guest_state::{
+    Access, Action, ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, PhysRange, Segment,
+    Step,
+};
+
 use crate::blacklist::{Blacklist, Entry, Reason};
+use crate::engine::Engine;
 use crate::engine::copies::ArenaState;
-use crate::engine::{Action, Engine};
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
-use crate::guest::GuestMemory;
-use crate::guest::testing::{TestGuest, TestMemory};
-use crate::image_map::{ImageMap, ImageSegment};
+use crate::image_map::ImageMap;
 use crate::kernel::Kernel;
 use crate::kprobes;
+use crate::probe::ProbeId;
 use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::symbols::Symbols;
 use crate::symbols::synthetic;
-use crate::vcpu::testing::TestVcpu;
 
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.
@@ -38,27 +40,27 @@ pub const SYSTEM_STATE: u64 = 0xb20;
 /// Offset of `level3_kernel_pgt`.
 const TABLE: u64 = 0x2000;
 /// The arena's memory.
-const REGION: Region = Region {
+const REGION: ArenaMemory = ArenaMemory {
     tables: GuestPhysAddr(0xa000),
-    code: Part {
-        phys: GuestPhysAddr(0x40_0000),
+    code: PhysRange {
+        start: GuestPhysAddr(0x40_0000),
         len: 0x20_0000,
     },
-    data: Part {
-        phys: GuestPhysAddr(0x60_0000),
+    data: PhysRange {
+        start: GuestPhysAddr(0x60_0000),
         len: 0x20_0000,
     },
 };
 
 /// The same with room for detours and rings. Nobody touches most of it.
-const WIDE: Region = Region {
+const WIDE: ArenaMemory = ArenaMemory {
     tables: GuestPhysAddr(0xa000),
-    code: Part {
-        phys: GuestPhysAddr(0x4000_0000),
+    code: PhysRange {
+        start: GuestPhysAddr(0x4000_0000),
         len: 0x4000_0000,
     },
-    data: Part {
-        phys: GuestPhysAddr(0x1000_0000),
+    data: PhysRange {
+        start: GuestPhysAddr(0x1000_0000),
         len: 0x400_0000,
     },
 };
@@ -67,11 +69,11 @@ const PER_CPU: u64 = 0xffff_8880_0f00_0000;
 const PER_CPU_STRIDE: u64 = 0x4_0000;
 
 /// A step with all other vCPUs stopped, of a guest without handlers.
-pub const ALONE: Action = Action::Step {
+pub const ALONE: Action = Action::Step(Step {
     alone: true,
-    through: false,
+    run_to: None,
     handlers: [None; 4],
-};
+});
 
 /// Offset, name, code.
 pub type Function = (u64, &'static str, &'static [u8]);
@@ -360,7 +362,7 @@ impl Fixture {
     /// Code in the arena.
     pub fn arena_bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let from_top = (1 << 31) - (at - 0xffff_ffff_0000_0000);
-        self.bytes_at(REGION.code.phys.0 + REGION.code.len - from_top, len)
+        self.bytes_at(REGION.code.start.0 + REGION.code.len - from_top, len)
     }
 
     /// How many slots have no user, now that they are made free.
@@ -389,7 +391,7 @@ pub fn gs_base(cpu: u64) -> u64 {
 }
 
 pub fn image() -> ImageMap {
-    ImageMap::new(vec![ImageSegment {
+    ImageMap::new(vec![Segment {
         virt: GuestVirtAddr(TEXT),
         phys: GuestPhysAddr(PHYS),
         len: IMAGE_LEN,
@@ -428,7 +430,10 @@ pub fn spec(text: &str) -> ProbeSpec {
     } else if let Some((place, len)) = rest.split_once('/') {
         let kind = ProbeKind::Watch {
             len: len.trim_end_matches('r').parse().unwrap(),
-            reads: len.ends_with('r'),
+            access: match len.ends_with('r') {
+                true => Access::ReadWrite,
+                false => Access::Write,
+            },
         };
         (place, kind)
     } else {

@@ -1,15 +1,15 @@
 //! Return probes that are jumps.
 
+use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Tsc};
+
 use super::ended::{self, ON_NMI_STACK};
 use super::fixture::{Fixture, PHYS, STACK, gs_base, spec, vcpu_at};
 use super::jumps::{jumps, jumps_and};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId, Tsc};
 use crate::arena::{CALLS, RINGS, TRAMPOLINE};
 use crate::calls::layout as table;
 use crate::detour;
-use crate::engine::Action;
 use crate::event::Detail;
-use crate::guest::GuestMemory;
+use crate::probe::ProbeId;
 use crate::probe::{Capture, Optimization, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::ring::layout;
 
@@ -215,7 +215,7 @@ fn of_two_calls_with_one_return_address_either_may_go_first() {
 fn a_lossless_return_with_its_ring_full_waits_for_room() {
     let f = jumps();
     let probe = followed(&f, |spec| spec.options.lossless = true);
-    assert!(f.engine.wants_breakpoint_exits());
+    assert!(f.engine.debugging().breakpoints);
     put_return(&f);
     let environment = f.engine.environment(&*f.memory).unwrap();
     let full = detour::trampoline(&environment).unwrap().full;
@@ -232,10 +232,7 @@ fn a_lossless_return_with_its_ring_full_waits_for_room() {
         assert_eq!(f.trap(&mut vcpu), Action::Resume);
     }
     f.unregister(&[probe.id]);
-    assert!(
-        f.engine.wants_breakpoint_exits(),
-        "its calls may come there"
-    );
+    assert!(f.engine.debugging().breakpoints, "its calls may come there");
 }
 
 #[test]
@@ -271,7 +268,7 @@ fn a_table_that_the_guest_has_scribbled_on_does_harm_to_the_guest_only() {
         text[..0x340],
         "no text but the probe's"
     );
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 #[test]

@@ -1,5 +1,6 @@
+use guest_state::Action;
+
 use super::fixture::{Fixture, PHYS, SYSTEM_STATE, TEXT, image, vcpu_at};
-use crate::engine::Action;
 use crate::probe::ProbeState;
 
 #[test]
@@ -62,7 +63,7 @@ fn removing_the_probe_on_the_milestone_leaves_the_milestone() {
     let id = f.probe("free_initmem").id;
     f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!(f.byte(0xc9), 0xcc);
-    assert!(f.engine.wants_breakpoint_exits());
+    assert!(f.engine.debugging().breakpoints);
 }
 
 #[test]

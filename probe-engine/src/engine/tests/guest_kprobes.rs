@@ -1,10 +1,10 @@
 //! The guest's own kprobes beside ours.
 
+use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
+
 use super::fixture::{Fixture, KPROBES, PHYS, TEXT, vcpu_at};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use crate::engine::Action;
-use crate::guest::GuestMemory;
 use crate::kprobes::synthetic::{DISABLED, Kprobe, hold, reader};
+use crate::probe::ProbeId;
 use crate::probe::{Optimization, ProbeState};
 
 /// `push %rbp; mov %rsp,%rbp; push %rbx; sub $8,%rsp; pop %rbx; ret`
@@ -207,7 +207,7 @@ fn a_jump_stays_as_long_as_a_kprobe_of_the_guest_s_has_its_first_byte() {
     is_refused(&f, "framed+0x4", "over this instruction");
     // It is armed and disarmed.
     f.set_bytes(FRAMED, &[0xcc]);
-    assert_eq!(f.trap(&mut vcpu_at(FRAMED)), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu_at(FRAMED)), Action::Reinject);
     assert_eq!(f.probe("framed+0x5").instruction, "sub $8,%rsp");
     f.set_bytes(FRAMED, &[JUMP]);
     f.optimize();

@@ -1,7 +1,7 @@
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, Tsc, VcpuId};
+
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
-use crate::addr::{GuestVirtAddr, Tsc, VcpuId};
-use crate::engine::{Action, StepEnd};
-use crate::vcpu::testing::TestVcpu;
 
 const IF: u64 = 1 << 9;
 
@@ -41,7 +41,7 @@ fn probes_at_one_address_have_their_own_counters() {
 fn a_breakpoint_that_is_not_ours_is_given_back() {
     let f = Fixture::new();
     f.probe("plain");
-    assert_eq!(f.trap(&mut vcpu_at(0x11)), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu_at(0x11)), Action::Reinject);
     assert_eq!(f.events().len(), 0);
 }
 
@@ -52,7 +52,7 @@ fn user_mode_never_hits_a_probe() {
     let mut vcpu = vcpu_at(0);
     vcpu.control.cpl = 3;
     vcpu.registers.rip = PHYS + 9;
-    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu), Action::Reinject);
     assert_eq!(f.events().len(), 0);
 }
 
@@ -90,7 +90,7 @@ fn an_instruction_that_must_be_stepped_is_there_for_the_step_only() {
     let mut vcpu = vcpu_at(0x48);
     vcpu.registers.rdi = 0x9000;
     assert_eq!(f.trap(&mut vcpu), ALONE);
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     assert_eq!(f.byte(0x48), 0xf0);
     vcpu.registers.rip += 3;
     assert_eq!(
@@ -101,22 +101,25 @@ fn an_instruction_that_must_be_stepped_is_there_for_the_step_only() {
     assert_eq!(f.events().len(), 1);
 }
 
+/// A step alone that runs through to an offset of the text.
+fn run_to(offset: u64) -> Action {
+    Action::Step(Step {
+        alone: true,
+        run_to: Some(GuestVirtAddr(TEXT + offset)),
+        ..Step::default()
+    })
+}
+
 #[test]
 fn a_repeated_string_instruction_runs_through_all_its_rounds() {
     let f = Fixture::new();
     f.probe("traced+0x6");
     let mut vcpu = vcpu_at(0x46);
     (vcpu.registers.rcx, vcpu.registers.rsi, vcpu.registers.rdi) = (3, 0x9000, 0x9100);
-    let end = Some(GuestVirtAddr(TEXT + 0x48));
-    let through = Action::Step {
-        alone: true,
-        through: true,
-        handlers: [end, None, None, None],
-    };
-    assert_eq!(f.trap(&mut vcpu), through);
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert_eq!(f.trap(&mut vcpu), run_to(0x48));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     (vcpu.registers.rcx, vcpu.registers.rip) = (0, TEXT + 0x48);
-    let ended = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Handler);
+    let ended = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
     assert_eq!(ended, Action::Resume);
     assert_eq!(vcpu.registers.rip, TEXT + 0x48);
     assert_eq!(f.events().len(), 1);
@@ -131,16 +134,16 @@ fn with_no_debug_register_left_a_repeated_string_instruction_is_stepped_in_round
     f.probe("traced+0x6");
     let mut vcpu = vcpu_at(0x46);
     (vcpu.registers.rcx, vcpu.registers.rsi, vcpu.registers.rdi) = (3, 0x9000, 0x9100);
-    assert_eq!(f.trap(&mut vcpu), ALONE);
+    assert_eq!(f.trap(&mut vcpu), run_to(0x48));
     for left in [2, 1] {
-        assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+        assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
         vcpu.registers.rcx = left;
         assert_eq!(
             f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done),
-            ALONE
+            run_to(0x48)
         );
     }
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     vcpu.registers.rip += 2;
     assert_eq!(
         f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done),
@@ -157,7 +160,7 @@ fn a_probe_removed_before_its_step_leaves_nothing_to_step() {
     let mut vcpu = vcpu_at(0x48);
     assert_eq!(f.trap(&mut vcpu), ALONE);
     f.engine.unregister(&f.guest(), &[id]).unwrap();
-    assert!(!f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(!f.engine.lift_for_step(&*f.memory, &mut vcpu));
     assert_eq!(f.byte(0x48), 0xf0);
 }
 
@@ -167,7 +170,7 @@ fn a_probe_removed_during_its_step_is_not_planted_again() {
     let id = f.probe("traced+0x8").id;
     let mut vcpu = vcpu_at(0x48);
     f.trap(&mut vcpu);
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     f.engine.unregister(&f.guest(), &[id]).unwrap();
     vcpu.registers.rip += 3;
     assert_eq!(
@@ -180,8 +183,6 @@ fn a_probe_removed_during_its_step_is_not_planted_again() {
 /// Four-level tables that map nothing but address 0x40000000, read-only, in a
 /// page of 1 GiB that leads to physical address 0.
 fn with_page_tables(f: &Fixture, vcpu: &mut TestVcpu) {
-    use crate::addr::GuestPhysAddr;
-    use crate::guest::GuestMemory;
     let entry = |at: u64, value: u64| {
         f.memory
             .write(GuestPhysAddr(at), &value.to_le_bytes())

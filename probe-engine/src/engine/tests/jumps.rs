@@ -1,11 +1,11 @@
 //! Probes that become jumps, and breakpoints again.
 
+use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
+
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
-use crate::addr::{GuestPhysAddr, GuestVirtAddr, ProbeId};
-use crate::engine::Action;
 use crate::event::Detail;
-use crate::guest::GuestMemory;
 use crate::kernel::Kernel;
+use crate::probe::ProbeId;
 use crate::probe::{Capture, Optimization, Options, ProbeInfo};
 use crate::ring::layout;
 
@@ -109,7 +109,7 @@ fn an_int3_that_the_guest_puts_over_a_jump_is_the_guests() {
     jump(&f, "framed");
     f.set_bytes(FRAMED, &[0xcc]);
     let mut vcpu = vcpu_at(FRAMED);
-    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu), Action::Reinject);
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_jump_that_the_guest_holds_works_until_it_is_given_back_and_goes_then() {
     f.unregister(&[probe.id]);
     assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), ours[1..], "all stays");
     let mut vcpu = vcpu_at(FRAMED);
-    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu), Action::Reinject);
     let mut vcpu = vcpu_at(FRAMED + 1);
     assert_eq!(f.trap(&mut vcpu), Action::Resume, "tripwires stay");
     let rip = GuestVirtAddr(vcpu.registers.rip);
@@ -347,7 +347,7 @@ fn a_jump_that_the_guest_holds_works_until_it_is_given_back_and_goes_then() {
     f.set_bytes(FRAMED, &[JUMP]);
     f.optimize();
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     jump(&f, "framed");
 }
 
@@ -360,7 +360,7 @@ fn where_the_guest_holds_a_jump_no_int3_is_ours() {
         Optimization::Optimized
     ));
     let mut vcpu = vcpu_at(FRAMED);
-    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu), Action::Reinject);
     f.unregister(&[probe.id]);
     assert_eq!(f.byte(FRAMED), 0xcc, "the guest's");
     assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), ours[1..]);

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use guest_state::Action;
+
 use super::fixture::{Fixture, TEXT, image, vcpu_at};
-use crate::engine::Action;
 use crate::modules::ModuleReader;
 use crate::modules::synthetic::{CODE, Guest, MODULE, Version, btf};
 use crate::probe::{ProbeState, Strategy};
@@ -132,7 +133,7 @@ fn the_engine_waits_for_modules_only_while_a_probe_is_in_one() {
     f.unregister(&[ids[1].id]);
     assert_eq!(milestones(&f), [0x55; 3]);
     f.unregister(&[plain]);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 #[test]

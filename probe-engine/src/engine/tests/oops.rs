@@ -1,12 +1,12 @@
 //! What the guest tells of exceptions of instructions in the arena.
 
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, ControlRegisters, GuestVirtAddr};
+
 use super::fixture::{Fixture, Function, PHYS, STACK, TEXT, blacklist, spec, vcpu_at};
-use crate::addr::{GuestVirtAddr, ProbeId};
 use crate::blacklist::Reason;
-use crate::engine::Action;
 use crate::probe::Optimization;
-use crate::vcpu::ControlRegisters;
-use crate::vcpu::testing::TestVcpu;
+use crate::probe::ProbeId;
 
 const INT3: u8 = 0xcc;
 const TRIED: u64 = 0x400;
@@ -89,7 +89,7 @@ fn oopses_are_waited_for_from_the_first_jump_to_the_last_armed_probe() {
     assert_eq!(waits(&f), [true; 3]);
     f.unregister(&ids);
     assert_eq!(waits(&f), [false; 3]);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     assert_eq!(f.engine.oops_note(), None);
 }
 

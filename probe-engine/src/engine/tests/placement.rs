@@ -1,8 +1,8 @@
+use guest_state::{GuestMemory, GuestPhysAddr};
+
 use super::fixture::{Fixture, PHYS, TEXT, blacklist};
-use crate::addr::GuestPhysAddr;
 use crate::blacklist::Reason;
-use crate::guest::GuestMemory;
-use crate::probe::ProbeState;
+use crate::probe::{ProbeId, ProbeState};
 
 #[test]
 fn a_function_is_probed_after_its_entry() {
@@ -38,13 +38,13 @@ fn a_probe_by_address_is_named_by_it_and_knows_its_function() {
 #[test]
 fn a_breakpoint_is_written_and_the_original_byte_comes_back() {
     let f = Fixture::new();
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     let id = f.probe("plain").id;
     assert_eq!(f.byte(9), 0xcc);
-    assert!(f.engine.wants_breakpoint_exits());
+    assert!(f.engine.debugging().breakpoints);
     f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!(f.byte(9), 0x55);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
     assert!(f.engine.list().is_empty());
 }
 
@@ -90,7 +90,7 @@ fn removing_a_batch_with_an_unknown_number_removes_nothing() {
     let id = f.probe("plain").id;
     let error = f
         .engine
-        .unregister(&f.guest(), &[id, 77.into()])
+        .unregister(&f.guest(), &[id, ProbeId(77)])
         .unwrap_err();
     assert!(error.to_string().contains("77"), "{error}");
     assert_eq!(f.byte(9), 0xcc);

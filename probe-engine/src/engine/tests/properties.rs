@@ -1,7 +1,7 @@
+use guest_state::{Action, StepEnd};
 use proptest::prelude::*;
 
 use super::fixture::{ALONE, Fixture, vcpu_at};
-use crate::engine::{Action, StepEnd};
 
 proptest! {
     /// Whatever a function's bytes are, registering, hitting, stepping and
@@ -23,11 +23,11 @@ proptest! {
         r.rflags = rflags;
         let before = *r;
         let action = f.trap(&mut vcpu);
-        prop_assert!(action != Action::GiveBack);
+        prop_assert!(action != Action::Reinject);
         if matches!(action, ALONE | Action::PageFault { .. }) {
             prop_assert_eq!(vcpu.registers, before);
         }
-        if action == ALONE && f.engine.before_step(&*f.memory, &mut vcpu) {
+        if action == ALONE && f.engine.lift_for_step(&*f.memory, &mut vcpu) {
             f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
         }
         prop_assert_eq!(f.events().len(), 1);

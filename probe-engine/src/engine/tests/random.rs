@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
+use guest_state::{Action, StepEnd};
 use proptest::prelude::*;
 
 use super::ended;
 use super::fixture::{Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
-use crate::addr::ProbeId;
 use crate::arena::SLOT_AREA;
-use crate::engine::{Action, StepEnd};
+use crate::probe::ProbeId;
 use crate::probe::{ProbeInfo, ProbeKind};
 
 const CALLER: u64 = TEXT + 0x700;
@@ -175,9 +175,9 @@ impl Model {
             assert_eq!((vcpu.registers, f.events().len()), before);
             return;
         }
-        if let Action::Step { alone, .. } = action {
-            if alone {
-                assert!(engine.before_step(memory, &mut vcpu));
+        if let Action::Step(step) = action {
+            if step.alone {
+                assert!(engine.lift_for_step(memory, &mut vcpu));
                 assert_eq!(f.byte(offset), self.text[offset as usize]);
             }
             vcpu.registers.rip += len;
@@ -242,7 +242,7 @@ proptest! {
         let ids: Vec<_> = model.probes.drain(..).map(|probe| probe.id).collect();
         model.f.unregister(&ids);
         model.check();
-        prop_assert!(!model.f.engine.wants_breakpoint_exits());
+        prop_assert!(!model.f.engine.debugging().breakpoints);
         prop_assert!([CALLER, 0].contains(&model.f.word(STACK)));
         prop_assert_eq!(model.f.reclaim(), model.slots.len());
     }

@@ -46,7 +46,7 @@ fn each_refusal_says_what_is_wrong() {
             );
         }
         assert!(f.engine.list().is_empty());
-        assert!(!f.engine.wants_breakpoint_exits());
+        assert!(!f.engine.debugging().breakpoints);
     }
 }
 

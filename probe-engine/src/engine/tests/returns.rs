@@ -1,11 +1,12 @@
 //! Return probes.
 
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, Tsc, VcpuId};
+
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
-use crate::addr::{ProbeId, Tsc, VcpuId};
-use crate::engine::Action;
 use crate::event::Detail;
+use crate::probe::ProbeId;
 use crate::probe::{ProbeInfo, ProbeKind};
-use crate::vcpu::testing::TestVcpu;
 
 /// Offsets of `plain`'s and `traced`'s first instructions.
 pub(super) const PLAIN: u64 = 9;
@@ -187,9 +188,9 @@ fn removing_the_probe_puts_return_addresses_back() {
     );
     leave(&f, STACK - 0x40);
     assert_eq!(returned(&f), [other]);
-    assert!(f.engine.wants_breakpoint_exits());
+    assert!(f.engine.debugging().breakpoints);
     f.unregister(&[other]);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn a_jump_to_the_trampoline_by_the_guest_itself_is_given_back() {
     f.probe("plain%return");
     let mut vcpu = vcpu_at(0);
     vcpu.registers.rip = trampoline(&f);
-    assert_eq!(f.trap(&mut vcpu), Action::GiveBack);
+    assert_eq!(f.trap(&mut vcpu), Action::Reinject);
 }
 
 #[test]

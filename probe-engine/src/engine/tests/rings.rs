@@ -1,14 +1,15 @@
 //! Rings that are full, or held up, and detours of removed probes.
 
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, GuestVirtAddr, VcpuId};
+
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::jumps::{block, jump, jumps, put_record};
-use crate::addr::{GuestVirtAddr, ProbeId, VcpuId};
 use crate::arena::RINGS;
 use crate::condition::{Comparison, Operand, Relation};
-use crate::engine::Action;
+use crate::probe::ProbeId;
 use crate::probe::{Optimization, ProbeInfo};
 use crate::ring::layout::{self, RING_LEN};
-use crate::vcpu::testing::TestVcpu;
 
 /// Offset of `framed`.
 const FRAMED: u64 = 0x340;
@@ -69,13 +70,13 @@ fn who_is_in_a_lossless_detour_when_its_jump_goes_still_has_his_int3_answered() 
     let probe = lossless(&f);
     let (mut vcpu, _) = waiting(&f, &probe);
     f.unregister(&[probe.id]);
-    assert!(f.engine.wants_breakpoint_exits());
+    assert!(f.engine.debugging().breakpoints);
     let trap = vcpu.registers.rip;
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
     assert_eq!(vcpu.registers.rip, trap + 1);
     // When nobody can be there any more, the guest's own int3s cost no exits.
     f.engine.reclaim(&f.guest());
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 /// Where the code of the detour at `framed` is.

@@ -1,11 +1,11 @@
 //! Instructions that are stepped in a copy.
 
+use guest_state::testing::TestVcpu;
+use guest_state::{Action, ExceptionHandler, GuestVirtAddr, Step, StepEnd};
+
 use super::fixture::{ALONE, Fixture, STACK, TEXT, vcpu_at};
-use crate::addr::GuestVirtAddr;
 use crate::arena::SLOT_AREA;
-use crate::engine::{Action, StepEnd};
 use crate::event::Detail;
-use crate::vcpu::testing::TestVcpu;
 
 const IDT: u64 = 0xc000;
 const TF: u64 = 1 << 8;
@@ -30,16 +30,15 @@ fn stepping(f: &Fixture) -> (TestVcpu, u64) {
         f.set_word(IDT + vector * 16 + 8, entry >> 32);
     }
     let action = f.trap(&mut vcpu);
-    let handlers = [14, 13, 6, 0].map(|vector| Some(GuestVirtAddr(handler(vector))));
-    let alone = false;
-    assert_eq!(
-        action,
-        Action::Step {
-            alone,
-            through: false,
-            handlers
-        }
-    );
+    let handlers = [14, 13, 6, 0].map(|vector: u8| {
+        let entry = GuestVirtAddr(handler(vector.into()));
+        Some(ExceptionHandler { vector, entry })
+    });
+    let step = Step {
+        handlers,
+        ..Step::default()
+    };
+    assert_eq!(action, Action::Step(step));
     let copy = vcpu.registers.rip;
     assert!(SLOT_AREA.contains(&copy.into()));
     assert_eq!(f.arena_bytes(copy, 2), [0x0f, 0x30]);
@@ -81,7 +80,8 @@ fn an_exception_in_the_copy_looks_to_the_guest_as_one_of_the_original() {
         let (mut vcpu, copy) = stepping(&f);
         raise(&f, &mut vcpu, vector, error_code, copy);
         let at_handler = vcpu.registers;
-        let end = f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Handler);
+        let end = StepEnd::Exception(vector as u8);
+        let end = f.engine.after_step(&*f.memory, &mut vcpu, end);
         assert_eq!((end, vcpu.registers), (Action::Resume, at_handler));
         let frame = at_handler.rsp + if error_code.is_some() { 8 } else { 0 };
         assert_eq!(f.word(frame), TEXT + 0x2c5);
@@ -105,7 +105,8 @@ fn an_exception_of_something_else_is_none_of_the_instructions() {
     let (mut vcpu, _) = stepping(&f);
     raise(&f, &mut vcpu, 14, Some(0), TEXT + 0x700);
     let rsp = vcpu.registers.rsp;
-    f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Handler);
+    f.engine
+        .after_step(&*f.memory, &mut vcpu, StepEnd::Exception(14));
     assert_eq!((f.word(rsp + 8), f.word(rsp + 24)), (TEXT + 0x700, 2));
     assert_eq!(f.details(), [(id, Detail::Pre)]);
 }
@@ -149,12 +150,12 @@ fn a_step_that_leads_to_another_one_leaves_its_breakpoint_planted() {
     f.register(&["copied+0x5", "traced+0x8"]).unwrap();
     let mut vcpu = vcpu_at(0x2c5);
     assert_eq!(f.trap(&mut vcpu), ALONE);
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     // Its exception is handled where the other probe is.
     vcpu.registers.rip = TEXT + 0x48;
     assert_eq!(f.trap(&mut vcpu), ALONE);
     assert_eq!(f.byte(0x2c5), 0xcc);
-    assert!(f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(f.engine.lift_for_step(&*f.memory, &mut vcpu));
     vcpu.registers.rip += 3;
     f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Done);
     assert_eq!((f.byte(0x2c5), f.byte(0x48)), (0xcc, 0xcc));
@@ -179,7 +180,8 @@ fn a_handlers_frame_that_the_guest_could_not_write_is_left_as_it_is() {
     raise(&f, &mut vcpu, 13, Some(0), copy);
     let rsp = vcpu.registers.rsp;
     f.memory.protect(rsp..STACK);
-    f.engine.after_step(&*f.memory, &mut vcpu, StepEnd::Handler);
+    f.engine
+        .after_step(&*f.memory, &mut vcpu, StepEnd::Exception(13));
     assert_eq!(f.word(rsp + 8), copy);
     assert_eq!(f.word(rsp + 24) & TF, TF);
 }

@@ -1,14 +1,14 @@
 //! Whose the hits are that are read after a change of probes.
 
+use guest_state::{Action, GuestMemory, GuestPhysAddr, Tsc};
+
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
 use super::followed::{count, enter, followed, put_return};
 use super::jumps::{block, jump, jumps, put_record};
-use crate::addr::{GuestPhysAddr, ProbeId, Tsc};
 use crate::arena::RINGS;
 use crate::calls::layout as table;
 use crate::condition::{Comparison, Operand, Relation};
-use crate::engine::Action;
-use crate::guest::GuestMemory;
+use crate::probe::ProbeId;
 use crate::probe::{Capture, Options, ProbeInfo, ProbeKind};
 use crate::ring::layout;
 
@@ -322,7 +322,7 @@ fn a_jump_that_comes_while_a_vcpu_waits_to_step_alone_does_not_count_its_hit_aga
     assert_eq!(f.trap(&mut vcpu), ALONE);
     assert_eq!(f.hit_count(probe.id), 1);
     assert_eq!(f.optimize(), 1);
-    assert!(!f.engine.before_step(&*f.memory, &mut vcpu));
+    assert!(!f.engine.lift_for_step(&*f.memory, &mut vcpu));
     let site = f.engine.table().site(probe.address).cloned().unwrap();
     let copy = site.jump().unwrap().copy(0).unwrap();
     assert_eq!(vcpu.registers.rip, copy.0);

@@ -1,7 +1,8 @@
 //! Watched data.
 
+use guest_state::{Access, Action, Watchpoint, WatchpointSet};
+
 use super::fixture::{Fixture, TEXT, vcpu_at};
-use crate::engine::{Action, Watchpoint};
 use crate::error::ChangeError;
 use crate::event::Detail;
 use crate::probe::{ProbeState, Strategy};
@@ -15,15 +16,18 @@ fn watched_data_is_found_by_symbol_or_address() {
         ("table+0x8/8", Strategy::Watch)
     );
     f.probe("0xffff888000001000/1r");
-    let points = f.engine.watchpoints();
-    let expected = [(TEXT + 0xb08, 8, false), (0xffff_8880_0000_1000, 1, true)];
-    let expected = expected.map(|(address, len, reads)| Watchpoint {
+    let points = f.engine.debugging().watchpoints;
+    let expected = [
+        (TEXT + 0xb08, 8, Access::Write),
+        (0xffff_8880_0000_1000, 1, Access::ReadWrite),
+    ];
+    let expected = expected.map(|(address, len, access)| Watchpoint {
         address: address.into(),
         len,
-        reads,
+        access,
     });
     assert_eq!(points, expected);
-    assert!(!f.engine.wants_breakpoint_exits());
+    assert!(!f.engine.debugging().breakpoints);
 }
 
 #[test]
@@ -41,7 +45,7 @@ fn what_a_debug_register_cannot_watch_is_refused() {
         for word in words {
             assert!(message.contains(word), "{place}: {message}");
         }
-        assert!(f.engine.watchpoints().is_empty());
+        assert!(f.engine.debugging().watchpoints.is_empty());
     }
 }
 
@@ -51,7 +55,7 @@ fn the_same_data_shares_a_register_and_a_fifth_place_is_refused() {
     let four = ["table/8", "table+0x8/8", "table+0x10/8", "table/4"];
     f.register(&four).unwrap();
     let shared = f.probe("shared=table/8").id;
-    assert_eq!(f.engine.watchpoints().len(), 4);
+    assert_eq!(f.engine.debugging().watchpoints.len(), 4);
     let message = f
         .register(&["plain", "fifth=table/8r"])
         .unwrap_err()
@@ -60,7 +64,7 @@ fn the_same_data_shares_a_register_and_a_fifth_place_is_refused() {
     assert_eq!((f.byte(9), f.engine.list().len()), (0x55, 5));
     // The other one still needs the register.
     f.unregister(&[shared]);
-    assert_eq!(f.engine.watchpoints().len(), 4);
+    assert_eq!(f.engine.debugging().watchpoints.len(), 4);
 }
 
 #[test]
@@ -69,7 +73,7 @@ fn a_disabled_watchpoint_frees_its_register() {
     let probes = f.register(&["table/8", "table+0x8/8", "table+0x10/8", "table/4"]);
     let first = probes.unwrap()[0].id;
     f.enable(first, false);
-    assert_eq!(f.engine.watchpoints().len(), 3);
+    assert_eq!(f.engine.debugging().watchpoints.len(), 3);
     f.probe("table/2");
     let error = f.engine.enable(&f.guest(), &[first], true).unwrap_err();
     assert!(
@@ -77,26 +81,26 @@ fn a_disabled_watchpoint_frees_its_register() {
         "{error}"
     );
     assert_eq!(f.info(first).state, ProbeState::Disabled);
-    assert_eq!(f.engine.watchpoints().len(), 4);
+    assert_eq!(f.engine.debugging().watchpoints.len(), 4);
 }
 
 #[test]
-fn an_access_is_reported_to_the_probes_that_dr6_names() {
+fn an_access_is_reported_to_the_probes_whose_watchpoints_it_met() {
     let f = Fixture::new();
     let probes = f
         .register(&["table/8", "table+0x8/8", "again=table+0x8/8"])
         .unwrap();
     let [first, second, again] = [0, 1, 2].map(|i: usize| probes[i].id);
     let mut vcpu = vcpu_at(0x700);
-    // Bit 13 and others are none of ours.
-    let action = f.engine.on_watchpoint(&*f.memory, &mut vcpu, 0x2ff2);
+    let hit = WatchpointSet::from_bits;
+    let action = f.engine.on_watchpoint(&mut vcpu, hit(2));
     assert_eq!(action, Action::Resume);
     assert_eq!(
         f.details(),
         [(second, Detail::Access), (again, Detail::Access)]
     );
     assert_eq!(f.events()[0].registers, vcpu.registers);
-    f.engine.on_watchpoint(&*f.memory, &mut vcpu, 0xffff_0ff3);
+    f.engine.on_watchpoint(&mut vcpu, hit(3));
     assert_eq!([first, second, again].map(|id| f.info(id).hits), [1, 2, 2]);
     assert_eq!(f.info(second).exits, 2);
 }
@@ -106,12 +110,12 @@ fn disarming_all_stops_watching() {
     let f = Fixture::new();
     let id = f.probe("table/8").id;
     f.engine.arm_all(&f.guest(), false).unwrap();
-    assert!(f.engine.watchpoints().is_empty());
+    assert!(f.engine.debugging().watchpoints.is_empty());
     assert_eq!(f.info(id).state, ProbeState::Armed);
     f.engine.arm_all(&f.guest(), true).unwrap();
-    assert_eq!(f.engine.watchpoints().len(), 1);
+    assert_eq!(f.engine.debugging().watchpoints.len(), 1);
     f.unregister(&[id]);
-    assert!(f.engine.watchpoints().is_empty());
+    assert!(f.engine.debugging().watchpoints.is_empty());
 }
 
 #[test]
@@ -123,7 +127,8 @@ fn an_access_by_a_copy_is_one_by_its_original() {
     f.trap(&mut vcpu);
     vcpu.registers.rip += 3;
     let rip = vcpu.registers.rip;
-    f.engine.on_watchpoint(&*f.memory, &mut vcpu, 1);
+    f.engine
+        .on_watchpoint(&mut vcpu, WatchpointSet::from_bits(1));
     assert_eq!(f.events()[1].registers.rip, TEXT + 0x2ce);
     assert_eq!(vcpu.registers.rip, rip, "the way back is still to go");
 }
@@ -140,7 +145,8 @@ fn an_access_in_a_detour_is_one_by_the_original_and_one_by_the_detour_itself_is_
     let mut vcpu = vcpu_at(0);
     let mut access = |rip| {
         vcpu.registers.rip = rip;
-        f.engine.on_watchpoint(&*f.memory, &mut vcpu, 1);
+        f.engine
+            .on_watchpoint(&mut vcpu, WatchpointSet::from_bits(1));
         // Beside jumps, events wait for what may come before them.
         f.engine.drain_all(&*f.memory);
         f.events().last().map(|event| event.registers.rip)

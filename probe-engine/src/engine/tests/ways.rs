@@ -1,7 +1,8 @@
 //! Which way past an instruction is chosen, and why.
 
+use guest_state::GuestVirtAddr;
+
 use super::fixture::{Fixture, TEXT};
-use crate::addr::GuestVirtAddr;
 use crate::blacklist::ExceptionTable;
 use crate::probe::Strategy::{self, Boost, Emulate, Step};
 

@@ -1,5 +1,6 @@
 //! A function, with and without a jump on it, and a loop that calls it.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::code_asm::{CodeAssembler, registers as reg};
 use iced_x86::{
     BlockEncoder, BlockEncoderOptions, Decoder, DecoderOptions, IcedError, InstructionBlock,
@@ -8,7 +9,6 @@ use iced_x86::{
 use native::jump::blocks::Blocks;
 use native::jump::region;
 use native::jump::text::Text;
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::condition::Comparison;
 use probe_engine::detour::{
     Dead, Environment, Follow, Purpose, Region, generate, live, trampoline,

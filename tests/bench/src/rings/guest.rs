@@ -5,9 +5,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::{io, mem, ptr};
 
-use probe_engine::addr::{GuestPhysAddr, GuestVirtAddr};
+use guest_state::{GuestPhysAddr, GuestVirtAddr, MemoryError};
 use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region};
-use probe_engine::guest::MemoryError;
 use probe_engine::probe::{Capture, RegisterSet};
 use probe_engine::ring::layout::{CELLS, RING_LEN};
 use probe_engine::ring::{Place, Rings};

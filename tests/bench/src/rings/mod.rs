@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use probe_engine::addr::ProbeId;
+use guest::{CELL, Guest, Hits, NUMBER, VCPUS, cpu_seconds};
 use probe_engine::engine::Merger;
 use probe_engine::event::{Detail, Event, EventSink};
+use probe_engine::probe::ProbeId;
 use probe_engine::probe::RegisterSet;
 use probe_engine::ring::Record;
 
 use crate::report::Entry;
 use crate::sinks::Nobody;
-use guest::{CELL, Guest, Hits, NUMBER, VCPUS, cpu_seconds};
 
 pub use guest::RingsError;
 

@@ -3,8 +3,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use guest_state::x86_64::INT3;
+use guest_state::{
+    Action, Debugging, GuestMemory, GuestPhysAddr, Step, StepEnd, StoppedGuest, Trap, TrapHandler,
+    Vcpu, VcpuId,
+};
 use iced_x86::code_asm::ebx;
-use vmm::{BootMethod, Ending, GuestRam, Trap, TrapHandler, VcpuContext, Verdict, Vm, VmConfig};
+use vmm::{BootMethod, Ending, Vm, VmConfig};
 
 use super::image::{self, TEXT};
 use crate::context::Context;
@@ -28,37 +33,36 @@ struct Recorder {
 
 /// The byte that the int3 stands for: `inc ebx` is `ff c3`.
 const ORIGINAL: u8 = 0xff;
-const INT3: u8 = 0xcc;
 
 impl TrapHandler for Recorder {
-    fn trap(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam, trap: Trap) -> Verdict {
+    fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
         let rip = physical(vcpu);
         self.seen
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push((trap, rip));
         match trap {
-            Trap::Breakpoint => Verdict::Step {
+            Trap::Breakpoint => Action::Step(Step {
                 alone: true,
-                through: false,
-                handlers: [None; 4],
-            },
+                ..Step::default()
+            }),
             // A failed write shows: the next int3 is missing in what was seen.
-            Trap::Step => {
-                let _ = memory.write(rip - 2, &[INT3]);
-                Verdict::Resume
+            Trap::Step(StepEnd::Done) => {
+                let _ = memory.write(GuestPhysAddr(rip - 2), &[INT3]);
+                Action::Resume
             }
-            Trap::Hardware { .. } | Trap::StepAstray => Verdict::GiveBack,
+            Trap::Watchpoint(_) | Trap::Step(_) => Action::Reinject,
         }
     }
 
-    fn before_step(&self, vcpu: &mut VcpuContext<'_>, memory: &GuestRam) -> bool {
-        memory.write(physical(vcpu), &[ORIGINAL]).is_ok()
+    fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool {
+        let at = GuestPhysAddr(physical(vcpu));
+        memory.write(at, &[ORIGINAL]).is_ok()
     }
 }
 
 /// RIP as a physical address.
-fn physical(vcpu: &VcpuContext<'_>) -> u64 {
+fn physical(vcpu: &dyn Vcpu) -> u64 {
     vcpu.registers().rip.wrapping_sub(image::UPPER_HALF)
 }
 
@@ -91,12 +95,15 @@ fn shapes(_: &Context) -> TestResult {
         for at in [first, first + 2] {
             guest
                 .memory()
-                .write(at, &[INT3])
+                .write(GuestPhysAddr(at), &[INT3])
                 .map_err(|error| wrong!("{error}"))?;
         }
-        guest
-            .set_breakpoint_exits(true)
-            .map_err(|error| wrong!("{error}"))
+        let debugging = Debugging {
+            breakpoints: true,
+            watchpoints: Vec::new(),
+        };
+        let set = guest.set_debugging(&debugging);
+        set.map_err(|error| wrong!("{error}"))
     })?;
     let recorder = Arc::new(Recorder::default());
     let handler: Arc<dyn TrapHandler> = Arc::clone(&recorder) as _;
@@ -109,13 +116,13 @@ fn shapes(_: &Context) -> TestResult {
         .clone();
     let expected = [
         (Trap::Breakpoint, first),
-        (Trap::Step, first + 2),
+        (Trap::Step(StepEnd::Done), first + 2),
         (Trap::Breakpoint, first + 2),
-        (Trap::Step, first + 4),
+        (Trap::Step(StepEnd::Done), first + 4),
     ];
     check_eq!(seen, expected, "the traps");
     let rbx = vm
-        .stopped(|guest| guest.registers(0))
+        .stopped(|guest| guest.registers(VcpuId(0)))
         .map_err(|error| wrong!("{error}"))?
         .rbx;
     check_eq!(rbx, 2, "RBX at the end");

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::GuestVirtAddr;
 use probe_engine::calls::layout as calls;
 use probe_engine::condition::Context;
 use probe_engine::detour::{Environment, Following};

@@ -1,9 +1,9 @@
 //! Random purposes.
 
+use guest_state::Registers;
 use probe_engine::condition::{Comparison, Context, Operand, Relation};
 use probe_engine::detour::Purpose;
 use probe_engine::probe::{Capture, RegisterSet};
-use probe_engine::vcpu::Registers;
 
 use crate::random::Random;
 use crate::registers::in_encoding_order;

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{Decoder, DecoderOptions, OpKind};
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::calls::layout::{TRAMPOLINE_LEN, TRAMPOLINES};
 use probe_engine::detour::{
     Environment, Follow, JUMP_LEN, Purpose, Region, generate, live, trampoline,
 };
 use probe_engine::probe::{Capture, RegisterSet};
-use probe_engine::vcpu::Registers;
 
 use super::blocks::{Blocks, Record};
 use super::image::{Function, Image};

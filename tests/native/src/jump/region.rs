@@ -1,7 +1,7 @@
 //! The bytes that a jump takes.
 
+use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::detour::{Detour, JUMP_LEN, Region};
 
 /// `nop`

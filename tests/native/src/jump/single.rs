@@ -2,12 +2,11 @@
 
 use std::fmt;
 
+use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{FlowControl, InstructionInfoFactory, Mnemonic, OpAccess, Register, UsedMemory};
-use probe_engine::addr::GuestVirtAddr;
 use probe_engine::condition::Context;
 use probe_engine::detour::{self, Dead, Detour, DetourError, JUMP_LEN, Purpose, live};
 use probe_engine::probe::{Capture, RegisterSet};
-use probe_engine::vcpu::Registers;
 
 use super::blocks::{Blocks, Record};
 use super::region;

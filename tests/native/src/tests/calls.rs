@@ -1,13 +1,12 @@
 //! Calls that detours follow, at the limits of their table and of the rings.
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::{GuestVirtAddr, Registers};
 use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
     Dead, Environment, Follow, JUMP_LEN, Purpose, Trampoline, generate, trampoline,
 };
 use probe_engine::probe::RegisterSet;
 use probe_engine::ring::layout::RING_LEN;
-use probe_engine::vcpu::Registers;
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};

@@ -2,12 +2,9 @@
 //! and prefixed calls (`arch/x86/kernel/kprobes/core.c`), others elsewhere. The CPU says what is
 //! right, or for what user mode can't do, the manual.
 
-use probe_engine::addr::GuestPhysAddr;
+use guest_state::testing::{TestMemory, TestVcpu};
+use guest_state::{GuestMemory, GuestPhysAddr, Registers};
 use probe_engine::emulate::{Outcome, once};
-use probe_engine::guest::GuestMemory;
-use probe_engine::guest::testing::TestMemory;
-use probe_engine::vcpu::Registers;
-use probe_engine::vcpu::testing::TestVcpu;
 
 use crate::case::Case;
 use crate::compare::{self, Agreed};

@@ -1,10 +1,9 @@
 //! Rings at their limits, and vCPUs that share detours.
 
-use probe_engine::addr::GuestVirtAddr;
+use guest_state::{GuestVirtAddr, Registers};
 use probe_engine::detour::{Dead, Detour, Purpose, generate};
 use probe_engine::probe::{Capture, RegisterSet};
 use probe_engine::ring::layout::{RECORD_REGISTERS, RING_LEN};
-use probe_engine::vcpu::Registers;
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};

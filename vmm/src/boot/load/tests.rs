@@ -82,7 +82,7 @@ fn packed() -> KernelFile {
 
 fn read<const N: usize>(ram: &GuestRam, at: u64) -> [u8; N] {
     let mut bytes = [0; N];
-    ram.read(at, &mut bytes).unwrap();
+    ram.read(GuestPhysAddr(at), &mut bytes).unwrap();
     bytes
 }
 
@@ -104,13 +104,13 @@ fn an_elf_is_loaded_where_its_segments_say() {
         loaded.segments,
         [
             Segment {
-                virt: 0xffff_ffff_8100_0000,
-                phys: 0x100_0000,
+                virt: GuestVirtAddr(0xffff_ffff_8100_0000),
+                phys: GuestPhysAddr(0x100_0000),
                 len: 0x20_0000
             },
             Segment {
-                virt: 0xffff_ffff_8200_0000,
-                phys: 0x200_0000,
+                virt: GuestVirtAddr(0xffff_ffff_8200_0000),
+                phys: GuestPhysAddr(0x200_0000),
                 len: 0x80_0000
             },
         ]

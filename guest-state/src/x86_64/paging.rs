@@ -6,8 +6,9 @@
 
 use thiserror::Error;
 
+use super::PAGE_SIZE;
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
-use crate::guest::{GuestMemory, MemoryError};
+use crate::memory::{GuestMemory, MemoryError};
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
@@ -18,6 +19,8 @@ const EFER_NXE: u64 = 1 << 11;
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 /// PS: the entry maps a large page instead of pointing at a table.
 const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
@@ -28,7 +31,6 @@ const LARGE_PAT: u64 = 1 << 12;
 /// bits reserve the upper ones; here such an address is just outside memory.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-const PAGE: u64 = 1 << 12;
 /// The kernel's half of the addresses (`Documentation/arch/x86/x86_64/mm.rst`).
 const UPPER_HALF: GuestVirtAddr = GuestVirtAddr(1 << 63);
 
@@ -166,6 +168,10 @@ pub struct Translation {
     pub executable: bool,
     /// It stays in the TLB when CR3 changes.
     pub global: bool,
+    /// The entries of all levels are marked as accessed.
+    pub accessed: bool,
+    /// The page's entry is marked as written to.
+    pub dirty: bool,
 }
 
 /// Why an address has no translation. Level 1 is the table of 4 KiB pages.
@@ -220,16 +226,14 @@ pub fn walk(
         return Err(WalkError::NonCanonical { at });
     }
     let mut table = tables.root;
-    let mut granted = WRITABLE | USER;
+    let mut granted = WRITABLE | USER | ACCESSED;
     let mut executable = true;
     for level in (1..=tables.mode.levels()).rev() {
         let shift = 12 + 9 * (u32::from(level) - 1);
         let index = (at.0 >> shift) & 0x1ff;
-        let mut entry = [0; 8];
-        memory
-            .read(table.wrapping_add(index * 8), &mut entry)
+        let entry = memory
+            .read_u64(table.wrapping_add(index * 8))
             .map_err(|source| WalkError::Memory { at, level, source })?;
-        let entry = u64::from_le_bytes(entry);
         if entry & PRESENT == 0 {
             return Err(WalkError::NotPresent { at, level });
         }
@@ -248,6 +252,8 @@ pub fn walk(
                 user: granted & USER != 0,
                 executable,
                 global: entry & GLOBAL != 0,
+                accessed: granted & ACCESSED != 0,
+                dirty: entry & DIRTY != 0,
             });
         }
         table = GuestPhysAddr(entry & ADDRESS);
@@ -260,6 +266,8 @@ pub fn walk(
         user: true,
         executable: true,
         global: false,
+        accessed: true,
+        dirty: true,
     })
 }
 
@@ -398,7 +406,7 @@ pub fn write_virt(
 }
 
 /// Where a page is that the guest's kernel can write.
-pub(crate) fn writable(
+fn writable(
     memory: &(impl GuestMemory + ?Sized),
     tables: PageTables,
     at: GuestVirtAddr,
@@ -422,7 +430,7 @@ fn piece(at: GuestVirtAddr, done: usize, len: usize) -> Result<(GuestVirtAddr, u
             cause: WalkError::NonCanonical { at }.into(),
         }
     })?;
-    let to_border = (PAGE - here.0 % PAGE) as usize;
+    let to_border = (PAGE_SIZE - here.0 % PAGE_SIZE) as usize;
     Ok((here, to_border.min(len - done)))
 }
 

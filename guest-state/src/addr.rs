@@ -73,11 +73,6 @@ number! {
 address!(GuestPhysAddr);
 
 number! {
-    /// Names one probe, for as long as the engine lives; never used again for another.
-    ProbeId(u64), "{}"
-}
-
-number! {
     /// A virtual processor, counted from 0 as the VMM does.
     VcpuId(u32), "{}"
 }
@@ -85,6 +80,27 @@ number! {
 number! {
     /// A reading of the guest's time stamp counter, in its ticks.
     Tsc(u64), "{}"
+}
+
+/// A stretch of guest physical memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PhysRange {
+    /// Its first address.
+    pub start: GuestPhysAddr,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl PhysRange {
+    /// The first address behind it, at most the last one of the address space.
+    pub const fn end(self) -> GuestPhysAddr {
+        GuestPhysAddr(self.start.0.saturating_add(self.len))
+    }
+
+    /// Returns true if an access of `len` bytes at `at` touches it.
+    pub const fn overlaps(self, at: GuestPhysAddr, len: usize) -> bool {
+        at.0 < self.end().0 && at.0.saturating_add(len as u64) > self.start.0
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +117,7 @@ mod tests {
             format!("{:016x}", GuestPhysAddr(0x1000)),
             "0000000000001000"
         );
-        assert_eq!(ProbeId(7).to_string(), "7");
+        assert_eq!(VcpuId(7).to_string(), "7");
     }
 
     #[test]

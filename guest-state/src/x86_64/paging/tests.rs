@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::guest::testing::TestMemory;
+use crate::testing::TestMemory;
 
 /// The bits of an entry that grant everything.
 const RWU: u64 = PRESENT | WRITABLE | USER;
@@ -32,10 +32,10 @@ fn map(memory: &TestMemory, mode: PagingMode, at: u64, entries: &[u64]) {
         let next = if i + 1 == entries.len() {
             0
         } else {
-            table + PAGE
+            table + PAGE_SIZE
         };
         put(memory, table + index * 8, entry | next);
-        table += PAGE;
+        table += PAGE_SIZE;
     }
 }
 
@@ -221,7 +221,7 @@ fn two_pages() -> (TestMemory, PageTables, GuestVirtAddr) {
     );
     put(
         &memory,
-        ROOT + 3 * PAGE + 2 * 8,
+        ROOT + 3 * PAGE_SIZE + 2 * 8,
         PRESENT | WRITABLE | 0x6000,
     );
     (memory, tables(PagingMode::FourLevel), GuestVirtAddr(0x1000))
@@ -230,7 +230,7 @@ fn two_pages() -> (TestMemory, PageTables, GuestVirtAddr) {
 #[test]
 fn a_range_may_cross_page_borders() {
     let (memory, tables, start) = two_pages();
-    let at = start.wrapping_add(PAGE - 2);
+    let at = start.wrapping_add(PAGE_SIZE - 2);
     write_virt(&memory, tables, at, &[1, 2, 3, 4]).unwrap();
     let mut halves = [[0; 2]; 2];
     memory.read(GuestPhysAddr(0x9ffe), &mut halves[0]).unwrap();
@@ -245,7 +245,7 @@ fn a_range_may_cross_page_borders() {
 fn a_read_says_where_it_stopped() {
     let (memory, tables, start) = two_pages();
     let mut into = [0; 16];
-    let end = start.wrapping_add(2 * PAGE);
+    let end = start.wrapping_add(2 * PAGE_SIZE);
     let fault = read_virt(
         &memory,
         tables,
@@ -266,9 +266,12 @@ fn a_read_says_where_it_stopped() {
 #[test]
 fn a_write_that_cannot_be_finished_changes_nothing() {
     let (memory, tables, start) = two_pages();
-    let at = start.wrapping_add(2 * PAGE - 4);
+    let at = start.wrapping_add(2 * PAGE_SIZE - 4);
     let fault = write_virt(&memory, tables, at, &[0xff; 8]).unwrap_err();
-    assert_eq!((fault.at, fault.done), (start.wrapping_add(2 * PAGE), 0));
+    assert_eq!(
+        (fault.at, fault.done),
+        (start.wrapping_add(2 * PAGE_SIZE), 0)
+    );
     let mut bytes = [1; 4];
     read_virt(&memory, tables, at, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 4]);
@@ -297,7 +300,13 @@ fn what_user_modes_tables_lack_of_the_kernel_is_read_by_the_kernels() {
     let read = |kernel: Option<u64>, at: u64| {
         let mut into = [0; 4];
         let kernel = kernel.map(GuestPhysAddr);
-        let end = read_virt_or(&memory, tables, kernel, (at + PAGE - 2).into(), &mut into);
+        let end = read_virt_or(
+            &memory,
+            tables,
+            kernel,
+            (at + PAGE_SIZE - 2).into(),
+            &mut into,
+        );
         (end.map_err(|fault| fault.done), into)
     };
     assert_eq!(read(None, AT), (Err(0), [0; 4]));
@@ -309,14 +318,14 @@ fn what_user_modes_tables_lack_of_the_kernel_is_read_by_the_kernels() {
 fn a_write_goes_neither_to_a_read_only_page_nor_to_memory_of_the_hosts() {
     for protected in [false, true] {
         let (memory, tables, start) = two_pages();
-        let at = start.wrapping_add(PAGE - 2);
+        let at = start.wrapping_add(PAGE_SIZE - 2);
         if protected {
             memory.protect(0x6000..0x6008);
         } else {
-            put(&memory, ROOT + 3 * PAGE + 2 * 8, PRESENT | 0x6000);
+            put(&memory, ROOT + 3 * PAGE_SIZE + 2 * 8, PRESENT | 0x6000);
         }
         let fault = write_virt(&memory, tables, at, &[1; 4]).unwrap_err();
-        let second = start.wrapping_add(PAGE);
+        let second = start.wrapping_add(PAGE_SIZE);
         assert_eq!(fault.at, second);
         let read_only = matches!(fault.cause, FaultCause::ReadOnly { at } if at == second);
         assert_eq!(read_only, !protected);
@@ -330,7 +339,7 @@ fn a_write_goes_neither_to_a_read_only_page_nor_to_memory_of_the_hosts() {
 fn a_range_does_not_go_past_the_last_address() {
     let memory = TestMemory::new(0);
     let off = tables(PagingMode::Off);
-    let mut into = [0; 2 * PAGE as usize];
+    let mut into = [0; 2 * PAGE_SIZE as usize];
     assert!(read_virt(&memory, off, GuestVirtAddr(u64::MAX - 1), &mut into).is_err());
     assert!(write_virt(&memory, off, GuestVirtAddr(u64::MAX - 1), &into).is_err());
 }
@@ -340,7 +349,7 @@ fn hostile_entry() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
         (0..16_u64, any::<u64>())
-            .prop_map(|(page, bits)| (page * PAGE) | (bits & (0xfff | NO_EXECUTE)) | 1),
+            .prop_map(|(page, bits)| (page * PAGE_SIZE) | (bits & (0xfff | NO_EXECUTE)) | 1),
         Just(ROOT | RWU),
     ]
 }
@@ -353,10 +362,10 @@ proptest! {
         five in any::<bool>(),
         no_execute in any::<bool>(),
     ) {
-        let memory = TestMemory::new(16 * PAGE as usize);
+        let memory = TestMemory::new(16 * PAGE_SIZE as usize);
         for page in 0..16 {
             for (i, entry) in entries.iter().enumerate() {
-                put(&memory, page * PAGE + i as u64 * 8, entry.rotate_left(page as u32 / 8));
+                put(&memory, page * PAGE_SIZE + i as u64 * 8, entry.rotate_left(page as u32 / 8));
             }
         }
         let mode = if five { PagingMode::FiveLevel } else { PagingMode::FourLevel };

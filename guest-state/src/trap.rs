@@ -1,0 +1,120 @@
+//! What stops a vCPU for a debugger's reason, told the same way whatever KVM is below, and what is to
+//! be done then.
+
+use crate::addr::GuestVirtAddr;
+use crate::memory::GuestMemory;
+use crate::vcpu::Vcpu;
+use crate::x86_64::DEBUG_REGISTERS;
+
+/// Why a vCPU stopped for its debugger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trap {
+    /// An int3. RIP is the address of the int3 itself.
+    Breakpoint,
+    /// Watched data was accessed. RIP is behind the instruction that did it. The action is to be
+    /// [`Action::Resume`].
+    ///
+    /// The instruction of a step that accesses watched data makes two traps: the step's end, whose action
+    /// counts, and then this one, whose action doesn't.
+    Watchpoint(WatchpointSet),
+    /// The step under way is over.
+    Step(StepEnd),
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepEnd {
+    /// The instruction is done, or one round of a repeated string instruction: then RIP is where it was. Of
+    /// a step with [`Step::run_to`] also that it has come there.
+    Done,
+    /// The instruction raised the exception of this vector. RIP is at the first instruction of its
+    /// [`ExceptionHandler`], and its frame is on the stack (SDM vol. 3, 6.14.2), the flags in it with TF
+    /// set where the processor did the step.
+    Exception(u8),
+    /// The step is given up: it has had its time, half a second, and RIP is elsewhere, but at none of its
+    /// handlers. Its instruction raised another exception. The vCPU may have executed any amount of the
+    /// guest's code since, and the frame of that exception, wherever it is, may have TF in its flags: a
+    /// single step that the guest gets when it returns from there.
+    ///
+    /// On a KVM that emulates kernel-mode code such a step ends as [`StepEnd::Done`] instead, behind the
+    /// first instruction of the exception's handler.
+    Astray,
+}
+
+/// Some of the watchpoints that are set, by their places in [`crate::Debugging::watchpoints`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WatchpointSet(u8);
+
+impl WatchpointSet {
+    /// The watchpoints whose bits are set, bit 0 for the first.
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    /// Returns true if the watchpoint at this place is one of them.
+    pub const fn contains(self, index: usize) -> bool {
+        index < DEBUG_REGISTERS && self.0 >> index & 1 == 1
+    }
+}
+
+/// What becomes of a trapped vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It goes on with its registers as they are now.
+    Resume,
+    /// The exception is the guest's own: its handler gets it.
+    Reinject,
+    /// It executes the one instruction at RIP, with interrupts held back, until [`Trap::Step`].
+    ///
+    /// The step goes on when the vCPU is stopped in between. A [`Trap::Breakpoint`] or a
+    /// [`Trap::Watchpoint`] on the way (an exception of the instruction that isn't among the handlers leads
+    /// to such) leaves the step as it is, whatever the action, but for another `Step`: that takes its
+    /// place, and the first one ends with no trap of its own. [`Vcpu::step_under_way`] tells.
+    ///
+    /// The guest's own debug registers don't work while a step needs some, and its own trap flag (TF), where
+    /// it is set, is lost by the step.
+    Step(Step),
+    /// It takes a page fault at RIP.
+    PageFault {
+        /// What the guest finds in CR2.
+        address: GuestVirtAddr,
+        /// The exception's error code (SDM vol. 3, 4.7).
+        error_code: u32,
+    },
+    /// It halts until the next interrupt, RIP being behind the `hlt`, and its interrupt shadow ends.
+    Halt,
+}
+
+/// A step that is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// All other vCPUs stand still from before [`TrapHandler::before_step`] until the step's end.
+    pub alone: bool,
+    /// For a repeated string instruction, whose rounds are single steps otherwise: where it leads when it
+    /// is done. It runs until it comes there. Without a debug register left for it the rounds are stepped.
+    pub run_to: Option<GuestVirtAddr>,
+    /// Where to notice exceptions of the instruction. Where too few debug registers are left beside
+    /// watchpoints and `run_to`, the last handlers get none, and the time limit ends a step that leads
+    /// there.
+    pub handlers: [Option<ExceptionHandler>; DEBUG_REGISTERS],
+}
+
+/// The guest's handler of an exception.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExceptionHandler {
+    /// The exception (SDM vol. 3, table 6-1).
+    pub vector: u8,
+    /// The handler's first instruction.
+    pub entry: GuestVirtAddr,
+}
+
+/// Decides about traps. Called on the vCPU's own thread, for several vCPUs at once.
+pub trait TrapHandler: Send + Sync {
+    /// Decides about a trap. At the end of a step alone all other vCPUs still stand still; they go on
+    /// after it unless the action is one more such step.
+    fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action;
+
+    /// All other vCPUs are out of guest mode, and the step alone that was asked for can begin. Returns
+    /// false to call it off: the vCPU then resumes.
+    fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool;
+}

@@ -1,0 +1,41 @@
+//! What is x86-64: registers, page tables, what a supervisor may access, numbers of the architecture.
+
+pub mod control;
+pub mod paging;
+pub mod registers;
+pub mod supervisor;
+
+/// Bytes of the smallest page.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// The one-byte breakpoint instruction (SDM vol. 2, INT3).
+pub const INT3: u8 = 0xcc;
+/// The one-byte instruction that does nothing (SDM vol. 2, NOP).
+pub const NOP: u8 = 0x90;
+/// The opcode of `jmp rel32` (SDM vol. 2, JMP).
+pub const JMP_REL32: u8 = 0xe9;
+
+/// Address breakpoints that a processor has, DR0 to DR3 (SDM vol. 3, 17.2.1).
+pub const DEBUG_REGISTERS: usize = 4;
+
+/// Vectors of exceptions (SDM vol. 3, table 6-1).
+pub mod vector {
+    /// #DE, a division's quotient doesn't fit.
+    pub const DIVIDE_ERROR: u8 = 0;
+    /// #DB, a debug exception.
+    pub const DEBUG: u8 = 1;
+    /// #BP, an int3.
+    pub const BREAKPOINT: u8 = 3;
+    /// #UD, no instruction.
+    pub const INVALID_OPCODE: u8 = 6;
+    /// #GP.
+    pub const GENERAL_PROTECTION: u8 = 13;
+    /// #PF.
+    pub const PAGE_FAULT: u8 = 14;
+
+    /// Returns true if the exception pushes an error code: #DF, #TS, #NP, #SS, #GP, #PF, #AC, #CP, #VC,
+    /// #SX (SDM vol. 3A, table 6-1; AMD64 APM vol. 2, table 8-1).
+    pub const fn has_error_code(vector: u8) -> bool {
+        matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+    }
+}
