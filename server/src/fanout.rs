@@ -5,9 +5,10 @@
 //! the other clients. A hit costs a vCPU thread one short lock for each subscriber that wants it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vmprobe_proto::v1::{Event, EventBatch};
 
@@ -36,7 +37,7 @@ struct Inner {
 impl Fanout {
     /// Hands a hit to every subscriber that wants it. Never waits for one.
     pub fn publish(&self, event: &Event) {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.read();
         for queue in &inner.queues {
             queue.push(event);
         }
@@ -44,7 +45,7 @@ impl Fanout {
 
     /// Says that no more hits will come.
     pub fn end(&self) {
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.write();
         inner.ended = true;
         for queue in &inner.queues {
             queue.end();
@@ -59,7 +60,7 @@ impl Fanout {
 
     fn subscribe_with(self: &Arc<Self>, mut probes: Vec<u64>, capacity: usize) -> Subscription {
         probes.sort_unstable();
-        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.write();
         let queue = Arc::new(Queue {
             probes,
             capacity,
@@ -79,7 +80,7 @@ impl Fanout {
     /// How many subscriptions there are.
     #[cfg(test)]
     pub fn subscribers(&self) -> usize {
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.read();
         inner.queues.len()
     }
 }
@@ -109,11 +110,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut inner = self
-            .fanout
-            .inner
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.fanout.inner.write();
         inner
             .queues
             .retain(|queue| !Arc::ptr_eq(queue, &self.queue));
@@ -153,7 +150,7 @@ impl Queue {
         if !self.probes.is_empty() && self.probes.binary_search(&event.probe_id).is_err() {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.queued >= self.capacity {
             state.lost += 1;
             return;
@@ -173,13 +170,13 @@ impl Queue {
     }
 
     fn end(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.ended = true;
         self.wake(&mut state);
     }
 
     fn take(&self) -> Taken {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(batch) = state.batches.pop_front() {
             state.queued -= batch.events.len();
             return Taken::Batch(batch);
@@ -202,10 +199,6 @@ impl Queue {
         if std::mem::take(&mut state.waiting) {
             self.wake.notify_one();
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -17,5 +17,12 @@ mod serve;
 mod services;
 mod status;
 
+/// The way of events to clients, for measurements.
+#[cfg(feature = "testing")]
+pub mod testing {
+    pub use crate::convert::event;
+    pub use crate::fanout::{Fanout, Subscription};
+}
+
 pub use limits::Limits;
 pub use serve::{BindError, Options, ServeError, Server};

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use tonic::{Code, Status};
-
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::{Code, Status};
 
 use crate::limits::{self, Limits};
 use crate::machine::Machine;
@@ -85,7 +85,7 @@ impl Machines {
     /// `INVALID_ARGUMENT`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`, or `UNAVAILABLE` while the server
     /// shuts down.
     pub fn reserve(self: &Arc<Self>, name: &str, memory_mib: u64) -> Result<Reservation, Status> {
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         if slots.closed {
             return Err(Status::unavailable("the server is shutting down"));
         }
@@ -138,7 +138,7 @@ impl Machines {
         if name.is_empty() {
             return Err(status::invalid("vm", "the name of a VM is missing"));
         }
-        let slots = self.slots();
+        let slots = self.slots.lock();
         match slots.by_name.get(name) {
             Some(Slot::Ready(machine)) => Ok(Arc::clone(machine)),
             Some(Slot::Reserved { .. }) => Err(Status::failed_precondition(format!(
@@ -159,7 +159,7 @@ impl Machines {
 
     /// All VMs that are built, by name.
     pub fn list(&self) -> Vec<Arc<Machine>> {
-        let slots = self.slots();
+        let slots = self.slots.lock();
         let machines = slots.by_name.values().filter_map(|slot| match slot {
             Slot::Ready(machine) => Some(Arc::clone(machine)),
             Slot::Reserved { .. } => None,
@@ -169,7 +169,7 @@ impl Machines {
 
     /// Forgets this VM; another of the same name stays.
     pub fn remove(&self, machine: &Arc<Machine>) {
-        let mut slots = self.slots();
+        let mut slots = self.slots.lock();
         if let Entry::Occupied(entry) = slots.by_name.entry(machine.name().to_owned())
             && matches!(entry.get(), Slot::Ready(there) if Arc::ptr_eq(there, machine))
         {
@@ -179,12 +179,8 @@ impl Machines {
 
     /// Takes no new VM from now on; answers with those that there are.
     pub fn close(&self) -> Vec<Arc<Machine>> {
-        self.slots().closed = true;
+        self.slots.lock().closed = true;
         self.list()
-    }
-
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -211,7 +207,7 @@ impl Reservation {
     /// # Errors
     /// `UNAVAILABLE` when the server began to shut down meanwhile.
     pub fn fill(self, machine: Arc<Machine>) -> Result<(), Status> {
-        let mut slots = self.machines.slots();
+        let mut slots = self.machines.slots.lock();
         if slots.closed {
             return Err(Status::unavailable("the server is shutting down"));
         }
@@ -224,7 +220,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut slots = self.machines.slots();
+        let mut slots = self.machines.slots.lock();
         if let Some(Slot::Reserved { .. }) = slots.by_name.get(&self.name) {
             slots.by_name.remove(&self.name);
         }

@@ -1,11 +1,8 @@
 //! How a guest's run ends.
 
-use std::{
-    fmt,
-    sync::{Condvar, Mutex, OnceLock},
-};
+use std::{fmt, sync::OnceLock};
 
-use crate::sync::LockExt;
+use parking_lot::{Condvar, Mutex};
 
 /// Why a guest stopped for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +80,7 @@ impl EndSignal {
 
     /// Ends the guest; only the first ending counts.
     pub(crate) fn end(&self, ending: Ending) {
-        let mut slot = self.ending.locked();
+        let mut slot = self.ending.lock();
         if slot.is_some() {
             return;
         }
@@ -96,20 +93,17 @@ impl EndSignal {
     }
 
     pub(crate) fn get(&self) -> Option<Ending> {
-        self.ending.locked().clone()
+        self.ending.lock().clone()
     }
 
     /// Waits for the guest's end.
     pub(crate) fn wait(&self) -> Ending {
-        let mut slot = self.ending.locked();
+        let mut slot = self.ending.lock();
         loop {
             if let Some(ending) = &*slot {
                 return ending.clone();
             }
-            slot = self
-                .known
-                .wait(slot)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.known.wait(&mut slot);
         }
     }
 }

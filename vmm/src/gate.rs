@@ -7,13 +7,13 @@
 
 use std::{
     sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use crate::sync::LockExt;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How often the vCPUs were stopped, and for how long. Pauses on request don't count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Gate {
     /// Waits until vCPU `vcpu` may go into guest mode, and lets it in. False when
     /// the guest has ended.
     pub(crate) fn enter(&self, vcpu: usize) -> bool {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         loop {
             if state.ended {
                 return false;
@@ -123,13 +123,13 @@ impl Gate {
                 state.inside[vcpu] = true;
                 return true;
             }
-            state = self.wait(state);
+            self.changed.wait(&mut state);
         }
     }
 
     /// The vCPU is out of guest mode, its state complete.
     pub(crate) fn leave(&self, vcpu: usize) {
-        self.state.locked().inside[vcpu] = false;
+        self.state.lock().inside[vcpu] = false;
         self.changed.notify_all();
     }
 
@@ -138,7 +138,7 @@ impl Gate {
         if !self.closed.load(Ordering::Acquire) {
             return false;
         }
-        let state = self.state.locked();
+        let state = self.state.lock();
         state.ended || !state.may_enter(vcpu)
     }
 
@@ -151,7 +151,7 @@ impl Gate {
     /// dropped. None when the guest has ended.
     pub(crate) fn enter_alone(&self, vcpu: usize) -> Option<Hold<'_>> {
         let hold = self.take(Holder::Vcpu(vcpu));
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         if state.ended {
             // The hold takes the lock itself when it is dropped.
             drop(state);
@@ -162,14 +162,14 @@ impl Gate {
     }
 
     fn take(&self, holder: Holder) -> Hold<'_> {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         // A paused guest executes nothing, not even a lone step; whoever stops it
         // to look at it may go on.
         let waits = |state: &State| {
             state.holder.is_some() || (state.paused && holder != Holder::Control && !state.ended)
         };
         while waits(&state) {
-            state = self.wait(state);
+            self.changed.wait(&mut state);
         }
         state.holder = Some(holder);
         let since = Instant::now();
@@ -187,14 +187,14 @@ impl Gate {
             }
         }
         while (0..state.inside.len()).any(|v| state.inside[v] && !stays(&state, v)) {
-            state = self.wait(state);
+            self.changed.wait(&mut state);
         }
         state
     }
 
     /// Pauses (returning when all are out) or resumes all vCPUs.
     pub(crate) fn set_paused(&self, paused: bool) {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         if !paused {
             state.paused = false;
             self.reopen(&state);
@@ -202,7 +202,7 @@ impl Gate {
         }
         // A holder that steps alone finishes first, so that nothing runs after.
         while state.holder.is_some() && !state.ended {
-            state = self.wait(state);
+            self.changed.wait(&mut state);
         }
         state.paused = true;
         drop(self.empty(state));
@@ -210,17 +210,17 @@ impl Gate {
 
     /// The stops that are over.
     pub(crate) fn stops(&self) -> Stops {
-        self.state.locked().stops
+        self.state.lock().stops
     }
 
     /// Whether all vCPUs are paused on request.
     pub(crate) fn is_paused(&self) -> bool {
-        self.state.locked().paused
+        self.state.lock().paused
     }
 
     /// Lets nobody in again. Returns at once: may be called from inside.
     pub(crate) fn end(&self) {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         state.ended = true;
         self.closed.store(true, Ordering::Release);
         for vcpu in 0..state.inside.len() {
@@ -243,12 +243,6 @@ impl Gate {
         self.closed.store(closed, Ordering::Release);
         self.changed.notify_all();
     }
-
-    fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed
-            .wait(guard)
-            .unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Keeps the vCPUs out of guest mode until it is dropped.
@@ -261,7 +255,7 @@ pub(crate) struct Hold<'a> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        let mut state = self.gate.state.locked();
+        let mut state = self.gate.state.lock();
         if let Some(holder) = state.holder.take() {
             state.stops.add(holder, self.since.elapsed());
         }

@@ -21,7 +21,6 @@ mod kvm;
 mod layout;
 mod ram;
 mod stopped;
-mod sync;
 mod trap;
 mod vcpu;
 mod vm;

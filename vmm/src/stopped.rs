@@ -1,18 +1,15 @@
 //! A VM that stands still, to be looked at and changed.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use guest_state::{
     ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestVirtAddr, PhysRange, Registers,
     StoppedGuest, VcpuError, VcpuId,
 };
+use parking_lot::Mutex;
 
 use crate::{
     gate::Hold,
-    sync::LockExt,
     vcpu::{Shared, Vcpu},
 };
 
@@ -46,7 +43,7 @@ impl<'a> Stopped<'a> {
     /// # Errors
     /// There is no such vCPU, or KVM refuses.
     pub fn syscall_entry(&self, vcpu: VcpuId) -> Result<GuestVirtAddr, VcpuError> {
-        self.vcpu(vcpu)?.locked().syscall_entry().map(GuestVirtAddr)
+        self.vcpu(vcpu)?.lock().syscall_entry().map(GuestVirtAddr)
     }
 
     fn vcpu(&self, id: VcpuId) -> Result<&Mutex<Vcpu>, VcpuError> {
@@ -73,26 +70,26 @@ impl StoppedGuest for Stopped<'_> {
     }
 
     fn registers(&self, vcpu: VcpuId) -> Result<Registers, VcpuError> {
-        self.vcpu(vcpu)?.locked().registers()
+        self.vcpu(vcpu)?.lock().registers()
     }
 
     fn set_registers(&self, vcpu: VcpuId, registers: &Registers) -> Result<(), VcpuError> {
-        self.vcpu(vcpu)?.locked().move_to(registers)
+        self.vcpu(vcpu)?.lock().move_to(registers)
     }
 
     fn control(&self, vcpu: VcpuId) -> Result<ControlRegisters, VcpuError> {
-        self.vcpu(vcpu)?.locked().control()
+        self.vcpu(vcpu)?.lock().control()
     }
 
     fn set_debugging(&self, debugging: &Debugging) -> Result<(), DebuggingError> {
         debugging.check()?;
         for (done, vcpu) in self.vcpus.iter().enumerate() {
-            let mut vcpu = vcpu.locked();
+            let mut vcpu = vcpu.lock();
             let before = vcpu.debugging().clone();
             if let Err(error) = vcpu.set_debugging(debugging) {
                 let _as_far_as_it_goes = vcpu.set_debugging(&before);
                 for other in &self.vcpus[..done] {
-                    let _as_far_as_it_goes = other.locked().set_debugging(&before);
+                    let _as_far_as_it_goes = other.lock().set_debugging(&before);
                 }
                 return Err(error.into());
             }

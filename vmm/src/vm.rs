@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -15,6 +15,7 @@ use kvm_bindings::{
     KVM_SYNC_X86_REGS, kvm_pit_config, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VmFd};
+use parking_lot::Mutex;
 use thiserror::Error;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -33,7 +34,6 @@ use crate::{
     kvm, layout,
     ram::GuestRam,
     stopped::Stopped,
-    sync::LockExt,
     vcpu::{
         self, Shared, Vcpu,
         kick::{self, KickThreads},
@@ -240,7 +240,7 @@ impl Vm {
     /// # Errors
     /// When it was started or ended before, or the host gives no thread.
     pub fn start(&self, handler: &Arc<dyn TrapHandler>) -> Result<(), StartError> {
-        let mut threads = self.threads.locked();
+        let mut threads = self.threads.lock();
         if self.ending().is_some() {
             return Err(StateError::Ended.into());
         }
@@ -281,7 +281,7 @@ impl Vm {
     pub fn state(&self) -> VmState {
         if self.ending().is_some() {
             VmState::Ended
-        } else if !self.threads.locked().started {
+        } else if !self.threads.lock().started {
             VmState::Created
         } else if self.shared.gate.is_paused() {
             VmState::Paused
@@ -333,7 +333,7 @@ impl Vm {
     /// Ends the guest at once.
     pub fn kill(&self) {
         self.shared.end.end(Ending::Killed);
-        if !self.threads.locked().started {
+        if !self.threads.lock().started {
             self.console.close();
         }
     }
@@ -352,7 +352,7 @@ impl Vm {
 
     fn join(&self) {
         // The lock is held meanwhile: a second waiter waits as long.
-        for handle in self.threads.locked().handles.drain(..) {
+        for handle in self.threads.lock().handles.drain(..) {
             let _a_panic_became_the_ending = handle.join();
         }
     }

@@ -1,7 +1,5 @@
 //! Copies of instructions in the arena.
 
-use std::sync::{MutexGuard, PoisonError};
-
 use guest_state::{
     ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, VcpuId,
 };
@@ -48,10 +46,10 @@ impl Engine {
             return Ok(());
         };
         let memory = guest.memory();
-        let mut state = self.arena();
+        let mut state = self.arena.lock();
         match Arena::install(memory, image, &self.kernel.symbols, region) {
             Ok(arena) => {
-                self.returns().trampoline = Some(arena.trampoline());
+                self.returns.lock().trampoline = Some(arena.trampoline());
                 *state = ArenaState::Installed(Box::new(arena));
                 Ok(())
             }
@@ -64,7 +62,7 @@ impl Engine {
 
     /// Why there is no executable memory of ours in the guest; empty when there is.
     pub fn arena_note(&self) -> String {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(why) => why.clone(),
             ArenaState::Installed(_) => String::new(),
         }
@@ -83,7 +81,7 @@ impl Engine {
             let copied = relocate::one(code, original, to)?;
             relocate::passing(&copied, next)
         };
-        match &mut *self.arena() {
+        match &mut *self.arena.lock() {
             ArenaState::None(_) => Err("there is no place for a copy of it".to_owned()),
             ArenaState::Installed(arena) => {
                 let slot = arena.slot(memory, at, build).map_err(|error| match error {
@@ -106,7 +104,7 @@ impl Engine {
     /// Has room for so many more copies, if need be by giving up those that no probe and nobody in
     /// the guest uses.
     pub(super) fn make_room(&self, guest: &dyn StoppedGuest, copies: usize) {
-        let enough = match &*self.arena() {
+        let enough = match &*self.arena.lock() {
             ArenaState::None(_) => true,
             ArenaState::Installed(arena) => arena.vacant() >= copies,
         };
@@ -126,8 +124,8 @@ impl Engine {
         let (Ok(kept), Some(rips)) = (self.recording(memory), rips(guest)) else {
             return;
         };
-        let mut reader = self.reader();
-        if let ArenaState::Installed(arena) = &mut *self.arena() {
+        let mut reader = self.reader.lock();
+        if let ArenaState::Installed(arena) = &mut *self.arena.lock() {
             // Where memory can't be read nothing is given up, and instructions that get no copy
             // are stepped in place.
             let _freed = arena.reclaim(memory, &guest.ram(), &rips, &kept);
@@ -143,7 +141,7 @@ impl Engine {
         memory: &dyn GuestMemory,
         code: &[u8],
     ) -> Result<bool, MemoryError> {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => Ok(false),
             ArenaState::Installed(arena) => arena.write_trampoline(memory, code),
         }
@@ -151,21 +149,21 @@ impl Engine {
 
     /// The copy of the instruction at `at` has one user less.
     pub(super) fn release_copy(&self, copy: &Relocated) {
-        if let ArenaState::Installed(arena) = &mut *self.arena() {
+        if let ArenaState::Installed(arena) = &mut *self.arena.lock() {
             arena.release(copy.slot);
         }
     }
 
     /// The text of the instruction at `at` is no more.
     pub(super) fn discard_copy(&self, at: GuestVirtAddr) {
-        if let ArenaState::Installed(arena) = &mut *self.arena() {
+        if let ArenaState::Installed(arena) = &mut *self.arena.lock() {
             arena.discard(&(at..at.wrapping_add(1)));
         }
     }
 
     /// Where an address of the arena is in guest memory.
     pub(super) fn arena_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => None,
             ArenaState::Installed(arena) => arena.to_phys(at),
         }
@@ -173,7 +171,7 @@ impl Engine {
 
     /// The number of the detour that an address is in.
     pub(super) fn detour_at(&self, at: GuestVirtAddr) -> Option<u32> {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => None,
             ArenaState::Installed(arena) => Some(arena.detour_at(at)?.number),
         }
@@ -186,13 +184,9 @@ impl Engine {
 
     /// The instruction in whose copy `at` is, and where that is in guest memory.
     pub(super) fn copy_around(&self, at: GuestVirtAddr) -> Option<(GuestVirtAddr, GuestPhysAddr)> {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => None,
             ArenaState::Installed(arena) => Some((arena.slot_at(at)?.at, arena.to_phys(at)?)),
         }
-    }
-
-    pub(super) fn arena(&self) -> MutexGuard<'_, ArenaState> {
-        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

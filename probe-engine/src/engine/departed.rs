@@ -4,7 +4,7 @@
 //! is freed. It executes the instruction that is there again, and its hit is lost.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 
@@ -41,7 +41,7 @@ impl Engine {
     /// A vCPU has trapped where there is no breakpoint any more: a hit is lost, or a call that is beginning.
     pub(super) fn miss_departed(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         let at = GuestVirtAddr(vcpu.registers().rip);
-        let probes = self.departed().0.get(&at.0).cloned();
+        let probes = self.departed.lock().0.get(&at.0).cloned();
         for probe in probes.into_iter().flatten() {
             let counts = match probe.kind {
                 ProbeKind::Instruction { .. } | ProbeKind::Return { .. } => true,
@@ -53,9 +53,5 @@ impl Engine {
                 probe.miss();
             }
         }
-    }
-
-    pub(super) fn departed(&self) -> MutexGuard<'_, Departed> {
-        self.departed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

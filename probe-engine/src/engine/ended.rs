@@ -12,7 +12,7 @@ impl Engine {
     /// Counts the calls whose tasks have ended, and follows them no more. Best when
     /// [`Self::any_call_has_ended`] says so.
     pub fn count_ended(&self, guest: &dyn StoppedGuest) {
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         self.end_calls(guest);
         self.settle(guest.memory());
     }
@@ -26,11 +26,11 @@ impl Engine {
             .map(|call| call.task)
             .collect();
         let tables = {
-            let returns = self.returns();
+            let returns = self.returns.lock();
             tasks.extend(returns.all().map(|frame| frame.task));
             returns.tables
         };
-        tasks.extend(self.exits().tasks());
+        tasks.extend(self.exits.lock().tasks());
         tasks.into_iter().any(|task| match tables {
             Some(tables) => self.has_ended(memory, &[tables], task),
             // Who stops the guest will know.
@@ -42,7 +42,7 @@ impl Engine {
     /// has to be before their probes change.
     pub(super) fn end_calls(&self, guest: &dyn StoppedGuest) {
         let tables = self.kernel_tables(guest);
-        self.returns().tables = tables.first().copied();
+        self.returns.lock().tables = tables.first().copied();
         let memory = guest.memory();
         self.end_calls_of(memory, |task| self.has_ended(memory, &tables, task));
     }
@@ -53,8 +53,8 @@ impl Engine {
     }
 
     fn end_calls_of(&self, memory: &dyn GuestMemory, has_ended: impl Fn(Task) -> bool) {
-        self.returns().end(&has_ended);
-        self.exits().end(&has_ended);
+        self.returns.lock().end(&has_ended);
+        self.exits.lock().end(&has_ended);
         // Where memory can't be read, calls end as they would have.
         let _result = self.end_followed(memory, &has_ended);
     }

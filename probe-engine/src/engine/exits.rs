@@ -5,7 +5,7 @@
 //! task comes to a way out with RSP there again.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
@@ -102,7 +102,7 @@ impl Engine {
         let caller = vcpu
             .page_tables()
             .and_then(|tables| read_word(memory, tables, at));
-        let caller = caller.map(|found| self.returns().leads_to(at, found));
+        let caller = caller.map(|found| self.returns.lock().leads_to(at, found));
         Some(Entering {
             probes,
             task: self.current_task(memory, vcpu),
@@ -124,7 +124,7 @@ impl Engine {
             caller,
         } = entering;
         let tables = vcpu.page_tables();
-        let mut exits = self.exits();
+        let mut exits = self.exits.lock();
         // Whoever had his return address there is gone: his task has ended, or has left the function by
         // a way that nobody saw.
         for call in exits.0.remove(&before.rsp).unwrap_or_default() {
@@ -162,7 +162,7 @@ impl Engine {
     /// is at `at` has not begun.
     pub(super) fn not_entered(&self, site: &Site, at: u64) {
         let began_here = |call: &Call| call.entry.rip == site.virt.0;
-        let undone = self.exits().take_at(at, began_here);
+        let undone = self.exits.lock().take_at(at, began_here);
         undone.iter().for_each(|call| call.probe.end_call());
     }
 
@@ -181,7 +181,7 @@ impl Engine {
             Some((probe.id, out.left(site.virt, rip)?))
         };
         let ways: Vec<(_, WayOut)> = site.enabled().filter_map(way).collect();
-        if ways.is_empty() || !self.exits().0.contains_key(&before.rsp) {
+        if ways.is_empty() || !self.exits.lock().0.contains_key(&before.rsp) {
             return;
         }
         let task = self.current_task(memory, vcpu);
@@ -190,7 +190,7 @@ impl Engine {
             found.map(|(_, way)| *way)
         };
         let is_over = |call: &Call| call.task == task && way_of(call).is_some();
-        let ended = self.exits().take_at(before.rsp, is_over);
+        let ended = self.exits.lock().take_at(before.rsp, is_over);
         let (id, tsc) = (vcpu.id(), vcpu.tsc());
         for call in ended.iter().rev() {
             call.probe.end_call();
@@ -226,7 +226,7 @@ impl Engine {
     /// Forgets the calls whose end nobody would see any more: their probes were removed, disabled or lost
     /// their text.
     pub(super) fn forget_unseen(&self) {
-        let mut exits = self.exits();
+        let mut exits = self.exits.lock();
         let table = self.table();
         let unseen = |call: &Call| {
             let site = table.site(GuestVirtAddr(call.entry.rip));
@@ -237,9 +237,5 @@ impl Engine {
             call.probe.end_call();
             call.probe.miss();
         }
-    }
-
-    pub(super) fn exits(&self) -> MutexGuard<'_, Exits> {
-        self.exits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
@@ -86,7 +85,7 @@ impl Engine {
         };
         let under_way = calls.under_way(memory)?.into_iter();
         let ended = under_way.filter(|call| numbers.contains(&call.number) && !call.returns());
-        let mut orphans = self.orphans();
+        let mut orphans = self.orphans.lock();
         for call in ended {
             calls.orphan(memory, &call)?;
             orphans.insert(call.place());
@@ -113,7 +112,7 @@ impl Engine {
             return Ok(false);
         };
         // What else the guest's table says of orphans is its own doing, and costs no more than this.
-        let mut orphans = self.orphans().clone();
+        let mut orphans = self.orphans.lock().clone();
         if orphans.is_empty() {
             return Ok(false);
         }
@@ -149,12 +148,8 @@ impl Engine {
             }
             put_back(memory, &calls, stack.to_vec(), &tables)?;
         }
-        *self.orphans() = orphans;
+        *self.orphans.lock() = orphans;
         Ok(again)
-    }
-
-    fn orphans(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

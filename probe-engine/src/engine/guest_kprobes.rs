@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use guest_state::x86_64::INT3;
@@ -28,7 +27,7 @@ impl Engine {
     pub(super) fn guest_kprobes(&self, guest: &dyn StoppedGuest) -> GuestKprobes {
         if self.kernel.kprobes.is_some() {
             let tables = self.kernel_tables(guest).into_iter().next();
-            let mut known = self.walks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.walks.lock();
             *known = tables.or(*known);
         }
         self.known_kprobes(guest.memory())
@@ -39,7 +38,7 @@ impl Engine {
         let table = self.table();
         match (&self.kernel.kprobes, &table.image) {
             (Some(reader), Some(image)) => {
-                let tables = *self.walks.lock().unwrap_or_else(PoisonError::into_inner);
+                let tables = *self.walks.lock();
                 reader.read(memory, image, tables)
             }
             _ => GuestKprobes::default(),

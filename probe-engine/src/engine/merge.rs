@@ -18,10 +18,11 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_state::Tsc;
+use parking_lot::Mutex;
 
 use crate::event::{Event, EventSink};
 
@@ -89,15 +90,15 @@ impl Merger {
     /// Begins to hold events back; or hands on what there is and lets all that comes go straight
     /// through. While it is active, somebody has to drain the rings over and over, even if they are empty.
     pub fn set_active(&self, on: bool) {
-        let mut order = lock(&self.order);
+        let mut order = self.order.lock();
         if on {
-            lock(&self.held).active = true;
+            self.held.lock().active = true;
             self.active.store(true, Ordering::Release);
             return;
         }
         self.hand_on(&mut order, Which::All);
         // What came in between, with all others waiting, so that nothing younger overtakes it.
-        let mut held = lock(&self.held);
+        let mut held = self.held.lock();
         let Held { mut events, .. } = std::mem::take(&mut *held);
         events.sort_by_key(|event| event.tsc);
         for event in &events {
@@ -111,7 +112,7 @@ impl Merger {
     /// blocked. Hands on what is now known to be next; says how many events are still held back. To be
     /// called before the next drain begins.
     pub fn drained(&self, blocked: bool) -> usize {
-        let mut order = lock(&self.order);
+        let mut order = self.order.lock();
         order.blocked = if blocked {
             order.blocked.saturating_add(1)
         } else {
@@ -121,7 +122,7 @@ impl Merger {
             let settled = order.settled;
             self.hand_on(&mut order, Which::Until(settled));
         }
-        let held = lock(&self.held);
+        let held = self.held.lock();
         order.settled = held.youngest;
         held.events.len()
     }
@@ -129,7 +130,7 @@ impl Merger {
     /// Hands on all that is held back. For a stop: when the rings have been drained while no vCPU runs,
     /// nothing older is to come.
     pub fn flush(&self) {
-        self.hand_on(&mut lock(&self.order), Which::All);
+        self.hand_on(&mut self.order.lock(), Which::All);
     }
 
     /// How often an event has gone out behind a younger one.
@@ -139,7 +140,7 @@ impl Merger {
 
     fn hand_on(&self, order: &mut Order, which: Which) {
         let events = {
-            let mut held = lock(&self.held);
+            let mut held = self.held.lock();
             held.youngest = Tsc::default();
             std::mem::take(&mut held.events)
         };
@@ -161,7 +162,7 @@ impl Merger {
         }
         if let Some((youngest, _)) = rest.last() {
             let mut rest: Vec<_> = rest.iter().map(|(_, place)| events[*place]).collect();
-            let mut held = lock(&self.held);
+            let mut held = self.held.lock();
             held.youngest = held.youngest.max(*youngest);
             rest.append(&mut held.events);
             held.events = rest;
@@ -182,7 +183,7 @@ impl EventSink for Merger {
         if !self.active.load(Ordering::Acquire) {
             return self.sink.event(event);
         }
-        let mut held = lock(&self.held);
+        let mut held = self.held.lock();
         if !held.active {
             drop(held);
             return self.sink.event(event);
@@ -192,11 +193,7 @@ impl EventSink for Merger {
         let is_full = held.events.len() >= CAPACITY;
         drop(held);
         if is_full {
-            self.hand_on(&mut lock(&self.order), Which::But(CAPACITY / 2));
+            self.hand_on(&mut self.order.lock(), Which::But(CAPACITY / 2));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -44,7 +44,7 @@ impl Engine {
         if symbols.by_name(FREES_INIT_TEXT).next().is_none() {
             return Ok(false);
         }
-        let registry = self.registry();
+        let registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
@@ -180,11 +180,11 @@ impl Engine {
     fn release_init_text(&self, memory: &dyn GuestMemory) {
         let init_text = self.kernel.symbols.init_text();
         {
-            let mut registry = self.registry();
+            let mut registry = self.registry.lock();
             registry.init_freed = true;
         }
         self.withdraw(memory, |site| init_text.contains(&site.virt));
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
         table.wait_no_more(|milestone| milestone == Milestone::FreesInitText);
@@ -194,7 +194,7 @@ impl Engine {
     /// The text of these sites is about to be freed: their breakpoints are lifted
     /// and their probes are gone.
     fn withdraw(&self, memory: &dyn GuestMemory, is_lost: impl Fn(&Site) -> bool) {
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
         for site in before.sites().filter(|site| is_lost(site)) {
@@ -229,7 +229,7 @@ impl Engine {
         let Some(name) = self.module_name(memory, vcpu) else {
             return;
         };
-        let registry = self.registry();
+        let registry = self.registry.lock();
         let waits = |probe: &&Arc<Probe>| {
             probe.module() == Some(&name) && probe.presence() != Presence::Placed
         };

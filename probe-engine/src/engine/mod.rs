@@ -50,15 +50,18 @@ mod ways_out;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
+use arc_swap::ArcSwap;
+use arc_swap::Guard;
 use copies::ArenaState;
 use departed::Departed;
 use exits::Exits;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use optimizer::Optimizer;
+use parking_lot::Mutex;
 use record::Probe;
 use registry::Registry;
 use returns::Returns;
@@ -105,8 +108,8 @@ pub struct Engine {
     returns: Mutex<Returns>,
     exits: Mutex<Exits>,
     stepping: Mutex<Vec<Stepping>>,
-    /// What traps look at. Locked only to take or replace the pointer.
-    table: RwLock<Arc<Table>>,
+    /// What traps look at.
+    table: ArcSwap<Table>,
     /// The kernel's page tables, as they were when the guest stood still.
     walks: Mutex<Option<PageTables>>,
     /// Whether the optimizer has something to look at.
@@ -142,7 +145,7 @@ impl Engine {
             returns: Mutex::default(),
             exits: Mutex::default(),
             stepping: Mutex::default(),
-            table: RwLock::new(Arc::new(Table::new(image))),
+            table: ArcSwap::from_pointee(Table::new(image)),
             walks: Mutex::default(),
             unsettled: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
@@ -155,7 +158,7 @@ impl Engine {
     /// Tells where the kernel is in guest memory, once that is known, and whether it has started
     /// already, see [`Self::has_started`]. If it hasn't, wait for that by [`Self::arm_milestones`].
     pub fn set_image_map(&self, image: ImageMap, started: bool) {
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         registry.init_freed = started;
         let mut table = Table::clone(&self.table());
         table.image = Some(image);
@@ -201,29 +204,29 @@ impl Engine {
     /// Whether the kernel has freed its init text, and so made all changes to its own
     /// text that it makes only once.
     pub fn is_started(&self) -> bool {
-        self.registry().init_freed
+        self.registry.lock().init_freed
     }
 
     /// All probes, in the order of their registration.
     pub fn list(&self) -> Vec<ProbeInfo> {
-        self.infos(self.registry().probes())
+        self.infos(self.registry.lock().probes())
     }
 
     /// How many probes there are, gone ones too.
     pub fn probe_count(&self) -> usize {
-        self.registry().probes().count()
+        self.registry.lock().probes().count()
     }
 
     /// The probe of that name.
     pub fn find(&self, name: &str) -> Option<ProbeId> {
-        self.registry().by_name(name).map(|probe| probe.id)
+        self.registry.lock().by_name(name).map(|probe| probe.id)
     }
 
     /// Whether an int3 of ours is in the guest's text, or a return address leads
     /// to one. While there is none, the monitor may leave the guest's breakpoints
     /// to the guest.
     fn wants_breakpoints(&self) -> bool {
-        self.table().has_int3() || self.returns().any() || self.may_wait_in_detour()
+        self.table().has_int3() || self.returns.lock().any() || self.may_wait_in_detour()
     }
 
     /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
@@ -234,8 +237,8 @@ impl Engine {
         Some(phys)
     }
 
-    fn table(&self) -> Arc<Table> {
-        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    fn table(&self) -> Guard<Arc<Table>> {
+        self.table.load()
     }
 
     /// Call with the registry locked, so that no other change is lost.
@@ -244,12 +247,8 @@ impl Engine {
         if table.has_jumps() {
             self.merger.set_active(true);
         }
-        *self.table_mut() = Arc::clone(table);
+        self.table.store(Arc::clone(table));
         self.unsettled.store(true, Ordering::Relaxed);
-    }
-
-    fn table_mut(&self) -> RwLockWriteGuard<'_, Arc<Table>> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is told of probes.
@@ -257,23 +256,6 @@ impl Engine {
         let table = self.table();
         let info = |probe: &Arc<Probe>| probe.info(table.site(probe.address()));
         probes.into_iter().map(info).collect()
-    }
-
-    fn optimizer(&self) -> MutexGuard<'_, Optimizer> {
-        let optimizer = self.optimizer.lock();
-        optimizer.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn returns(&self) -> MutexGuard<'_, Returns> {
-        self.returns.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stepping(&self) -> MutexGuard<'_, Vec<Stepping>> {
-        self.stepping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

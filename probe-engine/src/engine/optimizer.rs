@@ -78,7 +78,7 @@ impl Engine {
         if !self.is_started() || !self.unsettled.swap(false, Ordering::Relaxed) {
             return Prepared::default();
         }
-        let mut optimizer = self.optimizer();
+        let mut optimizer = self.optimizer.lock();
         let table = self.table();
         let kprobes = self.known_kprobes(memory);
         let mut waiting: Vec<_> = table.waiting().cloned().collect();
@@ -140,14 +140,14 @@ impl Engine {
         if verdicts.is_empty() {
             return;
         }
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         let mut table = Table::clone(&self.table());
         for (site, verdict) in verdicts {
             if !table.judge_same(&site, verdict) {
                 self.unsettled.store(true, Ordering::Relaxed);
             }
         }
-        *self.table_mut() = Arc::new(table);
+        self.table.store(Arc::new(table));
     }
 
     /// Puts prepared jumps into the guest's text, but those that don't fit any more because of what has
@@ -160,14 +160,14 @@ impl Engine {
         guest: &dyn StoppedGuest,
         prepared: Prepared,
     ) -> Result<usize, ChangeError> {
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         let memory = guest.memory();
         self.tidy_calls(guest);
         self.take_back(memory)?;
         if prepared.crowded {
             self.reclaim(guest);
             // Those that are left are in use, or look so: they'd have to become many more.
-            self.optimizer().worth = 2 * self.idle_detours();
+            self.optimizer.lock().worth = 2 * self.idle_detours();
             self.unsettled.store(true, Ordering::Relaxed);
         }
         let before = self.table();
@@ -237,7 +237,7 @@ impl Engine {
     /// # Errors
     /// The text can't be written.
     pub fn set_optimizing(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
         table.jumpless = !on;
@@ -257,7 +257,7 @@ impl Engine {
         ids: &[ProbeId],
         on: bool,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let registry = self.registry();
+        let registry = self.registry.lock();
         let probes = registry.select(ids)?;
         let were: Vec<_> = probes.iter().map(|probe| probe.may_optimize()).collect();
         probes.iter().for_each(|probe| probe.let_optimize(on));
@@ -339,7 +339,7 @@ impl Engine {
         };
         let numbers = self.cells().min(layout::NUMBERS);
         let busy = self.busy_detours(memory, site.virt, &wanted.followers);
-        let placed = match &mut *self.arena() {
+        let placed = match &mut *self.arena.lock() {
             ArenaState::None(why) => return Err(WhyNot::new("no arena", why.clone())),
             ArenaState::Installed(arena) => {
                 arena.detour(memory, site.virt, pattern, (numbers, &busy), build)
@@ -377,7 +377,7 @@ impl Engine {
     }
 
     fn idle_detours(&self) -> usize {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => 0,
             ArenaState::Installed(arena) => arena.idle_detours(),
         }
@@ -385,7 +385,7 @@ impl Engine {
 
     /// A jump has left the text; its detour stays as long as somebody may be in it.
     pub(super) fn release_detour(&self, number: u32) {
-        if let ArenaState::Installed(arena) = &mut *self.arena() {
+        if let ArenaState::Installed(arena) = &mut *self.arena.lock() {
             arena.release_detour(number);
         }
     }

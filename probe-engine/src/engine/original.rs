@@ -16,7 +16,7 @@ impl Engine {
         if let Some(site) = self.copied_before(rip) {
             return Some(site.next());
         }
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => None,
             ArenaState::Installed(arena) => {
                 let in_slot = || Some(arena.slot_at(rip)?.at);
@@ -29,7 +29,7 @@ impl Engine {
     /// Whether the exception of a vCPU with its RIP in the arena was that of a call whose return address it has
     /// pushed, which it would not have done in its place.
     pub(super) fn has_pushed(&self, rip: GuestVirtAddr) -> bool {
-        match &*self.arena() {
+        match &*self.arena.lock() {
             ArenaState::None(_) => false,
             ArenaState::Installed(arena) => arena.detour_at(rip).is_some_and(|it| it.has_pushed),
         }
@@ -39,7 +39,7 @@ impl Engine {
     /// `None` if that was code of ours.
     pub(super) fn went_on(&self, rip: GuestVirtAddr) -> Option<GuestVirtAddr> {
         // The guest's own `ret` leads to what calls return to.
-        let trampolines = [Some(TRAMPOLINE), self.returns().trampoline];
+        let trampolines = [Some(TRAMPOLINE), self.returns.lock().trampoline];
         if !self.arena_covers(rip) || trampolines.contains(&Some(rip)) {
             return Some(rip);
         }

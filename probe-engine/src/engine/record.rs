@@ -1,9 +1,10 @@
 //! A registered probe while it lives: what it is, where it is now, and its counters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use guest_state::GuestVirtAddr;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::jump::optimization;
 use super::site::Site;
@@ -257,8 +258,6 @@ impl Probe {
     }
 
     fn where_now(&self) -> MutexGuard<'_, (Presence, Spot)> {
-        self.where_now
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.where_now.lock()
     }
 }

@@ -90,7 +90,7 @@ impl Engine {
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
     ) -> Result<Vec<ProbeInfo>, RegisterError> {
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
         self.tidy_calls(guest);
@@ -233,7 +233,9 @@ impl Engine {
 
     fn max_active(&self, spec: &ProbeSpec) -> Result<u32, RegisterError> {
         let (maxactive, has_place) = match spec.kind {
-            ProbeKind::Return { maxactive } => (maxactive, self.returns().trampoline.is_some()),
+            ProbeKind::Return { maxactive } => {
+                (maxactive, self.returns.lock().trampoline.is_some())
+            }
             ProbeKind::Exits { maxactive } => (maxactive, true),
             ProbeKind::Instruction { .. } | ProbeKind::Watch { .. } => return Ok(0),
         };
@@ -320,7 +322,7 @@ impl Engine {
         guest: &dyn StoppedGuest,
         ids: &[ProbeId],
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         let removed = registry.select(ids)?;
         let before = self.table();
         let mut table = Table::clone(&before);
@@ -379,7 +381,7 @@ impl Engine {
         ids: &[ProbeId],
         on: bool,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let registry = self.registry();
+        let registry = self.registry.lock();
         let probes = registry.select(ids)?;
         let were: Vec<_> = probes.iter().map(|probe| probe.is_enabled()).collect();
         for probe in &probes {
@@ -413,7 +415,7 @@ impl Engine {
     /// # Errors
     /// The text can't be written.
     pub fn arm_all(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
-        let _registry = self.registry();
+        let _registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
         table.disarmed = !on;

@@ -129,7 +129,7 @@ impl Engine {
         let word = tables.and_then(|tables| Word::at(memory, tables, at));
         let found = word.and_then(|word| word.read(memory));
         let task = self.current_task(memory, vcpu);
-        let mut returns = self.returns();
+        let mut returns = self.returns.lock();
         let (Some(tables), Some(word), Some(found), Some(trampoline)) =
             (tables, word, found, returns.trampoline)
         else {
@@ -199,7 +199,7 @@ impl Engine {
             return;
         }
         let tables = vcpu.page_tables();
-        let mut returns = self.returns();
+        let mut returns = self.returns.lock();
         let newest = returns.frames.get_mut(&at).and_then(|it| it.last_mut());
         let Some((tables, frame)) = tables.zip(newest) else {
             return;
@@ -223,7 +223,7 @@ impl Engine {
     /// what the return address was.
     pub(super) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
-        let Some(frame) = self.returns().pop(at) else {
+        let Some(frame) = self.returns.lock().pop(at) else {
             // The guest itself jumps there.
             return Action::Reinject;
         };
@@ -262,7 +262,7 @@ impl Engine {
     /// Follows no call for these probes any more. Return addresses that nobody
     /// needs are put back by [`Self::tidy_calls`].
     pub(super) fn forget_calls(&self, ids: &BTreeSet<ProbeId>) {
-        let mut returns = self.returns();
+        let mut returns = self.returns.lock();
         for frame in returns.frames.values_mut().flatten() {
             frame.calls.retain(|call| {
                 let keep = !ids.contains(&call.probe.id);
@@ -279,7 +279,7 @@ impl Engine {
     /// guest's own tools have taken its place, as they will still give it back.
     /// Whether some stay only because nobody knows who stands at the trampoline.
     pub(super) fn tidy_frames(&self, guest: &dyn StoppedGuest) -> bool {
-        let mut returns = self.returns();
+        let mut returns = self.returns.lock();
         let Some(trampoline) = returns.trampoline.filter(|_| returns.any_frame()) else {
             return false;
         };

@@ -1,8 +1,8 @@
 //! Reading what detours leave behind.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
 
 use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
 
@@ -55,7 +55,7 @@ pub(super) struct Reader {
 impl Engine {
     /// What detours have to know of the guest. The first call lays the rings out.
     pub(super) fn environment(&self, memory: &dyn GuestMemory) -> Result<Environment, WhyNot> {
-        let mut reader = self.reader();
+        let mut reader = self.reader.lock();
         if let Some(reader) = &*reader {
             return Ok(reader.environment);
         }
@@ -95,13 +95,13 @@ impl Engine {
 
     /// How many detours can have a counter.
     pub(super) fn cells(&self) -> u32 {
-        self.reader().as_ref().map_or(0, |reader| reader.cells)
+        self.reader.lock().as_ref().map_or(0, |reader| reader.cells)
     }
 
     /// Learns the numbers of the table's detours and whose they are now, before the guest can come to
     /// them. What is in the rings already stays whose it was.
     pub(super) fn number_detours(&self, memory: &dyn GuestMemory, table: &Table) {
-        let mut reader = self.reader();
+        let mut reader = self.reader.lock();
         let Some(reader) = &mut *reader else {
             return;
         };
@@ -122,21 +122,21 @@ impl Engine {
         }
         reader.credit.close_era(memory, &reader.rings);
         if waits {
-            self.returns().traps = true;
+            self.returns.lock().traps = true;
         }
     }
 
     /// Reads all that the guest has put into its rings, so that it is told of those probes whose it is
     /// before they change: to be called at a stop, before the next table is published.
     pub(super) fn settle(&self, memory: &dyn GuestMemory) {
-        if let Some(reader) = &mut *self.reader() {
+        if let Some(reader) = &mut *self.reader.lock() {
             self.drain_locked(reader, memory, true);
         }
     }
 
     /// A task that was preempted in a lossless detour comes to its int3 when the jump has long gone.
     pub(super) fn may_wait_in_detour(&self) -> bool {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         reader.as_ref().is_some_and(|it| it.credit.may_wait())
     }
 
@@ -144,7 +144,7 @@ impl Engine {
     /// jumps. What is youngest is held back until the next call, as something earlier may be to come
     /// from another vCPU.
     pub fn drain(&self, memory: &dyn GuestMemory) -> Drained {
-        let mut reader = self.reader();
+        let mut reader = self.reader.lock();
         match &mut *reader {
             Some(reader) => self.drain_locked(reader, memory, false).0,
             None => Drained::default(),
@@ -154,7 +154,7 @@ impl Engine {
     /// As [`Self::drain`], and holds nothing back: what comes later is reported later. For when the
     /// guest stands still: whole records behind unfinished ones are read too.
     pub fn drain_all(&self, memory: &dyn GuestMemory) -> Drained {
-        let drained = match &mut *self.reader() {
+        let drained = match &mut *self.reader.lock() {
             Some(reader) => self.drain_locked(reader, memory, true).0,
             None => Drained::default(),
         };
@@ -164,7 +164,10 @@ impl Engine {
 
     /// How often something unreadable was skipped in the rings so far: the guest has damaged them.
     pub fn ring_damage(&self) -> u64 {
-        self.reader().as_ref().map_or(0, |reader| reader.damaged)
+        self.reader
+            .lock()
+            .as_ref()
+            .map_or(0, |reader| reader.damaged)
     }
 
     /// As [`Self::drain_all`] for a guest that has ended: nobody finishes what isn't whole, so it counts as
@@ -172,7 +175,7 @@ impl Engine {
     pub fn drain_ended(&self, memory: &dyn GuestMemory) -> Drained {
         self.end_all_calls(memory);
         let drained = self.drain_all(memory);
-        if let Some(reader) = &mut *self.reader() {
+        if let Some(reader) = &mut *self.reader.lock() {
             let lost = reader.rings.give_up(memory, |_| true);
             reader.credit.lose(&lost);
         }
@@ -183,7 +186,7 @@ impl Engine {
     /// records are being written, or their calls have not returned.
     pub(super) fn unfinished(&self, guest: &dyn StoppedGuest, probes: &[Arc<Probe>]) -> Vec<u64> {
         let tables = self.kernel_tables(guest);
-        let reader = self.reader();
+        let reader = self.reader.lock();
         let Some(reader) = &*reader else {
             return vec![0; probes.len()];
         };
@@ -215,7 +218,7 @@ impl Engine {
     /// Whether a ring has been held up for so long by a record that nobody finishes that somebody should
     /// stop the guest and [`Self::recover_rings`].
     pub fn is_held_up(&self) -> bool {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         reader.as_ref().is_some_and(|it| it.rings.may_have_dead())
     }
 
@@ -230,11 +233,11 @@ impl Engine {
         let Some(rips) = rips(guest) else {
             return Ok(0);
         };
-        let mut reader = self.reader();
+        let mut reader = self.reader.lock();
         let Some(reader) = &mut *reader else {
             return Ok(0);
         };
-        let inside = match &*self.arena() {
+        let inside = match &*self.arena.lock() {
             ArenaState::None(_) => return Ok(0),
             ArenaState::Installed(arena) => arena.inside(memory, &guest.ram(), &rips)?,
         };
@@ -256,7 +259,7 @@ impl Engine {
         at: GuestVirtAddr,
         followers: &[ProbeId],
     ) -> BTreeSet<u32> {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         let Some(reader) = &*reader else {
             return BTreeSet::new();
         };
@@ -335,7 +338,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
     ) -> Option<Action> {
         let in_detour = self.detour_at(rip);
-        let mut reader = self.reader();
+        let mut reader = self.reader.lock();
         let reader = reader.as_mut()?;
         let number = in_detour.unwrap_or(vcpu.registers().rax as u32);
         let known = reader.credit.known(number);
@@ -365,7 +368,7 @@ impl Engine {
 
     /// Whether return probes can be jumps.
     pub(super) fn can_follow(&self) -> Result<(), WhyNot> {
-        match &*self.reader() {
+        match &*self.reader.lock() {
             Some(reader) => reader.follower.clone().map(drop),
             None => Ok(()),
         }
@@ -377,7 +380,7 @@ impl Engine {
         &self,
         gone: &BTreeSet<GuestVirtAddr>,
     ) -> Option<(Calls, BTreeSet<u32>)> {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         let reader = reader.as_ref()?;
         let numbers = reader.credit.following(gone);
         let calls = reader.follower.as_ref().ok()?.calls;
@@ -386,13 +389,13 @@ impl Engine {
 
     /// The instruction that a detour is for.
     pub(super) fn detour_of(&self, number: u32) -> Option<GuestVirtAddr> {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         reader.as_ref()?.credit.known(number).map(Known::at)
     }
 
     /// The table of calls, if one has ever been followed.
     pub(super) fn table_of_calls(&self) -> Option<Calls> {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         let reader = reader.as_ref().filter(|it| it.credit.follows())?;
         Some(reader.follower.as_ref().ok()?.calls)
     }
@@ -401,7 +404,7 @@ impl Engine {
     /// of a detour.
     pub(super) fn followed(&self, memory: &dyn GuestMemory) -> Vec<Call> {
         // Locked once: the guest may have made a call of each place in the table.
-        let reader = self.reader();
+        let reader = self.reader.lock();
         let Some(Reader {
             credit,
             follower: Ok(follower),
@@ -417,7 +420,7 @@ impl Engine {
 
     /// The numbers of the detours whose calls are under way, and of those with unfinished records.
     pub(super) fn recording(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
-        let reader = self.reader();
+        let reader = self.reader.lock();
         let Some(reader) = &*reader else {
             return Ok(Vec::new());
         };
@@ -432,10 +435,6 @@ impl Engine {
             .map(|call| call.number)
             .chain(unfinished)
             .collect())
-    }
-
-    pub(super) fn reader(&self) -> MutexGuard<'_, Option<Reader>> {
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

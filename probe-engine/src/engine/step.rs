@@ -75,7 +75,7 @@ impl Engine {
         if let Some(given_up) = self.take_step(id) {
             self.plant_again(&given_up, memory);
         }
-        self.stepping().push(Stepping {
+        self.stepping.lock().push(Stepping {
             vcpu: id,
             site: Arc::clone(site),
             at,
@@ -221,7 +221,7 @@ impl Engine {
     }
 
     fn take_step(&self, vcpu: VcpuId) -> Option<Stepping> {
-        let mut stepping = self.stepping();
+        let mut stepping = self.stepping.lock();
         let index = stepping.iter().position(|step| step.vcpu == vcpu);
         index.map(|index| stepping.swap_remove(index))
     }

@@ -68,7 +68,7 @@ impl Engine {
                 }
             }
         }
-        self.departed().change(before, after);
+        self.departed.lock().change(before, after);
         self.number_detours(memory, after);
         if held.is_empty() {
             self.publish(after);

@@ -1,11 +1,10 @@
 //! What traps look at: the sites, the watched data, and the text under the breakpoints.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use guest_state::x86_64::{INT3, JMP_REL32};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Watchpoint};
+use rustc_hash::FxHashMap;
 
 use super::jump::{Jump, Verdict};
 use super::record::Probe;
@@ -18,17 +17,17 @@ use crate::kprobes::GuestKprobes;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Table {
     pub(super) image: Option<ImageMap>,
-    sites: HashMap<u64, Arc<Site>, BuildHasherDefault<AddressHasher>>,
+    sites: FxHashMap<u64, Arc<Site>>,
     /// Where a jump's displacement has an int3: the site that the jump is at, and how far it is from
     /// there.
-    tripwires: HashMap<u64, (u64, u8), BuildHasherDefault<AddressHasher>>,
+    tripwires: FxHashMap<u64, (u64, u8)>,
     /// Sites whose jump has gone, or is to go, and couldn't be taken out of the text, as the guest has
     /// an int3 or a jump of its own over it: it has saved ours, and will put it back.
     held: Vec<Arc<Site>>,
     /// No probe may be a jump.
     pub(super) jumpless: bool,
     /// Virtual addresses of the sites by their physical ones.
-    by_phys: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
+    by_phys: FxHashMap<u64, u64>,
     /// Data in debug registers, by the number of the register, and the probes there.
     pub(super) watched: Vec<(Watchpoint, Vec<Arc<Probe>>)>,
     /// All breakpoints that users asked for are out of the text.
@@ -342,28 +341,5 @@ impl Table {
         kprobes.unmask(at, &mut bytes);
         self.unmask(at, &mut bytes);
         Some(Ok(bytes))
-    }
-}
-
-/// Hashes addresses, which are no secret and come from our own table: one
-/// multiplication by 2^64 over the golden ratio, and its well-mixed upper half.
-#[derive(Debug, Default, Clone, Copy)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .rotate_right(32);
     }
 }

@@ -131,7 +131,7 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Action {
-        if self.returns().trampoline == Some(rip) {
+        if self.returns.lock().trampoline == Some(rip) {
             return self.returned(vcpu);
         }
         if let Some(action) = self.ring_is_full(rip, memory, vcpu) {

@@ -68,7 +68,7 @@ impl Engine {
                 found.push(call(it.task, probes, tsc, it.caller));
             }
         }
-        let returns = self.returns();
+        let returns = self.returns.lock();
         let frames = returns.all();
         for frame in frames.filter(|frame| !self.has_ended(memory, &tables, frame.task)) {
             let probes = frame.probes().collect();

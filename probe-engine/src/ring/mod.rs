@@ -10,6 +10,7 @@ pub mod layout;
 pub(crate) mod memory;
 mod reader;
 mod run;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ pub(crate) mod image;
 mod kallsyms;
 mod similar;
 mod symtab;
-#[cfg(test)]
-pub(crate) mod synthetic;
+#[cfg(any(test, feature = "testing"))]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;
 mod tokens;

@@ -28,6 +28,7 @@ pub enum Layout {
 }
 
 impl Layout {
+    /// All of them.
     pub const ALL: [Self; 6] = [
         Self::Absolute,
         Self::V6_1,

@@ -1,7 +1,8 @@
 //! How a thread sleeps until there is work for it.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Wakes one thread. A ring that nobody waits for is kept for the next who does.
 #[derive(Debug, Default)]
@@ -30,13 +31,13 @@ pub enum Heard {
 impl Bell {
     /// Says that there is work.
     pub fn ring(&self) {
-        self.state().rung = true;
+        self.state.lock().rung = true;
         self.changed.notify_one();
     }
 
     /// Says that there will be no more work.
     pub fn end(&self) {
-        self.state().ended = true;
+        self.state.lock().ended = true;
         self.changed.notify_one();
     }
 
@@ -63,22 +64,14 @@ impl Bell {
         while_so: impl Fn(&State) -> bool,
     ) -> MutexGuard<'_, State> {
         let while_so = |state: &mut State| while_so(state);
-        let state = self.state();
-        let unpoisoned = PoisonError::into_inner;
+        let mut state = self.state.lock();
         match at_most {
-            None => self
-                .changed
-                .wait_while(state, while_so)
-                .unwrap_or_else(unpoisoned),
+            None => self.changed.wait_while(&mut state, while_so),
             Some(time) => {
-                let slept = self.changed.wait_timeout_while(state, time, while_so);
-                slept.unwrap_or_else(PoisonError::into_inner).0
+                self.changed.wait_while_for(&mut state, while_so, time);
             }
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        state
     }
 }
 

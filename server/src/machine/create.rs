@@ -1,9 +1,10 @@
 //! Building a VM from a request.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 
+use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
 use probe_engine::image_map::ImageMap;

@@ -13,9 +13,10 @@ mod symbols;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use guest_state::TrapHandler;
+use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use tokio::sync::watch;
 use tonic::Status;

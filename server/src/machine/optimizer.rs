@@ -1,9 +1,10 @@
 //! Turning probes into jumps, in the background.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use probe_engine::engine::Prepared;
 use probe_engine::error::ChangeError;
 use tokio::sync::watch;
@@ -48,7 +49,7 @@ impl Default for Optimizer {
 impl Optimizer {
     /// What it has done so far.
     pub fn done(&self) -> v1::Optimizer {
-        *self.locked()
+        *self.done.lock()
     }
 
     /// Says that probes have been changed.
@@ -63,22 +64,18 @@ impl Optimizer {
     }
 
     fn add(&self, probes: u64, stopped_ns: u64) {
-        let mut done = self.locked();
+        let mut done = self.done.lock();
         done.batches += 1;
         done.probes += probes;
         done.stopped_ns = done.stopped_ns.saturating_add(stopped_ns);
         (done.last_probes, done.last_stopped_ns) = (probes, stopped_ns);
-    }
-
-    fn locked(&self) -> MutexGuard<'_, v1::Optimizer> {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Machine {
     /// Lets all chosen probes become jumps, or none of them. Blocks.
     pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
         let before = self.engine.list();
         let optimize = |stopped: &Stopped<'_>| {
@@ -98,7 +95,7 @@ impl Machine {
 
     /// Lets probes become jumps, or makes breakpoints of all. Blocks.
     pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         let was_on = self.engine.is_optimizing();
         let set = |stopped: &Stopped<'_>| {
             let set = self.engine.set_optimizing(stopped, on);
@@ -205,7 +202,7 @@ impl Machine {
     }
 
     fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         let commit = |stopped: &Stopped<'_>| {
             let committed = self.engine.commit_jumps(stopped, prepared);
             committed.map_err(|error| status::change(&error))

@@ -1,7 +1,6 @@
 //! Changes of a VM's probes: each batch whole, or not at all, in one stop of the vCPUs.
 
 use std::collections::BTreeSet;
-use std::sync::{MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -70,7 +69,7 @@ impl Machine {
     /// Registers all probes or none. Blocks.
     pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let specs = convert::specs("probes", specs)?;
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         self.check_room(specs.len())?;
         let register = |stopped: &Stopped<'_>| {
             self.find_kernel(stopped)?;
@@ -100,7 +99,7 @@ impl Machine {
 
     /// Removes all chosen probes, or none. Blocks.
     pub fn unregister(&self, chosen: &Chosen) -> Result<Changed<Vec<v1::Probe>>, Status> {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
         let unregister = |stopped: &Stopped<'_>| {
             // So that no event of theirs comes later.
@@ -115,7 +114,7 @@ impl Machine {
 
     /// Enables or disables all chosen probes, or none. Blocks.
     pub fn enable(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
         let was_disabled: BTreeSet<ProbeId> = self
             .engine
@@ -139,7 +138,7 @@ impl Machine {
 
     /// Arms all probes that are enabled, or disarms all. Blocks.
     pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         let was_on = !self.engine.is_disarmed();
         let arm = |stopped: &Stopped<'_>| {
             let armed = self.engine.arm_all(stopped, on);
@@ -152,7 +151,7 @@ impl Machine {
     pub fn list_probes(&self) -> Vec<v1::Probe> {
         self.drain();
         if self.engine.any_call_has_ended(&self.memory) {
-            let _alone = self.changing();
+            let _alone = self.changing.lock();
             self.stopped(|stopped| self.engine.count_ended(stopped));
         }
         convert::probes(self.engine.list())
@@ -237,10 +236,6 @@ impl Machine {
                 stopped: stopped.since().elapsed(),
             })
         })
-    }
-
-    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn ids(&self, chosen: &Chosen) -> Result<Vec<ProbeId>, Status> {

@@ -1,9 +1,10 @@
 //! Reading what jumps have put into the guest's rings.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use probe_engine::engine::Drained;
 use probe_engine::probe::Optimization;
 
@@ -90,25 +91,20 @@ impl Machine {
 
     /// As [`Self::drain`], and holds no event back: for a guest that stands still or has ended.
     pub(super) fn drain_all(&self) {
-        let _alone = self.reading();
+        let _alone = self.rings.reading.lock();
         self.engine.drain_all(&self.memory);
     }
 
     /// As [`Self::drain_all`], when the guest has ended: what isn't whole by now never will be.
     pub(super) fn drain_ended(&self) {
-        let _alone = self.reading();
+        let _alone = self.rings.reading.lock();
         self.engine.drain_ended(&self.memory);
     }
 
     /// Reads what there is before a stop, so that little is left to be read while the guest stands still.
     pub(super) fn look(&self) -> Drained {
-        let _alone = self.reading();
+        let _alone = self.rings.reading.lock();
         self.engine.drain(&self.memory)
-    }
-
-    fn reading(&self) -> MutexGuard<'_, ()> {
-        let reading = self.rings.reading.lock();
-        reading.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the rings as often as they fill, and sleeps while there are no jumps. Returns when the
@@ -137,7 +133,7 @@ impl Machine {
 
     /// Goes on with rings that are held up by a record whose writer has died.
     fn recover_rings(&self) {
-        let _alone = self.changing();
+        let _alone = self.changing.lock();
         match self.stopped(|stopped| self.engine.recover_rings(stopped)) {
             Ok(0) => {}
             Ok(lost) => {

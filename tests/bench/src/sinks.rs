@@ -4,14 +4,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use probe_engine::event::{Event, EventSink};
+use vmprobe_server::testing::{Fanout, Subscription, event};
 
-#[path = "../../../server/src/convert/event.rs"]
-mod convert;
-#[path = "../../../server/src/fanout.rs"]
-#[allow(dead_code, reason = "only what a vCPU's thread does is measured")]
-mod fanout;
-
-use fanout::{Fanout, Subscription};
 
 /// Drops them.
 #[derive(Debug)]
@@ -51,7 +45,7 @@ impl Server {
 }
 
 impl EventSink for Server {
-    fn event(&self, event: &Event) {
-        self.fanout.publish(&convert::event(event));
+    fn event(&self, hit: &Event) {
+        self.fanout.publish(&event(hit));
     }
 }

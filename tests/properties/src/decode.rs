@@ -14,7 +14,7 @@ use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 use probe_engine::symbols::Symbols;
 
 use crate::input::Input;
-use crate::synthetic::{TEXT, unstripped};
+use probe_engine::symbols::synthetic::{TEXT, unstripped};
 
 /// The text: two functions of this size, the first of which is probed.
 const SIZE: usize = 0x40;

@@ -16,10 +16,6 @@ mod relocate;
 mod rings;
 mod symbols;
 
-#[path = "../../../probe-engine/src/symbols/synthetic.rs"]
-#[expect(unreachable_pub, dead_code, reason = "a part of another crate's tests")]
-mod synthetic;
-
 #[cfg(test)]
 mod tests;
 

@@ -5,7 +5,7 @@ use probe_engine::kernel::Kernel;
 use probe_engine::symbols::Symbols;
 
 use crate::input::Input;
-use crate::synthetic::{Definition, Layout, TEXT, elf, unstripped, vmlinux};
+use probe_engine::symbols::synthetic::{Definition, Layout, TEXT, elf, unstripped, vmlinux};
 
 /// Symbols of the image that is damaged.
 const SYMBOLS: u64 = 300;

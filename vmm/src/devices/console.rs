@@ -4,12 +4,14 @@ use std::{
     collections::VecDeque,
     fmt, io,
     sync::{
-        Arc, Condvar, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use crate::{devices::serial::SerialInput, sync::LockExt};
+use parking_lot::{Condvar, Mutex};
+
+use crate::devices::serial::SerialInput;
 
 /// Output that is kept for those who come later, in bytes.
 const HISTORY: usize = 1 << 20;
@@ -66,22 +68,19 @@ impl Console {
     /// Output from `offset` on (bytes since the guest's start), as far as it is
     /// there; never waits.
     pub fn read(&self, offset: u64) -> ConsoleChunk {
-        self.state.locked().chunk(offset)
+        self.state.lock().chunk(offset)
     }
 
     /// As [`read`](Self::read), but waits until there is output or the guest
     /// has ended.
     pub fn wait(&self, offset: u64) -> ConsoleChunk {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         loop {
             let chunk = state.chunk(offset);
             if !chunk.bytes.is_empty() || chunk.last {
                 return chunk;
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
@@ -93,7 +92,7 @@ impl Console {
         listener: impl Fn() + Send + Sync + 'static,
     ) -> ConsoleSubscription {
         let id = self.next_listener.fetch_add(1, Ordering::Relaxed);
-        self.listeners.locked().push((id, Arc::new(listener)));
+        self.listeners.lock().push((id, Arc::new(listener)));
         ConsoleSubscription {
             id,
             console: Arc::downgrade(self),
@@ -104,23 +103,23 @@ impl Console {
     /// only when the guest has left a MiB unread.
     pub fn send(&self, bytes: &[u8]) -> usize {
         self.input
-            .locked()
+            .lock()
             .as_ref()
             .map_or(0, |input| input.send(bytes))
     }
 
     pub(crate) fn connect_input(&self, input: SerialInput) {
-        *self.input.locked() = Some(input);
+        *self.input.lock() = Some(input);
     }
 
     /// No more output will come.
     pub(crate) fn close(&self) {
-        self.state.locked().closed = true;
+        self.state.lock().closed = true;
         self.tell();
     }
 
     fn push(&self, bytes: &[u8]) {
-        self.state.locked().push(bytes);
+        self.state.lock().push(bytes);
         self.tell();
     }
 
@@ -128,7 +127,7 @@ impl Console {
         self.changed.notify_all();
         let listeners: Vec<Listener> = self
             .listeners
-            .locked()
+            .lock()
             .iter()
             .map(|(_, l)| Arc::clone(l))
             .collect();
@@ -139,13 +138,13 @@ impl Console {
 
     /// Whether the guest has said that it panicked.
     pub(crate) fn saw_panic(&self) -> bool {
-        self.state.locked().panic.is_some()
+        self.state.lock().panic.is_some()
     }
 
     /// The reason of a panic whose report is complete: the kernel does nothing
     /// more after it.
     pub(crate) fn finished_panic(&self) -> Option<String> {
-        let state = self.state.locked();
+        let state = self.state.lock();
         if state.panic_finished {
             state.panic.clone()
         } else {
@@ -156,7 +155,7 @@ impl Console {
     /// What the guest said of its panic.
     pub(crate) fn panic_reason(&self) -> String {
         self.state
-            .locked()
+            .lock()
             .panic
             .clone()
             .unwrap_or_else(|| "no reason on the console".to_owned())
@@ -225,7 +224,7 @@ pub struct ConsoleSubscription {
 impl Drop for ConsoleSubscription {
     fn drop(&mut self) {
         if let Some(console) = self.console.upgrade() {
-            console.listeners.locked().retain(|(id, _)| *id != self.id);
+            console.listeners.lock().retain(|(id, _)| *id != self.id);
         }
     }
 }

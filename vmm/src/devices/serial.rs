@@ -1,19 +1,13 @@
 //! The guest's first serial port: a 16550A by vm-superio, its output kept by
 //! the [`Console`], its input queued until the guest takes it.
 
-use std::{
-    collections::VecDeque,
-    io,
-    sync::{Arc, Mutex},
-};
+use std::{collections::VecDeque, io, sync::Arc};
 
+use parking_lot::Mutex;
 use vm_superio::{Serial, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{
-    devices::console::{Console, ConsoleWriter},
-    sync::LockExt,
-};
+use crate::devices::console::{Console, ConsoleWriter};
 
 /// Input that may wait for the guest to read it, in bytes.
 const INPUT_LIMIT: usize = 1 << 20;
@@ -75,7 +69,7 @@ impl SerialPort {
     }
 
     pub(crate) fn read(&self, register: u8) -> u8 {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         let value = match register {
             INTERRUPT => state.interrupt(),
             _ => state.uart.read(register),
@@ -85,7 +79,7 @@ impl SerialPort {
     }
 
     pub(crate) fn write(&self, register: u8, value: u8) {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         if let Err(error) = state.uart.write(register, value) {
             tracing::warn!("serial port: a write was lost: {error:?}");
         }
@@ -130,7 +124,7 @@ pub(crate) struct SerialInput {
 impl SerialInput {
     /// Queues input; returns how many bytes there was room for.
     pub(crate) fn send(&self, bytes: &[u8]) -> usize {
-        let mut state = self.state.locked();
+        let mut state = self.state.lock();
         let taken = bytes.len().min(INPUT_LIMIT - state.input.len());
         state.input.extend(&bytes[..taken]);
         state.refill();

@@ -4,18 +4,14 @@
 //! signal that comes just before `KVM_RUN` is not lost
 //! (Documentation/virt/kvm/api.rst, `immediate_exit`).
 
-use std::{
-    cell::Cell,
-    os::unix::thread::RawPthread,
-    ptr,
-    sync::{Mutex, Once},
-};
+use std::{cell::Cell, os::unix::thread::RawPthread, ptr, sync::Once};
 
 use kvm_ioctls::VcpuFd;
 use libc::{c_int, c_void, siginfo_t};
+use parking_lot::Mutex;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use crate::{gate::Kick, sync::LockExt};
+use crate::gate::Kick;
 
 thread_local! {
     /// `kvm_run.immediate_exit` of the vCPU that this thread runs, or null.
@@ -60,14 +56,14 @@ impl<'a> Kickable<'a> {
         IMMEDIATE_EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
         // SAFETY: pthread_self has no conditions.
         let this = unsafe { libc::pthread_self() };
-        threads.threads[index].locked().replace(this as RawPthread);
+        threads.threads[index].lock().replace(this as RawPthread);
         Self { threads, index }
     }
 }
 
 impl Drop for Kickable<'_> {
     fn drop(&mut self) {
-        self.threads.threads[self.index].locked().take();
+        self.threads.threads[self.index].lock().take();
         IMMEDIATE_EXIT.set(ptr::null_mut());
     }
 }
@@ -88,7 +84,7 @@ impl KickThreads {
 
 impl Kick for std::sync::Arc<KickThreads> {
     fn kick(&self, index: usize) {
-        let thread = self.threads[index].locked();
+        let thread = self.threads[index].lock();
         if let Some(thread) = *thread {
             // SAFETY: the thread is alive: it takes itself out of the slot, whose
             // lock is held here, before it ends.

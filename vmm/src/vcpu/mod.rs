@@ -12,13 +12,14 @@ mod step_timer;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use guest_state::{
     ControlRegisters, Debugging, GuestVirtAddr, Registers, Step, TrapHandler, VcpuError, VcpuId,
 };
 use kvm_ioctls::{SyncReg, VcpuFd};
+use parking_lot::Mutex;
 
 use crate::{
     devices::Devices,
@@ -26,7 +27,6 @@ use crate::{
     exits::ExitCounters,
     gate::Gate,
     ram::GuestRam,
-    sync::LockExt,
     trap::BreakpointShape,
     vcpu::{
         context::VcpuContext,
@@ -215,7 +215,7 @@ pub(crate) fn run_thread(
 ) {
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), VcpuError> {
         // Not kept locked: a stopped vCPU is for others to look at.
-        let _kickable = Kickable::new(&shared.kicks, index, &mut cell.locked().fd);
+        let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
         let mut left = Left::Stopped;
         loop {
             let alone = if let Left::ToStepAlone(asked) = left {
@@ -228,7 +228,7 @@ pub(crate) fn run_thread(
             } else {
                 return Ok(());
             };
-            let result = cell.locked().run(shared, handler, alone);
+            let result = cell.lock().run(shared, handler, alone);
             shared.gate.leave(index);
             left = result?;
         }

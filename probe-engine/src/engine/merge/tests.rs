@@ -10,7 +10,7 @@ struct Got(Mutex<Vec<u64>>);
 
 impl EventSink for Got {
     fn event(&self, event: &Event) {
-        lock(&self.0).push(event.tsc.0);
+        self.0.lock().push(event.tsc.0);
     }
 }
 
@@ -40,7 +40,7 @@ impl Setup {
 
     /// What has come out since the last time.
     fn out(&self) -> Vec<u64> {
-        std::mem::take(&mut lock(&self.got.0))
+        std::mem::take(&mut self.got.0.lock())
     }
 }
 
@@ -86,7 +86,7 @@ fn events_of_one_time_go_out_as_they_came() {
     struct Vcpus(Mutex<Vec<u32>>);
     impl EventSink for Vcpus {
         fn event(&self, event: &Event) {
-            lock(&self.0).push(event.vcpu.0);
+            self.0.lock().push(event.vcpu.0);
         }
     }
     let got = Arc::new(Vcpus::default());
@@ -100,7 +100,7 @@ fn events_of_one_time_go_out_as_they_came() {
         }
     }
     merger.flush();
-    assert_eq!(*lock(&got.0), (0..40).collect::<Vec<_>>());
+    assert_eq!(*got.0.lock(), (0..40).collect::<Vec<_>>());
 }
 
 #[test]

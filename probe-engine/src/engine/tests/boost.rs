@@ -127,7 +127,7 @@ fn identity_mapped_text_is_stepped_where_it_is() {
 #[test]
 fn an_instruction_without_room_for_a_copy_is_stepped_where_it_is_and_no_hit_is_lost() {
     let f = Fixture::with_arena();
-    if let ArenaState::Installed(arena) = &mut *f.engine.arena() {
+    if let ArenaState::Installed(arena) = &mut *f.engine.arena.lock() {
         let nop = |_| Ok::<_, &str>(vec![NOP]);
         let full = (1..).map(GuestVirtAddr);
         let full = full.map(|at| arena.slot(&*f.memory, at, nop));

@@ -19,7 +19,7 @@ const PLAIN_RET: u64 = 14;
 /// A kernel that has started.
 fn fixture() -> Fixture {
     let f = Fixture::with_arena();
-    f.engine.registry().init_freed = true;
+    f.engine.registry.lock().init_freed = true;
     f
 }
 
@@ -94,7 +94,7 @@ fn a_return_is_told_at_the_ret_and_the_return_address_stays() {
     assert_eq!((f.byte(PLAIN), f.byte(PLAIN_RET)), (0xcc, 0xcc));
     call(&f, PLAIN, STACK);
     assert_eq!(f.word(STACK), CALLER);
-    assert!(!f.engine.returns().any(), "nothing leads to us");
+    assert!(!f.engine.returns.lock().any(), "nothing leads to us");
     assert!(f.events().is_empty());
     let (action, vcpu) = at(&f, PLAIN_RET, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
@@ -284,7 +284,7 @@ fn the_kernels_returns_by_way_of_a_thunk_are_returns() {
     f.set_bytes(WIDE, b"\x90\xe9\xfa\xfc\xff\xff");
     let message = try_exits(&f, "wide", 1).unwrap_err().to_string();
     assert!(message.contains("once it has started"), "{message}");
-    f.engine.registry().init_freed = true;
+    f.engine.registry.lock().init_freed = true;
     exits(&f, "wide", 1);
     call(&f, WIDE, STACK);
     at(&f, WIDE + 1, STACK);

@@ -1,12 +1,13 @@
 //! A kernel of a few functions, in memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use guest_state::testing::{TestGuest, TestMemory, TestVcpu};
 use guest_state::{
     Access, Action, ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, PhysRange, Segment,
     Step,
 };
+use parking_lot::Mutex;
 
 use crate::blacklist::{Blacklist, Entry, Reason};
 use crate::engine::Engine;
@@ -147,10 +148,7 @@ pub struct Events(Mutex<Vec<Event>>);
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(*event);
+        self.0.lock().push(*event);
     }
 }
 
@@ -204,7 +202,7 @@ impl Fixture {
             f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, PER_CPU + cpu * apart);
         }
         f.engine.install_arena(&f.guest(), WIDE).unwrap();
-        f.engine.registry().init_freed = true;
+        f.engine.registry.lock().init_freed = true;
         f
     }
 
@@ -320,7 +318,7 @@ impl Fixture {
     }
 
     pub fn events(&self) -> Vec<Event> {
-        self.events.0.lock().unwrap().clone()
+        self.events.0.lock().clone()
     }
 
     /// Which probe had which event, so far.
@@ -367,7 +365,7 @@ impl Fixture {
 
     /// How many slots have no user, now that they are made free.
     pub fn reclaim(&self) -> usize {
-        match &mut *self.engine.arena() {
+        match &mut *self.engine.arena.lock() {
             ArenaState::Installed(arena) => arena.reclaim(&*self.memory, &[], &[], &[]).unwrap(),
             ArenaState::None(why) => panic!("{why}"),
         }
