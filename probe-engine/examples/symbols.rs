@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use probe_engine::symbols::Symbols;
+use guest_kernel::symbols::Symbols;
 
 const USUAL: [&str; 8] = [
     "_text",

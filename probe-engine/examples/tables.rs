@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
-use probe_engine::blacklist::{Blacklist, ExceptionTable};
-use probe_engine::btf::Btf;
-use probe_engine::kprobes::KprobeReader;
-use probe_engine::modules::ModuleReader;
-use probe_engine::symbols::Symbols;
+use guest_kernel::blacklist::{Blacklist, ExceptionTable};
+use guest_kernel::btf::Btf;
+use guest_kernel::kprobes::KprobeReader;
+use guest_kernel::modules::ModuleReader;
+use guest_kernel::symbols::Symbols;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: tables VMLINUX")?;

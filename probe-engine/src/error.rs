@@ -4,7 +4,7 @@ use guest_state::{GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
 use crate::probe::ProbeId;
-use crate::symbols::LookupError;
+use guest_kernel::symbols::LookupError;
 
 /// Why a batch of probes was not registered; none of it was.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -1,14 +1,11 @@
-//! Kernel probes in the text of a guest, seen through two small traits.
+//! Kernel probes in the text of a guest.
 //!
-//! The monitor gives the [`engine::Engine`] its guest's memory ([`guest::GuestMemory`]) and, at
-//! a trap, one stopped vCPU ([`vcpu::Vcpu`]); the answer is an [`engine::Action`]. Nothing here
-//! knows KVM or does I/O.
+//! The monitor gives the [`engine::Engine`] its guest's memory ([`guest_state::GuestMemory`]) and, at
+//! a trap, one stopped vCPU ([`guest_state::Vcpu`]); the answer is a [`guest_state::Action`]. What the
+//! kernel's image tells comes from [`guest_kernel`]. Nothing here knows KVM or does I/O.
 #![forbid(unsafe_code)]
 
 pub mod arena;
-mod banner;
-pub mod blacklist;
-pub mod btf;
 pub mod calls;
 pub mod condition;
 pub mod detour;
@@ -16,14 +13,9 @@ pub mod emulate;
 pub mod engine;
 pub mod error;
 pub mod event;
-pub mod image_map;
-pub mod kernel;
-pub mod kprobes;
-pub mod modules;
 pub mod percpu;
 pub mod probe;
 pub mod relocate;
 pub mod ring;
-pub mod symbols;
 
 mod insn;

@@ -10,9 +10,9 @@
 //! | `RESOURCE_EXHAUSTED` | a limit of the server |
 //! | `INTERNAL` | KVM or the server failed |
 
+use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{ChangeError, RegisterError};
-use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use vmm::{CreateError, FileError};

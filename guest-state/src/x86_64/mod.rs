@@ -15,6 +15,9 @@ pub const NOP: u8 = 0x90;
 /// The opcode of `jmp rel32` (SDM vol. 2, JMP).
 pub const JMP_REL32: u8 = 0xe9;
 
+/// Bytes of the longest instruction (SDM vol. 2, 2.3.11).
+pub const MAX_INSTRUCTION_LEN: usize = 15;
+
 /// Address breakpoints that a processor has, DR0 to DR3 (SDM vol. 3, 17.2.1).
 pub const DEBUG_REGISTERS: usize = 4;
 

@@ -3,7 +3,7 @@
 use guest_state::{ArenaMemory, GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
-use crate::symbols::LookupError;
+use guest_kernel::symbols::LookupError;
 
 /// Why there is no arena. Probes work without: what can't be emulated is stepped.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -35,8 +35,8 @@ use std::ops::Range;
 use guest_state::x86_64::INT3;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
-use crate::image_map::ImageMap;
-use crate::symbols::Symbols;
+use guest_kernel::ImageMap;
+use guest_kernel::symbols::Symbols;
 
 pub use detours::{InDetour, Placed};
 pub use error::{DetourError, InstallError, SlotError};

@@ -9,8 +9,8 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, Memory
 use super::HOLE;
 use super::data;
 use super::error::InstallError;
-use crate::image_map::ImageMap;
-use crate::symbols::Symbols;
+use guest_kernel::ImageMap;
+use guest_kernel::symbols::Symbols;
 
 const PAGE: u64 = 4096;
 /// What one entry of a page directory maps.

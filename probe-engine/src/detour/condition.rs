@@ -132,14 +132,17 @@ fn one(
             Some(at) => Value::Memory(on_stack(at)),
             None => Value::Register(register(number, size)),
         },
-        Operand::Cpu => Value::Memory(of_cpu(known(environment.cpu_number, "cpu_number")?)),
+        Operand::Cpu => Value::Memory(of_cpu(known(
+            environment.variables.cpu_number,
+            "cpu_number",
+        )?)),
         Operand::Pid | Operand::Tgid => {
             let (member, name) = match check.operand {
-                Operand::Pid => (environment.pid, "task_struct.pid"),
-                _ => (environment.tgid, "task_struct.tgid"),
+                Operand::Pid => (environment.variables.pid, "task_struct.pid"),
+                _ => (environment.variables.tgid, "task_struct.tgid"),
             };
             let member = known(member.and_then(|at| i32::try_from(at).ok()), name)?;
-            let current = known(environment.current_task, "current_task")?;
+            let current = known(environment.variables.current_task, "current_task")?;
             a.mov(gpr(scratch), qword_ptr(current).gs())?;
             let task = register(scratch, 8);
             Value::Memory(MemoryOperand::with_base_displ(task, member.into()))

@@ -5,7 +5,7 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 
 use super::Refusal;
-use crate::blacklist::{Blacklist, Patched};
+use guest_kernel::blacklist::{Blacklist, Patched};
 
 /// The kernel's functions that run, also after it has started, where they are mapped to physical
 /// addresses or while GS base isn't that of the CPU's variables: when a CPU comes up
@@ -77,7 +77,7 @@ pub fn is_early(symbol: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blacklist::{Entry, Reason};
+    use guest_kernel::blacklist::{Entry, Reason};
 
     #[test]
     fn what_is_patched_once_is_free_when_the_kernel_has_started() {

@@ -22,6 +22,7 @@ mod tests;
 
 use std::ops::Range;
 
+use guest_kernel::percpu::Variables;
 use guest_state::GuestVirtAddr;
 
 use crate::condition::Comparison;
@@ -84,16 +85,8 @@ pub struct Environment {
     pub block: u64,
     /// The first ring.
     pub rings: GuestVirtAddr,
-    /// The per-CPU variable that has the current task's address, from GS base.
-    pub current_task: Option<i32>,
-    /// The per-CPU variable that has the CPU's number (32 bits), from GS base.
-    pub cpu_number: Option<i32>,
-    /// Where `pid` is in `task_struct` (32 bits).
-    pub pid: Option<u32>,
-    /// Where `tgid` is in `task_struct` (32 bits).
-    pub tgid: Option<u32>,
-    /// Where `stack_canary` is in `task_struct` (64 bits).
-    pub stack_canary: Option<u32>,
+    /// Where the kernel has its current task, and what a task tells.
+    pub variables: Variables,
     /// What return probes need.
     pub following: Option<Following>,
 }

@@ -116,7 +116,7 @@ pub(super) fn record(
         a.mov(reg::rdx, spare)?;
     }
     let task = qword_ptr(record + layout::RECORD_TASK);
-    if let Some(current) = environment.current_task {
+    if let Some(current) = environment.variables.current_task {
         a.mov(spare, qword_ptr(current).gs())?;
         a.mov(task, spare)?;
     } else {

@@ -1,5 +1,6 @@
 //! What detours look like. Whether they do the right thing is for the processor to say: `tests/native`.
 
+use guest_kernel::percpu::Variables;
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, registers as reg};
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, IcedError};
 
@@ -13,11 +14,16 @@ const ARENA: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_4ffe_0100);
 const ENVIRONMENT: Environment = Environment {
     block: 0x0000_777f_1234_5000,
     rings: GuestVirtAddr(0xffff_ffff_1000_0000),
-    current_task: Some(0x1fb40),
-    cpu_number: Some(0x1fb48),
-    pid: Some(0x4e0),
-    tgid: Some(0x4e4),
-    stack_canary: Some(0x4e8),
+    variables: Variables {
+        current_task: Some(0x1fb40),
+        cpu_number: Some(0x1fb48),
+        pid: Some(0x4e0),
+        tgid: Some(0x4e4),
+        stack_canary: Some(0x4e8),
+        state: None,
+        on_cpu: None,
+        comm: None,
+    },
     following: Some(Following {
         table: GuestVirtAddr(0xffff_ffff_0100_0000),
         trampoline: GuestVirtAddr(0xffff_ffff_7fff_f800),
@@ -303,9 +309,12 @@ fn a_region_that_is_not_what_it_says_is_told_so() {
 #[test]
 fn a_condition_on_what_is_not_known_is_told_so() {
     let environment = Environment {
-        current_task: None,
-        cpu_number: None,
-        tgid: None,
+        variables: Variables {
+            current_task: None,
+            cpu_number: None,
+            tgid: None,
+            ..ENVIRONMENT.variables
+        },
         ..ENVIRONMENT
     };
     for (operand, missing) in [

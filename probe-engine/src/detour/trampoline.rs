@@ -244,11 +244,15 @@ fn to_task(
     (task, low): (AsmRegister64, AsmRegister32),
     (canary, canary_low): (AsmRegister64, AsmRegister32),
 ) -> Result<(), IcedError> {
-    match environment.current_task {
+    match environment.variables.current_task {
         Some(current) => a.mov(task, qword_ptr(current).gs())?,
         None => a.xor(low, low)?,
     }
-    match environment.current_task.and(environment.stack_canary) {
+    match environment
+        .variables
+        .current_task
+        .and(environment.variables.stack_canary)
+    {
         Some(at) => a.mov(canary, qword_ptr(task + at)),
         None => a.xor(canary_low, canary_low),
     }
@@ -350,7 +354,7 @@ fn write_record(
     a.mov(qword_ptr(record), reg::rax)?;
     record::time(a)?;
     a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
-    match environment.current_task {
+    match environment.variables.current_task {
         Some(current) => a.mov(reg::rax, qword_ptr(current).gs())?,
         None => a.xor(reg::eax, reg::eax)?,
     }

@@ -4,12 +4,12 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
 use super::placement::ModuleName;
 use super::table::Table;
-use crate::blacklist::Blacklist;
 use crate::error::RegisterError;
-use crate::kernel::Kernel;
-use crate::kprobes::GuestKprobes;
 use crate::probe::Place;
-use crate::symbols::Symbols;
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::Blacklist;
+use guest_kernel::kprobes::GuestKprobes;
+use guest_kernel::symbols::Symbols;
 
 /// The function that is asked for.
 pub(super) struct Function {

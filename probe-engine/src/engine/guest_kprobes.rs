@@ -17,7 +17,7 @@ use super::jump::{Verdict, WhyNot};
 use super::site::Site;
 use super::table::Table;
 use crate::error::{ChangeError, RegisterError};
-use crate::kprobes::{GuestKprobe, GuestKprobes};
+use guest_kernel::kprobes::{GuestKprobe, GuestKprobes};
 
 /// So often may the guest be found changing its kprobes before jumps stop waiting for it.
 const PATIENCE: u32 = 200;

@@ -10,11 +10,11 @@ use super::Engine;
 use super::body::{Body, Function};
 use super::placement::ModuleName;
 use super::table::Table;
-use crate::blacklist::Blacklist;
 use crate::error::RegisterError;
-use crate::kprobes::GuestKprobes;
-use crate::modules::{Module, ModuleError, ModuleReader};
 use crate::probe::Place;
+use guest_kernel::blacklist::Blacklist;
+use guest_kernel::kprobes::GuestKprobes;
+use guest_kernel::modules::{Module, ModuleError, ModuleReader};
 
 /// A module and the page tables that map it.
 #[derive(Debug)]

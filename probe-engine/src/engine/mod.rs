@@ -69,13 +69,13 @@ use rings::Reader;
 use step::Stepping;
 use table::Table;
 
-use crate::blacklist::Blacklist;
 use crate::event::EventSink;
-use crate::image_map::ImageMap;
-use crate::kernel::Kernel;
 use crate::probe::ProbeId;
 use crate::probe::ProbeInfo;
-use crate::symbols::Symbols;
+use guest_kernel::ImageMap;
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::Blacklist;
+use guest_kernel::symbols::Symbols;
 
 pub use merge::Merger;
 pub use optimizer::Prepared;

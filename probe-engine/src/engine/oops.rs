@@ -20,10 +20,10 @@ use super::milestones::entry;
 use super::returns::{read_word, write_word};
 use super::site::{Milestone, Site};
 use super::table::Table;
-use crate::blacklist::Reason;
 use crate::insn::decode;
-use crate::kprobes::GuestKprobes;
 use crate::probe::{Place, ProbeKind};
+use guest_kernel::blacklist::Reason;
+use guest_kernel::kprobes::GuestKprobes;
 
 /// Functions through which the kernel ends a task for an exception: the second argument is the registers.
 /// Source: `arch/x86/kernel/dumpstack.c`.

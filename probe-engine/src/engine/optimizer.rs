@@ -9,6 +9,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use guest_kernel::kprobes::GuestKprobes;
+use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
 use super::body::{Body, KernelBody};
@@ -21,8 +23,6 @@ use crate::arena::DetourError;
 use crate::calls::layout;
 use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, Refusal, live};
 use crate::error::ChangeError;
-use crate::insn::MAX_LEN;
-use crate::kprobes::GuestKprobes;
 use crate::probe::ProbeId;
 use crate::probe::{Place, ProbeInfo};
 
@@ -306,7 +306,7 @@ impl Engine {
         let end = function.start.wrapping_add(function.size);
         let len = (function.offset + AHEAD).min(function.size) as usize;
         let text = body
-            .text(function.start, len.max(head + MAX_LEN))
+            .text(function.start, len.max(head + MAX_INSTRUCTION_LEN))
             .and_then(Result::ok);
         let text = text.ok_or_else(|| unreadable("its text can't be read".to_owned()))?;
         let ahead = text.get(head..).unwrap_or_default();

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use guest_state::x86_64::INT3;
+use guest_kernel::blacklist::{self, Patched, Reason};
+use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use super::body::{Body, Function};
@@ -11,9 +12,8 @@ use super::jump::Verdict;
 use super::record::Spot;
 use super::site::Site;
 use super::{Engine, guest_kprobes};
-use crate::blacklist::{self, Patched, Reason};
 use crate::error::RegisterError;
-use crate::insn::{self, Code, MAX_LEN};
+use crate::insn::{self, Code};
 use crate::probe::{Place, ProbeKind};
 
 /// The nop that stands in for the call to `__fentry__` while a function isn't
@@ -62,7 +62,8 @@ impl Engine {
             address,
         };
         // Room for the asked instruction, and for the entry when that is asked for.
-        let wanted = usize::try_from(function.offset).map_err(|_| not_loaded())? + 3 * MAX_LEN;
+        let wanted =
+            usize::try_from(function.offset).map_err(|_| not_loaded())? + 3 * MAX_INSTRUCTION_LEN;
         let bytes = body.text(start, wanted).ok_or_else(not_loaded)??;
 
         let entry = entry(body, &bytes, start);
@@ -285,7 +286,10 @@ impl Walk<'_> {
         let address = self.start.wrapping_add(at as u64);
         let bytes = self.bytes.get(at..).unwrap_or_default();
         insn::decode(bytes, address).map_err(|insn::Undecodable| {
-            let shown = bytes.iter().take(MAX_LEN).map(|byte| format!("{byte:02x}"));
+            let shown = bytes
+                .iter()
+                .take(MAX_INSTRUCTION_LEN)
+                .map(|byte| format!("{byte:02x}"));
             RegisterError::Undecodable {
                 place: self.place.to_string(),
                 at: address,

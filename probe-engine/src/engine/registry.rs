@@ -14,9 +14,9 @@ use super::record::{Presence, Probe, Spot};
 use super::site::Site;
 use super::table::Table;
 use crate::error::{ChangeError, RegisterError};
-use crate::kprobes::GuestKprobes;
 use crate::probe::ProbeId;
 use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
+use guest_kernel::kprobes::GuestKprobes;
 
 /// The longest name of a probe, in characters.
 const MAX_NAME: usize = 128;

@@ -7,7 +7,7 @@ use guest_state::{GuestMemory, MemoryError, StoppedGuest};
 use super::Engine;
 use super::site::Site;
 use super::table::Table;
-use crate::kprobes::GuestKprobes;
+use guest_kernel::kprobes::GuestKprobes;
 
 impl Engine {
     /// As [`Self::switch`], while no vCPU runs: what jumps have left behind until now is told of the probes

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use guest_state::x86_64::{INT3, JMP_REL32};
+use guest_kernel::ImageMap;
+use guest_kernel::kprobes::GuestKprobes;
+use guest_state::x86_64::{INT3, JMP_REL32, MAX_INSTRUCTION_LEN};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Watchpoint};
 use rustc_hash::FxHashMap;
 
 use super::jump::{Jump, Verdict};
 use super::record::Probe;
 use super::site::{Milestone, Site};
-use crate::image_map::ImageMap;
-use crate::insn::MAX_LEN;
-use crate::kprobes::GuestKprobes;
 
 /// Everything that a trap has to look at. Never changes once published.
 #[derive(Debug, Clone, Default)]
@@ -160,7 +159,7 @@ impl Table {
     /// Puts the original bytes into text that was read at `at`.
     pub(super) fn unmask(&self, at: GuestVirtAddr, bytes: &mut [u8]) {
         // A jump that begins before it may reach into it.
-        for before in 1..=(2 * MAX_LEN as u64) {
+        for before in 1..=(2 * MAX_INSTRUCTION_LEN as u64) {
             let start = at.0.wrapping_sub(before);
             if let Some(jump) = self.jump(GuestVirtAddr(start)) {
                 jump.unmask_tail(before as usize, bytes);
@@ -201,8 +200,8 @@ impl Table {
 
     /// Where a jump is, if only under something of the guest's, that overwrites `at` but not from there.
     pub(super) fn jump_over(&self, at: GuestVirtAddr) -> Option<GuestVirtAddr> {
-        let starts =
-            (1..=2 * MAX_LEN as u64).map(|before| GuestVirtAddr(at.0.wrapping_sub(before)));
+        let starts = (1..=2 * MAX_INSTRUCTION_LEN as u64)
+            .map(|before| GuestVirtAddr(at.0.wrapping_sub(before)));
         let reaches = |start: &GuestVirtAddr| {
             let jump = self.jump(*start);
             jump.is_some_and(|jump| start.wrapping_add(jump.len() as u64) > at)

@@ -207,7 +207,7 @@ impl Engine {
             probe: probe.id,
             vcpu: vcpu.id(),
             tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
-            registers: wanted.of(&registers),
+            registers: wanted.of(registers),
             task: 0,
             detail,
         });

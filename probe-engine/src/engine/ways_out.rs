@@ -11,10 +11,10 @@ use super::Engine;
 use super::body::{Body, Function, KernelBody};
 use super::placement::Located;
 use super::site::Site;
-use crate::blacklist::{Patched, Reason};
 use crate::error::RegisterError;
 use crate::insn;
 use crate::probe::{Place, ProbeKind, Strategy};
+use guest_kernel::blacklist::{Patched, Reason};
 
 /// What compilers call the part of a function that is seldom executed, which they put elsewhere.
 const COLD: &str = ".cold";
@@ -177,7 +177,7 @@ fn add_part(body: &KernelBody<'_>, parts: &mut Vec<Range<GuestVirtAddr>>, at: Gu
 fn decode(body: &KernelBody<'_>, part: Range<GuestVirtAddr>) -> Result<Vec<Instruction>, String> {
     if !body.is_started() {
         let mut entries = body.blacklist().overlapping(part.clone());
-        let changes = |entry: &crate::blacklist::Entry| {
+        let changes = |entry: &guest_kernel::blacklist::Entry| {
             entry.reason.patched() == Patched::Once && entry.reason != Reason::EndbrSeal
         };
         if let Some(entry) = entries.find(changes) {

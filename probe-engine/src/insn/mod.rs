@@ -9,6 +9,3 @@ pub(crate) use forms::{
     Prefixes, forbidden, is_endbr, is_rep_string, is_trap, never_falls_through, prefixes_len,
 };
 pub(crate) use text::text;
-
-/// The longest instruction, in bytes (SDM vol. 2, 2.3.11).
-pub(crate) const MAX_LEN: usize = 15;

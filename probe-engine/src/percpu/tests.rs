@@ -1,9 +1,8 @@
+use guest_kernel::symbols::synthetic;
 use guest_state::testing::TestMemory;
 use guest_state::{GuestPhysAddr, Segment};
 
 use super::*;
-use crate::btf::synthetic::Builder;
-use crate::symbols::synthetic;
 
 const TEXT: u64 = synthetic::TEXT;
 const ARRAY: u64 = TEXT + 0x2000;
@@ -12,6 +11,7 @@ const LOAD: u64 = TEXT + 0x3000;
 const IMAGE_LEN: u64 = 0x4000;
 const FIRST: u64 = 0xffff_8880_7dc0_0000;
 const MIB: u64 = 1 << 20;
+const OFFSETS: &str = "__per_cpu_offset";
 
 fn symbols(more: &[(u64, &str)]) -> Symbols {
     let bounds = [(TEXT, "_stext"), (TEXT + 0x1000, "_etext")];
@@ -50,7 +50,7 @@ fn blocks_lie_as_far_apart_as_the_cpus_variables_and_one_constant_leads_to_each(
         // In no order, and of two nodes.
         (&[far, FIRST + 0x4_1000, FIRST, far + 0x4_0000], 0x4_0000),
         // The last has what is left of the window.
-        (&[FIRST + 16 * MIB - PAGE, FIRST], PAGE),
+        (&[FIRST + 16 * MIB - PAGE_SIZE, FIRST], PAGE_SIZE),
         // As from Linux 6.15 on, where the area is linked high.
         (&[0x88_fac0_0000, 0x88_fad0_0000], MIB),
     ] {
@@ -78,7 +78,11 @@ fn cpus_that_the_kernel_does_not_use_have_no_block() {
 #[test]
 fn what_can_be_no_cpus_variables_is_refused_with_the_reason() {
     for offsets in [&[LOAD; 4][..], &[0; 2], &[LOAD, FIRST], &[]] {
-        assert_eq!(find(offsets), Err(PerCpuError::NotStarted), "{offsets:x?}");
+        assert_eq!(
+            find(offsets),
+            Err(OffsetsError::NotStarted.into()),
+            "{offsets:x?}"
+        );
     }
     for (offsets, cpu) in [
         (&[FIRST, FIRST][..], 1),
@@ -87,7 +91,7 @@ fn what_can_be_no_cpus_variables_is_refused_with_the_reason() {
         (&[FIRST, LOAD, FIRST + MIB], 1),
     ] {
         let offset = offsets[cpu as usize];
-        let refused = Err(PerCpuError::NotPlausible { cpu, offset });
+        let refused = Err(OffsetsError::NotPlausible { cpu, offset }.into());
         assert_eq!(find(offsets), refused, "{offsets:x?}");
     }
     for offsets in [
@@ -112,72 +116,13 @@ fn what_can_be_no_cpus_variables_is_refused_with_the_reason() {
 #[test]
 fn a_kernel_that_does_not_tell_is_refused() {
     let refused = find_with(&symbols(&[]), &[FIRST]);
-    assert!(matches!(refused, Err(PerCpuError::NoSymbol(_))));
+    assert!(matches!(
+        refused,
+        Err(PerCpuError::Offsets(OffsetsError::NoSymbol(_)))
+    ));
     let address = TEXT + IMAGE_LEN - 8;
     let symbols = symbols(&[(address, OFFSETS)]);
     let address = GuestVirtAddr(address);
     let refused = find_with(&symbols, &[FIRST, FIRST + MIB]);
-    assert_eq!(refused, Err(PerCpuError::NotLoaded { address }));
-}
-
-const AREA: [(u64, &str); 2] = [(0, "__per_cpu_start"), (0x3_4000, "__per_cpu_end")];
-
-#[test]
-fn variables_of_their_own_are_found_by_name() {
-    let variables = [(0x1_fb80, "current_task"), (0x1_9160, "cpu_number")];
-    let found = Variables::find(&symbols(&[AREA, variables].concat()), None);
-    let expected = Variables {
-        current_task: Some(0x1_fb80),
-        cpu_number: Some(0x1_9160),
-        ..Variables::default()
-    };
-    assert_eq!(found, expected);
-    // As from Linux 6.15 on.
-    let high = 0xffff_ffff_8300_0000;
-    let symbols = symbols(&[
-        (high, "__per_cpu_start"),
-        (high + 0x1000, "__per_cpu_end"),
-        (high + 0x10, "current_task"),
-        (high + 0x1000, "cpu_number"),
-    ]);
-    let found = Variables::find(&symbols, None);
-    assert_eq!(found.current_task, Some(0x8300_0010_u32.cast_signed()));
-    assert_eq!(found.cpu_number, None, "it is behind the area");
-}
-
-#[test]
-fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
-    let mut types = Builder::new();
-    let int = types.int("int", 4);
-    let long = types.int("long", 8);
-    let pointer = types.pointer(0);
-    let hot = [
-        ("current_task", pointer, 0),
-        ("preempt_count", int, 8),
-        ("cpu_number", int, 12),
-    ];
-    types.structure("pcpu_hot", 64, &hot);
-    let members = [
-        ("__state", int, 24),
-        ("on_cpu", int, 52),
-        ("pid", int, 2432),
-        ("tgid", long, 2440),
-        ("stack_canary", long, 2448),
-    ];
-    types.structure("task_struct", 4096, &members);
-    let types = Btf::parse(&types.bytes()).unwrap();
-    let symbols = symbols(&[&AREA[..], &[(0x3_0000, "pcpu_hot")]].concat());
-    let expected = Variables {
-        current_task: Some(0x3_0000),
-        cpu_number: Some(0x3_000c),
-        pid: Some(2432),
-        // Not of the size that a detour would read.
-        tgid: None,
-        stack_canary: Some(2448),
-        state: Some((24, 4)),
-        on_cpu: Some(52),
-        comm: None,
-    };
-    assert_eq!(Variables::find(&symbols, Some(&types)), expected);
-    assert_eq!(Variables::find(&symbols, None), Variables::default());
+    assert_eq!(refused, Err(OffsetsError::NotLoaded { address }.into()));
 }

@@ -19,9 +19,10 @@ mod raises;
 mod tests;
 
 use guest_state::GuestVirtAddr;
+use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 
-use crate::insn::{Code, MAX_LEN, decode};
+use crate::insn::{Code, decode};
 
 pub(crate) use continuation::passing;
 pub(crate) use division::Division;
@@ -36,7 +37,7 @@ pub(crate) type Reason = &'static str;
 pub(crate) struct Copied {
     /// Where it has to be. It is right at no other address.
     pub(crate) to: GuestVirtAddr,
-    /// At most [`MAX_LEN`] bytes: one instruction.
+    /// At most [`MAX_INSTRUCTION_LEN`] bytes: one instruction.
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -156,7 +157,7 @@ fn displaced(insn: &Instruction, original: &[u8], to: GuestVirtAddr) -> Option<V
 fn absolute(insn: &Instruction, original: &[u8]) -> Result<Vec<u8>, Reason> {
     const FAR: Reason = "its operand is out of reach from any other place";
     let address = i32::try_from(insn.ip_rel_memory_address().cast_signed()).map_err(|_| FAR)?;
-    if original.len() == MAX_LEN {
+    if original.len() == MAX_INSTRUCTION_LEN {
         return Err("it has no room for the other form of address that a copy needs");
     }
     let at = displacement_offset(insn, original).ok_or(FAR)?;

@@ -143,7 +143,7 @@ fn what_cannot_be_addressed_from_there_is_refused() {
         0x10,
         &[1, 2, 3, 4],
     );
-    assert_eq!(code.len(), MAX_LEN);
+    assert_eq!(code.len(), MAX_INSTRUCTION_LEN);
     assert!(relocate(&code, NEAR).unwrap_err().contains("no room"));
     // A useless rex.x, which would become an index.
     let code = rip_relative(&[0x4a, 0x8b, 0x05], HERE, 0x10, &[]);
@@ -376,7 +376,7 @@ proptest! {
         let code_there = decode(&there.bytes, there.to).unwrap();
         prop_assert_eq!(code_there.insn.len(), there.bytes.len());
         prop_assert_eq!(code_there.prefixes, code.prefixes);
-        prop_assert!(there.bytes.len() <= MAX_LEN);
+        prop_assert!(there.bytes.len() <= MAX_INSTRUCTION_LEN);
         let back = one(&code_there, &there.bytes, here).unwrap();
         let code_back = decode(&back.bytes, here).unwrap();
         prop_assert!(same(&code.insn, &code_back.insn));

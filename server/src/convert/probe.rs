@@ -1,9 +1,9 @@
 //! Registered probes and symbols.
 
+use guest_kernel::symbols::Symbol;
 use guest_state::Access;
 use probe_engine::engine::FollowedCall;
 use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeState, Strategy};
-use probe_engine::symbols::Symbol;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe::Kind;
 

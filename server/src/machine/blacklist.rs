@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use guest_kernel::blacklist::{Entry, Patched};
+use guest_kernel::symbols::Resolved;
 use guest_state::GuestVirtAddr;
-use probe_engine::blacklist::{Entry, Patched};
-use probe_engine::symbols::Resolved;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
@@ -153,7 +153,7 @@ fn stretch<'a, R: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::symbols::Symbol;
+    use guest_kernel::symbols::Symbol;
 
     /// Functions of 16 bytes each, from 0x1000 to 0x100000.
     fn resolve(at: GuestVirtAddr) -> Option<Resolved<'static>> {

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
+use guest_kernel::ImageMap;
+use guest_kernel::Kernel;
 use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
-use probe_engine::image_map::ImageMap;
-use probe_engine::kernel::Kernel;
 use probe_engine::probe::ProbeSpec;
 use tokio::sync::watch;
 use tonic::Status;

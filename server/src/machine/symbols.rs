@@ -1,7 +1,7 @@
 //! The symbols of the guest's kernel.
 
+use guest_kernel::symbols::LookupError;
 use guest_state::GuestVirtAddr;
-use probe_engine::symbols::LookupError;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
 

@@ -1,7 +1,7 @@
 //! A kernel's functions, by its symbols.
 
+use guest_kernel::symbols::Symbols;
 use guest_state::GuestVirtAddr;
-use probe_engine::symbols::Symbols;
 
 /// A function.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! A guest that never runs: a kernel's image in memory, a stack, page tables, and one vCPU.
 
+use guest_kernel::symbols::{LookupError, Symbols};
 use guest_state::testing::TestVcpu;
 use guest_state::{
     ArenaMemory, ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestPhysAddr,
@@ -7,7 +8,6 @@ use guest_state::{
 };
 use probe_engine::arena::InstallError;
 use probe_engine::engine::Engine;
-use probe_engine::symbols::{LookupError, Symbols};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use crate::image::Image;

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use guest_kernel::ImageMap;
+use guest_kernel::{Kernel, KernelError};
 use guest_state::{GuestPhysAddr, GuestVirtAddr, Segment};
 use object::LittleEndian;
 use object::elf::{PT_LOAD, ProgramHeader64};
 use object::read::elf::{ElfFile64, ProgramHeader};
-use probe_engine::image_map::ImageMap;
-use probe_engine::kernel::{Kernel, KernelError};
 use vmm::boot::bzimage::{KernelFileError, read_kernel};
 
 /// Why there is nothing to measure on.

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use guest_kernel::Kernel;
 use guest_state::GuestVirtAddr;
 use probe_engine::arena::{SLOT_AREA, Space};
 use probe_engine::detour::{self, BranchTargets, Ground, Pattern, Refusal, Region};
-use probe_engine::kernel::Kernel;
 
 use crate::fate::Fate;
 use crate::functions;

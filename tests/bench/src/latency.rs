@@ -76,7 +76,7 @@ pub fn calls(
             if !scenario.has_returned() {
                 return Err(ScenarioError::NotResumed {
                     at: scenario.at(),
-                    action,
+                    action: Box::new(action),
                 });
             }
             returns.saturating_record(ticks);
@@ -118,7 +118,10 @@ fn rounds<const N: usize>(
 fn resumed(action: Action, at: guest_state::GuestVirtAddr) -> Result<(), ScenarioError> {
     match action {
         Action::Resume => Ok(()),
-        action => Err(ScenarioError::NotResumed { at, action }),
+        action => Err(ScenarioError::NotResumed {
+            at,
+            action: Box::new(action),
+        }),
     }
 }
 

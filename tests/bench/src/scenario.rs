@@ -51,7 +51,7 @@ pub enum ScenarioError {
         /// Where.
         at: GuestVirtAddr,
         /// By this.
-        action: Action,
+        action: Box<Action>,
     },
 }
 

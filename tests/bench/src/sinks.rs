@@ -6,7 +6,6 @@ use std::sync::Arc;
 use probe_engine::event::{Event, EventSink};
 use vmprobe_server::testing::{Fanout, Subscription, event};
 
-
 /// Drops them.
 #[derive(Debug)]
 pub struct Nobody;

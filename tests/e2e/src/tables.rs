@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
+use guest_kernel::btf::Btf;
+use guest_kernel::modules::ModuleReader;
+use guest_kernel::symbols::{LookupError, Symbols};
 use guest_state::GuestVirtAddr;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
-use probe_engine::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
-use probe_engine::btf::Btf;
 use probe_engine::detour;
-use probe_engine::kernel::Kernel;
-use probe_engine::modules::ModuleReader;
-use probe_engine::symbols::{LookupError, Symbols};
 use vmm::boot::bzimage::{Format, read_kernel};
 
 use crate::context::Context;

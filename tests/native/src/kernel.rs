@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use guest_kernel::symbols::{Symbols, SymbolsError};
 use object::{Object, ObjectSegment};
-use probe_engine::symbols::{Symbols, SymbolsError};
 use vmm::boot::bzimage::{KernelFileError, read_kernel};
 
 use crate::forms::{Form, form};

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
+use guest_kernel::ImageMap;
+use guest_kernel::Kernel;
+use guest_kernel::symbols::Symbols;
 use guest_state::testing::{TestGuest, TestMemory, TestVcpu};
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Segment, Trap, TrapHandler};
 use iced_x86::{Decoder, DecoderOptions};
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
-use probe_engine::image_map::ImageMap;
-use probe_engine::kernel::Kernel;
 use probe_engine::probe::ProbeId;
 use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
-use probe_engine::symbols::Symbols;
 
 use crate::input::Input;
-use probe_engine::symbols::synthetic::{TEXT, unstripped};
+use guest_kernel::symbols::synthetic::{TEXT, unstripped};
 
 /// The text: two functions of this size, the first of which is probed.
 const SIZE: usize = 0x40;

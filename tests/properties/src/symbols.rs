@@ -1,11 +1,11 @@
 //! Reading damaged kernels.
 
+use guest_kernel::Kernel;
+use guest_kernel::symbols::Symbols;
 use guest_state::GuestVirtAddr;
-use probe_engine::kernel::Kernel;
-use probe_engine::symbols::Symbols;
 
 use crate::input::Input;
-use probe_engine::symbols::synthetic::{Definition, Layout, TEXT, elf, unstripped, vmlinux};
+use guest_kernel::symbols::synthetic::{Definition, Layout, TEXT, elf, unstripped, vmlinux};
 
 /// Symbols of the image that is damaged.
 const SYMBOLS: u64 = 300;

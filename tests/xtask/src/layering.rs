@@ -90,7 +90,20 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 6] = [
+    let forbidden: [(&str, &[&str]); 7] = [
+        (
+            "guest-state",
+            &[
+                "vmm",
+                "probe-engine",
+                "vmprobe-proto",
+                "kvm-bindings",
+                "vm-memory",
+                "tokio",
+                "libc",
+                "rustix",
+            ],
+        ),
         (
             "probe-engine",
             &[
@@ -165,19 +178,23 @@ fn sources(metadata: &Metadata, name: &str) -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn the_engine_forbids_unsafe_code() {
-    let sources = sources(&metadata(), "probe-engine");
-    let (_, root) = sources
-        .iter()
-        .find(|(path, _)| path.ends_with("src/lib.rs"))
-        .unwrap();
-    assert!(root.contains("#![forbid(unsafe_code)]"));
+fn the_engine_and_its_view_of_the_guest_forbid_unsafe_code() {
+    let metadata = metadata();
+    for name in ["guest-state", "probe-engine"] {
+        let sources = sources(&metadata, name);
+        let (_, root) = sources
+            .iter()
+            .find(|(path, _)| path.ends_with("src/lib.rs"))
+            .unwrap();
+        assert!(root.contains("#![forbid(unsafe_code)]"), "{name}");
+    }
 }
 
 #[test]
 fn all_unsafe_code_of_the_product_is_in_the_monitor() {
     let metadata = metadata();
     for name in [
+        "guest-state",
         "probe-engine",
         "vmprobe-proto",
         "vmprobe-spec",

@@ -292,14 +292,16 @@ mod tests {
     #[test]
     fn a_handler_gets_the_next_register_also_after_a_gap() {
         let handlers = [None, Some(handler(0xa)), None, Some(handler(0xb))];
-        let mut debugging = DebugState::default();
-        debugging.step = Some(StepUnderWay {
-            asked: Step {
-                handlers,
-                ..Step::default()
-            },
-            start: 0,
-        });
+        let debugging = DebugState {
+            step: Some(StepUnderWay {
+                asked: Step {
+                    handlers,
+                    ..Step::default()
+                },
+                start: 0,
+            }),
+            ..DebugState::default()
+        };
         let debug = debugging.request(false, 0);
         assert_eq!(debug.arch.debugreg[..3], [0xa, 0xb, 0]);
         assert_eq!(debug.arch.debugreg[7], 0x60a);

@@ -113,7 +113,7 @@ impl Stepped {
             .map(|((vector, _), handler)| (*vector, *handler))
             .collect();
         tiny.gates(&gates);
-        tiny.vm.stopped(|g| tiny::catch_int3s(g));
+        tiny.vm.stopped(tiny::catch_int3s);
         let handlers = vectors.iter().zip(handlers).map(|((vector, _), entry)| {
             let vector = *vector as u8;
             ExceptionHandler {
@@ -377,7 +377,7 @@ fn a_breakpoint_on_the_way_leaves_the_step_as_it_is() {
     });
     let fault = tiny.slot(2, |a| a.nop());
     tiny.gates(&[(INVALID_OPCODE.0, invalid), (PAGE_FAULT.0, fault)]);
-    tiny.vm.stopped(|g| tiny::catch_int3s(g));
+    tiny.vm.stopped(tiny::catch_int3s);
     let traps = Arc::new(Mutex::new(Vec::new()));
     let (seen, mut back) = (Arc::clone(&traps), None);
     tiny.run(move |hit| {
@@ -433,7 +433,7 @@ fn a_step_goes_on_after_the_vcpu_was_stopped_in_the_middle() {
     tiny.map_arena();
     let slot = tiny.slot(0, |a| a.inc(ebx));
     let other = tiny.slot(1, |a| a.add(ebx, 1));
-    tiny.vm.stopped(|g| tiny::catch_int3s(g));
+    tiny.vm.stopped(tiny::catch_int3s);
     let (mut back, mut ends) = (0, [0, 0]);
     let counted = Arc::new(Mutex::new(ends));
     let count = Arc::clone(&counted);

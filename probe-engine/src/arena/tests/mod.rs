@@ -10,7 +10,7 @@ use guest_state::x86_64::paging::{PageTables, PagingMode, Translation, WalkError
 use super::slots::RESERVED;
 use super::*;
 use crate::ring::layout::RING_LEN;
-use crate::symbols::synthetic;
+use guest_kernel::symbols::synthetic;
 
 const IMAGE: u64 = synthetic::TEXT;
 const IMAGE_PHYS: u64 = 0x1_0000;

@@ -3,9 +3,9 @@
 use guest_state::Action;
 
 use super::fixture::{ALONE, Fixture, TEXT, blacklist, spec, vcpu_at};
-use crate::blacklist::Reason;
 use crate::event::Detail;
 use crate::probe::{ProbeId, ProbeState};
+use guest_kernel::blacklist::Reason;
 
 #[test]
 fn a_disabled_probe_is_not_hit_and_the_other_at_its_address_is() {

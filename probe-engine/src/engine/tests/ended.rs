@@ -5,8 +5,8 @@ use guest_state::testing::TestVcpu;
 
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::returns::{CALLER, PLAIN, TRACED, follow, leave, returned, trampoline};
-use crate::kernel::Kernel;
 use crate::probe::{ProbeInfo, ProbeKind};
+use guest_kernel::Kernel;
 
 /// GS base, and where from there the current task's address is.
 const GS: u64 = 0xc000;

@@ -5,10 +5,10 @@ use guest_state::{Action, Tsc, VcpuId};
 
 use super::fixture::{Fixture, STACK, TEXT, blacklist, spec, vcpu_at};
 use super::returns::{CALLER, returned};
-use crate::blacklist::Reason;
 use crate::event::Detail;
 use crate::probe::ProbeId;
 use crate::probe::{Optimization, ProbeInfo, ProbeKind, ProbeState};
+use guest_kernel::blacklist::Reason;
 
 /// Offset of `wide`, behind which there is no other function up to the end of the text.
 const WIDE: u64 = 0x380;

@@ -9,18 +9,18 @@ use guest_state::{
 };
 use parking_lot::Mutex;
 
-use crate::blacklist::{Blacklist, Entry, Reason};
 use crate::engine::Engine;
 use crate::engine::copies::ArenaState;
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
-use crate::image_map::ImageMap;
-use crate::kernel::Kernel;
-use crate::kprobes;
 use crate::probe::ProbeId;
 use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec};
-use crate::symbols::Symbols;
-use crate::symbols::synthetic;
+use guest_kernel::ImageMap;
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::{Blacklist, Entry, Reason};
+use guest_kernel::kprobes;
+use guest_kernel::symbols::Symbols;
+use guest_kernel::symbols::synthetic;
 
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.
@@ -254,7 +254,11 @@ impl Fixture {
             definitions.push((TEXT + KPROBES + offset, 'd', name.to_owned()));
         }
         definitions.push((0x1_0040, 'A', "per_cpu".to_owned()));
-        definitions.push((crate::modules::synthetic::LIST, 'd', "modules".to_owned()));
+        definitions.push((
+            guest_kernel::modules::synthetic::LIST,
+            'd',
+            "modules".to_owned(),
+        ));
         definitions.sort_by_key(|(address, ..)| *address);
         // Entries as the kernel has them for its image and what is above it.
         for (index, entry) in [(510, 0x5063_u64), (511, 0x6067)] {

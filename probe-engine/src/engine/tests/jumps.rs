@@ -4,10 +4,10 @@ use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
 use crate::event::Detail;
-use crate::kernel::Kernel;
 use crate::probe::ProbeId;
 use crate::probe::{Capture, Optimization, Options, ProbeInfo};
 use crate::ring::layout;
+use guest_kernel::Kernel;
 
 /// Offset of `framed`, and its first bytes: `push %rbp; mov %rsp,%rbp; push %rbx`.
 const FRAMED: u64 = 0x340;

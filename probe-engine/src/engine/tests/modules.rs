@@ -5,14 +5,14 @@ use std::sync::Arc;
 use guest_state::Action;
 
 use super::fixture::{Fixture, TEXT, image, vcpu_at};
-use crate::modules::ModuleReader;
-use crate::modules::synthetic::{CODE, Guest, MODULE, Version, btf};
 use crate::probe::{ProbeState, Strategy};
+use guest_kernel::modules::ModuleReader;
+use guest_kernel::modules::synthetic::{CODE, Guest, MODULE, Version, btf};
 
 const DO_INIT: u64 = 0x300;
 const FREE_INIT: u64 = 0x310;
 const FREE: u64 = 0x320;
-const INIT_CODE: u64 = crate::modules::synthetic::INIT_CODE;
+const INIT_CODE: u64 = guest_kernel::modules::synthetic::INIT_CODE;
 
 /// A kernel that has the module `ext4`, not in its list yet.
 fn fixture() -> (Fixture, Guest) {

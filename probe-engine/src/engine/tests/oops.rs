@@ -4,9 +4,9 @@ use guest_state::testing::TestVcpu;
 use guest_state::{Action, ControlRegisters, GuestVirtAddr};
 
 use super::fixture::{Fixture, Function, PHYS, STACK, TEXT, blacklist, spec, vcpu_at};
-use crate::blacklist::Reason;
 use crate::probe::Optimization;
 use crate::probe::ProbeId;
+use guest_kernel::blacklist::Reason;
 
 const INT3: u8 = 0xcc;
 const TRIED: u64 = 0x400;

@@ -3,8 +3,8 @@
 use guest_state::GuestVirtAddr;
 
 use super::fixture::{Fixture, TEXT};
-use crate::blacklist::ExceptionTable;
 use crate::probe::Strategy::{self, Boost, Emulate, Step};
+use guest_kernel::blacklist::ExceptionTable;
 
 #[test]
 fn the_cheapest_right_way_is_chosen_and_comes_with_its_reason() {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::{io, mem, ptr};
 
+use guest_kernel::percpu::Variables;
 use guest_state::{GuestPhysAddr, GuestVirtAddr, MemoryError};
 use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region};
 use probe_engine::probe::{Capture, RegisterSet};
@@ -155,11 +156,10 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
         // GS base is the block's own address here.
         block: 0,
         rings: GuestVirtAddr(data.at(BLOCK_LEN * VCPUS) as u64),
-        current_task: Some(CURRENT_TASK),
-        cpu_number: None,
-        pid: None,
-        tgid: None,
-        stack_canary: None,
+        variables: Variables {
+            current_task: Some(CURRENT_TASK),
+            ..Variables::default()
+        },
         following: None,
     };
     let region = Region {

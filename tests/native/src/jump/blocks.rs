@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use guest_kernel::percpu::Variables;
 use guest_state::GuestVirtAddr;
 use probe_engine::calls::layout as calls;
 use probe_engine::condition::Context;
@@ -150,11 +151,14 @@ impl Blocks {
         Environment {
             block: self.block(0).wrapping_sub(gs_base),
             rings: GuestVirtAddr(self.rings as u64),
-            current_task: variable(TASK),
-            cpu_number: variable(CPU),
-            pid: Some(PID as u32),
-            tgid: Some(TGID as u32),
-            stack_canary: Some(CANARY as u32),
+            variables: Variables {
+                current_task: variable(TASK),
+                cpu_number: variable(CPU),
+                pid: Some(PID as u32),
+                tgid: Some(TGID as u32),
+                stack_canary: Some(CANARY as u32),
+                ..Variables::default()
+            },
             following: None,
         }
     }

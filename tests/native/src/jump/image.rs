@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use guest_kernel::symbols::Symbols;
 use object::{Object, ObjectSegment, ObjectSymbol};
-use probe_engine::symbols::Symbols;
 use vmm::boot::bzimage::read_kernel;
 
 use super::text::Text;
@@ -26,7 +26,7 @@ pub enum ImageError {
     Format(#[from] object::Error),
     /// Its functions aren't known.
     #[error(transparent)]
-    Symbols(#[from] probe_engine::symbols::SymbolsError),
+    Symbols(#[from] guest_kernel::symbols::SymbolsError),
     /// The C compiler, which linking Rust programs takes too, has failed.
     #[error("cc can't compile sample.c: {0}")]
     Compiler(String),

@@ -150,7 +150,12 @@ pub fn compare(
     let patched = region::patched(&region, &detour);
     let mut probed = cpu.execute_patched(case, &patched, &detour.code, layout.code)?;
 
-    if let Some(why) = wrong_trace(blocks, case, probe, environment.current_task.is_some()) {
+    if let Some(why) = wrong_trace(
+        blocks,
+        case,
+        probe,
+        environment.variables.current_task.is_some(),
+    ) {
         return fails(why);
     }
     if probed.fault.is_some() {

@@ -32,7 +32,12 @@ impl Found {
             context,
             liveness: random.once_in(2),
         };
-        if blocks.environment(case.gs_base).current_task.is_none() {
+        if blocks
+            .environment(case.gs_base)
+            .variables
+            .current_task
+            .is_none()
+        {
             // Too far from there for an instruction to reach.
             probe.purpose.condition.clear();
         }

@@ -1,8 +1,8 @@
 //! What detours read of the kernel's per-CPU data, in Debian's kernels.
 
-use probe_engine::btf::Btf;
-use probe_engine::percpu::Variables;
-use probe_engine::symbols::Symbols;
+use guest_kernel::btf::Btf;
+use guest_kernel::percpu::Variables;
+use guest_kernel::symbols::Symbols;
 use vmm::boot::bzimage::read_kernel;
 
 #[test]

@@ -8,11 +8,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
+use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 
 use super::format::{Format, Length, Table};
 use super::{Blacklist, BlacklistError, Entry, Reason};
 use crate::btf::Btf;
-use crate::insn;
 use crate::symbols::Symbols;
 use crate::symbols::image::Image;
 
@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
         let segment = segments.find(|segment| segment.range().contains(&at.0))?;
         let offset = usize::try_from(at.0 - segment.address).ok()?;
         let rest = segment.data.get(offset..)?;
-        Some(&rest[..rest.len().min(insn::MAX_LEN)])
+        Some(&rest[..rest.len().min(MAX_INSTRUCTION_LEN)])
     }
 
     /// The places that a table names, all of which must be in the image.

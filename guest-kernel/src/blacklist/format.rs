@@ -6,7 +6,7 @@ use guest_state::GuestVirtAddr;
 
 use super::BlacklistError;
 use crate::btf::Btf;
-use crate::insn;
+use crate::instruction;
 
 /// A table as it is in memory.
 #[derive(Debug, Clone, Copy)]
@@ -160,7 +160,7 @@ impl Length {
         match self {
             Self::Fixed(len) => Some(len),
             Self::Field(at) => entry.get(at).copied().map(u64::from),
-            Self::Instruction => Some(insn::decode(code, at).ok()?.insn.len() as u64),
+            Self::Instruction => Some(instruction::len(code, at)? as u64),
         }
     }
 }

@@ -39,7 +39,8 @@ impl ExceptionTable {
         Ok(Self::new(places.into_iter().map(|place| place.start)))
     }
 
-    pub(crate) fn new(addresses: impl IntoIterator<Item = GuestVirtAddr>) -> Self {
+    /// A table of these instructions, in any order.
+    pub fn new(addresses: impl IntoIterator<Item = GuestVirtAddr>) -> Self {
         let mut addresses: Vec<_> = addresses.into_iter().collect();
         addresses.sort_unstable();
         Self { addresses }

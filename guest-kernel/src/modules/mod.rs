@@ -25,8 +25,12 @@ use crate::symbols::LookupError;
 mod guest;
 mod layout;
 mod read;
-#[cfg(test)]
-pub(crate) mod synthetic;
+#[cfg(any(test, feature = "testing"))]
+#[allow(
+    clippy::unwrap_used,
+    reason = "only tests use it, on memory that is there"
+)]
+pub mod synthetic;
 mod tables;
 #[cfg(test)]
 mod tests;

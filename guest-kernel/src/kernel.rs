@@ -1,4 +1,4 @@
-//! What the engine knows of a kernel, all of it read from the kernel's own image.
+//! All that a kernel's own image tells of it.
 
 use thiserror::Error;
 
@@ -27,10 +27,10 @@ pub struct Kernel {
     pub modules: Result<ModuleReader, String>,
     /// How to find the kprobes that it has itself; `None` if it has none, or they can't be found.
     pub kprobes: Option<KprobeReader>,
-    /// Where it has what detours read.
-    pub(crate) variables: Variables,
+    /// Where it has its current task, and what a task tells.
+    pub variables: Variables,
     /// Whether the blacklist tells all ftrace sites.
-    pub(crate) has_ftrace: bool,
+    pub has_ftrace: bool,
 }
 
 /// Why a kernel can't be read.

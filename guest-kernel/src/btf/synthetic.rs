@@ -1,19 +1,27 @@
 //! Small BTF sections for tests.
 
 /// Types being put together; each call gives the new type's number.
+#[derive(Debug)]
 pub struct Builder {
     types: Vec<u8>,
     names: Vec<u8>,
     count: u32,
 }
 
-impl Builder {
-    pub fn new() -> Self {
+impl Default for Builder {
+    fn default() -> Self {
         Self {
             types: vec![],
             names: vec![0],
             count: 0,
         }
+    }
+}
+
+impl Builder {
+    /// No types yet.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     fn name(&mut self, name: &str) -> u32 {
@@ -25,6 +33,8 @@ impl Builder {
         at
     }
 
+    /// Any type: its name, its kind, how many details it has, its size or the type it is made of, and the
+    /// details (`include/uapi/linux/btf.h`).
     pub fn record(
         &mut self,
         name: &str,
@@ -43,27 +53,32 @@ impl Builder {
         self.count
     }
 
+    /// An integer of so many bytes.
     pub fn int(&mut self, name: &str, size: u32) -> u32 {
         self.record(name, 1, 0, size, &[size * 8])
     }
 
+    /// A pointer to a type.
     pub fn pointer(&mut self, to: u32) -> u32 {
         self.record("", 2, 0, to, &[])
     }
 
+    /// An array of a type.
     pub fn array(&mut self, of: u32, count: u32) -> u32 {
         self.record("", 3, 0, 0, &[of, 1, count])
     }
 
+    /// Another name of a type.
     pub fn typedef(&mut self, name: &str, to: u32) -> u32 {
         self.record(name, 8, 0, to, &[])
     }
 
-    /// Members: name, type, offset in bytes.
+    /// A structure. Members: name, type, offset in bytes.
     pub fn structure(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
         self.composite(name, 4, size, members)
     }
 
+    /// A union. Members: name, type, offset in bytes.
     pub fn union(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
         self.composite(name, 5, size, members)
     }
@@ -76,7 +91,7 @@ impl Builder {
         self.record(name, kind, members.len(), size, &details)
     }
 
-    /// Members: name, type, offset in bits, size in bits.
+    /// A structure with bit fields. Members: name, type, offset in bits, size in bits.
     pub fn bit_fields(&mut self, name: &str, size: u32, members: &[(&str, u32, u32, u32)]) -> u32 {
         let mut details = vec![];
         for (name, id, offset, bits) in members {
@@ -85,6 +100,7 @@ impl Builder {
         self.record(name, 4 | 1 << 7, members.len(), size, &details)
     }
 
+    /// An enumeration. Constants: name, value.
     pub fn enumeration(&mut self, name: &str, constants: &[(&str, i32)]) -> u32 {
         let mut details = vec![];
         for (name, value) in constants {
@@ -93,6 +109,7 @@ impl Builder {
         self.record(name, 6 | 1 << 7, constants.len(), 4, &details)
     }
 
+    /// A function. Parameters: name, type.
     pub fn function(&mut self, name: &str, parameters: &[(&str, u32)]) -> u32 {
         let mut details = vec![];
         for (name, id) in parameters {

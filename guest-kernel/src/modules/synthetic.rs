@@ -14,19 +14,26 @@ pub const MEMORY: usize = 0x10000;
 pub const LIST: u64 = 0x100;
 /// Where the first module's parts are.
 pub const MODULE: u64 = 0x1000;
+/// Its text.
 pub const CODE: u64 = 0x2000;
+/// Its init text.
 pub const INIT_CODE: u64 = 0x3000;
+/// Its symbols.
 pub const DATA: u64 = 0x4000;
 
 /// How `struct module` says where its text is.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Version {
+    /// In `core_layout` and `init_layout`.
     V6_1,
+    /// In `mem`.
     V6_12,
 }
 
+/// All of them.
 pub const VERSIONS: [Version; 2] = [Version::V6_1, Version::V6_12];
 
+/// The types of such a kernel.
 pub fn btf(version: Version) -> Btf {
     let mut b = Builder::new();
     let int = b.int("unsigned int", 4);
@@ -108,11 +115,14 @@ const POINTERS_AT: u64 = 96;
 
 /// A guest with one module.
 pub struct Guest {
+    /// All its memory.
     pub memory: Arc<TestMemory>,
+    /// How its modules are laid out.
     pub version: Version,
 }
 
 impl Guest {
+    /// In memory of its own.
     pub fn new(version: Version) -> Self {
         Self::within(Arc::new(TestMemory::new(MEMORY)), version)
     }
@@ -156,10 +166,12 @@ impl Guest {
         guest
     }
 
+    /// Writes bytes.
     pub fn write(&self, at: u64, bytes: &[u8]) {
         self.memory.write(GuestPhysAddr(at), bytes).unwrap();
     }
 
+    /// Writes a word of 64 bits.
     pub fn put(&self, at: u64, value: u64) {
         self.write(at, &value.to_le_bytes());
     }

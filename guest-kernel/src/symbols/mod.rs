@@ -16,6 +16,7 @@ mod kallsyms;
 mod similar;
 mod symtab;
 #[cfg(any(test, feature = "testing"))]
+#[allow(clippy::expect_used, reason = "only tests use it, with names of theirs")]
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -197,7 +198,7 @@ impl Symbols {
     /// See [`SymbolsError`].
     ///
     /// ```no_run
-    /// use probe_engine::symbols::Symbols;
+    /// use guest_kernel::symbols::Symbols;
     ///
     /// let symbols = Symbols::from_vmlinux(&std::fs::read("vmlinux")?)?;
     /// let vfs_read = symbols.find("vfs_read")?;

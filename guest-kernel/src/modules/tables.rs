@@ -4,13 +4,13 @@
 //! and never again; they don't matter here.
 
 use guest_state::GuestVirtAddr;
+use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 
 use super::layout::TableAt;
 use super::read::Reading;
 use super::{Module, ModuleError, ModuleFunction};
 use crate::blacklist::format::Table;
 use crate::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
-use crate::insn;
 
 /// The longest table that is read, in bytes.
 const MAX_TABLE: usize = 16 << 20;
@@ -100,7 +100,7 @@ impl Reading<'_> {
                 .iter()
                 .find(|(start, bytes)| at.0.wrapping_sub(start.0) < bytes.len() as u64)?;
             let rest = &bytes[(at.0 - start.0) as usize..];
-            Some(&rest[..rest.len().min(insn::MAX_LEN)])
+            Some(&rest[..rest.len().min(MAX_INSTRUCTION_LEN)])
         };
         let places = at
             .format

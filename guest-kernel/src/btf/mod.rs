@@ -11,8 +11,8 @@ use crate::symbols::{Symbols, SymbolsError, hash};
 
 mod member;
 mod raw;
-#[cfg(test)]
-pub(crate) mod synthetic;
+#[cfg(any(test, feature = "testing"))]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;
 

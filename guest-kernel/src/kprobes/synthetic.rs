@@ -14,8 +14,9 @@ pub const SYMBOLS: [(&str, u64); 3] = [
     ("aggr_pre_handler", 0x220),
 ];
 
-/// Flags of `struct kprobe`.
+/// `KPROBE_FLAG_DISABLED`.
 pub const DISABLED: u32 = 1 << 1;
+/// `KPROBE_FLAG_FTRACE`.
 pub const BY_FTRACE: u32 = 1 << 3;
 
 /// Offsets in the structures, unlike any kernel's.
@@ -30,6 +31,7 @@ const LEN: u64 = 0x50;
 const OWNER: u64 = 0x10;
 const TASK_FLAGS: u64 = 0x4;
 
+/// The types of such a kernel.
 pub fn btf() -> Btf {
     let mut b = Builder::new();
     let int = b.int("unsigned int", 4);
@@ -66,12 +68,14 @@ pub fn btf() -> Btf {
     Btf::parse(&b.bytes()).unwrap()
 }
 
+/// A reader of the table at these symbols.
 pub fn reader(symbols: &Symbols) -> KprobeReader {
     KprobeReader::new(&btf(), symbols).unwrap().unwrap()
 }
 
 /// A kprobe in memory.
 pub struct Kprobe<'a> {
+    /// All memory of the guest.
     pub memory: &'a dyn GuestMemory,
     /// Where it is: below 4 GiB, and its own translation.
     pub own: u64,
@@ -96,6 +100,7 @@ impl Kprobe<'_> {
         self
     }
 
+    /// Sets its flags.
     pub fn flags(&self, flags: u32) -> &Self {
         self.put(FLAGS, &flags.to_le_bytes());
         self

@@ -13,8 +13,12 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::{INT3, JMP_REL32};
 
 mod read;
-#[cfg(test)]
-pub(crate) mod synthetic;
+#[cfg(any(test, feature = "testing"))]
+#[allow(
+    clippy::unwrap_used,
+    reason = "only tests use it, on memory that is there"
+)]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;
 

@@ -105,7 +105,11 @@ struct Place {
 }
 
 impl Blacklist {
-    pub(crate) fn new(mut entries: Vec<Entry>) -> Result<Self, BlacklistError> {
+    /// A list of these places, in any order.
+    ///
+    /// # Errors
+    /// They are more than 4 GiB apart.
+    pub fn new(mut entries: Vec<Entry>) -> Result<Self, BlacklistError> {
         entries.retain(|entry| entry.range.start < entry.range.end);
         entries.sort_unstable_by_key(|entry| (entry.range.start, entry.reason, entry.range.end));
         entries.dedup();
