@@ -1,6 +1,7 @@
 //! A guest for tests, with no monitor.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, PhysRange, Tsc, VcpuId};
@@ -26,6 +27,8 @@ pub struct TestGuest<'a> {
     pub vcpus: Mutex<Vec<TestVcpu>>,
     /// What they are debugged for.
     pub debugging: Mutex<Debugging>,
+    /// Whether the vCPUs can't be debugged for anything else.
+    pub refuses_debugging: AtomicBool,
 }
 
 impl<'a> TestGuest<'a> {
@@ -36,6 +39,7 @@ impl<'a> TestGuest<'a> {
             len: lock(&memory.bytes).len() as u64,
             vcpus: Mutex::new(vec![TestVcpu::default()]),
             debugging: Mutex::default(),
+            refuses_debugging: AtomicBool::new(false),
         }
     }
 
@@ -84,7 +88,15 @@ impl StoppedGuest for TestGuest<'_> {
 
     fn set_debugging(&self, debugging: &Debugging) -> Result<(), DebuggingError> {
         debugging.check()?;
-        lock(&self.debugging).clone_from(debugging);
+        let mut now = lock(&self.debugging);
+        if *now != *debugging && self.refuses_debugging.load(Ordering::Relaxed) {
+            return Err(DebuggingError::Vcpu(VcpuError {
+                vcpu: VcpuId(0),
+                what: "set up the debugging",
+                cause: "the test says so".to_owned(),
+            }));
+        }
+        now.clone_from(debugging);
         Ok(())
     }
 }

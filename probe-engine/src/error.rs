@@ -1,6 +1,6 @@
 //! Why probes are refused.
 
-use guest_state::{GuestVirtAddr, MemoryError};
+use guest_state::{DebuggingError, GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
 use crate::probe::ProbeId;
@@ -336,6 +336,9 @@ pub enum RegisterError {
     /// Guest memory can't be accessed.
     #[error("cannot access the guest's text; check that the VM is still running")]
     Memory(#[from] MemoryError),
+    /// The monitor can't have the vCPUs debugged as the probes need it.
+    #[error(transparent)]
+    Debugging(#[from] DebuggingError),
 }
 
 /// Why a batch of probes was not changed or removed; none of it was.
@@ -376,6 +379,9 @@ pub enum ChangeError {
     /// Guest memory can't be accessed.
     #[error("cannot access the guest's text; check that the VM is still running")]
     Memory(#[from] MemoryError),
+    /// The monitor can't have the vCPUs debugged as the probes need it.
+    #[error(transparent)]
+    Debugging(#[from] DebuggingError),
 }
 
 impl ChangeError {

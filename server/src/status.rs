@@ -69,6 +69,7 @@ pub fn register(error: &RegisterError) -> Status {
         | E::Module { .. } => Code::FailedPrecondition,
         E::NoDebugRegister { .. } => Code::ResourceExhausted,
         E::Memory(_) => Code::Internal,
+        E::Debugging(error) => return debugging(error),
         // All others, and those to come, find fault with the request.
         _ => Code::InvalidArgument,
     };
@@ -82,12 +83,13 @@ pub fn change(error: &ChangeError) -> Status {
         ChangeError::NoDebugRegister { .. } => Status::resource_exhausted(error.to_string()),
         ChangeError::GuestKprobe { .. } => Status::failed_precondition(error.to_string()),
         ChangeError::KprobesChanging => Status::aborted(error.to_string()),
+        ChangeError::Debugging(error) => debugging(error),
         _ => Status::internal(error.to_string()),
     }
 }
 
 /// Why KVM doesn't watch what probes need.
-pub fn debugging(error: &DebuggingError) -> Status {
+fn debugging(error: &DebuggingError) -> Status {
     let code = match error {
         DebuggingError::TooMany(_) => Code::ResourceExhausted,
         DebuggingError::Length { .. } | DebuggingError::Misaligned { .. } => Code::InvalidArgument,

@@ -85,6 +85,9 @@ impl StoppedGuest for Stopped<'_> {
         debugging.check()?;
         for (done, vcpu) in self.vcpus.iter().enumerate() {
             let mut vcpu = vcpu.lock();
+            if vcpu.debugging() == debugging {
+                continue;
+            }
             let before = vcpu.debugging().clone();
             if let Err(error) = vcpu.set_debugging(debugging) {
                 let _as_far_as_it_goes = vcpu.set_debugging(&before);

@@ -16,7 +16,10 @@ mod kallsyms;
 mod similar;
 mod symtab;
 #[cfg(any(test, feature = "testing"))]
-#[allow(clippy::expect_used, reason = "only tests use it, with names of theirs")]
+#[allow(
+    clippy::expect_used,
+    reason = "only tests use it, with names of theirs"
+)]
 pub mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,8 @@ const REMEMBERED: usize = 16;
 /// How often a detour is built anew because it got longer at the place that it was given.
 const TRIES: usize = 4;
 
-/// A detour that has been given out.
+/// A detour that has been given out. It is in use as long as there is a clone of [`Self::detour`]; its code
+/// stays longer, because a vCPU or a preempted task may be in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// Its number: small, and no other's as long as there is anything left of it.
@@ -51,12 +52,24 @@ pub struct InDetour {
 struct Occupant {
     at: GuestVirtAddr,
     target: GuestVirtAddr,
+    /// Shared with all who use it.
     detour: Arc<Detour>,
-    /// How often it is given out. An idle one has none.
-    users: usize,
 }
 
 impl Occupant {
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.detour) == 1
+    }
+
+    fn placed(&self, number: u32, jump: [u8; JUMP_LEN]) -> Placed {
+        Placed {
+            number,
+            target: self.target,
+            jump,
+            detour: Arc::clone(&self.detour),
+        }
+    }
+
     fn placement(&self) -> Placement {
         Placement {
             target: self.target,
@@ -97,7 +110,7 @@ impl Detours {
 
     /// The detour that an instruction has or had, for one more use, if it is none of the `busy` ones.
     fn again<E>(
-        &mut self,
+        &self,
         at: GuestVirtAddr,
         pattern: Pattern,
         busy: &BTreeSet<u32>,
@@ -106,21 +119,15 @@ impl Detours {
         let numbers = self.of.get(&at).map_or(&[][..], Vec::as_slice);
         let last = numbers.iter().rev().filter(|it| !busy.contains(it));
         for number in last.take(REMEMBERED) {
-            let occupant = self.occupants.get_mut(*number as usize);
-            let Some(occupant) = occupant.and_then(Option::as_mut) else {
+            let occupant = self.occupants.get(*number as usize);
+            let Some(occupant) = occupant.and_then(Option::as_ref) else {
                 continue;
             };
             let Some(jump) = pattern.jump(at, occupant.target) else {
                 continue;
             };
             if *occupant.detour == build(*number, occupant.detour.at)? {
-                occupant.users += 1;
-                return Ok(Some(Placed {
-                    number: *number,
-                    target: occupant.target,
-                    jump,
-                    detour: Arc::clone(&occupant.detour),
-                }));
+                return Ok(Some(occupant.placed(*number, jump)));
             }
         }
         Ok(None)
@@ -172,8 +179,14 @@ impl Detours {
         Err(no_address(self))
     }
 
-    /// Makes the number that [`Self::number`] named a detour's, with one user.
-    fn occupy(&mut self, number: u32, at: GuestVirtAddr, placement: Placement, detour: Detour) {
+    /// Makes the number that [`Self::number`] named a detour's.
+    fn occupy(
+        &mut self,
+        number: u32,
+        at: GuestVirtAddr,
+        placement: Placement,
+        detour: Detour,
+    ) -> &Occupant {
         if self.vacant.last() == Some(&number) {
             self.vacant.pop();
         }
@@ -186,19 +199,11 @@ impl Detours {
             self.spans.insert(start, (end, number));
         }
         self.of.entry(at).or_default().push(number);
-        self.occupants[index] = Some(Occupant {
+        self.occupants[index].insert(Occupant {
             at,
             target: placement.target,
             detour: Arc::new(detour),
-            users: 1,
-        });
-    }
-
-    fn release(&mut self, number: u32) {
-        let occupant = self.occupants.get_mut(number as usize);
-        if let Some(occupant) = occupant.and_then(Option::as_mut) {
-            occupant.users = occupant.users.saturating_sub(1);
-        }
+        })
     }
 
     pub(super) fn discard(&mut self, range: &Range<GuestVirtAddr>) {
@@ -206,8 +211,8 @@ impl Detours {
     }
 
     pub(super) fn idle(&self) -> usize {
-        let idle = |it: &&Occupant| it.users == 0;
-        self.occupants.iter().flatten().filter(idle).count()
+        let all = self.occupants.iter().flatten();
+        all.filter(|it| it.is_idle()).count()
     }
 
     /// The number of the detour that an address is in.
@@ -238,7 +243,7 @@ impl Detours {
     pub(super) fn free(&mut self, kept: impl Fn(u32) -> bool) -> usize {
         let mut freed = 0;
         for (number, place) in (0..).zip(&mut self.occupants) {
-            let idle = place.as_ref().is_some_and(|it| it.users == 0);
+            let idle = place.as_ref().is_some_and(Occupant::is_idle);
             if !idle || kept(number) {
                 continue;
             }
@@ -271,8 +276,7 @@ fn parts(placement: Placement, len: usize) -> impl Iterator<Item = (GuestVirtAdd
 
 impl Arena {
     /// The detour for the probe at `at`, whose jump has to have `pattern`: the one that it has or had,
-    /// else a new one, with what `build` makes for a number and an address. Each call has to be
-    /// matched by an [`Arena::release_detour`].
+    /// else a new one, with what `build` makes for a number and an address.
     ///
     /// Detours that the probe had are used again but for those with the `busy` numbers; a new one has a
     /// number below `numbers`.
@@ -312,22 +316,8 @@ impl Arena {
             written?;
             return Err(no_address(&self.detours));
         };
-        self.detours.occupy(number, at, placement, detour);
-        let occupant = self.detours.occupants.get(number as usize);
-        match occupant.and_then(Option::as_ref) {
-            Some(occupant) => Ok(Placed {
-                number,
-                target: placement.target,
-                jump,
-                detour: Arc::clone(&occupant.detour),
-            }),
-            None => Err(no_address(&self.detours)),
-        }
-    }
-
-    /// Ends one use of a detour. Its code stays, because a vCPU or a preempted task may be in it.
-    pub fn release_detour(&mut self, number: u32) {
-        self.detours.release(number);
+        let occupant = self.detours.occupy(number, at, placement, detour);
+        Ok(occupant.placed(number, jump))
     }
 
     /// What there is at an address, if it is in a detour that has been given out.

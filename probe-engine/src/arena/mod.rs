@@ -67,7 +67,7 @@ pub const CALLS: Range<GuestVirtAddr> =
 /// What the calls return to that detours follow: code for all of them. Breakpoints' calls return to an int3
 /// right behind it.
 pub const TRAMPOLINE: GuestVirtAddr =
-    GuestVirtAddr(slots::TRAMPOLINE.address.0 - crate::calls::layout::TRAMPOLINE_LEN);
+    GuestVirtAddr(slots::TRAMPOLINE.0 - crate::calls::layout::TRAMPOLINE_LEN);
 
 /// Where the first ring is. Each is there twice in a row, so that what goes past its end is at its
 /// beginning ([`crate::ring::layout::RING_LEN`]).
@@ -121,7 +121,7 @@ impl Arena {
         region: ArenaMemory,
     ) -> Result<Self, InstallError> {
         let tables = Tables::find(memory, image, symbols, region)?;
-        let trampoline = tables.to_phys(slots::TRAMPOLINE.address);
+        let trampoline = tables.to_phys(slots::TRAMPOLINE);
         let trampoline = trampoline.ok_or(InstallError::BadRegion { region })?;
         memory.write(trampoline, &[INT3; SLOT_LEN])?;
         tables.install(memory)?;
@@ -147,11 +147,10 @@ impl Arena {
     }
 
     /// The slot for the instruction at `at`: the one that it has or had, else a new one, with the
-    /// code that `build` makes for the slot's address. Each call has to be matched by a
-    /// [`Arena::release`].
+    /// code that `build` makes for the slot's address.
     ///
     /// A slot that the instruction had is found again if it holds what `build` makes, so the same
-    /// instruction may be probed and released any number of times without using anything up, and
+    /// instruction may be probed any number of times without using anything up, and
     /// whoever is still executing in a slot always finds the code that he came for.
     ///
     /// # Errors
@@ -165,26 +164,21 @@ impl Arena {
         if let Some(slot) = self.slots.again(at, &build)? {
             return Ok(slot);
         }
-        let slot = self.slots.vacant().ok_or_else(|| SlotError::Full {
+        let number = self.slots.vacant().ok_or_else(|| SlotError::Full {
             slots: SLOTS,
             idle: self.slots.idle(),
         })?;
-        let code = build(slot.address).map_err(SlotError::Build)?;
+        let address = slots::address(number);
+        let code = build(address).map_err(SlotError::Build)?;
         let bytes = slots::padded(&code).ok_or(SlotError::TooLong { len: code.len() })?;
-        let place = self.tables.to_phys(slot.address).ok_or(SlotError::NoRoom)?;
+        let place = self.tables.to_phys(address).ok_or(SlotError::NoRoom)?;
         memory.write(place, &bytes)?;
-        self.slots.occupy(slot, at, code);
-        Ok(slot)
+        Ok(self.slots.occupy(number, at, code))
     }
 
     /// How many slots have never been given out, or were reclaimed.
     pub fn vacant(&self) -> usize {
         self.slots.vacancies()
-    }
-
-    /// Ends one use of a slot. Its code stays, because a vCPU or a preempted task may be in it.
-    pub fn release(&mut self, slot: Slot) {
-        self.slots.release(slot);
     }
 
     /// Forgets which instructions in `range` had slots and detours: the text there has gone, and another
@@ -246,7 +240,7 @@ impl Arena {
         self.detours.has(number)
     }
 
-    /// How many detours have no user.
+    /// How many detours nobody uses.
     pub fn idle_detours(&self) -> usize {
         self.detours.idle()
     }
@@ -285,6 +279,6 @@ impl Arena {
 
     /// An address with an int3 that is nothing else, for functions to return to. Always the same.
     pub fn trampoline(&self) -> GuestVirtAddr {
-        slots::TRAMPOLINE.address
+        slots::TRAMPOLINE
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use guest_state::GuestVirtAddr;
 use guest_state::x86_64::INT3;
@@ -18,33 +19,31 @@ pub const SLOT_LEN: usize = 32;
 /// How many slots there can be: 8 MiB of them, four for each function of a distribution's kernel.
 pub(super) const SLOTS: usize = 1 << 18;
 
-/// A slot that has been given out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A slot that has been given out. It is in use as long as there is a clone of this; its code stays
+/// longer, because a vCPU or a preempted task may be in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// Where it begins.
     pub address: GuestVirtAddr,
+    in_use: Arc<()>,
 }
 
 /// The topmost slots, which are never given out: [`TRAMPOLINE`], and below it the detours' trampoline.
 pub(super) const RESERVED: usize = layout::TRAMPOLINES as usize / SLOT_LEN;
 /// The topmost slot.
-pub(super) const TRAMPOLINE: Slot = Slot::number(0);
+pub(super) const TRAMPOLINE: GuestVirtAddr = address(0);
 
-impl Slot {
-    /// Counted from the top of the hole downwards.
-    const fn number(number: usize) -> Self {
-        let from_top = (number as u64 + 1) * SLOT_LEN as u64;
-        Self {
-            address: GuestVirtAddr(HOLE.end.0 - from_top),
-        }
-    }
+/// Where the slot of a number begins. They are counted from the top of the hole downwards.
+pub(super) const fn address(number: usize) -> GuestVirtAddr {
+    let from_top = (number as u64 + 1) * SLOT_LEN as u64;
+    GuestVirtAddr(HOLE.end.0 - from_top)
 }
 
 /// An address inside a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inside {
-    /// The slot.
-    pub slot: Slot,
+    /// Where the slot begins.
+    pub slot: GuestVirtAddr,
     /// The instruction that it is for.
     pub at: GuestVirtAddr,
     /// How many bytes the address is from the slot's start.
@@ -70,8 +69,14 @@ pub(super) fn padded(code: &[u8]) -> Option<[u8; SLOT_LEN]> {
 struct Occupant {
     at: GuestVirtAddr,
     code: Vec<u8>,
-    /// How often it is given out. An idle slot has none.
-    users: usize,
+    /// Shared with all who use it.
+    in_use: Arc<()>,
+}
+
+impl Occupant {
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.in_use) == 1
+    }
 }
 
 /// All slots.
@@ -98,29 +103,29 @@ impl Default for Slots {
 impl Slots {
     /// The slot that an instruction has or had, for one more use.
     pub(super) fn again<E>(
-        &mut self,
+        &self,
         at: GuestVirtAddr,
         build: impl Fn(GuestVirtAddr) -> Result<Vec<u8>, E>,
     ) -> Result<Option<Slot>, SlotError<E>> {
         for number in self.of.get(&at).map_or(&[][..], Vec::as_slice) {
-            let slot = Slot::number(*number);
-            let occupant = self.occupants.get_mut(*number).and_then(Option::as_mut);
+            let occupant = self.occupants.get(*number).and_then(Option::as_ref);
             let Some(occupant) = occupant else {
                 continue;
             };
-            if occupant.code == build(slot.address).map_err(SlotError::Build)? {
-                occupant.users += 1;
-                return Ok(Some(slot));
+            let address = address(*number);
+            if occupant.code == build(address).map_err(SlotError::Build)? {
+                let in_use = Arc::clone(&occupant.in_use);
+                return Ok(Some(Slot { address, in_use }));
             }
         }
         Ok(None)
     }
 
-    /// A slot that holds nothing. It stays so until it is occupied.
-    pub(super) fn vacant(&self) -> Option<Slot> {
+    /// The number of a slot that holds nothing. It stays so until it is occupied.
+    pub(super) fn vacant(&self) -> Option<usize> {
         let next = self.occupants.len();
         let fresh = (next < SLOTS).then_some(next);
-        self.free.last().copied().or(fresh).map(Slot::number)
+        self.free.last().copied().or(fresh)
     }
 
     /// How many slots hold nothing.
@@ -128,27 +133,24 @@ impl Slots {
         self.free.len() + SLOTS - self.occupants.len()
     }
 
-    /// Makes the slot that [`Self::vacant`] named an instruction's, with one user.
-    pub(super) fn occupy(&mut self, slot: Slot, at: GuestVirtAddr, code: Vec<u8>) {
-        let Some(number) = number_at(slot.address) else {
-            return;
-        };
+    /// Makes the slot that [`Self::vacant`] named an instruction's.
+    pub(super) fn occupy(&mut self, number: usize, at: GuestVirtAddr, code: Vec<u8>) -> Slot {
         if self.free.last() == Some(&number) {
             self.free.pop();
         }
         if self.occupants.len() <= number {
             self.occupants.resize_with(number + 1, || None);
         }
-        self.occupants[number] = Some(Occupant { at, code, users: 1 });
+        let in_use = Arc::default();
+        self.occupants[number] = Some(Occupant {
+            at,
+            code,
+            in_use: Arc::clone(&in_use),
+        });
         self.of.entry(at).or_default().push(number);
-    }
-
-    pub(super) fn release(&mut self, slot: Slot) {
-        let occupant = number_at(slot.address)
-            .and_then(|number| self.occupants.get_mut(number))
-            .and_then(Option::as_mut);
-        if let Some(occupant) = occupant {
-            occupant.users = occupant.users.saturating_sub(1);
+        Slot {
+            address: address(number),
+            in_use,
         }
     }
 
@@ -157,15 +159,15 @@ impl Slots {
     }
 
     pub(super) fn idle(&self) -> usize {
-        let idle = |it: &&Occupant| it.users == 0;
-        self.occupants.iter().flatten().filter(idle).count()
+        let all = self.occupants.iter().flatten();
+        all.filter(|it| it.is_idle()).count()
     }
 
     /// Empties the idle slots that aren't `kept`, and says how many.
     pub(super) fn free(&mut self, kept: impl Fn(usize) -> bool) -> usize {
         let before = self.free.len();
         for (number, place) in self.occupants.iter_mut().enumerate() {
-            let idle = place.as_ref().is_some_and(|it| it.users == 0);
+            let idle = place.as_ref().is_some_and(Occupant::is_idle);
             if idle && !kept(number) {
                 *place = None;
                 self.free.push(number);
@@ -182,11 +184,11 @@ impl Slots {
     pub(super) fn at(&self, rip: GuestVirtAddr) -> Option<Inside> {
         let number = number_at(rip)?;
         let occupant = self.occupants.get(number)?.as_ref()?;
-        let slot = Slot::number(number);
+        let slot = address(number);
         Some(Inside {
             slot,
             at: occupant.at,
-            offset: (rip.0 - slot.address.0) as usize,
+            offset: (rip.0 - slot.0) as usize,
         })
     }
 }

@@ -147,13 +147,6 @@ impl Engine {
         }
     }
 
-    /// The copy of the instruction at `at` has one user less.
-    pub(super) fn release_copy(&self, copy: &Relocated) {
-        if let ArenaState::Installed(arena) = &mut *self.arena.lock() {
-            arena.release(copy.slot);
-        }
-    }
-
     /// The text of the instruction at `at` is no more.
     pub(super) fn discard_copy(&self, at: GuestVirtAddr) {
         if let ArenaState::Installed(arena) = &mut *self.arena.lock() {

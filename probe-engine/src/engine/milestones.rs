@@ -49,7 +49,8 @@ impl Engine {
         let mut table = Table::clone(&before);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
         self.wait_for(guest, &mut table, &registry, &wanted)?;
-        self.switch_stopped(guest, &before, &table.changed())?;
+        let table = table.changed();
+        self.switch_stopped::<RegisterError>(guest, &before, &table)?;
         Ok(true)
     }
 
@@ -109,10 +110,7 @@ impl Engine {
 
     pub(super) fn wait_at(&self, table: &mut Table, located: Located, milestone: Milestone) {
         let mut site = match table.site(located.site.virt) {
-            Some(site) => {
-                self.release_site(&located.site);
-                Site::clone(site)
-            }
+            Some(site) => Site::clone(site),
             None => located.site,
         };
         site.milestone = Some(milestone);
@@ -220,7 +218,6 @@ impl Engine {
             self.publish(&after);
         }
         self.forget_unseen();
-        self.release_copies(before, &after);
     }
 
     /// A module's text is complete: places the probes that wait for it.
@@ -252,7 +249,7 @@ impl Engine {
             match self.locate(memory, &body, &probe.place, probe.kind) {
                 Ok(located) => {
                     probe.put(located.spot);
-                    self.add_site(&mut table, located.site, probe);
+                    table.add(located.site, Arc::clone(probe));
                 }
                 Err(error) => probe.set_reason(&error.to_string()),
             }

@@ -172,7 +172,6 @@ impl Engine {
         }
         let before = self.table();
         let mut table = Table::clone(&before);
-        let mut unused = Vec::new();
         let mut placed = 0;
         let kprobes = self.kprobes_for_jumps(guest);
         let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
@@ -200,7 +199,6 @@ impl Engine {
                     table.judge_same(&site, Verdict::Not(Arc::new(why)));
                 }
                 self.unsettled.store(true, Ordering::Relaxed);
-                unused.push(jump.number);
                 continue;
             }
             let text = before.text(memory, site.virt, jump.len());
@@ -210,19 +208,11 @@ impl Engine {
                 placed += site.enabled().count();
             } else {
                 self.unsettled.store(true, Ordering::Relaxed);
-                unused.push(jump.number);
             }
         }
         let table = table.settled();
-        let result = self.switch_stopped(guest, &before, &table);
-        match result {
-            Ok(()) => self.release_copies(&before, &table),
-            Err(_) => self.release_copies(&table, &before),
-        }
-        unused
-            .into_iter()
-            .for_each(|number| self.release_detour(number));
-        result?;
+        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
+        self.debug_for_no_more(guest);
         Ok(placed)
     }
 
@@ -242,8 +232,8 @@ impl Engine {
         let mut table = Table::clone(&before);
         table.jumpless = !on;
         let table = table.changed();
-        self.switch_stopped(guest, &before, &table)?;
-        self.release_copies(&before, &table);
+        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
+        self.debug_for_no_more(guest);
         Ok(())
     }
 
@@ -267,9 +257,9 @@ impl Engine {
             for (probe, was) in probes.iter().zip(were) {
                 probe.let_optimize(was);
             }
-            return Err(error.into());
+            return Err(error);
         }
-        self.release_copies(&before, &table);
+        self.debug_for_no_more(guest);
         Ok(self.infos(&probes))
     }
 
@@ -380,13 +370,6 @@ impl Engine {
         match &*self.arena.lock() {
             ArenaState::None(_) => 0,
             ArenaState::Installed(arena) => arena.idle_detours(),
-        }
-    }
-
-    /// A jump has left the text; its detour stays as long as somebody may be in it.
-    pub(super) fn release_detour(&self, number: u32) {
-        if let ArenaState::Installed(arena) = &mut *self.arena.lock() {
-            arena.release_detour(number);
         }
     }
 }

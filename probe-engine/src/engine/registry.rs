@@ -7,11 +7,9 @@ use guest_state::{Access, DebuggingError, GuestVirtAddr, StoppedGuest, Watchpoin
 
 use super::Engine;
 use super::body::KernelBody;
-use super::jump::Jump;
 use super::loaded::LoadedModules;
 use super::placement::Located;
 use super::record::{Presence, Probe, Spot};
-use super::site::Site;
 use super::table::Table;
 use crate::error::{ChangeError, RegisterError};
 use crate::probe::ProbeId;
@@ -116,14 +114,12 @@ impl Engine {
                 Ok(table.watch(probes)?)
             });
         let table = table.changed();
-        let result = result.and_then(|()| Ok(self.switch_stopped(guest, &before, &table)?));
-        if let Err(error) = result {
-            self.release_copies(&table, &before);
-            return Err(error);
-        }
+        let result = result.and_then(|()| self.switch_stopped(guest, &before, &table));
+        result?;
         for probe in &added {
             registry.add(probe);
         }
+        self.debug_for_no_more(guest);
         Ok(self.infos(&added))
     }
 
@@ -141,16 +137,7 @@ impl Engine {
         for (id, spec) in (registry.last_id + 1..).zip(specs) {
             let max_active = self.max_active(spec)?;
             let target = self.target(registry, guest, spec, known, &mut modules)?;
-            let name = match new_name(spec, &target, registry, &mut names) {
-                Ok(name) => name,
-                Err(error) => {
-                    if let Target::Instruction(located) = &target {
-                        let sites = located.exits.iter().chain([&located.site]);
-                        sites.for_each(|site| self.release_site(site));
-                    }
-                    return Err(error);
-                }
-            };
+            let name = new_name(spec, &target, registry, &mut names)?;
             let (presence, spot) = match &target {
                 Target::Instruction(located) => (Presence::Placed, located.spot.clone()),
                 Target::Data(spot) => (Presence::Placed, spot.clone()),
@@ -164,9 +151,9 @@ impl Engine {
                 (presence, spot),
             ));
             if let Target::Instruction(located) = target {
-                self.add_site(table, located.site, &probe);
+                table.add(located.site, Arc::clone(&probe));
                 for site in located.exits {
-                    self.add_site(table, site, &probe);
+                    table.add(site, Arc::clone(&probe));
                 }
             }
             added.push(probe);
@@ -221,8 +208,7 @@ impl Engine {
                 };
                 let mut located = self.locate(memory, &kernel, place, kind)?;
                 if at_exits {
-                    let found = self.ways_out(memory, &kernel, place, &located);
-                    let (out, exits) = found.inspect_err(|_| self.release_site(&located.site))?;
+                    let (out, exits) = self.ways_out(memory, &kernel, place, &located)?;
                     (located.spot.out, located.exits) = (Some(out), exits);
                 }
                 located
@@ -345,7 +331,7 @@ impl Engine {
         self.end_calls(guest);
         self.settle(guest.memory());
         let unfinished = self.unfinished(guest, &removed);
-        self.switch_stopped(guest, &before, &table)?;
+        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
         for (probe, times) in removed.iter().zip(unfinished) {
             probe.miss_often(times);
             probe.remove();
@@ -363,7 +349,7 @@ impl Engine {
         // Where memory can't be read, calls end as they would have.
         let _result = self.forget_followed(guest.memory(), &ended);
         self.tidy_calls(guest);
-        self.release_copies(&before, &table);
+        self.debug_for_no_more(guest);
         for probe in &removed {
             registry.remove(probe.id);
         }
@@ -395,7 +381,7 @@ impl Engine {
             .map_err(ChangeError::from_watch);
         let table = table.changed();
         let result = result.and_then(|()| self.may_arm(guest, &before, &table));
-        let result = result.and_then(|()| Ok(self.switch_stopped(guest, &before, &table)?));
+        let result = result.and_then(|()| self.switch_stopped(guest, &before, &table));
         if let Err(error) = result {
             for (probe, was) in probes.iter().zip(were) {
                 probe.enable(was);
@@ -404,7 +390,7 @@ impl Engine {
         }
         self.end_calls(guest);
         self.forget_unseen();
-        self.release_copies(&before, &table);
+        self.debug_for_no_more(guest);
         Ok(self.infos(&probes))
     }
 
@@ -422,48 +408,16 @@ impl Engine {
         table.rearm();
         let table = table.changed();
         self.may_arm(guest, &before, &table)?;
-        self.switch_stopped(guest, &before, &table)?;
+        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
         self.end_calls(guest);
         self.forget_unseen();
-        self.release_copies(&before, &table);
+        self.debug_for_no_more(guest);
         Ok(())
     }
 
     /// Whether [`Self::arm_all`] has taken all breakpoints out.
     pub fn is_disarmed(&self) -> bool {
         self.table().disarmed
-    }
-
-    /// Puts a probe on an instruction; one that has a site keeps that.
-    pub(super) fn add_site(&self, table: &mut Table, site: Site, probe: &Arc<Probe>) {
-        if table.site(site.virt).is_some() {
-            self.release_site(&site);
-        }
-        table.add(site, Arc::clone(probe));
-    }
-
-    /// Gives the copies of instructions and the detours back that only `old` has a use for.
-    pub(super) fn release_copies(&self, old: &Table, new: &Table) {
-        let held = self.table();
-        for jump in old.sites().filter_map(|site| site.jump()) {
-            let still = new.site(jump.region.start).and_then(|site| site.jump());
-            let held = held.held(jump.region.start).and_then(|site| site.jump());
-            let same = |other: &Arc<Jump>| Arc::ptr_eq(other, jump);
-            if !still.is_some_and(same) && !held.is_some_and(same) {
-                self.release_detour(jump.number);
-            }
-        }
-        let is_lost = |site: &&Arc<Site>| new.site(site.virt).is_none();
-        old.sites()
-            .filter(is_lost)
-            .for_each(|site| self.release_site(site));
-    }
-
-    /// Gives the copy of a site's instruction back, if it has one.
-    pub(super) fn release_site(&self, site: &Site) {
-        if let Some(copy) = site.copy() {
-            self.release_copy(copy);
-        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) enum Way {
 /// A copy of an instruction in the arena: the instruction, one byte that is a
 /// `nop` or, when somebody wants to know that the instruction is done, an int3;
 /// and the jump back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Relocated {
     pub(super) slot: Slot,
     /// The byte after the instruction.

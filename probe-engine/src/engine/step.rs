@@ -32,7 +32,7 @@ const USUAL: [u8; 4] = [
 ];
 
 /// Where the instruction is stepped.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum StepIn {
     Copy(Relocated),
     /// At its own address, with all other vCPUs stopped and the int3 lifted.
@@ -63,7 +63,8 @@ impl Engine {
             Way::Emulate { .. } | Way::Boost { .. } => USUAL,
         };
         let handlers = handlers(memory, vcpu, raises);
-        let end = match at {
+        let alone = matches!(at, StepIn::Place);
+        let end = match &at {
             StepIn::Copy(copy) => {
                 vcpu.registers_mut().rip = copy.slot.address.0;
                 copy.end
@@ -82,7 +83,7 @@ impl Engine {
             rip,
         });
         Action::Step(Step {
-            alone: matches!(at, StepIn::Place),
+            alone,
             // Thousands of rounds, perhaps.
             run_to: site.repeats().then_some(end),
             handlers,
@@ -137,7 +138,7 @@ impl Engine {
     fn plant_again(&self, step: &Stepping, memory: &dyn GuestMemory) {
         let table = self.table();
         let armed = table.site(step.site.virt).filter(|site| site.armed);
-        if let (StepIn::Place, Some(site)) = (step.at, armed) {
+        if let (StepIn::Place, Some(site)) = (&step.at, armed) {
             // Failing means that the text is no memory any more: nothing can trap there.
             let _planted = site.plant(memory);
         }
@@ -147,7 +148,7 @@ impl Engine {
         let site = &step.site;
         let rip = vcpu.registers().rip;
         let again = site.repeats() && rip == step.rip;
-        if let StepIn::Copy(copy) = step.at {
+        if let StepIn::Copy(copy) = &step.at {
             if again {
                 vcpu.registers_mut().rip = site.virt.0;
             } else if rip == copy.end.0 {

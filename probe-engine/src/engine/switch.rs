@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guest_state::{GuestMemory, MemoryError, StoppedGuest};
+use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
 use super::Engine;
 use super::site::Site;
@@ -10,19 +10,37 @@ use super::table::Table;
 use guest_kernel::kprobes::GuestKprobes;
 
 impl Engine {
-    /// As [`Self::switch`], while no vCPU runs: what jumps have left behind until now is told of the probes
-    /// that `before` has there.
+    /// As [`Self::switch`], while no vCPU runs, in two phases. First the monitor is asked for all that
+    /// `before` and `after` need of it, which is right for either. Then the text changes; what jumps have
+    /// left behind until then is told of the probes that `before` has there. The change ends with
+    /// [`Self::debug_for_no_more`].
     ///
     /// # Errors
-    /// See there.
-    pub(super) fn switch_stopped(
+    /// What the monitor refuses, or text that is no memory; then everything is as before.
+    pub(super) fn switch_stopped<E>(
         &self,
         guest: &dyn StoppedGuest,
         before: &Arc<Table>,
         after: &Arc<Table>,
-    ) -> Result<(), MemoryError> {
+    ) -> Result<(), E>
+    where
+        E: From<DebuggingError> + From<MemoryError>,
+    {
+        guest.set_debugging(&Debugging {
+            breakpoints: self.wants_breakpoints() || after.has_int3(),
+            watchpoints: after.watchpoints(),
+        })?;
         self.settle(guest.memory());
-        self.switch(guest.memory(), before, after)
+        let switched = self.switch(guest.memory(), before, after);
+        switched.inspect_err(|_| self.debug_for_no_more(guest))?;
+        Ok(())
+    }
+
+    /// Has the vCPUs debugged for nothing that isn't needed any more: int3s of the guest's own cost exits
+    /// while ours are watched for.
+    pub(super) fn debug_for_no_more(&self, guest: &dyn StoppedGuest) {
+        // Where it is refused the vCPUs are debugged for more, and the engine gives that back.
+        let _more_is_right_too = guest.set_debugging(&self.debugging());
     }
 
     /// Makes the guest's text what `after` says instead of `before`, the table of now. With the guest
@@ -133,9 +151,6 @@ impl Engine {
         let table = table.holding(held);
         self.publish(&table);
         for site in &back {
-            if let Some(jump) = site.jump() {
-                self.release_detour(jump.number);
-            }
             if let Some(site) = table.site(site.virt).filter(|site| site.armed) {
                 site.plant(memory)?;
             }

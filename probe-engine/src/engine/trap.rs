@@ -294,7 +294,7 @@ impl Engine {
                     let noticed = self.table().watched.is_empty();
                     let place = match copy {
                         Some(copy) if noticed && vcpu.registers().rip == site.virt.0 => {
-                            StepIn::Copy(*copy)
+                            StepIn::Copy(copy.clone())
                         }
                         _ => StepIn::Place,
                     };

@@ -45,16 +45,20 @@ impl Table {
         self.watched = watched;
         Ok(())
     }
+
+    /// The data that the debug registers watch.
+    pub(super) fn watchpoints(&self) -> Vec<Watchpoint> {
+        let watched = self.watched.iter().filter(|_| !self.disarmed);
+        watched.map(|(point, _)| *point).collect()
+    }
 }
 
 impl Engine {
-    /// What the vCPUs have to be debugged for; ask after each change of the probes.
+    /// What the vCPUs have to be debugged for by the probes of now. Each change asks the monitor for it.
     pub fn debugging(&self) -> Debugging {
-        let table = self.table();
-        let watched = table.watched.iter().filter(|_| !table.disarmed);
         Debugging {
             breakpoints: self.wants_breakpoints(),
-            watchpoints: watched.map(|(point, _)| *point).collect(),
+            watchpoints: self.table().watchpoints(),
         }
     }
 

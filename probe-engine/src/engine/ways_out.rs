@@ -82,12 +82,9 @@ impl Engine {
                     .ok_or_else(|| format!("nobody would see where the jump at {} leads", exit.at))
             });
             match located {
-                Ok(located) if exit.at == entry.site.virt => self.release_site(&located.site),
+                Ok(_) if exit.at == entry.site.virt => {}
                 Ok(located) => sites.push(located.site),
-                Err(why) => {
-                    sites.iter().for_each(|site| self.release_site(site));
-                    return Err(refused(why));
-                }
+                Err(why) => return Err(refused(why)),
             }
         }
         Ok((Arc::new(out), sites))

@@ -84,7 +84,6 @@ impl Machine {
             }
             let probes = self.engine.register(stopped, specs);
             let probes = probes.map_err(|error| status::register(&error))?;
-            self.debug_for_probes(stopped)?;
             if !probes.is_empty() {
                 self.optimizer.probes_changed();
             }

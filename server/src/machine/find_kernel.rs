@@ -55,8 +55,6 @@ impl Machine {
         if !started {
             let armed = self.engine.arm_milestones(stopped);
             armed.map_err(|error| status::register(&error))?;
-            // Whatever becomes of the request that this is for.
-            self.debug_for_probes(stopped)?;
         }
         Ok(())
     }

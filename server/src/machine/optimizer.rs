@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use probe_engine::engine::Prepared;
-use probe_engine::error::ChangeError;
 use tokio::sync::watch;
 use tonic::{Code, Status};
 use vmm::Stopped;
@@ -77,33 +76,22 @@ impl Machine {
     pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
-        let before = self.engine.list();
         let optimize = |stopped: &Stopped<'_>| {
             let probes = self.engine.optimize(stopped, &ids, on);
             probes.map_err(|error| status::change(&error))
         };
-        let undo = |stopped: &Stopped<'_>, _: &Vec<_>| {
-            let others = before
-                .iter()
-                .filter(|probe| probe.options.optimize != on && ids.contains(&probe.id));
-            let others: Vec<_> = others.map(|probe| probe.id).collect();
-            self.engine.optimize(stopped, &others, !on).map(drop)
-        };
-        let changed = self.change(optimize, undo)?;
+        let changed = self.change(optimize)?;
         Ok(changed.map(convert::probes))
     }
 
     /// Lets probes become jumps, or makes breakpoints of all. Blocks.
     pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
-        let was_on = self.engine.is_optimizing();
         let set = |stopped: &Stopped<'_>| {
             let set = self.engine.set_optimizing(stopped, on);
             set.map_err(|error| status::change(&error))
         };
-        self.change(set, |stopped, ()| {
-            self.engine.set_optimizing(stopped, was_on)
-        })
+        self.change(set)
     }
 
     /// Waits until it is settled of the chosen probes, of all if none is chosen, whether they are jumps.
@@ -207,10 +195,7 @@ impl Machine {
             let committed = self.engine.commit_jumps(stopped, prepared);
             committed.map_err(|error| status::change(&error))
         };
-        let undo = |stopped: &Stopped<'_>, _: &usize| -> Result<(), ChangeError> {
-            self.engine.set_optimizing(stopped, false)
-        };
-        self.change_quietly(commit, undo)
+        self.change_quietly(commit)
     }
 }
 

@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest_state::StoppedGuest;
-use probe_engine::error::ChangeError;
 use probe_engine::probe::ProbeId;
-use probe_engine::probe::{ProbeInfo, ProbeState};
 use tonic::{Code, Status};
 use vmm::Stopped;
 use vmprobe_proto::v1;
@@ -76,11 +73,7 @@ impl Machine {
             let probes = self.engine.register(stopped, &specs);
             probes.map_err(|error| status::register(&error))
         };
-        let undo = |stopped: &Stopped<'_>, probes: &Vec<ProbeInfo>| {
-            let ids: Vec<ProbeId> = probes.iter().map(|probe| probe.id).collect();
-            self.engine.unregister(stopped, &ids).map(drop)
-        };
-        let changed = retried(|| self.change(register, undo))?;
+        let changed = retried(|| self.change(register))?;
         Ok(changed.map(convert::probes))
     }
 
@@ -107,8 +100,7 @@ impl Machine {
             let probes = self.engine.unregister(stopped, &ids);
             probes.map_err(|error| status::change(&error))
         };
-        // Fewer probes need nothing that KVM hasn't given already.
-        let changed = self.change(unregister, |_, _| Ok(()))?;
+        let changed = self.change(unregister)?;
         Ok(changed.map(convert::probes))
     }
 
@@ -116,35 +108,22 @@ impl Machine {
     pub fn enable(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
-        let was_disabled: BTreeSet<ProbeId> = self
-            .engine
-            .list()
-            .into_iter()
-            .filter(|probe| probe.state == ProbeState::Disabled)
-            .map(|probe| probe.id)
-            .collect();
         let enable = |stopped: &Stopped<'_>| {
             let probes = self.engine.enable(stopped, &ids, on);
             probes.map_err(|error| status::change(&error))
         };
-        let undo = |stopped: &Stopped<'_>, _: &Vec<ProbeInfo>| {
-            let other_way = |id: &ProbeId| was_disabled.contains(id) == on;
-            let ids: Vec<ProbeId> = ids.iter().copied().filter(other_way).collect();
-            self.engine.enable(stopped, &ids, !on).map(drop)
-        };
-        let changed = retried(|| self.change(enable, undo))?;
+        let changed = retried(|| self.change(enable))?;
         Ok(changed.map(convert::probes))
     }
 
     /// Arms all probes that are enabled, or disarms all. Blocks.
     pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
-        let was_on = !self.engine.is_disarmed();
         let arm = |stopped: &Stopped<'_>| {
             let armed = self.engine.arm_all(stopped, on);
             armed.map_err(|error| status::change(&error))
         };
-        retried(|| self.change(arm, |stopped, ()| self.engine.arm_all(stopped, was_on)))
+        retried(|| self.change(arm))
     }
 
     /// The probes and their counts. Blocks.
@@ -192,45 +171,25 @@ impl Machine {
         }
     }
 
-    /// Has KVM report what the probes need to see, and no more: the guest's own int3s cost exits
-    /// while ours are watched for.
-    pub(super) fn debug_for_probes(&self, stopped: &Stopped<'_>) -> Result<(), Status> {
-        let debugging = self.engine.debugging();
-        let set = stopped.set_debugging(&debugging);
-        set.map_err(|error| status::debugging(&error))
-    }
-
     /// As [`Self::change_quietly`], for a client: probes may have begun to wait, or ceased to.
     pub(super) fn change<T>(
         &self,
         change: impl FnOnce(&Stopped<'_>) -> Result<T, Status>,
-        undo: impl FnOnce(&Stopped<'_>, &T) -> Result<(), ChangeError>,
     ) -> Result<Changed<T>, Status> {
-        let changed = self.change_quietly(change, undo)?;
+        let changed = self.change_quietly(change)?;
         self.rings.probes_changed();
         self.optimizer.probes_changed();
         Ok(changed)
     }
 
-    /// Makes a change while all vCPUs stand still, and has KVM report what the probes then need to
-    /// see. If KVM refuses that, the change is undone.
+    /// Makes a change while all vCPUs stand still.
     pub(super) fn change_quietly<T>(
         &self,
         change: impl FnOnce(&Stopped<'_>) -> Result<T, Status>,
-        undo: impl FnOnce(&Stopped<'_>, &T) -> Result<(), ChangeError>,
     ) -> Result<Changed<T>, Status> {
         self.look();
         self.stopped(|stopped| {
             let result = change(stopped)?;
-            if let Err(refused) = self.debug_for_probes(stopped) {
-                if let Err(error) = undo(stopped, &result) {
-                    tracing::error!(vm = self.name, "can't undo a change of probes: {error}");
-                }
-                if let Err(error) = self.debug_for_probes(stopped) {
-                    tracing::error!(vm = self.name, "can't undo a change of probes: {error}");
-                }
-                return Err(refused);
-            }
             Ok(Changed {
                 result,
                 stopped: stopped.since().elapsed(),

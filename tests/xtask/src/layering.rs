@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 7] = [
+    let forbidden: [(&str, &[&str]); 8] = [
         (
             "guest-state",
             &[
@@ -101,8 +101,11 @@ fn no_layer_is_built_with_what_it_must_not_know() {
                 "vm-memory",
                 "tokio",
                 "libc",
-                "rustix",
             ],
+        ),
+        (
+            "guest-kernel",
+            &["vmm", "probe-engine", "vmprobe-proto", "tokio", "libc"],
         ),
         (
             "probe-engine",
@@ -112,7 +115,6 @@ fn no_layer_is_built_with_what_it_must_not_know() {
                 "kvm-bindings",
                 "tokio",
                 "tonic",
-                "libc",
                 "rustix",
             ],
         ),
@@ -178,9 +180,9 @@ fn sources(metadata: &Metadata, name: &str) -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn the_engine_and_its_view_of_the_guest_forbid_unsafe_code() {
+fn the_engine_and_what_it_is_made_of_forbid_unsafe_code() {
     let metadata = metadata();
-    for name in ["guest-state", "probe-engine"] {
+    for name in ["guest-state", "guest-kernel", "probe-engine"] {
         let sources = sources(&metadata, name);
         let (_, root) = sources
             .iter()
@@ -195,6 +197,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor() {
     let metadata = metadata();
     for name in [
         "guest-state",
+        "guest-kernel",
         "probe-engine",
         "vmprobe-proto",
         "vmprobe-spec",
@@ -210,11 +213,32 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor() {
 }
 
 #[test]
-fn the_probe_language_depends_on_the_protocol_only() {
+fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
     let metadata = metadata();
-    let mut found = built_directly_with(&metadata, "vmprobe-spec");
-    found.remove("thiserror");
-    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["vmprobe-proto"]);
+    let expected: [(&str, &[&str]); 4] = [
+        ("guest-state", &["thiserror"]),
+        (
+            "guest-kernel",
+            &["guest-state", "iced-x86", "object", "strsim", "thiserror"],
+        ),
+        (
+            "probe-engine",
+            &[
+                "arc-swap",
+                "guest-kernel",
+                "guest-state",
+                "iced-x86",
+                "parking_lot",
+                "rustc-hash",
+                "thiserror",
+            ],
+        ),
+        ("vmprobe-spec", &["thiserror", "vmprobe-proto"]),
+    ];
+    for (name, expected) in expected {
+        let found = built_directly_with(&metadata, name);
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), expected, "{name}");
+    }
 }
 
 /// Names of the packages in one's own list of dependencies; tests aside.

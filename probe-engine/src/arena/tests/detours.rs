@@ -97,11 +97,12 @@ fn the_same_detour_is_found_again_and_another_is_another() {
         Ok(&first),
         "while it is in use"
     );
-    arena.release_detour(first.number);
-    arena.release_detour(first.number);
+    let (number, target) = (first.number, first.target);
+    drop(first);
     let other = place(&guest, &mut arena, IMAGE, &[2]).unwrap();
-    assert_ne!(other.number, first.number);
-    assert_eq!(place(&guest, &mut arena, IMAGE, &[1]).as_ref(), Ok(&first));
+    assert_ne!(other.number, number);
+    let first = place(&guest, &mut arena, IMAGE, &[1]).unwrap();
+    assert_eq!((first.number, first.target), (number, target));
     arena.discard(&(GuestVirtAddr(IMAGE)..GuestVirtAddr(IMAGE + 1)));
     let anew = place(&guest, &mut arena, IMAGE, &[1]).unwrap();
     assert_ne!(anew.number, first.number);
@@ -138,26 +139,22 @@ fn an_address_tells_its_detour() {
 #[test]
 fn only_detours_that_nobody_can_be_in_are_reclaimed() {
     let (guest, mut arena) = guest_with_detours();
-    let placed: Vec<_> = (0..4)
+    let mut in_use: Vec<_> = (0..4)
         .map(|i| place(&guest, &mut arena, IMAGE + i, &[1; 20]).unwrap())
         .collect();
-    for placed in &placed[1..] {
-        arena.release_detour(placed.number);
-    }
+    let placed: Vec<_> = in_use.iter().map(|it| (it.number, it.target)).collect();
+    in_use.truncate(1);
     // One is on a stack, one in a vCPU, one in use.
-    guest.put(0x7000, placed[1].target.0 + 5);
+    guest.put(0x7000, placed[1].1.0 + 5);
     let ram = [range(0, 0x8000)];
-    let rips = [placed[2].target.0];
+    let rips = [placed[2].1.0];
     assert_eq!(arena.reclaim(&guest.memory, &ram, &rips, &[]), Ok(1));
-    assert_eq!(arena.detour_at(placed[3].target), None);
-    for placed in &placed[..3] {
-        assert!(arena.detour_at(placed.target).is_some());
+    assert_eq!(arena.detour_at(placed[3].1), None);
+    for (_, target) in &placed[..3] {
+        assert!(arena.detour_at(*target).is_some());
     }
     let next = place(&guest, &mut arena, IMAGE + 9, &[1; 20]).unwrap();
-    assert_eq!(
-        (next.number, next.target),
-        (placed[3].number, placed[3].target)
-    );
+    assert_eq!((next.number, next.target), placed[3]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn a_slot_holds_its_code_and_is_found_by_its_addresses() {
     assert!(code[8..].iter().all(|byte| *byte == 0xcc));
     for offset in [0, 3, 31] {
         let inside = Inside {
-            slot: boost,
+            slot: boost.address,
             at: GuestVirtAddr(IMAGE),
             offset,
         };
@@ -49,7 +49,7 @@ fn code_is_built_for_the_address_where_it_will_be() {
         arena.slot(&guest.memory, at, build).unwrap()
     };
     let (one, two) = (get(IMAGE), get(IMAGE + 1));
-    for slot in [one, two] {
+    for slot in [&one, &two] {
         assert_eq!(guest.code(slot.address, 8), slot.address.0.to_le_bytes());
     }
     assert_eq!(get(IMAGE), one);
@@ -67,10 +67,11 @@ fn the_same_instruction_finds_its_slot_again() {
     let guest = Guest::new();
     let mut arena = guest.arena();
     let first = slot(&guest, &mut arena, IMAGE, &[0x90]);
+    let address = first.address;
     assert_eq!(slot(&guest, &mut arena, IMAGE, &[0x90]), first);
-    arena.release(first);
-    arena.release(first);
-    assert_eq!(slot(&guest, &mut arena, IMAGE, &[0x90]), first);
+    drop(first);
+    let first = slot(&guest, &mut arena, IMAGE, &[0x90]);
+    assert_eq!(first.address, address);
     // Other bytes or another place is another slot, and both remain.
     let others = [
         slot(&guest, &mut arena, IMAGE, &[0x91]),
@@ -92,26 +93,27 @@ fn text_that_went_away_gives_its_slots_to_nobody() {
     let new = slot(&guest, &mut arena, IMAGE, &[0x90]);
     assert_ne!(new, old);
     assert_eq!(slot(&guest, &mut arena, IMAGE + 0x10, &[0x90]), kept);
-    // In use until released, then reclaimed like any other.
+    // In use as long as somebody has it, then reclaimed like any other.
     assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(0));
-    arena.release(old);
+    let address = old.address;
+    drop(old);
     assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(1));
-    assert_eq!(arena.slot_at(old.address), None);
-    assert_eq!(slot(&guest, &mut arena, IMAGE + 0x20, &[0x91]), old);
-    assert_eq!(guest.code(old.address, 1), [0x91]);
+    assert_eq!(arena.slot_at(address), None);
+    let next = slot(&guest, &mut arena, IMAGE + 0x20, &[0x91]);
+    assert_eq!(next.address, address);
+    assert_eq!(guest.code(address, 1), [0x91]);
 }
 
 #[test]
 fn only_slots_that_nobody_can_be_in_are_reclaimed() {
     let guest = Guest::new();
     let mut arena = guest.arena();
-    let all: Vec<_> = (0..8)
+    let mut in_use: Vec<_> = (0..8)
         .map(|i| slot(&guest, &mut arena, IMAGE + i, &[0x90]))
         .collect();
-    for slot in &all[1..] {
-        arena.release(*slot);
-    }
-    let address = |i: usize, offset| all[i].address.0 + offset;
+    let all: Vec<_> = in_use.iter().map(|slot| slot.address).collect();
+    in_use.truncate(1);
+    let address = |i: usize, offset| all[i].0 + offset;
     // 0 is in use, in 1 there is a vCPU, 2 to 4 are in memory; 5 is, but not aligned, 6 is where
     // nobody looks, 7 nowhere.
     guest.put(0x8008, address(2, 0));
@@ -123,12 +125,13 @@ fn only_slots_that_nobody_can_be_in_are_reclaimed() {
     let rips = [0, u64::MAX, IMAGE, address(1, 3)];
     assert_eq!(arena.reclaim(&guest.memory, &ram, &rips, &[]), Ok(3));
     for (i, slot) in all.iter().enumerate() {
-        assert_eq!(arena.slot_at(slot.address).is_some(), i < 5, "{i}");
+        assert_eq!(arena.slot_at(*slot).is_some(), i < 5, "{i}");
     }
     // They are found again, and used for others.
-    assert_eq!(slot(&guest, &mut arena, IMAGE + 3, &[0x90]), all[3]);
+    let found = slot(&guest, &mut arena, IMAGE + 3, &[0x90]);
+    assert_eq!(found.address, all[3]);
     let next = slot(&guest, &mut arena, IMAGE + 99, &[0x90]);
-    assert!(all[5..].contains(&next));
+    assert!(all[5..].contains(&next.address));
     assert_eq!(slot(&guest, &mut arena, IMAGE + 99, &[0x90]), next);
 }
 
@@ -136,27 +139,24 @@ fn only_slots_that_nobody_can_be_in_are_reclaimed() {
 fn memory_that_cannot_be_read_frees_nothing() {
     let guest = Guest::new();
     let mut arena = guest.arena();
-    let one = slot(&guest, &mut arena, IMAGE, &[0x90]);
-    arena.release(one);
+    let one = slot(&guest, &mut arena, IMAGE, &[0x90]).address;
     let beyond = [range(MEMORY as u64 - 0x1000, 0x2000)];
     assert!(arena.reclaim(&guest.memory, &beyond, &[], &[]).is_err());
-    assert!(arena.slot_at(one.address).is_some());
+    assert!(arena.slot_at(one).is_some());
 }
 
 #[test]
 fn a_full_slot_area_says_so_and_goes_on_after_reclaiming() {
     let guest = Guest::new();
     let mut arena = guest.arena();
-    let all = fill(&guest, &mut arena);
+    let mut all = fill(&guest, &mut arena);
     assert_eq!(all.last().unwrap().address, SLOT_AREA.start);
-    for slot in &all[..10] {
-        arena.release(*slot);
-    }
+    let given_back: Vec<_> = all.drain(..10).map(|slot| slot.address).collect();
     let full = try_slot(&guest, &mut arena, 1, &[0x90]).unwrap_err();
     assert!(matches!(full, SlotError::Full { idle: 10, .. }), "{full}");
     assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(10));
     let again = slot(&guest, &mut arena, 1, &[0x90]);
-    assert!(all[..10].contains(&again));
+    assert!(given_back.contains(&again.address));
 }
 
 #[test]

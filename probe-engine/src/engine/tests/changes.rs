@@ -1,11 +1,15 @@
 //! Several probes at an address, switching them, and batches.
 
+use std::sync::atomic::Ordering;
+
+use guest_kernel::blacklist::Reason;
 use guest_state::Action;
+use guest_state::testing::TestGuest;
 
 use super::fixture::{ALONE, Fixture, TEXT, blacklist, spec, vcpu_at};
+use crate::error::{ChangeError, RegisterError};
 use crate::event::Detail;
-use crate::probe::{ProbeId, ProbeState};
-use guest_kernel::blacklist::Reason;
+use crate::probe::{ProbeId, ProbeInfo, ProbeState};
 
 #[test]
 fn a_disabled_probe_is_not_hit_and_the_other_at_its_address_is() {
@@ -157,4 +161,62 @@ fn a_lone_step_of_one_vcpu_leaves_the_other_vcpus_step_alone() {
         f.engine.after_step(&*f.memory, vcpu, Done);
     }
     assert_eq!((f.byte(0x2c0), f.byte(0x48)), (0xcc, 0xcc));
+}
+
+/// The guest with a monitor that can't have the vCPUs debugged for anything else than now.
+fn refusing(f: &Fixture) -> TestGuest<'_> {
+    let guest = f.guest();
+    *guest.debugging.lock().unwrap() = f.engine.debugging();
+    guest.refuses_debugging.store(true, Ordering::Relaxed);
+    guest
+}
+
+#[test]
+fn a_change_that_the_vcpus_cannot_be_debugged_for_changes_nothing() {
+    let f = Fixture::new();
+    let refused = f.engine.register(&refusing(&f), &[spec("plain")]);
+    assert!(matches!(refused, Err(RegisterError::Debugging(_))));
+    assert_eq!((f.engine.list().len(), f.byte(9)), (0, 0x55));
+
+    let id = f.probe("plain").id;
+    f.enable(id, false);
+    let refused = f.engine.enable(&refusing(&f), &[id], true);
+    assert!(matches!(refused, Err(ChangeError::Debugging(_))));
+    let now = (f.info(id).state, f.byte(9));
+    assert_eq!(now, (ProbeState::Disabled, 0x55));
+
+    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.enable(id, true);
+    let refused = f.engine.arm_all(&refusing(&f), true);
+    assert!(matches!(refused, Err(ChangeError::Debugging(_))));
+    assert_eq!((f.engine.is_disarmed(), f.byte(9)), (true, 0x55));
+
+    f.engine.arm_all(&f.guest(), true).unwrap();
+    assert_eq!(f.byte(9), 0xcc);
+}
+
+#[test]
+fn the_vcpus_are_debugged_for_what_the_probes_need_and_no_more() {
+    let f = Fixture::new();
+    let guest = f.guest();
+    let check = |breakpoints| {
+        let now = guest.debugging.lock().unwrap().clone();
+        assert_eq!(now, f.engine.debugging());
+        assert_eq!(now.breakpoints, breakpoints);
+    };
+    let ids = |probes: Vec<ProbeInfo>| probes.iter().map(|probe| probe.id).collect::<Vec<_>>();
+    let one = ids(f.engine.register(&guest, &[spec("plain")]).unwrap());
+    check(true);
+    f.engine.register(&guest, &[spec("no_such")]).unwrap_err();
+    check(true);
+    f.engine.enable(&guest, &one, false).unwrap();
+    check(false);
+    f.engine.enable(&guest, &one, true).unwrap();
+    check(true);
+    f.engine.arm_all(&guest, false).unwrap();
+    check(false);
+    f.engine.arm_all(&guest, true).unwrap();
+    check(true);
+    f.engine.unregister(&guest, &one).unwrap();
+    check(false);
 }

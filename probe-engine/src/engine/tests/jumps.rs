@@ -2,6 +2,7 @@
 
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
+use super::super::copies::ArenaState;
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
 use crate::event::Detail;
 use crate::probe::ProbeId;
@@ -327,6 +328,38 @@ fn held() -> (Fixture, ProbeInfo, Vec<u8>) {
     let ours = f.bytes_at(PHYS + FRAMED, 5);
     f.set_bytes(FRAMED, &[0xcc]);
     (f, probe, ours)
+}
+
+#[test]
+fn the_detour_of_a_jump_that_is_none_any_more_is_idle_whatever_ended_it() {
+    let f = jumps();
+    let idle = || match &*f.engine.arena.lock() {
+        ArenaState::None(why) => panic!("{why}"),
+        ArenaState::Installed(arena) => arena.idle_detours(),
+    };
+    let mut counts = spec("one=framed");
+    counts.options.capture = Capture::Count;
+    f.engine.register(&f.guest(), &[counts]).unwrap();
+    assert_eq!(f.optimize(), 1);
+    // With a probe that wants records the jump is another one.
+    let second = f.probe("two=framed");
+    assert_eq!(idle(), 1, "registering");
+    f.optimize();
+    f.enable(second.id, false);
+    f.optimize();
+    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    let all = f
+        .engine
+        .list()
+        .iter()
+        .map(|probe| probe.id)
+        .collect::<Vec<_>>();
+    f.unregister(&all);
+    let there = match &*f.engine.arena.lock() {
+        ArenaState::None(why) => panic!("{why}"),
+        ArenaState::Installed(arena) => arena.detours().0,
+    };
+    assert_eq!(idle(), there);
 }
 
 #[test]
