@@ -1,10 +1,10 @@
 //! Why probes are refused.
 
+use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
 use crate::probe::ProbeId;
-use guest_kernel::symbols::LookupError;
 
 /// Why a batch of probes was not registered; none of it was.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -4,13 +4,13 @@
 //! (`level3_kernel_pgt`) and `arch/x86/include/asm/pgtable_types.h` (`_KERNPG_TABLE`,
 //! `__PAGE_KERNEL`, `__PAGE_KERNEL_ROX`).
 
+use guest_kernel::ImageMap;
+use guest_kernel::symbols::Symbols;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
 use super::HOLE;
 use super::data;
 use super::error::InstallError;
-use guest_kernel::ImageMap;
-use guest_kernel::symbols::Symbols;
 
 const PAGE: u64 = 4096;
 /// What one entry of a page directory maps.

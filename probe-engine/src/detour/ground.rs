@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use guest_kernel::blacklist::{Blacklist, Patched};
 use guest_state::GuestVirtAddr;
 
 use super::Refusal;
-use guest_kernel::blacklist::{Blacklist, Patched};
 
 /// The kernel's functions that run, also after it has started, where they are mapped to physical
 /// addresses or while GS base isn't that of the CPU's variables: when a CPU comes up

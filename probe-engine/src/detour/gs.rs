@@ -10,11 +10,11 @@
 
 use std::collections::HashSet;
 
+use guest_kernel::symbols::Symbols;
 use guest_state::GuestVirtAddr;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::ground::EARLY;
-use guest_kernel::symbols::Symbols;
 
 /// The functions in `text`, which lies at `start`, that can't find their vCPU's block, by their addresses:
 /// those that change GS base or begin without it, and those that they call then.

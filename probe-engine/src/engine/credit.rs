@@ -21,8 +21,7 @@ use super::table::Table;
 use crate::calls::Tally;
 use crate::detour::{Follow, Full};
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::ProbeId;
-use crate::probe::{Capture, ProbeKind, RegisterSet};
+use crate::probe::{Capture, ProbeId, ProbeKind, RegisterSet};
 use crate::ring::{Header, Record, Rings, Unfinished};
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of

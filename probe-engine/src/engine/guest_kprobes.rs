@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use guest_kernel::kprobes::{GuestKprobe, GuestKprobes};
 use guest_state::x86_64::INT3;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
@@ -17,7 +18,6 @@ use super::jump::{Verdict, WhyNot};
 use super::site::Site;
 use super::table::Table;
 use crate::error::{ChangeError, RegisterError};
-use guest_kernel::kprobes::{GuestKprobe, GuestKprobes};
 
 /// So often may the guest be found changing its kprobes before jumps stop waiting for it.
 const PATIENCE: u32 = 200;

@@ -12,8 +12,7 @@ use super::site::Site;
 use crate::arena::Placed;
 use crate::condition::Comparison;
 use crate::detour::{Detour, Follow, JUMP_LEN, Region};
-use crate::probe::ProbeId;
-use crate::probe::{Capture, Optimization, ProbeKind};
+use crate::probe::{Capture, Optimization, ProbeId, ProbeKind};
 
 /// The kinds of reasons that come of detours of removed probes that are still there.
 pub(super) const NO_ADDRESS: &str = "no address";

@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 
+use guest_kernel::blacklist::Blacklist;
+use guest_kernel::kprobes::GuestKprobes;
+use guest_kernel::modules::{Module, ModuleError, ModuleReader};
 use guest_state::x86_64::paging;
 use guest_state::x86_64::paging::{FaultCause, PageTables};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
@@ -12,9 +15,6 @@ use super::placement::ModuleName;
 use super::table::Table;
 use crate::error::RegisterError;
 use crate::probe::Place;
-use guest_kernel::blacklist::Blacklist;
-use guest_kernel::kprobes::GuestKprobes;
-use guest_kernel::modules::{Module, ModuleError, ModuleReader};
 
 /// A module and the page tables that map it.
 #[derive(Debug)]

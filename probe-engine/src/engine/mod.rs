@@ -58,6 +58,10 @@ use arc_swap::Guard;
 use copies::ArenaState;
 use departed::Departed;
 use exits::Exits;
+use guest_kernel::ImageMap;
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::Blacklist;
+use guest_kernel::symbols::Symbols;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use optimizer::Optimizer;
@@ -70,12 +74,7 @@ use step::Stepping;
 use table::Table;
 
 use crate::event::EventSink;
-use crate::probe::ProbeId;
-use crate::probe::ProbeInfo;
-use guest_kernel::ImageMap;
-use guest_kernel::Kernel;
-use guest_kernel::blacklist::Blacklist;
-use guest_kernel::symbols::Symbols;
+use crate::probe::{ProbeId, ProbeInfo};
 
 pub use merge::Merger;
 pub use optimizer::Prepared;

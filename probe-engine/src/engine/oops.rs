@@ -11,6 +11,8 @@
 
 use std::sync::Arc;
 
+use guest_kernel::blacklist::Reason;
+use guest_kernel::kprobes::GuestKprobes;
 use guest_state::x86_64::paging::{read_virt, write_virt};
 use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 
@@ -22,8 +24,6 @@ use super::site::{Milestone, Site};
 use super::table::Table;
 use crate::insn::decode;
 use crate::probe::{Place, ProbeKind};
-use guest_kernel::blacklist::Reason;
-use guest_kernel::kprobes::GuestKprobes;
 
 /// Functions through which the kernel ends a task for an exception: the second argument is the registers.
 /// Source: `arch/x86/kernel/dumpstack.c`.

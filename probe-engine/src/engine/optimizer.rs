@@ -23,8 +23,7 @@ use crate::arena::DetourError;
 use crate::calls::layout;
 use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, Refusal, live};
 use crate::error::ChangeError;
-use crate::probe::ProbeId;
-use crate::probe::{Place, ProbeInfo};
+use crate::probe::{Place, ProbeId, ProbeInfo};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;

@@ -9,8 +9,9 @@ use parking_lot::{Mutex, MutexGuard};
 use super::jump::optimization;
 use super::site::Site;
 use super::ways_out::WaysOut;
-use crate::probe::ProbeId;
-use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy};
+use crate::probe::{
+    Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+};
 
 /// Where a probe is at the moment.
 #[derive(Debug, Clone)]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Access, DebuggingError, GuestVirtAddr, StoppedGuest, Watchpoint};
 
 use super::Engine;
@@ -12,9 +13,7 @@ use super::placement::Located;
 use super::record::{Presence, Probe, Spot};
 use super::table::Table;
 use crate::error::{ChangeError, RegisterError};
-use crate::probe::ProbeId;
-use crate::probe::{Place, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
-use guest_kernel::kprobes::GuestKprobes;
+use crate::probe::{Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
 /// The longest name of a probe, in characters.
 const MAX_NAME: usize = 128;

@@ -21,8 +21,7 @@ use super::site::Site;
 use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::calls::Task;
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::ProbeId;
-use crate::probe::ProbeKind;
+use crate::probe::{ProbeId, ProbeKind};
 
 /// Bytes of a return address.
 pub(super) const WORD: u64 = 8;

@@ -17,8 +17,7 @@ use crate::arena::{Code, RINGS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
 use crate::detour::Environment;
 use crate::percpu::PerCpu;
-use crate::probe::ProbeId;
-use crate::probe::ProbeKind;
+use crate::probe::{ProbeId, ProbeKind};
 use crate::ring::{self, layout};
 
 /// After so many drains in a row that find nothing, with no jump left, breakpoints' events need not wait

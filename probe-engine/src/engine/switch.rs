@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
 use super::Engine;
 use super::site::Site;
 use super::table::Table;
-use guest_kernel::kprobes::GuestKprobes;
 
 impl Engine {
     /// As [`Self::switch`], while no vCPU runs, in two phases. First the monitor is asked for all that

@@ -8,8 +8,7 @@ use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Tsc};
 use super::Engine;
 use super::record::Probe;
 use crate::calls::Task;
-use crate::probe::ProbeId;
-use crate::probe::ProbeKind;
+use crate::probe::{ProbeId, ProbeKind};
 
 /// A call under way whose return address leads to us.
 ///

@@ -55,7 +55,7 @@ impl Table {
 
 impl Engine {
     /// What the vCPUs have to be debugged for by the probes of now. Each change asks the monitor for it.
-    pub fn debugging(&self) -> Debugging {
+    pub(super) fn debugging(&self) -> Debugging {
         Debugging {
             breakpoints: self.wants_breakpoints(),
             watchpoints: self.table().watchpoints(),

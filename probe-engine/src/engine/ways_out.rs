@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use guest_kernel::blacklist::{Patched, Reason};
 use guest_state::x86_64::INT3;
 use guest_state::{GuestMemory, GuestVirtAddr};
 use iced_x86::{FlowControl, Instruction, Mnemonic};
@@ -14,7 +15,6 @@ use super::site::Site;
 use crate::error::RegisterError;
 use crate::insn;
 use crate::probe::{Place, ProbeKind, Strategy};
-use guest_kernel::blacklist::{Patched, Reason};
 
 /// What compilers call the part of a function that is seldom executed, which they put elsewhere.
 const COLD: &str = ".cold";

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
 use guest_kernel::symbols::Symbols;
+use guest_kernel::symbols::synthetic::{TEXT, unstripped};
 use guest_state::testing::{TestGuest, TestMemory, TestVcpu};
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Segment, Trap, TrapHandler};
 use iced_x86::{Decoder, DecoderOptions};
@@ -14,7 +15,6 @@ use probe_engine::probe::ProbeId;
 use probe_engine::probe::{Options, Place, ProbeKind, ProbeSpec};
 
 use crate::input::Input;
-use guest_kernel::symbols::synthetic::{TEXT, unstripped};
 
 /// The text: two functions of this size, the first of which is probed.
 const SIZE: usize = 0x40;

@@ -2,10 +2,10 @@
 
 use guest_kernel::Kernel;
 use guest_kernel::symbols::Symbols;
+use guest_kernel::symbols::synthetic::{Definition, Layout, TEXT, elf, unstripped, vmlinux};
 use guest_state::GuestVirtAddr;
 
 use crate::input::Input;
-use guest_kernel::symbols::synthetic::{Definition, Layout, TEXT, elf, unstripped, vmlinux};
 
 /// Symbols of the image that is damaged.
 const SYMBOLS: u64 = 300;

@@ -3,6 +3,7 @@ mod slots;
 
 use std::convert::Infallible;
 
+use guest_kernel::symbols::synthetic;
 use guest_state::Segment;
 use guest_state::testing::TestMemory;
 use guest_state::x86_64::paging::{PageTables, PagingMode, Translation, WalkError, walk};
@@ -10,7 +11,6 @@ use guest_state::x86_64::paging::{PageTables, PagingMode, Translation, WalkError
 use super::slots::RESERVED;
 use super::*;
 use crate::ring::layout::RING_LEN;
-use guest_kernel::symbols::synthetic;
 
 const IMAGE: u64 = synthetic::TEXT;
 const IMAGE_PHYS: u64 = 0x1_0000;

@@ -7,8 +7,7 @@ use crate::arena::SLOT_AREA;
 use crate::engine::copies::ArenaState;
 use crate::event::Detail;
 use crate::insn::decode;
-use crate::probe::ProbeId;
-use crate::probe::Strategy;
+use crate::probe::{ProbeId, Strategy};
 
 const NOP: u8 = 0x90;
 const INT3: u8 = 0xcc;

@@ -1,12 +1,12 @@
 //! Return probes beside the guest's own tools, which take return addresses too, and calls of tasks that end.
 
+use guest_kernel::Kernel;
 use guest_state::Action;
 use guest_state::testing::TestVcpu;
 
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::returns::{CALLER, PLAIN, TRACED, follow, leave, returned, trampoline};
 use crate::probe::{ProbeInfo, ProbeKind};
-use guest_kernel::Kernel;
 
 /// GS base, and where from there the current task's address is.
 const GS: u64 = 0xc000;

@@ -1,14 +1,13 @@
 //! Return probes at the function's own returns.
 
+use guest_kernel::blacklist::Reason;
 use guest_state::testing::TestVcpu;
 use guest_state::{Action, Tsc, VcpuId};
 
 use super::fixture::{Fixture, STACK, TEXT, blacklist, spec, vcpu_at};
 use super::returns::{CALLER, returned};
 use crate::event::Detail;
-use crate::probe::ProbeId;
-use crate::probe::{Optimization, ProbeInfo, ProbeKind, ProbeState};
-use guest_kernel::blacklist::Reason;
+use crate::probe::{Optimization, ProbeId, ProbeInfo, ProbeKind, ProbeState};
 
 /// Offset of `wide`, behind which there is no other function up to the end of the text.
 const WIDE: u64 = 0x380;

@@ -2,6 +2,12 @@
 
 use std::sync::Arc;
 
+use guest_kernel::ImageMap;
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::{Blacklist, Entry, Reason};
+use guest_kernel::kprobes;
+use guest_kernel::symbols::Symbols;
+use guest_kernel::symbols::synthetic;
 use guest_state::testing::{TestGuest, TestMemory, TestVcpu};
 use guest_state::{
     Access, Action, ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, PhysRange, Segment,
@@ -13,14 +19,7 @@ use crate::engine::Engine;
 use crate::engine::copies::ArenaState;
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::ProbeId;
-use crate::probe::{Options, Place, ProbeInfo, ProbeKind, ProbeSpec};
-use guest_kernel::ImageMap;
-use guest_kernel::Kernel;
-use guest_kernel::blacklist::{Blacklist, Entry, Reason};
-use guest_kernel::kprobes;
-use guest_kernel::symbols::Symbols;
-use guest_kernel::symbols::synthetic;
+use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec};
 
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.

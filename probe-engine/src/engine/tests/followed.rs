@@ -9,8 +9,7 @@ use crate::arena::{CALLS, RINGS, TRAMPOLINE};
 use crate::calls::layout as table;
 use crate::detour;
 use crate::event::Detail;
-use crate::probe::ProbeId;
-use crate::probe::{Capture, Optimization, ProbeInfo, ProbeKind, ProbeSpec};
+use crate::probe::{Capture, Optimization, ProbeId, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::ring::layout;
 
 const CALLER: u64 = 0xffff_ffff_8100_0700;

@@ -1,11 +1,10 @@
 //! The guest's own kprobes beside ours.
 
+use guest_kernel::kprobes::synthetic::{DISABLED, Kprobe, hold, reader};
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::fixture::{Fixture, KPROBES, PHYS, TEXT, vcpu_at};
-use crate::probe::ProbeId;
-use crate::probe::{Optimization, ProbeState};
-use guest_kernel::kprobes::synthetic::{DISABLED, Kprobe, hold, reader};
+use crate::probe::{Optimization, ProbeId, ProbeState};
 
 /// `push %rbp; mov %rsp,%rbp; push %rbx; sub $8,%rsp; pop %rbx; ret`
 const FRAMED: u64 = 0x340;

@@ -1,14 +1,13 @@
 //! Probes that become jumps, and breakpoints again.
 
+use guest_kernel::Kernel;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::super::copies::ArenaState;
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
 use crate::event::Detail;
-use crate::probe::ProbeId;
-use crate::probe::{Capture, Optimization, Options, ProbeInfo};
+use crate::probe::{Capture, Optimization, Options, ProbeId, ProbeInfo};
 use crate::ring::layout;
-use guest_kernel::Kernel;
 
 /// Offset of `framed`, and its first bytes: `push %rbp; mov %rsp,%rbp; push %rbx`.
 const FRAMED: u64 = 0x340;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use guest_kernel::modules::ModuleReader;
+use guest_kernel::modules::synthetic::{CODE, Guest, MODULE, Version, btf};
 use guest_state::Action;
 
 use super::fixture::{Fixture, TEXT, image, vcpu_at};
 use crate::probe::{ProbeState, Strategy};
-use guest_kernel::modules::ModuleReader;
-use guest_kernel::modules::synthetic::{CODE, Guest, MODULE, Version, btf};
 
 const DO_INIT: u64 = 0x300;
 const FREE_INIT: u64 = 0x310;

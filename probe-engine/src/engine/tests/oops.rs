@@ -1,12 +1,11 @@
 //! What the guest tells of exceptions of instructions in the arena.
 
+use guest_kernel::blacklist::Reason;
 use guest_state::testing::TestVcpu;
 use guest_state::{Action, ControlRegisters, GuestVirtAddr};
 
 use super::fixture::{Fixture, Function, PHYS, STACK, TEXT, blacklist, spec, vcpu_at};
-use crate::probe::Optimization;
-use crate::probe::ProbeId;
-use guest_kernel::blacklist::Reason;
+use crate::probe::{Optimization, ProbeId};
 
 const INT3: u8 = 0xcc;
 const TRIED: u64 = 0x400;

@@ -1,8 +1,8 @@
+use guest_kernel::blacklist::Reason;
 use guest_state::{GuestMemory, GuestPhysAddr};
 
 use super::fixture::{Fixture, PHYS, TEXT, blacklist};
 use crate::probe::{ProbeId, ProbeState};
-use guest_kernel::blacklist::Reason;
 
 #[test]
 fn a_function_is_probed_after_its_entry() {

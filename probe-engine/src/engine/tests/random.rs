@@ -9,8 +9,7 @@ use proptest::prelude::*;
 use super::ended;
 use super::fixture::{Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
 use crate::arena::SLOT_AREA;
-use crate::probe::ProbeId;
-use crate::probe::{ProbeInfo, ProbeKind};
+use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
 
 const CALLER: u64 = TEXT + 0x700;
 

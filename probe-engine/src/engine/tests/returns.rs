@@ -5,8 +5,7 @@ use guest_state::{Action, Tsc, VcpuId};
 
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use crate::event::Detail;
-use crate::probe::ProbeId;
-use crate::probe::{ProbeInfo, ProbeKind};
+use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
 
 /// Offsets of `plain`'s and `traced`'s first instructions.
 pub(super) const PLAIN: u64 = 9;

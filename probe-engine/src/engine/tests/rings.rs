@@ -7,8 +7,7 @@ use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
 use super::jumps::{block, jump, jumps, put_record};
 use crate::arena::RINGS;
 use crate::condition::{Comparison, Operand, Relation};
-use crate::probe::ProbeId;
-use crate::probe::{Optimization, ProbeInfo};
+use crate::probe::{Optimization, ProbeId, ProbeInfo};
 use crate::ring::layout::{self, RING_LEN};
 
 /// Offset of `framed`.

@@ -8,8 +8,7 @@ use super::jumps::{block, jump, jumps, put_record};
 use crate::arena::RINGS;
 use crate::calls::layout as table;
 use crate::condition::{Comparison, Operand, Relation};
-use crate::probe::ProbeId;
-use crate::probe::{Capture, Options, ProbeInfo, ProbeKind};
+use crate::probe::{Capture, Options, ProbeId, ProbeInfo, ProbeKind};
 use crate::ring::layout;
 
 /// Offset of `framed`.

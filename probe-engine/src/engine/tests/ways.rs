@@ -1,10 +1,10 @@
 //! Which way past an instruction is chosen, and why.
 
+use guest_kernel::blacklist::ExceptionTable;
 use guest_state::GuestVirtAddr;
 
 use super::fixture::{Fixture, TEXT};
 use crate::probe::Strategy::{self, Boost, Emulate, Step};
-use guest_kernel::blacklist::ExceptionTable;
 
 #[test]
 fn the_cheapest_right_way_is_chosen_and_comes_with_its_reason() {
