@@ -229,8 +229,8 @@ impl Walk<'_> {
     fn reach(&self, from: usize, to: usize) -> Result<Code, RegisterError> {
         let place = || self.place.to_string();
         let mut at = from;
-        // After a return or jump an int3 is padding (`CONFIG_SLS`); elsewhere it
-        // hides an instruction of unknown length.
+        // After a return or jump, or a call that leads over it, an int3 is padding (`CONFIG_SLS`); elsewhere
+        // it hides an instruction of unknown length.
         let mut reachable = true;
         loop {
             let address = self.start.wrapping_add(at as u64);
@@ -270,7 +270,9 @@ impl Walk<'_> {
                     at: address,
                 });
             }
-            reachable = !int3 && !insn::never_falls_through(&code.insn);
+            reachable = !int3
+                && !insn::never_falls_through(&code.insn)
+                && !insn::calls_over_a_byte(&code.insn);
             at += code.insn.len();
             if at > to {
                 return Err(RegisterError::InsideInstruction {

@@ -76,6 +76,12 @@ pub(crate) fn never_falls_through(insn: &Instruction) -> bool {
     )
 }
 
+/// Whether it is a call that leads over the one byte behind it. An int3 there is the kernel's own: only
+/// speculation comes to it (`arch/x86/include/asm/nospec-branch.h`, `arch/x86/kernel/ftrace_64.S`).
+pub(crate) fn calls_over_a_byte(insn: &Instruction) -> bool {
+    insn.is_call_near() && insn.near_branch64() == insn.next_ip().wrapping_add(1)
+}
+
 /// True for a string instruction under a repeat prefix: it is interruptible
 /// between two rounds, with RIP still at it.
 pub(crate) fn is_rep_string(insn: &Instruction) -> bool {

@@ -6,6 +6,7 @@ mod text;
 
 pub(crate) use code::{Code, Undecodable, decode};
 pub(crate) use forms::{
-    Prefixes, forbidden, is_endbr, is_rep_string, is_trap, never_falls_through, prefixes_len,
+    Prefixes, calls_over_a_byte, forbidden, is_endbr, is_rep_string, is_trap, never_falls_through,
+    prefixes_len,
 };
 pub(crate) use text::text;

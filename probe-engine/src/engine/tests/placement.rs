@@ -125,3 +125,17 @@ fn an_entry_whose_endbr64_the_kernel_has_replaced_is_still_skipped_whole() {
     assert_eq!(f.probe("plain").offset, 9);
     assert!(f.refusal("plain+0x4").to_string().contains("ftrace site"));
 }
+
+#[test]
+fn an_int3_that_a_call_leads_over_is_the_kernel_s_own_and_hides_nothing() {
+    let f = Fixture::new();
+    // call 1f; int3; 1: mov %rdi,(%rsp); ret (`return_to_handler`, arch/x86/kernel/ftrace_64.S)
+    f.set_bytes(0x10, b"\xe8\x01\0\0\0\xcc\x48\x89\x3c\x24\xc3");
+    assert_eq!(f.probe("plain+0x16").instruction, "mov %rdi,(%rsp)");
+    assert_eq!(f.probe("plain+0x1a").instruction, "ret");
+    // One behind a call that leads elsewhere may hide an instruction.
+    let f = Fixture::new();
+    f.set_bytes(0x10, b"\xe8\x02\0\0\0\xcc\x48\x89\x3c\x24\xc3");
+    let refusal = f.refusal("plain+0x1a").to_string();
+    assert!(refusal.contains("a breakpoint of its own"), "{refusal}");
+}
