@@ -14,6 +14,7 @@ mod random;
 mod runner;
 mod server;
 mod service;
+mod shard;
 mod tables;
 mod test;
 mod tiny;

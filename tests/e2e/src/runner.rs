@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::context::{Context, Place, any_seed};
 use crate::parts::Part;
+use crate::shard::Shard;
 use crate::test::{Failure, Needs, Outcome, Test};
 use crate::{ALL_NEEDS, say, tests};
 
@@ -38,6 +39,9 @@ pub struct Run {
     /// Only tests of this part.
     #[arg(long, value_enum, default_value = "all")]
     part: Part,
+    /// Only a share of these tests: `2/3` is the second of three machines that divide them.
+    #[arg(long, value_name = "NUMBER/OF", default_value_t = Shard::WHOLE)]
+    shard: Shard,
     /// Where this runs.
     #[arg(long = "where", value_enum, default_value = "host")]
     place: Place,
@@ -134,7 +138,8 @@ pub fn run(run: &Run) -> Result<bool, RunError> {
 impl Run {
     /// The tests to run.
     pub fn chosen(&self) -> impl Iterator<Item = &'static Test> {
-        tests().filter(|test| self.chooses(test))
+        let chosen = tests().filter(|test| self.chooses(test)).enumerate();
+        chosen.filter_map(|(index, test)| self.shard.has(index).then_some(test))
     }
 
     fn chooses(&self, test: &Test) -> bool {

@@ -1,16 +1,17 @@
-//! Running tests in the labs: which of them where, side by side, each lab on a core of its own.
+//! Running tests in the labs: which of them in which machine.
 
+use std::fmt;
 use std::io::{self, Write};
-use std::path::Path;
-use std::thread;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use lab::{BochsCpu, Emulator, Lab, LabRun};
 
 use crate::files::Files;
+use crate::jobs::Job;
 use crate::machine::Programs;
-use crate::record::{self, Claim, PLACES, Record, Run};
+use crate::record::{self, PLACES, Record};
 use crate::say;
 use crate::test::{self, TestError};
 
@@ -21,6 +22,8 @@ const LIMIT_ALL: Duration = Duration::from_secs(4 * 60 * 60);
 const MONITOR_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
 const MEMORY_MIB: u32 = 3072;
+/// Memory of this machine that a lab machine takes, with the emulator's own.
+pub const TAKES_MIB: u32 = MEMORY_MIB + 1024;
 /// CPUs of the machine whose tests are about what happens at the same time.
 const INTERLEAVED_CPUS: u8 = 2;
 /// Instructions that each of them runs in turn when they do it all once more, other than by default: other
@@ -73,13 +76,22 @@ pub enum Part {
 struct Machine {
     name: Name,
     part: Part,
+    shard: Shard,
     cpus: u8,
     /// Of the Intel lab.
     quantum: u8,
 }
 
+/// One of the machines that divide a part of the tests between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shard {
+    /// From 1 on.
+    number: u8,
+    of: u8,
+}
+
 /// What the machines run.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Work<'a> {
     /// The programs.
     pub programs: &'a Programs,
@@ -123,6 +135,32 @@ impl Part {
             Self::Interleaved => "interleaved",
         }
     }
+
+    /// How many machines divide it between them in a lab. Each takes some ten minutes, a boot of its own
+    /// included, so that they fill the CPUs of this machine evenly.
+    fn shards(self, name: Name) -> u8 {
+        match (self, name) {
+            (Self::All, Name::Amd) => 7,
+            (Self::All, Name::Intel) => 10,
+            (Self::Everyday, Name::Amd) => 3,
+            (Self::Everyday, Name::Intel) => 2,
+            (Self::Interleaved, _) => 1,
+        }
+    }
+}
+
+impl Shard {
+    const WHOLE: Self = Self { number: 1, of: 1 };
+
+    fn all(of: u8) -> impl Iterator<Item = Self> {
+        (1..=of).map(move |number| Self { number, of })
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
 }
 
 impl LabOptions {
@@ -134,109 +172,88 @@ impl LabOptions {
         }
     }
 
-    /// The machines of a lab, one after the other.
+    /// The machines of a lab, those that take longest first.
     fn machines(&self, name: Name, filtered: bool) -> Vec<Machine> {
-        let machine = |part, cpus| Machine {
+        let machine = |part, cpus, shard| Machine {
             name,
             part,
+            shard,
             cpus: self.lab_cpus.unwrap_or(cpus),
             quantum: self.quantum,
         };
-        let part = match self.all || filtered {
+        if filtered {
+            return vec![machine(Part::All, Lab::CPUS, Shard::WHOLE)];
+        }
+        let part = match self.all {
             true => Part::All,
             false => Part::Everyday,
         };
-        if filtered || name == Name::Amd {
-            return vec![machine(part, Lab::CPUS)];
-        }
-        let mut machines = vec![
-            machine(part, Lab::CPUS),
-            machine(Part::Interleaved, INTERLEAVED_CPUS),
-        ];
-        if self.all {
-            machines.push(Machine {
-                quantum: FINE_QUANTUM,
-                ..machine(Part::Interleaved, INTERLEAVED_CPUS)
-            });
+        let shards = Shard::all(part.shards(name));
+        let mut machines: Vec<_> = shards
+            .map(|shard| machine(part, Lab::CPUS, shard))
+            .collect();
+        if name == Name::Intel {
+            let interleaved = machine(Part::Interleaved, INTERLEAVED_CPUS, Shard::WHOLE);
+            machines.push(interleaved.clone());
+            if self.all {
+                machines.push(Machine {
+                    quantum: FINE_QUANTUM,
+                    ..interleaved
+                });
+            }
         }
         machines
     }
 }
 
-/// Runs the end-to-end tests, and without a filter the monitor's own tests, in all labs at once.
+/// The end-to-end tests in the labs, and without a filter the monitor's own tests there: one job for each
+/// machine, in the order to begin them in.
 ///
 /// # Errors
-/// If a program is missing. A lab that dies is told of in its run.
-pub fn run(work: &Work<'_>, options: &LabOptions) -> Result<Vec<Run>, TestError> {
+/// If a program is missing. A machine that dies is told of in its run.
+pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>, TestError> {
     let filtered = work.filter.is_some();
-    let monitor = match work.filter {
-        Some(_) => None,
-        None => Some(lab::static_test("vmm", "debug")?),
-    };
-    let mut labs = Vec::new();
+    let mut machines = Vec::new();
     for name in options.names(filtered) {
-        let mut machines = Vec::new();
-        for machine in options.machines(name, filtered) {
-            let claims = test::e2e_claims(work.programs, &machine.arguments(work.filter))?;
-            // A filter may leave nothing to do.
-            if !claims.is_empty() {
-                machines.push((machine, claims));
-            }
+        say(&format!(
+            "# {}: {}",
+            name.place(),
+            name.emulator(options, options.quantum).description()
+        ));
+        machines.extend(options.machines(name, filtered));
+    }
+    // Those with several CPUs take longest. Stable, so that each lab's begin in their order.
+    machines.sort_by_key(|machine| machine.part != Part::Interleaved);
+    let mut jobs: Vec<Job<'a>> = Vec::new();
+    for machine in machines {
+        let claims = test::e2e_claims(work.programs, &machine.arguments(work.filter))?;
+        // A filter may leave nothing to do.
+        if !claims.is_empty() {
+            jobs.push(Box::new(move || {
+                say(&format!("# {}", machine.description()));
+                test::run_at(machine.name.place(), claims, || {
+                    machine.tests(work, options)
+                })
+            }));
         }
-        labs.push((name, machines));
     }
-    let monitor = monitor.as_deref();
-    Ok(thread::scope(|scope| {
-        let threads: Vec<_> = labs
-            .into_iter()
-            .map(|(name, machines)| {
-                scope.spawn(move || in_lab(name, machines, monitor, work, options))
-            })
-            .collect();
-        let runs = threads.into_iter().map(|thread| {
-            // A panic here is one there.
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        runs.flatten().collect()
-    }))
-}
-
-/// All that one lab has to do.
-fn in_lab(
-    name: Name,
-    machines: Vec<(Machine, Vec<Claim>)>,
-    monitor: Option<&Path>,
-    work: &Work<'_>,
-    options: &LabOptions,
-) -> Vec<Run> {
-    let place = name.place();
-    say(&format!(
-        "# {place}: {}",
-        name.emulator(options, options.quantum).description()
-    ));
-    let mut runs = Vec::new();
-    for (machine, claims) in machines {
-        let (part, cpus) = (machine.part.name(), machine.cpus);
-        let turns = match name {
-            Name::Intel if cpus > 1 => format!(", {} instructions each in turn", machine.quantum),
-            _ => String::new(),
-        };
-        say(&format!("# {place}: {part} tests, CPUs: {cpus}{turns}"));
-        runs.push(test::run_at(place, claims, || machine.tests(work, options)));
+    if !filtered {
+        let program = lab::static_test("vmm", "debug")?;
+        for name in options.names(filtered) {
+            let program = program.clone();
+            jobs.push(Box::new(move || {
+                say(&format!("# {}: the monitor's tests", name.place()));
+                test::run_at(name.place(), vec![test::monitor_claim()], || {
+                    monitor_tests(name, program, options)
+                })
+            }));
+        }
     }
-    if let Some(program) = monitor {
-        say(&format!("# {place}: the monitor's tests"));
-        runs.push(test::run_at(place, vec![test::monitor_claim()], || {
-            monitor_tests(name, program, options)
-        }));
-    }
-    runs
+    Ok(jobs)
 }
 
 impl Machine {
-    fn tests(&self, work: &Work<'_>, options: &LabOptions) -> Result<Vec<Record>, TestError> {
+    fn tests(&self, work: Work<'_>, options: &LabOptions) -> Result<Vec<Record>, TestError> {
         let mut command = vec!["/bin/e2e".to_owned(), "run".to_owned()];
         command.extend(self.arguments(work.filter));
         command.extend(test::seed_arguments(work.seed));
@@ -248,12 +265,33 @@ impl Machine {
         lab.smp = self.cpus;
         lab.memory_mib = MEMORY_MIB;
         lab.time_limit = if options.all { LIMIT_ALL } else { LIMIT };
-        records(self.name, &lab, work.filter.is_some())
+        records(&self.label(), &lab, work.filter.is_some())
+    }
+
+    /// What it runs, for a human.
+    fn description(&self) -> String {
+        let turns = match self.name {
+            Name::Intel if self.cpus > 1 => {
+                format!(", {} instructions each in turn", self.quantum)
+            }
+            _ => String::new(),
+        };
+        let (label, part) = (self.label(), self.part.name());
+        format!("{label}: {part} tests, CPUs: {}{turns}", self.cpus)
+    }
+
+    /// What its lines begin with.
+    fn label(&self) -> String {
+        match self.shard {
+            Shard::WHOLE => self.name.place().to_owned(),
+            shard => format!("{} {shard}", self.name.place()),
+        }
     }
 
     fn arguments(&self, filter: Option<&str>) -> Vec<String> {
         let mut arguments = test::e2e_arguments(self.name.place(), test::ALL_NEEDS, filter);
         arguments.extend(["--part".to_owned(), self.part.name().to_owned()]);
+        arguments.extend(["--shard".to_owned(), self.shard.to_string()]);
         arguments
     }
 }
@@ -262,15 +300,15 @@ impl Machine {
 /// have none to test.
 fn monitor_tests(
     name: Name,
-    program: &Path,
+    program: PathBuf,
     options: &LabOptions,
 ) -> Result<Vec<Record>, TestError> {
     let mut lab = Lab::new(vec!["/bin/debug".to_owned()]);
     lab.emulator = name.emulator(options, options.quantum);
-    lab.files = vec![(program.to_owned(), "/bin/debug".into())];
+    lab.files = vec![(program, "/bin/debug".into())];
     lab.env = environment(&[("VMPROBE_PLACE", name.place())]);
     lab.time_limit = MONITOR_LIMIT;
-    records(name, &lab, false)
+    records(name.place(), &lab, false)
 }
 
 fn environment(more: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -279,9 +317,9 @@ fn environment(more: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Runs a machine to its end, with the lab's name before each of its lines.
-fn records(name: Name, lab: &Lab, may_be_empty: bool) -> Result<Vec<Record>, TestError> {
-    let mut lines = Lines::new(name.place());
+/// Runs a machine to its end, with a label before each of its lines.
+fn records(label: &str, lab: &Lab, may_be_empty: bool) -> Result<Vec<Record>, TestError> {
+    let mut lines = Lines::new(label);
     let run: LabRun = lab.run_to(&mut lines)?;
     lines.end();
     test::account(
@@ -292,16 +330,16 @@ fn records(name: Name, lab: &Lab, may_be_empty: bool) -> Result<Vec<Record>, Tes
     )
 }
 
-/// Shows whole lines, each behind a name, so that those of several labs stay apart.
-struct Lines {
-    name: &'static str,
+/// Shows whole lines, each behind a label, so that those of several machines stay apart.
+struct Lines<'a> {
+    label: &'a str,
     rest: Vec<u8>,
 }
 
-impl Lines {
-    fn new(name: &'static str) -> Self {
+impl<'a> Lines<'a> {
+    fn new(label: &'a str) -> Self {
         Self {
-            name,
+            label,
             rest: Vec::new(),
         }
     }
@@ -313,7 +351,7 @@ impl Lines {
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
             let text = String::from_utf8_lossy(&line[..end]);
-            lines.push(format!("{:<9} | {text}", self.name));
+            lines.push(labelled(self.label, &text));
         }
         lines
     }
@@ -327,7 +365,12 @@ impl Lines {
     }
 }
 
-impl Write for Lines {
+/// A line of a place or machine, among those of others.
+pub fn labelled(label: &str, line: &str) -> String {
+    format!("{label:<14} | {line}")
+}
+
+impl Write for Lines<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for line in self.take(bytes) {
             say(&line);
@@ -356,22 +399,32 @@ mod tests {
 
     #[test]
     fn the_intel_lab_runs_all_tests_only_when_told() {
-        let parts = |options: &LabOptions, filtered| -> Vec<_> {
+        let machines = |options: &LabOptions, filtered| -> Vec<_> {
             let machines = options.machines(Name::Intel, filtered).into_iter();
-            machines.map(|m| (m.part, m.cpus, m.quantum)).collect()
+            machines
+                .map(|m| (m.part, m.shard.to_string(), m.cpus, m.quantum))
+                .collect()
         };
-        let interleaved = (Part::Interleaved, 2, 16);
-        let everyday = parts(&options(false, None), false);
-        assert_eq!(everyday, [(Part::Everyday, 1, 16), interleaved]);
+        let machine = |part, shard: &str, cpus, quantum| (part, shard.to_owned(), cpus, quantum);
+        let everyday = machines(&options(false, None), false);
+        let expected = [
+            machine(Part::Everyday, "1/2", 1, 16),
+            machine(Part::Everyday, "2/2", 1, 16),
+            machine(Part::Interleaved, "1/1", 2, 16),
+        ];
+        assert_eq!(everyday, expected);
+        let all = machines(&options(true, None), false);
+        assert_eq!(all[0], machine(Part::All, "1/10", 1, 16));
+        assert_eq!(all[9], machine(Part::All, "10/10", 1, 16));
+        let interleaved = [
+            machine(Part::Interleaved, "1/1", 2, 16),
+            machine(Part::Interleaved, "1/1", 2, FINE_QUANTUM),
+        ];
+        assert_eq!(all[10..], interleaved);
         assert_eq!(
-            parts(&options(true, None), false),
-            [
-                (Part::All, 1, 16),
-                interleaved,
-                (Part::Interleaved, 2, FINE_QUANTUM)
-            ]
+            machines(&options(false, Some(4)), true),
+            [machine(Part::All, "1/1", 4, 16)]
         );
-        assert_eq!(parts(&options(false, Some(4)), true), [(Part::All, 4, 16)]);
     }
 
     #[test]
@@ -395,7 +448,7 @@ mod tests {
     fn lines_come_whole_whatever_the_pieces() {
         let mut lines = Lines::new("lab-amd");
         assert!(lines.take(b"pa").is_empty());
-        let both = ["lab-amd   | pass", "lab-amd   | "];
+        let both = ["lab-amd        | pass", "lab-amd        | "];
         assert_eq!(lines.take(b"ss\n\nx"), both);
     }
 }

@@ -6,6 +6,7 @@ mod bench;
 mod command;
 mod demo;
 mod files;
+mod jobs;
 mod labs;
 #[cfg(test)]
 mod layering;

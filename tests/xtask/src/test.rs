@@ -13,6 +13,7 @@ use lab::{BuildError, LabError};
 
 use crate::command::{self, CommandError};
 use crate::files::{Files, FilesError};
+use crate::jobs::{self, Job};
 use crate::labs::{self, LabOptions, Work};
 use crate::machine::{DoctorError, Host, Programs};
 use crate::record::{self, Claim, Record, Run, Status};
@@ -188,9 +189,11 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
     let filter = options.filter.as_deref();
     let claims = |needs| e2e_claims(&programs, &e2e_arguments(HOST, needs, filter));
     let host_claims = claims(needs)?;
-    runs.push(run_at(HOST, host_claims, || {
-        on_host(&programs, &files, needs, options)
-    }));
+    let mut jobs: Vec<Job<'_>> = vec![Box::new(|| {
+        run_at(HOST, host_claims, || {
+            on_host(&programs, &files, needs, options)
+        })
+    })];
     if !host.runs_linux {
         let work = Work {
             programs: &programs,
@@ -198,8 +201,9 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
             filter,
             seed: options.seed,
         };
-        runs.extend(labs::run(&work, &options.labs)?);
+        jobs.extend(labs::jobs(work, &options.labs)?);
     }
+    runs.extend(jobs::run(jobs, jobs::workers(labs::TAKES_MIB)));
     let mut counts = Counts::default();
     for run in runs.iter().skip(before) {
         counts.add(Counts::of_run(run));
@@ -284,7 +288,8 @@ fn on_host(
         .env("VMPROBE_RESULTS", &results)
         .env("VMPROBE_FILES", &files.folder)
         .env("VMPROBE_BIN_DIR", &programs.folder);
-    let status = command::run(&mut e2e, E2E_LIMIT, say)?;
+    let show = |line: &str| say(&labs::labelled(HOST, line));
+    let status = command::run(&mut e2e, E2E_LIMIT, show)?;
     let lines = fs::read_to_string(&results).map_err(io("read"))?;
     fs::remove_file(&results).map_err(io("remove"))?;
     account(
