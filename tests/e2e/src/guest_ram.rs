@@ -11,6 +11,8 @@ const LENGTH: u64 = 512 << 20;
 /// Where the image is linked to be, if it isn't moved: its addresses are so far from those in memory
 /// (`__START_KERNEL_map`, `arch/x86/include/asm/page_64_types.h`).
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
+/// What mappings begin at a multiple of.
+const PAGE: usize = 4096;
 /// By what the memory is known: a text that each kernel has.
 const LANDMARK: &str = "linux_banner";
 const LANDMARK_LEN: usize = 64;
@@ -43,10 +45,10 @@ impl GuestRam {
             file.read_exact_at(&mut found, at).is_ok() && found[..] == expected
         };
         let maps = fs::read_to_string(format!("{process}/maps")).map_err(|error| failed(&error))?;
+        // Mappings that touch are told as one, so it may begin within what is told.
         let start = maps.lines().filter_map(range).find_map(|(start, end)| {
-            // Mappings that touch are told as one.
-            let last = end.checked_sub(LENGTH).filter(|last| *last >= start)?;
-            [start, last].into_iter().find(is_it)
+            let last = end.checked_sub(LENGTH)?;
+            (start..=last).step_by(PAGE).find(is_it)
         });
         let start =
             start.ok_or_else(|| wrong!("no memory of a guest in {process}/maps: {maps}"))?;
