@@ -6,6 +6,10 @@ use guest_state::{Access, GuestVirtAddr, Registers};
 
 use crate::condition::Comparison;
 
+mod no_jump;
+
+pub use no_jump::NoJump;
+
 /// Names one probe, for as long as the engine lives; never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ProbeId(pub u64);
@@ -209,12 +213,7 @@ pub enum Optimization {
     /// It will be, or it will be known why not.
     Waiting,
     /// It stays a breakpoint.
-    Not {
-        /// One word or two, for counting: `branch`, `exception table`, ...
-        kind: &'static str,
-        /// Why, in words.
-        reason: String,
-    },
+    Not(NoJump),
 }
 
 /// A probe to register.

@@ -1,6 +1,5 @@
 //! A jump in the place of a breakpoint.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,12 +11,7 @@ use super::site::Site;
 use crate::arena::Placed;
 use crate::condition::Comparison;
 use crate::detour::{Detour, Follow, JUMP_LEN, Region};
-use crate::probe::{Capture, Optimization, ProbeId, ProbeKind};
-
-/// The kinds of reasons that come of detours of removed probes that are still there.
-pub(super) const NO_ADDRESS: &str = "no address";
-/// See [`NO_ADDRESS`].
-pub(super) const TOO_MANY: &str = "too many";
+use crate::probe::{Capture, NoJump, Optimization, ProbeId, ProbeKind};
 
 /// So many times may somebody come to one of a jump's tripwires. Each costs an exit, so where it keeps
 /// happening the jump isn't worth it.
@@ -29,51 +23,7 @@ pub(super) enum Verdict {
     /// Nobody has looked yet.
     Waiting,
     Jump(Arc<Jump>),
-    Not(Arc<WhyNot>),
-}
-
-/// Why a site can't be a jump.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct WhyNot {
-    /// One word or two.
-    pub(super) kind: &'static str,
-    pub(super) reason: String,
-    /// It may be otherwise as soon as other probes come or go.
-    pub(super) for_now: bool,
-    /// It may be otherwise as soon as the guest has no kprobe in these bytes any more, nor a breakpoint at
-    /// their start.
-    pub(super) guest_in: Option<Range<GuestVirtAddr>>,
-}
-
-impl WhyNot {
-    pub(super) fn new(kind: &'static str, reason: impl Into<String>) -> Self {
-        Self {
-            kind,
-            reason: reason.into(),
-            for_now: false,
-            guest_in: None,
-        }
-    }
-
-    /// Whether there might be a jump without what removed probes have left behind.
-    pub(super) fn is_crowded(&self) -> bool {
-        [NO_ADDRESS, TOO_MANY].contains(&self.kind)
-    }
-
-    pub(super) fn for_now(kind: &'static str, reason: impl Into<String>) -> Self {
-        Self {
-            for_now: true,
-            ..Self::new(kind, reason)
-        }
-    }
-
-    /// See [`Self::guest_in`].
-    pub(super) fn while_guest_is_in(self, range: Range<GuestVirtAddr>) -> Self {
-        Self {
-            guest_in: Some(range),
-            ..self
-        }
-    }
+    Not(Arc<NoJump>),
 }
 
 /// What a site's probes want of a jump.
@@ -215,13 +165,12 @@ fn replace(
 
 impl Site {
     /// What its probes want of a jump, or why they can't have one.
-    pub(super) fn wants_jump(&self) -> Result<Wanted, WhyNot> {
+    pub(super) fn wants_jump(&self) -> Result<Wanted, NoJump> {
         if self.milestone.is_some() {
-            let why = "the engine itself follows the kernel by a breakpoint here";
-            return Err(WhyNot::for_now("milestone", why));
+            return Err(NoJump::Milestone);
         }
         if self.module.is_some() {
-            return Err(WhyNot::for_now("module", "it is in a module's text"));
+            return Err(NoJump::Module);
         }
         let mut wanted: Option<Wanted> = None;
         for probe in self.enabled() {
@@ -231,24 +180,17 @@ impl Site {
                 Some(before) => before.and(&next)?,
             });
         }
-        wanted.ok_or_else(|| WhyNot::for_now("disabled", "it is disabled"))
+        wanted.ok_or(NoJump::Disabled)
     }
 }
 
 /// What one probe wants.
-fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
+fn wants(probe: &Probe) -> Result<Wanted, NoJump> {
     match probe.kind {
-        ProbeKind::Instruction { .. } if probe.wants_post() => {
-            let why = "a post event takes a breakpoint";
-            Err(WhyNot::for_now("post event", why))
-        }
-        ProbeKind::Instruction { .. } if probe.wants_fault() => {
-            let why = "a fault event takes a breakpoint";
-            Err(WhyNot::for_now("fault event", why))
-        }
+        ProbeKind::Instruction { .. } if probe.wants_post() => Err(NoJump::PostEvent),
+        ProbeKind::Instruction { .. } if probe.wants_fault() => Err(NoJump::FaultEvent),
         ProbeKind::Instruction { .. } | ProbeKind::Return { .. } if !probe.may_optimize() => {
-            let why = "it was asked to stay a breakpoint";
-            Err(WhyNot::for_now("asked", why))
+            Err(NoJump::Asked)
         }
         ProbeKind::Instruction { .. } => Ok(Wanted {
             capture: Some(probe.options.capture),
@@ -268,20 +210,16 @@ fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
             lossless: false,
             followers: vec![probe.id],
         }),
-        ProbeKind::Exits { .. } => {
-            let why = "a probe of the function's own returns takes breakpoints";
-            Err(WhyNot::for_now("own returns", why))
-        }
-        ProbeKind::Watch { .. } => Err(WhyNot::for_now("watchpoint", "it is no instruction")),
+        ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
+        ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
     }
 }
 
 impl Wanted {
     /// What two probes want of one jump.
-    fn and(mut self, other: &Self) -> Result<Self, WhyNot> {
+    fn and(mut self, other: &Self) -> Result<Self, NoJump> {
         if self.condition != other.condition {
-            let why = "another probe is at the same instruction, with other conditions";
-            return Err(WhyNot::for_now("conditions", why));
+            return Err(NoJump::Conditions);
         }
         let capture = match (self.capture, other.capture) {
             (Some(one), Some(other)) => Some(both(one, other)),
@@ -289,8 +227,7 @@ impl Wanted {
         };
         let follow = match (self.follow, other.follow) {
             (Some(one), Some(other)) if one.limit != other.limit => {
-                let why = "another return probe of the function has another limit of calls";
-                return Err(WhyNot::for_now("maxactive", why));
+                return Err(NoJump::MaxActive);
             }
             (Some(one), Some(other)) => Some(Follow {
                 records: one.records || other.records,
@@ -323,17 +260,13 @@ fn both(one: Capture, other: Capture) -> Capture {
 
 /// What a list says of a probe whose site is this.
 pub(super) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
-    let not = |kind, reason: &str| Optimization::Not {
-        kind,
-        reason: reason.to_owned(),
-    };
     let Some(site) = site else {
-        return not("no place", "it has no place in the guest's text");
+        return Optimization::Not(NoJump::NoPlace);
     };
     match &site.verdict {
-        _ if !site.armed => not("disabled", "it is not armed"),
+        _ if !site.armed => Optimization::Not(NoJump::Disarmed),
         Verdict::Jump(_) => Optimization::Optimized,
         Verdict::Waiting => Optimization::Waiting,
-        Verdict::Not(why) => not(why.kind, &why.reason),
+        Verdict::Not(why) => Optimization::Not(NoJump::clone(why)),
     }
 }

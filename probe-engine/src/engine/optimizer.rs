@@ -15,15 +15,15 @@ use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
 use super::body::{Body, KernelBody};
 use super::copies::ArenaState;
-use super::jump::{Jump, NO_ADDRESS, TOO_MANY, Verdict, Wanted, WhyNot};
+use super::jump::{Jump, Verdict, Wanted};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
 use crate::arena::DetourError;
 use crate::calls::layout;
-use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, Refusal, live};
+use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, live};
 use crate::error::ChangeError;
-use crate::probe::{Place, ProbeId, ProbeInfo};
+use crate::probe::{NoJump, Place, ProbeId, ProbeInfo};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
@@ -84,7 +84,7 @@ impl Engine {
         waiting.extend(guest_kprobes::released(&table, memory, &kprobes));
         waiting.sort_unstable_by_key(|site| site.virt);
         let environment = match table.jumpless {
-            true => Err(WhyNot::for_now("switched off", "jumps are switched off")),
+            true => Err(NoJump::SwitchedOff),
             false => self.environment(memory),
         };
         let mut ready = Vec::new();
@@ -115,10 +115,7 @@ impl Engine {
             let jump = site.jump();
             jump.is_some_and(|jump| jump.is_tripped())
         });
-        let why = Arc::new(WhyNot::new(
-            "tripwire",
-            "the guest kept coming to the middle of what the jump overwrites",
-        ));
+        let why = Arc::new(NoJump::Tripwire);
         ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
         if !table.all_held().is_empty() || self.table().waits_for_guest() {
             // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
@@ -174,7 +171,7 @@ impl Engine {
         let mut placed = 0;
         let kprobes = self.kprobes_for_jumps(guest);
         let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
-        if let Some(Ok(kprobes)) = &kprobes
+        if let Some(kprobes) = kprobes.as_ref().filter(|kprobes| !kprobes.changing)
             && prepared.verdicts.iter().any(is_jump)
         {
             self.wait_for_oopses(memory, kprobes, &mut table);
@@ -187,11 +184,10 @@ impl Engine {
             let jump = Arc::clone(jump);
             let refused = match &kprobes {
                 None => None,
-                Some(Err(why)) => {
-                    let why = why.clone();
-                    Some(why.while_guest_is_in(jump.region.range()))
-                }
-                Some(Ok(kprobes)) => guest_kprobes::in_region(kprobes, jump.region.range()),
+                Some(kprobes) if kprobes.changing => Some(NoJump::GuestKprobesChange {
+                    region: jump.region.range(),
+                }),
+                Some(kprobes) => guest_kprobes::in_region(kprobes, jump.region.range()),
             };
             if kprobes.is_none() || refused.is_some() {
                 if let Some(why) = refused {
@@ -270,7 +266,7 @@ impl Engine {
         (table, kprobes): (&Table, &GuestKprobes),
         site: &Site,
         environment: &Environment,
-    ) -> Result<Jump, WhyNot> {
+    ) -> Result<Jump, NoJump> {
         let wanted = site.wants_jump()?;
         if wanted.follow.is_some() {
             self.can_follow()?;
@@ -282,14 +278,14 @@ impl Engine {
             kprobes,
             init_freed: true,
         };
-        let unreadable = |why: String| WhyNot::new("unreadable", why);
+        let unreadable = |reason: String| NoJump::Unreadable { reason };
         let function = body.function(&Place::Address(site.virt));
         let function = function.map_err(|error| unreadable(error.to_string()))?;
         let whole = optimizer
             .text
             .get_or_insert_with(|| self.whole_text(memory, table));
         if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
-            return Err(refused(&Refusal::EarlyCode));
+            return Err(NoJump::EarlyCode);
         }
         let head = function.offset as usize;
         let end = function.start.wrapping_add(function.size);
@@ -308,16 +304,12 @@ impl Engine {
             is_target: &|range| whole.targets.any(range),
             is_fix_up: &|range| self.kernel.landings.any_fix_up(range),
         };
-        let region = detour::region(site.virt, &ground).map_err(|why| refused(&why))?;
+        let region = detour::region(site.virt, &ground)?;
         if let Some(why) = guest_kprobes::in_region(kprobes, region.range()) {
             return Err(why);
         }
         if let Some(other) = table.inside(site.virt, region.bytes.len()) {
-            let reason = format!(
-                "another breakpoint is inside what a jump overwrites, at {}",
-                other.virt
-            );
-            return Err(WhyNot::for_now("probe inside", reason));
+            return Err(NoJump::ProbeInside { at: other.virt });
         }
         let own = region.bytes.get(..region.end.into()).unwrap_or_default();
         let dead = live::dead(own, site.virt);
@@ -329,7 +321,10 @@ impl Engine {
         let numbers = self.cells().min(layout::NUMBERS);
         let busy = self.busy_detours(memory, site.virt, &wanted.followers);
         let placed = match &mut *self.arena.lock() {
-            ArenaState::None(why) => return Err(WhyNot::new("no arena", why.clone())),
+            ArenaState::None(why) => {
+                let reason = why.clone();
+                return Err(NoJump::NoArena { reason });
+            }
             ArenaState::Installed(arena) => {
                 arena.detour(memory, site.virt, pattern, (numbers, &busy), build)
             }
@@ -337,10 +332,9 @@ impl Engine {
         let placed = placed.map_err(|error| {
             let reason = error.to_string();
             match error {
-                DetourError::NoAddress { .. } => WhyNot::new(NO_ADDRESS, reason),
-                // Others may go.
-                DetourError::NoNumber { .. } => WhyNot::for_now(TOO_MANY, reason),
-                _ => WhyNot::new("no detour", reason),
+                DetourError::NoAddress { .. } => NoJump::NoAddress { reason },
+                DetourError::NoNumber { .. } => NoJump::TooMany { reason },
+                DetourError::Build(_) | DetourError::Memory(_) => NoJump::NoDetour { reason },
             }
         })?;
         Ok(Jump::new(region, wanted, placed))
@@ -381,16 +375,5 @@ fn purpose(wanted: &Wanted, number: u32) -> Purpose {
         lossless: wanted.lossless,
         number,
         cell: number,
-    }
-}
-
-fn refused(why: &Refusal) -> WhyNot {
-    // The guest's own breakpoints come and go.
-    match why {
-        Refusal::GuestBreakpoint { at } => {
-            let at = *at..at.wrapping_add(1);
-            WhyNot::for_now(why.kind(), why.to_string()).while_guest_is_in(at)
-        }
-        _ => WhyNot::new(why.kind(), why.to_string()),
     }
 }

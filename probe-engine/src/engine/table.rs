@@ -291,7 +291,7 @@ impl Table {
     /// Sites that are no jumps for a reason that may be gone wait again.
     fn reconsider(&mut self) {
         for site in self.sites.values_mut() {
-            if matches!(&site.verdict, Verdict::Not(why) if why.for_now) {
+            if matches!(&site.verdict, Verdict::Not(why) if why.for_now()) {
                 *site = Arc::new(Site {
                     verdict: Verdict::Waiting,
                     ..Site::clone(site)
@@ -302,8 +302,7 @@ impl Table {
 
     /// Whether a site can't be a jump before the guest has taken something of its own away.
     pub(super) fn waits_for_guest(&self) -> bool {
-        let waits =
-            |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in.is_some());
+        let waits = |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in().is_some());
         self.sites.values().any(waits)
     }
 

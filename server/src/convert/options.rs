@@ -170,7 +170,7 @@ pub fn optimization(optimization: Optimization) -> v1::Optimization {
     let (state, reason_kind, reason) = match optimization {
         Optimization::Optimized => (v1::OptimizationState::Optimized, "", String::new()),
         Optimization::Waiting => (v1::OptimizationState::Waiting, "", String::new()),
-        Optimization::Not { kind, reason } => (v1::OptimizationState::Not, kind, reason),
+        Optimization::Not(why) => (v1::OptimizationState::Not, why.kind(), why.to_string()),
     };
     v1::Optimization {
         state: state.into(),
@@ -181,6 +181,8 @@ pub fn optimization(optimization: Optimization) -> v1::Optimization {
 
 #[cfg(test)]
 mod tests {
+    use probe_engine::probe::NoJump;
+
     use super::*;
 
     fn condition_on(operand: &str) -> v1::Condition {
@@ -288,14 +290,11 @@ mod tests {
 
     #[test]
     fn a_probe_that_is_no_jump_says_why() {
-        let not = optimization(Optimization::Not {
-            kind: "branch",
-            reason: "one leads there".into(),
-        });
+        let not = optimization(Optimization::Not(NoJump::PostEvent));
         assert_eq!(not.state(), v1::OptimizationState::Not);
         assert_eq!(
             (&*not.reason_kind, &*not.reason),
-            ("branch", "one leads there")
+            ("post event", "a post event takes a breakpoint")
         );
         let waiting = optimization(Optimization::Waiting);
         assert_eq!(waiting.state(), v1::OptimizationState::Waiting);

@@ -336,10 +336,10 @@ fn such_a_probe_is_no_jump_and_takes_no_jumps_place() {
     let f = Fixture::with_jumps(|_| {});
     let id = exits(&f, "framed", 10).id;
     f.optimize();
-    let Optimization::Not { kind, .. } = f.info(id).optimization else {
+    let Optimization::Not(why) = f.info(id).optimization else {
         panic!("{:?}", f.info(id));
     };
-    assert_eq!(kind, "own returns");
+    assert_eq!(why.kind(), "own returns");
 }
 
 #[test]

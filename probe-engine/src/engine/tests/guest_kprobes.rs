@@ -52,7 +52,7 @@ fn optimize(f: &Fixture, kprobe: &Kprobe<'_>, offset: u64, now: bool) {
 
 fn why_not(f: &Fixture, id: ProbeId) -> &'static str {
     match f.info(id).optimization {
-        Optimization::Not { kind, .. } => kind,
+        Optimization::Not(why) => why.kind(),
         other => panic!("{other:?}"),
     }
 }

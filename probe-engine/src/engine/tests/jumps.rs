@@ -36,7 +36,7 @@ pub fn jump(f: &Fixture, place: &str) -> ProbeInfo {
 
 fn why_not(f: &Fixture, id: ProbeId) -> &'static str {
     match f.info(id).optimization {
-        Optimization::Not { kind, .. } => kind,
+        Optimization::Not(why) => why.kind(),
         other => panic!("{other:?}"),
     }
 }
