@@ -6,7 +6,6 @@ use iced_x86::code_asm::{AsmRegister64, CodeAssembler, byte_ptr, qword_ptr, regi
 use iced_x86::{IcedError, MemoryOperand, Register};
 
 use super::Dead;
-use crate::probe::RegisterSet;
 
 /// Numbers of registers in instruction encodings (SDM vol. 2, table 2-4).
 pub(super) const RAX: u8 = 0;
@@ -14,6 +13,9 @@ pub(super) const RAX: u8 = 0;
 pub(super) const RDX: u8 = 2;
 /// See [`RAX`].
 pub(super) const RSP: u8 = 4;
+
+/// How many general registers there are.
+pub(super) const GENERAL: u8 = 16;
 
 /// Bytes of a slot.
 const SLOT: i32 = 8;
@@ -34,21 +36,18 @@ impl Needed {
         }
     }
 
-    /// These, and those that a record wants.
-    pub(super) fn and(self, recorded: RegisterSet) -> Self {
-        let numbers = recorded
-            .numbers()
-            .filter(|number| *number < RegisterSet::FLAGS);
-        Self {
-            registers: numbers.fold(self.registers, |all, number| all | 1 << number),
-            flags: self.flags || recorded.contains(RegisterSet::FLAGS),
-        }
-    }
-
     /// These and one more.
     pub(super) fn and_register(self, number: u8) -> Self {
         Self {
             registers: self.registers | 1 << number,
+            ..self
+        }
+    }
+
+    /// These and the flags.
+    pub(super) fn and_flags(self) -> Self {
+        Self {
+            flags: true,
             ..self
         }
     }

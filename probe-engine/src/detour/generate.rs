@@ -28,7 +28,7 @@ pub fn generate(
     purpose: &Purpose,
     at: GuestVirtAddr,
 ) -> Result<Detour, DetourError> {
-    let recorded = purpose.capture.and_then(Capture::registers);
+    let recorded = purpose.capture.and_then(Capture::fetches);
     let live = Needed::live(dead);
     let by_record = recorded.map_or(live, |set| live.and(set));
     let followed = purpose.follow.map(Follow::recorded);

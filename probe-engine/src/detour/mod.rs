@@ -4,6 +4,7 @@
 mod condition;
 mod copies;
 mod error;
+mod fetch;
 mod follow;
 mod frame;
 mod generate;

@@ -8,9 +8,9 @@ use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
 };
 
-use super::frame::{Frame, Needed, RAX, RDX, RSP, gpr, scratch};
-use super::{Dead, DetourError, Environment, frame};
-use crate::probe::RegisterSet;
+use super::frame::{Frame, Needed, RAX, RDX, gpr, scratch};
+use super::{Dead, DetourError, Environment, fetch, frame};
+use crate::fetch::Fetches;
 use crate::ring::layout;
 
 /// Counts a hit in the purpose's cell.
@@ -62,49 +62,46 @@ pub(super) struct Trap {
     pub(super) gives_up: CodeLabel,
 }
 
-/// Writes a record with these registers, as they are at the probe.
+/// Writes a record with these values, as they are at the probe.
 pub(super) fn record(
     a: &mut CodeAssembler,
     environment: &Environment,
     number: u32,
-    set: RegisterSet,
+    fetches: Fetches,
     dead: Dead,
 ) -> Result<Full, IcedError> {
     let live = Needed::live(dead);
-    let needed = live.and(set);
-    let words = layout::RECORD_REGISTERS / 8 + set.numbers().count() as u64;
+    let needed = live.and(fetches);
+    let len = layout::RECORD_VALUES + fetches.len_bytes();
     let first = scratch(dead, needed, &[RAX, RDX]);
     let second = scratch(dead, needed, &[RAX, RDX, first]);
 
     let mut frame = Frame::default();
-    if set.contains(RegisterSet::FLAGS) {
-        frame.save_flags(a)?;
-    }
+    fetch::put_aside(a, fetches, &mut frame)?;
     for number in [RAX, first, second] {
         if needed.register(number) {
             frame.save(a, number)?;
         }
     }
-    if live.flags() && !set.contains(RegisterSet::FLAGS) {
+    if live.flags() && frame.of_flags().is_none() {
         frame.save_arithmetic_flags(a)?;
     }
 
     let mut done = a.create_label();
     let mut full = Full::new(a, done, gpr(first));
     a.mov(gpr(first), environment.block)?;
-    full.reserve(a, gpr(second), 8 * words)?;
+    full.reserve(a, gpr(second), len)?;
     address(a, environment, gpr(first), gpr(second))?;
-    begin(a, gpr(second), layout::header(number, words as u8))?;
+    begin(a, gpr(second), layout::header(number, (len / 8) as u8))?;
 
     let (record, spare) = (gpr(second), gpr(first));
-    let words_at = || {
-        set.numbers()
-            .zip((layout::RECORD_REGISTERS as i32..).step_by(8))
-    };
-    let untouched =
-        |number: u8| number < RegisterSet::FLAGS && number != RSP && frame.of(number).is_none();
-    for (number, at) in words_at().filter(|(number, _)| untouched(*number)) {
-        a.mov(qword_ptr(record + at), gpr(number))?;
+    let rsp = qword_ptr(reg::rsp + frame.depth());
+    let (in_place, others): (Vec<_>, Vec<_>) = fetches
+        .layout()
+        .map(|(fetch, at)| (fetch, qword_ptr(record + (layout::RECORD_VALUES + at))))
+        .partition(|(it, _)| fetch::is_in_place(*it, &frame));
+    for (it, to) in in_place {
+        fetch::write(a, it, &frame, rsp, to)?;
     }
     let keeps_rdx = live.register(RDX);
     if keeps_rdx {
@@ -122,16 +119,8 @@ pub(super) fn record(
     } else {
         a.mov(task, 0)?;
     }
-    for (number, at) in words_at().filter(|(number, _)| !untouched(*number)) {
-        let kept = match number {
-            RegisterSet::FLAGS => frame.of_flags(),
-            number => frame.of(number),
-        };
-        match kept {
-            Some(kept) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,
-            None => a.lea(reg::rax, qword_ptr(reg::rsp + frame.depth()))?,
-        }
-        a.mov(qword_ptr(record + at), reg::rax)?;
+    for (it, to) in others {
+        fetch::write(a, it, &frame, rsp, to)?;
     }
     end(a, record)?;
     a.set_label(&mut done)?;

@@ -6,7 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, IcedError};
 
 use super::*;
 use crate::condition::{Operand, Relation};
-use crate::probe::RegisterSet;
+use crate::fetch::Fetches;
 
 const START: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_8123_4560);
 const ARENA: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_4ffe_0100);
@@ -177,7 +177,7 @@ fn the_length_is_the_same_all_over_the_arena() {
     });
     let purpose = Purpose {
         lossless: true,
-        ..purpose(Capture::Full, vec![])
+        ..purpose(Capture::FULL, vec![])
     };
     let len = |at| {
         let detour = generate(&ENVIRONMENT, &region, NONE, &purpose, GuestVirtAddr(at)).unwrap();
@@ -328,7 +328,7 @@ fn a_condition_on_what_is_not_known_is_told_so() {
             constant: 1,
             signed: false,
         };
-        let purpose = purpose(Capture::Full, vec![check]);
+        let purpose = purpose(Capture::FULL, vec![check]);
         let error = generate(&environment, &entry(), NONE, &purpose, ARENA).unwrap_err();
         assert!(error.to_string().contains(missing), "{error}");
     }
@@ -338,7 +338,7 @@ fn a_condition_on_what_is_not_known_is_told_so() {
 fn a_lossless_detour_tries_again_behind_its_int3_or_counts_a_loss() {
     let purpose = Purpose {
         lossless: true,
-        ..purpose(Capture::Registers(RegisterSet::default()), vec![])
+        ..purpose(Capture::Event(Fetches::default()), vec![])
     };
     let detour = make(&entry(), AT_ENTRY, &purpose).unwrap();
     let full = detour.full.unwrap();

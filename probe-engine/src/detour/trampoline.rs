@@ -18,15 +18,15 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, IcedError};
 
-use super::frame::{Frame, Needed, RSP};
+use super::frame::{Frame, GENERAL, Needed, RSP};
 use super::record::{self, Full as FullRing, Trap};
-use super::{Dead, DetourError, Environment, Following, Full};
+use super::{Dead, DetourError, Environment, Following, Full, fetch};
 use crate::calls::layout::{
     ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
     HASH, LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
     TRAMPOLINES, UNFINISHED, WAYS, WORD,
 };
-use crate::probe::RegisterSet;
+use crate::fetch::Fetches;
 use crate::ring::layout;
 
 /// The shared code, right at one address only.
@@ -276,7 +276,7 @@ fn leave(
     let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
     let mut frame = Frame::default();
     frame.save_flags(a)?;
-    for number in (0..RegisterSet::FLAGS).filter(|number| *number != RSP) {
+    for number in (0..GENERAL).filter(|number| *number != RSP) {
         frame.save(a, number)?;
     }
     a.mov(TABLE, following.table.0)?;
@@ -359,19 +359,13 @@ fn write_record(
         None => a.xor(reg::eax, reg::eax)?,
     }
     a.mov(qword_ptr(record + layout::RECORD_TASK), reg::rax)?;
-    for (number, to) in (0..=RegisterSet::FLAGS).zip((layout::RECORD_REGISTERS..).step_by(8)) {
-        let kept = match number {
-            RegisterSet::FLAGS => frame.of_flags(),
-            number => frame.of(number),
-        };
-        match kept {
-            Some(kept) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,
-            // As the caller finds it.
-            None => a.lea(reg::rax, qword_ptr(SLOT + 8))?,
-        }
-        a.mov(qword_ptr(record + to), reg::rax)?;
+    // RSP as the caller finds it.
+    let rsp = qword_ptr(SLOT + 8);
+    for (it, at) in Fetches::ALL.layout() {
+        let to = qword_ptr(record + (layout::RECORD_VALUES + at));
+        fetch::write(a, it, frame, rsp, to)?;
     }
-    let at_entry = (0..=RegisterSet::FLAGS).map(|number| ENTRY + 8 * u64::from(number));
+    let at_entry = Fetches::ALL.layout().map(|(_, at)| ENTRY + at);
     let of_call = [ORIGIN, ENTRY_TSC].into_iter().chain(at_entry);
     for (from, to) in of_call.zip((layout::RETURN_CALLER..).step_by(8)) {
         a.mov(reg::rax, qword_ptr(call + from))?;

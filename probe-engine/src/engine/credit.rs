@@ -21,7 +21,8 @@ use super::table::Table;
 use crate::calls::Tally;
 use crate::detour::{Follow, Full};
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::{Capture, ProbeId, ProbeKind, RegisterSet};
+use crate::fetch::Fetches;
+use crate::probe::{Capture, ProbeId, ProbeKind};
 use crate::ring::{Header, Record, Rings, Unfinished};
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
@@ -207,8 +208,8 @@ impl Credit {
         })
     }
 
-    /// The registers in a record.
-    pub(super) fn shape(&self, header: Header) -> Option<RegisterSet> {
+    /// The values in a record.
+    pub(super) fn shape(&self, header: Header) -> Option<Fetches> {
         self.known(header.detour)?.shape(header.returns)
     }
 
@@ -232,7 +233,7 @@ impl Credit {
                 continue;
             }
             probe.hit();
-            if let Some(wanted) = probe.options.capture.registers() {
+            if let Some(wanted) = probe.options.capture.fetches() {
                 merger.event(&event(probe.id, known.at, record, wanted));
             }
         }
@@ -349,15 +350,12 @@ impl Known {
         Some((self.code, self.full?))
     }
 
-    /// The registers in its records of hits, or of returns, if it leaves such.
-    fn shape(&self, returns: bool) -> Option<RegisterSet> {
+    /// The values in its records of hits, or of returns, if it leaves such.
+    fn shape(&self, returns: bool) -> Option<Fetches> {
         if returns {
-            return self
-                .follow
-                .filter(|it| it.records)
-                .map(|_| RegisterSet::ALL);
+            return self.follow.filter(|it| it.records).map(|_| Fetches::ALL);
         }
-        self.capture?.registers()
+        self.capture?.fetches()
     }
 }
 
@@ -389,8 +387,8 @@ fn precedes(one: u64, other: u64) -> bool {
 }
 
 /// What a record tells of a probe.
-fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: RegisterSet) -> Event {
-    let with_rip = |registers: &Registers, rip| wanted.of(&Registers { rip, ..*registers });
+fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
+    let with_rip = |registers: &Registers, rip| wanted.take(&Registers { rip, ..*registers });
     let (rip, detail) = match &record.call {
         None => (at.0, Detail::Pre),
         Some(call) => {

@@ -202,7 +202,7 @@ fn wants(probe: &Probe) -> Result<Wanted, NoJump> {
         ProbeKind::Return { .. } => Ok(Wanted {
             capture: None,
             follow: Some(Follow {
-                records: probe.options.capture.registers().is_some(),
+                records: probe.options.capture.fetches().is_some(),
                 limit: probe.max_active,
                 lossless: probe.options.lossless,
             }),
@@ -249,11 +249,11 @@ impl Wanted {
 
 /// What two probes want of a hit.
 fn both(one: Capture, other: Capture) -> Capture {
-    match (one.registers(), other.registers()) {
+    match (one.fetches(), other.fetches()) {
         (None, None) => Capture::Count,
         (one, other) => {
             let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
-            Capture::of(one.and(other))
+            Capture::Event(one.and(other))
         }
     }
 }

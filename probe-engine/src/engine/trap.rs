@@ -200,14 +200,14 @@ impl Engine {
         registers: &Registers,
         detail: Detail,
     ) {
-        let Some(wanted) = probe.options.capture.registers() else {
+        let Some(wanted) = probe.options.capture.fetches() else {
             return;
         };
         self.merger.event(&Event {
             probe: probe.id,
             vcpu: vcpu.id(),
             tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
-            registers: wanted.of(registers),
+            registers: wanted.take(registers),
             task: 0,
             detail,
         });

@@ -311,7 +311,7 @@ pub fn block(f: &Fixture, cpu: u64) -> u64 {
 
 /// Does what a detour with all registers does, on the first vCPU.
 pub fn put_record(f: &Fixture, detour: u32) {
-    let words = (layout::RECORD_REGISTERS / 8 + 17) as u8;
+    let words = (layout::RECORD_VALUES / 8 + 17) as u8;
     let head = block(f, 0) + layout::HEAD;
     let at = f.word(head);
     let ring = f.engine.arena_phys(crate::arena::RINGS).unwrap().0;

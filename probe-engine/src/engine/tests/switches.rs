@@ -17,7 +17,7 @@ const FRAMED: u64 = 0x340;
 const PLAIN: u64 = 9;
 const PLAIN_RET: u64 = 14;
 /// Words of a record with all registers.
-const WORDS: u8 = (layout::RECORD_REGISTERS / 8) as u8 + 17;
+const WORDS: u8 = (layout::RECORD_VALUES / 8) as u8 + 17;
 
 type Switch = fn(&Fixture, ProbeId);
 
@@ -261,7 +261,7 @@ fn calls_from_before_a_return_probe_was_enabled_are_none_of_its() {
     enter(&f, 0, STACK, TEXT + 0x700, 0);
     let mut second = spec("second=framed%return");
     second.options = Options {
-        capture: Capture::Full,
+        capture: Capture::FULL,
         ..Options::default()
     };
     let second = f.engine.register(&f.guest(), &[second]).unwrap()[0].id;

@@ -6,8 +6,9 @@ mod subject;
 
 use probe_engine::condition::{Comparison, Operand, Relation};
 use probe_engine::detour::{Dead, DetourError, Follow};
-use probe_engine::probe::{Capture, RegisterSet};
-use probe_engine::ring::layout::{RECORD_REGISTERS, RETURN_WORDS};
+use probe_engine::fetch::{Fetch, Fetches};
+use probe_engine::probe::Capture;
+use probe_engine::ring::layout::{RECORD_VALUES, RETURN_WORDS};
 
 use crate::clock::Clock;
 use crate::report::Entry;
@@ -58,9 +59,7 @@ struct Plan {
 
 fn plans() -> Vec<Plan> {
     let arguments = [7, 6, 2, 1, 8, 9];
-    let arguments = arguments
-        .into_iter()
-        .fold(RegisterSet::default(), RegisterSet::with);
+    let arguments = arguments.into_iter().map(Fetch::Register).collect();
     let unmet = |operand| {
         vec![Comparison {
             operand,
@@ -93,10 +92,10 @@ fn plans() -> Vec<Plan> {
     let unmet = |operand, what| Plan {
         wanted: Wanted {
             condition: unmet(operand),
-            capture: Some(Capture::Full),
+            capture: Some(Capture::FULL),
             follow: None,
         },
-        ..plan("BN03", None, what, Capture::Full)
+        ..plan("BN03", None, what, Capture::FULL)
     };
     vec![
         plan(
@@ -123,7 +122,7 @@ fn plans() -> Vec<Plan> {
             "BN04",
             Some(RECORD),
             "full record at a function's entry",
-            Capture::Full,
+            Capture::FULL,
         ),
         Plan {
             entry: false,
@@ -131,20 +130,20 @@ fn plans() -> Vec<Plan> {
                 "BN04",
                 Some(RECORD),
                 "full record where everything is live",
-                Capture::Full,
+                Capture::FULL,
             )
         },
         plan(
             "BN04",
             None,
             "record of six arguments at a function's entry",
-            Capture::Registers(arguments),
+            Capture::Event(arguments),
         ),
         plan(
             "BN04",
             None,
             "record of no register at a function's entry",
-            Capture::Registers(RegisterSet::default()),
+            Capture::Event(Fetches::default()),
         ),
         follow(false, "return, counted"),
         follow(true, "return, with all registers then and at the entry"),
@@ -207,15 +206,9 @@ impl Wanted {
         match self.capture {
             None => (0, 0),
             Some(Capture::Count) => (0, 1),
-            Some(Capture::Full) => (record_len(RegisterSet::ALL), 0),
-            Some(Capture::Registers(set)) => (record_len(set), 0),
+            Some(Capture::Event(fetches)) => (RECORD_VALUES + fetches.len_bytes(), 0),
         }
     }
-}
-
-/// Bytes of a record.
-fn record_len(set: RegisterSet) -> u64 {
-    RECORD_REGISTERS + 8 * set.numbers().count() as u64
 }
 
 fn rounded(value: f64) -> f64 {

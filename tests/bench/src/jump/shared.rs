@@ -43,7 +43,7 @@ fn of_two(clock: &Clock, shared: bool) -> Result<(f64, usize), JumpError> {
     let mut subject = Subject::new(THREADS as u8)?;
     let dead = subject.dead_at_entry();
     let wanted = Wanted {
-        capture: Some(Capture::Full),
+        capture: Some(Capture::FULL),
         ..Wanted::default()
     };
     subject.probe(wanted, dead, shared)?;

@@ -8,7 +8,7 @@ use std::{io, mem, ptr};
 use guest_kernel::percpu::Variables;
 use guest_state::{GuestPhysAddr, GuestVirtAddr, MemoryError};
 use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region};
-use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{CELLS, RING_LEN};
 use probe_engine::ring::{Place, Rings};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
@@ -170,7 +170,7 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
         beyond: vec![],
     };
     let purpose = Purpose {
-        capture: Some(Capture::Registers(RegisterSet::ALL)),
+        capture: Some(Capture::FULL),
         follow: None,
         condition: vec![],
         lossless: false,

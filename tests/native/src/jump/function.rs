@@ -8,7 +8,8 @@ use probe_engine::calls::layout::{TRAMPOLINE_LEN, TRAMPOLINES};
 use probe_engine::detour::{
     Environment, Follow, JUMP_LEN, Purpose, Region, generate, live, trampoline,
 };
-use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::fetch::Fetches;
+use probe_engine::probe::Capture;
 
 use super::blocks::{Blocks, Record};
 use super::image::{Function, Image};
@@ -100,7 +101,7 @@ pub fn compare(
         blocks.clear_calls(ENTRY);
         tried.records += records.len();
         let expected = single::recorded(
-            RegisterSet::ALL,
+            Fetches::ALL,
             &Registers {
                 rsp: case.registers.rsp - 8,
                 ..case.registers
@@ -152,7 +153,7 @@ pub fn compare(
                 function.name
             ));
         }
-        let mut told = single::recorded(RegisterSet::ALL, &states[1].registers);
+        let mut told = single::recorded(Fetches::ALL, &states[1].registers);
         told.push(case.registers.rip + JUMP_LEN as u64);
         let last = of_entry(true).next_back().map(|record| {
             let mut words = record.registers.clone();
@@ -231,7 +232,7 @@ fn jumps(
         }
         let purpose = Purpose {
             capture: Some(if is_entry {
-                Capture::Full
+                Capture::FULL
             } else {
                 draw::capture(random)
             }),

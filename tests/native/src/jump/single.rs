@@ -6,7 +6,8 @@ use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{FlowControl, InstructionInfoFactory, Mnemonic, OpAccess, Register, UsedMemory};
 use probe_engine::condition::Context;
 use probe_engine::detour::{self, Dead, Detour, DetourError, JUMP_LEN, Purpose, live};
-use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::fetch::{Fetch, Fetches};
+use probe_engine::probe::Capture;
 
 use super::blocks::{Blocks, Record};
 use super::region;
@@ -220,11 +221,7 @@ fn wrong_trace(blocks: &Blocks, case: &Case, probe: &Probe, has_task: bool) -> O
     } = probe;
     let holds = |check: &probe_engine::condition::Comparison| check.holds(&case.registers, context);
     let hits = usize::from(purpose.condition.iter().all(holds));
-    let set = match purpose.capture {
-        Some(Capture::Full) => Some(RegisterSet::ALL),
-        Some(Capture::Registers(set)) => Some(set),
-        Some(Capture::Count) | None => None,
-    };
+    let set = purpose.capture.and_then(Capture::fetches);
     let expected = Record {
         detour: purpose.number,
         returns: false,
@@ -251,13 +248,13 @@ fn wrong_trace(blocks: &Blocks, case: &Case, probe: &Probe, has_task: bool) -> O
 }
 
 /// The values of a record.
-pub fn recorded(set: RegisterSet, registers: &Registers) -> Vec<u64> {
+pub fn recorded(set: Fetches, registers: &Registers) -> Vec<u64> {
     let values = in_encoding_order(registers);
-    let of = |number| match number {
-        RegisterSet::FLAGS => registers.rflags,
-        number => values[usize::from(number)],
+    let of = |fetch| match fetch {
+        Fetch::Flags => registers.rflags,
+        Fetch::Register(number) => values[usize::from(number)],
     };
-    set.numbers().map(of).collect()
+    set.iter().map(of).collect()
 }
 
 fn undefined_flags(case: &Case) -> u64 {

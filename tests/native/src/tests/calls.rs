@@ -5,7 +5,7 @@ use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
     Dead, Environment, Follow, JUMP_LEN, Purpose, Trampoline, generate, trampoline,
 };
-use probe_engine::probe::RegisterSet;
+use probe_engine::fetch::Fetches;
 use probe_engine::ring::layout::RING_LEN;
 
 use crate::case::Case;
@@ -150,13 +150,13 @@ impl Probed {
             rax: 7,
             ..self.registers
         };
-        let mut words = single::recorded(RegisterSet::ALL, &exit);
+        let mut words = single::recorded(Fetches::ALL, &exit);
         words.push(self.cpu.layout().code + JUMP_LEN as u64);
         let entry = Registers {
             rsp: self.slot(),
             ..self.registers
         };
-        words.extend(single::recorded(RegisterSet::ALL, &entry));
+        words.extend(single::recorded(Fetches::ALL, &entry));
         words
     }
 
