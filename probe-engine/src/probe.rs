@@ -119,6 +119,17 @@ impl Capture {
             Self::Count => None,
         }
     }
+
+    /// What two probes want of one hit.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self.fetches(), other.fetches()) {
+            (None, None) => Self::Count,
+            (one, other) => {
+                let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
+                Self::Event(one.and(other))
+            }
+        }
+    }
 }
 
 /// What hits of a probe are wanted for, and how it may come by them.

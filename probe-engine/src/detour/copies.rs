@@ -4,7 +4,8 @@ use guest_state::GuestVirtAddr;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel};
 use iced_x86::{Code as Kind, FlowControl, IcedError, Instruction, Mnemonic, OpKind, Register};
 
-use super::{DetourError, Region};
+use super::error::DetourError;
+use super::region::Region;
 use crate::insn::{Code, decode, never_falls_through, prefixes_len};
 use crate::relocate;
 

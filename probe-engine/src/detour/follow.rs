@@ -3,8 +3,11 @@
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers as reg};
 
+use super::environment::Environment;
+use super::error::DetourError;
 use super::frame::{Frame, Needed, RAX};
-use super::{DetourError, Environment, Follow, fetch, record};
+use super::purpose::Follow;
+use super::{fetch, record};
 use crate::calls::layout::{BEGINS, COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER, WORD};
 use crate::fetch::Fetches;
 

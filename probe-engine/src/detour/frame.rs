@@ -5,7 +5,7 @@
 use iced_x86::code_asm::{AsmRegister64, CodeAssembler, byte_ptr, qword_ptr, registers as reg};
 use iced_x86::{IcedError, MemoryOperand, Register};
 
-use super::Dead;
+use super::live::Dead;
 
 /// Numbers of registers in instruction encodings (SDM vol. 2, table 2-4).
 pub(super) const RAX: u8 = 0;

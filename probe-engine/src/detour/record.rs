@@ -8,8 +8,11 @@ use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
 };
 
+use super::environment::Environment;
+use super::error::DetourError;
 use super::frame::{Frame, Needed, RAX, RDX, gpr, scratch};
-use super::{Dead, DetourError, Environment, fetch, frame};
+use super::live::Dead;
+use super::{fetch, frame};
 use crate::fetch::Fetches;
 use crate::ring::layout;
 

@@ -6,13 +6,53 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::INT3;
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
-use super::{Ground, JUMP_LEN, Region};
+use super::ground::Ground;
 use crate::insn;
 use crate::probe::NoJump;
 use crate::relocate::bound_in_detour;
 
 /// Instructions behind a region that are taken into the detour at most: one `sti` after the other.
 const BEYOND: usize = 4;
+
+/// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
+pub const JUMP_LEN: usize = 5;
+
+/// The instructions that a jump overwrites, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// The probed instruction.
+    pub start: GuestVirtAddr,
+    /// The instructions' bytes as the guest's kernel has them, at least [`JUMP_LEN`] of them. Padding
+    /// behind an instruction that never goes on to the next may be among them.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` an instruction begins, rising, the first at 0. Padding is none.
+    pub starts: Vec<u8>,
+    /// Where in `bytes` the last instruction ends.
+    pub end: u8,
+    /// Instructions behind the region that have to be executed in the detour too, as the last one of it
+    /// has a hold on them (`sti`); mostly none. They aren't overwritten.
+    pub beyond: Vec<u8>,
+}
+
+impl Region {
+    /// The text that a jump changes.
+    pub fn range(&self) -> Range<GuestVirtAddr> {
+        self.start..self.start.wrapping_add(self.bytes.len() as u64)
+    }
+
+    /// Where execution goes on behind it, if it does.
+    pub fn next(&self) -> GuestVirtAddr {
+        let len = u64::from(self.end) + self.beyond.len() as u64;
+        self.start.wrapping_add(len)
+    }
+
+    /// Where an instruction begins that the jump's displacement overwrites, from the start: 1 to 4.
+    /// Whoever comes there has to meet an int3.
+    pub fn interior(&self) -> impl Iterator<Item = u8> {
+        let inside = |start: &u8| (1..JUMP_LEN as u8).contains(start);
+        self.starts.iter().copied().filter(inside)
+    }
+}
 
 /// The region of a jump in the place of the instruction at `at`.
 ///

@@ -18,9 +18,13 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, IcedError};
 
+use super::code::Full;
+use super::environment::{Environment, Following};
+use super::error::DetourError;
+use super::fetch;
 use super::frame::{Frame, GENERAL, Needed, RSP};
+use super::live::Dead;
 use super::record::{self, Full as FullRing, Trap};
-use super::{Dead, DetourError, Environment, Following, Full, fetch};
 use crate::calls::layout::{
     ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
     HASH, LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,

@@ -19,7 +19,7 @@ use super::record::Probe;
 use super::site::{Site, are_same};
 use super::table::Table;
 use crate::calls::Tally;
-use crate::detour::{Follow, Full};
+use crate::detour::{Full, Purpose};
 use crate::event::{Detail, Event, EventSink};
 use crate::fetch::Fetches;
 use crate::probe::{Capture, ProbeId, ProbeKind};
@@ -60,10 +60,7 @@ struct Era {
 pub(super) struct Known {
     /// The probed instruction.
     at: GuestVirtAddr,
-    /// What a hit leaves behind.
-    capture: Option<Capture>,
-    /// How its function's calls are followed.
-    follow: Option<Follow>,
+    purpose: Arc<Purpose>,
     code: GuestVirtAddr,
     full: Option<Full>,
     /// What its counter had come to when it was last looked at.
@@ -87,6 +84,7 @@ impl Credit {
         let known = &mut self.detours[index];
         match known {
             Some(known) => {
+                known.purpose = Arc::clone(&jump.purpose);
                 if !is_counted {
                     known.counted = rings.total(jump.number);
                 }
@@ -96,14 +94,13 @@ impl Credit {
                 }
             }
             None => {
-                if jump.wanted.follow.is_some() {
+                if jump.purpose.follow.is_some() {
                     let followers = self.followers.entry(site.virt).or_default();
                     followers.insert(jump.number);
                 }
                 *known = Some(Known {
                     at: site.virt,
-                    capture: jump.wanted.capture,
-                    follow: jump.wanted.follow,
+                    purpose: Arc::clone(&jump.purpose),
                     code: jump.detour.at,
                     full: jump.detour.full,
                     counted: rings.total(jump.number),
@@ -286,7 +283,7 @@ impl Credit {
                 continue;
             }
             for probe in known.probes.iter().filter(|probe| !is_return(probe)) {
-                match known.capture {
+                match known.purpose.capture {
                     Some(Capture::Count) => probe.hit_often(grown),
                     _ => probe.miss_often(grown),
                 }
@@ -300,7 +297,7 @@ impl Credit {
         let missed = |index: usize| self.tallies.get(index).map_or(0, |tally| tally.missed);
         let known = self.detours.iter().zip(now).enumerate();
         known
-            .filter_map(|(index, (known, now))| Some((index, known.as_ref()?.follow?, now)))
+            .filter_map(|(index, (known, now))| Some((index, known.as_ref()?.purpose.follow?, now)))
             .any(|(index, follow, now)| now.active >= follow.limit || now.missed != missed(index))
     }
 
@@ -353,9 +350,10 @@ impl Known {
     /// The values in its records of hits, or of returns, if it leaves such.
     fn shape(&self, returns: bool) -> Option<Fetches> {
         if returns {
-            return self.follow.filter(|it| it.records).map(|_| Fetches::ALL);
+            let follow = self.purpose.follow.filter(|it| it.records);
+            return follow.map(|_| Fetches::ALL);
         }
-        self.capture?.fetches()
+        self.purpose.capture?.fetches()
     }
 }
 

@@ -9,9 +9,8 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 use super::record::Probe;
 use super::site::Site;
 use crate::arena::Placed;
-use crate::condition::Comparison;
-use crate::detour::{Detour, Follow, JUMP_LEN, Region};
-use crate::probe::{Capture, NoJump, Optimization, ProbeId, ProbeKind};
+use crate::detour::{Detour, Follow, JUMP_LEN, Purpose, Region};
+use crate::probe::{NoJump, Optimization, ProbeKind};
 
 /// So many times may somebody come to one of a jump's tripwires. Each costs an exit, so where it keeps
 /// happening the jump isn't worth it.
@@ -26,23 +25,11 @@ pub(super) enum Verdict {
     Not(Arc<NoJump>),
 }
 
-/// What a site's probes want of a jump.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wanted {
-    /// What a hit is to leave behind; nothing if all probes wait for the function's return.
-    pub(super) capture: Option<Capture>,
-    pub(super) follow: Option<Follow>,
-    pub(super) condition: Vec<Comparison>,
-    pub(super) lossless: bool,
-    /// The return probes: a call that the detour follows is one of theirs, however long it takes.
-    pub(super) followers: Vec<ProbeId>,
-}
-
 /// A jump, and the detour that it leads to.
 #[derive(Debug)]
 pub(super) struct Jump {
     pub(super) region: Region,
-    pub(super) wanted: Wanted,
+    pub(super) purpose: Arc<Purpose>,
     /// `jmp` to the detour.
     pub(super) bytes: [u8; JUMP_LEN],
     /// The detour's number.
@@ -52,10 +39,10 @@ pub(super) struct Jump {
 }
 
 impl Jump {
-    pub(super) fn new(region: Region, wanted: Wanted, placed: Placed) -> Self {
+    pub(super) fn new(region: Region, purpose: Purpose, placed: Placed) -> Self {
         Self {
             region,
-            wanted,
+            purpose: Arc::new(purpose),
             bytes: placed.jump,
             number: placed.number,
             detour: placed.detour,
@@ -75,7 +62,7 @@ impl Jump {
 
     /// Whether the trampoline may come to an int3 for it.
     pub(super) fn waits_at_return(&self) -> bool {
-        self.wanted.follow.is_some_and(|follow| follow.lossless)
+        self.purpose.follow.is_some_and(|follow| follow.lossless)
     }
 
     /// Where from the probed instruction its displacement has an int3.
@@ -165,96 +152,46 @@ fn replace(
 
 impl Site {
     /// What its probes want of a jump, or why they can't have one.
-    pub(super) fn wants_jump(&self) -> Result<Wanted, NoJump> {
+    pub(super) fn wants_jump(&self) -> Result<Purpose, NoJump> {
         if self.milestone.is_some() {
             return Err(NoJump::Milestone);
         }
         if self.module.is_some() {
             return Err(NoJump::Module);
         }
-        let mut wanted: Option<Wanted> = None;
-        for probe in self.enabled() {
-            let next = wants(probe)?;
-            wanted = Some(match wanted {
-                None => next,
-                Some(before) => before.and(&next)?,
-            });
-        }
-        wanted.ok_or(NoJump::Disabled)
+        self.enabled()
+            .map(|probe| wants(probe))
+            .reduce(|all, one| all?.and(one?))
+            .unwrap_or(Err(NoJump::Disabled))
     }
 }
 
 /// What one probe wants.
-fn wants(probe: &Probe) -> Result<Wanted, NoJump> {
+fn wants(probe: &Probe) -> Result<Purpose, NoJump> {
     match probe.kind {
         ProbeKind::Instruction { .. } if probe.wants_post() => Err(NoJump::PostEvent),
         ProbeKind::Instruction { .. } if probe.wants_fault() => Err(NoJump::FaultEvent),
         ProbeKind::Instruction { .. } | ProbeKind::Return { .. } if !probe.may_optimize() => {
             Err(NoJump::Asked)
         }
-        ProbeKind::Instruction { .. } => Ok(Wanted {
+        ProbeKind::Instruction { .. } => Ok(Purpose {
             capture: Some(probe.options.capture),
-            follow: None,
             condition: probe.options.condition.clone(),
             lossless: probe.options.lossless,
-            followers: Vec::new(),
+            ..Purpose::default()
         }),
-        ProbeKind::Return { .. } => Ok(Wanted {
-            capture: None,
+        ProbeKind::Return { .. } => Ok(Purpose {
             follow: Some(Follow {
                 records: probe.options.capture.fetches().is_some(),
                 limit: probe.max_active,
                 lossless: probe.options.lossless,
             }),
             condition: probe.options.condition.clone(),
-            lossless: false,
             followers: vec![probe.id],
+            ..Purpose::default()
         }),
         ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
         ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
-    }
-}
-
-impl Wanted {
-    /// What two probes want of one jump.
-    fn and(mut self, other: &Self) -> Result<Self, NoJump> {
-        if self.condition != other.condition {
-            return Err(NoJump::Conditions);
-        }
-        let capture = match (self.capture, other.capture) {
-            (Some(one), Some(other)) => Some(both(one, other)),
-            (one, other) => one.or(other),
-        };
-        let follow = match (self.follow, other.follow) {
-            (Some(one), Some(other)) if one.limit != other.limit => {
-                return Err(NoJump::MaxActive);
-            }
-            (Some(one), Some(other)) => Some(Follow {
-                records: one.records || other.records,
-                limit: one.limit,
-                lossless: one.lossless || other.lossless,
-            }),
-            (one, other) => one.or(other),
-        };
-        self.followers.extend(&other.followers);
-        Ok(Self {
-            capture,
-            follow,
-            condition: self.condition,
-            lossless: self.lossless || other.lossless,
-            followers: self.followers,
-        })
-    }
-}
-
-/// What two probes want of a hit.
-fn both(one: Capture, other: Capture) -> Capture {
-    match (one.fetches(), other.fetches()) {
-        (None, None) => Capture::Count,
-        (one, other) => {
-            let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
-            Capture::Event(one.and(other))
-        }
     }
 }
 

@@ -15,13 +15,13 @@ use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
 use super::body::{Body, KernelBody};
 use super::copies::ArenaState;
-use super::jump::{Jump, Verdict, Wanted};
+use super::jump::{Jump, Verdict};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
 use crate::arena::DetourError;
 use crate::calls::layout;
-use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, live};
+use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
 use crate::error::ChangeError;
 use crate::probe::{NoJump, Place, ProbeId, ProbeInfo};
 
@@ -267,8 +267,8 @@ impl Engine {
         site: &Site,
         environment: &Environment,
     ) -> Result<Jump, NoJump> {
-        let wanted = site.wants_jump()?;
-        if wanted.follow.is_some() {
+        let purpose = site.wants_jump()?;
+        if purpose.follow.is_some() {
             self.can_follow()?;
         }
         let body = KernelBody {
@@ -315,11 +315,11 @@ impl Engine {
         let dead = live::dead(own, site.virt);
         let pattern = Pattern::of(&region);
         let build = |number, at| {
-            let purpose = purpose(&wanted, number);
-            detour::generate(environment, &region, dead, &purpose, at)
+            let tag = Tag::numbered(number);
+            detour::generate(environment, &region, dead, &purpose, tag, at)
         };
         let numbers = self.cells().min(layout::NUMBERS);
-        let busy = self.busy_detours(memory, site.virt, &wanted.followers);
+        let busy = self.busy_detours(memory, site.virt, &purpose.followers);
         let placed = match &mut *self.arena.lock() {
             ArenaState::None(why) => {
                 let reason = why.clone();
@@ -337,7 +337,7 @@ impl Engine {
                 DetourError::Build(_) | DetourError::Memory(_) => NoJump::NoDetour { reason },
             }
         })?;
-        Ok(Jump::new(region, wanted, placed))
+        Ok(Jump::new(region, purpose, placed))
     }
 
     fn whole_text(&self, memory: &dyn GuestMemory, table: &Table) -> WholeText {
@@ -364,16 +364,5 @@ impl Engine {
             ArenaState::None(_) => 0,
             ArenaState::Installed(arena) => arena.idle_detours(),
         }
-    }
-}
-
-fn purpose(wanted: &Wanted, number: u32) -> Purpose {
-    Purpose {
-        capture: wanted.capture,
-        follow: wanted.follow,
-        condition: wanted.condition.clone(),
-        lossless: wanted.lossless,
-        number,
-        cell: number,
     }
 }

@@ -277,7 +277,7 @@ impl Table {
             return false;
         };
         !self.jumpless
-            && site.wants_jump().as_ref() == Ok(&jump.wanted)
+            && site.wants_jump().as_ref() == Ok(&*jump.purpose)
             && self.inside(site.virt, jump.len()).is_none()
     }
 

@@ -5,14 +5,14 @@ mod shared;
 mod subject;
 
 use probe_engine::condition::{Comparison, Operand, Relation};
-use probe_engine::detour::{Dead, DetourError, Follow};
+use probe_engine::detour::{Dead, DetourError, Follow, Purpose};
 use probe_engine::fetch::{Fetch, Fetches};
 use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{RECORD_VALUES, RETURN_WORDS};
 
 use crate::clock::Clock;
 use crate::report::Entry;
-use subject::{HITS, Subject, Wanted};
+use subject::{HITS, Subject};
 
 /// Limits in nanoseconds.
 const COUNT: f64 = 5.0;
@@ -52,7 +52,7 @@ struct Plan {
     id: &'static str,
     limit: Option<f64>,
     what: &'static str,
-    wanted: Wanted,
+    purpose: Purpose,
     /// As at a C function's entry, or nothing.
     entry: bool,
 }
@@ -72,28 +72,28 @@ fn plans() -> Vec<Plan> {
         id,
         limit,
         what,
-        wanted: Wanted {
+        purpose: Purpose {
             capture: Some(capture),
-            ..Wanted::default()
+            ..Purpose::default()
         },
         entry: true,
     };
     let follow = |records, what| Plan {
-        wanted: Wanted {
+        purpose: Purpose {
             follow: Some(Follow {
                 records,
                 limit: 10,
                 lossless: false,
             }),
-            ..Wanted::default()
+            ..Purpose::default()
         },
         ..plan("JP11", None, what, Capture::Count)
     };
     let unmet = |operand, what| Plan {
-        wanted: Wanted {
+        purpose: Purpose {
             condition: unmet(operand),
             capture: Some(Capture::FULL),
-            follow: None,
+            ..Purpose::default()
         },
         ..plan("BN03", None, what, Capture::FULL)
     };
@@ -161,8 +161,8 @@ pub fn measure() -> Result<Vec<Entry>, JumpError> {
         let mut subject = Subject::new(1)?;
         let dead = plan.entry.then(|| subject.dead_at_entry());
         let dead = dead.unwrap_or_else(Dead::default);
-        let expected = plan.wanted.leaves();
-        subject.probe(plan.wanted, dead, false)?;
+        let expected = leaves(&plan.purpose);
+        subject.probe(&plan.purpose, dead, false)?;
         let measured = subject.measure(&clock)?;
         let (bytes, count) = subject.traces();
         if (bytes, u64::from(count)) != (expected.0 * HITS, expected.1 * HITS) {
@@ -192,22 +192,20 @@ pub fn measure() -> Result<Vec<Entry>, JumpError> {
     Ok(entries)
 }
 
-impl Wanted {
-    /// Bytes in the ring and counts that each hit leaves behind.
-    fn leaves(&self) -> (u64, u64) {
-        if !self.condition.is_empty() {
-            return (0, 0);
-        }
-        if let Some(follow) = self.follow {
-            let counts = (0, 1);
-            let records = (8 * RETURN_WORDS, 0);
-            return if follow.records { records } else { counts };
-        }
-        match self.capture {
-            None => (0, 0),
-            Some(Capture::Count) => (0, 1),
-            Some(Capture::Event(fetches)) => (RECORD_VALUES + fetches.len_bytes(), 0),
-        }
+/// Bytes in the ring and counts that each hit leaves behind.
+fn leaves(purpose: &Purpose) -> (u64, u64) {
+    if !purpose.condition.is_empty() {
+        return (0, 0);
+    }
+    if let Some(follow) = purpose.follow {
+        let counts = (0, 1);
+        let records = (8 * RETURN_WORDS, 0);
+        return if follow.records { records } else { counts };
+    }
+    match purpose.capture {
+        None => (0, 0),
+        Some(Capture::Count) => (0, 1),
+        Some(Capture::Event(fetches)) => (RECORD_VALUES + fetches.len_bytes(), 0),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{io, mem, ptr};
 
 use guest_kernel::percpu::Variables;
 use guest_state::{GuestPhysAddr, GuestVirtAddr, MemoryError};
-use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region};
+use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region, Tag};
 use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{CELLS, RING_LEN};
 use probe_engine::ring::{Place, Rings};
@@ -171,9 +171,9 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
     };
     let purpose = Purpose {
         capture: Some(Capture::FULL),
-        follow: None,
-        condition: vec![],
-        lossless: false,
+        ..Purpose::default()
+    };
+    let tag = Tag {
         number: NUMBER,
         cell: CELL,
     };
@@ -182,7 +182,14 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
         registers: 1 << 0 | 1 << 10 | 1 << 11,
         flags: true,
     };
-    let detour = detour::generate(&environment, &region, dead, &purpose, GuestVirtAddr(at))?;
+    let detour = detour::generate(
+        &environment,
+        &region,
+        dead,
+        &purpose,
+        tag,
+        GuestVirtAddr(at),
+    )?;
     let mut bytes = vec![0xcc; DETOUR];
     bytes[..FUNCTION.len()].copy_from_slice(&FUNCTION);
     let jump = (DETOUR - JUMP_LEN) as i32;

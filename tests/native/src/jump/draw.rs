@@ -2,7 +2,7 @@
 
 use guest_state::Registers;
 use probe_engine::condition::{Comparison, Context, Operand, Relation};
-use probe_engine::detour::Purpose;
+use probe_engine::detour::{Purpose, Tag};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
 
@@ -73,11 +73,17 @@ pub fn purpose(random: &mut Random, registers: &Registers, context: &Context) ->
     };
     Purpose {
         capture: Some(capture(random)),
-        follow: None,
         condition: (0..checks)
             .map(|_| comparison(random, registers, context))
             .collect(),
         lossless: random.once_in(2),
+        ..Purpose::default()
+    }
+}
+
+/// Any tag.
+pub fn tag(random: &mut Random) -> Tag {
+    Tag {
         number: random.bits() as u32,
         cell: random.below(1000) as u32 * 2,
     }

@@ -6,7 +6,7 @@ use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{Decoder, DecoderOptions, OpKind};
 use probe_engine::calls::layout::{TRAMPOLINE_LEN, TRAMPOLINES};
 use probe_engine::detour::{
-    Environment, Follow, JUMP_LEN, Purpose, Region, generate, live, trampoline,
+    Environment, Follow, JUMP_LEN, Purpose, Region, Tag, generate, live, trampoline,
 };
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
@@ -237,14 +237,15 @@ fn jumps(
                 draw::capture(random)
             }),
             follow: is_entry.then_some(follow),
-            condition: Vec::new(),
-            lossless: false,
+            ..Purpose::default()
+        };
+        let tag = Tag {
             number: if is_entry { ENTRY } else { 2 },
             cell: 0,
         };
         let dead = live::dead(&region.bytes[..region.end.into()], region.start);
         let place = GuestVirtAddr(image.text.address(room));
-        let Ok(detour) = generate(&environment, &region, dead, &purpose, place) else {
+        let Ok(detour) = generate(&environment, &region, dead, &purpose, tag, place) else {
             continue;
         };
         debug_assert!(region.bytes.len() >= JUMP_LEN);

@@ -3,7 +3,7 @@
 use guest_state::{GuestVirtAddr, Registers};
 use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
-    Dead, Environment, Follow, JUMP_LEN, Purpose, Trampoline, generate, trampoline,
+    Dead, Environment, Follow, JUMP_LEN, Purpose, Tag, Trampoline, generate, trampoline,
 };
 use probe_engine::fetch::Fetches;
 use probe_engine::ring::layout::RING_LEN;
@@ -71,20 +71,18 @@ impl Probed {
         for (at, code, number) in functions {
             let region = region::at(text.address(at), code).unwrap();
             let purpose = Purpose {
-                capture: None,
                 follow: Some(Follow {
                     records,
                     limit: LIMIT,
                     lossless,
                 }),
-                condition: Vec::new(),
-                lossless: false,
-                number,
-                cell: 0,
+                ..Purpose::default()
             };
+            let tag = Tag { number, cell: 0 };
             let place = DETOURS + at * 8;
             let to = GuestVirtAddr(text.address(place));
-            let detour = generate(&environment, &region, Dead::default(), &purpose, to).unwrap();
+            let detour =
+                generate(&environment, &region, Dead::default(), &purpose, tag, to).unwrap();
             text.put(place, &detour.code);
             text.put(at, code);
             text.put(at, &region::patched(&region, &detour));

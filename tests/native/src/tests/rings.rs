@@ -1,7 +1,7 @@
 //! Rings at their limits, and vCPUs that share detours.
 
 use guest_state::{GuestVirtAddr, Registers};
-use probe_engine::detour::{Dead, Detour, Purpose, generate};
+use probe_engine::detour::{Dead, Detour, Purpose, Tag, generate};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{RECORD_VALUES, RING_LEN};
@@ -46,15 +46,16 @@ impl Probed {
         let region = region::at(layout.code, &CODE).unwrap();
         let purpose = Purpose {
             capture: Some(Capture::FULL),
-            follow: None,
-            condition: Vec::new(),
             lossless,
+            ..Purpose::default()
+        };
+        let tag = Tag {
             number: 9,
             cell: CELL,
         };
         let environment = blocks.environment(blocks.gs_base(0));
         let at = GuestVirtAddr(layout.copy);
-        let detour = generate(&environment, &region, Dead::default(), &purpose, at).unwrap();
+        let detour = generate(&environment, &region, Dead::default(), &purpose, tag, at).unwrap();
         Self {
             patched: region::patched(&region, &detour),
             cpu,

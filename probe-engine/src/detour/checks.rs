@@ -3,8 +3,11 @@
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, qword_ptr};
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
 
+use super::environment::Environment;
+use super::error::DetourError;
+use super::frame;
 use super::frame::{Frame, Needed, RAX, RSP, gpr, hold_flags, on_stack, register, release_flags};
-use super::{Dead, DetourError, Environment, frame};
+use super::live::Dead;
 use crate::condition::{Comparison, Operand, Relation};
 
 /// Where a compared value is.
@@ -23,7 +26,7 @@ pub(super) struct Unmet {
 
 /// Writes the checks. What meets all of them goes on behind, with everything as at the probe that is
 /// `needed`; what doesn't goes to `region`, maybe by the way that is returned.
-pub(super) fn checks(
+pub(super) fn write(
     a: &mut CodeAssembler,
     environment: &Environment,
     condition: &[Comparison],
