@@ -2,9 +2,11 @@
 
 use guest_state::{GuestPhysAddr, GuestVirtAddr, PhysRange};
 
-use super::tables::LARGE_PAGE;
 use super::{BLOCKS, CALLS, HOLE, RINGS};
 use crate::ring::layout;
+
+/// What one entry of a page directory maps.
+pub(super) const LARGE_PAGE: u64 = 1 << 21;
 
 /// The blocks' part of the memory is its beginning.
 const BLOCKS_LEN: u64 = BLOCKS.end.0 - BLOCKS.start.0;

@@ -9,12 +9,10 @@ use guest_kernel::symbols::Symbols;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
 use super::HOLE;
-use super::data;
+use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
 
 const PAGE: u64 = 4096;
-/// What one entry of a page directory maps.
-pub(super) const LARGE_PAGE: u64 = 1 << 21;
 /// What a page directory maps.
 const GIGABYTE: u64 = 1 << 30;
 

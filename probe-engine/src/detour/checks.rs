@@ -5,9 +5,9 @@ use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
 
 use super::environment::Environment;
 use super::error::DetourError;
-use super::frame;
-use super::frame::{Frame, Needed, RAX, RSP, gpr, hold_flags, on_stack, register, release_flags};
 use super::live::Dead;
+use super::saved;
+use super::saved::{Needed, RAX, RSP, Saved, gpr, hold_flags, on_stack, register, release_flags};
 use crate::condition::{Comparison, Operand, Relation};
 
 /// Where a compared value is.
@@ -19,7 +19,7 @@ enum Value {
 /// What is left to write: where a hit goes that doesn't meet the condition.
 pub(super) struct Unmet {
     label: CodeLabel,
-    frame: Frame,
+    stack: Saved,
     needed: Needed,
     holds_flags: bool,
 }
@@ -44,7 +44,7 @@ pub(super) fn write(
         _ => None,
     });
     let before = operands.clone().fold(needed, Needed::and_register);
-    let scratch = frame::scratch(dead, before, &[RAX]);
+    let scratch = saved::scratch(dead, before, &[RAX]);
     let uses_scratch = condition.iter().any(|check| cost(check) > 1);
     let holds_flags = needed.flags();
 
@@ -57,22 +57,22 @@ pub(super) fn write(
     if !to_save.is_empty() && operands.clone().any(|number| number == RSP) {
         to_save.insert(0, RSP);
     }
-    let mut frame = Frame::default();
+    let mut stack = Saved::default();
     for number in to_save {
-        frame.save(a, number)?;
+        stack.save(a, number)?;
     }
     if holds_flags {
         hold_flags(a)?;
     }
-    let restores = holds_flags || frame.depth() != 0;
+    let restores = holds_flags || stack.depth() != 0;
     let label = if restores { a.create_label() } else { region };
     for check in &condition {
-        one(a, environment, check, (&frame, scratch))?;
+        one(a, environment, check, (&stack, scratch))?;
         leave(a, check, label)?;
     }
     let unmet = Unmet {
         label,
-        frame,
+        stack,
         needed,
         holds_flags,
     };
@@ -85,7 +85,7 @@ impl Unmet {
         if self.holds_flags {
             release_flags(a)?;
         }
-        self.frame.restore(a, self.needed)
+        self.stack.restore(a, self.needed)
     }
 
     /// Writes the way to `region`.
@@ -127,11 +127,11 @@ fn one(
     a: &mut CodeAssembler,
     environment: &Environment,
     check: &Comparison,
-    (frame, scratch): (&Frame, u8),
+    (stack, scratch): (&Saved, u8),
 ) -> Result<(), DetourError> {
     let size = check.operand.size();
     let value = match check.operand {
-        Operand::Register { number, size } => match frame.of(number & 15) {
+        Operand::Register { number, size } => match stack.of(number & 15) {
             Some(at) => Value::Memory(on_stack(at)),
             None => Value::Register(register(number, size)),
         },

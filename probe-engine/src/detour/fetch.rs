@@ -3,7 +3,7 @@
 use iced_x86::IcedError;
 use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, qword_ptr, registers as reg};
 
-use super::frame::{Frame, Needed, RSP, gpr};
+use super::saved::{Needed, RSP, Saved, gpr};
 use crate::fetch::{Fetch, Fetches};
 
 impl Needed {
@@ -20,18 +20,18 @@ impl Needed {
 pub(super) fn put_aside(
     a: &mut CodeAssembler,
     fetches: Fetches,
-    frame: &mut Frame,
+    stack: &mut Saved,
 ) -> Result<(), IcedError> {
     match fetches.contains(Fetch::Flags) {
-        true => frame.save_flags(a),
+        true => stack.save_flags(a),
         false => Ok(()),
     }
 }
 
 /// Returns true if the value is still where it was at the probe.
-pub(super) fn is_in_place(fetch: Fetch, frame: &Frame) -> bool {
+pub(super) fn is_in_place(fetch: Fetch, stack: &Saved) -> bool {
     match fetch {
-        Fetch::Register(number) => number != RSP && frame.of(number).is_none(),
+        Fetch::Register(number) => number != RSP && stack.of(number).is_none(),
         Fetch::Flags => false,
     }
 }
@@ -40,14 +40,14 @@ pub(super) fn is_in_place(fetch: Fetch, frame: &Frame) -> bool {
 pub(super) fn write(
     a: &mut CodeAssembler,
     fetch: Fetch,
-    frame: &Frame,
+    stack: &Saved,
     rsp: AsmMemoryOperand,
     to: AsmMemoryOperand,
 ) -> Result<(), IcedError> {
     let kept = match fetch {
-        Fetch::Register(number) if is_in_place(fetch, frame) => return a.mov(to, gpr(number)),
-        Fetch::Register(number) => frame.of(number),
-        Fetch::Flags => frame.of_flags(),
+        Fetch::Register(number) if is_in_place(fetch, stack) => return a.mov(to, gpr(number)),
+        Fetch::Register(number) => stack.of(number),
+        Fetch::Flags => stack.of_flags(),
     };
     match kept {
         Some(kept) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,

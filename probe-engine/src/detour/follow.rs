@@ -5,8 +5,8 @@ use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers as reg};
 
 use super::environment::Environment;
 use super::error::DetourError;
-use super::frame::{Frame, Needed, RAX};
 use super::purpose::Follow;
+use super::saved::{Needed, RAX, Saved};
 use super::{fetch, record};
 use crate::calls::layout::{BEGINS, COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER, WORD};
 use crate::fetch::Fetches;
@@ -27,36 +27,36 @@ pub(super) fn follow(
     })?;
     let recorded = follow.recorded();
     let to_save = needed.and(recorded);
-    let mut frame = Frame::default();
-    fetch::put_aside(a, recorded, &mut frame)?;
+    let mut stack = Saved::default();
+    fetch::put_aside(a, recorded, &mut stack)?;
     let changed = [RAX].into_iter().chain(ARGUMENTS);
     for number in changed.filter(|number| to_save.register(*number)) {
-        frame.save(a, number)?;
+        stack.save(a, number)?;
     }
-    if needed.flags() && frame.of_flags().is_none() {
-        frame.save_arithmetic_flags(a)?;
+    if needed.flags() && stack.of_flags().is_none() {
+        stack.save_arithmetic_flags(a)?;
     }
     let mut done = a.create_label();
-    a.lea(reg::r11, qword_ptr(reg::rsp + frame.depth()))?;
+    a.lea(reg::r11, qword_ptr(reg::rsp + stack.depth()))?;
     a.mov(reg::r10, follow.argument(number))?;
     a.call(following.trampoline.wrapping_add(ENTER).0)?;
     if follow.records {
         a.test(reg::rax, reg::rax)?;
         a.je(done)?;
-        keep(a, &frame, recorded)?;
+        keep(a, &stack, recorded)?;
     }
     a.set_label(&mut done)?;
     a.zero_bytes()?;
-    Ok(frame.restore(a, needed)?)
+    Ok(stack.restore(a, needed)?)
 }
 
 /// Puts the values, as they are at the probe, and the time into the call at RAX.
-fn keep(a: &mut CodeAssembler, frame: &Frame, fetches: Fetches) -> Result<(), IcedError> {
+fn keep(a: &mut CodeAssembler, stack: &Saved, fetches: Fetches) -> Result<(), IcedError> {
     let call = reg::r11;
     a.mov(call, reg::rax)?;
-    let rsp = qword_ptr(reg::rsp + frame.depth());
+    let rsp = qword_ptr(reg::rsp + stack.depth());
     for (it, at) in fetches.layout() {
-        fetch::write(a, it, frame, rsp, qword_ptr(call + (ENTRY + at)))?;
+        fetch::write(a, it, stack, rsp, qword_ptr(call + (ENTRY + at)))?;
     }
     a.mov(reg::r10, reg::rdx)?;
     record::time(a)?;

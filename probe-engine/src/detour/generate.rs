@@ -7,11 +7,11 @@ use iced_x86::code_asm::CodeAssembler;
 use super::code::{Detour, Full};
 use super::environment::Environment;
 use super::error::DetourError;
-use super::frame::Needed;
 use super::live::Dead;
 use super::purpose::{Follow, Purpose, Tag};
 use super::region::Region;
-use super::{checks, copies, follow, record};
+use super::saved::Needed;
+use super::{checks, follow, overwritten, record};
 use crate::probe::Capture;
 
 /// Generates the detour of a region for the address `at`.
@@ -58,7 +58,7 @@ pub fn generate(
         }
         None => None,
     };
-    let marks = copies::write(&mut a, region, &mut first)?;
+    let marks = overwritten::write(&mut a, region, &mut first)?;
     // What is rare is behind the rest.
     if let Some(unmet) = unmet {
         unmet.write(&mut a, first)?;

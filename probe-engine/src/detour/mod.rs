@@ -3,20 +3,20 @@
 
 mod checks;
 mod code;
-mod copies;
 mod environment;
 mod error;
 mod fetch;
 mod follow;
-mod frame;
 mod generate;
 mod ground;
 mod gs;
 pub mod live;
+mod overwritten;
 mod pun;
 mod purpose;
 mod record;
 mod region;
+mod saved;
 mod targets;
 mod trampoline;
 

@@ -22,9 +22,9 @@ use super::code::Full;
 use super::environment::{Environment, Following};
 use super::error::DetourError;
 use super::fetch;
-use super::frame::{Frame, GENERAL, Needed, RSP};
 use super::live::Dead;
-use super::record::{self, Full as FullRing, Trap};
+use super::record::{self, Reservation, Wait};
+use super::saved::{GENERAL, Needed, RSP, Saved};
 use crate::calls::layout::{
     ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
     HASH, LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
@@ -264,7 +264,7 @@ fn to_task(
 
 /// See [`Trampoline`].
 struct Left {
-    trap: Trap,
+    trap: Wait,
     told: [CodeLabel; 4],
     depth: u64,
 }
@@ -278,13 +278,13 @@ fn leave(
     let [mut counts, mut done, mut gone, mut lost] = labels(a);
     let [mut recorded, mut missed] = labels(a);
     let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
-    let mut frame = Frame::default();
-    frame.save_flags(a)?;
+    let mut stack = Saved::default();
+    stack.save_flags(a)?;
     for number in (0..GENERAL).filter(|number| *number != RSP) {
-        frame.save(a, number)?;
+        stack.save(a, number)?;
     }
     a.mov(TABLE, following.table.0)?;
-    a.lea(SLOT, qword_ptr(reg::rsp + frame.depth()))?;
+    a.lea(SLOT, qword_ptr(reg::rsp + stack.depth()))?;
     to_bucket(a)?;
     a.xor(reg::ebx, reg::ebx)?;
     a.xor(reg::r13d, reg::r13d)?;
@@ -310,7 +310,7 @@ fn leave(
     to_tally(a, tally, reg::r15d, word)?;
     a.test(word, word)?;
     a.js(counts)?;
-    let mut full = write_record(a, environment, &frame, (call, word), done)?;
+    let mut full = write_record(a, environment, &stack, (call, word), done)?;
     a.set_label(&mut recorded)?;
     a.jmp(done)?;
 
@@ -321,12 +321,12 @@ fn leave(
     a.set_label(&mut gone)?;
     a.mov(qword_ptr(BUCKET + way * 8), 0)?;
     let all = Needed::live(Dead::default());
-    frame.restore(a, all)?;
+    stack.restore(a, all)?;
     a.ret()?;
 
     // The guest has destroyed its table: nobody knows where this call came from.
     a.set_label(&mut lost)?;
-    frame.restore(a, all)?;
+    stack.restore(a, all)?;
     a.int3()?;
     let trap = when_full(a, &mut full, (word, tally))?;
     a.set_label(&mut missed)?;
@@ -334,7 +334,7 @@ fn leave(
     Ok(Left {
         trap,
         told: [recorded, missed, done, gone],
-        depth: frame.depth().unsigned_abs().into(),
+        depth: stack.depth().unsigned_abs().into(),
     })
 }
 
@@ -342,12 +342,12 @@ fn leave(
 fn write_record(
     a: &mut CodeAssembler,
     environment: &Environment,
-    frame: &Frame,
+    stack: &Saved,
     (call, word): (AsmRegister64, AsmRegister32),
     done: CodeLabel,
-) -> Result<FullRing, IcedError> {
+) -> Result<Reservation, IcedError> {
     let (block, record) = (reg::rsi, reg::rdi);
-    let mut full = FullRing::new(a, done, block);
+    let mut full = Reservation::new(a, done, block);
     a.mov(block, environment.block)?;
     full.reserve(a, record, layout::RETURN_WORDS * 8)?;
     record::address(a, environment, block, record)?;
@@ -367,7 +367,7 @@ fn write_record(
     let rsp = qword_ptr(SLOT + 8);
     for (it, at) in Fetches::ALL.layout() {
         let to = qword_ptr(record + (layout::RECORD_VALUES + at));
-        fetch::write(a, it, frame, rsp, to)?;
+        fetch::write(a, it, stack, rsp, to)?;
     }
     let at_entry = Fetches::ALL.layout().map(|(_, at)| ENTRY + at);
     let of_call = [ORIGIN, ENTRY_TSC].into_iter().chain(at_entry);
@@ -382,10 +382,10 @@ fn write_record(
 /// Writes what happens when the ring is full, up to where the call has been counted as missed.
 fn when_full(
     a: &mut CodeAssembler,
-    full: &mut FullRing,
+    full: &mut Reservation,
     (word, tally): (AsmRegister32, AsmRegister64),
-) -> Result<Trap, IcedError> {
-    let mut trap = Trap::new(a);
+) -> Result<Wait, IcedError> {
+    let mut trap = Wait::new(a);
     full.check(a)?;
     a.test(word, LOSSLESS as i32)?;
     a.je(trap.gives_up)?;

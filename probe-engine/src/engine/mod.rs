@@ -13,12 +13,12 @@
 //! vCPUs, as at the end of init text, is right.
 
 mod body;
-mod condition;
 mod copies;
 mod credit;
 mod departed;
 mod ended;
 mod exits;
+mod filter;
 mod follow;
 mod foresight;
 mod guest_kprobes;
@@ -45,6 +45,7 @@ mod under_way;
 mod watch;
 mod way;
 mod ways_out;
+mod wishes;
 
 #[cfg(test)]
 mod tests;
@@ -253,7 +254,8 @@ impl Engine {
     /// What is told of probes.
     fn infos<'a>(&self, probes: impl IntoIterator<Item = &'a Arc<Probe>>) -> Vec<ProbeInfo> {
         let table = self.table();
-        let info = |probe: &Arc<Probe>| probe.info(table.site(probe.address()));
+        let info =
+            |probe: &Arc<Probe>| probe.info(wishes::optimization(table.site(probe.address())));
         probes.into_iter().map(info).collect()
     }
 }

@@ -19,7 +19,7 @@ use super::jump::{Jump, Verdict};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
-use crate::arena::DetourError;
+use crate::arena::PlaceError;
 use crate::calls::layout;
 use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
 use crate::error::ChangeError;
@@ -332,9 +332,9 @@ impl Engine {
         let placed = placed.map_err(|error| {
             let reason = error.to_string();
             match error {
-                DetourError::NoAddress { .. } => NoJump::NoAddress { reason },
-                DetourError::NoNumber { .. } => NoJump::TooMany { reason },
-                DetourError::Build(_) | DetourError::Memory(_) => NoJump::NoDetour { reason },
+                PlaceError::NoAddress { .. } => NoJump::NoAddress { reason },
+                PlaceError::NoNumber { .. } => NoJump::TooMany { reason },
+                PlaceError::Build(_) | PlaceError::Memory(_) => NoJump::NoDetour { reason },
             }
         })?;
         Ok(Jump::new(region, purpose, placed))

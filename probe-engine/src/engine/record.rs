@@ -6,11 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use guest_state::GuestVirtAddr;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::jump::optimization;
-use super::site::Site;
 use super::ways_out::WaysOut;
 use crate::probe::{
-    Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+    Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
 };
 
 /// Where a probe is at the moment.
@@ -216,8 +214,8 @@ impl Probe {
         self.ended.fetch_add(times, Ordering::Relaxed);
     }
 
-    /// What is told of it; its site tells whether it is a jump.
-    pub(super) fn info(&self, site: Option<&Arc<Site>>) -> ProbeInfo {
+    /// What is told of it, with what its site tells of jumps.
+    pub(super) fn info(&self, optimization: Optimization) -> ProbeInfo {
         let (presence, spot) = self.where_now().clone();
         let kind = match self.kind {
             ProbeKind::Return { .. } => ProbeKind::Return {
@@ -254,7 +252,7 @@ impl Probe {
                 optimize: self.may_optimize(),
                 ..self.options.clone()
             },
-            optimization: optimization(site),
+            optimization,
         }
     }
 

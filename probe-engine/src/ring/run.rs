@@ -24,12 +24,12 @@ pub struct Record {
     /// Those registers that it has; the others are 0, and so is RIP.
     pub registers: Registers,
     /// The call, if this is of its return.
-    pub call: Option<Box<Call>>,
+    pub call: Option<Box<Returned>>,
 }
 
-/// What a return's record tells besides.
+/// What the record of a return tells of its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
+pub struct Returned {
     /// Where it was made from, and returns to.
     pub caller: u64,
     /// When it began, in the guest's ticks.
@@ -132,7 +132,7 @@ impl Record {
         let (tsc, task) = (Tsc(words.next()?), words.next()?);
         let (registers, call) = if header.returns {
             let registers = Fetches::ALL.decode(&mut words)?;
-            let call = Call {
+            let call = Returned {
                 caller: words.next()?,
                 entry_tsc: Tsc(words.next()?),
                 entry: Fetches::ALL.decode(&mut words)?,

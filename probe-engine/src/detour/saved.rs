@@ -1,4 +1,4 @@
-//! What a part of a detour puts aside on the stack, so that it may use registers.
+//! Saved registers: what a part of a detour puts aside on the stack, so that it may use registers.
 //!
 //! Kernel code has no red zone below RSP (`-mno-red-zone`, `arch/x86/Makefile`).
 
@@ -17,8 +17,8 @@ pub(super) const RSP: u8 = 4;
 /// How many general registers there are.
 pub(super) const GENERAL: u8 = 16;
 
-/// Bytes of a slot.
-const SLOT: i32 = 8;
+/// Bytes of what is pushed.
+const WORD: i32 = 8;
 
 /// What is read after this part of the detour, by whoever: it must be as it was at the probe.
 #[derive(Debug, Clone, Copy)]
@@ -61,9 +61,9 @@ impl Needed {
     }
 }
 
-/// What is in a slot.
+/// What is in a word of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Slot {
+enum Kept {
     Register(u8),
     /// RFLAGS as they were.
     Flags,
@@ -71,55 +71,55 @@ enum Slot {
     Held,
 }
 
-/// The stack of one part of a detour. The slots are pushed one after the other.
+/// What one part of a detour has pushed, in that order.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Frame(Vec<Slot>);
+pub(super) struct Saved(Vec<Kept>);
 
-impl Frame {
+impl Saved {
     /// Puts RFLAGS aside: what is to be recorded of them.
     pub(super) fn save_flags(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        self.0.push(Slot::Flags);
+        self.0.push(Kept::Flags);
         a.pushfq()
     }
 
     /// Puts the arithmetic flags aside, and loses RAX.
     pub(super) fn save_arithmetic_flags(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         hold_flags(a)?;
-        self.0.push(Slot::Held);
+        self.0.push(Kept::Held);
         a.push(reg::rax)
     }
 
     /// Puts a register aside. RSP has to be the first.
     pub(super) fn save(&mut self, a: &mut CodeAssembler, number: u8) -> Result<(), IcedError> {
-        self.0.push(Slot::Register(number));
+        self.0.push(Kept::Register(number));
         a.push(gpr(number))
     }
 
     /// Bytes that RSP is below what it was at the probe.
     pub(super) fn depth(&self) -> i32 {
-        self.0.len() as i32 * SLOT
+        self.0.len() as i32 * WORD
     }
 
     /// Where a register's value is now, from RSP, if it was put aside.
     pub(super) fn of(&self, number: u8) -> Option<i32> {
-        self.slot(Slot::Register(number))
+        self.find(Kept::Register(number))
     }
 
     /// Where RFLAGS are now, from RSP, if they were put aside.
     pub(super) fn of_flags(&self) -> Option<i32> {
-        self.slot(Slot::Flags)
+        self.find(Kept::Flags)
     }
 
-    fn slot(&self, slot: Slot) -> Option<i32> {
-        let behind = self.0.iter().rev().position(|found| *found == slot)?;
-        Some(behind as i32 * SLOT)
+    fn find(&self, kept: Kept) -> Option<i32> {
+        let behind = self.0.iter().rev().position(|found| *found == kept)?;
+        Some(behind as i32 * WORD)
     }
 
     /// Undoes it all: the arithmetic flags, if they are `needed` and here; registers that are needed.
     /// Until there RAX, if it is here, may be used.
     pub(super) fn restore(&self, a: &mut CodeAssembler, needed: Needed) -> Result<(), IcedError> {
         if needed.flags() {
-            if let Some(at) = self.slot(Slot::Held) {
+            if let Some(at) = self.find(Kept::Held) {
                 a.mov(reg::rax, qword_ptr(reg::rsp + at))?;
                 release_flags(a)?;
             } else if let Some(at) = self.of_flags() {
@@ -133,13 +133,13 @@ impl Frame {
             }
         }
         let mut skip = 0;
-        for slot in self.0.iter().rev() {
-            match slot {
-                Slot::Register(number) if needed.register(*number) => {
+        for kept in self.0.iter().rev() {
+            match kept {
+                Kept::Register(number) if needed.register(*number) => {
                     drop_bytes(a, std::mem::take(&mut skip))?;
                     a.pop(gpr(*number))?;
                 }
-                _ => skip += SLOT,
+                _ => skip += WORD,
             }
         }
         drop_bytes(a, skip)

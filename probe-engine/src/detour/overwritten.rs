@@ -1,4 +1,4 @@
-//! The region's instructions, as they are executed in the detour.
+//! The overwritten instructions of a region, as they are executed in the detour.
 
 use guest_state::GuestVirtAddr;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel};

@@ -1,4 +1,4 @@
-//! Conditions at a breakpoint; detours have them compiled in.
+//! Which hits of a breakpoint meet the conditions of a probe; detours have those compiled in.
 
 use guest_state::x86_64::paging::{PageTables, read_virt};
 use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
