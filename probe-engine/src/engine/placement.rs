@@ -10,7 +10,7 @@ use guest_state::{GuestMemory, GuestVirtAddr};
 use super::body::{Body, Function};
 use super::jump::Verdict;
 use super::record::Spot;
-use super::site::Site;
+use super::site::{Probes, Site};
 use super::{Engine, guest_kprobes};
 use crate::error::RegisterError;
 use crate::insn::{self, Code};
@@ -105,10 +105,11 @@ impl Engine {
             len: len as u8,
             module: body.module(),
             way,
-            probes: Vec::new(),
+            probes: Probes::new(),
             milestone: None,
             armed: false,
-            active: Vec::new(),
+            follows: false,
+            active: Probes::new(),
             verdict: Verdict::Waiting,
         };
         let spot = Spot {

@@ -37,29 +37,32 @@ pub(super) enum Presence {
 }
 
 /// See the module's text.
+///
+/// What a hit looks at comes first and lies in two neighbouring lines of the cache, see [`Site`].
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Probe {
     pub(super) id: ProbeId,
-    pub(super) name: String,
+    hits: AtomicU64,
+    exits: AtomicU64,
     pub(super) kind: ProbeKind,
-    /// As it was asked for.
-    pub(super) place: Place,
     enabled: AtomicBool,
-    pub(super) options: Options,
     may_optimize: AtomicBool,
     /// It has been removed: nobody is interested any more.
     removed: AtomicBool,
-    where_now: Mutex<(Presence, Spot)>,
-    hits: AtomicU64,
+    pub(super) options: Options,
     missed: AtomicU64,
     /// Calls that never return.
     ended: AtomicU64,
-    exits: AtomicU64,
     /// Those of the exits that were at a tripwire.
     trips: AtomicU64,
     /// Calls that a return probe follows now, and at most.
     active: AtomicU32,
     pub(super) max_active: u32,
+    pub(super) name: String,
+    /// As it was asked for.
+    pub(super) place: Place,
+    where_now: Mutex<(Presence, Spot)>,
 }
 
 impl Probe {
