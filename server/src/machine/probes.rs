@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Tries a change again as long as the guest is in the middle of one of its own.
-fn retried<T>(change: impl Fn() -> Result<T, Status>) -> Result<T, Status> {
+fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
     let end = Instant::now() + PATIENCE;
     loop {
         match change() {
@@ -68,12 +68,13 @@ impl Machine {
         let specs = convert::specs("probes", specs)?;
         let _alone = self.changing.lock();
         self.check_room(specs.len())?;
-        let register = |stopped: &Stopped<'_>| {
+        let mut draft = self.engine.draft(&self.memory, &specs);
+        let mut register = |stopped: &Stopped<'_>| {
             self.find_kernel(stopped)?;
-            let probes = self.engine.register(stopped, &specs);
+            let probes = self.engine.register_drafted(stopped, &mut draft);
             probes.map_err(|error| status::register(&error))
         };
-        let changed = retried(|| self.change(register))?;
+        let changed = retried(|| self.change(&mut register))?;
         Ok(changed.map(convert::probes))
     }
 

@@ -211,6 +211,14 @@ impl Fixture {
         self.engine.commit_jumps(&self.guest(), prepared).unwrap()
     }
 
+    /// How many copies more there is room for.
+    pub fn vacant_slots(&self) -> usize {
+        match &*self.engine.arena.lock() {
+            ArenaState::None(_) => 0,
+            ArenaState::Installed(arena) => arena.vacant(),
+        }
+    }
+
     /// Code or data in the arena that has room for jumps.
     pub fn wide_bytes(&self, at: GuestVirtAddr, len: usize) -> Vec<u8> {
         let phys = self.engine.arena_phys(at).unwrap();

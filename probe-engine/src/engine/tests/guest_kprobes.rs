@@ -22,7 +22,7 @@ fn guest() -> Fixture {
 }
 
 /// A kprobe of the guest's on the instruction at an offset of the text, not armed.
-fn kprobe(f: &Fixture, offset: u64) -> Kprobe<'_> {
+pub fn kprobe(f: &Fixture, offset: u64) -> Kprobe<'_> {
     let kprobe = Kprobe {
         memory: &*f.memory,
         own: OWN,
