@@ -13,6 +13,7 @@
 //! vCPUs, as at the end of init text, is right.
 
 mod body;
+mod change;
 mod condition;
 mod copies;
 mod credit;
@@ -38,7 +39,6 @@ mod rings;
 mod site;
 mod standing;
 mod step;
-mod switch;
 mod table;
 mod target;
 mod tasks;

@@ -10,7 +10,7 @@ use super::jump::optimization;
 use super::site::Site;
 use super::ways_out::WaysOut;
 use crate::probe::{
-    Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+    Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy, Switch,
 };
 
 /// Where a probe is at the moment.
@@ -105,17 +105,18 @@ impl Probe {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    pub(super) fn enable(&self, on: bool) {
-        self.enabled.store(on, Ordering::Relaxed);
+    /// Sets one of its switches, and returns what that was.
+    pub(super) fn set(&self, switch: Switch) -> Switch {
+        let swap = |flag: &AtomicBool, on| flag.swap(on, Ordering::Relaxed);
+        match switch {
+            Switch::Enabled(on) => Switch::Enabled(swap(&self.enabled, on)),
+            Switch::Optimize(on) => Switch::Optimize(swap(&self.may_optimize, on)),
+        }
     }
 
     /// Whether it may become a jump, if it can.
     pub(super) fn may_optimize(&self) -> bool {
         self.may_optimize.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn let_optimize(&self, on: bool) {
-        self.may_optimize.store(on, Ordering::Relaxed);
     }
 
     pub(super) fn is_removed(&self) -> bool {

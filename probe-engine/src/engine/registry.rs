@@ -6,12 +6,13 @@ use std::sync::Arc;
 use guest_state::StoppedGuest;
 
 use super::Engine;
+use super::change::Change;
 use super::draft::Draft;
 use super::record::{Presence, Probe};
 use super::table::Table;
 use super::target::{Finder, Target};
 use crate::error::{ChangeError, RegisterError};
-use crate::probe::{ProbeId, ProbeInfo, ProbeKind, ProbeSpec};
+use crate::probe::{ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Switch};
 
 /// How many calls a return probe follows if its user doesn't say
 /// (`kernel/kprobes.c`, `register_kretprobe`).
@@ -87,9 +88,7 @@ impl Engine {
         draft: &mut Draft<'_>,
     ) -> Result<Vec<ProbeInfo>, RegisterError> {
         let specs = draft.specs;
-        let mut registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
+        let mut change = self.change(guest);
         self.tidy_calls(guest);
         self.make_room(guest, specs.len());
         let kprobes = self.guest_kprobes(guest);
@@ -97,15 +96,21 @@ impl Engine {
         if kprobes.changing && specs.iter().any(is_code) {
             return Err(RegisterError::KprobesChanging);
         }
-        let finder = Finder::new(self, guest, &before, &kprobes, registry.init_freed);
-        let added = self.add_all(&registry, finder, draft, &mut table)?;
-        self.wait_for_modules(guest, &mut table, &registry, &added)?;
+        let Change {
+            registry,
+            before,
+            table,
+            ..
+        } = &mut change;
+        let finder = Finder::new(self, guest, before, &kprobes, registry.init_freed);
+        let added = self.add_all(registry, finder, draft, table)?;
+        self.wait_for_modules(guest, table, registry, &added)?;
         table.watch(registry.probes().chain(&added))?;
-        self.switch_stopped::<RegisterError>(guest, &before, &table.changed())?;
+        table.reconsider();
+        change.commit::<RegisterError>()?;
         for probe in &added {
-            registry.add(probe);
+            change.registry.add(probe);
         }
-        self.debug_for_no_more(guest);
         Ok(self.infos(&added))
     }
 
@@ -178,10 +183,11 @@ impl Engine {
         guest: &dyn StoppedGuest,
         ids: &[ProbeId],
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let mut registry = self.registry.lock();
+        let mut change = self.change(guest);
+        let Change {
+            registry, table, ..
+        } = &mut change;
         let removed = registry.select(ids)?;
-        let before = self.table();
-        let mut table = Table::clone(&before);
         for probe in &removed {
             for at in probe.places() {
                 table.change(at, |site| {
@@ -195,13 +201,13 @@ impl Engine {
             .filter(|probe| !gone.contains(&probe.id))
             .cloned()
             .collect();
-        self.release_milestones(&mut table, &rest);
+        self.release_milestones(table, &rest);
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
-        let table = table.changed();
+        table.reconsider();
         self.end_calls(guest);
         self.settle(guest.memory());
         let unfinished = self.unfinished(guest, &removed);
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
+        change.commit::<ChangeError>()?;
         for (probe, times) in removed.iter().zip(unfinished) {
             probe.miss_often(times);
             probe.remove();
@@ -219,73 +225,71 @@ impl Engine {
         // Where memory can't be read, calls end as they would have.
         let _result = self.forget_followed(guest.memory(), &ended);
         self.tidy_calls(guest);
-        self.debug_for_no_more(guest);
         for probe in &removed {
-            registry.remove(probe.id);
+            change.registry.remove(probe.id);
         }
         Ok(self.infos(&removed))
     }
 
-    /// Enables or disables all of these probes, or none.
+    /// Switches all of these probes, or none.
     ///
     /// # Errors
     /// A probe doesn't exist, the text can't be written, or there is no debug
     /// register left for a watchpoint.
-    pub fn enable(
+    pub fn switch(
         &self,
         guest: &dyn StoppedGuest,
         ids: &[ProbeId],
-        on: bool,
+        switch: Switch,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let registry = self.registry.lock();
-        let probes = registry.select(ids)?;
-        let were: Vec<_> = probes.iter().map(|probe| probe.is_enabled()).collect();
-        for probe in &probes {
-            probe.enable(on);
-        }
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.rearm();
-        let result = table
-            .watch(registry.probes())
-            .map_err(ChangeError::from_watch);
-        let table = table.changed();
-        let result = result.and_then(|()| self.may_arm(guest, &before, &table));
-        let result = result.and_then(|()| self.switch_stopped(guest, &before, &table));
-        if let Err(error) = result {
+        let mut change = self.change(guest);
+        let probes = change.registry.select(ids)?;
+        let were: Vec<_> = probes.iter().map(|probe| probe.set(switch)).collect();
+        let result = self.commit_switch(&mut change);
+        if result.is_err() {
             for (probe, was) in probes.iter().zip(were) {
-                probe.enable(was);
+                probe.set(was);
             }
-            return Err(error);
         }
-        self.end_calls(guest);
-        self.forget_unseen();
-        self.debug_for_no_more(guest);
-        Ok(self.infos(&probes))
+        result.map(|()| self.infos(&probes))
     }
 
-    /// Takes all breakpoints and watchpoints that users asked for out of the
-    /// guest, or puts those of the enabled probes back; the probes' own states
-    /// stay as they are.
+    /// Switches all probes at once: takes all breakpoints and watchpoints that users asked for out of the guest,
+    /// or makes breakpoints of all jumps. The probes' own switches stay as they are, and count again as soon as
+    /// this one is on.
     ///
     /// # Errors
     /// The text can't be written.
-    pub fn arm_all(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
-        let _registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.disarmed = !on;
+    pub fn switch_all(&self, guest: &dyn StoppedGuest, switch: Switch) -> Result<(), ChangeError> {
+        let mut change = self.change(guest);
+        match switch {
+            Switch::Enabled(on) => change.table.disarmed = !on,
+            Switch::Optimize(on) => change.table.jumpless = !on,
+        }
+        self.commit_switch(&mut change)
+    }
+
+    /// Commits what switches say now.
+    fn commit_switch(&self, change: &mut Change<'_>) -> Result<(), ChangeError> {
+        let guest = change.guest;
+        let Change {
+            registry,
+            before,
+            table,
+            ..
+        } = change;
         table.rearm();
-        let table = table.changed();
-        self.may_arm(guest, &before, &table)?;
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
+        let watched = table.watch(registry.probes());
+        watched.map_err(ChangeError::from_watch)?;
+        table.reconsider();
+        self.may_arm(guest, before, table)?;
+        change.commit::<ChangeError>()?;
         self.end_calls(guest);
         self.forget_unseen();
-        self.debug_for_no_more(guest);
         Ok(())
     }
 
-    /// Whether [`Self::arm_all`] has taken all breakpoints out.
+    /// Whether [`Self::switch_all`] has taken all breakpoints out.
     pub fn is_disarmed(&self) -> bool {
         self.table().disarmed
     }

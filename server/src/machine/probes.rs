@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use probe_engine::probe::ProbeId;
+use probe_engine::probe::{ProbeId, Switch};
 use tonic::{Code, Status};
 use vmm::Stopped;
 use vmprobe_proto::v1;
@@ -110,7 +110,7 @@ impl Machine {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
         let enable = |stopped: &Stopped<'_>| {
-            let probes = self.engine.enable(stopped, &ids, on);
+            let probes = self.engine.switch(stopped, &ids, Switch::Enabled(on));
             probes.map_err(|error| status::change(&error))
         };
         let changed = retried(|| self.change(enable))?;
@@ -121,7 +121,7 @@ impl Machine {
     pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
         let arm = |stopped: &Stopped<'_>| {
-            let armed = self.engine.arm_all(stopped, on);
+            let armed = self.engine.switch_all(stopped, Switch::Enabled(on));
             armed.map_err(|error| status::change(&error))
         };
         retried(|| self.change(arm))

@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::engine::copies::ArenaState;
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec};
+use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Switch};
 
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.
@@ -320,7 +320,9 @@ impl Fixture {
     }
 
     pub fn enable(&self, id: ProbeId, on: bool) {
-        self.engine.enable(&self.guest(), &[id], on).unwrap();
+        self.engine
+            .switch(&self.guest(), &[id], Switch::Enabled(on))
+            .unwrap();
     }
 
     /// A vCPU's trap at an int3.
