@@ -156,6 +156,15 @@ impl Default for Options {
     }
 }
 
+/// What can be switched, of some probes or of all at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    /// Whether hits are noticed.
+    Enabled(bool),
+    /// Whether probes may become jumps. Becoming one comes later, in the background.
+    Optimize(bool),
+}
+
 /// Whether a probe is a jump, which costs no exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Optimization {

@@ -16,7 +16,7 @@ use guest_state::{GuestMemory, GuestVirtAddr, Registers, VcpuId};
 use super::jump::Jump;
 use super::merge::Merger;
 use super::record::Probe;
-use super::site::{Site, are_same};
+use super::site::{Probes, Site, are_same};
 use super::table::Table;
 use crate::calls::Tally;
 use crate::detour::{Full, Purpose};
@@ -38,7 +38,7 @@ pub(super) struct Credit {
     /// Changes of probes while there were unfinished records, the oldest first.
     eras: VecDeque<Era>,
     /// What detours were before the change that is being made.
-    former: HashMap<u32, Vec<Arc<Probe>>>,
+    former: HashMap<u32, Probes>,
     /// The numbers of those whose counts are somebody's, in order. Those of removed probes are nobody's, and
     /// may be many.
     counted: Vec<Range<u32>>,
@@ -52,7 +52,7 @@ struct Era {
     /// For each ring, the position up to which it was.
     ends: Vec<u64>,
     /// The probes of those detours that have others since.
-    former: HashMap<u32, Vec<Arc<Probe>>>,
+    former: HashMap<u32, Probes>,
 }
 
 /// A detour.
@@ -66,7 +66,7 @@ pub(super) struct Known {
     /// What its counter had come to when it was last looked at.
     counted: u64,
     /// The probes that are enabled while its jump is in the text, or were when it was last.
-    probes: Vec<Arc<Probe>>,
+    probes: Probes,
 }
 
 impl Credit {
@@ -243,7 +243,7 @@ impl Credit {
         let mut eras = self.eras.iter().filter(is_before);
         let former = eras.find_map(|era| era.former.get(&detour));
         let now = || self.known(detour).map(|known| &known.probes);
-        former.or_else(now).map_or(&[], Vec::as_slice)
+        former.or_else(now).map_or(&[], Probes::as_slice)
     }
 
     /// Whether this probe is among those that an unfinished record at this position is of.

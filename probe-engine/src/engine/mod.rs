@@ -13,9 +13,11 @@
 //! vCPUs, as at the end of init text, is right.
 
 mod body;
+mod change;
 mod copies;
 mod credit;
 mod departed;
+mod draft;
 mod ended;
 mod exits;
 mod filter;
@@ -37,8 +39,8 @@ mod rings;
 mod site;
 mod standing;
 mod step;
-mod switch;
 mod table;
+mod target;
 mod tasks;
 mod trap;
 mod under_way;
@@ -77,6 +79,7 @@ use table::Table;
 use crate::event::EventSink;
 use crate::probe::{ProbeId, ProbeInfo};
 
+pub use draft::Draft;
 pub use merge::Merger;
 pub use optimizer::Prepared;
 pub use rings::Drained;

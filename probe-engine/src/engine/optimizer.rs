@@ -14,6 +14,7 @@ use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
 use super::body::{Body, KernelBody};
+use super::change::Change;
 use super::copies::ArenaState;
 use super::jump::{Jump, Verdict};
 use super::site::Site;
@@ -23,7 +24,7 @@ use crate::arena::PlaceError;
 use crate::calls::layout;
 use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
 use crate::error::ChangeError;
-use crate::probe::{NoJump, Place, ProbeId, ProbeInfo};
+use crate::probe::{NoJump, Place};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
@@ -156,25 +157,27 @@ impl Engine {
         guest: &dyn StoppedGuest,
         prepared: Prepared,
     ) -> Result<usize, ChangeError> {
-        let _registry = self.registry.lock();
         let memory = guest.memory();
-        self.tidy_calls(guest);
-        self.take_back(memory)?;
-        if prepared.crowded {
-            self.reclaim(guest);
-            // Those that are left are in use, or look so: they'd have to become many more.
-            self.optimizer.lock().worth = 2 * self.idle_detours();
-            self.unsettled.store(true, Ordering::Relaxed);
+        {
+            let _registry = self.registry.lock();
+            self.tidy_calls(guest);
+            self.take_back(memory)?;
+            if prepared.crowded {
+                self.reclaim(guest);
+                // Those that are left are in use, or look so: they'd have to become many more.
+                self.optimizer.lock().worth = 2 * self.idle_detours();
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
         }
-        let before = self.table();
-        let mut table = Table::clone(&before);
+        let mut change = self.change(guest);
+        let Change { before, table, .. } = &mut change;
         let mut placed = 0;
         let kprobes = self.kprobes_for_jumps(guest);
         let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
         if let Some(kprobes) = kprobes.as_ref().filter(|kprobes| !kprobes.changing)
             && prepared.verdicts.iter().any(is_jump)
         {
-            self.wait_for_oopses(memory, kprobes, &mut table);
+            self.wait_for_oopses(memory, kprobes, table);
         }
         for (site, verdict) in prepared.verdicts {
             let Verdict::Jump(jump) = &verdict else {
@@ -205,57 +208,13 @@ impl Engine {
                 self.unsettled.store(true, Ordering::Relaxed);
             }
         }
-        let table = table.settled();
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
-        self.debug_for_no_more(guest);
+        change.commit::<ChangeError>()?;
         Ok(placed)
     }
 
     /// Whether probes may become jumps at all.
     pub fn is_optimizing(&self) -> bool {
         !self.table().jumpless
-    }
-
-    /// Turns all jumps back into breakpoints, or lets them become jumps again; the probes' own
-    /// settings stay as they are.
-    ///
-    /// # Errors
-    /// The text can't be written.
-    pub fn set_optimizing(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
-        let _registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.jumpless = !on;
-        let table = table.changed();
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
-        self.debug_for_no_more(guest);
-        Ok(())
-    }
-
-    /// Says of all of these probes whether they may become jumps, or of none.
-    ///
-    /// # Errors
-    /// A probe doesn't exist, or the text can't be written.
-    pub fn optimize(
-        &self,
-        guest: &dyn StoppedGuest,
-        ids: &[ProbeId],
-        on: bool,
-    ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let registry = self.registry.lock();
-        let probes = registry.select(ids)?;
-        let were: Vec<_> = probes.iter().map(|probe| probe.may_optimize()).collect();
-        probes.iter().for_each(|probe| probe.let_optimize(on));
-        let before = self.table();
-        let table = Table::clone(&before).changed();
-        if let Err(error) = self.switch_stopped(guest, &before, &table) {
-            for (probe, was) in probes.iter().zip(were) {
-                probe.let_optimize(was);
-            }
-            return Err(error);
-        }
-        self.debug_for_no_more(guest);
-        Ok(self.infos(&probes))
     }
 
     /// Finds the jump for a site and writes its detour.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use probe_engine::engine::Prepared;
+use probe_engine::probe::Switch;
 use tokio::sync::watch;
 use tonic::{Code, Status};
 use vmm::Stopped;
@@ -77,7 +78,7 @@ impl Machine {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
         let optimize = |stopped: &Stopped<'_>| {
-            let probes = self.engine.optimize(stopped, &ids, on);
+            let probes = self.engine.switch(stopped, &ids, Switch::Optimize(on));
             probes.map_err(|error| status::change(&error))
         };
         let changed = self.change(optimize)?;
@@ -88,7 +89,7 @@ impl Machine {
     pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
         let set = |stopped: &Stopped<'_>| {
-            let set = self.engine.set_optimizing(stopped, on);
+            let set = self.engine.switch_all(stopped, Switch::Optimize(on));
             set.map_err(|error| status::change(&error))
         };
         self.change(set)

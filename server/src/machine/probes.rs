@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use probe_engine::probe::ProbeId;
+use probe_engine::probe::{ProbeId, Switch};
 use tonic::{Code, Status};
 use vmm::Stopped;
 use vmprobe_proto::v1;
@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Tries a change again as long as the guest is in the middle of one of its own.
-fn retried<T>(change: impl Fn() -> Result<T, Status>) -> Result<T, Status> {
+fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
     let end = Instant::now() + PATIENCE;
     loop {
         match change() {
@@ -68,12 +68,13 @@ impl Machine {
         let specs = convert::specs("probes", specs)?;
         let _alone = self.changing.lock();
         self.check_room(specs.len())?;
-        let register = |stopped: &Stopped<'_>| {
+        let mut draft = self.engine.draft(&self.memory, &specs);
+        let mut register = |stopped: &Stopped<'_>| {
             self.find_kernel(stopped)?;
-            let probes = self.engine.register(stopped, &specs);
+            let probes = self.engine.register_drafted(stopped, &mut draft);
             probes.map_err(|error| status::register(&error))
         };
-        let changed = retried(|| self.change(register))?;
+        let changed = retried(|| self.change(&mut register))?;
         Ok(changed.map(convert::probes))
     }
 
@@ -109,7 +110,7 @@ impl Machine {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
         let enable = |stopped: &Stopped<'_>| {
-            let probes = self.engine.enable(stopped, &ids, on);
+            let probes = self.engine.switch(stopped, &ids, Switch::Enabled(on));
             probes.map_err(|error| status::change(&error))
         };
         let changed = retried(|| self.change(enable))?;
@@ -120,7 +121,7 @@ impl Machine {
     pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
         let arm = |stopped: &Stopped<'_>| {
-            let armed = self.engine.arm_all(stopped, on);
+            let armed = self.engine.switch_all(stopped, Switch::Enabled(on));
             armed.map_err(|error| status::change(&error))
         };
         retried(|| self.change(arm))

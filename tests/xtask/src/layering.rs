@@ -230,6 +230,7 @@ fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
                 "iced-x86",
                 "parking_lot",
                 "rustc-hash",
+                "smallvec",
                 "thiserror",
             ],
         ),

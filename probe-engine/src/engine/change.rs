@@ -1,46 +1,80 @@
-//! From one table to the next, in the guest's text and for its traps.
+//! A change of probes, and from one table to the next, in the guest's text and for its traps.
 
 use std::sync::Arc;
 
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
+use parking_lot::MutexGuard;
+
 use super::Engine;
+use super::registry::Registry;
 use super::site::Site;
 use super::table::Table;
 
-impl Engine {
-    /// As [`Self::switch`], while no vCPU runs, in two phases. First the monitor is asked for all that
-    /// `before` and `after` need of it, which is right for either. Then the text changes; what jumps have
-    /// left behind until then is told of the probes that `before` has there. The change ends with
-    /// [`Self::debug_for_no_more`].
+/// A change of probes while no vCPU runs: the next table is planned, then committed. Without a commit nothing
+/// has changed.
+pub(super) struct Change<'e> {
+    engine: &'e Engine,
+    pub(super) guest: &'e dyn StoppedGuest,
+    pub(super) registry: MutexGuard<'e, Registry>,
+    /// The table of now.
+    pub(super) before: Arc<Table>,
+    /// The next one.
+    pub(super) table: Table,
+    /// Whether the monitor was asked for something.
+    asked: bool,
+}
+
+impl Change<'_> {
+    /// Makes the guest what the planned table says, as [`Engine::replace_table`] does. First the monitor is asked
+    /// for all that this table and the one of now need of it, which is right for either. Then the text changes;
+    /// what jumps have left behind until then is told of the probes that are there now.
     ///
     /// # Errors
     /// What the monitor refuses, or text that is no memory; then everything is as before.
-    pub(super) fn switch_stopped<E>(
-        &self,
-        guest: &dyn StoppedGuest,
-        before: &Arc<Table>,
-        after: &Arc<Table>,
-    ) -> Result<(), E>
+    pub(super) fn commit<E>(&mut self) -> Result<(), E>
     where
         E: From<DebuggingError> + From<MemoryError>,
     {
+        let Self { engine, guest, .. } = *self;
+        let after = std::mem::take(&mut self.table).settled();
+        self.asked = true;
         guest.set_debugging(&Debugging {
-            breakpoints: self.wants_breakpoints() || after.has_int3(),
+            breakpoints: engine.wants_breakpoints() || after.has_int3(),
             watchpoints: after.watchpoints(),
         })?;
-        self.settle(guest.memory());
-        let switched = self.switch(guest.memory(), before, after);
-        switched.inspect_err(|_| self.debug_for_no_more(guest))?;
+        engine.settle(guest.memory());
+        engine.replace_table(guest.memory(), &self.before, &after)?;
         Ok(())
     }
+}
 
+impl Drop for Change<'_> {
     /// Has the vCPUs debugged for nothing that isn't needed any more: int3s of the guest's own cost exits
     /// while ours are watched for.
-    pub(super) fn debug_for_no_more(&self, guest: &dyn StoppedGuest) {
-        // Where it is refused the vCPUs are debugged for more, and the engine gives that back.
-        let _more_is_right_too = guest.set_debugging(&self.debugging());
+    fn drop(&mut self) {
+        if self.asked {
+            // Where it is refused the vCPUs are debugged for more, and the engine gives that back.
+            let _more_is_right_too = self.guest.set_debugging(&self.engine.debugging());
+        }
+    }
+}
+
+impl Engine {
+    /// Begins to change probes; nobody else does meanwhile.
+    pub(super) fn change<'e>(&'e self, guest: &'e dyn StoppedGuest) -> Change<'e> {
+        let registry = self.registry.lock();
+        let before = Arc::clone(&self.table());
+        let table = Table::clone(&before);
+        Change {
+            engine: self,
+            guest,
+            registry,
+            before,
+            table,
+            asked: false,
+        }
     }
 
     /// Makes the guest's text what `after` says instead of `before`, the table of now. With the guest
@@ -53,7 +87,7 @@ impl Engine {
     ///
     /// # Errors
     /// Text that is no memory; then everything is as before.
-    pub(super) fn switch(
+    pub(super) fn replace_table(
         &self,
         memory: &dyn GuestMemory,
         before: &Arc<Table>,
