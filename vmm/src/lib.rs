@@ -5,14 +5,14 @@
 //! [`TrapHandler`](guest_state::TrapHandler) decides. It can have the whole guest stand still ([`Vm::stopped`]), which is when a
 //! guest's text may be changed. It doesn't know what a probe is.
 //!
-//! All unsafe code of the product is in this crate.
+//! All unsafe code of the product is in this crate and in the doctor beside it,
+//! which measures what a host's KVM does.
 
 mod acpi;
 pub mod boot;
 mod config;
 mod cpu;
 mod devices;
-pub mod doctor;
 mod ending;
 mod exits;
 mod file;

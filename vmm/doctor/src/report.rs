@@ -165,14 +165,14 @@ pub struct Check {
 }
 
 impl Check {
-    pub(super) fn ok(detail: impl Into<String>) -> Self {
+    pub(crate) fn ok(detail: impl Into<String>) -> Self {
         Self {
             ok: true,
             detail: detail.into(),
         }
     }
 
-    pub(super) fn failed(detail: impl Into<String>) -> Self {
+    pub(crate) fn failed(detail: impl Into<String>) -> Self {
         Self {
             ok: false,
             detail: detail.into(),

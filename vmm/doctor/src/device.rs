@@ -18,7 +18,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm};
 use vmm_sys_util::{ioctl::ioctl_with_ref, ioctl_iow_nr};
 
-use super::{
+use crate::{
     guest::{Guest, Runner},
     report::{Capabilities, Cpu, Device, KvmFindings, Virtualization},
 };
@@ -29,7 +29,7 @@ ioctl_iow_nr!(KVM_HAS_DEVICE_ATTR, KVMIO, 0xe3, kvm_device_attr);
 const API_VERSION: i32 = 12;
 
 /// Opens the KVM device at `path`, or tells what stands in the way.
-pub(super) fn open(path: &Path) -> Result<Kvm, Device> {
+pub(crate) fn open(path: &Path) -> Result<Kvm, Device> {
     let name = path.display().to_string();
     let unusable = |error: io::Error| Device::Unusable {
         path: name.clone(),
@@ -83,7 +83,7 @@ fn group_name(gid: u32) -> String {
 }
 
 /// What an opened KVM offers.
-pub(super) fn look(kvm: &Kvm, runner: &Runner) -> KvmFindings {
+pub(crate) fn look(kvm: &Kvm, runner: &Runner) -> KvmFindings {
     let raw = |cap: Cap| u32::try_from(kvm.check_extension_int(cap)).unwrap_or(0);
     let capabilities = Capabilities {
         sync_regs: raw(Cap::SyncRegs),
@@ -107,7 +107,7 @@ pub(super) fn look(kvm: &Kvm, runner: &Runner) -> KvmFindings {
 }
 
 /// Whether `KVM_GUESTDBG_BLOCKIRQ` is claimed.
-pub(super) fn can_block_irq(kvm: &Kvm) -> bool {
+pub(crate) fn can_block_irq(kvm: &Kvm) -> bool {
     guest_debug_flags(kvm) & KVM_GUESTDBG_BLOCKIRQ != 0
 }
 
@@ -131,7 +131,7 @@ fn has_tsc_offset(runner: &Runner) -> bool {
 }
 
 /// The processor (Intel SDM volume 2A and AMD APM volume 3, "CPUID").
-pub(super) fn cpu() -> Cpu {
+pub(crate) fn cpu() -> Cpu {
     let CpuidResult { ebx, ecx, edx, .. } = __cpuid(0);
     let vendor: Vec<u8> = [ebx, edx, ecx]
         .into_iter()

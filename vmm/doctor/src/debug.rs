@@ -5,7 +5,7 @@ use kvm_bindings::{
     kvm_guest_debug,
 };
 
-use super::{
+use crate::{
     guest::{Runner, Stop},
     report::Check,
     setup::{CODE, DATA},
@@ -24,11 +24,11 @@ const DR7_EXECUTE_0: u64 = 1 << 1 | 1 << 9;
 /// The same, on writes of 8 bytes.
 const DR7_WRITE_0: u64 = DR7_EXECUTE_0 | 0b1001 << 16;
 
-pub(super) fn single_step(runner: &Runner) -> Check {
+pub(crate) fn single_step(runner: &Runner) -> Check {
     stops_at(runner, &PROGRAM, step(0), CODE + 1, DR6_BS)
 }
 
-pub(super) fn single_step_block_irq(runner: &Runner) -> Check {
+pub(crate) fn single_step_block_irq(runner: &Runner) -> Check {
     stops_at(
         runner,
         &PROGRAM,
@@ -38,12 +38,12 @@ pub(super) fn single_step_block_irq(runner: &Runner) -> Check {
     )
 }
 
-pub(super) fn hardware_breakpoint(runner: &Runner) -> Check {
+pub(crate) fn hardware_breakpoint(runner: &Runner) -> Check {
     let debug = address_0(CODE + 2, DR7_EXECUTE_0);
     stops_at(runner, &PROGRAM, debug, CODE + 2, DR6_B0)
 }
 
-pub(super) fn watchpoint(runner: &Runner) -> Check {
+pub(crate) fn watchpoint(runner: &Runner) -> Check {
     // After the access, and so after the instruction.
     let debug = address_0(DATA, DR7_WRITE_0);
     stops_at(runner, &WRITES, debug, CODE + 3, DR6_B0)

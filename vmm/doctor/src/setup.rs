@@ -4,9 +4,9 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_dtable, kvm_regs, kvm_segment, kvm
 use kvm_ioctls::{Kvm, VcpuFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::guest::{GuestError, failed};
+use crate::guest::{GuestError, failed};
 
-pub(super) const MEMORY_SIZE: usize = 2 << 20;
+pub(crate) const MEMORY_SIZE: usize = 2 << 20;
 const GDT: u64 = 0x1000;
 const IDT: u64 = 0x2000;
 const PML4: u64 = 0x3000;
@@ -15,16 +15,16 @@ const PAGE_DIRECTORY: u64 = 0x5000;
 const TSS: u64 = 0x6000;
 const HANDLERS: u64 = 0x7000;
 /// Where the guest's code lies and starts.
-pub(super) const CODE: u64 = 0x8000;
+pub(crate) const CODE: u64 = 0x8000;
 const STACK_TOP: u64 = 0x1_8000;
 /// Zeroes for the guest's use, 4 KiB-aligned; RDI points here at the start.
-pub(super) const DATA: u64 = 0x2_0000;
+pub(crate) const DATA: u64 = 0x2_0000;
 
 /// Port of the handler of exception 0; that of exception n follows n further on.
-pub(super) const EXCEPTION_PORT: u16 = 0x40;
-pub(super) const EXCEPTIONS: u16 = 32;
+pub(crate) const EXCEPTION_PORT: u16 = 0x40;
+pub(crate) const EXCEPTIONS: u16 = 32;
 /// The exceptions that push an error code (Intel SDM volume 3A, table 7-1).
-pub(super) const WITH_ERROR_CODE: [u8; 10] = [8, 10, 11, 12, 13, 14, 17, 21, 29, 30];
+pub(crate) const WITH_ERROR_CODE: [u8; 10] = [8, 10, 11, 12, 13, 14, 17, 21, 29, 30];
 
 const CODE_SELECTOR: u16 = 0x08;
 const DATA_SELECTOR: u16 = 0x10;
@@ -32,7 +32,7 @@ const TSS_SELECTOR: u16 = 0x18;
 
 /// The guest's memory: tables (Intel SDM volume 3A, chapters 3, 4 and 7),
 /// exception handlers and `code`.
-pub(super) fn memory_with(code: &[u8]) -> Result<GuestMemoryMmap, GuestError> {
+pub(crate) fn memory_with(code: &[u8]) -> Result<GuestMemoryMmap, GuestError> {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_SIZE)])
         .map_err(|e| GuestError::Memory(e.to_string()))?;
     let write = |address: u64, bytes: &[u8]| {
@@ -64,7 +64,7 @@ pub(super) fn memory_with(code: &[u8]) -> Result<GuestMemoryMmap, GuestError> {
     Ok(memory)
 }
 
-pub(super) fn set_up(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), GuestError> {
+pub(crate) fn set_up(kvm: &Kvm, vcpu: &VcpuFd) -> Result<(), GuestError> {
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;

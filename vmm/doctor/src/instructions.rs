@@ -3,7 +3,7 @@
 //! Each has a guest of its own, so that one failure hides no other. RDI points
 //! at zeroed, aligned memory.
 
-use super::{
+use crate::{
     guest::{Guest, GuestError, Runner, Stop},
     report::Instruction,
     setup::CODE,
@@ -162,7 +162,7 @@ const TRIALS: &[Trial] = &[
     ),
 ];
 
-pub(super) fn examine(runner: &Runner) -> Vec<Instruction> {
+pub(crate) fn examine(runner: &Runner) -> Vec<Instruction> {
     // A guest that can't tell has a `cpuid` that fails, which is reported.
     let features = runner
         .run(&[0x0f, 0xa2, 0xf4], Features::ask)

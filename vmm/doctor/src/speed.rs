@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
+use crate::{
     guest::{Guest, GuestError, Runner, Stop},
     int3,
     report::{Int3Shape, Speed},
@@ -13,7 +13,7 @@ use super::{
 const LONG_ENOUGH: Duration = Duration::from_millis(20);
 const AIM: Duration = Duration::from_millis(40);
 
-pub(super) fn examine(runner: &Runner, shape: Int3Shape) -> Speed {
+pub(crate) fn examine(runner: &Runner, shape: Int3Shape) -> Speed {
     // dec rcx; jnz back; hlt
     let kernel = runner.run(&[0x48, 0xff, 0xc9, 0x75, 0xfb, 0xf4], |guest| {
         measure(1_000, |count| loop_of(guest, count))

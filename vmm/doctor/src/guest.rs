@@ -27,7 +27,7 @@ use vmm_sys_util::{
     signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal},
 };
 
-use super::setup::{
+use crate::setup::{
     CODE, EXCEPTION_PORT, EXCEPTIONS, MEMORY_SIZE, WITH_ERROR_CODE, memory_with, set_up,
 };
 
@@ -40,7 +40,7 @@ const MAX_HANGS: u32 = 3;
 
 /// Why a guest gave no answer.
 #[derive(Debug, Error)]
-pub(super) enum GuestError {
+pub(crate) enum GuestError {
     #[error("hangs: it didn't come back in time")]
     Hangs,
     #[error("not tried, as {MAX_HANGS} guests before it hung")]
@@ -59,13 +59,13 @@ pub(super) enum GuestError {
 }
 
 /// Names the KVM call that failed.
-pub(super) fn failed(call: &'static str) -> impl Fn(errno::Error) -> GuestError {
+pub(crate) fn failed(call: &'static str) -> impl Fn(errno::Error) -> GuestError {
     move |source| GuestError::Kvm { call, source }
 }
 
 /// What made the guest leave guest mode.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(crate) enum Stop {
     /// `hlt`.
     Halted,
     /// `out` to a port.
@@ -83,14 +83,14 @@ pub(super) enum Stop {
 }
 
 /// Runs guests one after another.
-pub(super) struct Runner {
+pub(crate) struct Runner {
     kvm: Arc<Kvm>,
     hangs: Cell<u32>,
     limit: Duration,
 }
 
 impl Runner {
-    pub(super) fn new(kvm: Arc<Kvm>) -> Self {
+    pub(crate) fn new(kvm: Arc<Kvm>) -> Self {
         install_kick();
         Self {
             kvm,
@@ -102,7 +102,7 @@ impl Runner {
     /// Makes a guest of `code` and gives it to `job`, on a thread of its own. One
     /// that doesn't end in time is kicked out; one that ignores this is left
     /// behind with its thread.
-    pub(super) fn run<T: Send + 'static>(
+    pub(crate) fn run<T: Send + 'static>(
         &self,
         code: &[u8],
         job: impl FnOnce(&mut Guest) -> Result<T, GuestError> + Send + 'static,
@@ -143,7 +143,7 @@ impl Runner {
 }
 
 /// A guest with one vCPU, on the vCPU's thread.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     // Before the memory, which its VM uses.
     vcpu: VcpuFd,
     _vm: VmFd,
@@ -183,7 +183,7 @@ impl Guest {
     }
 
     /// Runs until the guest leaves guest mode for a reason of its own.
-    pub(super) fn run(&mut self) -> Result<Stop, GuestError> {
+    pub(crate) fn run(&mut self) -> Result<Stop, GuestError> {
         loop {
             if self.cancelled.load(Ordering::SeqCst) {
                 return Err(GuestError::Hangs);
@@ -235,29 +235,29 @@ impl Guest {
         })
     }
 
-    pub(super) fn vcpu(&self) -> &VcpuFd {
+    pub(crate) fn vcpu(&self) -> &VcpuFd {
         &self.vcpu
     }
 
-    pub(super) fn registers(&self) -> Result<kvm_regs, GuestError> {
+    pub(crate) fn registers(&self) -> Result<kvm_regs, GuestError> {
         self.vcpu.get_regs().map_err(failed("KVM_GET_REGS"))
     }
 
-    pub(super) fn set_registers(&self, registers: &kvm_regs) -> Result<(), GuestError> {
+    pub(crate) fn set_registers(&self, registers: &kvm_regs) -> Result<(), GuestError> {
         self.vcpu
             .set_regs(registers)
             .map_err(failed("KVM_SET_REGS"))
     }
 
     /// `KVM_SET_GUEST_DEBUG`, with `KVM_GUESTDBG_` flags.
-    pub(super) fn debug(&self, debug: &kvm_guest_debug) -> Result<(), GuestError> {
+    pub(crate) fn debug(&self, debug: &kvm_guest_debug) -> Result<(), GuestError> {
         self.vcpu
             .set_guest_debug(debug)
             .map_err(failed("KVM_SET_GUEST_DEBUG"))
     }
 
     /// Injects #BP, a software exception.
-    pub(super) fn inject_breakpoint_event(&self) -> Result<(), GuestError> {
+    pub(crate) fn inject_breakpoint_event(&self) -> Result<(), GuestError> {
         let mut events = self
             .vcpu
             .get_vcpu_events()
@@ -271,7 +271,7 @@ impl Guest {
     }
 
     /// A stop in words.
-    pub(super) fn describe(&self, stop: &Stop) -> Result<String, GuestError> {
+    pub(crate) fn describe(&self, stop: &Stop) -> Result<String, GuestError> {
         Ok(match stop {
             Stop::Halted => "ran to its end".into(),
             Stop::Port(port) => format!("output to port {port:#x}"),
@@ -312,7 +312,7 @@ impl Drop for Guest {
 }
 
 /// An address in the guest, as an offset from its first instruction.
-pub(super) fn place(address: u64) -> String {
+pub(crate) fn place(address: u64) -> String {
     match address.checked_sub(CODE) {
         Some(offset @ 0..0x1000) => format!("code+{offset}"),
         _ => format!("{address:#x}"),

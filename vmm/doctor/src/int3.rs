@@ -4,7 +4,7 @@ use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
-use super::{
+use crate::{
     guest::{Guest, GuestError, Runner, Stop, place},
     report::{GiveBack, Int3, Int3Shape},
     setup::CODE,
@@ -18,7 +18,7 @@ const AFTER_INT3: u64 = INT3 + 1;
 /// The suberror of an instruction that KVM can't emulate.
 const EMULATION: u32 = 1;
 
-pub(super) fn examine(runner: &Runner) -> Int3 {
+pub(crate) fn examine(runner: &Runner) -> Int3 {
     let (shape, detail) = runner.run(&PROGRAM, shape).unwrap_or_else(|error| {
         let shape = match error {
             GuestError::Hangs => Int3Shape::Hangs,
@@ -48,7 +48,7 @@ pub(super) fn examine(runner: &Runner) -> Int3 {
 }
 
 /// Has breakpoints of the guest exit to the host; `more` flags with it.
-pub(super) fn catch_breakpoints(guest: &Guest, more: u32) -> Result<(), GuestError> {
+pub(crate) fn catch_breakpoints(guest: &Guest, more: u32) -> Result<(), GuestError> {
     guest.debug(&kvm_guest_debug {
         control: KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP | more,
         ..Default::default()

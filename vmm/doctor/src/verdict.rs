@@ -1,6 +1,6 @@
 //! From findings to a verdict and advice.
 
-use super::report::{
+use crate::report::{
     Capabilities, Check, Cpu, Device, GuestFindings, Int3, Int3Shape, KvmFindings, Report,
     Virtualization,
 };
@@ -14,7 +14,7 @@ const USE_LAB: &str = "use the lab, upstream KVM inside an emulated processor: `
                        `make test` do so by themselves";
 
 /// Weighs the findings.
-pub(super) fn conclude(cpu: Cpu, kvm: KvmFindings, guest: Option<GuestFindings>) -> Report {
+pub(crate) fn conclude(cpu: Cpu, kvm: KvmFindings, guest: Option<GuestFindings>) -> Report {
     let Weighed {
         runs_linux,
         verdict,
@@ -83,7 +83,7 @@ fn device_advice(cpu: &Cpu, device: &Device) -> Vec<String> {
     advice
 }
 
-/// What no VM can be made without, as [`crate::kvm::open`] asks for it.
+/// What no VM can be made without, as the monitor asks for it.
 fn missing(has: &Capabilities) -> Vec<&'static str> {
     let needed = [
         (has.user_memory, "KVM_CAP_USER_MEMORY"),
@@ -240,10 +240,8 @@ fn elsewhere(cpu: &Cpu) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::report::{Check, GiveBack, Instruction, Speed},
-        *,
-    };
+    use super::*;
+    use crate::report::{GiveBack, Instruction, Speed};
 
     fn cpu(virtualization: Virtualization) -> Cpu {
         Cpu {

@@ -6,6 +6,9 @@
 //! leaves the guest and how it is given back, whether single step and hardware
 //! breakpoints work, whether the instructions that a Linux boot needs run, and
 //! how fast. Nothing is printed, and a guest that doesn't come back is a finding.
+//!
+//! The crate makes its guests with KVM's calls alone and uses nothing of the
+//! monitor: it also answers where the monitor can't make a VM.
 
 mod debug;
 mod device;
