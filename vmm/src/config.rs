@@ -9,11 +9,13 @@ use guest_state::VcpuError;
 use thiserror::Error;
 
 use crate::{
-    boot::{BootMethod, LoadError, bzimage::KernelFileError},
-    cpu::CpuError,
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
+    x86_64::{
+        boot::{BootMethod, LoadError, bzimage::KernelFileError},
+        cpu::CpuError,
+    },
 };
 
 /// Fewest MiB of memory that a VM can have.
@@ -119,6 +121,14 @@ pub enum CreateError {
 }
 
 impl CreateError {
+    /// For `map_err`: `what` names what KVM refused, as in "create a vCPU".
+    pub(crate) fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Refused {
+            what,
+            cause: io::Error::from_raw_os_error(error.errno()),
+        }
+    }
+
     /// The field of [`VmConfig`] that is to blame, where it is one.
     pub fn field(&self) -> Option<&'static str> {
         match self {

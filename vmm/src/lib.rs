@@ -8,26 +8,20 @@
 //! All unsafe code of the product is in this crate and in the doctor beside it,
 //! which measures what a host's KVM does.
 
-mod acpi;
-pub mod boot;
 mod config;
-mod cpu;
 mod devices;
 mod ending;
 mod exits;
 mod file;
 mod gate;
 mod kvm;
-mod layout;
 mod ram;
 mod stopped;
-mod trap;
 mod vcpu;
 mod vm;
+mod x86_64;
 
-pub use boot::{BootMethod, LoadError};
 pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
-pub use cpu::CpuError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 pub use ending::Ending;
 pub use exits::ExitCounts;
@@ -37,3 +31,5 @@ pub use kvm::KvmError;
 pub use ram::{GuestRam, RamError};
 pub use stopped::Stopped;
 pub use vm::{StartError, StateError, Vm, VmState};
+pub use x86_64::boot::{self, BootMethod, LoadError};
+pub use x86_64::cpu::CpuError;

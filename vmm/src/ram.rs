@@ -10,7 +10,7 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
-use crate::layout;
+use crate::x86_64::layout;
 
 /// Bytes in a MiB.
 const MIB: u64 = 1 << 20;

@@ -10,39 +10,35 @@ use std::{
 };
 
 use guest_state::{ArenaMemory, Segment, TrapHandler, VcpuId};
-use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_SYNC_X86_EVENTS,
-    KVM_SYNC_X86_REGS, kvm_pit_config, kvm_userspace_memory_region,
-};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VmFd};
 use parking_lot::Mutex;
 use thiserror::Error;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    boot::{
-        self, BootMethod,
-        bzimage::{KernelFile, read_kernel},
-    },
     config::{CreateError, VmConfig},
-    cpu,
     devices::{Devices, console::Console, serial::SerialPort},
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
-    kvm, layout,
+    kvm,
     ram::GuestRam,
     stopped::Stopped,
     vcpu::{
         self, Shared, Vcpu,
         kick::{self, KickThreads},
     },
+    x86_64::{
+        boot::{
+            self, BootMethod,
+            bzimage::{KernelFile, read_kernel},
+        },
+        chips, cpu, layout,
+        vcpu::capabilities::VcpuCapabilities,
+    },
 };
-
-/// `KVM_CAP_SET_GUEST_DEBUG2`, whose value is the set of `KVM_GUESTDBG_*` flags
-/// that can be used (include/uapi/linux/kvm.h).
-const CAP_SET_GUEST_DEBUG2: libc::c_ulong = 195;
 
 /// A guest and the threads that run it. Dropping it ends it.
 pub struct Vm {
@@ -141,8 +137,8 @@ impl Vm {
 
         let fd = kvm
             .create_vm()
-            .map_err(refused("create a virtual machine"))?;
-        set_up_chips(&fd)?;
+            .map_err(CreateError::refused("create a virtual machine"))?;
+        chips::create(&fd)?;
         map_memory(&fd, &ram)?;
         let end = Arc::new(EndSignal::default());
         let console = Arc::new(Console::default());
@@ -365,34 +361,10 @@ impl Drop for Vm {
     }
 }
 
-fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CreateError {
-    move |error| CreateError::Refused {
-        what,
-        cause: io::Error::from_raw_os_error(error.errno()),
-    }
-}
-
-/// Interrupt controllers and timer, in KVM.
-fn set_up_chips(fd: &VmFd) -> Result<(), CreateError> {
-    fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(refused("place its identity map"))?;
-    fd.set_tss_address(layout::KVM_TSS as usize)
-        .map_err(refused("place its task state segment"))?;
-    fd.create_irq_chip()
-        .map_err(refused("create the interrupt controllers"))?;
-    // Linux doesn't use it under hardware-reduced ACPI; a kernel without ACPI does.
-    let pit = kvm_pit_config {
-        flags: KVM_PIT_SPEAKER_DUMMY,
-        ..Default::default()
-    };
-    fd.create_pit2(pit)
-        .map_err(refused("create the interval timer"))
-}
-
 fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
     let code = ram.arena().code;
     for (slot, region) in ram.all().iter().enumerate() {
-        let refused = refused("map guest memory");
+        let refused = CreateError::refused("map guest memory");
         let host = ram
             .all()
             .get_host_address(region.start_addr())
@@ -424,7 +396,7 @@ fn serial_port(fd: &VmFd, console: &Arc<Console>) -> Result<SerialPort, CreateEr
         cause,
     })?;
     fd.register_irqfd(&line, layout::COM1_IRQ)
-        .map_err(refused("connect the serial port"))?;
+        .map_err(CreateError::refused("connect the serial port"))?;
     let port = SerialPort::new(line, console);
     console.connect_input(port.input());
     Ok(port)
@@ -440,16 +412,13 @@ fn create_vcpu(
 ) -> Result<(Vcpu, u64), CreateError> {
     let vcpu = fd
         .create_vcpu(u64::from(index))
-        .map_err(refused("create a vCPU"))?;
+        .map_err(CreateError::refused("create a vCPU"))?;
     cpu::configure_cpuid(kvm, &vcpu, index, count)?;
     cpu::configure_common(&vcpu)?;
     if index == 0 {
         cpu::configure_boot_cpu(&vcpu, entry)?;
     }
-    let shared = KVM_SYNC_X86_REGS | KVM_SYNC_X86_EVENTS;
-    let sync_regs = kvm.check_extension_int(Cap::SyncRegs) as u32 & shared == shared;
-    let debug_flags = kvm.check_extension_raw(CAP_SET_GUEST_DEBUG2);
-    let block_irq = debug_flags > 0 && debug_flags as u32 & KVM_GUESTDBG_BLOCKIRQ != 0;
     let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);
-    Ok((Vcpu::new(VcpuId(index), vcpu, sync_regs, block_irq), tsc_hz))
+    let vcpu = Vcpu::new(VcpuId(index), vcpu, VcpuCapabilities::of(kvm));
+    Ok((vcpu, tsc_hz))
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::{
     devices::{console::Console, power::PowerPorts, serial::SerialPort},
     ending::{EndSignal, Ending},
-    layout,
+    x86_64::layout,
 };
 
 /// All devices behind I/O ports. Memory-mapped ones there are none: reads give

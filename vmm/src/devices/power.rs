@@ -1,17 +1,13 @@
 //! The ports through which a guest switches itself off or resets.
 
-use crate::{acpi, ending::Ending, layout};
+use crate::{
+    ending::Ending,
+    x86_64::{acpi, layout},
+};
 
 /// What the FADT tells the guest to write to the reset register; the value
 /// that resets a PC through the same port.
 pub(crate) const RESET_VALUE: u8 = 0x06;
-/// All the firmware there is: what stands at the reset vector writes to the
-/// reset register. Real-mode code: `mov al, RESET_VALUE; mov dx, RESET_PORT;
-/// out dx, al; hlt`.
-pub(crate) const RESET_VECTOR_CODE: [u8; 7] = {
-    let [low, high] = layout::RESET_PORT.to_le_bytes();
-    [0xb0, RESET_VALUE, 0xba, low, high, 0xee, 0xf4]
-};
 /// The keyboard controller's "pulse the reset line".
 const I8042_RESET: u8 = 0xfe;
 /// pvpanic's event bit 0: the guest has panicked (docs/specs/pvpanic.rst of QEMU).

@@ -1,12 +1,6 @@
 //! One vCPU: its thread, its exits, and the traps among them.
 
-mod context;
-mod debug;
-mod deliver;
-mod events;
 pub(crate) mod kick;
-mod msr;
-pub(crate) mod registers;
 mod run;
 mod step_timer;
 
@@ -27,12 +21,13 @@ use crate::{
     exits::ExitCounters,
     gate::Gate,
     ram::GuestRam,
-    trap::BreakpointShape,
     vcpu::{
-        context::VcpuContext,
-        debug::DebugState,
         kick::{KickThreads, Kickable},
         step_timer::StepTimer,
+    },
+    x86_64::vcpu::{
+        capabilities::VcpuCapabilities, context::VcpuContext, debug::DebugState,
+        exit::BreakpointShape, msr, registers,
     },
 };
 
@@ -51,10 +46,7 @@ pub(crate) struct Shared {
 pub(crate) struct Vcpu {
     id: VcpuId,
     fd: VcpuFd,
-    /// `KVM_CAP_SYNC_REGS` has the general registers and the pending events.
-    sync_regs: bool,
-    /// `KVM_GUESTDBG_BLOCKIRQ` can be had.
-    block_irq: bool,
+    has: VcpuCapabilities,
     debugging: DebugState,
     shape: BreakpointShape,
     /// What to add to the host's time stamp counter; none where it doesn't stay the same.
@@ -72,16 +64,15 @@ enum Left {
 }
 
 impl Vcpu {
-    pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, sync_regs: bool, block_irq: bool) -> Self {
-        if sync_regs {
+    pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, has: VcpuCapabilities) -> Self {
+        if has.sync_regs {
             fd.set_sync_valid_reg(SyncReg::Register);
             fd.set_sync_valid_reg(SyncReg::VcpuEvents);
         }
         Self {
             id,
             fd,
-            sync_regs,
-            block_irq,
+            has,
             debugging: DebugState::default(),
             shape: BreakpointShape::DebugExit,
             tsc_offset: None,
@@ -126,8 +117,7 @@ impl Vcpu {
 
     /// The MSR LSTAR.
     pub(crate) fn syscall_entry(&self) -> Result<u64, VcpuError> {
-        const LSTAR: u32 = 0xc000_0082;
-        msr::read(&self.fd, LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
+        msr::read(&self.fd, msr::LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
     }
 
     /// What it is debugged for, besides a step.
@@ -145,7 +135,7 @@ impl Vcpu {
     /// under way begins at RIP as it is now.
     fn set_debug(&self, more: u32) -> Result<(), VcpuError> {
         self.fd
-            .set_guest_debug(&self.debugging.request(self.block_irq, more))
+            .set_guest_debug(&self.debugging.request(self.has.block_irq, more))
             .map_err(|e| self.refused("set up the debugging", &e))
     }
 
@@ -179,7 +169,7 @@ impl Vcpu {
     }
 
     fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
-        if !self.sync_regs {
+        if !self.has.sync_regs {
             let registers = self.registers()?;
             return Ok(self.context_with(registers));
         }

@@ -4,24 +4,21 @@ use guest_state::x86_64::INT3;
 use guest_state::{
     Action, GuestMemory, GuestPhysAddr, Step, StepEnd, Trap, TrapHandler, VcpuError,
 };
-use kvm_bindings::{
-    KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
-    KVM_SYSTEM_EVENT_SHUTDOWN,
-};
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuExit};
 
-use super::{
-    Left, Shared, Vcpu, VcpuContext,
-    debug::{Cause, DR6_SINGLE_STEP, StepUnderWay},
-    registers::to_kvm,
-    step_timer::StepTimer,
-};
+use super::{Left, Shared, Vcpu, step_timer::StepTimer};
 use crate::{
     ending::Ending,
     exits::ExitKind,
     gate::Hold,
-    ram::GuestRam,
-    trap::{BreakpointShape, DebugExit, InternalError},
+    x86_64::vcpu::{
+        debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
+        exit::{BreakpointShape, DebugExit, InternalError},
+        msr,
+        registers::to_kvm,
+        reinject::{Reinjected, reinject},
+    },
 };
 
 /// What one `KVM_RUN` came back with, its I/O done.
@@ -36,45 +33,6 @@ enum Exit {
     Ended(Ending),
 }
 
-/// What the handler is asked about.
-#[derive(Clone, Copy)]
-enum Event {
-    Breakpoint,
-    Debug { dr6: u64, cause: Cause },
-    Astray,
-}
-
-impl Event {
-    /// In their order. None: the guest's own exception.
-    fn traps(self) -> impl Iterator<Item = Trap> {
-        let traps = match self {
-            Self::Breakpoint => [Some(Trap::Breakpoint), None],
-            Self::Debug { cause, .. } => cause.traps(),
-            Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
-        };
-        traps.into_iter().flatten()
-    }
-
-    fn ends_step(self) -> bool {
-        match self {
-            Self::Breakpoint => false,
-            Self::Debug { cause, .. } => cause.step.is_some(),
-            Self::Astray => true,
-        }
-    }
-}
-
-/// How a guest's own exception gets back to it.
-#[derive(PartialEq, Eq)]
-enum Reinjected {
-    /// It is at its handler.
-    Delivered,
-    /// KVM has been told already.
-    Injected,
-    /// KVM is to be asked by these `KVM_GUESTDBG_INJECT_*`.
-    Asked(u32),
-}
-
 impl Vcpu {
     /// Runs until the gate wants it out or it must step alone. With a hold it
     /// begins by stepping.
@@ -84,7 +42,7 @@ impl Vcpu {
         handler: &dyn TrapHandler,
         alone: Option<(Hold<'_>, Step)>,
     ) -> Result<Left, VcpuError> {
-        self.tsc_offset = super::msr::steady_tsc_offset(&self.fd);
+        self.tsc_offset = msr::steady_tsc_offset(&self.fd);
         let mut hold = None;
         if let Some((taken, asked)) = alone {
             if self.begin_step_alone(shared, handler, asked)? {
@@ -108,7 +66,7 @@ impl Vcpu {
             let event = match self.run_once(shared) {
                 Exit::Handled => continue,
                 Exit::Interrupted if leaving => break,
-                Exit::Interrupted if self.step_went_astray()? => Event::Astray,
+                Exit::Interrupted if self.step_went_astray()? => DebugEvent::Astray,
                 Exit::Interrupted => continue,
                 Exit::Ended(ending) => {
                     shared.end.end(ending);
@@ -123,10 +81,10 @@ impl Vcpu {
                     }
                     shared.exits.count(ExitKind::Breakpoint);
                     self.shape = BreakpointShape::EmulationFailure;
-                    Event::Breakpoint
+                    DebugEvent::Breakpoint
                 }
-                Exit::Trapped(DebugExit::Breakpoint) => Event::Breakpoint,
-                Exit::Trapped(DebugExit::Debug { dr6 }) => Event::Debug {
+                Exit::Trapped(DebugExit::Breakpoint) => DebugEvent::Breakpoint,
+                Exit::Trapped(DebugExit::Debug { dr6 }) => DebugEvent::Debug {
                     dr6,
                     cause: self.debugging.cause(dr6),
                 },
@@ -201,7 +159,7 @@ impl Vcpu {
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
-        event: Event,
+        event: DebugEvent,
         hold: &mut Option<Hold<'_>>,
     ) -> Result<Option<Step>, VcpuError> {
         let shape = self.shape;
@@ -243,7 +201,7 @@ impl Vcpu {
             // Registers that KVM takes over at KVM_RUN would throw away an exception
             // injected now; those of a plain resume need no system call.
             let plain = action == Action::Resume || reinjected == Some(Reinjected::Delivered);
-            if self.sync_regs && plain {
+            if self.has.sync_regs && plain {
                 self.fd.sync_regs_mut().regs = to_kvm(registers);
                 self.fd.set_sync_dirty_reg(SyncReg::Register);
             } else {
@@ -367,29 +325,6 @@ impl Vcpu {
             )
         };
         Ending::Failed { reason }
-    }
-}
-
-/// Gives the guest an exception of its own.
-fn reinject(
-    context: &mut VcpuContext<'_>,
-    event: Event,
-    shape: BreakpointShape,
-    ram: &GuestRam,
-) -> Result<Reinjected, VcpuError> {
-    match event {
-        Event::Breakpoint if context.deliver_breakpoint(ram)? => Ok(Reinjected::Delivered),
-        Event::Breakpoint if shape == BreakpointShape::EmulationFailure => {
-            context.inject_breakpoint_after()?;
-            Ok(Reinjected::Injected)
-        }
-        Event::Breakpoint => Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_BP)),
-        Event::Debug { dr6, .. } => {
-            context.add_to_dr6(dr6)?;
-            Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_DB))
-        }
-        // It was no exception.
-        Event::Astray => Ok(Reinjected::Delivered),
     }
 }
 

@@ -1,10 +1,10 @@
 //! The state in which a vCPU begins: what it says of itself, and its registers.
 
 mod cpuid;
-mod registers;
+mod initial_state;
 
 pub(crate) use cpuid::{configure_cpuid, physical_address_bits};
-pub(crate) use registers::{configure_boot_cpu, configure_common};
+pub(crate) use initial_state::{configure_boot_cpu, configure_common};
 
 use thiserror::Error;
 

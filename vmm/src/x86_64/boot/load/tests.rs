@@ -1,5 +1,5 @@
 use super::*;
-use crate::boot::bzimage::{Compression, Format};
+use crate::x86_64::boot::bzimage::{Compression, Format};
 
 const MIB: u64 = 1 << 20;
 

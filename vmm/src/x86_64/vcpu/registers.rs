@@ -6,7 +6,7 @@ use guest_state::{ControlRegisters, Registers};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 /// RPL bits of a segment selector.
-pub(super) const RPL: u16 = 3;
+pub(crate) const RPL: u16 = 3;
 
 const _: () = {
     assert!(size_of::<Registers>() == size_of::<kvm_regs>());
@@ -33,7 +33,7 @@ pub(crate) fn to_kvm(registers: Registers) -> kvm_regs {
 }
 
 /// The control registers among those that KVM tells.
-pub(super) fn control(sregs: &kvm_sregs) -> ControlRegisters {
+pub(crate) fn control(sregs: &kvm_sregs) -> ControlRegisters {
     ControlRegisters {
         cr0: sregs.cr0,
         cr2: sregs.cr2,

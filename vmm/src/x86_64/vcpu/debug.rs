@@ -21,42 +21,79 @@ use kvm_bindings::{
 /// recommends.
 const DR7_FIXED: u64 = 1 << 10 | 1 << 9;
 /// DR6: BS, a single step.
-pub(super) const DR6_SINGLE_STEP: u64 = 1 << 14;
+pub(crate) const DR6_SINGLE_STEP: u64 = 1 << 14;
 
 /// What a vCPU is debugged for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct DebugState {
+pub(crate) struct DebugState {
     /// What all vCPUs are debugged for.
-    pub(super) wanted: Debugging,
+    pub(crate) wanted: Debugging,
     /// The step under way.
-    pub(super) step: Option<StepUnderWay>,
+    pub(crate) step: Option<StepUnderWay>,
 }
 
 /// A step under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StepUnderWay {
+pub(crate) struct StepUnderWay {
     /// As it was asked for.
-    pub(super) asked: Step,
+    pub(crate) asked: Step,
     /// RIP of its instruction.
-    pub(super) start: u64,
+    pub(crate) start: u64,
 }
 
 /// What a debug exception (#DB) is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cause {
+pub(crate) struct Cause {
     /// How the step under way has ended, if it has.
-    pub(super) step: Option<StepEnd>,
+    pub(crate) step: Option<StepEnd>,
     /// The watchpoints that were hit, if any was.
-    pub(super) watchpoints: Option<WatchpointSet>,
+    pub(crate) watchpoints: Option<WatchpointSet>,
 }
 
 impl Cause {
     /// The traps to be told, in their order. None: the guest's own exception.
-    pub(super) fn traps(self) -> [Option<Trap>; 2] {
+    pub(crate) fn traps(self) -> [Option<Trap>; 2] {
         [
             self.step.map(Trap::Step),
             self.watchpoints.map(Trap::Watchpoint),
         ]
+    }
+}
+
+/// What the trap handler is asked about.
+#[derive(Clone, Copy)]
+pub(crate) enum DebugEvent {
+    /// An int3.
+    Breakpoint,
+    /// A debug exception, #DB.
+    Debug {
+        /// DR6 as it left it.
+        dr6: u64,
+        /// What it is.
+        cause: Cause,
+    },
+    /// A step has used up its time and led elsewhere.
+    Astray,
+}
+
+impl DebugEvent {
+    /// The traps to be told, in their order. None: the guest's own exception.
+    pub(crate) fn traps(self) -> impl Iterator<Item = Trap> {
+        let traps = match self {
+            Self::Breakpoint => [Some(Trap::Breakpoint), None],
+            Self::Debug { cause, .. } => cause.traps(),
+            Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
+        };
+        traps.into_iter().flatten()
+    }
+
+    /// Returns true if the step under way has ended with it.
+    pub(crate) fn ends_step(self) -> bool {
+        match self {
+            Self::Breakpoint => false,
+            Self::Debug { cause, .. } => cause.step.is_some(),
+            Self::Astray => true,
+        }
     }
 }
 
@@ -82,7 +119,7 @@ impl Use {
 impl DebugState {
     /// What to tell KVM. `block_irq`: this KVM has `KVM_GUESTDBG_BLOCKIRQ`; `more`:
     /// further flags, `KVM_GUESTDBG_INJECT_*`.
-    pub(super) fn request(&self, block_irq: bool, more: u32) -> kvm_guest_debug {
+    pub(crate) fn request(&self, block_irq: bool, more: u32) -> kvm_guest_debug {
         let mut debug = kvm_guest_debug {
             control: more,
             ..Default::default()
@@ -114,7 +151,7 @@ impl DebugState {
     }
 
     /// What DR6 of a debug exception says.
-    pub(super) fn cause(&self, dr6: u64) -> Cause {
+    pub(crate) fn cause(&self, dr6: u64) -> Cause {
         let stepped = self.step.is_some() && dr6 & DR6_SINGLE_STEP != 0;
         let mut cause = Cause {
             step: stepped.then_some(StepEnd::Done),

@@ -14,8 +14,11 @@ use object::{
 use thiserror::Error;
 use vm_memory::{ByteValued, GuestAddress};
 
-use super::{bzimage::KernelFile, gdt, page_tables, params, placement};
-use crate::{acpi, devices::power, layout, ram::GuestRam};
+use super::{bzimage::KernelFile, firmware, gdt, page_tables, params, placement};
+use crate::{
+    ram::GuestRam,
+    x86_64::{acpi, layout},
+};
 
 /// Where a bzImage's 64-bit entry point is, in bytes from its load address.
 const ENTRY_64: u64 = 0x200;
@@ -196,7 +199,7 @@ pub(crate) fn load(
     )?;
     write(layout::PAGE_TABLES, &page_tables::bytes())?;
     write(layout::GDT, &gdt::bytes())?;
-    write(layout::RESET_VECTOR, &power::RESET_VECTOR_CODE)?;
+    write(layout::RESET_VECTOR, &firmware::RESET_VECTOR_CODE)?;
     Ok(image.loaded)
 }
 

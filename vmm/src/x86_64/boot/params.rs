@@ -10,7 +10,7 @@ use linux_loader::loader::bootparam::{
 use vm_memory::ByteValued;
 
 use super::load::{BootMethod, LoadError};
-use crate::layout;
+use crate::x86_64::layout;
 
 /// Offset of the setup header in a bzImage and in the zero page.
 const HEADER_AT: usize = 0x1f1;

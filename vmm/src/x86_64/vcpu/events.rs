@@ -17,34 +17,34 @@ const SHADOW_STI: u8 = 2;
 const VALID_SHADOW: u32 = 4;
 
 /// The form in which KVM tells and takes an interrupt shadow, as `sti` leaves it.
-pub(super) const fn shadow(on: bool) -> u8 {
+pub(crate) const fn shadow(on: bool) -> u8 {
     if on { SHADOW_STI } else { 0 }
 }
 
 /// Pending events of a vCPU that is out of guest mode.
-pub(super) struct PendingEvents(kvm_vcpu_events);
+pub(crate) struct PendingEvents(kvm_vcpu_events);
 
 impl PendingEvents {
     /// As they are now. Setting them again changes nothing.
-    pub(super) fn read(vcpu: &VcpuFd) -> Result<Self, Errno> {
+    pub(crate) fn read(vcpu: &VcpuFd) -> Result<Self, Errno> {
         let mut events = vcpu.get_vcpu_events()?;
         events.flags = 0;
         Ok(Self(events))
     }
 
     /// `KVM_X86_SHADOW_INT_*`.
-    pub(super) fn shadow(&self) -> u8 {
+    pub(crate) fn shadow(&self) -> u8 {
         self.0.interrupt.shadow
     }
 
     /// See [`shadow`].
-    pub(super) fn set_shadow(&mut self, shadow: u8) {
+    pub(crate) fn set_shadow(&mut self, shadow: u8) {
         self.0.interrupt.shadow = shadow;
         self.0.flags |= VALID_SHADOW;
     }
 
     /// An exception to be delivered when the vCPU enters guest mode.
-    pub(super) fn inject(&mut self, vector: u8, error_code: Option<u32>) {
+    pub(crate) fn inject(&mut self, vector: u8, error_code: Option<u32>) {
         self.0.exception.injected = 1;
         self.0.exception.nr = vector;
         self.0.exception.has_error_code = error_code.is_some().into();
@@ -52,7 +52,7 @@ impl PendingEvents {
     }
 
     /// Sets them.
-    pub(super) fn write(&self, vcpu: &VcpuFd) -> Result<(), Errno> {
+    pub(crate) fn write(&self, vcpu: &VcpuFd) -> Result<(), Errno> {
         vcpu.set_vcpu_events(&self.0)
     }
 }

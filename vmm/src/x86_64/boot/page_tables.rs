@@ -4,7 +4,7 @@
 //! The boot protocol asks for an identity map of the kernel, the zero page and
 //! the command line (`Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
 
-use crate::layout;
+use crate::x86_64::layout;
 
 const PAGE: u64 = 0x1000;
 const LARGE_PAGE: u64 = 2 << 20;

@@ -6,7 +6,7 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 
 use super::CpuError;
-use crate::{boot::gdt, layout};
+use crate::x86_64::{boot::gdt, layout};
 
 /// CR0 (SDM vol. 3, 2.5): protection, extension type, numeric error, paging.
 /// Without the reset state's "cache disable" and "not write-through".

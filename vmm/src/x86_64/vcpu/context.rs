@@ -6,32 +6,31 @@ use guest_state::{ControlRegisters, GuestVirtAddr, Registers, Tsc, Vcpu, VcpuErr
 use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
-use crate::{
-    ram::GuestRam,
-    trap::INT3_LEN,
-    vcpu::{
-        deliver,
-        events::{self, PendingEvents},
-        msr, registers,
-    },
+use super::{
+    deliver,
+    events::{self, PendingEvents},
+    exit::INT3_LEN,
+    msr, registers,
 };
+use crate::ram::GuestRam;
 
 /// B0 to B3 of DR6, and all that an exception sets: those, BD, BS and BT.
 const DR6_MATCHES: u64 = 0xf;
 const DR6_SET: u64 = DR6_MATCHES | 1 << 13 | 1 << 14 | 1 << 15;
+
 /// A vCPU out of guest mode, for the time of one trap.
 pub struct VcpuContext<'a> {
-    pub(super) id: VcpuId,
-    pub(super) fd: &'a VcpuFd,
-    pub(super) registers: Registers,
+    pub(crate) id: VcpuId,
+    pub(crate) fd: &'a VcpuFd,
+    pub(crate) registers: Registers,
     /// The registers have been changed.
-    pub(super) dirty: bool,
+    pub(crate) dirty: bool,
     /// As they were read first.
-    pub(super) control: Option<ControlRegisters>,
-    pub(super) tsc_offset: Option<u64>,
+    pub(crate) control: Option<ControlRegisters>,
+    pub(crate) tsc_offset: Option<u64>,
     /// `KVM_X86_SHADOW_INT_*`, where KVM has told it.
-    pub(super) shadow: Option<u8>,
-    pub(super) step: Option<GuestVirtAddr>,
+    pub(crate) shadow: Option<u8>,
+    pub(crate) step: Option<GuestVirtAddr>,
 }
 
 impl Vcpu for VcpuContext<'_> {
@@ -95,7 +94,7 @@ impl Vcpu for VcpuContext<'_> {
 
 impl VcpuContext<'_> {
     /// Injects a page fault at RIP.
-    pub(super) fn inject_page_fault(
+    pub(crate) fn inject_page_fault(
         &mut self,
         address: GuestVirtAddr,
         error_code: u32,
@@ -112,7 +111,7 @@ impl VcpuContext<'_> {
 
     /// Delivers the breakpoint exception of the guest's own int3 at RIP. False
     /// when that must be left to KVM.
-    pub(super) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuError> {
+    pub(crate) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuError> {
         let mut sregs = self.sregs()?;
         let memory = SupervisorMemory::new(ram, registers::control(&sregs));
         let after = memory
@@ -136,7 +135,7 @@ impl VcpuContext<'_> {
 
     /// Injects a breakpoint exception as a KVM wants it that delivers injected
     /// exceptions as they are: RIP past the int3.
-    pub(super) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuError> {
+    pub(crate) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuError> {
         self.registers_mut().rip += INT3_LEN;
         let mut events = self.events()?;
         events.inject(vector::BREAKPOINT, None);
@@ -145,7 +144,7 @@ impl VcpuContext<'_> {
 
     /// Adds to the guest's DR6 what a debug exception of its own left there: the
     /// processor sets bits and clears only B0 to B3 (SDM vol. 3, 17.2.3).
-    pub(super) fn add_to_dr6(&mut self, dr6: u64) -> Result<(), VcpuError> {
+    pub(crate) fn add_to_dr6(&mut self, dr6: u64) -> Result<(), VcpuError> {
         let mut registers = self
             .fd
             .get_debug_regs()
@@ -157,7 +156,7 @@ impl VcpuContext<'_> {
     }
 
     /// Makes the vCPU wait for an interrupt, as after `hlt`.
-    pub(super) fn halt(&mut self) -> Result<(), VcpuError> {
+    pub(crate) fn halt(&mut self) -> Result<(), VcpuError> {
         // An interrupt shadow, as after `sti; hlt`, ends with the instruction.
         self.set_interrupt_shadow(false)?;
         self.fd

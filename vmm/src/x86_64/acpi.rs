@@ -17,7 +17,7 @@ use acpi_tables::{
 
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
-use crate::{layout, ram::GuestRam};
+use crate::{ram::GuestRam, x86_64::layout};
 
 const OEM: [u8; 6] = *b"VMPROB";
 const OEM_TABLE: [u8; 8] = *b"VMPROBE ";

@@ -6,7 +6,7 @@
 
 use kvm_bindings::{kvm_dtable, kvm_segment};
 
-use crate::layout;
+use crate::x86_64::layout;
 
 /// `__BOOT_CS`.
 pub(crate) const CODE: u16 = 0x10;

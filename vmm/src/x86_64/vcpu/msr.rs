@@ -12,18 +12,21 @@ ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
 /// `IA32_TIME_STAMP_COUNTER` (SDM vol. 4, table 2-2).
 const MSR_TSC: u32 = 0x10;
 
+/// Where `syscall` goes (AMD APM vol. 2, 6.1.1).
+pub(crate) const LSTAR: u32 = 0xc000_0082;
+
 /// What to add to the host's counter to get the vCPU's, where that stays the
 /// same. A host whose own counter is unstable has KVM compute another offset each
 /// time it takes up a vCPU (arch/x86/kvm/x86.c, `kvm_arch_vcpu_load`), so that two
 /// system calls in a row tell different ones. None too where KVM doesn't tell it
 /// (before Linux 5.16).
-pub(super) fn steady_tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
+pub(crate) fn steady_tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
     let offset = tsc_offset(vcpu)?;
     (tsc_offset(vcpu)? == offset).then_some(offset)
 }
 
 /// The vCPU's counter as KVM has it now; one system call.
-pub(super) fn guest_tsc(vcpu: &VcpuFd) -> Option<u64> {
+pub(crate) fn guest_tsc(vcpu: &VcpuFd) -> Option<u64> {
     read(vcpu, MSR_TSC)
 }
 
@@ -42,7 +45,7 @@ fn tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
 }
 
 /// The value of an MSR, where KVM knows it.
-pub(super) fn read(vcpu: &VcpuFd, index: u32) -> Option<u64> {
+pub(crate) fn read(vcpu: &VcpuFd, index: u32) -> Option<u64> {
     let mut msrs = Msrs::from_entries(&[kvm_msr_entry {
         index,
         ..Default::default()

@@ -15,8 +15,7 @@ use guest_state::x86_64::vector;
 use guest_state::{GuestVirtAddr, Registers};
 use kvm_bindings::{kvm_segment, kvm_sregs};
 
-use super::registers::RPL;
-use crate::trap::INT3_LEN;
+use super::{exit::INT3_LEN, registers::RPL};
 
 /// Bytes of a gate in the IDT in long mode (SDM vol. 3, 6.14.1).
 const GATE: u64 = 16;
@@ -37,10 +36,10 @@ const TSS_IST1: u64 = 0x24;
 
 /// A vCPU after the delivery.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Delivered {
-    pub(super) registers: Registers,
+pub(crate) struct Delivered {
+    pub(crate) registers: Registers,
     /// Code and stack segment, if the privilege level has changed.
-    pub(super) segments: Option<(kvm_segment, kvm_segment)>,
+    pub(crate) segments: Option<(kvm_segment, kvm_segment)>,
 }
 
 /// Delivers the breakpoint exception of an int3 at RIP, as the processor does
@@ -48,7 +47,7 @@ pub(super) struct Delivered {
 /// after it, when it holds back no interrupts any more. None in any other case, such as a
 /// stack that can't be written: the processor raises what is due then. The guest is as it was but
 /// for memory below the stack pointer.
-pub(super) fn breakpoint(
+pub(crate) fn breakpoint(
     registers: &Registers,
     sregs: &kvm_sregs,
     memory: &SupervisorMemory<'_>,

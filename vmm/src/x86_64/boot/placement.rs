@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::load::LoadError;
-use crate::layout;
+use crate::x86_64::layout;
 
 const PAGE: u64 = 0x1000;
 const MIB: u64 = 1 << 20;
