@@ -9,6 +9,7 @@ use guest_state::VcpuError;
 use thiserror::Error;
 
 use crate::{
+    devices::bus::BusError,
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
@@ -110,6 +111,9 @@ pub enum CreateError {
     /// KVM refused something to a vCPU.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+    /// A device can't be attached.
+    #[error(transparent)]
+    Bus(#[from] BusError),
     /// KVM refused a part of the VM.
     #[error("KVM refused to {what}: {cause}")]
     Refused {
@@ -138,7 +142,9 @@ impl CreateError {
             Self::File { what, .. } | Self::Empty { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
-            Self::Kvm(_) | Self::Cpu(_) | Self::Vcpu(_) | Self::Refused { .. } => None,
+            Self::Kvm(_) | Self::Cpu(_) | Self::Vcpu(_) | Self::Bus(_) | Self::Refused { .. } => {
+                None
+            }
         }
     }
 }

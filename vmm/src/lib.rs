@@ -22,6 +22,7 @@ mod vm;
 mod x86_64;
 
 pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
+pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 pub use ending::Ending;
 pub use exits::ExitCounts;

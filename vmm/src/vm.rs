@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     config::{CreateError, VmConfig},
-    devices::{Devices, console::Console, serial::SerialPort},
+    devices::{console::Console, guest_end::GuestEnd, serial::SerialPort},
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
@@ -35,7 +35,7 @@ use crate::{
             self, BootMethod,
             bzimage::{KernelFile, read_kernel},
         },
-        chips, cpu, layout,
+        chips, cpu, layout, platform,
         vcpu::capabilities::VcpuCapabilities,
     },
 };
@@ -142,7 +142,9 @@ impl Vm {
         map_memory(&fd, &ram)?;
         let end = Arc::new(EndSignal::default());
         let console = Arc::new(Console::default());
-        let serial = serial_port(&fd, &console)?;
+        let guest_end = GuestEnd::new(Arc::clone(&console), Arc::clone(&end));
+        let serial = serial_port(&fd, &console, guest_end.clone())?;
+        let bus = platform::bus(serial, &guest_end)?;
         let vcpus = (0..config.vcpus)
             .map(|index| create_vcpu(&kvm, &fd, index, config.vcpus, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
@@ -152,10 +154,9 @@ impl Vm {
         let kicks = Arc::new(KickThreads::new(count));
         let gate = Gate::new(count);
         gate.set_kick(Box::new(Arc::clone(&kicks)));
-        let devices = Devices::new(serial, Arc::clone(&console), Arc::clone(&end));
         let shared = Arc::new(Shared {
             gate,
-            devices,
+            bus,
             ram,
             end,
             kicks,
@@ -390,14 +391,18 @@ fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
     Ok(())
 }
 
-fn serial_port(fd: &VmFd, console: &Arc<Console>) -> Result<SerialPort, CreateError> {
+fn serial_port(
+    fd: &VmFd,
+    console: &Arc<Console>,
+    end: GuestEnd,
+) -> Result<SerialPort, CreateError> {
     let line = EventFd::new(libc::EFD_NONBLOCK).map_err(|cause| CreateError::Refused {
         what: "make an interrupt event",
         cause,
     })?;
     fd.register_irqfd(&line, layout::COM1_IRQ)
         .map_err(CreateError::refused("connect the serial port"))?;
-    let port = SerialPort::new(line, console);
+    let port = SerialPort::new(line, console, end);
     console.connect_input(port.input());
     Ok(port)
 }

@@ -16,7 +16,7 @@ use kvm_ioctls::{SyncReg, VcpuFd};
 use parking_lot::Mutex;
 
 use crate::{
-    devices::Devices,
+    devices::bus::Bus,
     ending::{EndSignal, Ending},
     exits::ExitCounters,
     gate::Gate,
@@ -34,7 +34,7 @@ use crate::{
 /// What all vCPUs of a guest share.
 pub(crate) struct Shared {
     pub(crate) gate: Gate,
-    pub(crate) devices: Devices,
+    pub(crate) bus: Bus,
     pub(crate) ram: GuestRam,
     pub(crate) end: Arc<EndSignal>,
     pub(crate) kicks: Arc<KickThreads>,

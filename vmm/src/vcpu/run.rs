@@ -100,21 +100,24 @@ impl Vcpu {
     }
 
     fn run_once(&mut self, shared: &Shared) -> Exit {
-        let devices = &shared.devices;
+        let bus = &shared.bus;
         let (kind, exit) = match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => {
-                devices.port_write(port, data);
+                bus.port_write(port, data);
                 (ExitKind::PortIo, Exit::Handled)
             }
             Ok(VcpuExit::IoIn(port, data)) => {
-                devices.port_read(port, data);
+                bus.port_read(port, data);
                 (ExitKind::PortIo, Exit::Handled)
             }
-            Ok(VcpuExit::MmioRead(_, data)) => {
-                data.fill(0xff);
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                bus.mmio_read(address, data);
                 (ExitKind::Mmio, Exit::Handled)
             }
-            Ok(VcpuExit::MmioWrite(..)) => (ExitKind::Mmio, Exit::Handled),
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                bus.mmio_write(address, data);
+                (ExitKind::Mmio, Exit::Handled)
+            }
             Ok(VcpuExit::Debug(debug)) => match DebugExit::new(&debug) {
                 Some(exit) => (self.kind(exit), Exit::Trapped(exit)),
                 None => failed(format!("a debug exit with exception {}", debug.exception)),

@@ -17,14 +17,15 @@ use acpi_tables::{
 
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
-use crate::{ram::GuestRam, x86_64::layout};
+use crate::{
+    devices::power::{RESET_VALUE, S5_SLEEP_TYPE},
+    ram::GuestRam,
+    x86_64::layout,
+};
 
 const OEM: [u8; 6] = *b"VMPROB";
 const OEM_TABLE: [u8; 8] = *b"VMPROBE ";
 const REVISION: u32 = 1;
-
-/// Sleep type that our `\_S5` object gives for "soft off".
-pub(crate) const S5_SLEEP_TYPE: u8 = 5;
 
 /// FADT `IAPC_BOOT_ARCH`: there is no VGA (bit 2) and no CMOS clock (bit 5)
 /// (ACPI 6.5, table 5.11).
@@ -79,7 +80,7 @@ fn fadt(dsdt: u64) -> impl Aml {
         .flag(Flags::Headless);
     fadt.iapc_boot_arch = BOOT_ARCH_NO_VGA_NO_CMOS.into();
     fadt.reset_reg = io_register(layout::RESET_PORT);
-    fadt.reset_value = crate::devices::power::RESET_VALUE;
+    fadt.reset_value = RESET_VALUE;
     fadt.sleep_control_reg = io_register(layout::SLEEP_CONTROL_PORT);
     fadt.sleep_status_reg = io_register(layout::SLEEP_CONTROL_PORT + 1);
     fadt.finalize()
@@ -110,7 +111,12 @@ fn dsdt() -> Vec<u8> {
 }
 
 fn serial() -> Vec<u8> {
-    let ports = IO::new(layout::COM1_PORT, layout::COM1_PORT, 0, 8);
+    let ports = IO::new(
+        layout::COM1_PORT,
+        layout::COM1_PORT,
+        0,
+        layout::COM1_PORTS as u8,
+    );
     let line = Interrupt::new(true, true, false, false, layout::COM1_IRQ);
     bytes_of(&aml::Device::new(
         Path::new("COM1"),

@@ -58,8 +58,8 @@ pub(crate) const KVM_TSS: u64 = 0xfeff_d000;
 
 /// First serial port, as on every PC.
 pub(crate) const COM1_PORT: u16 = 0x3f8;
-/// Its last register.
-pub(crate) const COM1_PORT_LAST: u16 = COM1_PORT + 7;
+/// Its registers, one a port.
+pub(crate) const COM1_PORTS: u16 = 8;
 /// Its interrupt.
 pub(crate) const COM1_IRQ: u32 = 4;
 /// pvpanic's port (docs/specs/pvpanic.rst of QEMU).
