@@ -7,7 +7,7 @@
 
 use std::{
     cell::Cell,
-    io, ptr,
+    ptr,
     sync::{
         Arc, Once,
         atomic::{AtomicBool, Ordering},
@@ -20,49 +20,18 @@ use std::{
 use kvm_bindings::{kvm_guest_debug, kvm_regs, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use libc::{c_int, c_void, siginfo_t};
-use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use vmm_sys_util::{
-    errno,
-    signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal},
-};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
 
-use crate::setup::{
-    CODE, EXCEPTION_PORT, EXCEPTIONS, MEMORY_SIZE, WITH_ERROR_CODE, memory_with, set_up,
+use crate::{
+    error::{GuestError, MAX_HANGS, MEMORY_SIZE, failed},
+    setup::{CODE, EXCEPTION_PORT, EXCEPTIONS, WITH_ERROR_CODE, memory_with, set_up},
 };
 
 /// How long a guest may take.
 const LIMIT: Duration = Duration::from_secs(2);
 /// How long a kicked vCPU may take to leave guest mode.
 const GRACE: Duration = Duration::from_millis(500);
-/// After this many guests that hang, no more are tried.
-const MAX_HANGS: u32 = 3;
-
-/// Why a guest gave no answer.
-#[derive(Debug, Error)]
-pub(crate) enum GuestError {
-    #[error("hangs: it didn't come back in time")]
-    Hangs,
-    #[error("not tried, as {MAX_HANGS} guests before it hung")]
-    GaveUp,
-    #[error("KVM refused {call}: {source}")]
-    Kvm {
-        call: &'static str,
-        source: errno::Error,
-    },
-    #[error("no {MEMORY_SIZE} bytes for a guest's memory: {0}")]
-    Memory(String),
-    #[error("no thread for a vCPU: {0}")]
-    Thread(io::Error),
-    #[error("the vCPU's thread ended with no answer, which is a fault of this program")]
-    Lost,
-}
-
-/// Names the KVM call that failed.
-pub(crate) fn failed(call: &'static str) -> impl Fn(errno::Error) -> GuestError {
-    move |source| GuestError::Kvm { call, source }
-}
-
 /// What made the guest leave guest mode.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stop {

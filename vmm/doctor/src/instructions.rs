@@ -4,7 +4,8 @@
 //! at zeroed, aligned memory.
 
 use crate::{
-    guest::{Guest, GuestError, Runner, Stop},
+    error::GuestError,
+    guest::{Guest, Runner, Stop},
     report::Instruction,
     setup::CODE,
 };

@@ -5,7 +5,8 @@ use kvm_bindings::{
 };
 
 use crate::{
-    guest::{Guest, GuestError, Runner, Stop, place},
+    error::GuestError,
+    guest::{Guest, Runner, Stop, place},
     report::{GiveBack, Int3, Int3Shape},
     setup::CODE,
 };

@@ -12,6 +12,7 @@
 
 mod debug;
 mod device;
+mod error;
 mod guest;
 mod instructions;
 mod int3;

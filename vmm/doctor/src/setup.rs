@@ -4,9 +4,8 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_dtable, kvm_regs, kvm_segment, kvm
 use kvm_ioctls::{Kvm, VcpuFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::guest::{GuestError, failed};
+use crate::error::{GuestError, MEMORY_SIZE, failed};
 
-pub(crate) const MEMORY_SIZE: usize = 2 << 20;
 const GDT: u64 = 0x1000;
 const IDT: u64 = 0x2000;
 const PML4: u64 = 0x3000;

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    guest::{Guest, GuestError, Runner, Stop},
+    error::GuestError,
+    guest::{Guest, Runner, Stop},
     int3,
     report::{Int3Shape, Speed},
     setup::CODE,

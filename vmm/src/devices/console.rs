@@ -11,8 +11,6 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::devices::serial::SerialInput;
-
 /// Output that is kept for those who come later, in bytes.
 const HISTORY: usize = 1 << 20;
 
@@ -29,7 +27,13 @@ pub struct Console {
     changed: Condvar,
     listeners: Mutex<Vec<(u64, Listener)>>,
     next_listener: AtomicU64,
-    input: Mutex<Option<SerialInput>>,
+    input: Mutex<Option<Box<dyn ConsoleInput>>>,
+}
+
+/// Where input to the console goes.
+pub(crate) trait ConsoleInput: Send {
+    /// Queues input for the guest. Returns how many bytes there was room for.
+    fn send(&self, bytes: &[u8]) -> usize;
 }
 
 type Listener = Arc<dyn Fn() + Send + Sync>;
@@ -108,8 +112,8 @@ impl Console {
             .map_or(0, |input| input.send(bytes))
     }
 
-    pub(crate) fn connect_input(&self, input: SerialInput) {
-        *self.input.lock() = Some(input);
+    pub(crate) fn connect_input(&self, input: impl ConsoleInput + 'static) {
+        *self.input.lock() = Some(Box::new(input));
     }
 
     /// No more output will come.

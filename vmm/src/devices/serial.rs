@@ -12,7 +12,7 @@ use vm_superio::{Serial, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::devices::{
-    console::{Console, ConsoleWriter},
+    console::{Console, ConsoleInput, ConsoleWriter},
     guest_end::GuestEnd,
 };
 
@@ -132,14 +132,12 @@ impl State {
 }
 
 /// Where a person's or a program's input to the console goes in.
-#[derive(Clone)]
 pub(crate) struct SerialInput {
     state: Arc<Mutex<State>>,
 }
 
-impl SerialInput {
-    /// Queues input; returns how many bytes there was room for.
-    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
+impl ConsoleInput for SerialInput {
+    fn send(&self, bytes: &[u8]) -> usize {
         let mut state = self.state.lock();
         let taken = bytes.len().min(INPUT_LIMIT - state.input.len());
         state.input.extend(&bytes[..taken]);

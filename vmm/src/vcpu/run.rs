@@ -7,7 +7,7 @@ use guest_state::{
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuExit};
 
-use super::{Left, Shared, Vcpu, step_timer::StepTimer};
+use super::{shared::Shared, state::Vcpu, step_timer::StepTimer};
 use crate::{
     ending::Ending,
     exits::ExitKind,
@@ -20,6 +20,14 @@ use crate::{
         reinject::{Reinjected, reinject},
     },
 };
+
+/// Why a vCPU went out of guest mode.
+pub(super) enum Left {
+    /// It was asked to.
+    Stopped,
+    /// It must step one instruction with nobody else running.
+    ToStepAlone(Step),
+}
 
 /// What one `KVM_RUN` came back with, its I/O done.
 enum Exit {

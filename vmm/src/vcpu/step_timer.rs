@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::vcpu::kick;
+use super::kick;
 
 /// Far above what one instruction takes, also on an emulated CPU whose host is
 /// busy.

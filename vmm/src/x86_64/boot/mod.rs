@@ -4,13 +4,16 @@
 //! initramfs lie in memory, and the descriptors, page tables and parameters that it starts with.
 
 pub mod bzimage;
+mod error;
 mod firmware;
 pub(crate) mod gdt;
 mod load;
+mod method;
 mod page_tables;
 mod params;
 mod payload;
 mod placement;
 
+pub use error::LoadError;
 pub(crate) use load::load;
-pub use load::{BootMethod, LoadError};
+pub use method::BootMethod;

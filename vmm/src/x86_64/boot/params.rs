@@ -9,7 +9,7 @@ use linux_loader::loader::bootparam::{
 };
 use vm_memory::ByteValued;
 
-use super::load::{BootMethod, LoadError};
+use super::{error::LoadError, method::BootMethod};
 use crate::x86_64::layout;
 
 /// Offset of the setup header in a bzImage and in the zero page.

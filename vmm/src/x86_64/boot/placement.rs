@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::load::LoadError;
+use super::error::LoadError;
 use crate::x86_64::layout;
 
 const PAGE: u64 = 0x1000;
