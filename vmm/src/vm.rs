@@ -25,9 +25,9 @@ use crate::{
     gate::{Gate, Stops},
     kvm,
     ram::GuestRam,
-    stopped::Stopped,
+    stopped_vm::StoppedVm,
     vcpu::{
-        self, Shared, Vcpu,
+        self, KvmVcpu, Shared,
         kick::{self, KickThreads},
     },
     x86_64::{
@@ -43,7 +43,7 @@ use crate::{
 /// A guest and the threads that run it. Dropping it ends it.
 pub struct Vm {
     shared: Arc<Shared>,
-    vcpus: Vec<Arc<Mutex<Vcpu>>>,
+    vcpus: Vec<Arc<Mutex<KvmVcpu>>>,
     console: Arc<Console>,
     threads: Mutex<Threads>,
     kernel: Option<KernelFile>,
@@ -318,8 +318,8 @@ impl Vm {
 
     /// Runs `work` while every vCPU is out of guest mode, whether the VM was
     /// running, paused, not started or has ended.
-    pub fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
-        work(&Stopped::new(&self.shared, &self.vcpus))
+    pub fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
+        work(&StoppedVm::new(&self.shared, &self.vcpus))
     }
 
     /// How often the vCPUs were stopped so far.
@@ -414,7 +414,7 @@ fn create_vcpu(
     index: u32,
     count: u32,
     entry: u64,
-) -> Result<(Vcpu, u64), CreateError> {
+) -> Result<(KvmVcpu, u64), CreateError> {
     let vcpu = fd
         .create_vcpu(u64::from(index))
         .map_err(CreateError::refused("create a vCPU"))?;
@@ -424,6 +424,6 @@ fn create_vcpu(
         cpu::configure_boot_cpu(&vcpu, entry)?;
     }
     let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);
-    let vcpu = Vcpu::new(VcpuId(index), vcpu, VcpuCapabilities::of(kvm));
+    let vcpu = KvmVcpu::new(VcpuId(index), vcpu, VcpuCapabilities::of(kvm));
     Ok((vcpu, tsc_hz))
 }

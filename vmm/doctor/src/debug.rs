@@ -6,7 +6,7 @@ use kvm_bindings::{
 };
 
 use crate::{
-    guest::{Runner, Stop},
+    guest::{GuestExit, Runner},
     report::Check,
     setup::{CODE, DATA},
 };
@@ -83,13 +83,13 @@ fn stops_at(
     match outcome {
         Ok((
             seen,
-            Stop::Debug {
+            GuestExit::Debug {
                 exception: 1,
                 pc,
                 dr6,
             },
         )) if pc == address && dr6 & cause != 0 => Check::ok(seen),
-        Ok((_, Stop::Halted)) => Check::failed("not reported: the guest ran on to its end"),
+        Ok((_, GuestExit::Halted)) => Check::failed("not reported: the guest ran on to its end"),
         Ok((seen, _)) => Check::failed(seen),
         Err(error) => Check::failed(error.to_string()),
     }

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_millis(500);
 /// What made the guest leave guest mode.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub(crate) enum GuestExit {
     /// `hlt`.
     Halted,
     /// `out` to a port.
@@ -152,15 +152,15 @@ impl Guest {
     }
 
     /// Runs until the guest leaves guest mode for a reason of its own.
-    pub(crate) fn run(&mut self) -> Result<Stop, GuestError> {
+    pub(crate) fn run(&mut self) -> Result<GuestExit, GuestError> {
         loop {
             if self.cancelled.load(Ordering::SeqCst) {
                 return Err(GuestError::Hangs);
             }
             let stop = match self.vcpu.run() {
-                Ok(VcpuExit::Hlt) => Stop::Halted,
+                Ok(VcpuExit::Hlt) => GuestExit::Halted,
                 Ok(VcpuExit::IoOut(port, _)) => return self.port_stop(port),
-                Ok(VcpuExit::Debug(debug)) => Stop::Debug {
+                Ok(VcpuExit::Debug(debug)) => GuestExit::Debug {
                     exception: debug.exception,
                     pc: debug.pc,
                     dr6: debug.dr6,
@@ -169,13 +169,13 @@ impl Guest {
                     let run = self.vcpu.get_kvm_run();
                     // SAFETY: the exit reason says that this is the field in use.
                     let error = unsafe { run.__bindgen_anon_1.internal };
-                    Stop::InternalError {
+                    GuestExit::InternalError {
                         suberror: error.suberror,
                     }
                 }
-                Ok(VcpuExit::Shutdown) => Stop::Shutdown,
+                Ok(VcpuExit::Shutdown) => GuestExit::Shutdown,
                 Ok(VcpuExit::Intr) => continue,
-                Ok(other) => Stop::Other(format!("{other:?}")),
+                Ok(other) => GuestExit::Other(format!("{other:?}")),
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => continue,
                 Err(error) => return Err(failed("KVM_RUN")(error)),
             };
@@ -183,10 +183,10 @@ impl Guest {
         }
     }
 
-    fn port_stop(&self, port: u16) -> Result<Stop, GuestError> {
+    fn port_stop(&self, port: u16) -> Result<GuestExit, GuestError> {
         let vector = match port.checked_sub(EXCEPTION_PORT) {
             Some(vector @ 0..EXCEPTIONS) => vector as u8,
-            _ => return Ok(Stop::Port(port)),
+            _ => return Ok(GuestExit::Port(port)),
         };
         let error_code = if WITH_ERROR_CODE.contains(&vector) {
             8
@@ -198,7 +198,7 @@ impl Guest {
             .memory
             .read_obj(frame)
             .map_err(|e| GuestError::Memory(e.to_string()))?;
-        Ok(Stop::Exception {
+        Ok(GuestExit::Exception {
             vector,
             return_address,
         })
@@ -240,11 +240,11 @@ impl Guest {
     }
 
     /// A stop in words.
-    pub(crate) fn describe(&self, stop: &Stop) -> Result<String, GuestError> {
+    pub(crate) fn describe(&self, stop: &GuestExit) -> Result<String, GuestError> {
         Ok(match stop {
-            Stop::Halted => "ran to its end".into(),
-            Stop::Port(port) => format!("output to port {port:#x}"),
-            Stop::Exception {
+            GuestExit::Halted => "ran to its end".into(),
+            GuestExit::Port(port) => format!("output to port {port:#x}"),
+            GuestExit::Exception {
                 vector,
                 return_address,
             } => {
@@ -254,11 +254,11 @@ impl Guest {
                     place(*return_address)
                 )
             }
-            Stop::Debug { exception, pc, dr6 } => format!(
+            GuestExit::Debug { exception, pc, dr6 } => format!(
                 "KVM_EXIT_DEBUG, exception {exception}, at {}, DR6 {dr6:#x}",
                 place(*pc)
             ),
-            Stop::InternalError { suberror } => {
+            GuestExit::InternalError { suberror } => {
                 let meaning = match suberror {
                     1 => " (emulation)",
                     2 => " (exceptions at once)",
@@ -268,8 +268,8 @@ impl Guest {
                 let rip = place(self.registers()?.rip);
                 format!("KVM_EXIT_INTERNAL_ERROR, suberror {suberror}{meaning}, at {rip}")
             }
-            Stop::Shutdown => "triple fault".into(),
-            Stop::Other(exit) => format!("an exit that has no place here: {exit}"),
+            GuestExit::Shutdown => "triple fault".into(),
+            GuestExit::Other(exit) => format!("an exit that has no place here: {exit}"),
         })
     }
 }
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(runner.hangs.get(), 1);
         runner.limit = LIMIT;
         let after = runner.run(&[0xf4], Guest::run);
-        assert!(matches!(after, Ok(Stop::Halted)), "{after:?}");
+        assert!(matches!(after, Ok(GuestExit::Halted)), "{after:?}");
     }
 
     #[test]
@@ -371,13 +371,13 @@ mod tests {
         let Some(runner) = runner() else { return };
         // ud2; hlt, and a read of an address that isn't mapped; hlt
         let ud = runner.run(&[0x0f, 0x0b, 0xf4], Guest::run);
-        let stop = Stop::Exception {
+        let stop = GuestExit::Exception {
             vector: 6,
             return_address: CODE,
         };
         assert_eq!(ud.unwrap(), stop);
         let pf = runner.run(&[0xb8, 0, 0, 0, 0x40, 0x8b, 0x00, 0xf4], Guest::run);
-        let stop = Stop::Exception {
+        let stop = GuestExit::Exception {
             vector: 14,
             return_address: CODE + 5,
         };

@@ -5,7 +5,7 @@
 
 use crate::{
     error::GuestError,
-    guest::{Guest, Runner, Stop},
+    guest::{Guest, GuestExit, Runner},
     report::Instruction,
     setup::CODE,
 };
@@ -189,7 +189,7 @@ fn attempt(runner: &Runner, trial: &'static Trial, features: Features) -> Instru
         let stop = guest.run()?;
         let rax = guest.registers()?.rax;
         Ok(match trial.rax {
-            _ if stop != Stop::Halted => (false, guest.describe(&stop)?),
+            _ if stop != GuestExit::Halted => (false, guest.describe(&stop)?),
             Some(right) if rax != right => (false, format!("gave {rax:#x}, not {right:#x}")),
             _ => (true, "ran".into()),
         })

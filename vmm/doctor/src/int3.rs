@@ -6,8 +6,8 @@ use kvm_bindings::{
 
 use crate::{
     error::GuestError,
-    guest::{Guest, Runner, Stop, place},
-    report::{GiveBack, Int3, Int3Shape},
+    guest::{Guest, GuestExit, Runner, place},
+    report::{Int3, Int3Shape, Reinjection},
     setup::CODE,
 };
 
@@ -61,15 +61,15 @@ fn shape(guest: &mut Guest) -> Result<(Int3Shape, String), GuestError> {
     let stop = guest.run()?;
     let at_int3 = guest.registers()?.rip == INT3;
     let shape = match stop {
-        Stop::Debug {
+        GuestExit::Debug {
             exception: 3,
             pc: INT3,
             ..
         } if at_int3 => Int3Shape::DebugExit,
-        Stop::InternalError {
+        GuestExit::InternalError {
             suberror: EMULATION,
         } if at_int3 => Int3Shape::InternalError,
-        Stop::Exception {
+        GuestExit::Exception {
             vector: 3,
             return_address: AFTER_INT3,
         } => Int3Shape::ToGuest,
@@ -100,7 +100,7 @@ fn give_back(
     way(guest)?;
     let stop = guest.run()?;
     let seen = match stop {
-        Stop::Exception {
+        GuestExit::Exception {
             vector: 3,
             return_address: AFTER_INT3,
         } => {
@@ -109,7 +109,7 @@ fn give_back(
                 "the guest's handler gets the right return address".into(),
             ));
         }
-        Stop::Exception {
+        GuestExit::Exception {
             vector: 3,
             return_address,
         } => format!(
@@ -122,7 +122,7 @@ fn give_back(
     Ok((false, seen))
 }
 
-fn tried(way: &'static str, outcome: Result<(bool, String), GuestError>) -> GiveBack {
+fn tried(way: &'static str, outcome: Result<(bool, String), GuestError>) -> Reinjection {
     let (ok, detail) = outcome.unwrap_or_else(|error| (false, error.to_string()));
-    GiveBack { way, ok, detail }
+    Reinjection { way, ok, detail }
 }

@@ -10,6 +10,7 @@
 //! The crate makes its guests with KVM's calls alone and uses nothing of the
 //! monitor: it also answers where the monitor can't make a VM.
 
+mod conclusion;
 mod debug;
 mod device;
 mod error;
@@ -19,15 +20,14 @@ mod int3;
 mod report;
 mod setup;
 mod speed;
-mod verdict;
 
 use std::{path::Path, sync::Arc};
 
-use guest::{Runner, Stop};
+use guest::{GuestExit, Runner};
 use kvm_ioctls::Kvm;
 pub use report::{
-    Capabilities, Check, Cpu, Device, GiveBack, GuestFindings, Instruction, Int3, Int3Shape,
-    KvmFindings, Report, Speed, Virtualization,
+    Capabilities, Check, Cpu, Device, GuestFindings, Instruction, Int3, Int3Shape, KvmFindings,
+    Reinjection, Report, Speed, Virtualization,
 };
 
 /// Where KVM is.
@@ -60,7 +60,7 @@ fn examine_at(path: &Path) -> Report {
             )
         }
     };
-    verdict::conclude(cpu, kvm, guest)
+    conclusion::conclude(cpu, kvm, guest)
 }
 
 fn examine_guests(kvm: &Kvm, runner: &Runner) -> GuestFindings {
@@ -99,7 +99,7 @@ fn starts(runner: &Runner) -> Check {
         Ok((guest.registers()?.rax, guest.describe(&stop)?, stop))
     });
     match outcome {
-        Ok((42, _, Stop::Halted)) => Check::ok("a guest in 64-bit mode runs and halts"),
+        Ok((42, _, GuestExit::Halted)) => Check::ok("a guest in 64-bit mode runs and halts"),
         Ok((_, seen, _)) => Check::failed(seen),
         Err(error) => Check::failed(error.to_string()),
     }

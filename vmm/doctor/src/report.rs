@@ -211,7 +211,7 @@ pub struct Int3 {
     pub detail: String,
     /// The ways of handing an `int3` to the guest's own handler, each tried in a
     /// guest of its own.
-    pub give_back: Vec<GiveBack>,
+    pub give_back: Vec<Reinjection>,
 }
 
 /// How an `int3` at CPL 0 shows.
@@ -244,7 +244,7 @@ impl fmt::Display for Int3Shape {
 
 /// A way of handing an `int3` to the guest's handler.
 #[derive(Clone, Debug, Serialize)]
-pub struct GiveBack {
+pub struct Reinjection {
     /// Its name: `INJECT_BP` (`KVM_SET_GUEST_DEBUG`, RIP at the `int3`) or
     /// `VCPU_EVENTS` (`KVM_SET_VCPU_EVENTS`, RIP moved past the `int3`).
     pub way: &'static str,
@@ -351,7 +351,7 @@ impl fmt::Display for GuestFindings {
         if let Some(int3) = &self.int3 {
             let ok = int3.shape == Int3Shape::DebugExit;
             check_line(f, "int3", ok, &format!("{}: {}", int3.shape, int3.detail))?;
-            for GiveBack { way, ok, detail } in &int3.give_back {
+            for Reinjection { way, ok, detail } in &int3.give_back {
                 // One way is enough, so that the other is no failure.
                 let ok = if *ok { "ok" } else { "no" };
                 line(

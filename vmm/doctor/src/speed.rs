@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     error::GuestError,
-    guest::{Guest, Runner, Stop},
+    guest::{Guest, GuestExit, Runner},
     int3,
     report::{Int3Shape, Speed},
     setup::CODE,
@@ -73,12 +73,12 @@ fn loop_of(guest: &mut Guest, count: u32) -> Result<bool, GuestError> {
     registers.rip = CODE;
     registers.rcx = count.into();
     guest.set_registers(&registers)?;
-    Ok(guest.run()? == Stop::Halted)
+    Ok(guest.run()? == GuestExit::Halted)
 }
 
 fn exits(guest: &mut Guest, count: u32) -> Result<bool, GuestError> {
     for _ in 0..count {
-        if guest.run()? != Stop::Port(0x10) {
+        if guest.run()? != GuestExit::Port(0x10) {
             return Ok(false);
         }
     }
@@ -89,7 +89,7 @@ fn breakpoints(guest: &mut Guest, count: u32) -> Result<bool, GuestError> {
     for _ in 0..count {
         if !matches!(
             guest.run()?,
-            Stop::Debug { .. } | Stop::InternalError { .. }
+            GuestExit::Debug { .. } | GuestExit::InternalError { .. }
         ) {
             return Ok(false);
         }

@@ -31,9 +31,9 @@ const LINE_STATUS: u8 = 5;
 const DATA_READY: u8 = 1;
 
 /// The interrupt line of the port, an event that KVM turns into an edge.
-pub(crate) struct Line(pub(crate) EventFd);
+pub(crate) struct InterruptLine(pub(crate) EventFd);
 
-impl Trigger for Line {
+impl Trigger for InterruptLine {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
@@ -48,13 +48,13 @@ pub(crate) struct SerialPort {
 }
 
 struct State {
-    uart: Serial<Line, NoEvents, ConsoleWriter>,
+    uart: Serial<InterruptLine, NoEvents, ConsoleWriter>,
     input: VecDeque<u8>,
 }
 
 impl SerialPort {
     pub(crate) fn new(line: EventFd, console: &Arc<Console>, end: GuestEnd) -> Self {
-        let uart = Serial::new(Line(line), ConsoleWriter::new(console));
+        let uart = Serial::new(InterruptLine(line), ConsoleWriter::new(console));
         Self {
             state: Arc::new(Mutex::new(State {
                 uart,

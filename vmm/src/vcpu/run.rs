@@ -7,14 +7,14 @@ use guest_state::{
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuExit};
 
-use super::{shared::Shared, state::Vcpu, step_timer::StepTimer};
+use super::{kvm_vcpu::KvmVcpu, shared::Shared, step_timer::StepTimer};
 use crate::{
     ending::Ending,
     exits::ExitKind,
     gate::Hold,
     x86_64::vcpu::{
-        debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
-        exit::{BreakpointShape, DebugExit, InternalError},
+        exit::{BreakpointExit, DebugExit, InternalError},
+        guest_debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
         msr,
         registers::to_kvm,
         reinject::{Reinjected, reinject},
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Why a vCPU went out of guest mode.
-pub(super) enum Left {
+pub(super) enum LeaveReason {
     /// It was asked to.
     Stopped,
     /// It must step one instruction with nobody else running.
@@ -30,7 +30,7 @@ pub(super) enum Left {
 }
 
 /// What one `KVM_RUN` came back with, its I/O done.
-enum Exit {
+enum RunExit {
     /// Nothing is left to do.
     Handled,
     /// A kick, or an unstarted vCPU woken for nothing.
@@ -41,7 +41,7 @@ enum Exit {
     Ended(Ending),
 }
 
-impl Vcpu {
+impl KvmVcpu {
     /// Runs until the gate wants it out or it must step alone. With a hold it
     /// begins by stepping.
     pub(super) fn run(
@@ -49,7 +49,7 @@ impl Vcpu {
         shared: &Shared,
         handler: &dyn TrapHandler,
         alone: Option<(Hold<'_>, Step)>,
-    ) -> Result<Left, VcpuError> {
+    ) -> Result<LeaveReason, VcpuError> {
         self.tsc_offset = msr::steady_tsc_offset(&self.fd);
         let mut hold = None;
         if let Some((taken, asked)) = alone {
@@ -72,15 +72,15 @@ impl Vcpu {
                 self.fd.set_kvm_immediate_exit(1);
             }
             let event = match self.run_once(shared) {
-                Exit::Handled => continue,
-                Exit::Interrupted if leaving => break,
-                Exit::Interrupted if self.step_went_astray()? => DebugEvent::Astray,
-                Exit::Interrupted => continue,
-                Exit::Ended(ending) => {
+                RunExit::Handled => continue,
+                RunExit::Interrupted if leaving => break,
+                RunExit::Interrupted if self.step_went_astray()? => DebugEvent::Astray,
+                RunExit::Interrupted => continue,
+                RunExit::Ended(ending) => {
                     shared.end.end(ending);
                     break;
                 }
-                Exit::InternalError(error) => {
+                RunExit::InternalError(error) => {
                     let rip = self.registers()?.rip;
                     if self.byte_at(rip, shared, &error) != Some(INT3) {
                         shared.exits.count(ExitKind::Other);
@@ -88,11 +88,11 @@ impl Vcpu {
                         break;
                     }
                     shared.exits.count(ExitKind::Breakpoint);
-                    self.shape = BreakpointShape::EmulationFailure;
+                    self.breakpoint_exit = BreakpointExit::EmulationFailure;
                     DebugEvent::Breakpoint
                 }
-                Exit::Trapped(DebugExit::Breakpoint) => DebugEvent::Breakpoint,
-                Exit::Trapped(DebugExit::Debug { dr6 }) => DebugEvent::Debug {
+                RunExit::Trapped(DebugExit::Breakpoint) => DebugEvent::Breakpoint,
+                RunExit::Trapped(DebugExit::Debug { dr6 }) => DebugEvent::Debug {
                     dr6,
                     cause: self.debugging.cause(dr6),
                 },
@@ -104,47 +104,47 @@ impl Vcpu {
         if self.debugging.step.is_some() {
             self.time_step(false)?;
         }
-        Ok(to_step.map_or(Left::Stopped, Left::ToStepAlone))
+        Ok(to_step.map_or(LeaveReason::Stopped, LeaveReason::ToStepAlone))
     }
 
-    fn run_once(&mut self, shared: &Shared) -> Exit {
+    fn run_once(&mut self, shared: &Shared) -> RunExit {
         let bus = &shared.bus;
         let (kind, exit) = match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => {
                 bus.port_write(port, data);
-                (ExitKind::PortIo, Exit::Handled)
+                (ExitKind::PortIo, RunExit::Handled)
             }
             Ok(VcpuExit::IoIn(port, data)) => {
                 bus.port_read(port, data);
-                (ExitKind::PortIo, Exit::Handled)
+                (ExitKind::PortIo, RunExit::Handled)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 bus.mmio_read(address, data);
-                (ExitKind::Mmio, Exit::Handled)
+                (ExitKind::Mmio, RunExit::Handled)
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 bus.mmio_write(address, data);
-                (ExitKind::Mmio, Exit::Handled)
+                (ExitKind::Mmio, RunExit::Handled)
             }
             Ok(VcpuExit::Debug(debug)) => match DebugExit::new(&debug) {
-                Some(exit) => (self.kind(exit), Exit::Trapped(exit)),
+                Some(exit) => (self.kind(exit), RunExit::Trapped(exit)),
                 None => failed(format!("a debug exit with exception {}", debug.exception)),
             },
             Ok(VcpuExit::InternalError) => {
                 // Counted when it is known what it is.
-                return Exit::InternalError(InternalError::from_run(self.fd.get_kvm_run()));
+                return RunExit::InternalError(InternalError::from_run(self.fd.get_kvm_run()));
             }
-            Ok(VcpuExit::Intr) => (ExitKind::Interrupted, Exit::Interrupted),
-            Ok(VcpuExit::Shutdown) => (ExitKind::Other, Exit::Ended(Ending::TripleFault)),
+            Ok(VcpuExit::Intr) => (ExitKind::Interrupted, RunExit::Interrupted),
+            Ok(VcpuExit::Shutdown) => (ExitKind::Other, RunExit::Ended(Ending::TripleFault)),
             Ok(VcpuExit::SystemEvent(kind, _)) => {
-                (ExitKind::Other, Exit::Ended(system_event(kind)))
+                (ExitKind::Other, RunExit::Ended(system_event(kind)))
             }
             Ok(VcpuExit::FailEntry(reason, cpu)) => failed(format!(
                 "the CPU refused to enter the guest on host CPU {cpu} (reason {reason:#x})"
             )),
             Ok(other) => failed(format!("vCPU {} left guest mode with {other:?}", self.id)),
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
-                (ExitKind::Interrupted, Exit::Interrupted)
+                (ExitKind::Interrupted, RunExit::Interrupted)
             }
             Err(error) => failed(format!("KVM_RUN of vCPU {} failed: {error}", self.id)),
         };
@@ -173,7 +173,7 @@ impl Vcpu {
         event: DebugEvent,
         hold: &mut Option<Hold<'_>>,
     ) -> Result<Option<Step>, VcpuError> {
-        let shape = self.shape;
+        let breakpoint_exit = self.breakpoint_exit;
         let mut context = self.context()?;
         let mut action = None;
         for trap in event.traps() {
@@ -182,7 +182,7 @@ impl Vcpu {
         }
         let action = action.unwrap_or(Action::Reinject);
         let reinjected = match action {
-            Action::Reinject => Some(reinject(&mut context, event, shape, &shared.ram)?),
+            Action::Reinject => Some(reinject(&mut context, event, breakpoint_exit, &shared.ram)?),
             _ => None,
         };
         let inject = match reinjected {
@@ -339,8 +339,8 @@ impl Vcpu {
     }
 }
 
-fn failed(reason: String) -> (ExitKind, Exit) {
-    (ExitKind::Other, Exit::Ended(Ending::Failed { reason }))
+fn failed(reason: String) -> (ExitKind, RunExit) {
+    (ExitKind::Other, RunExit::Ended(Ending::Failed { reason }))
 }
 
 fn system_event(kind: u32) -> Ending {

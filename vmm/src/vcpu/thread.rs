@@ -5,23 +5,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use guest_state::{TrapHandler, VcpuError};
 use parking_lot::Mutex;
 
-use super::{kick::Kickable, run::Left, shared::Shared, state::Vcpu};
+use super::{kick::Kickable, kvm_vcpu::KvmVcpu, run::LeaveReason, shared::Shared};
 use crate::ending::Ending;
 
 /// Body of a vCPU's thread: runs it whenever the gate lets it, until the guest
 /// ends.
 pub(crate) fn run_thread(
     index: usize,
-    cell: &Mutex<Vcpu>,
+    cell: &Mutex<KvmVcpu>,
     shared: &Shared,
     handler: &dyn TrapHandler,
 ) {
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), VcpuError> {
         // Not kept locked: a stopped vCPU is for others to look at.
         let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
-        let mut left = Left::Stopped;
+        let mut left = LeaveReason::Stopped;
         loop {
-            let alone = if let Left::ToStepAlone(asked) = left {
+            let alone = if let LeaveReason::ToStepAlone(asked) = left {
                 let Some(hold) = shared.gate.enter_alone(index) else {
                     return Ok(());
                 };

@@ -35,7 +35,7 @@ const XLF_KERNEL_64: u16 = 1;
 
 /// What a kernel file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Format {
+pub enum KernelFormat {
     /// A bzImage, as distributions package it.
     BzImage {
         /// How the kernel inside is packed.
@@ -52,7 +52,7 @@ pub enum Format {
 #[derive(Debug)]
 pub struct KernelFile {
     /// What the file is.
-    pub format: Format,
+    pub format: KernelFormat,
     /// The vmlinux ELF. One that comes out of a bzImage is followed by the kernel's relocation
     /// list where it has one (`CONFIG_X86_NEED_RELOCS`); the ELF doesn't refer to those bytes.
     pub elf: Vec<u8>,
@@ -137,7 +137,7 @@ pub fn read_kernel(bytes: Vec<u8>) -> Result<KernelFile, KernelFileError> {
     if bytes.starts_with(&elf::ELFMAG) {
         check_elf(&bytes)?;
         return Ok(KernelFile {
-            format: Format::Elf,
+            format: KernelFormat::Elf,
             elf: bytes,
             bzimage: None,
         });
@@ -145,7 +145,7 @@ pub fn read_kernel(bytes: Vec<u8>) -> Result<KernelFile, KernelFileError> {
     if bytes.get(MAGIC) != Some(b"HdrS") {
         return Err(other_file(&bytes));
     }
-    let header = Header::parse(&bytes)?;
+    let header = SetupHeader::parse(&bytes)?;
     let unpacked = payload::unpack(header.payload)?;
     if !unpacked.image.starts_with(&elf::ELFMAG) {
         return Err(KernelFileError::PayloadNotElf {
@@ -153,7 +153,7 @@ pub fn read_kernel(bytes: Vec<u8>) -> Result<KernelFile, KernelFileError> {
         });
     }
     check_elf(&unpacked.image)?;
-    let format = Format::BzImage {
+    let format = KernelFormat::BzImage {
         compression: unpacked.compression,
         version: header.version,
     };
@@ -165,12 +165,12 @@ pub fn read_kernel(bytes: Vec<u8>) -> Result<KernelFile, KernelFileError> {
 }
 
 /// The parts of the setup header that are needed here.
-struct Header<'a> {
+struct SetupHeader<'a> {
     version: String,
     payload: &'a [u8],
 }
 
-impl<'a> Header<'a> {
+impl<'a> SetupHeader<'a> {
     fn parse(file: &'a [u8]) -> Result<Self, KernelFileError> {
         let truncated = |part, needed: u64| KernelFileError::Truncated {
             part,

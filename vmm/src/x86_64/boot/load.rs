@@ -14,8 +14,8 @@ use object::{
 use vm_memory::{ByteValued, GuestAddress};
 
 use super::{
-    bzimage::KernelFile, error::LoadError, firmware, gdt, method::BootMethod, page_tables, params,
-    placement,
+    bzimage::KernelFile, error::LoadError, firmware, gdt, load_address, method::BootMethod,
+    page_tables, params,
 };
 use crate::{
     ram::GuestRam,
@@ -27,7 +27,7 @@ const ENTRY_64: u64 = 0x200;
 
 /// A kernel in guest memory.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedKernel {
     /// Guest physical address where the boot CPU begins.
     pub(crate) entry: u64,
     /// The kernel's segments, where they are linked to be. With
@@ -44,7 +44,7 @@ pub(crate) fn load(
     initramfs: Option<&[u8]>,
     cmdline: &str,
     vcpus: u32,
-) -> Result<Loaded, LoadError> {
+) -> Result<LoadedKernel, LoadError> {
     let write = |at: u64, bytes: &[u8]| ram.write(GuestPhysAddr(at), bytes);
     let image = match method {
         BootMethod::Elf => load_elf(ram, &kernel.elf)?,
@@ -58,13 +58,13 @@ pub(crate) fn load(
         Some(bytes) if !bytes.is_empty() => {
             let len = bytes.len() as u64;
             let limit = image.initramfs_limit;
-            let start = placement::place_initramfs(len, image.end, limit, ram.low_end())?;
+            let start = load_address::place_initramfs(len, image.end, limit, ram.low_end())?;
             write(start, bytes)?;
             Some((start, len))
         }
         _ => None,
     };
-    let facts = params::Facts {
+    let info = params::BootInfo {
         cmdline_len: cmdline.len(),
         initramfs,
         acpi_root: acpi::write_tables(ram, vcpus)?,
@@ -72,7 +72,7 @@ pub(crate) fn load(
     };
     write(
         layout::ZERO_PAGE,
-        params::zero_page(image.header, &facts).as_slice(),
+        params::zero_page(image.header, &info).as_slice(),
     )?;
     write(layout::PAGE_TABLES, &page_tables::bytes())?;
     write(layout::GDT, &gdt::bytes())?;
@@ -81,8 +81,8 @@ pub(crate) fn load(
 }
 
 /// A kernel in memory, and what the rest of the loading must know of it.
-struct Image {
-    loaded: Loaded,
+struct LoadedImage {
+    loaded: LoadedKernel,
     header: setup_header,
     /// End of the memory that the kernel uses before it knows of any other.
     end: u64,
@@ -90,11 +90,11 @@ struct Image {
     initramfs_limit: u64,
 }
 
-fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<Image, LoadError> {
+fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<LoadedImage, LoadError> {
     let segments = segments(elf)?;
     let mut end = 0;
     for segment in &segments {
-        let range = placement::check_kernel(segment.phys.0, segment.len, ram.low_end())?;
+        let range = load_address::check_kernel(segment.phys.0, segment.len, ram.low_end())?;
         end = range.end.max(end);
     }
     let start = Some(GuestAddress(layout::HIGH_RAM));
@@ -111,8 +111,8 @@ fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<Image, LoadError> {
         let reason = format!("its entry point {entry:#x} is in none of its segments");
         return Err(LoadError::BadKernel { reason });
     }
-    Ok(Image {
-        loaded: Loaded { entry, segments },
+    Ok(LoadedImage {
+        loaded: LoadedKernel { entry, segments },
         header: params::plain_header(),
         end,
         initramfs_limit: layout::DEVICE_HOLE,
@@ -146,14 +146,14 @@ fn segments(elf: &[u8]) -> Result<Vec<Segment>, LoadError> {
     Ok(segments)
 }
 
-fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<Image, LoadError> {
+fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<LoadedImage, LoadError> {
     let file = kernel.bzimage.as_deref().ok_or(LoadError::NotABzImage)?;
     let header = params::bzimage_header(file)?;
     // It may be loaded elsewhere if it is relocatable, but this is where it runs with
     // no need to move itself.
     let start = header.pref_address;
     let len = u64::from(header.init_size).max(file.len() as u64);
-    let end = placement::check_kernel(start, len, ram.low_end())?.end;
+    let end = load_address::check_kernel(start, len, ram.low_end())?.end;
     let high = Some(GuestAddress(layout::HIGH_RAM));
     let result = BzImage::load(
         ram.known(),
@@ -168,8 +168,8 @@ fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<Image, LoadError>
         0 => layout::DEVICE_HOLE,
         last => u64::from(last) + 1,
     };
-    Ok(Image {
-        loaded: Loaded {
+    Ok(LoadedImage {
+        loaded: LoadedKernel {
             entry: result.kernel_load.0 + ENTRY_64,
             segments: segments(&kernel.elf)?,
         },

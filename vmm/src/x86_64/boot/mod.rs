@@ -8,11 +8,11 @@ mod error;
 mod firmware;
 pub(crate) mod gdt;
 mod load;
+mod load_address;
 mod method;
 mod page_tables;
 mod params;
 mod payload;
-mod placement;
 
 pub use error::LoadError;
 pub(crate) use load::load;

@@ -70,7 +70,7 @@ pub(super) fn plain_header() -> setup_header {
 }
 
 /// What goes into the zero page beside the setup header.
-pub(super) struct Facts<'a> {
+pub(super) struct BootInfo<'a> {
     /// Length of the command line in bytes, without its NUL.
     pub(super) cmdline_len: usize,
     /// First byte and length of the initramfs.
@@ -82,7 +82,7 @@ pub(super) struct Facts<'a> {
 }
 
 /// Makes the zero page.
-pub(super) fn zero_page(header: setup_header, facts: &Facts<'_>) -> boot_params {
+pub(super) fn zero_page(header: setup_header, info: &BootInfo<'_>) -> boot_params {
     let mut params = boot_params {
         hdr: header,
         ..boot_params::default()
@@ -91,14 +91,14 @@ pub(super) fn zero_page(header: setup_header, facts: &Facts<'_>) -> boot_params 
     params.hdr.loadflags |= LOADED_HIGH;
     params.hdr.cmd_line_ptr = layout::CMDLINE as u32;
     if params.hdr.cmdline_size == 0 {
-        params.hdr.cmdline_size = facts.cmdline_len as u32;
+        params.hdr.cmdline_size = info.cmdline_len as u32;
     }
-    // Both ends are below 4 GiB: `placement` sees to that.
-    let (start, len) = facts.initramfs.unwrap_or_default();
+    // Both ends are below 4 GiB: `load_address` sees to that.
+    let (start, len) = info.initramfs.unwrap_or_default();
     params.hdr.ramdisk_image = start as u32;
     params.hdr.ramdisk_size = len as u32;
-    params.acpi_rsdp_addr = facts.acpi_root;
-    let map = e820(facts.ram);
+    params.acpi_rsdp_addr = info.acpi_root;
+    let map = e820(info.ram);
     params.e820_entries = map.len() as u8;
     let mut table = params.e820_table;
     for (to, from) in table.iter_mut().zip(map) {
@@ -263,13 +263,13 @@ mod tests {
             start: GuestPhysAddr(0),
             len: 64 << 20,
         }];
-        let facts = Facts {
+        let info = BootInfo {
             cmdline_len: 5,
             initramfs: Some((0x300_0000, 0x1234)),
             acpi_root: layout::ACPI,
             ram: &ram,
         };
-        let page = zero_page(plain_header(), &facts);
+        let page = zero_page(plain_header(), &info);
         let bytes = page.as_slice();
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!(bytes.len(), 0x1000);

@@ -5,7 +5,7 @@ use kvm_bindings::{kvm_debug_exit_arch, kvm_run};
 
 /// How a KVM reports an int3, which also decides how one is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BreakpointShape {
+pub(crate) enum BreakpointExit {
     /// `KVM_EXIT_DEBUG`: an exception intercept. Where the monitor doesn't deliver
     /// it itself, `KVM_GUESTDBG_INJECT_BP` with RIP at the int3 gives it back.
     DebugExit,

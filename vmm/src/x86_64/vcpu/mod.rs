@@ -3,10 +3,10 @@
 
 pub(crate) mod capabilities;
 pub(crate) mod context;
-pub(crate) mod debug;
 mod deliver;
 mod events;
 pub(crate) mod exit;
+pub(crate) mod guest_debug;
 pub(crate) mod msr;
 pub(crate) mod registers;
 pub(crate) mod reinject;

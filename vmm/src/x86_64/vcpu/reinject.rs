@@ -3,7 +3,7 @@
 use guest_state::VcpuError;
 use kvm_bindings::{KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB};
 
-use super::{context::VcpuContext, debug::DebugEvent, exit::BreakpointShape};
+use super::{context::VcpuContext, exit::BreakpointExit, guest_debug::DebugEvent};
 use crate::ram::GuestRam;
 
 /// How a guest's own exception gets back to it.
@@ -17,16 +17,16 @@ pub(crate) enum Reinjected {
     Asked(u32),
 }
 
-/// Gives the guest an exception of its own; `shape` is how this KVM reports an int3.
+/// Gives the guest an exception of its own; `breakpoint_exit` is how this KVM reports an int3.
 pub(crate) fn reinject(
     context: &mut VcpuContext<'_>,
     event: DebugEvent,
-    shape: BreakpointShape,
+    breakpoint_exit: BreakpointExit,
     ram: &GuestRam,
 ) -> Result<Reinjected, VcpuError> {
     match event {
         DebugEvent::Breakpoint if context.deliver_breakpoint(ram)? => Ok(Reinjected::Delivered),
-        DebugEvent::Breakpoint if shape == BreakpointShape::EmulationFailure => {
+        DebugEvent::Breakpoint if breakpoint_exit == BreakpointExit::EmulationFailure => {
             context.inject_breakpoint_after()?;
             Ok(Reinjected::Injected)
         }

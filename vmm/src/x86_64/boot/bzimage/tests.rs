@@ -52,7 +52,7 @@ fn error(file: Vec<u8>) -> KernelFileError {
 #[test]
 fn a_vmlinux_is_taken_as_it_is() {
     let kernel = read_kernel(vmlinux()).unwrap();
-    assert_eq!(kernel.format, Format::Elf);
+    assert_eq!(kernel.format, KernelFormat::Elf);
     assert_eq!(kernel.elf, vmlinux());
     assert!(kernel.bzimage.is_none());
 }
@@ -65,7 +65,7 @@ fn a_bzimage_of_every_compression_gives_its_elf_and_its_version() {
         let version = VERSION.to_owned();
         assert_eq!(
             kernel.format,
-            Format::BzImage {
+            KernelFormat::BzImage {
                 compression,
                 version
             }

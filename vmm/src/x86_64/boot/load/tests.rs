@@ -1,5 +1,5 @@
 use super::*;
-use crate::x86_64::boot::bzimage::{Compression, Format};
+use crate::x86_64::boot::bzimage::{Compression, KernelFormat};
 
 const MIB: u64 = 1 << 20;
 
@@ -56,7 +56,7 @@ fn bzimage() -> Vec<u8> {
 
 fn kernel(elf: Vec<u8>) -> KernelFile {
     KernelFile {
-        format: Format::Elf,
+        format: KernelFormat::Elf,
         elf,
         bzimage: None,
     }
@@ -71,7 +71,7 @@ fn two_segments() -> KernelFile {
 
 fn packed() -> KernelFile {
     KernelFile {
-        format: Format::BzImage {
+        format: KernelFormat::BzImage {
             compression: Compression::Gzip,
             version: String::new(),
         },

@@ -43,14 +43,14 @@ pub(crate) struct StepUnderWay {
 
 /// What a debug exception (#DB) is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cause {
+pub(crate) struct DebugCause {
     /// How the step under way has ended, if it has.
     pub(crate) step: Option<StepEnd>,
     /// The watchpoints that were hit, if any was.
     pub(crate) watchpoints: Option<WatchpointSet>,
 }
 
-impl Cause {
+impl DebugCause {
     /// The traps to be told, in their order. None: the guest's own exception.
     pub(crate) fn traps(self) -> [Option<Trap>; 2] {
         [
@@ -70,7 +70,7 @@ pub(crate) enum DebugEvent {
         /// DR6 as it left it.
         dr6: u64,
         /// What it is.
-        cause: Cause,
+        cause: DebugCause,
     },
     /// A step has used up its time and led elsewhere.
     Astray,
@@ -99,13 +99,13 @@ impl DebugEvent {
 
 /// What a debug register is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum RegisterUse {
     Watchpoint(Watchpoint),
     /// An instruction at which the step under way ends so.
     End(u64, StepEnd),
 }
 
-impl Use {
+impl RegisterUse {
     /// The address, and the four bits of DR7 that say when it matches: R/W in bits 1:0 and LEN in bits 3:2.
     fn register(self) -> (u64, u64) {
         match self {
@@ -129,7 +129,7 @@ impl DebugState {
         }
         let uses = self.uses();
         if self.step.is_some() {
-            let runs = |used: &Use| matches!(used, Use::End(_, StepEnd::Done));
+            let runs = |used: &RegisterUse| matches!(used, RegisterUse::End(_, StepEnd::Done));
             if !uses.iter().flatten().any(runs) {
                 debug.control |= KVM_GUESTDBG_SINGLESTEP;
             }
@@ -138,7 +138,7 @@ impl DebugState {
             }
         }
         for (index, used) in uses.into_iter().enumerate() {
-            if let Some((address, condition)) = used.map(Use::register) {
+            if let Some((address, condition)) = used.map(RegisterUse::register) {
                 debug.control |= KVM_GUESTDBG_USE_HW_BP;
                 debug.arch.debugreg[index] = address;
                 debug.arch.debugreg[7] |= DR7_FIXED | enable(index, condition);
@@ -151,9 +151,9 @@ impl DebugState {
     }
 
     /// What DR6 of a debug exception says.
-    pub(crate) fn cause(&self, dr6: u64) -> Cause {
+    pub(crate) fn cause(&self, dr6: u64) -> DebugCause {
         let stepped = self.step.is_some() && dr6 & DR6_SINGLE_STEP != 0;
-        let mut cause = Cause {
+        let mut cause = DebugCause {
             step: stepped.then_some(StepEnd::Done),
             watchpoints: None,
         };
@@ -162,8 +162,8 @@ impl DebugState {
         // (SDM vol. 3, 17.2.3).
         for (index, used) in self.uses().into_iter().enumerate() {
             match used.filter(|_| dr6 & 1 << index != 0) {
-                Some(Use::Watchpoint(_)) => hit |= 1 << index,
-                Some(Use::End(_, end)) => cause.step = cause.step.or(Some(end)),
+                Some(RegisterUse::Watchpoint(_)) => hit |= 1 << index,
+                Some(RegisterUse::End(_, end)) => cause.step = cause.step.or(Some(end)),
                 None => {}
             }
         }
@@ -175,14 +175,15 @@ impl DebugState {
 
     /// What the debug registers are used for. Watchpoints have the first, then comes where a step runs to;
     /// the handlers of a step get what is left, the first handlers first.
-    fn uses(&self) -> [Option<Use>; DEBUG_REGISTERS] {
+    fn uses(&self) -> [Option<RegisterUse>; DEBUG_REGISTERS] {
         let watchpoints = self.wanted.watchpoints.iter().copied();
         let asked = self.step.map(|step| step.asked).unwrap_or_default();
-        let run_to = asked.run_to.map(|at| Use::End(at.0, StepEnd::Done));
+        let run_to = asked.run_to.map(|at| RegisterUse::End(at.0, StepEnd::Done));
         let handlers = asked.handlers.into_iter().flatten();
-        let handlers = handlers.map(|it| Use::End(it.entry.0, StepEnd::Exception(it.vector)));
+        let handlers =
+            handlers.map(|it| RegisterUse::End(it.entry.0, StepEnd::Exception(it.vector)));
         let all = watchpoints
-            .map(Use::Watchpoint)
+            .map(RegisterUse::Watchpoint)
             .chain(run_to)
             .chain(handlers);
         let mut uses = [None; DEBUG_REGISTERS];
@@ -193,7 +194,7 @@ impl DebugState {
     }
 }
 
-/// See [`Use::register`].
+/// See [`RegisterUse::register`].
 fn condition(watchpoint: &Watchpoint) -> u64 {
     let access = match watchpoint.access {
         Access::Write => 1,
@@ -376,7 +377,7 @@ mod tests {
         ];
         for (debugging, dr6, (step, watchpoints)) in cases {
             let rest = 0xffff_0ff0;
-            let expected = Cause {
+            let expected = DebugCause {
                 step,
                 watchpoints: watchpoints.map(WatchpointSet::from_bits),
             };
@@ -387,7 +388,7 @@ mod tests {
     #[test]
     fn a_step_is_told_before_the_watchpoint_that_it_hit() {
         let hit = WatchpointSet::from_bits(1);
-        let cause = Cause {
+        let cause = DebugCause {
             step: Some(StepEnd::Done),
             watchpoints: Some(hit),
         };

@@ -15,12 +15,12 @@ const USE_LAB: &str = "use the lab, upstream KVM inside an emulated processor: `
 
 /// Weighs the findings.
 pub(crate) fn conclude(cpu: Cpu, kvm: KvmFindings, guest: Option<GuestFindings>) -> Report {
-    let Weighed {
+    let Conclusion {
         runs_linux,
         verdict,
         advice,
     } = match &guest {
-        None => Weighed {
+        None => Conclusion {
             runs_linux: false,
             verdict: format!("{}: no guest runs here", kvm.device),
             advice: device_advice(&cpu, &kvm.device),
@@ -37,7 +37,7 @@ pub(crate) fn conclude(cpu: Cpu, kvm: KvmFindings, guest: Option<GuestFindings>)
     }
 }
 
-struct Weighed {
+struct Conclusion {
     runs_linux: bool,
     verdict: String,
     advice: Vec<String>,
@@ -123,10 +123,10 @@ fn works(check: Option<&Check>) -> bool {
     check.is_some_and(|check| check.ok)
 }
 
-fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Weighed {
+fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Conclusion {
     let lacking = has.map(missing).unwrap_or_default();
     if !lacking.is_empty() {
-        return Weighed {
+        return Conclusion {
             runs_linux: false,
             verdict: format!(
                 "no VM can be made on this KVM: it lacks {}",
@@ -139,7 +139,7 @@ fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Weighe
         };
     }
     let Some(int3) = guest.int3.as_ref().filter(|_| guest.starts.ok) else {
-        return Weighed {
+        return Conclusion {
             runs_linux: false,
             verdict: format!("a guest of one instruction fails: {}", guest.starts.detail),
             advice: elsewhere(cpu),
@@ -166,14 +166,14 @@ fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Weighe
             ),
             None => format!("Linux does not boot on this KVM: {missing} can't be run"),
         };
-        return Weighed {
+        return Conclusion {
             runs_linux: false,
             verdict,
             advice: elsewhere(cpu),
         };
     }
     if let Some(flaw) = int3_flaw(int3) {
-        return Weighed {
+        return Conclusion {
             runs_linux: false,
             verdict: format!(
                 "Linux may boot on this KVM, but breakpoint probes don't work: {flaw}"
@@ -212,7 +212,7 @@ fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Weighe
         ),
     };
     advice.extend(has.map(dear).unwrap_or_default());
-    Weighed {
+    Conclusion {
         runs_linux: true,
         verdict: format!("Linux boots on this KVM{slow}{but}"),
         advice,
@@ -241,7 +241,7 @@ fn elsewhere(cpu: &Cpu) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{GiveBack, Instruction, Speed};
+    use crate::report::{Instruction, Reinjection, Speed};
 
     fn cpu(virtualization: Virtualization) -> Cpu {
         Cpu {
@@ -259,12 +259,12 @@ mod tests {
                 shape: Int3Shape::DebugExit,
                 detail: "seen".into(),
                 give_back: vec![
-                    GiveBack {
+                    Reinjection {
                         way: "INJECT_BP",
                         ok: true,
                         detail: "seen".into(),
                     },
-                    GiveBack {
+                    Reinjection {
                         way: "VCPU_EVENTS",
                         ok: false,
                         detail: "seen".into(),
@@ -510,7 +510,7 @@ mod tests {
         guest.int3.as_mut().unwrap().shape = shape;
     }
 
-    fn ways_back(guest: &mut GuestFindings) -> &mut Vec<GiveBack> {
+    fn ways_back(guest: &mut GuestFindings) -> &mut Vec<Reinjection> {
         &mut guest.int3.as_mut().unwrap().give_back
     }
 

@@ -5,25 +5,25 @@ use kvm_ioctls::{SyncReg, VcpuFd};
 
 use super::step_timer::StepTimer;
 use crate::x86_64::vcpu::{
-    capabilities::VcpuCapabilities, context::VcpuContext, debug::DebugState, exit::BreakpointShape,
-    msr, registers,
+    capabilities::VcpuCapabilities, context::VcpuContext, exit::BreakpointExit,
+    guest_debug::DebugState, msr, registers,
 };
 
 /// A vCPU as KVM has it. Whoever holds its lock while it is out of guest mode
 /// may look at it and change it.
-pub(crate) struct Vcpu {
+pub(crate) struct KvmVcpu {
     pub(super) id: VcpuId,
     pub(super) fd: VcpuFd,
     pub(super) has: VcpuCapabilities,
     pub(super) debugging: DebugState,
-    pub(super) shape: BreakpointShape,
+    pub(super) breakpoint_exit: BreakpointExit,
     /// What to add to the host's time stamp counter; none where it doesn't stay the same.
     pub(super) tsc_offset: Option<u64>,
     /// Made by the thread that steps, at its first step.
     pub(super) step_timer: Option<StepTimer>,
 }
 
-impl Vcpu {
+impl KvmVcpu {
     pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, has: VcpuCapabilities) -> Self {
         if has.sync_regs {
             fd.set_sync_valid_reg(SyncReg::Register);
@@ -34,7 +34,7 @@ impl Vcpu {
             fd,
             has,
             debugging: DebugState::default(),
-            shape: BreakpointShape::DebugExit,
+            breakpoint_exit: BreakpointExit::DebugExit,
             tsc_offset: None,
             step_timer: None,
         }

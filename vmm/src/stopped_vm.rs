@@ -10,20 +10,20 @@ use parking_lot::Mutex;
 
 use crate::{
     gate::Hold,
-    vcpu::{Shared, Vcpu},
+    vcpu::{KvmVcpu, Shared},
 };
 
 /// A VM whose vCPUs all stand still.
-pub struct Stopped<'a> {
+pub struct StoppedVm<'a> {
     shared: &'a Shared,
-    vcpus: &'a [Arc<Mutex<Vcpu>>],
+    vcpus: &'a [Arc<Mutex<KvmVcpu>>],
     since: Instant,
     _hold: Hold<'a>,
 }
 
-impl<'a> Stopped<'a> {
+impl<'a> StoppedVm<'a> {
     /// Waits until all vCPUs are out of guest mode, and keeps them there.
-    pub(crate) fn new(shared: &'a Shared, vcpus: &'a [Arc<Mutex<Vcpu>>]) -> Self {
+    pub(crate) fn new(shared: &'a Shared, vcpus: &'a [Arc<Mutex<KvmVcpu>>]) -> Self {
         let hold = shared.gate.stop();
         Self {
             shared,
@@ -46,7 +46,7 @@ impl<'a> Stopped<'a> {
         self.vcpu(vcpu)?.lock().syscall_entry().map(GuestVirtAddr)
     }
 
-    fn vcpu(&self, id: VcpuId) -> Result<&Mutex<Vcpu>, VcpuError> {
+    fn vcpu(&self, id: VcpuId) -> Result<&Mutex<KvmVcpu>, VcpuError> {
         let vcpu = self.vcpus.get(id.0 as usize);
         vcpu.map(|vcpu| &**vcpu).ok_or_else(|| VcpuError {
             vcpu: id,
@@ -56,7 +56,7 @@ impl<'a> Stopped<'a> {
     }
 }
 
-impl StoppedGuest for Stopped<'_> {
+impl StoppedGuest for StoppedVm<'_> {
     fn memory(&self) -> &dyn GuestMemory {
         &self.shared.ram
     }
