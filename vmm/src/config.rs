@@ -1,4 +1,4 @@
-//! What a VM is made of, and why it can't be made.
+//! The configuration of a VM, and the errors of making one.
 
 use std::{
     io,
@@ -47,7 +47,7 @@ pub struct VmConfig {
     pub max_file: u64,
 }
 
-/// Why a VM can't be made. Nothing of it is left then.
+/// Why a VM can't be made. Nothing of the VM is left then.
 #[derive(Debug, Error)]
 pub enum CreateError {
     /// Too little memory.
@@ -66,7 +66,7 @@ pub enum CreateError {
         /// Why.
         cause: FileError,
     },
-    /// A file without content, or one that the host's kernel makes up.
+    /// A file without content, or one whose content the host's kernel makes at each read.
     #[error(
         "the {what} {path} is empty (as far as its length tells): leave it out, or give a file with \
          content"

@@ -2,8 +2,9 @@
 //!
 //! It boots a Linux kernel ([`Vm`]), runs its vCPUs, and turns what stops them
 //! for a debugger's reason into [`Trap`](guest_state::Trap)s, on which a
-//! [`TrapHandler`](guest_state::TrapHandler) decides. It can have the whole guest stand still ([`Vm::stopped`]), which is when a
-//! guest's text may be changed. It doesn't know what a probe is.
+//! [`TrapHandler`](guest_state::TrapHandler) decides. It can stop all vCPUs
+//! ([`Vm::stopped`]), which is when a guest's text may be changed. It doesn't know
+//! what a probe is.
 //!
 //! All unsafe code of the product is in this crate and in the doctor beside it,
 //! which measures what a host's KVM does.

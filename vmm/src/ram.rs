@@ -15,8 +15,7 @@ use crate::x86_64::layout;
 /// Bytes in a MiB.
 const MIB: u64 = 1 << 20;
 
-/// Memory of one guest, shared by all who hold it: what the guest knows as its
-/// own, and the arena.
+/// Memory of one guest: what the guest knows as its own, and the arena. Clones share it.
 ///
 /// It is mapped without being reserved or touched: the host gives pages as the
 /// guest uses them.

@@ -1,4 +1,4 @@
-//! A VM that stands still, to be looked at and changed.
+//! A VM whose vCPUs are all out of guest mode, to be read and changed.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,7 +13,7 @@ use crate::{
     vcpu::{KvmVcpu, Shared},
 };
 
-/// A VM whose vCPUs all stand still.
+/// A VM whose vCPUs are all out of guest mode until this is dropped.
 pub struct StoppedVm<'a> {
     shared: &'a Shared,
     vcpus: &'a [Arc<Mutex<KvmVcpu>>],
@@ -33,15 +33,16 @@ impl<'a> StoppedVm<'a> {
         }
     }
 
-    /// When this stop began: the last vCPU was out of guest mode.
+    /// The moment when the last vCPU had left guest mode.
     pub fn since(&self) -> Instant {
         self.since
     }
 
-    /// Where a vCPU's `syscall` goes, the MSR LSTAR (AMD APM vol. 2, 6.1.1); 0 until the kernel has set it.
+    /// The address that a vCPU's `syscall` goes to, the MSR LSTAR (AMD APM vol. 2, 6.1.1). It is 0 until
+    /// the kernel has set it.
     ///
     /// # Errors
-    /// There is no such vCPU, or KVM refuses.
+    /// When there is no such vCPU, or KVM refuses.
     pub fn syscall_entry(&self, vcpu: VcpuId) -> Result<GuestVirtAddr, VcpuError> {
         self.vcpu(vcpu)?.lock().syscall_entry().map(GuestVirtAddr)
     }

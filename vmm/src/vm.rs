@@ -40,7 +40,7 @@ use crate::{
     },
 };
 
-/// A guest and the threads that run it. Dropping it ends it.
+/// A guest and the threads that run it. Dropping a `Vm` ends the guest.
 pub struct Vm {
     shared: Arc<Shared>,
     vcpus: Vec<Arc<Mutex<KvmVcpu>>>,
@@ -60,7 +60,7 @@ struct Threads {
     handles: Vec<JoinHandle<()>>,
 }
 
-/// What a VM is doing.
+/// The state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmState {
     /// Made, its first instruction not executed.
@@ -73,7 +73,7 @@ pub enum VmState {
     Ended,
 }
 
-/// A request that doesn't fit what the VM is doing.
+/// A request that doesn't fit the state of the VM.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum StateError {
     /// Not started.
@@ -90,7 +90,7 @@ pub enum StateError {
 /// Why a VM did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// Not the time for it.
+    /// The VM was started before or has ended.
     #[error(transparent)]
     State(#[from] StateError),
     /// The host gave no thread for a vCPU.
@@ -185,7 +185,7 @@ impl Vm {
     }
 
     /// Takes the kernel's file out, so that its memory can be freed once its
-    /// symbols are known. None the second time.
+    /// symbols are known. Returns None the second time.
     pub fn take_kernel(&mut self) -> Option<KernelFile> {
         self.kernel.take()
     }
@@ -195,8 +195,8 @@ impl Vm {
         &self.segments
     }
 
-    /// Whether the segments are in memory before the first instruction. A bzImage
-    /// that is booted as it is unpacks itself, to where it was linked to be or,
+    /// Returns true if the segments are in memory before the first instruction. A
+    /// bzImage that is booted as it is unpacks itself, to where it was linked to be or,
     /// with KASLR, elsewhere.
     pub fn kernel_in_place(&self) -> bool {
         self.in_place
@@ -212,17 +212,17 @@ impl Vm {
         self.vcpus.len() as u32
     }
 
-    /// Guest physical memory that the guest isn't told about.
+    /// The guest physical memory that the guest isn't told about.
     pub fn arena(&self) -> ArenaMemory {
         self.shared.ram.arena()
     }
 
-    /// The guest's memory, which may be looked at while it runs.
+    /// The guest's memory. It may be read while the guest runs.
     pub fn memory(&self) -> &GuestRam {
         &self.shared.ram
     }
 
-    /// How often the vCPUs left guest mode so far, and why.
+    /// How often the vCPUs have left guest mode so far, by reason.
     pub fn exits(&self) -> ExitCounts {
         self.shared.exits.get()
     }
@@ -274,7 +274,7 @@ impl Vm {
         Ok(())
     }
 
-    /// What the VM is doing.
+    /// The VM's state.
     pub fn state(&self) -> VmState {
         if self.ending().is_some() {
             VmState::Ended
@@ -298,7 +298,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Lets the vCPUs go on.
+    /// Lets the vCPUs of a paused VM go on.
     ///
     /// # Errors
     /// When it has not been started or has ended.
@@ -322,7 +322,7 @@ impl Vm {
         work(&StoppedVm::new(&self.shared, &self.vcpus))
     }
 
-    /// How often the vCPUs were stopped so far.
+    /// How often the vCPUs have been stopped so far, and for how long.
     pub fn stops(&self) -> Stops {
         self.shared.gate.stops()
     }
@@ -335,12 +335,12 @@ impl Vm {
         }
     }
 
-    /// How the guest ended, if it has.
+    /// How the guest has ended, if it has.
     pub fn ending(&self) -> Option<Ending> {
         self.shared.end.get()
     }
 
-    /// Waits for the guest's end and its threads'.
+    /// Waits until the guest and its threads have ended.
     pub fn wait(&self) -> Ending {
         let ending = self.shared.end.wait();
         self.join();
@@ -407,7 +407,7 @@ fn serial_port(
     Ok(port)
 }
 
-/// Makes vCPU `index` of `count`, and tells the hertz of its TSC.
+/// Makes vCPU `index` of `count`. Returns the hertz of its TSC too.
 fn create_vcpu(
     kvm: &Kvm,
     fd: &VmFd,

@@ -1,4 +1,4 @@
-//! From findings to a verdict and advice.
+//! The verdict and the advice that follow from the findings.
 
 use crate::report::{
     Capabilities, Check, Cpu, Device, GuestFindings, Int3, Int3Shape, KvmFindings, Report,
@@ -13,7 +13,7 @@ const EMULATED_BELOW: f64 = 20e6;
 const USE_LAB: &str = "use the lab, upstream KVM inside an emulated processor: `make demo` and \
                        `make test` do so by themselves";
 
-/// Weighs the findings.
+/// Makes the report of the findings.
 pub(crate) fn conclude(cpu: Cpu, kvm: KvmFindings, guest: Option<GuestFindings>) -> Report {
     let Conclusion {
         runs_linux,
@@ -96,29 +96,29 @@ fn missing(has: &Capabilities) -> Vec<&'static str> {
     missing.map(|(_, name)| name).collect()
 }
 
-/// What works without, but not as well.
-fn dear(has: &Capabilities) -> Vec<String> {
+/// Advice about capabilities that make hits cheaper and that this KVM lacks.
+fn slower_without(has: &Capabilities) -> Vec<String> {
     /// Registers and pending events in the shared page.
     const SYNC: u32 = 1 | 4;
-    let mut dear = Vec::new();
+    let mut advice = Vec::new();
     if has.sync_regs & SYNC != SYNC {
-        dear.push(
+        advice.push(
             "each hit of a breakpoint costs system calls that a newer host kernel saves \
              (KVM_CAP_SYNC_REGS)"
                 .to_owned(),
         );
     }
     if !has.tsc_offset {
-        dear.push(
+        advice.push(
             "the time of each event costs a system call that a newer host kernel saves \
              (KVM_VCPU_TSC_OFFSET)"
                 .to_owned(),
         );
     }
-    dear
+    advice
 }
 
-/// Whether something was tried and did what it should.
+/// Returns true if something was tried and did what it should.
 fn works(check: Option<&Check>) -> bool {
     check.is_some_and(|check| check.ok)
 }
@@ -211,7 +211,7 @@ fn weigh(cpu: &Cpu, has: Option<&Capabilities>, guest: &GuestFindings) -> Conclu
             vec!["a newer host kernel may have what doesn't work here".into()],
         ),
     };
-    advice.extend(has.map(dear).unwrap_or_default());
+    advice.extend(has.map(slower_without).unwrap_or_default());
     Conclusion {
         runs_linux: true,
         verdict: format!("Linux boots on this KVM{slow}{but}"),

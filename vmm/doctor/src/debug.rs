@@ -66,7 +66,7 @@ fn step(more: u32) -> kvm_guest_debug {
     }
 }
 
-/// Whether the guest makes a debug exit with exception 1, at `address` and for
+/// Checks that the guest makes a debug exit with exception 1, at `address` and for
 /// the reason `cause`, a bit of DR6.
 fn stops_at(
     runner: &Runner,

@@ -106,7 +106,7 @@ pub(crate) fn look(kvm: &Kvm, runner: &Runner) -> KvmFindings {
     }
 }
 
-/// Whether `KVM_GUESTDBG_BLOCKIRQ` is claimed.
+/// Returns true if this KVM claims `KVM_GUESTDBG_BLOCKIRQ`.
 pub(crate) fn can_block_irq(kvm: &Kvm) -> bool {
     guest_debug_flags(kvm) & KVM_GUESTDBG_BLOCKIRQ != 0
 }
@@ -115,7 +115,8 @@ fn guest_debug_flags(kvm: &Kvm) -> u32 {
     u32::try_from(kvm.check_extension_raw(KVM_CAP_SET_GUEST_DEBUG2.into())).unwrap_or(0)
 }
 
-/// Documentation/virt/kvm/devices/vcpu.rst, `KVM_VCPU_TSC_CTRL`.
+/// Returns true if vCPUs have a TSC offset (Documentation/virt/kvm/devices/vcpu.rst,
+/// `KVM_VCPU_TSC_CTRL`).
 fn has_tsc_offset(runner: &Runner) -> bool {
     let attribute = kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,

@@ -91,7 +91,7 @@ fn examine_guests(kvm: &Kvm, runner: &Runner) -> GuestFindings {
     }
 }
 
-/// Whether a guest in 64-bit mode runs at all.
+/// Checks that a guest in 64-bit mode runs at all.
 fn starts(runner: &Runner) -> Check {
     // mov eax, 42; hlt
     let outcome = runner.run(&[0xb8, 42, 0, 0, 0, 0xf4], |guest| {

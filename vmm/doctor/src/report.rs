@@ -60,7 +60,7 @@ impl fmt::Display for Virtualization {
 pub struct KvmFindings {
     /// Whether it can be opened.
     pub device: Device,
-    /// What `KVM_GET_API_VERSION` says; 12 for every KVM since 2007.
+    /// What `KVM_GET_API_VERSION` returns; 12 for every KVM since 2007.
     pub api_version: Option<i32>,
     /// The extensions that a host of probes uses.
     pub capabilities: Option<Capabilities>,
@@ -242,7 +242,7 @@ impl fmt::Display for Int3Shape {
     }
 }
 
-/// A way of handing an `int3` to the guest's handler.
+/// A way of reinjecting an `int3`, which hands it to the guest's handler.
 #[derive(Clone, Debug, Serialize)]
 pub struct Reinjection {
     /// Its name: `INJECT_BP` (`KVM_SET_GUEST_DEBUG`, RIP at the `int3`) or

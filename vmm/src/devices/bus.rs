@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use vm_device::{
     DevicePio,
-    bus::{MmioAddress, PioAddress, PioRange},
+    bus::{MmioAddress, PioAddress, PioAddressOffset, PioRange},
     device_manager::{IoManager, MmioManager, PioManager},
 };
 
@@ -52,37 +52,38 @@ impl Bus {
     /// several of fewer bytes.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
-        // By its port alone: the accesses of a string instruction are all to one port, and
-        // `IoManager::pio_read` takes their bytes together for a range of ports.
-        match self.io.pio_device(PioAddress(port)) {
-            Some((range, device)) => {
-                device.pio_read(range.base(), PioAddress(port) - range.base(), data)
-            }
-            None => tracing::trace!(
-                bytes = data.len(),
-                "read of port {port:#x}, where no device is"
-            ),
+        if let Some((device, base, offset)) = self.at_port(port) {
+            device.pio_read(base, offset, data);
+        } else {
+            let bytes = data.len();
+            tracing::trace!(bytes, "read of port {port:#x}, where no device is");
         }
     }
 
     /// A guest's `out`, with `data` as in [`port_read`](Self::port_read).
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) {
-        match self.io.pio_device(PioAddress(port)) {
-            Some((range, device)) => {
-                device.pio_write(range.base(), PioAddress(port) - range.base(), data)
-            }
-            None => tracing::trace!(?data, "write to port {port:#x}, where no device is"),
+        if let Some((device, base, offset)) = self.at_port(port) {
+            device.pio_write(base, offset, data);
+        } else {
+            tracing::trace!(?data, "write to port {port:#x}, where no device is");
         }
+    }
+
+    /// The device at `port`, its first port, and the offset of `port` from there.
+    ///
+    /// `IoManager::pio_read` and `pio_write` want `data` to fit into the device's ports. The accesses
+    /// of a string instruction are many bytes for one port.
+    fn at_port(&self, port: u16) -> Option<(&dyn DevicePio, PioAddress, PioAddressOffset)> {
+        let (range, device) = self.io.pio_device(PioAddress(port))?;
+        Some((&**device, range.base(), PioAddress(port) - range.base()))
     }
 
     /// A guest's read of an address that is no memory.
     pub(crate) fn mmio_read(&self, address: u64, data: &mut [u8]) {
         data.fill(0xff);
         if self.io.mmio_read(MmioAddress(address), data).is_err() {
-            tracing::trace!(
-                bytes = data.len(),
-                "read of address {address:#x}, where no device is"
-            );
+            let bytes = data.len();
+            tracing::trace!(bytes, "read of address {address:#x}, where no device is");
         }
     }
 
@@ -97,7 +98,6 @@ impl Bus {
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
-    use vm_device::bus::PioAddressOffset;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! What the guest wrote to its serial port, kept for whoever reads it.
+//! What the guest wrote to its serial port, kept for readers.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// Output that is kept for those who come later, in bytes.
+/// Output that is kept for later readers, in bytes.
 const HISTORY: usize = 1 << 20;
 
 /// What Linux prints when it panics (kernel/panic.c), and at the end of it.
@@ -69,8 +69,8 @@ impl fmt::Debug for Console {
 }
 
 impl Console {
-    /// Output from `offset` on (bytes since the guest's start), as far as it is
-    /// there; never waits.
+    /// Output from `offset` on (bytes since the guest's start), as far as there is any.
+    /// Never waits.
     pub fn read(&self, offset: u64) -> ConsoleChunk {
         self.state.lock().chunk(offset)
     }
@@ -116,18 +116,18 @@ impl Console {
         *self.input.lock() = Some(Box::new(input));
     }
 
-    /// No more output will come.
+    /// Tells readers that no more output comes.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
-        self.tell();
+        self.notify();
     }
 
     fn push(&self, bytes: &[u8]) {
         self.state.lock().push(bytes);
-        self.tell();
+        self.notify();
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.changed.notify_all();
         let listeners: Vec<Listener> = self
             .listeners
@@ -140,13 +140,13 @@ impl Console {
         }
     }
 
-    /// Whether the guest has said that it panicked.
+    /// Returns true if the guest has printed that it panicked.
     pub(crate) fn saw_panic(&self) -> bool {
         self.state.lock().panic.is_some()
     }
 
-    /// The reason of a panic whose report is complete: the kernel does nothing
-    /// more after it.
+    /// The reason of a panic whose report is complete. The kernel does nothing more
+    /// after it.
     pub(crate) fn finished_panic(&self) -> Option<String> {
         let state = self.state.lock();
         if state.panic_finished {
@@ -156,7 +156,7 @@ impl Console {
         }
     }
 
-    /// What the guest said of its panic.
+    /// The reason that the guest printed for its panic.
     pub(crate) fn panic_reason(&self) -> String {
         self.state
             .lock()

@@ -30,7 +30,7 @@ const DIVISOR_ACCESS: u8 = 0x80;
 const LINE_STATUS: u8 = 5;
 const DATA_READY: u8 = 1;
 
-/// The interrupt line of the port, an event that KVM turns into an edge.
+/// The interrupt line of the port: an event that KVM turns into an edge.
 pub(crate) struct InterruptLine(pub(crate) EventFd);
 
 impl Trigger for InterruptLine {
@@ -41,7 +41,7 @@ impl Trigger for InterruptLine {
     }
 }
 
-/// The port, shared by vCPUs and those who type.
+/// The port, shared by the vCPUs and the senders of input.
 pub(crate) struct SerialPort {
     state: Arc<Mutex<State>>,
     end: GuestEnd,
@@ -103,8 +103,8 @@ impl DevicePio for SerialPort {
 }
 
 impl State {
-    /// The register that tells of interrupts. vm-superio tells of received data once; a 16550A does as long as
-    /// there is any, and Linux' driver, which takes 256 characters at a time, leaves the rest otherwise.
+    /// The interrupt identification register. vm-superio reports received data once. A 16550A reports it as
+    /// long as there is any: Linux' driver takes 256 characters at a time and would leave the rest.
     fn interrupt(&mut self) -> u8 {
         let told = self.uart.read(INTERRUPT);
         let waits = self.uart.read(LINE_STATUS) & DATA_READY != 0;
@@ -131,7 +131,7 @@ impl State {
     }
 }
 
-/// Where a person's or a program's input to the console goes in.
+/// The end of the port where a person's or a program's input goes in.
 pub(crate) struct SerialInput {
     state: Arc<Mutex<State>>,
 }

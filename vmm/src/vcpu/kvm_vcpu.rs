@@ -1,4 +1,4 @@
-//! A vCPU that is out of guest mode: what others look at and change.
+//! A vCPU of KVM's: its state, which other threads read and change while it is out of guest mode.
 
 use guest_state::{ControlRegisters, Debugging, GuestVirtAddr, Registers, VcpuError, VcpuId};
 use kvm_ioctls::{SyncReg, VcpuFd};
@@ -9,30 +9,31 @@ use crate::x86_64::vcpu::{
     guest_debug::DebugState, msr, registers,
 };
 
-/// A vCPU as KVM has it. Whoever holds its lock while it is out of guest mode
-/// may look at it and change it.
+/// A vCPU of KVM's. The holder of its lock may read and change it while it is out of
+/// guest mode.
 pub(crate) struct KvmVcpu {
     pub(super) id: VcpuId,
     pub(super) fd: VcpuFd,
-    pub(super) has: VcpuCapabilities,
+    /// What this KVM offers.
+    pub(super) capabilities: VcpuCapabilities,
     pub(super) debugging: DebugState,
     pub(super) breakpoint_exit: BreakpointExit,
-    /// What to add to the host's time stamp counter; none where it doesn't stay the same.
+    /// What is added to the host's time stamp counter; none where that doesn't stay the same.
     pub(super) tsc_offset: Option<u64>,
-    /// Made by the thread that steps, at its first step.
+    /// The vCPU's thread makes it at its first step.
     pub(super) step_timer: Option<StepTimer>,
 }
 
 impl KvmVcpu {
-    pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, has: VcpuCapabilities) -> Self {
-        if has.sync_regs {
+    pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, capabilities: VcpuCapabilities) -> Self {
+        if capabilities.sync_regs {
             fd.set_sync_valid_reg(SyncReg::Register);
             fd.set_sync_valid_reg(SyncReg::VcpuEvents);
         }
         Self {
             id,
             fd,
-            has,
+            capabilities,
             debugging: DebugState::default(),
             breakpoint_exit: BreakpointExit::DebugExit,
             tsc_offset: None,
@@ -80,12 +81,12 @@ impl KvmVcpu {
         msr::read(&self.fd, msr::LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
     }
 
-    /// What it is debugged for, besides a step.
+    /// What the vCPU is debugged for, besides a step.
     pub(crate) fn debugging(&self) -> &Debugging {
         &self.debugging.wanted
     }
 
-    /// Has it debugged for what [`Debugging::check`] has passed.
+    /// Sets what the vCPU is debugged for; [`Debugging::check`] has passed it.
     pub(crate) fn set_debugging(&mut self, wanted: &Debugging) -> Result<(), VcpuError> {
         self.debugging.wanted.clone_from(wanted);
         self.set_debug_around_step()
@@ -95,7 +96,7 @@ impl KvmVcpu {
     /// under way begins at RIP as it is now.
     pub(super) fn set_debug(&self, more: u32) -> Result<(), VcpuError> {
         self.fd
-            .set_guest_debug(&self.debugging.request(self.has.block_irq, more))
+            .set_guest_debug(&self.debugging.request(self.capabilities.block_irq, more))
             .map_err(|e| self.refused("set up the debugging", &e))
     }
 
@@ -129,7 +130,7 @@ impl KvmVcpu {
     }
 
     pub(super) fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
-        if !self.has.sync_regs {
+        if !self.capabilities.sync_regs {
             let registers = self.registers()?;
             return Ok(self.context_with(registers));
         }

@@ -21,15 +21,15 @@ use crate::{
     },
 };
 
-/// Why a vCPU went out of guest mode.
+/// Why a vCPU's thread has to go back to the gate.
 pub(super) enum LeaveReason {
-    /// It was asked to.
+    /// The gate wants the vCPU out, or the guest has ended.
     Stopped,
-    /// It must step one instruction with nobody else running.
+    /// The vCPU must step one instruction while no other vCPU runs.
     ToStepAlone(Step),
 }
 
-/// What one `KVM_RUN` came back with, its I/O done.
+/// What one `KVM_RUN` returned with. Its I/O is done.
 enum RunExit {
     /// Nothing is left to do.
     Handled,
@@ -42,8 +42,8 @@ enum RunExit {
 }
 
 impl KvmVcpu {
-    /// Runs until the gate wants it out or it must step alone. With a hold it
-    /// begins by stepping.
+    /// Runs the vCPU until the gate wants it out or it must step alone. With `alone`,
+    /// a hold and a step, it begins with this step.
     pub(super) fn run(
         &mut self,
         shared: &Shared,
@@ -164,8 +164,8 @@ impl KvmVcpu {
         self.debugging.step.is_some() && dr6 & DR6_SINGLE_STEP != 0
     }
 
-    /// Asks the handler about an event and does what it says. With an answer the
-    /// vCPU must leave guest mode and step alone.
+    /// Asks the handler about an event and does what it says. Returns a step if the
+    /// vCPU must go back to the gate and step alone.
     fn trapped(
         &mut self,
         shared: &Shared,
@@ -212,7 +212,7 @@ impl KvmVcpu {
             // Registers that KVM takes over at KVM_RUN would throw away an exception
             // injected now; those of a plain resume need no system call.
             let plain = action == Action::Resume || reinjected == Some(Reinjected::Delivered);
-            if self.has.sync_regs && plain {
+            if self.capabilities.sync_regs && plain {
                 self.fd.sync_regs_mut().regs = to_kvm(registers);
                 self.fd.set_sync_dirty_reg(SyncReg::Register);
             } else {
@@ -250,7 +250,7 @@ impl KvmVcpu {
         Ok(None)
     }
 
-    /// Prepares a step with nobody else running; false when the handler called it
+    /// Prepares a step while no other vCPU runs. Returns false if the handler calls it
     /// off.
     fn begin_step_alone(
         &mut self,
@@ -279,7 +279,7 @@ impl KvmVcpu {
         self.time_step(true)
     }
 
-    /// Forgets the step; KVM is to be told after.
+    /// Forgets the step. The caller tells KVM afterwards.
     fn end_step(&mut self) -> Result<(), VcpuError> {
         self.debugging.step = None;
         self.time_step(false)
@@ -298,8 +298,8 @@ impl KvmVcpu {
         Ok(())
     }
 
-    /// Whether a step has used up its time and led elsewhere: a host that is only
-    /// slow has not executed the instruction yet.
+    /// Returns true if a step has used up its time and RIP isn't at its instruction any
+    /// more. Where it still is, the host is only slow.
     fn step_went_astray(&self) -> Result<bool, VcpuError> {
         match (&self.step_timer, &self.debugging.step) {
             (Some(timer), Some(step)) if timer.expired() => Ok(self.registers()?.rip != step.start),

@@ -55,7 +55,7 @@ impl StepTimer {
         self.set(Duration::ZERO);
     }
 
-    /// Whether the step under way has had its time.
+    /// Returns true if the step under way has taken as long as the limit.
     pub(super) fn expired(&self) -> bool {
         self.armed.is_some_and(|since| since.elapsed() >= LIMIT)
     }

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use super::{kick::Kickable, kvm_vcpu::KvmVcpu, run::LeaveReason, shared::Shared};
 use crate::ending::Ending;
 
-/// Body of a vCPU's thread: runs it whenever the gate lets it, until the guest
-/// ends.
+/// Runs vCPU `index`, whose state is in `cell`, on the calling thread until the guest
+/// ends. The vCPU is in guest mode whenever the gate lets it in.
 pub(crate) fn run_thread(
     index: usize,
     cell: &Mutex<KvmVcpu>,

@@ -123,7 +123,7 @@ pub enum KernelFileError {
     },
 }
 
-/// Tells what a kernel file is and takes the vmlinux ELF out of it.
+/// Finds out what a kernel file is and takes the vmlinux ELF out of it.
 ///
 /// # Errors
 /// See [`KernelFileError`]. On success the ELF is a 64-bit x86 executable whose segments all lie
@@ -222,7 +222,7 @@ fn version_text(file: &[u8], offset: usize, setup_len: usize) -> String {
         .collect()
 }
 
-/// Checks what every later reader of the ELF takes for granted.
+/// Checks what every later reader of the ELF relies on.
 fn check_elf(file: &[u8]) -> Result<(), KernelFileError> {
     let bad = |reason: String| KernelFileError::BadElf { reason };
     // e_ident, e_type and e_machine lie at the same place in a 32-bit and a 64-bit file.
@@ -299,7 +299,7 @@ fn machine_name(machine: u16) -> String {
     }
 }
 
-/// A file that is no kernel of ours: say what it is where that is easy to tell.
+/// The error for a file that is no x86-64 kernel. It names the file's kind where that is easy to tell.
 fn other_file(file: &[u8]) -> KernelFileError {
     // Linux Documentation/arch/arm64/booting.rst: magic number of an Image, at byte 56.
     if file.get(56..60) == Some(b"ARM\x64") {

@@ -1,4 +1,4 @@
-//! Whether and where a kernel and its initramfs fit into low guest memory.
+//! Load addresses: whether a kernel fits into low guest memory, and where its initramfs goes.
 
 use std::ops::Range;
 

@@ -15,8 +15,8 @@ const DIRECTORIES: u64 = 4;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
-/// Set by the processor at the first access and write; set here from the start,
-/// so that nobody has to.
+/// The processor sets these at the first access and write. They are set from the start
+/// here, which saves it the writes.
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 /// In a page directory: this entry maps a page of 2 MiB.

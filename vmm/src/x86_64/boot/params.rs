@@ -1,4 +1,4 @@
-//! What a boot loader tells the kernel: the zero page and the command line.
+//! What a boot loader passes to the kernel: the zero page and the command line.
 //!
 //! `Documentation/arch/x86/boot.rst` ("The Real-Mode Kernel Header", "64-bit
 //! Boot Protocol") and `Documentation/arch/x86/zero-page.rst`.
@@ -18,7 +18,7 @@ const HEADER_AT: usize = 0x1f1;
 const HEADER_LEN_AT: usize = 0x201;
 /// The first boot protocol with a 64-bit entry point.
 const PROTOCOL_64_BIT: u16 = 0x020c;
-/// The boot protocol that we speak: no field newer than this is set.
+/// The boot protocol that the monitor follows: it sets no newer field.
 const PROTOCOL: u16 = 0x020f;
 /// `type_of_loader` of a boot loader without a number of its own.
 const UNKNOWN_LOADER: u8 = 0xff;
@@ -26,8 +26,7 @@ const UNKNOWN_LOADER: u8 = 0xff;
 const BOOT_FLAG: u16 = 0xaa55;
 /// `header`: the characters `HdrS`.
 const MAGIC: u32 = 0x5372_6448;
-/// Where a kernel that says nothing else wants to be aligned
-/// (`CONFIG_PHYSICAL_ALIGN` at its most).
+/// Alignment of a kernel that names none (the greatest `CONFIG_PHYSICAL_ALIGN`).
 const ALIGNMENT: u32 = 16 << 20;
 
 /// `E820_TYPE_RAM` and `E820_TYPE_RESERVED` of arch/x86/include/asm/e820/types.h.
@@ -57,7 +56,7 @@ pub(super) fn bzimage_header(file: &[u8]) -> Result<setup_header, LoadError> {
     Ok(header)
 }
 
-/// The setup header for a kernel that comes without one.
+/// The setup header for an ELF kernel, which has none.
 pub(super) fn plain_header() -> setup_header {
     setup_header {
         boot_flag: BOOT_FLAG,

@@ -1,5 +1,5 @@
-//! What a vCPU's CPUID instruction says: what KVM can give, and a topology of
-//! one package of single-threaded cores whose APIC ids are 0, 1, 2 ...
+//! The CPUID leaves of a vCPU: those that KVM supports, with a topology of one package of
+//! single-threaded cores whose APIC ids are 0, 1, 2 ...
 //!
 //! Leaves: Intel SDM vol. 2A, "CPUID"; AMD APM vol. 3, appendix E.
 
@@ -28,7 +28,7 @@ const AMD_TOPOLOGY: u32 = 0x8000_0026;
 const LEVEL_THREAD: u32 = 1 << 8;
 const LEVEL_CORE: u32 = 2 << 8;
 
-/// Sets what CPUID says to vCPU `index` of `count`.
+/// Sets the CPUID leaves of vCPU `index` of `count`.
 ///
 /// The guest has no legacy timer to measure its local APIC's timer with, so the
 /// TSC deadline mode is announced wherever KVM has it; KVM itself leaves that to

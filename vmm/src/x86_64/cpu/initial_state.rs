@@ -1,4 +1,4 @@
-//! Registers of a vCPU at its start.
+//! The registers with which a vCPU starts.
 
 use kvm_bindings::{
     Msrs, kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs,
@@ -118,7 +118,7 @@ fn read_msr(vcpu: &VcpuFd, index: u32) -> Option<u64> {
         .map(|entry| entry.data)
 }
 
-/// Some KVMs lack some MSRs; the guest gets along with the default.
+/// Sets an MSR where KVM has it. The guest gets along with the default.
 fn write_msr(vcpu: &VcpuFd, index: u32, data: u64) {
     let written = msr(index, data).map(|msrs| vcpu.set_msrs(&msrs));
     if !matches!(written, Some(Ok(1))) {

@@ -1,4 +1,4 @@
-//! The state in which a vCPU begins: what it says of itself, and its registers.
+//! The state in which a vCPU starts: its CPUID leaves and its registers.
 
 mod cpuid;
 mod initial_state;
@@ -11,7 +11,7 @@ use thiserror::Error;
 /// Why a vCPU can't be set up.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CpuError {
-    /// KVM did not do what every KVM does.
+    /// KVM refused what every KVM does.
     #[error(
         "KVM refused to {what} of a new vCPU: {cause}; run `vmprobe doctor` to see what this KVM \
          can do"

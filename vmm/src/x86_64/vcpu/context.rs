@@ -23,9 +23,9 @@ pub struct VcpuContext<'a> {
     pub(crate) id: VcpuId,
     pub(crate) fd: &'a VcpuFd,
     pub(crate) registers: Registers,
-    /// The registers have been changed.
+    /// Set when the registers have been changed.
     pub(crate) dirty: bool,
-    /// As they were read first.
+    /// The control registers, once they have been read.
     pub(crate) control: Option<ControlRegisters>,
     pub(crate) tsc_offset: Option<u64>,
     /// `KVM_X86_SHADOW_INT_*`, where KVM has told it.
@@ -55,8 +55,8 @@ impl Vcpu for VcpuContext<'_> {
         Ok(*self.control.insert(control))
     }
 
-    /// Now, or, where the host's own counter is unstable and KVM must be asked, when the vCPU left guest
-    /// mode.
+    /// The guest's counter now. Where the host's own counter is unstable and KVM must be asked, it is that
+    /// of the moment when the vCPU left guest mode.
     fn tsc(&self) -> Tsc {
         // SAFETY: every x86-64 CPU has rdtsc, and Linux doesn't forbid it to processes
         // (PR_SET_TSC) unless asked to.
@@ -109,8 +109,8 @@ impl VcpuContext<'_> {
         self.set_events(&events)
     }
 
-    /// Delivers the breakpoint exception of the guest's own int3 at RIP. False
-    /// when that must be left to KVM.
+    /// Delivers the breakpoint exception of the guest's own int3 at RIP. Returns false
+    /// if that must be left to KVM.
     pub(crate) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuError> {
         let mut sregs = self.sregs()?;
         let memory = SupervisorMemory::new(ram, registers::control(&sregs));

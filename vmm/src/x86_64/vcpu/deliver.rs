@@ -1,4 +1,4 @@
-//! Giving a guest its own int3 back, by delivering the exception here.
+//! Reinjecting a guest's own int3, by delivering the exception here.
 //!
 //! `KVM_GUESTDBG_INJECT_BP` loses some: of 300 int3s in user mode, KVM of Linux 6.1 on a CPU
 //! without next-RIP saving delivered 265 to 295.
@@ -43,10 +43,11 @@ pub(crate) struct Delivered {
 }
 
 /// Delivers the breakpoint exception of an int3 at RIP, as the processor does
-/// from kernel or user mode to kernel mode (SDM vol. 3, 6.14): the registers
-/// after it, when it holds back no interrupts any more. None in any other case, such as a
-/// stack that can't be written: the processor raises what is due then. The guest is as it was but
-/// for memory below the stack pointer.
+/// from kernel or user mode to kernel mode (SDM vol. 3, 6.14). Returns the vCPU's state after it,
+/// in which no interrupt shadow is left.
+///
+/// Returns None in any other case, such as a stack that can't be written: the processor raises what is
+/// due then. Nothing of the guest has changed but memory below the stack pointer.
 pub(crate) fn breakpoint(
     registers: &Registers,
     sregs: &kvm_sregs,

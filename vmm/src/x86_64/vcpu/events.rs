@@ -25,25 +25,25 @@ pub(crate) const fn shadow(on: bool) -> u8 {
 pub(crate) struct PendingEvents(kvm_vcpu_events);
 
 impl PendingEvents {
-    /// As they are now. Setting them again changes nothing.
+    /// Reads the events. Setting them again changes nothing.
     pub(crate) fn read(vcpu: &VcpuFd) -> Result<Self, Errno> {
         let mut events = vcpu.get_vcpu_events()?;
         events.flags = 0;
         Ok(Self(events))
     }
 
-    /// `KVM_X86_SHADOW_INT_*`.
+    /// The interrupt shadow, `KVM_X86_SHADOW_INT_*`.
     pub(crate) fn shadow(&self) -> u8 {
         self.0.interrupt.shadow
     }
 
-    /// See [`shadow`].
+    /// Sets the interrupt shadow, in the form of [`shadow`].
     pub(crate) fn set_shadow(&mut self, shadow: u8) {
         self.0.interrupt.shadow = shadow;
         self.0.flags |= VALID_SHADOW;
     }
 
-    /// An exception to be delivered when the vCPU enters guest mode.
+    /// Adds an exception that is delivered when the vCPU enters guest mode.
     pub(crate) fn inject(&mut self, vector: u8, error_code: Option<u32>) {
         self.0.exception.injected = 1;
         self.0.exception.nr = vector;
@@ -51,7 +51,7 @@ impl PendingEvents {
         self.0.exception.error_code = error_code.unwrap_or(0);
     }
 
-    /// Sets them.
+    /// Sets the events in KVM.
     pub(crate) fn write(&self, vcpu: &VcpuFd) -> Result<(), Errno> {
         vcpu.set_vcpu_events(&self.0)
     }

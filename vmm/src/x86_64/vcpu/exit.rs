@@ -1,13 +1,13 @@
-//! What KVM says of the exits that a debugger is the reason of.
+//! KVM's exits that belong to debugging: debug exits and internal errors.
 
 use guest_state::x86_64::vector;
 use kvm_bindings::{kvm_debug_exit_arch, kvm_run};
 
-/// How a KVM reports an int3, which also decides how one is given back.
+/// The exit with which a KVM reports an int3. It also decides how one is reinjected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakpointExit {
     /// `KVM_EXIT_DEBUG`: an exception intercept. Where the monitor doesn't deliver
-    /// it itself, `KVM_GUESTDBG_INJECT_BP` with RIP at the int3 gives it back.
+    /// it itself, `KVM_GUESTDBG_INJECT_BP` with RIP at the int3 reinjects it.
     DebugExit,
     /// `KVM_EXIT_INTERNAL_ERROR`: a KVM that emulates kernel-mode code and has
     /// no int3 in its emulator. It takes an injected exception as it is, so RIP
@@ -25,13 +25,13 @@ pub(crate) enum DebugExit {
     Breakpoint,
     /// A debug exception, #DB.
     Debug {
-        /// DR6 as it left it.
+        /// DR6 after the exception.
         dr6: u64,
     },
 }
 
 impl DebugExit {
-    /// None for an exception that no debugging is the reason of.
+    /// Returns None for an exception that no debugging causes.
     pub(crate) fn new(exit: &kvm_debug_exit_arch) -> Option<Self> {
         match u8::try_from(exit.exception) {
             Ok(vector::BREAKPOINT) => Some(Self::Breakpoint),
@@ -41,7 +41,7 @@ impl DebugExit {
     }
 }
 
-/// What a `KVM_EXIT_INTERNAL_ERROR` says of itself.
+/// The contents of a `KVM_EXIT_INTERNAL_ERROR`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InternalError {
     /// `KVM_INTERNAL_ERROR_*` of include/uapi/linux/kvm.h.
@@ -51,7 +51,7 @@ pub(crate) struct InternalError {
 }
 
 impl InternalError {
-    /// Reads it from the vCPU's `kvm_run` after such an exit.
+    /// Reads the error from the vCPU's `kvm_run` after such an exit.
     pub(crate) fn from_run(run: &kvm_run) -> Self {
         // SAFETY: the exit reason was KVM_EXIT_INTERNAL_ERROR, for which KVM
         // fills this member of the union; any bytes are valid for its integers.

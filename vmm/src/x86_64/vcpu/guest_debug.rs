@@ -1,5 +1,5 @@
-//! What a vCPU is debugged for at a time, as KVM is told it, and which of that a
-//! debug exception is.
+//! What a vCPU is debugged for, in the form that KVM takes (`KVM_SET_GUEST_DEBUG`), and what a
+//! debug exception means.
 //!
 //! Int3 exits, watchpoints and a step under way go together. They all come from
 //! one value, so that changing one keeps the others.
@@ -41,7 +41,7 @@ pub(crate) struct StepUnderWay {
     pub(crate) start: u64,
 }
 
-/// What a debug exception (#DB) is.
+/// What a debug exception (#DB) means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DebugCause {
     /// How the step under way has ended, if it has.
@@ -67,9 +67,9 @@ pub(crate) enum DebugEvent {
     Breakpoint,
     /// A debug exception, #DB.
     Debug {
-        /// DR6 as it left it.
+        /// DR6 after the exception.
         dr6: u64,
-        /// What it is.
+        /// What the exception means.
         cause: DebugCause,
     },
     /// A step has used up its time and led elsewhere.
@@ -101,7 +101,7 @@ impl DebugEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RegisterUse {
     Watchpoint(Watchpoint),
-    /// An instruction at which the step under way ends so.
+    /// The step under way ends in this way at the instruction of this address.
     End(u64, StepEnd),
 }
 

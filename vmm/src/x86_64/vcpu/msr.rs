@@ -15,10 +15,10 @@ const MSR_TSC: u32 = 0x10;
 /// Where `syscall` goes (AMD APM vol. 2, 6.1.1).
 pub(crate) const LSTAR: u32 = 0xc000_0082;
 
-/// What to add to the host's counter to get the vCPU's, where that stays the
+/// What is added to the host's counter to get the vCPU's, where that stays the
 /// same. A host whose own counter is unstable has KVM compute another offset each
-/// time it takes up a vCPU (arch/x86/kvm/x86.c, `kvm_arch_vcpu_load`), so that two
-/// system calls in a row tell different ones. None too where KVM doesn't tell it
+/// time it loads a vCPU (arch/x86/kvm/x86.c, `kvm_arch_vcpu_load`), so that two
+/// system calls in a row tell different ones. Also None where KVM doesn't tell it
 /// (before Linux 5.16).
 pub(crate) fn steady_tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
     let offset = tsc_offset(vcpu)?;
@@ -44,7 +44,7 @@ fn tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
     (result == 0).then_some(offset)
 }
 
-/// The value of an MSR, where KVM knows it.
+/// The value of an MSR, or None where KVM doesn't know it.
 pub(crate) fn read(vcpu: &VcpuFd, index: u32) -> Option<u64> {
     let mut msrs = Msrs::from_entries(&[kvm_msr_entry {
         index,

@@ -1,4 +1,4 @@
-//! KVM's general registers as the debugger has them.
+//! Conversion between KVM's registers and those of `guest_state`.
 
 use std::mem::{align_of, offset_of, size_of, transmute};
 
@@ -19,20 +19,20 @@ const _: () = {
     assert!(offset_of!(Registers, rflags) == offset_of!(kvm_regs, rflags));
 };
 
-/// The registers that KVM tells.
+/// Converts KVM's general registers.
 pub(crate) fn from_kvm(regs: kvm_regs) -> Registers {
     // SAFETY: both are `repr(C)` structures of the same 18 integers in the same order, as the assertions
     // above check; any bytes are valid for them.
     unsafe { transmute(regs) }
 }
 
-/// The registers as KVM takes them.
+/// Converts the general registers to KVM's.
 pub(crate) fn to_kvm(registers: Registers) -> kvm_regs {
     // SAFETY: as above.
     unsafe { transmute(registers) }
 }
 
-/// The control registers among those that KVM tells.
+/// Takes the control registers out of KVM's system registers.
 pub(crate) fn control(sregs: &kvm_sregs) -> ControlRegisters {
     ControlRegisters {
         cr0: sregs.cr0,

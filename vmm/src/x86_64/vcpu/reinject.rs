@@ -1,4 +1,4 @@
-//! Giving the guest its own exceptions back.
+//! Reinjection: giving the guest its own exceptions.
 
 use guest_state::VcpuError;
 use kvm_bindings::{KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB};
@@ -6,18 +6,18 @@ use kvm_bindings::{KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB};
 use super::{context::VcpuContext, exit::BreakpointExit, guest_debug::DebugEvent};
 use crate::ram::GuestRam;
 
-/// How a guest's own exception gets back to it.
+/// How far a guest's own exception has got.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Reinjected {
-    /// It is at its handler.
+    /// RIP is at the guest's handler.
     Delivered,
-    /// KVM has been told already.
+    /// The exception is among KVM's pending events.
     Injected,
-    /// KVM is to be asked by these `KVM_GUESTDBG_INJECT_*`.
+    /// KVM injects the exception when it is given these `KVM_GUESTDBG_INJECT_*`.
     Asked(u32),
 }
 
-/// Gives the guest an exception of its own; `breakpoint_exit` is how this KVM reports an int3.
+/// Gives the guest an exception of its own. `breakpoint_exit` is how this KVM reports an int3.
 pub(crate) fn reinject(
     context: &mut VcpuContext<'_>,
     event: DebugEvent,
