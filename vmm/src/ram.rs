@@ -13,7 +13,7 @@ use vm_memory::{
 use crate::x86_64::layout;
 
 /// Bytes in a MiB.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Memory of one guest: what the guest knows as its own, and the arena. Clones share it.
 ///

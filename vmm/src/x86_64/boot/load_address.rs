@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use super::error::LoadError;
-use crate::x86_64::layout;
+use guest_state::x86_64::PAGE_SIZE;
 
-const PAGE: u64 = 0x1000;
-const MIB: u64 = 1 << 20;
+use super::error::LoadError;
+use crate::{ram::MIB, x86_64::layout};
 
 /// Checks that a part of the kernel lies between 1 MiB and `low_end`.
 ///
@@ -44,9 +43,11 @@ pub(super) fn place_initramfs(
     low_end: u64,
 ) -> Result<u64, LoadError> {
     let limit = limit.min(layout::DEVICE_HOLE);
-    let first = kernel_end.next_multiple_of(PAGE);
+    let first = kernel_end.next_multiple_of(PAGE_SIZE);
     let end = limit.min(low_end);
-    let start = end.checked_sub(len).map(|start| start / PAGE * PAGE);
+    let start = end
+        .checked_sub(len)
+        .map(|start| start / PAGE_SIZE * PAGE_SIZE);
     if let Some(start) = start.filter(|start| *start >= first) {
         return Ok(start);
     }

@@ -4,9 +4,10 @@
 //! The boot protocol asks for an identity map of the kernel, the zero page and
 //! the command line (`Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
 
+use guest_state::x86_64::PAGE_SIZE;
+
 use crate::x86_64::layout;
 
-const PAGE: u64 = 0x1000;
 const LARGE_PAGE: u64 = 2 << 20;
 /// Entries in one table.
 const ENTRIES: u64 = 512;
@@ -25,12 +26,12 @@ const LARGE: u64 = 1 << 7;
 /// The tables as they go into guest memory at [`layout::PAGE_TABLES`]: the PML4,
 /// the page directory pointer table, the page directories.
 pub(super) fn bytes() -> Vec<u8> {
-    let pointers = layout::PAGE_TABLES + PAGE;
-    let directories = pointers + PAGE;
+    let pointers = layout::PAGE_TABLES + PAGE_SIZE;
+    let directories = pointers + PAGE_SIZE;
     let mut entries = vec![0; (ENTRIES * 2) as usize];
     entries[0] = pointers | PRESENT | WRITABLE | ACCESSED;
     for (directory, entry) in (0..DIRECTORIES).zip(&mut entries[ENTRIES as usize..]) {
-        *entry = (directories + directory * PAGE) | PRESENT | WRITABLE | ACCESSED;
+        *entry = (directories + directory * PAGE_SIZE) | PRESENT | WRITABLE | ACCESSED;
     }
     let pages = 0..DIRECTORIES * ENTRIES;
     entries.extend(

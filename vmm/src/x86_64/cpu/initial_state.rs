@@ -1,12 +1,10 @@
 //! The registers with which a vCPU starts.
 
-use kvm_bindings::{
-    Msrs, kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_sregs,
-};
+use kvm_bindings::{kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
 use super::CpuError;
-use crate::x86_64::{boot::gdt, layout};
+use crate::x86_64::{boot::gdt, layout, vcpu::msr};
 
 /// CR0 (SDM vol. 3, 2.5): protection, extension type, numeric error, paging.
 /// Without the reset state's "cache disable" and "not write-through".
@@ -80,7 +78,7 @@ fn entry_registers(entry: u64) -> kvm_regs {
 /// Sets up what every vCPU has from its reset, or from firmware on a real
 /// machine: memory types, local interrupt pins, FPU.
 pub(crate) fn configure_common(vcpu: &VcpuFd) -> Result<(), CpuError> {
-    let misc = read_msr(vcpu, MISC_ENABLE).unwrap_or(0);
+    let misc = msr::read(vcpu, MISC_ENABLE).unwrap_or(0);
     write_msr(vcpu, MISC_ENABLE, misc | FAST_STRINGS);
     write_msr(vcpu, MTRR_DEF_TYPE, MTRR_WRITE_BACK);
 
@@ -100,28 +98,9 @@ pub(crate) fn configure_common(vcpu: &VcpuFd) -> Result<(), CpuError> {
     vcpu.set_fpu(&fpu).map_err(CpuError::refused("set the FPU"))
 }
 
-fn msr(index: u32, data: u64) -> Option<Msrs> {
-    Msrs::from_entries(&[kvm_msr_entry {
-        index,
-        data,
-        ..kvm_msr_entry::default()
-    }])
-    .ok()
-}
-
-fn read_msr(vcpu: &VcpuFd, index: u32) -> Option<u64> {
-    let mut msrs = msr(index, 0)?;
-    let read = vcpu.get_msrs(&mut msrs).ok()?;
-    msrs.as_slice()
-        .first()
-        .filter(|_| read == 1)
-        .map(|entry| entry.data)
-}
-
 /// Sets an MSR where KVM has it. The guest gets along with the default.
 fn write_msr(vcpu: &VcpuFd, index: u32, data: u64) {
-    let written = msr(index, data).map(|msrs| vcpu.set_msrs(&msrs));
-    if !matches!(written, Some(Ok(1))) {
+    if !msr::write(vcpu, index, data) {
         tracing::debug!("KVM does not take {data:#x} for MSR {index:#x}, which keeps its default");
     }
 }

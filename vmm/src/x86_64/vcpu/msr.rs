@@ -46,11 +46,22 @@ fn tsc_offset(vcpu: &VcpuFd) -> Option<u64> {
 
 /// The value of an MSR, or None where KVM doesn't know it.
 pub(crate) fn read(vcpu: &VcpuFd, index: u32) -> Option<u64> {
-    let mut msrs = Msrs::from_entries(&[kvm_msr_entry {
-        index,
-        ..Default::default()
-    }])
-    .ok()?;
+    let mut msrs = one(index, 0)?;
     let read = vcpu.get_msrs(&mut msrs).ok()?;
     (read == 1).then(|| msrs.as_slice()[0].data)
+}
+
+/// Sets an MSR. Returns false where KVM doesn't know it or refuses the value.
+pub(crate) fn write(vcpu: &VcpuFd, index: u32, data: u64) -> bool {
+    let written = one(index, data).map(|msrs| vcpu.set_msrs(&msrs));
+    matches!(written, Some(Ok(1)))
+}
+
+fn one(index: u32, data: u64) -> Option<Msrs> {
+    Msrs::from_entries(&[kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    }])
+    .ok()
 }
