@@ -6,7 +6,6 @@
 
 pub(crate) mod bus;
 pub(crate) mod console;
+pub(crate) mod end_register;
 pub(crate) mod guest_end;
-pub(crate) mod power;
-pub(crate) mod pvpanic;
 pub(crate) mod serial;

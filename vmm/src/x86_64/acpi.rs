@@ -18,7 +18,7 @@ use acpi_tables::{
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
 use crate::{
-    devices::power::{RESET_VALUE, S5_SLEEP_TYPE},
+    devices::end_register::{RESET_VALUE, S5_SLEEP_TYPE},
     ram::GuestRam,
     x86_64::layout,
 };

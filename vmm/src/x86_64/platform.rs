@@ -5,9 +5,8 @@ use std::sync::Arc;
 use crate::{
     devices::{
         bus::{Bus, BusError},
+        end_register::EndRegister,
         guest_end::GuestEnd,
-        power::{KeyboardController, ResetRegister, SleepRegisters},
-        pvpanic::PvPanic,
         serial::SerialPort,
     },
     x86_64::layout,
@@ -20,18 +19,22 @@ use crate::{
 pub(crate) fn bus(serial: SerialPort, end: &GuestEnd) -> Result<Bus, BusError> {
     let mut bus = Bus::default();
     bus.attach_ports(layout::COM1_PORT, layout::COM1_PORTS, Arc::new(serial))?;
-    bus.attach_ports(layout::PVPANIC_PORT, 1, Arc::new(PvPanic(end.clone())))?;
-    bus.attach_ports(
-        layout::SLEEP_CONTROL_PORT,
-        2,
-        Arc::new(SleepRegisters(end.clone())),
-    )?;
-    bus.attach_ports(layout::RESET_PORT, 1, Arc::new(ResetRegister(end.clone())))?;
-    bus.attach_ports(
-        layout::I8042_COMMAND_PORT,
-        1,
-        Arc::new(KeyboardController(end.clone())),
-    )?;
+    for (port, count, register) in [
+        (layout::PVPANIC_PORT, 1, EndRegister::pvpanic(end)),
+        (
+            layout::SLEEP_CONTROL_PORT,
+            2,
+            EndRegister::sleep_control(end),
+        ),
+        (layout::RESET_PORT, 1, EndRegister::reset_control(end)),
+        (
+            layout::I8042_COMMAND_PORT,
+            1,
+            EndRegister::keyboard_command(end),
+        ),
+    ] {
+        bus.attach_ports(port, count, Arc::new(register))?;
+    }
     Ok(bus)
 }
 
@@ -41,7 +44,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        devices::{console::Console, power::RESET_VALUE},
+        devices::{console::Console, end_register::RESET_VALUE},
         ending::{EndSignal, Ending},
     };
 

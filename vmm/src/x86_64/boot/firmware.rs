@@ -1,6 +1,6 @@
 //! All the firmware there is: a PC begins at the reset vector after a reset.
 
-use crate::{devices::power::RESET_VALUE, x86_64::layout};
+use crate::{devices::end_register::RESET_VALUE, x86_64::layout};
 
 /// What goes to [`layout::RESET_VECTOR`]: real-mode code that writes to the reset
 /// register, `mov al, RESET_VALUE; mov dx, RESET_PORT; out dx, al; hlt`.
