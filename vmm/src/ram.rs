@@ -11,15 +11,14 @@ use vm_memory::{
     GuestRegionMmap, VolatileSlice,
 };
 
-use crate::layout;
+use crate::x86_64::layout;
 
 /// Bytes in a MiB.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 /// Bytes of a word.
 const WORD: usize = 8;
 
-/// Memory of one guest, shared by all who hold it: what the guest knows as its
-/// own, and the arena.
+/// Memory of one guest: what the guest knows as its own, and the arena. Clones share it.
 ///
 /// It is mapped without being reserved or touched: the host gives pages as the
 /// guest uses them.

@@ -9,7 +9,7 @@ use probe_engine::engine::Prepared;
 use probe_engine::probe::Switch;
 use tokio::sync::watch;
 use tonic::{Code, Status};
-use vmm::Stopped;
+use vmm::StoppedVm;
 use vmm::VmState;
 use vmprobe_proto::v1;
 
@@ -77,7 +77,7 @@ impl Machine {
     pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
-        let optimize = |stopped: &Stopped<'_>| {
+        let optimize = |stopped: &StoppedVm<'_>| {
             let probes = self.engine.switch(stopped, &ids, Switch::Optimize(on));
             probes.map_err(|error| status::change(&error))
         };
@@ -88,7 +88,7 @@ impl Machine {
     /// Lets probes become jumps, or makes breakpoints of all. Blocks.
     pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
-        let set = |stopped: &Stopped<'_>| {
+        let set = |stopped: &StoppedVm<'_>| {
             let set = self.engine.switch_all(stopped, Switch::Optimize(on));
             set.map_err(|error| status::change(&error))
         };
@@ -192,7 +192,7 @@ impl Machine {
 
     fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
         let _alone = self.changing.lock();
-        let commit = |stopped: &Stopped<'_>| {
+        let commit = |stopped: &StoppedVm<'_>| {
             let committed = self.engine.commit_jumps(stopped, prepared);
             committed.map_err(|error| status::change(&error))
         };
