@@ -98,11 +98,11 @@ impl Engine {
         };
         // What is an int3 where the guest holds a jump is the guest's.
         let is_free = |site: &&Arc<Site>| before.held(site.virt).is_none();
-        let removed = before.sites().filter(|it| changed(it, after));
-        let removed: Vec<_> = removed.filter(is_free).collect();
+        let gone: Vec<_> = before.sites().filter(|it| changed(it, after)).collect();
+        let come: Vec<_> = after.sites().filter(|it| changed(it, before)).collect();
+        let removed: Vec<_> = gone.iter().copied().filter(is_free).collect();
         let mut held = before.all_held().to_vec();
-        let added = after.sites().filter(|it| changed(it, before));
-        let mut added: Vec<_> = added.filter(is_free).collect();
+        let mut added: Vec<_> = come.iter().copied().filter(is_free).collect();
         let kept = after
             .sites()
             .filter(|site| site.armed && !changed(site, before));
@@ -120,7 +120,7 @@ impl Engine {
                 }
             }
         }
-        self.departed.lock().change(before, after);
+        self.departed.lock().change(&gone, &come);
         self.number_detours(memory, after);
         if held.is_empty() {
             self.publish(after);

@@ -3,13 +3,13 @@
 //! A vCPU may have trapped on one already when it is taken away under it: without a stop, as when a module
 //! is freed. It executes the instruction that is there again, and its hit is lost.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
+use rustc_hash::FxHashMap;
 
 use super::Engine;
-use super::site::Probes;
-use super::table::Table;
+use super::site::{Probes, Site};
 use crate::probe::ProbeKind;
 
 /// So many places are remembered at most.
@@ -17,21 +17,19 @@ const MOST: usize = 1 << 16;
 
 /// The probes that were enabled where a breakpoint was.
 #[derive(Debug, Default)]
-pub(super) struct Departed(HashMap<u64, Probes>);
+pub(super) struct Departed(FxHashMap<u64, Probes>);
 
 impl Departed {
-    /// The table changes.
-    pub(super) fn change(&mut self, before: &Table, after: &Table) {
-        let is_there = |at: u64| after.site(GuestVirtAddr(at)).is_some_and(|site| site.armed);
-        self.0.retain(|at, _| !is_there(*at));
+    /// The table changes: these sites have other text than before, or none any more.
+    pub(super) fn change(&mut self, removed: &[&Arc<Site>], added: &[&Arc<Site>]) {
         if self.0.len() > MOST {
             self.0.clear();
         }
-        let gone = before
-            .sites()
-            .filter(|site| site.has_int3() && !is_there(site.virt.0));
-        for site in gone {
+        for site in removed.iter().filter(|site| site.has_int3()) {
             self.0.insert(site.virt.0, site.active.clone());
+        }
+        for site in added {
+            self.0.remove(&site.virt.0);
         }
     }
 }

@@ -58,7 +58,7 @@ pub(super) struct Probe {
     /// Calls that a return probe follows now, and at most.
     active: AtomicU32,
     pub(super) max_active: u32,
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     /// As it was asked for.
     pub(super) place: Place,
     where_now: Mutex<(Presence, Spot)>,
@@ -67,7 +67,7 @@ pub(super) struct Probe {
 impl Probe {
     pub(super) fn new(
         id: ProbeId,
-        name: String,
+        name: Arc<str>,
         spec: &ProbeSpec,
         max_active: u32,
         spot: (Presence, Spot),
@@ -233,7 +233,7 @@ impl Probe {
         };
         ProbeInfo {
             id: self.id,
-            name: self.name.clone(),
+            name: self.name.to_string(),
             kind,
             address: spot.address,
             module: self.module().map(str::to_owned),

@@ -1,6 +1,6 @@
 //! Registering, removing, enabling and arming probes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use guest_state::StoppedGuest;
@@ -8,6 +8,7 @@ use guest_state::StoppedGuest;
 use super::Engine;
 use super::change::Change;
 use super::draft::Draft;
+use super::placement::Located;
 use super::record::{Presence, Probe};
 use super::table::Table;
 use super::target::{Finder, Target};
@@ -24,7 +25,7 @@ const MAX_MAXACTIVE: u32 = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     probes: BTreeMap<ProbeId, Arc<Probe>>,
-    names: HashMap<String, ProbeId>,
+    names: HashMap<Arc<str>, ProbeId>,
     last_id: u64,
     pub(super) init_freed: bool,
 }
@@ -52,7 +53,7 @@ impl Registry {
 
     fn add(&mut self, probe: &Arc<Probe>) {
         self.last_id = self.last_id.max(probe.id.0);
-        self.names.insert(probe.name.clone(), probe.id);
+        self.names.insert(Arc::clone(&probe.name), probe.id);
         self.probes.insert(probe.id, Arc::clone(probe));
     }
 
@@ -74,11 +75,13 @@ impl Engine {
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
     ) -> Result<Vec<ProbeInfo>, RegisterError> {
-        self.register_drafted(guest, &mut self.draft(guest.memory(), specs))
+        let ids = self.register_drafted(guest, &mut self.draft(guest.memory(), specs))?;
+        Ok(self.describe(&ids))
     }
 
-    /// As [`Self::register`], of a batch that was worked out before the guest stopped. What it was found out
-    /// is taken from it; with a second try all is found anew.
+    /// As [`Self::register`], of a batch that was worked out before the guest stopped. What was found out is
+    /// taken from it: a second try finds all anew. Returns the numbers of the probes; [`Self::describe`] tells of
+    /// them when the guest runs again.
     ///
     /// # Errors
     /// As of [`Self::register`].
@@ -86,7 +89,7 @@ impl Engine {
         &self,
         guest: &dyn StoppedGuest,
         draft: &mut Draft<'_>,
-    ) -> Result<Vec<ProbeInfo>, RegisterError> {
+    ) -> Result<Vec<ProbeId>, RegisterError> {
         let specs = draft.specs;
         let mut change = self.change(guest);
         self.tidy_calls(guest);
@@ -111,7 +114,13 @@ impl Engine {
         for probe in &added {
             change.registry.add(probe);
         }
-        Ok(self.infos(&added))
+        Ok(added.iter().map(|probe| probe.id).collect())
+    }
+
+    /// What is told of these probes, as far as they are still there.
+    pub fn describe(&self, ids: &[ProbeId]) -> Vec<ProbeInfo> {
+        let registry = self.registry.lock();
+        self.infos(ids.iter().filter_map(|id| registry.probes.get(id)))
     }
 
     /// Makes the probes of a batch, and puts them into the table.
@@ -122,22 +131,28 @@ impl Engine {
         draft: &mut Draft<'_>,
         table: &mut Table,
     ) -> Result<Vec<Arc<Probe>>, RegisterError> {
-        let mut names = BTreeSet::new();
+        let mut names = HashSet::new();
         let mut added = Vec::with_capacity(draft.specs.len());
         for (index, spec) in draft.specs.iter().enumerate() {
             let max_active = self.max_active(spec)?;
             let target = finder.find(draft, index, spec)?;
             let name = new_name(spec, &target, registry, &mut names)?;
-            let presence = match &target {
-                Target::Instruction(_) | Target::Data(_) => Presence::Placed,
-                Target::Later(_) => Presence::Pending,
+            let (presence, spot, sites) = match target {
+                Target::Instruction(located) => {
+                    let Located {
+                        site, spot, exits, ..
+                    } = *located;
+                    (Presence::Placed, spot, Some((site, exits)))
+                }
+                Target::Data(spot) => (Presence::Placed, spot, None),
+                Target::Later(spot) => (Presence::Pending, spot, None),
             };
             let id = ProbeId(registry.last_id + 1 + index as u64);
-            let spot = (presence, target.spot().clone());
-            let probe = Arc::new(Probe::new(id, name, spec, max_active, spot));
-            if let Target::Instruction(located) = target {
-                table.add(located.site, Arc::clone(&probe));
-                for site in located.exits {
+            let probe = Probe::new(id, name, spec, max_active, (presence, spot));
+            let probe = Arc::new(probe);
+            if let Some((site, exits)) = sites {
+                table.add(site, Arc::clone(&probe));
+                for site in exits {
                     table.add(site, Arc::clone(&probe));
                 }
             }
@@ -300,14 +315,16 @@ fn new_name(
     spec: &ProbeSpec,
     target: &Target,
     registry: &Registry,
-    names: &mut BTreeSet<String>,
-) -> Result<String, RegisterError> {
-    let name = target.name(spec)?;
+    names: &mut HashSet<Arc<str>>,
+) -> Result<Arc<str>, RegisterError> {
+    let name: Arc<str> = target.name(spec)?.into();
     if let Some(other) = registry.by_name(&name) {
         let (id, address) = (other.id, other.address());
+        let name = name.to_string();
         return Err(RegisterError::AlreadyExists { name, id, address });
     }
-    if !names.insert(name.clone()) {
+    if !names.insert(Arc::clone(&name)) {
+        let name = name.to_string();
         return Err(RegisterError::DuplicateName { name });
     }
     Ok(name)

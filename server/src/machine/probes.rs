@@ -75,7 +75,7 @@ impl Machine {
             probes.map_err(|error| status::register(&error))
         };
         let changed = retried(|| self.change(&mut register))?;
-        Ok(changed.map(convert::probes))
+        Ok(changed.map(|ids| convert::probes(self.engine.describe(&ids))))
     }
 
     /// That the VM may have so many probes more. No others may come meanwhile.

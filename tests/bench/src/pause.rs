@@ -49,9 +49,8 @@ pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError
         for _ in 0..ROUNDS {
             let mut draft = engine.draft(&guest.ram, batch);
             let start = Instant::now();
-            let probes = engine.register_drafted(&guest, &mut draft)?;
+            let ids = engine.register_drafted(&guest, &mut draft)?;
             times[0].push(start.elapsed());
-            let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
             let start = Instant::now();
             engine.unregister(&guest, &ids)?;
             times[1].push(start.elapsed());

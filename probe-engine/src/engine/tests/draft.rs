@@ -15,7 +15,7 @@ fn a_drafted_batch_is_registered_as_one_that_was_not() {
     let specs: Vec<_> = places.iter().map(|place| spec(place)).collect();
     let (f, other) = (Fixture::with_arena(), Fixture::with_arena());
     let mut draft = f.engine.draft(&*f.memory, &specs);
-    let drafted = f.engine.register_drafted(&f.guest(), &mut draft).unwrap();
+    let drafted = f.register_drafted(&mut draft);
     assert_eq!(drafted, other.register(&places).unwrap());
 }
 
@@ -26,7 +26,7 @@ fn copies_are_made_before_the_guest_stops() {
     let vacant = f.vacant_slots();
     let mut draft = f.engine.draft(&*f.memory, &specs);
     assert_eq!(f.vacant_slots(), vacant - 1);
-    let probes = f.engine.register_drafted(&f.guest(), &mut draft).unwrap();
+    let probes = f.register_drafted(&mut draft);
     assert_eq!(probes[0].strategy, Strategy::Boost);
     assert_eq!(f.vacant_slots(), vacant - 1);
 }
@@ -38,7 +38,7 @@ fn what_the_guest_has_written_until_it_stops_is_probed_as_it_is_then() {
     let mut draft = f.engine.draft(&*f.memory, &specs);
     // A nop where push %rbp was.
     f.set_bytes(9, &[0x90]);
-    let probes = f.engine.register_drafted(&f.guest(), &mut draft).unwrap();
+    let probes = f.register_drafted(&mut draft);
     let shown: Vec<_> = probes.iter().map(|probe| &*probe.instruction).collect();
     assert_eq!(shown, ["nop", "push %rbp"]);
 }
@@ -84,6 +84,6 @@ fn a_second_try_finds_anew_what_the_first_has_taken() {
     *guest.debugging.lock().unwrap() = f.engine.debugging();
     guest.refuses_debugging.store(true, Ordering::Relaxed);
     f.engine.register_drafted(&guest, &mut draft).unwrap_err();
-    let probes = f.engine.register_drafted(&f.guest(), &mut draft).unwrap();
+    let probes = f.register_drafted(&mut draft);
     assert_eq!(probes[0].strategy, Strategy::Step);
 }

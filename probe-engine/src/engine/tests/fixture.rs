@@ -15,8 +15,8 @@ use guest_state::{
 };
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
 use crate::engine::copies::ArenaState;
+use crate::engine::{Draft, Engine};
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
 use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Switch};
@@ -304,6 +304,12 @@ impl Fixture {
     pub fn register(&self, places: &[&str]) -> Result<Vec<ProbeInfo>, RegisterError> {
         let specs: Vec<_> = places.iter().map(|place| spec(place)).collect();
         self.engine.register(&self.guest(), &specs)
+    }
+
+    /// Registers a drafted batch that has to succeed.
+    pub fn register_drafted(&self, draft: &mut Draft<'_>) -> Vec<ProbeInfo> {
+        let ids = self.engine.register_drafted(&self.guest(), draft).unwrap();
+        self.engine.describe(&ids)
     }
 
     /// Registers one probe that has to succeed.
