@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 8] = [
+    let forbidden: [(&str, &[&str]); 9] = [
         (
             "guest-state",
             &[
@@ -121,6 +121,18 @@ fn no_layer_is_built_with_what_it_must_not_know() {
         ("vmm", &["probe-engine", "vmprobe-proto", "tokio", "tonic"]),
         (
             "vmprobe-client",
+            &[
+                "vmm",
+                "probe-engine",
+                "vmprobe-server",
+                "vmprobe-cli",
+                "kvm-ioctls",
+                "clap",
+                "serde_json",
+            ],
+        ),
+        (
+            "vmprobe-cli",
             &["vmm", "probe-engine", "vmprobe-server", "kvm-ioctls"],
         ),
         (
@@ -202,6 +214,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor() {
         "vmprobe-proto",
         "vmprobe-spec",
         "vmprobe-client",
+        "vmprobe-cli",
         "vmprobe-server",
     ] {
         for (path, source) in sources(&metadata, name) {

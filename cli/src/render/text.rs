@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use vmprobe_proto::v1::{Ending, EndingKind, Exits, Optimizer, Registers, Symbol, Vm, VmState};
+use vmprobe_client::v1::{Exits, Optimizer, Registers, Symbol, Vm, VmState};
+
+use vmprobe_client::words::ending;
 
 use super::table;
 
@@ -39,32 +41,6 @@ pub(super) fn vm_state(vm: &Vm) -> &'static str {
         VmState::Paused => "paused",
         VmState::Ended => "ended",
         VmState::Unspecified => "unknown",
-    }
-}
-
-/// How a guest ended, such as `power-off` or `panic (exit 101): Attempted to kill init!`.
-#[must_use]
-pub fn ending(ending: &Ending) -> String {
-    let mut text = ending_kind(ending).to_owned();
-    if ending.exit_code != 0 {
-        text += &format!(" (exit {})", ending.exit_code);
-    }
-    if !ending.detail.is_empty() {
-        text += ": ";
-        text += &ending.detail;
-    }
-    text
-}
-
-pub(super) fn ending_kind(ending: &Ending) -> &'static str {
-    match ending.kind() {
-        EndingKind::PowerOff => "power-off",
-        EndingKind::Reset => "reset",
-        EndingKind::Panic => "panic",
-        EndingKind::TripleFault => "triple fault",
-        EndingKind::Killed => "killed",
-        EndingKind::Failed => "failed",
-        EndingKind::Unspecified => "ended",
     }
 }
 
@@ -167,18 +143,9 @@ pub(super) fn named_registers(registers: &Registers) -> [(&'static str, u64); 18
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use vmprobe_client::v1::{Ending, EndingKind};
 
-    #[test]
-    fn an_ending_says_kind_exit_code_and_detail() {
-        let mut end = Ending::default();
-        end.set_kind(EndingKind::PowerOff);
-        assert_eq!(ending(&end), "power-off");
-        end.set_kind(EndingKind::Panic);
-        end.exit_code = 101;
-        end.detail = "no init found".into();
-        assert_eq!(ending(&end), "panic (exit 101): no init found");
-    }
+    use super::*;
 
     #[test]
     fn a_vm_tells_what_its_jumps_have_cost_once_there_are_some() {

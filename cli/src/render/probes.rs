@@ -1,12 +1,12 @@
 //! Probes, and what can't be probed, as lines of text.
 
-use vmprobe_proto::v1;
-use vmprobe_proto::v1::probe::Kind;
-use vmprobe_proto::v1::{
+use vmprobe_client::spec::option_words;
+use vmprobe_client::v1;
+use vmprobe_client::v1::probe::Kind;
+use vmprobe_client::v1::{
     BlacklistEntry, FollowedCall, InstructionProbe, OptimizationState, Probe, ProbeState,
     ReturnProbe, Strategy,
 };
-use vmprobe_spec::option_words;
 
 use super::table;
 
@@ -280,7 +280,7 @@ pub fn blacklist_line(entry: &BlacklistEntry) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_proto::v1::{Optimization, Watchpoint};
+    use vmprobe_client::v1::{Optimization, Watchpoint};
 
     use super::super::samples;
     use super::*;
@@ -368,7 +368,9 @@ mod tests {
     #[test]
     fn a_list_shows_which_probes_are_jumps_and_why_the_others_are_not() {
         let mut counting = with_optimization(OptimizationState::Optimized, "", "");
-        counting.options = vmprobe_spec::parse("f count if=pid==100").unwrap().options;
+        counting.options = vmprobe_client::spec::parse("f count if=pid==100")
+            .unwrap()
+            .options;
         let lines = probe_list(&[
             counting,
             with_optimization(OptimizationState::Waiting, "", ""),

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
-use vmprobe_proto::v1::event::Detail;
-use vmprobe_proto::v1::{Capture, Event, EventKind, Probe, Registers, Return};
+use vmprobe_client::v1::event::Detail;
+use vmprobe_client::v1::{Capture, Event, EventKind, Probe, Registers, Return};
 
 use super::event::{fault_text, kind_name, returned_text};
 use super::event_json;
@@ -283,7 +283,7 @@ fn seconds(tsc: u64, first: u64, hz: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_proto::v1::Fault;
+    use vmprobe_client::v1::Fault;
 
     use super::super::samples;
     use super::*;
@@ -357,7 +357,9 @@ mod tests {
     fn only_the_registers_that_a_probe_chooses_are_shown() {
         let mut tracer = Tracer::new(0);
         let mut probe = samples::probe();
-        probe.options = vmprobe_spec::parse("f regs=rsi+rdi").unwrap().options;
+        probe.options = vmprobe_client::spec::parse("f regs=rsi+rdi")
+            .unwrap()
+            .options;
         tracer.learn(std::slice::from_ref(&probe));
         let mut event = samples::event(1);
         let line = tracer.line(&event);
@@ -380,7 +382,7 @@ mod tests {
         assert!(json["return"]["value"].is_null());
         assert!(json["return"]["entry_registers"].get("rdx").is_none());
 
-        probe.options = vmprobe_spec::parse("f regs=none").unwrap().options;
+        probe.options = vmprobe_client::spec::parse("f regs=none").unwrap().options;
         tracer.learn(&[probe]);
         assert!(tracer.line(&samples::event(1)).ends_with("tsc 1  "));
     }

@@ -1,17 +1,18 @@
 //! VMs, probes, symbols and events as JSON values.
 
 use serde_json::{Map, Value, json};
-use vmprobe_proto::v1::event::Detail;
-use vmprobe_proto::v1::probe::Kind;
-use vmprobe_proto::v1::{
+use vmprobe_client::spec::condition_text;
+use vmprobe_client::v1::event::Detail;
+use vmprobe_client::v1::probe::Kind;
+use vmprobe_client::v1::{
     BlacklistEntry, Capture, Ending, Event, Exits, FollowedCall, Optimization, OptimizationState,
     Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
 };
-use vmprobe_spec::condition_text;
+use vmprobe_client::words::ending_kind;
 
 use super::event::{kind_name, vector_name};
 use super::probes::{state, strategy};
-use super::text::{ending_kind, named_registers, vm_state};
+use super::text::{named_registers, vm_state};
 
 fn hex(value: u64) -> String {
     format!("{value:#x}")
@@ -269,7 +270,7 @@ mod tests {
     fn a_probe_tells_what_it_captures_and_whether_it_is_a_jump() {
         let mut probe = samples::probe();
         assert!(probe_json(&probe)["optimization"].is_null());
-        probe.options = vmprobe_spec::parse("f regs=rdi if=edi==-2")
+        probe.options = vmprobe_client::spec::parse("f regs=rdi if=edi==-2")
             .unwrap()
             .options;
         let mut optimization = Optimization {

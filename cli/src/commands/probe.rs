@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vmprobe_client::v1::{Probe as Registered, ProbeState};
-use vmprobe_client::{ClientError, ProbeBatch, render};
+use vmprobe_client::{ClientError, ProbeBatch};
 
 use super::{guest, reach};
 use crate::cli::{
@@ -12,6 +12,7 @@ use crate::cli::{
 };
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
+use crate::render;
 
 pub async fn probe(command: Probe) -> Result<(), Failure> {
     match command {
