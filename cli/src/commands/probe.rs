@@ -62,10 +62,10 @@ fn option_words(add: &ProbeAdd) -> Vec<String> {
 async fn list(list: &ProbeList) -> Result<(), Failure> {
     let (client, vm) = reach(&list.target).await?;
     let answer = client.probe_list(&vm).await?;
-    if answer.disarmed {
+    if !answer.armed {
         note("all probes of this VM are disarmed: `vmprobe probe arm` arms those that are enabled");
     }
-    if answer.optimization_off {
+    if !answer.optimizing {
         note("no probe of this VM is a jump: `vmprobe probe optimize on` lets them be jumps again");
     }
     let probes = answer.probes;

@@ -1,14 +1,13 @@
 //! VMs, probes, symbols and events as JSON values.
 
 use serde_json::{Map, Value, json};
-use vmprobe_client::spec::condition_text;
 use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::probe::Kind;
 use vmprobe_client::v1::{
     BlacklistEntry, Capture, Ending, Event, Exits, FollowedCall, Optimization, OptimizationState,
     Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
 };
-use vmprobe_client::words::ending_kind;
+use vmprobe_client::{spec, words};
 
 use super::event::{kind_name, vector_name};
 use super::probes::{state, strategy};
@@ -72,13 +71,17 @@ fn options_json(options: &ProbeOptions) -> Value {
         Capture::Registers => "registers",
         Capture::Count => "count",
     };
-    let conditions: Vec<String> = options.conditions.iter().map(condition_text).collect();
+    let conditions: Vec<String> = options
+        .conditions
+        .iter()
+        .map(spec::condition_text)
+        .collect();
     json!({
         "capture": capture,
-        "registers": options.registers,
+        "registers": spec::register_names(options),
         "conditions": conditions,
         "lossless": options.lossless,
-        "no_jump": options.no_jump,
+        "no_jump": !spec::may_optimize(options),
     })
 }
 
@@ -91,7 +94,7 @@ fn optimization_json(optimization: &Optimization) -> Value {
     };
     json!({
         "state": state,
-        "kind": optimization.reason_kind,
+        "kind": words::no_jump(optimization),
         "reason": optimization.reason,
     })
 }
@@ -116,7 +119,7 @@ pub fn blacklist_json(entry: &BlacklistEntry) -> Value {
         "end": hex(entry.end),
         "symbol": entry.symbol,
         "offset": entry.offset,
-        "kind": entry.kind,
+        "kind": words::blacklist_kind(entry.kind()),
         "reason": entry.reason,
     })
 }
@@ -148,7 +151,7 @@ pub fn vm_json(vm: &Vm) -> Value {
         "ending": vm.ending.as_ref().map(ending_json),
         "exits": vm.exits.as_ref().map(exits_json),
         "stops": vm.stops.as_ref().map(stops_json),
-        "arena": vm.arena,
+        "arena": vm.arena.as_ref().map_or("", |arena| &arena.reason),
         "optimizer": vm.optimizer.as_ref().map(optimizer_json),
         "ring_damage": vm.ring_damage,
     })
@@ -180,7 +183,7 @@ fn exits_json(exits: &Exits) -> Value {
 #[must_use]
 pub fn ending_json(ending: &Ending) -> Value {
     json!({
-        "kind": ending_kind(ending),
+        "kind": words::ending_kind(ending),
         "exit_code": ending.exit_code,
         "detail": ending.detail,
     })
@@ -251,6 +254,8 @@ pub fn lost_json(lost: u64) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use vmprobe_client::v1::NoJumpReason;
+
     use super::super::samples;
     use super::*;
 
@@ -274,7 +279,7 @@ mod tests {
             .unwrap()
             .options;
         let mut optimization = Optimization {
-            reason_kind: "branch".into(),
+            reason_kind: NoJumpReason::Branch.into(),
             ..Default::default()
         };
         optimization.set_state(OptimizationState::Not);

@@ -49,8 +49,8 @@ pub(super) fn vm_state(vm: &Vm) -> &'static str {
 #[must_use]
 pub fn vm_details(vm: &Vm) -> Vec<String> {
     let mut lines = Vec::new();
-    if !vm.arena.is_empty() {
-        lines.push(format!("arena   {}", vm.arena));
+    if let Some(arena) = vm.arena.as_ref().filter(|arena| !arena.available) {
+        lines.push(format!("arena   {}", arena.reason));
     }
     if let Some(exits) = &vm.exits {
         let counts = named_exits(exits).map(|(name, count)| format!("{name} {count}"));

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
+use vmprobe_client::spec::register_names;
 use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::{Capture, Event, EventKind, Probe, Registers, Return};
 
@@ -29,7 +30,7 @@ struct Known {
     /// The probed function; empty where it isn't known.
     symbol: String,
     /// The registers that its events have, if those aren't all.
-    registers: Option<Vec<String>>,
+    registers: Option<Vec<&'static str>>,
 }
 
 impl Tracer {
@@ -152,7 +153,7 @@ impl Tracer {
     }
 
     /// The names of the registers that the event has, if those aren't all.
-    fn chosen(&self, event: &Event) -> Option<&[String]> {
+    fn chosen(&self, event: &Event) -> Option<&[&'static str]> {
         self.probes.get(&event.probe_id)?.registers.as_deref()
     }
 
@@ -161,7 +162,7 @@ impl Tracer {
             return arguments(registers);
         };
         let all = named_registers(registers).into_iter();
-        let shown = all.filter(|(name, _)| chosen.iter().any(|chosen| chosen == name));
+        let shown = all.filter(|(name, _)| chosen.contains(name));
         let shown: Vec<String> = shown
             .map(|(name, value)| format!("{name}={value:#x}"))
             .collect();
@@ -253,20 +254,20 @@ fn arguments(registers: &Registers) -> String {
 }
 
 /// The names of the registers that a probe's events have, if those aren't all.
-fn chosen_registers(probe: &Probe) -> Option<Vec<String>> {
+fn chosen_registers(probe: &Probe) -> Option<Vec<&'static str>> {
     let options = probe.options.as_ref()?;
-    (options.capture() == Capture::Registers).then(|| options.registers.clone())
+    (options.capture() == Capture::Registers).then(|| register_names(options))
 }
 
 /// Whether a function's result is among these registers.
-fn has_result(chosen: &[String]) -> bool {
-    chosen.iter().any(|name| name == "rax")
+fn has_result(chosen: &[&str]) -> bool {
+    chosen.contains(&"rax")
 }
 
 /// Takes away from registers what an event doesn't have; RIP is always there.
-fn keep_registers(registers: &mut Value, chosen: &[String]) {
+fn keep_registers(registers: &mut Value, chosen: &[&str]) {
     if let Some(registers) = registers.as_object_mut() {
-        registers.retain(|name, _| name == "rip" || chosen.contains(name));
+        registers.retain(|name, _| name == "rip" || chosen.contains(&&**name));
     }
 }
 

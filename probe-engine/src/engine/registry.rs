@@ -1,6 +1,7 @@
 //! Registering, removing, enabling and arming probes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use guest_kernel::kprobes::GuestKprobes;
@@ -12,7 +13,7 @@ use super::loaded::LoadedModules;
 use super::placement::Located;
 use super::record::{Presence, Probe, Spot};
 use super::table::Table;
-use crate::error::{ChangeError, RegisterError};
+use crate::error::{BatchError, ChangeError, RegisterError};
 use crate::probe::{Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
 /// The longest name of a probe, in characters.
@@ -55,6 +56,13 @@ impl Registry {
             .collect()
     }
 
+    /// The probes that were registered after this one, all without one, in their order.
+    pub(super) fn after(&self, id: Option<ProbeId>) -> impl Iterator<Item = &Arc<Probe>> {
+        let start = id.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.probes.range((start, Bound::Unbounded));
+        rest.map(|(_, probe)| probe)
+    }
+
     fn add(&mut self, probe: &Arc<Probe>) {
         self.last_id = self.last_id.max(probe.id.0);
         self.names.insert(probe.name.clone(), probe.id);
@@ -86,7 +94,7 @@ impl Engine {
         &self,
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
-    ) -> Result<Vec<ProbeInfo>, RegisterError> {
+    ) -> Result<Vec<ProbeInfo>, BatchError> {
         let mut registry = self.registry.lock();
         let before = self.table();
         let mut table = Table::clone(&before);
@@ -95,7 +103,7 @@ impl Engine {
         let kprobes = self.guest_kprobes(guest);
         let is_code = |spec: &ProbeSpec| !matches!(spec.kind, ProbeKind::Watch { .. });
         if kprobes.changing && specs.iter().any(is_code) {
-            return Err(RegisterError::KprobesChanging);
+            return Err(RegisterError::KprobesChanging.into());
         }
         let mut added = Vec::with_capacity(specs.len());
         let result = self
@@ -110,11 +118,11 @@ impl Engine {
             .and_then(|()| {
                 self.wait_for_modules(guest, &mut table, &registry, &added)?;
                 let probes = registry.probes().chain(&added);
-                Ok(table.watch(probes)?)
+                Ok(table.watch(probes).map_err(RegisterError::from)?)
             });
         let table = table.changed();
-        let result = result.and_then(|()| self.switch_stopped(guest, &before, &table));
         result?;
+        self.switch_stopped::<RegisterError>(guest, &before, &table)?;
         for probe in &added {
             registry.add(probe);
         }
@@ -130,13 +138,18 @@ impl Engine {
         known: (&Table, &GuestKprobes),
         table: &mut Table,
         added: &mut Vec<Arc<Probe>>,
-    ) -> Result<(), RegisterError> {
+    ) -> Result<(), BatchError> {
         let mut names = BTreeSet::new();
         let mut modules = self.loaded_modules(guest);
-        for (id, spec) in (registry.last_id + 1..).zip(specs) {
-            let max_active = self.max_active(spec)?;
-            let target = self.target(registry, guest, spec, known, &mut modules)?;
-            let name = new_name(spec, &target, registry, &mut names)?;
+        for ((index, spec), id) in specs.iter().enumerate().zip(registry.last_id + 1..) {
+            let refused = |error| BatchError {
+                index: Some(index),
+                error,
+            };
+            let max_active = self.max_active(spec).map_err(refused)?;
+            let target = self.target(registry, guest, spec, known, &mut modules);
+            let target = target.map_err(refused)?;
+            let name = new_name(spec, &target, registry, &mut names).map_err(refused)?;
             let (presence, spot) = match &target {
                 Target::Instruction(located) => (Presence::Placed, located.spot.clone()),
                 Target::Data(spot) => (Presence::Placed, spot.clone()),

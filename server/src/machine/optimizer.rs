@@ -13,7 +13,7 @@ use vmm::VmState;
 use vmprobe_proto::v1;
 
 use super::bell::{Bell, Heard};
-use super::{Changed, Chosen, Machine};
+use super::{Changed, Machine};
 use crate::blocking::blocking;
 use crate::{convert, status};
 
@@ -72,10 +72,14 @@ impl Optimizer {
 }
 
 impl Machine {
-    /// Lets all chosen probes become jumps, or none of them. Blocks.
-    pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
+    /// Lets all selected probes become jumps, or none of them. Blocks.
+    pub(super) fn optimize(
+        &self,
+        selector: &v1::ProbeSelector,
+        on: bool,
+    ) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
-        let ids = self.ids(chosen)?;
+        let ids = self.ids(selector)?;
         let optimize = |stopped: &Stopped<'_>| {
             let probes = self.engine.optimize(stopped, &ids, on);
             probes.map_err(|error| status::change(&error))
@@ -85,7 +89,7 @@ impl Machine {
     }
 
     /// Lets probes become jumps, or makes breakpoints of all. Blocks.
-    pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
+    pub(super) fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
         let set = |stopped: &Stopped<'_>| {
             let set = self.engine.set_optimizing(stopped, on);
@@ -94,9 +98,12 @@ impl Machine {
         self.change(set)
     }
 
-    /// Waits until it is settled of the chosen probes, of all if none is chosen, whether they are jumps.
-    pub async fn wait_probes(self: &Arc<Self>, chosen: &Chosen) -> Result<Vec<v1::Probe>, Status> {
-        let ids: BTreeSet<u64> = self.ids(chosen)?.into_iter().map(|id| id.0).collect();
+    /// Waits until it is settled of the selected probes, of all if none is, whether they are jumps.
+    pub async fn wait_probes(
+        self: &Arc<Self>,
+        selector: &v1::ProbeSelector,
+    ) -> Result<Vec<v1::Probe>, Status> {
+        let ids: BTreeSet<u64> = self.ids(selector)?.into_iter().map(|id| id.0).collect();
         let mut settled = self.optimizer.settled.subscribe();
         let mut ending = self.ending.clone();
         loop {
@@ -132,7 +139,7 @@ impl Machine {
             None => Ok(probes),
             Some(id) => {
                 let message = format!("there is no probe number {id}: list the probes");
-                Err(status::with_field(Code::NotFound, "ids", message))
+                Err(status::with_field(Code::NotFound, "selector.ids", message))
             }
         }
     }
