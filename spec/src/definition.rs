@@ -71,7 +71,7 @@ pub fn option_words(options: &ProbeOptions) -> Vec<String> {
         (Capture::Count, _) => words.push("count".to_owned()),
         (Capture::Registers, []) => words.push(format!("regs={NO_REGISTER}")),
         (Capture::Registers, _) => {
-            words.push(format!("regs={}", register_names(options).join("+")))
+            words.push(format!("regs={}", register_names(options).join("+")));
         }
     }
     let conditions: Vec<String> = options.conditions.iter().map(condition_text).collect();
