@@ -22,6 +22,13 @@ pub struct ProbeBatch {
     pub stopped: Duration,
 }
 
+impl ProbeBatch {
+    fn new(probes: Vec<Probe>, stopped_ns: u64) -> Self {
+        let stopped = Duration::from_nanos(stopped_ns);
+        Self { probes, stopped }
+    }
+}
+
 /// Text of the guest's kernel that can't be probed, in address order, as the server finds it.
 #[derive(Debug)]
 pub struct Blacklist {
@@ -56,10 +63,7 @@ impl Client {
             probes,
         };
         let answer = self.probes().register_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
     /// Removes all probes that are named by id or by name, or none. The answer has their final counts.
@@ -84,10 +88,7 @@ impl Client {
             selector: Some(ProbeSelector { ids, names }),
         };
         let answer = self.probes().unregister_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
     /// Enables all probes that are named by id or by name, or none.
@@ -180,10 +181,7 @@ impl Client {
             change: Some(change),
         };
         let answer = self.probes().update_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
     /// Waits until it is settled of the probes that are named by id or by name, of all when none is
