@@ -120,7 +120,7 @@ fn the_protocol_keeps_its_contract() {
     let broken = without(&contract, &now);
     assert!(
         broken.is_empty(),
-        "these are in contract.txt and no longer in the protocol, which breaks those who use them: {broken:#?}"
+        "these are in contract.txt and no longer in the protocol, which breaks its users: {broken:#?}"
     );
     if env::var_os("VMPROBE_UPDATE_CONTRACT").is_some() {
         fs::write(&file, now.join("\n") + "\n").unwrap();
@@ -137,7 +137,7 @@ fn the_protocol_keeps_its_contract() {
 fn each_kind_of_line_tells_what_a_peer_relies_on() {
     let lines = lines();
     for line in [
-        "rpc ConsoleService.AttachConsole(stream AttachConsoleRequest) returns (stream AttachConsoleResponse)",
+        "rpc ProbeService.ListCalls(ListCallsRequest) returns (stream ListCallsResponse)",
         "rpc VmService.GetVm(GetVmRequest) returns (GetVmResponse)",
         "message DeleteVmResponse",
         "field ProbeSelector.ids = 1: repeated uint64",
