@@ -11,7 +11,7 @@ help:
 	@echo 'make demo    boot a stock Debian kernel and watch its probes over gRPC'
 	@echo 'make test    all tests; writes target/conformance.json'
 	@echo 'make test-all  the same with every test in every lab; takes hours'
-	@echo 'make lint    formatting, clippy, licences and advisories'
+	@echo 'make lint    formatting, clippy, the contract of the protocol, licences and advisories'
 	@echo 'make bench   measure; writes target/bench/report.json'
 	@echo 'make fuzz    look for bytes that break the engine, FUZZ_SECONDS (60) each way; needs nightly'
 	@echo 'make clean   remove what was built here (not the cache)'
@@ -34,6 +34,7 @@ test-all: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --quiet --package vmprobe-proto
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
 	else echo 'lint: cargo-deny is not installed, so licences and advisories are not checked'; fi
 

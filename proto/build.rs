@@ -6,7 +6,15 @@ use std::{env, error, fs};
 
 use prost::Message;
 
-const FILES: [&str; 2] = ["vmprobe/v1/vm.proto", "vmprobe/v1/probe.proto"];
+const FILES: [&str; 7] = [
+    "vmprobe/v1/common.proto",
+    "vmprobe/v1/vm.proto",
+    "vmprobe/v1/console.proto",
+    "vmprobe/v1/host.proto",
+    "vmprobe/v1/probe.proto",
+    "vmprobe/v1/event.proto",
+    "vmprobe/v1/symbol.proto",
+];
 
 fn main() -> Result<(), Box<dyn error::Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);

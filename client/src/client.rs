@@ -11,10 +11,9 @@ use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, Ending, GetHostRequest, GetHostResponse,
-    GetVmRequest, KillVmRequest, ListVmsRequest, LookupSymbolsRequest, LookupSymbolsResponse,
-    PauseVmRequest, Probe, ReadMemoryRequest, ReadRegistersRequest, Registers,
-    ResolveAddressRequest, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Symbol, Vm,
-    WaitVmRequest,
+    GetVmRequest, KillVmRequest, ListVmsRequest, LookupSymbolsRequest, PauseVmRequest, Probe,
+    ReadMemoryRequest, ReadRegistersRequest, Registers, ResolveAddressRequest, ResumeVmRequest,
+    StartVmRequest, StreamEventsRequest, Symbol, Vm, WaitVmRequest,
 };
 
 use crate::console::{self, ConsoleInput, ConsoleOutput};
@@ -26,6 +25,10 @@ pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:7070";
 
 /// Largest answer taken from a server: a list of 100,000 probes has about 20 MiB.
 const MAX_ANSWER: usize = 64 << 20;
+/// Items of a page: as many as a server gives at most.
+pub(crate) const PAGE: u32 = 10_000;
+/// Symbols that a look-up finds when it is given no limit.
+const SYMBOLS: u32 = 1000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a server. Clones share it.
@@ -85,12 +88,21 @@ impl Client {
 
     /// All VMs of the server, by name.
     pub async fn list_vms(&self) -> Result<Vec<Vm>, ClientError> {
-        Ok(self
-            .vms()
-            .list_vms(ListVmsRequest {})
-            .await?
-            .into_inner()
-            .vms)
+        let mut vms = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let page_size = PAGE;
+            let request = ListVmsRequest {
+                page_size,
+                page_token,
+            };
+            let page = self.vms().list_vms(request).await?.into_inner();
+            vms.extend(page.vms);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(vms);
+            }
+        }
     }
 
     /// Stops a VM's vCPUs; returns when all are out of guest mode.
@@ -197,15 +209,28 @@ impl Client {
         pattern: &str,
         limit: u32,
     ) -> Result<(Vec<Symbol>, bool), ClientError> {
-        let request = LookupSymbolsRequest {
-            vm: vm.into(),
-            pattern: pattern.into(),
-            limit,
+        let limit = match limit {
+            0 => SYMBOLS,
+            limit => limit,
         };
-        let LookupSymbolsResponse {
-            symbols, truncated, ..
-        } = self.symbols().lookup_symbols(request).await?.into_inner();
-        Ok((symbols, truncated))
+        let mut found = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let missing = limit.saturating_sub(u32::try_from(found.len()).unwrap_or(u32::MAX));
+            let request = LookupSymbolsRequest {
+                vm: vm.into(),
+                pattern: pattern.into(),
+                page_size: missing.min(PAGE),
+                page_token,
+            };
+            let page = self.symbols().lookup_symbols(request).await?.into_inner();
+            found.extend(page.symbols);
+            page_token = page.next_page_token;
+            let more = !page_token.is_empty();
+            if !more || found.len() >= limit as usize {
+                return Ok((found, more));
+            }
+        }
     }
 
     /// Names of symbols that are like a name that none has, the likest first.
@@ -213,7 +238,8 @@ impl Client {
         let request = LookupSymbolsRequest {
             vm: vm.into(),
             pattern: name.into(),
-            limit: 1,
+            page_size: 1,
+            page_token: String::new(),
         };
         let answer = self.symbols().lookup_symbols(request).await?;
         Ok(answer.into_inner().similar)

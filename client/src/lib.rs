@@ -21,14 +21,14 @@
 //! # }
 //! ```
 //!
-//! The library never prints; [`render`] makes the lines that the `vmprobe` command line shows.
+//! The library never prints; [`words`] has the text for what the protocol says by numbers.
 
 mod client;
 mod console;
 mod error;
 mod events;
 mod probes;
-pub mod render;
+pub mod words;
 
 pub use client::{Client, DEFAULT_ENDPOINT};
 pub use console::{ConsoleChunk, ConsoleInput, ConsoleOutput};

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use tonic::Streaming;
+use vmprobe_proto::v1::update_probes_request::Change;
 use vmprobe_proto::v1::{
-    ArmProbesRequest, BlacklistEntry, EnableProbesRequest, FollowedCall, ListBlacklistRequest,
-    ListBlacklistResponse, ListCallsRequest, ListProbesRequest, ListProbesResponse,
-    OptimizeProbesRequest, Probe, ProbeSpec, RegisterProbesRequest, SetOptimizationRequest,
-    UnregisterProbesRequest, WaitProbesRequest, WaitProbesResponse,
+    BlacklistEntry, FollowedCall, ListBlacklistRequest, ListBlacklistResponse, ListCallsRequest,
+    ListProbesRequest, ListProbesResponse, Probe, ProbeSelector, ProbeSpec, RegisterProbesRequest,
+    UnregisterProbesRequest, UpdateProbesRequest, WaitProbesRequest, WaitProbesResponse,
 };
 
+use crate::client::PAGE;
 use crate::{Client, ClientError};
 
 /// What a change of several probes in one stop of the vCPUs came to.
@@ -19,6 +20,13 @@ pub struct ProbeBatch {
     pub probes: Vec<Probe>,
     /// How long the vCPUs stood still for it.
     pub stopped: Duration,
+}
+
+impl ProbeBatch {
+    fn new(probes: Vec<Probe>, stopped_ns: u64) -> Self {
+        let stopped = Duration::from_nanos(stopped_ns);
+        Self { probes, stopped }
+    }
 }
 
 /// Text of the guest's kernel that can't be probed, in address order, as the server finds it.
@@ -55,10 +63,7 @@ impl Client {
             probes,
         };
         let answer = self.probes().register_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
     /// Removes all probes that are named by id or by name, or none. The answer has their final counts.
@@ -80,14 +85,10 @@ impl Client {
     ) -> Result<ProbeBatch, ClientError> {
         let request = UnregisterProbesRequest {
             vm: vm.into(),
-            ids,
-            names,
+            selector: Some(ProbeSelector { ids, names }),
         };
         let answer = self.probes().unregister_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
     /// Enables all probes that are named by id or by name, or none.
@@ -97,7 +98,8 @@ impl Client {
         ids: Vec<u64>,
         names: Vec<String>,
     ) -> Result<ProbeBatch, ClientError> {
-        self.switch_probes(vm, ids, names, false).await
+        self.update_selected(vm, ids, names, Change::Enabled(true))
+            .await
     }
 
     /// Disables all probes that are named by id or by name, or none: they stay, but aren't hit.
@@ -107,48 +109,20 @@ impl Client {
         ids: Vec<u64>,
         names: Vec<String>,
     ) -> Result<ProbeBatch, ClientError> {
-        self.switch_probes(vm, ids, names, true).await
-    }
-
-    async fn switch_probes(
-        &self,
-        vm: &str,
-        ids: Vec<u64>,
-        names: Vec<String>,
-        disable: bool,
-    ) -> Result<ProbeBatch, ClientError> {
-        let request = EnableProbesRequest {
-            vm: vm.into(),
-            ids,
-            names,
-            disable,
-        };
-        let answer = self.probes().enable_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        self.update_selected(vm, ids, names, Change::Enabled(false))
+            .await
     }
 
     /// Arms those probes of a VM that are enabled, after [`Client::disarm_probes`]. Says how long the
     /// guest stood still for it.
     pub async fn arm_probes(&self, vm: &str) -> Result<Duration, ClientError> {
-        self.throw_switch(vm, false).await
+        self.update_all(vm, Change::Enabled(true)).await
     }
 
     /// Disarms all probes of a VM and leaves their own states as they are. Says how long the guest
     /// stood still for it.
     pub async fn disarm_probes(&self, vm: &str) -> Result<Duration, ClientError> {
-        self.throw_switch(vm, true).await
-    }
-
-    async fn throw_switch(&self, vm: &str, disarm: bool) -> Result<Duration, ClientError> {
-        let request = ArmProbesRequest {
-            vm: vm.into(),
-            disarm,
-        };
-        let answer = self.probes().arm_probes(request).await?.into_inner();
-        Ok(Duration::from_nanos(answer.stopped_ns))
+        self.update_all(vm, Change::Enabled(false)).await
     }
 
     /// Lets all probes that are named by id or by name become jumps, or none of them. They do so in the
@@ -159,7 +133,8 @@ impl Client {
         ids: Vec<u64>,
         names: Vec<String>,
     ) -> Result<ProbeBatch, ClientError> {
-        self.turn_probes(vm, ids, names, false).await
+        self.update_selected(vm, ids, names, Change::Optimize(true))
+            .await
     }
 
     /// Keeps all probes that are named by id or by name breakpoints, or none of them.
@@ -169,38 +144,44 @@ impl Client {
         ids: Vec<u64>,
         names: Vec<String>,
     ) -> Result<ProbeBatch, ClientError> {
-        self.turn_probes(vm, ids, names, true).await
-    }
-
-    async fn turn_probes(
-        &self,
-        vm: &str,
-        ids: Vec<u64>,
-        names: Vec<String>,
-        off: bool,
-    ) -> Result<ProbeBatch, ClientError> {
-        let request = OptimizeProbesRequest {
-            vm: vm.into(),
-            ids,
-            names,
-            off,
-        };
-        let answer = self.probes().optimize_probes(request).await?.into_inner();
-        Ok(ProbeBatch {
-            probes: answer.probes,
-            stopped: Duration::from_nanos(answer.stopped_ns),
-        })
+        self.update_selected(vm, ids, names, Change::Optimize(false))
+            .await
     }
 
     /// Makes breakpoints of all of a VM's jumps (`on` is false), or lets probes become jumps again;
     /// their own options stay as they are. Says how long the guest stood still for it.
     pub async fn set_optimization(&self, vm: &str, on: bool) -> Result<Duration, ClientError> {
-        let request = SetOptimizationRequest {
+        self.update_all(vm, Change::Optimize(on)).await
+    }
+
+    async fn update_selected(
+        &self,
+        vm: &str,
+        ids: Vec<u64>,
+        names: Vec<String>,
+        change: Change,
+    ) -> Result<ProbeBatch, ClientError> {
+        let selector = Some(ProbeSelector { ids, names });
+        self.update_probes(vm, selector, change).await
+    }
+
+    async fn update_all(&self, vm: &str, change: Change) -> Result<Duration, ClientError> {
+        Ok(self.update_probes(vm, None, change).await?.stopped)
+    }
+
+    async fn update_probes(
+        &self,
+        vm: &str,
+        selector: Option<ProbeSelector>,
+        change: Change,
+    ) -> Result<ProbeBatch, ClientError> {
+        let request = UpdateProbesRequest {
             vm: vm.into(),
-            off: !on,
+            selector,
+            change: Some(change),
         };
-        let answer = self.probes().set_optimization(request).await?.into_inner();
-        Ok(Duration::from_nanos(answer.stopped_ns))
+        let answer = self.probes().update_probes(request).await?.into_inner();
+        Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
     /// Waits until it is settled of the probes that are named by id or by name, of all when none is
@@ -217,8 +198,7 @@ impl Client {
     ) -> Result<WaitProbesResponse, ClientError> {
         let mut request = tonic::Request::new(WaitProbesRequest {
             vm: vm.into(),
-            ids,
-            names,
+            selector: Some(ProbeSelector { ids, names }),
         });
         request.set_timeout(at_most);
         Ok(self.probes().wait_probes(request).await?.into_inner())
@@ -229,17 +209,38 @@ impl Client {
         Ok(self.probe_list(vm).await?.probes)
     }
 
-    /// The probes of a VM with their counts, whether all are disarmed, and whether none may be a jump.
+    /// The probes of a VM with their counts, whether they are armed, and whether they may be jumps. More
+    /// than 10,000 come in several calls, each with the counts of its time.
     pub async fn probe_list(&self, vm: &str) -> Result<ListProbesResponse, ClientError> {
-        let request = ListProbesRequest { vm: vm.into() };
-        Ok(self.probes().list_probes(request).await?.into_inner())
+        let mut whole = ListProbesResponse::default();
+        loop {
+            let request = ListProbesRequest {
+                vm: vm.into(),
+                page_size: PAGE,
+                page_token: whole.next_page_token,
+            };
+            let page = self.probes().list_probes(request).await?.into_inner();
+            whole.probes.extend(page.probes);
+            whole = ListProbesResponse {
+                probes: whole.probes,
+                ..page
+            };
+            if whole.next_page_token.is_empty() {
+                return Ok(whole);
+            }
+        }
     }
 
     /// The calls that return probes follow now, and whose they are: the guest's live patching waits for
     /// these tasks.
     pub async fn calls(&self, vm: &str) -> Result<Vec<FollowedCall>, ClientError> {
         let request = ListCallsRequest { vm: vm.into() };
-        Ok(self.probes().list_calls(request).await?.into_inner().calls)
+        let mut stream = self.probes().list_calls(request).await?.into_inner();
+        let mut calls = Vec::new();
+        while let Some(answer) = stream.message().await? {
+            calls.extend(answer.calls);
+        }
+        Ok(calls)
     }
 
     /// What can't be probed, and why: all of it, or what covers the symbols that match a name or a

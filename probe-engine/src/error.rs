@@ -6,7 +6,29 @@ use thiserror::Error;
 
 use crate::probe::ProbeId;
 
-/// Why a batch of probes was not registered; none of it was.
+/// Which probe of a batch was refused, and why; none of the batch was registered.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{error}")]
+pub struct BatchError {
+    /// The probe's place in the batch, from 0; none where the batch as a whole was refused.
+    pub index: Option<usize>,
+    /// The reason.
+    pub error: RegisterError,
+}
+
+impl From<RegisterError> for BatchError {
+    fn from(error: RegisterError) -> Self {
+        Self { index: None, error }
+    }
+}
+
+impl From<BatchError> for RegisterError {
+    fn from(refused: BatchError) -> Self {
+        refused.error
+    }
+}
+
+/// Why a probe was not registered.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RegisterError {

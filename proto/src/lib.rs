@@ -17,6 +17,9 @@ pub mod v1 {
 }
 
 #[cfg(test)]
+mod contract;
+
+#[cfg(test)]
 mod tests {
     use super::v1;
     use prost::Message;

@@ -20,9 +20,10 @@ use tower_service::Service;
 use crate::limits::Limits;
 
 /// Calls that last until something happens, or until their client goes away.
-const LASTING: [&str; 7] = [
+const LASTING: [&str; 8] = [
     "/vmprobe.v1.VmService/WaitVm",
     "/vmprobe.v1.ProbeService/WaitProbes",
+    "/vmprobe.v1.ProbeService/ListCalls",
     "/vmprobe.v1.ProbeService/ListBlacklist",
     "/vmprobe.v1.EventService/StreamEvents",
     "/vmprobe.v1.ConsoleService/AttachConsole",

@@ -13,6 +13,7 @@ mod fanout;
 mod limits;
 mod machine;
 mod machines;
+mod page;
 mod serve;
 mod services;
 mod status;

@@ -56,11 +56,14 @@ pub const PATTERN_BYTES: usize = 512;
 /// Bytes of guest memory in one answer.
 pub const MEMORY_BYTES: u32 = 1 << 20;
 
-/// Symbols in one answer, when the request gives no limit.
-pub const SYMBOLS: u32 = 1000;
+/// Items of a page, when the request gives no size.
+pub const PAGE: u32 = 1000;
 
-/// Symbols in one answer at most.
-pub const SYMBOLS_MOST: u32 = 500_000;
+/// Items of a page at most.
+pub const PAGE_MOST: u32 = 10_000;
+
+/// Calls under way that one message has at most.
+pub const CALLS_CHUNK: usize = 1000;
 
 /// Characters of a VM's name.
 pub const NAME_CHARS: usize = 64;

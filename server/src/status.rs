@@ -12,7 +12,7 @@
 
 use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, VcpuError};
-use probe_engine::error::{ChangeError, RegisterError};
+use probe_engine::error::{BatchError, ChangeError, RegisterError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use vmm::{CreateError, FileError};
@@ -56,9 +56,34 @@ pub fn create(error: &CreateError) -> Status {
     }
 }
 
-/// Why a batch of probes was not registered.
-pub fn register(error: &RegisterError) -> Status {
+/// How many probes of a batch its request has in the field `probes`, and how many follow from the kernel's
+/// command line in the field `cmdline`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Batch {
+    /// In `probes`.
+    pub probes: usize,
+    /// In `cmdline`.
+    pub cmdline: usize,
+}
+
+impl Batch {
+    /// The field of the probe at this place in the batch; that of all without one.
+    fn field(self, index: Option<usize>) -> String {
+        match index {
+            None => "probes".to_owned(),
+            Some(index) => match index.checked_sub(self.probes) {
+                None => format!("probes[{index}]"),
+                Some(index) => format!("cmdline[{index}]"),
+            },
+        }
+    }
+}
+
+/// Why a batch of probes was not registered. The details name the probe; so does the message where the batch
+/// has several.
+pub fn register(refused: &BatchError, batch: Batch) -> Status {
     use RegisterError as E;
+    let BatchError { index, error } = refused;
     let code = match error {
         E::Symbol(LookupError::Unknown { .. }) | E::NotInModule { .. } => Code::NotFound,
         E::AlreadyExists { .. } => Code::AlreadyExists,
@@ -76,13 +101,20 @@ pub fn register(error: &RegisterError) -> Status {
         // All others, and those to come, find fault with the request.
         _ => Code::InvalidArgument,
     };
-    with_field(code, "probes", error.to_string())
+    let field = batch.field(*index);
+    let message = match index {
+        Some(_) if batch.probes + batch.cmdline > 1 => format!("{error} ({field})"),
+        _ => error.to_string(),
+    };
+    with_field(code, field, message)
 }
 
 /// Why a batch of probes was not removed, enabled, disabled or armed.
 pub fn change(error: &ChangeError) -> Status {
     match error {
-        ChangeError::UnknownProbe { .. } => with_field(Code::NotFound, "ids", error.to_string()),
+        ChangeError::UnknownProbe { .. } => {
+            with_field(Code::NotFound, "selector.ids", error.to_string())
+        }
         ChangeError::NoDebugRegister { .. } => Status::resource_exhausted(error.to_string()),
         ChangeError::GuestKprobe { .. } => Status::failed_precondition(error.to_string()),
         ChangeError::KprobesChanging => Status::aborted(error.to_string()),
@@ -205,10 +237,32 @@ mod tests {
             ),
         ];
         for (error, code) in table {
-            let status = register(&error);
+            let status = register(&error.clone().into(), Batch::default());
             assert_eq!(status.code(), code, "{error}");
             assert_eq!(status.message(), error.to_string());
         }
+    }
+
+    #[test]
+    fn a_refused_probe_is_named_by_its_place_in_the_request() {
+        let error = RegisterError::EmptyFunction { symbol: "f".into() };
+        let field = |index, probes, cmdline| {
+            let error = error.clone();
+            let status = register(&BatchError { index, error }, Batch { probes, cmdline });
+            let details = status.get_details_bad_request().unwrap();
+            let field = details.field_violations[0].field.clone();
+            (field, status.message().to_owned())
+        };
+        let plain = error.to_string();
+        let named = |field: &str| (field.to_owned(), format!("{plain} ({field})"));
+        assert_eq!(field(Some(17), 20, 0), named("probes[17]"));
+        assert_eq!(field(Some(1), 2, 3), named("probes[1]"));
+        assert_eq!(field(Some(4), 2, 3), named("cmdline[2]"));
+        assert_eq!(
+            field(Some(0), 1, 0),
+            ("probes[0]".to_owned(), plain.clone())
+        );
+        assert_eq!(field(None, 20, 0), ("probes".to_owned(), plain.clone()));
     }
 
     #[test]

@@ -20,9 +20,11 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use vmprobe_client::v1::condition::Operand;
 use vmprobe_client::v1::probe_spec::{Kind, Place};
+use vmprobe_client::v1::vm_service_client::VmServiceClient;
 use vmprobe_client::v1::{
-    Condition, CreateVmRequest, ProbeOptions, ProbeSpec, SymbolPlace, Watchpoint,
+    Condition, CreateVmRequest, ListVmsRequest, ProbeOptions, ProbeSpec, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
 use vmprobe_server::{BindError, Options, ServeError, Server};
@@ -190,7 +192,7 @@ async fn a_wrong_probe_of_many_is_named_by_its_index_and_field() {
     }));
     let mut with_condition = vec![address(0x10); 2];
     let condition = Condition {
-        operand: "ah".into(),
+        operand: Some(Operand::Variable(9)),
         ..Condition::default()
     };
     with_condition[1].options = Some(ProbeOptions {
@@ -199,7 +201,7 @@ async fn a_wrong_probe_of_many_is_named_by_its_index_and_field() {
     });
     for (probes, field) in [
         (probes, "probes[1].watchpoint.length"),
-        (with_condition, "probes[1].options.conditions[0].operand"),
+        (with_condition, "probes[1].options.conditions[0].variable"),
     ] {
         let request = CreateVmRequest {
             kernel: "/nonexistent/vmlinuz".into(),
@@ -313,6 +315,27 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
         .await
         .is_ok()
     );
+}
+
+#[tokio::test]
+async fn a_page_is_asked_for_by_the_token_of_the_one_before() {
+    let running = Running::start().await;
+    let mut vms = VmServiceClient::new(running.channel().await);
+    let mut page = async |page_token: &str| {
+        let request = ListVmsRequest {
+            page_size: 1,
+            page_token: page_token.to_owned(),
+        };
+        vms.list_vms(request).await
+    };
+    let first = page("").await.unwrap().into_inner();
+    assert!(first.vms.is_empty() && first.next_page_token.is_empty());
+    let error = ClientError::from(page("made-up").await.unwrap_err());
+    let ClientError::InvalidArgument { fields, .. } = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(fields, ["page_token"]);
+    running.stop().await;
 }
 
 #[tokio::test]

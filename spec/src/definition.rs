@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use vmprobe_proto::v1::condition::Operand;
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{
     Capture, Condition, InstructionProbe, ProbeOptions, ProbeSpec, ReturnProbe, SymbolPlace,
@@ -50,7 +51,7 @@ pub fn definition(spec: &ProbeSpec) -> String {
             text += if *reads { ":rw" } else { ":w" };
         }
     }
-    text += if spec.disabled { " disabled" } else { "" };
+    text += if is_enabled(spec) { "" } else { " disabled" };
     if let Some(options) = &spec.options {
         for word in option_words(options) {
             text.push(' ');
@@ -69,7 +70,9 @@ pub fn option_words(options: &ProbeOptions) -> Vec<String> {
         (Capture::Unspecified | Capture::Full, _) => {}
         (Capture::Count, _) => words.push("count".to_owned()),
         (Capture::Registers, []) => words.push(format!("regs={NO_REGISTER}")),
-        (Capture::Registers, names) => words.push(format!("regs={}", names.join("+"))),
+        (Capture::Registers, _) => {
+            words.push(format!("regs={}", register_names(options).join("+")));
+        }
     }
     let conditions: Vec<String> = options.conditions.iter().map(condition_text).collect();
     if !conditions.is_empty() {
@@ -78,18 +81,44 @@ pub fn option_words(options: &ProbeOptions) -> Vec<String> {
     if options.lossless {
         words.push("lossless".to_owned());
     }
-    if options.no_jump {
+    if !may_optimize(options) {
         words.push("nojump".to_owned());
     }
     words
 }
 
+/// The names of the registers that a probe's events have; none where a name isn't known.
+#[must_use]
+pub fn register_names(options: &ProbeOptions) -> Vec<&'static str> {
+    options
+        .registers()
+        .filter_map(names::register_name)
+        .collect()
+}
+
+/// Returns true if a probe is enabled from its registration on, as it is by default.
+#[must_use]
+pub fn is_enabled(spec: &ProbeSpec) -> bool {
+    spec.enabled.unwrap_or(true)
+}
+
+/// Returns true if a probe may become a jump, as it may by default.
+#[must_use]
+pub fn may_optimize(options: &ProbeOptions) -> bool {
+    options.optimize.unwrap_or(true)
+}
+
 /// A condition as `if=` has it, such as `edi==0xffffff9c`.
 #[must_use]
 pub fn condition_text(condition: &Condition) -> String {
-    let Condition {
-        operand, constant, ..
-    } = condition;
+    let constant = condition.constant;
+    let (operand, is_register) = match &condition.operand {
+        Some(operand) => (
+            names::operand_name(operand).unwrap_or("?"),
+            matches!(operand, Operand::Register(_)),
+        ),
+        None => ("?", false),
+    };
     let wanted = condition.relation();
     let relation = RELATIONS.iter().find(|(_, relation)| *relation == wanted);
     let relation = relation.map_or("", |(text, _)| text);
@@ -98,7 +127,7 @@ pub fn condition_text(condition: &Condition) -> String {
         true if number < 0 => format!("{operand}{relation}{number}"),
         true => format!("{operand}{relation}s{number}"),
         // Numbers that people know by their decimal digits.
-        false if names::register(operand).is_none() => format!("{operand}{relation}{constant}"),
+        false if !is_register => format!("{operand}{relation}{constant}"),
         false => format!("{operand}{relation}{constant:#x}"),
     }
 }

@@ -45,7 +45,9 @@ use thiserror::Error;
 use vmprobe_proto::v1::ProbeSpec;
 
 pub use cmdline::from_cmdline;
-pub use definition::{condition_text, definition, option_words};
+pub use definition::{
+    condition_text, definition, is_enabled, may_optimize, option_words, register_names,
+};
 
 /// Most calls that a return probe may follow at the same time, as in the kernel
 /// (`KRETPROBE_MAXACTIVE_MAX` in `kernel/trace/trace_kprobe.c`).

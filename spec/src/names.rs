@@ -1,7 +1,10 @@
 //! The names of registers, and of the other values that a condition compares.
 
-/// General registers in the order of their numbers in instruction encodings (Intel SDM vol. 2, table
-/// 2-4), each by its names of 8, 4, 2 and 1 bytes.
+use vmprobe_proto::v1::condition::Operand;
+use vmprobe_proto::v1::{Register, RegisterPart, Variable};
+
+/// General registers in the order of [`Register`], which is that of their numbers in instruction
+/// encodings (Intel SDM vol. 2, table 2-4), each by its names of 8, 4, 2 and 1 bytes.
 const GENERAL: [[&str; 4]; 16] = [
     ["rax", "eax", "ax", "al"],
     ["rcx", "ecx", "cx", "cl"],
@@ -20,56 +23,102 @@ const GENERAL: [[&str; 4]; 16] = [
     ["r14", "r14d", "r14w", "r14b"],
     ["r15", "r15d", "r15w", "r15b"],
 ];
-const SIZES: [u8; 4] = [8, 4, 2, 1];
+const SIZES: [u32; 4] = [8, 4, 2, 1];
 
 /// RFLAGS among the registers that an event can have.
-const FLAGS: (&str, u8) = ("rflags", 16);
+const FLAGS: &str = "rflags";
 
-/// Values that are no registers; each has 4 bytes.
-const OTHERS: [&str; 3] = ["cpu", "pid", "tgid"];
+/// Values that are no registers.
+const VARIABLES: [(&str, Variable); 3] = [
+    ("cpu", Variable::Cpu),
+    ("pid", Variable::Pid),
+    ("tgid", Variable::Tgid),
+];
 
-/// Number and bytes of the general register, or part of one, that has this name.
-pub fn register(name: &str) -> Option<(u8, u8)> {
+/// The number of a register: that of its encoding, and 16 for RFLAGS.
+pub fn number(register: Register) -> Option<u8> {
+    u8::try_from(i32::from(register) - 1).ok()
+}
+
+/// The register of a [`number`].
+pub fn numbered(number: u8) -> Option<Register> {
+    let register = Register::try_from(i32::from(number) + 1).ok()?;
+    (register != Register::Unspecified).then_some(register)
+}
+
+/// The general register, or part of one, that has this name.
+pub fn part(name: &str) -> Option<RegisterPart> {
     (0..).zip(GENERAL).find_map(|(number, names)| {
         let width = names.iter().position(|known| *known == name)?;
-        Some((number, SIZES[width]))
+        Some(RegisterPart {
+            register: numbered(number)?.into(),
+            bytes: SIZES[width],
+        })
     })
 }
 
-/// The name of a general register's lowest 1, 2, 4 or 8 bytes.
-pub fn register_name(number: u8, size: u8) -> Option<&'static str> {
-    let width = SIZES.iter().position(|known| *known == size)?;
+/// The name of a part of a general register.
+pub fn part_name(part: &RegisterPart) -> Option<&'static str> {
+    let number = number(Register::try_from(part.register).ok()?)?;
+    let width = SIZES.iter().position(|size| *size == part_size(part))?;
     Some(GENERAL.get(usize::from(number))?[width])
 }
 
-/// Number of a whole register, such as an event has; RFLAGS is 16.
-pub fn whole_register(name: &str) -> Option<u8> {
-    match register(name) {
-        Some((number, 8)) => Some(number),
-        _ => (name == FLAGS.0).then_some(FLAGS.1),
+fn part_size(part: &RegisterPart) -> u32 {
+    match part.bytes {
+        0 => 8,
+        bytes => bytes,
     }
 }
 
-/// The name of a whole register; that of 16 is `rflags`.
-pub fn whole_register_name(number: u8) -> Option<&'static str> {
-    match number {
-        16 => Some(FLAGS.0),
-        _ => register_name(number, 8),
+/// The whole register of this name, such as an event has.
+pub fn register(name: &str) -> Option<Register> {
+    match part(name) {
+        Some(part) if part.bytes == 8 => Some(part.register()),
+        _ => (name == FLAGS).then_some(Register::Rflags),
     }
 }
 
-/// Bytes of what a condition can compare, by its name: a register, `cpu`, `pid` or `tgid`.
-pub fn operand_size(name: &str) -> Option<u8> {
-    match register(name) {
-        Some((_, size)) => Some(size),
-        None => OTHERS.contains(&name).then_some(4),
+/// The name of a whole register.
+pub fn register_name(register: Register) -> Option<&'static str> {
+    match register {
+        Register::Rflags => Some(FLAGS),
+        _ => Some(GENERAL.get(usize::from(number(register)?))?[0]),
+    }
+}
+
+/// What a condition compares, by its name: a register of any width, `cpu`, `pid` or `tgid`.
+pub fn operand(name: &str) -> Option<Operand> {
+    let variable = VARIABLES.iter().find(|(known, _)| *known == name);
+    match variable {
+        Some((_, variable)) => Some(Operand::Variable((*variable).into())),
+        None => part(name).map(Operand::Register),
+    }
+}
+
+/// The name of what a condition compares.
+pub fn operand_name(operand: &Operand) -> Option<&'static str> {
+    match operand {
+        Operand::Register(part) => part_name(part),
+        Operand::Variable(wanted) => VARIABLES
+            .iter()
+            .find(|(_, variable)| i32::from(*variable) == *wanted)
+            .map(|(name, _)| *name),
+    }
+}
+
+/// Bytes of what a condition compares.
+pub fn operand_size(operand: &Operand) -> u32 {
+    match operand {
+        Operand::Register(part) => part_size(part),
+        Operand::Variable(_) => 4,
     }
 }
 
 /// Whether a value of so many bytes can be this constant: as it is, or as a negative number with all
 /// its upper bits set.
-pub fn fits(constant: u64, size: u8) -> bool {
-    let bits = 8 * u32::from(size.clamp(1, 8));
+pub fn fits(constant: u64, size: u32) -> bool {
+    let bits = 8 * size.clamp(1, 8);
     let negative = constant.cast_signed() >> (bits - 1) == -1;
     negative || constant.checked_shr(bits).unwrap_or(0) == 0
 }
@@ -81,26 +130,61 @@ mod tests {
     #[test]
     fn every_name_stands_for_one_register_and_width() {
         for number in 0..16 {
-            for size in SIZES {
-                let name = register_name(number, size).unwrap();
-                assert_eq!(register(name), Some((number, size)), "{name}");
+            for bytes in SIZES {
+                let register = numbered(number).unwrap().into();
+                let wanted = RegisterPart { register, bytes };
+                let name = part_name(&wanted).unwrap();
+                assert_eq!(part(name), Some(wanted), "{name}");
+                assert_eq!(operand_name(&operand(name).unwrap()), Some(name));
             }
         }
         for name in ["", "ah", "rip", "r16", "R8", "rflags", "cpu"] {
-            assert_eq!(register(name), None, "{name}");
+            assert_eq!(part(name), None, "{name}");
         }
-        assert_eq!(register_name(16, 8), None);
-        assert_eq!(register_name(0, 3), None);
+        for (register, bytes) in [
+            (Register::Rflags, 8),
+            (Register::Rax, 3),
+            (Register::Unspecified, 8),
+        ] {
+            let register = register.into();
+            assert_eq!(part_name(&RegisterPart { register, bytes }), None);
+        }
+    }
+
+    #[test]
+    fn the_numbers_of_registers_are_those_of_their_encodings() {
+        let table = [
+            (Register::Rax, 0),
+            (Register::Rsp, 4),
+            (Register::Rdi, 7),
+            (Register::R15, 15),
+            (Register::Rflags, 16),
+        ];
+        for (register, expected) in table {
+            assert_eq!(number(register), Some(expected));
+            assert_eq!(numbered(expected), Some(register));
+        }
+        assert_eq!(number(Register::Unspecified), None);
+        assert_eq!(numbered(17), None);
+    }
+
+    #[test]
+    fn a_register_without_a_width_is_whole() {
+        let register = Register::Rdi.into();
+        let whole = RegisterPart { register, bytes: 0 };
+        assert_eq!(part_name(&whole), Some("rdi"));
+        assert_eq!(operand_size(&Operand::Register(whole)), 8);
     }
 
     #[test]
     fn an_event_has_whole_registers_only() {
         for number in 0..=16 {
-            let name = whole_register_name(number).unwrap();
-            assert_eq!(whole_register(name), Some(number));
+            let whole = numbered(number).unwrap();
+            let name = register_name(whole).unwrap();
+            assert_eq!(register(name), Some(whole));
         }
-        assert_eq!(whole_register("edi"), None);
-        assert_eq!(whole_register_name(17), None);
+        assert_eq!(register("edi"), None);
+        assert_eq!(register_name(Register::Unspecified), None);
     }
 
     #[test]

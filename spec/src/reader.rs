@@ -38,12 +38,12 @@ impl<'a> Reader<'a> {
         if let Kind::Watchpoint(watch) = &mut kind {
             self.extent(watch)?;
         }
-        let Asked { disabled, options } = self.options(&mut kind, &place)?;
+        let Asked { enabled, options } = self.options(&mut kind, &place)?;
         Ok(ProbeSpec {
             name: name.to_owned(),
             place: Some(place),
             kind: Some(kind),
-            disabled,
+            enabled,
             options: Some(options).filter(|options| *options != ProbeOptions::default()),
         })
     }

@@ -215,6 +215,12 @@ impl Engine {
         self.infos(self.registry.lock().probes())
     }
 
+    /// At most so many of the probes that were registered after this one, all without one, in the order of
+    /// their registration.
+    pub fn list_after(&self, id: Option<ProbeId>, most: usize) -> Vec<ProbeInfo> {
+        self.infos(self.registry.lock().after(id).take(most))
+    }
+
     /// How many probes there are, gone ones too.
     pub fn probe_count(&self) -> usize {
         self.registry.lock().probes().count()

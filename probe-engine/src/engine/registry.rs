@@ -1,6 +1,7 @@
 //! Registering, removing, enabling and arming probes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use guest_state::StoppedGuest;
@@ -12,7 +13,7 @@ use super::placement::Located;
 use super::record::{Presence, Probe};
 use super::table::Table;
 use super::target::{Finder, Target};
-use crate::error::{ChangeError, RegisterError};
+use crate::error::{BatchError, ChangeError, RegisterError};
 use crate::probe::{ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Switch};
 
 /// How many calls a return probe follows if its user doesn't say
@@ -51,6 +52,13 @@ impl Registry {
             .collect()
     }
 
+    /// The probes that were registered after this one, all without one, in their order.
+    pub(super) fn after(&self, id: Option<ProbeId>) -> impl Iterator<Item = &Arc<Probe>> {
+        let start = id.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.probes.range((start, Bound::Unbounded));
+        rest.map(|(_, probe)| probe)
+    }
+
     fn add(&mut self, probe: &Arc<Probe>) {
         self.last_id = self.last_id.max(probe.id.0);
         self.names.insert(Arc::clone(&probe.name), probe.id);
@@ -74,7 +82,7 @@ impl Engine {
         &self,
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
-    ) -> Result<Vec<ProbeInfo>, RegisterError> {
+    ) -> Result<Vec<ProbeInfo>, BatchError> {
         let ids = self.register_drafted(guest, &mut self.draft(guest.memory(), specs))?;
         Ok(self.describe(&ids))
     }
@@ -89,7 +97,7 @@ impl Engine {
         &self,
         guest: &dyn StoppedGuest,
         draft: &mut Draft<'_>,
-    ) -> Result<Vec<ProbeId>, RegisterError> {
+    ) -> Result<Vec<ProbeId>, BatchError> {
         let specs = draft.specs;
         let mut change = self.change(guest);
         self.tidy_calls(guest);
@@ -97,7 +105,7 @@ impl Engine {
         let kprobes = self.guest_kprobes(guest);
         let is_code = |spec: &ProbeSpec| !matches!(spec.kind, ProbeKind::Watch { .. });
         if kprobes.changing && specs.iter().any(is_code) {
-            return Err(RegisterError::KprobesChanging);
+            return Err(RegisterError::KprobesChanging.into());
         }
         let Change {
             registry,
@@ -108,7 +116,8 @@ impl Engine {
         let finder = Finder::new(self, guest, before, &kprobes, registry.init_freed);
         let added = self.add_all(registry, finder, draft, table)?;
         self.wait_for_modules(guest, table, registry, &added)?;
-        table.watch(registry.probes().chain(&added))?;
+        let watched = table.watch(registry.probes().chain(&added));
+        watched.map_err(RegisterError::from)?;
         table.reconsider();
         change.commit::<RegisterError>()?;
         for probe in &added {
@@ -130,13 +139,17 @@ impl Engine {
         mut finder: Finder<'_>,
         draft: &mut Draft<'_>,
         table: &mut Table,
-    ) -> Result<Vec<Arc<Probe>>, RegisterError> {
+    ) -> Result<Vec<Arc<Probe>>, BatchError> {
         let mut names = HashSet::new();
         let mut added = Vec::with_capacity(draft.specs.len());
         for (index, spec) in draft.specs.iter().enumerate() {
-            let max_active = self.max_active(spec)?;
-            let target = finder.find(draft, index, spec)?;
-            let name = new_name(spec, &target, registry, &mut names)?;
+            let refused = |error| BatchError {
+                index: Some(index),
+                error,
+            };
+            let max_active = self.max_active(spec).map_err(refused)?;
+            let target = finder.find(draft, index, spec).map_err(refused)?;
+            let name = new_name(spec, &target, registry, &mut names).map_err(refused)?;
             let (presence, spot, sites) = match target {
                 Target::Instruction(located) => {
                     let Located {

@@ -1,12 +1,15 @@
 //! Between the protocol's types and those of the engine and the monitor.
 
+mod blacklist;
 mod event;
+mod no_jump;
 mod options;
 mod probe;
 mod spec;
 mod vm;
 
+pub use blacklist::blacklist_kind;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{specs, too_many};
-pub use vm::{ending, exits, stops};
+pub use vm::{arena, ending, exits, stops};

@@ -4,7 +4,10 @@ use probe_engine::condition::{Comparison, Operand, Relation};
 use probe_engine::fetch::{Fetch, Fetches};
 use probe_engine::probe::{Capture, Optimization, Options};
 use vmprobe_proto::v1;
+use vmprobe_proto::v1::condition::Operand as WireOperand;
 use vmprobe_spec::{CONDITIONS_MAX, names};
+
+use super::no_jump::no_jump;
 
 /// What is wrong with the options, and in which field of theirs.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +43,7 @@ pub fn options(options: &v1::ProbeOptions) -> Result<Options, WrongOption> {
         capture: capture(options)?,
         condition: condition.collect::<Result<_, _>>()?,
         lossless: options.lossless,
-        optimize: !options.no_jump,
+        optimize: vmprobe_spec::may_optimize(options),
     })
 }
 
@@ -55,46 +58,57 @@ fn capture(options: &v1::ProbeOptions) -> Result<Capture, WrongOption> {
         }
     };
     if !options.registers.is_empty() {
-        return wrong(
-            "registers",
-            "only CAPTURE_REGISTERS takes names of registers",
-        );
+        return wrong("registers", "only CAPTURE_REGISTERS takes registers");
     }
     Ok(capture)
 }
 
-fn registers(names: &[String]) -> Result<Capture, WrongOption> {
+fn registers(registers: &[i32]) -> Result<Capture, WrongOption> {
     let mut fetches = Fetches::default();
-    for (index, name) in names.iter().enumerate() {
-        match names::whole_register(name).and_then(Fetch::numbered) {
+    for (index, register) in registers.iter().enumerate() {
+        let known = v1::Register::try_from(*register).ok();
+        let number = known.and_then(names::number);
+        match number.and_then(Fetch::numbered) {
             Some(fetch) => fetches = fetches.with(fetch),
             None => {
-                return wrong(
-                    format!("registers[{index}]"),
-                    format!("an event has no register {name:?}: rax to r15 and rflags"),
-                );
+                let why = format!("{register} is no register that this server knows");
+                return wrong(format!("registers[{index}]"), why);
             }
         }
     }
     Ok(Capture::Event(fetches))
 }
 
+/// What a condition compares, or the field that is wrong and why.
+fn operand(operand: Option<&WireOperand>) -> Result<Operand, (&'static str, String)> {
+    match operand {
+        Some(WireOperand::Register(part)) => {
+            let number = names::part_name(part).and(names::number(part.register()));
+            let size = u8::try_from(names::operand_size(&WireOperand::Register(*part)));
+            let (Some(number), Ok(size)) = (number, size) else {
+                let why =
+                    "the lowest 1, 2, 4 or 8 bytes of rax to r15 can be compared, and nothing else";
+                return Err(("register", why.to_owned()));
+            };
+            Ok(Operand::Register { number, size })
+        }
+        Some(WireOperand::Variable(variable)) => match v1::Variable::try_from(*variable) {
+            Ok(v1::Variable::Cpu) => Ok(Operand::Cpu),
+            Ok(v1::Variable::Pid) => Ok(Operand::Pid),
+            Ok(v1::Variable::Tgid) => Ok(Operand::Tgid),
+            Ok(v1::Variable::Unspecified) | Err(_) => {
+                let why = format!("{variable} is no variable that this server knows");
+                Err(("variable", why))
+            }
+        },
+        None => Err(("operand", "a register or a variable is missing".to_owned())),
+    }
+}
+
 fn comparison(index: usize, condition: &v1::Condition) -> Result<Comparison, WrongOption> {
     let field = |name: &str| format!("conditions[{index}].{name}");
-    let name = &*condition.operand;
-    let operand = match (name, names::register(name)) {
-        (_, Some((number, size))) => Operand::Register { number, size },
-        ("cpu", _) => Operand::Cpu,
-        ("pid", _) => Operand::Pid,
-        ("tgid", _) => Operand::Tgid,
-        _ => {
-            let why = format!(
-                "{name:?} can't be compared: a register of any width (rdi, edi, dil), cpu, pid or \
-                 tgid can"
-            );
-            return wrong(field("operand"), why);
-        }
-    };
+    let operand = operand(condition.operand.as_ref());
+    let operand = operand.or_else(|(name, why)| wrong(field(name), why))?;
     let relation = match v1::Relation::try_from(condition.relation) {
         Ok(v1::Relation::Equal) => Relation::Equal,
         Ok(v1::Relation::NotEqual) => Relation::NotEqual,
@@ -109,9 +123,11 @@ fn comparison(index: usize, condition: &v1::Condition) -> Result<Comparison, Wro
             return wrong(field("relation"), why);
         }
     };
-    let (constant, size) = (condition.constant, operand.size());
+    let (constant, size) = (condition.constant, u32::from(operand.size()));
     if !names::fits(constant, size) {
-        let bits = 8 * u32::from(size);
+        let bits = 8 * size;
+        let name = condition.operand.as_ref().and_then(names::operand_name);
+        let name = name.unwrap_or("it");
         let why = format!("{name} has {bits} bits: it can't be {constant:#x}");
         return wrong(field("constant"), why);
     }
@@ -130,8 +146,8 @@ pub fn told_options(options: &Options) -> v1::ProbeOptions {
         Capture::Count => (v1::Capture::Count, Vec::new()),
         Capture::Event(fetches) => {
             let numbers = fetches.iter().map(Fetch::number);
-            let names = numbers.filter_map(names::whole_register_name);
-            (v1::Capture::Registers, names.map(str::to_owned).collect())
+            let registers = numbers.filter_map(names::numbered);
+            (v1::Capture::Registers, registers.map(i32::from).collect())
         }
     };
     v1::ProbeOptions {
@@ -139,16 +155,22 @@ pub fn told_options(options: &Options) -> v1::ProbeOptions {
         registers,
         conditions: options.condition.iter().map(condition).collect(),
         lossless: options.lossless,
-        no_jump: !options.optimize,
+        optimize: Some(options.optimize),
     }
 }
 
 fn condition(comparison: &Comparison) -> v1::Condition {
     let operand = match comparison.operand {
-        Operand::Register { number, size } => names::register_name(number, size).unwrap_or("?"),
-        Operand::Cpu => "cpu",
-        Operand::Pid => "pid",
-        Operand::Tgid => "tgid",
+        Operand::Register { number, size } => {
+            let register = names::numbered(number).unwrap_or_default();
+            WireOperand::Register(v1::RegisterPart {
+                register: register.into(),
+                bytes: size.into(),
+            })
+        }
+        Operand::Cpu => WireOperand::Variable(v1::Variable::Cpu.into()),
+        Operand::Pid => WireOperand::Variable(v1::Variable::Pid.into()),
+        Operand::Tgid => WireOperand::Variable(v1::Variable::Tgid.into()),
     };
     let relation = match comparison.relation {
         Relation::Equal => v1::Relation::Equal,
@@ -160,7 +182,7 @@ fn condition(comparison: &Comparison) -> v1::Condition {
         Relation::Common => v1::Relation::Common,
     };
     v1::Condition {
-        operand: operand.to_owned(),
+        operand: Some(operand),
         relation: relation.into(),
         constant: comparison.constant,
         signed: comparison.signed,
@@ -169,16 +191,19 @@ fn condition(comparison: &Comparison) -> v1::Condition {
 
 /// The protocol's form of whether a probe is a jump.
 pub fn optimization(optimization: Optimization) -> v1::Optimization {
-    let (state, reason_kind, reason) = match optimization {
-        Optimization::Optimized => (v1::OptimizationState::Optimized, "", String::new()),
-        Optimization::Waiting => (v1::OptimizationState::Waiting, "", String::new()),
-        Optimization::Not(why) => (v1::OptimizationState::Not, why.kind(), why.to_string()),
-    };
-    v1::Optimization {
-        state: state.into(),
-        reason_kind: reason_kind.to_owned(),
-        reason,
+    let mut told = v1::Optimization::default();
+    match optimization {
+        Optimization::Optimized => told.set_state(v1::OptimizationState::Optimized),
+        Optimization::Waiting => told.set_state(v1::OptimizationState::Waiting),
+        Optimization::Not(why) => {
+            let (kind, listed) = no_jump(&why);
+            told.set_state(v1::OptimizationState::Not);
+            told.set_reason_kind(kind);
+            told.set_blacklist_kind(listed);
+            told.reason = why.to_string();
+        }
     }
+    told
 }
 
 #[cfg(test)]
@@ -189,11 +214,21 @@ mod tests {
 
     fn condition_on(operand: &str) -> v1::Condition {
         v1::Condition {
-            operand: operand.into(),
+            operand: names::operand(operand),
             relation: v1::Relation::Equal.into(),
             constant: 1,
             signed: false,
         }
+    }
+
+    fn numbers(names: &[&str]) -> Vec<i32> {
+        let registers = names.iter().map(|name| names::register(name).unwrap());
+        registers.map(i32::from).collect()
+    }
+
+    fn part(register: v1::Register, bytes: u32) -> Option<WireOperand> {
+        let register = register.into();
+        Some(WireOperand::Register(v1::RegisterPart { register, bytes }))
     }
 
     fn with_conditions(conditions: Vec<v1::Condition>) -> v1::ProbeOptions {
@@ -217,7 +252,7 @@ mod tests {
                 .collect(),
         );
         asked.lossless = true;
-        asked.no_jump = true;
+        asked.optimize = Some(false);
         for (capture, registers) in [
             (v1::Capture::Full, vec![]),
             (v1::Capture::Count, vec![]),
@@ -225,7 +260,7 @@ mod tests {
             (v1::Capture::Registers, vec![]),
         ] {
             asked.set_capture(capture);
-            asked.registers = registers.into_iter().map(str::to_owned).collect();
+            asked.registers = numbers(&registers);
             let options = options(&asked).unwrap();
             assert_eq!(told_options(&options), asked);
         }
@@ -240,8 +275,8 @@ mod tests {
 
     #[test]
     fn a_wrong_option_names_its_field() {
-        let named = |names: &[&str], capture: v1::Capture| v1::ProbeOptions {
-            registers: names.iter().map(|&name| name.to_owned()).collect(),
+        let named = |registers: &[i32], capture: v1::Capture| v1::ProbeOptions {
+            registers: registers.to_vec(),
             capture: capture.into(),
             ..v1::ProbeOptions::default()
         };
@@ -251,13 +286,10 @@ mod tests {
             with_conditions(vec![condition_on("rdi"), condition])
         };
         for (options, field) in [
-            (
-                named(&["rax", "rip"], v1::Capture::Registers),
-                "registers[1]",
-            ),
-            (named(&["edi"], v1::Capture::Registers), "registers[0]"),
-            (named(&["rax"], v1::Capture::Count), "registers"),
-            (named(&["rax"], v1::Capture::Unspecified), "registers"),
+            (named(&[1, 18], v1::Capture::Registers), "registers[1]"),
+            (named(&[0], v1::Capture::Registers), "registers[0]"),
+            (named(&[1], v1::Capture::Count), "registers"),
+            (named(&[1], v1::Capture::Unspecified), "registers"),
             (
                 v1::ProbeOptions {
                     capture: 9,
@@ -266,8 +298,20 @@ mod tests {
                 "capture",
             ),
             (
-                changed(|condition| condition.operand = "ah".into()),
+                changed(|condition| condition.operand = None),
                 "conditions[1].operand",
+            ),
+            (
+                changed(|condition| condition.operand = part(v1::Register::Rflags, 8)),
+                "conditions[1].register",
+            ),
+            (
+                changed(|condition| condition.operand = part(v1::Register::Rax, 3)),
+                "conditions[1].register",
+            ),
+            (
+                changed(|condition| condition.operand = Some(WireOperand::Variable(4))),
+                "conditions[1].variable",
             ),
             (
                 changed(|condition| condition.relation = 0),
@@ -295,8 +339,11 @@ mod tests {
         let not = optimization(Optimization::Not(NoJump::PostEvent));
         assert_eq!(not.state(), v1::OptimizationState::Not);
         assert_eq!(
-            (&*not.reason_kind, &*not.reason),
-            ("post event", "a post event takes a breakpoint")
+            (not.reason_kind(), &*not.reason),
+            (
+                v1::NoJumpReason::PostEvent,
+                "a post event takes a breakpoint"
+            )
         );
         let waiting = optimization(Optimization::Waiting);
         assert_eq!(waiting.state(), v1::OptimizationState::Waiting);

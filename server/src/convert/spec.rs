@@ -73,7 +73,7 @@ fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, Wrong> {
         name: given(&spec.name),
         place,
         kind,
-        enabled: !spec.disabled,
+        enabled: vmprobe_spec::is_enabled(spec),
         options: options(spec)?,
     })
 }
@@ -183,10 +183,10 @@ mod tests {
         })
     }
 
-    fn asking(register: &str) -> v1::ProbeSpec {
+    fn asking(register: i32) -> v1::ProbeSpec {
         let options = v1::ProbeOptions {
             capture: v1::Capture::Registers.into(),
-            registers: vec![register.into()],
+            registers: vec![register],
             ..Default::default()
         };
         v1::ProbeSpec {
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn what_a_probe_waits_for_and_where_is_kept() {
         let disabled = v1::ProbeSpec {
-            disabled: true,
+            enabled: Some(false),
             ..of(returning(0), symbol("m", "f"))
         };
         let found = specs("probes", &[disabled]).unwrap();
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn what_its_hits_are_wanted_for_is_kept() {
-        let found = specs("probes", &[asking("rdi")]).unwrap();
+        let found = specs("probes", &[asking(8)]).unwrap();
         let rdi = Capture::Event(Fetches::default().with(Fetch::Register(7)));
         assert_eq!(found[0].options.capture, rdi);
     }
@@ -280,7 +280,7 @@ mod tests {
             (of(watching(3), at(8)), "watchpoint.length"),
             (of(watching(264), at(8)), "watchpoint.length"),
             (of(watching(8), symbol("m", "d")), "symbol.module"),
-            (asking("rip"), "options.registers[0]"),
+            (asking(18), "options.registers[0]"),
         ] {
             let error = specs("probes", &[at(1), wrong]).unwrap_err();
             assert_eq!(error.code(), Code::InvalidArgument);

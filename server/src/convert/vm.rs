@@ -29,6 +29,14 @@ pub fn stops(stops: &vmm::Stops) -> v1::Stops {
     }
 }
 
+/// The protocol's form of whether there is an arena, or why not; the reason is empty where there is one.
+pub fn arena(reason: String) -> v1::Arena {
+    v1::Arena {
+        available: reason.is_empty(),
+        reason,
+    }
+}
+
 /// The protocol's form of a guest's end.
 pub fn ending(ending: &vmm::Ending) -> v1::Ending {
     use vmm::Ending as E;

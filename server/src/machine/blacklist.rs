@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
 use super::Machine;
-use crate::{limits, status};
+use crate::{convert, limits, status};
 
 /// Reads what can't be probed in a VM's kernel, in address order. A range that spans several symbols
 /// is told symbol by symbol, as in the kernel's own `/sys/kernel/debug/kprobes/blacklist`.
@@ -67,7 +67,7 @@ impl BlacklistReader {
                     .symbol
                     .map_or_else(String::new, |found| found.symbol.name.to_owned()),
                 offset: piece.symbol.map_or(0, |found| found.offset),
-                kind: piece.reason.kind().to_owned(),
+                kind: convert::blacklist_kind(piece.reason).into(),
                 reason: piece.reason.to_string(),
             })
             .collect(),

@@ -19,6 +19,7 @@ use vmprobe_proto::v1;
 use super::{Described, Machine, Optimizer, Rings};
 use crate::fanout::Fanout;
 use crate::limits::{self, Limits};
+use crate::status::Batch;
 use crate::{convert, status};
 
 /// Memory of a guest for which the request gives none, in MiB.
@@ -65,7 +66,12 @@ impl Machine {
             rings: Rings::default(),
             max_probes: limits.probes,
         });
-        let probes = machine.plant_first(&specs)?;
+        let in_request = request.probes.len();
+        let batch = Batch {
+            probes: in_request,
+            cmdline: specs.len().saturating_sub(in_request),
+        };
+        let probes = machine.plant_first(&specs, batch)?;
         machine.start_threads(ended).inspect_err(|_| {
             // Those that were started end with the guest.
             machine.kill();
@@ -73,17 +79,17 @@ impl Machine {
         Ok((machine, probes))
     }
 
-    fn plant_first(&self, specs: &[ProbeSpec]) -> Result<Vec<v1::Probe>, Status> {
+    fn plant_first(&self, specs: &[ProbeSpec], batch: Batch) -> Result<Vec<v1::Probe>, Status> {
         self.check_room(specs.len())?;
         self.stopped(|stopped| {
             if self.engine.has_image_map() {
                 self.install_arena(stopped);
                 self.engine
                     .arm_milestones(stopped)
-                    .map_err(|error| status::register(&error))?;
+                    .map_err(|error| status::register(&error.into(), batch))?;
             }
             let probes = self.engine.register(stopped, specs);
-            let probes = probes.map_err(|error| status::register(&error))?;
+            let probes = probes.map_err(|error| status::register(&error, batch))?;
             if !probes.is_empty() {
                 self.optimizer.probes_changed();
             }

@@ -29,7 +29,7 @@ use crate::fanout::Fanout;
 
 pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
-pub use probes::{Changed, Chosen};
+pub use probes::Changed;
 
 use optimizer::Optimizer;
 use rings::Rings;
@@ -109,7 +109,7 @@ impl Machine {
             symbols: self.engine.symbols().len() as u64,
             ending: self.ending.borrow().clone(),
             exits: Some(convert::exits(&self.vm.exits())),
-            arena: self.engine.arena_note(),
+            arena: Some(convert::arena(self.engine.arena_note())),
             optimizer: Some(self.optimizer.done()),
             ring_damage: self.engine.ring_damage(),
             stops: Some(convert::stops(&self.vm.stops())),

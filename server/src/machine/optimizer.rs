@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use probe_engine::engine::Prepared;
-use probe_engine::probe::Switch;
 use tokio::sync::watch;
 use tonic::{Code, Status};
 use vmm::StoppedVm;
@@ -14,7 +13,7 @@ use vmm::VmState;
 use vmprobe_proto::v1;
 
 use super::bell::{Bell, Heard};
-use super::{Changed, Chosen, Machine};
+use super::{Changed, Machine};
 use crate::blocking::blocking;
 use crate::{convert, status};
 
@@ -73,31 +72,12 @@ impl Optimizer {
 }
 
 impl Machine {
-    /// Lets all chosen probes become jumps, or none of them. Blocks.
-    pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
-        let _alone = self.changing.lock();
-        let ids = self.ids(chosen)?;
-        let optimize = |stopped: &StoppedVm<'_>| {
-            let probes = self.engine.switch(stopped, &ids, Switch::Optimize(on));
-            probes.map_err(|error| status::change(&error))
-        };
-        let changed = self.change(optimize)?;
-        Ok(changed.map(convert::probes))
-    }
-
-    /// Lets probes become jumps, or makes breakpoints of all. Blocks.
-    pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
-        let _alone = self.changing.lock();
-        let set = |stopped: &StoppedVm<'_>| {
-            let set = self.engine.switch_all(stopped, Switch::Optimize(on));
-            set.map_err(|error| status::change(&error))
-        };
-        self.change(set)
-    }
-
-    /// Waits until it is settled of the chosen probes, of all if none is chosen, whether they are jumps.
-    pub async fn wait_probes(self: &Arc<Self>, chosen: &Chosen) -> Result<Vec<v1::Probe>, Status> {
-        let ids: BTreeSet<u64> = self.ids(chosen)?.into_iter().map(|id| id.0).collect();
+    /// Waits until it is settled of the selected probes, of all if none is, whether they are jumps.
+    pub async fn wait_probes(
+        self: &Arc<Self>,
+        selector: &v1::ProbeSelector,
+    ) -> Result<Vec<v1::Probe>, Status> {
+        let ids: BTreeSet<u64> = self.ids(selector)?.into_iter().map(|id| id.0).collect();
         let mut settled = self.optimizer.settled.subscribe();
         let mut ending = self.ending.clone();
         loop {
@@ -133,7 +113,7 @@ impl Machine {
             None => Ok(probes),
             Some(id) => {
                 let message = format!("there is no probe number {id}: list the probes");
-                Err(status::with_field(Code::NotFound, "ids", message))
+                Err(status::with_field(Code::NotFound, "selector.ids", message))
             }
         }
     }

@@ -8,8 +8,12 @@ use probe_engine::probe::{ProbeId, Switch};
 use tonic::{Code, Status};
 use vmm::StoppedVm;
 use vmprobe_proto::v1;
+use vmprobe_proto::v1::ProbeSelector;
+use vmprobe_proto::v1::update_probes_request::Change;
 
 use super::Machine;
+use crate::page::Page;
+use crate::status::Batch;
 use crate::{convert, status};
 
 /// What came of a change.
@@ -35,15 +39,6 @@ impl<T> Changed<T> {
     }
 }
 
-/// Probes that a request chooses, by number or by name.
-#[derive(Debug)]
-pub struct Chosen {
-    /// Their numbers.
-    pub ids: Vec<u64>,
-    /// Names of more.
-    pub names: Vec<String>,
-}
-
 /// How long a change of probes waits for the guest to come to the end of one of its own.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two tries. The guest takes some microseconds, or milliseconds where it interrupts all its CPUs.
@@ -66,13 +61,17 @@ impl Machine {
     /// Registers all probes or none. Blocks.
     pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let specs = convert::specs("probes", specs)?;
+        let batch = Batch {
+            probes: specs.len(),
+            ..Batch::default()
+        };
         let _alone = self.changing.lock();
         self.check_room(specs.len())?;
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
             self.find_kernel(stopped)?;
             let probes = self.engine.register_drafted(stopped, &mut draft);
-            probes.map_err(|error| status::register(&error))
+            probes.map_err(|error| status::register(&error, batch))
         };
         let changed = retried(|| self.change(&mut register))?;
         Ok(changed.map(|ids| convert::probes(self.engine.describe(&ids))))
@@ -91,10 +90,10 @@ impl Machine {
         )))
     }
 
-    /// Removes all chosen probes, or none. Blocks.
-    pub fn unregister(&self, chosen: &Chosen) -> Result<Changed<Vec<v1::Probe>>, Status> {
+    /// Removes all selected probes, or none. Blocks.
+    pub fn unregister(&self, selector: &ProbeSelector) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
-        let ids = self.ids(chosen)?;
+        let ids = self.ids(selector)?;
         let unregister = |stopped: &StoppedVm<'_>| {
             // So that no event of theirs comes later.
             self.drain_all();
@@ -105,44 +104,59 @@ impl Machine {
         Ok(changed.map(convert::probes))
     }
 
-    /// Enables or disables all chosen probes, or none. Blocks.
-    pub fn enable(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
+    /// Changes a switch of all selected probes or of none, or the VM's own. Blocks.
+    pub fn update(
+        &self,
+        request: &v1::UpdateProbesRequest,
+    ) -> Result<Changed<Vec<v1::Probe>>, Status> {
+        let switch = match request.change {
+            Some(Change::Enabled(on)) => Switch::Enabled(on),
+            Some(Change::Optimize(on)) => Switch::Optimize(on),
+            None => {
+                let why = "a switch is missing: `enabled` or `optimize`";
+                return Err(status::invalid("change", why));
+            }
+        };
         let _alone = self.changing.lock();
-        let ids = self.ids(chosen)?;
-        let enable = |stopped: &StoppedVm<'_>| {
-            let probes = self.engine.switch(stopped, &ids, Switch::Enabled(on));
+        let selector = request.selector.as_ref();
+        let ids = selector.map(|selector| self.ids(selector)).transpose()?;
+        let update = |stopped: &StoppedVm<'_>| {
+            let probes = match &ids {
+                Some(ids) => self.engine.switch(stopped, ids, switch),
+                None => self.engine.switch_all(stopped, switch).map(|()| Vec::new()),
+            };
             probes.map_err(|error| status::change(&error))
         };
-        let changed = retried(|| self.change(enable))?;
+        let changed = retried(|| self.change(update))?;
         Ok(changed.map(convert::probes))
-    }
-
-    /// Arms all probes that are enabled, or disarms all. Blocks.
-    pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
-        let _alone = self.changing.lock();
-        let arm = |stopped: &StoppedVm<'_>| {
-            let armed = self.engine.switch_all(stopped, Switch::Enabled(on));
-            armed.map_err(|error| status::change(&error))
-        };
-        retried(|| self.change(arm))
     }
 
     /// The probes and their counts. Blocks.
     pub fn list_probes(&self) -> Vec<v1::Probe> {
+        self.count();
+        convert::probes(self.engine.list())
+    }
+
+    /// A page of the probes, and what is said of all of them at once. Blocks.
+    pub fn list_page(&self, page: &Page<u64>) -> v1::ListProbesResponse {
+        self.count();
+        let after = page.after().copied().map(ProbeId);
+        let found = self.engine.list_after(after, page.size() + 1);
+        let (found, next_page_token) = page.cut(found, |probe| probe.id.0);
+        v1::ListProbesResponse {
+            probes: convert::probes(found),
+            next_page_token,
+            armed: !self.engine.is_disarmed(),
+            optimizing: self.engine.is_optimizing(),
+        }
+    }
+
+    /// Brings the counts of all probes up to date. Blocks.
+    fn count(&self) {
         self.drain();
         if self.engine.any_call_has_ended(&self.memory) {
             let _alone = self.changing.lock();
             self.stopped(|stopped| self.engine.count_ended(stopped));
-        }
-        convert::probes(self.engine.list())
-    }
-
-    /// The probes, and what is said of all of them at once. Blocks.
-    pub fn describe_probes(&self) -> v1::ListProbesResponse {
-        v1::ListProbesResponse {
-            probes: self.list_probes(),
-            disarmed: self.engine.is_disarmed(),
-            optimization_off: !self.engine.is_optimizing(),
         }
     }
 
@@ -198,12 +212,12 @@ impl Machine {
         })
     }
 
-    pub(super) fn ids(&self, chosen: &Chosen) -> Result<Vec<ProbeId>, Status> {
-        let mut ids: Vec<ProbeId> = chosen.ids.iter().copied().map(ProbeId).collect();
-        for (index, name) in chosen.names.iter().enumerate() {
+    pub(super) fn ids(&self, selector: &ProbeSelector) -> Result<Vec<ProbeId>, Status> {
+        let mut ids: Vec<ProbeId> = selector.ids.iter().copied().map(ProbeId).collect();
+        for (index, name) in selector.names.iter().enumerate() {
             let id = self.engine.find(name).ok_or_else(|| {
                 let message = format!("no probe is called `{name}`: list the probes");
-                status::with_field(Code::NotFound, format!("names[{index}]"), message)
+                status::with_field(Code::NotFound, format!("selector.names[{index}]"), message)
             })?;
             ids.push(id);
         }

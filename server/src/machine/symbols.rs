@@ -6,30 +6,31 @@ use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
 use super::Machine;
+use crate::page::Page;
 use crate::{convert, status};
 
 impl Machine {
-    /// Symbols that match a pattern, at most `limit`, and whether there are more; what a name that
-    /// none has may have meant.
-    pub fn lookup_symbols(&self, pattern: &str, limit: usize) -> v1::LookupSymbolsResponse {
+    /// A page of the symbols that match a pattern; what a name that none has may have meant. The key of a
+    /// symbol is its place among those that match.
+    pub fn lookup_symbols(&self, pattern: &str, page: &Page<usize>) -> v1::LookupSymbolsResponse {
         let symbols = self.engine.symbols();
-        let mut found: Vec<v1::Symbol> = symbols
-            .find_matching(pattern)
-            .take(limit + 1)
-            .map(convert::symbol)
-            .collect();
-        let truncated = found.len() > limit;
-        found.truncate(limit);
+        let matching = symbols.find_matching(pattern).enumerate();
+        let before = page.after().map_or(0, |last| last.saturating_add(1));
+        let (found, next_page_token) = page.cut(matching.skip(before), |(place, _)| *place);
         let mut similar = Vec::new();
         if found.is_empty()
+            && before == 0
             && !pattern.contains(['*', '?'])
             && let Err(LookupError::Unknown { similar: like, .. }) = symbols.find(pattern)
         {
             similar = like;
         }
         v1::LookupSymbolsResponse {
-            symbols: found,
-            truncated,
+            symbols: found
+                .into_iter()
+                .map(|(_, symbol)| convert::symbol(symbol))
+                .collect(),
+            next_page_token,
             similar,
         }
     }

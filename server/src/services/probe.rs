@@ -1,22 +1,25 @@
 //! `ProbeService`: probes by the batch.
 
 use std::sync::Arc;
+use std::vec::IntoIter;
 
 use tokio::sync::mpsc;
+use tokio_stream::Iter;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 use vmprobe_proto::v1::probe_service_server::ProbeService;
 use vmprobe_proto::v1::{
-    ArmProbesRequest, ArmProbesResponse, EnableProbesRequest, EnableProbesResponse,
     ListBlacklistRequest, ListBlacklistResponse, ListCallsRequest, ListCallsResponse,
-    ListProbesRequest, ListProbesResponse, OptimizeProbesRequest, OptimizeProbesResponse,
-    RegisterProbesRequest, RegisterProbesResponse, SetOptimizationRequest, SetOptimizationResponse,
-    UnregisterProbesRequest, UnregisterProbesResponse, WaitProbesRequest, WaitProbesResponse,
+    ListProbesRequest, ListProbesResponse, RegisterProbesRequest, RegisterProbesResponse,
+    UnregisterProbesRequest, UnregisterProbesResponse, UpdateProbesRequest, UpdateProbesResponse,
+    WaitProbesRequest, WaitProbesResponse,
 };
 
 use crate::blocking::blocking;
-use crate::machine::{BlacklistReader, Chosen};
+use crate::machine::BlacklistReader;
 use crate::machines::Machines;
+use crate::page::Page;
+use crate::{limits, status};
 
 /// Messages on their way to a client beside those that gRPC holds.
 const AHEAD: usize = 2;
@@ -27,6 +30,7 @@ pub struct Probes(pub Arc<Machines>);
 
 #[async_trait]
 impl ProbeService for Probes {
+    type ListCallsStream = Iter<IntoIter<Result<ListCallsResponse, Status>>>;
     type ListBlacklistStream = ReceiverStream<Result<ListBlacklistResponse, Status>>;
 
     async fn register_probes(
@@ -46,10 +50,11 @@ impl ProbeService for Probes {
         &self,
         request: Request<UnregisterProbesRequest>,
     ) -> Result<Response<UnregisterProbesResponse>, Status> {
-        let UnregisterProbesRequest { vm, ids, names } = request.into_inner();
+        let UnregisterProbesRequest { vm, selector } = request.into_inner();
         let machine = self.0.get(&vm)?;
-        let chosen = Chosen { ids, names };
-        let changed = blocking(move || machine.unregister(&chosen)).await?;
+        let missing = || status::invalid("selector", "the probes to remove are missing");
+        let selector = selector.ok_or_else(missing)?;
+        let changed = blocking(move || machine.unregister(&selector)).await?;
         Ok(Response::new(UnregisterProbesResponse {
             stopped_ns: changed.stopped_ns(),
             probes: changed.result,
@@ -60,70 +65,27 @@ impl ProbeService for Probes {
         &self,
         request: Request<ListProbesRequest>,
     ) -> Result<Response<ListProbesResponse>, Status> {
-        let machine = self.0.get(&request.get_ref().vm)?;
-        let described = blocking(move || Ok(machine.describe_probes())).await?;
-        Ok(Response::new(described))
+        let ListProbesRequest {
+            vm,
+            page_size,
+            page_token,
+        } = request.into_inner();
+        let page = Page::asked(page_size, &page_token, ("probes", &vm))?;
+        let machine = self.0.get(&vm)?;
+        let listed = blocking(move || Ok(machine.list_page(&page))).await?;
+        Ok(Response::new(listed))
     }
 
-    async fn enable_probes(
+    async fn update_probes(
         &self,
-        request: Request<EnableProbesRequest>,
-    ) -> Result<Response<EnableProbesResponse>, Status> {
-        let EnableProbesRequest {
-            vm,
-            ids,
-            names,
-            disable,
-        } = request.into_inner();
-        let machine = self.0.get(&vm)?;
-        let chosen = Chosen { ids, names };
-        let changed = blocking(move || machine.enable(&chosen, !disable)).await?;
-        Ok(Response::new(EnableProbesResponse {
+        request: Request<UpdateProbesRequest>,
+    ) -> Result<Response<UpdateProbesResponse>, Status> {
+        let request = request.into_inner();
+        let machine = self.0.get(&request.vm)?;
+        let changed = blocking(move || machine.update(&request)).await?;
+        Ok(Response::new(UpdateProbesResponse {
             stopped_ns: changed.stopped_ns(),
             probes: changed.result,
-        }))
-    }
-
-    async fn arm_probes(
-        &self,
-        request: Request<ArmProbesRequest>,
-    ) -> Result<Response<ArmProbesResponse>, Status> {
-        let ArmProbesRequest { vm, disarm } = request.into_inner();
-        let machine = self.0.get(&vm)?;
-        let changed = blocking(move || machine.arm_all(!disarm)).await?;
-        Ok(Response::new(ArmProbesResponse {
-            stopped_ns: changed.stopped_ns(),
-        }))
-    }
-
-    async fn optimize_probes(
-        &self,
-        request: Request<OptimizeProbesRequest>,
-    ) -> Result<Response<OptimizeProbesResponse>, Status> {
-        let OptimizeProbesRequest {
-            vm,
-            ids,
-            names,
-            off,
-        } = request.into_inner();
-        let machine = self.0.get(&vm)?;
-        let chosen = Chosen { ids, names };
-        let changed = blocking(move || machine.optimize(&chosen, !off)).await?;
-        Ok(Response::new(OptimizeProbesResponse {
-            stopped_ns: changed.stopped_ns(),
-            probes: changed.result,
-        }))
-    }
-
-    async fn set_optimization(
-        &self,
-        request: Request<SetOptimizationRequest>,
-    ) -> Result<Response<SetOptimizationResponse>, Status> {
-        let SetOptimizationRequest { vm, off } = request.into_inner();
-        let machine = self.0.get(&vm)?;
-        let changed = blocking(move || machine.set_optimizing(!off)).await?;
-        Ok(Response::new(SetOptimizationResponse {
-            stopped_ns: changed.stopped_ns(),
         }))
     }
 
@@ -131,9 +93,9 @@ impl ProbeService for Probes {
         &self,
         request: Request<WaitProbesRequest>,
     ) -> Result<Response<WaitProbesResponse>, Status> {
-        let WaitProbesRequest { vm, ids, names } = request.into_inner();
+        let WaitProbesRequest { vm, selector } = request.into_inner();
         let machine = self.0.get(&vm)?;
-        let probes = machine.wait_probes(&Chosen { ids, names }).await?;
+        let probes = machine.wait_probes(&selector.unwrap_or_default()).await?;
         Ok(Response::new(WaitProbesResponse {
             probes,
             optimizer: machine.describe().optimizer,
@@ -143,10 +105,16 @@ impl ProbeService for Probes {
     async fn list_calls(
         &self,
         request: Request<ListCallsRequest>,
-    ) -> Result<Response<ListCallsResponse>, Status> {
+    ) -> Result<Response<Self::ListCallsStream>, Status> {
         let machine = self.0.get(&request.get_ref().vm)?;
         let calls = blocking(move || machine.list_calls()).await?;
-        Ok(Response::new(ListCallsResponse { calls }))
+        let chunks = calls.chunks(limits::CALLS_CHUNK);
+        let answers = chunks.map(|calls| {
+            let calls = calls.to_vec();
+            Ok(ListCallsResponse { calls })
+        });
+        let answers: Vec<_> = answers.collect();
+        Ok(Response::new(tokio_stream::iter(answers)))
     }
 
     async fn list_blacklist(

@@ -10,7 +10,8 @@ use vmprobe_proto::v1::{
 
 use crate::blocking::blocking;
 use crate::machines::Machines;
-use crate::{limits, status};
+use crate::page::Page;
+use crate::status;
 
 /// The service.
 #[derive(Debug)]
@@ -22,20 +23,21 @@ impl SymbolService for Symbols {
         &self,
         request: Request<LookupSymbolsRequest>,
     ) -> Result<Response<LookupSymbolsResponse>, Status> {
-        let LookupSymbolsRequest { vm, pattern, limit } = request.into_inner();
+        let LookupSymbolsRequest {
+            vm,
+            pattern,
+            page_size,
+            page_token,
+        } = request.into_inner();
         if pattern.is_empty() {
             return Err(status::invalid(
                 "pattern",
                 "a name or a pattern is missing; `*` is all",
             ));
         }
-        let limit = if limit == 0 {
-            limits::SYMBOLS
-        } else {
-            limit.min(limits::SYMBOLS_MOST)
-        };
+        let page = Page::asked(page_size, &page_token, ("symbols", &vm, &pattern))?;
         let machine = self.0.get(&vm)?;
-        let work = move || Ok(machine.lookup_symbols(&pattern, limit as usize));
+        let work = move || Ok(machine.lookup_symbols(&pattern, &page));
         Ok(Response::new(blocking(work).await?))
     }
 

@@ -16,6 +16,7 @@ use crate::blocking::blocking;
 use crate::doctor;
 use crate::machine::{Machine, memory_mib};
 use crate::machines::Machines;
+use crate::page::Page;
 use crate::{limits, status};
 
 /// The service.
@@ -94,15 +95,21 @@ impl VmService for Vms {
 
     async fn list_vms(
         &self,
-        _: Request<ListVmsRequest>,
+        request: Request<ListVmsRequest>,
     ) -> Result<Response<ListVmsResponse>, Status> {
-        let vms = self
-            .0
-            .list()
-            .iter()
-            .map(|machine| machine.describe())
-            .collect();
-        Ok(Response::new(ListVmsResponse { vms }))
+        let ListVmsRequest {
+            page_size,
+            page_token,
+        } = request.into_inner();
+        let page: Page<String> = Page::asked(page_size, &page_token, "VMs")?;
+        let is_later = |name: &str| page.after().is_none_or(|last| name > last.as_str());
+        let machines = self.0.list().into_iter();
+        let later = machines.filter(|machine| is_later(machine.name()));
+        let (found, next_page_token) = page.cut(later, |machine| machine.name().to_owned());
+        Ok(Response::new(ListVmsResponse {
+            vms: found.iter().map(|machine| machine.describe()).collect(),
+            next_page_token,
+        }))
     }
 
     async fn pause_vm(

@@ -124,11 +124,11 @@ async fn the_knobs_are_turned_for_chosen_probes_all_or_none_and_for_the_vm() {
         client.optimize_probes(VM, vec![], names()).await.unwrap();
         assert_eq!(words(&list(&client).await), ["nojump", ""]);
 
-        assert!(!client.probe_list(VM).await.unwrap().optimization_off);
+        assert!(client.probe_list(VM).await.unwrap().optimizing);
         assert!(client.set_optimization(VM, false).await.unwrap() > Duration::ZERO);
-        assert!(client.probe_list(VM).await.unwrap().optimization_off);
+        assert!(!client.probe_list(VM).await.unwrap().optimizing);
         client.set_optimization(VM, true).await.unwrap();
-        assert!(!client.probe_list(VM).await.unwrap().optimization_off);
+        assert!(client.probe_list(VM).await.unwrap().optimizing);
     })
     .await;
 }

@@ -105,6 +105,25 @@ async fn probes_on_the_command_line_are_planted_before_the_guest_runs() {
 }
 
 #[tokio::test]
+async fn a_refused_probe_of_a_batch_is_named_by_its_index() {
+    with_vm("", async |client| {
+        let batch = vec![on("first", 0), on("second", 0), on("second", 1 << 20)];
+        let error = client.register_probes(VM, batch).await.unwrap_err();
+        let ClientError::InvalidArgument { fields, message } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(fields, ["probes[2]"]);
+        assert!(message.ends_with(" (probes[2])"), "{message}");
+
+        let alone = vec![on("second", 1 << 20)];
+        let error = client.register_probes(VM, alone).await.unwrap_err();
+        assert!(!error.to_string().contains("probes["), "{error}");
+        assert!(list(&client).await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn probes_are_disabled_and_enabled_by_name_and_number_all_or_none() {
     with_vm("vmprobe.probe=first;second", async |client| {
         let [first, second] = ["first+0x0", "second+0x0"];
@@ -136,16 +155,16 @@ async fn probes_are_disabled_and_enabled_by_name_and_number_all_or_none() {
 async fn the_switch_for_all_leaves_each_probe_s_own_as_it_is() {
     with_vm("vmprobe.probe=first", async |client| {
         let disabled = ProbeSpec {
-            disabled: true,
+            enabled: Some(false),
             ..on("second", 0)
         };
         client.register_probes(VM, vec![disabled]).await.unwrap();
         let before = states_of(&client).await;
         assert!(client.disarm_probes(VM).await.unwrap() > Duration::ZERO);
-        assert!(client.probe_list(VM).await.unwrap().disarmed);
+        assert!(!client.probe_list(VM).await.unwrap().armed);
         assert_eq!(states_of(&client).await, before);
         client.arm_probes(VM).await.unwrap();
-        assert!(!client.probe_list(VM).await.unwrap().disarmed);
+        assert!(client.probe_list(VM).await.unwrap().armed);
         assert_eq!(states_of(&client).await, before);
     })
     .await;
@@ -181,7 +200,7 @@ async fn a_fifth_watchpoint_is_refused_and_leaves_the_four() {
 
         // One that is disabled needs no debug register until it is enabled.
         let disabled = ProbeSpec {
-            disabled: true,
+            enabled: Some(false),
             ..watch(32)
         };
         let fifth = client.register_probes(VM, vec![disabled]).await.unwrap();
@@ -208,7 +227,9 @@ async fn a_fifth_watchpoint_is_refused_and_leaves_the_four() {
 async fn what_the_kernel_lacks_is_told_with_the_vm_and_with_what_needs_it() {
     with_vm("", async |client| {
         let vm = client.get_vm(VM).await.unwrap();
-        assert!(vm.arena.contains("page table"), "{}", vm.arena);
+        let arena = vm.arena.unwrap_or_default();
+        assert!(!arena.available);
+        assert!(arena.reason.contains("page table"), "{}", arena.reason);
         assert_eq!(vm.exits.unwrap().breakpoint, 0);
         let returning = ProbeSpec {
             kind: Some(Kind::Return(ReturnProbe::default())),

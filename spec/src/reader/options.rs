@@ -26,7 +26,7 @@ pub const NO_REGISTER: &str = "none";
 /// What the words behind the place ask for, but for the kind's own.
 #[derive(Default)]
 pub struct Asked {
-    pub disabled: bool,
+    pub enabled: Option<bool>,
     pub options: ProbeOptions,
 }
 
@@ -50,9 +50,9 @@ impl<'a> Reader<'a> {
         let options = &mut asked.options;
         let word = self.word();
         match (word, kind) {
-            ("disabled", _) => asked.disabled = true,
+            ("disabled", _) => asked.enabled = Some(false),
             ("lossless", _) => options.lossless = true,
-            ("nojump", _) => options.no_jump = true,
+            ("nojump", _) => options.optimize = Some(false),
             ("post", Kind::Instruction(probe)) => probe.post = true,
             ("fault", Kind::Instruction(probe)) => probe.fault = true,
             ("rets", Kind::Return(probe)) => probe.rets = true,
@@ -91,18 +91,18 @@ impl<'a> Reader<'a> {
         if self.word() == NO_REGISTER {
             return self.accept(NO_REGISTER);
         }
-        let mut numbers = Vec::new();
+        let mut registers = Vec::new();
         loop {
             let start = self.at;
             let name = self.take(|c| c.is_ascii_alphanumeric());
-            let Some(number) = names::whole_register(name) else {
-                let reason = match names::register(name) {
+            let Some(register) = names::register(name) else {
+                let reason = match names::part(name) {
                     Some(_) => format!("an event has whole registers, not {name}"),
                     None => "a register's name belongs here: rax to r15 or rflags".to_owned(),
                 };
                 return Err((start, reason));
             };
-            numbers.push(number);
+            registers.push(register.into());
             if self.word().is_empty() {
                 break;
             }
@@ -111,10 +111,9 @@ impl<'a> Reader<'a> {
             }
             self.at += 1;
         }
-        numbers.sort_unstable();
-        numbers.dedup();
-        let names = numbers.into_iter().filter_map(names::whole_register_name);
-        options.registers = names.map(str::to_owned).collect();
+        registers.sort_unstable();
+        registers.dedup();
+        options.registers = registers;
         Ok(())
     }
 
@@ -138,11 +137,11 @@ impl<'a> Reader<'a> {
 
     fn condition(&mut self) -> Result<Condition, Wrong> {
         let start = self.at;
-        let operand = self.take(|c| c.is_ascii_alphanumeric());
-        let Some(size) = names::operand_size(operand) else {
-            let reason = match operand {
+        let name = self.take(|c| c.is_ascii_alphanumeric());
+        let Some(operand) = names::operand(name) else {
+            let reason = match name {
                 "ah" | "bh" | "ch" | "dh" => {
-                    format!("{operand} can't be compared; use another part")
+                    format!("{name} can't be compared; use another part")
                 }
                 _ => {
                     "a register of any width (rdi, edi, dil), cpu, pid or tgid belongs here".into()
@@ -162,15 +161,13 @@ impl<'a> Reader<'a> {
         };
         // Too large to be negated: its sign is lost.
         let overflown = negative && value != 0 && constant.cast_signed() >= 0;
+        let size = names::operand_size(&operand);
         if overflown || !names::fits(constant, size) {
-            let reason = format!(
-                "{operand} has {} bits: it can't be that",
-                8 * u32::from(size)
-            );
+            let reason = format!("{name} has {} bits: it can't be that", 8 * size);
             return Err((start, reason));
         }
         Ok(Condition {
-            operand: operand.to_owned(),
+            operand: Some(operand),
             relation: relation.into(),
             constant,
             signed: with_sign || negative,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_state::testing::TestVcpu;
 use guest_state::{Action, GuestVirtAddr, MemoryError, Trap, TrapHandler};
 use probe_engine::engine::Engine;
-use probe_engine::error::{ChangeError, RegisterError};
+use probe_engine::error::{BatchError, ChangeError};
 use probe_engine::event::EventSink;
 use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeSpec, Strategy};
 
@@ -28,7 +28,7 @@ pub enum ScenarioError {
     Guest(#[from] GuestError),
     /// Probes can't be registered.
     #[error("can't register the probes")]
-    Register(#[from] RegisterError),
+    Register(#[from] BatchError),
     /// Or not be removed.
     #[error("can't remove a probe")]
     Change(#[from] ChangeError),

@@ -1,7 +1,7 @@
 //! Following a guest's console by conditions, never by time.
 
 use serde_json::Value;
-use vmprobe_client::{Client, ConsoleInput, ConsoleOutput, render};
+use vmprobe_client::{Client, ConsoleInput, ConsoleOutput, words};
 
 use crate::test::{Failure, wrong};
 
@@ -128,10 +128,7 @@ impl Console {
     /// The failure that the guest ended too early, and how it did.
     async fn ended_before(&self, what: &str) -> Failure {
         match self.client.wait_vm(&self.vm).await {
-            Ok(ending) => wrong!(
-                "the guest ended ({}) before {what}",
-                render::ending(&ending)
-            ),
+            Ok(ending) => wrong!("the guest ended ({}) before {what}", words::ending(&ending)),
             Err(error) => error.into(),
         }
     }

@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 9] = [
+    let forbidden: [(&str, &[&str]); 10] = [
         (
             "guest-state",
             &[
@@ -141,6 +141,19 @@ fn no_layer_is_built_with_what_it_must_not_know() {
         ),
         (
             "vmprobe-client",
+            &[
+                "vmm",
+                "vmm-doctor",
+                "probe-engine",
+                "vmprobe-server",
+                "vmprobe-cli",
+                "kvm-ioctls",
+                "clap",
+                "serde_json",
+            ],
+        ),
+        (
+            "vmprobe-cli",
             &[
                 "vmm",
                 "vmm-doctor",
@@ -228,6 +241,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "vmprobe-proto",
         "vmprobe-spec",
         "vmprobe-client",
+        "vmprobe-cli",
         "vmprobe-server",
     ] {
         for (path, source) in sources(&metadata, name) {

@@ -40,7 +40,7 @@ impl Programs {
         Ok(Self {
             folder: vmprobed.parent().map(PathBuf::from).unwrap_or_default(),
             vmprobed,
-            vmprobe: lab::static_binary("vmprobe-client", "vmprobe")?,
+            vmprobe: lab::static_binary("vmprobe-cli", "vmprobe")?,
             e2e: lab::static_binary("e2e", "e2e")?,
             guest: lab::static_binary("guest", "guest")?,
         })

@@ -91,6 +91,40 @@ fn a_breakpoint_of_the_guests_own_at_a_disarmed_site_is_given_back() {
 }
 
 #[test]
+fn a_refusal_names_the_probe_of_the_batch_that_it_is_about() {
+    let f = Fixture::new();
+    let refused = |places: &[&str]| {
+        let specs: Vec<_> = places.iter().map(|place| spec(place)).collect();
+        let refused = f.engine.register(&f.guest(), &specs).unwrap_err();
+        (refused.index, f.engine.list().len())
+    };
+    assert_eq!(refused(&["plain", "copied", "no_such"]), (Some(2), 0));
+    assert_eq!(refused(&["a=plain", "a=copied"]), (Some(1), 0));
+    let five = [
+        "table/1",
+        "table+0x1/1",
+        "table+0x2/1",
+        "table+0x3/1",
+        "table+0x4/1",
+    ];
+    assert_eq!(refused(&five), (None, 0));
+}
+
+#[test]
+fn probes_are_listed_in_parts_by_their_numbers() {
+    let f = Fixture::new();
+    let ids = f.register(&["plain", "copied", "traced"]).unwrap();
+    let ids: Vec<_> = ids.iter().map(|probe| probe.id).collect();
+    let listed = |after, most| {
+        let found = f.engine.list_after(after, most);
+        found.iter().map(|probe| probe.id).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(None, 2), ids[..2]);
+    assert_eq!(listed(Some(ids[1]), 2), ids[2..]);
+    assert_eq!(listed(Some(ids[2]), 2), []);
+}
+
+#[test]
 fn a_refused_batch_gives_its_slots_back() {
     let f = Fixture::with_arena();
     for batch in [
@@ -181,6 +215,7 @@ fn refusing(f: &Fixture) -> TestGuest<'_> {
 fn a_change_that_the_vcpus_cannot_be_debugged_for_changes_nothing() {
     let f = Fixture::new();
     let refused = f.engine.register(&refusing(&f), &[spec("plain")]);
+    let refused = refused.map_err(|refused| refused.error);
     assert!(matches!(refused, Err(RegisterError::Debugging(_))));
     assert_eq!((f.engine.list().len(), f.byte(9)), (0, 0x55));
 

@@ -36,7 +36,7 @@ fn try_exits(
         maxactive: Some(maxactive),
     };
     let added = f.engine.register(&f.guest(), &[spec]);
-    added.map(|mut added| added.remove(0))
+    Ok(added?.remove(0))
 }
 
 /// With `code` as the text of `wide`.

@@ -303,7 +303,7 @@ impl Fixture {
 
     pub fn register(&self, places: &[&str]) -> Result<Vec<ProbeInfo>, RegisterError> {
         let specs: Vec<_> = places.iter().map(|place| spec(place)).collect();
-        self.engine.register(&self.guest(), &specs)
+        Ok(self.engine.register(&self.guest(), &specs)?)
     }
 
     /// Registers a drafted batch that has to succeed.

@@ -17,7 +17,7 @@ fn symbol(name: &str, symbol: &str, offset: u64) -> ProbeSpec {
             module: String::new(),
         })),
         kind: Some(Kind::Instruction(InstructionProbe::default())),
-        disabled: false,
+        enabled: None,
         options: None,
     }
 }
@@ -66,7 +66,7 @@ fn events(post: bool, fault: bool, of: ProbeSpec) -> ProbeSpec {
 
 fn disabled(of: ProbeSpec) -> ProbeSpec {
     ProbeSpec {
-        disabled: true,
+        enabled: Some(false),
         ..of
     }
 }
@@ -175,17 +175,20 @@ fn every_documented_form_of_a_watchpoint_is_read() {
 
 fn condition(operand: &str, relation: Relation, constant: u64, signed: bool) -> Condition {
     Condition {
-        operand: operand.into(),
+        operand: names::operand(operand),
         relation: relation.into(),
         constant,
         signed,
     }
 }
 
-fn registers(names: &[&str]) -> ProbeOptions {
+fn registers(wanted: &[&str]) -> ProbeOptions {
     ProbeOptions {
         capture: Capture::Registers.into(),
-        registers: names.iter().map(|&name| name.into()).collect(),
+        registers: wanted
+            .iter()
+            .map(|name| names::register(name).unwrap().into())
+            .collect(),
         ..ProbeOptions::default()
     }
 }
@@ -211,7 +214,7 @@ fn every_documented_option_is_read() {
             "lossless nojump",
             ProbeOptions {
                 lossless: true,
-                no_jump: true,
+                optimize: Some(false),
                 ..ProbeOptions::default()
             },
         ),

@@ -43,13 +43,13 @@ fn any_condition() -> impl Strategy<Value = Condition> {
         any::<bool>(),
     )
         .prop_map(|(operand, relation, number, signed)| {
-            let unused = 64 - 8 * u32::from(names::operand_size(operand).unwrap_or(8));
+            let unused = 64 - 8 * names::operand_size(&names::operand(operand).unwrap());
             let constant = match signed {
                 true => (number.cast_signed() >> unused).cast_unsigned(),
                 false => number >> unused,
             };
             Condition {
-                operand: operand.into(),
+                operand: names::operand(operand),
                 relation,
                 constant,
                 signed,
@@ -61,19 +61,19 @@ fn any_options() -> impl Strategy<Value = ProbeOptions> {
     let registers = prop::collection::btree_set(0u8..=16, 0..4);
     let conditions = prop::collection::vec(any_condition(), 0..4);
     (0..3, registers, conditions, any::<bool>(), any::<bool>()).prop_map(
-        |(capture, registers, conditions, lossless, no_jump)| {
+        |(capture, registers, conditions, lossless, fixed)| {
             let mut options = ProbeOptions {
                 conditions,
                 lossless,
-                no_jump,
+                optimize: fixed.then_some(false),
                 ..ProbeOptions::default()
             };
             match capture {
                 0 => {}
                 1 => options.set_capture(Capture::Count),
                 _ => {
-                    let names = registers.into_iter().filter_map(names::whole_register_name);
-                    options.registers = names.map(str::to_owned).collect();
+                    let registers = registers.into_iter().filter_map(names::numbered);
+                    options.registers = registers.map(i32::from).collect();
                     options.set_capture(Capture::Registers);
                 }
             }
@@ -146,7 +146,8 @@ proptest! {
         options in any_options(),
     ) {
         let options = Some(options).filter(|options| *options != ProbeOptions::default());
-        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), disabled, options };
+        let enabled = disabled.then_some(false);
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options };
         if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
             place.offset = 0;
         }

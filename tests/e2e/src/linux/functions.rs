@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use iced_x86::Mnemonic;
-use vmprobe_client::v1::BlacklistEntry;
+use vmprobe_client::v1::{BlacklistEntry, BlacklistKind};
+use vmprobe_client::words;
 
 use super::code::decode;
 use super::guest::{Guest, VM};
@@ -95,7 +96,7 @@ fn entry(text: &Text, start: u64) -> u64 {
     let begins = ENDBR.iter().any(|endbr| text.at(start, 4) == endbr);
     let behind = if begins { start + 4 } else { start };
     let mut sites = text.listed(behind..behind + 1);
-    let site = sites.find(|entry| entry.kind == "ftrace" && entry.start == behind);
+    let site = sites.find(|entry| entry.kind() == BlacklistKind::Ftrace && entry.start == behind);
     site.map_or(behind, |site| site.end)
 }
 
@@ -165,7 +166,8 @@ impl<'a> Account<'a> {
     /// Puts a function that the list has down to what it says.
     pub fn list(&mut self, function: &Function) {
         let kind = function.listed(self.text).next();
-        self.listed.add(kind.map_or("", |entry| &entry.kind));
+        self.listed
+            .add(kind.map_or("", |entry| words::blacklist_kind(entry.kind())));
     }
 
     /// Takes over what became of functions that were offered by their places. Fails if a probe is anywhere
@@ -183,10 +185,12 @@ impl<'a> Account<'a> {
         for (place, message) in &offered.refused {
             let function = at(place).ok_or_else(|| wrong!("{place} was not offered"))?;
             let mut listed = function.listed(self.text);
-            let kind = listed
-                .find(|entry| message.contains(&format!("({}): {}", entry.kind, entry.reason)));
+            let kind = listed.find(|entry| {
+                let kind = words::blacklist_kind(entry.kind());
+                message.contains(&format!("({kind}): {}", entry.reason))
+            });
             if let Some(entry) = kind {
-                self.listed.add(&entry.kind);
+                self.listed.add(words::blacklist_kind(entry.kind()));
                 continue;
             }
             let why = function.unfit(self.text);

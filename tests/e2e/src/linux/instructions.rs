@@ -2,6 +2,8 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
+use vmprobe_client::words;
+
 use super::code::decode;
 use super::functions::Function;
 use super::text::Text;
@@ -81,7 +83,10 @@ fn refusals(
 ) -> Vec<String> {
     let listed = text.listed(instruction.ip()..instruction.next_ip());
     let mut words: Vec<String> = listed
-        .map(|entry| format!("({}): {}", entry.kind, entry.reason))
+        .map(|entry| {
+            let kind = words::blacklist_kind(entry.kind());
+            format!("({kind}): {}", entry.reason)
+        })
         .collect();
     if instruction.ip() < function.entry {
         words.push("is on the function's ".to_owned());

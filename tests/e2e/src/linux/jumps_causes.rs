@@ -1,6 +1,7 @@
 //! What makes a breakpoint of a jump, and that the jump comes back when that goes away.
 
 use vmprobe_client::v1::Probe;
+use vmprobe_client::words;
 
 use super::code;
 use super::guest::{Guest, VM, files};
@@ -105,7 +106,7 @@ fn causes(cx: &Context) -> TestResult {
             );
             call(&mut guest, system_call, "a", &mut hits).await?;
             let told = slow.optimization.unwrap_or_default();
-            reasons.push(told.reason_kind);
+            reasons.push(words::no_jump(&told));
             guest.remove(&["x"]).await?;
         }
         let last = jump(&guest, "a").await?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vmprobe_client::v1::{Capture, Probe};
+use vmprobe_client::words;
 
 use super::code::decode;
 use super::documented;
@@ -153,7 +154,8 @@ struct Totals<'a> {
 
 impl<'a> Totals<'a> {
     fn new(text: &'a Text) -> Self {
-        let listed = text.blacklist.iter().map(|entry| &*entry.kind);
+        let entries = text.blacklist.iter();
+        let listed = entries.map(|entry| words::blacklist_kind(entry.kind()));
         Self {
             text,
             known: documented::reasons(listed),
@@ -219,7 +221,7 @@ impl<'a> Totals<'a> {
                 );
                 let why = probe.optimization.clone().unwrap_or_default();
                 check!(
-                    self.known.contains(&*why.reason_kind) && !why.reason.is_empty(),
+                    self.known.contains(words::no_jump(&why)) && !why.reason.is_empty(),
                     "no reason that the documents have: {probe:?}"
                 );
                 self.reasons.add(probe);

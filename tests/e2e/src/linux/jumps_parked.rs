@@ -6,6 +6,7 @@ use iced_x86::{Instruction, Mnemonic};
 use tokio::time::timeout;
 use vmprobe_client::Client;
 use vmprobe_client::v1::Probe;
+use vmprobe_client::words;
 
 use super::code;
 use super::guest::{Guest, VM, files, quiet, specs};
@@ -208,7 +209,7 @@ fn led_into(cx: &Context) -> TestResult {
         gone.await.map_err(|_| wrong!("it is still a jump"))??;
         let slow = no_jump(&guest, "a").await?;
         let told = slow.optimization.clone().unwrap_or_default();
-        check_eq!(told.reason_kind, "tripwire", "why it is no jump any more");
+        check_eq!(words::no_jump(&told), "tripwire", "why it is no jump any more");
         check_eq!(first_byte(&guest, &slow).await?, BREAKPOINT, "code at a");
         let (hits, _) = work(&mut guest, FEW).await?;
         let last = guest.listed("a").await?;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use vmprobe_client::v1::Probe;
+use vmprobe_client::words;
 
 use super::code::straight;
 use super::guest::{Guest, files};
@@ -180,7 +181,7 @@ fn not_armed(cx: &Context, kernel: &'static str) -> TestResult {
         begin(&mut guest, "kprobe-switched", second).await?;
         probe(&guest, first).await?;
         let told = no_jump(&guest, "ours").await?.optimization;
-        let kind = told.unwrap_or_default().reason_kind;
+        let kind = words::no_jump(&told.unwrap_or_default());
         check_eq!(kind, "guest kprobe", "why ours is no jump");
         on(&mut guest, "armed").await?;
         on(&mut guest, "called").await?;

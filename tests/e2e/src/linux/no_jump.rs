@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
 use vmprobe_client::v1::Probe;
+use vmprobe_client::words;
 
 use crate::say;
 
 /// How many probes there are of each kind of reason, and the reason of one of them.
 #[derive(Debug, Default)]
-pub struct Reasons(BTreeMap<String, (usize, String)>);
+pub struct Reasons(BTreeMap<&'static str, (usize, String)>);
 
 impl Reasons {
     /// Counts a probe that is none.
     pub fn add(&mut self, probe: &Probe) {
         let why = probe.optimization.clone().unwrap_or_default();
-        let entry = self.0.entry(why.reason_kind);
+        let entry = self.0.entry(words::no_jump(&why));
         let told = format!("{}: {}", probe.name, why.reason);
         entry.or_insert((0, told)).0 += 1;
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use vmprobe_client::words;
+
 use super::after::{COPIES, failed_alike};
 use super::code::decode;
 use super::guest::{Guest, VM, files};
@@ -100,10 +102,10 @@ async fn fix_ups(guest: &mut Guest) -> Result<String, Failure> {
     let probes = guest.probes(&texts).await?;
     let settled = settle(guest, &[]).await?.probes;
     let jumps = settled.iter().filter(|probe| is_jump(probe)).count();
-    let mut refused: BTreeMap<String, usize> = BTreeMap::new();
+    let mut refused: BTreeMap<&str, usize> = BTreeMap::new();
     for probe in settled.iter().filter(|probe| !is_jump(probe)) {
         let told = probe.optimization.clone().unwrap_or_default();
-        *refused.entry(told.reason_kind).or_default() += 1;
+        *refused.entry(words::no_jump(&told)).or_default() += 1;
     }
     let expected = refused.get("exception table").copied().unwrap_or_default();
     check!(jumps > 5, "only {jumps} jumps: {refused:?}");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use vmprobe_client::v1::BootMethod;
+use vmprobe_client::words;
 
 use super::guest::{Config, Guest, VM, files};
 use super::own_list::OwnList;
@@ -178,7 +179,7 @@ async fn no_kprobes(guest: &mut Guest, text: &Text) -> Result<String, Failure> {
         theirs.add(part.start..part.start + part.size);
     }
     for entry in &text.blacklist {
-        if OWN.contains(&&*entry.kind) {
+        if OWN.contains(&words::blacklist_kind(entry.kind())) {
             ours.add(entry.start..entry.end);
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use iced_x86::Code;
 use vmprobe_client::v1::BlacklistEntry;
+use vmprobe_client::words;
 
 use super::code::decode;
 use super::guest::{Guest, VM, files};
@@ -43,7 +44,8 @@ fn listed(cx: &Context, kernel: &'static str) -> TestResult {
         for entry in &all {
             check!(entry.start < entry.end, "an empty entry: {entry:?}");
             check!(!entry.reason.is_empty(), "no reason: {entry:?}");
-            kinds.entry(&entry.kind).or_default().push(entry);
+            let kind = words::blacklist_kind(entry.kind());
+            kinds.entry(kind).or_default().push(entry);
         }
         for kind in ["noinstr", "entry", "ftrace", "jump-label", "static-call"] {
             let found = kinds.keys().any(|found| found.contains(kind));

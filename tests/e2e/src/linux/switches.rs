@@ -101,7 +101,7 @@ fn switches(cx: &Context) -> TestResult {
                 let state = probe.map(vmprobe_client::v1::Probe::state);
                 check_eq!(state, Some(expected), "state of {name}");
             }
-            Ok::<bool, Failure>(list.disarmed)
+            Ok::<bool, Failure>(!list.armed)
         };
         let (a, b) = (format!("a={FUNCTION}"), format!("p:b {FUNCTION} disabled"));
         guest.probes(&[&a, &b]).await?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use vmprobe_client::v1::BlacklistEntry;
+use vmprobe_client::words;
 
 use super::code::decode;
 use super::guest::{Guest, VM};
@@ -180,8 +181,10 @@ impl Text {
     fn site(&self, address: u64) -> Option<(Range<u64>, &str)> {
         // They may overlap; a trampoline's range is long.
         let at = self.listed(address..address + 1);
-        let found = at.filter(|entry| PATCHED.contains(&&*entry.kind)).last()?;
-        Some((found.start..found.end, &found.kind))
+        let found = at
+            .filter(|entry| PATCHED.contains(&words::blacklist_kind(entry.kind())))
+            .last()?;
+        Some((found.start..found.end, words::blacklist_kind(found.kind())))
     }
 
     /// Where in the text a range of its addresses is.

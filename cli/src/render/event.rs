@@ -1,7 +1,7 @@
 //! What an event is, in words.
 
-use vmprobe_proto::v1::event::Detail;
-use vmprobe_proto::v1::{Event, EventKind, Fault};
+use vmprobe_client::v1::event::Detail;
+use vmprobe_client::v1::{Event, EventKind, Fault};
 
 /// One word for the event's kind.
 pub(super) fn kind_name(event: &Event) -> &'static str {

@@ -5,13 +5,14 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Probe};
-use vmprobe_client::{Client, EventStream, Message, render};
+use vmprobe_client::{Client, EventStream, Message};
 
 use super::trace::EventLines;
 use super::{console, guest, interrupted};
 use crate::cli::Run;
 use crate::failure::Failure;
 use crate::output::note;
+use crate::render;
 use crate::server_process::ServerProcess;
 
 const NAME: &str = "guest";

@@ -1,12 +1,13 @@
 //! Probes, and what can't be probed, as lines of text.
 
-use vmprobe_proto::v1;
-use vmprobe_proto::v1::probe::Kind;
-use vmprobe_proto::v1::{
+use vmprobe_client::spec::option_words;
+use vmprobe_client::v1;
+use vmprobe_client::v1::probe::Kind;
+use vmprobe_client::v1::{
     BlacklistEntry, FollowedCall, InstructionProbe, OptimizationState, Probe, ProbeState,
     ReturnProbe, Strategy,
 };
-use vmprobe_spec::option_words;
+use vmprobe_client::words;
 
 use super::table;
 
@@ -146,12 +147,12 @@ pub(super) fn optimization_state(probe: &Probe) -> OptimizationState {
 
 /// `KIND: REASON`
 fn why_no_jump(probe: &Probe) -> String {
-    match &probe.optimization {
-        Some(told) if !told.reason_kind.is_empty() => {
-            format!("{}: {}", told.reason_kind, told.reason)
-        }
-        Some(told) => told.reason.clone(),
-        None => String::new(),
+    let Some(told) = &probe.optimization else {
+        return String::new();
+    };
+    match words::no_jump(told) {
+        "" => told.reason.clone(),
+        kind => format!("{kind}: {}", told.reason),
     }
 }
 
@@ -274,13 +275,17 @@ pub fn blacklist_line(entry: &BlacklistEntry) -> String {
     };
     format!(
         "0x{:016x}-0x{:016x}\t{}{offset}\t{}\t{}",
-        entry.start, entry.end, entry.symbol, entry.kind, entry.reason
+        entry.start,
+        entry.end,
+        entry.symbol,
+        words::blacklist_kind(entry.kind()),
+        entry.reason
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_proto::v1::{Optimization, Watchpoint};
+    use vmprobe_client::v1::{BlacklistKind, NoJumpReason, Optimization, Watchpoint};
 
     use super::super::samples;
     use super::*;
@@ -352,7 +357,7 @@ mod tests {
         }
     }
 
-    fn with_optimization(state: OptimizationState, kind: &str, reason: &str) -> Probe {
+    fn with_optimization(state: OptimizationState, kind: NoJumpReason, reason: &str) -> Probe {
         let mut optimization = Optimization {
             reason_kind: kind.into(),
             reason: reason.into(),
@@ -367,12 +372,19 @@ mod tests {
 
     #[test]
     fn a_list_shows_which_probes_are_jumps_and_why_the_others_are_not() {
-        let mut counting = with_optimization(OptimizationState::Optimized, "", "");
-        counting.options = vmprobe_spec::parse("f count if=pid==100").unwrap().options;
+        let mut counting =
+            with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
+        counting.options = vmprobe_client::spec::parse("f count if=pid==100")
+            .unwrap()
+            .options;
         let lines = probe_list(&[
             counting,
-            with_optimization(OptimizationState::Waiting, "", ""),
-            with_optimization(OptimizationState::Not, "branch", "0x5 jumps there"),
+            with_optimization(OptimizationState::Waiting, NoJumpReason::Unspecified, ""),
+            with_optimization(
+                OptimizationState::Not,
+                NoJumpReason::Branch,
+                "0x5 jumps there",
+            ),
         ]);
         for (line, parts) in lines.iter().zip([
             &["EXITS/HIT  OPTIONS", "JUMP     STRATEGY", "WHY NO JUMP"][..],
@@ -415,7 +427,7 @@ mod tests {
         nameless.set_state(ProbeState::Disabled);
         let mut pending = plain.clone();
         pending.set_state(ProbeState::Pending);
-        let jump = with_optimization(OptimizationState::Optimized, "", "");
+        let jump = with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
         assert_eq!(
             kernel_list(&[plain, jump, of_module, gone, nameless, pending]),
             [
@@ -435,7 +447,7 @@ mod tests {
             end: 0xffff_ffff_8100_0045,
             symbol: "vfs_read".into(),
             offset: 4,
-            kind: "ftrace".into(),
+            kind: BlacklistKind::Ftrace.into(),
             reason: "the kernel patches it".into(),
         };
         assert_eq!(

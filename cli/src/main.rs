@@ -1,9 +1,11 @@
 //! `vmprobe`: boots guests, probes their kernels and shows what the probes see.
 
+mod boot_timeline;
 mod cli;
 mod commands;
 mod failure;
 mod output;
+mod render;
 mod server_process;
 mod terminal;
 

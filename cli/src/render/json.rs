@@ -1,17 +1,17 @@
 //! VMs, probes, symbols and events as JSON values.
 
 use serde_json::{Map, Value, json};
-use vmprobe_proto::v1::event::Detail;
-use vmprobe_proto::v1::probe::Kind;
-use vmprobe_proto::v1::{
+use vmprobe_client::v1::event::Detail;
+use vmprobe_client::v1::probe::Kind;
+use vmprobe_client::v1::{
     BlacklistEntry, Capture, Ending, Event, Exits, FollowedCall, Optimization, OptimizationState,
     Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
 };
-use vmprobe_spec::condition_text;
+use vmprobe_client::{spec, words};
 
 use super::event::{kind_name, vector_name};
 use super::probes::{state, strategy};
-use super::text::{ending_kind, named_registers, vm_state};
+use super::text::{named_registers, vm_state};
 
 fn hex(value: u64) -> String {
     format!("{value:#x}")
@@ -71,13 +71,17 @@ fn options_json(options: &ProbeOptions) -> Value {
         Capture::Registers => "registers",
         Capture::Count => "count",
     };
-    let conditions: Vec<String> = options.conditions.iter().map(condition_text).collect();
+    let conditions: Vec<String> = options
+        .conditions
+        .iter()
+        .map(spec::condition_text)
+        .collect();
     json!({
         "capture": capture,
-        "registers": options.registers,
+        "registers": spec::register_names(options),
         "conditions": conditions,
         "lossless": options.lossless,
-        "no_jump": options.no_jump,
+        "no_jump": !spec::may_optimize(options),
     })
 }
 
@@ -90,7 +94,7 @@ fn optimization_json(optimization: &Optimization) -> Value {
     };
     json!({
         "state": state,
-        "kind": optimization.reason_kind,
+        "kind": words::no_jump(optimization),
         "reason": optimization.reason,
     })
 }
@@ -115,7 +119,7 @@ pub fn blacklist_json(entry: &BlacklistEntry) -> Value {
         "end": hex(entry.end),
         "symbol": entry.symbol,
         "offset": entry.offset,
-        "kind": entry.kind,
+        "kind": words::blacklist_kind(entry.kind()),
         "reason": entry.reason,
     })
 }
@@ -147,7 +151,7 @@ pub fn vm_json(vm: &Vm) -> Value {
         "ending": vm.ending.as_ref().map(ending_json),
         "exits": vm.exits.as_ref().map(exits_json),
         "stops": vm.stops.as_ref().map(stops_json),
-        "arena": vm.arena,
+        "arena": vm.arena.as_ref().map_or("", |arena| &arena.reason),
         "optimizer": vm.optimizer.as_ref().map(optimizer_json),
         "ring_damage": vm.ring_damage,
     })
@@ -179,7 +183,7 @@ fn exits_json(exits: &Exits) -> Value {
 #[must_use]
 pub fn ending_json(ending: &Ending) -> Value {
     json!({
-        "kind": ending_kind(ending),
+        "kind": words::ending_kind(ending),
         "exit_code": ending.exit_code,
         "detail": ending.detail,
     })
@@ -250,6 +254,8 @@ pub fn lost_json(lost: u64) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use vmprobe_client::v1::NoJumpReason;
+
     use super::super::samples;
     use super::*;
 
@@ -269,11 +275,11 @@ mod tests {
     fn a_probe_tells_what_it_captures_and_whether_it_is_a_jump() {
         let mut probe = samples::probe();
         assert!(probe_json(&probe)["optimization"].is_null());
-        probe.options = vmprobe_spec::parse("f regs=rdi if=edi==-2")
+        probe.options = vmprobe_client::spec::parse("f regs=rdi if=edi==-2")
             .unwrap()
             .options;
         let mut optimization = Optimization {
-            reason_kind: "branch".into(),
+            reason_kind: NoJumpReason::Branch.into(),
             ..Default::default()
         };
         optimization.set_state(OptimizationState::Not);

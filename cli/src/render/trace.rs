@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
-use vmprobe_proto::v1::event::Detail;
-use vmprobe_proto::v1::{Capture, Event, EventKind, Probe, Registers, Return};
+use vmprobe_client::spec::register_names;
+use vmprobe_client::v1::event::Detail;
+use vmprobe_client::v1::{Capture, Event, EventKind, Probe, Registers, Return};
 
 use super::event::{fault_text, kind_name, returned_text};
 use super::event_json;
@@ -29,7 +30,7 @@ struct Known {
     /// The probed function; empty where it isn't known.
     symbol: String,
     /// The registers that its events have, if those aren't all.
-    registers: Option<Vec<String>>,
+    registers: Option<Vec<&'static str>>,
 }
 
 impl Tracer {
@@ -152,7 +153,7 @@ impl Tracer {
     }
 
     /// The names of the registers that the event has, if those aren't all.
-    fn chosen(&self, event: &Event) -> Option<&[String]> {
+    fn chosen(&self, event: &Event) -> Option<&[&'static str]> {
         self.probes.get(&event.probe_id)?.registers.as_deref()
     }
 
@@ -161,7 +162,7 @@ impl Tracer {
             return arguments(registers);
         };
         let all = named_registers(registers).into_iter();
-        let shown = all.filter(|(name, _)| chosen.iter().any(|chosen| chosen == name));
+        let shown = all.filter(|(name, _)| chosen.contains(name));
         let shown: Vec<String> = shown
             .map(|(name, value)| format!("{name}={value:#x}"))
             .collect();
@@ -253,20 +254,20 @@ fn arguments(registers: &Registers) -> String {
 }
 
 /// The names of the registers that a probe's events have, if those aren't all.
-fn chosen_registers(probe: &Probe) -> Option<Vec<String>> {
+fn chosen_registers(probe: &Probe) -> Option<Vec<&'static str>> {
     let options = probe.options.as_ref()?;
-    (options.capture() == Capture::Registers).then(|| options.registers.clone())
+    (options.capture() == Capture::Registers).then(|| register_names(options))
 }
 
 /// Whether a function's result is among these registers.
-fn has_result(chosen: &[String]) -> bool {
-    chosen.iter().any(|name| name == "rax")
+fn has_result(chosen: &[&str]) -> bool {
+    chosen.contains(&"rax")
 }
 
 /// Takes away from registers what an event doesn't have; RIP is always there.
-fn keep_registers(registers: &mut Value, chosen: &[String]) {
+fn keep_registers(registers: &mut Value, chosen: &[&str]) {
     if let Some(registers) = registers.as_object_mut() {
-        registers.retain(|name, _| name == "rip" || chosen.contains(name));
+        registers.retain(|name, _| name == "rip" || chosen.contains(&&**name));
     }
 }
 
@@ -283,7 +284,7 @@ fn seconds(tsc: u64, first: u64, hz: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_proto::v1::Fault;
+    use vmprobe_client::v1::Fault;
 
     use super::super::samples;
     use super::*;
@@ -357,7 +358,9 @@ mod tests {
     fn only_the_registers_that_a_probe_chooses_are_shown() {
         let mut tracer = Tracer::new(0);
         let mut probe = samples::probe();
-        probe.options = vmprobe_spec::parse("f regs=rsi+rdi").unwrap().options;
+        probe.options = vmprobe_client::spec::parse("f regs=rsi+rdi")
+            .unwrap()
+            .options;
         tracer.learn(std::slice::from_ref(&probe));
         let mut event = samples::event(1);
         let line = tracer.line(&event);
@@ -380,7 +383,7 @@ mod tests {
         assert!(json["return"]["value"].is_null());
         assert!(json["return"]["entry_registers"].get("rdx").is_none());
 
-        probe.options = vmprobe_spec::parse("f regs=none").unwrap().options;
+        probe.options = vmprobe_client::spec::parse("f regs=none").unwrap().options;
         tracer.learn(&[probe]);
         assert!(tracer.line(&samples::event(1)).ends_with("tsc 1  "));
     }

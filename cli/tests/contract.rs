@@ -173,7 +173,7 @@ async fn what_hits_are_wanted_for_is_asked_by_words_or_by_arguments() {
     assert_eq!(done.code, Some(0), "{}", done.errors);
     let words = "count if=pid==7&&edi==-100&&cpu<2 lossless nojump  no ";
     assert!(done.output.contains(words), "{}", done.output);
-    assert!(done.output.contains("knob: it was asked for"));
+    assert!(done.output.contains("asked: it was asked for"));
 
     let add = ["probe", "add", "b=vfs_read", "--regs", "rsi,rdi"];
     let done = vmprobe(&server, &add).await;
@@ -200,7 +200,7 @@ async fn jumps_are_switched_for_one_probe_or_all_and_waited_for() {
     vmprobe(&server, &["probe", "add", "a=vfs_read", "b=vfs_read"]).await;
     let done = vmprobe(&server, &["probe", "optimize", "off", "b"]).await;
     assert_eq!(done.errors, "vmprobe: the guest stood still for 12.3µs\n");
-    assert!(done.lines()[1].contains("knob: it"), "{}", done.output);
+    assert!(done.lines()[1].contains("asked: it"), "{}", done.output);
     let done = vmprobe(&server, &["probe", "list", "--kernel"]).await;
     assert_eq!(
         done.lines(),

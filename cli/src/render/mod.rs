@@ -11,17 +11,18 @@ mod text;
 mod trace;
 
 pub use json::{
-    blacklist_json, call_json, ending_json, event_json, lost_json, optimizer_json, probe_json,
-    registers_json, symbol_json, vm_json,
+    blacklist_json, call_json, ending_json, event_json, lost_json, probe_json, registers_json,
+    symbol_json, vm_json,
 };
-pub use probes::{blacklist_line, call_list, kernel_list, place, probe_list};
+pub use probes::{blacklist_line, call_list, kernel_list, probe_list};
 pub use table::table;
-pub use text::{ending, optimizer, registers, symbol_line, vm_details, vm_list};
+pub use text::{optimizer, registers, symbol_line, vm_details, vm_list};
 pub use trace::Tracer;
+pub use vmprobe_client::words::ending;
 
 #[cfg(test)]
 pub(crate) mod samples {
-    use vmprobe_proto::v1;
+    use vmprobe_client::v1;
 
     pub fn probe() -> v1::Probe {
         v1::Probe {

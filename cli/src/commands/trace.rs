@@ -1,6 +1,5 @@
 //! `vmprobe trace`, and the lines of events that `vmprobe run` shares with it.
 
-use vmprobe_client::render::{self, Tracer};
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_client::{Client, ClientError, Message};
 
@@ -8,6 +7,7 @@ use super::{interrupted, reach};
 use crate::cli::Trace;
 use crate::failure::Failure;
 use crate::output::{Output, note};
+use crate::render::{self, Tracer};
 
 pub async fn trace(trace: Trace) -> Result<(), Failure> {
     let (client, vm) = reach(&trace.target).await?;

@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 
 use serde_json::{Value, json};
-use vmprobe_client::render::{self, table};
 use vmprobe_client::v1::Ending;
 
 use super::initcalls::Names;
 use super::log::{BootLog, Initcall, Milestone};
+use crate::render::{self, table};
 
 /// What a boot came to.
 pub struct Report<'a> {

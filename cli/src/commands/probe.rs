@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vmprobe_client::v1::{Probe as Registered, ProbeState};
-use vmprobe_client::{ClientError, ProbeBatch, render};
+use vmprobe_client::{ClientError, ProbeBatch};
 
 use super::{guest, reach};
 use crate::cli::{
@@ -12,6 +12,7 @@ use crate::cli::{
 };
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
+use crate::render;
 
 pub async fn probe(command: Probe) -> Result<(), Failure> {
     match command {
@@ -61,10 +62,10 @@ fn option_words(add: &ProbeAdd) -> Vec<String> {
 async fn list(list: &ProbeList) -> Result<(), Failure> {
     let (client, vm) = reach(&list.target).await?;
     let answer = client.probe_list(&vm).await?;
-    if answer.disarmed {
+    if !answer.armed {
         note("all probes of this VM are disarmed: `vmprobe probe arm` arms those that are enabled");
     }
-    if answer.optimization_off {
+    if !answer.optimizing {
         note("no probe of this VM is a jump: `vmprobe probe optimize on` lets them be jumps again");
     }
     let probes = answer.probes;

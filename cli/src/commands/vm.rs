@@ -1,11 +1,12 @@
 //! `vmprobe vm ...`
 
-use vmprobe_client::{Client, render};
+use vmprobe_client::Client;
 
 use super::{guest, interrupted, reach};
 use crate::cli::{Create, Guest, Info, List, Target, Vm};
 use crate::failure::Failure;
 use crate::output::print;
+use crate::render;
 
 pub async fn vm(command: Vm) -> Result<u8, Failure> {
     match command {

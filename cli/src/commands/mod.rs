@@ -1,18 +1,18 @@
 //! One file for each group of commands.
 
-mod boot_timeline;
 mod console;
 pub mod doctor;
-mod guest;
+pub mod guest;
 mod probe;
-mod run;
+pub mod run;
 mod symbols;
-mod trace;
+pub mod trace;
 mod vm;
 
 use tokio::signal::unix::{SignalKind, signal};
 use vmprobe_client::Client;
 
+use crate::boot_timeline;
 use crate::cli::{Command, Target};
 use crate::failure::Failure;
 
@@ -56,7 +56,7 @@ async fn reach(target: &Target) -> Result<(Client, String), Failure> {
 }
 
 /// Returns with a failure when this process is asked to end.
-async fn interrupted() -> Failure {
+pub async fn interrupted() -> Failure {
     let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hang_up)) = (
         signal(SignalKind::interrupt()),
         signal(SignalKind::terminate()),

@@ -10,17 +10,18 @@ use std::pin::Pin;
 
 use vmprobe_client::spec;
 use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, ProbeSpec};
-use vmprobe_client::{Client, ClientError, EventStream, Message, render};
+use vmprobe_client::{Client, ClientError, EventStream, Message};
 
 use self::initcalls::Names;
 use self::log::BootLog;
 use self::report::Report;
-use super::run::EventSink;
-use super::trace::EventLines;
-use super::{guest, interrupted};
 use crate::cli::BootTimeline;
+use crate::commands::run::EventSink;
+use crate::commands::trace::EventLines;
+use crate::commands::{guest, interrupted};
 use crate::failure::Failure;
 use crate::output::{note, print};
+use crate::render;
 use crate::server_process::ServerProcess;
 
 const NAME: &str = "boot";

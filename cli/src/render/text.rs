@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use vmprobe_proto::v1::{Ending, EndingKind, Exits, Optimizer, Registers, Symbol, Vm, VmState};
+use vmprobe_client::v1::{Exits, Optimizer, Registers, Symbol, Vm, VmState};
+
+use vmprobe_client::words::ending;
 
 use super::table;
 
@@ -42,39 +44,13 @@ pub(super) fn vm_state(vm: &Vm) -> &'static str {
     }
 }
 
-/// How a guest ended, such as `power-off` or `panic (exit 101): Attempted to kill init!`.
-#[must_use]
-pub fn ending(ending: &Ending) -> String {
-    let mut text = ending_kind(ending).to_owned();
-    if ending.exit_code != 0 {
-        text += &format!(" (exit {})", ending.exit_code);
-    }
-    if !ending.detail.is_empty() {
-        text += ": ";
-        text += &ending.detail;
-    }
-    text
-}
-
-pub(super) fn ending_kind(ending: &Ending) -> &'static str {
-    match ending.kind() {
-        EndingKind::PowerOff => "power-off",
-        EndingKind::Reset => "reset",
-        EndingKind::Panic => "panic",
-        EndingKind::TripleFault => "triple fault",
-        EndingKind::Killed => "killed",
-        EndingKind::Failed => "failed",
-        EndingKind::Unspecified => "ended",
-    }
-}
-
 /// What a list of VMs has no room for: the arena, the exits and the jumps, where the server tells of
 /// them.
 #[must_use]
 pub fn vm_details(vm: &Vm) -> Vec<String> {
     let mut lines = Vec::new();
-    if !vm.arena.is_empty() {
-        lines.push(format!("arena   {}", vm.arena));
+    if let Some(arena) = vm.arena.as_ref().filter(|arena| !arena.available) {
+        lines.push(format!("arena   {}", arena.reason));
     }
     if let Some(exits) = &vm.exits {
         let counts = named_exits(exits).map(|(name, count)| format!("{name} {count}"));
@@ -167,18 +143,9 @@ pub(super) fn named_registers(registers: &Registers) -> [(&'static str, u64); 18
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use vmprobe_client::v1::{Ending, EndingKind};
 
-    #[test]
-    fn an_ending_says_kind_exit_code_and_detail() {
-        let mut end = Ending::default();
-        end.set_kind(EndingKind::PowerOff);
-        assert_eq!(ending(&end), "power-off");
-        end.set_kind(EndingKind::Panic);
-        end.exit_code = 101;
-        end.detail = "no init found".into();
-        assert_eq!(ending(&end), "panic (exit 101): no init found");
-    }
+    use super::*;
 
     #[test]
     fn a_vm_tells_what_its_jumps_have_cost_once_there_are_some() {

@@ -1,11 +1,12 @@
 //! `vmprobe symbols`
 
-use vmprobe_client::{ClientError, render};
+use vmprobe_client::ClientError;
 
 use super::reach;
 use crate::cli::Symbols;
 use crate::failure::Failure;
 use crate::output::{note, print};
+use crate::render;
 
 pub async fn symbols(symbols: Symbols) -> Result<(), Failure> {
     let (client, vm) = reach(&symbols.target).await?;

@@ -9,14 +9,19 @@ use tokio::sync::Notify;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
+use vmprobe_client::spec;
 use vmprobe_client::v1::event_service_server::{EventService, EventServiceServer};
 use vmprobe_client::v1::probe_service_server::{ProbeService, ProbeServiceServer};
 use vmprobe_client::v1::symbol_service_server::{SymbolService, SymbolServiceServer};
+use vmprobe_client::v1::update_probes_request::Change;
 use vmprobe_client::v1::vm_service_server::{VmService, VmServiceServer};
 use vmprobe_client::v1::{event::Detail, stream_events_response::Message, *};
 
 /// Hertz of its guests' TSC.
 const TSC_HZ: u64 = 1_000_000_000;
+
+/// Items of its pages, whatever a client asks for.
+const PAGE: usize = 2;
 
 /// What the kernel of its guests has: name, address.
 const SYMBOLS: [(&str, u64); 9] = [
@@ -130,14 +135,14 @@ impl State {
                 None => return Err(Status::invalid_argument("no place")),
             }
             if probe.state() == ProbeState::Unspecified {
-                probe.set_state(match spec.disabled {
-                    true => ProbeState::Disabled,
-                    false => ProbeState::Armed,
+                probe.set_state(match spec::is_enabled(spec) {
+                    true => ProbeState::Armed,
+                    false => ProbeState::Disabled,
                 });
             }
             probe.options.clone_from(&spec.options);
-            let off = spec.options.as_ref().is_some_and(|options| options.no_jump);
-            probe.optimization = Some(optimization(!off));
+            let on = spec.options.as_ref().is_none_or(spec::may_optimize);
+            probe.optimization = Some(optimization(on));
             probe.kind = spec.kind.map(|kind| match kind {
                 probe_spec::Kind::Instruction(kind) => probe::Kind::InstructionProbe(kind),
                 probe_spec::Kind::Return(kind) => probe::Kind::ReturnProbe(kind),
@@ -152,7 +157,10 @@ impl State {
         Ok(new)
     }
 
-    fn chosen(&self, ids: &[u64], names: &[String]) -> Result<Vec<usize>, Status> {
+    fn chosen(&self, selector: Option<&ProbeSelector>) -> Result<Vec<usize>, Status> {
+        let Some(ProbeSelector { ids, names }) = selector else {
+            return Ok(Vec::new());
+        };
         let by_id = ids.iter().map(|id| {
             let found = self.probes.iter().position(|probe| probe.id == *id);
             found.ok_or_else(|| Status::not_found(format!("no probe has the id {id}")))
@@ -250,7 +258,10 @@ impl VmService for Fake {
 
     async fn list_vms(&self, _: Request<ListVmsRequest>) -> Answer<ListVmsResponse> {
         let vms = self.state().vm.iter().cloned().collect();
-        Ok(Response::new(ListVmsResponse { vms }))
+        Ok(Response::new(ListVmsResponse {
+            vms,
+            ..Default::default()
+        }))
     }
 
     async fn pause_vm(&self, _: Request<PauseVmRequest>) -> Answer<PauseVmResponse> {
@@ -300,6 +311,7 @@ impl VmService for Fake {
 
 #[tonic::async_trait]
 impl ProbeService for Fake {
+    type ListCallsStream = Answers<ListCallsResponse>;
     type ListBlacklistStream = Answers<ListBlacklistResponse>;
 
     async fn register_probes(
@@ -321,7 +333,7 @@ impl ProbeService for Fake {
     ) -> Answer<UnregisterProbesResponse> {
         let request = request.into_inner();
         let mut state = self.called("unregister");
-        let chosen = state.chosen(&request.ids, &request.names)?;
+        let chosen = state.chosen(request.selector.as_ref())?;
         let probes: Vec<Probe> = chosen.iter().map(|&at| state.probes[at].clone()).collect();
         state.probes.retain(|probe| !probes.contains(probe));
         Ok(Response::new(UnregisterProbesResponse {
@@ -330,75 +342,60 @@ impl ProbeService for Fake {
         }))
     }
 
-    async fn list_probes(&self, _: Request<ListProbesRequest>) -> Answer<ListProbesResponse> {
+    async fn list_probes(&self, request: Request<ListProbesRequest>) -> Answer<ListProbesResponse> {
         let state = self.state();
+        let (probes, next_page_token) = page(&state.probes, &request.get_ref().page_token);
         Ok(Response::new(ListProbesResponse {
-            probes: state.probes.clone(),
-            disarmed: state.disarmed,
-            optimization_off: state.optimization_off,
+            probes,
+            next_page_token,
+            armed: !state.disarmed,
+            optimizing: !state.optimization_off,
         }))
     }
 
-    async fn enable_probes(
+    async fn update_probes(
         &self,
-        request: Request<EnableProbesRequest>,
-    ) -> Answer<EnableProbesResponse> {
+        request: Request<UpdateProbesRequest>,
+    ) -> Answer<UpdateProbesResponse> {
         let request = request.into_inner();
-        let mut state = self.called("enable");
-        let to = match request.disable {
-            true => ProbeState::Disabled,
-            false => ProbeState::Armed,
+        let selector = request.selector.as_ref();
+        let change = request
+            .change
+            .ok_or_else(|| Status::invalid_argument("no change"))?;
+        let mut state = self.called(match (change, selector) {
+            (Change::Enabled(_), Some(_)) => "enable",
+            (Change::Enabled(_), None) => "arm",
+            (Change::Optimize(_), Some(_)) => "optimize",
+            (Change::Optimize(_), None) => "set optimization",
+        });
+        match change {
+            Change::Enabled(on) if selector.is_none() => state.disarmed = !on,
+            Change::Optimize(on) if selector.is_none() => state.optimization_off = !on,
+            _ => {}
+        }
+        let mut probes = Vec::new();
+        for at in state.chosen(selector)? {
+            match change {
+                Change::Enabled(true) => state.probes[at].set_state(ProbeState::Armed),
+                Change::Enabled(false) => state.probes[at].set_state(ProbeState::Disabled),
+                Change::Optimize(on) => state.probes[at].optimization = Some(optimization(on)),
+            }
+            probes.push(state.probes[at].clone());
+        }
+        let stopped_ns = match (change, selector) {
+            (Change::Enabled(_), None) => 0,
+            _ => 12_345,
         };
-        let mut probes = Vec::new();
-        for at in state.chosen(&request.ids, &request.names)? {
-            state.probes[at].set_state(to);
-            probes.push(state.probes[at].clone());
-        }
-        Ok(Response::new(EnableProbesResponse {
-            probes,
-            stopped_ns: 12_345,
-        }))
-    }
-
-    async fn arm_probes(&self, request: Request<ArmProbesRequest>) -> Answer<ArmProbesResponse> {
-        self.called("arm").disarmed = request.into_inner().disarm;
-        Ok(Response::new(ArmProbesResponse { stopped_ns: 0 }))
-    }
-
-    async fn optimize_probes(
-        &self,
-        request: Request<OptimizeProbesRequest>,
-    ) -> Answer<OptimizeProbesResponse> {
-        let request = request.into_inner();
-        let mut state = self.called("optimize");
-        let mut probes = Vec::new();
-        for at in state.chosen(&request.ids, &request.names)? {
-            state.probes[at].optimization = Some(optimization(!request.off));
-            probes.push(state.probes[at].clone());
-        }
-        Ok(Response::new(OptimizeProbesResponse {
-            probes,
-            stopped_ns: 12_345,
-        }))
-    }
-
-    async fn set_optimization(
-        &self,
-        request: Request<SetOptimizationRequest>,
-    ) -> Answer<SetOptimizationResponse> {
-        self.called("set optimization").optimization_off = request.into_inner().off;
-        Ok(Response::new(SetOptimizationResponse {
-            stopped_ns: 12_345,
-        }))
+        Ok(Response::new(UpdateProbesResponse { probes, stopped_ns }))
     }
 
     /// A probe called `slow` waits for ever.
     async fn wait_probes(&self, request: Request<WaitProbesRequest>) -> Answer<WaitProbesResponse> {
-        let WaitProbesRequest { ids, names, .. } = request.into_inner();
+        let selector = request.into_inner().selector.unwrap_or_default();
         let probes = {
             let state = self.called("wait");
-            let chosen = state.chosen(&ids, &names)?;
-            let all = ids.is_empty() && names.is_empty();
+            let chosen = state.chosen(Some(&selector))?;
+            let all = selector == ProbeSelector::default();
             let probes = state.probes.iter().enumerate();
             let probes = probes.filter(|(at, _)| all || chosen.contains(at));
             probes.map(|(_, probe)| probe.clone()).collect::<Vec<_>>()
@@ -418,7 +415,7 @@ impl ProbeService for Fake {
         }))
     }
 
-    async fn list_calls(&self, _: Request<ListCallsRequest>) -> Answer<ListCallsResponse> {
+    async fn list_calls(&self, _: Request<ListCallsRequest>) -> Answer<Self::ListCallsStream> {
         let state = self.called("calls");
         let call = |probe: &Probe| FollowedCall {
             probe_ids: vec![probe.id],
@@ -428,15 +425,19 @@ impl ProbeService for Fake {
             pid: Some(77),
             comm: Some("cat\u{7}".into()),
         };
-        let calls = state.probes.iter().map(call).collect();
-        Ok(Response::new(ListCallsResponse { calls }))
+        let calls: Vec<FollowedCall> = state.probes.iter().map(call).collect();
+        let chunks = calls.chunks(PAGE).map(<[_]>::to_vec);
+        let answers: Vec<_> = chunks
+            .map(|calls| Ok(ListCallsResponse { calls }))
+            .collect();
+        Ok(Response::new(Box::pin(tokio_stream::iter(answers))))
     }
 
     async fn list_blacklist(
         &self,
         request: Request<ListBlacklistRequest>,
     ) -> Answer<Self::ListBlacklistStream> {
-        let entry = |symbol: &str, kind: &str| BlacklistEntry {
+        let entry = |symbol: &str, kind: BlacklistKind| BlacklistEntry {
             start: 0xffff_ffff_8100_0000,
             end: 0xffff_ffff_8100_0010,
             symbol: symbol.into(),
@@ -446,10 +447,13 @@ impl ProbeService for Fake {
         };
         let batches = match &*request.into_inner().pattern {
             "" => vec![
-                vec![entry("a", "noinstr"), entry("b", "ftrace")],
-                vec![entry("c", "jump-label")],
+                vec![
+                    entry("a", BlacklistKind::Noinstr),
+                    entry("b", BlacklistKind::Ftrace),
+                ],
+                vec![entry("c", BlacklistKind::JumpLabel)],
             ],
-            "b" => vec![vec![entry("b", "ftrace")]],
+            "b" => vec![vec![entry("b", BlacklistKind::Ftrace)]],
             _ => vec![],
         };
         let answers = batches
@@ -508,12 +512,18 @@ impl SymbolService for Fake {
         &self,
         request: Request<LookupSymbolsRequest>,
     ) -> Answer<LookupSymbolsResponse> {
-        let pattern = request.into_inner().pattern;
+        let LookupSymbolsRequest {
+            pattern,
+            page_token,
+            ..
+        } = request.into_inner();
         let prefix = pattern.trim_end_matches('*');
         let found = SYMBOLS.iter().filter(|(name, _)| name.starts_with(prefix));
+        let found: Vec<Symbol> = found.map(symbol).collect();
+        let (symbols, next_page_token) = page(&found, &page_token);
         Ok(Response::new(LookupSymbolsResponse {
-            symbols: found.map(symbol).collect(),
-            truncated: false,
+            symbols,
+            next_page_token,
             similar: Vec::new(),
         }))
     }
@@ -533,13 +543,21 @@ impl SymbolService for Fake {
     }
 }
 
+/// What follows the token in a list, at most [`PAGE`] items, and the token of the rest.
+fn page<T: Clone>(all: &[T], token: &str) -> (Vec<T>, String) {
+    let start = token.parse().unwrap_or(0);
+    let end = all.len().min(start + PAGE);
+    let next = (end < all.len()).then(|| end.to_string());
+    (all[start..end].to_vec(), next.unwrap_or_default())
+}
+
 fn optimization(on: bool) -> Optimization {
     let mut optimization = Optimization::default();
     if on {
         optimization.set_state(OptimizationState::Optimized);
     } else {
         optimization.set_state(OptimizationState::Not);
-        optimization.reason_kind = "knob".into();
+        optimization.set_reason_kind(NoJumpReason::Asked);
         optimization.reason = "it was asked for".into();
     }
     optimization
