@@ -11,6 +11,7 @@ pub mod btf;
 mod image_map;
 mod instruction;
 mod kernel;
+mod kernel_memory;
 pub mod kprobes;
 pub mod modules;
 pub mod percpu;

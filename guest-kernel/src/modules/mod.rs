@@ -22,7 +22,6 @@ use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::TypeError;
 use crate::symbols::LookupError;
 
-mod guest;
 mod layout;
 mod read;
 #[cfg(any(test, feature = "testing"))]

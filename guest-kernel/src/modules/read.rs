@@ -5,9 +5,9 @@ use std::ops::Range;
 use guest_state::x86_64::paging::{PageTables, VirtFault};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
-use super::guest::Guest;
 use super::layout::Text;
 use super::{Module, ModuleError, ModuleFunction, ModuleReader, ModuleState};
+use crate::kernel_memory::KernelMemory;
 
 /// More modules than any guest loads; a list that has more goes round.
 const MAX_MODULES: usize = 1 << 14;
@@ -28,7 +28,7 @@ const FUNCTION: u8 = 2;
 /// One module while it is read.
 pub(super) struct Reading<'a> {
     pub(super) reader: &'a ModuleReader,
-    pub(super) guest: Guest<'a>,
+    pub(super) guest: KernelMemory<'a>,
     pub(super) module: GuestVirtAddr,
 }
 
@@ -43,7 +43,7 @@ impl ModuleReader {
         memory: &dyn GuestMemory,
         tables: PageTables,
     ) -> Result<Vec<GuestVirtAddr>, ModuleError> {
-        let guest = Guest { memory, tables };
+        let guest = KernelMemory { memory, tables };
         let at_list = |source| ModuleError::Memory {
             module: self.list,
             source,
@@ -97,7 +97,7 @@ impl ModuleReader {
     ) -> Reading<'a> {
         Reading {
             reader: self,
-            guest: Guest { memory, tables },
+            guest: KernelMemory { memory, tables },
             module,
         }
     }

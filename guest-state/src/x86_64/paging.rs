@@ -333,7 +333,28 @@ pub fn read_virt(
     read_virt_or(memory, tables, None, at, into)
 }
 
-/// The same, with addresses of the kernel's that `tables` don't map looked up by the kernel's own top
+/// Reads a word of 8 bytes, by one load where it lies in one page.
+///
+/// # Errors
+/// As for [`read_virt`].
+pub fn read_virt_u64(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    at: GuestVirtAddr,
+) -> Result<u64, VirtFault> {
+    const LEN: usize = size_of::<u64>();
+    if piece(at, 0, LEN)?.1 < LEN {
+        let mut word = [0; LEN];
+        read_virt(memory, tables, at, &mut word)?;
+        return Ok(u64::from_le_bytes(word));
+    }
+    walk(memory, tables, at)
+        .map_err(FaultCause::from)
+        .and_then(|page| Ok(memory.read_u64(page.phys)?))
+        .map_err(|cause| VirtFault { at, done: 0, cause })
+}
+
+/// As [`read_virt`], with addresses of the kernel's that `tables` don't map looked up by the kernel's own top
 /// table. A vCPU in user mode may have tables with next to nothing of the kernel in them
 /// (`Documentation/arch/x86/pti.rst`).
 ///

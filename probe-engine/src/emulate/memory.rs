@@ -70,6 +70,10 @@ impl<'a> View<'a> {
     /// Reads an operand, zero-extended.
     pub(crate) fn load(&self, span: Span) -> Result<u64, AccessError> {
         let mut bytes = [0; 8];
+        if span.split == bytes.len() {
+            let word = self.0.physical().read_u64(span.first);
+            return word.map_err(|_| AccessError::Unknown);
+        }
         self.read(span.first, &mut bytes[..span.split])?;
         if span.split < span.len {
             self.read(span.second, &mut bytes[span.split..span.len])?;

@@ -242,6 +242,29 @@ fn a_range_may_cross_page_borders() {
 }
 
 #[test]
+fn a_word_is_read_from_one_page_or_two() {
+    let (memory, tables, start) = two_pages();
+    let end = start.wrapping_add(2 * PAGE_SIZE);
+    let bytes: Vec<_> = (1..=24).collect();
+    write_virt(&memory, tables, start.wrapping_add(PAGE_SIZE - 12), &bytes).unwrap();
+    for first in [1, 4, 5, 6, 12, 13, 17] {
+        let at = start.wrapping_add(PAGE_SIZE - 12 + u64::from(first) - 1);
+        let expected = std::array::from_fn(|i| first + i as u8);
+        let word = read_virt_u64(&memory, tables, at);
+        assert_eq!(word, Ok(u64::from_le_bytes(expected)), "{at}");
+    }
+    for (at, done) in [(end, 0), (GuestVirtAddr(end.0 - 6), 6)] {
+        let cause = WalkError::NotPresent { at: end, level: 1 }.into();
+        let fault = VirtFault {
+            at: end,
+            done,
+            cause,
+        };
+        assert_eq!(read_virt_u64(&memory, tables, at), Err(fault));
+    }
+}
+
+#[test]
 fn a_read_says_where_it_stopped() {
     let (memory, tables, start) = two_pages();
     let mut into = [0; 16];
