@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
-use guest_state::x86_64::{INT3, JMP_REL32};
+use guest_state::x86_64::{INT3, JMP_REL32, jmp_rel32};
 
 mod read;
 #[cfg(any(test, feature = "testing"))]
@@ -73,9 +73,9 @@ impl GuestKprobe {
         let mut is_jump = false;
         if let Some(jump) = &self.jump {
             // It comes and goes in steps, the displacement and its opcode apart.
-            let next = self.at.wrapping_add(1 + DISPLACEMENT as u64);
-            let displacement = (jump.to.0.wrapping_sub(next.0) as u32).to_le_bytes();
-            is_jump = (1..).zip(displacement).all(|(at, byte)| is(text, at, byte));
+            let bytes = jmp_rel32(self.at, jump.to);
+            let mut displacement = (0..).zip(bytes.into_iter().flatten()).skip(1);
+            is_jump = bytes.is_some() && displacement.all(|(at, byte)| is(text, at, byte));
             if is_jump {
                 let copied = (1..).zip(jump.copied);
                 copied.for_each(|(at, byte)| put(text, at, byte));
@@ -135,7 +135,7 @@ impl GuestKprobes {
         self.probes.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.probes.is_empty()
     }

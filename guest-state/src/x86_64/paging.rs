@@ -7,6 +7,7 @@
 use thiserror::Error;
 
 use super::PAGE_SIZE;
+use super::page_entry::{ACCESSED, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::memory::{GuestMemory, MemoryError};
 
@@ -16,15 +17,6 @@ const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
 const EFER_NXE: u64 = 1 << 11;
 
-const PRESENT: u64 = 1 << 0;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-/// PS: the entry maps a large page instead of pointing at a table.
-const LARGE: u64 = 1 << 7;
-const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
 /// In the entry of a large page, bit 12 is the memory type (PAT) and no address bit.
 const LARGE_PAT: u64 = 1 << 12;
 /// Bits 12 to 51: the address in an entry and in CR3. Processors with fewer physical address

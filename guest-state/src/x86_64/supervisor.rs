@@ -9,6 +9,7 @@
 
 use super::PAGE_SIZE;
 use super::control::ControlRegisters;
+use super::flags::AC;
 use super::paging::{PageTables, PagingModeError, WalkError, walk};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::memory::GuestMemory;
@@ -20,8 +21,6 @@ const CR4_SMAP: u64 = 1 << 21;
 /// Protection keys of users' pages, and of the supervisor's.
 const CR4_PKE: u64 = 1 << 22;
 const CR4_PKS: u64 = 1 << 24;
-/// RFLAGS.AC.
-const AC: u64 = 1 << 18;
 
 /// Bits of a page fault's error code.
 const FAULT_PRESENT: u32 = 1 << 0;

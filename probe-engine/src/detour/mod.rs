@@ -24,6 +24,7 @@ use std::ops::Range;
 
 use guest_kernel::percpu::Variables;
 use guest_state::GuestVirtAddr;
+use guest_state::x86_64::JMP_REL32_LEN;
 
 use crate::condition::Comparison;
 use crate::probe::Capture;
@@ -32,14 +33,14 @@ pub use error::DetourError;
 pub use generate::generate;
 pub use ground::{Ground, is_early, is_free};
 pub use gs::functions_without;
-pub use pun::{Pattern, jump};
+pub use pun::Pattern;
 pub use refusal::Refusal;
 pub use region::region;
 pub use targets::BranchTargets;
 pub use trampoline::{Trampoline, trampoline};
 
 /// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
-pub const JUMP_LEN: usize = 5;
+pub const JUMP_LEN: usize = JMP_REL32_LEN;
 
 /// The instructions that a jump overwrites, whole.
 #[derive(Debug, Clone, PartialEq, Eq)]

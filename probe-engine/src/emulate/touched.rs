@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use guest_state::x86_64::PAGE_SIZE;
 use guest_state::x86_64::supervisor::{AccessError, Intent};
 use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{
@@ -18,8 +19,6 @@ use super::flags::DF;
 use super::memory::View;
 use super::plan::{Address, Segment, Width};
 
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 /// How many pages of a repeated instruction's operand are looked at.
 const MAX_PAGES: u64 = 1024;
 
@@ -181,7 +180,7 @@ impl Touch {
     ) -> Result<(), OnlyCpuKnows> {
         let start = self.start(view, regs, insn_len);
         let behind = regs.rcx.saturating_sub(1).saturating_mul(self.len);
-        if behind / PAGE > MAX_PAGES {
+        if behind / PAGE_SIZE > MAX_PAGES {
             return Err(OnlyCpuKnows);
         }
         let (first, last) = if regs.rflags & DF == 0 {
@@ -189,8 +188,8 @@ impl Touch {
         } else {
             (start.wrapping_sub(behind), start.wrapping_add(self.len - 1))
         };
-        for page in 0..=behind / PAGE + 1 {
-            let at = first.wrapping_add(page * PAGE).min(last);
+        for page in 0..=behind / PAGE_SIZE + 1 {
+            let at = first.wrapping_add(page * PAGE_SIZE).min(last);
             match view.translate(GuestVirtAddr(at), self.access, regs.rflags) {
                 Ok(_) | Err(AccessError::Unmarked) => {}
                 Err(AccessError::PageFault { .. } | AccessError::Unknown) => {

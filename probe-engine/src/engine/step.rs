@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::flags::TF;
 use guest_state::x86_64::paging::{read_virt, write_virt};
 use guest_state::x86_64::vector;
 use guest_state::{
@@ -19,8 +20,6 @@ use super::site::{Relocated, Site, Way};
 use super::trap::{Found, find};
 use crate::event::Detail;
 
-/// The trap flag of RFLAGS.
-const TF: u64 = 1 << 8;
 /// Bytes of a gate in the interrupt descriptor table.
 const GATE: u64 = 16;
 /// What an instruction may raise of which nothing is known.

@@ -10,6 +10,7 @@
 //! wrong. Delivery is a few memory accesses with nothing to find out: the
 //! instruction was an int3, of one byte.
 
+use guest_state::x86_64::flags::{IF, NT, RF, TF, VM};
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{GuestVirtAddr, Registers};
@@ -24,8 +25,7 @@ const GATE: u64 = 16;
 const INTERRUPT_GATE: u8 = 0xe;
 const TRAP_GATE: u8 = 0xf;
 /// Flags that delivery clears besides: TF, NT, RF, VM (SDM vol. 3, 6.12.1.3).
-const CLEARED: u64 = 1 << 8 | 1 << 14 | 1 << 16 | 1 << 17;
-const IF: u64 = 1 << 9;
+const CLEARED: u64 = TF | NT | RF | VM;
 /// `EFER.LMA`: long mode is active.
 const LONG_MODE: u64 = 1 << 10;
 /// `CR4.FRED`: events don't go through the IDT (Intel FRED specification, 3.1).

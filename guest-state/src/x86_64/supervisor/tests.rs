@@ -1,16 +1,10 @@
 use super::*;
 use crate::testing::TestMemory;
+use crate::x86_64::page_entry::{ACCESSED, DIRTY, LARGE, PRESENT, USER, WRITABLE};
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_LA57: u64 = 1 << 12;
 const EFER_LMA: u64 = 1 << 10;
-
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
 
 /// Tables of the test's guest, a page each: four levels, the last of 4 KiB pages.
 const TABLES: [u64; 4] = [0x1000, 0x2000, 0x3000, 0x4000];
