@@ -1,7 +1,7 @@
 //! Which kernel an image is: its own words.
 
+use crate::image::Image;
 use crate::symbols::Symbols;
-use crate::symbols::image::Image;
 
 /// The kernel's text about itself (`init/version-timestamp.c`; before Linux 6.2 `init/version.c`).
 const BANNER: &str = "linux_banner";
@@ -12,13 +12,9 @@ const MOST: usize = 512;
 
 /// The release of a vmlinux and who built it when, such as `6.1.0-56-cloud-amd64 (...) #1 SMP ...`.
 /// None where the image has no such text, or no symbol for it.
-pub(crate) fn version(file: &[u8], symbols: &Symbols) -> Option<String> {
-    let image = Image::parse(file).ok()?;
+pub(crate) fn version(image: &Image<'_>, symbols: &Symbols) -> Option<String> {
     let at = symbols.by_name(BANNER).next()?.address.0;
-    let text = image.segments.iter().find_map(|segment| {
-        let offset = usize::try_from(at.checked_sub(segment.address)?).ok()?;
-        segment.data.get(offset..)
-    })?;
+    let text = image.from(at)?;
     let text = &text[..text.len().min(MOST)];
     // It ends with a line's end and a NUL. What is cut off isn't a banner.
     let end = text.iter().position(u8::is_ascii_control)?;

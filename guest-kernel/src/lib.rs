@@ -8,6 +8,7 @@
 mod banner;
 pub mod blacklist;
 pub mod btf;
+mod image;
 mod image_map;
 mod instruction;
 mod kernel;
@@ -17,5 +18,6 @@ pub mod modules;
 pub mod percpu;
 pub mod symbols;
 
+pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
 pub use kernel::{Kernel, KernelError};

@@ -6,8 +6,8 @@
 
 use thiserror::Error;
 
-use crate::symbols::image::Image;
-use crate::symbols::{Symbols, SymbolsError, hash};
+use crate::image::Image;
+use crate::symbols::{Symbols, hash};
 
 mod member;
 mod raw;
@@ -22,9 +22,6 @@ use raw::{Kind, Raw, Record};
 /// Why the types of a kernel can't be read.
 #[derive(Debug, Error)]
 pub enum BtfError {
-    /// Not a vmlinux.
-    #[error(transparent)]
-    Image(#[from] SymbolsError),
     /// The section goes beyond its end.
     #[error("the kernel's type information (.BTF) is cut short; check that the file is whole")]
     Truncated,
@@ -91,14 +88,13 @@ impl Btf {
     ///
     /// # Errors
     /// See [`BtfError`].
-    pub fn from_image(image: &[u8], symbols: &Symbols) -> Result<Option<Self>, BtfError> {
+    pub fn from_image(image: &Image<'_>, symbols: &Symbols) -> Result<Option<Self>, BtfError> {
         // include/asm-generic/vmlinux.lds.h, BTF
         let [start, end] = ["__start_BTF", "__stop_BTF"]
             .map(|name| symbols.by_name(name).next().map(|symbol| symbol.address.0));
         let (Some(start), Some(end)) = (start, end) else {
             return Ok(None);
         };
-        let image = Image::parse(image)?;
         let data = image.bytes(&(start..end)).ok_or(BtfError::Truncated)?;
         Self::parse(data).map(Some)
     }
@@ -180,7 +176,7 @@ impl Btf {
         })
     }
 
-    /// Whether there is a C function of this name, which keeps to the ABI.
+    /// Returns true if there is a C function of this name, which keeps to the ABI.
     pub fn has_function(&self, name: &str) -> bool {
         self.function(name).is_some()
     }

@@ -127,7 +127,7 @@ pub struct ModuleFunction {
 }
 
 impl Module {
-    /// Whether an address is in its text or init text.
+    /// Returns true if an address is in its text or init text.
     pub fn is_text(&self, address: GuestVirtAddr) -> bool {
         self.text.contains(&address) || self.init_text.contains(&address)
     }

@@ -4,9 +4,9 @@
 //! Up to 6.3 the table lies right before `num_syms`, from 6.4 right after the dictionary.
 
 use super::Table;
-use super::image::{Image, Segment};
-use super::kallsyms::Names;
+use super::names::Names;
 use super::tokens::Tokens;
+use crate::image::{Image, Segment};
 
 /// How an entry of the table gives an address.
 #[derive(Debug, Clone, Copy)]

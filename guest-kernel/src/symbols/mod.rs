@@ -9,10 +9,12 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
+use crate::image::{Image, ImageError};
+
 mod addresses;
 mod glob;
-pub(crate) mod image;
 mod kallsyms;
+mod names;
 mod similar;
 mod symtab;
 #[cfg(any(test, feature = "testing"))]
@@ -64,11 +66,8 @@ pub enum Source {
 #[derive(Debug, Error)]
 pub enum SymbolsError {
     /// Not a vmlinux.
-    #[error("the kernel is no readable x86-64 ELF file ({reason}); give a vmlinux")]
-    NotElf {
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Neither kallsyms nor ELF symbols.
     #[error(
         "the kernel holds no symbols; build it with CONFIG_KALLSYMS=y (distributions do), or give \
@@ -209,11 +208,18 @@ impl Symbols {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn from_vmlinux(elf: &[u8]) -> Result<Self, SymbolsError> {
-        let image = image::Image::parse(elf)?;
-        match kallsyms::find(&image) {
-            kallsyms::Found::Table(table) => Self::new(table, Source::Kallsyms, &image),
-            other => match (symtab::read(elf), other) {
-                (Some(table), _) => Self::new(table, Source::ElfSymtab, &image),
+        Self::from_image(&Image::parse(elf)?)
+    }
+
+    /// The same, of a file whose headers are read.
+    ///
+    /// # Errors
+    /// See [`SymbolsError`].
+    pub fn from_image(image: &Image<'_>) -> Result<Self, SymbolsError> {
+        match kallsyms::find(image) {
+            kallsyms::Found::Table(table) => Self::new(table, Source::Kallsyms, image),
+            other => match (symtab::read(image), other) {
+                (Some(table), _) => Self::new(table, Source::ElfSymtab, image),
                 (None, kallsyms::Found::NamesOnly(count)) => {
                     Err(SymbolsError::UnknownAddresses { count })
                 }
@@ -227,15 +233,12 @@ impl Symbols {
     /// # Errors
     /// See [`SymbolsError`].
     pub fn from_elf_symtab(elf: &[u8]) -> Result<Self, SymbolsError> {
-        let image = image::Image::parse(elf)?;
-        Self::new(
-            symtab::read(elf).ok_or(SymbolsError::None)?,
-            Source::ElfSymtab,
-            &image,
-        )
+        let image = Image::parse(elf)?;
+        let table = symtab::read(&image).ok_or(SymbolsError::None)?;
+        Self::new(table, Source::ElfSymtab, &image)
     }
 
-    fn new(table: Table, source: Source, image: &image::Image<'_>) -> Result<Self, SymbolsError> {
+    fn new(table: Table, source: Source, image: &Image<'_>) -> Result<Self, SymbolsError> {
         let mut by_name: Vec<_> = table
             .entries
             .iter()
@@ -272,7 +275,7 @@ impl Symbols {
         self.table.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.table.entries.is_empty()
     }
@@ -370,7 +373,7 @@ impl Symbols {
         self.init_text.clone()
     }
 
-    /// Whether an address lies in the kernel's text or init text.
+    /// Returns true if an address lies in the kernel's text or init text.
     pub fn is_text(&self, address: GuestVirtAddr) -> bool {
         self.text.contains(&address) || self.init_text.contains(&address)
     }

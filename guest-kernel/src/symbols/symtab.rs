@@ -7,13 +7,14 @@ use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 use object::{LittleEndian, SectionIndex};
 
 use super::{Entry, Table};
+use crate::image::Image;
 
 type Header = elf::FileHeader64<LittleEndian>;
 
 /// Reads `.symtab`. `None` where there is none, or it has no function or variable.
-pub fn read(file: &[u8]) -> Option<Table> {
-    let header = Header::parse(file).ok()?;
-    let sections = header.sections(LittleEndian, file).ok()?;
+pub fn read(image: &Image<'_>) -> Option<Table> {
+    let file = image.file;
+    let sections = image.header.sections(LittleEndian, file).ok()?;
     let symbols = sections.symbols(LittleEndian, file, elf::SHT_SYMTAB).ok()?;
     let mut table = Table::with_capacity(symbols.len());
     for symbol in symbols.iter() {
