@@ -38,34 +38,17 @@
 
 mod cmdline;
 mod definition;
+mod error;
+mod limits;
 pub mod names;
 mod reader;
 
-use thiserror::Error;
 use vmprobe_proto::v1::ProbeSpec;
 
 pub use cmdline::from_cmdline;
 pub use definition::{condition_text, definition, option_words};
-
-/// Most calls that a return probe may follow at the same time, as in the kernel
-/// (`KRETPROBE_MAXACTIVE_MAX` in `kernel/trace/trace_kprobe.c`).
-pub const MAXACTIVE_MAX: u32 = 4096;
-
-/// Most conditions of a probe.
-pub const CONDITIONS_MAX: usize = 16;
-
-/// Where and why the text of a probe can't be read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("bad probe `{text}`, column {column}: {reason}")]
-pub struct SpecError {
-    /// The whole text.
-    pub text: String,
-    /// Column of the first character that is wrong, from 1; one past the end when something is
-    /// missing there.
-    pub column: usize,
-    /// What is wrong, and what belongs there.
-    pub reason: String,
-}
+pub use error::SpecError;
+pub use limits::{CONDITIONS_MAX, MAXACTIVE_MAX};
 
 /// Reads one probe. Its `kind` is always set.
 ///
