@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use guest_state::x86_64::PAGE_SIZE;
-use guest_state::x86_64::supervisor::{AccessError, Intent};
+use guest_state::x86_64::supervisor::{AccessError, Intent, SupervisorMemory};
 use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{
     CodeSize, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
@@ -16,7 +16,6 @@ use iced_x86::{
 
 use super::compile::address_of;
 use super::flags::DF;
-use super::memory::View;
 use super::plan::{Address, Segment, Width};
 
 /// How many pages of a repeated instruction's operand are looked at.
@@ -107,7 +106,7 @@ impl Touched {
     /// There may be a fault that isn't a page fault.
     pub(crate) fn fault(
         &self,
-        view: &View<'_>,
+        view: &SupervisorMemory<'_>,
         regs: &Registers,
     ) -> Result<Option<(GuestVirtAddr, u32)>, OnlyCpuKnows> {
         if self.repeats && regs.rcx == 0 {
@@ -131,24 +130,33 @@ impl Touched {
     ///
     /// # Errors
     /// It can't be read.
-    pub(crate) fn value(&self, view: &View<'_>, regs: &Registers) -> Result<u64, OnlyCpuKnows> {
+    pub(crate) fn value(
+        &self,
+        view: &SupervisorMemory<'_>,
+        regs: &Registers,
+    ) -> Result<u64, OnlyCpuKnows> {
         let touch = self.touches.first().ok_or(OnlyCpuKnows)?;
         let width = Width::of_bytes(touch.len as usize).ok_or(OnlyCpuKnows)?;
-        let at = touch.start(view, regs, self.len);
-        view.span(at, width, touch.access, regs.rflags)
+        let at = GuestVirtAddr(touch.start(view, regs, self.len));
+        view.span(at, width.bytes(), touch.access, regs.rflags)
             .and_then(|span| view.load(span))
             .map_err(|_| OnlyCpuKnows)
     }
 
-    /// Whether any byte of a range is accessed by the instruction at RIP.
-    pub(crate) fn overlaps(&self, view: &View<'_>, regs: &Registers, range: Range<u64>) -> bool {
+    /// Returns true if any byte of a range is accessed by the instruction at RIP.
+    pub(crate) fn overlaps(
+        &self,
+        view: &SupervisorMemory<'_>,
+        regs: &Registers,
+        range: Range<u64>,
+    ) -> bool {
         self.touches.iter().any(|touch| {
             let start = touch.start(view, regs, self.len);
             start < range.end && range.start < start.saturating_add(touch.len)
         })
     }
 
-    /// True when there is nothing to check.
+    /// Returns true if there is nothing to check.
     pub(crate) fn is_empty(&self) -> bool {
         self.touches.is_empty()
     }
@@ -156,7 +164,7 @@ impl Touched {
 
 impl Touch {
     /// The first byte.
-    fn start(&self, view: &View<'_>, regs: &Registers, insn_len: u64) -> u64 {
+    fn start(&self, view: &SupervisorMemory<'_>, regs: &Registers, insn_len: u64) -> u64 {
         let segment = match self.address.segment {
             Segment::Flat => 0,
             Segment::Fs => view.control().fs_base,
@@ -174,7 +182,7 @@ impl Touch {
     /// their operands, too.
     fn later_rounds(
         &self,
-        view: &View<'_>,
+        view: &SupervisorMemory<'_>,
         regs: &Registers,
         insn_len: u64,
     ) -> Result<(), OnlyCpuKnows> {
@@ -202,7 +210,7 @@ impl Touch {
 
     fn fault(
         &self,
-        view: &View<'_>,
+        view: &SupervisorMemory<'_>,
         regs: &Registers,
         insn_len: u64,
     ) -> Result<Option<(GuestVirtAddr, u32)>, OnlyCpuKnows> {
