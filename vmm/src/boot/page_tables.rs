@@ -4,34 +4,38 @@
 //! The boot protocol asks for an identity map of the kernel, the zero page and
 //! the command line (`Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
 
-use guest_state::x86_64::PAGE_SIZE;
-use guest_state::x86_64::page_entry::{ACCESSED, DIRTY, LARGE, PRESENT, WRITABLE};
-use guest_state::x86_64::paging::PageSize;
-
 use crate::layout;
 
-const LARGE_PAGE: u64 = PageSize::Size2M.bytes();
+const PAGE: u64 = 0x1000;
+const LARGE_PAGE: u64 = 2 << 20;
 /// Entries in one table.
 const ENTRIES: u64 = 512;
 /// Page directories, each for 1 GiB.
 const DIRECTORIES: u64 = 4;
 
+const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
 /// Set by the processor at the first access and write; set here from the start,
 /// so that nobody has to.
-const USED: u64 = ACCESSED | DIRTY;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// In a page directory: this entry maps a page of 2 MiB.
+const LARGE: u64 = 1 << 7;
 
 /// The tables as they go into guest memory at [`layout::PAGE_TABLES`]: the PML4,
 /// the page directory pointer table, the page directories.
 pub(super) fn bytes() -> Vec<u8> {
-    let pointers = layout::PAGE_TABLES + PAGE_SIZE;
-    let directories = pointers + PAGE_SIZE;
+    let pointers = layout::PAGE_TABLES + PAGE;
+    let directories = pointers + PAGE;
     let mut entries = vec![0; (ENTRIES * 2) as usize];
     entries[0] = pointers | PRESENT | WRITABLE | ACCESSED;
     for (directory, entry) in (0..DIRECTORIES).zip(&mut entries[ENTRIES as usize..]) {
-        *entry = (directories + directory * PAGE_SIZE) | PRESENT | WRITABLE | ACCESSED;
+        *entry = (directories + directory * PAGE) | PRESENT | WRITABLE | ACCESSED;
     }
     let pages = 0..DIRECTORIES * ENTRIES;
-    entries.extend(pages.map(|page| (page * LARGE_PAGE) | PRESENT | WRITABLE | USED | LARGE));
+    entries.extend(
+        pages.map(|page| (page * LARGE_PAGE) | PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE),
+    );
     entries.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
