@@ -22,7 +22,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 
 /// One `PT_LOAD` segment.
 #[derive(Debug)]
-pub(crate) struct Segment<'a> {
+pub(crate) struct LoadSegment<'a> {
     /// Virtual address of its first byte.
     pub(crate) address: u64,
     /// What the file holds of it.
@@ -33,7 +33,7 @@ pub(crate) struct Segment<'a> {
     executable: bool,
 }
 
-impl Segment<'_> {
+impl LoadSegment<'_> {
     /// The virtual addresses that it takes.
     fn range(&self) -> Range<u64> {
         self.address..self.address.saturating_add(self.memory_len)
@@ -46,7 +46,7 @@ pub struct Image<'a> {
     pub(crate) file: &'a [u8],
     pub(crate) header: &'a FileHeader64<LittleEndian>,
     /// In the file's order.
-    pub(crate) segments: Vec<Segment<'a>>,
+    pub(crate) segments: Vec<LoadSegment<'a>>,
 }
 
 impl<'a> Image<'a> {
@@ -74,7 +74,7 @@ impl<'a> Image<'a> {
                 let (offset, len) = h.file_range(LittleEndian);
                 let start = offset.min(file.len() as u64) as usize;
                 let end = offset.saturating_add(len).min(file.len() as u64) as usize;
-                Segment {
+                LoadSegment {
                     address: h.p_vaddr(LittleEndian),
                     data: &file[start..end],
                     memory_len: h.p_memsz(LittleEndian),
@@ -94,7 +94,7 @@ impl<'a> Image<'a> {
         let kernel = || {
             self.segments
                 .iter()
-                .map(Segment::range)
+                .map(LoadSegment::range)
                 .filter(|r| r.start >= KERNEL_HALF)
         };
         let start = kernel().map(|r| r.start).min().unwrap_or(0);
@@ -108,7 +108,7 @@ impl<'a> Image<'a> {
                 .segments
                 .iter()
                 .filter(|s| s.executable)
-                .map(Segment::range)
+                .map(LoadSegment::range)
                 .any(|segment| segment.start <= range.start && range.end <= segment.end)
     }
 

@@ -1,4 +1,4 @@
-//! All that a kernel's own image tells of it.
+//! Everything that is read from a kernel's image.
 
 use thiserror::Error;
 
@@ -14,7 +14,7 @@ use crate::symbols::{Symbols, SymbolsError};
 /// A kernel's symbols and tables.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Its release and who built it when, by its own words; empty where it has none.
+    /// Its banner: the release, who built it and when. Empty if the image has no banner.
     pub version: String,
     /// Its symbols.
     pub symbols: Symbols,
@@ -22,15 +22,15 @@ pub struct Kernel {
     pub blacklist: Blacklist,
     /// The instructions whose faults it has fix-ups for.
     pub exceptions: ExceptionTable,
-    /// Where its tables lead.
+    /// Where execution continues according to its tables.
     pub landings: Landings,
     /// How to find its modules, or why that can't be done.
     pub modules: Result<ModuleReader, String>,
-    /// How to find the kprobes that it has itself; `None` if it has none, or they can't be found.
+    /// How to find the guest's own kprobes; `None` if the kernel has none, or they can't be found.
     pub kprobes: Option<KprobeReader>,
-    /// Where it has its current task, and what a task tells.
+    /// The offsets of per-CPU variables and of members of a task.
     pub variables: Variables,
-    /// Whether the blacklist tells all ftrace sites.
+    /// True if the blacklist contains all ftrace sites.
     pub has_ftrace: bool,
 }
 

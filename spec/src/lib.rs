@@ -4,7 +4,7 @@
 //! | form | means |
 //! | --- | --- |
 //! | `vfs_read` | the function's first instruction behind its ftrace site |
-//! | `vfs_read+0x15`, `vfs_read+21` | so many bytes from the symbol |
+//! | `vfs_read+0x15`, `vfs_read+21` | that many bytes from the symbol |
 //! | `0xffffffff812f0c15` | an address |
 //! | `ext4:ext4_sync_file` | a symbol of a module, which need not be loaded yet |
 //! | `open=do_sys_openat2` | a name for the probe, before any place |
@@ -12,7 +12,7 @@
 //! | `vfs_read%return`, `r vfs_read`, `r:done vfs_read` | a return probe |
 //! | `r64 vfs_read` | one that follows 64 calls at the same time |
 //! | `w jiffies`, `w:tick jiffies` | a watchpoint: writes to the 8 bytes there |
-//! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | so many bytes; reads and writes |
+//! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | that many bytes; reads and writes |
 //!
 //! Words behind the place: `post` and `fault` ask for those events of an instruction probe as well;
 //! `rets` has a return probe wait at the function's own `ret`s, with its return address left alone;

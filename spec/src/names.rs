@@ -66,7 +66,7 @@ pub fn operand_size(name: &str) -> Option<u8> {
     }
 }
 
-/// Returns true if a value of so many bytes can be this constant: as it is, or as a negative number with all
+/// Returns true if a value of `size` bytes can be this constant: as it is, or as a negative number with all
 /// its upper bits set.
 pub fn fits(constant: u64, size: u8) -> bool {
     let bits = 8 * u32::from(size.clamp(1, 8));

@@ -3,7 +3,7 @@
 use guest_state::GuestVirtAddr;
 
 /// The addresses of the instructions with a fix-up (`__ex_table`): where one faults, the kernel
-/// looks its address up and goes on elsewhere.
+/// looks its address up and continues at the fix-up.
 #[derive(Debug, Clone, Default)]
 pub struct ExceptionTable {
     /// Sorted.

@@ -10,7 +10,7 @@ use crate::instruction;
 
 /// A table as it is in memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Table<'a> {
+pub(crate) struct RawTable<'a> {
     /// Its name, for errors.
     pub(crate) name: &'a str,
     /// Where it begins.
@@ -119,7 +119,7 @@ impl Format {
     /// The entries of a table, each with its address.
     pub(crate) fn entries<'a>(
         self,
-        table: Table<'a>,
+        table: RawTable<'a>,
     ) -> Result<impl Iterator<Item = (GuestVirtAddr, &'a [u8])>, BlacklistError> {
         let field = match self.pointer {
             Pointer::Absolute => 8,
@@ -143,7 +143,7 @@ impl Format {
     /// to the longest instruction; `None` for what is no code.
     pub(crate) fn places<'a>(
         self,
-        table: Table<'a>,
+        table: RawTable<'a>,
         code: impl Fn(GuestVirtAddr) -> Option<&'a [u8]>,
     ) -> Result<impl Iterator<Item = Result<Range<GuestVirtAddr>, BlacklistError>>, BlacklistError>
     {

@@ -2,13 +2,13 @@
 //!
 //! Source for the symbols around them: Linux `include/asm-generic/vmlinux.lds.h` and
 //! `arch/x86/kernel/vmlinux.lds.S`. `.altinstr_replacement` holds no code that runs in place, and
-//! the thunks that retpolines and returns lead to are ordinary code but for their alternatives.
+//! the thunks that retpolines and returns lead to are ordinary code except for their alternatives.
 
 use std::collections::HashSet;
 
 use guest_state::GuestVirtAddr;
 
-use super::format::{Format, Length, Table};
+use super::format::{Format, Length, RawTable};
 use super::tables::Tables;
 use super::{Blacklist, BlacklistError, Entry, Reason};
 
@@ -146,7 +146,7 @@ impl<'a> Tables<'a> {
         &self,
         entries: &mut Vec<Entry>,
         reason: Reason,
-        table: Option<Table<'a>>,
+        table: Option<RawTable<'a>>,
         formats: &[Format],
     ) -> Result<(), BlacklistError> {
         let Some(table) = table else {

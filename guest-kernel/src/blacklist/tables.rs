@@ -5,13 +5,13 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 
-use super::format::{Format, Pointer, Table};
+use super::format::{Format, Pointer, RawTable};
 use super::{BlacklistError, ExceptionTable, Landings};
 use crate::btf::Btf;
 use crate::image::Image;
 use crate::symbols::Symbols;
 
-/// The second field of an exception's or a jump label's entry, right behind the first: where to go on.
+/// The second field of an exception's or a jump label's entry, right behind the first: where to continue.
 const TARGET: usize = 4;
 
 /// The tables of one kernel.
@@ -20,8 +20,8 @@ pub struct Tables<'a> {
     image: &'a Image<'a>,
     pub(super) symbols: &'a Symbols,
     pub(super) btf: Option<&'a Btf>,
-    exceptions: Option<Table<'a>>,
-    pub(super) jump_labels: Option<Table<'a>>,
+    exceptions: Option<RawTable<'a>>,
+    pub(super) jump_labels: Option<RawTable<'a>>,
 }
 
 impl<'a> Tables<'a> {
@@ -60,7 +60,7 @@ impl<'a> Tables<'a> {
         ))
     }
 
-    /// Where the kernel's tables lead.
+    /// The addresses where execution continues according to the tables.
     ///
     /// Sources: `arch/x86/include/asm/extable.h` (instruction, fix-up), `include/linux/jump_label.h`
     /// (code, target, key); each field is the distance from itself.
@@ -87,7 +87,7 @@ impl<'a> Tables<'a> {
         &self,
         start: &'a str,
         end: &str,
-    ) -> Result<Option<Table<'a>>, BlacklistError> {
+    ) -> Result<Option<RawTable<'a>>, BlacklistError> {
         let Some(range) = self.range(start, end) else {
             return Ok(None);
         };
@@ -97,7 +97,7 @@ impl<'a> Tables<'a> {
             start: range.start,
             end: range.end,
         })?;
-        Ok(Some(Table {
+        Ok(Some(RawTable {
             name: start,
             address: range.start,
             bytes,
@@ -108,7 +108,7 @@ impl<'a> Tables<'a> {
     /// init text in a segment that isn't marked as executable, and code to be copied in their data.
     pub(super) fn places(
         &self,
-        table: Table<'a>,
+        table: RawTable<'a>,
         format: Format,
     ) -> Result<Vec<Range<GuestVirtAddr>>, BlacklistError> {
         let code = |at: GuestVirtAddr| {
@@ -119,8 +119,11 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Where the entries of a table lead, in ascending order.
-fn targets(table: Option<Table<'_>>, format: Format) -> Result<Vec<GuestVirtAddr>, BlacklistError> {
+/// The targets of the entries of a table, in ascending order.
+fn targets(
+    table: Option<RawTable<'_>>,
+    format: Format,
+) -> Result<Vec<GuestVirtAddr>, BlacklistError> {
     let Some(table) = table else {
         return Ok(Vec::new());
     };

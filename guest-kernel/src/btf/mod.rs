@@ -1,8 +1,8 @@
 //! The guest kernel's types, from the BTF that its image carries (`CONFIG_DEBUG_INFO_BTF`).
 //!
 //! Only what places things: sizes, members, constants, parameters' names. Read here rather than
-//! by a crate: those that there are copy all of it into maps, which takes ten times the memory,
-//! or need files and another licence. A record is decoded when it is asked for.
+//! by a crate: the existing ones copy all of it into maps, which takes ten times the memory,
+//! or need files and another licence. A record is decoded when it is needed.
 
 use thiserror::Error;
 
@@ -48,7 +48,7 @@ pub enum TypeError {
     /// No type of this name with a size.
     #[error("the guest kernel has no type {name:?}")]
     Unknown {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// No member of this name.
@@ -56,7 +56,7 @@ pub enum TypeError {
     NoMember {
         /// The type.
         of: String,
-        /// The path from it, as far as it leads nowhere.
+        /// The path from the type, up to the step that fails.
         path: String,
     },
     /// No constant of this name.
@@ -67,7 +67,7 @@ pub enum TypeError {
         /// The constant.
         name: String,
     },
-    /// The type goes round or has no end.
+    /// The type contains itself or has no end.
     #[error("the guest kernel's type {name:?} is damaged")]
     Damaged {
         /// The type.

@@ -1,7 +1,7 @@
 //! The guest's own kprobes: where it has them, and what they hide.
 //!
-//! The kernel keeps them in a table of its own, whose layout BTF tells. All that is read there is an
-//! untrusted guest's: the walk is bounded, and what makes no sense ends it.
+//! The kernel keeps them in a table, whose layout BTF describes. The guest is not trusted: the walk is
+//! bounded, and an implausible entry ends it.
 //!
 //! Sources, for both Linux 6.1 and 6.12: `kernel/kprobes.c` (`kprobe_table`, `kprobe_mutex`,
 //! `aggr_pre_handler`), `include/linux/kprobes.h` (flags, `struct kprobe`, `struct optimized_kprobe`),
@@ -92,8 +92,8 @@ impl GuestKprobe {
 pub struct GuestKprobes {
     /// By their addresses.
     probes: Vec<GuestKprobe>,
-    /// Whether the guest is about to register or remove one: what it has read of its text is not yet to be
-    /// seen here.
+    /// True if the guest is registering or removing a kprobe: it may have read text for a kprobe that isn't
+    /// in this list yet.
     pub changing: bool,
 }
 

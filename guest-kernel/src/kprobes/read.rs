@@ -11,7 +11,7 @@ use crate::symbols::Symbols;
 
 /// Lists in the table (`KPROBE_HASH_BITS` is 6).
 const LISTS: usize = 64;
-/// More kprobes than a guest has; a list that has more goes round.
+/// More kprobes than any guest has. A longer list is taken to be circular.
 const MAX_KPROBES: usize = 1 << 14;
 /// `KPROBE_FLAG_GONE`: its text has been freed. `KPROBE_FLAG_FTRACE`: it goes by an ftrace site.
 const NOT_IN_TEXT: u32 = 1 << 0 | 1 << 3;
@@ -26,7 +26,7 @@ const IS_WORKER: u32 = 1 << 5;
 #[derive(Debug, Clone)]
 pub struct KprobeReader {
     table: GuestVirtAddr,
-    layout: Layout,
+    layout: KprobeLayout,
     /// For those that the guest can make jumps of.
     jumps: Option<Jumps>,
     /// For whether the guest is changing them.
@@ -35,7 +35,7 @@ pub struct KprobeReader {
 
 /// Offsets in `struct kprobe`, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct Layout {
+struct KprobeLayout {
     /// Of the node by which it is in its list.
     node: u64,
     address: u64,
@@ -54,8 +54,8 @@ struct Jumps {
     len: u64,
 }
 
-/// `kprobe_mutex` is held by whoever registers or removes a kprobe, from before the text is read until the
-/// kprobe is in the table and the text; and by the worker that makes jumps of those in the table.
+/// A task that registers or removes a kprobe holds `kprobe_mutex` from before it reads the text until the
+/// kprobe is in the table and the text. The worker that makes jumps of the kprobes holds it, too.
 #[derive(Debug, Clone, Copy)]
 struct Changing {
     /// Address of the mutex' owner.
@@ -92,7 +92,7 @@ impl KprobeReader {
         };
         Ok(Some(Self {
             table,
-            layout: Layout {
+            layout: KprobeLayout {
                 node: offset("kprobe", "hlist")?,
                 address: offset("kprobe", "addr")?,
                 handler: offset("kprobe", "pre_handler")?,
@@ -104,8 +104,8 @@ impl KprobeReader {
         }))
     }
 
-    /// The guest's kprobes; what can't be read of them isn't among them. The guest may run meanwhile, but then
-    /// one that comes or goes may be missed.
+    /// The guest's kprobes, without those that can't be read. The guest may run meanwhile; then a kprobe
+    /// that is added or removed may be missed.
     pub fn read(
         &self,
         memory: &dyn GuestMemory,
@@ -136,7 +136,7 @@ impl KprobeReader {
         GuestKprobes::new(probes, changing)
     }
 
-    /// One of them; `None` inside if it isn't in the text, and outside if it can't be read.
+    /// One kprobe: `None` if it can't be read, `Some(None)` if it isn't in the text.
     fn kprobe(&self, guest: KernelMemory<'_>, at: GuestVirtAddr) -> Option<Option<GuestKprobe>> {
         let layout = &self.layout;
         let flags = guest.u32(at.wrapping_add(layout.flags)).ok()?;

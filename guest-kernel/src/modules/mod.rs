@@ -1,7 +1,7 @@
 //! The guest's loaded modules: their text, functions, and what can't be probed in them.
 //!
-//! Modules are found by the guest's own structures, whose layout BTF tells. All that is read there
-//! is an untrusted guest's: counts and lengths are bounded, and lists that go round end.
+//! Modules are found in the guest's own structures, whose layout BTF describes. The guest is not trusted:
+//! counts and lengths are bounded, and the walk of a circular list ends.
 //!
 //! When to look, for both Linux 6.1 and 6.12 (`kernel/module/main.c`), as function entries with
 //! their arguments in registers:
@@ -109,7 +109,7 @@ pub struct Module {
     pub init_text: Range<GuestVirtAddr>,
     /// Its functions, in the order of their addresses. Several may have the same name.
     pub functions: Vec<ModuleFunction>,
-    /// What can't be probed in it, but for what the kernel patched only while it loaded it.
+    /// What can't be probed in it, without what the kernel patches only while it loads the module.
     pub blacklist: Blacklist,
     /// Its instructions with a fix-up.
     pub exceptions: ExceptionTable,

@@ -14,10 +14,10 @@
 //! first character of the text is the symbol's type, as `nm` prints it. *Markers*: the offset
 //! (u32) of every 256th name. *Addresses*: see `addresses.rs`.
 
-use super::names::Names;
+use super::names::NameTable;
 use super::tokens::Tokens;
-use super::{Table, addresses};
-use crate::image::{Image, Segment};
+use super::{SymbolTable, addresses};
+use crate::image::{Image, LoadSegment};
 
 /// What the tables can be aligned to, in bytes.
 const ALIGNMENTS: [usize; 2] = [8, 4];
@@ -28,7 +28,7 @@ const SEARCH_BUDGET: usize = 1 << 27;
 /// What the search came to.
 pub enum Found {
     /// A symbol table, sorted by address.
-    Table(Table),
+    Table(SymbolTable),
     /// The names of that many symbols, but not their addresses.
     NamesOnly(usize),
     /// Nothing.
@@ -68,15 +68,15 @@ impl Search<'_> {
     /// Looks for the other tables of a dictionary, backwards from it.
     fn before(
         &mut self,
-        segment: &Segment<'_>,
+        segment: &LoadSegment<'_>,
         tokens: &Tokens<'_>,
         align: usize,
-    ) -> Option<Table> {
+    ) -> Option<SymbolTable> {
         // Segments begin at a page, so an offset is aligned as its address is.
         let data = segment.data.get(..tokens.start)?;
         for at in (0..data.len()).step_by(align).rev() {
             self.budget = self.budget.checked_sub(1)?;
-            let Some(names) = Names::at(data, at, align, &mut self.budget) else {
+            let Some(names) = NameTable::at(data, at, align, &mut self.budget) else {
                 continue;
             };
             let Some(mut table) = names.decode(segment, tokens) else {

@@ -97,10 +97,10 @@ pub enum LookupError {
     /// No symbol has the name.
     #[error("the guest kernel has no symbol {name:?}{}", hint(.similar))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// A few names that are like it, the likest first: what the compiler made of it
-        /// (`name.isra.0`), what differs in a letter or two, what goes on or begins before it.
+        /// A few similar names, the most similar first: what the compiler derived from it
+        /// (`name.isra.0`), what differs in a letter or two, what has a suffix or a prefix.
         similar: Vec<String>,
     },
     /// Several symbols at different addresses have the name.
@@ -109,7 +109,7 @@ pub enum LookupError {
         .addresses.len(), list(.addresses)
     )]
     Ambiguous {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
         /// Their addresses, in order.
         addresses: Vec<GuestVirtAddr>,
@@ -134,7 +134,7 @@ fn list(addresses: &[GuestVirtAddr]) -> String {
 /// All symbols of a kernel.
 #[derive(Debug)]
 pub struct Symbols {
-    table: Table,
+    table: SymbolTable,
     /// Hash of each symbol's name and its number, sorted.
     by_name: Vec<(u32, u32)>,
     source: Source,
@@ -145,21 +145,21 @@ pub struct Symbols {
 
 /// Symbols in the order of their addresses, all names in one string.
 #[derive(Debug)]
-struct Table {
+struct SymbolTable {
     text: String,
-    entries: Vec<Entry>,
+    entries: Vec<SymbolEntry>,
 }
 
 /// A symbol; its name is `len` bytes of the text at `name`.
 #[derive(Debug)]
-struct Entry {
+struct SymbolEntry {
     address: u64,
     name: u32,
     len: u16,
     kind: u8,
 }
 
-impl Table {
+impl SymbolTable {
     /// Average length of a name with its type, for a start.
     const NAME_LEN: usize = 24;
 
@@ -172,7 +172,7 @@ impl Table {
         }
     }
 
-    fn name(&self, entry: &Entry) -> &str {
+    fn name(&self, entry: &SymbolEntry) -> &str {
         let start = entry.name as usize;
         &self.text[start..start + usize::from(entry.len)]
     }
@@ -184,7 +184,7 @@ impl Table {
             .position(|entry| self.name(entry) == name)
     }
 
-    fn symbol(&self, entry: &Entry) -> Symbol<'_> {
+    fn symbol(&self, entry: &SymbolEntry) -> Symbol<'_> {
         Symbol {
             name: self.name(entry),
             address: GuestVirtAddr(entry.address),
@@ -238,7 +238,7 @@ impl Symbols {
         Self::new(table, Source::ElfSymtab, &image)
     }
 
-    fn new(table: Table, source: Source, image: &Image<'_>) -> Result<Self, SymbolsError> {
+    fn new(table: SymbolTable, source: Source, image: &Image<'_>) -> Result<Self, SymbolsError> {
         let mut by_name: Vec<_> = table
             .entries
             .iter()

@@ -1,8 +1,8 @@
 //! kallsyms' names: `num_syms`, the names and their markers, as `kallsyms.rs` describes them.
 
 use super::tokens::Tokens;
-use super::{Entry, Table};
-use crate::image::Segment;
+use super::{SymbolEntry, SymbolTable};
+use crate::image::LoadSegment;
 
 /// Names between two markers.
 const MARKER_STEP: usize = 256;
@@ -14,7 +14,7 @@ const MAX_NAME: usize = 1024;
 const MAX_TEXT: usize = 256 << 20;
 
 /// The tables before the dictionary: `num_syms`, names and markers.
-pub struct Names {
+pub struct NameTable {
     /// How many symbols there are.
     pub count: usize,
     /// Where `num_syms` is, in bytes from the start of the segment.
@@ -25,7 +25,7 @@ pub struct Names {
     pub align: usize,
 }
 
-impl Names {
+impl NameTable {
     /// Checks whether `num_syms` can be at `start`: the names must end where markers that fit
     /// them begin, and the markers (or sequence numbers) where `data` ends: at the dictionary.
     pub fn at(data: &[u8], start: usize, align: usize, budget: &mut usize) -> Option<Self> {
@@ -72,8 +72,8 @@ impl Names {
     }
 
     /// Decodes all names; the addresses are left at 0.
-    pub fn decode(&self, segment: &Segment<'_>, tokens: &Tokens<'_>) -> Option<Table> {
-        let mut table = Table::with_capacity(self.count);
+    pub fn decode(&self, segment: &LoadSegment<'_>, tokens: &Tokens<'_>) -> Option<SymbolTable> {
+        let mut table = SymbolTable::with_capacity(self.count);
         let mut at = self.names;
         for _ in 0..self.count {
             let (codes, len) = code_len(segment.data, at)?;
@@ -91,7 +91,7 @@ impl Names {
                 return None;
             }
             let len = (table.text.len() - name) as u16;
-            table.entries.push(Entry {
+            table.entries.push(SymbolEntry {
                 address: 0,
                 name: name as u32,
                 len,

@@ -24,7 +24,7 @@ pub const AND: &str = "&&";
 /// For a capture of no register.
 pub const NO_REGISTER: &str = "none";
 
-/// What the words behind the place ask for, but for the kind's own.
+/// What the words behind the place set, except for the kind's own options.
 #[derive(Default)]
 pub struct Asked {
     pub disabled: bool,
