@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use guest_state::x86_64::paging::UPPER_HALF;
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -15,10 +16,6 @@ pub struct ImageError {
     /// What is wrong with it.
     pub reason: String,
 }
-
-/// The lowest address of the upper half, which the kernel has for itself (Linux
-/// `Documentation/arch/x86/x86_64/mm.rst`). Per-CPU variables of older kernels are linked at 0.
-const KERNEL_HALF: u64 = 1 << 63;
 
 /// One `PT_LOAD` segment.
 #[derive(Debug)]
@@ -89,13 +86,14 @@ impl<'a> Image<'a> {
         })
     }
 
-    /// The addresses from the first kernel segment to the end of the last.
+    /// The addresses from the first kernel segment to the end of the last. Per-CPU variables of older kernels
+    /// are linked at 0, outside the kernel's half.
     pub(crate) fn range(&self) -> Range<u64> {
         let kernel = || {
             self.segments
                 .iter()
                 .map(LoadSegment::range)
-                .filter(|r| r.start >= KERNEL_HALF)
+                .filter(|r| r.start >= UPPER_HALF.0)
         };
         let start = kernel().map(|r| r.start).min().unwrap_or(0);
         start..kernel().map(|r| r.end).max().unwrap_or(start)

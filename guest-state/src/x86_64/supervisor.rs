@@ -8,19 +8,11 @@
 //! vol. 2, 5.6 and 8.2.15.
 
 use super::PAGE_SIZE;
-use super::control::ControlRegisters;
+use super::control::{ControlRegisters, cr0, cr4};
 use super::flags::AC;
 use super::paging::{PageTables, PagingModeError, WalkError, walk};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::memory::GuestMemory;
-
-/// Write protection holds for the supervisor, too.
-const CR0_WP: u64 = 1 << 16;
-/// The supervisor may not access users' pages, unless RFLAGS.AC is set.
-const CR4_SMAP: u64 = 1 << 21;
-/// Protection keys of users' pages, and of the supervisor's.
-const CR4_PKE: u64 = 1 << 22;
-const CR4_PKS: u64 = 1 << 24;
 
 /// Bits of a page fault's error code.
 const FAULT_PRESENT: u32 = 1 << 0;
@@ -123,14 +115,14 @@ impl<'a> SupervisorMemory<'a> {
                 return Err(AccessError::Unknown);
             }
         };
-        let smap = self.control.cr4 & CR4_SMAP != 0 && rflags & AC == 0;
+        let smap = self.control.cr4 & cr4::SMAP != 0 && rflags & AC == 0;
         if page.user && smap {
             return fault(FAULT_PRESENT);
         }
-        if self.control.cr4 & if page.user { CR4_PKE } else { CR4_PKS } != 0 {
+        if self.control.cr4 & if page.user { cr4::PKE } else { cr4::PKS } != 0 {
             return Err(AccessError::Unknown);
         }
-        if is_write && !page.writable && self.control.cr0 & CR0_WP != 0 {
+        if is_write && !page.writable && self.control.cr0 & cr0::WP != 0 {
             return fault(FAULT_PRESENT);
         }
         if !page.accessed || is_write && !page.dirty {
