@@ -4,7 +4,9 @@ use guest_state::x86_64::supervisor::{AccessError, Intent, Span, SupervisorMemor
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
-use super::plan::{Address, Base, Count, Operand, Operation, Plan, Reg, Segment, Target, Width};
+use super::plan::{
+    Address, Base, Count, Operand, Operation, Plan, Reg, SegmentBase, Target, Width,
+};
 
 /// How a plan ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -256,9 +258,8 @@ impl<'a> Emulation<'a> {
 
     fn address(&mut self, address: &Address) -> Result<u64, AccessError> {
         let segment = match address.segment {
-            Segment::Flat => 0,
-            Segment::Fs => self.view()?.control().fs_base,
-            Segment::Gs => self.view()?.control().gs_base,
+            SegmentBase::Flat => 0,
+            other => other.value(self.view()?.control()),
         };
         let end = self.regs.rip.wrapping_add(self.length());
         Ok(address.resolve(&self.regs, end).wrapping_add(segment))

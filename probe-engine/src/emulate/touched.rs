@@ -16,7 +16,7 @@ use iced_x86::{
 
 use super::compile::address_of;
 use super::flags::DF;
-use super::plan::{Address, Segment, Width};
+use super::plan::{Address, Width};
 
 /// How many pages of a repeated instruction's operand are looked at.
 const MAX_PAGES: u64 = 1024;
@@ -165,11 +165,7 @@ impl Touched {
 impl Touch {
     /// The first byte.
     fn start(&self, view: &SupervisorMemory<'_>, regs: &Registers, insn_len: u64) -> u64 {
-        let segment = match self.address.segment {
-            Segment::Flat => 0,
-            Segment::Fs => view.control().fs_base,
-            Segment::Gs => view.control().gs_base,
-        };
+        let segment = self.address.segment.value(view.control());
         let end = regs.rip.wrapping_add(insn_len);
         let mut start = self.address.resolve(regs, end).wrapping_add(segment);
         if let Some((register, bytes)) = self.bit {
