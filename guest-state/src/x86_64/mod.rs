@@ -2,6 +2,7 @@
 
 pub mod control;
 pub mod flags;
+pub mod idt;
 mod opcode;
 pub mod page_entry;
 pub mod paging;

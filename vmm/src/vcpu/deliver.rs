@@ -11,6 +11,7 @@
 //! instruction was an int3, of one byte.
 
 use guest_state::x86_64::flags::{IF, NT, RF, TF, VM};
+use guest_state::x86_64::idt::{GATE_LEN, Gate};
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{GuestVirtAddr, Registers};
@@ -19,8 +20,6 @@ use kvm_bindings::{kvm_segment, kvm_sregs};
 use super::registers::RPL;
 use crate::trap::INT3_LEN;
 
-/// Bytes of a gate in the IDT in long mode (SDM vol. 3, 6.14.1).
-const GATE: u64 = 16;
 /// Gate types: interrupt gate, which clears IF, and trap gate.
 const INTERRUPT_GATE: u8 = 0xe;
 const TRAP_GATE: u8 = 0xf;
@@ -61,26 +60,20 @@ pub(super) fn breakpoint(
     if privilege == 0 && sregs.cs.l != 1 {
         return None;
     }
-    let at = u64::from(vector::BREAKPOINT) * GATE;
-    if u64::from(sregs.idt.limit) < at + GATE - 1 {
-        return None;
-    }
-    let mut gate = [0; GATE as usize];
-    let at = GuestVirtAddr(sregs.idt.base.wrapping_add(at));
+    let at = Gate::address(sregs.idt.base, sregs.idt.limit, vector::BREAKPOINT)?;
+    let mut gate = [0; GATE_LEN];
     memory.read(at, &mut gate).ok()?;
-    let [o0, o1, s0, s1, ist, kind, o2, o3, o4, o5, o6, o7, ..] = gate;
-    let handler = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
-    let present = kind & 0x80 != 0;
-    let selector = u16::from_le_bytes([s0, s1]);
+    let gate = Gate::from_bytes(gate);
+    let selector = gate.selector;
     // int3 may go through a gate of its own privilege or a lower one only.
-    let allowed = u16::from(kind >> 5 & 3) >= privilege;
-    if !present || !allowed || selector & RPL != 0 {
+    let allowed = u16::from(gate.privilege()) >= privilege;
+    if !gate.is_present() || !allowed || selector & RPL != 0 {
         return None;
     }
     if privilege == 0 && selector != sregs.cs.selector {
         return None;
     }
-    let cleared = match kind & 0xf {
+    let cleared = match gate.kind() {
         INTERRUPT_GATE => CLEARED | IF,
         TRAP_GATE => CLEARED,
         _ => return None,
@@ -89,7 +82,7 @@ pub(super) fn breakpoint(
         let at = GuestVirtAddr(sregs.tr.base.wrapping_add(offset));
         memory.read_u64(at).ok()
     };
-    let stack = match u64::from(ist & 7) {
+    let stack = match u64::from(gate.stack) {
         0 if privilege == 0 => registers.rsp,
         0 => in_tss(TSS_RSP0)?,
         n => in_tss(TSS_IST1 + (n - 1) * 8)?,
@@ -105,7 +98,7 @@ pub(super) fn breakpoint(
     let rsp = (stack & !0xf).wrapping_sub(bytes.len() as u64);
     memory.write(GuestVirtAddr(rsp), &bytes).ok()?;
     let registers = Registers {
-        rip: handler,
+        rip: gate.handler.0,
         rsp,
         rflags: registers.rflags & !cleared,
         ..*registers

@@ -90,6 +90,25 @@ fn a_range_over_two_pages_is_written_whole_or_not_at_all() {
 }
 
 #[test]
+fn an_operand_over_two_pages_is_stored_whole_or_not_at_all() {
+    for second in [FRAMES + 4 * PAGE_SIZE, 8 << 20] {
+        let (memory, control) = guest(PLAIN, &[FRAMES | PLAIN, second | PLAIN]);
+        let view = of(&memory, control);
+        let end = BASE.wrapping_add(PAGE_SIZE);
+        view.write(GuestVirtAddr(end.0 - 4), &[9; 4]).unwrap();
+        let span = view
+            .span(GuestVirtAddr(end.0 - 2), 8, Intent::Write, 0)
+            .unwrap();
+        let is_memory = second != 8 << 20;
+        let value = 0x0807_0605_0403_0201;
+        assert_eq!(view.store(span, value).is_ok(), is_memory);
+        assert_eq!(view.load(span).ok(), is_memory.then_some(value));
+        let first = get(&memory, FRAMES + PAGE_SIZE - 4);
+        assert_eq!(first, if is_memory { [9, 9, 1, 2] } else { [9; 4] });
+    }
+}
+
+#[test]
 fn what_only_the_host_may_write_is_never_written_even_where_the_guest_has_mapped_it_writable() {
     let (memory, control) = guest(PLAIN, &[FRAMES | PLAIN]);
     memory.protect(FRAMES..FRAMES + PAGE_SIZE);
