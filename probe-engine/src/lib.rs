@@ -13,6 +13,7 @@ pub mod emulate;
 pub mod engine;
 pub mod error;
 pub mod event;
+pub mod fetch;
 pub mod percpu;
 pub mod probe;
 pub mod relocate;

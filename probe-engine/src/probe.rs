@@ -2,9 +2,14 @@
 
 use std::fmt;
 
-use guest_state::{Access, GuestVirtAddr, Registers};
+use guest_state::{Access, GuestVirtAddr};
 
 use crate::condition::Comparison;
+use crate::fetch::Fetches;
+
+mod no_jump;
+
+pub use no_jump::NoJump;
 
 /// Names one probe, for as long as the engine lives; never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -95,85 +100,35 @@ impl ProbeKind {
 }
 
 /// What a hit leaves behind.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Capture {
-    /// An event with all registers.
-    #[default]
-    Full,
-    /// An event with these registers; the others are 0 in it.
-    Registers(RegisterSet),
+    /// An event with these values; the others are 0 in it.
+    Event(Fetches),
     /// No event: it is only counted.
     Count,
 }
 
-/// Registers of an event.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RegisterSet(u32);
-
 impl Capture {
-    /// An event with these registers.
-    pub fn of(registers: RegisterSet) -> Self {
-        match registers {
-            RegisterSet::ALL => Self::Full,
-            registers => Self::Registers(registers),
-        }
-    }
+    /// An event with all registers.
+    pub const FULL: Self = Self::Event(Fetches::ALL);
 
-    /// The registers of an event; `None` when there is no event.
-    pub fn registers(self) -> Option<RegisterSet> {
+    /// What an event has; `None` when there is no event.
+    pub fn fetches(self) -> Option<Fetches> {
         match self {
-            Self::Full => Some(RegisterSet::ALL),
-            Self::Registers(set) => Some(set),
+            Self::Event(fetches) => Some(fetches),
             Self::Count => None,
         }
     }
-}
 
-impl RegisterSet {
-    /// The general registers, by their numbers in instruction encodings, and RFLAGS.
-    pub const ALL: Self = Self((1 << 17) - 1);
-    /// The number of RFLAGS here.
-    pub const FLAGS: u8 = 16;
-
-    /// These and a register: 0 is RAX, 4 is RSP, 15 is R15 (Intel SDM vol. 2, table 2-4), 16 is RFLAGS.
-    /// There are no others.
-    #[must_use]
-    pub fn with(self, number: u8) -> Self {
-        Self((self.0 | 1u32.checked_shl(number.into()).unwrap_or(0)) & Self::ALL.0)
-    }
-
-    /// These and those.
-    #[must_use]
-    pub fn and(self, others: Self) -> Self {
-        Self(self.0 | others.0)
-    }
-
-    /// Whether a register is among them.
-    pub fn contains(self, number: u8) -> bool {
-        number <= Self::FLAGS && self.0 >> number & 1 == 1
-    }
-
-    /// These registers of all, and RIP; the others are 0.
-    pub(crate) fn of(self, all: &Registers) -> Registers {
-        if self == Self::ALL {
-            return *all;
-        }
-        let mut shown = Registers {
-            rip: all.rip,
-            ..Registers::default()
-        };
-        for number in self.numbers() {
-            match number {
-                Self::FLAGS => shown.rflags = all.rflags,
-                number => *shown.by_number_mut(number) = all.by_number(number),
+    /// What two probes want of one hit.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self.fetches(), other.fetches()) {
+            (None, None) => Self::Count,
+            (one, other) => {
+                let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
+                Self::Event(one.and(other))
             }
         }
-        shown
-    }
-
-    /// The numbers of the registers, rising.
-    pub fn numbers(self) -> impl Iterator<Item = u8> {
-        (0..=Self::FLAGS).filter(move |number| self.contains(*number))
     }
 }
 
@@ -193,12 +148,21 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            capture: Capture::Full,
+            capture: Capture::FULL,
             condition: Vec::new(),
             lossless: false,
             optimize: true,
         }
     }
+}
+
+/// What can be switched, of some probes or of all at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    /// Whether hits are noticed.
+    Enabled(bool),
+    /// Whether probes may become jumps. Becoming one comes later, in the background.
+    Optimize(bool),
 }
 
 /// Whether a probe is a jump, which costs no exit.
@@ -209,12 +173,7 @@ pub enum Optimization {
     /// It will be, or it will be known why not.
     Waiting,
     /// It stays a breakpoint.
-    Not {
-        /// One word or two, for counting: `branch`, `exception table`, ...
-        kind: &'static str,
-        /// Why, in words.
-        reason: String,
-    },
+    Not(NoJump),
 }
 
 /// A probe to register.

@@ -9,7 +9,7 @@ use vmprobe_proto::v1::GetHostResponse;
 
 /// Examines the host for a client. Blocks, some ten seconds where guests hang.
 pub fn describe_host() -> GetHostResponse {
-    let report = vmm::doctor::examine();
+    let report = vmm_doctor::examine();
     GetHostResponse {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         runs_linux: report.runs_linux,
@@ -24,7 +24,7 @@ pub fn warn_if_unfit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let examine = || {
-            let report = vmm::doctor::examine();
+            let report = vmm_doctor::examine();
             if !report.runs_linux {
                 tracing::warn!("{}; {}", report.verdict, report.advice.join("; "));
             }
@@ -39,7 +39,7 @@ pub fn warn_if_unfit() {
 /// Examines the host and prints the report, as text or as JSON. Success when it runs guests.
 #[must_use]
 pub fn report(json: bool) -> ExitCode {
-    let report = vmm::doctor::examine();
+    let report = vmm_doctor::examine();
     let text = if json {
         serde_json::to_string_pretty(&report).unwrap_or_default()
     } else {

@@ -43,7 +43,10 @@ pub fn create(error: &CreateError) -> Status {
                 format!("{error}: make it smaller, or start vmprobed with a larger --max-file");
             return with_field(Code::ResourceExhausted, what, message);
         }
-        CreateError::Cpu(_) | CreateError::Vcpu(_) | CreateError::Refused { .. } => Code::Internal,
+        CreateError::Cpu(_)
+        | CreateError::Vcpu(_)
+        | CreateError::Bus(_)
+        | CreateError::Refused { .. } => Code::Internal,
         // All others find fault with the request.
         _ => Code::InvalidArgument,
     };

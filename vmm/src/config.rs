@@ -1,4 +1,4 @@
-//! What a VM is made of, and why it can't be made.
+//! The configuration of a VM, and the errors of making one.
 
 use std::{
     io,
@@ -9,11 +9,14 @@ use guest_state::VcpuError;
 use thiserror::Error;
 
 use crate::{
-    boot::{BootMethod, LoadError, bzimage::KernelFileError},
-    cpu::CpuError,
+    devices::bus::BusError,
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
+    x86_64::{
+        boot::{BootMethod, LoadError, bzimage::KernelFileError},
+        cpu::CpuError,
+    },
 };
 
 /// Fewest MiB of memory that a VM can have.
@@ -44,7 +47,7 @@ pub struct VmConfig {
     pub max_file: u64,
 }
 
-/// Why a VM can't be made. Nothing of it is left then.
+/// Why a VM can't be made. Nothing of the VM is left then.
 #[derive(Debug, Error)]
 pub enum CreateError {
     /// Too little memory.
@@ -63,7 +66,7 @@ pub enum CreateError {
         /// Why.
         cause: FileError,
     },
-    /// A file without content, or one that the host's kernel makes up.
+    /// A file without content, or one whose content the host's kernel makes at each read.
     #[error(
         "the {what} {path} is empty (as far as its length tells): leave it out, or give a file with \
          content"
@@ -108,6 +111,9 @@ pub enum CreateError {
     /// KVM refused something to a vCPU.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+    /// A device can't be attached.
+    #[error(transparent)]
+    Bus(#[from] BusError),
     /// KVM refused a part of the VM.
     #[error("KVM refused to {what}: {cause}")]
     Refused {
@@ -119,6 +125,14 @@ pub enum CreateError {
 }
 
 impl CreateError {
+    /// For `map_err`: `what` names what KVM refused, as in "create a vCPU".
+    pub(crate) fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Refused {
+            what,
+            cause: io::Error::from_raw_os_error(error.errno()),
+        }
+    }
+
     /// The field of [`VmConfig`] that is to blame, where it is one.
     pub fn field(&self) -> Option<&'static str> {
         match self {
@@ -128,7 +142,9 @@ impl CreateError {
             Self::File { what, .. } | Self::Empty { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
-            Self::Kvm(_) | Self::Cpu(_) | Self::Vcpu(_) | Self::Refused { .. } => None,
+            Self::Kvm(_) | Self::Cpu(_) | Self::Vcpu(_) | Self::Bus(_) | Self::Refused { .. } => {
+                None
+            }
         }
     }
 }

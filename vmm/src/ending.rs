@@ -11,7 +11,7 @@ pub enum Ending {
     PowerOff,
     /// The guest asked for a reset. The monitor does not start it again.
     Reset,
-    /// The guest's kernel panicked, by its own word on pvpanic or the console.
+    /// The guest's kernel panicked, and told so by pvpanic or on the console.
     Panic {
         /// What the console said after "Kernel panic - not syncing: ".
         reason: String,
@@ -55,10 +55,10 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What is called once, when the ending is known.
+/// The function that is called once, when the guest ends.
 type OnEnd = Box<dyn Fn() + Send + Sync>;
 
-/// The first ending of a guest, and those who wait for it.
+/// The first ending of a guest. Threads can wait for it.
 #[derive(Default)]
 pub(crate) struct EndSignal {
     ending: Mutex<Option<Ending>>,

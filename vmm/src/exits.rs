@@ -35,7 +35,7 @@ pub(crate) enum ExitKind {
     Other,
 }
 
-/// Counts them.
+/// Counters of exits, by their reason.
 #[derive(Debug, Default)]
 pub(crate) struct ExitCounters([AtomicU64; ExitKind::Other as usize + 1]);
 

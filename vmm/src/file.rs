@@ -1,4 +1,4 @@
-//! Reading the files that a guest is made of, whatever a path leads to.
+//! Reading the files of a guest, whatever kind of file a path leads to.
 
 use std::{
     fs::OpenOptions,

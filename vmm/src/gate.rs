@@ -1,9 +1,9 @@
-//! Who may be in guest mode: the stop protocol of all vCPUs.
+//! The stop protocol: which vCPUs may be in guest mode.
 //!
-//! A vCPU asks the gate before it enters guest mode and tells it when it is
-//! out. Whoever must have the guest stand still -- a control thread, or a vCPU
-//! that steps alone -- takes the gate: vCPUs inside are kicked out, and the
-//! taker goes on when the last one has left.
+//! A vCPU asks the gate before it enters guest mode and tells it when it has left. A
+//! control thread that stops the guest, or a vCPU that steps alone, becomes the
+//! gate's holder: the gate kicks the other vCPUs out of guest mode, and the holder
+//! goes on when the last one has left.
 
 use std::{
     sync::{
@@ -18,15 +18,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 /// How often the vCPUs were stopped, and for how long. Pauses on request don't count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stops {
-    /// Times that all vCPUs stood still for a change or a look from outside.
+    /// Number of times that a control thread stopped all vCPUs.
     pub count: u64,
-    /// How long they did, from the moment when the first could not go on.
+    /// Total time of these stops. Each begins before the first vCPU is kicked.
     pub time: Duration,
-    /// The longest of them.
+    /// Time of the longest of these stops.
     pub longest: Duration,
-    /// Times that all but one stood still, so that this one could step alone.
+    /// Number of times that all vCPUs but one were stopped, so that this one could step alone.
     pub alone: u64,
-    /// How long they did.
+    /// Total time of these stops.
     pub alone_time: Duration,
 }
 
@@ -53,13 +53,13 @@ enum Holder {
     Vcpu(usize),
 }
 
-/// See the module's text.
+/// Decides which vCPUs may be in guest mode; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
     changed: Condvar,
-    /// Set while anything in `state` may forbid anybody to be inside; lets the
-    /// run loop look at one atomic instead of the lock after each exit.
+    /// Set while `state` may forbid a vCPU to be in guest mode. The run loop reads this
+    /// after each exit instead of taking the lock.
     closed: AtomicBool,
     kick: OnceLock<Box<dyn Kick>>,
 }
@@ -111,7 +111,7 @@ impl Gate {
         let _set_once = self.kick.set(kick);
     }
 
-    /// Waits until vCPU `vcpu` may go into guest mode, and lets it in. False when
+    /// Waits until vCPU `vcpu` may go into guest mode, and lets it in. Returns false if
     /// the guest has ended.
     pub(crate) fn enter(&self, vcpu: usize) -> bool {
         let mut state = self.state.lock();
@@ -127,13 +127,13 @@ impl Gate {
         }
     }
 
-    /// The vCPU is out of guest mode, its state complete.
+    /// Tells that vCPU `vcpu` has left guest mode and that its state is complete.
     pub(crate) fn leave(&self, vcpu: usize) {
         self.state.lock().inside[vcpu] = false;
         self.changed.notify_all();
     }
 
-    /// Whether a vCPU that is inside must leave.
+    /// Returns true if vCPU `vcpu`, which is in guest mode, must leave it.
     pub(crate) fn must_leave(&self, vcpu: usize) -> bool {
         if !self.closed.load(Ordering::Acquire) {
             return false;
@@ -148,7 +148,7 @@ impl Gate {
     }
 
     /// As [`enter`](Self::enter), with all other vCPUs stopped until the hold is
-    /// dropped. None when the guest has ended.
+    /// dropped. Returns None if the guest has ended.
     pub(crate) fn enter_alone(&self, vcpu: usize) -> Option<Hold<'_>> {
         let hold = self.take(Holder::Vcpu(vcpu));
         let mut state = self.state.lock();
@@ -163,8 +163,8 @@ impl Gate {
 
     fn take(&self, holder: Holder) -> Hold<'_> {
         let mut state = self.state.lock();
-        // A paused guest executes nothing, not even a lone step; whoever stops it
-        // to look at it may go on.
+        // A paused guest executes nothing, not even a lone step. A control thread
+        // may stop it, as that executes nothing.
         let waits = |state: &State| {
             state.holder.is_some() || (state.paused && holder != Holder::Control && !state.ended)
         };
@@ -177,7 +177,7 @@ impl Gate {
         Hold { gate: self, since }
     }
 
-    /// Drives out all who may not be inside and waits until they have left.
+    /// Kicks the vCPUs that may not be in guest mode and waits until they have left it.
     fn empty<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.closed.store(true, Ordering::Release);
         let stays = |state: &State, vcpu: usize| !state.ended && state.may_enter(vcpu);
@@ -192,7 +192,7 @@ impl Gate {
         state
     }
 
-    /// Pauses (returning when all are out) or resumes all vCPUs.
+    /// Pauses or resumes all vCPUs. A pause returns when all have left guest mode.
     pub(crate) fn set_paused(&self, paused: bool) {
         let mut state = self.state.lock();
         if !paused {
@@ -208,17 +208,18 @@ impl Gate {
         drop(self.empty(state));
     }
 
-    /// The stops that are over.
+    /// Counts of the stops that are over.
     pub(crate) fn stops(&self) -> Stops {
         self.state.lock().stops
     }
 
-    /// Whether all vCPUs are paused on request.
+    /// Returns true if all vCPUs are paused on request.
     pub(crate) fn is_paused(&self) -> bool {
         self.state.lock().paused
     }
 
-    /// Lets nobody in again. Returns at once: may be called from inside.
+    /// Lets no vCPU into guest mode any more. Returns at once, so that a vCPU's own thread
+    /// may call it.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.ended = true;
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_works_while_the_gate_is_held_and_all_go_on_after() {
+    fn no_vcpu_runs_while_the_gate_is_held_and_all_go_on_after() {
         let gate = Arc::new(Gate::new(3));
         let (work, threads) = spawn_vcpus(&gate, 3);
         gate.set_paused(false);
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_to_step_alone_after_the_end_is_turned_away_and_holds_nothing() {
+    fn a_lone_step_after_the_end_is_refused_and_holds_nothing() {
         let gate = Gate::new(1);
         gate.end();
         assert!(gate.enter_alone(0).is_none());
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_lets_everyone_out() {
+    fn the_end_makes_every_vcpu_leave() {
         let gate = Arc::new(Gate::new(2));
         let (work, threads) = spawn_vcpus(&gate, 2);
         gate.set_paused(false);

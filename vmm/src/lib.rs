@@ -2,32 +2,28 @@
 //!
 //! It boots a Linux kernel ([`Vm`]), runs its vCPUs, and turns what stops them
 //! for a debugger's reason into [`Trap`](guest_state::Trap)s, on which a
-//! [`TrapHandler`](guest_state::TrapHandler) decides. It can have the whole guest stand still ([`Vm::stopped`]), which is when a
-//! guest's text may be changed. It doesn't know what a probe is.
+//! [`TrapHandler`](guest_state::TrapHandler) decides. It can stop all vCPUs
+//! ([`Vm::stopped`]), which is when a guest's text may be changed. It doesn't know
+//! what a probe is.
 //!
-//! All unsafe code of the product is in this crate.
+//! All unsafe code of the product is in this crate and in the doctor beside it,
+//! which measures what a host's KVM does.
 
-mod acpi;
-pub mod boot;
 mod config;
-mod cpu;
 mod devices;
-pub mod doctor;
 mod ending;
 mod exits;
 mod file;
 mod gate;
 mod kvm;
-mod layout;
 mod ram;
-mod stopped;
-mod trap;
+mod stopped_vm;
 mod vcpu;
 mod vm;
+mod x86_64;
 
-pub use boot::{BootMethod, LoadError};
 pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
-pub use cpu::CpuError;
+pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 pub use ending::Ending;
 pub use exits::ExitCounts;
@@ -35,5 +31,7 @@ pub use file::FileError;
 pub use gate::Stops;
 pub use kvm::KvmError;
 pub use ram::{GuestRam, RamError};
-pub use stopped::Stopped;
+pub use stopped_vm::StoppedVm;
 pub use vm::{StartError, StateError, Vm, VmState};
+pub use x86_64::boot::{self, BootMethod, LoadError};
+pub use x86_64::cpu::CpuError;

@@ -1,22 +1,24 @@
 //! Guest memory.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use guest_state::x86_64::PAGE_SIZE;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, MemoryError, PhysRange};
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap,
+    GuestRegionMmap, VolatileSlice,
 };
 
-use crate::layout;
+use crate::x86_64::layout;
 
 /// Bytes in a MiB.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
+/// Bytes of a word.
+const WORD: usize = 8;
 
-/// Memory of one guest, shared by all who hold it: what the guest knows as its
-/// own, and the arena.
+/// Memory of one guest: what the guest knows as its own, and the arena. Clones share it.
 ///
 /// It is mapped without being reserved or touched: the host gives pages as the
 /// guest uses them.
@@ -68,7 +70,10 @@ pub enum RamError {
 impl GuestRam {
     /// Maps `mib` MiB of guest memory: below the device hole as much as fits,
     /// the rest from 4 GiB on. The arena comes above.
-    pub(crate) fn new(mib: u64) -> Result<Self, RamError> {
+    ///
+    /// # Errors
+    /// The host has no room for it.
+    pub fn new(mib: u64) -> Result<Self, RamError> {
         let error = |cause: String| RamError::Map { mib, cause };
         let bytes = mib
             .checked_mul(MIB)
@@ -100,7 +105,7 @@ impl GuestRam {
     }
 
     /// The memory that the guest isn't told about.
-    pub(crate) fn arena(&self) -> ArenaMemory {
+    pub fn arena(&self) -> ArenaMemory {
         self.arena
     }
 
@@ -123,6 +128,11 @@ impl GuestRam {
         &self.known
     }
 
+    /// Memory that is in one region.
+    fn slice(&self, at: GuestPhysAddr, len: usize) -> Option<VolatileSlice<'_>> {
+        self.all.get_slice(GuestAddress(at.0), len).ok()
+    }
+
     /// The mapping of all memory, for KVM.
     pub(crate) fn all(&self) -> &GuestMemoryMmap {
         &self.all
@@ -132,13 +142,28 @@ impl GuestRam {
 impl GuestMemory for GuestRam {
     fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
         let len = into.len();
-        let read = self.all.read_slice(into, GuestAddress(at.0));
-        read.map_err(|_| MemoryError { at, len })
+        match self.slice(at, len) {
+            Some(slice) => {
+                slice.copy_to(into);
+                Ok(())
+            }
+            // Regions may touch.
+            None => {
+                let read = self.all.read_slice(into, GuestAddress(at.0));
+                read.map_err(|_| MemoryError { at, len })
+            }
+        }
     }
 
     fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
         let len = from.len();
         let outside = MemoryError { at, len };
+        if let Some(slice) = self.slice(at, len) {
+            if !store_whole(&slice, from) {
+                slice.copy_from(from);
+            }
+            return Ok(());
+        }
         if !self.all.check_range(GuestAddress(at.0), len) {
             return Err(outside);
         }
@@ -153,10 +178,38 @@ impl GuestMemory for GuestRam {
         }
         self.write(at, from)
     }
+
+    fn read_u64(&self, at: GuestPhysAddr) -> Result<u64, MemoryError> {
+        // A word that isn't aligned can't be loaded at once.
+        let slice = self.slice(at, WORD);
+        if let Some(word) = slice.and_then(|slice| slice.load(0, Ordering::Relaxed).ok()) {
+            return Ok(u64::from_le(word));
+        }
+        let mut word = [0; WORD];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+}
+
+/// Stores 2, 4 or 8 bytes in one access, so that the guest sees all of them or none. Returns false where
+/// they aren't so many, or not aligned.
+fn store_whole(slice: &VolatileSlice<'_>, from: &[u8]) -> bool {
+    let stored = match from {
+        &[a, b] => slice.store(u16::from_ne_bytes([a, b]), 0, Ordering::Relaxed),
+        &[a, b, c, d] => slice.store(u32::from_ne_bytes([a, b, c, d]), 0, Ordering::Relaxed),
+        &[a, b, c, d, e, f, g, h] => {
+            let word = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+            slice.store(word, 0, Ordering::Relaxed)
+        }
+        _ => return false,
+    };
+    stored.is_ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     #[test]
@@ -236,6 +289,44 @@ mod tests {
         write(code.end().0, &[1; 8]).unwrap();
         write(0x1000, &[1; 8]).unwrap();
         assert!(write(u64::MAX, &[1; 8]).is_err());
+    }
+
+    #[test]
+    fn an_aligned_write_is_whole_wherever_its_bytes_come_from() {
+        let ram = GuestRam::new(64).unwrap();
+        let at = GuestPhysAddr(0x1000);
+        let words = [0, u64::MAX];
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..200_000 {
+                    // One of these two begins at an odd address.
+                    let mut bytes = [0; 2 * WORD];
+                    let start = 1 - bytes.as_ptr().addr() % 2;
+                    bytes[start..start + WORD].copy_from_slice(&words[round % 2].to_ne_bytes());
+                    ram.write(at, &bytes[start..start + WORD]).unwrap();
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                let word = ram.read_u64(at).unwrap();
+                assert!(words.contains(&word), "{word:#x}");
+            }
+        });
+    }
+
+    #[test]
+    fn words_are_read_wherever_they_are() {
+        let ram = GuestRam::new(5 * 1024).unwrap();
+        // The last two lie over the end of the code and of all memory.
+        let code_end = ram.arena().code.end().0;
+        for at in [0x1000, 0x1001, 0x1ffc, code_end - 4] {
+            ram.write(GuestPhysAddr(at), &[1, 2, 3, 4, 5, 6, 7, 8])
+                .unwrap();
+            assert_eq!(ram.read_u64(GuestPhysAddr(at)), Ok(0x0807_0605_0403_0201));
+        }
+        let at = GuestPhysAddr(ram.arena().data.end().0 - 4);
+        assert_eq!(ram.read_u64(at), Err(MemoryError { at, len: 8 }));
     }
 
     #[test]

@@ -10,44 +10,40 @@ use std::{
 };
 
 use guest_state::{ArenaMemory, Segment, TrapHandler, VcpuId};
-use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, KVM_SYNC_X86_EVENTS,
-    KVM_SYNC_X86_REGS, kvm_pit_config, kvm_userspace_memory_region,
-};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VmFd};
 use parking_lot::Mutex;
 use thiserror::Error;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    boot::{
-        self, BootMethod,
-        bzimage::{KernelFile, read_kernel},
-    },
     config::{CreateError, VmConfig},
-    cpu,
-    devices::{Devices, console::Console, serial::SerialPort},
+    devices::{console::Console, guest_end::GuestEnd, serial::SerialPort},
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
-    kvm, layout,
+    kvm,
     ram::GuestRam,
-    stopped::Stopped,
+    stopped_vm::StoppedVm,
     vcpu::{
-        self, Shared, Vcpu,
+        self, KvmVcpu, Shared,
         kick::{self, KickThreads},
+    },
+    x86_64::{
+        boot::{
+            self, BootMethod,
+            bzimage::{KernelFile, read_kernel},
+        },
+        chips, cpu, layout, platform,
+        vcpu::capabilities::VcpuCapabilities,
     },
 };
 
-/// `KVM_CAP_SET_GUEST_DEBUG2`, whose value is the set of `KVM_GUESTDBG_*` flags
-/// that can be used (include/uapi/linux/kvm.h).
-const CAP_SET_GUEST_DEBUG2: libc::c_ulong = 195;
-
-/// A guest and the threads that run it. Dropping it ends it.
+/// A guest and the threads that run it. Dropping a `Vm` ends the guest.
 pub struct Vm {
     shared: Arc<Shared>,
-    vcpus: Vec<Arc<Mutex<Vcpu>>>,
+    vcpus: Vec<Arc<Mutex<KvmVcpu>>>,
     console: Arc<Console>,
     threads: Mutex<Threads>,
     kernel: Option<KernelFile>,
@@ -64,7 +60,7 @@ struct Threads {
     handles: Vec<JoinHandle<()>>,
 }
 
-/// What a VM is doing.
+/// The state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmState {
     /// Made, its first instruction not executed.
@@ -77,7 +73,7 @@ pub enum VmState {
     Ended,
 }
 
-/// A request that doesn't fit what the VM is doing.
+/// A request that doesn't fit the state of the VM.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum StateError {
     /// Not started.
@@ -94,7 +90,7 @@ pub enum StateError {
 /// Why a VM did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// Not the time for it.
+    /// The VM was started before or has ended.
     #[error(transparent)]
     State(#[from] StateError),
     /// The host gave no thread for a vCPU.
@@ -141,12 +137,14 @@ impl Vm {
 
         let fd = kvm
             .create_vm()
-            .map_err(refused("create a virtual machine"))?;
-        set_up_chips(&fd)?;
+            .map_err(CreateError::refused("create a virtual machine"))?;
+        chips::create(&fd)?;
         map_memory(&fd, &ram)?;
         let end = Arc::new(EndSignal::default());
         let console = Arc::new(Console::default());
-        let serial = serial_port(&fd, &console)?;
+        let guest_end = GuestEnd::new(Arc::clone(&console), Arc::clone(&end));
+        let serial = serial_port(&fd, &console, guest_end.clone())?;
+        let bus = platform::bus(serial, &guest_end)?;
         let vcpus = (0..config.vcpus)
             .map(|index| create_vcpu(&kvm, &fd, index, config.vcpus, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
@@ -156,10 +154,9 @@ impl Vm {
         let kicks = Arc::new(KickThreads::new(count));
         let gate = Gate::new(count);
         gate.set_kick(Box::new(Arc::clone(&kicks)));
-        let devices = Devices::new(serial, Arc::clone(&console), Arc::clone(&end));
         let shared = Arc::new(Shared {
             gate,
-            devices,
+            bus,
             ram,
             end,
             kicks,
@@ -188,7 +185,7 @@ impl Vm {
     }
 
     /// Takes the kernel's file out, so that its memory can be freed once its
-    /// symbols are known. None the second time.
+    /// symbols are known. Returns None the second time.
     pub fn take_kernel(&mut self) -> Option<KernelFile> {
         self.kernel.take()
     }
@@ -198,8 +195,8 @@ impl Vm {
         &self.segments
     }
 
-    /// Whether the segments are in memory before the first instruction. A bzImage
-    /// that is booted as it is unpacks itself, to where it was linked to be or,
+    /// Returns true if the segments are in memory before the first instruction. A
+    /// bzImage that is booted as it is unpacks itself, to where it was linked to be or,
     /// with KASLR, elsewhere.
     pub fn kernel_in_place(&self) -> bool {
         self.in_place
@@ -215,17 +212,17 @@ impl Vm {
         self.vcpus.len() as u32
     }
 
-    /// Guest physical memory that the guest isn't told about.
+    /// The guest physical memory that the guest isn't told about.
     pub fn arena(&self) -> ArenaMemory {
         self.shared.ram.arena()
     }
 
-    /// The guest's memory, which may be looked at while it runs.
+    /// The guest's memory. It may be read while the guest runs.
     pub fn memory(&self) -> &GuestRam {
         &self.shared.ram
     }
 
-    /// How often the vCPUs left guest mode so far, and why.
+    /// How often the vCPUs have left guest mode so far, by reason.
     pub fn exits(&self) -> ExitCounts {
         self.shared.exits.get()
     }
@@ -277,7 +274,7 @@ impl Vm {
         Ok(())
     }
 
-    /// What the VM is doing.
+    /// The VM's state.
     pub fn state(&self) -> VmState {
         if self.ending().is_some() {
             VmState::Ended
@@ -301,7 +298,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Lets the vCPUs go on.
+    /// Lets the vCPUs of a paused VM go on.
     ///
     /// # Errors
     /// When it has not been started or has ended.
@@ -321,11 +318,11 @@ impl Vm {
 
     /// Runs `work` while every vCPU is out of guest mode, whether the VM was
     /// running, paused, not started or has ended.
-    pub fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
-        work(&Stopped::new(&self.shared, &self.vcpus))
+    pub fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
+        work(&StoppedVm::new(&self.shared, &self.vcpus))
     }
 
-    /// How often the vCPUs were stopped so far.
+    /// How often the vCPUs have been stopped so far, and for how long.
     pub fn stops(&self) -> Stops {
         self.shared.gate.stops()
     }
@@ -338,12 +335,12 @@ impl Vm {
         }
     }
 
-    /// How the guest ended, if it has.
+    /// How the guest has ended, if it has.
     pub fn ending(&self) -> Option<Ending> {
         self.shared.end.get()
     }
 
-    /// Waits for the guest's end and its threads'.
+    /// Waits until the guest and its threads have ended.
     pub fn wait(&self) -> Ending {
         let ending = self.shared.end.wait();
         self.join();
@@ -365,34 +362,10 @@ impl Drop for Vm {
     }
 }
 
-fn refused(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CreateError {
-    move |error| CreateError::Refused {
-        what,
-        cause: io::Error::from_raw_os_error(error.errno()),
-    }
-}
-
-/// Interrupt controllers and timer, in KVM.
-fn set_up_chips(fd: &VmFd) -> Result<(), CreateError> {
-    fd.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(refused("place its identity map"))?;
-    fd.set_tss_address(layout::KVM_TSS as usize)
-        .map_err(refused("place its task state segment"))?;
-    fd.create_irq_chip()
-        .map_err(refused("create the interrupt controllers"))?;
-    // Linux doesn't use it under hardware-reduced ACPI; a kernel without ACPI does.
-    let pit = kvm_pit_config {
-        flags: KVM_PIT_SPEAKER_DUMMY,
-        ..Default::default()
-    };
-    fd.create_pit2(pit)
-        .map_err(refused("create the interval timer"))
-}
-
 fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
     let code = ram.arena().code;
     for (slot, region) in ram.all().iter().enumerate() {
-        let refused = refused("map guest memory");
+        let refused = CreateError::refused("map guest memory");
         let host = ram
             .all()
             .get_host_address(region.start_addr())
@@ -418,38 +391,39 @@ fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
     Ok(())
 }
 
-fn serial_port(fd: &VmFd, console: &Arc<Console>) -> Result<SerialPort, CreateError> {
+fn serial_port(
+    fd: &VmFd,
+    console: &Arc<Console>,
+    end: GuestEnd,
+) -> Result<SerialPort, CreateError> {
     let line = EventFd::new(libc::EFD_NONBLOCK).map_err(|cause| CreateError::Refused {
         what: "make an interrupt event",
         cause,
     })?;
     fd.register_irqfd(&line, layout::COM1_IRQ)
-        .map_err(refused("connect the serial port"))?;
-    let port = SerialPort::new(line, console);
+        .map_err(CreateError::refused("connect the serial port"))?;
+    let port = SerialPort::new(line, console, end);
     console.connect_input(port.input());
     Ok(port)
 }
 
-/// Makes vCPU `index` of `count`, and tells the hertz of its TSC.
+/// Makes vCPU `index` of `count`. Returns the hertz of its TSC too.
 fn create_vcpu(
     kvm: &Kvm,
     fd: &VmFd,
     index: u32,
     count: u32,
     entry: u64,
-) -> Result<(Vcpu, u64), CreateError> {
+) -> Result<(KvmVcpu, u64), CreateError> {
     let vcpu = fd
         .create_vcpu(u64::from(index))
-        .map_err(refused("create a vCPU"))?;
+        .map_err(CreateError::refused("create a vCPU"))?;
     cpu::configure_cpuid(kvm, &vcpu, index, count)?;
     cpu::configure_common(&vcpu)?;
     if index == 0 {
         cpu::configure_boot_cpu(&vcpu, entry)?;
     }
-    let shared = KVM_SYNC_X86_REGS | KVM_SYNC_X86_EVENTS;
-    let sync_regs = kvm.check_extension_int(Cap::SyncRegs) as u32 & shared == shared;
-    let debug_flags = kvm.check_extension_raw(CAP_SET_GUEST_DEBUG2);
-    let block_irq = debug_flags > 0 && debug_flags as u32 & KVM_GUESTDBG_BLOCKIRQ != 0;
     let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);
-    Ok((Vcpu::new(VcpuId(index), vcpu, sync_regs, block_irq), tsc_hz))
+    let vcpu = KvmVcpu::new(VcpuId(index), vcpu, VcpuCapabilities::of(kvm));
+    Ok((vcpu, tsc_hz))
 }

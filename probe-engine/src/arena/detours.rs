@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guest_state::x86_64::{INT3, PAGE_SIZE, jmp_rel32};
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError};
 
-use super::error::DetourError;
+use super::error::PlaceError;
 use super::space::{Placement, Space};
 use super::{Arena, HOLE, SLOT_AREA};
 use crate::detour::{Detour, JUMP_LEN, Pattern};
@@ -150,8 +150,8 @@ impl Detours {
         at: GuestVirtAddr,
         pattern: Pattern,
         build: impl Fn(GuestVirtAddr) -> Result<Detour, E>,
-    ) -> Result<(Placement, Detour), DetourError<E>> {
-        let no_address = |space: &Self| DetourError::NoAddress {
+    ) -> Result<(Placement, Detour), PlaceError<E>> {
+        let no_address = |space: &Self| PlaceError::NoAddress {
             at,
             idle: space.idle(),
         };
@@ -165,7 +165,7 @@ impl Detours {
                 Ok(detour) => detour,
                 Err(error) => {
                     self.space.undo(placement, len.max(JUMP_LEN));
-                    return Err(DetourError::Build(error));
+                    return Err(PlaceError::Build(error));
                 }
             };
             let used = detour.code.len();
@@ -285,7 +285,7 @@ impl Arena {
     /// before the jump is written. Bytes between detours are int3s.
     ///
     /// # Errors
-    /// See [`DetourError`].
+    /// See [`PlaceError`].
     pub fn detour<E>(
         &mut self,
         memory: &dyn GuestMemory,
@@ -293,18 +293,18 @@ impl Arena {
         pattern: Pattern,
         (numbers, busy): (u32, &BTreeSet<u32>),
         build: impl Fn(u32, GuestVirtAddr) -> Result<Detour, E>,
-    ) -> Result<Placed, DetourError<E>> {
+    ) -> Result<Placed, PlaceError<E>> {
         let found = self.detours.again(at, pattern, busy, &build);
-        if let Some(placed) = found.map_err(DetourError::Build)? {
+        if let Some(placed) = found.map_err(PlaceError::Build)? {
             return Ok(placed);
         }
-        let no_address = |detours: &Detours| DetourError::NoAddress {
+        let no_address = |detours: &Detours| PlaceError::NoAddress {
             at,
             idle: detours.idle(),
         };
         let Some(number) = self.detours.number(numbers) else {
             let idle = self.detours.idle();
-            return Err(DetourError::NoNumber { numbers, idle });
+            return Err(PlaceError::NoNumber { numbers, idle });
         };
         let (placement, detour) = self
             .detours

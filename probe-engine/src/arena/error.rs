@@ -94,7 +94,7 @@ pub enum SlotError<E> {
 /// Why a probe gets no detour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum DetourError<E> {
+pub enum PlaceError<E> {
     /// All addresses that its jump can lead to are taken, or there are none in the arena.
     #[error(
         "no free address in the arena fits the jump from {at}; {idle} detours of removed probes can be \

@@ -39,7 +39,7 @@ use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
 
 pub use detours::{InDetour, Placed};
-pub use error::{DetourError, InstallError, SlotError};
+pub use error::{InstallError, PlaceError, SlotError};
 pub use slots::{Inside, SLOT_LEN, Slot};
 pub use space::{Placement, Space};
 

@@ -14,11 +14,9 @@ use guest_state::x86_64::paging::PageSize;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
 use super::HOLE;
-use super::data;
+use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
 
-/// What one entry of a page directory maps.
-pub(super) const LARGE_PAGE: u64 = PageSize::Size2M.bytes();
 /// What a page directory maps.
 const GIGABYTE: u64 = PageSize::Size1G.bytes();
 

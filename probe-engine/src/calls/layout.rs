@@ -4,6 +4,8 @@
 //! holds, each key the address of a return address, or 0. Then what is counted for each detour. Then,
 //! for each key, the call itself.
 
+use crate::fetch::Fetches;
+
 /// Buckets there are, a power of two.
 pub const BUCKETS: u64 = 1 << 12;
 /// Keys of a bucket.
@@ -43,7 +45,7 @@ pub const ORIGIN: u64 = 8;
 pub const WORD: u64 = 16;
 /// The time stamp counter at the function's entry.
 pub const ENTRY_TSC: u64 = 24;
-/// The registers at the function's entry by their numbers, 16 is RFLAGS.
+/// What was fetched at the function's entry ([`Fetches::ALL`]).
 pub const ENTRY: u64 = 32;
 /// How many calls below it have the same place for their return address, in 32 bits: of those at one place
 /// the one that began last returns first.
@@ -84,7 +86,7 @@ const _: () = {
     assert!(ENDED + 4 <= TALLY_LEN);
     assert!(TALLIES + NUMBERS as u64 * TALLY_LEN <= CALLS);
     assert!(CALLS + BUCKETS * WAYS * CALL_LEN <= WINDOW);
-    assert!(ENTRY + 17 * 8 <= LEVEL);
+    assert!(ENTRY + Fetches::ALL.len_bytes() <= LEVEL);
     assert!(CANARY + 8 <= CALL_LEN);
     assert!(NUMBER < BEGINS);
 };

@@ -3,10 +3,13 @@
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers as reg};
 
-use super::frame::{Frame, Needed, RAX, RSP, gpr};
-use super::{DetourError, Environment, Follow, record};
+use super::environment::Environment;
+use super::error::DetourError;
+use super::purpose::Follow;
+use super::saved::{Needed, RAX, Saved};
+use super::{fetch, record};
 use crate::calls::layout::{BEGINS, COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER, WORD};
-use crate::probe::RegisterSet;
+use crate::fetch::Fetches;
 
 /// Numbers of registers that the trampoline's routine takes and changes, besides RAX.
 const ARGUMENTS: [u8; 2] = [10, 11];
@@ -24,50 +27,36 @@ pub(super) fn follow(
     })?;
     let recorded = follow.recorded();
     let to_save = needed.and(recorded);
-    let mut frame = Frame::default();
-    if recorded.contains(RegisterSet::FLAGS) {
-        frame.save_flags(a)?;
-    }
+    let mut stack = Saved::default();
+    fetch::put_aside(a, recorded, &mut stack)?;
     let changed = [RAX].into_iter().chain(ARGUMENTS);
     for number in changed.filter(|number| to_save.register(*number)) {
-        frame.save(a, number)?;
+        stack.save(a, number)?;
     }
-    if needed.flags() && frame.of_flags().is_none() {
-        frame.save_arithmetic_flags(a)?;
+    if needed.flags() && stack.of_flags().is_none() {
+        stack.save_arithmetic_flags(a)?;
     }
     let mut done = a.create_label();
-    a.lea(reg::r11, qword_ptr(reg::rsp + frame.depth()))?;
+    a.lea(reg::r11, qword_ptr(reg::rsp + stack.depth()))?;
     a.mov(reg::r10, follow.argument(number))?;
     a.call(following.trampoline.wrapping_add(ENTER).0)?;
     if follow.records {
         a.test(reg::rax, reg::rax)?;
         a.je(done)?;
-        keep(a, &frame, recorded)?;
+        keep(a, &stack, recorded)?;
     }
     a.set_label(&mut done)?;
     a.zero_bytes()?;
-    Ok(frame.restore(a, needed)?)
+    Ok(stack.restore(a, needed)?)
 }
 
-/// Puts the registers, as they are at the probe, and the time into the call at RAX.
-fn keep(a: &mut CodeAssembler, frame: &Frame, set: RegisterSet) -> Result<(), IcedError> {
+/// Puts the values, as they are at the probe, and the time into the call at RAX.
+fn keep(a: &mut CodeAssembler, stack: &Saved, fetches: Fetches) -> Result<(), IcedError> {
     let call = reg::r11;
     a.mov(call, reg::rax)?;
-    for number in set.numbers() {
-        let place = qword_ptr(call + (ENTRY + 8 * u64::from(number)));
-        let kept = match number {
-            RegisterSet::FLAGS => frame.of_flags(),
-            number => frame.of(number),
-        };
-        match (kept, number) {
-            (Some(kept), _) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,
-            (None, RSP) => a.lea(reg::rax, qword_ptr(reg::rsp + frame.depth()))?,
-            (None, number) => {
-                a.mov(place, gpr(number))?;
-                continue;
-            }
-        }
-        a.mov(place, reg::rax)?;
+    let rsp = qword_ptr(reg::rsp + stack.depth());
+    for (it, at) in fetches.layout() {
+        fetch::write(a, it, stack, rsp, qword_ptr(call + (ENTRY + at)))?;
     }
     a.mov(reg::r10, reg::rdx)?;
     record::time(a)?;
@@ -77,11 +66,11 @@ fn keep(a: &mut CodeAssembler, frame: &Frame, set: RegisterSet) -> Result<(), Ic
 }
 
 impl Follow {
-    /// The registers at the entry that the return's record tells.
-    pub(super) fn recorded(self) -> RegisterSet {
+    /// What the return's record tells of the entry.
+    pub(super) fn recorded(self) -> Fetches {
         match self.records {
-            true => RegisterSet::ALL,
-            false => RegisterSet::default(),
+            true => Fetches::ALL,
+            false => Fetches::default(),
         }
     }
 

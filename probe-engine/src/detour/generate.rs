@@ -4,11 +4,14 @@ use guest_state::GuestVirtAddr;
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::CodeAssembler;
 
-use super::frame::Needed;
-use super::{
-    Dead, Detour, DetourError, Environment, Follow, Full, Purpose, Region, condition, copies,
-    follow, record,
-};
+use super::code::{Detour, Full};
+use super::environment::Environment;
+use super::error::DetourError;
+use super::live::Dead;
+use super::purpose::{Follow, Purpose, Tag};
+use super::region::Region;
+use super::saved::Needed;
+use super::{checks, follow, overwritten, record};
 use crate::probe::Capture;
 
 /// Generates the detour of a region for the address `at`.
@@ -26,9 +29,10 @@ pub fn generate(
     region: &Region,
     dead: Dead,
     purpose: &Purpose,
+    tag: Tag,
     at: GuestVirtAddr,
 ) -> Result<Detour, DetourError> {
-    let recorded = purpose.capture.and_then(Capture::registers);
+    let recorded = purpose.capture.and_then(Capture::fetches);
     let live = Needed::live(dead);
     let by_record = recorded.map_or(live, |set| live.and(set));
     let followed = purpose.follow.map(Follow::recorded);
@@ -36,7 +40,7 @@ pub fn generate(
 
     let mut a = CodeAssembler::new(64)?;
     let mut first = a.create_label();
-    let unmet = condition::checks(
+    let unmet = checks::write(
         &mut a,
         environment,
         &purpose.condition,
@@ -44,29 +48,23 @@ pub fn generate(
         first,
     )?;
     if let Some(follow) = purpose.follow {
-        follow::follow(&mut a, environment, purpose.number, follow, by_record)?;
+        follow::follow(&mut a, environment, tag.number, follow, by_record)?;
     }
     let full = match recorded {
-        Some(set) => Some(record::record(
-            &mut a,
-            environment,
-            purpose.number,
-            set,
-            dead,
-        )?),
+        Some(set) => Some(record::record(&mut a, environment, tag.number, set, dead)?),
         None if purpose.capture.is_some() => {
-            record::count(&mut a, environment, purpose.cell, dead)?;
+            record::count(&mut a, environment, tag.cell, dead)?;
             None
         }
         None => None,
     };
-    let marks = copies::write(&mut a, region, &mut first)?;
+    let marks = overwritten::write(&mut a, region, &mut first)?;
     // What is rare is behind the rest.
     if let Some(unmet) = unmet {
         unmet.write(&mut a, first)?;
     }
     let trap = match full {
-        Some(full) => full.write(&mut a, purpose.cell, purpose.lossless)?,
+        Some(full) => full.write(&mut a, tag.cell, purpose.lossless)?,
         None => None,
     };
 

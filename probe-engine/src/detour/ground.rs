@@ -5,7 +5,7 @@ use std::ops::Range;
 use guest_kernel::blacklist::{Blacklist, Patched};
 use guest_state::GuestVirtAddr;
 
-use super::Refusal;
+use crate::probe::NoJump;
 
 /// The kernel's functions that run, also after it has started, where they are mapped to physical
 /// addresses or while GS base isn't that of the CPU's variables: when a CPU comes up
@@ -42,7 +42,7 @@ pub struct Ground<'a> {
     /// Where the symbol ends that the instruction belongs to.
     pub function_end: GuestVirtAddr,
     /// Whether nobody else has to do with these bytes: neither the kernel nor another probe.
-    pub is_free: &'a dyn Fn(Range<GuestVirtAddr>) -> Result<(), Refusal>,
+    pub is_free: &'a dyn Fn(Range<GuestVirtAddr>) -> Result<(), NoJump>,
     /// Whether the kernel has a fix-up for a fault of the instruction there.
     pub expects_fault: &'a dyn Fn(GuestVirtAddr) -> bool,
     /// Whether a branch leads to one of these addresses.
@@ -56,13 +56,12 @@ pub struct Ground<'a> {
 ///
 /// # Errors
 /// It does, or doesn't.
-pub fn is_free(blacklist: &Blacklist, range: Range<GuestVirtAddr>) -> Result<(), Refusal> {
+pub fn is_free(blacklist: &Blacklist, range: Range<GuestVirtAddr>) -> Result<(), NoJump> {
     let mut entries = blacklist.overlapping(range);
     match entries.find(|entry| entry.reason.patched() != Patched::Once) {
         None => Ok(()),
-        Some(entry) => Err(Refusal::Taken {
-            kind: entry.reason.kind(),
-            reason: entry.reason.to_string(),
+        Some(entry) => Err(NoJump::Taken {
+            reason: entry.reason,
         }),
     }
 }

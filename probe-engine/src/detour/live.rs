@@ -6,7 +6,6 @@ use iced_x86::{
     OpKind, Register, RflagsBits,
 };
 
-use super::Dead;
 use crate::insn::is_rep_string;
 use crate::relocate::Raises;
 
@@ -17,6 +16,16 @@ const ARITHMETIC: u32 = RflagsBits::CF
     | RflagsBits::ZF
     | RflagsBits::SF
     | RflagsBits::OF;
+
+/// Registers whose values nobody will read any more, by their numbers in instruction encodings, and
+/// whether that is so of the flags (CF, PF, AF, ZF, SF and OF).
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Dead {
+    /// Bit `n` is register `n`.
+    pub registers: u16,
+    /// All six arithmetic flags.
+    pub flags: bool,
+}
 
 /// What is dead before the instruction at `at` that `text` begins with: written whole before it is
 /// read, in a straight line. Whatever is not settled at the first branch or the end of `text` counts

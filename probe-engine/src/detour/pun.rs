@@ -9,7 +9,7 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use guest_state::x86_64::jmp_rel32;
 
-use super::{JUMP_LEN, Region};
+use super::region::{JUMP_LEN, Region};
 
 /// The bits of four int3s (SDM vol. 2, INT3).
 const WIRES: u32 = 0xcccc_cccc;

@@ -8,9 +8,12 @@ use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
 };
 
-use super::frame::{Frame, Needed, RAX, RDX, RSP, gpr, scratch};
-use super::{Dead, DetourError, Environment, frame};
-use crate::probe::RegisterSet;
+use super::environment::Environment;
+use super::error::DetourError;
+use super::live::Dead;
+use super::saved::{Needed, RAX, RDX, Saved, gpr, scratch};
+use super::{fetch, saved};
+use crate::fetch::Fetches;
 use crate::ring::layout;
 
 /// Counts a hit in the purpose's cell.
@@ -22,23 +25,23 @@ pub(super) fn count(
 ) -> Result<(), IcedError> {
     let needed = Needed::live(dead);
     let block = scratch(dead, needed, &[RAX]);
-    let mut frame = Frame::default();
+    let mut stack = Saved::default();
     for number in [needed.flags().then_some(RAX), Some(block)]
         .into_iter()
         .flatten()
         .filter(|number| needed.register(*number))
     {
-        frame.save(a, number)?;
+        stack.save(a, number)?;
     }
     if needed.flags() {
-        frame::hold_flags(a)?;
+        saved::hold_flags(a)?;
     }
     a.mov(gpr(block), environment.block.wrapping_add(place(cell)))?;
     a.inc(dword_ptr(gpr(block)).gs())?;
     if needed.flags() {
-        frame::release_flags(a)?;
+        saved::release_flags(a)?;
     }
-    frame.restore(a, needed)
+    stack.restore(a, needed)
 }
 
 /// A counter's place in the block.
@@ -47,7 +50,7 @@ fn place(cell: u32) -> u64 {
 }
 
 /// Space in the ring, and what is left to write: what happens when there is none.
-pub(super) struct Full {
+pub(super) struct Reservation {
     full: CodeLabel,
     retry: CodeLabel,
     done: CodeLabel,
@@ -55,56 +58,53 @@ pub(super) struct Full {
 }
 
 /// Labels of what a lossless detour does about a full ring.
-pub(super) struct Trap {
+pub(super) struct Wait {
     /// The int3.
     pub(super) int3: CodeLabel,
     /// The way on without a record.
     pub(super) gives_up: CodeLabel,
 }
 
-/// Writes a record with these registers, as they are at the probe.
+/// Writes a record with these values, as they are at the probe.
 pub(super) fn record(
     a: &mut CodeAssembler,
     environment: &Environment,
     number: u32,
-    set: RegisterSet,
+    fetches: Fetches,
     dead: Dead,
-) -> Result<Full, IcedError> {
+) -> Result<Reservation, IcedError> {
     let live = Needed::live(dead);
-    let needed = live.and(set);
-    let words = layout::RECORD_REGISTERS / 8 + set.numbers().count() as u64;
+    let needed = live.and(fetches);
+    let len = layout::RECORD_VALUES + fetches.len_bytes();
     let first = scratch(dead, needed, &[RAX, RDX]);
     let second = scratch(dead, needed, &[RAX, RDX, first]);
 
-    let mut frame = Frame::default();
-    if set.contains(RegisterSet::FLAGS) {
-        frame.save_flags(a)?;
-    }
+    let mut stack = Saved::default();
+    fetch::put_aside(a, fetches, &mut stack)?;
     for number in [RAX, first, second] {
         if needed.register(number) {
-            frame.save(a, number)?;
+            stack.save(a, number)?;
         }
     }
-    if live.flags() && !set.contains(RegisterSet::FLAGS) {
-        frame.save_arithmetic_flags(a)?;
+    if live.flags() && stack.of_flags().is_none() {
+        stack.save_arithmetic_flags(a)?;
     }
 
     let mut done = a.create_label();
-    let mut full = Full::new(a, done, gpr(first));
+    let mut full = Reservation::new(a, done, gpr(first));
     a.mov(gpr(first), environment.block)?;
-    full.reserve(a, gpr(second), 8 * words)?;
+    full.reserve(a, gpr(second), len)?;
     address(a, environment, gpr(first), gpr(second))?;
-    begin(a, gpr(second), layout::header(number, words as u8))?;
+    begin(a, gpr(second), layout::header(number, (len / 8) as u8))?;
 
     let (record, spare) = (gpr(second), gpr(first));
-    let words_at = || {
-        set.numbers()
-            .zip((layout::RECORD_REGISTERS as i32..).step_by(8))
-    };
-    let untouched =
-        |number: u8| number < RegisterSet::FLAGS && number != RSP && frame.of(number).is_none();
-    for (number, at) in words_at().filter(|(number, _)| untouched(*number)) {
-        a.mov(qword_ptr(record + at), gpr(number))?;
+    let rsp = qword_ptr(reg::rsp + stack.depth());
+    let (in_place, others): (Vec<_>, Vec<_>) = fetches
+        .layout()
+        .map(|(fetch, at)| (fetch, qword_ptr(record + (layout::RECORD_VALUES + at))))
+        .partition(|(it, _)| fetch::is_in_place(*it, &stack));
+    for (it, to) in in_place {
+        fetch::write(a, it, &stack, rsp, to)?;
     }
     let keeps_rdx = live.register(RDX);
     if keeps_rdx {
@@ -122,21 +122,13 @@ pub(super) fn record(
     } else {
         a.mov(task, 0)?;
     }
-    for (number, at) in words_at().filter(|(number, _)| !untouched(*number)) {
-        let kept = match number {
-            RegisterSet::FLAGS => frame.of_flags(),
-            number => frame.of(number),
-        };
-        match kept {
-            Some(kept) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,
-            None => a.lea(reg::rax, qword_ptr(reg::rsp + frame.depth()))?,
-        }
-        a.mov(qword_ptr(record + at), reg::rax)?;
+    for (it, to) in others {
+        fetch::write(a, it, &stack, rsp, to)?;
     }
     end(a, record)?;
     a.set_label(&mut done)?;
     a.zero_bytes()?;
-    frame.restore(a, live)?;
+    stack.restore(a, live)?;
     Ok(full)
 }
 
@@ -178,7 +170,7 @@ pub(super) fn address(
     a.add(second, first)
 }
 
-impl Full {
+impl Reservation {
     /// `done` is where it goes on without a record; `block` will have the way to the vCPU's block.
     pub(super) fn new(a: &mut CodeAssembler, done: CodeLabel, block: AsmRegister64) -> Self {
         Self {
@@ -214,12 +206,12 @@ impl Full {
         a: &mut CodeAssembler,
         cell: u32,
         lossless: bool,
-    ) -> Result<Option<Trap>, DetourError> {
+    ) -> Result<Option<Wait>, DetourError> {
         let place = i32::try_from(place(cell)).map_err(|_| DetourError::Unknown {
             name: "the detour's counter",
         })?;
         self.check(a)?;
-        let mut trap = lossless.then(|| Trap::new(a));
+        let mut trap = lossless.then(|| Wait::new(a));
         if let Some(trap) = &mut trap {
             self.trap(a, trap)?;
         }
@@ -236,7 +228,7 @@ impl Full {
     }
 
     /// Writes the trap. What follows is what happens when the host gives up.
-    pub(super) fn trap(&self, a: &mut CodeAssembler, trap: &mut Trap) -> Result<(), IcedError> {
+    pub(super) fn trap(&self, a: &mut CodeAssembler, trap: &mut Wait) -> Result<(), IcedError> {
         a.set_label(&mut trap.int3)?;
         a.int3()?;
         a.jmp(self.retry)?;
@@ -244,7 +236,7 @@ impl Full {
     }
 }
 
-impl Trap {
+impl Wait {
     pub(super) fn new(a: &mut CodeAssembler) -> Self {
         Self {
             int3: a.create_label(),

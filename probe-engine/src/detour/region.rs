@@ -3,21 +3,62 @@
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
-use guest_state::x86_64::INT3;
+use guest_state::x86_64::{INT3, JMP_REL32_LEN};
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
-use super::{Ground, JUMP_LEN, Refusal, Region};
+use super::ground::Ground;
 use crate::insn;
+use crate::probe::NoJump;
 use crate::relocate::bound_in_detour;
 
 /// Instructions behind a region that are taken into the detour at most: one `sti` after the other.
 const BEYOND: usize = 4;
 
+/// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
+pub const JUMP_LEN: usize = JMP_REL32_LEN;
+
+/// The instructions that a jump overwrites, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// The probed instruction.
+    pub start: GuestVirtAddr,
+    /// The instructions' bytes as the guest's kernel has them, at least [`JUMP_LEN`] of them. Padding
+    /// behind an instruction that never goes on to the next may be among them.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` an instruction begins, rising, the first at 0. Padding is none.
+    pub starts: Vec<u8>,
+    /// Where in `bytes` the last instruction ends.
+    pub end: u8,
+    /// Instructions behind the region that have to be executed in the detour too, as the last one of it
+    /// has a hold on them (`sti`); mostly none. They aren't overwritten.
+    pub beyond: Vec<u8>,
+}
+
+impl Region {
+    /// The text that a jump changes.
+    pub fn range(&self) -> Range<GuestVirtAddr> {
+        self.start..self.start.wrapping_add(self.bytes.len() as u64)
+    }
+
+    /// Where execution goes on behind it, if it does.
+    pub fn next(&self) -> GuestVirtAddr {
+        let len = u64::from(self.end) + self.beyond.len() as u64;
+        self.start.wrapping_add(len)
+    }
+
+    /// Where an instruction begins that the jump's displacement overwrites, from the start: 1 to 4.
+    /// Whoever comes there has to meet an int3.
+    pub fn interior(&self) -> impl Iterator<Item = u8> {
+        let inside = |start: &u8| (1..JUMP_LEN as u8).contains(start);
+        self.starts.iter().copied().filter(inside)
+    }
+}
+
 /// The region of a jump in the place of the instruction at `at`.
 ///
 /// # Errors
 /// Why the instruction has to stay a breakpoint.
-pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, Refusal> {
+pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, NoJump> {
     let mut walk = Walk {
         at,
         ground,
@@ -35,7 +76,7 @@ pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, Refusal>
     }
     let end = at.wrapping_add(walk.len as u64);
     if (ground.is_target)(at.wrapping_add(1)..end) {
-        return Err(Refusal::Branch { at, end });
+        return Err(NoJump::Branch { at, end });
     }
     let overwritten = walk.len;
     while holds_the_next(&last) {
@@ -70,17 +111,17 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn next(&mut self) -> Result<Instruction, Refusal> {
+    fn next(&mut self) -> Result<Instruction, NoJump> {
         let at = self.at.wrapping_add(self.len as u64);
         let function_end = self.ground.function_end;
         let left = function_end.offset_from(at).unwrap_or(0);
         let bytes = self.ground.text.get(self.len..).unwrap_or_default();
         if left == 0 {
-            return Err(Refusal::FunctionEnd { end: function_end });
+            return Err(NoJump::FunctionEnd { end: function_end });
         }
-        let code = insn::decode(bytes, at).map_err(|_| Refusal::Undecodable { at })?;
+        let code = insn::decode(bytes, at).map_err(|_| NoJump::Undecodable { at })?;
         if code.insn.len() as u64 > left {
-            return Err(Refusal::FunctionEnd { end: function_end });
+            return Err(NoJump::FunctionEnd { end: function_end });
         }
         let insn = code.insn;
         self.check(&insn, bytes)?;
@@ -91,40 +132,40 @@ impl Walk<'_> {
         Ok(insn)
     }
 
-    fn check(&self, insn: &Instruction, bytes: &[u8]) -> Result<(), Refusal> {
+    fn check(&self, insn: &Instruction, bytes: &[u8]) -> Result<(), NoJump> {
         let at = GuestVirtAddr(insn.ip());
         let text = || insn::text(insn);
         if bytes.first() == Some(&INT3) {
-            return Err(Refusal::GuestBreakpoint { at });
+            return Err(NoJump::GuestBreakpoint { at });
         }
         if insn::is_trap(insn) {
             let instruction = text();
-            return Err(Refusal::Trap { at, instruction });
+            return Err(NoJump::Trap { at, instruction });
         }
         if let Some(why) = bound_in_detour(insn) {
             return Err(self.bound(insn, why));
         }
         if (self.ground.expects_fault)(at) {
-            return Err(Refusal::ExpectsFault { at });
+            return Err(NoJump::ExpectsFault { at });
         }
         if self.len == 0 && waits(insn) {
             let instruction = text();
-            return Err(Refusal::Waits { instruction });
+            return Err(NoJump::Waits { instruction });
         }
         if self.len > 0 && insn::is_endbr(insn) {
             // An int3 is no place for an indirect branch to arrive at.
             let end = GuestVirtAddr(insn.next_ip());
-            return Err(Refusal::Branch { at: self.at, end });
+            return Err(NoJump::Branch { at: self.at, end });
         }
         let returns = GuestVirtAddr(insn.next_ip());
         if is_call(insn) && self.len + insn.len() < JUMP_LEN {
-            return Err(Refusal::Call { at, returns });
+            return Err(NoJump::Call { at, returns });
         }
         Ok(())
     }
 
-    fn bound(&self, insn: &Instruction, why: &'static str) -> Refusal {
-        Refusal::Bound {
+    fn bound(&self, insn: &Instruction, why: &'static str) -> NoJump {
+        NoJump::Bound {
             at: GuestVirtAddr(insn.ip()),
             instruction: insn::text(insn),
             why,

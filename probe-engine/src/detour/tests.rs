@@ -1,15 +1,19 @@
 //! What detours look like. Whether they do the right thing is for the processor to say: `tests/native`.
 
 use guest_kernel::percpu::Variables;
+use guest_state::GuestVirtAddr;
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, registers as reg};
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter, IcedError};
 
 use super::*;
-use crate::condition::{Operand, Relation};
-use crate::probe::RegisterSet;
+use crate::condition::{Comparison, Operand, Relation};
+use crate::fetch::Fetches;
+use crate::probe::Capture;
 
 const START: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_8123_4560);
 const ARENA: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_4ffe_0100);
+
+const TAG: Tag = Tag { number: 7, cell: 3 };
 
 const ENVIRONMENT: Environment = Environment {
     block: 0x0000_777f_1234_5000,
@@ -66,11 +70,8 @@ fn entry() -> Region {
 fn purpose(capture: Capture, condition: Vec<Comparison>) -> Purpose {
     Purpose {
         capture: Some(capture),
-        follow: None,
         condition,
-        lossless: false,
-        number: 7,
-        cell: 3,
+        ..Purpose::default()
     }
 }
 
@@ -86,7 +87,7 @@ fn listing(detour: &Detour) -> String {
 }
 
 fn make(region: &Region, dead: Dead, purpose: &Purpose) -> Result<Detour, DetourError> {
-    generate(&ENVIRONMENT, region, dead, purpose, ARENA)
+    generate(&ENVIRONMENT, region, dead, purpose, TAG, ARENA)
 }
 
 /// The copies of a region's instructions, and what is behind them.
@@ -177,10 +178,18 @@ fn the_length_is_the_same_all_over_the_arena() {
     });
     let purpose = Purpose {
         lossless: true,
-        ..purpose(Capture::Full, vec![])
+        ..purpose(Capture::FULL, vec![])
     };
     let len = |at| {
-        let detour = generate(&ENVIRONMENT, &region, NONE, &purpose, GuestVirtAddr(at)).unwrap();
+        let detour = generate(
+            &ENVIRONMENT,
+            &region,
+            NONE,
+            &purpose,
+            TAG,
+            GuestVirtAddr(at),
+        )
+        .unwrap();
         (detour.code.len(), detour.copies, detour.full)
     };
     assert_eq!(len(0xffff_ffff_4000_0000), len(0xffff_ffff_7f00_1237));
@@ -328,8 +337,8 @@ fn a_condition_on_what_is_not_known_is_told_so() {
             constant: 1,
             signed: false,
         };
-        let purpose = purpose(Capture::Full, vec![check]);
-        let error = generate(&environment, &entry(), NONE, &purpose, ARENA).unwrap_err();
+        let purpose = purpose(Capture::FULL, vec![check]);
+        let error = generate(&environment, &entry(), NONE, &purpose, TAG, ARENA).unwrap_err();
         assert!(error.to_string().contains(missing), "{error}");
     }
 }
@@ -338,7 +347,7 @@ fn a_condition_on_what_is_not_known_is_told_so() {
 fn a_lossless_detour_tries_again_behind_its_int3_or_counts_a_loss() {
     let purpose = Purpose {
         lossless: true,
-        ..purpose(Capture::Registers(RegisterSet::default()), vec![])
+        ..purpose(Capture::Event(Fetches::default()), vec![])
     };
     let detour = make(&entry(), AT_ENTRY, &purpose).unwrap();
     let full = detour.full.unwrap();

@@ -18,15 +18,19 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, IcedError};
 
-use super::frame::{Frame, Needed, RSP};
-use super::record::{self, Full as FullRing, Trap};
-use super::{Dead, DetourError, Environment, Following, Full};
+use super::code::Full;
+use super::environment::{Environment, Following};
+use super::error::DetourError;
+use super::fetch;
+use super::live::Dead;
+use super::record::{self, Reservation, Wait};
+use super::saved::{GENERAL, Needed, RSP, Saved};
 use crate::calls::layout::{
     ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
     HASH, LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
     TRAMPOLINES, UNFINISHED, WAYS, WORD,
 };
-use crate::probe::RegisterSet;
+use crate::fetch::Fetches;
 use crate::ring::layout;
 
 /// The shared code, right at one address only.
@@ -260,7 +264,7 @@ fn to_task(
 
 /// See [`Trampoline`].
 struct Left {
-    trap: Trap,
+    trap: Wait,
     told: [CodeLabel; 4],
     depth: u64,
 }
@@ -274,13 +278,13 @@ fn leave(
     let [mut counts, mut done, mut gone, mut lost] = labels(a);
     let [mut recorded, mut missed] = labels(a);
     let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
-    let mut frame = Frame::default();
-    frame.save_flags(a)?;
-    for number in (0..RegisterSet::FLAGS).filter(|number| *number != RSP) {
-        frame.save(a, number)?;
+    let mut stack = Saved::default();
+    stack.save_flags(a)?;
+    for number in (0..GENERAL).filter(|number| *number != RSP) {
+        stack.save(a, number)?;
     }
     a.mov(TABLE, following.table.0)?;
-    a.lea(SLOT, qword_ptr(reg::rsp + frame.depth()))?;
+    a.lea(SLOT, qword_ptr(reg::rsp + stack.depth()))?;
     to_bucket(a)?;
     a.xor(reg::ebx, reg::ebx)?;
     a.xor(reg::r13d, reg::r13d)?;
@@ -306,7 +310,7 @@ fn leave(
     to_tally(a, tally, reg::r15d, word)?;
     a.test(word, word)?;
     a.js(counts)?;
-    let mut full = write_record(a, environment, &frame, (call, word), done)?;
+    let mut full = write_record(a, environment, &stack, (call, word), done)?;
     a.set_label(&mut recorded)?;
     a.jmp(done)?;
 
@@ -317,12 +321,12 @@ fn leave(
     a.set_label(&mut gone)?;
     a.mov(qword_ptr(BUCKET + way * 8), 0)?;
     let all = Needed::live(Dead::default());
-    frame.restore(a, all)?;
+    stack.restore(a, all)?;
     a.ret()?;
 
     // The guest has destroyed its table: nobody knows where this call came from.
     a.set_label(&mut lost)?;
-    frame.restore(a, all)?;
+    stack.restore(a, all)?;
     a.int3()?;
     let trap = when_full(a, &mut full, (word, tally))?;
     a.set_label(&mut missed)?;
@@ -330,7 +334,7 @@ fn leave(
     Ok(Left {
         trap,
         told: [recorded, missed, done, gone],
-        depth: frame.depth().unsigned_abs().into(),
+        depth: stack.depth().unsigned_abs().into(),
     })
 }
 
@@ -338,12 +342,12 @@ fn leave(
 fn write_record(
     a: &mut CodeAssembler,
     environment: &Environment,
-    frame: &Frame,
+    stack: &Saved,
     (call, word): (AsmRegister64, AsmRegister32),
     done: CodeLabel,
-) -> Result<FullRing, IcedError> {
+) -> Result<Reservation, IcedError> {
     let (block, record) = (reg::rsi, reg::rdi);
-    let mut full = FullRing::new(a, done, block);
+    let mut full = Reservation::new(a, done, block);
     a.mov(block, environment.block)?;
     full.reserve(a, record, layout::RETURN_WORDS * 8)?;
     record::address(a, environment, block, record)?;
@@ -359,19 +363,13 @@ fn write_record(
         None => a.xor(reg::eax, reg::eax)?,
     }
     a.mov(qword_ptr(record + layout::RECORD_TASK), reg::rax)?;
-    for (number, to) in (0..=RegisterSet::FLAGS).zip((layout::RECORD_REGISTERS..).step_by(8)) {
-        let kept = match number {
-            RegisterSet::FLAGS => frame.of_flags(),
-            number => frame.of(number),
-        };
-        match kept {
-            Some(kept) => a.mov(reg::rax, qword_ptr(reg::rsp + kept))?,
-            // As the caller finds it.
-            None => a.lea(reg::rax, qword_ptr(SLOT + 8))?,
-        }
-        a.mov(qword_ptr(record + to), reg::rax)?;
+    // RSP as the caller finds it.
+    let rsp = qword_ptr(SLOT + 8);
+    for (it, at) in Fetches::ALL.layout() {
+        let to = qword_ptr(record + (layout::RECORD_VALUES + at));
+        fetch::write(a, it, stack, rsp, to)?;
     }
-    let at_entry = (0..=RegisterSet::FLAGS).map(|number| ENTRY + 8 * u64::from(number));
+    let at_entry = Fetches::ALL.layout().map(|(_, at)| ENTRY + at);
     let of_call = [ORIGIN, ENTRY_TSC].into_iter().chain(at_entry);
     for (from, to) in of_call.zip((layout::RETURN_CALLER..).step_by(8)) {
         a.mov(reg::rax, qword_ptr(call + from))?;
@@ -384,10 +382,10 @@ fn write_record(
 /// Writes what happens when the ring is full, up to where the call has been counted as missed.
 fn when_full(
     a: &mut CodeAssembler,
-    full: &mut FullRing,
+    full: &mut Reservation,
     (word, tally): (AsmRegister32, AsmRegister64),
-) -> Result<Trap, IcedError> {
-    let mut trap = Trap::new(a);
+) -> Result<Wait, IcedError> {
+    let mut trap = Wait::new(a);
     full.check(a)?;
     a.test(word, LOSSLESS as i32)?;
     a.je(trap.gives_up)?;

@@ -101,17 +101,20 @@ impl Engine {
         }
     }
 
+    /// Returns true if there is room for so many more copies.
+    pub(super) fn has_room(&self, copies: usize) -> bool {
+        match &*self.arena.lock() {
+            ArenaState::None(_) => true,
+            ArenaState::Installed(arena) => arena.vacant() >= copies,
+        }
+    }
+
     /// Has room for so many more copies, if need be by giving up those that no probe and nobody in
     /// the guest uses.
     pub(super) fn make_room(&self, guest: &dyn StoppedGuest, copies: usize) {
-        let enough = match &*self.arena.lock() {
-            ArenaState::None(_) => true,
-            ArenaState::Installed(arena) => arena.vacant() >= copies,
-        };
-        if enough {
-            return;
+        if !self.has_room(copies) {
+            self.reclaim(guest);
         }
-        self.reclaim(guest);
     }
 
     /// Gives up copies and detours that no probe and nobody in the guest uses.

@@ -16,12 +16,13 @@ use guest_state::{GuestMemory, GuestVirtAddr, Registers, VcpuId};
 use super::jump::Jump;
 use super::merge::Merger;
 use super::record::Probe;
-use super::site::{Site, are_same};
+use super::site::{Probes, Site, are_same};
 use super::table::Table;
 use crate::calls::Tally;
-use crate::detour::{Follow, Full};
+use crate::detour::{Full, Purpose};
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::{Capture, ProbeId, ProbeKind, RegisterSet};
+use crate::fetch::Fetches;
+use crate::probe::{Capture, ProbeId, ProbeKind};
 use crate::ring::{Header, Record, Rings, Unfinished};
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
@@ -37,7 +38,7 @@ pub(super) struct Credit {
     /// Changes of probes while there were unfinished records, the oldest first.
     eras: VecDeque<Era>,
     /// What detours were before the change that is being made.
-    former: HashMap<u32, Vec<Arc<Probe>>>,
+    former: HashMap<u32, Probes>,
     /// The numbers of those whose counts are somebody's, in order. Those of removed probes are nobody's, and
     /// may be many.
     counted: Vec<Range<u32>>,
@@ -51,7 +52,7 @@ struct Era {
     /// For each ring, the position up to which it was.
     ends: Vec<u64>,
     /// The probes of those detours that have others since.
-    former: HashMap<u32, Vec<Arc<Probe>>>,
+    former: HashMap<u32, Probes>,
 }
 
 /// A detour.
@@ -59,16 +60,13 @@ struct Era {
 pub(super) struct Known {
     /// The probed instruction.
     at: GuestVirtAddr,
-    /// What a hit leaves behind.
-    capture: Option<Capture>,
-    /// How its function's calls are followed.
-    follow: Option<Follow>,
+    purpose: Arc<Purpose>,
     code: GuestVirtAddr,
     full: Option<Full>,
     /// What its counter had come to when it was last looked at.
     counted: u64,
     /// The probes that are enabled while its jump is in the text, or were when it was last.
-    probes: Vec<Arc<Probe>>,
+    probes: Probes,
 }
 
 impl Credit {
@@ -86,6 +84,7 @@ impl Credit {
         let known = &mut self.detours[index];
         match known {
             Some(known) => {
+                known.purpose = Arc::clone(&jump.purpose);
                 if !is_counted {
                     known.counted = rings.total(jump.number);
                 }
@@ -95,14 +94,13 @@ impl Credit {
                 }
             }
             None => {
-                if jump.wanted.follow.is_some() {
+                if jump.purpose.follow.is_some() {
                     let followers = self.followers.entry(site.virt).or_default();
                     followers.insert(jump.number);
                 }
                 *known = Some(Known {
                     at: site.virt,
-                    capture: jump.wanted.capture,
-                    follow: jump.wanted.follow,
+                    purpose: Arc::clone(&jump.purpose),
                     code: jump.detour.at,
                     full: jump.detour.full,
                     counted: rings.total(jump.number),
@@ -207,8 +205,8 @@ impl Credit {
         })
     }
 
-    /// The registers in a record.
-    pub(super) fn shape(&self, header: Header) -> Option<RegisterSet> {
+    /// The values in a record.
+    pub(super) fn shape(&self, header: Header) -> Option<Fetches> {
         self.known(header.detour)?.shape(header.returns)
     }
 
@@ -232,7 +230,7 @@ impl Credit {
                 continue;
             }
             probe.hit();
-            if let Some(wanted) = probe.options.capture.registers() {
+            if let Some(wanted) = probe.options.capture.fetches() {
                 merger.event(&event(probe.id, known.at, record, wanted));
             }
         }
@@ -245,7 +243,7 @@ impl Credit {
         let mut eras = self.eras.iter().filter(is_before);
         let former = eras.find_map(|era| era.former.get(&detour));
         let now = || self.known(detour).map(|known| &known.probes);
-        former.or_else(now).map_or(&[], Vec::as_slice)
+        former.or_else(now).map_or(&[], Probes::as_slice)
     }
 
     /// Whether this probe is among those that an unfinished record at this position is of.
@@ -285,7 +283,7 @@ impl Credit {
                 continue;
             }
             for probe in known.probes.iter().filter(|probe| !is_return(probe)) {
-                match known.capture {
+                match known.purpose.capture {
                     Some(Capture::Count) => probe.hit_often(grown),
                     _ => probe.miss_often(grown),
                 }
@@ -299,7 +297,7 @@ impl Credit {
         let missed = |index: usize| self.tallies.get(index).map_or(0, |tally| tally.missed);
         let known = self.detours.iter().zip(now).enumerate();
         known
-            .filter_map(|(index, (known, now))| Some((index, known.as_ref()?.follow?, now)))
+            .filter_map(|(index, (known, now))| Some((index, known.as_ref()?.purpose.follow?, now)))
             .any(|(index, follow, now)| now.active >= follow.limit || now.missed != missed(index))
     }
 
@@ -349,15 +347,13 @@ impl Known {
         Some((self.code, self.full?))
     }
 
-    /// The registers in its records of hits, or of returns, if it leaves such.
-    fn shape(&self, returns: bool) -> Option<RegisterSet> {
+    /// The values in its records of hits, or of returns, if it leaves such.
+    fn shape(&self, returns: bool) -> Option<Fetches> {
         if returns {
-            return self
-                .follow
-                .filter(|it| it.records)
-                .map(|_| RegisterSet::ALL);
+            let follow = self.purpose.follow.filter(|it| it.records);
+            return follow.map(|_| Fetches::ALL);
         }
-        self.capture?.registers()
+        self.purpose.capture?.fetches()
     }
 }
 
@@ -389,8 +385,8 @@ fn precedes(one: u64, other: u64) -> bool {
 }
 
 /// What a record tells of a probe.
-fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: RegisterSet) -> Event {
-    let with_rip = |registers: &Registers, rip| wanted.of(&Registers { rip, ..*registers });
+fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
+    let with_rip = |registers: &Registers, rip| wanted.take(&Registers { rip, ..*registers });
     let (rip, detail) = match &record.call {
         None => (at.0, Detail::Pre),
         Some(call) => {

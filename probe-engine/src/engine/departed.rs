@@ -4,12 +4,11 @@
 //! is freed. It executes the instruction that is there again, and its hit is lost.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 
 use super::Engine;
-use super::record::Probe;
+use super::site::Probes;
 use super::table::Table;
 use crate::probe::ProbeKind;
 
@@ -18,7 +17,7 @@ const MOST: usize = 1 << 16;
 
 /// The probes that were enabled where a breakpoint was.
 #[derive(Debug, Default)]
-pub(super) struct Departed(HashMap<u64, Vec<Arc<Probe>>>);
+pub(super) struct Departed(HashMap<u64, Probes>);
 
 impl Departed {
     /// The table changes.

@@ -195,7 +195,7 @@ impl Engine {
         for call in ended.iter().rev() {
             call.probe.end_call();
             call.probe.hit();
-            let wanted = call.probe.options.capture.registers();
+            let wanted = call.probe.options.capture.fetches();
             let (Some(wanted), Some(way)) = (wanted, way_of(call)) else {
                 continue;
             };
@@ -211,12 +211,12 @@ impl Engine {
                 probe: call.probe.id,
                 vcpu: id,
                 tsc,
-                registers: wanted.of(&registers),
+                registers: wanted.take(&registers),
                 task: 0,
                 detail: Detail::Return {
                     caller: call.caller,
                     entry_tsc: call.entry_tsc,
-                    entry: wanted.of(&call.entry),
+                    entry: wanted.take(&call.entry),
                     tail_call: way.tail_call,
                 },
             });

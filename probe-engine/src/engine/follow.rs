@@ -7,12 +7,12 @@ use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
 
 use super::Engine;
-use super::jump::WhyNot;
 use super::returns::{read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
 use crate::detour::{self, Environment, Full};
+use crate::probe::NoJump;
 
 /// Bytes of stack that the code of ours that follows calls uses at most, and some more.
 const DEPTH: u64 = 512;
@@ -50,8 +50,10 @@ impl Engine {
         &self,
         memory: &dyn GuestMemory,
         environment: &Environment,
-    ) -> Result<Follower, WhyNot> {
-        let not = |why: &str| WhyNot::new("no table", why);
+    ) -> Result<Follower, NoJump> {
+        let not = |why: &str| NoJump::NoCallTable {
+            reason: why.to_owned(),
+        };
         let window = self.arena_phys(CALLS.start);
         let window = window.ok_or_else(|| not("the arena has no room for a table of calls"))?;
         let calls = Calls::new(window);

@@ -14,10 +14,11 @@ use guest_state::x86_64::INT3;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
 use super::Engine;
-use super::jump::{Verdict, WhyNot};
+use super::jump::Verdict;
 use super::site::Site;
 use super::table::Table;
 use crate::error::{ChangeError, RegisterError};
+use crate::probe::NoJump;
 
 /// So often may the guest be found changing its kprobes before jumps stop waiting for it.
 const PATIENCE: u32 = 200;
@@ -74,21 +75,16 @@ impl Engine {
         }
     }
 
-    /// What has to be known of the guest's kprobes to make jumps; `None` if it is changing them just now.
-    pub(super) fn kprobes_for_jumps(
-        &self,
-        guest: &dyn StoppedGuest,
-    ) -> Option<Result<GuestKprobes, WhyNot>> {
+    /// What has to be known of the guest's kprobes to make jumps; `None` if it is changing them just now, and
+    /// it is worth while to wait until it has.
+    pub(super) fn kprobes_for_jumps(&self, guest: &dyn StoppedGuest) -> Option<GuestKprobes> {
         let kprobes = self.guest_kprobes(guest);
         if !kprobes.changing {
             self.deferred.store(0, Ordering::Relaxed);
-            return Some(Ok(kprobes));
+            return Some(kprobes);
         }
-        if self.deferred.fetch_add(1, Ordering::Relaxed) < PATIENCE {
-            return None;
-        }
-        let why = "the guest is changing its own kprobes and doesn't come to an end";
-        Some(Err(WhyNot::for_now("guest kprobe", why)))
+        let waits = self.deferred.fetch_add(1, Ordering::Relaxed) < PATIENCE;
+        (!waits).then_some(kprobes)
     }
 }
 
@@ -143,14 +139,9 @@ pub(super) fn check(
 }
 
 /// Why no jump can take these bytes' place: a kprobe of the guest's in them.
-pub(super) fn in_region(kprobes: &GuestKprobes, range: Range<GuestVirtAddr>) -> Option<WhyNot> {
-    let probe = kprobes.overlapping(range.clone())?;
-    let reason = format!(
-        "the guest has a kprobe of its own in what the jump would overwrite, at {}",
-        probe.at
-    );
-    let why = WhyNot::for_now("guest kprobe", reason);
-    Some(why.while_guest_is_in(range))
+pub(super) fn in_region(kprobes: &GuestKprobes, region: Range<GuestVirtAddr>) -> Option<NoJump> {
+    let at = kprobes.overlapping(region.clone())?.at;
+    Some(NoJump::GuestKprobe { at, region })
 }
 
 /// Sites that stay breakpoints because of something of the guest's that isn't there any more.
@@ -163,12 +154,12 @@ pub(super) fn released(
         let Verdict::Not(why) = &site.verdict else {
             return false;
         };
-        let Some(range) = &why.guest_in else {
+        let Some(range) = why.guest_in() else {
             return false;
         };
         let text = table.text(memory, range.start, 1);
         let int3 = matches!(text, Some(Ok(text)) if text == [INT3]);
-        !kprobes.changing && kprobes.overlapping(range.clone()).is_none() && !int3
+        !kprobes.changing && kprobes.overlapping(range).is_none() && !int3
     };
     table.sites().filter(is_released).cloned().collect()
 }

@@ -1,23 +1,14 @@
 //! A jump in the place of a breakpoint.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use guest_state::x86_64::NOP;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
-use super::record::Probe;
-use super::site::Site;
 use crate::arena::Placed;
-use crate::condition::Comparison;
-use crate::detour::{Detour, Follow, JUMP_LEN, Region};
-use crate::probe::{Capture, Optimization, ProbeId, ProbeKind};
-
-/// The kinds of reasons that come of detours of removed probes that are still there.
-pub(super) const NO_ADDRESS: &str = "no address";
-/// See [`NO_ADDRESS`].
-pub(super) const TOO_MANY: &str = "too many";
+use crate::detour::{Detour, JUMP_LEN, Purpose, Region};
+use crate::probe::NoJump;
 
 /// So many times may somebody come to one of a jump's tripwires. Each costs an exit, so where it keeps
 /// happening the jump isn't worth it.
@@ -29,70 +20,14 @@ pub(super) enum Verdict {
     /// Nobody has looked yet.
     Waiting,
     Jump(Arc<Jump>),
-    Not(Arc<WhyNot>),
-}
-
-/// Why a site can't be a jump.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct WhyNot {
-    /// One word or two.
-    pub(super) kind: &'static str,
-    pub(super) reason: String,
-    /// It may be otherwise as soon as other probes come or go.
-    pub(super) for_now: bool,
-    /// It may be otherwise as soon as the guest has no kprobe in these bytes any more, nor a breakpoint at
-    /// their start.
-    pub(super) guest_in: Option<Range<GuestVirtAddr>>,
-}
-
-impl WhyNot {
-    pub(super) fn new(kind: &'static str, reason: impl Into<String>) -> Self {
-        Self {
-            kind,
-            reason: reason.into(),
-            for_now: false,
-            guest_in: None,
-        }
-    }
-
-    /// Whether there might be a jump without what removed probes have left behind.
-    pub(super) fn is_crowded(&self) -> bool {
-        [NO_ADDRESS, TOO_MANY].contains(&self.kind)
-    }
-
-    pub(super) fn for_now(kind: &'static str, reason: impl Into<String>) -> Self {
-        Self {
-            for_now: true,
-            ..Self::new(kind, reason)
-        }
-    }
-
-    /// See [`Self::guest_in`].
-    pub(super) fn while_guest_is_in(self, range: Range<GuestVirtAddr>) -> Self {
-        Self {
-            guest_in: Some(range),
-            ..self
-        }
-    }
-}
-
-/// What a site's probes want of a jump.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wanted {
-    /// What a hit is to leave behind; nothing if all probes wait for the function's return.
-    pub(super) capture: Option<Capture>,
-    pub(super) follow: Option<Follow>,
-    pub(super) condition: Vec<Comparison>,
-    pub(super) lossless: bool,
-    /// The return probes: a call that the detour follows is one of theirs, however long it takes.
-    pub(super) followers: Vec<ProbeId>,
+    Not(Arc<NoJump>),
 }
 
 /// A jump, and the detour that it leads to.
 #[derive(Debug)]
 pub(super) struct Jump {
     pub(super) region: Region,
-    pub(super) wanted: Wanted,
+    pub(super) purpose: Arc<Purpose>,
     /// `jmp` to the detour.
     pub(super) bytes: [u8; JUMP_LEN],
     /// The detour's number.
@@ -102,10 +37,10 @@ pub(super) struct Jump {
 }
 
 impl Jump {
-    pub(super) fn new(region: Region, wanted: Wanted, placed: Placed) -> Self {
+    pub(super) fn new(region: Region, purpose: Purpose, placed: Placed) -> Self {
         Self {
             region,
-            wanted,
+            purpose: Arc::new(purpose),
             bytes: placed.jump,
             number: placed.number,
             detour: placed.detour,
@@ -125,7 +60,7 @@ impl Jump {
 
     /// Whether the trampoline may come to an int3 for it.
     pub(super) fn waits_at_return(&self) -> bool {
-        self.wanted.follow.is_some_and(|follow| follow.lossless)
+        self.purpose.follow.is_some_and(|follow| follow.lossless)
     }
 
     /// Where from the probed instruction its displacement has an int3.
@@ -211,129 +146,4 @@ fn replace(
         return Ok(true);
     }
     Ok(text == to)
-}
-
-impl Site {
-    /// What its probes want of a jump, or why they can't have one.
-    pub(super) fn wants_jump(&self) -> Result<Wanted, WhyNot> {
-        if self.milestone.is_some() {
-            let why = "the engine itself follows the kernel by a breakpoint here";
-            return Err(WhyNot::for_now("milestone", why));
-        }
-        if self.module.is_some() {
-            return Err(WhyNot::for_now("module", "it is in a module's text"));
-        }
-        let mut wanted: Option<Wanted> = None;
-        for probe in self.enabled() {
-            let next = wants(probe)?;
-            wanted = Some(match wanted {
-                None => next,
-                Some(before) => before.and(&next)?,
-            });
-        }
-        wanted.ok_or_else(|| WhyNot::for_now("disabled", "it is disabled"))
-    }
-}
-
-/// What one probe wants.
-fn wants(probe: &Probe) -> Result<Wanted, WhyNot> {
-    match probe.kind {
-        ProbeKind::Instruction { .. } if probe.wants_post() => {
-            let why = "a post event takes a breakpoint";
-            Err(WhyNot::for_now("post event", why))
-        }
-        ProbeKind::Instruction { .. } if probe.wants_fault() => {
-            let why = "a fault event takes a breakpoint";
-            Err(WhyNot::for_now("fault event", why))
-        }
-        ProbeKind::Instruction { .. } | ProbeKind::Return { .. } if !probe.may_optimize() => {
-            let why = "it was asked to stay a breakpoint";
-            Err(WhyNot::for_now("asked", why))
-        }
-        ProbeKind::Instruction { .. } => Ok(Wanted {
-            capture: Some(probe.options.capture),
-            follow: None,
-            condition: probe.options.condition.clone(),
-            lossless: probe.options.lossless,
-            followers: Vec::new(),
-        }),
-        ProbeKind::Return { .. } => Ok(Wanted {
-            capture: None,
-            follow: Some(Follow {
-                records: probe.options.capture.registers().is_some(),
-                limit: probe.max_active,
-                lossless: probe.options.lossless,
-            }),
-            condition: probe.options.condition.clone(),
-            lossless: false,
-            followers: vec![probe.id],
-        }),
-        ProbeKind::Exits { .. } => {
-            let why = "a probe of the function's own returns takes breakpoints";
-            Err(WhyNot::for_now("own returns", why))
-        }
-        ProbeKind::Watch { .. } => Err(WhyNot::for_now("watchpoint", "it is no instruction")),
-    }
-}
-
-impl Wanted {
-    /// What two probes want of one jump.
-    fn and(mut self, other: &Self) -> Result<Self, WhyNot> {
-        if self.condition != other.condition {
-            let why = "another probe is at the same instruction, with other conditions";
-            return Err(WhyNot::for_now("conditions", why));
-        }
-        let capture = match (self.capture, other.capture) {
-            (Some(one), Some(other)) => Some(both(one, other)),
-            (one, other) => one.or(other),
-        };
-        let follow = match (self.follow, other.follow) {
-            (Some(one), Some(other)) if one.limit != other.limit => {
-                let why = "another return probe of the function has another limit of calls";
-                return Err(WhyNot::for_now("maxactive", why));
-            }
-            (Some(one), Some(other)) => Some(Follow {
-                records: one.records || other.records,
-                limit: one.limit,
-                lossless: one.lossless || other.lossless,
-            }),
-            (one, other) => one.or(other),
-        };
-        self.followers.extend(&other.followers);
-        Ok(Self {
-            capture,
-            follow,
-            condition: self.condition,
-            lossless: self.lossless || other.lossless,
-            followers: self.followers,
-        })
-    }
-}
-
-/// What two probes want of a hit.
-fn both(one: Capture, other: Capture) -> Capture {
-    match (one.registers(), other.registers()) {
-        (None, None) => Capture::Count,
-        (one, other) => {
-            let (one, other) = (one.unwrap_or_default(), other.unwrap_or_default());
-            Capture::of(one.and(other))
-        }
-    }
-}
-
-/// What a list says of a probe whose site is this.
-pub(super) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
-    let not = |kind, reason: &str| Optimization::Not {
-        kind,
-        reason: reason.to_owned(),
-    };
-    let Some(site) = site else {
-        return not("no place", "it has no place in the guest's text");
-    };
-    match &site.verdict {
-        _ if !site.armed => not("disabled", "it is not armed"),
-        Verdict::Jump(_) => Optimization::Optimized,
-        Verdict::Waiting => Optimization::Waiting,
-        Verdict::Not(why) => not(why.kind, &why.reason),
-    }
 }

@@ -44,13 +44,11 @@ impl Engine {
         if symbols.by_name(FREES_INIT_TEXT).next().is_none() {
             return Ok(false);
         }
-        let registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
+        let mut change = self.change(guest);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
-        self.wait_for(guest, &mut table, &registry, &wanted)?;
-        let table = table.changed();
-        self.switch_stopped::<RegisterError>(guest, &before, &table)?;
+        self.wait_for(guest, &mut change.table, &change.registry, &wanted)?;
+        change.table.reconsider();
+        change.commit::<RegisterError>()?;
         Ok(true)
     }
 
@@ -212,9 +210,10 @@ impl Engine {
     /// Takes breakpoints out of text that is running. Nobody can be told of a
     /// failure, and what can't be written isn't memory any more and holds no
     /// breakpoint.
-    fn withdrawn(&self, memory: &dyn GuestMemory, before: &Arc<Table>, after: Table) {
-        let after = after.changed();
-        if self.switch(memory, before, &after).is_err() {
+    fn withdrawn(&self, memory: &dyn GuestMemory, before: &Arc<Table>, mut after: Table) {
+        after.reconsider();
+        let after = after.settled();
+        if self.replace_table(memory, before, &after).is_err() {
             self.publish(&after);
         }
         self.forget_unseen();

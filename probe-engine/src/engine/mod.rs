@@ -13,12 +13,14 @@
 //! vCPUs, as at the end of init text, is right.
 
 mod body;
-mod condition;
+mod change;
 mod copies;
 mod credit;
 mod departed;
+mod draft;
 mod ended;
 mod exits;
+mod filter;
 mod follow;
 mod foresight;
 mod guest_kprobes;
@@ -37,14 +39,15 @@ mod rings;
 mod site;
 mod standing;
 mod step;
-mod switch;
 mod table;
+mod target;
 mod tasks;
 mod trap;
 mod under_way;
 mod watch;
 mod way;
 mod ways_out;
+mod wishes;
 
 #[cfg(test)]
 mod tests;
@@ -76,6 +79,7 @@ use table::Table;
 use crate::event::EventSink;
 use crate::probe::{ProbeId, ProbeInfo};
 
+pub use draft::Draft;
 pub use merge::Merger;
 pub use optimizer::Prepared;
 pub use rings::Drained;
@@ -253,7 +257,8 @@ impl Engine {
     /// What is told of probes.
     fn infos<'a>(&self, probes: impl IntoIterator<Item = &'a Arc<Probe>>) -> Vec<ProbeInfo> {
         let table = self.table();
-        let info = |probe: &Arc<Probe>| probe.info(table.site(probe.address()));
+        let info =
+            |probe: &Arc<Probe>| probe.info(wishes::optimization(table.site(probe.address())));
         probes.into_iter().map(info).collect()
     }
 }

@@ -14,16 +14,17 @@ use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
 
 use super::body::{Body, KernelBody};
+use super::change::Change;
 use super::copies::ArenaState;
-use super::jump::{Jump, NO_ADDRESS, TOO_MANY, Verdict, Wanted, WhyNot};
+use super::jump::{Jump, Verdict};
 use super::site::Site;
 use super::table::Table;
 use super::{Engine, guest_kprobes};
-use crate::arena::DetourError;
+use crate::arena::PlaceError;
 use crate::calls::layout;
-use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Purpose, Refusal, live};
+use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
 use crate::error::ChangeError;
-use crate::probe::{Place, ProbeId, ProbeInfo};
+use crate::probe::{NoJump, Place};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
@@ -84,7 +85,7 @@ impl Engine {
         waiting.extend(guest_kprobes::released(&table, memory, &kprobes));
         waiting.sort_unstable_by_key(|site| site.virt);
         let environment = match table.jumpless {
-            true => Err(WhyNot::for_now("switched off", "jumps are switched off")),
+            true => Err(NoJump::SwitchedOff),
             false => self.environment(memory),
         };
         let mut ready = Vec::new();
@@ -115,10 +116,7 @@ impl Engine {
             let jump = site.jump();
             jump.is_some_and(|jump| jump.is_tripped())
         });
-        let why = Arc::new(WhyNot::new(
-            "tripwire",
-            "the guest kept coming to the middle of what the jump overwrites",
-        ));
+        let why = Arc::new(NoJump::Tripwire);
         ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
         if !table.all_held().is_empty() || self.table().waits_for_guest() {
             // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
@@ -159,25 +157,27 @@ impl Engine {
         guest: &dyn StoppedGuest,
         prepared: Prepared,
     ) -> Result<usize, ChangeError> {
-        let _registry = self.registry.lock();
         let memory = guest.memory();
-        self.tidy_calls(guest);
-        self.take_back(memory)?;
-        if prepared.crowded {
-            self.reclaim(guest);
-            // Those that are left are in use, or look so: they'd have to become many more.
-            self.optimizer.lock().worth = 2 * self.idle_detours();
-            self.unsettled.store(true, Ordering::Relaxed);
+        {
+            let _registry = self.registry.lock();
+            self.tidy_calls(guest);
+            self.take_back(memory)?;
+            if prepared.crowded {
+                self.reclaim(guest);
+                // Those that are left are in use, or look so: they'd have to become many more.
+                self.optimizer.lock().worth = 2 * self.idle_detours();
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
         }
-        let before = self.table();
-        let mut table = Table::clone(&before);
+        let mut change = self.change(guest);
+        let Change { before, table, .. } = &mut change;
         let mut placed = 0;
         let kprobes = self.kprobes_for_jumps(guest);
         let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
-        if let Some(Ok(kprobes)) = &kprobes
+        if let Some(kprobes) = kprobes.as_ref().filter(|kprobes| !kprobes.changing)
             && prepared.verdicts.iter().any(is_jump)
         {
-            self.wait_for_oopses(memory, kprobes, &mut table);
+            self.wait_for_oopses(memory, kprobes, table);
         }
         for (site, verdict) in prepared.verdicts {
             let Verdict::Jump(jump) = &verdict else {
@@ -187,11 +187,10 @@ impl Engine {
             let jump = Arc::clone(jump);
             let refused = match &kprobes {
                 None => None,
-                Some(Err(why)) => {
-                    let why = why.clone();
-                    Some(why.while_guest_is_in(jump.region.range()))
-                }
-                Some(Ok(kprobes)) => guest_kprobes::in_region(kprobes, jump.region.range()),
+                Some(kprobes) if kprobes.changing => Some(NoJump::GuestKprobesChange {
+                    region: jump.region.range(),
+                }),
+                Some(kprobes) => guest_kprobes::in_region(kprobes, jump.region.range()),
             };
             if kprobes.is_none() || refused.is_some() {
                 if let Some(why) = refused {
@@ -209,57 +208,13 @@ impl Engine {
                 self.unsettled.store(true, Ordering::Relaxed);
             }
         }
-        let table = table.settled();
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
-        self.debug_for_no_more(guest);
+        change.commit::<ChangeError>()?;
         Ok(placed)
     }
 
     /// Whether probes may become jumps at all.
     pub fn is_optimizing(&self) -> bool {
         !self.table().jumpless
-    }
-
-    /// Turns all jumps back into breakpoints, or lets them become jumps again; the probes' own
-    /// settings stay as they are.
-    ///
-    /// # Errors
-    /// The text can't be written.
-    pub fn set_optimizing(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
-        let _registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.jumpless = !on;
-        let table = table.changed();
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
-        self.debug_for_no_more(guest);
-        Ok(())
-    }
-
-    /// Says of all of these probes whether they may become jumps, or of none.
-    ///
-    /// # Errors
-    /// A probe doesn't exist, or the text can't be written.
-    pub fn optimize(
-        &self,
-        guest: &dyn StoppedGuest,
-        ids: &[ProbeId],
-        on: bool,
-    ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let registry = self.registry.lock();
-        let probes = registry.select(ids)?;
-        let were: Vec<_> = probes.iter().map(|probe| probe.may_optimize()).collect();
-        probes.iter().for_each(|probe| probe.let_optimize(on));
-        let before = self.table();
-        let table = Table::clone(&before).changed();
-        if let Err(error) = self.switch_stopped(guest, &before, &table) {
-            for (probe, was) in probes.iter().zip(were) {
-                probe.let_optimize(was);
-            }
-            return Err(error);
-        }
-        self.debug_for_no_more(guest);
-        Ok(self.infos(&probes))
     }
 
     /// Finds the jump for a site and writes its detour.
@@ -270,9 +225,9 @@ impl Engine {
         (table, kprobes): (&Table, &GuestKprobes),
         site: &Site,
         environment: &Environment,
-    ) -> Result<Jump, WhyNot> {
-        let wanted = site.wants_jump()?;
-        if wanted.follow.is_some() {
+    ) -> Result<Jump, NoJump> {
+        let purpose = site.wants_jump()?;
+        if purpose.follow.is_some() {
             self.can_follow()?;
         }
         let body = KernelBody {
@@ -282,14 +237,14 @@ impl Engine {
             kprobes,
             init_freed: true,
         };
-        let unreadable = |why: String| WhyNot::new("unreadable", why);
+        let unreadable = |reason: String| NoJump::Unreadable { reason };
         let function = body.function(&Place::Address(site.virt));
         let function = function.map_err(|error| unreadable(error.to_string()))?;
         let whole = optimizer
             .text
             .get_or_insert_with(|| self.whole_text(memory, table));
         if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
-            return Err(refused(&Refusal::EarlyCode));
+            return Err(NoJump::EarlyCode);
         }
         let head = function.offset as usize;
         let end = function.start.wrapping_add(function.size);
@@ -308,28 +263,27 @@ impl Engine {
             is_target: &|range| whole.targets.any(range),
             is_fix_up: &|range| self.kernel.landings.any_fix_up(range),
         };
-        let region = detour::region(site.virt, &ground).map_err(|why| refused(&why))?;
+        let region = detour::region(site.virt, &ground)?;
         if let Some(why) = guest_kprobes::in_region(kprobes, region.range()) {
             return Err(why);
         }
         if let Some(other) = table.inside(site.virt, region.bytes.len()) {
-            let reason = format!(
-                "another breakpoint is inside what a jump overwrites, at {}",
-                other.virt
-            );
-            return Err(WhyNot::for_now("probe inside", reason));
+            return Err(NoJump::ProbeInside { at: other.virt });
         }
         let own = region.bytes.get(..region.end.into()).unwrap_or_default();
         let dead = live::dead(own, site.virt);
         let pattern = Pattern::of(&region);
         let build = |number, at| {
-            let purpose = purpose(&wanted, number);
-            detour::generate(environment, &region, dead, &purpose, at)
+            let tag = Tag::numbered(number);
+            detour::generate(environment, &region, dead, &purpose, tag, at)
         };
         let numbers = self.cells().min(layout::NUMBERS);
-        let busy = self.busy_detours(memory, site.virt, &wanted.followers);
+        let busy = self.busy_detours(memory, site.virt, &purpose.followers);
         let placed = match &mut *self.arena.lock() {
-            ArenaState::None(why) => return Err(WhyNot::new("no arena", why.clone())),
+            ArenaState::None(why) => {
+                let reason = why.clone();
+                return Err(NoJump::NoArena { reason });
+            }
             ArenaState::Installed(arena) => {
                 arena.detour(memory, site.virt, pattern, (numbers, &busy), build)
             }
@@ -337,13 +291,12 @@ impl Engine {
         let placed = placed.map_err(|error| {
             let reason = error.to_string();
             match error {
-                DetourError::NoAddress { .. } => WhyNot::new(NO_ADDRESS, reason),
-                // Others may go.
-                DetourError::NoNumber { .. } => WhyNot::for_now(TOO_MANY, reason),
-                _ => WhyNot::new("no detour", reason),
+                PlaceError::NoAddress { .. } => NoJump::NoAddress { reason },
+                PlaceError::NoNumber { .. } => NoJump::TooMany { reason },
+                PlaceError::Build(_) | PlaceError::Memory(_) => NoJump::NoDetour { reason },
             }
         })?;
-        Ok(Jump::new(region, wanted, placed))
+        Ok(Jump::new(region, purpose, placed))
     }
 
     fn whole_text(&self, memory: &dyn GuestMemory, table: &Table) -> WholeText {
@@ -370,27 +323,5 @@ impl Engine {
             ArenaState::None(_) => 0,
             ArenaState::Installed(arena) => arena.idle_detours(),
         }
-    }
-}
-
-fn purpose(wanted: &Wanted, number: u32) -> Purpose {
-    Purpose {
-        capture: wanted.capture,
-        follow: wanted.follow,
-        condition: wanted.condition.clone(),
-        lossless: wanted.lossless,
-        number,
-        cell: number,
-    }
-}
-
-fn refused(why: &Refusal) -> WhyNot {
-    // The guest's own breakpoints come and go.
-    match why {
-        Refusal::GuestBreakpoint { at } => {
-            let at = *at..at.wrapping_add(1);
-            WhyNot::for_now(why.kind(), why.to_string()).while_guest_is_in(at)
-        }
-        _ => WhyNot::new(why.kind(), why.to_string()),
     }
 }

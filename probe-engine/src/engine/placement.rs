@@ -7,10 +7,10 @@ use guest_kernel::blacklist::{self, Patched, Reason};
 use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
-use super::body::{Body, Function};
+use super::body::{Body, Function, KernelBody};
 use super::jump::Verdict;
 use super::record::Spot;
-use super::site::Site;
+use super::site::{Probes, Site};
 use super::{Engine, guest_kprobes};
 use crate::error::RegisterError;
 use crate::insn::{self, Code};
@@ -20,12 +20,22 @@ use crate::probe::{Place, ProbeKind};
 const ENDBR_LEN: usize = 4;
 
 /// An instruction that can be probed.
+#[derive(Debug)]
 pub(super) struct Located {
     /// With no probes yet.
     pub(super) site: Site,
     pub(super) spot: Spot,
     /// The other instructions that its probe needs breakpoints on.
     pub(super) exits: Vec<Site>,
+    /// The text that it was found in, and where that begins.
+    pub(super) text: (GuestVirtAddr, Vec<u8>),
+}
+
+impl Located {
+    /// Returns true if a kprobe of the guest's is in its way.
+    pub(super) fn conflicts(&self, body: &KernelBody<'_>) -> bool {
+        guest_kprobes::conflict(body.kprobes, body.table, self.site.virt).is_some()
+    }
 }
 
 impl Engine {
@@ -101,10 +111,11 @@ impl Engine {
             len: len as u8,
             module: body.module(),
             way,
-            probes: Vec::new(),
+            probes: Probes::new(),
             milestone: None,
             armed: false,
-            active: Vec::new(),
+            follows: false,
+            active: Probes::new(),
             verdict: Verdict::Waiting,
         };
         let spot = Spot {
@@ -116,8 +127,12 @@ impl Engine {
             reason,
             out: None,
         };
-        let exits = Vec::new();
-        Ok(Located { site, spot, exits })
+        Ok(Located {
+            site,
+            spot,
+            exits: Vec::new(),
+            text: (start, bytes),
+        })
     }
 }
 

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use guest_state::GuestVirtAddr;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::jump::optimization;
-use super::site::Site;
 use super::ways_out::WaysOut;
 use crate::probe::{
-    Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+    Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+    Switch,
 };
 
 /// Where a probe is at the moment.
@@ -37,29 +36,32 @@ pub(super) enum Presence {
 }
 
 /// See the module's text.
+///
+/// What a hit looks at comes first and lies in two neighbouring lines of the cache, see [`Site`].
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Probe {
     pub(super) id: ProbeId,
-    pub(super) name: String,
+    hits: AtomicU64,
+    exits: AtomicU64,
     pub(super) kind: ProbeKind,
-    /// As it was asked for.
-    pub(super) place: Place,
     enabled: AtomicBool,
-    pub(super) options: Options,
     may_optimize: AtomicBool,
     /// It has been removed: nobody is interested any more.
     removed: AtomicBool,
-    where_now: Mutex<(Presence, Spot)>,
-    hits: AtomicU64,
+    pub(super) options: Options,
     missed: AtomicU64,
     /// Calls that never return.
     ended: AtomicU64,
-    exits: AtomicU64,
     /// Those of the exits that were at a tripwire.
     trips: AtomicU64,
     /// Calls that a return probe follows now, and at most.
     active: AtomicU32,
     pub(super) max_active: u32,
+    pub(super) name: String,
+    /// As it was asked for.
+    pub(super) place: Place,
+    where_now: Mutex<(Presence, Spot)>,
 }
 
 impl Probe {
@@ -102,17 +104,18 @@ impl Probe {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    pub(super) fn enable(&self, on: bool) {
-        self.enabled.store(on, Ordering::Relaxed);
+    /// Sets one of its switches, and returns what that was.
+    pub(super) fn set(&self, switch: Switch) -> Switch {
+        let swap = |flag: &AtomicBool, on| flag.swap(on, Ordering::Relaxed);
+        match switch {
+            Switch::Enabled(on) => Switch::Enabled(swap(&self.enabled, on)),
+            Switch::Optimize(on) => Switch::Optimize(swap(&self.may_optimize, on)),
+        }
     }
 
     /// Whether it may become a jump, if it can.
     pub(super) fn may_optimize(&self) -> bool {
         self.may_optimize.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn let_optimize(&self, on: bool) {
-        self.may_optimize.store(on, Ordering::Relaxed);
     }
 
     pub(super) fn is_removed(&self) -> bool {
@@ -216,8 +219,8 @@ impl Probe {
         self.ended.fetch_add(times, Ordering::Relaxed);
     }
 
-    /// What is told of it; its site tells whether it is a jump.
-    pub(super) fn info(&self, site: Option<&Arc<Site>>) -> ProbeInfo {
+    /// What is told of it, with what its site tells of jumps.
+    pub(super) fn info(&self, optimization: Optimization) -> ProbeInfo {
         let (presence, spot) = self.where_now().clone();
         let kind = match self.kind {
             ProbeKind::Return { .. } => ProbeKind::Return {
@@ -254,7 +257,7 @@ impl Probe {
                 optimize: self.may_optimize(),
                 ..self.options.clone()
             },
-            optimization: optimization(site),
+            optimization,
         }
     }
 

@@ -3,27 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use guest_kernel::kprobes::GuestKprobes;
-use guest_state::{Access, DebuggingError, GuestVirtAddr, StoppedGuest, Watchpoint};
+use guest_state::StoppedGuest;
 
 use super::Engine;
-use super::body::KernelBody;
-use super::loaded::LoadedModules;
-use super::placement::Located;
-use super::record::{Presence, Probe, Spot};
+use super::change::Change;
+use super::draft::Draft;
+use super::record::{Presence, Probe};
 use super::table::Table;
+use super::target::{Finder, Target};
 use crate::error::{ChangeError, RegisterError};
-use crate::probe::{Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Strategy};
+use crate::probe::{ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Switch};
 
-/// The longest name of a probe, in characters.
-const MAX_NAME: usize = 128;
 /// How many calls a return probe follows if its user doesn't say
 /// (`kernel/kprobes.c`, `register_kretprobe`).
 const DEFAULT_MAXACTIVE: u32 = 10;
 /// As many as the kernel allows (`KRETPROBE_MAXACTIVE_MAX` of `kernel/trace/trace_probe.h`).
 const MAX_MAXACTIVE: u32 = 4096;
-/// Symbols below are per-CPU offsets: no address of the kernel is so low.
-const LOWEST_KERNEL_ADDRESS: u64 = 0xffff_8000_0000_0000;
 
 /// All probes, gone ones too.
 #[derive(Debug, Default)]
@@ -68,14 +63,6 @@ impl Registry {
     }
 }
 
-/// What a probe was asked to be, found.
-enum Target {
-    Instruction(Box<Located>),
-    Data(Spot),
-    /// In a module that isn't loaded.
-    Later(Spot),
-}
-
 impl Engine {
     /// Registers all of a batch or nothing of it. The answer is in the order of
     /// the request.
@@ -87,9 +74,21 @@ impl Engine {
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
     ) -> Result<Vec<ProbeInfo>, RegisterError> {
-        let mut registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
+        self.register_drafted(guest, &mut self.draft(guest.memory(), specs))
+    }
+
+    /// As [`Self::register`], of a batch that was worked out before the guest stopped. What it was found out
+    /// is taken from it; with a second try all is found anew.
+    ///
+    /// # Errors
+    /// As of [`Self::register`].
+    pub fn register_drafted(
+        &self,
+        guest: &dyn StoppedGuest,
+        draft: &mut Draft<'_>,
+    ) -> Result<Vec<ProbeInfo>, RegisterError> {
+        let specs = draft.specs;
+        let mut change = self.change(guest);
         self.tidy_calls(guest);
         self.make_room(guest, specs.len());
         let kprobes = self.guest_kprobes(guest);
@@ -97,58 +96,45 @@ impl Engine {
         if kprobes.changing && specs.iter().any(is_code) {
             return Err(RegisterError::KprobesChanging);
         }
-        let mut added = Vec::with_capacity(specs.len());
-        let result = self
-            .add_all(
-                &registry,
-                guest,
-                specs,
-                (&before, &kprobes),
-                &mut table,
-                &mut added,
-            )
-            .and_then(|()| {
-                self.wait_for_modules(guest, &mut table, &registry, &added)?;
-                let probes = registry.probes().chain(&added);
-                Ok(table.watch(probes)?)
-            });
-        let table = table.changed();
-        let result = result.and_then(|()| self.switch_stopped(guest, &before, &table));
-        result?;
+        let Change {
+            registry,
+            before,
+            table,
+            ..
+        } = &mut change;
+        let finder = Finder::new(self, guest, before, &kprobes, registry.init_freed);
+        let added = self.add_all(registry, finder, draft, table)?;
+        self.wait_for_modules(guest, table, registry, &added)?;
+        table.watch(registry.probes().chain(&added))?;
+        table.reconsider();
+        change.commit::<RegisterError>()?;
         for probe in &added {
-            registry.add(probe);
+            change.registry.add(probe);
         }
-        self.debug_for_no_more(guest);
         Ok(self.infos(&added))
     }
 
+    /// Makes the probes of a batch, and puts them into the table.
     fn add_all(
         &self,
         registry: &Registry,
-        guest: &dyn StoppedGuest,
-        specs: &[ProbeSpec],
-        known: (&Table, &GuestKprobes),
+        mut finder: Finder<'_>,
+        draft: &mut Draft<'_>,
         table: &mut Table,
-        added: &mut Vec<Arc<Probe>>,
-    ) -> Result<(), RegisterError> {
+    ) -> Result<Vec<Arc<Probe>>, RegisterError> {
         let mut names = BTreeSet::new();
-        let mut modules = self.loaded_modules(guest);
-        for (id, spec) in (registry.last_id + 1..).zip(specs) {
+        let mut added = Vec::with_capacity(draft.specs.len());
+        for (index, spec) in draft.specs.iter().enumerate() {
             let max_active = self.max_active(spec)?;
-            let target = self.target(registry, guest, spec, known, &mut modules)?;
+            let target = finder.find(draft, index, spec)?;
             let name = new_name(spec, &target, registry, &mut names)?;
-            let (presence, spot) = match &target {
-                Target::Instruction(located) => (Presence::Placed, located.spot.clone()),
-                Target::Data(spot) => (Presence::Placed, spot.clone()),
-                Target::Later(spot) => (Presence::Pending, spot.clone()),
+            let presence = match &target {
+                Target::Instruction(_) | Target::Data(_) => Presence::Placed,
+                Target::Later(_) => Presence::Pending,
             };
-            let probe = Arc::new(Probe::new(
-                ProbeId(id),
-                name,
-                spec,
-                max_active,
-                (presence, spot),
-            ));
+            let id = ProbeId(registry.last_id + 1 + index as u64);
+            let spot = (presence, target.spot().clone());
+            let probe = Arc::new(Probe::new(id, name, spec, max_active, spot));
             if let Target::Instruction(located) = target {
                 table.add(located.site, Arc::clone(&probe));
                 for site in located.exits {
@@ -157,63 +143,7 @@ impl Engine {
             }
             added.push(probe);
         }
-        Ok(())
-    }
-
-    fn target(
-        &self,
-        registry: &Registry,
-        guest: &dyn StoppedGuest,
-        spec: &ProbeSpec,
-        (before, kprobes): (&Table, &GuestKprobes),
-        modules: &mut LoadedModules<'_>,
-    ) -> Result<Target, RegisterError> {
-        let (place, kind, memory) = (&spec.place, spec.kind, guest.memory());
-        if let ProbeKind::Watch { len, access } = kind {
-            return Ok(Target::Data(self.data(place, len, access)?));
-        }
-        let at_exits = matches!(kind, ProbeKind::Exits { .. });
-        let in_module = || RegisterError::Exits {
-            place: place.to_string(),
-            why: "it is in a module".to_owned(),
-        };
-        let loaded = match place {
-            Place::Symbol {
-                module: Some(_), ..
-            } if at_exits => return Err(in_module()),
-            Place::Symbol {
-                module: Some(module),
-                ..
-            } => match modules.find(module)? {
-                Some(loaded) => Some(loaded),
-                None => return Ok(Target::Later(later(place))),
-            },
-            Place::Symbol { module: None, .. } => None,
-            Place::Address(at) if self.kernel.symbols.is_text(*at) => None,
-            Place::Address(at) => modules.around(*at)?,
-        };
-        let located = match loaded {
-            Some(_) if at_exits => return Err(in_module()),
-            Some(loaded) => {
-                self.locate(memory, &loaded.body(memory, before, kprobes), place, kind)?
-            }
-            None => {
-                let kernel = KernelBody {
-                    kernel: &self.kernel,
-                    table: before,
-                    memory,
-                    kprobes,
-                    init_freed: registry.init_freed,
-                };
-                let mut located = self.locate(memory, &kernel, place, kind)?;
-                if at_exits {
-                    let (out, exits) = self.ways_out(memory, &kernel, place, &located)?;
-                    (located.spot.out, located.exits) = (Some(out), exits);
-                }
-                located
-            }
-        };
-        Ok(Target::Instruction(located.into()))
+        Ok(added)
     }
 
     fn max_active(&self, spec: &ProbeSpec) -> Result<u32, RegisterError> {
@@ -243,60 +173,6 @@ impl Engine {
         }
     }
 
-    /// The data that a watchpoint is asked for on.
-    fn data(&self, place: &Place, len: u8, access: Access) -> Result<Spot, RegisterError> {
-        let shown = place.to_string();
-        let symbols = &self.kernel.symbols;
-        let (address, symbol, offset) = match place {
-            Place::Address(address) => {
-                let found = symbols.resolve(*address);
-                match found {
-                    Some(found) => (*address, found.symbol.name.to_owned(), found.offset),
-                    None => (*address, String::new(), 0),
-                }
-            }
-            Place::Symbol {
-                module: Some(_), ..
-            } => return Err(RegisterError::WatchModule { place: shown }),
-            Place::Symbol { name, offset, .. } => {
-                let start = symbols.find(name)?.address;
-                let place = shown.clone();
-                let address = start
-                    .checked_add(*offset)
-                    .ok_or(RegisterError::AddressOverflow { place })?;
-                if address.0 < LOWEST_KERNEL_ADDRESS {
-                    return Err(RegisterError::WatchPerCpu {
-                        place: shown,
-                        offset: address.0,
-                    });
-                }
-                (address, name.clone(), *offset)
-            }
-        };
-        let watchpoint = Watchpoint {
-            address,
-            len,
-            access,
-        };
-        watchpoint.check().map_err(|error| match error {
-            DebuggingError::Misaligned { address, len } => RegisterError::WatchAlignment {
-                place: shown,
-                address,
-                len,
-            },
-            _ => RegisterError::WatchLength { place: shown, len },
-        })?;
-        Ok(Spot {
-            address,
-            symbol,
-            offset,
-            instruction: String::new(),
-            strategy: Strategy::Watch,
-            reason: "a debug register of every vCPU watches it".to_owned(),
-            out: None,
-        })
-    }
-
     /// Removes all of these probes or none, and tells how they ended. A number
     /// given twice counts once.
     ///
@@ -307,10 +183,11 @@ impl Engine {
         guest: &dyn StoppedGuest,
         ids: &[ProbeId],
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let mut registry = self.registry.lock();
+        let mut change = self.change(guest);
+        let Change {
+            registry, table, ..
+        } = &mut change;
         let removed = registry.select(ids)?;
-        let before = self.table();
-        let mut table = Table::clone(&before);
         for probe in &removed {
             for at in probe.places() {
                 table.change(at, |site| {
@@ -324,13 +201,13 @@ impl Engine {
             .filter(|probe| !gone.contains(&probe.id))
             .cloned()
             .collect();
-        self.release_milestones(&mut table, &rest);
+        self.release_milestones(table, &rest);
         table.watch(rest.iter()).map_err(ChangeError::from_watch)?;
-        let table = table.changed();
+        table.reconsider();
         self.end_calls(guest);
         self.settle(guest.memory());
         let unfinished = self.unfinished(guest, &removed);
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
+        change.commit::<ChangeError>()?;
         for (probe, times) in removed.iter().zip(unfinished) {
             probe.miss_often(times);
             probe.remove();
@@ -348,92 +225,73 @@ impl Engine {
         // Where memory can't be read, calls end as they would have.
         let _result = self.forget_followed(guest.memory(), &ended);
         self.tidy_calls(guest);
-        self.debug_for_no_more(guest);
         for probe in &removed {
-            registry.remove(probe.id);
+            change.registry.remove(probe.id);
         }
         Ok(self.infos(&removed))
     }
 
-    /// Enables or disables all of these probes, or none.
+    /// Switches all of these probes, or none.
     ///
     /// # Errors
     /// A probe doesn't exist, the text can't be written, or there is no debug
     /// register left for a watchpoint.
-    pub fn enable(
+    pub fn switch(
         &self,
         guest: &dyn StoppedGuest,
         ids: &[ProbeId],
-        on: bool,
+        switch: Switch,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let registry = self.registry.lock();
-        let probes = registry.select(ids)?;
-        let were: Vec<_> = probes.iter().map(|probe| probe.is_enabled()).collect();
-        for probe in &probes {
-            probe.enable(on);
-        }
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.rearm();
-        let result = table
-            .watch(registry.probes())
-            .map_err(ChangeError::from_watch);
-        let table = table.changed();
-        let result = result.and_then(|()| self.may_arm(guest, &before, &table));
-        let result = result.and_then(|()| self.switch_stopped(guest, &before, &table));
-        if let Err(error) = result {
+        let mut change = self.change(guest);
+        let probes = change.registry.select(ids)?;
+        let were: Vec<_> = probes.iter().map(|probe| probe.set(switch)).collect();
+        let result = self.commit_switch(&mut change);
+        if result.is_err() {
             for (probe, was) in probes.iter().zip(were) {
-                probe.enable(was);
+                probe.set(was);
             }
-            return Err(error);
         }
-        self.end_calls(guest);
-        self.forget_unseen();
-        self.debug_for_no_more(guest);
-        Ok(self.infos(&probes))
+        result.map(|()| self.infos(&probes))
     }
 
-    /// Takes all breakpoints and watchpoints that users asked for out of the
-    /// guest, or puts those of the enabled probes back; the probes' own states
-    /// stay as they are.
+    /// Switches all probes at once: takes all breakpoints and watchpoints that users asked for out of the guest,
+    /// or makes breakpoints of all jumps. The probes' own switches stay as they are, and count again as soon as
+    /// this one is on.
     ///
     /// # Errors
     /// The text can't be written.
-    pub fn arm_all(&self, guest: &dyn StoppedGuest, on: bool) -> Result<(), ChangeError> {
-        let _registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.disarmed = !on;
+    pub fn switch_all(&self, guest: &dyn StoppedGuest, switch: Switch) -> Result<(), ChangeError> {
+        let mut change = self.change(guest);
+        match switch {
+            Switch::Enabled(on) => change.table.disarmed = !on,
+            Switch::Optimize(on) => change.table.jumpless = !on,
+        }
+        self.commit_switch(&mut change)
+    }
+
+    /// Commits what switches say now.
+    fn commit_switch(&self, change: &mut Change<'_>) -> Result<(), ChangeError> {
+        let guest = change.guest;
+        let Change {
+            registry,
+            before,
+            table,
+            ..
+        } = change;
         table.rearm();
-        let table = table.changed();
-        self.may_arm(guest, &before, &table)?;
-        self.switch_stopped::<ChangeError>(guest, &before, &table)?;
+        let watched = table.watch(registry.probes());
+        watched.map_err(ChangeError::from_watch)?;
+        table.reconsider();
+        self.may_arm(guest, before, table)?;
+        change.commit::<ChangeError>()?;
         self.end_calls(guest);
         self.forget_unseen();
-        self.debug_for_no_more(guest);
         Ok(())
     }
 
-    /// Whether [`Self::arm_all`] has taken all breakpoints out.
+    /// Whether [`Self::switch_all`] has taken all breakpoints out.
     pub fn is_disarmed(&self) -> bool {
         self.table().disarmed
-    }
-}
-
-/// Where a probe in a module will be, as far as it is known.
-fn later(place: &Place) -> Spot {
-    let (symbol, offset) = match place {
-        Place::Symbol { name, offset, .. } => (name.clone(), *offset),
-        Place::Address(_) => (String::new(), 0),
-    };
-    Spot {
-        address: GuestVirtAddr(0),
-        symbol,
-        offset,
-        instruction: String::new(),
-        strategy: Strategy::Emulate,
-        reason: "its module is not loaded yet".to_owned(),
-        out: None,
     }
 }
 
@@ -444,52 +302,13 @@ fn new_name(
     registry: &Registry,
     names: &mut BTreeSet<String>,
 ) -> Result<String, RegisterError> {
-    let name = name(spec, target)?;
+    let name = target.name(spec)?;
     if let Some(other) = registry.by_name(&name) {
         let (id, address) = (other.id, other.address());
         return Err(RegisterError::AlreadyExists { name, id, address });
     }
     if !names.insert(name.clone()) {
         return Err(RegisterError::DuplicateName { name });
-    }
-    Ok(name)
-}
-
-/// The name that a probe gets.
-fn name(spec: &ProbeSpec, target: &Target) -> Result<String, RegisterError> {
-    let spot = match target {
-        Target::Instruction(located) => &located.spot,
-        Target::Data(spot) | Target::Later(spot) => spot,
-    };
-    let name = match (&spec.name, &spec.place) {
-        (Some(name), _) => name.clone(),
-        (None, place) => {
-            let at = match place {
-                Place::Symbol { module, .. } => {
-                    let module = module.as_ref().map(|module| format!("{module}:"));
-                    // The same whether the module is loaded or not.
-                    let offset = if let (Some(_), Place::Symbol { offset, .. }) = (&module, place) {
-                        *offset
-                    } else {
-                        spot.offset
-                    };
-                    let symbol = &spot.symbol;
-                    format!("{}{symbol}+{offset:#x}", module.unwrap_or_default())
-                }
-                Place::Address(address) => address.to_string(),
-            };
-            match spec.kind {
-                ProbeKind::Instruction { .. } => at,
-                ProbeKind::Return { .. } | ProbeKind::Exits { .. } => format!("{at}%return"),
-                ProbeKind::Watch { len, .. } => format!("{at}/{len}"),
-            }
-        }
-    };
-    let bad = |c: char| c.is_whitespace() || c.is_control();
-    // A default name is as long as the symbol's.
-    let too_long = spec.name.is_some() && name.chars().count() > MAX_NAME;
-    if name.is_empty() || too_long || name.contains(bad) {
-        return Err(RegisterError::BadName { name });
     }
     Ok(name)
 }

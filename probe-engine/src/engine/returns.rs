@@ -238,19 +238,19 @@ impl Engine {
                 continue;
             }
             call.probe.hit();
-            let Some(wanted) = call.probe.options.capture.registers() else {
+            let Some(wanted) = call.probe.options.capture.fetches() else {
                 continue;
             };
             self.merger.event(&Event {
                 probe: call.probe.id,
                 vcpu: id,
                 tsc,
-                registers: wanted.of(&registers),
+                registers: wanted.take(&registers),
                 task: 0,
                 detail: Detail::Return {
                     caller: GuestVirtAddr(frame.caller),
                     entry_tsc: call.entry_tsc,
-                    entry: wanted.of(&call.entry),
+                    entry: wanted.take(&call.entry),
                     tail_call: false,
                 },
             });

@@ -10,14 +10,13 @@ use super::Engine;
 use super::copies::{ArenaState, rips};
 use super::credit::{Credit, Known, ranges};
 use super::follow::Follower;
-use super::jump::WhyNot;
 use super::record::Probe;
 use super::table::Table;
 use crate::arena::{Code, RINGS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
 use crate::detour::Environment;
 use crate::percpu::PerCpu;
-use crate::probe::{ProbeId, ProbeKind};
+use crate::probe::{NoJump, ProbeId, ProbeKind};
 use crate::ring::{self, layout};
 
 /// After so many drains in a row that find nothing, with no jump left, breakpoints' events need not wait
@@ -44,7 +43,7 @@ pub(super) struct Reader {
     /// Whose the records and counts are.
     credit: Credit,
     /// What return probes have, or why they can't be jumps.
-    follower: Result<Follower, WhyNot>,
+    follower: Result<Follower, NoJump>,
     /// All that was found so far; see [`Drained::damaged`].
     damaged: u64,
     /// Drains in a row that have found nothing, with no jump in the text.
@@ -53,12 +52,12 @@ pub(super) struct Reader {
 
 impl Engine {
     /// What detours have to know of the guest. The first call lays the rings out.
-    pub(super) fn environment(&self, memory: &dyn GuestMemory) -> Result<Environment, WhyNot> {
+    pub(super) fn environment(&self, memory: &dyn GuestMemory) -> Result<Environment, NoJump> {
         let mut reader = self.reader.lock();
         if let Some(reader) = &*reader {
             return Ok(reader.environment);
         }
-        let not = |why: String| WhyNot::new("no rings", why);
+        let not = |reason: String| NoJump::NoRings { reason };
         let table = self.table();
         let image = table.image.as_ref();
         let image = image.ok_or_else(|| not("it isn't known where the kernel is".to_owned()))?;
@@ -366,7 +365,7 @@ impl Engine {
     }
 
     /// Whether return probes can be jumps.
-    pub(super) fn can_follow(&self) -> Result<(), WhyNot> {
+    pub(super) fn can_follow(&self) -> Result<(), NoJump> {
         match &*self.reader.lock() {
             Some(reader) => reader.follower.clone().map(drop),
             None => Ok(()),

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use guest_state::x86_64::{INT3, NOP};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+use smallvec::SmallVec;
 
 use super::foresight::Foresight;
 use super::jump::{Jump, Verdict};
 use super::record::Probe;
 use crate::arena::Slot;
 use crate::emulate::{Plan, Touched};
+use crate::probe::ProbeKind;
 
 /// How a site's instruction is executed.
 #[derive(Debug, Clone)]
@@ -78,26 +80,35 @@ impl Milestone {
     }
 }
 
+/// The probes of a site; most sites have one.
+pub(super) type Probes = SmallVec<[Arc<Probe>; 1]>;
+
 /// An address with a breakpoint of ours, or with one that is disarmed.
+///
+/// What a hit looks at comes first and lies together: with thousands of sites, each line of the cache that a
+/// hit touches costs more than the work on it.
 #[derive(Debug, Clone)]
+#[repr(C)]
 pub(super) struct Site {
+    /// Those of the probes that notice what happens here, as of when the table was made that the site is in.
+    pub(super) active: Probes,
     pub(super) virt: GuestVirtAddr,
-    pub(super) phys: GuestPhysAddr,
     /// The byte under the int3.
     pub(super) original: u8,
     /// Length of the instruction.
     pub(super) len: u8,
-    /// The module whose text it is in.
-    pub(super) module: Option<Arc<str>>,
-    pub(super) way: Way,
-    pub(super) probes: Vec<Arc<Probe>>,
-    /// Those of them that notice what happens here, as of when the table was made that the site is in.
-    pub(super) active: Vec<Arc<Probe>>,
     pub(super) milestone: Option<Milestone>,
     /// Whether the int3, or a jump, is to be in the text.
     pub(super) armed: bool,
+    /// Whether a call of the function may begin or end here for an active return probe.
+    pub(super) follows: bool,
     /// Whether a jump takes the place of the int3.
     pub(super) verdict: Verdict,
+    pub(super) way: Way,
+    pub(super) phys: GuestPhysAddr,
+    pub(super) probes: Probes,
+    /// The module whose text it is in.
+    pub(super) module: Option<Arc<str>>,
 }
 
 impl Site {
@@ -108,9 +119,16 @@ impl Site {
     /// The same site with its int3 in the text if somebody wants it there.
     pub(super) fn armed_if_wanted(self, disarmed: bool) -> Self {
         let enabled = |probe: &&Arc<Probe>| !disarmed && probe.is_enabled();
-        let active: Vec<_> = self.probes.iter().filter(enabled).cloned().collect();
+        let active: Probes = self.probes.iter().filter(enabled).cloned().collect();
+        let returns = |probe: &Arc<Probe>| {
+            matches!(
+                probe.kind,
+                ProbeKind::Return { .. } | ProbeKind::Exits { .. }
+            )
+        };
         Self {
             armed: self.milestone.is_some() || !active.is_empty(),
+            follows: active.iter().any(returns),
             active,
             ..self
         }

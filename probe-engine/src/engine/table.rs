@@ -229,13 +229,6 @@ impl Table {
         Arc::new(table)
     }
 
-    /// The table as it is to be looked at after a change of probes: without jumps that can't stay, and
-    /// with what stayed a breakpoint because of other probes to be looked at again.
-    pub(super) fn changed(mut self) -> Arc<Self> {
-        self.reconsider();
-        self.settled()
-    }
-
     /// The table as it is to be looked at: without jumps that can't stay.
     pub(super) fn settled(mut self) -> Arc<Self> {
         self.settle_jumps();
@@ -277,7 +270,7 @@ impl Table {
             return false;
         };
         !self.jumpless
-            && site.wants_jump().as_ref() == Ok(&jump.wanted)
+            && site.wants_jump().as_ref() == Ok(&*jump.purpose)
             && self.inside(site.virt, jump.len()).is_none()
     }
 
@@ -288,10 +281,10 @@ impl Table {
             .find(|site| site.armed)
     }
 
-    /// Sites that are no jumps for a reason that may be gone wait again.
-    fn reconsider(&mut self) {
+    /// Other probes have come or gone: sites that are no jumps for a reason that may be gone wait again.
+    pub(super) fn reconsider(&mut self) {
         for site in self.sites.values_mut() {
-            if matches!(&site.verdict, Verdict::Not(why) if why.for_now) {
+            if matches!(&site.verdict, Verdict::Not(why) if why.for_now()) {
                 *site = Arc::new(Site {
                     verdict: Verdict::Waiting,
                     ..Site::clone(site)
@@ -302,8 +295,7 @@ impl Table {
 
     /// Whether a site can't be a jump before the guest has taken something of its own away.
     pub(super) fn waits_for_guest(&self) -> bool {
-        let waits =
-            |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in.is_some());
+        let waits = |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in().is_some());
         self.sites.values().any(waits)
     }
 

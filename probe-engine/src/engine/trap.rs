@@ -21,8 +21,8 @@ use crate::event::{Detail, Event, EventSink};
 use crate::probe::ProbeKind;
 
 /// What a trap's address turned out to be.
-pub(super) enum Found {
-    Ours(Arc<Site>),
+pub(super) enum Found<'t> {
+    Ours(&'t Arc<Site>),
     /// No probe there, and no int3 any more: it was removed since the trap.
     Stale,
     /// The guest's.
@@ -66,8 +66,8 @@ impl Engine {
             Found::Foreign => return Action::Reinject,
         };
         match site.milestone {
-            None => self.hit(&site, memory, vcpu),
-            Some(milestone) => self.on_milestone(milestone, &site, memory, vcpu),
+            None => self.hit(site, memory, vcpu),
+            Some(milestone) => self.on_milestone(milestone, site, memory, vcpu),
         }
     }
 
@@ -90,6 +90,9 @@ impl Engine {
                 probe.hit();
                 self.tell(probe, vcpu, &mut tsc, &before, Detail::Pre);
             }
+        }
+        if !site.follows {
+            return self.pass(site, memory, vcpu);
         }
         // It reads the return address that the other kind of return probe replaces.
         let entering = self.entering(site, memory, vcpu);
@@ -201,14 +204,14 @@ impl Engine {
         registers: &Registers,
         detail: Detail,
     ) {
-        let Some(wanted) = probe.options.capture.registers() else {
+        let Some(wanted) = probe.options.capture.fetches() else {
             return;
         };
         self.merger.event(&Event {
             probe: probe.id,
             vcpu: vcpu.id(),
             tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
-            registers: wanted.of(registers),
+            registers: wanted.take(registers),
             task: 0,
             detail,
         });
@@ -354,14 +357,18 @@ impl Engine {
 
 /// The site at RIP. Early boot code runs identity-mapped, so an address that is
 /// no site is looked for in physical memory as well.
-pub(super) fn find(table: &Table, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Found {
+pub(super) fn find<'t>(
+    table: &'t Table,
+    memory: &dyn GuestMemory,
+    vcpu: &mut dyn Vcpu,
+) -> Found<'t> {
     let rip = GuestVirtAddr(vcpu.registers().rip);
     // Where the guest holds a jump, no int3 is ours.
     let is_ours = |site: &&Arc<Site>| site.has_int3() && table.held(site.virt).is_none();
     // User mode can't execute at an address of the kernel.
     let site = table.site(rip);
     if let Some(site) = site.filter(is_ours) {
-        return Found::Ours(Arc::clone(site));
+        return Found::Ours(site);
     }
     let known = match site {
         Some(site) => Some(site.phys),
@@ -375,7 +382,7 @@ pub(super) fn find(table: &Table, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu)
         return Found::Foreign;
     };
     if let Some(site) = table.site_at_phys(phys).filter(is_ours) {
-        return Found::Ours(Arc::clone(site));
+        return Found::Ours(site);
     }
     if is_gone(memory, phys) {
         Found::Stale

@@ -6,6 +6,8 @@
 //! the block of whatever vCPU executes the instruction, and one instruction without `lock` changes a
 //! word of it: no interrupt and no migration to another vCPU can come in between.
 
+use crate::fetch::Fetches;
+
 /// The vCPU's ring: how far space is given away. See [`position`]. Space behind it is free as long as
 /// what is between [`TAIL`] and the new head is at most [`RING_LEN`].
 pub const HEAD: u64 = 0;
@@ -53,19 +55,24 @@ pub const WHOLE_BYTE: u64 = 6;
 const _: () = assert!(MAGIC >> 8 == OPEN >> 8);
 
 /// The words of a record: header, time stamp counter, current task (0 if unknown), then the
-/// registers that were asked for by rising number (16 is RFLAGS). The counter is read after the space
+/// values that were asked for ([`Fetches::layout`]). The counter is read after the space
 /// has been reserved: what isn't reserved yet is younger than all that has been seen.
 pub const RECORD_TSC: u64 = 8;
 /// See [`RECORD_TSC`].
 pub const RECORD_TASK: u64 = 16;
 /// See [`RECORD_TSC`].
-pub const RECORD_REGISTERS: u64 = 24;
+pub const RECORD_VALUES: u64 = 24;
+
+/// Bytes of all values.
+const ALL: u64 = Fetches::ALL.len_bytes();
 
 /// A record of a return has all registers, as the caller finds them, and then what the return address was,
 /// the time stamp counter at the function's entry, and all registers there.
-pub const RETURN_CALLER: u64 = RECORD_REGISTERS + 17 * 8;
+pub const RETURN_CALLER: u64 = RECORD_VALUES + ALL;
+/// Words of a hit's record at most.
+pub const HIT_WORDS: u64 = (RECORD_VALUES + ALL) / 8;
 /// Words of a return's record.
-pub const RETURN_WORDS: u64 = 3 + 17 + 2 + 17;
+pub const RETURN_WORDS: u64 = (RETURN_CALLER + 16 + ALL) / 8;
 
 /// The header of a record of so many words.
 pub const fn header(detour: u32, words: u8) -> u64 {

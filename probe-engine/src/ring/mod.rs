@@ -17,4 +17,4 @@ pub mod testing;
 mod tests;
 
 pub use reader::{Drained, Place, Rings, Unfinished};
-pub use run::{Call, Header, Record};
+pub use run::{Header, Record, Returned};

@@ -9,7 +9,7 @@ use super::counts::Counts;
 use super::layout::{self, RING_LEN};
 use super::memory::{CHUNK, clear, clear_used};
 use super::run::{End, Header, Record, Stage, walk};
-use crate::probe::RegisterSet;
+use crate::fetch::Fetches;
 
 /// Where a vCPU has what is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,14 +94,15 @@ impl Rings {
     }
 
     /// Reads what is in the rings, each up to where it has been reserved when its turn begins, and
-    /// gives the space back. `shape` tells the registers in a detour's records of hits, and whether it has
-    /// records of returns; it knows all detours that there have ever been. Records of one vCPU come in the order in which they were reserved.
+    /// gives the space back. `shape` tells the values in a detour's records of hits, and whether it has
+    /// records of returns; it knows all detours that there have ever been. Records of one vCPU come in the
+    /// order in which they were reserved.
     ///
     /// The guest may go on meanwhile; what can't be read is skipped and counted.
     pub fn drain(
         &mut self,
         memory: &dyn GuestMemory,
-        shape: impl Fn(Header) -> Option<RegisterSet>,
+        shape: impl Fn(Header) -> Option<Fetches>,
         mut each: impl FnMut(Record),
     ) -> Drained {
         self.read(memory, false, shape, |_, record| each(record))
@@ -115,7 +116,7 @@ impl Rings {
         &mut self,
         memory: &dyn GuestMemory,
         ahead: bool,
-        shape: impl Fn(Header) -> Option<RegisterSet>,
+        shape: impl Fn(Header) -> Option<Fetches>,
         mut each: impl FnMut(u64, Record),
     ) -> Drained {
         let mut drained = Drained::default();

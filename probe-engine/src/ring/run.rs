@@ -3,10 +3,11 @@
 use guest_state::{Registers, Tsc, VcpuId};
 
 use super::layout;
-use crate::probe::RegisterSet;
+use crate::fetch::Fetches;
 
 /// Words of the shortest record, and of the longest of a hit.
-const WORDS: std::ops::RangeInclusive<usize> = 3..=20;
+const WORDS: std::ops::RangeInclusive<usize> =
+    layout::RECORD_VALUES as usize / 8..=layout::HIT_WORDS as usize;
 
 /// What a detour has left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,12 +24,12 @@ pub struct Record {
     /// Those registers that it has; the others are 0, and so is RIP.
     pub registers: Registers,
     /// The call, if this is of its return.
-    pub call: Option<Box<Call>>,
+    pub call: Option<Box<Returned>>,
 }
 
-/// What a return's record tells besides.
+/// What the record of a return tells of its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
+pub struct Returned {
     /// Where it was made from, and returns to.
     pub caller: u64,
     /// When it began, in the guest's ticks.
@@ -120,25 +121,25 @@ impl Header {
 }
 
 impl Record {
-    /// Reads the words of a hit's record with these registers, or of a return's, if it has as many.
+    /// Reads the words of a hit's record with these values, or of a return's, if it has as many.
     pub(super) fn read(
         vcpu: VcpuId,
         header: Header,
         words: &[[u8; 8]],
-        shape: RegisterSet,
+        shape: Fetches,
     ) -> Option<Self> {
         let mut words = words.iter().skip(1).map(|word| u64::from_le_bytes(*word));
         let (tsc, task) = (Tsc(words.next()?), words.next()?);
         let (registers, call) = if header.returns {
-            let registers = read(&mut words, RegisterSet::ALL)?;
-            let call = Call {
+            let registers = Fetches::ALL.decode(&mut words)?;
+            let call = Returned {
                 caller: words.next()?,
                 entry_tsc: Tsc(words.next()?),
-                entry: read(&mut words, RegisterSet::ALL)?,
+                entry: Fetches::ALL.decode(&mut words)?,
             };
             (registers, Some(Box::new(call)))
         } else {
-            (read(&mut words, shape)?, None)
+            (shape.decode(&mut words)?, None)
         };
         let record = Self {
             vcpu,
@@ -150,18 +151,4 @@ impl Record {
         };
         words.next().is_none().then_some(record)
     }
-}
-
-/// Reads these registers; the others are 0.
-fn read(words: &mut impl Iterator<Item = u64>, shape: RegisterSet) -> Option<Registers> {
-    let mut registers = Registers::default();
-    for number in shape.numbers() {
-        let value = words.next()?;
-        if number == RegisterSet::FLAGS {
-            registers.rflags = value;
-        } else {
-            *registers.by_number_mut(number) = value;
-        }
-    }
-    Some(registers)
 }

@@ -6,7 +6,7 @@ use super::layout::{
 };
 use super::testing::Producer;
 use super::*;
-use crate::probe::RegisterSet;
+use crate::fetch::{Fetch, Fetches};
 
 const BLOCK_LEN: u64 = 0x1000;
 const COUNTERS: u32 = 100;
@@ -14,17 +14,17 @@ const VCPUS: u64 = 2;
 const RINGS_AT: u64 = 0x10_0000;
 
 /// RAX and RFLAGS.
-fn two() -> RegisterSet {
-    RegisterSet::default().with(0).with(16)
+fn two() -> Fetches {
+    [Fetch::Register(0), Fetch::Flags].into_iter().collect()
 }
 
 /// Detour 0 has no registers in its records, 1 has two, 2 all, and only 3 has records of returns; there are
 /// no others.
-fn shape(header: Header) -> Option<RegisterSet> {
+fn shape(header: Header) -> Option<Fetches> {
     match (header.detour, header.returns) {
-        (0, false) => Some(RegisterSet::default()),
+        (0, false) => Some(Fetches::default()),
         (1, false) => Some(two()),
-        (2, false) | (3, true) => Some(RegisterSet::ALL),
+        (2, false) | (3, true) => Some(Fetches::ALL),
         _ => None,
     }
 }

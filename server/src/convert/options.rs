@@ -1,7 +1,8 @@
 //! What hits of a probe are wanted for.
 
 use probe_engine::condition::{Comparison, Operand, Relation};
-use probe_engine::probe::{Capture, Optimization, Options, RegisterSet};
+use probe_engine::fetch::{Fetch, Fetches};
+use probe_engine::probe::{Capture, Optimization, Options};
 use vmprobe_proto::v1;
 use vmprobe_spec::{CONDITIONS_MAX, names};
 
@@ -46,7 +47,7 @@ pub fn options(options: &v1::ProbeOptions) -> Result<Options, WrongOption> {
 fn capture(options: &v1::ProbeOptions) -> Result<Capture, WrongOption> {
     let capture = match v1::Capture::try_from(options.capture) {
         Ok(v1::Capture::Registers) => return registers(&options.registers),
-        Ok(v1::Capture::Unspecified | v1::Capture::Full) => Capture::Full,
+        Ok(v1::Capture::Unspecified | v1::Capture::Full) => Capture::FULL,
         Ok(v1::Capture::Count) => Capture::Count,
         Err(_) => {
             let why = format!("{} is unknown to this server", options.capture);
@@ -63,10 +64,10 @@ fn capture(options: &v1::ProbeOptions) -> Result<Capture, WrongOption> {
 }
 
 fn registers(names: &[String]) -> Result<Capture, WrongOption> {
-    let mut set = RegisterSet::default();
+    let mut fetches = Fetches::default();
     for (index, name) in names.iter().enumerate() {
-        match names::whole_register(name) {
-            Some(number) => set = set.with(number),
+        match names::whole_register(name).and_then(Fetch::numbered) {
+            Some(fetch) => fetches = fetches.with(fetch),
             None => {
                 return wrong(
                     format!("registers[{index}]"),
@@ -75,7 +76,7 @@ fn registers(names: &[String]) -> Result<Capture, WrongOption> {
             }
         }
     }
-    Ok(Capture::Registers(set))
+    Ok(Capture::Event(fetches))
 }
 
 fn comparison(index: usize, condition: &v1::Condition) -> Result<Comparison, WrongOption> {
@@ -125,10 +126,11 @@ fn comparison(index: usize, condition: &v1::Condition) -> Result<Comparison, Wro
 /// The protocol's form of a probe's options.
 pub fn told_options(options: &Options) -> v1::ProbeOptions {
     let (capture, registers) = match options.capture {
-        Capture::Full => (v1::Capture::Full, Vec::new()),
+        Capture::FULL => (v1::Capture::Full, Vec::new()),
         Capture::Count => (v1::Capture::Count, Vec::new()),
-        Capture::Registers(set) => {
-            let names = set.numbers().filter_map(names::whole_register_name);
+        Capture::Event(fetches) => {
+            let numbers = fetches.iter().map(Fetch::number);
+            let names = numbers.filter_map(names::whole_register_name);
             (v1::Capture::Registers, names.map(str::to_owned).collect())
         }
     };
@@ -170,7 +172,7 @@ pub fn optimization(optimization: Optimization) -> v1::Optimization {
     let (state, reason_kind, reason) = match optimization {
         Optimization::Optimized => (v1::OptimizationState::Optimized, "", String::new()),
         Optimization::Waiting => (v1::OptimizationState::Waiting, "", String::new()),
-        Optimization::Not { kind, reason } => (v1::OptimizationState::Not, kind, reason),
+        Optimization::Not(why) => (v1::OptimizationState::Not, why.kind(), why.to_string()),
     };
     v1::Optimization {
         state: state.into(),
@@ -181,6 +183,8 @@ pub fn optimization(optimization: Optimization) -> v1::Optimization {
 
 #[cfg(test)]
 mod tests {
+    use probe_engine::probe::NoJump;
+
     use super::*;
 
     fn condition_on(operand: &str) -> v1::Condition {
@@ -288,14 +292,11 @@ mod tests {
 
     #[test]
     fn a_probe_that_is_no_jump_says_why() {
-        let not = optimization(Optimization::Not {
-            kind: "branch",
-            reason: "one leads there".into(),
-        });
+        let not = optimization(Optimization::Not(NoJump::PostEvent));
         assert_eq!(not.state(), v1::OptimizationState::Not);
         assert_eq!(
             (&*not.reason_kind, &*not.reason),
-            ("branch", "one leads there")
+            ("post event", "a post event takes a breakpoint")
         );
         let waiting = optimization(Optimization::Waiting);
         assert_eq!(waiting.state(), v1::OptimizationState::Waiting);

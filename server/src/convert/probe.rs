@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use guest_state::GuestVirtAddr;
     use probe_engine::probe::ProbeId;
-    use probe_engine::probe::{Optimization, Options};
+    use probe_engine::probe::{NoJump, Optimization, Options};
 
     fn info(kind: ProbeKind) -> ProbeInfo {
         ProbeInfo {
@@ -162,10 +162,7 @@ mod tests {
 
     #[test]
     fn a_probe_is_settled_unless_it_is_armed_and_waits() {
-        let not = Optimization::Not {
-            kind: "branch",
-            reason: String::new(),
-        };
+        let not = Optimization::Not(NoJump::Asked);
         for (state, optimization, settled) in [
             (ProbeState::Armed, Optimization::Waiting, false),
             (ProbeState::Armed, Optimization::Optimized, true),

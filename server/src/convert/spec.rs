@@ -139,7 +139,8 @@ fn given(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::probe::{Capture, RegisterSet};
+    use probe_engine::fetch::{Fetch, Fetches};
+    use probe_engine::probe::Capture;
     use tonic::Code;
     use tonic_types::StatusExt;
 
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn what_its_hits_are_wanted_for_is_kept() {
         let found = specs("probes", &[asking("rdi")]).unwrap();
-        let rdi = Capture::Registers(RegisterSet::default().with(7));
+        let rdi = Capture::Event(Fetches::default().with(Fetch::Register(7)));
         assert_eq!(found[0].options.capture, rdi);
     }
 

@@ -12,7 +12,7 @@ use probe_engine::event::{Event, EventSink};
 use probe_engine::probe::ProbeSpec;
 use tokio::sync::watch;
 use tonic::Status;
-use vmm::boot::bzimage::Format;
+use vmm::boot::bzimage::KernelFormat;
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
@@ -183,8 +183,8 @@ fn read_kernel(vm: &mut Vm) -> Result<(Kernel, String), Status> {
     let kernel = Kernel::from_image(&file.elf)
         .map_err(|error| status::invalid("kernel", error.to_string()))?;
     let version = match file.format {
-        Format::BzImage { version, .. } => version,
-        Format::Elf => kernel.version.clone(),
+        KernelFormat::BzImage { version, .. } => version,
+        KernelFormat::Elf => kernel.version.clone(),
     };
     Ok((kernel, version))
 }

@@ -3,7 +3,7 @@
 use guest_state::x86_64::paging;
 use guest_state::{GuestPhysAddr, GuestVirtAddr, StoppedGuest, VcpuId};
 use tonic::Status;
-use vmm::Stopped;
+use vmm::StoppedVm;
 
 use super::Machine;
 use super::create::linked_image;
@@ -12,7 +12,7 @@ use crate::status;
 
 impl Machine {
     /// Finds where a kernel that unpacked itself is, once it has set itself up.
-    pub(super) fn find_kernel(&self, stopped: &Stopped<'_>) -> Result<(), Status> {
+    pub(super) fn find_kernel(&self, stopped: &StoppedVm<'_>) -> Result<(), Status> {
         if self.engine.has_image_map() {
             return Ok(());
         }
@@ -61,7 +61,7 @@ impl Machine {
 }
 
 /// Where the first vCPU finds a virtual address in guest memory.
-fn walk(stopped: &Stopped<'_>, at: GuestVirtAddr) -> Result<GuestPhysAddr, Status> {
+fn walk(stopped: &StoppedVm<'_>, at: GuestVirtAddr) -> Result<GuestPhysAddr, Status> {
     let tables = page_tables(stopped, VcpuId(0))?;
     let found = paging::walk(stopped.memory(), tables, at);
     let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;

@@ -4,7 +4,7 @@ use guest_state::x86_64::paging;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestVirtAddr, StoppedGuest, VcpuId};
 use tonic::Status;
-use vmm::Stopped;
+use vmm::StoppedVm;
 use vmprobe_proto::v1;
 
 use super::Machine;
@@ -52,7 +52,7 @@ impl Machine {
 }
 
 /// The page tables that a vCPU uses.
-pub(super) fn page_tables(stopped: &Stopped<'_>, vcpu: VcpuId) -> Result<PageTables, Status> {
+pub(super) fn page_tables(stopped: &StoppedVm<'_>, vcpu: VcpuId) -> Result<PageTables, Status> {
     let found = stopped.control(vcpu);
     let found = found.map_err(|error| status::vcpu(&error))?;
     found

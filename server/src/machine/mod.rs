@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use tokio::sync::watch;
 use tonic::Status;
-use vmm::{GuestRam, StartError, Stopped, Vm, VmConfig, VmState};
+use vmm::{GuestRam, StartError, StoppedVm, Vm, VmConfig, VmState};
 use vmprobe_proto::v1;
 
 use crate::console::Reader;
@@ -175,7 +175,7 @@ impl Machine {
     }
 
     /// Does something while all vCPUs stand still.
-    fn stopped<R>(&self, work: impl FnOnce(&Stopped<'_>) -> R) -> R {
+    fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
         self.vm.stopped(work)
     }
 

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use probe_engine::engine::Prepared;
+use probe_engine::probe::Switch;
 use tokio::sync::watch;
 use tonic::{Code, Status};
-use vmm::Stopped;
+use vmm::StoppedVm;
 use vmm::VmState;
 use vmprobe_proto::v1;
 
@@ -76,8 +77,8 @@ impl Machine {
     pub fn optimize(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
-        let optimize = |stopped: &Stopped<'_>| {
-            let probes = self.engine.optimize(stopped, &ids, on);
+        let optimize = |stopped: &StoppedVm<'_>| {
+            let probes = self.engine.switch(stopped, &ids, Switch::Optimize(on));
             probes.map_err(|error| status::change(&error))
         };
         let changed = self.change(optimize)?;
@@ -87,8 +88,8 @@ impl Machine {
     /// Lets probes become jumps, or makes breakpoints of all. Blocks.
     pub fn set_optimizing(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
-        let set = |stopped: &Stopped<'_>| {
-            let set = self.engine.set_optimizing(stopped, on);
+        let set = |stopped: &StoppedVm<'_>| {
+            let set = self.engine.switch_all(stopped, Switch::Optimize(on));
             set.map_err(|error| status::change(&error))
         };
         self.change(set)
@@ -191,7 +192,7 @@ impl Machine {
 
     fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
         let _alone = self.changing.lock();
-        let commit = |stopped: &Stopped<'_>| {
+        let commit = |stopped: &StoppedVm<'_>| {
             let committed = self.engine.commit_jumps(stopped, prepared);
             committed.map_err(|error| status::change(&error))
         };

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use probe_engine::probe::ProbeId;
+use probe_engine::probe::{ProbeId, Switch};
 use tonic::{Code, Status};
-use vmm::Stopped;
+use vmm::StoppedVm;
 use vmprobe_proto::v1;
 
 use super::Machine;
@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Tries a change again as long as the guest is in the middle of one of its own.
-fn retried<T>(change: impl Fn() -> Result<T, Status>) -> Result<T, Status> {
+fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
     let end = Instant::now() + PATIENCE;
     loop {
         match change() {
@@ -68,12 +68,13 @@ impl Machine {
         let specs = convert::specs("probes", specs)?;
         let _alone = self.changing.lock();
         self.check_room(specs.len())?;
-        let register = |stopped: &Stopped<'_>| {
+        let mut draft = self.engine.draft(&self.memory, &specs);
+        let mut register = |stopped: &StoppedVm<'_>| {
             self.find_kernel(stopped)?;
-            let probes = self.engine.register(stopped, &specs);
+            let probes = self.engine.register_drafted(stopped, &mut draft);
             probes.map_err(|error| status::register(&error))
         };
-        let changed = retried(|| self.change(register))?;
+        let changed = retried(|| self.change(&mut register))?;
         Ok(changed.map(convert::probes))
     }
 
@@ -94,7 +95,7 @@ impl Machine {
     pub fn unregister(&self, chosen: &Chosen) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
-        let unregister = |stopped: &Stopped<'_>| {
+        let unregister = |stopped: &StoppedVm<'_>| {
             // So that no event of theirs comes later.
             self.drain_all();
             let probes = self.engine.unregister(stopped, &ids);
@@ -108,8 +109,8 @@ impl Machine {
     pub fn enable(&self, chosen: &Chosen, on: bool) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(chosen)?;
-        let enable = |stopped: &Stopped<'_>| {
-            let probes = self.engine.enable(stopped, &ids, on);
+        let enable = |stopped: &StoppedVm<'_>| {
+            let probes = self.engine.switch(stopped, &ids, Switch::Enabled(on));
             probes.map_err(|error| status::change(&error))
         };
         let changed = retried(|| self.change(enable))?;
@@ -119,8 +120,8 @@ impl Machine {
     /// Arms all probes that are enabled, or disarms all. Blocks.
     pub fn arm_all(&self, on: bool) -> Result<Changed<()>, Status> {
         let _alone = self.changing.lock();
-        let arm = |stopped: &Stopped<'_>| {
-            let armed = self.engine.arm_all(stopped, on);
+        let arm = |stopped: &StoppedVm<'_>| {
+            let armed = self.engine.switch_all(stopped, Switch::Enabled(on));
             armed.map_err(|error| status::change(&error))
         };
         retried(|| self.change(arm))
@@ -174,7 +175,7 @@ impl Machine {
     /// As [`Self::change_quietly`], for a client: probes may have begun to wait, or ceased to.
     pub(super) fn change<T>(
         &self,
-        change: impl FnOnce(&Stopped<'_>) -> Result<T, Status>,
+        change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
     ) -> Result<Changed<T>, Status> {
         let changed = self.change_quietly(change)?;
         self.rings.probes_changed();
@@ -185,7 +186,7 @@ impl Machine {
     /// Makes a change while all vCPUs stand still.
     pub(super) fn change_quietly<T>(
         &self,
-        change: impl FnOnce(&Stopped<'_>) -> Result<T, Status>,
+        change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
     ) -> Result<Changed<T>, Status> {
         self.look();
         self.stopped(|stopped| {

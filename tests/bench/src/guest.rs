@@ -3,36 +3,23 @@
 use guest_kernel::symbols::{LookupError, Symbols};
 use guest_state::testing::TestVcpu;
 use guest_state::{
-    ArenaMemory, ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestPhysAddr,
-    MemoryError, PhysRange, Registers, StoppedGuest, VcpuError, VcpuId,
+    ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestPhysAddr, MemoryError,
+    PhysRange, Registers, StoppedGuest, VcpuError, VcpuId,
 };
 use probe_engine::arena::InstallError;
 use probe_engine::engine::Engine;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm::{GuestRam, RamError};
 
 use crate::image::Image;
 
-const MIB: u64 = 1 << 20;
-/// The guest's own memory: a kernel and some more.
-const RAM: u64 = 256 * MIB;
-/// The arena, out of the guest's own memory as in the monitor.
-const ARENA: ArenaMemory = ArenaMemory {
-    tables: GuestPhysAddr(0xc_0000),
-    code: PhysRange {
-        start: GuestPhysAddr(1 << 30),
-        len: 8 * MIB,
-    },
-    data: PhysRange {
-        start: GuestPhysAddr((1 << 30) + 8 * MIB),
-        len: 2 * MIB,
-    },
-};
+/// MiB of the guest's own memory: a kernel and some more.
+const RAM_MIB: u64 = 256;
 /// Three page tables of ours.
 const TABLES: u64 = 0xa000;
 /// Memory that is mapped by pages of 4 KiB, as the kernel maps its stacks (`CONFIG_VMAP_STACK`).
 const WINDOW: u64 = 0xffff_c900_0000_0000;
-const WINDOW_PHYS: u64 = 192 * MIB;
-const WINDOW_LEN: u64 = 2 * MIB;
+const WINDOW_PHYS: u64 = 192 << 20;
+const WINDOW_LEN: u64 = 2 << 20;
 /// Top of the stack: all around it is mapped.
 pub const STACK: u64 = WINDOW + WINDOW_LEN / 2;
 
@@ -44,8 +31,8 @@ const NO_EXECUTE: u64 = 1 << 63;
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// The host has no memory for it.
-    #[error("can't map the guest's memory: {0}")]
-    Map(String),
+    #[error(transparent)]
+    Map(#[from] RamError),
     /// The kernel is larger than the memory.
     #[error("the kernel does not fit into the guest's memory")]
     Memory(#[from] MemoryError),
@@ -60,32 +47,11 @@ pub enum GuestError {
     Arena(#[from] InstallError),
 }
 
-/// Memory by the same crate and calls as the monitor's.
-#[derive(Debug)]
-pub struct Ram(pub(crate) GuestMemoryMmap);
-
-impl GuestMemory for Ram {
-    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
-        let len = into.len();
-        let result = self.0.read_slice(into, GuestAddress(at.0));
-        result.map_err(|_| MemoryError { at, len })
-    }
-
-    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
-        let len = from.len();
-        if !self.0.check_range(GuestAddress(at.0), len) {
-            return Err(MemoryError { at, len });
-        }
-        let result = self.0.write_slice(from, GuestAddress(at.0));
-        result.map_err(|_| MemoryError { at, len })
-    }
-}
-
 /// See the module's text.
 #[derive(Debug)]
 pub struct Guest {
     /// Its memory.
-    pub ram: Ram,
+    pub ram: GuestRam,
     /// The vCPU as it is before every hit, but for RIP: every general register points into the stack.
     pub vcpu: TestVcpu,
 }
@@ -96,14 +62,7 @@ impl Guest {
     /// # Errors
     /// See [`GuestError`].
     pub fn new(image: &Image, symbols: &Symbols) -> Result<Self, GuestError> {
-        let ranges = [
-            (0, RAM),
-            (ARENA.code.start.0, ARENA.code.len),
-            (ARENA.data.start.0, ARENA.data.len),
-        ]
-        .map(|(at, len)| (GuestAddress(at), len as usize));
-        let ram = GuestMemoryMmap::from_ranges(&ranges);
-        let ram = Ram(ram.map_err(|error| GuestError::Map(error.to_string()))?);
+        let ram = GuestRam::new(RAM_MIB)?;
         for (at, bytes) in image.contents() {
             ram.write(at, bytes)?;
         }
@@ -139,7 +98,7 @@ impl Guest {
     /// # Errors
     /// The kernel's page tables are not as expected.
     pub fn install_arena(&self, engine: &Engine) -> Result<(), GuestError> {
-        Ok(engine.install_arena(self, ARENA)?)
+        Ok(engine.install_arena(self, self.ram.arena())?)
     }
 
     /// A word of the stack.
@@ -147,9 +106,7 @@ impl Guest {
     /// # Errors
     /// It isn't one.
     pub fn stack_word(&self, at: u64) -> Result<u64, MemoryError> {
-        let mut word = [0; 8];
-        self.ram.read(stack_phys(at), &mut word)?;
-        Ok(u64::from_le_bytes(word))
+        self.ram.read_u64(stack_phys(at))
     }
 
     /// Writes a word of the stack.
@@ -157,7 +114,7 @@ impl Guest {
     /// # Errors
     /// It isn't one.
     pub fn set_stack_word(&self, at: u64, word: u64) -> Result<(), MemoryError> {
-        self.ram.write(stack_phys(at), &word.to_le_bytes())
+        self.ram.write_u64(stack_phys(at), word)
     }
 }
 
@@ -211,10 +168,7 @@ impl StoppedGuest for Guest {
     }
 
     fn ram(&self) -> Vec<PhysRange> {
-        vec![PhysRange {
-            start: GuestPhysAddr(0),
-            len: RAM,
-        }]
+        self.ram.ranges()
     }
 
     fn vcpus(&self) -> u32 {

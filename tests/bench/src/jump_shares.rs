@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use guest_kernel::Kernel;
 use guest_state::GuestVirtAddr;
 use probe_engine::arena::{SLOT_AREA, Space};
-use probe_engine::detour::{self, BranchTargets, Ground, Pattern, Refusal, Region};
+use probe_engine::detour::{self, BranchTargets, Ground, Pattern, Region};
+use probe_engine::probe::NoJump;
 
 use crate::fate::Fate;
 use crate::functions;
@@ -34,7 +35,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, jump: Result<(), Refusal>) {
+    fn add(&mut self, jump: Result<(), NoJump>) {
         match jump {
             Ok(()) => self.jumps += 1,
             Err(why) => *self.refused.entry(why.kind().to_owned()).or_default() += 1,
@@ -87,11 +88,11 @@ impl<'a> Text<'a> {
         })
     }
 
-    fn region(&self, at: GuestVirtAddr) -> Result<Region, Refusal> {
-        let nowhere = Refusal::Undecodable { at };
+    fn region(&self, at: GuestVirtAddr) -> Result<Region, NoJump> {
+        let nowhere = NoJump::Undecodable { at };
         let within = self.kernel.symbols.resolve(at).ok_or(nowhere.clone())?;
         if self.without_gs.contains(&within.symbol.address) {
-            return Err(Refusal::EarlyCode);
+            return Err(NoJump::EarlyCode);
         }
         let text = self.image.bytes_at(at).ok_or(nowhere)?;
         let blacklist = &self.kernel.blacklist;
@@ -107,23 +108,28 @@ impl<'a> Text<'a> {
     }
 
     /// Makes the instruction at `at` a jump, with a detour beside all those that there are.
-    fn jump(&mut self, at: GuestVirtAddr) -> Result<(), Refusal> {
+    fn jump(&mut self, at: GuestVirtAddr) -> Result<(), NoJump> {
         let pattern = Pattern::of(&self.region(at)?);
         let placed = self.space.place(at, pattern, DETOUR);
-        placed.ok_or(Refusal::NoAddress { at })?;
+        placed.ok_or_else(no_address)?;
         self.jumps.insert(at);
         Ok(())
     }
 
     /// Whether that could be done.
-    fn could_jump(&mut self, at: GuestVirtAddr) -> Result<(), Refusal> {
+    fn could_jump(&mut self, at: GuestVirtAddr) -> Result<(), NoJump> {
         if self.jumps.contains(&at) {
             return Ok(());
         }
         let pattern = Pattern::of(&self.region(at)?);
         let found = self.space.fits(at, pattern, DETOUR);
-        found.map(|_| ()).ok_or(Refusal::NoAddress { at })
+        found.map(|_| ()).ok_or_else(no_address)
     }
+}
+
+fn no_address() -> NoJump {
+    let reason = "all addresses that fit are taken".to_owned();
+    NoJump::NoAddress { reason }
 }
 
 /// How many of the entries that can be probed become jumps, all at once, and then how many of all

@@ -11,7 +11,7 @@ use guest_kernel::{Image, Kernel};
 use guest_state::GuestVirtAddr;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use probe_engine::detour;
-use vmm::boot::bzimage::{Format, read_kernel};
+use vmm::boot::bzimage::{KernelFormat, read_kernel};
 
 use crate::context::Context;
 use crate::linux::files;
@@ -85,7 +85,7 @@ const NEWER: [Reason; 3] = [Reason::CallThunk, Reason::EndbrSeal, Reason::Runtim
 fn version(cx: &Context, kernel: &str) -> TestResult {
     let file = std::fs::read(cx.file(kernel)).map_err(Failure::io("read the kernel"))?;
     let file = read_kernel(file).map_err(|e| wrong!("{e}"))?;
-    let Format::BzImage { version, .. } = file.format else {
+    let KernelFormat::BzImage { version, .. } = file.format else {
         return Err(wrong!("{kernel} is no bzImage"));
     };
     let read = Kernel::from_image(&file.elf).map_err(|e| wrong!("{e}"))?;

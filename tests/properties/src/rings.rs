@@ -4,10 +4,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, Registers, Tsc, VcpuId};
-use probe_engine::probe::RegisterSet;
+use probe_engine::fetch::{Fetch, Fetches};
 use probe_engine::ring::layout::{
-    self, CELL, CELLS, HEAD, RECORD_REGISTERS, RETURN_WORDS, RING_LEN, TAIL, position,
-    return_header,
+    self, CELL, CELLS, HEAD, RECORD_VALUES, RETURN_WORDS, RING_LEN, TAIL, position, return_header,
 };
 use probe_engine::ring::testing::Producer;
 use probe_engine::ring::{Header, Place, Record, Rings};
@@ -62,11 +61,11 @@ pub fn rings(bytes: &[u8]) {
 }
 
 /// Registers in the records of the detours that there are, the last of which has those of returns.
-fn shape(header: Header) -> Option<RegisterSet> {
+fn shape(header: Header) -> Option<Fetches> {
     match (header.detour, header.returns) {
-        (0, false) => Some(RegisterSet::default()),
-        (1, false) => Some(RegisterSet::default().with(3).with(RegisterSet::FLAGS)),
-        (2, false) | (RETURNS, true) => Some(RegisterSet::ALL),
+        (0, false) => Some(Fetches::default()),
+        (1, false) => Some([Fetch::Register(3), Fetch::Flags].into_iter().collect()),
+        (2, false) | (RETURNS, true) => Some(Fetches::ALL),
         _ => None,
     }
 }
@@ -80,8 +79,8 @@ fn layout_of(detour: u32) -> (u64, u64) {
         detour,
         returns: false,
     };
-    let registers = shape(header).unwrap().numbers().count() as u64;
-    let words = RECORD_REGISTERS / 8 + registers;
+    let registers = shape(header).unwrap().iter().count() as u64;
+    let words = RECORD_VALUES / 8 + registers;
     (words, layout::header(detour, words as u8))
 }
 
@@ -216,7 +215,7 @@ impl Case {
         }
         for (number, (vcpu, records)) in self.vcpus.iter_mut().zip(&records).enumerate() {
             vcpu.damage = 0;
-            assert!(records.len() as u64 <= RING_LEN / RECORD_REGISTERS);
+            assert!(records.len() as u64 <= RING_LEN / RECORD_VALUES);
             records.iter().for_each(check_shape);
             if vcpu.is_scribbled_on {
                 vcpu.queue.clear();
@@ -318,7 +317,8 @@ fn check_shape(record: &Record) {
     };
     let shape = shape(header).expect("there is such a detour");
     for (number, value) in (0..).zip(values(&record.registers)) {
-        assert!(shape.contains(number) || value == 0);
+        let is_fetched = Fetch::numbered(number).is_some_and(|fetch| shape.contains(fetch));
+        assert!(is_fetched || value == 0);
     }
 }
 
@@ -332,7 +332,7 @@ fn check_record(record: &Record, written: &Written) {
         detour: written.detour,
         returns: written.detour == RETURNS,
     };
-    let numbers: Vec<_> = shape(header).unwrap().numbers().collect();
+    let numbers: Vec<_> = shape(header).unwrap().iter().map(Fetch::number).collect();
     let of = |registers| {
         let values = values(registers);
         let of = move |number: &u8| values[usize::from(*number)];

@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 8] = [
+    let forbidden: [(&str, &[&str]); 9] = [
         (
             "guest-state",
             &[
@@ -118,10 +118,36 @@ fn no_layer_is_built_with_what_it_must_not_know() {
                 "rustix",
             ],
         ),
-        ("vmm", &["probe-engine", "vmprobe-proto", "tokio", "tonic"]),
+        (
+            "vmm",
+            &[
+                "vmm-doctor",
+                "probe-engine",
+                "vmprobe-proto",
+                "tokio",
+                "tonic",
+            ],
+        ),
+        (
+            "vmm-doctor",
+            &[
+                "vmm",
+                "guest-state",
+                "probe-engine",
+                "vmprobe-proto",
+                "tokio",
+                "tonic",
+            ],
+        ),
         (
             "vmprobe-client",
-            &["vmm", "probe-engine", "vmprobe-server", "kvm-ioctls"],
+            &[
+                "vmm",
+                "vmm-doctor",
+                "probe-engine",
+                "vmprobe-server",
+                "kvm-ioctls",
+            ],
         ),
         (
             "vmprobe-proto",
@@ -193,7 +219,7 @@ fn the_engine_and_what_it_is_made_of_forbid_unsafe_code() {
 }
 
 #[test]
-fn all_unsafe_code_of_the_product_is_in_the_monitor() {
+fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
     let metadata = metadata();
     for name in [
         "guest-state",
@@ -230,6 +256,7 @@ fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
                 "iced-x86",
                 "parking_lot",
                 "rustc-hash",
+                "smallvec",
                 "thiserror",
             ],
         ),

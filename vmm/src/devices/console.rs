@@ -1,4 +1,4 @@
-//! What the guest wrote to its serial port, kept for whoever reads it.
+//! What the guest wrote to its serial port, kept for readers.
 
 use std::{
     collections::VecDeque,
@@ -11,9 +11,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::devices::serial::SerialInput;
-
-/// Output that is kept for those who come later, in bytes.
+/// Output that is kept for later readers, in bytes.
 const HISTORY: usize = 1 << 20;
 
 /// What Linux prints when it panics (kernel/panic.c), and at the end of it.
@@ -29,7 +27,13 @@ pub struct Console {
     changed: Condvar,
     listeners: Mutex<Vec<(u64, Listener)>>,
     next_listener: AtomicU64,
-    input: Mutex<Option<SerialInput>>,
+    input: Mutex<Option<Box<dyn ConsoleInput>>>,
+}
+
+/// Where input to the console goes.
+pub(crate) trait ConsoleInput: Send {
+    /// Queues input for the guest. Returns how many bytes there was room for.
+    fn send(&self, bytes: &[u8]) -> usize;
 }
 
 type Listener = Arc<dyn Fn() + Send + Sync>;
@@ -65,8 +69,8 @@ impl fmt::Debug for Console {
 }
 
 impl Console {
-    /// Output from `offset` on (bytes since the guest's start), as far as it is
-    /// there; never waits.
+    /// Output from `offset` on (bytes since the guest's start), as far as there is any.
+    /// Never waits.
     pub fn read(&self, offset: u64) -> ConsoleChunk {
         self.state.lock().chunk(offset)
     }
@@ -108,22 +112,22 @@ impl Console {
             .map_or(0, |input| input.send(bytes))
     }
 
-    pub(crate) fn connect_input(&self, input: SerialInput) {
-        *self.input.lock() = Some(input);
+    pub(crate) fn connect_input(&self, input: impl ConsoleInput + 'static) {
+        *self.input.lock() = Some(Box::new(input));
     }
 
-    /// No more output will come.
+    /// Tells readers that no more output comes.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
-        self.tell();
+        self.notify();
     }
 
     fn push(&self, bytes: &[u8]) {
         self.state.lock().push(bytes);
-        self.tell();
+        self.notify();
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.changed.notify_all();
         let listeners: Vec<Listener> = self
             .listeners
@@ -136,13 +140,13 @@ impl Console {
         }
     }
 
-    /// Whether the guest has said that it panicked.
+    /// Returns true if the guest has printed that it panicked.
     pub(crate) fn saw_panic(&self) -> bool {
         self.state.lock().panic.is_some()
     }
 
-    /// The reason of a panic whose report is complete: the kernel does nothing
-    /// more after it.
+    /// The reason of a panic whose report is complete. The kernel does nothing more
+    /// after it.
     pub(crate) fn finished_panic(&self) -> Option<String> {
         let state = self.state.lock();
         if state.panic_finished {
@@ -152,7 +156,7 @@ impl Console {
         }
     }
 
-    /// What the guest said of its panic.
+    /// The reason that the guest printed for its panic.
     pub(crate) fn panic_reason(&self) -> String {
         self.state
             .lock()

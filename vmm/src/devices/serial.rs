@@ -4,10 +4,17 @@
 use std::{collections::VecDeque, io, sync::Arc};
 
 use parking_lot::Mutex;
+use vm_device::{
+    DevicePio,
+    bus::{PioAddress, PioAddressOffset},
+};
 use vm_superio::{Serial, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::devices::console::{Console, ConsoleWriter};
+use crate::devices::{
+    console::{Console, ConsoleInput, ConsoleWriter},
+    guest_end::GuestEnd,
+};
 
 /// Input that may wait for the guest to read it, in bytes.
 const INPUT_LIMIT: usize = 1 << 20;
@@ -23,10 +30,10 @@ const DIVISOR_ACCESS: u8 = 0x80;
 const LINE_STATUS: u8 = 5;
 const DATA_READY: u8 = 1;
 
-/// The interrupt line of the port, an event that KVM turns into an edge.
-pub(crate) struct Line(pub(crate) EventFd);
+/// The interrupt line of the port: an event that KVM turns into an edge.
+pub(crate) struct InterruptLine(pub(crate) EventFd);
 
-impl Trigger for Line {
+impl Trigger for InterruptLine {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
@@ -34,30 +41,26 @@ impl Trigger for Line {
     }
 }
 
-/// The port, shared by vCPUs and those who type.
+/// The port, shared by the vCPUs and the senders of input.
 pub(crate) struct SerialPort {
     state: Arc<Mutex<State>>,
+    end: GuestEnd,
 }
 
 struct State {
-    uart: Serial<Line, NoEvents, ConsoleWriter>,
+    uart: Serial<InterruptLine, NoEvents, ConsoleWriter>,
     input: VecDeque<u8>,
 }
 
-impl std::fmt::Debug for SerialPort {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SerialPort")
-    }
-}
-
 impl SerialPort {
-    pub(crate) fn new(line: EventFd, console: &Arc<Console>) -> Self {
-        let uart = Serial::new(Line(line), ConsoleWriter::new(console));
+    pub(crate) fn new(line: EventFd, console: &Arc<Console>, end: GuestEnd) -> Self {
+        let uart = Serial::new(InterruptLine(line), ConsoleWriter::new(console));
         Self {
             state: Arc::new(Mutex::new(State {
                 uart,
                 input: VecDeque::new(),
             })),
+            end,
         }
     }
 
@@ -68,7 +71,7 @@ impl SerialPort {
         }
     }
 
-    pub(crate) fn read(&self, register: u8) -> u8 {
+    fn read(&self, register: u8) -> u8 {
         let mut state = self.state.lock();
         let value = match register {
             INTERRUPT => state.interrupt(),
@@ -78,7 +81,7 @@ impl SerialPort {
         value
     }
 
-    pub(crate) fn write(&self, register: u8, value: u8) {
+    fn write(&self, register: u8, value: u8) {
         let mut state = self.state.lock();
         if let Err(error) = state.uart.write(register, value) {
             tracing::warn!("serial port: a write was lost: {error:?}");
@@ -86,9 +89,22 @@ impl SerialPort {
     }
 }
 
+impl DevicePio for SerialPort {
+    fn pio_read(&self, _: PioAddress, offset: PioAddressOffset, data: &mut [u8]) {
+        data.fill_with(|| self.read(offset as u8));
+    }
+
+    fn pio_write(&self, _: PioAddress, offset: PioAddressOffset, data: &[u8]) {
+        for &value in data {
+            self.write(offset as u8, value);
+        }
+        self.end.end_after_reported_panic();
+    }
+}
+
 impl State {
-    /// The register that tells of interrupts. vm-superio tells of received data once; a 16550A does as long as
-    /// there is any, and Linux' driver, which takes 256 characters at a time, leaves the rest otherwise.
+    /// The interrupt identification register. vm-superio reports received data once. A 16550A reports it as
+    /// long as there is any: Linux' driver takes 256 characters at a time and would leave the rest.
     fn interrupt(&mut self) -> u8 {
         let told = self.uart.read(INTERRUPT);
         let waits = self.uart.read(LINE_STATUS) & DATA_READY != 0;
@@ -115,15 +131,13 @@ impl State {
     }
 }
 
-/// Where a person's or a program's input to the console goes in.
-#[derive(Clone)]
+/// The end of the port where a person's or a program's input goes in.
 pub(crate) struct SerialInput {
     state: Arc<Mutex<State>>,
 }
 
-impl SerialInput {
-    /// Queues input; returns how many bytes there was room for.
-    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
+impl ConsoleInput for SerialInput {
+    fn send(&self, bytes: &[u8]) -> usize {
         let mut state = self.state.lock();
         let taken = bytes.len().min(INPUT_LIMIT - state.input.len());
         state.input.extend(&bytes[..taken]);
@@ -137,6 +151,14 @@ mod tests {
     use super::*;
 
     const DATA: u8 = 0;
+
+    fn port() -> (SerialPort, Arc<Console>) {
+        let console = Arc::new(Console::default());
+        let end = GuestEnd::new(Arc::clone(&console), Arc::default());
+        let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        (SerialPort::new(line, &console, end), console)
+    }
+
     /// Characters that Linux' driver takes at most before it looks for an interrupt again
     /// (`serial8250_rx_chars` in `drivers/tty/serial/8250/8250_port.c`).
     const BURST: usize = 256;
@@ -158,8 +180,7 @@ mod tests {
     #[test]
     fn a_line_of_any_length_is_taken_at_one_interrupt() {
         for length in [1, 64, 256, 257, 300, 319, 320, 796] {
-            let console = Arc::new(Console::default());
-            let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+            let (port, _) = port();
             port.write(INTERRUPT_ENABLE, RECEIVED);
             let sent: Vec<u8> = (0..length).map(|i: u32| i as u8).collect();
             port.input().send(&sent);
@@ -169,16 +190,14 @@ mod tests {
 
     #[test]
     fn no_interrupt_is_told_of_while_none_is_enabled() {
-        let console = Arc::new(Console::default());
-        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        let (port, _) = port();
         port.input().send(b"x");
         assert_eq!(interrupted(&port), b"");
     }
 
     #[test]
     fn input_longer_than_the_fifo_arrives_whole_and_in_order() {
-        let console = Arc::new(Console::default());
-        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        let (port, _) = port();
         let sent: Vec<u8> = (0..1000u32).map(|i| i as u8).collect();
         assert_eq!(port.input().send(&sent), 1000);
         let mut got = Vec::new();
@@ -190,8 +209,7 @@ mod tests {
 
     #[test]
     fn input_that_nobody_reads_is_bounded() {
-        let console = Arc::new(Console::default());
-        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        let (port, _) = port();
         let sent = vec![b'x'; 2 * INPUT_LIMIT];
         let taken = port.input().send(&sent);
         assert!((INPUT_LIMIT..INPUT_LIMIT + 100).contains(&taken));
@@ -200,8 +218,7 @@ mod tests {
 
     #[test]
     fn output_reaches_the_console() {
-        let console = Arc::new(Console::default());
-        let port = SerialPort::new(EventFd::new(libc::EFD_NONBLOCK).unwrap(), &console);
+        let (port, console) = port();
         for byte in b"hello" {
             port.write(DATA, *byte);
         }

@@ -18,7 +18,7 @@ thread_local! {
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// The signal that kicks.
+/// The signal that makes a vCPU's thread leave `KVM_RUN`.
 pub(super) fn signal() -> c_int {
     SIGRTMIN()
 }
@@ -68,7 +68,7 @@ impl Drop for Kickable<'_> {
     }
 }
 
-/// The threads that run vCPUs at present, by vCPU.
+/// The threads that run vCPUs now, by vCPU.
 #[derive(Debug)]
 pub(crate) struct KickThreads {
     threads: Vec<Mutex<Option<RawPthread>>>,
@@ -86,7 +86,7 @@ impl Kick for std::sync::Arc<KickThreads> {
     fn kick(&self, index: usize) {
         let thread = self.threads[index].lock();
         if let Some(thread) = *thread {
-            // SAFETY: the thread is alive: it takes itself out of the slot, whose
+            // SAFETY: the thread is alive: it takes itself out of its entry, whose
             // lock is held here, before it ends.
             unsafe { libc::pthread_kill(thread as libc::pthread_t, signal()) };
         }

@@ -4,28 +4,33 @@ use guest_state::x86_64::INT3;
 use guest_state::{
     Action, GuestMemory, GuestPhysAddr, Step, StepEnd, Trap, TrapHandler, VcpuError,
 };
-use kvm_bindings::{
-    KVM_GUESTDBG_INJECT_BP, KVM_GUESTDBG_INJECT_DB, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
-    KVM_SYSTEM_EVENT_SHUTDOWN,
-};
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{SyncReg, VcpuExit};
 
-use super::{
-    Left, Shared, Vcpu, VcpuContext,
-    debug::{Cause, DR6_SINGLE_STEP, StepUnderWay},
-    registers::to_kvm,
-    step_timer::StepTimer,
-};
+use super::{kvm_vcpu::KvmVcpu, shared::Shared, step_timer::StepTimer};
 use crate::{
     ending::Ending,
     exits::ExitKind,
     gate::Hold,
-    ram::GuestRam,
-    trap::{BreakpointShape, DebugExit, InternalError},
+    x86_64::vcpu::{
+        exit::{BreakpointExit, DebugExit, InternalError},
+        guest_debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
+        msr,
+        registers::to_kvm,
+        reinject::{Reinjected, reinject},
+    },
 };
 
-/// What one `KVM_RUN` came back with, its I/O done.
-enum Exit {
+/// Why a vCPU's thread has to go back to the gate.
+pub(super) enum LeaveReason {
+    /// The gate wants the vCPU out, or the guest has ended.
+    Stopped,
+    /// The vCPU must step one instruction while no other vCPU runs.
+    ToStepAlone(Step),
+}
+
+/// What one `KVM_RUN` returned with. Its I/O is done.
+enum RunExit {
     /// Nothing is left to do.
     Handled,
     /// A kick, or an unstarted vCPU woken for nothing.
@@ -36,55 +41,16 @@ enum Exit {
     Ended(Ending),
 }
 
-/// What the handler is asked about.
-#[derive(Clone, Copy)]
-enum Event {
-    Breakpoint,
-    Debug { dr6: u64, cause: Cause },
-    Astray,
-}
-
-impl Event {
-    /// In their order. None: the guest's own exception.
-    fn traps(self) -> impl Iterator<Item = Trap> {
-        let traps = match self {
-            Self::Breakpoint => [Some(Trap::Breakpoint), None],
-            Self::Debug { cause, .. } => cause.traps(),
-            Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
-        };
-        traps.into_iter().flatten()
-    }
-
-    fn ends_step(self) -> bool {
-        match self {
-            Self::Breakpoint => false,
-            Self::Debug { cause, .. } => cause.step.is_some(),
-            Self::Astray => true,
-        }
-    }
-}
-
-/// How a guest's own exception gets back to it.
-#[derive(PartialEq, Eq)]
-enum Reinjected {
-    /// It is at its handler.
-    Delivered,
-    /// KVM has been told already.
-    Injected,
-    /// KVM is to be asked by these `KVM_GUESTDBG_INJECT_*`.
-    Asked(u32),
-}
-
-impl Vcpu {
-    /// Runs until the gate wants it out or it must step alone. With a hold it
-    /// begins by stepping.
+impl KvmVcpu {
+    /// Runs the vCPU until the gate wants it out or it must step alone. With `alone`,
+    /// a hold and a step, it begins with this step.
     pub(super) fn run(
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
         alone: Option<(Hold<'_>, Step)>,
-    ) -> Result<Left, VcpuError> {
-        self.tsc_offset = super::msr::steady_tsc_offset(&self.fd);
+    ) -> Result<LeaveReason, VcpuError> {
+        self.tsc_offset = msr::steady_tsc_offset(&self.fd);
         let mut hold = None;
         if let Some((taken, asked)) = alone {
             if self.begin_step_alone(shared, handler, asked)? {
@@ -106,15 +72,15 @@ impl Vcpu {
                 self.fd.set_kvm_immediate_exit(1);
             }
             let event = match self.run_once(shared) {
-                Exit::Handled => continue,
-                Exit::Interrupted if leaving => break,
-                Exit::Interrupted if self.step_went_astray()? => Event::Astray,
-                Exit::Interrupted => continue,
-                Exit::Ended(ending) => {
+                RunExit::Handled => continue,
+                RunExit::Interrupted if leaving => break,
+                RunExit::Interrupted if self.step_went_astray()? => DebugEvent::Astray,
+                RunExit::Interrupted => continue,
+                RunExit::Ended(ending) => {
                     shared.end.end(ending);
                     break;
                 }
-                Exit::InternalError(error) => {
+                RunExit::InternalError(error) => {
                     let rip = self.registers()?.rip;
                     if self.byte_at(rip, shared, &error) != Some(INT3) {
                         shared.exits.count(ExitKind::Other);
@@ -122,11 +88,11 @@ impl Vcpu {
                         break;
                     }
                     shared.exits.count(ExitKind::Breakpoint);
-                    self.shape = BreakpointShape::EmulationFailure;
-                    Event::Breakpoint
+                    self.breakpoint_exit = BreakpointExit::EmulationFailure;
+                    DebugEvent::Breakpoint
                 }
-                Exit::Trapped(DebugExit::Breakpoint) => Event::Breakpoint,
-                Exit::Trapped(DebugExit::Debug { dr6 }) => Event::Debug {
+                RunExit::Trapped(DebugExit::Breakpoint) => DebugEvent::Breakpoint,
+                RunExit::Trapped(DebugExit::Debug { dr6 }) => DebugEvent::Debug {
                     dr6,
                     cause: self.debugging.cause(dr6),
                 },
@@ -138,44 +104,47 @@ impl Vcpu {
         if self.debugging.step.is_some() {
             self.time_step(false)?;
         }
-        Ok(to_step.map_or(Left::Stopped, Left::ToStepAlone))
+        Ok(to_step.map_or(LeaveReason::Stopped, LeaveReason::ToStepAlone))
     }
 
-    fn run_once(&mut self, shared: &Shared) -> Exit {
-        let devices = &shared.devices;
+    fn run_once(&mut self, shared: &Shared) -> RunExit {
+        let bus = &shared.bus;
         let (kind, exit) = match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => {
-                devices.port_write(port, data);
-                (ExitKind::PortIo, Exit::Handled)
+                bus.port_write(port, data);
+                (ExitKind::PortIo, RunExit::Handled)
             }
             Ok(VcpuExit::IoIn(port, data)) => {
-                devices.port_read(port, data);
-                (ExitKind::PortIo, Exit::Handled)
+                bus.port_read(port, data);
+                (ExitKind::PortIo, RunExit::Handled)
             }
-            Ok(VcpuExit::MmioRead(_, data)) => {
-                data.fill(0xff);
-                (ExitKind::Mmio, Exit::Handled)
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                bus.mmio_read(address, data);
+                (ExitKind::Mmio, RunExit::Handled)
             }
-            Ok(VcpuExit::MmioWrite(..)) => (ExitKind::Mmio, Exit::Handled),
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                bus.mmio_write(address, data);
+                (ExitKind::Mmio, RunExit::Handled)
+            }
             Ok(VcpuExit::Debug(debug)) => match DebugExit::new(&debug) {
-                Some(exit) => (self.kind(exit), Exit::Trapped(exit)),
+                Some(exit) => (self.kind(exit), RunExit::Trapped(exit)),
                 None => failed(format!("a debug exit with exception {}", debug.exception)),
             },
             Ok(VcpuExit::InternalError) => {
                 // Counted when it is known what it is.
-                return Exit::InternalError(InternalError::from_run(self.fd.get_kvm_run()));
+                return RunExit::InternalError(InternalError::from_run(self.fd.get_kvm_run()));
             }
-            Ok(VcpuExit::Intr) => (ExitKind::Interrupted, Exit::Interrupted),
-            Ok(VcpuExit::Shutdown) => (ExitKind::Other, Exit::Ended(Ending::TripleFault)),
+            Ok(VcpuExit::Intr) => (ExitKind::Interrupted, RunExit::Interrupted),
+            Ok(VcpuExit::Shutdown) => (ExitKind::Other, RunExit::Ended(Ending::TripleFault)),
             Ok(VcpuExit::SystemEvent(kind, _)) => {
-                (ExitKind::Other, Exit::Ended(system_event(kind)))
+                (ExitKind::Other, RunExit::Ended(system_event(kind)))
             }
             Ok(VcpuExit::FailEntry(reason, cpu)) => failed(format!(
                 "the CPU refused to enter the guest on host CPU {cpu} (reason {reason:#x})"
             )),
             Ok(other) => failed(format!("vCPU {} left guest mode with {other:?}", self.id)),
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
-                (ExitKind::Interrupted, Exit::Interrupted)
+                (ExitKind::Interrupted, RunExit::Interrupted)
             }
             Err(error) => failed(format!("KVM_RUN of vCPU {} failed: {error}", self.id)),
         };
@@ -195,16 +164,16 @@ impl Vcpu {
         self.debugging.step.is_some() && dr6 & DR6_SINGLE_STEP != 0
     }
 
-    /// Asks the handler about an event and does what it says. With an answer the
-    /// vCPU must leave guest mode and step alone.
+    /// Asks the handler about an event and does what it says. Returns a step if the
+    /// vCPU must go back to the gate and step alone.
     fn trapped(
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
-        event: Event,
+        event: DebugEvent,
         hold: &mut Option<Hold<'_>>,
     ) -> Result<Option<Step>, VcpuError> {
-        let shape = self.shape;
+        let breakpoint_exit = self.breakpoint_exit;
         let mut context = self.context()?;
         let mut action = None;
         for trap in event.traps() {
@@ -213,7 +182,7 @@ impl Vcpu {
         }
         let action = action.unwrap_or(Action::Reinject);
         let reinjected = match action {
-            Action::Reinject => Some(reinject(&mut context, event, shape, &shared.ram)?),
+            Action::Reinject => Some(reinject(&mut context, event, breakpoint_exit, &shared.ram)?),
             _ => None,
         };
         let inject = match reinjected {
@@ -243,7 +212,7 @@ impl Vcpu {
             // Registers that KVM takes over at KVM_RUN would throw away an exception
             // injected now; those of a plain resume need no system call.
             let plain = action == Action::Resume || reinjected == Some(Reinjected::Delivered);
-            if self.sync_regs && plain {
+            if self.capabilities.sync_regs && plain {
                 self.fd.sync_regs_mut().regs = to_kvm(registers);
                 self.fd.set_sync_dirty_reg(SyncReg::Register);
             } else {
@@ -281,7 +250,7 @@ impl Vcpu {
         Ok(None)
     }
 
-    /// Prepares a step with nobody else running; false when the handler called it
+    /// Prepares a step while no other vCPU runs. Returns false if the handler calls it
     /// off.
     fn begin_step_alone(
         &mut self,
@@ -310,7 +279,7 @@ impl Vcpu {
         self.time_step(true)
     }
 
-    /// Forgets the step; KVM is to be told after.
+    /// Forgets the step. The caller tells KVM afterwards.
     fn end_step(&mut self) -> Result<(), VcpuError> {
         self.debugging.step = None;
         self.time_step(false)
@@ -329,8 +298,8 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Whether a step has used up its time and led elsewhere: a host that is only
-    /// slow has not executed the instruction yet.
+    /// Returns true if a step has used up its time and RIP isn't at its instruction any
+    /// more. Where it still is, the host is only slow.
     fn step_went_astray(&self) -> Result<bool, VcpuError> {
         match (&self.step_timer, &self.debugging.step) {
             (Some(timer), Some(step)) if timer.expired() => Ok(self.registers()?.rip != step.start),
@@ -370,31 +339,8 @@ impl Vcpu {
     }
 }
 
-/// Gives the guest an exception of its own.
-fn reinject(
-    context: &mut VcpuContext<'_>,
-    event: Event,
-    shape: BreakpointShape,
-    ram: &GuestRam,
-) -> Result<Reinjected, VcpuError> {
-    match event {
-        Event::Breakpoint if context.deliver_breakpoint(ram)? => Ok(Reinjected::Delivered),
-        Event::Breakpoint if shape == BreakpointShape::EmulationFailure => {
-            context.inject_breakpoint_after()?;
-            Ok(Reinjected::Injected)
-        }
-        Event::Breakpoint => Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_BP)),
-        Event::Debug { dr6, .. } => {
-            context.add_to_dr6(dr6)?;
-            Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_DB))
-        }
-        // It was no exception.
-        Event::Astray => Ok(Reinjected::Delivered),
-    }
-}
-
-fn failed(reason: String) -> (ExitKind, Exit) {
-    (ExitKind::Other, Exit::Ended(Ending::Failed { reason }))
+fn failed(reason: String) -> (ExitKind, RunExit) {
+    (ExitKind::Other, RunExit::Ended(Ending::Failed { reason }))
 }
 
 fn system_event(kind: u32) -> Ending {

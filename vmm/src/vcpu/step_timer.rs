@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::vcpu::kick;
+use super::kick;
 
 /// Far above what one instruction takes, also on an emulated CPU whose host is
 /// busy.
@@ -55,7 +55,7 @@ impl StepTimer {
         self.set(Duration::ZERO);
     }
 
-    /// Whether the step under way has had its time.
+    /// Returns true if the step under way has taken as long as the limit.
     pub(super) fn expired(&self) -> bool {
         self.armed.is_some_and(|since| since.elapsed() >= LIMIT)
     }

@@ -16,8 +16,8 @@ const WRITE_PROTECT: i32 = 1 << 16;
 
 /// Whether this KVM emulates kernel-mode code.
 fn emulates() -> bool {
-    let int3 = vmm::doctor::examine().guest.and_then(|guest| guest.int3);
-    int3.is_some_and(|int3| int3.shape == vmm::doctor::Int3Shape::InternalError)
+    let int3 = vmm_doctor::examine().guest.and_then(|guest| guest.int3);
+    int3.is_some_and(|int3| int3.shape == vmm_doctor::Int3Shape::InternalError)
 }
 
 fn with_exits(tiny: &Tiny) {

@@ -26,7 +26,7 @@ pub fn on_kvm(name: &'static str) -> Option<Report> {
 /// where this KVM doesn't report them.
 pub fn on_watchpoints(name: &'static str) -> Option<Report> {
     let report = begin(name, &["KP18"])?;
-    let guest = vmm::doctor::examine().guest;
+    let guest = vmm_doctor::examine().guest;
     let check = guest.and_then(|guest| guest.watchpoint);
     if check.as_ref().is_some_and(|check| check.ok) {
         return Some(report);

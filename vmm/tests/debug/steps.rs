@@ -35,8 +35,8 @@ const TEXT_OUT: u64 = DATA + 0x200;
 /// is delivered, against SDM vol. 3, 6.12.1.3, so that a step through an exception
 /// that nobody watches for ends after the handler's first instruction.
 fn emulates() -> bool {
-    let int3 = vmm::doctor::examine().guest.and_then(|guest| guest.int3);
-    int3.is_some_and(|int3| int3.shape == vmm::doctor::Int3Shape::InternalError)
+    let int3 = vmm_doctor::examine().guest.and_then(|guest| guest.int3);
+    int3.is_some_and(|int3| int3.shape == vmm_doctor::Int3Shape::InternalError)
 }
 
 fn step(handlers: &[ExceptionHandler]) -> Action {

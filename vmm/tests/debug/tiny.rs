@@ -18,7 +18,7 @@ use iced_x86::{
     IcedError,
     code_asm::{CodeAssembler, al, dword_ptr, dx, rax, rsp},
 };
-use vmm::{BootMethod, Ending, Stopped, Vm, VmConfig};
+use vmm::{BootMethod, Ending, StoppedVm, Vm, VmConfig};
 
 /// Where the code is and runs. The stack grows down from here.
 pub const TEXT: u64 = 0x20_0000;
@@ -148,7 +148,7 @@ impl Tiny {
     }
 }
 
-pub fn put(guest: &Stopped<'_>, at: u64, value: u64) {
+pub fn put(guest: &StoppedVm<'_>, at: u64, value: u64) {
     write(guest.memory(), at, &value.to_le_bytes());
 }
 
@@ -161,7 +161,7 @@ pub fn word(memory: &dyn GuestMemory, at: u64) -> u64 {
 }
 
 /// Has int3s come as traps, and nothing watched.
-pub fn catch_int3s(guest: &Stopped<'_>) {
+pub fn catch_int3s(guest: &StoppedVm<'_>) {
     let debugging = Debugging {
         breakpoints: true,
         watchpoints: Vec::new(),

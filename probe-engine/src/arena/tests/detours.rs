@@ -47,7 +47,7 @@ fn place(
     arena: &mut Arena,
     at: u64,
     more: &[u8],
-) -> Result<Placed, DetourError<Infallible>> {
+) -> Result<Placed, PlaceError<Infallible>> {
     let build = |number, place| Ok(detour(number, place, more));
     let at = GuestVirtAddr(at);
     arena.detour(&guest.memory, at, Pattern::default(), ANY, build)
@@ -167,7 +167,7 @@ fn a_detour_that_can_not_be_made_takes_nothing() {
         ANY,
         |_, _| Err("no"),
     );
-    assert_eq!(failed, Err(DetourError::Build("no")));
+    assert_eq!(failed, Err(PlaceError::Build("no")));
     let tied = arena.detour(
         &guest.memory,
         GuestVirtAddr(IMAGE),
@@ -175,7 +175,7 @@ fn a_detour_that_can_not_be_made_takes_nothing() {
         ANY,
         |number, at| Ok::<_, Infallible>(detour(number, at, &[])),
     );
-    assert!(matches!(tied, Err(DetourError::NoAddress { idle: 0, .. })));
+    assert!(matches!(tied, Err(PlaceError::NoAddress { idle: 0, .. })));
     assert_eq!(arena.detours(), (0, 0));
     assert_eq!(place(&guest, &mut arena, IMAGE, &[]).unwrap().number, 0);
 }

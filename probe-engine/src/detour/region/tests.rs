@@ -1,3 +1,4 @@
+use guest_kernel::blacklist::Reason;
 use proptest::prelude::*;
 
 use super::*;
@@ -5,7 +6,7 @@ use super::*;
 const AT: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_8100_1000);
 const NOBODY: fn(GuestVirtAddr) -> bool = |_| false;
 const NOWHERE: fn(Range<GuestVirtAddr>) -> bool = |_| false;
-const FREE: fn(Range<GuestVirtAddr>) -> Result<(), Refusal> = |_| Ok(());
+const FREE: fn(Range<GuestVirtAddr>) -> Result<(), NoJump> = |_| Ok(());
 
 fn ground(text: &[u8]) -> Ground<'_> {
     Ground {
@@ -18,7 +19,7 @@ fn ground(text: &[u8]) -> Ground<'_> {
     }
 }
 
-fn of(text: &[u8]) -> Result<Region, Refusal> {
+fn of(text: &[u8]) -> Result<Region, NoJump> {
     region(AT, &ground(text))
 }
 
@@ -176,9 +177,8 @@ fn all_that_is_overwritten_or_copied_has_to_be_free() {
     for taken in 0..11 {
         let taken = AT.wrapping_add(taken);
         let is_free = |range: Range<GuestVirtAddr>| match range.contains(&taken) {
-            true => Err(Refusal::Taken {
-                kind: "jump-label",
-                reason: String::new(),
+            true => Err(NoJump::Taken {
+                reason: Reason::JumpLabel,
             }),
             false => Ok(()),
         };

@@ -7,7 +7,7 @@ use crate::arena::SLOT_AREA;
 use crate::engine::copies::ArenaState;
 use crate::event::Detail;
 use crate::insn::decode;
-use crate::probe::{ProbeId, Strategy};
+use crate::probe::{ProbeId, Strategy, Switch};
 
 const NOP: u8 = 0x90;
 const INT3: u8 = 0xcc;
@@ -72,9 +72,13 @@ fn the_copy_traps_only_while_somebody_wants_post_events() {
     assert_eq!(byte(), NOP);
     f.enable(post, true);
     assert_eq!(byte(), INT3);
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert_eq!(byte(), NOP);
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     assert_eq!(byte(), INT3);
     f.unregister(&[post]);
     assert_eq!((byte(), f.byte(0x2c0)), (NOP, INT3));

@@ -9,7 +9,7 @@ use guest_state::testing::TestGuest;
 use super::fixture::{ALONE, Fixture, TEXT, blacklist, spec, vcpu_at};
 use crate::error::{ChangeError, RegisterError};
 use crate::event::Detail;
-use crate::probe::{ProbeId, ProbeInfo, ProbeState};
+use crate::probe::{ProbeId, ProbeInfo, ProbeState, Switch};
 
 #[test]
 fn a_disabled_probe_is_not_hit_and_the_other_at_its_address_is() {
@@ -46,7 +46,9 @@ fn a_probe_can_be_registered_disabled() {
 fn enabling_a_batch_with_an_unknown_number_changes_nothing() {
     let f = Fixture::new();
     let id = f.probe("plain").id;
-    let error = f.engine.enable(&f.guest(), &[id, ProbeId(77)], false);
+    let error = f
+        .engine
+        .switch(&f.guest(), &[id, ProbeId(77)], Switch::Enabled(false));
     assert!(error.unwrap_err().to_string().contains("77"));
     assert_eq!((f.info(id).state, f.byte(9)), (ProbeState::Armed, 0xcc));
 }
@@ -56,7 +58,9 @@ fn disarming_all_keeps_each_probes_own_state() {
     let f = Fixture::new();
     let (on, off) = (f.probe("plain").id, f.probe("traced").id);
     f.enable(off, false);
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert!(f.engine.is_disarmed());
     assert!(!f.engine.debugging().breakpoints);
     assert_eq!((f.byte(9), f.byte(0x45)), (0x55, 0x53));
@@ -65,7 +69,9 @@ fn disarming_all_keeps_each_probes_own_state() {
     let states = [on, off, later].map(|id| f.info(id).state);
     use ProbeState::{Armed, Disabled};
     assert_eq!(states, [Armed, Disabled, Armed]);
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     let bytes = [9, 0x45, 0x2c0].map(|offset| f.byte(offset));
     assert_eq!(bytes, [0xcc, 0x53, 0xcc]);
 }
@@ -180,18 +186,22 @@ fn a_change_that_the_vcpus_cannot_be_debugged_for_changes_nothing() {
 
     let id = f.probe("plain").id;
     f.enable(id, false);
-    let refused = f.engine.enable(&refusing(&f), &[id], true);
+    let refused = f.engine.switch(&refusing(&f), &[id], Switch::Enabled(true));
     assert!(matches!(refused, Err(ChangeError::Debugging(_))));
     let now = (f.info(id).state, f.byte(9));
     assert_eq!(now, (ProbeState::Disabled, 0x55));
 
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     f.enable(id, true);
-    let refused = f.engine.arm_all(&refusing(&f), true);
+    let refused = f.engine.switch_all(&refusing(&f), Switch::Enabled(true));
     assert!(matches!(refused, Err(ChangeError::Debugging(_))));
     assert_eq!((f.engine.is_disarmed(), f.byte(9)), (true, 0x55));
 
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     assert_eq!(f.byte(9), 0xcc);
 }
 
@@ -209,13 +219,17 @@ fn the_vcpus_are_debugged_for_what_the_probes_need_and_no_more() {
     check(true);
     f.engine.register(&guest, &[spec("no_such")]).unwrap_err();
     check(true);
-    f.engine.enable(&guest, &one, false).unwrap();
+    f.engine
+        .switch(&guest, &one, Switch::Enabled(false))
+        .unwrap();
     check(false);
-    f.engine.enable(&guest, &one, true).unwrap();
+    f.engine
+        .switch(&guest, &one, Switch::Enabled(true))
+        .unwrap();
     check(true);
-    f.engine.arm_all(&guest, false).unwrap();
+    f.engine.switch_all(&guest, Switch::Enabled(false)).unwrap();
     check(false);
-    f.engine.arm_all(&guest, true).unwrap();
+    f.engine.switch_all(&guest, Switch::Enabled(true)).unwrap();
     check(true);
     f.engine.unregister(&guest, &one).unwrap();
     check(false);

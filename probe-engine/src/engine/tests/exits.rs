@@ -7,7 +7,7 @@ use guest_state::{Action, Tsc, VcpuId};
 use super::fixture::{Fixture, STACK, TEXT, blacklist, spec, vcpu_at};
 use super::returns::{CALLER, returned};
 use crate::event::Detail;
-use crate::probe::{Optimization, ProbeId, ProbeInfo, ProbeKind, ProbeState};
+use crate::probe::{Optimization, ProbeId, ProbeInfo, ProbeKind, ProbeState, Switch};
 
 /// Offset of `wide`, behind which there is no other function up to the end of the text.
 const WIDE: u64 = 0x380;
@@ -227,9 +227,13 @@ fn removing_and_disabling_takes_all_breakpoints_out_and_misses_calls_under_way()
     at(&f, PLAIN_RET, STACK);
     assert!(f.events().is_empty(), "its call was given up");
     call(&f, PLAIN, STACK);
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert_eq!((text(), f.info(id).missed), ((0x55, 0xc3), 2));
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     call(&f, PLAIN, STACK);
     let removed = f.engine.unregister(&f.guest(), &[id]).unwrap();
     assert_eq!((text(), removed[0].missed), ((0x55, 0xc3), 3));
@@ -336,10 +340,10 @@ fn such_a_probe_is_no_jump_and_takes_no_jumps_place() {
     let f = Fixture::with_jumps(|_| {});
     let id = exits(&f, "framed", 10).id;
     f.optimize();
-    let Optimization::Not { kind, .. } = f.info(id).optimization else {
+    let Optimization::Not(why) = f.info(id).optimization else {
         panic!("{:?}", f.info(id));
     };
-    assert_eq!(kind, "own returns");
+    assert_eq!(why.kind(), "own returns");
 }
 
 #[test]

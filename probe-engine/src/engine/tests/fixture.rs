@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::engine::copies::ArenaState;
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
-use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec};
+use crate::probe::{Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, Switch};
 
 pub const TEXT: u64 = synthetic::TEXT;
 /// Where the text is in physical memory.
@@ -211,6 +211,14 @@ impl Fixture {
         self.engine.commit_jumps(&self.guest(), prepared).unwrap()
     }
 
+    /// How many copies more there is room for.
+    pub fn vacant_slots(&self) -> usize {
+        match &*self.engine.arena.lock() {
+            ArenaState::None(_) => 0,
+            ArenaState::Installed(arena) => arena.vacant(),
+        }
+    }
+
     /// Code or data in the arena that has room for jumps.
     pub fn wide_bytes(&self, at: GuestVirtAddr, len: usize) -> Vec<u8> {
         let phys = self.engine.arena_phys(at).unwrap();
@@ -312,7 +320,9 @@ impl Fixture {
     }
 
     pub fn enable(&self, id: ProbeId, on: bool) {
-        self.engine.enable(&self.guest(), &[id], on).unwrap();
+        self.engine
+            .switch(&self.guest(), &[id], Switch::Enabled(on))
+            .unwrap();
     }
 
     /// A vCPU's trap at an int3.

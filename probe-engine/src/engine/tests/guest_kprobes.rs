@@ -4,7 +4,7 @@ use guest_kernel::kprobes::synthetic::{DISABLED, Kprobe, hold, reader};
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::fixture::{Fixture, KPROBES, PHYS, TEXT, vcpu_at};
-use crate::probe::{Optimization, ProbeId, ProbeState};
+use crate::probe::{Optimization, ProbeId, ProbeState, Switch};
 
 /// `push %rbp; mov %rsp,%rbp; push %rbx; sub $8,%rsp; pop %rbx; ret`
 const FRAMED: u64 = 0x340;
@@ -22,7 +22,7 @@ fn guest() -> Fixture {
 }
 
 /// A kprobe of the guest's on the instruction at an offset of the text, not armed.
-fn kprobe(f: &Fixture, offset: u64) -> Kprobe<'_> {
+pub fn kprobe(f: &Fixture, offset: u64) -> Kprobe<'_> {
     let kprobe = Kprobe {
         memory: &*f.memory,
         own: OWN,
@@ -52,7 +52,7 @@ fn optimize(f: &Fixture, kprobe: &Kprobe<'_>, offset: u64, now: bool) {
 
 fn why_not(f: &Fixture, id: ProbeId) -> &'static str {
     match f.info(id).optimization {
-        Optimization::Not { kind, .. } => kind,
+        Optimization::Not(why) => why.kind(),
         other => panic!("{other:?}"),
     }
 }
@@ -174,19 +174,28 @@ fn enabling_and_arming_is_refused_where_the_guest_has_a_kprobe_by_now() {
     let probe = f.probe("framed").id;
     f.enable(probe, false);
     kprobe(&f, FRAMED);
-    let error = f.engine.enable(&f.guest(), &[probe], true).unwrap_err();
+    let error = f
+        .engine
+        .switch(&f.guest(), &[probe], Switch::Enabled(true))
+        .unwrap_err();
     assert!(error.to_string().contains("on the same instruction"));
     assert_eq!(f.info(probe).state, ProbeState::Disabled);
     assert_eq!(f.byte(FRAMED), 0x55);
     remove_all(&f);
     f.enable(probe, true);
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     kprobe(&f, FRAMED);
-    f.engine.arm_all(&f.guest(), true).unwrap_err();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap_err();
     assert!(f.engine.is_disarmed());
     assert_eq!(f.byte(FRAMED), 0x55);
     remove_all(&f);
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     assert_eq!(f.byte(FRAMED), 0xcc);
 }
 

@@ -6,7 +6,7 @@ use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 use super::super::copies::ArenaState;
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
 use crate::event::Detail;
-use crate::probe::{Capture, Optimization, Options, ProbeId, ProbeInfo};
+use crate::probe::{Capture, Optimization, Options, ProbeId, ProbeInfo, Switch};
 use crate::ring::layout;
 
 /// Offset of `framed`, and its first bytes: `push %rbp; mov %rsp,%rbp; push %rbx`.
@@ -36,7 +36,7 @@ pub fn jump(f: &Fixture, place: &str) -> ProbeInfo {
 
 fn why_not(f: &Fixture, id: ProbeId) -> &'static str {
     match f.info(id).optimization {
-        Optimization::Not { kind, .. } => kind,
+        Optimization::Not(why) => why.kind(),
         other => panic!("{other:?}"),
     }
 }
@@ -187,23 +187,35 @@ fn disabling_and_both_knobs_make_a_breakpoint_of_a_jump_and_back() {
     assert_eq!(f.byte(FRAMED), 0xcc);
     assert_eq!(f.optimize(), 1);
 
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     assert_eq!(f.optimize(), 1);
 
-    f.engine.optimize(&f.guest(), &[probe.id], false).unwrap();
+    f.engine
+        .switch(&f.guest(), &[probe.id], Switch::Optimize(false))
+        .unwrap();
     assert_eq!(f.byte(FRAMED), 0xcc);
     f.optimize();
     assert_eq!(why_not(&f, probe.id), "asked");
-    f.engine.optimize(&f.guest(), &[probe.id], true).unwrap();
+    f.engine
+        .switch(&f.guest(), &[probe.id], Switch::Optimize(true))
+        .unwrap();
     assert_eq!(f.optimize(), 1);
 
-    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(false))
+        .unwrap();
     assert_eq!(f.byte(FRAMED), 0xcc);
     f.optimize();
     assert_eq!(why_not(&f, probe.id), "switched off");
-    f.engine.set_optimizing(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(true))
+        .unwrap();
     assert_eq!(f.optimize(), 1);
     assert_eq!(f.byte(FRAMED), JUMP);
 }
@@ -311,7 +323,7 @@ pub fn block(f: &Fixture, cpu: u64) -> u64 {
 
 /// Does what a detour with all registers does, on the first vCPU.
 pub fn put_record(f: &Fixture, detour: u32) {
-    let words = (layout::RECORD_REGISTERS / 8 + 17) as u8;
+    let words = (layout::RECORD_VALUES / 8 + 17) as u8;
     let head = block(f, 0) + layout::HEAD;
     let at = f.word(head);
     let ring = f.engine.arena_phys(crate::arena::RINGS).unwrap().0;
@@ -346,7 +358,9 @@ fn the_detour_of_a_jump_that_is_none_any_more_is_idle_whatever_ended_it() {
     f.optimize();
     f.enable(second.id, false);
     f.optimize();
-    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(false))
+        .unwrap();
     let all = f
         .engine
         .list()
@@ -386,7 +400,9 @@ fn a_jump_that_the_guest_holds_works_until_it_is_given_back_and_goes_then() {
 #[test]
 fn where_the_guest_holds_a_jump_no_int3_is_ours() {
     let (f, probe, ours) = held();
-    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(false))
+        .unwrap();
     assert!(!matches!(
         f.info(probe.id).optimization,
         Optimization::Optimized

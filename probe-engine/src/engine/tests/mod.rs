@@ -2,6 +2,7 @@
 
 mod boost;
 mod changes;
+mod draft;
 mod ended;
 mod exits;
 mod fixture;

@@ -7,7 +7,7 @@ use guest_kernel::modules::synthetic::{CODE, Guest, MODULE, Version, btf};
 use guest_state::Action;
 
 use super::fixture::{Fixture, TEXT, image, vcpu_at};
-use crate::probe::{ProbeState, Strategy};
+use crate::probe::{ProbeState, Strategy, Switch};
 
 const DO_INIT: u64 = 0x300;
 const FREE_INIT: u64 = 0x310;
@@ -162,13 +162,17 @@ fn a_disarmed_probe_on_a_milestone_reports_nothing() {
     let (f, guest) = fixture();
     let own = f.probe("do_init_module%both").id;
     f.probe("ext4:ext4_read");
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert_eq!(milestones(&f), [0xcc; 3]);
     guest.link(&[MODULE]);
     enter(&f, DO_INIT, [MODULE, 0, 0]);
     assert_eq!((f.details(), f.info(own).exits), (vec![], 0));
     assert_eq!(byte(&f, CODE), 0x55);
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     assert_eq!(byte(&f, CODE), 0xcc);
     enter(&f, DO_INIT, [MODULE, 0, 0]);
     assert_eq!(f.details().len(), 2);

@@ -5,7 +5,7 @@ use guest_state::testing::TestVcpu;
 use guest_state::{Action, ControlRegisters, GuestVirtAddr};
 
 use super::fixture::{Fixture, Function, PHYS, STACK, TEXT, blacklist, spec, vcpu_at};
-use crate::probe::{Optimization, ProbeId};
+use crate::probe::{Optimization, ProbeId, Switch};
 
 const INT3: u8 = 0xcc;
 const TRIED: u64 = 0x400;
@@ -78,12 +78,20 @@ fn oopses_are_waited_for_from_the_first_jump_to_the_last_armed_probe() {
     assert_eq!(waits(&f), [false; 3]);
     f.optimize();
     assert_eq!(waits(&f), [true; 3]);
-    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(false))
+        .unwrap();
     assert_eq!(waits(&f), [true; 3], "a task may still be in a detour");
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert_eq!(waits(&f), [false; 3]);
-    f.engine.arm_all(&f.guest(), true).unwrap();
-    f.engine.set_optimizing(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(true))
+        .unwrap();
     f.optimize();
     assert_eq!(waits(&f), [true; 3]);
     f.unregister(&ids);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::ended;
 use super::fixture::{Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
 use crate::arena::SLOT_AREA;
-use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
+use crate::probe::{ProbeId, ProbeInfo, ProbeKind, Switch};
 
 const CALLER: u64 = TEXT + 0x700;
 
@@ -144,12 +144,18 @@ impl Model {
             Step::Enable(index, on) if !self.probes.is_empty() => {
                 let probe = index.get_mut(&mut self.probes);
                 probe.enabled = on;
-                self.f.engine.enable(&guest, &[probe.id], on).unwrap();
+                self.f
+                    .engine
+                    .switch(&guest, &[probe.id], Switch::Enabled(on))
+                    .unwrap();
             }
             Step::Unregister(_) | Step::Enable(..) => {}
             Step::ArmAll(on) => {
                 self.disarmed = !on;
-                self.f.engine.arm_all(&guest, on).unwrap();
+                self.f
+                    .engine
+                    .switch_all(&guest, Switch::Enabled(on))
+                    .unwrap();
             }
             Step::Hit { place } => self.execute(place),
         }

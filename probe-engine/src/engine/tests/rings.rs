@@ -12,7 +12,7 @@ use crate::ring::layout::{self, RING_LEN};
 
 /// Offset of `framed`.
 const FRAMED: u64 = 0x340;
-const WORDS: u8 = (layout::RECORD_REGISTERS / 8) as u8 + 17;
+const WORDS: u8 = (layout::RECORD_VALUES / 8) as u8 + 17;
 
 /// Space for a record in a CPU's ring; `begun`: and says what it is to be, of detour 0.
 fn reserve(f: &Fixture, cpu: u64, begun: bool) {

@@ -8,7 +8,7 @@ use super::jumps::{block, jump, jumps, put_record};
 use crate::arena::RINGS;
 use crate::calls::layout as table;
 use crate::condition::{Comparison, Operand, Relation};
-use crate::probe::{Capture, Options, ProbeId, ProbeInfo, ProbeKind};
+use crate::probe::{Capture, Options, ProbeId, ProbeInfo, ProbeKind, Switch};
 use crate::ring::layout;
 
 /// Offset of `framed`.
@@ -17,21 +17,27 @@ const FRAMED: u64 = 0x340;
 const PLAIN: u64 = 9;
 const PLAIN_RET: u64 = 14;
 /// Words of a record with all registers.
-const WORDS: u8 = (layout::RECORD_REGISTERS / 8) as u8 + 17;
+const WORDS: u8 = (layout::RECORD_VALUES / 8) as u8 + 17;
 
-type Switch = fn(&Fixture, ProbeId);
+type Turn = fn(&Fixture, ProbeId);
 
 /// All ways in which a probe ceases to be a jump.
-const SWITCHES: [(&str, Switch); 5] = [
+const SWITCHES: [(&str, Turn); 5] = [
     ("disable", |f, id| f.enable(id, false)),
     ("disarm", |f, _| {
-        f.engine.arm_all(&f.guest(), false).unwrap();
+        f.engine
+            .switch_all(&f.guest(), Switch::Enabled(false))
+            .unwrap();
     }),
     ("optimization off", |f, _| {
-        f.engine.set_optimizing(&f.guest(), false).unwrap();
+        f.engine
+            .switch_all(&f.guest(), Switch::Optimize(false))
+            .unwrap();
     }),
     ("one off", |f, id| {
-        f.engine.optimize(&f.guest(), &[id], false).unwrap();
+        f.engine
+            .switch(&f.guest(), &[id], Switch::Optimize(false))
+            .unwrap();
     }),
     ("a post event", |f, _| {
         f.probe("post=framed%post");
@@ -196,7 +202,9 @@ fn no_breakpoint_s_event_overtakes_a_record_when_optimization_is_switched_off() 
     jump(&f, "framed");
     let place = open_record(&f, 0, true);
     put_record(&f, 0);
-    f.engine.set_optimizing(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Optimize(false))
+        .unwrap();
     let mut vcpu = vcpu_at(FRAMED);
     vcpu.tsc = Tsc(9);
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
@@ -261,7 +269,7 @@ fn calls_from_before_a_return_probe_was_enabled_are_none_of_its() {
     enter(&f, 0, STACK, TEXT + 0x700, 0);
     let mut second = spec("second=framed%return");
     second.options = Options {
-        capture: Capture::Full,
+        capture: Capture::FULL,
         ..Options::default()
     };
     let second = f.engine.register(&f.guest(), &[second]).unwrap()[0].id;
@@ -302,7 +310,9 @@ fn a_call_whose_breakpoint_is_gone_now_is_missed_by_every_kind_of_probe_that_it_
     }];
     let specs = [at_rets, other_cpu, spec("r=plain%return"), spec("p=plain")];
     let added = f.engine.register(&f.guest(), &specs).unwrap();
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     // The entry, and a return: whose call that is nobody knows.
     for offset in [PLAIN, PLAIN_RET] {
         assert_eq!(f.trap(&mut vcpu_at(offset)), Action::Resume);

@@ -5,7 +5,7 @@ use guest_state::{Access, Action, Watchpoint, WatchpointSet};
 use super::fixture::{Fixture, TEXT, vcpu_at};
 use crate::error::ChangeError;
 use crate::event::Detail;
-use crate::probe::{ProbeState, Strategy};
+use crate::probe::{ProbeState, Strategy, Switch};
 
 #[test]
 fn watched_data_is_found_by_symbol_or_address() {
@@ -75,7 +75,10 @@ fn a_disabled_watchpoint_frees_its_register() {
     f.enable(first, false);
     assert_eq!(f.engine.debugging().watchpoints.len(), 3);
     f.probe("table/2");
-    let error = f.engine.enable(&f.guest(), &[first], true).unwrap_err();
+    let error = f
+        .engine
+        .switch(&f.guest(), &[first], Switch::Enabled(true))
+        .unwrap_err();
     assert!(
         matches!(error, ChangeError::NoDebugRegister { .. }),
         "{error}"
@@ -109,10 +112,14 @@ fn an_access_is_reported_to_the_probes_whose_watchpoints_it_met() {
 fn disarming_all_stops_watching() {
     let f = Fixture::new();
     let id = f.probe("table/8").id;
-    f.engine.arm_all(&f.guest(), false).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(false))
+        .unwrap();
     assert!(f.engine.debugging().watchpoints.is_empty());
     assert_eq!(f.info(id).state, ProbeState::Armed);
-    f.engine.arm_all(&f.guest(), true).unwrap();
+    f.engine
+        .switch_all(&f.guest(), Switch::Enabled(true))
+        .unwrap();
     assert_eq!(f.engine.debugging().watchpoints.len(), 1);
     f.unregister(&[id]);
     assert!(f.engine.debugging().watchpoints.is_empty());

@@ -5,13 +5,14 @@ mod shared;
 mod subject;
 
 use probe_engine::condition::{Comparison, Operand, Relation};
-use probe_engine::detour::{Dead, DetourError, Follow};
-use probe_engine::probe::{Capture, RegisterSet};
-use probe_engine::ring::layout::{RECORD_REGISTERS, RETURN_WORDS};
+use probe_engine::detour::{Dead, DetourError, Follow, Purpose};
+use probe_engine::fetch::{Fetch, Fetches};
+use probe_engine::probe::Capture;
+use probe_engine::ring::layout::{RECORD_VALUES, RETURN_WORDS};
 
 use crate::clock::Clock;
 use crate::report::Entry;
-use subject::{HITS, Subject, Wanted};
+use subject::{HITS, Subject};
 
 /// Limits in nanoseconds.
 const COUNT: f64 = 5.0;
@@ -51,16 +52,14 @@ struct Plan {
     id: &'static str,
     limit: Option<f64>,
     what: &'static str,
-    wanted: Wanted,
+    purpose: Purpose,
     /// As at a C function's entry, or nothing.
     entry: bool,
 }
 
 fn plans() -> Vec<Plan> {
     let arguments = [7, 6, 2, 1, 8, 9];
-    let arguments = arguments
-        .into_iter()
-        .fold(RegisterSet::default(), RegisterSet::with);
+    let arguments = arguments.into_iter().map(Fetch::Register).collect();
     let unmet = |operand| {
         vec![Comparison {
             operand,
@@ -73,30 +72,30 @@ fn plans() -> Vec<Plan> {
         id,
         limit,
         what,
-        wanted: Wanted {
+        purpose: Purpose {
             capture: Some(capture),
-            ..Wanted::default()
+            ..Purpose::default()
         },
         entry: true,
     };
     let follow = |records, what| Plan {
-        wanted: Wanted {
+        purpose: Purpose {
             follow: Some(Follow {
                 records,
                 limit: 10,
                 lossless: false,
             }),
-            ..Wanted::default()
+            ..Purpose::default()
         },
         ..plan("JP11", None, what, Capture::Count)
     };
     let unmet = |operand, what| Plan {
-        wanted: Wanted {
+        purpose: Purpose {
             condition: unmet(operand),
-            capture: Some(Capture::Full),
-            follow: None,
+            capture: Some(Capture::FULL),
+            ..Purpose::default()
         },
-        ..plan("BN03", None, what, Capture::Full)
+        ..plan("BN03", None, what, Capture::FULL)
     };
     vec![
         plan(
@@ -123,7 +122,7 @@ fn plans() -> Vec<Plan> {
             "BN04",
             Some(RECORD),
             "full record at a function's entry",
-            Capture::Full,
+            Capture::FULL,
         ),
         Plan {
             entry: false,
@@ -131,20 +130,20 @@ fn plans() -> Vec<Plan> {
                 "BN04",
                 Some(RECORD),
                 "full record where everything is live",
-                Capture::Full,
+                Capture::FULL,
             )
         },
         plan(
             "BN04",
             None,
             "record of six arguments at a function's entry",
-            Capture::Registers(arguments),
+            Capture::Event(arguments),
         ),
         plan(
             "BN04",
             None,
             "record of no register at a function's entry",
-            Capture::Registers(RegisterSet::default()),
+            Capture::Event(Fetches::default()),
         ),
         follow(false, "return, counted"),
         follow(true, "return, with all registers then and at the entry"),
@@ -162,8 +161,8 @@ pub fn measure() -> Result<Vec<Entry>, JumpError> {
         let mut subject = Subject::new(1)?;
         let dead = plan.entry.then(|| subject.dead_at_entry());
         let dead = dead.unwrap_or_else(Dead::default);
-        let expected = plan.wanted.leaves();
-        subject.probe(plan.wanted, dead, false)?;
+        let expected = leaves(&plan.purpose);
+        subject.probe(&plan.purpose, dead, false)?;
         let measured = subject.measure(&clock)?;
         let (bytes, count) = subject.traces();
         if (bytes, u64::from(count)) != (expected.0 * HITS, expected.1 * HITS) {
@@ -193,29 +192,21 @@ pub fn measure() -> Result<Vec<Entry>, JumpError> {
     Ok(entries)
 }
 
-impl Wanted {
-    /// Bytes in the ring and counts that each hit leaves behind.
-    fn leaves(&self) -> (u64, u64) {
-        if !self.condition.is_empty() {
-            return (0, 0);
-        }
-        if let Some(follow) = self.follow {
-            let counts = (0, 1);
-            let records = (8 * RETURN_WORDS, 0);
-            return if follow.records { records } else { counts };
-        }
-        match self.capture {
-            None => (0, 0),
-            Some(Capture::Count) => (0, 1),
-            Some(Capture::Full) => (record_len(RegisterSet::ALL), 0),
-            Some(Capture::Registers(set)) => (record_len(set), 0),
-        }
+/// Bytes in the ring and counts that each hit leaves behind.
+fn leaves(purpose: &Purpose) -> (u64, u64) {
+    if !purpose.condition.is_empty() {
+        return (0, 0);
     }
-}
-
-/// Bytes of a record.
-fn record_len(set: RegisterSet) -> u64 {
-    RECORD_REGISTERS + 8 * set.numbers().count() as u64
+    if let Some(follow) = purpose.follow {
+        let counts = (0, 1);
+        let records = (8 * RETURN_WORDS, 0);
+        return if follow.records { records } else { counts };
+    }
+    match purpose.capture {
+        None => (0, 0),
+        Some(Capture::Count) => (0, 1),
+        Some(Capture::Event(fetches)) => (RECORD_VALUES + fetches.len_bytes(), 0),
+    }
 }
 
 fn rounded(value: f64) -> f64 {

@@ -4,9 +4,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use probe_engine::detour::Purpose;
 use probe_engine::probe::Capture;
 
-use super::subject::{CALLS, Subject, Wanted};
+use super::subject::{CALLS, Subject};
 use super::{JumpError, rounded};
 use crate::clock::Clock;
 use crate::report::Entry;
@@ -42,11 +43,11 @@ pub fn measure(clock: &Clock) -> Result<Vec<Entry>, JumpError> {
 fn of_two(clock: &Clock, shared: bool) -> Result<(f64, usize), JumpError> {
     let mut subject = Subject::new(THREADS as u8)?;
     let dead = subject.dead_at_entry();
-    let wanted = Wanted {
-        capture: Some(Capture::Full),
-        ..Wanted::default()
+    let purpose = Purpose {
+        capture: Some(Capture::FULL),
+        ..Purpose::default()
     };
-    subject.probe(wanted, dead, shared)?;
+    subject.probe(&purpose, dead, shared)?;
     subject.patch(true);
     let subject = &subject;
     let (barrier, arrived) = (&Barrier::new(THREADS), &AtomicUsize::new(0));

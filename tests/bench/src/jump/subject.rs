@@ -9,11 +9,7 @@ use iced_x86::{
 use native::jump::blocks::Blocks;
 use native::jump::region;
 use native::jump::text::Text;
-use probe_engine::condition::Comparison;
-use probe_engine::detour::{
-    Dead, Environment, Follow, Purpose, Region, generate, live, trampoline,
-};
-use probe_engine::probe::Capture;
+use probe_engine::detour::{Dead, Environment, Purpose, Region, Tag, generate, live, trampoline};
 use probe_engine::ring::layout::{RING_LEN, RING_SHIFT};
 
 use super::JumpError;
@@ -36,17 +32,6 @@ pub const HITS: u64 = (CALLS + WARM_UP) * ROUNDS as u64;
 const CELL: u32 = 0;
 /// The detour's number.
 const NUMBER: u32 = 1;
-
-/// What a hit is to leave behind.
-#[derive(Default)]
-pub struct Wanted {
-    /// At the function's entry.
-    pub capture: Option<Capture>,
-    /// At its return.
-    pub follow: Option<Follow>,
-    /// If it meets this.
-    pub condition: Vec<Comparison>,
-}
 
 /// Nanoseconds a call.
 pub struct Measured {
@@ -121,12 +106,8 @@ impl Subject {
     ///
     /// # Errors
     /// There is no detour.
-    pub fn probe(&mut self, wanted: Wanted, dead: Dead, locked: bool) -> Result<(), JumpError> {
-        let purpose = Purpose {
-            capture: wanted.capture,
-            follow: wanted.follow,
-            condition: wanted.condition,
-            lossless: false,
+    pub fn probe(&mut self, purpose: &Purpose, dead: Dead, locked: bool) -> Result<(), JumpError> {
+        let tag = Tag {
             number: NUMBER,
             cell: CELL,
         };
@@ -137,7 +118,7 @@ impl Subject {
         };
         self.text.put(TRAMPOLINE, &trampoline(&environment)?.code);
         let at = GuestVirtAddr(self.text.address(DETOUR));
-        let mut detour = generate(&environment, &self.region, dead, &purpose, at)?;
+        let mut detour = generate(&environment, &self.region, dead, purpose, tag, at)?;
         if locked {
             detour.code = with_lock(&detour.code, at.0)?;
         }

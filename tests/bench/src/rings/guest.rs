@@ -6,14 +6,12 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::{io, mem, ptr};
 
 use guest_kernel::percpu::Variables;
-use guest_state::{GuestPhysAddr, GuestVirtAddr, MemoryError};
-use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region};
-use probe_engine::probe::{Capture, RegisterSet};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region, Tag};
+use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{CELLS, RING_LEN};
 use probe_engine::ring::{Place, Rings};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
-
-use crate::guest::Ram;
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 /// vCPUs there are at most.
 pub const VCPUS: usize = 2;
@@ -76,6 +74,27 @@ pub enum RingsError {
     /// A thread ended otherwise than it should.
     #[error("a producer's thread has failed")]
     Thread,
+}
+
+/// Memory that this process has mapped for itself, too, by the monitor's crate.
+#[derive(Debug)]
+pub struct Ram(GuestMemoryMmap);
+
+impl GuestMemory for Ram {
+    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
+        let len = into.len();
+        let result = self.0.read_slice(into, GuestAddress(at.0));
+        result.map_err(|_| MemoryError { at, len })
+    }
+
+    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        let len = from.len();
+        if !self.0.check_range(GuestAddress(at.0), len) {
+            return Err(MemoryError { at, len });
+        }
+        let result = self.0.write_slice(from, GuestAddress(at.0));
+        result.map_err(|_| MemoryError { at, len })
+    }
 }
 
 /// The memory, the rings and the function.
@@ -170,10 +189,10 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
         beyond: vec![],
     };
     let purpose = Purpose {
-        capture: Some(Capture::Registers(RegisterSet::ALL)),
-        follow: None,
-        condition: vec![],
-        lossless: false,
+        capture: Some(Capture::FULL),
+        ..Purpose::default()
+    };
+    let tag = Tag {
         number: NUMBER,
         cell: CELL,
     };
@@ -182,7 +201,14 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
         registers: 1 << 0 | 1 << 10 | 1 << 11,
         flags: true,
     };
-    let detour = detour::generate(&environment, &region, dead, &purpose, GuestVirtAddr(at))?;
+    let detour = detour::generate(
+        &environment,
+        &region,
+        dead,
+        &purpose,
+        tag,
+        GuestVirtAddr(at),
+    )?;
     let mut bytes = vec![0xcc; DETOUR];
     bytes[..FUNCTION.len()].copy_from_slice(&FUNCTION);
     let jump = (DETOUR - JUMP_LEN) as i32;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use guest::{CELL, Guest, Hits, NUMBER, VCPUS, cpu_seconds};
 use probe_engine::engine::Merger;
 use probe_engine::event::{Detail, Event, EventSink};
+use probe_engine::fetch::Fetches;
 use probe_engine::probe::ProbeId;
-use probe_engine::probe::RegisterSet;
 use probe_engine::ring::Record;
 
 use crate::report::Entry;
@@ -150,9 +150,8 @@ fn round(plan: Plan) -> Result<Round, RingsError> {
                 merger.event(&event(&record));
             }
         };
-        let shape = |header: probe_engine::ring::Header| {
-            (header.detour == NUMBER).then_some(RegisterSet::ALL)
-        };
+        let shape =
+            |header: probe_engine::ring::Header| (header.detour == NUMBER).then_some(Fetches::ALL);
         loop {
             let is_last = running.load(Ordering::Acquire) == 0;
             let drained = rings.drain(&guest.ram, shape, &mut each);

@@ -8,10 +8,19 @@ use crate::test::{Failure, wrong};
 /// `int3` (Intel SDM vol. 2).
 pub const INT3: u8 = 0xcc;
 
-/// `serialize` (Intel SDM vol. 2), which the decoder doesn't know. The kernel has it in `sync_core`.
-const SERIALIZE: [u8; 3] = [0x0f, 0x01, 0xe8];
-/// What is decoded in its place: it is as long, and as ordinary.
-const NOP: [u8; 3] = [0x0f, 0x1f, 0x00];
+/// What the kernels have and the decoder doesn't know (Intel SDM vol. 2), and nops that are decoded in its place:
+/// they are as long, and as ordinary.
+const UNKNOWN: [(&[u8], &[u8]); 3] = [
+    // serialize, in `sync_core`
+    (&[0x0f, 0x01, 0xe8], &[0x0f, 0x1f, 0x00]),
+    // lkgs %edi, in `native_lkgs`
+    (&[0xf2, 0x0f, 0x00, 0xf7], &[0x0f, 0x1f, 0x40, 0x00]),
+    // tilerelease, in `fpu_idle_fpregs`
+    (
+        &[0xc4, 0xe2, 0x78, 0x49, 0xc0],
+        &[0x0f, 0x1f, 0x44, 0x00, 0x00],
+    ),
+];
 
 /// An instruction, by offsets from where decoding began.
 #[derive(Debug)]
@@ -34,11 +43,8 @@ pub fn decode(bytes: &[u8], size: usize) -> Result<Vec<Code>, Failure> {
     let mut start = 0;
     while start < size {
         let rest = &bytes[start..];
-        let known = if rest.starts_with(&SERIALIZE) {
-            &NOP
-        } else {
-            rest
-        };
+        let unknown = UNKNOWN.iter().find(|(bytes, _)| rest.starts_with(bytes));
+        let known = unknown.map_or(rest, |(_, nop)| nop);
         let instruction = decoder.decode_slice(known).map_err(|error| {
             let shown = &bytes[start..bytes.len().min(start + 15)];
             wrong!("no instruction at +{start:#x}: {shown:02x?} ({error:?})")
@@ -126,11 +132,14 @@ mod tests {
             0xff, 0xd0, // call *%rax
             0xff, 0x20, // jmp *(%rax)
             0x0f, 0x01, 0xe8, // serialize
+            0xf2, 0x0f, 0x00, 0xf7, // lkgs %edi
+            0xc4, 0xe2, 0x78, 0x49, 0xc0, // tilerelease
             0x90, // nop
         ];
         let code = decode(&bytes, bytes.len()).unwrap();
         let starts: Vec<usize> = code.iter().map(|one| one.start).collect();
-        assert_eq!(starts, [0, 4, 9, 11, 13, 15, 17, 19, 20, 26, 28, 30, 33]);
+        let expected = [0, 4, 9, 11, 13, 15, 17, 19, 20, 26, 28, 30, 33, 37, 42];
+        assert_eq!(starts, expected);
         let traps = code.iter().filter(|one| one.is_trap());
         assert_eq!(traps.map(|one| one.start).collect::<Vec<_>>(), [13, 19]);
         let unsupported = code.iter().filter(|one| one.is_unsupported());

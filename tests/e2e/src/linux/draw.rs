@@ -16,6 +16,8 @@ use crate::test::{Failure, check, wrong};
 const LONGEST: u64 = 0x4000;
 /// Bytes of an instruction at most.
 const MAX_LEN: usize = 15;
+/// 32-bit code, which a hypervisor starts (`arch/x86/platform/pvh/head.S`).
+const CODE_32: &str = "pvh_start_xen";
 
 /// Draws functions of the kernel's text whose names are theirs alone: by another name a probe is refused.
 ///
@@ -100,12 +102,13 @@ impl<'a> Named<'a> {
             let is_part = ["__pfx_", "__cfi_"]
                 .iter()
                 .any(|prefix| symbol.name.starts_with(prefix));
+            let is_64_bit = symbol.name != CODE_32;
             let is_clear = self.names[&*symbol.name].len() == 1
                 && self.base(&symbol.name).is_none_or(|all| all.len() == 1);
             let next = self.starts.range(symbol.address + 1..).next();
             let size = next.map_or(u64::MAX, |(next, _)| next - symbol.address);
-            if is_text && !is_part && is_clear && size <= LONGEST && text.contains(&symbol.address)
-            {
+            let fits = size <= LONGEST && text.contains(&symbol.address);
+            if is_text && is_64_bit && !is_part && is_clear && fits {
                 functions.insert(symbol.address, (symbol, size));
             }
         }

@@ -2,8 +2,9 @@
 
 use guest_state::Registers;
 use probe_engine::condition::{Comparison, Context, Operand, Relation};
-use probe_engine::detour::Purpose;
-use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::detour::{Purpose, Tag};
+use probe_engine::fetch::Fetches;
+use probe_engine::probe::Capture;
 
 use crate::random::Random;
 use crate::registers::in_encoding_order;
@@ -12,12 +13,8 @@ use crate::registers::in_encoding_order;
 pub fn capture(random: &mut Random) -> Capture {
     match random.below(3) {
         0 => Capture::Count,
-        1 => Capture::Full,
-        _ => Capture::Registers(
-            (0..=RegisterSet::FLAGS)
-                .filter(|_| random.once_in(3))
-                .fold(RegisterSet::default(), RegisterSet::with),
-        ),
+        1 => Capture::FULL,
+        _ => Capture::Event(Fetches::ALL.iter().filter(|_| random.once_in(3)).collect()),
     }
 }
 
@@ -76,11 +73,17 @@ pub fn purpose(random: &mut Random, registers: &Registers, context: &Context) ->
     };
     Purpose {
         capture: Some(capture(random)),
-        follow: None,
         condition: (0..checks)
             .map(|_| comparison(random, registers, context))
             .collect(),
         lossless: random.once_in(2),
+        ..Purpose::default()
+    }
+}
+
+/// Any tag.
+pub fn tag(random: &mut Random) -> Tag {
+    Tag {
         number: random.bits() as u32,
         cell: random.below(1000) as u32 * 2,
     }

@@ -6,9 +6,10 @@ use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{Decoder, DecoderOptions, OpKind};
 use probe_engine::calls::layout::{TRAMPOLINE_LEN, TRAMPOLINES};
 use probe_engine::detour::{
-    Environment, Follow, JUMP_LEN, Purpose, Region, generate, live, trampoline,
+    Environment, Follow, JUMP_LEN, Purpose, Region, Tag, generate, live, trampoline,
 };
-use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::fetch::Fetches;
+use probe_engine::probe::Capture;
 
 use super::blocks::{Blocks, Record};
 use super::image::{Function, Image};
@@ -100,7 +101,7 @@ pub fn compare(
         blocks.clear_calls(ENTRY);
         tried.records += records.len();
         let expected = single::recorded(
-            RegisterSet::ALL,
+            Fetches::ALL,
             &Registers {
                 rsp: case.registers.rsp - 8,
                 ..case.registers
@@ -152,7 +153,7 @@ pub fn compare(
                 function.name
             ));
         }
-        let mut told = single::recorded(RegisterSet::ALL, &states[1].registers);
+        let mut told = single::recorded(Fetches::ALL, &states[1].registers);
         told.push(case.registers.rip + JUMP_LEN as u64);
         let last = of_entry(true).next_back().map(|record| {
             let mut words = record.registers.clone();
@@ -231,19 +232,20 @@ fn jumps(
         }
         let purpose = Purpose {
             capture: Some(if is_entry {
-                Capture::Full
+                Capture::FULL
             } else {
                 draw::capture(random)
             }),
             follow: is_entry.then_some(follow),
-            condition: Vec::new(),
-            lossless: false,
+            ..Purpose::default()
+        };
+        let tag = Tag {
             number: if is_entry { ENTRY } else { 2 },
             cell: 0,
         };
         let dead = live::dead(&region.bytes[..region.end.into()], region.start);
         let place = GuestVirtAddr(image.text.address(room));
-        let Ok(detour) = generate(&environment, &region, dead, &purpose, place) else {
+        let Ok(detour) = generate(&environment, &region, dead, &purpose, tag, place) else {
             continue;
         };
         debug_assert!(region.bytes.len() >= JUMP_LEN);

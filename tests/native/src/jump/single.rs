@@ -5,8 +5,9 @@ use std::fmt;
 use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{FlowControl, InstructionInfoFactory, Mnemonic, OpAccess, Register, UsedMemory};
 use probe_engine::condition::Context;
-use probe_engine::detour::{self, Dead, Detour, DetourError, JUMP_LEN, Purpose, live};
-use probe_engine::probe::{Capture, RegisterSet};
+use probe_engine::detour::{self, Dead, Detour, DetourError, JUMP_LEN, Purpose, Tag, live};
+use probe_engine::fetch::{Fetch, Fetches};
+use probe_engine::probe::Capture;
 
 use super::blocks::{Blocks, Record};
 use super::region;
@@ -47,7 +48,7 @@ pub enum Mismatch {
 pub struct Difference {
     what: String,
     case: Case,
-    purpose: Purpose,
+    probe: Probe,
     dead: Dead,
     detour: Detour,
 }
@@ -57,7 +58,7 @@ impl fmt::Display for Difference {
         writeln!(f, "{}", self.what)?;
         let name = crate::compare::text(&self.case.insn);
         writeln!(f, "`{name}` ({:02x?})", self.case.code)?;
-        writeln!(f, "{:?} {:?}", self.purpose, self.dead)?;
+        writeln!(f, "{:?} {:?}", self.probe, self.dead)?;
         writeln!(f, "before {:x?}", self.case.registers)?;
         write!(f, "detour {:02x?} at {}", self.detour.code, self.detour.at)
     }
@@ -68,6 +69,8 @@ impl fmt::Display for Difference {
 pub struct Probe {
     /// What for.
     pub purpose: Purpose,
+    /// What its traces are known by.
+    pub tag: Tag,
     /// What conditions see.
     pub context: Context,
     /// Whether what is dead is used, or nothing thought to be.
@@ -128,9 +131,9 @@ pub fn compare(
         Dead::default()
     };
     let environment = blocks.environment(case.gs_base);
-    let purpose = &probe.purpose;
+    let (purpose, tag) = (&probe.purpose, probe.tag);
     let at = GuestVirtAddr(layout.copy);
-    let detour = match detour::generate(&environment, &region, dead, purpose, at) {
+    let detour = match detour::generate(&environment, &region, dead, purpose, tag, at) {
         Ok(detour) => detour,
         Err(error) => return Ok(Err(error)),
     };
@@ -138,14 +141,14 @@ pub fn compare(
         Err(Mismatch::Result(Box::new(Difference {
             what,
             case: case.clone(),
-            purpose: purpose.clone(),
+            probe: probe.clone(),
             dead,
             detour: detour.clone(),
         })))
     };
 
     let mut alone = cpu.execute(case)?;
-    blocks.clear_cells(0, purpose.cell);
+    blocks.clear_cells(0, tag.cell);
     blocks.set_context(probe.context);
     let patched = region::patched(&region, &detour);
     let mut probed = cpu.execute_patched(case, &patched, &detour.code, layout.code)?;
@@ -216,17 +219,16 @@ fn falls_through(case: &Case) -> bool {
 /// What a hit leaves behind isn't what it should be.
 fn wrong_trace(blocks: &Blocks, case: &Case, probe: &Probe, has_task: bool) -> Option<String> {
     let Probe {
-        purpose, context, ..
+        purpose,
+        tag,
+        context,
+        ..
     } = probe;
     let holds = |check: &probe_engine::condition::Comparison| check.holds(&case.registers, context);
     let hits = usize::from(purpose.condition.iter().all(holds));
-    let set = match purpose.capture {
-        Some(Capture::Full) => Some(RegisterSet::ALL),
-        Some(Capture::Registers(set)) => Some(set),
-        Some(Capture::Count) | None => None,
-    };
+    let set = purpose.capture.and_then(Capture::fetches);
     let expected = Record {
-        detour: purpose.number,
+        detour: tag.number,
         returns: false,
         tsc: 0,
         task: if has_task { blocks.task(0) } else { 0 },
@@ -235,7 +237,7 @@ fn wrong_trace(blocks: &Blocks, case: &Case, probe: &Probe, has_task: bool) -> O
             .unwrap_or_default(),
     };
     let mut records = blocks.drain(0);
-    let count = blocks.cell(0, purpose.cell) as usize;
+    let count = blocks.cell(0, tag.cell) as usize;
     let (wanted, wanted_count) = match set {
         Some(_) => (vec![expected; hits], 0),
         None => (Vec::new(), hits),
@@ -251,13 +253,13 @@ fn wrong_trace(blocks: &Blocks, case: &Case, probe: &Probe, has_task: bool) -> O
 }
 
 /// The values of a record.
-pub fn recorded(set: RegisterSet, registers: &Registers) -> Vec<u64> {
+pub fn recorded(set: Fetches, registers: &Registers) -> Vec<u64> {
     let values = in_encoding_order(registers);
-    let of = |number| match number {
-        RegisterSet::FLAGS => registers.rflags,
-        number => values[usize::from(number)],
+    let of = |fetch| match fetch {
+        Fetch::Flags => registers.rflags,
+        Fetch::Register(number) => values[usize::from(number)],
     };
-    set.numbers().map(of).collect()
+    set.iter().map(of).collect()
 }
 
 fn undefined_flags(case: &Case) -> u64 {

@@ -3,9 +3,9 @@
 use guest_state::{GuestVirtAddr, Registers};
 use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
-    Dead, Environment, Follow, JUMP_LEN, Purpose, Trampoline, generate, trampoline,
+    Dead, Environment, Follow, JUMP_LEN, Purpose, Tag, Trampoline, generate, trampoline,
 };
-use probe_engine::probe::RegisterSet;
+use probe_engine::fetch::Fetches;
 use probe_engine::ring::layout::RING_LEN;
 
 use crate::case::Case;
@@ -71,20 +71,18 @@ impl Probed {
         for (at, code, number) in functions {
             let region = region::at(text.address(at), code).unwrap();
             let purpose = Purpose {
-                capture: None,
                 follow: Some(Follow {
                     records,
                     limit: LIMIT,
                     lossless,
                 }),
-                condition: Vec::new(),
-                lossless: false,
-                number,
-                cell: 0,
+                ..Purpose::default()
             };
+            let tag = Tag { number, cell: 0 };
             let place = DETOURS + at * 8;
             let to = GuestVirtAddr(text.address(place));
-            let detour = generate(&environment, &region, Dead::default(), &purpose, to).unwrap();
+            let detour =
+                generate(&environment, &region, Dead::default(), &purpose, tag, to).unwrap();
             text.put(place, &detour.code);
             text.put(at, code);
             text.put(at, &region::patched(&region, &detour));
@@ -150,13 +148,13 @@ impl Probed {
             rax: 7,
             ..self.registers
         };
-        let mut words = single::recorded(RegisterSet::ALL, &exit);
+        let mut words = single::recorded(Fetches::ALL, &exit);
         words.push(self.cpu.layout().code + JUMP_LEN as u64);
         let entry = Registers {
             rsp: self.slot(),
             ..self.registers
         };
-        words.extend(single::recorded(RegisterSet::ALL, &entry));
+        words.extend(single::recorded(Fetches::ALL, &entry));
         words
     }
 

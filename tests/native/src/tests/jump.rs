@@ -29,6 +29,7 @@ impl Found {
         let context = purposes::context(random);
         let mut probe = Probe {
             purpose: purposes::purpose(random, &case.registers, &context),
+            tag: purposes::tag(random),
             context,
             liveness: random.once_in(2),
         };

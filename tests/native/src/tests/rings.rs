@@ -1,9 +1,10 @@
 //! Rings at their limits, and vCPUs that share detours.
 
 use guest_state::{GuestVirtAddr, Registers};
-use probe_engine::detour::{Dead, Detour, Purpose, generate};
-use probe_engine::probe::{Capture, RegisterSet};
-use probe_engine::ring::layout::{RECORD_REGISTERS, RING_LEN};
+use probe_engine::detour::{Dead, Detour, Purpose, Tag, generate};
+use probe_engine::fetch::Fetches;
+use probe_engine::probe::Capture;
+use probe_engine::ring::layout::{RECORD_VALUES, RING_LEN};
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};
@@ -16,7 +17,7 @@ use crate::report::proves;
 const CODE: [u8; 5] = [0xb8, 7, 0, 0, 0];
 const CELL: u32 = 4;
 /// Bytes of a full record.
-const LEN: u64 = RECORD_REGISTERS + 8 * 17;
+const LEN: u64 = RECORD_VALUES + 8 * 17;
 /// The exception of an int3.
 const BREAKPOINT: u64 = 3;
 
@@ -44,16 +45,17 @@ impl Probed {
         case.gs_base = blocks.gs_base(0);
         let region = region::at(layout.code, &CODE).unwrap();
         let purpose = Purpose {
-            capture: Some(Capture::Full),
-            follow: None,
-            condition: Vec::new(),
+            capture: Some(Capture::FULL),
             lossless,
+            ..Purpose::default()
+        };
+        let tag = Tag {
             number: 9,
             cell: CELL,
         };
         let environment = blocks.environment(blocks.gs_base(0));
         let at = GuestVirtAddr(layout.copy);
-        let detour = generate(&environment, &region, Dead::default(), &purpose, at).unwrap();
+        let detour = generate(&environment, &region, Dead::default(), &purpose, tag, at).unwrap();
         Self {
             patched: region::patched(&region, &detour),
             cpu,
@@ -86,7 +88,7 @@ impl Probed {
     }
 
     fn expected_record(&self) -> Vec<u64> {
-        single::recorded(RegisterSet::ALL, &self.case.registers)
+        single::recorded(Fetches::ALL, &self.case.registers)
     }
 
     /// Where the vCPU is when the detour traps, and what it goes on with.

@@ -1,0 +1,158 @@
+//! What probes want of a detour.
+
+use crate::condition::Comparison;
+use crate::probe::{Capture, NoJump, ProbeId};
+
+/// What a detour does besides the work of its region: what all probes at its instruction want of it.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Purpose {
+    /// What a hit leaves behind; `None` if only the call's return is of interest.
+    pub capture: Option<Capture>,
+    /// How the call that begins here is followed, if it is: the region has to be a function's entry, with RSP
+    /// at the return address.
+    pub follow: Option<Follow>,
+    /// What a hit must meet, all of it.
+    pub condition: Vec<Comparison>,
+    /// Whether a vCPU whose ring is full traps, instead of counting its hit as lost.
+    pub lossless: bool,
+    /// The return probes. They make no difference to the code, but a call that the detour follows is one of
+    /// theirs, however long it takes.
+    pub followers: Vec<ProbeId>,
+}
+
+/// How a call is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Follow {
+    /// Whether its return leaves a record, instead of being counted.
+    pub records: bool,
+    /// How many calls may be followed at a time.
+    pub limit: u32,
+    /// Whether a vCPU whose ring is full at the return traps.
+    pub lossless: bool,
+}
+
+/// What the traces of a detour are known by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tag {
+    /// The detour's number, for the header of its records and for the calls that it follows.
+    pub number: u32,
+    /// Its cell in every vCPU's block: of hits when they are only counted, else of lost records.
+    pub cell: u32,
+}
+
+impl Tag {
+    /// The tag of a detour that has the cell of its number.
+    pub fn numbered(number: u32) -> Self {
+        Self {
+            number,
+            cell: number,
+        }
+    }
+}
+
+impl Purpose {
+    /// What two probes want of one detour.
+    ///
+    /// # Errors
+    /// No detour can do both.
+    pub(crate) fn and(mut self, other: Self) -> Result<Self, NoJump> {
+        if self.condition != other.condition {
+            return Err(NoJump::Conditions);
+        }
+        self.capture = match (self.capture, other.capture) {
+            (Some(one), Some(other)) => Some(one.and(other)),
+            (one, other) => one.or(other),
+        };
+        self.follow = match (self.follow, other.follow) {
+            (Some(one), Some(other)) => Some(one.and(other)?),
+            (one, other) => one.or(other),
+        };
+        self.lossless |= other.lossless;
+        self.followers.extend(other.followers);
+        Ok(self)
+    }
+}
+
+impl Follow {
+    fn and(self, other: Self) -> Result<Self, NoJump> {
+        if self.limit != other.limit {
+            return Err(NoJump::MaxActive);
+        }
+        Ok(Self {
+            records: self.records || other.records,
+            limit: self.limit,
+            lossless: self.lossless || other.lossless,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::condition::{Operand, Relation};
+    use crate::fetch::{Fetch, Fetches};
+
+    fn hit(capture: Capture) -> Purpose {
+        Purpose {
+            capture: Some(capture),
+            ..Purpose::default()
+        }
+    }
+
+    fn call(limit: u32, probe: u64) -> Purpose {
+        Purpose {
+            follow: Some(Follow {
+                records: probe == 1,
+                limit,
+                lossless: probe == 2,
+            }),
+            followers: vec![ProbeId(probe)],
+            ..Purpose::default()
+        }
+    }
+
+    fn of(number: u8) -> Capture {
+        Capture::Event(Fetches::default().with(Fetch::Register(number)))
+    }
+
+    #[test]
+    fn a_detour_records_what_any_of_its_probes_wants() {
+        let both = hit(of(1)).and(hit(of(2))).unwrap();
+        assert_eq!(both.capture, Some(of(1).and(of(2))));
+        let counted = hit(Capture::Count);
+        let both = counted.clone().and(hit(of(2))).unwrap();
+        assert_eq!(both.capture, Some(of(2)));
+        assert_eq!(counted.clone().and(counted.clone()), Ok(counted.clone()));
+        let both = counted.and(call(3, 1)).unwrap();
+        assert_eq!(both.capture, Some(Capture::Count));
+        assert_eq!(both.follow, call(3, 1).follow);
+    }
+
+    #[test]
+    fn a_detour_follows_calls_for_all_return_probes_with_the_same_limit() {
+        let both = call(3, 1).and(call(3, 2)).unwrap();
+        let expected = Follow {
+            records: true,
+            limit: 3,
+            lossless: true,
+        };
+        assert_eq!(both.follow, Some(expected));
+        assert_eq!(both.followers, [ProbeId(1), ProbeId(2)]);
+        assert_eq!(call(3, 1).and(call(4, 2)), Err(NoJump::MaxActive));
+    }
+
+    #[test]
+    fn a_detour_has_one_condition() {
+        let on_cpu = Purpose {
+            condition: vec![Comparison {
+                operand: Operand::Cpu,
+                relation: Relation::Equal,
+                constant: 1,
+                signed: false,
+            }],
+            ..hit(of(1))
+        };
+        assert_eq!(on_cpu.clone().and(on_cpu.clone()), Ok(on_cpu.clone()));
+        assert_eq!(on_cpu.and(hit(of(1))), Err(NoJump::Conditions));
+    }
+}

@@ -1,0 +1,223 @@
+//! Saved registers: what a part of a detour puts aside on the stack, so that it may use registers.
+//!
+//! Kernel code has no red zone below RSP (`-mno-red-zone`, `arch/x86/Makefile`).
+
+use iced_x86::code_asm::{AsmRegister64, CodeAssembler, byte_ptr, qword_ptr, registers as reg};
+use iced_x86::{IcedError, MemoryOperand, Register};
+
+use super::live::Dead;
+
+/// Numbers of registers in instruction encodings (SDM vol. 2, table 2-4).
+pub(super) const RAX: u8 = 0;
+/// See [`RAX`].
+pub(super) const RDX: u8 = 2;
+/// See [`RAX`].
+pub(super) const RSP: u8 = 4;
+
+/// How many general registers there are.
+pub(super) const GENERAL: u8 = 16;
+
+/// Bytes of what is pushed.
+const WORD: i32 = 8;
+
+/// What is read after this part of the detour, by whoever: it must be as it was at the probe.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needed {
+    registers: u16,
+    flags: bool,
+}
+
+impl Needed {
+    /// What the guest's code will read.
+    pub(super) fn live(dead: Dead) -> Self {
+        Self {
+            registers: !dead.registers | 1 << RSP,
+            flags: !dead.flags,
+        }
+    }
+
+    /// These and one more.
+    pub(super) fn and_register(self, number: u8) -> Self {
+        Self {
+            registers: self.registers | 1 << number,
+            ..self
+        }
+    }
+
+    /// These and the flags.
+    pub(super) fn and_flags(self) -> Self {
+        Self {
+            flags: true,
+            ..self
+        }
+    }
+
+    pub(super) fn register(self, number: u8) -> bool {
+        self.registers >> number & 1 == 1
+    }
+
+    pub(super) fn flags(self) -> bool {
+        self.flags
+    }
+}
+
+/// What is in a word of the stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Register(u8),
+    /// RFLAGS as they were.
+    Flags,
+    /// What [`hold_flags`] makes.
+    Held,
+}
+
+/// What one part of a detour has pushed, in that order.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Saved(Vec<Kept>);
+
+impl Saved {
+    /// Puts RFLAGS aside: what is to be recorded of them.
+    pub(super) fn save_flags(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        self.0.push(Kept::Flags);
+        a.pushfq()
+    }
+
+    /// Puts the arithmetic flags aside, and loses RAX.
+    pub(super) fn save_arithmetic_flags(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        hold_flags(a)?;
+        self.0.push(Kept::Held);
+        a.push(reg::rax)
+    }
+
+    /// Puts a register aside. RSP has to be the first.
+    pub(super) fn save(&mut self, a: &mut CodeAssembler, number: u8) -> Result<(), IcedError> {
+        self.0.push(Kept::Register(number));
+        a.push(gpr(number))
+    }
+
+    /// Bytes that RSP is below what it was at the probe.
+    pub(super) fn depth(&self) -> i32 {
+        self.0.len() as i32 * WORD
+    }
+
+    /// Where a register's value is now, from RSP, if it was put aside.
+    pub(super) fn of(&self, number: u8) -> Option<i32> {
+        self.find(Kept::Register(number))
+    }
+
+    /// Where RFLAGS are now, from RSP, if they were put aside.
+    pub(super) fn of_flags(&self) -> Option<i32> {
+        self.find(Kept::Flags)
+    }
+
+    fn find(&self, kept: Kept) -> Option<i32> {
+        let behind = self.0.iter().rev().position(|found| *found == kept)?;
+        Some(behind as i32 * WORD)
+    }
+
+    /// Undoes it all: the arithmetic flags, if they are `needed` and here; registers that are needed.
+    /// Until there RAX, if it is here, may be used.
+    pub(super) fn restore(&self, a: &mut CodeAssembler, needed: Needed) -> Result<(), IcedError> {
+        if needed.flags() {
+            if let Some(at) = self.find(Kept::Held) {
+                a.mov(reg::rax, qword_ptr(reg::rsp + at))?;
+                release_flags(a)?;
+            } else if let Some(at) = self.of_flags() {
+                // OF is bit 3 of the second byte: 8 + 78h is beyond what 8 bits have of signed
+                // numbers, 78h isn't. The first byte is what SAHF takes from AH.
+                a.mov(reg::ah, byte_ptr(reg::rsp + at))?;
+                a.mov(reg::al, byte_ptr(reg::rsp + (at + 1)))?;
+                a.and(reg::al, 8)?;
+                a.add(reg::al, 0x78)?;
+                a.sahf()?;
+            }
+        }
+        let mut skip = 0;
+        for kept in self.0.iter().rev() {
+            match kept {
+                Kept::Register(number) if needed.register(*number) => {
+                    drop_bytes(a, std::mem::take(&mut skip))?;
+                    a.pop(gpr(*number))?;
+                }
+                _ => skip += WORD,
+            }
+        }
+        drop_bytes(a, skip)
+    }
+}
+
+/// Moves RSP without changing flags.
+fn drop_bytes(a: &mut CodeAssembler, bytes: i32) -> Result<(), IcedError> {
+    match bytes {
+        0 => Ok(()),
+        bytes => a.lea(reg::rsp, qword_ptr(reg::rsp + bytes)),
+    }
+}
+
+/// Brings the arithmetic flags to AH and AL. This and [`release_flags`] take a fifth of the time that
+/// `pushfq` and `popfq` take.
+pub(super) fn hold_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.lahf()?;
+    a.seto(reg::al)
+}
+
+/// The opposite: 1 + 7fh is beyond what 8 bits have of signed numbers, which sets OF.
+pub(super) fn release_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.add(reg::al, 0x7f)?;
+    a.sahf()
+}
+
+/// A register to use, other than some: one that nobody needs, if there is one.
+pub(super) fn scratch(dead: Dead, needed: Needed, except: &[u8]) -> u8 {
+    const CANDIDATES: [u8; 13] = [11, 10, 9, 8, 1, 6, 7, 3, 5, 12, 13, 14, 15];
+    let cost = |number: &u8| {
+        let live = dead.registers >> number & 1 == 0;
+        (needed.register(*number), live)
+    };
+    let candidates = CANDIDATES.iter().copied();
+    candidates
+        .filter(|number| !except.contains(number))
+        .min_by_key(cost)
+        .unwrap_or(CANDIDATES[0])
+}
+
+/// A whole register.
+pub(super) fn gpr(number: u8) -> AsmRegister64 {
+    const ALL: [AsmRegister64; 16] = [
+        reg::rax,
+        reg::rcx,
+        reg::rdx,
+        reg::rbx,
+        reg::rsp,
+        reg::rbp,
+        reg::rsi,
+        reg::rdi,
+        reg::r8,
+        reg::r9,
+        reg::r10,
+        reg::r11,
+        reg::r12,
+        reg::r13,
+        reg::r14,
+        reg::r15,
+    ];
+    ALL[usize::from(number & 15)]
+}
+
+/// A register or its low part.
+pub(super) fn register(number: u8, size: u8) -> Register {
+    let number = u32::from(number & 15);
+    match (size, number) {
+        // AH to BH have the numbers 4 to 7 without REX (SDM vol. 2, table 3-1).
+        (1, 0..4) => Register::AL + number,
+        (1, _) => Register::SPL + (number - 4),
+        (2, _) => Register::AX + number,
+        (4, _) => Register::EAX + number,
+        _ => Register::RAX + number,
+    }
+}
+
+/// Memory at so many bytes from RSP.
+pub(super) fn on_stack(displacement: i32) -> MemoryOperand {
+    MemoryOperand::with_base_displ(Register::RSP, displacement.into())
+}

@@ -1,0 +1,103 @@
+//! A VM whose vCPUs are all out of guest mode, to be read and changed.
+
+use std::{sync::Arc, time::Instant};
+
+use guest_state::{
+    ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestVirtAddr, PhysRange, Registers,
+    StoppedGuest, VcpuError, VcpuId,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    gate::Hold,
+    vcpu::{KvmVcpu, Shared},
+};
+
+/// A VM whose vCPUs are all out of guest mode until this is dropped.
+pub struct StoppedVm<'a> {
+    shared: &'a Shared,
+    vcpus: &'a [Arc<Mutex<KvmVcpu>>],
+    since: Instant,
+    _hold: Hold<'a>,
+}
+
+impl<'a> StoppedVm<'a> {
+    /// Waits until all vCPUs are out of guest mode, and keeps them there.
+    pub(crate) fn new(shared: &'a Shared, vcpus: &'a [Arc<Mutex<KvmVcpu>>]) -> Self {
+        let hold = shared.gate.stop();
+        Self {
+            shared,
+            vcpus,
+            since: Instant::now(),
+            _hold: hold,
+        }
+    }
+
+    /// The moment when the last vCPU had left guest mode.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// The address that a vCPU's `syscall` goes to, the MSR LSTAR (AMD APM vol. 2, 6.1.1). It is 0 until
+    /// the kernel has set it.
+    ///
+    /// # Errors
+    /// When there is no such vCPU, or KVM refuses.
+    pub fn syscall_entry(&self, vcpu: VcpuId) -> Result<GuestVirtAddr, VcpuError> {
+        self.vcpu(vcpu)?.lock().syscall_entry().map(GuestVirtAddr)
+    }
+
+    fn vcpu(&self, id: VcpuId) -> Result<&Mutex<KvmVcpu>, VcpuError> {
+        let vcpu = self.vcpus.get(id.0 as usize);
+        vcpu.map(|vcpu| &**vcpu).ok_or_else(|| VcpuError {
+            vcpu: id,
+            what: "find the state",
+            cause: format!("this VM has vCPUs 0 to {}", self.vcpus.len() - 1),
+        })
+    }
+}
+
+impl StoppedGuest for StoppedVm<'_> {
+    fn memory(&self) -> &dyn GuestMemory {
+        &self.shared.ram
+    }
+
+    fn ram(&self) -> Vec<PhysRange> {
+        self.shared.ram.ranges()
+    }
+
+    fn vcpus(&self) -> u32 {
+        self.vcpus.len() as u32
+    }
+
+    fn registers(&self, vcpu: VcpuId) -> Result<Registers, VcpuError> {
+        self.vcpu(vcpu)?.lock().registers()
+    }
+
+    fn set_registers(&self, vcpu: VcpuId, registers: &Registers) -> Result<(), VcpuError> {
+        self.vcpu(vcpu)?.lock().move_to(registers)
+    }
+
+    fn control(&self, vcpu: VcpuId) -> Result<ControlRegisters, VcpuError> {
+        self.vcpu(vcpu)?.lock().control()
+    }
+
+    fn set_debugging(&self, debugging: &Debugging) -> Result<(), DebuggingError> {
+        debugging.check()?;
+        for (done, vcpu) in self.vcpus.iter().enumerate() {
+            let mut vcpu = vcpu.lock();
+            if vcpu.debugging() == debugging {
+                continue;
+            }
+            let before = vcpu.debugging().clone();
+            if let Err(error) = vcpu.set_debugging(debugging) {
+                let _as_far_as_it_goes = vcpu.set_debugging(&before);
+                for other in &self.vcpus[..done] {
+                    let _as_far_as_it_goes = other.lock().set_debugging(&before);
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! A vCPU of KVM's: its state, which other threads read and change while it is out of guest mode.
+
+use guest_state::{ControlRegisters, Debugging, GuestVirtAddr, Registers, VcpuError, VcpuId};
+use kvm_ioctls::{SyncReg, VcpuFd};
+
+use super::step_timer::StepTimer;
+use crate::x86_64::vcpu::{
+    capabilities::VcpuCapabilities, context::VcpuContext, exit::BreakpointExit,
+    guest_debug::DebugState, msr, registers,
+};
+
+/// A vCPU of KVM's. The holder of its lock may read and change it while it is out of
+/// guest mode.
+pub(crate) struct KvmVcpu {
+    pub(super) id: VcpuId,
+    pub(super) fd: VcpuFd,
+    /// What this KVM offers.
+    pub(super) capabilities: VcpuCapabilities,
+    pub(super) debugging: DebugState,
+    pub(super) breakpoint_exit: BreakpointExit,
+    /// What is added to the host's time stamp counter; none where that doesn't stay the same.
+    pub(super) tsc_offset: Option<u64>,
+    /// The vCPU's thread makes it at its first step.
+    pub(super) step_timer: Option<StepTimer>,
+}
+
+impl KvmVcpu {
+    pub(crate) fn new(id: VcpuId, mut fd: VcpuFd, capabilities: VcpuCapabilities) -> Self {
+        if capabilities.sync_regs {
+            fd.set_sync_valid_reg(SyncReg::Register);
+            fd.set_sync_valid_reg(SyncReg::VcpuEvents);
+        }
+        Self {
+            id,
+            fd,
+            capabilities,
+            debugging: DebugState::default(),
+            breakpoint_exit: BreakpointExit::DebugExit,
+            tsc_offset: None,
+            step_timer: None,
+        }
+    }
+
+    /// The general registers, of a vCPU that is out of guest mode.
+    pub(crate) fn registers(&self) -> Result<Registers, VcpuError> {
+        let regs = self.fd.get_regs();
+        regs.map(registers::from_kvm)
+            .map_err(|e| self.refused("read the registers", &e))
+    }
+
+    /// Sets the general registers from outside. A step that has yet to execute its
+    /// instruction executes the one that RIP is at now.
+    pub(crate) fn move_to(&mut self, registers: &Registers) -> Result<(), VcpuError> {
+        let before = self.registers()?.rip;
+        self.set_registers(registers)?;
+        match &mut self.debugging.step {
+            Some(step) if step.start == before => {
+                step.start = registers.rip;
+                self.set_debug(0)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn set_registers(&self, registers: &Registers) -> Result<(), VcpuError> {
+        self.fd
+            .set_regs(&registers::to_kvm(*registers))
+            .map_err(|e| self.refused("set the registers", &e))
+    }
+
+    pub(crate) fn control(&self) -> Result<ControlRegisters, VcpuError> {
+        let sregs = self
+            .fd
+            .get_sregs()
+            .map_err(|e| self.refused("read the control registers", &e))?;
+        Ok(registers::control(&sregs))
+    }
+
+    /// The MSR LSTAR.
+    pub(crate) fn syscall_entry(&self) -> Result<u64, VcpuError> {
+        msr::read(&self.fd, msr::LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
+    }
+
+    /// What the vCPU is debugged for, besides a step.
+    pub(crate) fn debugging(&self) -> &Debugging {
+        &self.debugging.wanted
+    }
+
+    /// Sets what the vCPU is debugged for; [`Debugging::check`] has passed it.
+    pub(crate) fn set_debugging(&mut self, wanted: &Debugging) -> Result<(), VcpuError> {
+        self.debugging.wanted.clone_from(wanted);
+        self.set_debug_around_step()
+    }
+
+    /// Tells KVM what to debug for; `more` are `KVM_GUESTDBG_INJECT_*`. A step
+    /// under way begins at RIP as it is now.
+    pub(super) fn set_debug(&self, more: u32) -> Result<(), VcpuError> {
+        self.fd
+            .set_guest_debug(&self.debugging.request(self.capabilities.block_irq, more))
+            .map_err(|e| self.refused("set up the debugging", &e))
+    }
+
+    /// As [`set_debug`](Self::set_debug), with a step under way left as it is.
+    ///
+    /// KVM sets the trap flag for the instruction at RIP, and only while RIP is
+    /// there (arch/x86/kvm/x86.c, `singlestep_rip`). RIP may be in an exception
+    /// handler by now, from which it comes back with the flag that it had.
+    fn set_debug_around_step(&self) -> Result<(), VcpuError> {
+        let Some(step) = self.debugging.step else {
+            return self.set_debug(0);
+        };
+        let now = self.registers()?;
+        if now.rip == step.start {
+            return self.set_debug(0);
+        }
+        self.set_registers(&Registers {
+            rip: step.start,
+            ..now
+        })?;
+        self.set_debug(0)?;
+        self.set_registers(&now)
+    }
+
+    pub(super) fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuError {
+        VcpuError {
+            vcpu: self.id,
+            what,
+            cause: cause.to_string(),
+        }
+    }
+
+    pub(super) fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
+        if !self.capabilities.sync_regs {
+            let registers = self.registers()?;
+            return Ok(self.context_with(registers));
+        }
+        let shared = self.fd.sync_regs();
+        let shadow = Some(shared.events.interrupt.shadow);
+        Ok(VcpuContext {
+            shadow,
+            ..self.context_with(registers::from_kvm(shared.regs))
+        })
+    }
+
+    pub(super) fn context_with(&self, registers: Registers) -> VcpuContext<'_> {
+        VcpuContext {
+            id: self.id,
+            fd: &self.fd,
+            registers,
+            dirty: false,
+            control: None,
+            tsc_offset: self.tsc_offset,
+            shadow: None,
+            step: self.debugging.step.map(|step| GuestVirtAddr(step.start)),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Puts a kernel and all that it expects of a boot loader into guest memory.
+//!
+//! The protocol: Linux `Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol".
+
+use std::io::Cursor;
+
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, Segment};
+use linux_loader::loader::{KernelLoader, bootparam::setup_header, bzimage::BzImage, elf::Elf};
+use object::{
+    LittleEndian,
+    elf::{FileHeader64, PT_LOAD},
+    read::elf::{FileHeader, ProgramHeader},
+};
+use vm_memory::{ByteValued, GuestAddress};
+
+use super::{
+    bzimage::KernelFile, error::LoadError, firmware, gdt, load_address, method::BootMethod,
+    page_tables, params,
+};
+use crate::{
+    ram::GuestRam,
+    x86_64::{acpi, layout},
+};
+
+/// Where a bzImage's 64-bit entry point is, in bytes from its load address.
+const ENTRY_64: u64 = 0x200;
+
+/// A kernel in guest memory.
+#[derive(Debug)]
+pub(crate) struct LoadedKernel {
+    /// Guest physical address where the boot CPU begins.
+    pub(crate) entry: u64,
+    /// The kernel's segments, where they are linked to be. With
+    /// [`BootMethod::BzImage`] the kernel has yet to unpack itself there.
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// Loads `kernel`, its command line, its initramfs and the tables that describe
+/// the machine, and makes page tables and segments to enter it with.
+pub(crate) fn load(
+    ram: &GuestRam,
+    kernel: &KernelFile,
+    method: BootMethod,
+    initramfs: Option<&[u8]>,
+    cmdline: &str,
+    vcpus: u32,
+) -> Result<LoadedKernel, LoadError> {
+    let write = |at: u64, bytes: &[u8]| ram.write(GuestPhysAddr(at), bytes);
+    let image = match method {
+        BootMethod::Elf => load_elf(ram, &kernel.elf)?,
+        BootMethod::BzImage => load_bzimage(ram, kernel)?,
+    };
+    let cmdline = params::command_line(cmdline, method, &image.header)?;
+    write(layout::CMDLINE, cmdline.as_bytes())?;
+    write(layout::CMDLINE + cmdline.len() as u64, &[0])?;
+
+    let initramfs = match initramfs {
+        Some(bytes) if !bytes.is_empty() => {
+            let len = bytes.len() as u64;
+            let limit = image.initramfs_limit;
+            let start = load_address::place_initramfs(len, image.end, limit, ram.low_end())?;
+            write(start, bytes)?;
+            Some((start, len))
+        }
+        _ => None,
+    };
+    let info = params::BootInfo {
+        cmdline_len: cmdline.len(),
+        initramfs,
+        acpi_root: acpi::write_tables(ram, vcpus)?,
+        ram: &ram.ranges(),
+    };
+    write(
+        layout::ZERO_PAGE,
+        params::zero_page(image.header, &info).as_slice(),
+    )?;
+    write(layout::PAGE_TABLES, &page_tables::bytes())?;
+    write(layout::GDT, &gdt::bytes())?;
+    write(layout::RESET_VECTOR, &firmware::RESET_VECTOR_CODE)?;
+    Ok(image.loaded)
+}
+
+/// A kernel in memory, and what the rest of the loading must know of it.
+struct LoadedImage {
+    loaded: LoadedKernel,
+    header: setup_header,
+    /// End of the memory that the kernel uses before it knows of any other.
+    end: u64,
+    /// The initramfs must end here or below.
+    initramfs_limit: u64,
+}
+
+fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<LoadedImage, LoadError> {
+    let segments = segments(elf)?;
+    let mut end = 0;
+    for segment in &segments {
+        let range = load_address::check_kernel(segment.phys.0, segment.len, ram.low_end())?;
+        end = range.end.max(end);
+    }
+    let start = Some(GuestAddress(layout::HIGH_RAM));
+    let result = Elf::load(ram.known(), None, &mut Cursor::new(elf), start).map_err(|e| {
+        LoadError::BadKernel {
+            reason: e.to_string(),
+        }
+    })?;
+    let entry = result.kernel_load.0;
+    if !segments
+        .iter()
+        .any(|s| (s.phys.0..s.phys.0 + s.len).contains(&entry))
+    {
+        let reason = format!("its entry point {entry:#x} is in none of its segments");
+        return Err(LoadError::BadKernel { reason });
+    }
+    Ok(LoadedImage {
+        loaded: LoadedKernel { entry, segments },
+        header: params::plain_header(),
+        end,
+        initramfs_limit: layout::DEVICE_HOLE,
+    })
+}
+
+fn segments(elf: &[u8]) -> Result<Vec<Segment>, LoadError> {
+    let bad = |reason: String| LoadError::BadKernel { reason };
+    let header = FileHeader64::<LittleEndian>::parse(elf).map_err(|e| bad(e.to_string()))?;
+    let headers = header
+        .program_headers(LittleEndian, elf)
+        .map_err(|e| bad(e.to_string()))?;
+    let mut segments = Vec::new();
+    for header in headers.iter().filter(|h| h.p_type(LittleEndian) == PT_LOAD) {
+        let segment = Segment {
+            virt: GuestVirtAddr(header.p_vaddr(LittleEndian)),
+            phys: GuestPhysAddr(header.p_paddr(LittleEndian)),
+            len: header.p_memsz(LittleEndian),
+        };
+        // The loader copies by the length in the file; only the one in memory is checked.
+        if header.p_filesz(LittleEndian) > segment.len {
+            return Err(bad(format!(
+                "its segment at {:#x} is longer in the file than in memory",
+                segment.phys
+            )));
+        }
+        if segment.len > 0 {
+            segments.push(segment);
+        }
+    }
+    Ok(segments)
+}
+
+fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<LoadedImage, LoadError> {
+    let file = kernel.bzimage.as_deref().ok_or(LoadError::NotABzImage)?;
+    let header = params::bzimage_header(file)?;
+    // It may be loaded elsewhere if it is relocatable, but this is where it runs with
+    // no need to move itself.
+    let start = header.pref_address;
+    let len = u64::from(header.init_size).max(file.len() as u64);
+    let end = load_address::check_kernel(start, len, ram.low_end())?.end;
+    let high = Some(GuestAddress(layout::HIGH_RAM));
+    let result = BzImage::load(
+        ram.known(),
+        Some(GuestAddress(start)),
+        &mut Cursor::new(file),
+        high,
+    )
+    .map_err(|e| LoadError::BadKernel {
+        reason: e.to_string(),
+    })?;
+    let initramfs_limit = match header.initrd_addr_max {
+        0 => layout::DEVICE_HOLE,
+        last => u64::from(last) + 1,
+    };
+    Ok(LoadedImage {
+        loaded: LoadedKernel {
+            entry: result.kernel_load.0 + ENTRY_64,
+            segments: segments(&kernel.elf)?,
+        },
+        header,
+        end,
+        initramfs_limit,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+use super::*;
+use crate::x86_64::boot::bzimage::{Compression, KernelFormat};
+
+const MIB: u64 = 1 << 20;
+
+/// A vmlinux of segments (virtual, physical, bytes in memory), each with 16
+/// bytes in the file that hold its number, entered at its first.
+fn vmlinux(segments: &[(u64, u64, u64)]) -> Vec<u8> {
+    let mut file = vec![0; 64 + 56 * segments.len()];
+    file[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1]);
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(16, &2_u16.to_le_bytes()); // e_type: ET_EXEC
+    put(18, &62_u16.to_le_bytes()); // e_machine: EM_X86_64
+    put(20, &1_u32.to_le_bytes()); // e_version
+    put(24, &segments[0].1.to_le_bytes()); // e_entry
+    put(32, &64_u64.to_le_bytes()); // e_phoff
+    put(52, &64_u16.to_le_bytes()); // e_ehsize
+    put(54, &56_u16.to_le_bytes()); // e_phentsize
+    put(56, &(segments.len() as u16).to_le_bytes()); // e_phnum
+    for (i, (virt, phys, len)) in segments.iter().enumerate() {
+        let at = 64 + 56 * i;
+        put(at, &1_u32.to_le_bytes()); // PT_LOAD
+        put(
+            at + 8,
+            &((64 + 56 * segments.len() + 16 * i) as u64).to_le_bytes(),
+        );
+        put(at + 16, &virt.to_le_bytes());
+        put(at + 24, &phys.to_le_bytes());
+        put(at + 32, &16_u64.to_le_bytes());
+        put(at + 40, &len.to_le_bytes());
+    }
+    for i in 0..segments.len() {
+        file.extend([i as u8 + 1; 16]);
+    }
+    file
+}
+
+/// A bzImage that prefers 16 MiB and asks for 8 MiB there.
+fn bzimage() -> Vec<u8> {
+    let mut file = vec![0; 0x400];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0x1f1, &[1]); // setup_sects
+    put(0x201, &[0x6a]);
+    put(0x202, b"HdrS");
+    put(0x206, &0x020f_u16.to_le_bytes());
+    put(0x211, &[1]); // loadflags: LOADED_HIGH
+    put(0x214, &0x10_0000_u32.to_le_bytes()); // code32_start
+    put(0x22c, &0x7fff_ffff_u32.to_le_bytes()); // initrd_addr_max
+    put(0x236, &1_u16.to_le_bytes()); // xloadflags
+    put(0x238, &2047_u32.to_le_bytes()); // cmdline_size
+    put(0x258, &0x100_0000_u64.to_le_bytes()); // pref_address
+    put(0x260, &0x80_0000_u32.to_le_bytes()); // init_size
+    file.extend([0x90; 0x1000]);
+    file
+}
+
+fn kernel(elf: Vec<u8>) -> KernelFile {
+    KernelFile {
+        format: KernelFormat::Elf,
+        elf,
+        bzimage: None,
+    }
+}
+
+fn two_segments() -> KernelFile {
+    kernel(vmlinux(&[
+        (0xffff_ffff_8100_0000, 0x100_0000, 0x20_0000),
+        (0xffff_ffff_8200_0000, 0x200_0000, 0x80_0000),
+    ]))
+}
+
+fn packed() -> KernelFile {
+    KernelFile {
+        format: KernelFormat::BzImage {
+            compression: Compression::Gzip,
+            version: String::new(),
+        },
+        bzimage: Some(bzimage()),
+        ..two_segments()
+    }
+}
+
+fn read<const N: usize>(ram: &GuestRam, at: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    ram.read(GuestPhysAddr(at), &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn an_elf_is_loaded_where_its_segments_say() {
+    let ram = GuestRam::new(64).unwrap();
+    let initramfs = [0x55; 5000];
+    let loaded = load(
+        &ram,
+        &two_segments(),
+        BootMethod::Elf,
+        Some(&initramfs),
+        "quiet",
+        2,
+    )
+    .unwrap();
+    assert_eq!(loaded.entry, 0x100_0000);
+    assert_eq!(
+        loaded.segments,
+        [
+            Segment {
+                virt: GuestVirtAddr(0xffff_ffff_8100_0000),
+                phys: GuestPhysAddr(0x100_0000),
+                len: 0x20_0000
+            },
+            Segment {
+                virt: GuestVirtAddr(0xffff_ffff_8200_0000),
+                phys: GuestPhysAddr(0x200_0000),
+                len: 0x80_0000
+            },
+        ]
+    );
+    assert_eq!(read(&ram, 0x100_0000), [1_u8; 16]);
+    assert_eq!(read(&ram, 0x200_0000), [2_u8; 16]);
+    assert_eq!(&read(&ram, layout::CMDLINE), b"quiet\0");
+    let start = u32::from_le_bytes(read(&ram, layout::ZERO_PAGE + 0x218));
+    assert_eq!(u64::from(start), 64 * MIB - 0x2000);
+    assert_eq!(read(&ram, u64::from(start)), initramfs);
+    assert_eq!(&read(&ram, layout::ACPI), b"RSD PTR ");
+    assert_eq!(
+        read(&ram, layout::GDT + 16),
+        [0xff, 0xff, 0, 0, 0, 0x9b, 0xaf, 0]
+    );
+}
+
+#[test]
+fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
+    let ram = GuestRam::new(64).unwrap();
+    let loaded = load(&ram, &packed(), BootMethod::BzImage, None, "quiet", 1).unwrap();
+    assert_eq!(loaded.entry, 0x100_0200);
+    // As linked: that is where it unpacks itself to.
+    assert_eq!(loaded.segments.len(), 2);
+    assert_eq!(read(&ram, 0x100_0000), [0x90; 0x1000]);
+    assert_eq!(&read(&ram, layout::CMDLINE), b"nokaslr quiet\0");
+    assert_eq!(&read(&ram, layout::ZERO_PAGE + 0x202), b"HdrS");
+    assert_eq!(
+        read(&ram, layout::ZERO_PAGE + 0x260),
+        0x80_0000_u32.to_le_bytes()
+    );
+    // Nothing of the file but its header is in the zero page.
+    assert_eq!(read(&ram, layout::ZERO_PAGE + 0x1e8), [3]);
+}
+
+#[test]
+fn a_vmlinux_has_no_bzimage_to_boot() {
+    let ram = GuestRam::new(64).unwrap();
+    let error = load(&ram, &two_segments(), BootMethod::BzImage, None, "", 1).unwrap_err();
+    assert!(matches!(error, LoadError::NotABzImage));
+}
+
+#[test]
+fn the_initramfs_never_overlaps_what_the_kernel_clears_or_unpacks_into() {
+    let cases = [
+        (two_segments(), BootMethod::Elf, 40),
+        (packed(), BootMethod::BzImage, 24),
+    ];
+    for (kernel, method, end) in cases {
+        let ram = GuestRam::new(64).unwrap();
+        let fits = vec![0x77; ((64 - end) * MIB) as usize];
+        load(&ram, &kernel, method, Some(&fits), "", 1).unwrap();
+        let start = u32::from_le_bytes(read(&ram, layout::ZERO_PAGE + 0x218));
+        assert_eq!(u64::from(start), end * MIB);
+        let larger = vec![0x77; fits.len() + 1];
+        let error = load(&ram, &kernel, method, Some(&larger), "", 1).unwrap_err();
+        assert!(
+            matches!(error, LoadError::InitramfsTooLarge { memory: 65, .. }),
+            "{method:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_kernel_that_memory_does_not_hold_is_refused() {
+    for (kernel, method, needed) in [
+        (two_segments(), BootMethod::Elf, 40),
+        (packed(), BootMethod::BzImage, 24),
+    ] {
+        let ram = GuestRam::new(16).unwrap();
+        let error = load(&ram, &kernel, method, None, "", 1).unwrap_err();
+        assert!(error.to_string().contains("only 16 MiB"), "{error}");
+        assert!(
+            load(
+                &GuestRam::new(needed - 1).unwrap(),
+                &kernel,
+                method,
+                None,
+                "",
+                1
+            )
+            .is_err()
+        );
+        load(
+            &GuestRam::new(needed).unwrap(),
+            &kernel,
+            method,
+            None,
+            "",
+            1,
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn damaged_segments_are_refused() {
+    let ram = GuestRam::new(64).unwrap();
+    let error =
+        |file: Vec<u8>| load(&ram, &kernel(file), BootMethod::Elf, None, "", 1).unwrap_err();
+    let low = error(vmlinux(&[(0, 0x100_0000, 0x1000), (0, 0x7000, 0x1000)]));
+    assert!(
+        matches!(low, LoadError::KernelTooLow { start: 0x7000 }),
+        "{low}"
+    );
+    let far = error(vmlinux(&[(0, 0x100_0000, u64::MAX)]));
+    assert!(matches!(far, LoadError::KernelOutOfReach { .. }), "{far}");
+    let long = error(vmlinux(&[(0, 0x100_0000, 15)]));
+    assert!(long.to_string().contains("longer in the file"), "{long}");
+    let mut astray = vmlinux(&[(0, 0x100_0000, 0x1000)]);
+    astray[24..32].copy_from_slice(&0x100_1000_u64.to_le_bytes());
+    let astray = error(astray);
+    assert!(
+        astray.to_string().contains("entry point 0x1001000"),
+        "{astray}"
+    );
+}

@@ -1,0 +1,95 @@
+//! Conversion between KVM's registers and those of `guest_state`.
+
+use std::mem::{align_of, offset_of, size_of, transmute};
+
+use guest_state::{ControlRegisters, Registers};
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+/// RPL bits of a segment selector.
+pub(crate) const RPL: u16 = 3;
+
+const _: () = {
+    assert!(size_of::<Registers>() == size_of::<kvm_regs>());
+    assert!(align_of::<Registers>() == align_of::<kvm_regs>());
+    assert!(offset_of!(Registers, rsi) == offset_of!(kvm_regs, rsi));
+    assert!(offset_of!(Registers, rsp) == offset_of!(kvm_regs, rsp));
+    assert!(offset_of!(Registers, r8) == offset_of!(kvm_regs, r8));
+    assert!(offset_of!(Registers, r15) == offset_of!(kvm_regs, r15));
+    assert!(offset_of!(Registers, rip) == offset_of!(kvm_regs, rip));
+    assert!(offset_of!(Registers, rflags) == offset_of!(kvm_regs, rflags));
+};
+
+/// Converts KVM's general registers.
+pub(crate) fn from_kvm(regs: kvm_regs) -> Registers {
+    // SAFETY: both are `repr(C)` structures of the same 18 integers in the same order, as the assertions
+    // above check; any bytes are valid for them.
+    unsafe { transmute(regs) }
+}
+
+/// Converts the general registers to KVM's.
+pub(crate) fn to_kvm(registers: Registers) -> kvm_regs {
+    // SAFETY: as above.
+    unsafe { transmute(registers) }
+}
+
+/// Takes the control registers out of KVM's system registers.
+pub(crate) fn control(sregs: &kvm_sregs) -> ControlRegisters {
+    ControlRegisters {
+        cr0: sregs.cr0,
+        cr2: sregs.cr2,
+        cr3: sregs.cr3,
+        cr4: sregs.cr4,
+        efer: sregs.efer,
+        fs_base: sregs.fs.base,
+        gs_base: sregs.gs.base,
+        idt_base: sregs.idt.base,
+        idt_limit: sregs.idt.limit,
+        // The privilege level is that of SS (SDM vol. 3, 5.5); its RPL tells it on every KVM.
+        cpl: (sregs.ss.selector & RPL) as u8,
+        code64: sregs.cs.l == 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_go_to_kvm_and_back_unchanged() {
+        let ours = Registers {
+            rax: 1,
+            rbx: 2,
+            rcx: 3,
+            rdx: 4,
+            rsi: 5,
+            rdi: 6,
+            rsp: 7,
+            rbp: 8,
+            r8: 9,
+            r9: 10,
+            r10: 11,
+            r11: 12,
+            r12: 13,
+            r13: 14,
+            r14: 15,
+            r15: 16,
+            rip: 17,
+            rflags: 18,
+        };
+        let theirs = to_kvm(ours);
+        assert_eq!(
+            (theirs.rax, theirs.rbx, theirs.rcx, theirs.rdx),
+            (1, 2, 3, 4)
+        );
+        assert_eq!(
+            (theirs.rsi, theirs.rdi, theirs.rsp, theirs.rbp),
+            (5, 6, 7, 8)
+        );
+        let upper = [theirs.r8, theirs.r9, theirs.r10, theirs.r11];
+        assert_eq!(upper, [9, 10, 11, 12]);
+        let upper = [theirs.r12, theirs.r13, theirs.r14, theirs.r15];
+        assert_eq!(upper, [13, 14, 15, 16]);
+        assert_eq!((theirs.rip, theirs.rflags), (17, 18));
+        assert_eq!(from_kvm(theirs), ours);
+    }
+}
