@@ -4,6 +4,12 @@
 
 /// Bits of CR0.
 pub mod cr0 {
+    /// Protected mode.
+    pub const PE: u64 = 1 << 0;
+    /// Extension type; always set.
+    pub const ET: u64 = 1 << 4;
+    /// Numeric error: the FPU's errors are exceptions.
+    pub const NE: u64 = 1 << 5;
     /// Write protection holds for the supervisor, too.
     pub const WP: u64 = 1 << 16;
     /// Paging.
@@ -22,10 +28,14 @@ pub mod cr4 {
     pub const PKE: u64 = 1 << 22;
     /// Protection keys of the supervisor's pages.
     pub const PKS: u64 = 1 << 24;
+    /// Events don't go through the IDT (Intel FRED specification, 3.1).
+    pub const FRED: u64 = 1 << 32;
 }
 
 /// Bits of the EFER MSR.
 pub mod efer {
+    /// Long mode is enabled.
+    pub const LME: u64 = 1 << 8;
     /// Long mode is active.
     pub const LMA: u64 = 1 << 10;
     /// Page table entries can forbid execution.

@@ -10,6 +10,7 @@
 //! wrong. Delivery is a few memory accesses with nothing to find out: the
 //! instruction was an int3, of one byte.
 
+use guest_state::x86_64::control::{cr4, efer};
 use guest_state::x86_64::flags::{IF, NT, RF, TF, VM};
 use guest_state::x86_64::idt::{GATE_LEN, Gate};
 use guest_state::x86_64::supervisor::SupervisorMemory;
@@ -24,10 +25,6 @@ const INTERRUPT_GATE: u8 = 0xe;
 const TRAP_GATE: u8 = 0xf;
 /// Flags that delivery clears besides: TF, NT, RF, VM (SDM vol. 3, 6.12.1.3).
 const CLEARED: u64 = TF | NT | RF | VM;
-/// `EFER.LMA`: long mode is active.
-const LONG_MODE: u64 = 1 << 10;
-/// `CR4.FRED`: events don't go through the IDT (Intel FRED specification, 3.1).
-const CR4_FRED: u64 = 1 << 32;
 /// Offset of the kernel's stack pointer in the TSS (SDM vol. 3, 7.7).
 const TSS_RSP0: u64 = 4;
 /// Offset of the first interrupt stack pointer in the TSS (SDM vol. 3, 7.7).
@@ -52,7 +49,7 @@ pub(crate) fn breakpoint(
     sregs: &kvm_sregs,
     memory: &SupervisorMemory<'_>,
 ) -> Option<Delivered> {
-    if sregs.efer & LONG_MODE == 0 || sregs.cr4 & CR4_FRED != 0 {
+    if sregs.efer & efer::LMA == 0 || sregs.cr4 & cr4::FRED != 0 {
         return None;
     }
     let privilege = sregs.ss.selector & RPL;
@@ -151,7 +148,7 @@ mod tests {
         // IST2 of the TSS at 0x200.
         memory.write_u64(GuestPhysAddr(0x22c), 0xe08).unwrap();
         let mut sregs = kvm_sregs {
-            efer: LONG_MODE,
+            efer: efer::LMA,
             ..Default::default()
         };
         sregs.cs.l = 1;
@@ -229,7 +226,7 @@ mod tests {
         refused(|_, sregs| sregs.ss.selector = 0x2b, good);
         refused(|_, sregs| sregs.efer = 0, good);
         refused(|_, sregs| sregs.cs.l = 0, good);
-        refused(|_, sregs| sregs.cr4 = CR4_FRED, good);
+        refused(|_, sregs| sregs.cr4 = cr4::FRED, good);
         refused(|_, sregs| sregs.idt.limit = 0x3e, good);
         refused(|_, sregs| sregs.idt.base = 0x10_0000, good);
         refused(|regs, _| regs.rsp = 0x10_0000, good);
