@@ -1,9 +1,9 @@
-//! Which kernel an image is: its own words.
+//! The banner of a kernel image, which says which kernel it is.
 
+use crate::image::Image;
 use crate::symbols::Symbols;
-use crate::symbols::image::Image;
 
-/// The kernel's text about itself (`init/version-timestamp.c`; before Linux 6.2 `init/version.c`).
+/// The symbol of the banner (`init/version-timestamp.c`; before Linux 6.2 `init/version.c`).
 const BANNER: &str = "linux_banner";
 /// How it begins; what follows is what a bzImage's header has as its version.
 const START: &str = "Linux version ";
@@ -11,14 +11,10 @@ const START: &str = "Linux version ";
 const MOST: usize = 512;
 
 /// The release of a vmlinux and who built it when, such as `6.1.0-56-cloud-amd64 (...) #1 SMP ...`.
-/// None where the image has no such text, or no symbol for it.
-pub(crate) fn version(file: &[u8], symbols: &Symbols) -> Option<String> {
-    let image = Image::parse(file).ok()?;
+/// `None` if the image has no banner, or no symbol for it.
+pub(crate) fn version(image: &Image<'_>, symbols: &Symbols) -> Option<String> {
     let at = symbols.by_name(BANNER).next()?.address.0;
-    let text = image.segments.iter().find_map(|segment| {
-        let offset = usize::try_from(at.checked_sub(segment.address)?).ok()?;
-        segment.data.get(offset..)
-    })?;
+    let text = image.from(at)?;
     let text = &text[..text.len().min(MOST)];
     // It ends with a line's end and a NUL. What is cut off isn't a banner.
     let end = text.iter().position(u8::is_ascii_control)?;

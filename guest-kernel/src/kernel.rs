@@ -1,10 +1,11 @@
-//! All that a kernel's own image tells of it.
+//! Everything that is read from a kernel's image.
 
 use thiserror::Error;
 
 use crate::banner;
-use crate::blacklist::{self, Blacklist, BlacklistError, ExceptionTable, Landings};
+use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings, Tables};
 use crate::btf::{Btf, BtfError};
+use crate::image::{Image, ImageError};
 use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
@@ -13,7 +14,7 @@ use crate::symbols::{Symbols, SymbolsError};
 /// A kernel's symbols and tables.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Its release and who built it when, by its own words; empty where it has none.
+    /// Its banner: the release, who built it and when. Empty if the image has no banner.
     pub version: String,
     /// Its symbols.
     pub symbols: Symbols,
@@ -21,21 +22,24 @@ pub struct Kernel {
     pub blacklist: Blacklist,
     /// The instructions whose faults it has fix-ups for.
     pub exceptions: ExceptionTable,
-    /// Where its tables lead, see [`blacklist::landings`].
+    /// Where execution continues according to its tables.
     pub landings: Landings,
     /// How to find its modules, or why that can't be done.
     pub modules: Result<ModuleReader, String>,
-    /// How to find the kprobes that it has itself; `None` if it has none, or they can't be found.
+    /// How to find the guest's own kprobes; `None` if the kernel has none, or they can't be found.
     pub kprobes: Option<KprobeReader>,
-    /// Where it has its current task, and what a task tells.
+    /// The offsets of per-CPU variables and of members of a task.
     pub variables: Variables,
-    /// Whether the blacklist tells all ftrace sites.
+    /// True if the blacklist contains all ftrace sites.
     pub has_ftrace: bool,
 }
 
 /// Why a kernel can't be read.
 #[derive(Debug, Error)]
 pub enum KernelError {
+    /// Not a vmlinux.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// It has no symbols.
     #[error(transparent)]
     Symbols(#[from] SymbolsError),
@@ -53,12 +57,13 @@ impl Kernel {
     ///
     /// # Errors
     /// See [`KernelError`].
-    pub fn from_image(image: &[u8]) -> Result<Self, KernelError> {
-        let symbols = Symbols::from_vmlinux(image)?;
-        let btf = Btf::from_image(image, &symbols)?;
-        let blacklist = Blacklist::from_image(image, &symbols, btf.as_ref())?;
-        let exceptions = ExceptionTable::from_image(image, &symbols, btf.as_ref())?;
-        let landings = blacklist::landings(image, &symbols, btf.as_ref())?;
+    pub fn from_image(file: &[u8]) -> Result<Self, KernelError> {
+        let image = Image::parse(file)?;
+        let symbols = Symbols::from_image(&image)?;
+        let btf = Btf::from_image(&image, &symbols)?;
+        let tables = Tables::of(&image, &symbols, btf.as_ref())?;
+        let (blacklist, exceptions) = (tables.blacklist()?, tables.exceptions()?);
+        let landings = tables.landings()?;
         let modules = match &btf {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
@@ -70,7 +75,7 @@ impl Kernel {
         let variables = Variables::find(&symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
-            version: banner::version(image, &symbols).unwrap_or_default(),
+            version: banner::version(&image, &symbols).unwrap_or_default(),
             symbols,
             blacklist,
             exceptions,

@@ -17,7 +17,7 @@ use crate::symbols::{LookupError, Symbols};
 /// The array with the start of each CPU's variables.
 const OFFSETS: &str = "__per_cpu_offset";
 
-/// Where a kernel has its current task and what a task tells, as far as its symbols and types say.
+/// Offsets of per-CPU variables and of members of a task, as far as symbols and types give them.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Variables {
     /// What to add to GS base for the address of the CPU's current task (64 bits).
@@ -39,7 +39,7 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// Those of a kernel; what isn't found stays `None`.
+    /// The offsets of a kernel. What isn't found is `None`.
     pub fn find(symbols: &Symbols, btf: Option<&Btf>) -> Self {
         let member = |of: &str, name: &str, size: u64| {
             let member = btf?.member(of, name).ok()?;
@@ -84,7 +84,7 @@ fn variable(symbols: &Symbols, name: &str, offset: u32) -> Option<i32> {
 }
 
 /// The GS base of each CPU that the kernel uses, by its number: reads `__per_cpu_offset`. CPUs that the
-/// kernel will never use (`nr_cpus=`) are left out. Only a kernel that has started has decided it, for good.
+/// kernel will never use (`nr_cpus=`) are left out. The offsets are final once the kernel has started.
 ///
 /// # Errors
 /// See [`OffsetsError`].
@@ -122,7 +122,7 @@ pub fn offsets(
     }
 }
 
-/// Why it can't be told where each CPU has its variables.
+/// Why the addresses of the CPUs' variables can't be found.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum OffsetsError {

@@ -1,4 +1,4 @@
-//! A guest as its monitor and its debugger both see it: addresses, registers, memory, traps.
+//! The vocabulary that a monitor and a debugger share: addresses, registers, memory, traps of a guest.
 //!
 //! The monitor implements [`GuestMemory`], [`Vcpu`] and [`StoppedGuest`], and calls a
 //! [`TrapHandler`]; the debugger implements that, and uses the others. Nothing here does I/O.

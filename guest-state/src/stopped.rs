@@ -1,4 +1,4 @@
-//! A guest that stands still.
+//! A stopped guest.
 
 use crate::addr::{GuestPhysAddr, GuestVirtAddr, PhysRange, VcpuId};
 use crate::debugging::{Debugging, DebuggingError};
@@ -12,7 +12,7 @@ pub trait StoppedGuest {
     /// Its memory.
     fn memory(&self) -> &dyn GuestMemory;
 
-    /// Where it has RAM.
+    /// Its RAM.
     fn ram(&self) -> Vec<PhysRange>;
 
     /// The number of its vCPUs.
@@ -57,14 +57,14 @@ pub struct Segment {
     pub len: u64,
 }
 
-/// Guest physical memory that the guest isn't told about: neither its memory map (e820) nor its ACPI
-/// tables have it. Whoever knows where it is can map it into the guest's virtual address space. It is
-/// zero at first and takes host memory only where it is used.
+/// Guest physical memory that is in neither the guest's memory map (e820) nor its ACPI tables. Code that
+/// knows its address can map it into the guest's virtual address space. It is zero at first and takes host
+/// memory only where it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaMemory {
     /// Two pages for page tables, below 1 MiB, which a kernel maps but doesn't use.
     pub tables: GuestPhysAddr,
-    /// What the guest can read and execute; its writes there come to nothing.
+    /// What the guest can read and execute; its writes there have no effect.
     pub code: PhysRange,
     /// What the guest can read and write.
     pub data: PhysRange,

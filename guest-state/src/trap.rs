@@ -1,5 +1,4 @@
-//! What stops a vCPU for a debugger's reason, told the same way whatever KVM is below, and what is to
-//! be done then.
+//! Traps: why a vCPU stopped for its debugger, in the same terms on every KVM, and what it does next.
 
 use crate::addr::GuestVirtAddr;
 use crate::memory::GuestMemory;
@@ -57,18 +56,18 @@ impl WatchpointSet {
     }
 }
 
-/// What becomes of a trapped vCPU.
+/// What a trapped vCPU does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It goes on with its registers as they are now.
+    /// The vCPU resumes with its registers as they are now.
     Resume,
     /// The exception is the guest's own: its handler gets it.
     Reinject,
     /// It executes the one instruction at RIP, with interrupts held back, until [`Trap::Step`].
     ///
-    /// The step goes on when the vCPU is stopped in between. A [`Trap::Breakpoint`] or a
+    /// The step continues when the vCPU is stopped in between. A [`Trap::Breakpoint`] or a
     /// [`Trap::Watchpoint`] on the way (an exception of the instruction that isn't among the handlers leads
-    /// to such) leaves the step as it is, whatever the action, but for another `Step`: that takes its
+    /// to such) leaves the step as it is, whatever the action, except for another `Step`: that takes its
     /// place, and the first one ends with no trap of its own. [`Vcpu::step_under_way`] tells.
     ///
     /// The guest's own debug registers don't work while a step needs some, and its own trap flag (TF), where
@@ -85,7 +84,7 @@ pub enum Action {
     Halt,
 }
 
-/// A step that is asked for.
+/// A requested single step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// All other vCPUs stand still from before [`TrapHandler::before_step`] until the step's end.
@@ -114,7 +113,7 @@ pub trait TrapHandler: Send + Sync {
     /// after it unless the action is one more such step.
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action;
 
-    /// All other vCPUs are out of guest mode, and the step alone that was asked for can begin. Returns
+    /// All other vCPUs are out of guest mode, and the requested step alone can begin. Returns
     /// false to call it off: the vCPU then resumes.
     fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool;
 }

@@ -15,7 +15,7 @@ pub struct VcpuError {
     pub vcpu: VcpuId,
     /// What was tried, such as `read the registers`.
     pub what: &'static str,
-    /// What the monitor was told.
+    /// The error that the monitor got.
     pub cause: String,
 }
 
@@ -27,7 +27,7 @@ pub trait Vcpu {
     /// Its registers as of the trap.
     fn registers(&self) -> &Registers;
 
-    /// Its registers, to be changed before it goes on.
+    /// Its registers, to be changed before it resumes.
     fn registers_mut(&mut self) -> &mut Registers;
 
     /// Its control registers. The first call at a trap may cost a system call, so ask only where they
@@ -57,7 +57,7 @@ pub trait Vcpu {
     /// RIP where the step began that is under way, or ends with this trap.
     fn step_under_way(&self) -> Option<GuestVirtAddr>;
 
-    /// The page tables that it uses; `None` if they can't be told.
+    /// The page tables that it uses; `None` if they can't be read.
     fn page_tables(&mut self) -> Option<PageTables> {
         self.control().ok()?.page_tables().ok()
     }

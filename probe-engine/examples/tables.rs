@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
-use guest_kernel::blacklist::{Blacklist, ExceptionTable};
+use guest_kernel::Image;
+use guest_kernel::blacklist::Tables;
 use guest_kernel::btf::Btf;
 use guest_kernel::kprobes::KprobeReader;
 use guest_kernel::modules::ModuleReader;
@@ -14,10 +15,11 @@ use guest_kernel::symbols::Symbols;
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: tables VMLINUX")?;
     let file = std::fs::read(path)?;
-    let symbols = Symbols::from_vmlinux(&file)?;
+    let image = Image::parse(&file)?;
+    let symbols = Symbols::from_image(&image)?;
 
     let started = Instant::now();
-    let btf = Btf::from_image(&file, &symbols)?;
+    let btf = Btf::from_image(&image, &symbols)?;
     println!("types in {:?}", started.elapsed());
     if let Some(btf) = &btf {
         for name in ["module", "alt_instr", "bug_entry"] {
@@ -28,7 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let started = Instant::now();
-    let blacklist = Blacklist::from_image(&file, &symbols, btf.as_ref())?;
+    let tables = Tables::of(&image, &symbols, btf.as_ref())?;
+    let blacklist = tables.blacklist()?;
     println!("{} places in {:?}", blacklist.len(), started.elapsed());
     let mut counts = BTreeMap::new();
     for entry in blacklist.entries() {
@@ -37,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (reason, count) in counts {
         println!("  {count:7} {reason:?}: {reason}");
     }
-    let exceptions = ExceptionTable::from_image(&file, &symbols, btf.as_ref())?;
+    let exceptions = tables.exceptions()?;
     println!("{} exception table entries", exceptions.len());
     Ok(())
 }

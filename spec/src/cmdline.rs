@@ -11,7 +11,7 @@ const PARAMETER: &str = "vmprobe.probe";
 /// (`vmprobe.probe=p:open,do_sys_openat2,post`), or the whole is quoted
 /// (`vmprobe.probe="p:open do_sys_openat2 post"`).
 ///
-/// Words and quotes are told apart as the kernel does (`next_arg` in `lib/cmdline.c`): what follows
+/// Words and quotes are split as the kernel does (`next_arg` in `lib/cmdline.c`): what follows
 /// `--` belongs to the guest's init and is not read.
 #[must_use]
 pub fn from_cmdline(cmdline: &str) -> Vec<Result<ProbeSpec, SpecError>> {

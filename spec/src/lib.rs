@@ -4,7 +4,7 @@
 //! | form | means |
 //! | --- | --- |
 //! | `vfs_read` | the function's first instruction behind its ftrace site |
-//! | `vfs_read+0x15`, `vfs_read+21` | so many bytes from the symbol |
+//! | `vfs_read+0x15`, `vfs_read+21` | that many bytes from the symbol |
 //! | `0xffffffff812f0c15` | an address |
 //! | `ext4:ext4_sync_file` | a symbol of a module, which need not be loaded yet |
 //! | `open=do_sys_openat2` | a name for the probe, before any place |
@@ -12,7 +12,7 @@
 //! | `vfs_read%return`, `r vfs_read`, `r:done vfs_read` | a return probe |
 //! | `r64 vfs_read` | one that follows 64 calls at the same time |
 //! | `w jiffies`, `w:tick jiffies` | a watchpoint: writes to the 8 bytes there |
-//! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | so many bytes; reads and writes |
+//! | `w jiffies/4:rw`, `w 0xffffffff82a05940/1` | that many bytes; reads and writes |
 //!
 //! Words behind the place: `post` and `fault` ask for those events of an instruction probe as well;
 //! `rets` has a return probe wait at the function's own `ret`s, with its return address left alone;
@@ -38,36 +38,19 @@
 
 mod cmdline;
 mod definition;
+mod error;
+mod limits;
 pub mod names;
 mod reader;
 
-use thiserror::Error;
 use vmprobe_proto::v1::ProbeSpec;
 
 pub use cmdline::from_cmdline;
 pub use definition::{
     condition_text, definition, is_enabled, may_optimize, option_words, register_names,
 };
-
-/// Most calls that a return probe may follow at the same time, as in the kernel
-/// (`KRETPROBE_MAXACTIVE_MAX` in `kernel/trace/trace_kprobe.c`).
-pub const MAXACTIVE_MAX: u32 = 4096;
-
-/// Most conditions of a probe.
-pub const CONDITIONS_MAX: usize = 16;
-
-/// Where and why the text of a probe can't be read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("bad probe `{text}`, column {column}: {reason}")]
-pub struct SpecError {
-    /// The whole text.
-    pub text: String,
-    /// Column of the first character that is wrong, from 1; one past the end when something is
-    /// missing there.
-    pub column: usize,
-    /// What is wrong, and what belongs there.
-    pub reason: String,
-}
+pub use error::SpecError;
+pub use limits::{CONDITIONS_MAX, MAXACTIVE_MAX};
 
 /// Reads one probe. Its `kind` is always set.
 ///

@@ -115,7 +115,7 @@ pub fn operand_size(operand: &Operand) -> u32 {
     }
 }
 
-/// Whether a value of so many bytes can be this constant: as it is, or as a negative number with all
+/// Returns true if a value of `size` bytes can be this constant: as it is, or as a negative number with all
 /// its upper bits set.
 pub fn fits(constant: u64, size: u32) -> bool {
     let bits = 8 * size.clamp(1, 8);

@@ -1,17 +1,20 @@
 //! The reader of one definition.
 
+mod cursor;
 pub mod options;
 
+use cursor::{Cursor, Wrong};
 use options::Asked;
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{
     InstructionProbe, ProbeOptions, ProbeSpec, ReturnProbe, SymbolPlace, Watchpoint,
 };
 
-use crate::{MAXACTIVE_MAX, SpecError};
+use crate::error::SpecError;
+use crate::limits::MAXACTIVE_MAX;
 
 pub fn read(text: &str) -> Result<ProbeSpec, SpecError> {
-    let mut reader = Reader { text, at: 0 };
+    let mut reader = Cursor { text, at: 0 };
     reader.spec().map_err(|(at, reason)| SpecError {
         text: text.to_owned(),
         column: text[..at].chars().count() + 1,
@@ -19,15 +22,7 @@ pub fn read(text: &str) -> Result<ProbeSpec, SpecError> {
     })
 }
 
-/// A byte position in the text, and what is wrong there.
-type Wrong = (usize, String);
-
-struct Reader<'a> {
-    text: &'a str,
-    at: usize,
-}
-
-impl<'a> Reader<'a> {
+impl<'a> Cursor<'a> {
     fn spec(&mut self) -> Result<ProbeSpec, Wrong> {
         self.skip_spaces();
         let (mut kind, name) = match self.kernel_form()? {
@@ -193,11 +188,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn accept(&mut self, word: &str) -> Result<(), Wrong> {
-        self.at += word.len();
-        Ok(())
-    }
-
     /// A watchpoint's `[/LENGTH][:ACCESS]`.
     fn extent(&mut self, watch: &mut Watchpoint) -> Result<(), Wrong> {
         if self.rest().starts_with('/') {
@@ -230,78 +220,11 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Says what is wrong with what stands right behind the place.
-    fn junk<T>(&self, place: &Place) -> Result<T, Wrong> {
-        match (self.rest().chars().next(), place) {
-            (Some('-'), _) if self.word().contains(':') => {
-                self.wrong("a module's name has `_` for every `-`")
-            }
-            (Some('-'), _) => self.wrong("an offset is positive: SYM+0x10"),
-            (Some('+'), Place::Address(_)) => {
-                self.wrong("an address takes no offset: add it to the address")
-            }
-            (Some('%'), Place::Address(_)) => {
-                self.wrong("for a return probe on an address, write `r 0xADDRESS`")
-            }
-            (Some('/'), _) => self.wrong("a length is for a watchpoint: `w PLACE/LENGTH`"),
-            (Some(other), _) => self.wrong(&format!("`{other}` doesn't belong here")),
-            (None, _) => self.wrong("more belongs here"),
-        }
-    }
-
     fn address(&mut self) -> Result<u64, Wrong> {
         if !self.rest().starts_with("0x") && !self.rest().starts_with("0X") {
             return self.wrong("an address begins with 0x");
         }
         self.number("an address is 0x and up to 16 hexadecimal digits")
-    }
-
-    fn number(&mut self, missing: &str) -> Result<u64, Wrong> {
-        let start = self.at;
-        let (radix, digits) = match self.rest().get(..2) {
-            Some("0x" | "0X") => {
-                self.at += 2;
-                (16, self.take(|c| c.is_ascii_hexdigit()))
-            }
-            _ => (10, self.take(|c| c.is_ascii_digit())),
-        };
-        if digits.is_empty() {
-            return self.wrong(missing);
-        }
-        if self.rest().starts_with(|c: char| c.is_ascii_alphanumeric()) {
-            let hint = if radix == 10 {
-                "; hexadecimal begins with 0x"
-            } else {
-                ""
-            };
-            return self.wrong(&format!("not a digit{hint}"));
-        }
-        u64::from_str_radix(digits, radix).map_err(|_| (start, "more than 64 bits".to_owned()))
-    }
-
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
-    }
-
-    /// What stands here, up to the next space.
-    fn word(&self) -> &'a str {
-        let rest = self.rest();
-        &rest[..rest.find(char::is_whitespace).unwrap_or(rest.len())]
-    }
-
-    fn take(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
-        let rest = self.rest();
-        let end = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
-        self.at += end;
-        &rest[..end]
-    }
-
-    fn skip_spaces(&mut self) {
-        self.take(char::is_whitespace);
-    }
-
-    fn wrong<T>(&self, reason: &str) -> Result<T, Wrong> {
-        Err((self.at, reason.to_owned()))
     }
 }
 

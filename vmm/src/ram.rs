@@ -194,10 +194,10 @@ impl GuestMemory for GuestRam {
 /// Stores 2, 4 or 8 bytes in one access, so that the guest sees all of them or none. Returns false where
 /// they aren't so many, or not aligned.
 fn store_whole(slice: &VolatileSlice<'_>, from: &[u8]) -> bool {
-    let stored = match from {
-        &[a, b] => slice.store(u16::from_ne_bytes([a, b]), 0, Ordering::Relaxed),
-        &[a, b, c, d] => slice.store(u32::from_ne_bytes([a, b, c, d]), 0, Ordering::Relaxed),
-        &[a, b, c, d, e, f, g, h] => {
+    let stored = match *from {
+        [a, b] => slice.store(u16::from_ne_bytes([a, b]), 0, Ordering::Relaxed),
+        [a, b, c, d] => slice.store(u32::from_ne_bytes([a, b, c, d]), 0, Ordering::Relaxed),
+        [a, b, c, d, e, f, g, h] => {
             let word = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
             slice.store(word, 0, Ordering::Relaxed)
         }

@@ -10,7 +10,7 @@ use crate::instruction;
 
 /// A table as it is in memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Table<'a> {
+pub(crate) struct RawTable<'a> {
     /// Its name, for errors.
     pub(crate) name: &'a str,
     /// Where it begins.
@@ -116,14 +116,11 @@ impl Format {
         Self::relative(12, Length::Field(10)),
     ];
 
-    /// The places that a table names, in its order. `code` gives the code from an address on, up
-    /// to the longest instruction; `None` for what is no code.
-    pub(crate) fn places<'a>(
+    /// The entries of a table, each with its address.
+    pub(crate) fn entries<'a>(
         self,
-        table: Table<'a>,
-        code: impl Fn(GuestVirtAddr) -> Option<&'a [u8]>,
-    ) -> Result<impl Iterator<Item = Result<Range<GuestVirtAddr>, BlacklistError>>, BlacklistError>
-    {
+        table: RawTable<'a>,
+    ) -> Result<impl Iterator<Item = (GuestVirtAddr, &'a [u8])>, BlacklistError> {
         let field = match self.pointer {
             Pointer::Absolute => 8,
             Pointer::Relative => 4,
@@ -135,9 +132,23 @@ impl Format {
                 entry: self.stride,
             });
         }
-        let entries = table.bytes.chunks_exact(self.stride).enumerate();
-        Ok(entries.filter_map(move |(i, entry)| {
-            let at = table.address.wrapping_add((i * self.stride) as u64);
+        let entries = table.bytes.chunks_exact(self.stride).zip(0_u64..);
+        Ok(entries.map(move |(entry, index)| {
+            let from_start = index * self.stride as u64;
+            (table.address.wrapping_add(from_start), entry)
+        }))
+    }
+
+    /// The places that a table names, in its order. `code` gives the code from an address on, up
+    /// to the longest instruction; `None` for what is no code.
+    pub(crate) fn places<'a>(
+        self,
+        table: RawTable<'a>,
+        code: impl Fn(GuestVirtAddr) -> Option<&'a [u8]>,
+    ) -> Result<impl Iterator<Item = Result<Range<GuestVirtAddr>, BlacklistError>>, BlacklistError>
+    {
+        let entries = self.entries(table)?.enumerate();
+        Ok(entries.filter_map(move |(i, (at, entry))| {
             let start = self.pointer.read(entry, at)?;
             let end = code(start).and_then(|code| {
                 let len = self.length.read(entry, code, start)?;

@@ -9,26 +9,23 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
-use crate::symbols::SymbolsError;
-
 mod exceptions;
 pub(crate) mod format;
-mod image;
 mod landings;
+mod patched;
 mod reason;
+mod tables;
 #[cfg(test)]
 mod tests;
 
 pub use exceptions::ExceptionTable;
-pub use landings::{Landings, landings};
+pub use landings::Landings;
 pub use reason::{Patched, Reason};
+pub use tables::Tables;
 
 /// Why a kernel's tables can't be read.
 #[derive(Debug, Error)]
 pub enum BlacklistError {
-    /// Not a vmlinux.
-    #[error(transparent)]
-    Image(#[from] SymbolsError),
     /// A table's bounds aren't in the image.
     #[error(
         "the kernel's table {table} ({start} to {end}) is not in its image; check that the file \
@@ -170,7 +167,7 @@ impl Blacklist {
         self.places.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

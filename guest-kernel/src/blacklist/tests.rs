@@ -1,6 +1,7 @@
 use super::*;
 use crate::btf::Btf;
 use crate::btf::synthetic::Builder;
+use crate::image::Image;
 use crate::symbols::Symbols;
 use crate::symbols::synthetic::{Definition, Layout, SEGMENT, TEXT, vmlinux};
 
@@ -107,7 +108,8 @@ impl Kernel {
 
     fn read(&self) -> Result<Blacklist, BlacklistError> {
         let (file, symbols) = self.build();
-        Blacklist::from_image(&file, &symbols, None)
+        let image = Image::parse(&file).unwrap();
+        Tables::of(&image, &symbols, None)?.blacklist()
     }
 
     fn entries(&self) -> Vec<Entry> {
@@ -277,7 +279,9 @@ fn the_layout_of_alternatives_comes_from_btf() {
         &more,
     );
     let (file, symbols) = kernel.build();
-    let blacklist = Blacklist::from_image(&file, &symbols, Some(&btf)).unwrap();
+    let image = Image::parse(&file).unwrap();
+    let tables = Tables::of(&image, &symbols, Some(&btf)).unwrap();
+    let blacklist = tables.blacklist().unwrap();
     let entries: Vec<_> = blacklist.entries().collect();
     assert_eq!(entries, [entry(Reason::Alternative, 0x111, 3)]);
 }
@@ -423,12 +427,15 @@ fn the_exception_table_knows_its_instructions() {
         &[0; 8],
     );
     let (file, symbols) = kernel.build();
-    let table = ExceptionTable::from_image(&file, &symbols, None).unwrap();
+    let image = Image::parse(&file).unwrap();
+    let tables = Tables::of(&image, &symbols, None).unwrap();
+    let table = tables.exceptions().unwrap();
     assert!(table.iter().eq([at(0x110), at(0x140)]));
     assert!(table.contains(at(0x140)) && !table.contains(at(0x141)));
     let (file, symbols) = Kernel::new().build();
-    let none = ExceptionTable::from_image(&file, &symbols, None).unwrap();
-    assert!(none.is_empty());
+    let image = Image::parse(&file).unwrap();
+    let tables = Tables::of(&image, &symbols, None).unwrap();
+    assert!(tables.exceptions().unwrap().is_empty());
 }
 
 #[test]
@@ -455,16 +462,17 @@ fn fix_ups_and_jump_labels_say_where_execution_goes_on() {
         short,
     );
     let (file, symbols) = kernel.build();
-    let found = landings(&file, &symbols, None).unwrap();
+    let image = Image::parse(&file).unwrap();
+    let tables = Tables::of(&image, &symbols, None).unwrap();
+    let found = tables.landings().unwrap();
     assert_eq!(found.labels, [at(0x130)]);
     assert_eq!(found.fix_ups, [at(0x152), at(0x152)]);
     assert!(found.any_fix_up(at(0x150)..at(0x153)) && !found.any_fix_up(at(0x153)..at(0x160)));
     assert!(!found.any_fix_up(at(0x130)..at(0x152)));
     let (file, symbols) = Kernel::new().build();
-    assert_eq!(
-        landings(&file, &symbols, None).unwrap(),
-        Landings::default()
-    );
+    let image = Image::parse(&file).unwrap();
+    let tables = Tables::of(&image, &symbols, None).unwrap();
+    assert_eq!(tables.landings().unwrap(), Landings::default());
 }
 
 #[test]

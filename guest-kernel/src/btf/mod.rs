@@ -1,13 +1,13 @@
 //! The guest kernel's types, from the BTF that its image carries (`CONFIG_DEBUG_INFO_BTF`).
 //!
 //! Only what places things: sizes, members, constants, parameters' names. Read here rather than
-//! by a crate: those that there are copy all of it into maps, which takes ten times the memory,
-//! or need files and another licence. A record is decoded when it is asked for.
+//! by a crate: the existing ones copy all of it into maps, which takes ten times the memory,
+//! or need files and another licence. A record is decoded when it is needed.
 
 use thiserror::Error;
 
-use crate::symbols::image::Image;
-use crate::symbols::{Symbols, SymbolsError, hash};
+use crate::image::Image;
+use crate::symbols::{Symbols, hash};
 
 mod member;
 mod raw;
@@ -22,9 +22,6 @@ use raw::{Kind, Raw, Record};
 /// Why the types of a kernel can't be read.
 #[derive(Debug, Error)]
 pub enum BtfError {
-    /// Not a vmlinux.
-    #[error(transparent)]
-    Image(#[from] SymbolsError),
     /// The section goes beyond its end.
     #[error("the kernel's type information (.BTF) is cut short; check that the file is whole")]
     Truncated,
@@ -51,7 +48,7 @@ pub enum TypeError {
     /// No type of this name with a size.
     #[error("the guest kernel has no type {name:?}")]
     Unknown {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// No member of this name.
@@ -59,7 +56,7 @@ pub enum TypeError {
     NoMember {
         /// The type.
         of: String,
-        /// The path from it, as far as it leads nowhere.
+        /// The path from the type, up to the step that fails.
         path: String,
     },
     /// No constant of this name.
@@ -70,7 +67,7 @@ pub enum TypeError {
         /// The constant.
         name: String,
     },
-    /// The type goes round or has no end.
+    /// The type contains itself or has no end.
     #[error("the guest kernel's type {name:?} is damaged")]
     Damaged {
         /// The type.
@@ -91,14 +88,13 @@ impl Btf {
     ///
     /// # Errors
     /// See [`BtfError`].
-    pub fn from_image(image: &[u8], symbols: &Symbols) -> Result<Option<Self>, BtfError> {
+    pub fn from_image(image: &Image<'_>, symbols: &Symbols) -> Result<Option<Self>, BtfError> {
         // include/asm-generic/vmlinux.lds.h, BTF
         let [start, end] = ["__start_BTF", "__stop_BTF"]
             .map(|name| symbols.by_name(name).next().map(|symbol| symbol.address.0));
         let (Some(start), Some(end)) = (start, end) else {
             return Ok(None);
         };
-        let image = Image::parse(image)?;
         let data = image.bytes(&(start..end)).ok_or(BtfError::Truncated)?;
         Self::parse(data).map(Some)
     }
@@ -180,7 +176,7 @@ impl Btf {
         })
     }
 
-    /// Whether there is a C function of this name, which keeps to the ABI.
+    /// Returns true if there is a C function of this name, which keeps to the ABI.
     pub fn has_function(&self, name: &str) -> bool {
         self.function(name).is_some()
     }

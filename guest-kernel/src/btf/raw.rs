@@ -11,7 +11,7 @@ const HEADER: usize = 24;
 /// Name, info and size or type.
 const RECORD: usize = 12;
 
-/// What a record describes (`BTF_KIND_*`), as far as it matters here.
+/// The kind of a record (`BTF_KIND_*`), as far as this crate uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Int,
@@ -66,7 +66,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Reads the header and finds the records; what they hold is read when it is asked for.
+    /// Reads the header and finds the records; their contents are read when they are needed.
     pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
         let header = data.get(..HEADER).ok_or(BtfError::Truncated)?;
         let [first, len, types_at, types_len, names_at, names_len] = words(header);
@@ -117,7 +117,7 @@ impl Raw {
 
     /// A type, through its aliases and qualifiers.
     pub fn resolve(&self, mut id: u32) -> Option<Record<'_>> {
-        // Longer chains than any compiler makes: they go round.
+        // Longer chains than any compiler makes are circular.
         const MAX_CHAIN: usize = 64;
         for _ in 0..MAX_CHAIN {
             let record = self.get(id)?;

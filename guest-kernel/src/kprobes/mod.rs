@@ -1,7 +1,7 @@
 //! The guest's own kprobes: where it has them, and what they hide.
 //!
-//! The kernel keeps them in a table of its own, whose layout BTF tells. All that is read there is an
-//! untrusted guest's: the walk is bounded, and what makes no sense ends it.
+//! The kernel keeps them in a table, whose layout BTF describes. The guest is not trusted: the walk is
+//! bounded, and an implausible entry ends it.
 //!
 //! Sources, for both Linux 6.1 and 6.12: `kernel/kprobes.c` (`kprobe_table`, `kprobe_mutex`,
 //! `aggr_pre_handler`), `include/linux/kprobes.h` (flags, `struct kprobe`, `struct optimized_kprobe`),
@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
-use guest_state::x86_64::{INT3, JMP_REL32};
+use guest_state::x86_64::{INT3, JMP_REL32, jmp_rel32};
 
 mod read;
 #[cfg(any(test, feature = "testing"))]
@@ -73,9 +73,9 @@ impl GuestKprobe {
         let mut is_jump = false;
         if let Some(jump) = &self.jump {
             // It comes and goes in steps, the displacement and its opcode apart.
-            let next = self.at.wrapping_add(1 + DISPLACEMENT as u64);
-            let displacement = (jump.to.0.wrapping_sub(next.0) as u32).to_le_bytes();
-            is_jump = (1..).zip(displacement).all(|(at, byte)| is(text, at, byte));
+            let bytes = jmp_rel32(self.at, jump.to);
+            let mut displacement = (0..).zip(bytes.into_iter().flatten()).skip(1);
+            is_jump = bytes.is_some() && displacement.all(|(at, byte)| is(text, at, byte));
             if is_jump {
                 let copied = (1..).zip(jump.copied);
                 copied.for_each(|(at, byte)| put(text, at, byte));
@@ -92,8 +92,8 @@ impl GuestKprobe {
 pub struct GuestKprobes {
     /// By their addresses.
     probes: Vec<GuestKprobe>,
-    /// Whether the guest is about to register or remove one: what it has read of its text is not yet to be
-    /// seen here.
+    /// True if the guest is registering or removing a kprobe: it may have read text for a kprobe that isn't
+    /// in this list yet.
     pub changing: bool,
 }
 
@@ -135,7 +135,7 @@ impl GuestKprobes {
         self.probes.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.probes.is_empty()
     }

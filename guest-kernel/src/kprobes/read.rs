@@ -1,16 +1,17 @@
 //! Reading the guest's table of kprobes.
 
-use guest_state::x86_64::paging::{PageTables, read_virt};
+use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr};
 
-use super::{DISPLACEMENT, GuestJump, GuestKprobe, GuestKprobes};
+use super::{GuestJump, GuestKprobe, GuestKprobes};
 use crate::btf::{Btf, TypeError};
 use crate::image_map::ImageMap;
+use crate::kernel_memory::KernelMemory;
 use crate::symbols::Symbols;
 
 /// Lists in the table (`KPROBE_HASH_BITS` is 6).
 const LISTS: usize = 64;
-/// More kprobes than a guest has; a list that has more goes round.
+/// More kprobes than any guest has. A longer list is taken to be circular.
 const MAX_KPROBES: usize = 1 << 14;
 /// `KPROBE_FLAG_GONE`: its text has been freed. `KPROBE_FLAG_FTRACE`: it goes by an ftrace site.
 const NOT_IN_TEXT: u32 = 1 << 0 | 1 << 3;
@@ -25,7 +26,7 @@ const IS_WORKER: u32 = 1 << 5;
 #[derive(Debug, Clone)]
 pub struct KprobeReader {
     table: GuestVirtAddr,
-    layout: Layout,
+    layout: KprobeLayout,
     /// For those that the guest can make jumps of.
     jumps: Option<Jumps>,
     /// For whether the guest is changing them.
@@ -34,7 +35,7 @@ pub struct KprobeReader {
 
 /// Offsets in `struct kprobe`, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct Layout {
+struct KprobeLayout {
     /// Of the node by which it is in its list.
     node: u64,
     address: u64,
@@ -53,8 +54,8 @@ struct Jumps {
     len: u64,
 }
 
-/// `kprobe_mutex` is held by whoever registers or removes a kprobe, from before the text is read until the
-/// kprobe is in the table and the text; and by the worker that makes jumps of those in the table.
+/// A task that registers or removes a kprobe holds `kprobe_mutex` from before it reads the text until the
+/// kprobe is in the table and the text. The worker that makes jumps of the kprobes holds it, too.
 #[derive(Debug, Clone, Copy)]
 struct Changing {
     /// Address of the mutex' owner.
@@ -91,7 +92,7 @@ impl KprobeReader {
         };
         Ok(Some(Self {
             table,
-            layout: Layout {
+            layout: KprobeLayout {
                 node: offset("kprobe", "hlist")?,
                 address: offset("kprobe", "addr")?,
                 handler: offset("kprobe", "pre_handler")?,
@@ -103,49 +104,48 @@ impl KprobeReader {
         }))
     }
 
-    /// The guest's kprobes; what can't be read of them isn't among them. The guest may run meanwhile, but then
-    /// one that comes or goes may be missed.
+    /// The guest's kprobes, without those that can't be read. The guest may run meanwhile; then a kprobe
+    /// that is added or removed may be missed.
     pub fn read(
         &self,
         memory: &dyn GuestMemory,
         image: &ImageMap,
         tables: Option<PageTables>,
     ) -> GuestKprobes {
-        let guest = Guest { memory, tables };
+        let guest = tables.map(|tables| KernelMemory { memory, tables });
+        let in_image = |at| memory.read_u64(image.to_phys(at)?.0).ok();
         let mut probes = Vec::new();
         for list in 0..LISTS as u64 {
             let at = self.table.wrapping_add(list * 8);
-            let mut node = image
-                .to_phys(at)
-                .and_then(|(phys, _)| {
-                    let mut word = [0; 8];
-                    memory.read(phys, &mut word).ok()?;
-                    Some(u64::from_le_bytes(word))
-                })
-                .unwrap_or(0);
+            let mut node = in_image(at).unwrap_or(0);
             while node != 0 && probes.len() < MAX_KPROBES {
                 let at = GuestVirtAddr(node.wrapping_sub(self.layout.node));
-                let Some(probe) = self.kprobe(guest, at) else {
+                let Some(probe) = guest.and_then(|guest| self.kprobe(guest, at)) else {
                     break;
                 };
                 probes.push(probe);
-                node = guest.word(GuestVirtAddr(node)).unwrap_or(0);
+                let next = guest.and_then(|guest| guest.u64(GuestVirtAddr(node)).ok());
+                node = next.unwrap_or(0);
             }
         }
         let probes = probes.into_iter().flatten().collect();
-        GuestKprobes::new(probes, self.is_changing(guest, image))
+        let changing = self.changing.is_some_and(|changing| {
+            let owner = in_image(changing.owner).unwrap_or(0);
+            changing.by_a_task(guest, owner)
+        });
+        GuestKprobes::new(probes, changing)
     }
 
-    /// One of them; `None` inside if it isn't in the text, and outside if it can't be read.
-    fn kprobe(&self, guest: Guest<'_>, at: GuestVirtAddr) -> Option<Option<GuestKprobe>> {
+    /// One kprobe: `None` if it can't be read, `Some(None)` if it isn't in the text.
+    fn kprobe(&self, guest: KernelMemory<'_>, at: GuestVirtAddr) -> Option<Option<GuestKprobe>> {
         let layout = &self.layout;
-        let flags = guest.half(at.wrapping_add(layout.flags))?;
-        let address = guest.word(at.wrapping_add(layout.address))?;
-        let [opcode] = guest.bytes(at.wrapping_add(layout.opcode))?;
+        let flags = guest.u32(at.wrapping_add(layout.flags)).ok()?;
+        let address = guest.u64(at.wrapping_add(layout.address)).ok()?;
+        let [opcode] = guest.array(at.wrapping_add(layout.opcode)).ok()?;
         if flags & NOT_IN_TEXT != 0 {
             return Some(None);
         }
-        let handler = guest.word(at.wrapping_add(layout.handler))?;
+        let handler = guest.u64(at.wrapping_add(layout.handler)).ok()?;
         let jumps = self.jumps.filter(|jumps| jumps.handler.0 == handler);
         Some(Some(GuestKprobe {
             at: GuestVirtAddr(address),
@@ -153,60 +153,31 @@ impl KprobeReader {
             jump: jumps.and_then(|jumps| jumps.read(guest, at)),
         }))
     }
+}
 
-    fn is_changing(&self, guest: Guest<'_>, image: &ImageMap) -> bool {
-        let Some(changing) = self.changing else {
-            return false;
-        };
-        let Some((phys, _)) = image.to_phys(changing.owner) else {
-            return false;
-        };
-        let mut owner = [0; 8];
-        if guest.memory.read(phys, &mut owner).is_err() {
+impl Changing {
+    /// Returns true if the mutex, whose owner's word this is, is held by another task than the worker.
+    fn by_a_task(&self, guest: Option<KernelMemory<'_>>, owner: u64) -> bool {
+        let owner = GuestVirtAddr(owner & !MUTEX_FLAGS);
+        if owner.0 == 0 {
             return false;
         }
-        let owner = u64::from_le_bytes(owner) & !MUTEX_FLAGS;
-        if owner == 0 {
-            return false;
-        }
-        let flags = guest.half(GuestVirtAddr(owner).wrapping_add(changing.task_flags));
+        let flags = owner.wrapping_add(self.task_flags);
+        let flags = guest.and_then(|guest| guest.u32(flags).ok());
         // The worker can hold it for seconds, and only changes what is in the table.
         flags.is_none_or(|flags| flags & IS_WORKER == 0)
     }
 }
 
 impl Jumps {
-    fn read(&self, guest: Guest<'_>, at: GuestVirtAddr) -> Option<GuestJump> {
-        let len = guest.word(at.wrapping_add(self.len))?;
+    fn read(&self, guest: KernelMemory<'_>, at: GuestVirtAddr) -> Option<GuestJump> {
+        let len = guest.u64(at.wrapping_add(self.len)).ok()?;
         // None has been prepared if there is no length.
         JUMP_LENGTHS.contains(&len).then_some(())?;
         Some(GuestJump {
-            to: GuestVirtAddr(guest.word(at.wrapping_add(self.to))?),
+            to: guest.address(at.wrapping_add(self.to)).ok()?,
             len,
-            copied: guest.bytes::<DISPLACEMENT>(at.wrapping_add(self.copied))?,
+            copied: guest.array(at.wrapping_add(self.copied)).ok()?,
         })
-    }
-}
-
-/// Guest memory by the kernel's addresses.
-#[derive(Clone, Copy)]
-struct Guest<'a> {
-    memory: &'a dyn GuestMemory,
-    tables: Option<PageTables>,
-}
-
-impl Guest<'_> {
-    fn bytes<const N: usize>(&self, at: GuestVirtAddr) -> Option<[u8; N]> {
-        let mut bytes = [0; N];
-        read_virt(self.memory, self.tables?, at, &mut bytes).ok()?;
-        Some(bytes)
-    }
-
-    fn half(&self, at: GuestVirtAddr) -> Option<u32> {
-        Some(u32::from_le_bytes(self.bytes(at)?))
-    }
-
-    fn word(&self, at: GuestVirtAddr) -> Option<u64> {
-        Some(u64::from_le_bytes(self.bytes(at)?))
     }
 }

@@ -13,7 +13,7 @@ use crate::symbols::Symbols;
 pub struct ModuleReader {
     /// The head of the list.
     pub(super) list: GuestVirtAddr,
-    pub(super) layout: Layout,
+    pub(super) layout: ModuleLayout,
 }
 
 impl ModuleReader {
@@ -28,14 +28,14 @@ impl ModuleReader {
             .address;
         Ok(Self {
             list,
-            layout: Layout::new(btf)?,
+            layout: ModuleLayout::new(btf)?,
         })
     }
 }
 
 /// Offsets in `struct module` (`include/linux/module.h`), in bytes.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(super) struct ModuleLayout {
     /// Of the member by which modules are in the list.
     pub(super) list: u64,
     pub(super) name: u64,
@@ -43,10 +43,10 @@ pub(super) struct Layout {
     pub(super) name_len: usize,
     pub(super) state: u64,
     pub(super) states: States,
-    pub(super) text: Text,
-    pub(super) init_text: Text,
-    pub(super) symbols: SymbolTable,
-    pub(super) regions: Vec<(Reason, Text)>,
+    pub(super) text: TextAt,
+    pub(super) init_text: TextAt,
+    pub(super) symbols: SymbolsAt,
+    pub(super) regions: Vec<(Reason, TextAt)>,
     pub(super) tables: Vec<(Reason, TableAt)>,
     pub(super) functions: Option<TableAt>,
     pub(super) exceptions: Option<TableAt>,
@@ -62,14 +62,14 @@ pub(super) struct States {
 
 /// Where the bounds of some text are.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Text {
+pub(super) struct TextAt {
     pub(super) base: u64,
     pub(super) size: u64,
 }
 
 /// Where the symbol table is (`struct mod_kallsyms`).
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SymbolTable {
+pub(super) struct SymbolsAt {
     /// Offset of the pointer to it.
     pub(super) at: u64,
     /// Offsets in it.
@@ -89,7 +89,7 @@ pub(super) struct TableAt {
     pub(super) format: Format,
 }
 
-impl Layout {
+impl ModuleLayout {
     fn new(btf: &Btf) -> Result<Self, TypeError> {
         let offset = |path: &str| Ok::<_, TypeError>(btf.member("module", path)?.offset);
         let name = btf.member("module", "name")?;
@@ -101,7 +101,7 @@ impl Layout {
         let (text, init_text) = texts(btf)?;
         // What a kernel was built without has no members.
         let region = |base, size| {
-            Some(Text {
+            Some(TextAt {
                 base: offset(base).ok()?,
                 size: offset(size).ok()?,
             })
@@ -157,7 +157,7 @@ impl Layout {
             },
             text,
             init_text,
-            symbols: SymbolTable {
+            symbols: SymbolsAt {
                 at: offset("kallsyms")?,
                 symbols: symbols("symtab")?,
                 count: symbols("num_symtab")?,
@@ -182,11 +182,11 @@ impl Layout {
 }
 
 /// Where the bounds of text and init text are.
-fn texts(btf: &Btf) -> Result<(Text, Text), TypeError> {
+fn texts(btf: &Btf) -> Result<(TextAt, TextAt), TypeError> {
     let offset = |path: &str| Ok::<_, TypeError>(btf.member("module", path)?.offset);
     // Up to Linux 6.3: `struct module_layout`, whose text comes first.
     let layout = |base: &str, size: &str| {
-        Ok::<_, TypeError>(Text {
+        Ok::<_, TypeError>(TextAt {
             base: offset(base)?,
             size: offset(size)?,
         })
@@ -202,7 +202,7 @@ fn texts(btf: &Btf) -> Result<(Text, Text), TypeError> {
     let at = |kind| {
         let index = btf.constant("mod_mem_type", kind)?.cast_unsigned();
         let start = memory.offset.wrapping_add(index.wrapping_mul(element));
-        Ok::<_, TypeError>(Text {
+        Ok::<_, TypeError>(TextAt {
             base: start.wrapping_add(base),
             size: start.wrapping_add(size),
         })

@@ -1,7 +1,7 @@
 //! The guest's loaded modules: their text, functions, and what can't be probed in them.
 //!
-//! Modules are found by the guest's own structures, whose layout BTF tells. All that is read there
-//! is an untrusted guest's: counts and lengths are bounded, and lists that go round end.
+//! Modules are found in the guest's own structures, whose layout BTF describes. The guest is not trusted:
+//! counts and lengths are bounded, and the walk of a circular list ends.
 //!
 //! When to look, for both Linux 6.1 and 6.12 (`kernel/module/main.c`), as function entries with
 //! their arguments in registers:
@@ -22,7 +22,6 @@ use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::TypeError;
 use crate::symbols::LookupError;
 
-mod guest;
 mod layout;
 mod read;
 #[cfg(any(test, feature = "testing"))]
@@ -110,7 +109,7 @@ pub struct Module {
     pub init_text: Range<GuestVirtAddr>,
     /// Its functions, in the order of their addresses. Several may have the same name.
     pub functions: Vec<ModuleFunction>,
-    /// What can't be probed in it, but for what the kernel patched only while it loaded it.
+    /// What can't be probed in it, without what the kernel patches only while it loads the module.
     pub blacklist: Blacklist,
     /// Its instructions with a fix-up.
     pub exceptions: ExceptionTable,
@@ -128,7 +127,7 @@ pub struct ModuleFunction {
 }
 
 impl Module {
-    /// Whether an address is in its text or init text.
+    /// Returns true if an address is in its text or init text.
     pub fn is_text(&self, address: GuestVirtAddr) -> bool {
         self.text.contains(&address) || self.init_text.contains(&address)
     }

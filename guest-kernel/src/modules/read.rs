@@ -5,11 +5,11 @@ use std::ops::Range;
 use guest_state::x86_64::paging::{PageTables, VirtFault};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
-use super::guest::Guest;
-use super::layout::Text;
+use super::layout::TextAt;
 use super::{Module, ModuleError, ModuleFunction, ModuleReader, ModuleState};
+use crate::kernel_memory::KernelMemory;
 
-/// More modules than any guest loads; a list that has more goes round.
+/// More modules than any guest loads. A longer list is taken to be circular.
 const MAX_MODULES: usize = 1 << 14;
 /// More text than any module has, in bytes. Graphics drivers have about 8 MiB.
 pub(super) const MAX_TEXT: u64 = 64 << 20;
@@ -28,7 +28,7 @@ const FUNCTION: u8 = 2;
 /// One module while it is read.
 pub(super) struct Reading<'a> {
     pub(super) reader: &'a ModuleReader,
-    pub(super) guest: Guest<'a>,
+    pub(super) guest: KernelMemory<'a>,
     pub(super) module: GuestVirtAddr,
 }
 
@@ -43,7 +43,7 @@ impl ModuleReader {
         memory: &dyn GuestMemory,
         tables: PageTables,
     ) -> Result<Vec<GuestVirtAddr>, ModuleError> {
-        let guest = Guest { memory, tables };
+        let guest = KernelMemory { memory, tables };
         let at_list = |source| ModuleError::Memory {
             module: self.list,
             source,
@@ -63,7 +63,7 @@ impl ModuleReader {
         Ok(modules)
     }
 
-    /// The name of a module, whatever its state: enough to tell whether it is wanted.
+    /// The name of a module in any state. It is enough to decide whether the module is wanted.
     ///
     /// # Errors
     /// It isn't there, or has no name.
@@ -97,7 +97,7 @@ impl ModuleReader {
     ) -> Reading<'a> {
         Reading {
             reader: self,
-            guest: Guest { memory, tables },
+            guest: KernelMemory { memory, tables },
             module,
         }
     }
@@ -156,7 +156,7 @@ impl Reading<'_> {
     }
 
     /// A range of text; empty where it has no size.
-    pub(super) fn text(&self, at: Text) -> Result<Range<GuestVirtAddr>, ModuleError> {
+    pub(super) fn text(&self, at: TextAt) -> Result<Range<GuestVirtAddr>, ModuleError> {
         let base = self.guest.address(self.at(at.base)).map_err(self.fault())?;
         let size = self.guest.u32(self.at(at.size)).map_err(self.fault())?;
         let size = u64::from(size);

@@ -9,7 +9,7 @@ use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use super::layout::TableAt;
 use super::read::Reading;
 use super::{Module, ModuleError, ModuleFunction};
-use crate::blacklist::format::Table;
+use crate::blacklist::format::RawTable;
 use crate::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
 
 /// The longest table that is read, in bytes.
@@ -75,8 +75,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The places that a table names. Those outside the module's text are passed over: tables go
-    /// on naming init text that is gone.
+    /// The places that a table names. Places outside the module's text are left out: tables still name
+    /// init text that has been freed.
     fn places(
         &self,
         at: TableAt,
@@ -90,7 +90,7 @@ impl Reading<'_> {
             return Err(self.damaged("one of its tables is too long"));
         }
         let bytes = self.guest.bytes(address, len).map_err(self.fault())?;
-        let table = Table {
+        let table = RawTable {
             name: at.name,
             address,
             bytes: &bytes,

@@ -3,10 +3,10 @@
 //! Source: Linux `scripts/kallsyms.c` and `kernel/kallsyms.c`, `kallsyms_sym_address()`.
 //! Up to 6.3 the table lies right before `num_syms`, from 6.4 right after the dictionary.
 
-use super::Table;
-use super::image::{Image, Segment};
-use super::kallsyms::Names;
+use super::SymbolTable;
+use super::names::NameTable;
 use super::tokens::Tokens;
+use crate::image::{Image, LoadSegment};
 
 /// How an entry of the table gives an address.
 #[derive(Debug, Clone, Copy)]
@@ -34,10 +34,10 @@ const ENCODINGS: [Encoding; 4] = [
 /// that are in order and put `_stext` and `_etext` into the image's code.
 pub fn fill(
     image: &Image<'_>,
-    segment: &Segment<'_>,
-    names: &Names,
+    segment: &LoadSegment<'_>,
+    names: &NameTable,
     tokens: &Tokens<'_>,
-    table: &mut Table,
+    table: &mut SymbolTable,
 ) -> bool {
     let limits = [table.position("_stext"), table.position("_etext")];
     let [Some(start), Some(end)] = limits else {
@@ -47,16 +47,16 @@ pub fn fill(
         let len = encoding.table_len(names);
         let places = [Some(tokens.end), names.start.checked_sub(len)];
         places.into_iter().flatten().any(|at| {
-            let Some(reader) = Reader::new(segment, at, len, encoding) else {
+            let Some(addresses) = AddressTable::new(segment, at, len, encoding) else {
                 return false;
             };
-            if !image.is_code(&(reader.address(start)..reader.address(end)))
-                || !(0..names.count).map(|i| reader.address(i)).is_sorted()
+            if !image.is_code(&(addresses.address(start)..addresses.address(end)))
+                || !(0..names.count).map(|i| addresses.address(i)).is_sorted()
             {
                 return false;
             }
             for (i, entry) in table.entries.iter_mut().enumerate() {
-                entry.address = reader.address(i);
+                entry.address = addresses.address(i);
             }
             true
         })
@@ -65,7 +65,7 @@ pub fn fill(
 
 impl Encoding {
     /// Length of the whole table in bytes, its base and padding included.
-    fn table_len(self, names: &Names) -> usize {
+    fn table_len(self, names: &NameTable) -> usize {
         let offsets = (names.count * 4).next_multiple_of(names.align);
         match self {
             Self::Absolute => names.count * 8,
@@ -76,15 +76,15 @@ impl Encoding {
 }
 
 /// Reads a table by one encoding.
-struct Reader<'a> {
+struct AddressTable<'a> {
     encoding: Encoding,
     entries: &'a [u8],
     /// The base, or the address of the table for [`Encoding::FromEntry`].
     base: u64,
 }
 
-impl<'a> Reader<'a> {
-    fn new(segment: &Segment<'a>, at: usize, len: usize, encoding: Encoding) -> Option<Self> {
+impl<'a> AddressTable<'a> {
+    fn new(segment: &LoadSegment<'a>, at: usize, len: usize, encoding: Encoding) -> Option<Self> {
         let entries = segment.data.get(at..at.checked_add(len)?)?;
         let base = match encoding {
             Encoding::Absolute => 0,

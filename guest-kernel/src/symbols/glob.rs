@@ -1,6 +1,6 @@
 //! Patterns for names: `*` stands for any text, `?` for one character, all else for itself.
 
-/// Whether a whole name matches a pattern.
+/// Returns true if a whole name matches a pattern.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);

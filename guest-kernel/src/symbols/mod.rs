@@ -9,10 +9,12 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
+use crate::image::{Image, ImageError};
+
 mod addresses;
 mod glob;
-pub(crate) mod image;
 mod kallsyms;
+mod names;
 mod similar;
 mod symtab;
 #[cfg(any(test, feature = "testing"))]
@@ -64,11 +66,8 @@ pub enum Source {
 #[derive(Debug, Error)]
 pub enum SymbolsError {
     /// Not a vmlinux.
-    #[error("the kernel is no readable x86-64 ELF file ({reason}); give a vmlinux")]
-    NotElf {
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Neither kallsyms nor ELF symbols.
     #[error(
         "the kernel holds no symbols; build it with CONFIG_KALLSYMS=y (distributions do), or give \
@@ -98,10 +97,10 @@ pub enum LookupError {
     /// No symbol has the name.
     #[error("the guest kernel has no symbol {name:?}{}", hint(.similar))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// A few names that are like it, the likest first: what the compiler made of it
-        /// (`name.isra.0`), what differs in a letter or two, what goes on or begins before it.
+        /// A few similar names, the most similar first: what the compiler derived from it
+        /// (`name.isra.0`), what differs in a letter or two, what has a suffix or a prefix.
         similar: Vec<String>,
     },
     /// Several symbols at different addresses have the name.
@@ -110,7 +109,7 @@ pub enum LookupError {
         .addresses.len(), list(.addresses)
     )]
     Ambiguous {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
         /// Their addresses, in order.
         addresses: Vec<GuestVirtAddr>,
@@ -135,7 +134,7 @@ fn list(addresses: &[GuestVirtAddr]) -> String {
 /// All symbols of a kernel.
 #[derive(Debug)]
 pub struct Symbols {
-    table: Table,
+    table: SymbolTable,
     /// Hash of each symbol's name and its number, sorted.
     by_name: Vec<(u32, u32)>,
     source: Source,
@@ -146,21 +145,21 @@ pub struct Symbols {
 
 /// Symbols in the order of their addresses, all names in one string.
 #[derive(Debug)]
-struct Table {
+struct SymbolTable {
     text: String,
-    entries: Vec<Entry>,
+    entries: Vec<SymbolEntry>,
 }
 
 /// A symbol; its name is `len` bytes of the text at `name`.
 #[derive(Debug)]
-struct Entry {
+struct SymbolEntry {
     address: u64,
     name: u32,
     len: u16,
     kind: u8,
 }
 
-impl Table {
+impl SymbolTable {
     /// Average length of a name with its type, for a start.
     const NAME_LEN: usize = 24;
 
@@ -173,7 +172,7 @@ impl Table {
         }
     }
 
-    fn name(&self, entry: &Entry) -> &str {
+    fn name(&self, entry: &SymbolEntry) -> &str {
         let start = entry.name as usize;
         &self.text[start..start + usize::from(entry.len)]
     }
@@ -185,7 +184,7 @@ impl Table {
             .position(|entry| self.name(entry) == name)
     }
 
-    fn symbol(&self, entry: &Entry) -> Symbol<'_> {
+    fn symbol(&self, entry: &SymbolEntry) -> Symbol<'_> {
         Symbol {
             name: self.name(entry),
             address: GuestVirtAddr(entry.address),
@@ -209,11 +208,18 @@ impl Symbols {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn from_vmlinux(elf: &[u8]) -> Result<Self, SymbolsError> {
-        let image = image::Image::parse(elf)?;
-        match kallsyms::find(&image) {
-            kallsyms::Found::Table(table) => Self::new(table, Source::Kallsyms, &image),
-            other => match (symtab::read(elf), other) {
-                (Some(table), _) => Self::new(table, Source::ElfSymtab, &image),
+        Self::from_image(&Image::parse(elf)?)
+    }
+
+    /// The same, of a file whose headers are read.
+    ///
+    /// # Errors
+    /// See [`SymbolsError`].
+    pub fn from_image(image: &Image<'_>) -> Result<Self, SymbolsError> {
+        match kallsyms::find(image) {
+            kallsyms::Found::Table(table) => Self::new(table, Source::Kallsyms, image),
+            other => match (symtab::read(image), other) {
+                (Some(table), _) => Self::new(table, Source::ElfSymtab, image),
                 (None, kallsyms::Found::NamesOnly(count)) => {
                     Err(SymbolsError::UnknownAddresses { count })
                 }
@@ -227,15 +233,12 @@ impl Symbols {
     /// # Errors
     /// See [`SymbolsError`].
     pub fn from_elf_symtab(elf: &[u8]) -> Result<Self, SymbolsError> {
-        let image = image::Image::parse(elf)?;
-        Self::new(
-            symtab::read(elf).ok_or(SymbolsError::None)?,
-            Source::ElfSymtab,
-            &image,
-        )
+        let image = Image::parse(elf)?;
+        let table = symtab::read(&image).ok_or(SymbolsError::None)?;
+        Self::new(table, Source::ElfSymtab, &image)
     }
 
-    fn new(table: Table, source: Source, image: &image::Image<'_>) -> Result<Self, SymbolsError> {
+    fn new(table: SymbolTable, source: Source, image: &Image<'_>) -> Result<Self, SymbolsError> {
         let mut by_name: Vec<_> = table
             .entries
             .iter()
@@ -272,7 +275,7 @@ impl Symbols {
         self.table.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.table.entries.is_empty()
     }
@@ -370,7 +373,7 @@ impl Symbols {
         self.init_text.clone()
     }
 
-    /// Whether an address lies in the kernel's text or init text.
+    /// Returns true if an address lies in the kernel's text or init text.
     pub fn is_text(&self, address: GuestVirtAddr) -> bool {
         self.text.contains(&address) || self.init_text.contains(&address)
     }

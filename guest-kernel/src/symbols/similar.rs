@@ -1,37 +1,37 @@
-//! What somebody may have meant by a name that no symbol has.
+//! Suggestions for a name that no symbol has.
 
 use super::{SIMILAR, Symbols};
 
 /// Longer names are compared by their beginnings only: the work grows with the product of lengths.
 const LONGEST: usize = 64;
-/// One wrong letter for so many.
+/// A name may have one wrong letter for this many letters.
 const LETTERS_A_SLIP: usize = 4;
-/// More wrong letters are another name.
+/// A name with more wrong letters is a different name.
 const MOST_SLIPS: usize = 3;
 /// Room that the compiler leaves before functions; it has the function's name.
 const PADDING: [&str; 2] = ["__pfx_", "__cfi_"];
 
-/// How a symbol's name is like the one that was asked for; the smaller, the liker.
+/// How a symbol's name resembles the requested one. Smaller values are more similar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Likeness {
-    /// The compiler made it of that: `name.isra.0`, `name.cold`.
+    /// The compiler derived it from the requested name: `name.isra.0`, `name.cold`.
     Made,
-    /// So many letters are missing, too many, wrong or in each other's place.
+    /// The number of letters that are missing, added, wrong or swapped.
     Slips(usize),
-    /// It goes on: `name_noprof`, `name_locked`.
+    /// It continues: `name_noprof`, `name_locked`.
     GoesOn,
-    /// It begins otherwise: `__name`, `__x64_sys_name`.
+    /// It has a prefix: `__name`, `__x64_sys_name`.
     BeginsBefore,
 }
 
 impl Symbols {
-    /// A few names that are like one that no symbol has, the likest first.
+    /// A few names that resemble one that no symbol has, the most similar first.
     pub(super) fn similar(&self, name: &str) -> Vec<String> {
         let mut found: Vec<_> = self
             .iter()
             .filter_map(|symbol| Some((likeness(name, symbol.name)?, symbol.name)))
             .collect();
-        // Else in the order of their addresses.
+        // Equal ones stay in the order of their addresses.
         found.sort_by_key(|(likeness, other)| match likeness {
             Likeness::Made => (*likeness, 0),
             _ => (*likeness, other.len()),
@@ -74,7 +74,7 @@ fn likeness(name: &str, other: &str) -> Option<Likeness> {
 /// How many letters of a name are wrong, if these are few.
 fn slips(name: &str, other: &str) -> Option<usize> {
     let most = (name.len() / LETTERS_A_SLIP).min(MOST_SLIPS);
-    // Each letter more or less is a slip.
+    // Each letter added or missing is a mistake.
     if most == 0 || name.len() > LONGEST || name.len().abs_diff(other.len()) > most {
         return None;
     }

@@ -6,16 +6,17 @@ use object::elf;
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 use object::{LittleEndian, SectionIndex};
 
-use super::{Entry, Table};
+use super::{SymbolEntry, SymbolTable};
+use crate::image::Image;
 
 type Header = elf::FileHeader64<LittleEndian>;
 
 /// Reads `.symtab`. `None` where there is none, or it has no function or variable.
-pub fn read(file: &[u8]) -> Option<Table> {
-    let header = Header::parse(file).ok()?;
-    let sections = header.sections(LittleEndian, file).ok()?;
+pub fn read(image: &Image<'_>) -> Option<SymbolTable> {
+    let file = image.file;
+    let sections = image.header.sections(LittleEndian, file).ok()?;
     let symbols = sections.symbols(LittleEndian, file, elf::SHT_SYMTAB).ok()?;
-    let mut table = Table::with_capacity(symbols.len());
+    let mut table = SymbolTable::with_capacity(symbols.len());
     for symbol in symbols.iter() {
         let Some(kind) = kind(symbol, &sections) else {
             continue;
@@ -32,7 +33,7 @@ pub fn read(file: &[u8]) -> Option<Table> {
         }
         let start = u32::try_from(table.text.len()).ok()?;
         table.text.push_str(name);
-        table.entries.push(Entry {
+        table.entries.push(SymbolEntry {
             address: symbol.st_value(LittleEndian),
             name: start,
             len,

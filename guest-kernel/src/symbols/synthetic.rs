@@ -38,7 +38,7 @@ impl Layout {
         Self::V7_2,
     ];
 
-    /// Whether a symbol near address 0 can be told.
+    /// Returns true if a symbol near address 0 can be stored.
     pub fn has_per_cpu(self) -> bool {
         matches!(self, Self::Absolute | Self::V6_1 | Self::V6_2 | Self::V6_4)
     }

@@ -212,7 +212,7 @@ fn an_unstripped_vmlinux_needs_no_kallsyms() {
 #[test]
 fn what_has_no_symbols_is_told_apart() {
     let parse = |file: &[u8]| Symbols::from_vmlinux(file).unwrap_err();
-    assert!(matches!(parse(b"no ELF"), SymbolsError::NotElf { .. }));
+    assert!(matches!(parse(b"no ELF"), SymbolsError::Image(_)));
     assert!(matches!(parse(&elf(&[0; 0x4000])), SymbolsError::None));
     let only_start = unstripped(&[(TEXT, 'T', "_stext".to_owned())]);
     assert!(matches!(

@@ -1,19 +1,18 @@
 //! What is x86-64: registers, page tables, what a supervisor may access, numbers of the architecture.
 
 pub mod control;
+pub mod flags;
+pub mod idt;
+mod opcode;
+pub mod page_entry;
 pub mod paging;
 pub mod registers;
 pub mod supervisor;
 
+pub use opcode::{INT3, JMP_REL32, JMP_REL32_LEN, NOP, NOP5, jmp_rel32};
+
 /// Bytes of the smallest page.
 pub const PAGE_SIZE: u64 = 4096;
-
-/// The one-byte breakpoint instruction (SDM vol. 2, INT3).
-pub const INT3: u8 = 0xcc;
-/// The one-byte instruction that does nothing (SDM vol. 2, NOP).
-pub const NOP: u8 = 0x90;
-/// The opcode of `jmp rel32` (SDM vol. 2, JMP).
-pub const JMP_REL32: u8 = 0xe9;
 
 /// Bytes of the longest instruction (SDM vol. 2, 2.3.11).
 pub const MAX_INSTRUCTION_LEN: usize = 15;

@@ -7,24 +7,11 @@
 use thiserror::Error;
 
 use super::PAGE_SIZE;
+use super::control::{ControlRegisters, cr0, cr4, efer};
+use super::page_entry::{ACCESSED, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::memory::{GuestMemory, MemoryError};
 
-const CR0_PG: u64 = 1 << 31;
-const CR4_PAE: u64 = 1 << 5;
-const CR4_LA57: u64 = 1 << 12;
-const EFER_LMA: u64 = 1 << 10;
-const EFER_NXE: u64 = 1 << 11;
-
-const PRESENT: u64 = 1 << 0;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-/// PS: the entry maps a large page instead of pointing at a table.
-const LARGE: u64 = 1 << 7;
-const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
 /// In the entry of a large page, bit 12 is the memory type (PAT) and no address bit.
 const LARGE_PAT: u64 = 1 << 12;
 /// Bits 12 to 51: the address in an entry and in CR3. Processors with fewer physical address
@@ -32,7 +19,7 @@ const LARGE_PAT: u64 = 1 << 12;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The kernel's half of the addresses (`Documentation/arch/x86/x86_64/mm.rst`).
-const UPPER_HALF: GuestVirtAddr = GuestVirtAddr(1 << 63);
+pub const UPPER_HALF: GuestVirtAddr = GuestVirtAddr(1 << 63);
 
 /// How the guest translates addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,26 +33,6 @@ pub enum PagingMode {
 }
 
 impl PagingMode {
-    /// The mode that a vCPU is in, by its control registers.
-    ///
-    /// # Errors
-    /// The vCPU runs with 32-bit paging, which a 64-bit kernel leaves behind at its entry.
-    pub fn from_registers(cr0: u64, cr4: u64, efer: u64) -> Result<Self, PagingModeError> {
-        if cr0 & CR0_PG == 0 {
-            return Ok(Self::Off);
-        }
-        if efer & EFER_LMA == 0 {
-            return Err(PagingModeError {
-                pae: cr4 & CR4_PAE != 0,
-            });
-        }
-        Ok(if cr4 & CR4_LA57 == 0 {
-            Self::FourLevel
-        } else {
-            Self::FiveLevel
-        })
-    }
-
     /// How many levels of tables a walk goes through, at most.
     pub const fn levels(self) -> u8 {
         match self {
@@ -95,25 +62,40 @@ pub struct PageTables {
     pub root: GuestPhysAddr,
     /// How many levels there are.
     pub mode: PagingMode,
-    /// Whether bit 63 of an entry means "no execution" (`EFER.NXE`); otherwise it is reserved.
+    /// True if bit 63 of an entry means "no execution" (`EFER.NXE`); otherwise it is reserved.
     pub no_execute: bool,
 }
 
-impl PageTables {
-    /// The page tables that a vCPU uses, by its control registers.
+impl ControlRegisters {
+    /// The paging mode that the vCPU is in.
     ///
     /// # Errors
-    /// See [`PagingMode::from_registers`].
-    pub fn from_registers(
-        cr0: u64,
-        cr3: u64,
-        cr4: u64,
-        efer: u64,
-    ) -> Result<Self, PagingModeError> {
-        Ok(Self {
-            root: GuestPhysAddr(cr3 & ADDRESS),
-            mode: PagingMode::from_registers(cr0, cr4, efer)?,
-            no_execute: efer & EFER_NXE != 0,
+    /// The vCPU runs with 32-bit paging, which a 64-bit kernel leaves behind at its entry.
+    pub fn paging_mode(&self) -> Result<PagingMode, PagingModeError> {
+        if self.cr0 & cr0::PG == 0 {
+            return Ok(PagingMode::Off);
+        }
+        if self.efer & efer::LMA == 0 {
+            return Err(PagingModeError {
+                pae: self.cr4 & cr4::PAE != 0,
+            });
+        }
+        Ok(if self.cr4 & cr4::LA57 == 0 {
+            PagingMode::FourLevel
+        } else {
+            PagingMode::FiveLevel
+        })
+    }
+
+    /// The page tables that the vCPU uses.
+    ///
+    /// # Errors
+    /// As for [`Self::paging_mode`].
+    pub fn page_tables(&self) -> Result<PageTables, PagingModeError> {
+        Ok(PageTables {
+            root: GuestPhysAddr(self.cr3 & ADDRESS),
+            mode: self.paging_mode()?,
+            no_execute: self.efer & efer::NXE != 0,
         })
     }
 }
@@ -333,7 +315,28 @@ pub fn read_virt(
     read_virt_or(memory, tables, None, at, into)
 }
 
-/// The same, with addresses of the kernel's that `tables` don't map looked up by the kernel's own top
+/// Reads a word of 8 bytes, by one load where it lies in one page.
+///
+/// # Errors
+/// As for [`read_virt`].
+pub fn read_virt_u64(
+    memory: &(impl GuestMemory + ?Sized),
+    tables: PageTables,
+    at: GuestVirtAddr,
+) -> Result<u64, VirtFault> {
+    const LEN: usize = size_of::<u64>();
+    if piece(at, 0, LEN)?.1 < LEN {
+        let mut word = [0; LEN];
+        read_virt(memory, tables, at, &mut word)?;
+        return Ok(u64::from_le_bytes(word));
+    }
+    walk(memory, tables, at)
+        .map_err(FaultCause::from)
+        .and_then(|page| Ok(memory.read_u64(page.phys)?))
+        .map_err(|cause| VirtFault { at, done: 0, cause })
+}
+
+/// As [`read_virt`], with addresses of the kernel's that `tables` don't map looked up by the kernel's own top
 /// table. A vCPU in user mode may have tables with next to nothing of the kernel in them
 /// (`Documentation/arch/x86/pti.rst`).
 ///

@@ -8,20 +8,11 @@
 //! vol. 2, 5.6 and 8.2.15.
 
 use super::PAGE_SIZE;
-use super::control::ControlRegisters;
+use super::control::{ControlRegisters, cr0, cr4};
+use super::flags::AC;
 use super::paging::{PageTables, PagingModeError, WalkError, walk};
 use crate::addr::{GuestPhysAddr, GuestVirtAddr};
 use crate::memory::GuestMemory;
-
-/// Write protection holds for the supervisor, too.
-const CR0_WP: u64 = 1 << 16;
-/// The supervisor may not access users' pages, unless RFLAGS.AC is set.
-const CR4_SMAP: u64 = 1 << 21;
-/// Protection keys of users' pages, and of the supervisor's.
-const CR4_PKE: u64 = 1 << 22;
-const CR4_PKS: u64 = 1 << 24;
-/// RFLAGS.AC.
-const AC: u64 = 1 << 18;
 
 /// Bits of a page fault's error code.
 const FAULT_PRESENT: u32 = 1 << 0;
@@ -44,6 +35,12 @@ pub enum AccessError {
     Unmarked,
 }
 
+impl From<PagingModeError> for AccessError {
+    fn from(_: PagingModeError) -> Self {
+        Self::Unknown
+    }
+}
+
 /// What an access does. A read-modify-write is a write from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
@@ -51,6 +48,16 @@ pub enum Intent {
     Read,
     /// It writes.
     Write,
+}
+
+/// Bytes that may be accessed, translated: those on a first page and those on the next.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    first: GuestPhysAddr,
+    /// How many bytes are at `first`, and how many in all.
+    split: usize,
+    len: usize,
+    second: GuestPhysAddr,
 }
 
 /// Guest memory as one vCPU in supervisor mode accesses it.
@@ -83,11 +90,6 @@ impl<'a> SupervisorMemory<'a> {
         &self.control
     }
 
-    /// The memory itself.
-    pub fn physical(&self) -> &'a dyn GuestMemory {
-        self.memory
-    }
-
     /// Translates an address and checks that its byte may be accessed, with these RFLAGS.
     ///
     /// # Errors
@@ -113,14 +115,14 @@ impl<'a> SupervisorMemory<'a> {
                 return Err(AccessError::Unknown);
             }
         };
-        let smap = self.control.cr4 & CR4_SMAP != 0 && rflags & AC == 0;
+        let smap = self.control.cr4 & cr4::SMAP != 0 && rflags & AC == 0;
         if page.user && smap {
             return fault(FAULT_PRESENT);
         }
-        if self.control.cr4 & if page.user { CR4_PKE } else { CR4_PKS } != 0 {
+        if self.control.cr4 & if page.user { cr4::PKE } else { cr4::PKS } != 0 {
             return Err(AccessError::Unknown);
         }
-        if is_write && !page.writable && self.control.cr0 & CR0_WP != 0 {
+        if is_write && !page.writable && self.control.cr0 & cr0::WP != 0 {
             return fault(FAULT_PRESENT);
         }
         if !page.accessed || is_write && !page.dirty {
@@ -129,63 +131,124 @@ impl<'a> SupervisorMemory<'a> {
         Ok(page.phys)
     }
 
-    /// Reads a range, with RFLAGS.AC clear, as the processor reads its own tables.
+    /// Translates and checks all bytes of an access, at most a page of them, before any is touched.
     ///
     /// # Errors
-    /// Part of it can't be read.
-    pub fn read(&self, at: GuestVirtAddr, into: &mut [u8]) -> Result<(), AccessError> {
-        let mut rest = into;
-        for (phys, len) in self.pieces(at, rest.len(), Intent::Read)? {
-            let (piece, behind) = rest.split_at_mut(len);
-            let read = self.memory.read(phys, piece);
-            read.map_err(|_| AccessError::Unknown)?;
-            rest = behind;
-        }
-        Ok(())
-    }
-
-    /// Reads a word of 8 bytes.
-    ///
-    /// # Errors
-    /// Part of it can't be read.
-    pub fn read_u64(&self, at: GuestVirtAddr) -> Result<u64, AccessError> {
-        let mut word = [0; 8];
-        self.read(at, &mut word)?;
-        Ok(u64::from_le_bytes(word))
-    }
-
-    /// Writes a range, with RFLAGS.AC clear, as the processor pushes an exception's frame; nothing where
-    /// part of it may not be written.
-    ///
-    /// # Errors
-    /// Part of it can't be written.
-    pub fn write(&self, at: GuestVirtAddr, from: &[u8]) -> Result<(), AccessError> {
-        let mut rest = from;
-        for (phys, len) in self.pieces(at, from.len(), Intent::Write)? {
-            let (piece, behind) = rest.split_at(len);
-            let written = self.memory.write_as_guest(phys, piece);
-            written.map_err(|_| AccessError::Unknown)?;
-            rest = behind;
-        }
-        Ok(())
-    }
-
-    /// The physical pieces of a range, none of them if not all of it may be accessed.
-    fn pieces(
+    /// Part of it can't be accessed.
+    pub fn span(
         &self,
         at: GuestVirtAddr,
         len: usize,
         intent: Intent,
-    ) -> Result<Vec<(GuestPhysAddr, usize)>, AccessError> {
-        let mut pieces = Vec::with_capacity(2);
-        let mut done = 0;
-        while done < len {
-            let virt = at.checked_add(done as u64).ok_or(AccessError::Unknown)?;
-            let piece = (len - done).min((PAGE_SIZE - virt.0 % PAGE_SIZE) as usize);
-            pieces.push((self.translate(virt, intent, 0)?, piece));
-            done += piece;
+        rflags: u64,
+    ) -> Result<Span, AccessError> {
+        let split = len.min((PAGE_SIZE - at.0 % PAGE_SIZE) as usize);
+        let first = self.translate(at, intent, rflags)?;
+        let rest = len - split;
+        if rest as u64 > PAGE_SIZE {
+            return Err(AccessError::Unknown);
         }
-        Ok(pieces)
+        let second = if rest > 0 {
+            let at = at.checked_add(split as u64).ok_or(AccessError::Unknown)?;
+            self.translate(at, intent, rflags)?
+        } else {
+            first
+        };
+        Ok(Span {
+            first,
+            split,
+            len,
+            second,
+        })
+    }
+
+    /// Reads an operand of at most 8 bytes, zero-extended.
+    ///
+    /// # Errors
+    /// Part of it is no memory, or it is longer.
+    pub fn load(&self, span: Span) -> Result<u64, AccessError> {
+        let mut bytes = [0; 8];
+        if span.split == bytes.len() {
+            let word = self.memory.read_u64(span.first);
+            return word.map_err(|_| AccessError::Unknown);
+        }
+        let operand = bytes.get_mut(..span.len).ok_or(AccessError::Unknown)?;
+        self.read_span(span, operand)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes an operand of at most 8 bytes, or nothing of it; not where the guest can't write at all,
+    /// whatever its page tables say.
+    ///
+    /// # Errors
+    /// Part of it can't be written, or it is longer.
+    pub fn store(&self, span: Span, value: u64) -> Result<(), AccessError> {
+        let bytes = value.to_le_bytes();
+        let operand = bytes.get(..span.len).ok_or(AccessError::Unknown)?;
+        self.write_span(span, operand)
+    }
+
+    /// Reads a range of at most a page, with RFLAGS.AC clear, as the processor reads its own tables.
+    ///
+    /// # Errors
+    /// Part of it can't be read.
+    pub fn read(&self, at: GuestVirtAddr, into: &mut [u8]) -> Result<(), AccessError> {
+        let span = self.span(at, into.len(), Intent::Read, 0)?;
+        self.read_span(span, into)
+    }
+
+    /// Reads a word of 8 bytes, as [`Self::read`].
+    ///
+    /// # Errors
+    /// Part of it can't be read.
+    pub fn read_u64(&self, at: GuestVirtAddr) -> Result<u64, AccessError> {
+        self.load(self.span(at, 8, Intent::Read, 0)?)
+    }
+
+    /// Writes a range of at most a page, with RFLAGS.AC clear, as the processor pushes an exception's
+    /// frame; nothing where part of it may not be written.
+    ///
+    /// # Errors
+    /// Part of it can't be written.
+    pub fn write(&self, at: GuestVirtAddr, from: &[u8]) -> Result<(), AccessError> {
+        let span = self.span(at, from.len(), Intent::Write, 0)?;
+        self.write_span(span, from)
+    }
+
+    fn read_span(&self, span: Span, into: &mut [u8]) -> Result<(), AccessError> {
+        let (first, second) = into.split_at_mut(span.split);
+        self.read_physical(span.first, first)?;
+        if second.is_empty() {
+            return Ok(());
+        }
+        self.read_physical(span.second, second)
+    }
+
+    fn write_span(&self, span: Span, from: &[u8]) -> Result<(), AccessError> {
+        let (first, second) = from.split_at(span.split);
+        if second.is_empty() {
+            return self.write_physical(span.first, first);
+        }
+        // The second page first proves to be memory; the two writes are no more one
+        // than they are on a real CPU.
+        let mut old = vec![0; first.len()];
+        self.read_physical(span.first, &mut old)?;
+        self.write_physical(span.first, first)?;
+        let written = self.write_physical(span.second, second);
+        written.inspect_err(|_| {
+            // The CPU will do the whole access: leave it what it expects.
+            let _undone = self.write_physical(span.first, &old);
+        })
+    }
+
+    fn read_physical(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), AccessError> {
+        let read = self.memory.read(at, into);
+        read.map_err(|_| AccessError::Unknown)
+    }
+
+    fn write_physical(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), AccessError> {
+        let written = self.memory.write_as_guest(at, from);
+        written.map_err(|_| AccessError::Unknown)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Where the guest finds what in the arena's data.
 
+use guest_state::x86_64::paging::PageSize;
 use guest_state::{GuestPhysAddr, GuestVirtAddr, PhysRange};
 
 use super::{BLOCKS, CALLS, HOLE, RINGS};
 use crate::ring::layout;
 
 /// What one entry of a page directory maps.
-pub(super) const LARGE_PAGE: u64 = 1 << 21;
+pub(super) const LARGE_PAGE: u64 = PageSize::Size2M.bytes();
 
 /// The blocks' part of the memory is its beginning.
 const BLOCKS_LEN: u64 = BLOCKS.end.0 - BLOCKS.start.0;

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use guest_state::x86_64::INT3;
+use guest_state::x86_64::{INT3, PAGE_SIZE, jmp_rel32};
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError};
 
 use super::error::PlaceError;
 use super::space::{Placement, Space};
 use super::{Arena, HOLE, SLOT_AREA};
-use crate::detour::{self, Detour, JUMP_LEN, Pattern};
+use crate::detour::{Detour, JUMP_LEN, Pattern};
 
-const PAGE: usize = 4096;
+const PAGE: usize = PAGE_SIZE as usize;
 /// Of an instruction's idle detours so many are looked at, the last ones, before it gets a new one.
 const REMEMBERED: usize = 16;
 /// How often a detour is built anew because it got longer at the place that it was given.
@@ -338,7 +338,7 @@ impl Arena {
         placement: Placement,
         detour: &Detour,
     ) -> Result<bool, MemoryError> {
-        let springboard = detour::jump(placement.target, placement.code).unwrap_or_default();
+        let springboard = jmp_rel32(placement.target, placement.code).unwrap_or_default();
         for (start, len) in parts(placement, detour.code.len()) {
             let end = start.wrapping_add(len as u64);
             let (first, last) = (start.0 / PAGE as u64, (end.0 - 1) / PAGE as u64);

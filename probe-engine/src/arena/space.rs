@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
+use guest_state::x86_64::PAGE_SIZE;
 
 use crate::detour::{JUMP_LEN, Pattern};
 
-const PAGE: u64 = 4096;
 /// What a jump can't reach.
 const REACH: u64 = 1 << 31;
 /// A detour has to be in reach not only of its probe, but also of what branches there lead to and
@@ -118,9 +118,9 @@ impl Space {
 
     /// Pages of 4 KiB in which something is.
     pub fn pages(&self) -> u64 {
-        let mut pages = self.area.end.div_ceil(PAGE) - self.area.start / PAGE;
+        let mut pages = self.area.end.div_ceil(PAGE_SIZE) - self.area.start / PAGE_SIZE;
         for (start, end) in &self.gaps {
-            pages -= (end / PAGE).saturating_sub(start.div_ceil(PAGE));
+            pages -= (end / PAGE_SIZE).saturating_sub(start.div_ceil(PAGE_SIZE));
         }
         pages
     }
@@ -352,7 +352,7 @@ mod tests {
             }
         }
         assert_eq!(refused, 0);
-        let (pages, least) = (space.pages(), bytes.div_ceil(PAGE));
+        let (pages, least) = (space.pages(), bytes.div_ceil(PAGE_SIZE));
         assert!(pages < 8 * least, "{pages} pages for {least}");
     }
 

@@ -6,23 +6,19 @@
 
 use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
+use guest_state::x86_64::PAGE_SIZE;
+use guest_state::x86_64::page_entry::{
+    ACCESSED, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, WRITABLE,
+};
+use guest_state::x86_64::paging::PageSize;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
 use super::HOLE;
 use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
 
-const PAGE: u64 = 4096;
 /// What a page directory maps.
-const GIGABYTE: u64 = 1 << 30;
-
-const PRESENT: u64 = 1 << 0;
-const WRITABLE: u64 = 1 << 1;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
-const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
+const GIGABYTE: u64 = PageSize::Size1G.bytes();
 
 /// As the kernel's own entries for tables: the lowest level decides.
 const TABLE: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY;
@@ -68,7 +64,7 @@ impl Tables {
     /// Writes the tables, and points the kernel's at them last.
     pub(super) fn install(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         let region = self.region;
-        let mut entries = [[0; PAGE as usize]; OURS.len()];
+        let mut entries = [[0; PAGE_SIZE as usize]; OURS.len()];
         let [data, code] = &mut entries;
         for stretch in data::stretches(region.data) {
             map(
@@ -99,7 +95,7 @@ impl Tables {
     /// Those of the two entries.
     fn directories(&self) -> [GuestPhysAddr; 2] {
         let tables = self.region.tables;
-        [tables, tables.wrapping_add(PAGE)]
+        [tables, tables.wrapping_add(PAGE_SIZE)]
     }
 
     /// Whether the kernel's table is what it should be.
@@ -148,7 +144,7 @@ fn check(region: &ArenaMemory) -> Result<(), InstallError> {
             && (LARGE_PAGE..=GIGABYTE).contains(&part.len)
             && end.is_some_and(|end| end <= PHYS_END)
     };
-    if tables.0 % PAGE == 0 && whole(code) && whole(data) {
+    if tables.0 % PAGE_SIZE == 0 && whole(code) && whole(data) {
         Ok(())
     } else {
         Err(InstallError::BadRegion { region: *region })
@@ -157,7 +153,7 @@ fn check(region: &ArenaMemory) -> Result<(), InstallError> {
 
 /// Maps memory by a page directory from entry `first` on.
 fn map(
-    directory: &mut [u8; PAGE as usize],
+    directory: &mut [u8; PAGE_SIZE as usize],
     first: usize,
     phys: GuestPhysAddr,
     len: u64,
@@ -174,7 +170,7 @@ fn kernel_table(image: &ImageMap, symbols: &Symbols) -> Result<GuestPhysAddr, In
     let address = symbols.find(KERNEL_TABLE)?.address;
     image
         .to_phys(address)
-        .filter(|(phys, left)| *left >= PAGE && phys.0 % PAGE == 0)
+        .filter(|(phys, left)| *left >= PAGE_SIZE && phys.0 % PAGE_SIZE == 0)
         .map(|(phys, _)| phys)
         .ok_or(InstallError::NotLoaded { address })
 }

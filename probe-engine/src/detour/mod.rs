@@ -30,7 +30,7 @@ pub use generate::generate;
 pub use ground::{Ground, is_early, is_free};
 pub use gs::functions_without;
 pub use live::Dead;
-pub use pun::{Pattern, jump};
+pub use pun::Pattern;
 pub use purpose::{Follow, Purpose, Tag};
 pub use region::{JUMP_LEN, Region, region};
 pub use targets::BranchTargets;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
-use guest_state::x86_64::JMP_REL32;
+use guest_state::x86_64::jmp_rel32;
 
 use super::region::{JUMP_LEN, Region};
 
@@ -56,13 +56,10 @@ impl Pattern {
 
     /// The jump from `at` to `target`, if that is in reach and its bytes are as they have to be.
     pub fn jump(self, at: GuestVirtAddr, target: GuestVirtAddr) -> Option<[u8; JUMP_LEN]> {
-        let by = target.0.wrapping_sub(next(at)).cast_signed();
-        let by = i32::try_from(by).ok()?.cast_unsigned();
-        if by & self.mask != WIRES & self.mask {
-            return None;
-        }
-        let [a, b, c, d] = by.to_le_bytes();
-        Some([JMP_REL32, a, b, c, d])
+        let jump = jmp_rel32(at, target)?;
+        let [_, displacement @ ..] = jump;
+        let by = u32::from_le_bytes(displacement);
+        (by & self.mask == WIRES & self.mask).then_some(jump)
     }
 
     /// The first run of addresses in `range` that a jump from `at` can lead to: each address in it, and
@@ -138,18 +135,14 @@ const fn next(at: GuestVirtAddr) -> u64 {
     at.0.wrapping_add(JUMP_LEN as u64)
 }
 
-/// The jump from one place to another, whatever its bytes.
-pub fn jump(at: GuestVirtAddr, target: GuestVirtAddr) -> Option<[u8; JUMP_LEN]> {
-    Pattern::default().jump(at, target)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use guest_state::x86_64::{INT3, JMP_REL32};
+
     use super::*;
 
-    const INT3: u8 = 0xcc;
     const AT: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_8123_4560);
     const HOLE: Range<GuestVirtAddr> =
         GuestVirtAddr(0xffff_ffff_4000_0000)..GuestVirtAddr(0xffff_ffff_7f80_0000);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
-use guest_state::x86_64::INT3;
+use guest_state::x86_64::{INT3, JMP_REL32_LEN};
 use iced_x86::{FlowControl, Instruction, Mnemonic};
 
 use super::ground::Ground;
@@ -15,7 +15,7 @@ use crate::relocate::bound_in_detour;
 const BEYOND: usize = 4;
 
 /// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
-pub const JUMP_LEN: usize = 5;
+pub const JUMP_LEN: usize = JMP_REL32_LEN;
 
 /// The instructions that a jump overwrites, whole.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind, Register};
 
 use super::flags::{AC, CF, DF, IF};
 use super::plan::{
-    Address, Arithmetic, Base, Count, Operand, Operation, Plan, Reg, Segment, Shift, Target, Unary,
-    Width,
+    Address, Arithmetic, Base, Count, Operand, Operation, Plan, Reg, SegmentBase, Shift, Target,
+    Unary, Width,
 };
 use crate::insn::Prefixes;
 
@@ -81,7 +81,7 @@ fn operation(insn: &Instruction) -> Option<Operation> {
             width: width()?,
             // A segment has no part in `lea`.
             address: Address {
-                segment: Segment::Flat,
+                segment: SegmentBase::Flat,
                 ..address(insn)?
             },
         },
@@ -312,9 +312,9 @@ pub(super) fn address_of(
         register => Some((number(register)?, u8::try_from(scale).ok()?)),
     };
     let segment = match segment {
-        Register::FS => Segment::Fs,
-        Register::GS => Segment::Gs,
-        _ => Segment::Flat,
+        Register::FS => SegmentBase::Fs,
+        Register::GS => SegmentBase::Gs,
+        _ => SegmentBase::Flat,
     };
     Some(Address {
         base,

@@ -7,23 +7,11 @@
 //! width as if its bits went on with zeros. A comparison with an AMD EPYC found
 //! these alike but for AF after shifts, which that sets.
 
-use super::plan::{Arithmetic, Shift, Unary, Width};
+pub(crate) use guest_state::x86_64::flags::{
+    AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF,
+};
 
-pub(crate) const CF: u64 = 1 << 0;
-pub(crate) const PF: u64 = 1 << 2;
-pub(crate) const AF: u64 = 1 << 4;
-pub(crate) const ZF: u64 = 1 << 6;
-pub(crate) const SF: u64 = 1 << 7;
-pub(crate) const TF: u64 = 1 << 8;
-pub(crate) const IF: u64 = 1 << 9;
-pub(crate) const DF: u64 = 1 << 10;
-pub(crate) const OF: u64 = 1 << 11;
-pub(crate) const IOPL: u64 = 3 << 12;
-pub(crate) const NT: u64 = 1 << 14;
-pub(crate) const RF: u64 = 1 << 16;
-pub(crate) const VM: u64 = 1 << 17;
-pub(crate) const AC: u64 = 1 << 18;
-pub(crate) const ID: u64 = 1 << 21;
+use super::plan::{Arithmetic, Shift, Unary, Width};
 
 /// The six that arithmetic sets.
 pub(crate) const STATUS: u64 = CF | PF | AF | ZF | SF | OF;

@@ -13,13 +13,11 @@
 
 mod compile;
 mod flags;
-mod memory;
 mod plan;
 mod run;
 mod touched;
 
 pub(crate) use compile::compile;
-pub(crate) use memory::View;
 pub(crate) use plan::Plan;
 pub use run::Outcome;
 pub(crate) use run::run;

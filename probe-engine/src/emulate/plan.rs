@@ -1,5 +1,7 @@
 //! The emulated instructions, reduced to what carrying them out needs.
 
+use guest_state::ControlRegisters;
+
 /// Size of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
@@ -71,12 +73,23 @@ pub(crate) enum Base {
     NextInstruction,
 }
 
-/// The segments that have a base in 64-bit mode.
+/// The base of an operand's segment: 0 in 64-bit mode, except for FS and GS (Intel SDM vol. 1, 3.3.7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Segment {
+pub(crate) enum SegmentBase {
     Flat,
     Fs,
     Gs,
+}
+
+impl SegmentBase {
+    /// The base on a vCPU with these control registers.
+    pub(crate) fn value(self, control: &ControlRegisters) -> u64 {
+        match self {
+            Self::Flat => 0,
+            Self::Fs => control.fs_base,
+            Self::Gs => control.gs_base,
+        }
+    }
 }
 
 /// A memory operand with 64-bit addressing.
@@ -86,7 +99,7 @@ pub(crate) struct Address {
     /// Register number and scale.
     pub(crate) index: Option<(u8, u8)>,
     pub(crate) displacement: u64,
-    pub(crate) segment: Segment,
+    pub(crate) segment: SegmentBase,
 }
 
 /// What an instruction reads or writes.

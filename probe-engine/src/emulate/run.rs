@@ -1,11 +1,12 @@
 //! Carrying out a plan on a stopped vCPU.
 
-use guest_state::x86_64::supervisor::{AccessError, Intent};
+use guest_state::x86_64::supervisor::{AccessError, Intent, Span, SupervisorMemory};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
-use super::memory::{Span, View};
-use super::plan::{Address, Base, Count, Operand, Operation, Plan, Reg, Segment, Target, Width};
+use super::plan::{
+    Address, Base, Count, Operand, Operation, Plan, Reg, SegmentBase, Target, Width,
+};
 
 /// How a plan ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub enum Outcome {
 pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Outcome {
     let regs = *vcpu.registers();
     let next = regs.rip.wrapping_add(u64::from(plan.len));
-    let mut machine = Machine {
+    let mut emulation = Emulation {
         regs,
         next,
         memory,
@@ -37,9 +38,9 @@ pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) ->
         view: None,
         store: None,
     };
-    match machine
+    match emulation
         .execute(&plan.operation)
-        .and_then(|()| machine.commit(&plan.operation))
+        .and_then(|()| emulation.commit(&plan.operation))
     {
         Ok(()) if plan.operation == Operation::Halt => Outcome::Halted,
         Ok(()) => Outcome::Done,
@@ -55,7 +56,7 @@ pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) ->
 }
 
 /// An instruction under way: what it will leave behind.
-struct Machine<'a> {
+struct Emulation<'a> {
     /// The registers to be. RIP stays at the instruction until the end.
     regs: Registers,
     /// Where execution goes on: after the instruction, until a branch says otherwise.
@@ -63,7 +64,7 @@ struct Machine<'a> {
     memory: &'a dyn GuestMemory,
     vcpu: &'a mut dyn Vcpu,
     /// Made when memory is first needed: it costs a system call.
-    view: Option<View<'a>>,
+    view: Option<SupervisorMemory<'a>>,
     /// The one write to memory.
     store: Option<(Span, u64)>,
 }
@@ -75,7 +76,7 @@ enum Destination {
     Memory(Span),
 }
 
-impl<'a> Machine<'a> {
+impl<'a> Emulation<'a> {
     fn execute(&mut self, operation: &Operation) -> Result<(), AccessError> {
         match *operation {
             Operation::Nothing | Operation::Halt => {}
@@ -244,12 +245,12 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn view(&mut self) -> Result<&View<'a>, AccessError> {
+    fn view(&mut self) -> Result<&SupervisorMemory<'a>, AccessError> {
         let view = match self.view.take() {
             Some(view) => view,
             None => {
                 let control = self.vcpu.control().map_err(|_| AccessError::Unknown)?;
-                View::new(self.memory, control)?
+                SupervisorMemory::new(self.memory, control)?
             }
         };
         Ok(self.view.insert(view))
@@ -257,9 +258,8 @@ impl<'a> Machine<'a> {
 
     fn address(&mut self, address: &Address) -> Result<u64, AccessError> {
         let segment = match address.segment {
-            Segment::Flat => 0,
-            Segment::Fs => self.view()?.control().fs_base,
-            Segment::Gs => self.view()?.control().gs_base,
+            SegmentBase::Flat => 0,
+            other => other.value(self.view()?.control()),
         };
         let end = self.regs.rip.wrapping_add(self.length());
         Ok(address.resolve(&self.regs, end).wrapping_add(segment))
@@ -273,7 +273,8 @@ impl<'a> Machine<'a> {
 
     fn span(&mut self, at: u64, width: Width, access: Intent) -> Result<Span, AccessError> {
         let rflags = self.regs.rflags;
-        self.view()?.span(at, width, access, rflags)
+        let at = GuestVirtAddr(at);
+        self.view()?.span(at, width.bytes(), access, rflags)
     }
 
     fn read(&mut self, from: Operand, width: Width) -> Result<u64, AccessError> {

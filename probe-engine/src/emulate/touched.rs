@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use guest_state::x86_64::supervisor::{AccessError, Intent};
+use guest_state::x86_64::PAGE_SIZE;
+use guest_state::x86_64::supervisor::{AccessError, Intent, SupervisorMemory};
 use guest_state::{GuestVirtAddr, Registers};
 use iced_x86::{
     CodeSize, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess,
@@ -15,11 +16,8 @@ use iced_x86::{
 
 use super::compile::address_of;
 use super::flags::DF;
-use super::memory::View;
-use super::plan::{Address, Segment, Width};
+use super::plan::{Address, Width};
 
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 /// How many pages of a repeated instruction's operand are looked at.
 const MAX_PAGES: u64 = 1024;
 
@@ -108,7 +106,7 @@ impl Touched {
     /// There may be a fault that isn't a page fault.
     pub(crate) fn fault(
         &self,
-        view: &View<'_>,
+        view: &SupervisorMemory<'_>,
         regs: &Registers,
     ) -> Result<Option<(GuestVirtAddr, u32)>, OnlyCpuKnows> {
         if self.repeats && regs.rcx == 0 {
@@ -132,24 +130,33 @@ impl Touched {
     ///
     /// # Errors
     /// It can't be read.
-    pub(crate) fn value(&self, view: &View<'_>, regs: &Registers) -> Result<u64, OnlyCpuKnows> {
+    pub(crate) fn value(
+        &self,
+        view: &SupervisorMemory<'_>,
+        regs: &Registers,
+    ) -> Result<u64, OnlyCpuKnows> {
         let touch = self.touches.first().ok_or(OnlyCpuKnows)?;
         let width = Width::of_bytes(touch.len as usize).ok_or(OnlyCpuKnows)?;
-        let at = touch.start(view, regs, self.len);
-        view.span(at, width, touch.access, regs.rflags)
+        let at = GuestVirtAddr(touch.start(view, regs, self.len));
+        view.span(at, width.bytes(), touch.access, regs.rflags)
             .and_then(|span| view.load(span))
             .map_err(|_| OnlyCpuKnows)
     }
 
-    /// Whether any byte of a range is accessed by the instruction at RIP.
-    pub(crate) fn overlaps(&self, view: &View<'_>, regs: &Registers, range: Range<u64>) -> bool {
+    /// Returns true if any byte of a range is accessed by the instruction at RIP.
+    pub(crate) fn overlaps(
+        &self,
+        view: &SupervisorMemory<'_>,
+        regs: &Registers,
+        range: Range<u64>,
+    ) -> bool {
         self.touches.iter().any(|touch| {
             let start = touch.start(view, regs, self.len);
             start < range.end && range.start < start.saturating_add(touch.len)
         })
     }
 
-    /// True when there is nothing to check.
+    /// Returns true if there is nothing to check.
     pub(crate) fn is_empty(&self) -> bool {
         self.touches.is_empty()
     }
@@ -157,12 +164,8 @@ impl Touched {
 
 impl Touch {
     /// The first byte.
-    fn start(&self, view: &View<'_>, regs: &Registers, insn_len: u64) -> u64 {
-        let segment = match self.address.segment {
-            Segment::Flat => 0,
-            Segment::Fs => view.control().fs_base,
-            Segment::Gs => view.control().gs_base,
-        };
+    fn start(&self, view: &SupervisorMemory<'_>, regs: &Registers, insn_len: u64) -> u64 {
+        let segment = self.address.segment.value(view.control());
         let end = regs.rip.wrapping_add(insn_len);
         let mut start = self.address.resolve(regs, end).wrapping_add(segment);
         if let Some((register, bytes)) = self.bit {
@@ -175,13 +178,13 @@ impl Touch {
     /// their operands, too.
     fn later_rounds(
         &self,
-        view: &View<'_>,
+        view: &SupervisorMemory<'_>,
         regs: &Registers,
         insn_len: u64,
     ) -> Result<(), OnlyCpuKnows> {
         let start = self.start(view, regs, insn_len);
         let behind = regs.rcx.saturating_sub(1).saturating_mul(self.len);
-        if behind / PAGE > MAX_PAGES {
+        if behind / PAGE_SIZE > MAX_PAGES {
             return Err(OnlyCpuKnows);
         }
         let (first, last) = if regs.rflags & DF == 0 {
@@ -189,8 +192,8 @@ impl Touch {
         } else {
             (start.wrapping_sub(behind), start.wrapping_add(self.len - 1))
         };
-        for page in 0..=behind / PAGE + 1 {
-            let at = first.wrapping_add(page * PAGE).min(last);
+        for page in 0..=behind / PAGE_SIZE + 1 {
+            let at = first.wrapping_add(page * PAGE_SIZE).min(last);
             match view.translate(GuestVirtAddr(at), self.access, regs.rflags) {
                 Ok(_) | Err(AccessError::Unmarked) => {}
                 Err(AccessError::PageFault { .. } | AccessError::Unknown) => {
@@ -203,7 +206,7 @@ impl Touch {
 
     fn fault(
         &self,
-        view: &View<'_>,
+        view: &SupervisorMemory<'_>,
         regs: &Registers,
         insn_len: u64,
     ) -> Result<Option<(GuestVirtAddr, u32)>, OnlyCpuKnows> {

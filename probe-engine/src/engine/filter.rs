@@ -1,6 +1,6 @@
 //! Which hits of a breakpoint meet the conditions of a probe; detours have those compiled in.
 
-use guest_state::x86_64::paging::{PageTables, read_virt};
+use guest_state::x86_64::paging::{read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 
 use super::Engine;
@@ -52,19 +52,15 @@ impl Engine {
             let at = control
                 .gs_base
                 .wrapping_add_signed(variables.current_task?.into());
-            let task = u64::from_le_bytes(bytes(memory, tables, at)?);
+            let task = read_virt_u64(memory, tables, GuestVirtAddr(at)).ok()?;
             let number = |offset: Option<u32>| {
                 let at = task.wrapping_add(offset?.into());
-                Some(u32::from_le_bytes(bytes(memory, tables, at)?))
+                let mut bytes = [0; 4];
+                read_virt(memory, tables, GuestVirtAddr(at), &mut bytes).ok()?;
+                Some(u32::from_le_bytes(bytes))
             };
             Some((number(variables.pid), number(variables.tgid)))
         };
         vcpu.control().ok().and_then(read).unwrap_or_default()
     }
-}
-
-fn bytes<const N: usize>(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    read_virt(memory, tables, GuestVirtAddr(at), &mut bytes).ok()?;
-    Some(bytes)
 }

@@ -1,10 +1,11 @@
 //! Which exceptions an instruction will raise, computed before it is executed in a copy: there, an
 //! exception would show the guest the copy's address.
 
+use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 use iced_x86::{Instruction, OpKind, Register};
 
-use crate::emulate::{OnlyCpuKnows, Touched, View};
+use crate::emulate::{OnlyCpuKnows, Touched};
 use crate::relocate::Division;
 
 /// What has to be looked at before.
@@ -58,7 +59,7 @@ impl Foresight {
         let Some(view) = vcpu
             .control()
             .ok()
-            .and_then(|control| View::new(memory, control).ok())
+            .and_then(|control| SupervisorMemory::new(memory, control).ok())
         else {
             return Foreseen::Unknown;
         };
@@ -72,7 +73,7 @@ impl Foresight {
         }
     }
 
-    fn divide(&self, registers: &Registers, view: Option<&View<'_>>) -> Foreseen {
+    fn divide(&self, registers: &Registers, view: Option<&SupervisorMemory<'_>>) -> Foreseen {
         let Some((division, divisor)) = self.division else {
             return Foreseen::Nothing;
         };

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guest_kernel::blacklist::{self, Patched, Reason};
-use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN};
+use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use super::body::{Body, Function, KernelBody};
@@ -15,10 +15,6 @@ use super::{Engine, guest_kprobes};
 use crate::error::RegisterError;
 use crate::insn::{self, Code};
 use crate::probe::{Place, ProbeKind};
-
-/// The nop that stands in for the call to `__fentry__` while a function isn't
-/// traced (`arch/x86/include/asm/nops.h`, `BYTES_NOP5`).
-const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
 /// Length of `endbr64` (SDM vol. 2, ENDBR64).
 const ENDBR_LEN: usize = 4;
@@ -223,7 +219,8 @@ pub(super) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entr
             let found = body.blacklist().ftrace_site(site);
             found.is_some_and(|site| site.start == behind)
         }
-        // A kernel without ftrace has such nops only where it has a reason.
+        // `BYTES_NOP5` (arch/x86/include/asm/nops.h) stands in for the call to `__fentry__` while a function
+        // isn't traced. A kernel without ftrace has such nops only where it has a reason.
         false => bytes.get(endbr..endbr + NOP5.len()) == Some(&NOP5),
     };
     Entry {

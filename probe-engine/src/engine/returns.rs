@@ -401,9 +401,7 @@ impl Word {
     }
 
     fn read(self, memory: &dyn GuestMemory) -> Option<u64> {
-        let mut word = [0; WORD as usize];
-        memory.read(self.at, &mut word).ok()?;
-        Some(u64::from_le_bytes(word))
+        memory.read_u64(self.at).ok()
     }
 
     fn write(self, memory: &dyn GuestMemory, word: u64) -> bool {

@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use guest_state::x86_64::flags::TF;
+use guest_state::x86_64::idt::{GATE_LEN, Gate};
 use guest_state::x86_64::paging::{read_virt, write_virt};
 use guest_state::x86_64::vector;
 use guest_state::{
@@ -19,10 +21,6 @@ use super::site::{Relocated, Site, Way};
 use super::trap::{Found, find};
 use crate::event::Detail;
 
-/// The trap flag of RFLAGS.
-const TF: u64 = 1 << 8;
-/// Bytes of a gate in the interrupt descriptor table.
-const GATE: u64 = 16;
 /// What an instruction may raise of which nothing is known.
 const USUAL: [u8; 4] = [
     vector::PAGE_FAULT,
@@ -239,20 +237,11 @@ fn handlers(
     };
     let tables = control.page_tables().ok();
     vectors.map(|vector| {
-        let at = GATE * u64::from(vector);
-        if at + GATE - 1 > u64::from(control.idt_limit) {
-            return None;
-        }
-        let mut gate = [0; GATE as usize];
-        let at = GuestVirtAddr(control.idt_base.wrapping_add(at));
+        let at = Gate::address(control.idt_base, control.idt_limit, vector)?;
+        let mut gate = [0; GATE_LEN];
         read_virt(memory, tables?, at, &mut gate).ok()?;
-        // Offset bits 0-15, 16-31 and 32-63 (SDM vol. 3A, 6.14.1).
-        let [a, b, _, _, _, _, c, d, e, f, g, h, ..] = gate;
-        let entry = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        (entry != 0).then_some(ExceptionHandler {
-            vector,
-            entry: GuestVirtAddr(entry),
-        })
+        let entry = Gate::from_bytes(gate).handler;
+        (entry.0 != 0).then_some(ExceptionHandler { vector, entry })
     })
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use guest_state::x86_64::paging::walk;
+use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::{INT3, vector};
 use guest_state::{
     Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu,
@@ -15,7 +16,7 @@ use super::record::Probe;
 use super::site::{Milestone, Site, Way};
 use super::step::StepIn;
 use super::table::Table;
-use crate::emulate::{self, Outcome, Touched, View};
+use crate::emulate::{self, Outcome, Touched};
 use crate::event::{Detail, Event, EventSink};
 use crate::probe::ProbeKind;
 
@@ -336,7 +337,7 @@ impl Engine {
         let view = vcpu
             .control()
             .ok()
-            .map(|control| View::new(memory, control));
+            .map(|control| SupervisorMemory::new(memory, control));
         let Some(Ok(view)) = view else {
             return true;
         };

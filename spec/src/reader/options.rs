@@ -3,8 +3,9 @@
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{Capture, Condition, ProbeOptions, Relation};
 
-use super::{Reader, Wrong};
-use crate::{CONDITIONS_MAX, names};
+use super::cursor::{Cursor, Wrong};
+use crate::limits::CONDITIONS_MAX;
+use crate::names;
 
 /// Relations as they are written; one that begins like another stands before it.
 pub const RELATIONS: [(&str, Relation); 7] = [
@@ -23,14 +24,14 @@ pub const AND: &str = "&&";
 /// For a capture of no register.
 pub const NO_REGISTER: &str = "none";
 
-/// What the words behind the place ask for, but for the kind's own.
+/// What the words behind the place set, except for the kind's own options.
 #[derive(Default)]
 pub struct Asked {
     pub enabled: Option<bool>,
     pub options: ProbeOptions,
 }
 
-impl<'a> Reader<'a> {
+impl Cursor<'_> {
     pub fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<Asked, Wrong> {
         let mut asked = Asked::default();
         loop {
@@ -186,6 +187,25 @@ impl<'a> Reader<'a> {
                 Ok((*relation, with_sign))
             }
             _ => self.wrong("one of == != < <= > >= & belongs here"),
+        }
+    }
+
+    /// Says what is wrong with what stands right behind the place.
+    fn junk<T>(&self, place: &Place) -> Result<T, Wrong> {
+        match (self.rest().chars().next(), place) {
+            (Some('-'), _) if self.word().contains(':') => {
+                self.wrong("a module's name has `_` for every `-`")
+            }
+            (Some('-'), _) => self.wrong("an offset is positive: SYM+0x10"),
+            (Some('+'), Place::Address(_)) => {
+                self.wrong("an address takes no offset: add it to the address")
+            }
+            (Some('%'), Place::Address(_)) => {
+                self.wrong("for a return probe on an address, write `r 0xADDRESS`")
+            }
+            (Some('/'), _) => self.wrong("a length is for a watchpoint: `w PLACE/LENGTH`"),
+            (Some(other), _) => self.wrong(&format!("`{other}` doesn't belong here")),
+            (None, _) => self.wrong("more belongs here"),
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use guest_kernel::Kernel;
-use guest_kernel::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
+use guest_kernel::blacklist::{Entry, Reason, Tables};
 use guest_kernel::btf::Btf;
 use guest_kernel::modules::ModuleReader;
 use guest_kernel::symbols::{LookupError, Symbols};
+use guest_kernel::{Image, Kernel};
 use guest_state::GuestVirtAddr;
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use probe_engine::detour;
@@ -146,13 +146,13 @@ fn suggestions(cx: &Context) -> TestResult {
 fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
     let file = std::fs::read(cx.kernel(kernel)).map_err(Failure::io("read the kernel"))?;
     let elf = read_kernel(file).map_err(|e| wrong!("{e}"))?.elf;
-    let symbols = Symbols::from_vmlinux(&elf).map_err(|e| wrong!("{e}"))?;
-    let btf = Btf::from_image(&elf, &symbols).map_err(|e| wrong!("{e}"))?;
+    let image = Image::parse(&elf).map_err(|e| wrong!("{e}"))?;
+    let symbols = Symbols::from_image(&image).map_err(|e| wrong!("{e}"))?;
+    let btf = Btf::from_image(&image, &symbols).map_err(|e| wrong!("{e}"))?;
     let btf = btf.ok_or_else(|| wrong!("the kernel has no types"))?;
-    let read = Blacklist::from_image(&elf, &symbols, Some(&btf));
-    let blacklist = read.map_err(|e| wrong!("{e}"))?;
-    let read = ExceptionTable::from_image(&elf, &symbols, Some(&btf));
-    let exceptions = read.map_err(|e| wrong!("{e}"))?;
+    let read = Tables::of(&image, &symbols, Some(&btf)).map_err(|e| wrong!("{e}"))?;
+    let blacklist = read.blacklist().map_err(|e| wrong!("{e}"))?;
+    let exceptions = read.exceptions().map_err(|e| wrong!("{e}"))?;
     ModuleReader::new(&btf, &symbols).map_err(|e| wrong!("{e}"))?;
 
     let mut counts = BTreeMap::new();

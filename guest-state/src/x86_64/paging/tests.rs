@@ -43,24 +43,37 @@ fn map(memory: &TestMemory, mode: PagingMode, at: u64, entries: &[u64]) {
 fn the_mode_follows_the_control_registers() {
     for (cr0, cr4, efer, expected) in [
         (1, 0, 0, Ok(PagingMode::Off)),
-        (CR0_PG | 1, CR4_PAE, EFER_LMA, Ok(PagingMode::FourLevel)),
+        (cr0::PG | 1, cr4::PAE, efer::LMA, Ok(PagingMode::FourLevel)),
         (
-            CR0_PG | 1,
-            CR4_PAE | CR4_LA57,
-            EFER_LMA,
+            cr0::PG | 1,
+            cr4::PAE | cr4::LA57,
+            efer::LMA,
             Ok(PagingMode::FiveLevel),
         ),
-        (CR0_PG | 1, CR4_PAE, 0, Err(PagingModeError { pae: true })),
-        (CR0_PG | 1, 0, 0, Err(PagingModeError { pae: false })),
+        (cr0::PG | 1, cr4::PAE, 0, Err(PagingModeError { pae: true })),
+        (cr0::PG | 1, 0, 0, Err(PagingModeError { pae: false })),
     ] {
-        assert_eq!(PagingMode::from_registers(cr0, cr4, efer), expected);
+        let control = ControlRegisters {
+            cr0,
+            cr4,
+            efer,
+            ..ControlRegisters::default()
+        };
+        assert_eq!(control.paging_mode(), expected);
     }
 }
 
 #[test]
 fn cr3_loses_its_flags() {
     let lam_and_pcid = (1 << 61) | 0x0123_4000 | 0x18;
-    let tables = PageTables::from_registers(CR0_PG, lam_and_pcid, CR4_PAE, EFER_LMA).unwrap();
+    let control = ControlRegisters {
+        cr0: cr0::PG,
+        cr3: lam_and_pcid,
+        cr4: cr4::PAE,
+        efer: efer::LMA,
+        ..ControlRegisters::default()
+    };
+    let tables = control.page_tables().unwrap();
     assert_eq!(tables.root, GuestPhysAddr(0x0123_4000));
     assert!(!tables.no_execute);
 }
@@ -239,6 +252,29 @@ fn a_range_may_cross_page_borders() {
     let mut back = [0; 4];
     read_virt(&memory, tables, at, &mut back).unwrap();
     assert_eq!(back, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_word_is_read_from_one_page_or_two() {
+    let (memory, tables, start) = two_pages();
+    let end = start.wrapping_add(2 * PAGE_SIZE);
+    let bytes: Vec<_> = (1..=24).collect();
+    write_virt(&memory, tables, start.wrapping_add(PAGE_SIZE - 12), &bytes).unwrap();
+    for first in [1, 4, 5, 6, 12, 13, 17] {
+        let at = start.wrapping_add(PAGE_SIZE - 12 + u64::from(first) - 1);
+        let expected = std::array::from_fn(|i| first + i as u8);
+        let word = read_virt_u64(&memory, tables, at);
+        assert_eq!(word, Ok(u64::from_le_bytes(expected)), "{at}");
+    }
+    for (at, done) in [(end, 0), (GuestVirtAddr(end.0 - 6), 6)] {
+        let cause = WalkError::NotPresent { at: end, level: 1 }.into();
+        let fault = VirtFault {
+            at: end,
+            done,
+            cause,
+        };
+        assert_eq!(read_virt_u64(&memory, tables, at), Err(fault));
+    }
 }
 
 #[test]

@@ -1,16 +1,7 @@
 use super::*;
 use crate::testing::TestMemory;
-
-const CR0_PG: u64 = 1 << 31;
-const CR4_LA57: u64 = 1 << 12;
-const EFER_LMA: u64 = 1 << 10;
-
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
+use crate::x86_64::control::efer;
+use crate::x86_64::page_entry::{ACCESSED, DIRTY, LARGE, PRESENT, USER, WRITABLE};
 
 /// Tables of the test's guest, a page each: four levels, the last of 4 KiB pages.
 const TABLES: [u64; 4] = [0x1000, 0x2000, 0x3000, 0x4000];
@@ -40,9 +31,9 @@ fn guest(table: u64, entries: &[u64]) -> (TestMemory, ControlRegisters) {
         put(&memory, TABLES[3] + index * 8, *entry);
     }
     let control = ControlRegisters {
-        cr0: CR0_PG | CR0_WP,
+        cr0: cr0::PG | cr0::WP,
         cr3: TABLES[0] | 0x18,
-        efer: EFER_LMA,
+        efer: efer::LMA,
         ..ControlRegisters::default()
     };
     (memory, control)
@@ -66,16 +57,16 @@ fn a_write_goes_where_the_processor_s_would_and_nowhere_else() {
         (PLAIN, PLAIN & !DIRTY, 0, false, false),
         (PLAIN, PLAIN & !ACCESSED, 0, false, false),
         (PLAIN | USER, PLAIN | USER, 0, false, true),
-        (PLAIN | USER, PLAIN | USER, CR4_SMAP, false, false),
-        (PLAIN | USER, PLAIN, CR4_SMAP, false, true),
-        (PLAIN | USER, PLAIN | USER, CR4_PKE, false, false),
-        (PLAIN, PLAIN, CR4_PKE, false, true),
-        (PLAIN, PLAIN, CR4_PKS, false, false),
+        (PLAIN | USER, PLAIN | USER, cr4::SMAP, false, false),
+        (PLAIN | USER, PLAIN, cr4::SMAP, false, true),
+        (PLAIN | USER, PLAIN | USER, cr4::PKE, false, false),
+        (PLAIN, PLAIN, cr4::PKE, false, true),
+        (PLAIN, PLAIN, cr4::PKS, false, false),
     ];
     for (number, (table, page, cr4, no_wp, allowed)) in (0..).zip(cases) {
         let (memory, mut control) = guest(table, &[frame(0, page)]);
         control.cr4 = cr4;
-        control.cr0 &= if no_wp { !CR0_WP } else { u64::MAX };
+        control.cr0 &= if no_wp { !cr0::WP } else { u64::MAX };
         let written = of(&memory, control).write(BASE.wrapping_add(8), &[7; 8]);
         assert_eq!(written.is_ok(), allowed, "case {number}");
         let found: [u8; 8] = get(&memory, FRAMES + 8);
@@ -99,6 +90,25 @@ fn a_range_over_two_pages_is_written_whole_or_not_at_all() {
 }
 
 #[test]
+fn an_operand_over_two_pages_is_stored_whole_or_not_at_all() {
+    for second in [FRAMES + 4 * PAGE_SIZE, 8 << 20] {
+        let (memory, control) = guest(PLAIN, &[FRAMES | PLAIN, second | PLAIN]);
+        let view = of(&memory, control);
+        let end = BASE.wrapping_add(PAGE_SIZE);
+        view.write(GuestVirtAddr(end.0 - 4), &[9; 4]).unwrap();
+        let span = view
+            .span(GuestVirtAddr(end.0 - 2), 8, Intent::Write, 0)
+            .unwrap();
+        let is_memory = second != 8 << 20;
+        let value = 0x0807_0605_0403_0201;
+        assert_eq!(view.store(span, value).is_ok(), is_memory);
+        assert_eq!(view.load(span).ok(), is_memory.then_some(value));
+        let first = get(&memory, FRAMES + PAGE_SIZE - 4);
+        assert_eq!(first, if is_memory { [9, 9, 1, 2] } else { [9; 4] });
+    }
+}
+
+#[test]
 fn what_only_the_host_may_write_is_never_written_even_where_the_guest_has_mapped_it_writable() {
     let (memory, control) = guest(PLAIN, &[FRAMES | PLAIN]);
     memory.protect(FRAMES..FRAMES + PAGE_SIZE);
@@ -117,7 +127,7 @@ fn large_pages_and_five_levels_are_walked() {
     assert_eq!(get(&memory, 0x60_1234), [5]);
     // BASE in a table above.
     put(&memory, 0x5000 + 0x1ff * 8, TABLES[0] | PLAIN);
-    (control.cr3, control.cr4) = (0x5000, CR4_LA57);
+    (control.cr3, control.cr4) = (0x5000, cr4::LA57);
     assert_eq!(write(control), Ok(()));
     put(&memory, TABLES[2] + at * 8, 0x60_2000 | PLAIN | LARGE);
     assert!(write(control).is_err(), "reserved bits");

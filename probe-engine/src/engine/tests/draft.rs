@@ -51,6 +51,7 @@ fn what_the_guest_has_made_unfit_until_it_stops_is_refused() {
     // A byte that 64-bit mode has no instruction for.
     f.set_bytes(9, &[0x06]);
     let refused = f.engine.register_drafted(&f.guest(), &mut draft);
+    let refused = refused.map_err(|refused| refused.error);
     assert!(matches!(refused, Err(RegisterError::Undecodable { .. })));
     assert_eq!(f.engine.list().len(), 0);
 }
@@ -62,6 +63,7 @@ fn a_kprobe_that_the_guest_has_registered_until_it_stops_is_in_the_way() {
     let mut draft = f.engine.draft(&*f.memory, &specs);
     let _kprobe = kprobe(&f, 0x340);
     let refused = f.engine.register_drafted(&f.guest(), &mut draft);
+    let refused = refused.map_err(|refused| refused.error);
     assert!(matches!(refused, Err(RegisterError::GuestKprobe { .. })));
 }
 
@@ -72,6 +74,7 @@ fn init_text_that_is_freed_until_the_guest_stops_is_refused() {
     let mut draft = f.engine.draft(&*f.memory, &specs);
     f.engine.set_image_map(image(), true);
     let refused = f.engine.register_drafted(&f.guest(), &mut draft);
+    let refused = refused.map_err(|refused| refused.error);
     assert!(matches!(refused, Err(RegisterError::InitTextFreed { .. })));
 }
 

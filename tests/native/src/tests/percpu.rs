@@ -1,5 +1,6 @@
 //! What detours read of the kernel's per-CPU data, in Debian's kernels.
 
+use guest_kernel::Image;
 use guest_kernel::btf::Btf;
 use guest_kernel::percpu::Variables;
 use guest_kernel::symbols::Symbols;
@@ -11,8 +12,9 @@ fn debians_kernels_tell_where_the_current_task_and_its_numbers_are() {
     for kernel in [kernels.v6_1, kernels.v6_12] {
         let file = std::fs::read(&kernel.vmlinuz).unwrap();
         let elf = read_kernel(file).unwrap().elf;
-        let symbols = Symbols::from_vmlinux(&elf).unwrap();
-        let btf = Btf::from_image(&elf, &symbols).unwrap();
+        let image = Image::parse(&elf).unwrap();
+        let symbols = Symbols::from_image(&image).unwrap();
+        let btf = Btf::from_image(&image, &symbols).unwrap();
         let found = Variables::find(&symbols, btf.as_ref());
         let release = kernel.release;
         // Linked at 0, and not 1 MiB long; the kernel keeps the stack's canary at its beginning.

@@ -5,23 +5,20 @@
 //! the command line (`Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
 
 use guest_state::x86_64::PAGE_SIZE;
+use guest_state::x86_64::page_entry::{ACCESSED, DIRTY, LARGE, PRESENT, WRITABLE};
+use guest_state::x86_64::paging::PageSize;
 
 use crate::x86_64::layout;
 
-const LARGE_PAGE: u64 = 2 << 20;
+const LARGE_PAGE: u64 = PageSize::Size2M.bytes();
 /// Entries in one table.
 const ENTRIES: u64 = 512;
 /// Page directories, each for 1 GiB.
 const DIRECTORIES: u64 = 4;
 
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
 /// The processor sets these at the first access and write. They are set from the start
 /// here, which saves it the writes.
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-/// In a page directory: this entry maps a page of 2 MiB.
-const LARGE: u64 = 1 << 7;
+const USED: u64 = ACCESSED | DIRTY;
 
 /// The tables as they go into guest memory at [`layout::PAGE_TABLES`]: the PML4,
 /// the page directory pointer table, the page directories.
@@ -34,9 +31,7 @@ pub(super) fn bytes() -> Vec<u8> {
         *entry = (directories + directory * PAGE_SIZE) | PRESENT | WRITABLE | ACCESSED;
     }
     let pages = 0..DIRECTORIES * ENTRIES;
-    entries.extend(
-        pages.map(|page| (page * LARGE_PAGE) | PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE),
-    );
+    entries.extend(pages.map(|page| (page * LARGE_PAGE) | PRESENT | WRITABLE | USED | LARGE));
     entries.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 

@@ -1,5 +1,6 @@
 //! The registers with which a vCPU starts.
 
+use guest_state::x86_64::control::{cr0, cr4, efer};
 use kvm_bindings::{kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
@@ -8,11 +9,11 @@ use crate::x86_64::{boot::gdt, layout, vcpu::msr};
 
 /// CR0 (SDM vol. 3, 2.5): protection, extension type, numeric error, paging.
 /// Without the reset state's "cache disable" and "not write-through".
-const CR0: u64 = 1 | 1 << 4 | 1 << 5 | 1 << 31;
+const CR0: u64 = cr0::PE | cr0::ET | cr0::NE | cr0::PG;
 /// CR4: physical address extension, which 64-bit paging needs.
-const CR4: u64 = 1 << 5;
+const CR4: u64 = cr4::PAE;
 /// EFER: long mode enabled and active.
-const EFER: u64 = 1 << 8 | 1 << 10;
+const EFER: u64 = efer::LME | efer::LMA;
 /// RFLAGS: the bit that is always set; interrupts are off.
 const RFLAGS: u64 = 2;
 

@@ -10,6 +10,9 @@
 //! wrong. Delivery is a few memory accesses with nothing to find out: the
 //! instruction was an int3, of one byte.
 
+use guest_state::x86_64::control::{cr4, efer};
+use guest_state::x86_64::flags::{IF, NT, RF, TF, VM};
+use guest_state::x86_64::idt::{GATE_LEN, Gate};
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{GuestVirtAddr, Registers};
@@ -17,18 +20,11 @@ use kvm_bindings::{kvm_segment, kvm_sregs};
 
 use super::{exit::INT3_LEN, registers::RPL};
 
-/// Bytes of a gate in the IDT in long mode (SDM vol. 3, 6.14.1).
-const GATE: u64 = 16;
 /// Gate types: interrupt gate, which clears IF, and trap gate.
 const INTERRUPT_GATE: u8 = 0xe;
 const TRAP_GATE: u8 = 0xf;
 /// Flags that delivery clears besides: TF, NT, RF, VM (SDM vol. 3, 6.12.1.3).
-const CLEARED: u64 = 1 << 8 | 1 << 14 | 1 << 16 | 1 << 17;
-const IF: u64 = 1 << 9;
-/// `EFER.LMA`: long mode is active.
-const LONG_MODE: u64 = 1 << 10;
-/// `CR4.FRED`: events don't go through the IDT (Intel FRED specification, 3.1).
-const CR4_FRED: u64 = 1 << 32;
+const CLEARED: u64 = TF | NT | RF | VM;
 /// Offset of the kernel's stack pointer in the TSS (SDM vol. 3, 7.7).
 const TSS_RSP0: u64 = 4;
 /// Offset of the first interrupt stack pointer in the TSS (SDM vol. 3, 7.7).
@@ -53,7 +49,7 @@ pub(crate) fn breakpoint(
     sregs: &kvm_sregs,
     memory: &SupervisorMemory<'_>,
 ) -> Option<Delivered> {
-    if sregs.efer & LONG_MODE == 0 || sregs.cr4 & CR4_FRED != 0 {
+    if sregs.efer & efer::LMA == 0 || sregs.cr4 & cr4::FRED != 0 {
         return None;
     }
     let privilege = sregs.ss.selector & RPL;
@@ -61,26 +57,20 @@ pub(crate) fn breakpoint(
     if privilege == 0 && sregs.cs.l != 1 {
         return None;
     }
-    let at = u64::from(vector::BREAKPOINT) * GATE;
-    if u64::from(sregs.idt.limit) < at + GATE - 1 {
-        return None;
-    }
-    let mut gate = [0; GATE as usize];
-    let at = GuestVirtAddr(sregs.idt.base.wrapping_add(at));
+    let at = Gate::address(sregs.idt.base, sregs.idt.limit, vector::BREAKPOINT)?;
+    let mut gate = [0; GATE_LEN];
     memory.read(at, &mut gate).ok()?;
-    let [o0, o1, s0, s1, ist, kind, o2, o3, o4, o5, o6, o7, ..] = gate;
-    let handler = u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]);
-    let present = kind & 0x80 != 0;
-    let selector = u16::from_le_bytes([s0, s1]);
+    let gate = Gate::from_bytes(gate);
+    let selector = gate.selector;
     // int3 may go through a gate of its own privilege or a lower one only.
-    let allowed = u16::from(kind >> 5 & 3) >= privilege;
-    if !present || !allowed || selector & RPL != 0 {
+    let allowed = u16::from(gate.privilege()) >= privilege;
+    if !gate.is_present() || !allowed || selector & RPL != 0 {
         return None;
     }
     if privilege == 0 && selector != sregs.cs.selector {
         return None;
     }
-    let cleared = match kind & 0xf {
+    let cleared = match gate.kind() {
         INTERRUPT_GATE => CLEARED | IF,
         TRAP_GATE => CLEARED,
         _ => return None,
@@ -89,7 +79,7 @@ pub(crate) fn breakpoint(
         let at = GuestVirtAddr(sregs.tr.base.wrapping_add(offset));
         memory.read_u64(at).ok()
     };
-    let stack = match u64::from(ist & 7) {
+    let stack = match u64::from(gate.stack) {
         0 if privilege == 0 => registers.rsp,
         0 => in_tss(TSS_RSP0)?,
         n => in_tss(TSS_IST1 + (n - 1) * 8)?,
@@ -105,7 +95,7 @@ pub(crate) fn breakpoint(
     let rsp = (stack & !0xf).wrapping_sub(bytes.len() as u64);
     memory.write(GuestVirtAddr(rsp), &bytes).ok()?;
     let registers = Registers {
-        rip: handler,
+        rip: gate.handler.0,
         rsp,
         rflags: registers.rflags & !cleared,
         ..*registers
@@ -158,7 +148,7 @@ mod tests {
         // IST2 of the TSS at 0x200.
         memory.write_u64(GuestPhysAddr(0x22c), 0xe08).unwrap();
         let mut sregs = kvm_sregs {
-            efer: LONG_MODE,
+            efer: efer::LMA,
             ..Default::default()
         };
         sregs.cs.l = 1;
@@ -236,7 +226,7 @@ mod tests {
         refused(|_, sregs| sregs.ss.selector = 0x2b, good);
         refused(|_, sregs| sregs.efer = 0, good);
         refused(|_, sregs| sregs.cs.l = 0, good);
-        refused(|_, sregs| sregs.cr4 = CR4_FRED, good);
+        refused(|_, sregs| sregs.cr4 = cr4::FRED, good);
         refused(|_, sregs| sregs.idt.limit = 0x3e, good);
         refused(|_, sregs| sregs.idt.base = 0x10_0000, good);
         refused(|regs, _| regs.rsp = 0x10_0000, good);

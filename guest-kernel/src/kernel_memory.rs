@@ -1,37 +1,43 @@
-//! Reading numbers and strings of the guest's structures.
+//! Reading numbers and strings of the guest kernel's structures.
 
-use guest_state::x86_64::paging::{PageTables, VirtFault, read_virt};
+use guest_state::x86_64::paging::{PageTables, VirtFault, read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 /// Guest memory by virtual addresses.
 #[derive(Clone, Copy)]
-pub(super) struct Guest<'a> {
-    pub(super) memory: &'a dyn GuestMemory,
-    pub(super) tables: PageTables,
+pub(crate) struct KernelMemory<'a> {
+    pub(crate) memory: &'a dyn GuestMemory,
+    pub(crate) tables: PageTables,
 }
 
-impl Guest<'_> {
-    pub(super) fn bytes(&self, at: GuestVirtAddr, len: usize) -> Result<Vec<u8>, VirtFault> {
+impl KernelMemory<'_> {
+    pub(crate) fn bytes(&self, at: GuestVirtAddr, len: usize) -> Result<Vec<u8>, VirtFault> {
         let mut bytes = vec![0; len];
         read_virt(self.memory, self.tables, at, &mut bytes)?;
         Ok(bytes)
     }
 
-    pub(super) fn u32(&self, at: GuestVirtAddr) -> Result<u32, VirtFault> {
-        let mut bytes = [0; 4];
+    pub(crate) fn array<const N: usize>(&self, at: GuestVirtAddr) -> Result<[u8; N], VirtFault> {
+        let mut bytes = [0; N];
         read_virt(self.memory, self.tables, at, &mut bytes)?;
-        Ok(u32::from_le_bytes(bytes))
+        Ok(bytes)
     }
 
-    pub(super) fn address(&self, at: GuestVirtAddr) -> Result<GuestVirtAddr, VirtFault> {
-        let mut bytes = [0; 8];
-        read_virt(self.memory, self.tables, at, &mut bytes)?;
-        Ok(GuestVirtAddr(u64::from_le_bytes(bytes)))
+    pub(crate) fn u32(&self, at: GuestVirtAddr) -> Result<u32, VirtFault> {
+        Ok(u32::from_le_bytes(self.array(at)?))
+    }
+
+    pub(crate) fn u64(&self, at: GuestVirtAddr) -> Result<u64, VirtFault> {
+        read_virt_u64(self.memory, self.tables, at)
+    }
+
+    pub(crate) fn address(&self, at: GuestVirtAddr) -> Result<GuestVirtAddr, VirtFault> {
+        Ok(GuestVirtAddr(self.u64(at)?))
     }
 
     /// A name that ends in a NUL before `max` bytes; `None` if it is longer, empty, or not of
     /// graphic characters.
-    pub(super) fn name(&self, at: GuestVirtAddr, max: usize) -> Result<Option<String>, VirtFault> {
+    pub(crate) fn name(&self, at: GuestVirtAddr, max: usize) -> Result<Option<String>, VirtFault> {
         /// Most names take one read.
         const PIECE: usize = 32;
         let mut name = Vec::new();

@@ -1,51 +1,63 @@
-//! The loadable segments of a vmlinux ELF, and nothing else of it: distributions strip the rest.
+//! A vmlinux: the loadable segments of an ELF file. Distributions strip the rest.
 
 use std::ops::Range;
 
+use guest_state::x86_64::paging::UPPER_HALF;
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use super::SymbolsError;
+use thiserror::Error;
 
-/// The lowest address of the upper half, which the kernel has for itself (Linux
-/// `Documentation/arch/x86/x86_64/mm.rst`). Per-CPU variables of older kernels are linked at 0.
-pub const KERNEL_HALF: u64 = 1 << 63;
+/// Why a file is no kernel image.
+#[derive(Debug, Error)]
+#[error("the kernel is no readable x86-64 ELF file ({reason}); give a vmlinux")]
+pub struct ImageError {
+    /// What is wrong with it.
+    pub reason: String,
+}
 
 /// One `PT_LOAD` segment.
-pub struct Segment<'a> {
+#[derive(Debug)]
+pub(crate) struct LoadSegment<'a> {
     /// Virtual address of its first byte.
-    pub address: u64,
+    pub(crate) address: u64,
     /// What the file holds of it.
-    pub data: &'a [u8],
+    pub(crate) data: &'a [u8],
     /// Length in memory, in bytes.
     memory_len: u64,
     /// Code may run in it.
-    pub executable: bool,
+    executable: bool,
 }
 
-impl Segment<'_> {
+impl LoadSegment<'_> {
     /// The virtual addresses that it takes.
-    pub fn range(&self) -> Range<u64> {
+    fn range(&self) -> Range<u64> {
         self.address..self.address.saturating_add(self.memory_len)
     }
 }
 
-/// The segments of a vmlinux.
+/// A vmlinux, uncompressed, stripped or not.
+#[derive(Debug)]
 pub struct Image<'a> {
+    pub(crate) file: &'a [u8],
+    pub(crate) header: &'a FileHeader64<LittleEndian>,
     /// In the file's order.
-    pub segments: Vec<Segment<'a>>,
+    pub(crate) segments: Vec<LoadSegment<'a>>,
 }
 
 impl<'a> Image<'a> {
-    /// Reads the program headers. A segment that goes past the end of the file is cut there.
-    pub fn parse(file: &'a [u8]) -> Result<Self, SymbolsError> {
-        let not_elf = |e: object::Error| SymbolsError::NotElf {
+    /// Reads the ELF and program headers. A segment that goes past the end of the file is cut there.
+    ///
+    /// # Errors
+    /// It is no ELF file for x86-64.
+    pub fn parse(file: &'a [u8]) -> Result<Self, ImageError> {
+        let not_elf = |e: object::Error| ImageError {
             reason: e.to_string(),
         };
         let header = FileHeader64::<LittleEndian>::parse(file).map_err(not_elf)?;
         if header.e_machine(LittleEndian) != elf::EM_X86_64 {
-            return Err(SymbolsError::NotElf {
+            return Err(ImageError {
                 reason: "it is not for x86-64".to_owned(),
             });
         }
@@ -59,7 +71,7 @@ impl<'a> Image<'a> {
                 let (offset, len) = h.file_range(LittleEndian);
                 let start = offset.min(file.len() as u64) as usize;
                 let end = offset.saturating_add(len).min(file.len() as u64) as usize;
-                Segment {
+                LoadSegment {
                     address: h.p_vaddr(LittleEndian),
                     data: &file[start..end],
                     memory_len: h.p_memsz(LittleEndian),
@@ -67,38 +79,52 @@ impl<'a> Image<'a> {
                 }
             })
             .collect();
-        Ok(Self { segments })
+        Ok(Self {
+            file,
+            header,
+            segments,
+        })
     }
 
-    /// The addresses from the first kernel segment to the end of the last.
-    pub fn range(&self) -> Range<u64> {
+    /// The addresses from the first kernel segment to the end of the last. Per-CPU variables of older kernels
+    /// are linked at 0, outside the kernel's half.
+    pub(crate) fn range(&self) -> Range<u64> {
         let kernel = || {
             self.segments
                 .iter()
-                .map(Segment::range)
-                .filter(|r| r.start >= KERNEL_HALF)
+                .map(LoadSegment::range)
+                .filter(|r| r.start >= UPPER_HALF.0)
         };
         let start = kernel().map(|r| r.start).min().unwrap_or(0);
         start..kernel().map(|r| r.end).max().unwrap_or(start)
     }
 
-    /// Whether a range of addresses lies in one segment with code.
-    pub fn is_code(&self, range: &Range<u64>) -> bool {
+    /// Returns true if a range of addresses lies in one segment with code.
+    pub(crate) fn is_code(&self, range: &Range<u64>) -> bool {
         range.start < range.end
             && self
                 .segments
                 .iter()
                 .filter(|s| s.executable)
-                .map(Segment::range)
+                .map(LoadSegment::range)
                 .any(|segment| segment.start <= range.start && range.end <= segment.end)
     }
 
     /// What the file holds of a range of addresses; `None` unless all of it is there.
-    pub fn bytes(&self, range: &Range<u64>) -> Option<&'a [u8]> {
+    pub(crate) fn bytes(&self, range: &Range<u64>) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|segment| {
             let start = usize::try_from(range.start.checked_sub(segment.address)?).ok()?;
             let end = usize::try_from(range.end.checked_sub(segment.address)?).ok()?;
             segment.data.get(start..end)
+        })
+    }
+
+    /// What the file holds from an address to the end of its segment; `None` where it holds nothing.
+    pub(crate) fn from(&self, address: u64) -> Option<&'a [u8]> {
+        self.segments.iter().find_map(|segment| {
+            let start = usize::try_from(address.checked_sub(segment.address)?).ok()?;
+            let rest = segment.data.get(start..)?;
+            (!rest.is_empty()).then_some(rest)
         })
     }
 }

@@ -1,20 +1,16 @@
-//! The tables of a kernel image.
+//! What can't be probed in the kernel of an image.
 //!
 //! Source for the symbols around them: Linux `include/asm-generic/vmlinux.lds.h` and
 //! `arch/x86/kernel/vmlinux.lds.S`. `.altinstr_replacement` holds no code that runs in place, and
-//! the thunks that retpolines and returns lead to are ordinary code but for their alternatives.
+//! the thunks that retpolines and returns lead to are ordinary code except for their alternatives.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
-use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 
-use super::format::{Format, Length, Table};
+use super::format::{Format, Length, RawTable};
+use super::tables::Tables;
 use super::{Blacklist, BlacklistError, Entry, Reason};
-use crate::btf::Btf;
-use crate::symbols::Symbols;
-use crate::symbols::image::Image;
 
 /// Text between two symbols.
 const REGIONS: [(Reason, &str, &str); 6] = [
@@ -51,19 +47,13 @@ const COPIED: [&str; 2] = ["relocate_kernel", "core_restore_code"];
 const FTRACE_CALLS: [&str; 2] = ["ftrace_call", "ftrace_regs_call"];
 const CALL_LEN: u64 = 5;
 
-/// Tables whose entries have one form in all kernels.
-const TABLES: [(Reason, &str, &str, Format); 10] = [
+/// Tables that nothing else needs, whose entries have one form in all kernels.
+const TABLES: [(Reason, &str, &str, Format); 9] = [
     (
         Reason::FtraceSite,
         "__start_mcount_loc",
         "__stop_mcount_loc",
         Format::FTRACE,
-    ),
-    (
-        Reason::JumpLabel,
-        "__start___jump_table",
-        "__stop___jump_table",
-        Format::JUMP_LABEL,
     ),
     (
         Reason::StaticCall,
@@ -116,117 +106,50 @@ const TABLES: [(Reason, &str, &str, Format); 10] = [
     ),
 ];
 
-impl Blacklist {
-    /// What can't be probed in the kernel of an image, an uncompressed vmlinux. A table that the
-    /// kernel was built without has no entries. Takes some tens of milliseconds.
+impl<'a> Tables<'a> {
+    /// What can't be probed in the kernel. A table that the kernel was built without has no entries. Takes
+    /// some tens of milliseconds.
     ///
     /// # Errors
     /// See [`BlacklistError`].
-    pub fn from_image(
-        image: &[u8],
-        symbols: &Symbols,
-        btf: Option<&Btf>,
-    ) -> Result<Self, BlacklistError> {
-        let image = Image::parse(image)?;
-        let reader = Reader {
-            image: &image,
-            symbols,
-        };
+    pub fn blacklist(&self) -> Result<Blacklist, BlacklistError> {
         let mut entries = Vec::new();
-        reader.regions(&mut entries);
-        reader.functions(&mut entries)?;
+        self.regions(&mut entries);
+        self.functions(&mut entries)?;
         for (reason, start, end, format) in TABLES {
-            reader.table(&mut entries, reason, start, end, &[format])?;
+            self.add(&mut entries, reason, self.find(start, end)?, &[format])?;
         }
-        let alternative = Format::alternative(btf);
+        let (reason, formats) = (Reason::JumpLabel, [Format::JUMP_LABEL]);
+        self.add(&mut entries, reason, self.jump_labels, &formats)?;
+        let alternative = Format::alternative(self.btf);
         let alternatives = alternative.as_ref().map(std::slice::from_ref);
-        reader.table(
+        self.add(
             &mut entries,
             Reason::Alternative,
-            "__alt_instructions",
-            "__alt_instructions_end",
+            self.find("__alt_instructions", "__alt_instructions_end")?,
             alternatives.unwrap_or(&Format::ALTERNATIVES),
         )?;
-        reader.table(
+        self.add(
             &mut entries,
             Reason::Bug,
-            "__start___bug_table",
-            "__stop___bug_table",
-            &[Format::bug(btf)],
+            self.find("__start___bug_table", "__stop___bug_table")?,
+            &[Format::bug(self.btf)],
         )?;
-        reader.constants(&mut entries)?;
+        self.constants(&mut entries)?;
         // What isn't text can't be probed in any case.
-        entries.retain(|entry| symbols.is_text(entry.range.start));
-        Self::new(entries)
-    }
-}
-
-/// Finds tables by symbols.
-pub(super) struct Reader<'a> {
-    pub(super) image: &'a Image<'a>,
-    pub(super) symbols: &'a Symbols,
-}
-
-impl<'a> Reader<'a> {
-    fn address(&self, symbol: &str) -> Option<GuestVirtAddr> {
-        Some(self.symbols.by_name(symbol).next()?.address)
-    }
-
-    fn range(&self, start: &str, end: &str) -> Option<Range<GuestVirtAddr>> {
-        Some(self.address(start)?..self.address(end)?)
-    }
-
-    /// A table's bytes; `None` where the kernel has no such table.
-    pub(super) fn bytes(
-        &self,
-        start: &'a str,
-        end: &str,
-    ) -> Result<Option<Table<'a>>, BlacklistError> {
-        let Some(range) = self.range(start, end) else {
-            return Ok(None);
-        };
-        let bytes = self.image.bytes(&(range.start.0..range.end.0));
-        let bytes = bytes.ok_or_else(|| BlacklistError::Outside {
-            table: start.to_owned(),
-            start: range.start,
-            end: range.end,
-        })?;
-        Ok(Some(Table {
-            name: start,
-            address: range.start,
-            bytes,
-        }))
-    }
-
-    /// The code at an address. Anywhere in the image: some kernels have init text in a segment that
-    /// isn't marked as executable, and code to be copied in their data.
-    pub(super) fn code(&self, at: GuestVirtAddr) -> Option<&'a [u8]> {
-        let mut segments = self.image.segments.iter();
-        let segment = segments.find(|segment| segment.range().contains(&at.0))?;
-        let offset = usize::try_from(at.0 - segment.address).ok()?;
-        let rest = segment.data.get(offset..)?;
-        Some(&rest[..rest.len().min(MAX_INSTRUCTION_LEN)])
-    }
-
-    /// The places that a table names, all of which must be in the image.
-    pub(super) fn places(
-        &self,
-        table: Table<'a>,
-        format: Format,
-    ) -> Result<Vec<Range<GuestVirtAddr>>, BlacklistError> {
-        format.places(table, |at| self.code(at))?.collect()
+        entries.retain(|entry| self.symbols.is_text(entry.range.start));
+        Blacklist::new(entries)
     }
 
     /// Adds the places of a table whose entries have one of some formats: the first that fits.
-    fn table(
+    fn add(
         &self,
         entries: &mut Vec<Entry>,
         reason: Reason,
-        start: &'a str,
-        end: &str,
+        table: Option<RawTable<'a>>,
         formats: &[Format],
     ) -> Result<(), BlacklistError> {
-        let Some(table) = self.bytes(start, end)? else {
+        let Some(table) = table else {
             return Ok(());
         };
         let mut result = Ok(Vec::new());
@@ -270,7 +193,7 @@ impl<'a> Reader<'a> {
     fn functions(&self, entries: &mut Vec<Entry>) -> Result<(), BlacklistError> {
         let reason = Reason::KprobeBlacklist;
         let (start, end) = ("__start_kprobe_blacklist", "__stop_kprobe_blacklist");
-        let Some(table) = self.bytes(start, end)? else {
+        let Some(table) = self.find(start, end)? else {
             return Ok(());
         };
         let mut names = HashSet::new();
@@ -309,7 +232,8 @@ impl<'a> Reader<'a> {
             };
             let end = format!("__stop_runtime_{rest}");
             let format = Format::distances(Length::Fixed(len));
-            self.table(entries, Reason::RuntimeConst, symbol.name, &end, &[format])?;
+            let table = self.find(symbol.name, &end)?;
+            self.add(entries, Reason::RuntimeConst, table, &[format])?;
         }
         Ok(())
     }

@@ -1,0 +1,66 @@
+//! The text of a definition, read from its start to its end.
+
+/// A byte position in the text, and what is wrong there.
+pub type Wrong = (usize, String);
+
+/// A position in the text.
+pub struct Cursor<'a> {
+    pub text: &'a str,
+    /// In bytes.
+    pub at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn accept(&mut self, word: &str) -> Result<(), Wrong> {
+        self.at += word.len();
+        Ok(())
+    }
+
+    pub fn number(&mut self, missing: &str) -> Result<u64, Wrong> {
+        let start = self.at;
+        let (radix, digits) = match self.rest().get(..2) {
+            Some("0x" | "0X") => {
+                self.at += 2;
+                (16, self.take(|c| c.is_ascii_hexdigit()))
+            }
+            _ => (10, self.take(|c| c.is_ascii_digit())),
+        };
+        if digits.is_empty() {
+            return self.wrong(missing);
+        }
+        if self.rest().starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            let hint = if radix == 10 {
+                "; hexadecimal begins with 0x"
+            } else {
+                ""
+            };
+            return self.wrong(&format!("not a digit{hint}"));
+        }
+        u64::from_str_radix(digits, radix).map_err(|_| (start, "more than 64 bits".to_owned()))
+    }
+
+    pub fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    /// What stands here, up to the next space.
+    pub fn word(&self) -> &'a str {
+        let rest = self.rest();
+        &rest[..rest.find(char::is_whitespace).unwrap_or(rest.len())]
+    }
+
+    pub fn take(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let end = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
+        self.at += end;
+        &rest[..end]
+    }
+
+    pub fn skip_spaces(&mut self) {
+        self.take(char::is_whitespace);
+    }
+
+    pub fn wrong<T>(&self, reason: &str) -> Result<T, Wrong> {
+        Err((self.at, reason.to_owned()))
+    }
+}
