@@ -19,6 +19,7 @@ mod credit;
 mod departed;
 mod draft;
 mod ended;
+mod exit_scan;
 mod exits;
 mod filter;
 mod follow;

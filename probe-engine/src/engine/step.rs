@@ -179,7 +179,7 @@ impl Engine {
         for probe in step.site.enabled() {
             probe.exit();
         }
-        let Some(frame) = Frame::read(memory, vcpu, vector) else {
+        let Some(frame) = ExceptionFrame::read(memory, vcpu, vector) else {
             return;
         };
         if frame.rip != step.rip {
@@ -258,7 +258,7 @@ fn handlers(
 
 /// What the processor pushes for a handler.
 #[derive(Debug, Clone, Copy)]
-struct Frame {
+struct ExceptionFrame {
     error_code: Option<u32>,
     rip: u64,
     rflags: u64,
@@ -267,7 +267,7 @@ struct Frame {
     at: GuestVirtAddr,
 }
 
-impl Frame {
+impl ExceptionFrame {
     /// RIP, CS, RFLAGS, RSP.
     const WORDS: usize = 4;
 
