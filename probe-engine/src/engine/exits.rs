@@ -11,8 +11,8 @@ use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use super::Engine;
 use super::record::Probe;
-use super::returns::{WORD, read_word};
 use super::site::Site;
+use super::stack::{WORD, read_word};
 use super::ways_out::WayOut;
 use crate::calls::Task;
 use crate::event::{Detail, Event, EventSink};

@@ -7,7 +7,7 @@ use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
 
 use super::Engine;
-use super::returns::{read_word, write_word};
+use super::stack::{read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};

@@ -9,22 +9,17 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use guest_state::x86_64::paging;
 use guest_state::x86_64::paging::PageTables;
-use guest_state::{
-    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu,
-};
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu};
 
 use super::Engine;
 use super::record::Probe;
 use super::site::Site;
+use super::stack::{WORD, Word, read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::calls::Task;
 use crate::event::{Detail, Event, EventSink};
 use crate::probe::{ProbeId, ProbeKind};
-
-/// Bytes of a return address.
-pub(super) const WORD: u64 = 8;
 
 /// The calls that are followed.
 #[derive(Debug, Default)]
@@ -381,47 +376,4 @@ fn put_back(
         }
     }
     done
-}
-
-/// A word of the stack, translated.
-#[derive(Debug, Clone, Copy)]
-struct Word {
-    at: GuestPhysAddr,
-    /// By the guest's page tables: where its stack is, is the guest's choice.
-    writable: bool,
-}
-
-impl Word {
-    /// None where nothing is mapped, and for a word that isn't aligned, as no return
-    /// address of the kernel's is.
-    fn at(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<Self> {
-        let aligned = at.is_multiple_of(WORD);
-        let page = aligned.then(|| paging::walk(memory, tables, GuestVirtAddr(at)))?;
-        let page = page.ok()?;
-        Some(Self {
-            at: page.phys,
-            writable: page.writable,
-        })
-    }
-
-    fn read(self, memory: &dyn GuestMemory) -> Option<u64> {
-        let mut word = [0; WORD as usize];
-        memory.read(self.at, &mut word).ok()?;
-        Some(u64::from_le_bytes(word))
-    }
-
-    fn write(self, memory: &dyn GuestMemory, word: u64) -> bool {
-        self.writable && memory.write_as_guest(self.at, &word.to_le_bytes()).is_ok()
-    }
-}
-
-pub(super) fn read_word(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<u64> {
-    Word::at(memory, tables, at)?.read(memory)
-}
-
-/// Nothing is written where nothing is mapped, or the guest can't write.
-pub(super) fn write_word(memory: &dyn GuestMemory, tables: PageTables, at: u64, word: u64) {
-    if let Some(place) = Word::at(memory, tables, at) {
-        place.write(memory, word);
-    }
 }

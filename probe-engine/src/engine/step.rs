@@ -15,8 +15,8 @@ use guest_state::{
 };
 
 use super::Engine;
+use super::int3::{Found, find};
 use super::site::{Relocated, Site, Way};
-use super::trap::{Found, find};
 use crate::event::Detail;
 
 /// The trap flag of RFLAGS.
