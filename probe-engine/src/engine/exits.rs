@@ -15,7 +15,7 @@ use super::site::Site;
 use super::stack::{WORD, read_word};
 use super::ways_out::WayOut;
 use crate::calls::Task;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 /// The calls under way, by the address of their return address; several only of probes of one function.
@@ -191,12 +191,11 @@ impl Engine {
         };
         let is_over = |call: &Entered| call.task == task && way_of(call).is_some();
         let ended = self.exits.lock().take_at(before.rsp, is_over);
-        let (id, tsc) = (vcpu.id(), vcpu.tsc());
+        let mut tsc = None;
         for call in ended.iter().rev() {
             call.probe.end_call();
             call.probe.hit();
-            let wanted = call.probe.options.capture.fetches();
-            let (Some(wanted), Some(way)) = (wanted, way_of(call)) else {
+            let Some(way) = way_of(call) else {
                 continue;
             };
             let registers = match way.tail_call {
@@ -207,19 +206,13 @@ impl Engine {
                     ..*before
                 },
             };
-            self.merger.event(&Event {
-                probe: call.probe.id,
-                vcpu: id,
-                tsc,
-                registers: wanted.take(&registers),
-                task: 0,
-                detail: Detail::Return {
-                    caller: call.caller,
-                    entry_tsc: call.entry_tsc,
-                    entry: wanted.take(&call.entry),
-                    tail_call: way.tail_call,
-                },
-            });
+            let detail = Detail::Return {
+                caller: call.caller,
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: way.tail_call,
+            };
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
         }
     }
 

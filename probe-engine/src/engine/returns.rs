@@ -18,7 +18,7 @@ use super::site::Site;
 use super::stack::{WORD, Word, read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::calls::Task;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::Detail;
 use crate::probe::{ProbeId, ProbeKind};
 
 /// The calls that are followed.
@@ -225,7 +225,7 @@ impl Engine {
         };
         vcpu.registers_mut().rip = replaced.caller;
         let disarmed = self.table().disarmed;
-        let (id, tsc, registers) = (vcpu.id(), vcpu.tsc(), *vcpu.registers());
+        let (mut tsc, registers) = (None, *vcpu.registers());
         for call in replaced.instances.into_iter().rev() {
             call.probe.end_call();
             call.probe.exit();
@@ -235,22 +235,13 @@ impl Engine {
                 continue;
             }
             call.probe.hit();
-            let Some(wanted) = call.probe.options.capture.fetches() else {
-                continue;
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(replaced.caller),
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: false,
             };
-            self.merger.event(&Event {
-                probe: call.probe.id,
-                vcpu: id,
-                tsc,
-                registers: wanted.take(&registers),
-                task: 0,
-                detail: Detail::Return {
-                    caller: GuestVirtAddr(replaced.caller),
-                    entry_tsc: call.entry_tsc,
-                    entry: wanted.take(&call.entry),
-                    tail_call: false,
-                },
-            });
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
         }
         Action::Resume
     }

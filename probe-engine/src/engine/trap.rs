@@ -181,19 +181,22 @@ impl Engine {
         }
     }
 
-    /// Sends an event of a probe, with the registers that it asks for. `tsc` is the time that all events of
-    /// one hit have, asked for by the first.
-    fn tell(
+    /// Sends an event of a probe, with what it asks for of the registers, those of a call's entry too. `tsc`
+    /// is the time that all events of one hit have, asked for by the first.
+    pub(super) fn tell(
         &self,
         probe: &Probe,
         vcpu: &dyn Vcpu,
         tsc: &mut Option<Tsc>,
         registers: &Registers,
-        detail: Detail,
+        mut detail: Detail,
     ) {
         let Some(wanted) = probe.options.capture.fetches() else {
             return;
         };
+        if let Detail::Return { entry, .. } = &mut detail {
+            *entry = wanted.take(entry);
+        }
         self.merger.event(&Event {
             probe: probe.id,
             vcpu: vcpu.id(),
