@@ -15,8 +15,8 @@ pub(super) struct Word {
 }
 
 impl Word {
-    /// The word at an address. `None` where nothing is mapped, and for a word that isn't aligned, as no return
-    /// address of the kernel's is.
+    /// The word at an address. `None` where nothing is mapped, and for a word that isn't aligned, as no
+    /// return address of the kernel's is.
     pub(super) fn at(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<Self> {
         let aligned = at.is_multiple_of(WORD);
         let page = aligned.then(|| paging::walk(memory, tables, GuestVirtAddr(at)))?;
