@@ -1,15 +1,19 @@
 //! Bodies of code in which a probe can be placed: the kernel image, and each loaded module.
 
+use std::sync::Arc;
+
 use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::kprobes::GuestKprobes;
 use guest_kernel::symbols::Symbols;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
-use super::placement::ModuleName;
 use super::table::Table;
 use crate::error::RegisterError;
 use crate::probe::Place;
+
+/// The name of the module that text belongs to.
+pub(super) type ModuleName = Arc<str>;
 
 /// The function that is asked for.
 pub(super) struct Function {

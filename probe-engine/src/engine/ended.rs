@@ -27,7 +27,7 @@ impl Engine {
             .collect();
         let tables = {
             let returns = self.returns.lock();
-            tasks.extend(returns.all().map(|frame| frame.task));
+            tasks.extend(returns.all().map(|it| it.task));
             returns.tables
         };
         tasks.extend(self.exits.lock().tasks());

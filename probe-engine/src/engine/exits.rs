@@ -11,20 +11,20 @@ use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use super::Engine;
 use super::record::Probe;
-use super::returns::{WORD, read_word};
 use super::site::Site;
+use super::stack::{WORD, read_word};
 use super::ways_out::WayOut;
 use crate::calls::Task;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 /// The calls under way, by the address of their return address; several only of probes of one function.
 #[derive(Debug, Default)]
-pub(super) struct Exits(HashMap<u64, Vec<Call>>);
+pub(super) struct Exits(HashMap<u64, Vec<Entered>>);
 
-/// A call under way.
+/// A call under way, which a probe has seen begin.
 #[derive(Debug)]
-struct Call {
+struct Entered {
     probe: Arc<Probe>,
     task: Task,
     caller: GuestVirtAddr,
@@ -41,7 +41,7 @@ pub(super) struct Entering {
 
 impl Exits {
     /// Forgets the calls that aren't to be kept, and says which these were.
-    fn take(&mut self, is_over: impl Fn(&Call) -> bool) -> Vec<Call> {
+    fn take(&mut self, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
         let mut taken = Vec::new();
         self.0.retain(|_, calls| {
             taken.extend(calls.extract_if(.., |call| is_over(call)));
@@ -63,7 +63,7 @@ impl Exits {
     }
 
     /// As [`Self::take`], of those with their return address at `at`.
-    fn take_at(&mut self, at: u64, is_over: impl Fn(&Call) -> bool) -> Vec<Call> {
+    fn take_at(&mut self, at: u64, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
         let Some(calls) = self.0.get_mut(&at) else {
             return Vec::new();
         };
@@ -148,7 +148,7 @@ impl Engine {
                     continue;
                 }
             }
-            exits.0.entry(before.rsp).or_default().push(Call {
+            exits.0.entry(before.rsp).or_default().push(Entered {
                 probe,
                 task,
                 caller: GuestVirtAddr(caller),
@@ -161,7 +161,7 @@ impl Engine {
     /// The entry's instruction has raised an exception, to be executed again: the call whose return address
     /// is at `at` has not begun.
     pub(super) fn not_entered(&self, site: &Site, at: u64) {
-        let began_here = |call: &Call| call.entry.rip == site.virt.0;
+        let began_here = |call: &Entered| call.entry.rip == site.virt.0;
         let undone = self.exits.lock().take_at(at, began_here);
         undone.iter().for_each(|call| call.probe.end_call());
     }
@@ -185,18 +185,17 @@ impl Engine {
             return;
         }
         let task = self.current_task(memory, vcpu);
-        let way_of = |call: &Call| {
+        let way_of = |call: &Entered| {
             let found = ways.iter().find(|(id, _)| *id == call.probe.id);
             found.map(|(_, way)| *way)
         };
-        let is_over = |call: &Call| call.task == task && way_of(call).is_some();
+        let is_over = |call: &Entered| call.task == task && way_of(call).is_some();
         let ended = self.exits.lock().take_at(before.rsp, is_over);
-        let (id, tsc) = (vcpu.id(), vcpu.tsc());
+        let mut tsc = None;
         for call in ended.iter().rev() {
             call.probe.end_call();
             call.probe.hit();
-            let wanted = call.probe.options.capture.fetches();
-            let (Some(wanted), Some(way)) = (wanted, way_of(call)) else {
+            let Some(way) = way_of(call) else {
                 continue;
             };
             let registers = match way.tail_call {
@@ -207,19 +206,13 @@ impl Engine {
                     ..*before
                 },
             };
-            self.merger.event(&Event {
-                probe: call.probe.id,
-                vcpu: id,
-                tsc,
-                registers: wanted.take(&registers),
-                task: 0,
-                detail: Detail::Return {
-                    caller: call.caller,
-                    entry_tsc: call.entry_tsc,
-                    entry: wanted.take(&call.entry),
-                    tail_call: way.tail_call,
-                },
-            });
+            let detail = Detail::Return {
+                caller: call.caller,
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: way.tail_call,
+            };
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
         }
     }
 
@@ -228,7 +221,7 @@ impl Engine {
     pub(super) fn forget_unseen(&self) {
         let mut exits = self.exits.lock();
         let table = self.table();
-        let unseen = |call: &Call| {
+        let unseen = |call: &Entered| {
             let site = table.site(GuestVirtAddr(call.entry.rip));
             let mut active = site.into_iter().flat_map(|site| site.enabled());
             !active.any(|probe| Arc::ptr_eq(probe, &call.probe))

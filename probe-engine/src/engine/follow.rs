@@ -7,7 +7,7 @@ use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
 
 use super::Engine;
-use super::returns::{read_word, write_word};
+use super::stack::{read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
@@ -99,10 +99,10 @@ impl Engine {
     /// put back yet is led on by the trampoline, as long as it takes.
     pub(super) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
         self.end_calls(guest);
-        let frames = self.tidy_frames(guest);
+        let replaced = self.tidy_replaced(guest);
         // Where memory can't be read, calls end as they would have.
         let followed = self.tidy_followed(guest).unwrap_or_default();
-        if frames || followed {
+        if replaced || followed {
             self.untidy.store(true, Ordering::Relaxed);
             self.unsettled.store(true, Ordering::Relaxed);
         }

@@ -10,8 +10,7 @@ use guest_state::x86_64::paging::{FaultCause, PageTables};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
 
 use super::Engine;
-use super::body::{Body, Function};
-use super::placement::ModuleName;
+use super::body::{Body, Function, ModuleName};
 use super::table::Table;
 use crate::error::RegisterError;
 use crate::probe::Place;

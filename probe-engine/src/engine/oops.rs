@@ -19,8 +19,8 @@ use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 use super::Engine;
 use super::body::{Body, KernelBody};
 use super::milestones::entry;
-use super::returns::{read_word, write_word};
 use super::site::{Milestone, Site};
+use super::stack::{WORD, read_word, write_word};
 use super::table::Table;
 use crate::insn::decode;
 use crate::probe::{Place, ProbeKind};
@@ -38,8 +38,6 @@ const SHOWN: u64 = 64;
 /// Where RIP and RSP are in the saved registers (`struct pt_regs` in `arch/x86/include/asm/ptrace.h`).
 const SAVED_RIP: u64 = 0x80;
 const SAVED_RSP: u64 = 0x98;
-/// Bytes of a return address.
-const WORD: u64 = 8;
 
 impl Engine {
     /// Which of the functions this kernel lacks by which its oopses are made to tell original addresses;

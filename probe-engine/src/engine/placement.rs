@@ -1,7 +1,6 @@
 //! From what a user asks for to an instruction, or the reason why not.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use guest_kernel::blacklist::{self, Patched, Reason};
 use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
@@ -312,6 +311,3 @@ impl Walk<'_> {
         })
     }
 }
-
-/// The name of the module that text belongs to.
-pub(super) type ModuleName = Arc<str>;

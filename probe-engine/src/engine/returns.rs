@@ -9,22 +9,17 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use guest_state::x86_64::paging;
 use guest_state::x86_64::paging::PageTables;
-use guest_state::{
-    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu,
-};
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu};
 
 use super::Engine;
 use super::record::Probe;
 use super::site::Site;
+use super::stack::{WORD, Word, read_word, write_word};
 use super::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::calls::Task;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::Detail;
 use crate::probe::{ProbeId, ProbeKind};
-
-/// Bytes of a return address.
-pub(super) const WORD: u64 = 8;
 
 /// The calls that are followed.
 #[derive(Debug, Default)]
@@ -33,78 +28,80 @@ pub(super) struct Returns {
     pub(super) trampoline: Option<GuestVirtAddr>,
     /// By the address of the return address. Of several the last returns first: in between somebody else
     /// has put his own address there, and gives back what he has found.
-    frames: HashMap<u64, Vec<Frame>>,
+    replaced: HashMap<u64, Vec<Replaced>>,
     /// The detours' trampoline may come to an int3, as long as the guest runs.
     pub(super) traps: bool,
     /// The kernel's page tables, once they are known.
     pub(super) tables: Option<PageTables>,
 }
 
-/// One return address that leads to us.
+/// A replaced return address, which leads to us.
 #[derive(Debug)]
-pub(super) struct Frame {
+pub(super) struct Replaced {
     /// What it was.
     pub(super) caller: u64,
     /// On whose stack it is.
     pub(super) task: Task,
     /// The innermost call last. Without any it only leads on.
-    calls: Vec<Call>,
+    instances: Vec<Instance>,
 }
 
-/// A call under way.
+/// A call that a return probe follows (the kernel's `struct kretprobe_instance`).
 #[derive(Debug)]
-struct Call {
+struct Instance {
     probe: Arc<Probe>,
     entry_tsc: Tsc,
     entry: Registers,
 }
 
-impl Frame {
+impl Replaced {
     /// Its task has ended.
     fn lose(&self) {
-        self.calls.iter().for_each(|call| call.probe.lose_call());
+        self.instances
+            .iter()
+            .for_each(|call| call.probe.lose_call());
     }
 
     /// The probes that wait for the return.
     pub(super) fn probes(&self) -> impl Iterator<Item = ProbeId> {
-        self.calls.iter().map(|call| call.probe.id)
+        self.instances.iter().map(|call| call.probe.id)
     }
 
     /// When the first of its calls began.
     pub(super) fn entry_tsc(&self) -> Option<Tsc> {
-        self.calls.first().map(|call| call.entry_tsc)
+        self.instances.first().map(|call| call.entry_tsc)
     }
 }
 
 impl Returns {
     /// All return addresses that lead to us.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Frame> {
-        self.frames.values().flatten()
+    pub(super) fn all(&self) -> impl Iterator<Item = &Replaced> {
+        self.replaced.values().flatten()
     }
 
     /// Whether a return address in guest memory may lead to an int3 of ours.
     pub(super) fn any(&self) -> bool {
-        self.traps || !self.frames.is_empty()
+        self.traps || !self.replaced.is_empty()
     }
 
     /// Whether there are return addresses that lead to us.
-    pub(super) fn any_frame(&self) -> bool {
-        !self.frames.is_empty()
+    pub(super) fn any_replaced(&self) -> bool {
+        !self.replaced.is_empty()
     }
 
     /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
     pub(super) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
         let mut any = false;
-        self.frames.retain(|_, frames| {
-            frames.retain(|frame| {
-                let ended = has_ended(frame.task);
+        self.replaced.retain(|_, several| {
+            several.retain(|replaced| {
+                let ended = has_ended(replaced.task);
                 if ended {
-                    frame.lose();
+                    replaced.lose();
                 }
                 any |= ended;
                 !ended
             });
-            !frames.is_empty()
+            !several.is_empty()
         });
         any
     }
@@ -136,7 +133,7 @@ impl Engine {
             return;
         };
         let shared = found == trampoline.0;
-        if shared && !returns.frames.contains_key(&at) {
+        if shared && !returns.replaced.contains_key(&at) {
             probes.for_each(|probe| probe.miss());
             return;
         }
@@ -153,7 +150,7 @@ impl Engine {
                     false
                 }
             })
-            .map(|probe| Call {
+            .map(|probe| Instance {
                 probe: Arc::clone(probe),
                 entry_tsc: vcpu.tsc(),
                 entry: Registers {
@@ -165,16 +162,16 @@ impl Engine {
         if calls.is_empty() {
             return;
         }
-        let newest = returns.frames.get_mut(&at).and_then(|it| it.last_mut());
-        if let Some(frame) = newest.filter(|_| shared) {
-            frame.calls.extend(calls);
+        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
+        if let Some(replaced) = newest.filter(|_| shared) {
+            replaced.instances.extend(calls);
         } else if word.write(memory, trampoline.0) {
-            let frame = Frame {
+            let replaced = Replaced {
                 caller: found,
                 task,
-                calls,
+                instances: calls,
             };
-            returns.frames.entry(at).or_default().push(frame);
+            returns.replaced.entry(at).or_default().push(replaced);
         } else {
             for call in calls {
                 call.probe.end_call();
@@ -199,21 +196,21 @@ impl Engine {
         }
         let tables = vcpu.page_tables();
         let mut returns = self.returns.lock();
-        let newest = returns.frames.get_mut(&at).and_then(|it| it.last_mut());
-        let Some((tables, frame)) = tables.zip(newest) else {
+        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
+        let Some((tables, replaced)) = tables.zip(newest) else {
             return;
         };
         let mut any = false;
         for probe in probes {
-            let last = frame
-                .calls
+            let last = replaced
+                .instances
                 .pop_if(|call| call.probe.id == probe.id && call.entry.rip == site.virt.0);
             last.iter().for_each(|call| call.probe.end_call());
             any |= last.is_some();
         }
-        if any && frame.calls.is_empty() {
+        if any && replaced.instances.is_empty() {
             // It was written a moment ago.
-            write_word(memory, tables, at, frame.caller);
+            write_word(memory, tables, at, replaced.caller);
             returns.pop(at);
         }
     }
@@ -222,14 +219,14 @@ impl Engine {
     /// what the return address was.
     pub(super) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
-        let Some(frame) = self.returns.lock().pop(at) else {
+        let Some(replaced) = self.returns.lock().pop(at) else {
             // The guest itself jumps there.
             return Action::Reinject;
         };
-        vcpu.registers_mut().rip = frame.caller;
+        vcpu.registers_mut().rip = replaced.caller;
         let disarmed = self.table().disarmed;
-        let (id, tsc, registers) = (vcpu.id(), vcpu.tsc(), *vcpu.registers());
-        for call in frame.calls.into_iter().rev() {
+        let (mut tsc, registers) = (None, *vcpu.registers());
+        for call in replaced.instances.into_iter().rev() {
             call.probe.end_call();
             call.probe.exit();
             if disarmed || !call.probe.is_enabled() {
@@ -238,22 +235,13 @@ impl Engine {
                 continue;
             }
             call.probe.hit();
-            let Some(wanted) = call.probe.options.capture.fetches() else {
-                continue;
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(replaced.caller),
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: false,
             };
-            self.merger.event(&Event {
-                probe: call.probe.id,
-                vcpu: id,
-                tsc,
-                registers: wanted.take(&registers),
-                task: 0,
-                detail: Detail::Return {
-                    caller: GuestVirtAddr(frame.caller),
-                    entry_tsc: call.entry_tsc,
-                    entry: wanted.take(&call.entry),
-                    tail_call: false,
-                },
-            });
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
         }
         Action::Resume
     }
@@ -262,8 +250,8 @@ impl Engine {
     /// needs are put back by [`Self::tidy_calls`].
     pub(super) fn forget_calls(&self, ids: &BTreeSet<ProbeId>) {
         let mut returns = self.returns.lock();
-        for frame in returns.frames.values_mut().flatten() {
-            frame.calls.retain(|call| {
+        for replaced in returns.replaced.values_mut().flatten() {
+            replaced.instances.retain(|call| {
                 let keep = !ids.contains(&call.probe.id);
                 if !keep {
                     call.probe.end_call();
@@ -277,18 +265,20 @@ impl Engine {
     /// Puts return addresses back that nobody needs. One stays and leads on where the
     /// guest's own tools have taken its place, as they will still give it back.
     /// Whether some stay only because nobody knows who stands at the trampoline.
-    pub(super) fn tidy_frames(&self, guest: &dyn StoppedGuest) -> bool {
+    pub(super) fn tidy_replaced(&self, guest: &dyn StoppedGuest) -> bool {
         let mut returns = self.returns.lock();
-        let Some(trampoline) = returns.trampoline.filter(|_| returns.any_frame()) else {
+        let Some(trampoline) = returns.trampoline.filter(|_| returns.any_replaced()) else {
             return false;
         };
         let tables = self.kernel_tables(guest);
         let vcpus = vcpus(guest);
         let unknown = any_on_entry_stack(&vcpus);
         let mut again = false;
-        returns.frames.retain(|&at, frames| {
-            let newest = frames.last().filter(|frame| frame.calls.is_empty());
-            let Some(caller) = newest.map(|frame| frame.caller) else {
+        returns.replaced.retain(|&at, several| {
+            let newest = several
+                .last()
+                .filter(|replaced| replaced.instances.is_empty());
+            let Some(caller) = newest.map(|replaced| replaced.caller) else {
                 return true;
             };
             let returned = vcpus.iter().find(|(_, registers)| {
@@ -309,48 +299,48 @@ impl Engine {
                 put_back(guest.memory(), &tables, at, trampoline, caller)
             };
             if done {
-                frames.pop();
+                several.pop();
             }
-            !frames.is_empty()
+            !several.is_empty()
         });
         again
     }
 }
 
 impl Returns {
-    /// The newest of the frames there, which is none any more.
-    fn pop(&mut self, at: u64) -> Option<Frame> {
-        let frames = self.frames.get_mut(&at)?;
-        let newest = frames.pop();
-        if frames.is_empty() {
-            self.frames.remove(&at);
+    /// The newest of those there, which is none any more.
+    fn pop(&mut self, at: u64) -> Option<Replaced> {
+        let several = self.replaced.get_mut(&at)?;
+        let newest = several.pop();
+        if several.is_empty() {
+            self.replaced.remove(&at);
         }
         newest
     }
 
     /// What the return address at `at` was before it led to us, of one that is `found` there.
     pub(super) fn leads_to(&self, at: u64, found: u64) -> u64 {
-        let newest = self.frames.get(&at).and_then(|frames| frames.last());
+        let newest = self.replaced.get(&at).and_then(|several| several.last());
         match newest {
-            Some(frame) if self.trampoline == Some(GuestVirtAddr(found)) => frame.caller,
+            Some(replaced) if self.trampoline == Some(GuestVirtAddr(found)) => replaced.caller,
             _ => found,
         }
     }
 
     /// Counts the calls of other tasks with their return address there, and forgets them.
     fn end_others(&mut self, at: u64, task: Task) {
-        let Some(frames) = self.frames.get_mut(&at) else {
+        let Some(several) = self.replaced.get_mut(&at) else {
             return;
         };
-        frames.retain(|frame| {
-            let other = frame.task != task;
+        several.retain(|replaced| {
+            let other = replaced.task != task;
             if other {
-                frame.lose();
+                replaced.lose();
             }
             !other
         });
-        if frames.is_empty() {
-            self.frames.remove(&at);
+        if several.is_empty() {
+            self.replaced.remove(&at);
         }
     }
 }
@@ -377,45 +367,4 @@ fn put_back(
         }
     }
     done
-}
-
-/// A word of the stack, translated.
-#[derive(Debug, Clone, Copy)]
-struct Word {
-    at: GuestPhysAddr,
-    /// By the guest's page tables: where its stack is, is the guest's choice.
-    writable: bool,
-}
-
-impl Word {
-    /// None where nothing is mapped, and for a word that isn't aligned, as no return
-    /// address of the kernel's is.
-    fn at(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<Self> {
-        let aligned = at.is_multiple_of(WORD);
-        let page = aligned.then(|| paging::walk(memory, tables, GuestVirtAddr(at)))?;
-        let page = page.ok()?;
-        Some(Self {
-            at: page.phys,
-            writable: page.writable,
-        })
-    }
-
-    fn read(self, memory: &dyn GuestMemory) -> Option<u64> {
-        memory.read_u64(self.at).ok()
-    }
-
-    fn write(self, memory: &dyn GuestMemory, word: u64) -> bool {
-        self.writable && memory.write_as_guest(self.at, &word.to_le_bytes()).is_ok()
-    }
-}
-
-pub(super) fn read_word(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<u64> {
-    Word::at(memory, tables, at)?.read(memory)
-}
-
-/// Nothing is written where nothing is mapped, or the guest can't write.
-pub(super) fn write_word(memory: &dyn GuestMemory, tables: PageTables, at: u64, word: u64) {
-    if let Some(place) = Word::at(memory, tables, at) {
-        place.write(memory, word);
-    }
 }

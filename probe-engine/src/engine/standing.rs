@@ -5,7 +5,7 @@ use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, VcpuId};
 
 use super::Engine;
-use super::returns::{WORD, read_word};
+use super::stack::{WORD, read_word};
 
 /// Where Linux has the stacks that the processor switches to by itself, for NMIs and the like
 /// (`Documentation/arch/x86/x86_64/mm.rst`: `cpu_entry_area`).

@@ -17,8 +17,8 @@ use guest_state::{
 };
 
 use super::Engine;
+use super::int3::{Found, find};
 use super::site::{Relocated, Site, Way};
-use super::trap::{Found, find};
 use crate::event::Detail;
 
 /// What an instruction may raise of which nothing is known.
@@ -177,7 +177,7 @@ impl Engine {
         for probe in step.site.enabled() {
             probe.exit();
         }
-        let Some(frame) = Frame::read(memory, vcpu, vector) else {
+        let Some(frame) = ExceptionFrame::read(memory, vcpu, vector) else {
             return;
         };
         if frame.rip != step.rip {
@@ -247,7 +247,7 @@ fn handlers(
 
 /// What the processor pushes for a handler.
 #[derive(Debug, Clone, Copy)]
-struct Frame {
+struct ExceptionFrame {
     error_code: Option<u32>,
     rip: u64,
     rflags: u64,
@@ -256,7 +256,7 @@ struct Frame {
     at: GuestVirtAddr,
 }
 
-impl Frame {
+impl ExceptionFrame {
     /// RIP, CS, RFLAGS, RSP.
     const WORDS: usize = 4;
 

@@ -3,31 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use guest_state::x86_64::paging::walk;
 use guest_state::x86_64::supervisor::SupervisorMemory;
-use guest_state::x86_64::{INT3, vector};
-use guest_state::{
-    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu,
-};
+use guest_state::x86_64::vector;
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu};
 
 use super::Engine;
 use super::foresight::Foreseen;
+use super::int3::{Found, find, is_gone};
 use super::record::Probe;
 use super::site::{Milestone, Site, Way};
 use super::step::StepIn;
-use super::table::Table;
 use crate::emulate::{self, Outcome, Touched};
 use crate::event::{Detail, Event, EventSink};
 use crate::probe::ProbeKind;
-
-/// What a trap's address turned out to be.
-pub(super) enum Found<'t> {
-    Ours(&'t Arc<Site>),
-    /// No probe there, and no int3 any more: it was removed since the trap.
-    Stale,
-    /// The guest's.
-    Foreign,
-}
 
 impl TrapHandler for Engine {
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
@@ -194,19 +182,22 @@ impl Engine {
         }
     }
 
-    /// Sends an event of a probe, with the registers that it asks for. `tsc` is the time that all events of
-    /// one hit have, asked for by the first.
-    fn tell(
+    /// Sends an event of a probe, with what it asks for of the registers, those of a call's entry too. `tsc`
+    /// is the time that all events of one hit have, asked for by the first.
+    pub(super) fn tell(
         &self,
         probe: &Probe,
         vcpu: &dyn Vcpu,
         tsc: &mut Option<Tsc>,
         registers: &Registers,
-        detail: Detail,
+        mut detail: Detail,
     ) {
         let Some(wanted) = probe.options.capture.fetches() else {
             return;
         };
+        if let Detail::Return { entry, .. } = &mut detail {
+            *entry = wanted.take(entry);
+        }
         self.merger.event(&Event {
             probe: probe.id,
             vcpu: vcpu.id(),
@@ -353,60 +344,4 @@ impl Engine {
             self.report(site, vcpu, vcpu.registers(), Detail::Post);
         }
     }
-}
-
-/// The site at RIP. Early boot code runs identity-mapped, so an address that is
-/// no site is looked for in physical memory as well.
-pub(super) fn find<'t>(
-    table: &'t Table,
-    memory: &dyn GuestMemory,
-    vcpu: &mut dyn Vcpu,
-) -> Found<'t> {
-    let rip = GuestVirtAddr(vcpu.registers().rip);
-    // Where the guest holds a jump, no int3 is ours.
-    let is_ours = |site: &&Arc<Site>| site.has_int3() && table.held(site.virt).is_none();
-    // User mode can't execute at an address of the kernel.
-    let site = table.site(rip);
-    if let Some(site) = site.filter(is_ours) {
-        return Found::Ours(site);
-    }
-    let known = match site {
-        Some(site) => Some(site.phys),
-        None => table
-            .image
-            .as_ref()
-            .and_then(|image| image.to_phys(rip))
-            .map(|(phys, _)| phys),
-    };
-    let Some(phys) = known.or_else(|| translate(memory, vcpu, rip)) else {
-        return Found::Foreign;
-    };
-    if let Some(site) = table.site_at_phys(phys).filter(is_ours) {
-        return Found::Ours(site);
-    }
-    if is_gone(memory, phys) {
-        Found::Stale
-    } else {
-        Found::Foreign
-    }
-}
-
-/// Whether there is no int3 any more.
-fn is_gone(memory: &dyn GuestMemory, phys: GuestPhysAddr) -> bool {
-    let mut byte = [0];
-    memory.read(phys, &mut byte).is_ok() && byte != [INT3]
-}
-
-/// Where an address of 64-bit supervisor code is; `None` for any other code.
-fn translate(
-    memory: &dyn GuestMemory,
-    vcpu: &mut dyn Vcpu,
-    at: GuestVirtAddr,
-) -> Option<GuestPhysAddr> {
-    let control = vcpu
-        .control()
-        .ok()
-        .filter(|control| control.cpl == 0 && control.code64)?;
-    let tables = control.page_tables().ok()?;
-    walk(memory, tables, at).ok().map(|page| page.phys)
 }

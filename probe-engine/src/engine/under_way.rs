@@ -68,10 +68,10 @@ impl Engine {
             }
         }
         let returns = self.returns.lock();
-        let frames = returns.all();
-        for frame in frames.filter(|frame| !self.has_ended(memory, &tables, frame.task)) {
-            let probes = frame.probes().collect();
-            found.push(call(frame.task, probes, frame.entry_tsc(), frame.caller));
+        let replaced = returns.all();
+        for it in replaced.filter(|it| !self.has_ended(memory, &tables, it.task)) {
+            let probes = it.probes().collect();
+            found.push(call(it.task, probes, it.entry_tsc(), it.caller));
         }
         Ok(found)
     }
