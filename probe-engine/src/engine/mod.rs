@@ -12,45 +12,14 @@
 //! executes the restored instruction. So even a removal without stopping the
 //! vCPUs, as at the end of init text, is right.
 
-mod body;
-mod change;
-mod copies;
-mod credit;
-mod departed;
-mod draft;
-mod ended;
-mod exit_scan;
-mod exits;
-mod filter;
-mod follow;
-mod foresight;
-mod guest_kprobes;
-mod int3;
-mod jump;
-mod loaded;
-mod merge;
-mod milestones;
-mod oops;
-mod optimizer;
-mod original;
+mod changes;
+mod code;
+mod hits;
+mod jumps;
+mod life;
 mod placement;
-mod record;
-mod registry;
 mod returns;
-mod rings;
-mod site;
-mod stack;
-mod standing;
-mod step;
-mod table;
-mod target;
-mod tasks;
-mod trap;
-mod under_way;
-mod watch;
-mod way;
-mod ways_out;
-mod wishes;
+mod sites;
 
 #[cfg(test)]
 mod tests;
@@ -61,32 +30,33 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use arc_swap::Guard;
-use copies::ArenaState;
-use departed::Departed;
-use exits::Exits;
+use changes::registry::Registry;
+use code::copies::ArenaState;
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
-use optimizer::Optimizer;
+use hits::step::Stepping;
+use jumps::optimizer::Optimizer;
+use jumps::rings::Reader;
 use parking_lot::Mutex;
-use record::Probe;
-use registry::Registry;
-use returns::Returns;
-use rings::Reader;
-use step::Stepping;
-use table::Table;
+use returns::own_returns::Exits;
+use returns::replaced::Returns;
+use sites::departed::Departed;
+use sites::probe::Probe;
+use sites::table::Table;
+use sites::wishes::optimization;
 
 use crate::event::EventSink;
 use crate::probe::{ProbeId, ProbeInfo};
 
-pub use draft::Draft;
-pub use merge::Merger;
-pub use optimizer::Prepared;
-pub use rings::Drained;
-pub use under_way::FollowedCall;
+pub use hits::merge::Merger;
+pub use jumps::optimizer::Prepared;
+pub use jumps::rings::Drained;
+pub use placement::draft::Draft;
+pub use returns::under_way::FollowedCall;
 
 /// The kernel's top page table (`arch/x86/kernel/head_64.S`).
 const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
@@ -266,8 +236,7 @@ impl Engine {
     /// What is told of probes.
     fn infos<'a>(&self, probes: impl IntoIterator<Item = &'a Arc<Probe>>) -> Vec<ProbeInfo> {
         let table = self.table();
-        let info =
-            |probe: &Arc<Probe>| probe.info(wishes::optimization(table.site(probe.address())));
+        let info = |probe: &Arc<Probe>| probe.info(optimization(table.site(probe.address())));
         probes.into_iter().map(info).collect()
     }
 }

@@ -4,7 +4,7 @@ use guest_state::{Action, GuestVirtAddr, StepEnd};
 
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
 use crate::arena::SLOT_AREA;
-use crate::engine::copies::ArenaState;
+use crate::engine::code::copies::ArenaState;
 use crate::event::Detail;
 use crate::insn::decode;
 use crate::probe::{ProbeId, Strategy, Switch};

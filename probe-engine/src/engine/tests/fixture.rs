@@ -15,7 +15,7 @@ use guest_state::{
 };
 use parking_lot::Mutex;
 
-use crate::engine::copies::ArenaState;
+use crate::engine::code::copies::ArenaState;
 use crate::engine::{Draft, Engine};
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};

@@ -3,8 +3,8 @@
 use guest_kernel::Kernel;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
-use super::super::copies::ArenaState;
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
+use crate::engine::code::copies::ArenaState;
 use crate::event::Detail;
 use crate::probe::{Capture, Optimization, Options, ProbeId, ProbeInfo, Switch};
 use crate::ring::layout;

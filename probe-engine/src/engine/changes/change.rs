@@ -1,0 +1,223 @@
+//! A change of probes, and from one table to the next, in the guest's text and for its traps.
+
+use std::sync::Arc;
+
+use guest_kernel::kprobes::GuestKprobes;
+use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
+
+use parking_lot::MutexGuard;
+
+use crate::engine::Engine;
+use crate::engine::changes::registry::Registry;
+use crate::engine::sites::site::Site;
+use crate::engine::sites::table::Table;
+
+/// A change of probes while no vCPU runs: the next table is planned, then committed. Without a commit nothing
+/// has changed.
+pub(crate) struct Change<'e> {
+    engine: &'e Engine,
+    pub(crate) guest: &'e dyn StoppedGuest,
+    pub(crate) registry: MutexGuard<'e, Registry>,
+    /// The table of now.
+    pub(crate) before: Arc<Table>,
+    /// The next one.
+    pub(crate) table: Table,
+    /// Whether the monitor was asked for something.
+    asked: bool,
+}
+
+impl Change<'_> {
+    /// Makes the guest what the planned table says, as [`Engine::replace_table`] does. First the monitor is asked
+    /// for all that this table and the one of now need of it, which is right for either. Then the text changes;
+    /// what jumps have left behind until then is told of the probes that are there now.
+    ///
+    /// # Errors
+    /// What the monitor refuses, or text that is no memory; then everything is as before.
+    pub(crate) fn commit<E>(&mut self) -> Result<(), E>
+    where
+        E: From<DebuggingError> + From<MemoryError>,
+    {
+        let Self { engine, guest, .. } = *self;
+        let after = std::mem::take(&mut self.table).settled();
+        self.asked = true;
+        guest.set_debugging(&Debugging {
+            breakpoints: engine.wants_breakpoints() || after.has_int3(),
+            watchpoints: after.watchpoints(),
+        })?;
+        engine.settle(guest.memory());
+        engine.replace_table(guest.memory(), &self.before, &after)?;
+        Ok(())
+    }
+}
+
+impl Drop for Change<'_> {
+    /// Has the vCPUs debugged for nothing that isn't needed any more: int3s of the guest's own cost exits
+    /// while ours are watched for.
+    fn drop(&mut self) {
+        if self.asked {
+            // Where it is refused the vCPUs are debugged for more, and the engine gives that back.
+            let _more_is_right_too = self.guest.set_debugging(&self.engine.debugging());
+        }
+    }
+}
+
+impl Engine {
+    /// Begins to change probes; nobody else does meanwhile.
+    pub(crate) fn change<'e>(&'e self, guest: &'e dyn StoppedGuest) -> Change<'e> {
+        let registry = self.registry.lock();
+        let before = Arc::clone(&self.table());
+        let table = Table::clone(&before);
+        Change {
+            engine: self,
+            guest,
+            registry,
+            before,
+            table,
+            asked: false,
+        }
+    }
+
+    /// Makes the guest's text what `after` says instead of `before`, the table of now. With the guest
+    /// running, that may either only remove or only add breakpoints.
+    ///
+    /// A breakpoint that is taken away is lifted before traps see the new table, and a new one
+    /// planted after, so that no trap of ours is taken for the guest's; a vCPU that has trapped on one in
+    /// between counts as a missed hit. A jump that the guest holds stays,
+    /// and so does its detour: see [`Self::take_back`]. Call with the registry locked.
+    ///
+    /// # Errors
+    /// Text that is no memory; then everything is as before.
+    pub(crate) fn replace_table(
+        &self,
+        memory: &dyn GuestMemory,
+        before: &Arc<Table>,
+        after: &Arc<Table>,
+    ) -> Result<(), MemoryError> {
+        let changed = |site: &&Arc<Site>, other: &Table| {
+            site.armed && !is_same(site, other.site(site.virt).map(Arc::as_ref))
+        };
+        // What is an int3 where the guest holds a jump is the guest's.
+        let is_free = |site: &&Arc<Site>| before.held(site.virt).is_none();
+        let gone: Vec<_> = before.sites().filter(|it| changed(it, after)).collect();
+        let come: Vec<_> = after.sites().filter(|it| changed(it, before)).collect();
+        let removed: Vec<_> = gone.iter().copied().filter(is_free).collect();
+        let mut held = before.all_held().to_vec();
+        let mut added: Vec<_> = come.iter().copied().filter(is_free).collect();
+        let kept = after
+            .sites()
+            .filter(|site| site.armed && !changed(site, before));
+        let jumps = removed.iter().any(|site| site.jump().is_some());
+        let kprobes = jumps.then(|| self.known_kprobes(memory));
+        for (done, site) in removed.iter().enumerate() {
+            match lift(site, memory, kprobes.as_ref()) {
+                Ok(true) => {}
+                Ok(false) => held.push(Arc::clone(site)),
+                Err(error) => {
+                    for site in &removed[..done] {
+                        site.plant(memory)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        self.departed.lock().change(&gone, &come);
+        self.number_detours(memory, after);
+        if held.is_empty() {
+            self.publish(after);
+        } else {
+            let after = after.holding(held);
+            added.retain(|site| after.held(site.virt).is_none());
+            self.publish(&after);
+        }
+        for site in kept {
+            site.trap_when_done(memory)?;
+        }
+        for (done, site) in added.iter().enumerate() {
+            if let Err(error) = site.plant(memory) {
+                for site in &added[..done] {
+                    site.lift(memory)?;
+                }
+                self.number_detours(memory, before);
+                self.publish(before);
+                for site in removed {
+                    site.plant(memory)?;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the guest has given a jump back that it held.
+    pub(crate) fn may_take_back(&self, memory: &dyn GuestMemory) -> bool {
+        let table = self.table();
+        if table.all_held().is_empty() {
+            return false;
+        }
+        let kprobes = self.known_kprobes(memory);
+        let given_back = |site: &Arc<Site>| {
+            let jump = site.jump();
+            jump.is_some_and(|jump| jump.is_planted(memory, site.phys)) && !has_read(&kprobes, site)
+        };
+        table.all_held().iter().any(given_back)
+    }
+
+    /// Takes those jumps out of the text that the guest held and has given back. Call with the registry
+    /// locked, and the guest stopped.
+    ///
+    /// # Errors
+    /// Text that is no memory.
+    pub(crate) fn take_back(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
+        let table = self.table();
+        let (mut held, mut back) = (Vec::new(), Vec::new());
+        let kprobes = (!table.all_held().is_empty()).then(|| self.known_kprobes(memory));
+        for site in table.all_held() {
+            let list = if lift(site, memory, kprobes.as_ref())? {
+                &mut back
+            } else {
+                &mut held
+            };
+            list.push(Arc::clone(site));
+        }
+        if back.is_empty() {
+            return Ok(());
+        }
+        let table = table.holding(held);
+        self.publish(&table);
+        for site in &back {
+            if let Some(site) = table.site(site.virt).filter(|site| site.armed) {
+                site.plant(memory)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As [`Site::lift`], but a jump stays in the text that the guest's kprobe there has read.
+fn lift(
+    site: &Site,
+    memory: &dyn GuestMemory,
+    kprobes: Option<&GuestKprobes>,
+) -> Result<bool, MemoryError> {
+    match kprobes {
+        Some(kprobes) if site.jump().is_some() && has_read(kprobes, site) => Ok(false),
+        _ => site.lift(memory),
+    }
+}
+
+/// Whether a kprobe of the guest's has saved the byte that is at the site, or may be about to.
+fn has_read(kprobes: &GuestKprobes, site: &Site) -> bool {
+    kprobes.changing || kprobes.on(site.virt).is_some()
+}
+
+/// Whether a site of one table and the one there in another have the same text.
+fn is_same(site: &Site, other: Option<&Site>) -> bool {
+    let Some(other) = other.filter(|other| other.armed) else {
+        return false;
+    };
+    match (site.jump(), other.jump()) {
+        (None, None) => true,
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        _ => false,
+    }
+}

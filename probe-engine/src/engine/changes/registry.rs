@@ -1,0 +1,63 @@
+//! All probes by their numbers and names.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::engine::sites::probe::Probe;
+use crate::error::ChangeError;
+use crate::probe::ProbeId;
+
+/// All probes, gone ones too.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    probes: BTreeMap<ProbeId, Arc<Probe>>,
+    names: HashMap<Arc<str>, ProbeId>,
+    pub(crate) last_id: u64,
+    pub(crate) init_freed: bool,
+}
+
+impl Registry {
+    pub(crate) fn probes(&self) -> impl Iterator<Item = &Arc<Probe>> {
+        self.probes.values()
+    }
+
+    pub(crate) fn by_name(&self, name: &str) -> Option<&Arc<Probe>> {
+        self.probes.get(self.names.get(name)?)
+    }
+
+    pub(crate) fn get(&self, id: ProbeId) -> Option<&Arc<Probe>> {
+        self.probes.get(&id)
+    }
+
+    /// The probes of these numbers, each once.
+    pub(crate) fn select(&self, ids: &[ProbeId]) -> Result<Vec<Arc<Probe>>, ChangeError> {
+        let mut seen = BTreeSet::new();
+        ids.iter()
+            .filter(|id| seen.insert(**id))
+            .map(|&id| {
+                let probe = self.probes.get(&id);
+                probe.cloned().ok_or(ChangeError::UnknownProbe { id })
+            })
+            .collect()
+    }
+
+    /// The probes that were registered after this one, all without one, in their order.
+    pub(crate) fn after(&self, id: Option<ProbeId>) -> impl Iterator<Item = &Arc<Probe>> {
+        let start = id.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.probes.range((start, Bound::Unbounded));
+        rest.map(|(_, probe)| probe)
+    }
+
+    pub(crate) fn add(&mut self, probe: &Arc<Probe>) {
+        self.last_id = self.last_id.max(probe.id.0);
+        self.names.insert(Arc::clone(&probe.name), probe.id);
+        self.probes.insert(probe.id, Arc::clone(probe));
+    }
+
+    pub(crate) fn remove(&mut self, id: ProbeId) {
+        if let Some(probe) = self.probes.remove(&id) {
+            self.names.remove(&probe.name);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Answers to traps: who is told of a hit, and how the vCPU gets past the instruction.
+
+pub(crate) mod filter;
+pub(crate) mod int3;
+pub(crate) mod merge;
+pub(crate) mod step;
+pub(crate) mod trap;
+pub(crate) mod watch;

@@ -1,0 +1,347 @@
+//! Answering traps.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use guest_state::x86_64::supervisor::SupervisorMemory;
+use guest_state::x86_64::vector;
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu};
+
+use crate::emulate::{self, Outcome, Touched};
+use crate::engine::Engine;
+use crate::engine::hits::int3::{Found, find, is_gone};
+use crate::engine::hits::step::StepIn;
+use crate::engine::placement::foresight::Foreseen;
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::{Milestone, Site, Way};
+use crate::event::{Detail, Event, EventSink};
+use crate::probe::ProbeKind;
+
+impl TrapHandler for Engine {
+    fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
+        match trap {
+            Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
+            Trap::Watchpoint(hit) => self.on_watchpoint(vcpu, hit),
+            Trap::Step(end) => self.after_step(memory, vcpu, end),
+        }
+    }
+
+    /// Puts the original instruction back for a lone step. Returns false if the probe has gone meanwhile, so
+    /// that there is nothing to step.
+    fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool {
+        self.lift_for_step(memory, vcpu)
+    }
+}
+
+impl Engine {
+    /// Answers an int3; RIP is at it. Reports the hit and gets past the probed
+    /// instruction, or says how to.
+    pub(crate) fn on_breakpoint(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
+        let rip = GuestVirtAddr(vcpu.registers().rip);
+        if self.arena_covers(rip) {
+            return self.on_breakpoint_in_arena(rip, memory, vcpu);
+        }
+        let table = self.table();
+        if let Some((site, copy)) = table.tripwire(rip) {
+            return self.tripped(site, copy, vcpu);
+        }
+        let site = match find(&table, memory, vcpu) {
+            Found::Ours(site) => site,
+            Found::Stale => {
+                self.miss_departed(memory, vcpu);
+                return Action::Resume;
+            }
+            Found::Foreign => return Action::Reinject,
+        };
+        match site.milestone {
+            None => self.hit(site, memory, vcpu),
+            Some(milestone) => self.on_milestone(milestone, site, memory, vcpu),
+        }
+    }
+
+    /// Reports a hit of the site's probes and gets past its instruction.
+    pub(crate) fn hit(
+        &self,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        let before = Registers {
+            rip: site.virt.0,
+            ..*vcpu.registers()
+        };
+        let mut tsc = None;
+        for probe in site.enabled() {
+            probe.exit();
+            let counts = matches!(probe.kind, ProbeKind::Instruction { .. });
+            if counts && self.meets_condition(probe, memory, vcpu) {
+                probe.hit();
+                self.tell(probe, vcpu, &mut tsc, &before, Detail::Pre);
+            }
+        }
+        if !site.follows {
+            return self.pass(site, memory, vcpu);
+        }
+        // It reads the return address that the other kind of return probe replaces.
+        let entering = self.entering(site, memory, vcpu);
+        self.enter(site, memory, vcpu);
+        let action = self.pass(site, memory, vcpu);
+        if let Action::PageFault { .. } = action {
+            self.enter_again(site, memory, vcpu, before.rsp);
+            return action;
+        }
+        if let Some(entering) = entering {
+            self.entered(entering, &before, memory, vcpu);
+        }
+        self.left(site, &before, memory, vcpu);
+        action
+    }
+
+    fn on_milestone(
+        &self,
+        milestone: Milestone,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        self.reach(milestone, memory, vcpu);
+        // The breakpoint may be gone now; its hit counts all the same.
+        if site.enabled().next().is_some() {
+            return self.hit(site, memory, vcpu);
+        }
+        match self.table().site(site.virt) {
+            Some(site) if site.armed => self.pass(site, memory, vcpu),
+            _ => Action::Resume,
+        }
+    }
+
+    /// An int3 in the arena: a followed call has returned, or the copy of an
+    /// instruction is done.
+    fn on_breakpoint_in_arena(
+        &self,
+        rip: GuestVirtAddr,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        if self.returns.lock().trampoline == Some(rip) {
+            return self.returned(vcpu);
+        }
+        if let Some(action) = self.ring_is_full(rip, memory, vcpu) {
+            return action;
+        }
+        let Some(site) = self.copied_before(rip) else {
+            // Removed meanwhile, the byte is a `nop` by now; or the guest leapt there.
+            return match self.copy_around(rip) {
+                Some((_, phys)) if is_gone(memory, phys) => Action::Resume,
+                _ => Action::Reinject,
+            };
+        };
+        vcpu.registers_mut().rip = site.next().0;
+        self.done(&site, vcpu);
+        Action::Resume
+    }
+
+    /// The site of whose instruction a copy ends at `rip`.
+    pub(crate) fn copied_before(&self, rip: GuestVirtAddr) -> Option<Arc<Site>> {
+        if !self.arena_covers(rip) {
+            return None;
+        }
+        let (probed, _) = self.copy_around(rip)?;
+        let ends_here = |site: &&Arc<Site>| site.copy().is_some_and(|copy| copy.end == rip);
+        self.table().site(probed).filter(ends_here).cloned()
+    }
+
+    /// The site's instruction has been executed; RIP is where it led.
+    pub(crate) fn done(&self, site: &Site, vcpu: &dyn Vcpu) {
+        if site.wants_post() {
+            for probe in site.enabled().filter(|probe| probe.wants_post()) {
+                probe.exit();
+            }
+            self.report(site, vcpu, vcpu.registers(), Detail::Post);
+        }
+    }
+
+    /// Sends a post or fault event of each of the site's probes that wants it.
+    pub(crate) fn report(
+        &self,
+        site: &Site,
+        vcpu: &dyn Vcpu,
+        registers: &Registers,
+        detail: Detail,
+    ) {
+        let mut tsc = None;
+        for probe in site.enabled() {
+            let wanted = match detail {
+                Detail::Post => probe.wants_post(),
+                Detail::Fault { .. } => probe.wants_fault(),
+                Detail::Pre | Detail::Return { .. } | Detail::Access => false,
+            };
+            if wanted {
+                self.tell(probe, vcpu, &mut tsc, registers, detail);
+            }
+        }
+    }
+
+    /// Sends an event of a probe, with what it asks for of the registers, those of a call's entry too. `tsc`
+    /// is the time that all events of one hit have, asked for by the first.
+    pub(crate) fn tell(
+        &self,
+        probe: &Probe,
+        vcpu: &dyn Vcpu,
+        tsc: &mut Option<Tsc>,
+        registers: &Registers,
+        mut detail: Detail,
+    ) {
+        let Some(wanted) = probe.options.capture.fetches() else {
+            return;
+        };
+        if let Detail::Return { entry, .. } = &mut detail {
+            *entry = wanted.take(entry);
+        }
+        self.merger.event(&Event {
+            probe: probe.id,
+            vcpu: vcpu.id(),
+            tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
+            registers: wanted.take(registers),
+            task: 0,
+            detail,
+        });
+    }
+
+    /// Somebody has come to an int3 in a jump's displacement: an instruction began there, and is done
+    /// in the detour.
+    fn tripped(&self, site: &Site, copy: GuestVirtAddr, vcpu: &mut dyn Vcpu) -> Action {
+        site.enabled().for_each(|probe| probe.trip());
+        if let Some(jump) = site.jump()
+            && jump.trip()
+        {
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+        vcpu.registers_mut().rip = copy.0;
+        Action::Resume
+    }
+
+    /// Gets past the site's instruction, or says how to.
+    pub(crate) fn pass(
+        &self,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        if site.milestone == Some(Milestone::ShowsText) && self.shows_text(memory, vcpu) {
+            vcpu.registers_mut().rip = site.next().0;
+            self.emulated(site, vcpu);
+            return Action::Resume;
+        }
+        let fault = match &site.way {
+            // Nothing that is done here comes to the notice of the debug registers.
+            Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {
+                return self.step(site, memory, vcpu, StepIn::Place);
+            }
+            Way::Emulate { plan, .. } => {
+                let before = *vcpu.registers();
+                match emulate::run(plan, memory, vcpu) {
+                    Outcome::Done => {
+                        self.emulated(site, vcpu);
+                        return Action::Resume;
+                    }
+                    Outcome::Halted => {
+                        self.emulated(site, vcpu);
+                        return Action::Halt;
+                    }
+                    Outcome::Step => {
+                        return self.step(site, memory, vcpu, StepIn::Place);
+                    }
+                    Outcome::Fault {
+                        address,
+                        error_code,
+                    } => {
+                        *vcpu.registers_mut() = before;
+                        (address, error_code)
+                    }
+                }
+            }
+            Way::Boost {
+                copy, foresight, ..
+            } => match foresight.look(memory, vcpu) {
+                Foreseen::Nothing if vcpu.registers().rip == site.virt.0 => {
+                    vcpu.registers_mut().rip = copy.slot.address.0;
+                    return Action::Resume;
+                }
+                Foreseen::Nothing | Foreseen::Unknown => {
+                    return self.step(site, memory, vcpu, StepIn::Place);
+                }
+                Foreseen::PageFault {
+                    address,
+                    error_code,
+                } => (address, error_code),
+            },
+            Way::Step {
+                foresight, copy, ..
+            } => match foresight.look(memory, vcpu) {
+                Foreseen::PageFault {
+                    address,
+                    error_code,
+                } => (address, error_code),
+                Foreseen::Nothing | Foreseen::Unknown => {
+                    // Identity-mapped early code doesn't see the arena, and an exception in
+                    // the copy must not go unnoticed.
+                    let noticed = self.table().watched.is_empty();
+                    let place = match copy {
+                        Some(copy) if noticed && vcpu.registers().rip == site.virt.0 => {
+                            StepIn::Copy(copy.clone())
+                        }
+                        _ => StepIn::Place,
+                    };
+                    return self.step(site, memory, vcpu, place);
+                }
+            },
+        };
+        let (address, error_code) = fault;
+        let registers = Registers {
+            rip: site.virt.0,
+            ..*vcpu.registers()
+        };
+        self.report(
+            site,
+            vcpu,
+            &registers,
+            Detail::Fault {
+                vector: vector::PAGE_FAULT,
+                error_code: Some(error_code),
+                address: Some(address),
+            },
+        );
+        Action::PageFault {
+            address,
+            error_code,
+        }
+    }
+
+    /// Whether the instruction at RIP may access watched data.
+    fn is_watched(&self, touched: &Touched, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
+        let table = self.table();
+        if table.watched.is_empty() || table.disarmed || touched.is_empty() {
+            return false;
+        }
+        let registers = *vcpu.registers();
+        let view = vcpu
+            .control()
+            .ok()
+            .map(|control| SupervisorMemory::new(memory, control));
+        let Some(Ok(view)) = view else {
+            return true;
+        };
+        table.watched.iter().any(|(point, _)| {
+            let start = point.address.0;
+            touched.overlaps(&view, &registers, start..start + u64::from(point.len))
+        })
+    }
+
+    /// As [`Self::done`], without an exit of its own.
+    fn emulated(&self, site: &Site, vcpu: &dyn Vcpu) {
+        if site.wants_post() {
+            self.report(site, vcpu, vcpu.registers(), Detail::Post);
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Whose a record or a count is.
+//!
+//! It belongs to the probes that were enabled where the jump is when it was left behind, however late it is
+//! read: a hit of a probe that has been disabled since is one of its hits, and one from before it was
+//! enabled is none. So the rings are read at each stop before the probes change. What can't be read
+//! then, as somebody is in the middle of writing it, is told from what comes later by its position in the
+//! ring. And who is anywhere else in a detour whose jump goes is still of the probes that it went from.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, VcpuId};
+
+use crate::calls::Tally;
+use crate::detour::{Full, Purpose};
+use crate::engine::hits::merge::Merger;
+use crate::engine::sites::jump::Jump;
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::{Probes, Site, are_same};
+use crate::engine::sites::table::Table;
+use crate::event::{Detail, Event, EventSink};
+use crate::fetch::Fetches;
+use crate::probe::{Capture, ProbeId, ProbeKind};
+use crate::ring::{Header, Record, Rings, Unfinished};
+
+/// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
+/// the probes of a later one.
+const ERAS: usize = 256;
+
+/// What is known of detours, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Credit {
+    detours: Vec<Option<Known>>,
+    /// What the table of calls had counted when it was last looked at.
+    tallies: Vec<Tally>,
+    /// Changes of probes while there were unfinished records, the oldest first.
+    eras: VecDeque<Era>,
+    /// What detours were before the change that is being made.
+    former: HashMap<u32, Probes>,
+    /// The numbers of those whose counts are somebody's, in order. Those of removed probes are nobody's, and
+    /// may be many.
+    counted: Vec<Range<u32>>,
+    /// The numbers of those that follow calls, by the probed instruction.
+    followers: BTreeMap<GuestVirtAddr, BTreeSet<u32>>,
+}
+
+/// What was before a change.
+#[derive(Debug)]
+struct Era {
+    /// For each ring, the position up to which it was.
+    ends: Vec<u64>,
+    /// The probes of those detours that have others since.
+    former: HashMap<u32, Probes>,
+}
+
+/// A detour.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The probed instruction.
+    at: GuestVirtAddr,
+    purpose: Arc<Purpose>,
+    code: GuestVirtAddr,
+    full: Option<Full>,
+    /// What its counter had come to when it was last looked at.
+    counted: u64,
+    /// The probes that are enabled while its jump is in the text, or were when it was last.
+    probes: Probes,
+}
+
+impl Credit {
+    /// Learns a jump that is going to be in the text.
+    pub(crate) fn number(&mut self, site: &Site, jump: &Jump, rings: &Rings) {
+        let index = jump.number as usize;
+        if self.detours.len() <= index {
+            self.detours.resize_with(index + 1, || None);
+        }
+        let is_counted = self.is_counted(jump.number);
+        let is_other = |known: &Known| known.at != site.virt || known.code != jump.detour.at;
+        if self.known(jump.number).is_some_and(is_other) {
+            self.forget(jump.number);
+        }
+        let known = &mut self.detours[index];
+        match known {
+            Some(known) => {
+                known.purpose = Arc::clone(&jump.purpose);
+                if !is_counted {
+                    known.counted = rings.total(jump.number);
+                }
+                if !are_same(&known.probes, &site.active) {
+                    let former = std::mem::replace(&mut known.probes, site.active.clone());
+                    self.former.insert(jump.number, former);
+                }
+            }
+            None => {
+                if jump.purpose.follow.is_some() {
+                    let followers = self.followers.entry(site.virt).or_default();
+                    followers.insert(jump.number);
+                }
+                *known = Some(Known {
+                    at: site.virt,
+                    purpose: Arc::clone(&jump.purpose),
+                    code: jump.detour.at,
+                    full: jump.detour.full,
+                    counted: rings.total(jump.number),
+                    probes: site.active.clone(),
+                });
+            }
+        }
+    }
+
+    /// Whether a detour's counter is read each time.
+    pub(crate) fn is_counted(&self, number: u32) -> bool {
+        let behind = self.counted.partition_point(|range| range.end <= number);
+        let range = self.counted.get(behind);
+        range.is_some_and(|range| range.contains(&number))
+    }
+
+    /// The counters that are to be read.
+    pub(crate) fn counters(&self) -> &[Range<u32>] {
+        &self.counted
+    }
+
+    /// All jumps have been learned. What is in the rings now is from before.
+    pub(crate) fn close_era(&mut self, memory: &dyn GuestMemory, rings: &Rings) {
+        let known = (0..).zip(&self.detours);
+        let known = known.filter_map(|(number, known)| Some((number, known.as_ref()?)));
+        let somebodys = known.filter(|(_, known)| known.counts());
+        self.counted = ranges(somebodys.map(|(number, _)| number));
+        let former = std::mem::take(&mut self.former);
+        let ends: Vec<u64> = rings.heads(memory).collect();
+        if former.is_empty() || rings.tails().eq(ends.iter().copied()) {
+            return;
+        }
+        if self.eras.len() == ERAS {
+            self.eras.pop_front();
+        }
+        self.eras.push_back(Era { ends, former });
+    }
+
+    /// Forgets what nothing in the rings is from any more.
+    pub(crate) fn forget_eras(&mut self, rings: &Rings) {
+        let is_over = |era: &Era| {
+            rings
+                .tails()
+                .zip(&era.ends)
+                .all(|(tail, end)| !precedes(tail, *end))
+        };
+        while self.eras.front().is_some_and(is_over) {
+            self.eras.pop_front();
+        }
+    }
+
+    /// More than the number of any detour.
+    pub(crate) fn numbers(&self) -> u32 {
+        self.detours.len() as u32
+    }
+
+    pub(crate) fn known(&self, number: u32) -> Option<&Known> {
+        self.detours.get(number as usize)?.as_ref()
+    }
+
+    /// Forgets a detour that is no more. Whether it was one.
+    pub(crate) fn forget(&mut self, number: u32) -> bool {
+        let known = self.detours.get_mut(number as usize);
+        let Some(known) = known.and_then(Option::take) else {
+            return false;
+        };
+        if let Entry::Occupied(mut followers) = self.followers.entry(known.at) {
+            followers.get_mut().remove(&number);
+            if followers.get().is_empty() {
+                followers.remove();
+            }
+        }
+        true
+    }
+
+    /// Whether there is a detour in which somebody may wait for room in a ring.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.detours
+            .iter()
+            .flatten()
+            .any(|known| known.full.is_some())
+    }
+
+    /// Whether calls are followed.
+    pub(crate) fn follows(&self) -> bool {
+        !self.followers.is_empty()
+    }
+
+    /// The numbers of the detours that follow the calls of the functions at these addresses.
+    pub(crate) fn following(&self, at: &BTreeSet<GuestVirtAddr>) -> BTreeSet<u32> {
+        let followers = at.iter().filter_map(|at| self.followers.get(at));
+        followers.flatten().copied().collect()
+    }
+
+    /// Whether calls that a detour may be following are those of these return probes.
+    pub(crate) fn is_followed_for(&self, number: u32, followers: &[ProbeId]) -> bool {
+        self.known(number).is_none_or(|known| {
+            let of_returns = known.probes.iter().filter(|probe| is_return(probe));
+            of_returns
+                .map(|probe| probe.id)
+                .eq(followers.iter().copied())
+        })
+    }
+
+    /// The values in a record.
+    pub(crate) fn shape(&self, header: Header) -> Option<Fetches> {
+        self.known(header.detour)?.shape(header.returns)
+    }
+
+    /// Reports a record that was at this position of its vCPU's ring.
+    pub(crate) fn record(&self, at: u64, record: &Record, table: &Table, merger: &Merger) {
+        let Some(known) = self.known(record.detour) else {
+            return;
+        };
+        let returns = record.call.is_some();
+        for probe in self
+            .probes_at(record.vcpu, at, record.detour)
+            .iter()
+            .filter(|it| is_return(it) == returns)
+        {
+            if probe.is_removed() {
+                continue;
+            }
+            if returns && !is_active(table, known.at, probe) {
+                // As with a breakpoint, nobody is told of a return when the probe is disabled by then.
+                probe.miss();
+                continue;
+            }
+            probe.hit();
+            if let Some(wanted) = probe.options.capture.fetches() {
+                merger.event(&event(probe.id, known.at, record, wanted));
+            }
+        }
+    }
+
+    /// The probes that a record at this position is of.
+    fn probes_at(&self, vcpu: VcpuId, at: u64, detour: u32) -> &[Arc<Probe>] {
+        let ring = vcpu.0 as usize;
+        let is_before = |era: &&Era| era.ends.get(ring).is_some_and(|end| precedes(at, *end));
+        let mut eras = self.eras.iter().filter(is_before);
+        let former = eras.find_map(|era| era.former.get(&detour));
+        let now = || self.known(detour).map(|known| &known.probes);
+        former.or_else(now).map_or(&[], Probes::as_slice)
+    }
+
+    /// Whether this probe is among those that an unfinished record at this position is of.
+    pub(crate) fn is_of(&self, probe: &Arc<Probe>, vcpu: VcpuId, at: u64, header: Header) -> bool {
+        let probes = self.probes_at(vcpu, at, header.detour);
+        is_return(probe) == header.returns && probes.iter().any(|it| Arc::ptr_eq(it, probe))
+    }
+
+    /// These records will never be finished.
+    pub(crate) fn lose(&self, lost: &[Unfinished]) {
+        for it in lost {
+            let Some(header) = it.header else { continue };
+            for probe in self.probes_at(it.vcpu, it.at, header.detour) {
+                if is_return(probe) == header.returns {
+                    probe.miss();
+                }
+            }
+        }
+    }
+
+    /// Whether the calls that a detour follows are of this probe, among others.
+    pub(crate) fn follows_for(&self, number: u32, probe: &Arc<Probe>) -> bool {
+        let known = self.known(number);
+        known.is_some_and(|known| known.probes.iter().any(|it| Arc::ptr_eq(it, probe)))
+    }
+
+    /// Takes over what the detours' counters have come to.
+    pub(crate) fn count(&mut self, rings: &Rings) {
+        for number in self.counted.iter().cloned().flatten() {
+            let Some(Some(known)) = self.detours.get_mut(number as usize) else {
+                continue;
+            };
+            let total = rings.total(number);
+            let grown = total.wrapping_sub(known.counted);
+            known.counted = total;
+            if grown == 0 {
+                continue;
+            }
+            for probe in known.probes.iter().filter(|probe| !is_return(probe)) {
+                match known.purpose.capture {
+                    Some(Capture::Count) => probe.hit_often(grown),
+                    _ => probe.miss_often(grown),
+                }
+            }
+        }
+    }
+
+    /// Whether the table of calls, which has counted this by now, may have no room for a call that is to come,
+    /// or had none for one.
+    pub(crate) fn is_crowded(&self, now: &[Tally]) -> bool {
+        let missed = |index: usize| self.tallies.get(index).map_or(0, |tally| tally.missed);
+        let known = self.detours.iter().zip(now).enumerate();
+        known
+            .filter_map(|(index, (known, now))| Some((index, known.as_ref()?.purpose.follow?, now)))
+            .any(|(index, follow, now)| now.active >= follow.limit || now.missed != missed(index))
+    }
+
+    /// Takes over what the table of calls has counted.
+    pub(crate) fn count_calls(&mut self, table: &Table, now: Vec<Tally>) {
+        self.tallies.resize(now.len(), Tally::default());
+        for ((known, before), now) in self.detours.iter().zip(&self.tallies).zip(&now) {
+            let new = now.since(before);
+            let any = (new.missed, new.counted, new.ended) != (0, 0, 0);
+            let Some(known) = known.as_ref().filter(|_| any) else {
+                continue;
+            };
+            for probe in known.probes.iter().filter(|probe| is_return(probe)) {
+                probe.miss_often(new.missed.into());
+                probe.lose_calls(new.ended.into());
+                if known.shape(true).is_some() {
+                    continue;
+                }
+                match is_active(table, known.at, probe) {
+                    true => probe.hit_often(new.counted.into()),
+                    false => probe.miss_often(new.counted.into()),
+                }
+            }
+        }
+        self.tallies = now;
+    }
+}
+
+impl Known {
+    /// Whether any of its probes is still there.
+    fn counts(&self) -> bool {
+        self.probes.iter().any(|probe| !probe.is_removed())
+    }
+
+    /// The probed instruction.
+    pub(crate) fn at(&self) -> GuestVirtAddr {
+        self.at
+    }
+
+    /// The probes that its hits are of.
+    pub(crate) fn probes(&self) -> &[Arc<Probe>] {
+        &self.probes
+    }
+
+    /// Its code, and where that comes to with a ring full.
+    pub(crate) fn waits_at(&self) -> Option<(GuestVirtAddr, Full)> {
+        Some((self.code, self.full?))
+    }
+
+    /// The values in its records of hits, or of returns, if it leaves such.
+    fn shape(&self, returns: bool) -> Option<Fetches> {
+        if returns {
+            let follow = self.purpose.follow.filter(|it| it.records);
+            return follow.map(|_| Fetches::ALL);
+        }
+        self.purpose.capture?.fetches()
+    }
+}
+
+fn is_return(probe: &Probe) -> bool {
+    matches!(probe.kind, ProbeKind::Return { .. })
+}
+
+/// Whether a probe notices now what happens at an address.
+fn is_active(table: &Table, at: GuestVirtAddr, probe: &Arc<Probe>) -> bool {
+    let site = table.site(at);
+    site.is_some_and(|site| site.active.iter().any(|it| Arc::ptr_eq(it, probe)))
+}
+
+/// These numbers, which rise.
+pub(crate) fn ranges(numbers: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
+    let mut ranges: Vec<Range<u32>> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some(last) if last.end == number => last.end += 1,
+            _ => ranges.push(number..number + 1),
+        }
+    }
+    ranges
+}
+
+/// Whether a position of a ring is before another one, at most half of all positions away.
+fn precedes(one: u64, other: u64) -> bool {
+    one.wrapping_sub(other).cast_signed() < 0
+}
+
+/// What a record tells of a probe.
+fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
+    let with_rip = |registers: &Registers, rip| wanted.take(&Registers { rip, ..*registers });
+    let (rip, detail) = match &record.call {
+        None => (at.0, Detail::Pre),
+        Some(call) => {
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(call.caller),
+                entry_tsc: call.entry_tsc,
+                entry: with_rip(&call.entry, at.0),
+                tail_call: false,
+            };
+            (call.caller, detail)
+        }
+    };
+    Event {
+        probe,
+        vcpu: record.vcpu,
+        tsc: record.tsc,
+        registers: with_rip(&record.registers, rip),
+        task: record.task,
+        detail,
+    }
+}

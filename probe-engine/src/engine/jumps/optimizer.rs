@@ -1,0 +1,328 @@
+//! From breakpoints to jumps, and back.
+//!
+//! A jump is prepared while the guest runs: its region found, its detour written to memory that nobody
+//! uses yet. Then all that are ready go into the text at once, while all vCPUs stand still. A site that
+//! has changed in between is prepared again: sites are never changed, only replaced, so being the same
+//! object tells that one has not.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use guest_kernel::kprobes::GuestKprobes;
+use guest_state::x86_64::MAX_INSTRUCTION_LEN;
+use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
+
+use crate::arena::PlaceError;
+use crate::calls::layout;
+use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
+use crate::engine::Engine;
+use crate::engine::changes::change::Change;
+use crate::engine::code::copies::ArenaState;
+use crate::engine::jumps::guest_kprobes;
+use crate::engine::placement::body::{Body, KernelBody};
+use crate::engine::sites::jump::{Jump, Verdict};
+use crate::engine::sites::site::Site;
+use crate::engine::sites::table::Table;
+use crate::error::ChangeError;
+use crate::probe::{NoJump, Place};
+
+/// Bytes behind a probed instruction that are looked at: more than a region has.
+const AHEAD: u64 = 128;
+
+/// Jumps that are ready to be put into the guest's text, and those that have to leave it.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    verdicts: Vec<(Arc<Site>, Verdict)>,
+    /// The guest has given a jump back that it held.
+    takes_back: bool,
+    /// Calls that were followed are over, or are to be.
+    tidies: bool,
+    /// There is no room for a detour, and what removed probes had may be given to others.
+    crowded: bool,
+}
+
+impl Prepared {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.verdicts.is_empty() && !self.takes_back && !self.crowded && !self.tidies
+    }
+}
+
+/// What the optimizer knows of the guest, once it has looked.
+#[derive(Debug, Default)]
+pub(crate) struct Optimizer {
+    text: Option<WholeText>,
+    /// How many idle detours there have to be before it is worth looking which of them nobody is in.
+    worth: usize,
+}
+
+/// Fewer idle detours than these are never worth it: looking reads all of the guest's memory.
+const WORTH: usize = 64;
+
+/// What all of the kernel's text tells of its parts.
+#[derive(Debug)]
+struct WholeText {
+    targets: BranchTargets,
+    /// Functions that run without their CPU's GS base.
+    without_gs: HashSet<GuestVirtAddr>,
+}
+
+impl Engine {
+    /// Whether probes wait to become jumps, or to be told why not, and it is time to look.
+    pub fn has_waiting(&self) -> bool {
+        self.unsettled.load(Ordering::Relaxed) && self.is_started()
+    }
+
+    /// Makes ready what waits, while the guest runs. What can't become a jump is told so at once.
+    pub fn prepare_jumps(&self, memory: &dyn GuestMemory) -> Prepared {
+        if !self.is_started() || !self.unsettled.swap(false, Ordering::Relaxed) {
+            return Prepared::default();
+        }
+        let mut optimizer = self.optimizer.lock();
+        let table = self.table();
+        let kprobes = self.known_kprobes(memory);
+        let mut waiting: Vec<_> = table.waiting().cloned().collect();
+        waiting.extend(guest_kprobes::released(&table, memory, &kprobes));
+        waiting.sort_unstable_by_key(|site| site.virt);
+        let environment = match table.jumpless {
+            true => Err(NoJump::SwitchedOff),
+            false => self.environment(memory),
+        };
+        let mut ready = Vec::new();
+        let mut not = Vec::new();
+        let mut crowded = false;
+        for site in waiting {
+            let jump = environment.clone().and_then(|environment| {
+                self.prepare(
+                    &mut optimizer,
+                    memory,
+                    (&table, &kprobes),
+                    &site,
+                    &environment,
+                )
+            });
+            match jump {
+                Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
+                Err(why)
+                    if why.is_crowded() && self.idle_detours() >= optimizer.worth.max(WORTH) =>
+                {
+                    crowded = true;
+                }
+                Err(why) => not.push((site, Verdict::Not(Arc::new(why)))),
+            }
+        }
+        self.publish_verdicts(not);
+        let tripped = table.sites().filter(|site| {
+            let jump = site.jump();
+            jump.is_some_and(|jump| jump.is_tripped())
+        });
+        let why = Arc::new(NoJump::Tripwire);
+        ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
+        if !table.all_held().is_empty() || self.table().waits_for_guest() {
+            // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+        Prepared {
+            verdicts: ready,
+            takes_back: self.may_take_back(memory),
+            tidies: self.untidy.swap(false, Ordering::Relaxed)
+                || self.calls_crowded.swap(false, Ordering::Relaxed)
+                    && self.any_call_has_ended(memory),
+            crowded,
+        }
+    }
+
+    /// Says of sites that haven't changed since why they stay breakpoints.
+    fn publish_verdicts(&self, verdicts: Vec<(Arc<Site>, Verdict)>) {
+        if verdicts.is_empty() {
+            return;
+        }
+        let _registry = self.registry.lock();
+        let mut table = Table::clone(&self.table());
+        for (site, verdict) in verdicts {
+            if !table.judge_same(&site, verdict) {
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
+        }
+        self.table.store(Arc::new(table));
+    }
+
+    /// Puts prepared jumps into the guest's text, but those that don't fit any more because of what has
+    /// changed since: they wait again. How many probes are jumps now that weren't before.
+    ///
+    /// # Errors
+    /// Text that is no memory.
+    pub fn commit_jumps(
+        &self,
+        guest: &dyn StoppedGuest,
+        prepared: Prepared,
+    ) -> Result<usize, ChangeError> {
+        let memory = guest.memory();
+        {
+            let _registry = self.registry.lock();
+            self.tidy_calls(guest);
+            self.take_back(memory)?;
+            if prepared.crowded {
+                self.reclaim(guest);
+                // Those that are left are in use, or look so: they'd have to become many more.
+                self.optimizer.lock().worth = 2 * self.idle_detours();
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
+        }
+        let mut change = self.change(guest);
+        let Change { before, table, .. } = &mut change;
+        let mut placed = 0;
+        let kprobes = self.kprobes_for_jumps(guest);
+        let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
+        if let Some(kprobes) = kprobes.as_ref().filter(|kprobes| !kprobes.changing)
+            && prepared.verdicts.iter().any(is_jump)
+        {
+            self.wait_for_oopses(memory, kprobes, table);
+        }
+        for (site, verdict) in prepared.verdicts {
+            let Verdict::Jump(jump) = &verdict else {
+                table.judge_same(&site, verdict);
+                continue;
+            };
+            let jump = Arc::clone(jump);
+            let refused = match &kprobes {
+                None => None,
+                Some(kprobes) if kprobes.changing => Some(NoJump::GuestKprobesChange {
+                    region: jump.region.range(),
+                }),
+                Some(kprobes) => guest_kprobes::in_region(kprobes, jump.region.range()),
+            };
+            if kprobes.is_none() || refused.is_some() {
+                if let Some(why) = refused {
+                    table.judge_same(&site, Verdict::Not(Arc::new(why)));
+                }
+                self.unsettled.store(true, Ordering::Relaxed);
+                continue;
+            }
+            let text = before.text(memory, site.virt, jump.len());
+            let same_text = matches!(text, Some(Ok(text)) if text == jump.region.bytes);
+            let is_free = table.inside(site.virt, jump.len()).is_none();
+            if same_text && is_free && !before.jumpless && table.judge_same(&site, verdict) {
+                placed += site.enabled().count();
+            } else {
+                self.unsettled.store(true, Ordering::Relaxed);
+            }
+        }
+        change.commit::<ChangeError>()?;
+        Ok(placed)
+    }
+
+    /// Whether probes may become jumps at all.
+    pub fn is_optimizing(&self) -> bool {
+        !self.table().jumpless
+    }
+
+    /// Finds the jump for a site and writes its detour.
+    fn prepare(
+        &self,
+        optimizer: &mut Optimizer,
+        memory: &dyn GuestMemory,
+        (table, kprobes): (&Table, &GuestKprobes),
+        site: &Site,
+        environment: &Environment,
+    ) -> Result<Jump, NoJump> {
+        let purpose = site.wants_jump()?;
+        if purpose.follow.is_some() {
+            self.can_follow()?;
+        }
+        let body = KernelBody {
+            kernel: &self.kernel,
+            table,
+            memory,
+            kprobes,
+            init_freed: true,
+        };
+        let unreadable = |reason: String| NoJump::Unreadable { reason };
+        let function = body.function(&Place::Address(site.virt));
+        let function = function.map_err(|error| unreadable(error.to_string()))?;
+        let whole = optimizer
+            .text
+            .get_or_insert_with(|| self.whole_text(memory, table));
+        if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
+            return Err(NoJump::EarlyCode);
+        }
+        let head = function.offset as usize;
+        let end = function.start.wrapping_add(function.size);
+        let len = (function.offset + AHEAD).min(function.size) as usize;
+        let text = body
+            .text(function.start, len.max(head + MAX_INSTRUCTION_LEN))
+            .and_then(Result::ok);
+        let text = text.ok_or_else(|| unreadable("its text can't be read".to_owned()))?;
+        let ahead = text.get(head..).unwrap_or_default();
+        let is_free = |range| detour::is_free(body.blacklist(), range);
+        let ground = Ground {
+            text: ahead,
+            function_end: end,
+            is_free: &is_free,
+            expects_fault: &|at| body.expects_fault(at),
+            is_target: &|range| whole.targets.any(range),
+            is_fix_up: &|range| self.kernel.landings.any_fix_up(range),
+        };
+        let region = detour::region(site.virt, &ground)?;
+        if let Some(why) = guest_kprobes::in_region(kprobes, region.range()) {
+            return Err(why);
+        }
+        if let Some(other) = table.inside(site.virt, region.bytes.len()) {
+            return Err(NoJump::ProbeInside { at: other.virt });
+        }
+        let own = region.bytes.get(..region.end.into()).unwrap_or_default();
+        let dead = live::dead(own, site.virt);
+        let pattern = Pattern::of(&region);
+        let build = |number, at| {
+            let tag = Tag::numbered(number);
+            detour::generate(environment, &region, dead, &purpose, tag, at)
+        };
+        let numbers = self.cells().min(layout::NUMBERS);
+        let busy = self.busy_detours(memory, site.virt, &purpose.followers);
+        let placed = match &mut *self.arena.lock() {
+            ArenaState::None(why) => {
+                let reason = why.clone();
+                return Err(NoJump::NoArena { reason });
+            }
+            ArenaState::Installed(arena) => {
+                arena.detour(memory, site.virt, pattern, (numbers, &busy), build)
+            }
+        };
+        let placed = placed.map_err(|error| {
+            let reason = error.to_string();
+            match error {
+                PlaceError::NoAddress { .. } => NoJump::NoAddress { reason },
+                PlaceError::NoNumber { .. } => NoJump::TooMany { reason },
+                PlaceError::Build(_) | PlaceError::Memory(_) => NoJump::NoDetour { reason },
+            }
+        })?;
+        Ok(Jump::new(region, purpose, placed))
+    }
+
+    fn whole_text(&self, memory: &dyn GuestMemory, table: &Table) -> WholeText {
+        let symbols = &self.kernel.symbols;
+        let range = symbols.text();
+        let len = (range.end.0 - range.start.0) as usize;
+        let text = table.text(memory, range.start, len).and_then(Result::ok);
+        let text = text.unwrap_or_default();
+        let inside = |address: &GuestVirtAddr| range.contains(address);
+        let mut starts: Vec<_> = symbols.iter().map(|it| it.address).filter(inside).collect();
+        starts.sort_unstable();
+        let mut targets = BranchTargets::of(range.start, &text, starts);
+        for label in &self.kernel.landings.labels {
+            targets.insert(*label);
+        }
+        WholeText {
+            targets,
+            without_gs: detour::functions_without(symbols, range.start, &text),
+        }
+    }
+
+    fn idle_detours(&self) -> usize {
+        match &*self.arena.lock() {
+            ArenaState::None(_) => 0,
+            ArenaState::Installed(arena) => arena.idle_detours(),
+        }
+    }
+}

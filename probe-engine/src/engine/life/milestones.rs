@@ -1,0 +1,271 @@
+//! What the kernel does to its own text, and the engine has to know: frees its init text, loads
+//! and frees modules. The engine waits for it with breakpoints of its own, as for oopses.
+
+use std::sync::Arc;
+
+use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest, Vcpu};
+
+use crate::engine::Engine;
+use crate::engine::changes::registry::Registry;
+use crate::engine::placement::body::KernelBody;
+use crate::engine::placement::locate::Located;
+use crate::engine::sites::probe::{Presence, Probe};
+use crate::engine::sites::site::{Milestone, Site};
+use crate::engine::sites::table::Table;
+use crate::error::RegisterError;
+use crate::probe::{Place, ProbeKind};
+
+/// The function in which the kernel frees its init text (`init/main.c`,
+/// `arch/x86/mm/init.c`); it is not in init text itself.
+const FREES_INIT_TEXT: &str = "free_initmem";
+/// How far into it the breakpoint may be, in bytes: before its first branch, and
+/// before it frees anything.
+const EARLY: u64 = 32;
+/// Functions of `kernel/module/main.c` and `kernel/trace/ftrace.c` and what their
+/// entry means; the first argument is the module.
+const MODULE_MILESTONES: [(&str, Milestone); 3] = [
+    ("do_init_module", Milestone::ModuleLoaded),
+    ("ftrace_free_mem", Milestone::ModuleInitDone),
+    ("free_module", Milestone::ModuleFreed),
+];
+
+impl Engine {
+    /// Prepares the engine for what the kernel does to its own text: waits for it
+    /// to free its init text, to withdraw the probes there in time. Call it
+    /// before the guest's first instruction, or as soon as the image map is known.
+    ///
+    /// Returns whether there is such a moment to wait for: `false` for a kernel
+    /// without `free_initmem`, where nobody should probe init text.
+    ///
+    /// # Errors
+    /// As for a probe there.
+    pub fn arm_milestones(&self, guest: &dyn StoppedGuest) -> Result<bool, RegisterError> {
+        let symbols = &self.kernel.symbols;
+        if symbols.by_name(FREES_INIT_TEXT).next().is_none() {
+            return Ok(false);
+        }
+        let mut change = self.change(guest);
+        let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
+        self.wait_for(guest, &mut change.table, &change.registry, &wanted)?;
+        change.table.reconsider();
+        change.commit::<RegisterError>()?;
+        Ok(true)
+    }
+
+    /// Waits for modules to come and go if one of these probes is in one.
+    pub(crate) fn wait_for_modules(
+        &self,
+        guest: &dyn StoppedGuest,
+        table: &mut Table,
+        registry: &Registry,
+        probes: &[Arc<Probe>],
+    ) -> Result<(), RegisterError> {
+        let in_module = |probe: &Arc<Probe>| is_in_module(probe, table);
+        if !probes.iter().any(in_module) {
+            return Ok(());
+        }
+        self.wait_for(guest, table, registry, &MODULE_MILESTONES)
+    }
+
+    /// Waits no more for modules if none of these probes is in one.
+    pub(crate) fn release_milestones(&self, table: &mut Table, probes: &[Arc<Probe>]) {
+        if probes.iter().any(|probe| is_in_module(probe, table)) {
+            return;
+        }
+        table.wait_no_more(Milestone::is_of_module);
+    }
+
+    fn wait_for(
+        &self,
+        guest: &dyn StoppedGuest,
+        table: &mut Table,
+        registry: &Registry,
+        wanted: &[(&str, Milestone)],
+    ) -> Result<(), RegisterError> {
+        let symbols = &self.kernel.symbols;
+        let kprobes = self.guest_kprobes(guest);
+        for (name, milestone) in wanted {
+            if symbols.by_name(name).next().is_none() {
+                return Err(RegisterError::NoModules {
+                    why: format!("the kernel has no function {name}, by which they are followed"),
+                });
+            }
+            let kernel = KernelBody {
+                kernel: &self.kernel,
+                table,
+                memory: guest.memory(),
+                kprobes: &kprobes,
+                init_freed: registry.init_freed,
+            };
+            let located = match milestone {
+                Milestone::FreesInitText => self.early_in(guest.memory(), &kernel, name)?,
+                _ => self.locate(guest.memory(), &kernel, &entry(name), ProbeKind::PRE)?,
+            };
+            self.wait_at(table, located, *milestone);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn wait_at(&self, table: &mut Table, located: Located, milestone: Milestone) {
+        let mut site = match table.site(located.site.virt) {
+            Some(site) => Site::clone(site),
+            None => located.site,
+        };
+        site.milestone = Some(milestone);
+        table.insert(site);
+    }
+
+    /// The first instruction of a function that can be probed: the kernel may yet
+    /// patch the very first.
+    fn early_in(
+        &self,
+        memory: &dyn GuestMemory,
+        kernel: &KernelBody<'_>,
+        name: &str,
+    ) -> Result<Located, RegisterError> {
+        let first = self.locate(memory, kernel, &entry(name), ProbeKind::PRE);
+        let later = |offset| Place::Symbol {
+            module: None,
+            name: name.to_owned(),
+            offset,
+        };
+        match first {
+            Err(RegisterError::Blacklisted { .. }) => (1..EARLY)
+                .find_map(|offset| {
+                    self.locate(memory, kernel, &later(offset), ProbeKind::PRE)
+                        .ok()
+                })
+                .map_or(first, Ok),
+            first => first,
+        }
+    }
+
+    /// The guest is at a milestone, on this vCPU; the others may run.
+    pub(crate) fn reach(
+        &self,
+        milestone: Milestone,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) {
+        match milestone {
+            Milestone::FreesInitText => self.release_init_text(memory),
+            Milestone::ModuleLoaded => self.place_in_module(memory, vcpu),
+            Milestone::ModuleInitDone => {
+                let registers = vcpu.registers();
+                // Null for the kernel's own init text.
+                if registers.rdi != 0 {
+                    let range = GuestVirtAddr(registers.rsi)..GuestVirtAddr(registers.rdx);
+                    self.withdraw(memory, |site| {
+                        site.module.is_some() && range.contains(&site.virt)
+                    });
+                }
+            }
+            Milestone::ModuleFreed => {
+                if let Some(name) = self.module_name(memory, vcpu) {
+                    self.withdraw(memory, |site| site.module.as_deref() == Some(&*name));
+                }
+            }
+            Milestone::EndsTask => self.ends_task(memory, vcpu),
+            // That is a way past the instruction.
+            Milestone::ShowsText => {}
+        }
+    }
+
+    /// The kernel is about to free its init text: withdraws all breakpoints from
+    /// it, and the one that told so.
+    fn release_init_text(&self, memory: &dyn GuestMemory) {
+        let init_text = self.kernel.symbols.init_text();
+        {
+            let mut registry = self.registry.lock();
+            registry.init_freed = true;
+        }
+        self.withdraw(memory, |site| init_text.contains(&site.virt));
+        let _registry = self.registry.lock();
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        table.wait_no_more(|milestone| milestone == Milestone::FreesInitText);
+        self.withdrawn(memory, &before, table);
+    }
+
+    /// The text of these sites is about to be freed: their breakpoints are lifted
+    /// and their probes are gone.
+    fn withdraw(&self, memory: &dyn GuestMemory, is_lost: impl Fn(&Site) -> bool) {
+        let _registry = self.registry.lock();
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        for site in before.sites().filter(|site| is_lost(site)) {
+            for probe in &site.probes {
+                probe.set_gone();
+                // One with several breakpoints loses all of them.
+                for at in probe.places().into_iter().filter(|at| *at != site.virt) {
+                    table.change(at, |other| other.probes.retain(|it| it.id != probe.id));
+                }
+            }
+            table.remove(site.virt);
+            self.discard_copy(site.virt);
+        }
+        self.withdrawn(memory, &before, table);
+    }
+
+    /// Takes breakpoints out of text that is running. Nobody can be told of a
+    /// failure, and what can't be written isn't memory any more and holds no
+    /// breakpoint.
+    fn withdrawn(&self, memory: &dyn GuestMemory, before: &Arc<Table>, mut after: Table) {
+        after.reconsider();
+        let after = after.settled();
+        if self.replace_table(memory, before, &after).is_err() {
+            self.publish(&after);
+        }
+        self.forget_unseen();
+    }
+
+    /// A module's text is complete: places the probes that wait for it.
+    fn place_in_module(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        // Few modules have probes, and reading all of one takes its time.
+        let Some(name) = self.module_name(memory, vcpu) else {
+            return;
+        };
+        let registry = self.registry.lock();
+        let waits = |probe: &&Arc<Probe>| {
+            probe.module() == Some(&name) && probe.presence() != Presence::Placed
+        };
+        let waiting: Vec<_> = registry.probes().filter(waits).collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let loaded = match self.module_at(memory, vcpu) {
+            Ok(loaded) => loaded,
+            Err(why) => {
+                waiting.iter().for_each(|probe| probe.set_reason(&why));
+                return;
+            }
+        };
+        let before = self.table();
+        let mut table = Table::clone(&before);
+        let kprobes = self.known_kprobes(memory);
+        for probe in waiting {
+            let body = loaded.body(memory, &before, &kprobes);
+            match self.locate(memory, &body, &probe.place, probe.kind) {
+                Ok(located) => {
+                    probe.put(located.spot);
+                    table.add(located.site, Arc::clone(probe));
+                }
+                Err(error) => probe.set_reason(&error.to_string()),
+            }
+        }
+        self.withdrawn(memory, &before, table);
+    }
+}
+
+pub(crate) fn entry(name: &str) -> Place {
+    Place::Symbol {
+        module: None,
+        name: name.to_owned(),
+        offset: 0,
+    }
+}
+
+fn is_in_module(probe: &Probe, table: &Table) -> bool {
+    let placed = table.site(probe.address());
+    probe.module().is_some() || placed.is_some_and(|site| site.module.is_some())
+}

@@ -1,0 +1,4 @@
+//! What the kernel does to its own text while probes are in it: it frees init text, loads modules, shows code.
+
+pub(crate) mod milestones;
+pub(crate) mod oops;

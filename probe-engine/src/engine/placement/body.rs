@@ -1,0 +1,162 @@
+//! Bodies of code in which a probe can be placed: the kernel image, and each loaded module.
+
+use std::sync::Arc;
+
+use guest_kernel::Kernel;
+use guest_kernel::blacklist::Blacklist;
+use guest_kernel::kprobes::GuestKprobes;
+use guest_kernel::symbols::Symbols;
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+
+use crate::engine::sites::table::Table;
+use crate::error::RegisterError;
+use crate::probe::Place;
+
+/// The name of the module that text belongs to.
+pub(crate) type ModuleName = Arc<str>;
+
+/// The function that is asked for.
+pub(crate) struct Function {
+    pub(crate) name: String,
+    pub(crate) start: GuestVirtAddr,
+    pub(crate) size: u64,
+    /// What is asked for, from `start`.
+    pub(crate) offset: u64,
+}
+
+/// See the module's text.
+pub(crate) trait Body {
+    /// Its name; `None` for the kernel.
+    fn module(&self) -> Option<ModuleName>;
+
+    /// The function that a place is in.
+    fn function(&self, place: &Place) -> Result<Function, RegisterError>;
+
+    /// Text as it is without our breakpoints and the guest's kprobes; fewer than `len` bytes where it
+    /// ends before. `None` outside.
+    fn text(&self, at: GuestVirtAddr, len: usize) -> Option<Result<Vec<u8>, MemoryError>>;
+
+    /// Where an address is in guest memory.
+    fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr>;
+
+    /// The guest's kprobes.
+    fn kprobes(&self) -> &GuestKprobes;
+
+    /// What in it can't be probed.
+    fn blacklist(&self) -> &Blacklist;
+
+    /// Whether that tells all ftrace sites.
+    fn has_ftrace_table(&self) -> bool;
+
+    /// Whether the kernel has made its changes to the text that it makes only once.
+    fn is_started(&self) -> bool;
+
+    /// Whether the kernel has a fix-up for a fault of the instruction there.
+    fn expects_fault(&self, at: GuestVirtAddr) -> bool;
+}
+
+/// The kernel image.
+pub(crate) struct KernelBody<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) table: &'a Table,
+    pub(crate) memory: &'a dyn GuestMemory,
+    pub(crate) kprobes: &'a GuestKprobes,
+    pub(crate) init_freed: bool,
+}
+
+impl Body for KernelBody<'_> {
+    fn module(&self) -> Option<ModuleName> {
+        None
+    }
+
+    fn function(&self, place: &Place) -> Result<Function, RegisterError> {
+        let symbols = &self.kernel.symbols;
+        let function = function(symbols, place)?;
+        let address = function.start.wrapping_add(function.offset);
+        let place = place.to_string();
+        if self.init_freed && symbols.init_text().contains(&address) {
+            return Err(RegisterError::InitTextFreed { place });
+        }
+        if self.table.image.is_none() {
+            return Err(RegisterError::ImageUnknown { place });
+        }
+        Ok(function)
+    }
+
+    fn text(&self, at: GuestVirtAddr, len: usize) -> Option<Result<Vec<u8>, MemoryError>> {
+        self.table.text_below(self.memory, self.kprobes, at, len)
+    }
+
+    fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
+        let (phys, _) = self.table.image.as_ref()?.to_phys(at)?;
+        Some(phys)
+    }
+
+    fn kprobes(&self) -> &GuestKprobes {
+        self.kprobes
+    }
+
+    fn blacklist(&self) -> &Blacklist {
+        &self.kernel.blacklist
+    }
+
+    fn has_ftrace_table(&self) -> bool {
+        self.kernel.has_ftrace
+    }
+
+    fn is_started(&self) -> bool {
+        self.init_freed
+    }
+
+    fn expects_fault(&self, at: GuestVirtAddr) -> bool {
+        self.kernel.exceptions.contains(at)
+    }
+}
+
+fn function(symbols: &Symbols, place: &Place) -> Result<Function, RegisterError> {
+    let not_text = |address| RegisterError::NotText {
+        place: place.to_string(),
+        address,
+    };
+    match place {
+        Place::Symbol { name, offset, .. } => {
+            let start = symbols.find(name)?.address;
+            let overflow = || RegisterError::AddressOverflow {
+                place: place.to_string(),
+            };
+            start.checked_add(*offset).ok_or_else(overflow)?;
+            if !symbols.is_text(start) {
+                return Err(not_text(start));
+            }
+            let size = symbols.resolve(start).ok_or_else(|| not_text(start))?.size;
+            if *offset >= size {
+                let (place, symbol) = (place.to_string(), name.clone());
+                return Err(RegisterError::OutsideSymbol {
+                    place,
+                    symbol,
+                    size,
+                });
+            }
+            Ok(Function {
+                name: name.clone(),
+                start,
+                size,
+                offset: *offset,
+            })
+        }
+        Place::Address(address) => {
+            let within = symbols
+                .resolve(*address)
+                .filter(|within| {
+                    symbols.is_text(*address) && symbols.is_text(within.symbol.address)
+                })
+                .ok_or_else(|| not_text(*address))?;
+            Ok(Function {
+                name: within.symbol.name.to_owned(),
+                start: within.symbol.address,
+                size: within.size,
+                offset: within.offset,
+            })
+        }
+    }
+}

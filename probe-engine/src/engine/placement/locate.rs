@@ -1,0 +1,314 @@
+//! From what a user asks for to an instruction, or the reason why not.
+
+use std::ops::Range;
+
+use guest_kernel::blacklist::{self, Patched, Reason};
+use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
+use guest_state::{GuestMemory, GuestVirtAddr};
+
+use crate::engine::Engine;
+use crate::engine::jumps::guest_kprobes;
+use crate::engine::placement::body::{Body, Function, KernelBody};
+use crate::engine::sites::jump::Verdict;
+use crate::engine::sites::probe::Spot;
+use crate::engine::sites::site::{Probes, Site};
+use crate::error::RegisterError;
+use crate::insn::{self, Code};
+use crate::probe::{Place, ProbeKind};
+
+/// Length of `endbr64` (SDM vol. 2, ENDBR64).
+const ENDBR_LEN: usize = 4;
+
+/// An instruction that can be probed.
+#[derive(Debug)]
+pub(crate) struct Located {
+    /// With no probes yet.
+    pub(crate) site: Site,
+    pub(crate) spot: Spot,
+    /// The other instructions that its probe needs breakpoints on.
+    pub(crate) exits: Vec<Site>,
+    /// The text that it was found in, and where that begins.
+    pub(crate) text: (GuestVirtAddr, Vec<u8>),
+}
+
+impl Located {
+    /// Returns true if a kprobe of the guest's is in its way.
+    pub(crate) fn conflicts(&self, body: &KernelBody<'_>) -> bool {
+        guest_kprobes::conflict(body.kprobes, body.table, self.site.virt).is_some()
+    }
+}
+
+impl Engine {
+    /// Finds the instruction at `place` in the text as it is without our
+    /// breakpoints, and decides how it is executed.
+    pub(crate) fn locate(
+        &self,
+        memory: &dyn GuestMemory,
+        body: &dyn Body,
+        place: &Place,
+        kind: ProbeKind,
+    ) -> Result<Located, RegisterError> {
+        self.locate_if(memory, body, place, kind, |_| true)
+    }
+
+    /// The same where not every entry of the blacklist `matters`.
+    pub(crate) fn locate_if(
+        &self,
+        memory: &dyn GuestMemory,
+        body: &dyn Body,
+        place: &Place,
+        kind: ProbeKind,
+        matters: impl Fn(Reason) -> bool,
+    ) -> Result<Located, RegisterError> {
+        let function = body.function(place)?;
+        let start = function.start;
+        let address = start.wrapping_add(function.offset);
+        let not_loaded = || RegisterError::NotLoaded {
+            place: place.to_string(),
+            address,
+        };
+        // Room for the asked instruction, and for the entry when that is asked for.
+        let wanted =
+            usize::try_from(function.offset).map_err(|_| not_loaded())? + 3 * MAX_INSTRUCTION_LEN;
+        let bytes = body.text(start, wanted).ok_or_else(not_loaded)??;
+
+        let entry = entry(body, &bytes, start);
+        let is_return = matches!(kind, ProbeKind::Return { .. } | ProbeKind::Exits { .. });
+        let by_name = matches!(place, Place::Symbol { offset: 0, .. });
+        let at_start = is_return && (function.offset as usize) < entry.len;
+        let offset = if by_name || at_start {
+            entry.len as u64
+        } else {
+            function.offset
+        };
+        let address = start.wrapping_add(offset);
+        let first = address..address.wrapping_add(1);
+        // Before it is told where to probe instead: that has to be possible.
+        let rules_out =
+            |reason| !matches!(reason, Reason::FtraceSite | Reason::EndbrSeal) && matters(reason);
+        check_blacklist(body, place, first, rules_out)?;
+        check_entry(place, &function, &entry, offset, is_return)?;
+        guest_kprobes::check(body.kprobes(), &self.table(), &place.to_string(), address)?;
+        let walk = Walk {
+            place,
+            bytes: &bytes,
+            start,
+        };
+        let code = walk.reach(entry.len, offset as usize)?;
+        let len = code.insn.len();
+        let all = address..address.wrapping_add(len as u64);
+        check_blacklist(body, place, all, &matters)?;
+        let phys = body.phys(address).ok_or_else(not_loaded)?;
+        let original = bytes
+            .get(offset as usize..offset as usize + len)
+            .ok_or_else(not_loaded)?;
+        let expects_fault = body.expects_fault(address);
+        let (way, strategy, reason) = self.way(memory, &code, original, address, expects_fault);
+        let site = Site {
+            virt: address,
+            phys,
+            original: original[0],
+            len: len as u8,
+            module: body.module(),
+            way,
+            probes: Probes::new(),
+            milestone: None,
+            armed: false,
+            follows: false,
+            active: Probes::new(),
+            verdict: Verdict::Waiting,
+        };
+        let spot = Spot {
+            address,
+            symbol: function.name,
+            offset,
+            instruction: insn::text(&code.insn),
+            strategy,
+            reason,
+            out: None,
+        };
+        Ok(Located {
+            site,
+            spot,
+            exits: Vec::new(),
+            text: (start, bytes),
+        })
+    }
+}
+
+/// What can't be probed because of where it is in its function.
+fn check_entry(
+    place: &Place,
+    function: &Function,
+    entry: &Entry,
+    offset: u64,
+    is_return: bool,
+) -> Result<(), RegisterError> {
+    if offset >= function.size {
+        return Err(RegisterError::EmptyFunction {
+            symbol: function.name.clone(),
+        });
+    }
+    let next = function.start.wrapping_add(entry.len as u64);
+    if offset < entry.len as u64 {
+        let (what, why) = if offset < entry.endbr as u64 {
+            (
+                "endbr64",
+                "indirect branches may lead nowhere else".to_owned(),
+            )
+        } else {
+            ("ftrace site", Reason::FtraceSite.to_string())
+        };
+        return Err(RegisterError::ReservedEntry {
+            place: place.to_string(),
+            what,
+            why,
+            next,
+        });
+    }
+    if is_return && offset != entry.len as u64 {
+        return Err(RegisterError::ReturnNotEntry {
+            place: place.to_string(),
+            symbol: function.name.clone(),
+        });
+    }
+    Ok(())
+}
+
+/// What the kernel patches itself or has ruled out.
+fn check_blacklist(
+    body: &dyn Body,
+    place: &Place,
+    range: Range<GuestVirtAddr>,
+    rules_out: impl Fn(Reason) -> bool,
+) -> Result<(), RegisterError> {
+    let mut entries = body.blacklist().overlapping(range);
+    let stands = |entry: &blacklist::Entry| {
+        let done = body.is_started() && entry.reason.patched() == Patched::Once;
+        !done && rules_out(entry.reason)
+    };
+    match entries.find(stands) {
+        None => Ok(()),
+        Some(entry) => Err(RegisterError::Blacklisted {
+            place: place.to_string(),
+            kind: entry.reason.kind(),
+            reason: entry.reason.to_string(),
+        }),
+    }
+}
+
+/// Lengths of what a function begins with and a probe must not touch.
+pub(crate) struct Entry {
+    pub(crate) endbr: usize,
+    /// With the ftrace site.
+    pub(crate) len: usize,
+}
+
+pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entry {
+    let is_endbr = insn::decode(bytes, start).is_ok_and(|code| insn::is_endbr(&code.insn));
+    // Where nothing branches to, the kernel replaces it by a nop of its length.
+    let was_endbr =
+        |entry: blacklist::Entry| entry.reason == Reason::EndbrSeal && entry.range.start == start;
+    let first = start..start.wrapping_add(ENDBR_LEN as u64);
+    let sealed = || body.blacklist().overlapping(first).any(was_endbr);
+    let endbr = if is_endbr || sealed() { ENDBR_LEN } else { 0 };
+    let behind = start.wrapping_add(endbr as u64);
+    let site = behind..behind.wrapping_add(NOP5.len() as u64);
+    let traced = match body.has_ftrace_table() {
+        true => {
+            let found = body.blacklist().ftrace_site(site);
+            found.is_some_and(|site| site.start == behind)
+        }
+        // `BYTES_NOP5` (arch/x86/include/asm/nops.h) stands in for the call to `__fentry__` while a function
+        // isn't traced. A kernel without ftrace has such nops only where it has a reason.
+        false => bytes.get(endbr..endbr + NOP5.len()) == Some(&NOP5),
+    };
+    Entry {
+        endbr,
+        len: endbr + if traced { NOP5.len() } else { 0 },
+    }
+}
+
+/// Linear decoding through one function.
+struct Walk<'a> {
+    place: &'a Place,
+    bytes: &'a [u8],
+    start: GuestVirtAddr,
+}
+
+impl Walk<'_> {
+    /// The instruction at offset `to`, by way of all between it and `from`.
+    fn reach(&self, from: usize, to: usize) -> Result<Code, RegisterError> {
+        let place = || self.place.to_string();
+        let mut at = from;
+        // After a return or jump, or a call that leads over it, an int3 is padding (`CONFIG_SLS`); elsewhere
+        // it hides an instruction of unknown length.
+        let mut reachable = true;
+        loop {
+            let address = self.start.wrapping_add(at as u64);
+            let code = self.decode(at)?;
+            let instruction = || insn::text(&code.insn);
+            if at == to {
+                if insn::is_trap(&code.insn) {
+                    return Err(RegisterError::Trap {
+                        place: place(),
+                        instruction: instruction(),
+                    });
+                }
+                return match insn::forbidden(&code.insn) {
+                    Some(why) => Err(RegisterError::Unsupported {
+                        place: place(),
+                        instruction: instruction(),
+                        why,
+                    }),
+                    None => Ok(code),
+                };
+            }
+            let int3 = self.bytes.get(at) == Some(&INT3);
+            // Up to the end of a function that ends in a call it never comes back from.
+            let padding = self.bytes[at..]
+                .iter()
+                .take(to - at + 1)
+                .all(|byte| *byte == INT3);
+            if int3 && padding {
+                return Err(RegisterError::Trap {
+                    place: place(),
+                    instruction: instruction(),
+                });
+            }
+            if int3 && reachable {
+                return Err(RegisterError::GuestBreakpoint {
+                    place: place(),
+                    at: address,
+                });
+            }
+            reachable = !int3
+                && !insn::never_falls_through(&code.insn)
+                && !insn::calls_over_a_byte(&code.insn);
+            at += code.insn.len();
+            if at > to {
+                return Err(RegisterError::InsideInstruction {
+                    place: place(),
+                    start: address,
+                    instruction: instruction(),
+                });
+            }
+        }
+    }
+
+    fn decode(&self, at: usize) -> Result<Code, RegisterError> {
+        let address = self.start.wrapping_add(at as u64);
+        let bytes = self.bytes.get(at..).unwrap_or_default();
+        insn::decode(bytes, address).map_err(|insn::Undecodable| {
+            let shown = bytes
+                .iter()
+                .take(MAX_INSTRUCTION_LEN)
+                .map(|byte| format!("{byte:02x}"));
+            RegisterError::Undecodable {
+                place: self.place.to_string(),
+                at: address,
+                bytes: shown.collect::<Vec<_>>().join(" "),
+            }
+        })
+    }
+}

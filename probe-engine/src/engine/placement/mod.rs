@@ -1,0 +1,12 @@
+//! From what a user asks for to an instruction: in which body of code it is, whether it can be probed, and how it
+//! is executed then.
+
+pub(crate) mod body;
+pub(crate) mod draft;
+pub(crate) mod exit_scan;
+pub(crate) mod foresight;
+pub(crate) mod loaded;
+pub(crate) mod locate;
+pub(crate) mod target;
+pub(crate) mod way;
+pub(crate) mod ways_out;

@@ -1,0 +1,78 @@
+//! Calls that never return, because their task has ended inside the function, or the guest has.
+//!
+//! They are neither hits nor missed ones: there is no return that somebody could have been told of. They are
+//! counted all the same, by themselves, so that all calls are accounted for.
+
+use guest_state::{GuestMemory, MemoryError, StoppedGuest};
+
+use crate::calls::Task;
+use crate::engine::Engine;
+
+impl Engine {
+    /// Counts the calls whose tasks have ended, and follows them no more. Best when
+    /// [`Self::any_call_has_ended`] says so.
+    pub fn count_ended(&self, guest: &dyn StoppedGuest) {
+        let _registry = self.registry.lock();
+        self.end_calls(guest);
+        self.settle(guest.memory());
+    }
+
+    /// Whether there may be calls under way whose tasks have ended. To be asked while the guest runs.
+    pub fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
+        let mut tasks: Vec<_> = self
+            .followed(memory)
+            .iter()
+            .filter(|call| !call.returns())
+            .map(|call| call.task)
+            .collect();
+        let tables = {
+            let returns = self.returns.lock();
+            tasks.extend(returns.all().map(|it| it.task));
+            returns.tables
+        };
+        tasks.extend(self.exits.lock().tasks());
+        tasks.into_iter().any(|task| match tables {
+            Some(tables) => self.has_ended(memory, &[tables], task),
+            // Who stops the guest will know.
+            None => true,
+        })
+    }
+
+    /// As [`Self::count_ended`]; those that detours follow are counted when the rings are read next, which
+    /// has to be before their probes change.
+    pub(crate) fn end_calls(&self, guest: &dyn StoppedGuest) {
+        let tables = self.kernel_tables(guest);
+        self.returns.lock().tables = tables.first().copied();
+        let memory = guest.memory();
+        self.end_calls_of(memory, |task| self.has_ended(memory, &tables, task));
+    }
+
+    /// The same where the guest has ended, and all its tasks.
+    pub(crate) fn end_all_calls(&self, memory: &dyn GuestMemory) {
+        self.end_calls_of(memory, |_| true);
+    }
+
+    fn end_calls_of(&self, memory: &dyn GuestMemory, has_ended: impl Fn(Task) -> bool) {
+        self.returns.lock().end(&has_ended);
+        self.exits.lock().end(&has_ended);
+        // Where memory can't be read, calls end as they would have.
+        let _result = self.end_followed(memory, &has_ended);
+    }
+
+    fn end_followed(
+        &self,
+        memory: &dyn GuestMemory,
+        has_ended: impl Fn(Task) -> bool,
+    ) -> Result<(), MemoryError> {
+        let Some(calls) = self.table_of_calls() else {
+            return Ok(());
+        };
+        for call in self.followed(memory) {
+            // Nobody else may change what the trampoline is at work on.
+            if !call.returns() && has_ended(call.task) {
+                calls.end(memory, &call)?;
+            }
+        }
+        Ok(())
+    }
+}

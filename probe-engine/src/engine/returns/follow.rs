@@ -1,0 +1,190 @@
+//! Calls that detours follow, as far as the host has to do with them.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
+
+use crate::arena::{CALLS, TRAMPOLINE};
+use crate::calls::{Call, Calls};
+use crate::detour::{self, Environment, Full};
+use crate::engine::Engine;
+use crate::engine::returns::stack::{read_word, write_word};
+use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
+use crate::probe::NoJump;
+
+/// Bytes of stack that the code of ours that follows calls uses at most, and some more.
+const DEPTH: u64 = 512;
+
+/// What the guest has for following calls.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Follower {
+    pub(crate) calls: Calls,
+    /// Where the trampoline comes to with a ring full.
+    pub(crate) full: Full,
+    /// See [`detour::Trampoline::told`].
+    told: [GuestVirtAddr; 4],
+    /// See [`detour::Trampoline::depth`].
+    depth: u64,
+}
+
+impl Follower {
+    /// The calls under way that have not been told of, and will be if their probes stay.
+    pub(crate) fn untold(&self, guest: &dyn StoppedGuest, tables: &[PageTables]) -> Vec<Call> {
+        let memory = guest.memory();
+        let vcpus = vcpus(guest);
+        let is_told = |call: &Call| {
+            let rsp = call.slot.wrapping_sub(self.depth);
+            call.returns() && stands_at(memory, tables, &vcpus, rsp, &self.told)
+        };
+        let mut calls = self.calls.under_way(memory).unwrap_or_default();
+        calls.retain(|call| !call.is_orphan() && !is_told(call));
+        calls
+    }
+}
+
+impl Engine {
+    /// Makes the table of calls and the code that calls return to, before any detour needs them.
+    pub(crate) fn make_follower(
+        &self,
+        memory: &dyn GuestMemory,
+        environment: &Environment,
+    ) -> Result<Follower, NoJump> {
+        let not = |why: &str| NoJump::NoCallTable {
+            reason: why.to_owned(),
+        };
+        let window = self.arena_phys(CALLS.start);
+        let window = window.ok_or_else(|| not("the arena has no room for a table of calls"))?;
+        let calls = Calls::new(window);
+        let code = detour::trampoline(environment).map_err(|error| not(&error.to_string()))?;
+        calls
+            .init(memory)
+            .map_err(|error| not(&error.to_string()))?;
+        match self.write_trampoline(memory, &code.code) {
+            Ok(true) => Ok(Follower {
+                calls,
+                full: code.full,
+                told: code.told.map(|at| TRAMPOLINE.wrapping_add(at.into())),
+                depth: code.depth,
+            }),
+            Ok(false) => Err(not(
+                "the arena has no room for the code that calls return to",
+            )),
+            Err(error) => Err(not(&error.to_string())),
+        }
+    }
+
+    /// Follows no call any more that began at one of these addresses; [`Self::tidy_calls`] puts their return
+    /// addresses back.
+    pub(crate) fn forget_followed(
+        &self,
+        memory: &dyn GuestMemory,
+        gone: &BTreeSet<GuestVirtAddr>,
+    ) -> Result<(), MemoryError> {
+        let Some((calls, numbers)) = self.followed_at(gone) else {
+            return Ok(());
+        };
+        let under_way = calls.under_way(memory)?.into_iter();
+        let ended = under_way.filter(|call| numbers.contains(&call.number) && !call.returns());
+        let mut orphans = self.orphans.lock();
+        for call in ended {
+            calls.orphan(memory, &call)?;
+            orphans.insert(call.place());
+        }
+        Ok(())
+    }
+
+    /// Counts calls of tasks that have ended, and puts return addresses back that nobody needs. What can't be
+    /// put back yet is led on by the trampoline, as long as it takes.
+    pub(crate) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
+        self.end_calls(guest);
+        let replaced = self.tidy_replaced(guest);
+        // Where memory can't be read, calls end as they would have.
+        let followed = self.tidy_followed(guest).unwrap_or_default();
+        if replaced || followed {
+            self.untidy.store(true, Ordering::Relaxed);
+            self.unsettled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The detours' part of [`Self::tidy_calls`]. Whether it is worth while to try again soon.
+    fn tidy_followed(&self, guest: &dyn StoppedGuest) -> Result<bool, MemoryError> {
+        let Some(calls) = self.table_of_calls() else {
+            return Ok(false);
+        };
+        // What else the guest's table says of orphans is its own doing, and costs no more than this.
+        let mut orphans = self.orphans.lock().clone();
+        if orphans.is_empty() {
+            return Ok(false);
+        }
+        let memory = guest.memory();
+        let mut under_way = calls.under_way(memory)?;
+        let is_orphan = |call: &&Call| call.is_orphan() && orphans.contains(&call.place());
+        orphans = under_way
+            .iter()
+            .filter(is_orphan)
+            .map(Call::place)
+            .collect();
+        let tables = self.kernel_tables(guest);
+        let vcpus = vcpus(guest);
+        let unknown = any_on_entry_stack(&vcpus);
+        let busy: Vec<_> = vcpus
+            .iter()
+            .filter(|(_, registers)| self.arena_covers(GuestVirtAddr(registers.rip)))
+            .map(|(_, registers)| registers.rsp.wrapping_sub(8))
+            .collect();
+        // Nobody else may change what the trampoline is at work on.
+        under_way.retain(|call| !call.returns());
+        under_way.sort_by_key(|call| (call.slot, call.level));
+        let mut again = false;
+        for stack in under_way.chunk_by(|one, other| one.slot == other.slot) {
+            let slot = stack[0].slot;
+            if !stack.iter().any(|call| orphans.contains(&call.place())) {
+                continue;
+            }
+            let stands = busy.iter().any(|rsp| slot.wrapping_sub(*rsp) < DEPTH);
+            if unknown || stands || stack.iter().any(Call::begins) {
+                again = true;
+                continue;
+            }
+            put_back(memory, &calls, stack.to_vec(), &tables)?;
+        }
+        *self.orphans.lock() = orphans;
+        Ok(again)
+    }
+}
+
+/// Takes those calls of one place, the newest last, out of the table and the stack that nobody needs.
+fn put_back(
+    memory: &dyn GuestMemory,
+    calls: &Calls,
+    mut stack: Vec<Call>,
+    tables: &[PageTables],
+) -> Result<(), MemoryError> {
+    // Below the newest there are those that another one has jumped to, straight or by way of somebody who
+    // has taken the return address too. He will still give it back.
+    for upper in (1..stack.len()).rev() {
+        let lower = upper - 1;
+        if stack[lower].is_orphan() && stack[upper].caller == TRAMPOLINE.0 {
+            let orphan = stack.remove(lower);
+            calls.set_caller(memory, &stack[lower], orphan.caller)?;
+            stack[lower].caller = orphan.caller;
+            calls.remove(memory, &orphan)?;
+        }
+    }
+    let Some(newest) = stack.last().filter(|call| call.is_orphan()) else {
+        return Ok(());
+    };
+    let slot = newest.slot;
+    let mapped = tables
+        .iter()
+        .find(|tables| read_word(memory, **tables, slot) == Some(TRAMPOLINE.0));
+    if let Some(tables) = mapped
+        && interrupted_at(memory, *tables, slot, TRAMPOLINE).is_none()
+    {
+        write_word(memory, *tables, slot, newest.caller);
+        calls.remove(memory, newest)?;
+    }
+    Ok(())
+}

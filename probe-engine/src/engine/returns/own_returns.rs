@@ -1,0 +1,234 @@
+//! Return probes at the function's own returns: breakpoints at its entry and wherever it may be left. The
+//! return address on the stack stays the guest's own, so its stack traces stay whole.
+//!
+//! A call is known by where on the stack its return address is and by its task, from its entry until the
+//! task comes to a way out with RSP there again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
+
+use crate::calls::Task;
+use crate::engine::Engine;
+use crate::engine::placement::ways_out::WayOut;
+use crate::engine::returns::stack::{WORD, read_word};
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::Site;
+use crate::event::Detail;
+use crate::probe::ProbeKind;
+
+/// The calls under way, by the address of their return address; several only of probes of one function.
+#[derive(Debug, Default)]
+pub(crate) struct Exits(HashMap<u64, Vec<Entered>>);
+
+/// A call under way, which a probe has seen begin.
+#[derive(Debug)]
+struct Entered {
+    probe: Arc<Probe>,
+    task: Task,
+    caller: GuestVirtAddr,
+    entry_tsc: Tsc,
+    entry: Registers,
+}
+
+/// A call that is about to begin: of these probes, with this return address.
+pub(crate) struct Entering {
+    probes: Vec<Arc<Probe>>,
+    task: Task,
+    caller: Option<u64>,
+}
+
+impl Exits {
+    /// Forgets the calls that aren't to be kept, and says which these were.
+    fn take(&mut self, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
+        let mut taken = Vec::new();
+        self.0.retain(|_, calls| {
+            taken.extend(calls.extract_if(.., |call| is_over(call)));
+            !calls.is_empty()
+        });
+        taken
+    }
+
+    /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
+    pub(crate) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+        let ended = self.take(|call| has_ended(call.task));
+        ended.iter().for_each(|call| call.probe.lose_call());
+        !ended.is_empty()
+    }
+
+    /// Whose the calls under way are.
+    pub(crate) fn tasks(&self) -> impl Iterator<Item = Task> {
+        self.0.values().flatten().map(|call| call.task)
+    }
+
+    /// As [`Self::take`], of those with their return address at `at`.
+    fn take_at(&mut self, at: u64, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
+        let Some(calls) = self.0.get_mut(&at) else {
+            return Vec::new();
+        };
+        let taken = calls.extract_if(.., |call| is_over(call)).collect();
+        if calls.is_empty() {
+            self.0.remove(&at);
+        }
+        taken
+    }
+}
+
+/// Whether it is a return probe of this kind.
+pub(crate) fn is_at_exits(probe: &Probe) -> bool {
+    matches!(probe.kind, ProbeKind::Exits { .. })
+}
+
+impl Engine {
+    /// The call that begins if the site's instruction, at which a vCPU is, is a function's entry.
+    pub(crate) fn entering(
+        &self,
+        site: &Site,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Option<Entering> {
+        let begins = |probe: &&Arc<Probe>| is_at_exits(probe) && probe.address() == site.virt;
+        let probes: Vec<_> = site
+            .enabled()
+            .filter(begins)
+            .filter(|probe| self.meets_condition(probe, memory, vcpu))
+            .cloned()
+            .collect();
+        if probes.is_empty() {
+            return None;
+        }
+        let at = vcpu.registers().rsp;
+        let caller = vcpu
+            .page_tables()
+            .and_then(|tables| read_word(memory, tables, at));
+        let caller = caller.map(|found| self.returns.lock().leads_to(at, found));
+        Some(Entering {
+            probes,
+            task: self.current_task(memory, vcpu),
+            caller,
+        })
+    }
+
+    /// The entry's instruction is being executed; `before` are the registers in front of it.
+    pub(crate) fn entered(
+        &self,
+        entering: Entering,
+        before: &Registers,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) {
+        let Entering {
+            probes,
+            task,
+            caller,
+        } = entering;
+        let tables = vcpu.page_tables();
+        let mut exits = self.exits.lock();
+        // Whoever had his return address there is gone: his task has ended, or has left the function by
+        // a way that nobody saw.
+        for call in exits.0.remove(&before.rsp).unwrap_or_default() {
+            if call.task == task {
+                call.probe.end_call();
+                call.probe.miss();
+            } else {
+                call.probe.lose_call();
+            }
+        }
+        let (Some(tables), Some(caller)) = (tables, caller) else {
+            probes.iter().for_each(|probe| probe.miss());
+            return;
+        };
+        for probe in probes {
+            if !probe.begin_call() {
+                // Tasks may have ended inside the function, and their calls with them.
+                let any = exits.end(|task| self.has_ended(memory, &[tables], task));
+                if !any || !probe.begin_call() {
+                    probe.miss();
+                    continue;
+                }
+            }
+            exits.0.entry(before.rsp).or_default().push(Entered {
+                probe,
+                task,
+                caller: GuestVirtAddr(caller),
+                entry_tsc: vcpu.tsc(),
+                entry: *before,
+            });
+        }
+    }
+
+    /// The entry's instruction has raised an exception, to be executed again: the call whose return address
+    /// is at `at` has not begun.
+    pub(crate) fn not_entered(&self, site: &Site, at: u64) {
+        let began_here = |call: &Entered| call.entry.rip == site.virt.0;
+        let undone = self.exits.lock().take_at(at, began_here);
+        undone.iter().for_each(|call| call.probe.end_call());
+    }
+
+    /// The site's instruction has been executed, or is about to be where it always leads out of its function:
+    /// ends the calls that are left by it.
+    pub(crate) fn left(
+        &self,
+        site: &Site,
+        before: &Registers,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) {
+        let rip = GuestVirtAddr(vcpu.registers().rip);
+        let way = |probe: &Arc<Probe>| {
+            let out = is_at_exits(probe).then(|| probe.ways_out())??;
+            Some((probe.id, out.left(site.virt, rip)?))
+        };
+        let ways: Vec<(_, WayOut)> = site.enabled().filter_map(way).collect();
+        if ways.is_empty() || !self.exits.lock().0.contains_key(&before.rsp) {
+            return;
+        }
+        let task = self.current_task(memory, vcpu);
+        let way_of = |call: &Entered| {
+            let found = ways.iter().find(|(id, _)| *id == call.probe.id);
+            found.map(|(_, way)| *way)
+        };
+        let is_over = |call: &Entered| call.task == task && way_of(call).is_some();
+        let ended = self.exits.lock().take_at(before.rsp, is_over);
+        let mut tsc = None;
+        for call in ended.iter().rev() {
+            call.probe.end_call();
+            call.probe.hit();
+            let Some(way) = way_of(call) else {
+                continue;
+            };
+            let registers = match way.tail_call {
+                true => *before,
+                false => Registers {
+                    rip: call.caller.0,
+                    rsp: before.rsp.wrapping_add(WORD),
+                    ..*before
+                },
+            };
+            let detail = Detail::Return {
+                caller: call.caller,
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: way.tail_call,
+            };
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
+        }
+    }
+
+    /// Forgets the calls whose end nobody would see any more: their probes were removed, disabled or lost
+    /// their text.
+    pub(crate) fn forget_unseen(&self) {
+        let mut exits = self.exits.lock();
+        let table = self.table();
+        let unseen = |call: &Entered| {
+            let site = table.site(GuestVirtAddr(call.entry.rip));
+            let mut active = site.into_iter().flat_map(|site| site.enabled());
+            !active.any(|probe| Arc::ptr_eq(probe, &call.probe))
+        };
+        for call in exits.take(unseen) {
+            call.probe.end_call();
+            call.probe.miss();
+        }
+    }
+}

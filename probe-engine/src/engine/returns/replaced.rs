@@ -1,0 +1,370 @@
+//! Return probes that are breakpoints: the return address of a call leads to a breakpoint of ours until
+//! the call is over. Calls that detours follow are none of these ([`crate::calls`]).
+//!
+//! A call is known by where on the stack its return address is: no two calls under way have that
+//! in common, whatever task they belong to and wherever it sleeps. A function that jumps into
+//! another one shares its return address with it; so several calls may be at one place, and end
+//! together, the last one first.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu};
+
+use crate::calls::Task;
+use crate::engine::Engine;
+use crate::engine::returns::stack::{WORD, Word, read_word, write_word};
+use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, vcpus};
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::Site;
+use crate::event::Detail;
+use crate::probe::{ProbeId, ProbeKind};
+
+/// The calls that are followed.
+#[derive(Debug, Default)]
+pub(crate) struct Returns {
+    /// Where their return addresses lead. None without an arena.
+    pub(crate) trampoline: Option<GuestVirtAddr>,
+    /// By the address of the return address. Of several the last returns first: in between somebody else
+    /// has put his own address there, and gives back what he has found.
+    replaced: HashMap<u64, Vec<Replaced>>,
+    /// The detours' trampoline may come to an int3, as long as the guest runs.
+    pub(crate) traps: bool,
+    /// The kernel's page tables, once they are known.
+    pub(crate) tables: Option<PageTables>,
+}
+
+/// A replaced return address, which leads to us.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    /// What it was.
+    pub(crate) caller: u64,
+    /// On whose stack it is.
+    pub(crate) task: Task,
+    /// The innermost call last. Without any it only leads on.
+    instances: Vec<Instance>,
+}
+
+/// A call that a return probe follows (the kernel's `struct kretprobe_instance`).
+#[derive(Debug)]
+struct Instance {
+    probe: Arc<Probe>,
+    entry_tsc: Tsc,
+    entry: Registers,
+}
+
+impl Replaced {
+    /// Its task has ended.
+    fn lose(&self) {
+        self.instances
+            .iter()
+            .for_each(|call| call.probe.lose_call());
+    }
+
+    /// The probes that wait for the return.
+    pub(crate) fn probes(&self) -> impl Iterator<Item = ProbeId> {
+        self.instances.iter().map(|call| call.probe.id)
+    }
+
+    /// When the first of its calls began.
+    pub(crate) fn entry_tsc(&self) -> Option<Tsc> {
+        self.instances.first().map(|call| call.entry_tsc)
+    }
+}
+
+impl Returns {
+    /// All return addresses that lead to us.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Replaced> {
+        self.replaced.values().flatten()
+    }
+
+    /// Whether a return address in guest memory may lead to an int3 of ours.
+    pub(crate) fn any(&self) -> bool {
+        self.traps || !self.replaced.is_empty()
+    }
+
+    /// Whether there are return addresses that lead to us.
+    pub(crate) fn any_replaced(&self) -> bool {
+        !self.replaced.is_empty()
+    }
+
+    /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
+    pub(crate) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+        let mut any = false;
+        self.replaced.retain(|_, several| {
+            several.retain(|replaced| {
+                let ended = has_ended(replaced.task);
+                if ended {
+                    replaced.lose();
+                }
+                any |= ended;
+                !ended
+            });
+            !several.is_empty()
+        });
+        any
+    }
+}
+
+impl Engine {
+    /// A function with return probes is entered: RSP is at its return address.
+    pub(crate) fn enter(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
+        let probes: Vec<_> = site
+            .enabled()
+            .filter(is_return)
+            .filter(|probe| self.meets_condition(probe, memory, vcpu))
+            .collect();
+        if probes.is_empty() {
+            return;
+        }
+        let probes = probes.into_iter();
+        let at = vcpu.registers().rsp;
+        let tables = vcpu.page_tables();
+        let word = tables.and_then(|tables| Word::at(memory, tables, at));
+        let found = word.and_then(|word| word.read(memory));
+        let task = self.current_task(memory, vcpu);
+        let mut returns = self.returns.lock();
+        let (Some(tables), Some(word), Some(found), Some(trampoline)) =
+            (tables, word, found, returns.trampoline)
+        else {
+            probes.for_each(|probe| probe.miss());
+            return;
+        };
+        let shared = found == trampoline.0;
+        if shared && !returns.replaced.contains_key(&at) {
+            probes.for_each(|probe| probe.miss());
+            return;
+        }
+        if !shared {
+            // The stack is this task's now: whoever else had it has ended.
+            returns.end_others(at, task);
+        }
+        let has_ended = |task| self.has_ended(memory, &[tables], task);
+        let calls: Vec<_> = probes
+            .filter(|probe| {
+                // Tasks may have ended inside the function, and their calls with them.
+                probe.begin_call() || returns.end(has_ended) && probe.begin_call() || {
+                    probe.miss();
+                    false
+                }
+            })
+            .map(|probe| Instance {
+                probe: Arc::clone(probe),
+                entry_tsc: vcpu.tsc(),
+                entry: Registers {
+                    rip: site.virt.0,
+                    ..*vcpu.registers()
+                },
+            })
+            .collect();
+        if calls.is_empty() {
+            return;
+        }
+        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
+        if let Some(replaced) = newest.filter(|_| shared) {
+            replaced.instances.extend(calls);
+        } else if word.write(memory, trampoline.0) {
+            let replaced = Replaced {
+                caller: found,
+                task,
+                instances: calls,
+            };
+            returns.replaced.entry(at).or_default().push(replaced);
+        } else {
+            for call in calls {
+                call.probe.end_call();
+                call.probe.miss();
+            }
+        }
+    }
+
+    /// The first instruction of a function has page-faulted, to be executed again: the calls that
+    /// its return probes have just begun to follow, with the return address at `at`, have not begun.
+    pub(crate) fn enter_again(
+        &self,
+        site: &Site,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+        at: u64,
+    ) {
+        let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
+        let mut probes = site.probes.iter().rev().filter(is_return).peekable();
+        if probes.peek().is_none() {
+            return;
+        }
+        let tables = vcpu.page_tables();
+        let mut returns = self.returns.lock();
+        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
+        let Some((tables, replaced)) = tables.zip(newest) else {
+            return;
+        };
+        let mut any = false;
+        for probe in probes {
+            let last = replaced
+                .instances
+                .pop_if(|call| call.probe.id == probe.id && call.entry.rip == site.virt.0);
+            last.iter().for_each(|call| call.probe.end_call());
+            any |= last.is_some();
+        }
+        if any && replaced.instances.is_empty() {
+            // It was written a moment ago.
+            write_word(memory, tables, at, replaced.caller);
+            returns.pop(at);
+        }
+    }
+
+    /// A vCPU is at the trampoline: a followed call has returned. RIP becomes
+    /// what the return address was.
+    pub(crate) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
+        let at = vcpu.registers().rsp.wrapping_sub(WORD);
+        let Some(replaced) = self.returns.lock().pop(at) else {
+            // The guest itself jumps there.
+            return Action::Reinject;
+        };
+        vcpu.registers_mut().rip = replaced.caller;
+        let disarmed = self.table().disarmed;
+        let (mut tsc, registers) = (None, *vcpu.registers());
+        for call in replaced.instances.into_iter().rev() {
+            call.probe.end_call();
+            call.probe.exit();
+            if disarmed || !call.probe.is_enabled() {
+                // It has begun while the probe was enabled.
+                call.probe.miss();
+                continue;
+            }
+            call.probe.hit();
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(replaced.caller),
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: false,
+            };
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
+        }
+        Action::Resume
+    }
+
+    /// Follows no call for these probes any more. Return addresses that nobody
+    /// needs are put back by [`Self::tidy_calls`].
+    pub(crate) fn forget_calls(&self, ids: &BTreeSet<ProbeId>) {
+        let mut returns = self.returns.lock();
+        for replaced in returns.replaced.values_mut().flatten() {
+            replaced.instances.retain(|call| {
+                let keep = !ids.contains(&call.probe.id);
+                if !keep {
+                    call.probe.end_call();
+                    call.probe.miss();
+                }
+                keep
+            });
+        }
+    }
+
+    /// Puts return addresses back that nobody needs. One stays and leads on where the
+    /// guest's own tools have taken its place, as they will still give it back.
+    /// Whether some stay only because nobody knows who stands at the trampoline.
+    pub(crate) fn tidy_replaced(&self, guest: &dyn StoppedGuest) -> bool {
+        let mut returns = self.returns.lock();
+        let Some(trampoline) = returns.trampoline.filter(|_| returns.any_replaced()) else {
+            return false;
+        };
+        let tables = self.kernel_tables(guest);
+        let vcpus = vcpus(guest);
+        let unknown = any_on_entry_stack(&vcpus);
+        let mut again = false;
+        returns.replaced.retain(|&at, several| {
+            let newest = several
+                .last()
+                .filter(|replaced| replaced.instances.is_empty());
+            let Some(caller) = newest.map(|replaced| replaced.caller) else {
+                return true;
+            };
+            let returned = vcpus.iter().find(|(_, registers)| {
+                registers.rip == trampoline.0 && registers.rsp == at.wrapping_add(WORD)
+            });
+            let done = if let Some((vcpu, registers)) = returned {
+                let registers = Registers {
+                    rip: caller,
+                    ..*registers
+                };
+                // A vCPU whose registers can't be set doesn't run either.
+                let _set = guest.set_registers(*vcpu, &registers);
+                true
+            } else if unknown {
+                again = true;
+                false
+            } else {
+                put_back(guest.memory(), &tables, at, trampoline, caller)
+            };
+            if done {
+                several.pop();
+            }
+            !several.is_empty()
+        });
+        again
+    }
+}
+
+impl Returns {
+    /// The newest of those there, which is none any more.
+    fn pop(&mut self, at: u64) -> Option<Replaced> {
+        let several = self.replaced.get_mut(&at)?;
+        let newest = several.pop();
+        if several.is_empty() {
+            self.replaced.remove(&at);
+        }
+        newest
+    }
+
+    /// What the return address at `at` was before it led to us, of one that is `found` there.
+    pub(crate) fn leads_to(&self, at: u64, found: u64) -> u64 {
+        let newest = self.replaced.get(&at).and_then(|several| several.last());
+        match newest {
+            Some(replaced) if self.trampoline == Some(GuestVirtAddr(found)) => replaced.caller,
+            _ => found,
+        }
+    }
+
+    /// Counts the calls of other tasks with their return address there, and forgets them.
+    fn end_others(&mut self, at: u64, task: Task) {
+        let Some(several) = self.replaced.get_mut(&at) else {
+            return;
+        };
+        several.retain(|replaced| {
+            let other = replaced.task != task;
+            if other {
+                replaced.lose();
+            }
+            !other
+        });
+        if several.is_empty() {
+            self.replaced.remove(&at);
+        }
+    }
+}
+
+/// Undoes what was done to the return address at `at`, wherever the call is: still under way, or
+/// interrupted when it had just returned to the trampoline. Whether it is one of these.
+fn put_back(
+    memory: &dyn GuestMemory,
+    tables: &[PageTables],
+    at: u64,
+    trampoline: GuestVirtAddr,
+    caller: u64,
+) -> bool {
+    let mut done = false;
+    for tables in tables {
+        if read_word(memory, *tables, at) == Some(trampoline.0) {
+            write_word(memory, *tables, at, caller);
+            done = true;
+        }
+        // One that is over may have left such a frame.
+        if let Some(frame) = interrupted_at(memory, *tables, at, trampoline) {
+            write_word(memory, *tables, frame, caller);
+            done = true;
+        }
+    }
+    done
+}

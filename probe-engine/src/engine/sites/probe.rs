@@ -1,0 +1,267 @@
+//! A registered probe while it lives: what it is, where it is now, and its counters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use guest_state::GuestVirtAddr;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::engine::placement::ways_out::WaysOut;
+use crate::probe::{
+    Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+    Switch,
+};
+
+/// Where a probe is at the moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Spot {
+    pub(crate) address: GuestVirtAddr,
+    pub(crate) symbol: String,
+    pub(crate) offset: u64,
+    pub(crate) instruction: String,
+    pub(crate) strategy: Strategy,
+    pub(crate) reason: String,
+    /// Where the function is left, if that is looked at.
+    pub(crate) out: Option<Arc<WaysOut>>,
+}
+
+/// Whether a probe has a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Its module has not been loaded yet.
+    Pending,
+    Placed,
+    /// The memory it was in was freed.
+    Gone,
+}
+
+/// See the module's text.
+///
+/// What a hit looks at comes first and lies in two neighbouring lines of the cache, see [`Site`].
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Probe {
+    pub(crate) id: ProbeId,
+    hits: AtomicU64,
+    exits: AtomicU64,
+    pub(crate) kind: ProbeKind,
+    enabled: AtomicBool,
+    may_optimize: AtomicBool,
+    /// It has been removed: nobody is interested any more.
+    removed: AtomicBool,
+    pub(crate) options: Options,
+    missed: AtomicU64,
+    /// Calls that never return.
+    ended: AtomicU64,
+    /// Those of the exits that were at a tripwire.
+    trips: AtomicU64,
+    /// Calls that a return probe follows now, and at most.
+    active: AtomicU32,
+    pub(crate) max_active: u32,
+    pub(crate) name: Arc<str>,
+    /// As it was asked for.
+    pub(crate) place: Place,
+    where_now: Mutex<(Presence, Spot)>,
+}
+
+impl Probe {
+    pub(crate) fn new(
+        id: ProbeId,
+        name: Arc<str>,
+        spec: &ProbeSpec,
+        max_active: u32,
+        spot: (Presence, Spot),
+    ) -> Self {
+        Self {
+            id,
+            name,
+            kind: spec.kind,
+            place: spec.place.clone(),
+            enabled: AtomicBool::new(spec.enabled),
+            options: spec.options.clone(),
+            may_optimize: AtomicBool::new(spec.options.optimize),
+            removed: AtomicBool::new(false),
+            where_now: Mutex::new(spot),
+            hits: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            exits: AtomicU64::new(0),
+            trips: AtomicU64::new(0),
+            active: AtomicU32::new(0),
+            max_active,
+        }
+    }
+
+    /// The module it waits for or is in.
+    pub(crate) fn module(&self) -> Option<&str> {
+        match &self.place {
+            Place::Symbol { module, .. } => module.as_deref(),
+            Place::Address(_) => None,
+        }
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
+    }
+
+    /// Sets one of its switches, and returns what that was.
+    pub(crate) fn set(&self, switch: Switch) -> Switch {
+        let swap = |flag: &AtomicBool, on| flag.swap(on, Ordering::Relaxed);
+        match switch {
+            Switch::Enabled(on) => Switch::Enabled(swap(&self.enabled, on)),
+            Switch::Optimize(on) => Switch::Optimize(swap(&self.may_optimize, on)),
+        }
+    }
+
+    /// Whether it may become a jump, if it can.
+    pub(crate) fn may_optimize(&self) -> bool {
+        self.may_optimize.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn remove(&self) {
+        self.removed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn wants_post(&self) -> bool {
+        self.is_enabled() && matches!(self.kind, ProbeKind::Instruction { post: true, .. })
+    }
+
+    pub(crate) fn wants_fault(&self) -> bool {
+        self.is_enabled() && matches!(self.kind, ProbeKind::Instruction { fault: true, .. })
+    }
+
+    pub(crate) fn presence(&self) -> Presence {
+        self.where_now().0
+    }
+
+    pub(crate) fn address(&self) -> GuestVirtAddr {
+        self.where_now().1.address
+    }
+
+    /// Where its function is left, if it has breakpoints there.
+    pub(crate) fn ways_out(&self) -> Option<Arc<WaysOut>> {
+        self.where_now().1.out.clone()
+    }
+
+    /// All instructions that it has a breakpoint on, its address first.
+    pub(crate) fn places(&self) -> Vec<GuestVirtAddr> {
+        let (address, out) = (self.address(), self.ways_out());
+        let others = out.iter().flat_map(|out| out.all());
+        let others = others.filter(|at| *at != address);
+        [address].into_iter().chain(others).collect()
+    }
+
+    /// It has a place again, or for the first time.
+    pub(crate) fn put(&self, spot: Spot) {
+        *self.where_now() = (Presence::Placed, spot);
+    }
+
+    /// Its memory is no more.
+    pub(crate) fn set_gone(&self) {
+        self.where_now().0 = Presence::Gone;
+    }
+
+    /// Why it has no place.
+    pub(crate) fn set_reason(&self, reason: &str) {
+        reason.clone_into(&mut self.where_now().1.reason);
+    }
+
+    pub(crate) fn hit(&self) {
+        self.hit_often(1);
+    }
+
+    pub(crate) fn hit_often(&self, times: u64) {
+        self.hits.fetch_add(times, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exit(&self) {
+        self.exits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An exit at one of its jump's tripwires.
+    pub(crate) fn trip(&self) {
+        self.exit();
+        self.trips.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn miss(&self) {
+        self.miss_often(1);
+    }
+
+    pub(crate) fn miss_often(&self, times: u64) {
+        self.missed.fetch_add(times, Ordering::Relaxed);
+    }
+
+    /// Takes one of the calls that may be followed at a time, if there is one left.
+    pub(crate) fn begin_call(&self) -> bool {
+        let one_more = |active| (active < self.max_active).then_some(active + 1);
+        self.active
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_ok()
+    }
+
+    pub(crate) fn end_call(&self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A call that is followed never returns: its task has ended.
+    pub(crate) fn lose_call(&self) {
+        self.end_call();
+        self.lose_calls(1);
+    }
+
+    /// As [`Self::lose_call`], of calls that detours follow.
+    pub(crate) fn lose_calls(&self, times: u64) {
+        self.ended.fetch_add(times, Ordering::Relaxed);
+    }
+
+    /// What is told of it, with what its site tells of jumps.
+    pub(crate) fn info(&self, optimization: Optimization) -> ProbeInfo {
+        let (presence, spot) = self.where_now().clone();
+        let kind = match self.kind {
+            ProbeKind::Return { .. } => ProbeKind::Return {
+                maxactive: Some(self.max_active),
+            },
+            ProbeKind::Exits { .. } => ProbeKind::Exits {
+                maxactive: Some(self.max_active),
+            },
+            kind => kind,
+        };
+        ProbeInfo {
+            id: self.id,
+            name: self.name.to_string(),
+            kind,
+            address: spot.address,
+            module: self.module().map(str::to_owned),
+            symbol: spot.symbol,
+            offset: spot.offset,
+            instruction: spot.instruction,
+            strategy: spot.strategy,
+            reason: spot.reason,
+            hits: self.hits.load(Ordering::Relaxed),
+            missed: self.missed.load(Ordering::Relaxed),
+            ended: self.ended.load(Ordering::Relaxed),
+            exits: self.exits.load(Ordering::Relaxed),
+            trips: self.trips.load(Ordering::Relaxed),
+            state: match presence {
+                Presence::Gone => ProbeState::Gone,
+                _ if !self.is_enabled() => ProbeState::Disabled,
+                Presence::Pending => ProbeState::Pending,
+                Presence::Placed => ProbeState::Armed,
+            },
+            options: Options {
+                optimize: self.may_optimize(),
+                ..self.options.clone()
+            },
+            optimization,
+        }
+    }
+
+    fn where_now(&self) -> MutexGuard<'_, (Presence, Spot)> {
+        self.where_now.lock()
+    }
+}

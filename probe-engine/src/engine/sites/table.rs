@@ -1,0 +1,336 @@
+//! What traps look at: the sites, the watched data, and the text under the breakpoints.
+
+use std::sync::Arc;
+
+use guest_kernel::ImageMap;
+use guest_kernel::kprobes::GuestKprobes;
+use guest_state::x86_64::{INT3, JMP_REL32, MAX_INSTRUCTION_LEN};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Watchpoint};
+use rustc_hash::FxHashMap;
+
+use crate::engine::sites::jump::{Jump, Verdict};
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::{Milestone, Site};
+
+/// Everything that a trap has to look at. Never changes once published.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Table {
+    pub(crate) image: Option<ImageMap>,
+    sites: FxHashMap<u64, Arc<Site>>,
+    /// Where a jump's displacement has an int3: the site that the jump is at, and how far it is from
+    /// there.
+    tripwires: FxHashMap<u64, (u64, u8)>,
+    /// Sites whose jump has gone, or is to go, and couldn't be taken out of the text, as the guest has
+    /// an int3 or a jump of its own over it: it has saved ours, and will put it back.
+    held: Vec<Arc<Site>>,
+    /// No probe may be a jump.
+    pub(crate) jumpless: bool,
+    /// Virtual addresses of the sites by their physical ones.
+    by_phys: FxHashMap<u64, u64>,
+    /// Data in debug registers, by the number of the register, and the probes there.
+    pub(crate) watched: Vec<(Watchpoint, Vec<Arc<Probe>>)>,
+    /// All breakpoints that users asked for are out of the text.
+    pub(crate) disarmed: bool,
+}
+
+impl Table {
+    pub(crate) fn new(image: Option<ImageMap>) -> Self {
+        Self {
+            image,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn has_jumps(&self) -> bool {
+        !self.held.is_empty() || self.sites.values().any(|site| site.jump().is_some())
+    }
+
+    /// Whether an int3 of ours is in the text, or may be come to in a detour.
+    pub(crate) fn has_int3(&self) -> bool {
+        let traps = |site: &Arc<Site>| match site.jump() {
+            Some(jump) => jump.traps(),
+            None => site.armed,
+        };
+        !self.tripwires.is_empty() || self.sites.values().any(traps)
+    }
+
+    /// Forgets these milestones.
+    pub(crate) fn wait_no_more(&mut self, which: impl Fn(Milestone) -> bool) {
+        let is_one = |site: &&Arc<Site>| site.milestone.is_some_and(&which);
+        let all: Vec<_> = self
+            .sites
+            .values()
+            .filter(is_one)
+            .map(|it| it.virt)
+            .collect();
+        for at in all {
+            self.change(at, |site| site.milestone = None);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.sites.len()
+    }
+
+    pub(crate) fn site(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
+        self.sites.get(&at.0)
+    }
+
+    pub(crate) fn site_at_phys(&self, at: GuestPhysAddr) -> Option<&Arc<Site>> {
+        self.sites.get(self.by_phys.get(&at.0)?)
+    }
+
+    pub(crate) fn sites(&self) -> impl Iterator<Item = &Arc<Site>> {
+        self.sites.values()
+    }
+
+    /// Puts a site in, or in the place of the one at its address.
+    pub(crate) fn insert(&mut self, site: Site) {
+        let mut site = site.armed_if_wanted(self.disarmed);
+        if let Verdict::Not(_) = site.verdict {
+            site.verdict = Verdict::Waiting;
+        }
+        self.by_phys.insert(site.phys.0, site.virt.0);
+        self.sites.insert(site.virt.0, Arc::new(site));
+    }
+
+    /// Puts a probe on an instruction.
+    pub(crate) fn add(&mut self, site: Site, probe: Arc<Probe>) {
+        let mut site = match self.site(site.virt) {
+            Some(known) => Site::clone(known),
+            None => site,
+        };
+        site.probes.push(probe);
+        self.insert(site);
+    }
+
+    /// Says of a site whether it is a jump.
+    pub(crate) fn judge(&mut self, at: GuestVirtAddr, verdict: Verdict) {
+        if let Some(site) = self.sites.get_mut(&at.0) {
+            *site = Arc::new(Site {
+                verdict,
+                ..Site::clone(site)
+            });
+        }
+    }
+
+    /// As [`Self::judge`], unless the site isn't any more what it was. Whether it was.
+    pub(crate) fn judge_same(&mut self, site: &Arc<Site>, verdict: Verdict) -> bool {
+        let same = self
+            .site(site.virt)
+            .is_some_and(|now| Arc::ptr_eq(now, site));
+        if same {
+            self.judge(site.virt, verdict);
+        }
+        same
+    }
+
+    pub(crate) fn remove(&mut self, at: GuestVirtAddr) {
+        if let Some(site) = self.sites.remove(&at.0) {
+            self.by_phys.remove(&site.phys.0);
+        }
+    }
+
+    /// Changes the site at an address; one that nobody uses any more is removed.
+    pub(crate) fn change(&mut self, at: GuestVirtAddr, change: impl FnOnce(&mut Site)) {
+        let Some(site) = self.sites.get(&at.0) else {
+            return;
+        };
+        let mut site = Site::clone(site);
+        change(&mut site);
+        if site.is_unused() {
+            self.remove(at);
+        } else {
+            self.insert(site);
+        }
+    }
+
+    /// Takes over what the probes and the switch now say.
+    pub(crate) fn rearm(&mut self) {
+        let disarmed = self.disarmed;
+        for site in self.sites.values_mut() {
+            let next = Site::clone(site).armed_if_wanted(disarmed);
+            if !next.is_as(site) {
+                *site = Arc::new(next);
+            }
+        }
+    }
+
+    /// Puts the original bytes into text that was read at `at`.
+    pub(crate) fn unmask(&self, at: GuestVirtAddr, bytes: &mut [u8]) {
+        // A jump that begins before it may reach into it.
+        for before in 1..=(2 * MAX_INSTRUCTION_LEN as u64) {
+            let start = at.0.wrapping_sub(before);
+            if let Some(jump) = self.jump(GuestVirtAddr(start)) {
+                jump.unmask_tail(before as usize, bytes);
+            }
+        }
+        let mut offset = 0;
+        while offset < bytes.len() {
+            let here = at.wrapping_add(offset as u64);
+            match bytes[offset] {
+                // An int3 may be the guest's own, over a jump.
+                INT3 | JMP_REL32 if let Some(jump) = self.jump(here) => {
+                    jump.unmask_tail(0, &mut bytes[offset..]);
+                }
+                INT3 if let Some(site) = self.site(here).filter(|site| site.armed) => {
+                    bytes[offset] = site.original;
+                }
+                _ => {}
+            }
+            offset += 1;
+        }
+    }
+
+    /// The jump in whose displacement `at` is an int3, by its site, and where the instruction is that
+    /// the int3 stands for.
+    pub(crate) fn tripwire(&self, at: GuestVirtAddr) -> Option<(&Arc<Site>, GuestVirtAddr)> {
+        let (site, offset) = self.tripwires.get(&at.0)?;
+        let site = self
+            .held(GuestVirtAddr(*site))
+            .or_else(|| self.sites.get(site))?;
+        Some((site, site.jump()?.copy(*offset)?))
+    }
+
+    /// The jump that is in the text at `at`, if only under something of the guest's.
+    fn jump(&self, at: GuestVirtAddr) -> Option<&Arc<Jump>> {
+        let site = self.held(at).or_else(|| self.site(at));
+        site.and_then(|site| site.jump())
+    }
+
+    /// Where a jump is, if only under something of the guest's, that overwrites `at` but not from there.
+    pub(crate) fn jump_over(&self, at: GuestVirtAddr) -> Option<GuestVirtAddr> {
+        let starts = (1..=2 * MAX_INSTRUCTION_LEN as u64)
+            .map(|before| GuestVirtAddr(at.0.wrapping_sub(before)));
+        let reaches = |start: &GuestVirtAddr| {
+            let jump = self.jump(*start);
+            jump.is_some_and(|jump| start.wrapping_add(jump.len() as u64) > at)
+        };
+        starts.into_iter().find(reaches)
+    }
+
+    /// The site at `at` whose jump the guest holds.
+    pub(crate) fn held(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
+        self.held.iter().find(|site| site.virt == at)
+    }
+
+    /// All sites whose jumps the guest holds.
+    pub(crate) fn all_held(&self) -> &[Arc<Site>] {
+        &self.held
+    }
+
+    /// The same with these jumps held.
+    pub(crate) fn holding(&self, held: Vec<Arc<Site>>) -> Arc<Self> {
+        let mut table = Self {
+            held,
+            ..self.clone()
+        };
+        table.find_tripwires();
+        Arc::new(table)
+    }
+
+    /// The table as it is to be looked at: without jumps that can't stay.
+    pub(crate) fn settled(mut self) -> Arc<Self> {
+        self.settle_jumps();
+        Arc::new(self)
+    }
+
+    /// Takes those jumps away that can't stay, and finds the tripwires of what is left. Without armed
+    /// probes nobody has to wait for oopses.
+    fn settle_jumps(&mut self) {
+        if self.sites.values().all(|site| site.active.is_empty()) {
+            self.wait_no_more(Milestone::is_of_oops);
+        }
+        let unfit: Vec<_> = self
+            .sites
+            .values()
+            .filter(|site| matches!(site.verdict, Verdict::Jump(_)))
+            .filter(|site| !self.may_jump(site))
+            .map(|site| site.virt.0)
+            .collect();
+        for at in unfit {
+            self.judge(GuestVirtAddr(at), Verdict::Waiting);
+        }
+        self.find_tripwires();
+    }
+
+    fn find_tripwires(&mut self) {
+        self.tripwires.clear();
+        for site in self.sites.values().chain(&self.held) {
+            for offset in site.jump().into_iter().flat_map(|jump| jump.tripwires()) {
+                let at = site.virt.wrapping_add(offset.into());
+                self.tripwires.insert(at.0, (site.virt.0, offset));
+            }
+        }
+    }
+
+    /// Whether the site's jump is still the right one.
+    fn may_jump(&self, site: &Site) -> bool {
+        let Some(jump) = site.jump() else {
+            return false;
+        };
+        !self.jumpless
+            && site.wants_jump().as_ref() == Ok(&*jump.purpose)
+            && self.inside(site.virt, jump.len()).is_none()
+    }
+
+    /// Another breakpoint of ours in the `len` bytes from `at`.
+    pub(crate) fn inside(&self, at: GuestVirtAddr, len: usize) -> Option<&Arc<Site>> {
+        (1..len as u64)
+            .filter_map(|offset| self.site(at.wrapping_add(offset)))
+            .find(|site| site.armed)
+    }
+
+    /// Other probes have come or gone: sites that are no jumps for a reason that may be gone wait again.
+    pub(crate) fn reconsider(&mut self) {
+        for site in self.sites.values_mut() {
+            if matches!(&site.verdict, Verdict::Not(why) if why.for_now()) {
+                *site = Arc::new(Site {
+                    verdict: Verdict::Waiting,
+                    ..Site::clone(site)
+                });
+            }
+        }
+    }
+
+    /// Whether a site can't be a jump before the guest has taken something of its own away.
+    pub(crate) fn waits_for_guest(&self) -> bool {
+        let waits = |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in().is_some());
+        self.sites.values().any(waits)
+    }
+
+    /// Sites of which nobody knows yet whether they can be jumps.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Arc<Site>> {
+        let waits = |site: &&Arc<Site>| site.armed && matches!(site.verdict, Verdict::Waiting);
+        self.sites.values().filter(waits)
+    }
+
+    /// The kernel's text at `at` as it is without our breakpoints; fewer than
+    /// `len` bytes where the image ends before. `None` outside the image.
+    pub(crate) fn text(
+        &self,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+        len: usize,
+    ) -> Option<Result<Vec<u8>, MemoryError>> {
+        self.text_below(memory, &GuestKprobes::default(), at, len)
+    }
+
+    /// The same without the guest's kprobes either. Those lie over our jumps where both are.
+    pub(crate) fn text_below(
+        &self,
+        memory: &dyn GuestMemory,
+        kprobes: &GuestKprobes,
+        at: GuestVirtAddr,
+        len: usize,
+    ) -> Option<Result<Vec<u8>, MemoryError>> {
+        let (phys, left) = self.image.as_ref()?.to_phys(at)?;
+        let mut bytes = vec![0; len.min(usize::try_from(left).unwrap_or(usize::MAX))];
+        if let Err(error) = memory.read(phys, &mut bytes) {
+            return Some(Err(error));
+        }
+        kprobes.unmask(at, &mut bytes);
+        self.unmask(at, &mut bytes);
+        Some(Ok(bytes))
+    }
+}

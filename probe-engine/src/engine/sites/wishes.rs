@@ -1,0 +1,67 @@
+//! What the probes of a site want of a jump, and what became of it.
+
+use std::sync::Arc;
+
+use crate::detour::{Follow, Purpose};
+use crate::engine::sites::jump::Verdict;
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::Site;
+use crate::probe::{NoJump, Optimization, ProbeKind};
+
+impl Site {
+    /// What its probes want of a jump, or why they can't have one.
+    pub(crate) fn wants_jump(&self) -> Result<Purpose, NoJump> {
+        if self.milestone.is_some() {
+            return Err(NoJump::Milestone);
+        }
+        if self.module.is_some() {
+            return Err(NoJump::Module);
+        }
+        self.enabled()
+            .map(|probe| wants(probe))
+            .reduce(|all, one| all?.and(one?))
+            .unwrap_or(Err(NoJump::Disabled))
+    }
+}
+
+/// What one probe wants.
+fn wants(probe: &Probe) -> Result<Purpose, NoJump> {
+    match probe.kind {
+        ProbeKind::Instruction { .. } if probe.wants_post() => Err(NoJump::PostEvent),
+        ProbeKind::Instruction { .. } if probe.wants_fault() => Err(NoJump::FaultEvent),
+        ProbeKind::Instruction { .. } | ProbeKind::Return { .. } if !probe.may_optimize() => {
+            Err(NoJump::Asked)
+        }
+        ProbeKind::Instruction { .. } => Ok(Purpose {
+            capture: Some(probe.options.capture),
+            condition: probe.options.condition.clone(),
+            lossless: probe.options.lossless,
+            ..Purpose::default()
+        }),
+        ProbeKind::Return { .. } => Ok(Purpose {
+            follow: Some(Follow {
+                records: probe.options.capture.fetches().is_some(),
+                limit: probe.max_active,
+                lossless: probe.options.lossless,
+            }),
+            condition: probe.options.condition.clone(),
+            followers: vec![probe.id],
+            ..Purpose::default()
+        }),
+        ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
+        ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
+    }
+}
+
+/// What a list says of a probe whose site is this.
+pub(crate) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
+    let Some(site) = site else {
+        return Optimization::Not(NoJump::NoPlace);
+    };
+    match &site.verdict {
+        _ if !site.armed => Optimization::Not(NoJump::Disarmed),
+        Verdict::Jump(_) => Optimization::Optimized,
+        Verdict::Waiting => Optimization::Waiting,
+        Verdict::Not(why) => Optimization::Not(NoJump::clone(why)),
+    }
+}
