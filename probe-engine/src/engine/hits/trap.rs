@@ -11,7 +11,7 @@ use crate::emulate::{self, Outcome, Touched};
 use crate::engine::Engine;
 use crate::engine::hits::int3::{Found, find, is_gone};
 use crate::engine::hits::step::StepIn;
-use crate::engine::placement::foresight::Foreseen;
+use crate::engine::sites::foresight::Foreseen;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Site, Way};
 use crate::event::{Detail, Event, EventSink};

@@ -1,6 +1,5 @@
 //! Jumps in the place of breakpoints: when a probe becomes one, and what the rings tell of its hits.
 
 pub(crate) mod credit;
-pub(crate) mod guest_kprobes;
 pub(crate) mod optimizer;
 pub(crate) mod rings;

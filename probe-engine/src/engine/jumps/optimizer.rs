@@ -19,8 +19,8 @@ use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live
 use crate::engine::Engine;
 use crate::engine::changes::change::Change;
 use crate::engine::code::copies::ArenaState;
-use crate::engine::jumps::guest_kprobes;
 use crate::engine::placement::body::{Body, KernelBody};
+use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;

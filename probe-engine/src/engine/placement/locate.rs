@@ -7,8 +7,8 @@ use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::engine::Engine;
-use crate::engine::jumps::guest_kprobes;
 use crate::engine::placement::body::{Body, Function, KernelBody};
+use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Spot;
 use crate::engine::sites::site::{Probes, Site};

@@ -4,9 +4,7 @@
 pub(crate) mod body;
 pub(crate) mod draft;
 pub(crate) mod exit_scan;
-pub(crate) mod foresight;
 pub(crate) mod loaded;
 pub(crate) mod locate;
 pub(crate) mod target;
 pub(crate) mod way;
-pub(crate) mod ways_out;

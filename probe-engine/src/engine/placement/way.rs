@@ -4,7 +4,7 @@ use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::emulate::{Touched, compile};
 use crate::engine::Engine;
-use crate::engine::placement::foresight::Foresight;
+use crate::engine::sites::foresight::Foresight;
 use crate::engine::sites::site::Way;
 use crate::insn::{self, Code};
 use crate::probe::Strategy;

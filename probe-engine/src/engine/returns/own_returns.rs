@@ -11,10 +11,10 @@ use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use crate::calls::Task;
 use crate::engine::Engine;
-use crate::engine::placement::ways_out::WayOut;
 use crate::engine::returns::stack::{WORD, read_word};
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
+use crate::engine::sites::ways_out::WayOut;
 use crate::event::Detail;
 use crate::probe::ProbeKind;
 

@@ -1,8 +1,11 @@
 //! Where probes are: the probes, the instructions that they are on, and the table of these that traps look at.
 
 pub(crate) mod departed;
+pub(crate) mod foresight;
+pub(crate) mod guest_kprobes;
 pub(crate) mod jump;
 pub(crate) mod probe;
 pub(crate) mod site;
 pub(crate) mod table;
+pub(crate) mod ways_out;
 pub(crate) mod wishes;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use guest_state::GuestVirtAddr;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::engine::placement::ways_out::WaysOut;
+use crate::engine::sites::ways_out::WaysOut;
 use crate::probe::{
     Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
     Switch,

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::arena::Slot;
 use crate::emulate::{Plan, Touched};
-use crate::engine::placement::foresight::Foresight;
+use crate::engine::sites::foresight::Foresight;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::probe::Probe;
 use crate::probe::ProbeKind;
