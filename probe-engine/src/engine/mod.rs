@@ -17,6 +17,7 @@ mod code;
 mod hits;
 mod jumps;
 mod life;
+mod lock;
 mod placement;
 mod returns;
 mod sites;
@@ -41,7 +42,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use hits::step::Stepping;
 use jumps::optimizer::Optimizer;
 use jumps::rings::Reader;
-use parking_lot::Mutex;
+use lock::{Lock, Rank};
 use returns::own_returns::Exits;
 use returns::replaced::Returns;
 use sites::departed::Departed;
@@ -70,24 +71,24 @@ const FREES_INIT_TEXT: u32 = 2;
 
 /// The probes of one VM. All methods may be called from several threads.
 ///
-/// Whoever needs several of its locks takes them in the order of the fields.
+/// Whoever needs several of its locks takes them in the order of [`Rank`].
 pub struct Engine {
     kernel: Kernel,
     vcpus: u32,
     merger: Merger,
     /// The probes; held by whoever makes the next table.
-    registry: Mutex<Registry>,
-    optimizer: Mutex<Optimizer>,
-    reader: Mutex<Option<Reader>>,
-    arena: Mutex<ArenaState>,
-    departed: Mutex<Departed>,
-    returns: Mutex<Returns>,
-    exits: Mutex<Exits>,
-    stepping: Mutex<Vec<Stepping>>,
+    registry: Lock<Registry>,
+    optimizer: Lock<Optimizer>,
+    reader: Lock<Option<Reader>>,
+    arena: Lock<ArenaState>,
+    departed: Lock<Departed>,
+    returns: Lock<Returns>,
+    exits: Lock<Exits>,
+    stepping: Lock<Vec<Stepping>>,
     /// What traps look at.
     table: ArcSwap<Table>,
     /// The kernel's page tables, as they were when the guest stood still.
-    walks: Mutex<Option<PageTables>>,
+    walks: Lock<Option<PageTables>>,
     /// Whether the optimizer has something to look at.
     unsettled: AtomicBool,
     /// How often jumps have waited in a row because the guest was changing its kprobes.
@@ -97,7 +98,7 @@ pub struct Engine {
     /// Whether return addresses couldn't be put back for a moment.
     untidy: AtomicBool,
     /// Places in the table of calls whose probes have gone. Changed with the registry locked.
-    orphans: Mutex<BTreeSet<u64>>,
+    orphans: Lock<BTreeSet<u64>>,
 }
 
 impl Engine {
@@ -113,21 +114,21 @@ impl Engine {
             kernel,
             vcpus,
             merger: Merger::new(sink),
-            registry: Mutex::default(),
-            optimizer: Mutex::default(),
-            reader: Mutex::default(),
-            arena: Mutex::default(),
-            departed: Mutex::default(),
-            returns: Mutex::default(),
-            exits: Mutex::default(),
-            stepping: Mutex::default(),
+            registry: Lock::new(Rank::Registry, Default::default()),
+            optimizer: Lock::new(Rank::Optimizer, Default::default()),
+            reader: Lock::new(Rank::Reader, Default::default()),
+            arena: Lock::new(Rank::Arena, Default::default()),
+            departed: Lock::new(Rank::Departed, Default::default()),
+            returns: Lock::new(Rank::Returns, Default::default()),
+            exits: Lock::new(Rank::OwnReturns, Default::default()),
+            stepping: Lock::new(Rank::Stepping, Default::default()),
             table: ArcSwap::from_pointee(Table::new(image)),
-            walks: Mutex::default(),
+            walks: Lock::new(Rank::Walks, Default::default()),
             unsettled: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
             calls_crowded: AtomicBool::new(false),
             untidy: AtomicBool::new(false),
-            orphans: Mutex::default(),
+            orphans: Lock::new(Rank::Orphans, Default::default()),
         }
     }
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
-use parking_lot::MutexGuard;
-
 use crate::engine::Engine;
 use crate::engine::changes::registry::Registry;
+use crate::engine::lock::Guard;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 
@@ -17,7 +16,7 @@ use crate::engine::sites::table::Table;
 pub(crate) struct Change<'e> {
     engine: &'e Engine,
     pub(crate) guest: &'e dyn StoppedGuest,
-    pub(crate) registry: MutexGuard<'e, Registry>,
+    pub(crate) registry: Guard<'e, Registry>,
     /// The table of now.
     pub(crate) before: Arc<Table>,
     /// The next one.

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use guest_state::Tsc;
-use parking_lot::Mutex;
 
+use crate::engine::lock::{Lock, Rank};
 use crate::event::{Event, EventSink};
 
 /// For how many drains in a row a blocked ring holds up all events.
@@ -40,8 +40,8 @@ pub struct Merger {
     /// What [`Held::active`] is, for a look without a lock.
     active: AtomicBool,
     /// Taken by whoever hands events on, before `held`.
-    order: Mutex<Order>,
-    held: Mutex<Held>,
+    order: Lock<Order>,
+    held: Lock<Held>,
     late: AtomicU64,
 }
 
@@ -81,8 +81,8 @@ impl Merger {
         Self {
             sink,
             active: AtomicBool::new(false),
-            order: Mutex::default(),
-            held: Mutex::default(),
+            order: Lock::new(Rank::Order, Order::default()),
+            held: Lock::new(Rank::Held, Held::default()),
             late: AtomicU64::new(0),
         }
     }

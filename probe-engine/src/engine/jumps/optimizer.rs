@@ -165,10 +165,12 @@ impl Engine {
             self.take_back(memory)?;
             if prepared.crowded {
                 self.reclaim(guest);
-                // Those that are left are in use, or look so: they'd have to become many more.
-                self.optimizer.lock().worth = 2 * self.idle_detours();
-                self.unsettled.store(true, Ordering::Relaxed);
             }
+        }
+        if prepared.crowded {
+            // Those that are left are in use, or look so: they'd have to become many more.
+            self.optimizer.lock().worth = 2 * self.idle_detours();
+            self.unsettled.store(true, Ordering::Relaxed);
         }
         let mut change = self.change(guest);
         let Change { before, table, .. } = &mut change;

@@ -1,4 +1,5 @@
 use guest_state::{Registers, VcpuId};
+use parking_lot::Mutex;
 
 use super::*;
 use crate::event::Detail;
