@@ -6,6 +6,8 @@ mod bench;
 mod command;
 mod demo;
 mod files;
+#[cfg(test)]
+mod imports;
 mod jobs;
 mod labs;
 #[cfg(test)]

@@ -21,7 +21,7 @@
 //! is answered first: `tiny/missed.rs`, and `switching` with 4 vCPUs); no room for the copy of an instruction
 //! (it is stepped in place: engine, `tests/boost.rs`); a hit while another one is being handled (the host
 //! handles it, and no handler of its own is in the guest); a hit inside a step (an exception's handler begins
-//! when the step is over); one between a detour's instructions (`jumps_smp`); a kprobe of the guest's own that
+//! when the step is over); one between a detour's instructions (`jumps::smp`); a kprobe of the guest's own that
 //! is armed over ours (`guest_tools`).
 
 use std::time::Instant;

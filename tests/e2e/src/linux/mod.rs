@@ -2,7 +2,6 @@
 
 mod after;
 pub mod bench;
-pub mod bench_jumps;
 mod boot;
 mod boot_option;
 mod code;
@@ -20,20 +19,9 @@ mod instructions;
 mod interleaved;
 mod judge;
 mod jumps;
-mod jumps_batch;
-mod jumps_causes;
-mod jumps_instructions;
-mod jumps_kinds;
-mod jumps_parked;
-mod jumps_records;
-mod jumps_scribble;
-mod jumps_smp;
-mod jumps_tools;
-mod jumps_whole;
 mod kprobes;
 mod labels;
 mod list;
-mod list_own;
 mod mask;
 mod missed;
 mod modules;
@@ -48,9 +36,6 @@ mod phases;
 mod probes;
 mod refusals;
 mod returns;
-mod returns_own;
-mod returns_patched;
-mod returns_shared;
 mod smp;
 mod static_key;
 mod steps;
@@ -86,13 +71,13 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         switches::TESTS,
         switching::TESTS,
         list::TESTS,
-        list_own::TESTS,
+        list::own::TESTS,
         after::TESTS,
         flags::TESTS,
         returns::TESTS,
-        returns_own::TESTS,
-        returns_patched::TESTS,
-        returns_shared::TESTS,
+        returns::own::TESTS,
+        returns::patched::TESTS,
+        returns::shared::TESTS,
         missed::TESTS,
         tools::TESTS,
         guest_tools::TESTS,
@@ -102,17 +87,17 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         watch::TESTS,
         modules::TESTS,
         jumps::TESTS,
-        jumps_causes::TESTS,
-        jumps_records::TESTS,
-        jumps_batch::TESTS,
-        jumps_smp::TESTS,
-        jumps_parked::TESTS,
-        jumps_scribble::TESTS,
-        jumps_kinds::TESTS,
-        jumps_tools::TESTS,
+        jumps::causes::TESTS,
+        jumps::records::TESTS,
+        jumps::batch::TESTS,
+        jumps::smp::TESTS,
+        jumps::parked::TESTS,
+        jumps::scribble::TESTS,
+        jumps::kinds::TESTS,
+        jumps::tools::TESTS,
         oops::TESTS,
-        jumps_whole::TESTS,
-        jumps_instructions::TESTS,
+        jumps::whole::TESTS,
+        jumps::instructions::TESTS,
         kprobes::TESTS,
         whole::TESTS,
     ]

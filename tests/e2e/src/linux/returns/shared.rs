@@ -1,9 +1,9 @@
 //! Return addresses that the guest's own tools take as well: `function_graph` and kretprobes on functions
 //! that jump into each other, with return probes of ours on both.
 
-use super::guest::{Guest, files};
-use super::returns::Way;
+use super::Way;
 use crate::context::Context;
+use crate::linux::guest::{Guest, files};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[

@@ -1,10 +1,10 @@
 //! The guest's own tools on functions that have jumps of ours.
 
-use super::code::straight;
-use super::guest::{Guest, files};
-use super::jumps::{JUMP, first_byte, jump};
-use super::text::Text;
+use super::{JUMP, first_byte, jump};
 use crate::context::Context;
+use crate::linux::code::straight;
+use crate::linux::guest::{Guest, files};
+use crate::linux::text::Text;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[
@@ -257,7 +257,7 @@ fn static_keys(cx: &Context) -> TestResult {
                 continue;
             };
             let bytes = guest.memory(start, 0x200).await?;
-            let code = super::code::decode(start, &bytes);
+            let code = crate::linux::code::decode(start, &bytes);
             let mut free = start;
             for instruction in code {
                 if instruction.ip() >= free {
@@ -266,17 +266,14 @@ fn static_keys(cx: &Context) -> TestResult {
                 }
             }
         }
-        let places = super::whole::accepted(&guest, &places).await?;
+        let places = crate::linux::whole::accepted(&guest, &places).await?;
         let texts: Vec<String> = places.iter().map(|it| format!("p {it} count")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let others = guest.probes(&texts).await?;
         guest.probe(&format!("ours={FUNCTION}")).await?;
         let before = jump(&guest, "ours").await?;
-        let settled = super::jumps::settle(&guest, &[]).await?.probes;
-        let jumps = settled
-            .iter()
-            .filter(|it| super::jumps::is_jump(it))
-            .count();
+        let settled = super::settle(&guest, &[]).await?.probes;
+        let jumps = settled.iter().filter(|it| super::is_jump(it)).count();
         check!(jumps > 1, "no jumps: {settled:?}");
         let done = guest.work(request).await?;
         let calls = done["calls"].as_u64().unwrap_or_default();
@@ -284,7 +281,7 @@ fn static_keys(cx: &Context) -> TestResult {
         counted(&guest, (0, before.exits), calls).await?;
         let mut ids: Vec<u64> = others.iter().map(|probe| probe.id).collect();
         ids.push(before.id);
-        let vm = super::guest::VM;
+        let vm = crate::linux::guest::VM;
         let removed = guest.client.unregister_probes(vm, ids, Vec::new()).await?;
         text.unchanged(&guest).await?;
         guest.finish().await?;

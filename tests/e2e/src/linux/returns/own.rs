@@ -2,9 +2,9 @@
 
 use vmprobe_client::v1::{Event, EventKind, Return, event};
 
-use super::guest::{Guest, VM, files};
 use crate::context::Context;
 use crate::events::next;
+use crate::linux::guest::{Guest, VM, files};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use tokio::time::timeout;
 
-use super::guest::{Guest, VM, files};
-use super::jumps::{SETTLE, jump};
+use super::{SETTLE, jump};
 use crate::context::Context;
 use crate::events;
+use crate::linux::guest::{Guest, VM, files};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[

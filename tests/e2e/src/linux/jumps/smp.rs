@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use iced_x86::Instruction;
 use vmprobe_client::Client;
 
-use super::guest::{Guest, VM, files, quiet, specs};
-use super::jumps::{SETTLE, jump};
+use super::{SETTLE, jump};
 use crate::context::{Context, Place};
+use crate::linux::guest::{Guest, VM, files, quiet, specs};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
@@ -142,10 +142,10 @@ struct Subject {
 }
 
 async fn subject(guest: &Guest) -> Result<Subject, Failure> {
-    let code = super::code::straight(guest, FUNCTION).await?;
+    let code = crate::linux::code::straight(guest, FUNCTION).await?;
     let at = |instruction: &Instruction| format!("{:#x}", instruction.ip());
     let places: Vec<String> = code.iter().map(at).collect();
-    let mut others = super::whole::accepted(guest, &places).await?;
+    let mut others = crate::linux::whole::accepted(guest, &places).await?;
     let mut found = Vec::new();
     let mut free = 0;
     for pair in code.windows(2) {

@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use vmprobe_client::v1::{Capture, Probe};
 use vmprobe_client::words;
 
-use super::code::decode;
-use super::documented;
-use super::functions::{self, Kinds};
-use super::guest::{Guest, VM, files};
-use super::instructions::{self, Spot};
-use super::jumps::{is_jump, settle};
-use super::no_jump::Reasons;
-use super::offer::{Offered, offer, place};
-use super::phases::Phases;
-use super::text::Text;
+use super::{is_jump, settle};
 use crate::context::Context;
+use crate::linux::code::decode;
+use crate::linux::documented;
+use crate::linux::functions::{self, Kinds};
+use crate::linux::guest::{Guest, VM, files};
+use crate::linux::instructions::{self, Spot};
+use crate::linux::no_jump::Reasons;
+use crate::linux::offer::{Offered, offer, place};
+use crate::linux::phases::Phases;
+use crate::linux::text::Text;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[

@@ -1,10 +1,10 @@
 //! Many jumps at once, and more records than fit.
 
-use super::guest::{Guest, VM, files, specs};
-use super::jumps::{is_jump, jump, settle};
+use super::{is_jump, jump, settle};
 use crate::context::Context;
 use crate::events;
 use crate::held_thread::HeldThread;
+use crate::linux::guest::{Guest, VM, files, specs};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[
@@ -55,7 +55,7 @@ fn one_stop(cx: &Context) -> TestResult {
         let names: Vec<String> = single.flatten().cloned().collect();
         // What is tried out here is none of what is counted below, so it brings no stops of its own later.
         guest.client.set_optimization(VM, false).await?;
-        let mut good = super::whole::accepted(&guest, &names).await?;
+        let mut good = crate::linux::whole::accepted(&guest, &names).await?;
         guest.client.set_optimization(VM, true).await?;
         check!(good.len() >= SIZE, "only {} functions can be probed", good.len());
         good.retain(|name| name != FUNCTION);

@@ -2,11 +2,11 @@
 
 use vmprobe_client::v1::FollowedCall;
 
-use super::guest::{Guest, VM, files};
-use super::jumps::jump;
-use super::steps::must;
 use crate::context::Context;
 use crate::events::next;
+use crate::linux::guest::{Guest, VM, files};
+use crate::linux::jumps::jump;
+use crate::linux::steps::must;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[Test {

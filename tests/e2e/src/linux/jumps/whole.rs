@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vmprobe_client::v1::Probe;
 
-use super::code;
-use super::functions::{self, Account, Function};
-use super::guest::{Guest, VM, files};
-use super::jumps::{is_jump, settle};
-use super::no_jump::Reasons;
-use super::offer::offer;
-use super::phases::Phases;
-use super::text::Text;
+use super::{is_jump, settle};
 use crate::context::Context;
+use crate::linux::code;
+use crate::linux::functions::{self, Account, Function};
+use crate::linux::guest::{Guest, VM, files};
+use crate::linux::no_jump::Reasons;
+use crate::linux::offer::offer;
+use crate::linux::phases::Phases;
+use crate::linux::text::Text;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[

@@ -8,10 +8,10 @@ use vmprobe_client::Client;
 use vmprobe_client::v1::Probe;
 use vmprobe_client::words;
 
-use super::code;
-use super::guest::{Guest, VM, files, quiet, specs};
-use super::jumps::{BREAKPOINT, SETTLE, first_byte, is_jump, jump, no_jump};
+use super::{BREAKPOINT, SETTLE, first_byte, is_jump, jump, no_jump};
 use crate::context::Context;
+use crate::linux::code;
+use crate::linux::guest::{Guest, VM, files, quiet, specs};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[

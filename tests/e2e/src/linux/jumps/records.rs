@@ -6,11 +6,11 @@ use iced_x86::Instruction;
 use vmprobe_client::EventStream;
 use vmprobe_client::v1::{Event, Registers};
 
-use super::code;
-use super::guest::{Config, Guest, VM, files};
-use super::jumps::{breakpoint_exits, is_jump, jump, no_exits, no_jump, settle};
+use super::{breakpoint_exits, is_jump, jump, no_exits, no_jump, settle};
 use crate::context::Context;
 use crate::events;
+use crate::linux::code;
+use crate::linux::guest::{Config, Guest, VM, files};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[

@@ -3,10 +3,10 @@
 use vmprobe_client::v1::Probe;
 use vmprobe_client::words;
 
-use super::code;
-use super::guest::{Guest, VM, files};
-use super::jumps::{BREAKPOINT, JUMP, first_byte, is_jump, jump, no_jump};
+use super::{BREAKPOINT, JUMP, first_byte, is_jump, jump, no_jump};
 use crate::context::Context;
+use crate::linux::code;
+use crate::linux::guest::{Guest, VM, files};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[

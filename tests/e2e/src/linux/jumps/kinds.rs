@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use iced_x86::{FlowControl, Instruction};
 use vmprobe_client::v1::Probe;
 
-use super::code;
-use super::guest::{Guest, VM, files, specs};
-use super::jumps::{is_jump, settle};
+use super::{is_jump, settle};
 use crate::context::Context;
+use crate::linux::code;
+use crate::linux::guest::{Guest, VM, files, specs};
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
@@ -151,7 +151,7 @@ async fn places(guest: &Guest) -> Result<BTreeMap<u64, BTreeSet<Kind>>, Failure>
         }
     }
     let all: Vec<String> = found.keys().map(|at| format!("{at:#x}")).collect();
-    let accepted: BTreeSet<String> = super::whole::accepted(guest, &all)
+    let accepted: BTreeSet<String> = crate::linux::whole::accepted(guest, &all)
         .await?
         .into_iter()
         .collect();

@@ -1,6 +1,8 @@
 //! Figures of a Linux guest: exits a hit, and how long the vCPUs stand still for a batch. Counted or
 //! told by the server; what depends on how fast exits are is not measured here.
 
+mod jumps;
+
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,7 +14,7 @@ use vmprobe_client::v1::{Exits, Probe, Strategy};
 
 use super::guest::{Guest, VM, files, specs};
 use super::text::Text;
-use super::{bench_jumps, code, functions, whole};
+use super::{code, functions, whole};
 use crate::context::{Context, Place};
 use crate::say;
 use crate::test::{Failure, Outcome, check, pass, wrong};
@@ -66,8 +68,8 @@ pub fn run(cx: &Context, results: Option<PathBuf>) -> Result<bool, Failure> {
     let _: Outcome = cx.block_on(async {
         exits(cx, place, &mut figures).await?;
         batches(cx, place, &mut figures).await?;
-        bench_jumps::hits(cx, place, &mut figures).await?;
-        bench_jumps::batches(cx, place, &mut figures).await?;
+        jumps::hits(cx, place, &mut figures).await?;
+        jumps::batches(cx, place, &mut figures).await?;
         pass()
     })?;
     let mut file = match results {

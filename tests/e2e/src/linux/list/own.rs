@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::draw::draw;
-use super::guest::{Guest, VM, files, specs};
-use super::judge::{Function, Standing};
-use super::jumps::{SETTLE, settle};
-use super::list::vmprobe;
-use super::offer::offer;
-use super::own_list::OwnList;
+use super::vmprobe;
 use crate::context::Context;
+use crate::linux::draw::draw;
+use crate::linux::guest::{Guest, VM, files, specs};
+use crate::linux::judge::{Function, Standing};
+use crate::linux::jumps::{SETTLE, settle};
+use crate::linux::offer::offer;
+use crate::linux::own_list::OwnList;
 use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 

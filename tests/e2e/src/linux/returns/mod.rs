@@ -1,5 +1,9 @@
 //! Return probes.
 
+pub mod own;
+pub mod patched;
+pub mod shared;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 

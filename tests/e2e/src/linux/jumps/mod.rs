@@ -1,5 +1,16 @@
 //! Probes that become jumps: that they do, what a hit costs, and the knobs.
 
+pub mod batch;
+pub mod causes;
+pub mod instructions;
+pub mod kinds;
+pub mod parked;
+pub mod records;
+pub mod scribble;
+pub mod smp;
+pub mod tools;
+pub mod whole;
+
 use std::time::Duration;
 
 use vmprobe_client::v1::{OptimizationState, Probe, WaitProbesResponse};

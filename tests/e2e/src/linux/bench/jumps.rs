@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use vmprobe_client::v1::Optimizer;
 
-use super::bench::{Figure, entries, rounded};
-use super::guest::{Guest, VM, files, specs};
-use super::jumps::{is_jump, jump, settle};
+use super::{Figure, entries, rounded};
 use crate::context::Context;
+use crate::linux::guest::{Guest, VM, files, specs};
+use crate::linux::jumps::{is_jump, jump, settle};
 use crate::test::{Failure, check, wrong};
 
 /// The function, the call that leads to it, and how often it is made in each of so many rounds. It begins

@@ -1,5 +1,7 @@
 //! The list of probes in the kernel's own form, by the command line.
 
+pub mod own;
+
 use std::process::{Command, Stdio};
 
 use super::guest::{Config, Guest, VM, specs};
