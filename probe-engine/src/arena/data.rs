@@ -3,7 +3,7 @@
 use guest_state::x86_64::paging::PageSize;
 use guest_state::{GuestPhysAddr, GuestVirtAddr, PhysRange};
 
-use super::{BLOCKS, CALLS, HOLE, RINGS};
+use super::areas::{BLOCKS, CALLS, HOLE, RINGS};
 use crate::ring::layout;
 
 /// What one entry of a page directory maps.

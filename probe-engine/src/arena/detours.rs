@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use guest_state::x86_64::{INT3, PAGE_SIZE, jmp_rel32};
-use guest_state::{GuestMemory, GuestVirtAddr, MemoryError};
+use guest_state::GuestVirtAddr;
+use guest_state::x86_64::PAGE_SIZE;
 
+use super::areas::{HOLE, SLOT_AREA};
 use super::error::PlaceError;
 use super::space::{Placement, Space};
-use super::{Arena, HOLE, SLOT_AREA};
 use crate::detour::{Detour, JUMP_LEN, Pattern};
 
-const PAGE: usize = PAGE_SIZE as usize;
+pub(super) const PAGE: usize = PAGE_SIZE as usize;
 /// Of an instruction's idle detours so many are looked at, the last ones, before it gets a new one.
 const REMEMBERED: usize = 16;
 /// How often a detour is built anew because it got longer at the place that it was given.
@@ -61,7 +61,7 @@ impl Occupant {
         Arc::strong_count(&self.detour) == 1
     }
 
-    fn placed(&self, number: u32, jump: [u8; JUMP_LEN]) -> Placed {
+    pub(super) fn placed(&self, number: u32, jump: [u8; JUMP_LEN]) -> Placed {
         Placed {
             number,
             target: self.target,
@@ -81,9 +81,9 @@ impl Occupant {
 /// All detours.
 #[derive(Debug)]
 pub(super) struct Detours {
-    space: Space,
+    pub(super) space: Space,
     /// By number.
-    occupants: Vec<Option<Occupant>>,
+    pub(super) occupants: Vec<Option<Occupant>>,
     /// Numbers of those that were reclaimed.
     vacant: Vec<u32>,
     /// By the probed instruction, several where its bytes or what is wanted of it have changed.
@@ -91,7 +91,7 @@ pub(super) struct Detours {
     /// Where code or springboards begin: the end, and the number.
     spans: BTreeMap<GuestVirtAddr, (GuestVirtAddr, u32)>,
     /// Pages that have been filled.
-    pages: HashSet<u64>,
+    pub(super) pages: HashSet<u64>,
 }
 
 impl Detours {
@@ -109,7 +109,7 @@ impl Detours {
     }
 
     /// The detour that an instruction has or had, for one more use, if it is none of the `busy` ones.
-    fn again<E>(
+    pub(super) fn again<E>(
         &self,
         at: GuestVirtAddr,
         pattern: Pattern,
@@ -134,7 +134,7 @@ impl Detours {
     }
 
     /// A number below `numbers` that no detour has. It stays so until it is occupied.
-    fn number(&self, numbers: u32) -> Option<u32> {
+    pub(super) fn number(&self, numbers: u32) -> Option<u32> {
         let fresh = || u32::try_from(self.occupants.len()).ok();
         let number = self.vacant.last().copied().or_else(fresh);
         number.filter(|number| *number < numbers)
@@ -145,7 +145,7 @@ impl Detours {
     }
 
     /// Builds a detour at a place where it fits.
-    fn build<E>(
+    pub(super) fn build<E>(
         &mut self,
         at: GuestVirtAddr,
         pattern: Pattern,
@@ -180,7 +180,7 @@ impl Detours {
     }
 
     /// Makes the number that [`Self::number`] named a detour's.
-    fn occupy(
+    pub(super) fn occupy(
         &mut self,
         number: u32,
         at: GuestVirtAddr,
@@ -221,7 +221,7 @@ impl Detours {
         (rip < *end).then_some(*number)
     }
 
-    fn at(&self, rip: GuestVirtAddr) -> Option<InDetour> {
+    pub(super) fn at(&self, rip: GuestVirtAddr) -> Option<InDetour> {
         let number = self.number_at(rip)?;
         let occupant = self.occupants.get(number as usize)?.as_ref()?;
         let offset = rip.offset_from(occupant.detour.at);
@@ -268,98 +268,11 @@ impl Detours {
 }
 
 /// The code, and the springboard where there is one: where they are and how long.
-fn parts(placement: Placement, len: usize) -> impl Iterator<Item = (GuestVirtAddr, usize)> {
+pub(super) fn parts(
+    placement: Placement,
+    len: usize,
+) -> impl Iterator<Item = (GuestVirtAddr, usize)> {
     let springboard = placement.target != placement.code;
     let springboard = springboard.then_some((placement.target, JUMP_LEN));
     std::iter::once((placement.code, len)).chain(springboard)
-}
-
-impl Arena {
-    /// The detour for the probe at `at`, whose jump has to have `pattern`: the one that it has or had,
-    /// else a new one, with what `build` makes for a number and an address.
-    ///
-    /// Detours that the probe had are used again but for those with the `busy` numbers; a new one has a
-    /// number below `numbers`.
-    ///
-    /// Memory in which a detour is doesn't change, so the guest may run; nobody comes to a new one
-    /// before the jump is written. Bytes between detours are int3s.
-    ///
-    /// # Errors
-    /// See [`PlaceError`].
-    pub fn detour<E>(
-        &mut self,
-        memory: &dyn GuestMemory,
-        at: GuestVirtAddr,
-        pattern: Pattern,
-        (numbers, busy): (u32, &BTreeSet<u32>),
-        build: impl Fn(u32, GuestVirtAddr) -> Result<Detour, E>,
-    ) -> Result<Placed, PlaceError<E>> {
-        let found = self.detours.again(at, pattern, busy, &build);
-        if let Some(placed) = found.map_err(PlaceError::Build)? {
-            return Ok(placed);
-        }
-        let no_address = |detours: &Detours| PlaceError::NoAddress {
-            at,
-            idle: detours.idle(),
-        };
-        let Some(number) = self.detours.number(numbers) else {
-            let idle = self.detours.idle();
-            return Err(PlaceError::NoNumber { numbers, idle });
-        };
-        let (placement, detour) = self
-            .detours
-            .build(at, pattern, |place| build(number, place))?;
-        let jump = pattern.jump(at, placement.target);
-        let written = self.write_detour(memory, placement, &detour);
-        let Some(jump) = jump.filter(|_| matches!(written, Ok(true))) else {
-            self.detours.space.undo(placement, detour.code.len());
-            written?;
-            return Err(no_address(&self.detours));
-        };
-        let occupant = self.detours.occupy(number, at, placement, detour);
-        Ok(occupant.placed(number, jump))
-    }
-
-    /// What there is at an address, if it is in a detour that has been given out.
-    pub fn detour_at(&self, rip: GuestVirtAddr) -> Option<InDetour> {
-        self.detours.at(rip)
-    }
-
-    /// How many detours there are, and the pages of 4 KiB of the host's memory that they have taken.
-    pub fn detours(&self) -> (usize, usize) {
-        let all = self.detours.occupants.iter().flatten().count();
-        (all, self.detours.pages.len())
-    }
-
-    /// Whether there is memory for it.
-    fn write_detour(
-        &mut self,
-        memory: &dyn GuestMemory,
-        placement: Placement,
-        detour: &Detour,
-    ) -> Result<bool, MemoryError> {
-        let springboard = jmp_rel32(placement.target, placement.code).unwrap_or_default();
-        for (start, len) in parts(placement, detour.code.len()) {
-            let end = start.wrapping_add(len as u64);
-            let (first, last) = (start.0 / PAGE as u64, (end.0 - 1) / PAGE as u64);
-            for page in first..=last {
-                let Some(phys) = self.to_phys(GuestVirtAddr(page * PAGE as u64)) else {
-                    return Ok(false);
-                };
-                if !self.detours.pages.contains(&page) {
-                    memory.write(phys, &[INT3; PAGE])?;
-                    self.detours.pages.insert(page);
-                }
-            }
-            let Some(phys) = self.to_phys(start) else {
-                return Ok(false);
-            };
-            let bytes = match start == placement.code {
-                true => &detour.code[..],
-                false => &springboard[..],
-            };
-            memory.write(phys, bytes)?;
-        }
-        Ok(true)
-    }
 }

@@ -75,7 +75,10 @@ pub enum SlotError<E> {
         idle: usize,
     },
     /// The code doesn't fit.
-    #[error("{len} bytes of code don't fit in a slot of {}", super::SLOT_LEN)]
+    #[error(
+        "{len} bytes of code don't fit in a slot of {}",
+        super::areas::SLOT_LEN
+    )]
     TooLong {
         /// Its length in bytes.
         len: usize,

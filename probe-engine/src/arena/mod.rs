@@ -18,6 +18,7 @@
 //! The guest can't be trusted with any of this: it may overwrite the entries, the tables and the
 //! data. What is where is therefore kept here and never read back.
 
+mod areas;
 mod data;
 mod detours;
 mod error;
@@ -25,6 +26,7 @@ mod reclaim;
 mod slots;
 mod space;
 mod tables;
+mod write_detour;
 
 #[cfg(test)]
 mod tests;
@@ -38,40 +40,21 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, Memory
 use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
 
+pub use areas::{BLOCKS, CALLS, HOLE, RINGS, SLOT_AREA, SLOT_LEN};
 pub use detours::{InDetour, Placed};
 pub use error::{InstallError, PlaceError, SlotError};
-pub use slots::{Inside, SLOT_LEN, Slot};
+pub use slots::{Inside, Slot};
 pub use space::{Placement, Space};
 
+use areas::SLOTS;
 use detours::Detours;
-use slots::{SLOTS, Slots};
+use slots::Slots;
 use tables::Tables;
-
-/// The addresses that the kernel leaves unused.
-pub const HOLE: Range<GuestVirtAddr> =
-    GuestVirtAddr(0xffff_ffff_0000_0000)..GuestVirtAddr(0xffff_ffff_8000_0000);
-
-/// The top of the hole, where slots are. From anywhere in these 8 MiB a jump reaches all of the
-/// image and of the modules' area, which ends at ffffffffff000000.
-pub const SLOT_AREA: Range<GuestVirtAddr> =
-    GuestVirtAddr(HOLE.end.0 - SLOTS as u64 * SLOT_LEN as u64)..HOLE.end;
-
-/// The bottom of the hole: a window for the vCPUs' blocks ([`crate::ring::layout`]), which lie in it at
-/// distances that are the guest's choice.
-pub const BLOCKS: Range<GuestVirtAddr> = HOLE.start..GuestVirtAddr(HOLE.start.0 + (16 << 20));
-
-/// Behind the blocks: the table of the calls that are followed ([`crate::calls::layout`]).
-pub const CALLS: Range<GuestVirtAddr> =
-    BLOCKS.end..GuestVirtAddr(BLOCKS.end.0 + crate::calls::layout::WINDOW);
 
 /// What the calls return to that detours follow: code for all of them. Breakpoints' calls return to an int3
 /// right behind it.
 pub const TRAMPOLINE: GuestVirtAddr =
     GuestVirtAddr(slots::TRAMPOLINE.0 - crate::calls::layout::TRAMPOLINE_LEN);
-
-/// Where the first ring is. Each is there twice in a row, so that what goes past its end is at its
-/// beginning ([`crate::ring::layout::RING_LEN`]).
-pub const RINGS: GuestVirtAddr = GuestVirtAddr(HOLE.start.0 + (256 << 20));
 
 /// Code that writes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

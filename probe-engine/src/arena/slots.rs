@@ -7,17 +7,9 @@ use std::sync::Arc;
 use guest_state::GuestVirtAddr;
 use guest_state::x86_64::INT3;
 
+use super::areas::{HOLE, SLOT_AREA, SLOT_LEN, SLOTS};
 use super::error::SlotError;
-use super::{HOLE, SLOT_AREA};
 use crate::calls::layout;
-
-/// Length of a slot in bytes. The longest code is 21 (an instruction, a byte and a jump); a slot of 32 that
-/// begins at a multiple of 32 also keeps a jump from touching such a border, past which some
-/// processors don't cache decoded instructions (Intel, "Mitigations for Jump Conditional Code
-/// Erratum").
-pub const SLOT_LEN: usize = 32;
-/// How many slots there can be: 8 MiB of them, four for each function of a distribution's kernel.
-pub(super) const SLOTS: usize = 1 << 18;
 
 /// A slot that has been given out. It is in use as long as there is a clone of this; its code stays
 /// longer, because a vCPU or a preempted task may be in it.

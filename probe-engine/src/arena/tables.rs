@@ -13,7 +13,7 @@ use guest_state::x86_64::page_entry::{
 use guest_state::x86_64::paging::PageSize;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
-use super::HOLE;
+use super::areas::HOLE;
 use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
 

@@ -3,7 +3,7 @@
 use guest_state::GuestVirtAddr;
 use guest_state::x86_64::{NOP, jmp_rel32};
 
-use super::{Copied, Reason};
+use super::copied::{Copied, Reason};
 
 /// The copy, a `nop`, and a jump to `next`. An int3 in the place of the `nop` tells when the copy is
 /// done; whoever is in the copy while the one becomes the other executes either, and both are right.

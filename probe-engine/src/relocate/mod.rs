@@ -11,6 +11,7 @@
 //! data breakpoints (DR0 to DR3) show it too, as do stack traces from an interrupt in a copy.
 
 mod continuation;
+mod copied;
 mod division;
 mod place;
 mod raises;
@@ -25,21 +26,10 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 use crate::insn::{Code, decode};
 
 pub(crate) use continuation::passing;
+pub(crate) use copied::{Copied, Reason};
 pub(crate) use division::Division;
 pub(crate) use place::bound_in_detour;
 pub(crate) use raises::{Raises, Vector};
-
-/// Why an instruction can't be executed elsewhere, as a user reads it.
-pub(crate) type Reason = &'static str;
-
-/// Machine code that does the work of an instruction at another address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Copied {
-    /// Where it has to be. It is right at no other address.
-    pub(crate) to: GuestVirtAddr,
-    /// At most [`MAX_INSTRUCTION_LEN`] bytes: one instruction.
-    pub(crate) bytes: Vec<u8>,
-}
 
 /// What became of one instruction, for comparing it with the original on real CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use super::Reason;
+use super::copied::Reason;
 use crate::insn::forbidden;
 
 /// Why an instruction has to be executed where it is, if so.
