@@ -4,8 +4,8 @@ use guest_state::Registers;
 use probe_engine::condition::{Comparison, Context, Operand, Relation};
 use probe_engine::detour::Purpose;
 use probe_engine::probe::{Capture, RegisterSet};
+use seeded_random::Random;
 
-use crate::random::Random;
 use crate::registers::in_encoding_order;
 
 /// What a hit leaves behind.
