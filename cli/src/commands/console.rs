@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use vmprobe_client::{ConsoleInput, ConsoleOutput};
 
-use super::{interrupted, reach};
+use super::session::{interrupted, reach};
 use crate::cli::Target;
 use crate::failure::Failure;
 use crate::output::note;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use vmprobe_client::v1::{Probe as Registered, ProbeState};
 use vmprobe_client::{ClientError, ProbeBatch};
 
-use super::{guest, reach};
+use super::guest;
+use super::session::reach;
 use crate::cli::{
     Probe, ProbeAdd, ProbeBlacklist, ProbeCalls, ProbeList, ProbeNames, ProbeOptimize, ProbeRm,
     ProbeWait, Switch, Target,

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Probe};
 use vmprobe_client::{Client, EventStream, Message};
 
+use super::session::interrupted;
 use super::trace::EventLines;
-use super::{console, guest, interrupted};
+use super::{console, guest};
 use crate::cli::Run;
 use crate::failure::Failure;
 use crate::output::note;

@@ -2,7 +2,7 @@
 
 use vmprobe_client::ClientError;
 
-use super::reach;
+use super::session::reach;
 use crate::cli::Symbols;
 use crate::failure::Failure;
 use crate::output::{note, print};

@@ -3,7 +3,7 @@
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_client::{Client, ClientError, Message};
 
-use super::{interrupted, reach};
+use super::session::{interrupted, reach};
 use crate::cli::Trace;
 use crate::failure::Failure;
 use crate::output::{Output, note};

@@ -2,7 +2,8 @@
 
 use vmprobe_client::Client;
 
-use super::{guest, interrupted, reach};
+use super::guest;
+use super::session::{interrupted, reach};
 use crate::cli::{Create, Guest, Info, List, Target, Vm};
 use crate::failure::Failure;
 use crate::output::print;

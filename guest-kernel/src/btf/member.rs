@@ -1,7 +1,8 @@
 //! Members of structs and unions, by paths.
 
+use super::Btf;
+use super::error::TypeError;
 use super::raw::{Kind, Record};
-use super::{Btf, TypeError};
 
 /// How deep unnamed structs and unions may be in one another.
 const MAX_DEPTH: usize = 16;

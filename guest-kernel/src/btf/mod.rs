@@ -4,11 +4,10 @@
 //! by a crate: the existing ones copy all of it into maps, which takes ten times the memory,
 //! or need files and another licence. A record is decoded when it is needed.
 
-use thiserror::Error;
-
 use crate::image::Image;
 use crate::symbols::{Symbols, hash};
 
+mod error;
 mod member;
 mod raw;
 #[cfg(any(test, feature = "testing"))]
@@ -16,64 +15,9 @@ pub mod synthetic;
 #[cfg(test)]
 mod tests;
 
+pub use error::{BtfError, TypeError};
 pub use member::{Array, BitField, Member};
 use raw::{Kind, Raw, Record};
-
-/// Why the types of a kernel can't be read.
-#[derive(Debug, Error)]
-pub enum BtfError {
-    /// The section goes beyond its end.
-    #[error("the kernel's type information (.BTF) is cut short; check that the file is whole")]
-    Truncated,
-    /// Another format.
-    #[error(
-        "the kernel's type information (.BTF) is not in the known version of its format; report \
-         the kernel's version"
-    )]
-    NotBtf,
-    /// A type that isn't understood, so that those after it can't be found.
-    #[error(
-        "type {id} of the kernel's type information (.BTF) is damaged or of an unknown kind; \
-         report the kernel's version"
-    )]
-    BadType {
-        /// Its number.
-        id: usize,
-    },
-}
-
-/// What a kernel's types don't have.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TypeError {
-    /// No type of this name with a size.
-    #[error("the guest kernel has no type {name:?}")]
-    Unknown {
-        /// The name.
-        name: String,
-    },
-    /// No member of this name.
-    #[error("the guest kernel's type {of:?} has no member {path:?}")]
-    NoMember {
-        /// The type.
-        of: String,
-        /// The path from the type, up to the step that fails.
-        path: String,
-    },
-    /// No constant of this name.
-    #[error("the guest kernel's enum {of:?} has no constant {name:?}")]
-    NoConstant {
-        /// The enum.
-        of: String,
-        /// The constant.
-        name: String,
-    },
-    /// The type contains itself or has no end.
-    #[error("the guest kernel's type {name:?} is damaged")]
-    Damaged {
-        /// The type.
-        name: String,
-    },
-}
 
 /// All types of a kernel. Takes about as much memory as the section, and a third more.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //!
 //! Source: Linux `Documentation/bpf/btf.rst` and `include/uapi/linux/btf.h`.
 
-use super::BtfError;
+use super::error::BtfError;
 
 const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;

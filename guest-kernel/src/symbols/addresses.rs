@@ -3,8 +3,8 @@
 //! Source: Linux `scripts/kallsyms.c` and `kernel/kallsyms.c`, `kallsyms_sym_address()`.
 //! Up to 6.3 the table lies right before `num_syms`, from 6.4 right after the dictionary.
 
-use super::SymbolTable;
 use super::names::NameTable;
+use super::table::SymbolTable;
 use super::tokens::Tokens;
 use crate::image::{Image, LoadSegment};
 

@@ -14,9 +14,10 @@
 //! first character of the text is the symbol's type, as `nm` prints it. *Markers*: the offset
 //! (u32) of every 256th name. *Addresses*: see `addresses.rs`.
 
+use super::addresses;
 use super::names::NameTable;
+use super::table::SymbolTable;
 use super::tokens::Tokens;
-use super::{SymbolTable, addresses};
 use crate::image::{Image, LoadSegment};
 
 /// What the tables can be aligned to, in bytes.

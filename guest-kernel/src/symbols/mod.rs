@@ -23,24 +23,16 @@ mod symtab;
     reason = "only tests use it, with names of theirs"
 )]
 pub mod synthetic;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
+pub use table::Symbol;
+use table::SymbolTable;
+
 /// How many similar names an error lists.
 const SIMILAR: usize = 5;
-
-/// One symbol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Symbol<'a> {
-    /// Its name. Several static functions may have the same.
-    pub name: &'a str,
-    /// Where it is, without KASLR. For a per-CPU variable of Linux up to 6.14 this is its offset
-    /// in the per-CPU area.
-    pub address: GuestVirtAddr,
-    /// Its type by the letters of `nm`: `T` and `t` are text, upper case is global, `A` absolute.
-    pub kind: char,
-}
 
 /// The symbol that an address belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,56 +133,6 @@ pub struct Symbols {
     image: Range<u64>,
     text: Range<GuestVirtAddr>,
     init_text: Range<GuestVirtAddr>,
-}
-
-/// Symbols in the order of their addresses, all names in one string.
-#[derive(Debug)]
-struct SymbolTable {
-    text: String,
-    entries: Vec<SymbolEntry>,
-}
-
-/// A symbol; its name is `len` bytes of the text at `name`.
-#[derive(Debug)]
-struct SymbolEntry {
-    address: u64,
-    name: u32,
-    len: u16,
-    kind: u8,
-}
-
-impl SymbolTable {
-    /// Average length of a name with its type, for a start.
-    const NAME_LEN: usize = 24;
-
-    fn with_capacity(count: usize) -> Self {
-        // A count from a damaged file must not reserve more than such a file could hold.
-        let count = count.min(1 << 20);
-        Self {
-            text: String::with_capacity(count * Self::NAME_LEN),
-            entries: Vec::with_capacity(count),
-        }
-    }
-
-    fn name(&self, entry: &SymbolEntry) -> &str {
-        let start = entry.name as usize;
-        &self.text[start..start + usize::from(entry.len)]
-    }
-
-    /// The number of the first symbol of a name.
-    fn position(&self, name: &str) -> Option<usize> {
-        self.entries
-            .iter()
-            .position(|entry| self.name(entry) == name)
-    }
-
-    fn symbol(&self, entry: &SymbolEntry) -> Symbol<'_> {
-        Symbol {
-            name: self.name(entry),
-            address: GuestVirtAddr(entry.address),
-            kind: char::from(entry.kind),
-        }
-    }
 }
 
 impl Symbols {

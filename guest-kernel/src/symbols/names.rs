@@ -1,7 +1,7 @@
 //! kallsyms' names: `num_syms`, the names and their markers, as `kallsyms.rs` describes them.
 
+use super::table::{SymbolEntry, SymbolTable};
 use super::tokens::Tokens;
-use super::{SymbolEntry, SymbolTable};
 use crate::image::LoadSegment;
 
 /// Names between two markers.

@@ -6,7 +6,7 @@ use object::elf;
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 use object::{LittleEndian, SectionIndex};
 
-use super::{SymbolEntry, SymbolTable};
+use super::table::{SymbolEntry, SymbolTable};
 use crate::image::Image;
 
 type Header = elf::FileHeader64<LittleEndian>;

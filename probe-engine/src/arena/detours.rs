@@ -49,7 +49,7 @@ pub struct InDetour {
 }
 
 #[derive(Debug)]
-struct Occupant {
+pub(super) struct Occupant {
     at: GuestVirtAddr,
     target: GuestVirtAddr,
     /// Shared with all who use it.
@@ -83,7 +83,7 @@ impl Occupant {
 pub(super) struct Detours {
     pub(super) space: Space,
     /// By number.
-    pub(super) occupants: Vec<Option<Occupant>>,
+    occupants: Vec<Option<Occupant>>,
     /// Numbers of those that were reclaimed.
     vacant: Vec<u32>,
     /// By the probed instruction, several where its bytes or what is wanted of it have changed.
@@ -106,6 +106,11 @@ impl Detours {
             spans: BTreeMap::new(),
             pages: HashSet::new(),
         }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.occupants.iter().flatten().count()
     }
 
     /// The detour that an instruction has or had, for one more use, if it is none of the `busy` ones.

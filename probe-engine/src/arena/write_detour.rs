@@ -64,8 +64,7 @@ impl Arena {
 
     /// How many detours there are, and the pages of 4 KiB of the host's memory that they have taken.
     pub fn detours(&self) -> (usize, usize) {
-        let all = self.detours.occupants.iter().flatten().count();
-        (all, self.detours.pages.len())
+        (self.detours.len(), self.detours.pages.len())
     }
 
     /// Whether there is memory for it.

@@ -5,8 +5,9 @@ use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 
+use seeded_random::Random;
+
 use crate::linux::files;
-use crate::random::Random;
 use crate::test::{Failure, TestResult};
 
 /// The folder with `vmprobed` and `vmprobe`; by default that of this program.

@@ -10,7 +10,6 @@ mod guest_ram;
 mod held_thread;
 mod linux;
 mod parts;
-mod random;
 mod runner;
 mod server;
 mod service;

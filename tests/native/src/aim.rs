@@ -2,10 +2,10 @@
 
 use iced_x86::{CodeSize, MemorySize, Mnemonic, OpKind, Register};
 use iced_x86::{InstructionInfoFactory, InstructionInfoOptions};
+use seeded_random::Random;
 
 use crate::case::{ALWAYS, Case, FLAGS};
 use crate::cpu::{DATA_LEN, Layout};
-use crate::random::Random;
 use crate::registers::{get, set};
 
 /// More than any operand but the states that `xsave` and its like write.

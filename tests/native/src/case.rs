@@ -4,11 +4,11 @@ use std::sync::OnceLock;
 
 use guest_state::Registers;
 use iced_x86::{ConstantOffsets, Decoder, DecoderOptions, Instruction};
+use seeded_random::Random;
 
 use crate::aim;
 use crate::cpu::{DATA_LEN, Layout, VECTORS_LEN};
 use crate::forms::unfit;
-use crate::random::Random;
 
 /// The flags that user mode may set freely: CF, PF, AF, ZF, SF, DF, OF.
 pub const FLAGS: u64 = 0xcd5;

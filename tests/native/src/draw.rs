@@ -1,6 +1,6 @@
 //! Random encodings.
 
-use crate::random::Random;
+use seeded_random::Random;
 
 /// How an opcode goes on.
 #[derive(Clone, Copy)]

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use guest_kernel::symbols::{Symbols, SymbolsError};
 use object::{Object, ObjectSegment};
+use seeded_random::Random;
 use vmm::boot::bzimage::{KernelFileError, read_kernel};
 
 use crate::forms::{Form, form};
-use crate::random::Random;
 
 /// Encodings kept of each form.
 const SAMPLES: usize = 4;

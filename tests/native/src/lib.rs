@@ -13,7 +13,6 @@ pub mod draw;
 pub mod forms;
 pub mod jump;
 pub mod kernel;
-pub mod random;
 pub mod registers;
 pub mod report;
 pub mod survey;

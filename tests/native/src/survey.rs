@@ -6,12 +6,12 @@ use std::fmt;
 
 use guest_state::GuestVirtAddr;
 use probe_engine::relocate;
+use seeded_random::Random;
 
 use crate::case::Case;
 use crate::compare::{self, Agreed, Mismatch};
 use crate::cpu::Cpu;
 use crate::kernel::Text;
-use crate::random::Random;
 
 /// Random states for each encoding.
 const STATES: usize = 4;

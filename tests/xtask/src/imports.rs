@@ -10,15 +10,17 @@ use syn::{Attribute, Item, UseTree, Visibility};
 
 /// The crates' folders, and how many of their files are in circles. A number only ever gets smaller: the test
 /// fails as well when there are fewer, so that it is lowered at once.
-const IN_CIRCLES: [(&str, usize); 8] = [
+const IN_CIRCLES: [(&str, usize); 10] = [
     ("guest-state", 0),
-    ("guest-kernel", 8),
-    ("vmm", 9),
-    ("probe-engine", 32),
+    ("guest-kernel", 2),
+    ("vmm", 0),
+    ("vmm/doctor", 0),
+    ("probe-engine", 12),
     ("proto", 0),
-    ("spec", 3),
+    ("spec", 0),
     ("server", 4),
-    ("client", 8),
+    ("client", 0),
+    ("cli", 0),
 ];
 
 /// The segments of a path.
@@ -293,7 +295,8 @@ fn roots(folder: &Path) -> Vec<PathBuf> {
     let mut roots: Vec<_> = programs
         .map(|program| program.unwrap().path().join("main.rs"))
         .collect();
-    roots.push(folder.join("src/lib.rs"));
+    let own = ["src/lib.rs", "src/main.rs"].map(|root| folder.join(root));
+    roots.extend(own.into_iter().filter(|root| root.exists()));
     roots
 }
 

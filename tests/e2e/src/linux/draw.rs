@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use seeded_random::Random;
 use vmprobe_client::v1::Symbol;
 
 use super::decoder;
 use super::guest::{Guest, VM};
 use super::judge::{Function, Standing, is_traced};
 use super::own_list::OwnList;
-use crate::random::Random;
 use crate::test::{Failure, check, wrong};
 
 /// What is longer is followed by what fills a section up.

@@ -5,8 +5,8 @@ use probe_engine::condition::{Comparison, Context, Operand, Relation};
 use probe_engine::detour::{Purpose, Tag};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
+use seeded_random::Random;
 
-use crate::random::Random;
 use crate::registers::in_encoding_order;
 
 /// What a hit leaves behind.

@@ -10,13 +10,13 @@ use probe_engine::detour::{
 };
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
+use seeded_random::Random;
 
 use super::blocks::{Blocks, Record};
 use super::image::{Function, Image};
 use super::{draw, region, single};
 use crate::case::Case;
 use crate::cpu::{Cpu, DATA_LEN, State};
-use crate::random::Random;
 
 /// Where in the data the stack begins, and what functions may use.
 const STACK: usize = DATA_LEN / 2;

@@ -1,10 +1,11 @@
 //! Whole functions with jumps in them.
 
+use seeded_random::Random;
+
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
 use crate::jump::function::{self, Argument, Tried};
 use crate::jump::image::Image;
-use crate::random::Random;
 use crate::report::proves;
 
 use Argument::{Bytes, Len, Number, Small, Text};

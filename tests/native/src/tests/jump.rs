@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use seeded_random::Random;
+
 use crate::case::Case;
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
 use crate::jump::draw as purposes;
 use crate::jump::single::{self, Agreed, Probe};
-use crate::random::Random;
 use crate::report::proves;
 use crate::{draw, kernel};
 

@@ -1,8 +1,9 @@
 //! Every form of instruction in Debian's kernels.
 
+use seeded_random::Random;
+
 use crate::cpu::Cpu;
 use crate::kernel;
-use crate::random::Random;
 use crate::report::proves;
 use crate::survey::survey;
 

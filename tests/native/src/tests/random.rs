@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use seeded_random::Random;
+
 use crate::case::Case;
 use crate::compare::{self, Agreed, Mismatch};
 use crate::cpu::Cpu;
 use crate::draw;
-use crate::random::Random;
 use crate::report::proves;
 
 /// Until when to go on; a slow machine compares fewer than `MOST` cases.

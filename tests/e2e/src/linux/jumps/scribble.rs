@@ -50,7 +50,7 @@ fn scribble(cx: &Context) -> TestResult {
         let server = Bounds::measure(&guest, DATA_LEN).await?;
         let mut remarks = Vec::new();
         for (turn, (name, call, _)) in (1..).zip(VICTIMS) {
-            let seed = random.next();
+            let seed = random.bits();
             // So that there is something to write over: words that are zero stay so.
             guest
                 .work(&format!("threads syscall={call} count={CALLS}"))
@@ -168,7 +168,7 @@ fn overwrite(cx: &Context) -> TestResult {
         let mut hits = 0;
         let mut random = cx.random();
         for _ in 0..TURNS {
-            let seed = random.next();
+            let seed = random.bits();
             let done = guest
                 .work(&format!(
                     "overwrite syscall=umask count={CODE_BYTES} rounds=1 at={DETOURS:#x} seed={seed}"
@@ -191,7 +191,7 @@ fn overwrite(cx: &Context) -> TestResult {
         check!(hits > 0, "no calls");
 
         let server = Bounds::measure(&guest, CALL_TABLE_LEN).await?;
-        let (seed, rounds) = (random.next(), 1_000_000);
+        let (seed, rounds) = (random.bits(), 1_000_000);
         guest
             .say(&format!(
                 "workload=overwrite syscall=umask count={CALL_TABLE_LEN} rounds={rounds} at={CALL_TABLE:#x} \

@@ -1,6 +1,6 @@
-//! Random numbers that a seed repeats.
+//! Numbers drawn at random, the same ones again for the same seed.
 
-/// The `SplitMix64` generator.
+/// A generator: `SplitMix64` (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
 #[derive(Debug, Clone, Copy)]
 pub struct Random(u64);
 
@@ -19,7 +19,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which isn't zero.
+    /// A number below `bound`, which isn't zero. The remainder's bias is nothing for small bounds.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.bits() % bound
     }
@@ -32,6 +32,17 @@ impl Random {
     /// One of `choices`, which aren't none.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// So many of these, in the order in which they are drawn; all if there are fewer.
+    pub fn draw<T>(&mut self, mut all: Vec<T>, count: usize) -> Vec<T> {
+        let count = count.min(all.len());
+        for at in 0..count {
+            let rest = (all.len() - at) as u64;
+            all.swap(at, at + self.below(rest) as usize);
+        }
+        all.truncate(count);
+        all
     }
 
     /// Fills a buffer.
@@ -62,5 +73,28 @@ impl Random {
             1 => self.pick(&EDGES).wrapping_neg(),
             _ => self.bits(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_always_gives_the_same_numbers() {
+        // The first of the reference implementation.
+        let mut random = Random::new(1_234_567);
+        assert_eq!(random.bits(), 6_457_827_717_110_365_317);
+        assert_eq!(random.bits(), 3_203_168_211_198_807_973);
+    }
+
+    #[test]
+    fn what_is_drawn_is_drawn_once() {
+        let mut drawn = Random::new(3).draw((0..50).collect(), 20);
+        assert_eq!(drawn.len(), 20);
+        drawn.sort_unstable();
+        drawn.dedup();
+        assert_eq!(drawn.len(), 20);
+        assert_eq!(Random::new(3).draw(vec![7], 20), [7]);
     }
 }
