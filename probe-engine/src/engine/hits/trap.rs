@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use guest_state::x86_64::flags::RF;
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu};
@@ -53,6 +54,7 @@ impl Engine {
             }
             Found::Foreign => return Action::Reinject,
         };
+        end_resume(vcpu);
         match site.milestone {
             None => self.hit(site, memory, vcpu),
             Some(milestone) => self.on_milestone(milestone, site, memory, vcpu),
@@ -124,6 +126,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
     ) -> Action {
         if self.returns.lock().trampoline == Some(rip) {
+            end_resume(vcpu);
             return self.returned(vcpu);
         }
         if let Some(action) = self.ring_is_full(rip, memory, vcpu) {
@@ -343,5 +346,14 @@ impl Engine {
         if site.wants_post() {
             self.report(site, vcpu, vcpu.registers(), Detail::Post);
         }
+    }
+}
+
+/// Clears RF. A processor that has left the guest to have the page of the int3 mapped sets it, so that it says
+/// nothing of the guest; where no probe is, it ends with the instruction (SDM vol. 3B, 18.3.1.1, and vol. 3C,
+/// 28.3.3).
+fn end_resume(vcpu: &mut dyn Vcpu) {
+    if vcpu.registers().rflags & RF != 0 {
+        vcpu.registers_mut().rflags &= !RF;
     }
 }

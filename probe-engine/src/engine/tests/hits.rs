@@ -1,4 +1,5 @@
 use guest_state::testing::TestVcpu;
+use guest_state::x86_64::flags::RF;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, Tsc, VcpuId};
 
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
@@ -25,6 +26,27 @@ fn a_hit_is_recorded_with_the_registers_before_the_instruction() {
     );
     assert_eq!(f.word(STACK - 8), 0x1234);
     assert_eq!(f.hit_count(probe.id), 1);
+}
+
+#[test]
+fn a_page_that_the_host_had_to_bring_in_leaves_nothing_in_the_flags_of_a_hit() {
+    let f = Fixture::with_arena();
+    let [hit, returned] = [f.probe("plain"), f.probe("plain%return")].map(|probe| probe.id);
+    let mut vcpu = vcpu_at(9);
+    vcpu.registers.rflags |= RF;
+    f.trap(&mut vcpu);
+    assert_eq!(vcpu.registers.rflags & RF, 0);
+    vcpu.registers.rip = f.word(STACK);
+    vcpu.registers.rsp = STACK + 8;
+    vcpu.registers.rflags |= RF;
+    f.trap(&mut vcpu);
+    assert_eq!(vcpu.registers.rflags & RF, 0);
+    let flags = |id| {
+        let events = f.events();
+        let event = events.into_iter().find(|event| event.probe == id).unwrap();
+        event.registers.rflags & RF
+    };
+    assert_eq!([hit, returned].map(flags), [0, 0]);
 }
 
 #[test]
