@@ -3,7 +3,7 @@
 //!
 //! | a hit is left out | where it is forced |
 //! | --- | --- |
-//! | a jump's record finds its ring full | `jumps_batch`: `records_that_find_a_full_ring...`; a return's: `tests/native`, `calls.rs` |
+//! | a jump's record finds its ring full | `jumps/batch.rs`: `records_that_find_a_full_ring...`; a return's: `tests/native`, `calls.rs` |
 //! | a lossless one finds it full inside a record that isn't finished | engine, `tests/rings.rs` |
 //! | a record is never finished: its writer or the guest ended, its probe was removed | engine, `tests/rings.rs`, `tests/switches.rs` |
 //! | a breakpoint is taken away without a stop under a vCPU that has trapped on it | engine, `tests/switches.rs` |
