@@ -47,7 +47,7 @@ pub fn every(functions: &[Function], text: &Text, step: usize, first: usize) -> 
 }
 
 /// The kernel's own int3s that something leads to. What they hide isn't known, so that nobody can tell
-/// where instructions begin behind them.
+/// where instructions begin behind them. A return, a jump or a call that leads over it leads to none.
 #[derive(Debug, Default)]
 struct Breakpoints {
     hides: Option<u64>,
@@ -68,10 +68,18 @@ impl Breakpoints {
                 FlowControl::UnconditionalBranch,
                 FlowControl::IndirectBranch,
             ];
-            self.is_cut_off = is_int3 || ends.contains(&instruction.flow_control());
+            self.is_cut_off = is_int3
+                || ends.contains(&instruction.flow_control())
+                || calls_over_a_byte(instruction);
         }
         before
     }
+}
+
+/// Whether it is a call that leads over the byte behind it, as `__FILL_RETURN_SLOT` has it
+/// (`arch/x86/include/asm/nospec-branch.h`): the int3 there is for speculation alone.
+fn calls_over_a_byte(instruction: &Instruction) -> bool {
+    instruction.is_call_near() && instruction.near_branch64() == instruction.next_ip() + 1
 }
 
 /// Words of what the server may say to a probe on an instruction.
@@ -146,6 +154,27 @@ fn changes_mode(instruction: &Instruction) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_int3_hides_what_is_behind_it_unless_nothing_leads_to_it() {
+        let cases: [(&[u8], bool); 4] = [
+            // Behind a nop; behind a return.
+            (&[0x66, 0x90, 0xcc, 0x90], true),
+            (&[0x90, 0xc3, 0xcc, 0x90], false),
+            // Behind a call over it; behind one that leads elsewhere.
+            (&[0xe8, 1, 0, 0, 0, 0xcc, 0x90], false),
+            (&[0xe8, 2, 0, 0, 0, 0xcc, 0x90], true),
+        ];
+        for (bytes, hides) in cases {
+            let mut breakpoints = Breakpoints::default();
+            let instructions = decode(0x1000, bytes);
+            let behind = instructions
+                .iter()
+                .map(|instruction| breakpoints.before(instruction, 0x1000))
+                .last();
+            assert_eq!(behind.flatten().is_some(), hides, "{bytes:02x?}");
+        }
+    }
 
     #[test]
     fn what_changes_the_mode_is_told_from_what_only_looks_like_it() {
