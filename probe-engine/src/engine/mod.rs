@@ -53,10 +53,11 @@ use sites::wishes::optimization;
 use crate::event::EventSink;
 use crate::probe::{ProbeId, ProbeInfo};
 
+pub use changes::draft::Draft;
+pub use changes::removal::Removal;
 pub use hits::merge::Merger;
-pub use jumps::optimizer::Prepared;
+pub use jumps::prepared::Prepared;
 pub use jumps::rings::Drained;
-pub use placement::draft::Draft;
 pub use returns::under_way::FollowedCall;
 
 /// The kernel's top page table (`arch/x86/kernel/head_64.S`).
@@ -77,7 +78,7 @@ pub struct Engine {
     vcpus: u32,
     merger: Merger,
     /// The probes; held by whoever makes the next table.
-    registry: Lock<Registry>,
+    registry: Lock<Arc<Registry>>,
     optimizer: Lock<Optimizer>,
     reader: Lock<Option<Reader>>,
     arena: Lock<ArenaState>,
@@ -135,10 +136,10 @@ impl Engine {
     /// Tells where the kernel is in guest memory, once that is known, and whether it has started
     /// already, see [`Self::has_started`]. If it hasn't, wait for that by [`Self::arm_milestones`].
     pub fn set_image_map(&self, image: ImageMap, started: bool) {
-        let mut registry = self.registry.lock();
-        registry.init_freed = started;
+        let _registry = self.registry.lock();
         let mut table = Table::clone(&self.table());
         table.image = Some(image);
+        table.init_freed = started;
         self.publish(&Arc::new(table));
     }
 
@@ -181,7 +182,7 @@ impl Engine {
     /// Whether the kernel has freed its init text, and so made all changes to its own
     /// text that it makes only once.
     pub fn is_started(&self) -> bool {
-        self.registry.lock().init_freed
+        self.table().init_freed
     }
 
     /// All probes, in the order of their registration.
@@ -224,7 +225,7 @@ impl Engine {
         self.table.load()
     }
 
-    /// Call with the registry locked, so that no other change is lost.
+    /// Publishes a settled table. Call with the registry locked, so that no other change is lost.
     fn publish(&self, table: &Arc<Table>) {
         // Whoever is in a detour leaves a record when its jump has gone, too: see `drain`.
         if table.has_jumps() {

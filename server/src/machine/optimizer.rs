@@ -150,7 +150,7 @@ impl Machine {
                 return begun.elapsed();
             }
             let prepared_in = begun.elapsed();
-            match self.commit_jumps(prepared) {
+            match self.commit_jumps(&prepared) {
                 Ok(Changed { result: 0, .. }) => return begun.elapsed(),
                 Ok(changed) => {
                     let stopped = changed.stopped;
@@ -170,7 +170,7 @@ impl Machine {
         Duration::ZERO
     }
 
-    fn commit_jumps(&self, prepared: Prepared) -> Result<Changed<usize>, Status> {
+    fn commit_jumps(&self, prepared: &Prepared) -> Result<Changed<usize>, Status> {
         let _alone = self.changing.lock();
         let commit = |stopped: &StoppedVm<'_>| {
             let committed = self.engine.commit_jumps(stopped, prepared);

@@ -94,14 +94,16 @@ impl Machine {
     pub fn unregister(&self, selector: &ProbeSelector) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
         let ids = self.ids(selector)?;
+        let removal = self.engine.draft_removal(&ids);
+        let mut removal = removal.map_err(|error| status::change(&error))?;
         let unregister = |stopped: &StoppedVm<'_>| {
             // So that no event of theirs comes later.
             self.drain_all();
-            let probes = self.engine.unregister(stopped, &ids);
-            probes.map_err(|error| status::change(&error))
+            let removed = self.engine.unregister_drafted(stopped, &mut removal);
+            removed.map_err(|error| status::change(&error))
         };
         let changed = self.change(unregister)?;
-        Ok(changed.map(convert::probes))
+        Ok(changed.map(|()| convert::probes(self.engine.describe_removed(&removal))))
     }
 
     /// Changes a switch of all selected probes or of none, or the VM's own. Blocks.

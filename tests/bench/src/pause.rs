@@ -51,8 +51,9 @@ pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError
             let start = Instant::now();
             let ids = engine.register_drafted(&guest, &mut draft)?;
             times[0].push(start.elapsed());
+            let mut removal = engine.draft_removal(&ids)?;
             let start = Instant::now();
-            engine.unregister(&guest, &ids)?;
+            engine.unregister_drafted(&guest, &mut removal)?;
             times[1].push(start.elapsed());
         }
         let middle = times.map(|times| median(times) / 1000.0);

@@ -1,4 +1,4 @@
-//! A change of probes, and from one table to the next, in the guest's text and for its traps.
+//! A change of probes: from one table to the next, in the guest's text and for its traps.
 
 use std::sync::Arc;
 
@@ -6,45 +6,47 @@ use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
 use crate::engine::Engine;
+use crate::engine::changes::plan::{Plan, State};
 use crate::engine::changes::registry::Registry;
 use crate::engine::lock::Guard;
 use crate::engine::sites::site::Site;
-use crate::engine::sites::table::Table;
 
-/// A change of probes while no vCPU runs: the next table is planned, then committed. Without a commit nothing
-/// has changed.
+/// A change of probes while no vCPU runs: a plan is committed. Without a commit nothing has changed.
 pub(crate) struct Change<'e> {
     engine: &'e Engine,
     pub(crate) guest: &'e dyn StoppedGuest,
-    pub(crate) registry: Guard<'e, Registry>,
-    /// The table of now.
-    pub(crate) before: Arc<Table>,
-    /// The next one.
-    pub(crate) table: Table,
+    registry: Guard<'e, Arc<Registry>>,
     /// Whether the monitor was asked for something.
     asked: bool,
 }
 
 impl Change<'_> {
-    /// Makes the guest what the planned table says, as [`Engine::replace_table`] does. First the monitor is asked
-    /// for all that this table and the one of now need of it, which is right for either. Then the text changes;
-    /// what jumps have left behind until then is told of the probes that are there now.
+    /// The state that plans begin at.
+    pub(crate) fn state(&self) -> State {
+        self.engine.state_of(&self.registry)
+    }
+
+    /// Makes the guest what a plan for the state of now says, as [`Engine::apply`] does. First the monitor is
+    /// asked for all that either state needs of it, which is right for both. Then the text changes; what jumps
+    /// have left behind until then is told of the probes that are there now.
     ///
     /// # Errors
     /// What the monitor refuses, or text that is no memory; then everything is as before.
-    pub(crate) fn commit<E>(&mut self) -> Result<(), E>
+    pub(crate) fn commit<E>(&mut self, plan: &Plan) -> Result<(), E>
     where
         E: From<DebuggingError> + From<MemoryError>,
     {
         let Self { engine, guest, .. } = *self;
-        let after = std::mem::take(&mut self.table).settled();
+        debug_assert!(plan.before.is(&self.state()), "a plan for another state");
+        let after = &plan.after.table;
         self.asked = true;
         guest.set_debugging(&Debugging {
             breakpoints: engine.wants_breakpoints() || after.has_int3(),
             watchpoints: after.watchpoints(),
         })?;
         engine.settle(guest.memory());
-        engine.replace_table(guest.memory(), &self.before, &after)?;
+        engine.apply(guest.memory(), plan)?;
+        *self.registry = Arc::clone(&plan.after.registry);
         Ok(())
     }
 }
@@ -61,23 +63,33 @@ impl Drop for Change<'_> {
 }
 
 impl Engine {
+    /// The state of now, for a plan that is made while the guest runs.
+    pub(crate) fn state(&self) -> State {
+        let registry = self.registry.lock();
+        self.departed.lock().make_room();
+        self.state_of(&registry)
+    }
+
+    /// The same where the registry is locked.
+    pub(crate) fn state_of(&self, registry: &Arc<Registry>) -> State {
+        State {
+            registry: Arc::clone(registry),
+            table: Arc::clone(&self.table()),
+        }
+    }
+
     /// Begins to change probes; nobody else does meanwhile.
     pub(crate) fn change<'e>(&'e self, guest: &'e dyn StoppedGuest) -> Change<'e> {
-        let registry = self.registry.lock();
-        let before = Arc::clone(&self.table());
-        let table = Table::clone(&before);
         Change {
             engine: self,
             guest,
-            registry,
-            before,
-            table,
+            registry: self.registry.lock(),
             asked: false,
         }
     }
 
-    /// Makes the guest's text what `after` says instead of `before`, the table of now. With the guest
-    /// running, that may either only remove or only add breakpoints.
+    /// Makes the guest's text what a plan for the table of now says, and publishes the next table. With the
+    /// guest running, it may either only remove or only add breakpoints.
     ///
     /// A breakpoint that is taken away is lifted before traps see the new table, and a new one
     /// planted after, so that no trap of ours is taken for the guest's; a vCPU that has trapped on one in
@@ -86,25 +98,13 @@ impl Engine {
     ///
     /// # Errors
     /// Text that is no memory; then everything is as before.
-    pub(crate) fn replace_table(
-        &self,
-        memory: &dyn GuestMemory,
-        before: &Arc<Table>,
-        after: &Arc<Table>,
-    ) -> Result<(), MemoryError> {
-        let changed = |site: &&Arc<Site>, other: &Table| {
-            site.armed && !is_same(site, other.site(site.virt).map(Arc::as_ref))
-        };
+    pub(crate) fn apply(&self, memory: &dyn GuestMemory, plan: &Plan) -> Result<(), MemoryError> {
+        let (before, after) = (&plan.before.table, &plan.after.table);
         // What is an int3 where the guest holds a jump is the guest's.
         let is_free = |site: &&Arc<Site>| before.held(site.virt).is_none();
-        let gone: Vec<_> = before.sites().filter(|it| changed(it, after)).collect();
-        let come: Vec<_> = after.sites().filter(|it| changed(it, before)).collect();
-        let removed: Vec<_> = gone.iter().copied().filter(is_free).collect();
+        let removed: Vec<_> = plan.gone.iter().filter(is_free).collect();
+        let mut added: Vec<_> = plan.come.iter().filter(is_free).collect();
         let mut held = before.all_held().to_vec();
-        let mut added: Vec<_> = come.iter().copied().filter(is_free).collect();
-        let kept = after
-            .sites()
-            .filter(|site| site.armed && !changed(site, before));
         let jumps = removed.iter().any(|site| site.jump().is_some());
         let kprobes = jumps.then(|| self.known_kprobes(memory));
         for (done, site) in removed.iter().enumerate() {
@@ -119,8 +119,8 @@ impl Engine {
                 }
             }
         }
-        self.departed.lock().change(&gone, &come);
-        self.number_detours(memory, after);
+        self.departed.lock().change(&plan.turnover);
+        self.number_detours(memory, plan.come.iter().chain(&plan.kept));
         if held.is_empty() {
             self.publish(after);
         } else {
@@ -128,7 +128,7 @@ impl Engine {
             added.retain(|site| after.held(site.virt).is_none());
             self.publish(&after);
         }
-        for site in kept {
+        for site in &plan.kept {
             site.trap_when_done(memory)?;
         }
         for (done, site) in added.iter().enumerate() {
@@ -136,7 +136,7 @@ impl Engine {
                 for site in &added[..done] {
                     site.lift(memory)?;
                 }
-                self.number_detours(memory, before);
+                self.number_detours(memory, before.sites());
                 self.publish(before);
                 for site in removed {
                     site.plant(memory)?;
@@ -207,16 +207,4 @@ fn lift(
 /// Whether a kprobe of the guest's has saved the byte that is at the site, or may be about to.
 fn has_read(kprobes: &GuestKprobes, site: &Site) -> bool {
     kprobes.changing || kprobes.on(site.virt).is_some()
-}
-
-/// Whether a site of one table and the one there in another have the same text.
-fn is_same(site: &Site, other: Option<&Site>) -> bool {
-    let Some(other) = other.filter(|other| other.armed) else {
-        return false;
-    };
-    match (site.jump(), other.jump()) {
-        (None, None) => true,
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-        _ => false,
-    }
 }

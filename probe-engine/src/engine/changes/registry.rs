@@ -9,12 +9,11 @@ use crate::error::ChangeError;
 use crate::probe::ProbeId;
 
 /// All probes, gone ones too.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Registry {
     probes: BTreeMap<ProbeId, Arc<Probe>>,
     names: HashMap<Arc<str>, ProbeId>,
     pub(crate) last_id: u64,
-    pub(crate) init_freed: bool,
 }
 
 impl Registry {

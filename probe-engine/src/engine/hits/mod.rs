@@ -3,6 +3,7 @@
 pub(crate) mod filter;
 pub(crate) mod int3;
 pub(crate) mod merge;
+pub(crate) mod missed;
 pub(crate) mod step;
 pub(crate) mod trap;
 pub(crate) mod watch;

@@ -1,5 +1,7 @@
 //! Jumps in the place of breakpoints: when a probe becomes one, and what the rings tell of its hits.
 
+pub(crate) mod commit;
 pub(crate) mod credit;
 pub(crate) mod optimizer;
+pub(crate) mod prepared;
 pub(crate) mod rings;

@@ -11,50 +11,30 @@ use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::x86_64::MAX_INSTRUCTION_LEN;
-use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest};
+use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::arena::PlaceError;
 use crate::calls::layout;
 use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
 use crate::engine::Engine;
-use crate::engine::changes::change::Change;
 use crate::engine::code::copies::ArenaState;
+use crate::engine::jumps::prepared::Prepared;
 use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
-use crate::error::ChangeError;
 use crate::probe::{NoJump, Place};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
-
-/// Jumps that are ready to be put into the guest's text, and those that have to leave it.
-#[derive(Debug, Default)]
-pub struct Prepared {
-    verdicts: Vec<(Arc<Site>, Verdict)>,
-    /// The guest has given a jump back that it held.
-    takes_back: bool,
-    /// Calls that were followed are over, or are to be.
-    tidies: bool,
-    /// There is no room for a detour, and what removed probes had may be given to others.
-    crowded: bool,
-}
-
-impl Prepared {
-    /// Whether there is nothing to do.
-    pub fn is_empty(&self) -> bool {
-        self.verdicts.is_empty() && !self.takes_back && !self.crowded && !self.tidies
-    }
-}
 
 /// What the optimizer knows of the guest, once it has looked.
 #[derive(Debug, Default)]
 pub(crate) struct Optimizer {
     text: Option<WholeText>,
     /// How many idle detours there have to be before it is worth looking which of them nobody is in.
-    worth: usize,
+    pub(crate) worth: usize,
 }
 
 /// Fewer idle detours than these are never worth it: looking reads all of the guest's memory.
@@ -124,6 +104,7 @@ impl Engine {
             self.unsettled.store(true, Ordering::Relaxed);
         }
         Prepared {
+            planned: self.plan_jumps(memory, &ready),
             verdicts: ready,
             takes_back: self.may_take_back(memory),
             tidies: self.untidy.swap(false, Ordering::Relaxed)
@@ -146,73 +127,6 @@ impl Engine {
             }
         }
         self.table.store(Arc::new(table));
-    }
-
-    /// Puts prepared jumps into the guest's text, but those that don't fit any more because of what has
-    /// changed since: they wait again. How many probes are jumps now that weren't before.
-    ///
-    /// # Errors
-    /// Text that is no memory.
-    pub fn commit_jumps(
-        &self,
-        guest: &dyn StoppedGuest,
-        prepared: Prepared,
-    ) -> Result<usize, ChangeError> {
-        let memory = guest.memory();
-        {
-            let _registry = self.registry.lock();
-            self.tidy_calls(guest);
-            self.take_back(memory)?;
-            if prepared.crowded {
-                self.reclaim(guest);
-            }
-        }
-        if prepared.crowded {
-            // Those that are left are in use, or look so: they'd have to become many more.
-            self.optimizer.lock().worth = 2 * self.idle_detours();
-            self.unsettled.store(true, Ordering::Relaxed);
-        }
-        let mut change = self.change(guest);
-        let Change { before, table, .. } = &mut change;
-        let mut placed = 0;
-        let kprobes = self.kprobes_for_jumps(guest);
-        let is_jump = |(_, verdict): &(_, Verdict)| matches!(verdict, Verdict::Jump(_));
-        if let Some(kprobes) = kprobes.as_ref().filter(|kprobes| !kprobes.changing)
-            && prepared.verdicts.iter().any(is_jump)
-        {
-            self.wait_for_oopses(memory, kprobes, table);
-        }
-        for (site, verdict) in prepared.verdicts {
-            let Verdict::Jump(jump) = &verdict else {
-                table.judge_same(&site, verdict);
-                continue;
-            };
-            let jump = Arc::clone(jump);
-            let refused = match &kprobes {
-                None => None,
-                Some(kprobes) if kprobes.changing => Some(NoJump::GuestKprobesChange {
-                    region: jump.region.range(),
-                }),
-                Some(kprobes) => guest_kprobes::in_region(kprobes, jump.region.range()),
-            };
-            if kprobes.is_none() || refused.is_some() {
-                if let Some(why) = refused {
-                    table.judge_same(&site, Verdict::Not(Arc::new(why)));
-                }
-                self.unsettled.store(true, Ordering::Relaxed);
-                continue;
-            }
-            let text = before.text(memory, site.virt, jump.len());
-            let same_text = matches!(text, Some(Ok(text)) if text == jump.region.bytes);
-            let is_free = table.inside(site.virt, jump.len()).is_none();
-            if same_text && is_free && !before.jumpless && table.judge_same(&site, verdict) {
-                placed += site.enabled().count();
-            } else {
-                self.unsettled.store(true, Ordering::Relaxed);
-            }
-        }
-        change.commit::<ChangeError>()?;
-        Ok(placed)
     }
 
     /// Whether probes may become jumps at all.
@@ -238,7 +152,6 @@ impl Engine {
             table,
             memory,
             kprobes,
-            init_freed: true,
         };
         let unreadable = |reason: String| NoJump::Unreadable { reason };
         let function = body.function(&Place::Address(site.virt));
@@ -321,7 +234,7 @@ impl Engine {
         }
     }
 
-    fn idle_detours(&self) -> usize {
+    pub(crate) fn idle_detours(&self) -> usize {
         match &*self.arena.lock() {
             ArenaState::None(_) => 0,
             ArenaState::Installed(arena) => arena.idle_detours(),

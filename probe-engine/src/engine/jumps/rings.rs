@@ -14,7 +14,7 @@ use crate::engine::code::copies::{ArenaState, rips};
 use crate::engine::jumps::credit::{Credit, Known, ranges};
 use crate::engine::returns::follow::Follower;
 use crate::engine::sites::probe::Probe;
-use crate::engine::sites::table::Table;
+use crate::engine::sites::site::Site;
 use crate::percpu::PerCpu;
 use crate::probe::{NoJump, ProbeId, ProbeKind};
 use crate::ring::{self, layout};
@@ -96,25 +96,29 @@ impl Engine {
         self.reader.lock().as_ref().map_or(0, |reader| reader.cells)
     }
 
-    /// Learns the numbers of the table's detours and whose they are now, before the guest can come to
+    /// Learns the numbers of these sites' detours and whose they are now, before the guest can come to
     /// them. What is in the rings already stays whose it was.
-    pub(crate) fn number_detours(&self, memory: &dyn GuestMemory, table: &Table) {
+    pub(crate) fn number_detours<'s>(
+        &self,
+        memory: &dyn GuestMemory,
+        sites: impl Iterator<Item = &'s Arc<Site>> + Clone,
+    ) {
         let mut reader = self.reader.lock();
         let Some(reader) = &mut *reader else {
             return;
         };
         // Who was late in a detour of a removed probe, and the guest itself, may have written to counters
         // that nobody has read. Where they can't be, they count nothing.
-        let jumps = table.sites().filter_map(|site| site.jump());
-        let numbers: BTreeSet<u32> = jumps
-            .map(|jump| jump.number)
+        let jumps = sites.filter_map(|site| Some((site, site.jump()?)));
+        let numbers = jumps.clone().map(|(_, jump)| jump.number);
+        let numbers: BTreeSet<u32> = numbers
             .filter(|number| !reader.credit.is_counted(*number))
             .collect();
         for unread in ranges(numbers.into_iter()) {
             let _result = reader.rings.count(memory, unread);
         }
         let mut waits = false;
-        for (site, jump) in table.sites().filter_map(|site| Some((site, site.jump()?))) {
+        for (site, jump) in jumps {
             waits |= jump.waits_at_return();
             reader.credit.number(site, jump, &reader.rings);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest, Vcpu};
 
 use crate::engine::Engine;
-use crate::engine::changes::registry::Registry;
+use crate::engine::changes::plan::{Plan, State};
 use crate::engine::placement::body::KernelBody;
 use crate::engine::placement::locate::Located;
 use crate::engine::sites::probe::{Presence, Probe};
@@ -45,10 +45,13 @@ impl Engine {
             return Ok(false);
         }
         let mut change = self.change(guest);
+        let before = change.state();
+        let mut table = Table::clone(&before.table);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
-        self.wait_for(guest, &mut change.table, &change.registry, &wanted)?;
-        change.table.reconsider();
-        change.commit::<RegisterError>()?;
+        self.wait_for(guest, &mut table, &wanted)?;
+        table.reconsider();
+        let registry = Arc::clone(&before.registry);
+        change.commit::<RegisterError>(&Plan::new(before, registry, table))?;
         Ok(true)
     }
 
@@ -57,19 +60,22 @@ impl Engine {
         &self,
         guest: &dyn StoppedGuest,
         table: &mut Table,
-        registry: &Registry,
         probes: &[Arc<Probe>],
     ) -> Result<(), RegisterError> {
         let in_module = |probe: &Arc<Probe>| is_in_module(probe, table);
         if !probes.iter().any(in_module) {
             return Ok(());
         }
-        self.wait_for(guest, table, registry, &MODULE_MILESTONES)
+        self.wait_for(guest, table, &MODULE_MILESTONES)
     }
 
     /// Waits no more for modules if none of these probes is in one.
-    pub(crate) fn release_milestones(&self, table: &mut Table, probes: &[Arc<Probe>]) {
-        if probes.iter().any(|probe| is_in_module(probe, table)) {
+    pub(crate) fn release_milestones<'p>(
+        &self,
+        table: &mut Table,
+        mut probes: impl Iterator<Item = &'p Arc<Probe>>,
+    ) {
+        if probes.any(|probe| is_in_module(probe, table)) {
             return;
         }
         table.wait_no_more(Milestone::is_of_module);
@@ -79,7 +85,6 @@ impl Engine {
         &self,
         guest: &dyn StoppedGuest,
         table: &mut Table,
-        registry: &Registry,
         wanted: &[(&str, Milestone)],
     ) -> Result<(), RegisterError> {
         let symbols = &self.kernel.symbols;
@@ -95,7 +100,6 @@ impl Engine {
                 table,
                 memory: guest.memory(),
                 kprobes: &kprobes,
-                init_freed: registry.init_freed,
             };
             let located = match milestone {
                 Milestone::FreesInitText => self.early_in(guest.memory(), &kernel, name)?,
@@ -155,14 +159,14 @@ impl Engine {
                 // Null for the kernel's own init text.
                 if registers.rdi != 0 {
                     let range = GuestVirtAddr(registers.rsi)..GuestVirtAddr(registers.rdx);
-                    self.withdraw(memory, |site| {
-                        site.module.is_some() && range.contains(&site.virt)
-                    });
+                    let is_lost = |site: &Site| site.module.is_some() && range.contains(&site.virt);
+                    self.withdraw(memory, is_lost, |_| {});
                 }
             }
             Milestone::ModuleFreed => {
                 if let Some(name) = self.module_name(memory, vcpu) {
-                    self.withdraw(memory, |site| site.module.as_deref() == Some(&*name));
+                    let is_lost = |site: &Site| site.module.as_deref() == Some(&*name);
+                    self.withdraw(memory, is_lost, |_| {});
                 }
             }
             Milestone::EndsTask => self.ends_task(memory, vcpu),
@@ -175,25 +179,25 @@ impl Engine {
     /// it, and the one that told so.
     fn release_init_text(&self, memory: &dyn GuestMemory) {
         let init_text = self.kernel.symbols.init_text();
-        {
-            let mut registry = self.registry.lock();
-            registry.init_freed = true;
-        }
-        self.withdraw(memory, |site| init_text.contains(&site.virt));
-        let _registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        table.wait_no_more(|milestone| milestone == Milestone::FreesInitText);
-        self.withdrawn(memory, &before, table);
+        let is_lost = |site: &Site| init_text.contains(&site.virt);
+        self.withdraw(memory, is_lost, |table| {
+            table.init_freed = true;
+            table.wait_no_more(|milestone| milestone == Milestone::FreesInitText);
+        });
     }
 
     /// The text of these sites is about to be freed: their breakpoints are lifted
-    /// and their probes are gone.
-    fn withdraw(&self, memory: &dyn GuestMemory, is_lost: impl Fn(&Site) -> bool) {
-        let _registry = self.registry.lock();
-        let before = self.table();
-        let mut table = Table::clone(&before);
-        for site in before.sites().filter(|site| is_lost(site)) {
+    /// and their probes are gone, and the table changes in one thing `more`.
+    fn withdraw(
+        &self,
+        memory: &dyn GuestMemory,
+        is_lost: impl Fn(&Site) -> bool,
+        more: impl FnOnce(&mut Table),
+    ) {
+        let registry = self.registry.lock();
+        let before = self.state_of(&registry);
+        let mut table = Table::clone(&before.table);
+        for site in before.table.sites().filter(|site| is_lost(site)) {
             for probe in &site.probes {
                 probe.set_gone();
                 // One with several breakpoints loses all of them.
@@ -204,17 +208,19 @@ impl Engine {
             table.remove(site.virt);
             self.discard_copy(site.virt);
         }
-        self.withdrawn(memory, &before, table);
+        more(&mut table);
+        self.apply_running(memory, before, table);
     }
 
-    /// Takes breakpoints out of text that is running. Nobody can be told of a
+    /// Changes the breakpoints while the guest runs. Nobody can be told of a
     /// failure, and what can't be written isn't memory any more and holds no
     /// breakpoint.
-    fn withdrawn(&self, memory: &dyn GuestMemory, before: &Arc<Table>, mut after: Table) {
-        after.reconsider();
-        let after = after.settled();
-        if self.replace_table(memory, before, &after).is_err() {
-            self.publish(&after);
+    fn apply_running(&self, memory: &dyn GuestMemory, before: State, mut table: Table) {
+        table.reconsider();
+        let registry = Arc::clone(&before.registry);
+        let plan = Plan::new(before, registry, table);
+        if self.apply(memory, &plan).is_err() {
+            self.publish(&plan.after.table);
         }
         self.forget_unseen();
     }
@@ -240,11 +246,11 @@ impl Engine {
                 return;
             }
         };
-        let before = self.table();
-        let mut table = Table::clone(&before);
+        let before = self.state_of(&registry);
+        let mut table = Table::clone(&before.table);
         let kprobes = self.known_kprobes(memory);
         for probe in waiting {
-            let body = loaded.body(memory, &before, &kprobes);
+            let body = loaded.body(memory, &before.table, &kprobes);
             match self.locate(memory, &body, &probe.place, probe.kind) {
                 Ok(located) => {
                     probe.put(located.spot);
@@ -253,7 +259,7 @@ impl Engine {
                 Err(error) => probe.set_reason(&error.to_string()),
             }
         }
-        self.withdrawn(memory, &before, table);
+        self.apply_running(memory, before, table);
     }
 }
 

@@ -19,6 +19,7 @@ use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 use crate::engine::Engine;
 use crate::engine::life::milestones::entry;
 use crate::engine::placement::body::{Body, KernelBody};
+use crate::engine::placement::locate::Located;
 use crate::engine::returns::stack::{WORD, read_word, write_word};
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::table::Table;
@@ -60,16 +61,27 @@ impl Engine {
         kprobes: &GuestKprobes,
         table: &mut Table,
     ) {
+        for (located, milestone) in self.find_oopses(memory, kprobes, table) {
+            self.wait_at(table, located, milestone);
+        }
+    }
+
+    /// Where oopses are still to be waited for.
+    pub(crate) fn find_oopses(
+        &self,
+        memory: &dyn GuestMemory,
+        kprobes: &GuestKprobes,
+        table: &Table,
+    ) -> Vec<(Located, Milestone)> {
         let waits = |site: &Arc<Site>| site.milestone.is_some_and(Milestone::is_of_oops);
         if table.sites().any(waits) {
-            return;
+            return Vec::new();
         }
         let body = KernelBody {
             kernel: &self.kernel,
             table,
             memory,
             kprobes,
-            init_freed: true,
         };
         // No kprobe may be where the kernel may come in its own handling of int3s. Ours is handled outside.
         let rules_out = |reason| reason != Reason::KprobeBlacklist;
@@ -81,12 +93,9 @@ impl Engine {
         let shows =
             shows.filter_map(|name| Some((self.copies_text(&body, name)?, Milestone::ShowsText)));
         let found = ends.chain(shows);
-        let found: Vec<_> = found
+        found
             .filter_map(|(at, what)| Some((find(&at).ok()?, what)))
-            .collect();
-        for (located, milestone) in found {
-            self.wait_at(table, located, milestone);
-        }
+            .collect()
     }
 
     /// Where a function calls the one that copies text.

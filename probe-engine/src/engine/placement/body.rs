@@ -61,7 +61,6 @@ pub(crate) struct KernelBody<'a> {
     pub(crate) table: &'a Table,
     pub(crate) memory: &'a dyn GuestMemory,
     pub(crate) kprobes: &'a GuestKprobes,
-    pub(crate) init_freed: bool,
 }
 
 impl Body for KernelBody<'_> {
@@ -74,7 +73,7 @@ impl Body for KernelBody<'_> {
         let function = function(symbols, place)?;
         let address = function.start.wrapping_add(function.offset);
         let place = place.to_string();
-        if self.init_freed && symbols.init_text().contains(&address) {
+        if self.table.init_freed && symbols.init_text().contains(&address) {
             return Err(RegisterError::InitTextFreed { place });
         }
         if self.table.image.is_none() {
@@ -105,7 +104,7 @@ impl Body for KernelBody<'_> {
     }
 
     fn is_started(&self) -> bool {
-        self.init_freed
+        self.table.init_freed
     }
 
     fn expects_fault(&self, at: GuestVirtAddr) -> bool {

@@ -7,7 +7,7 @@ use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::engine::Engine;
-use crate::engine::placement::body::{Body, Function, KernelBody};
+use crate::engine::placement::body::{Body, Function};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Spot;
@@ -20,22 +20,15 @@ use crate::probe::{Place, ProbeKind};
 const ENDBR_LEN: usize = 4;
 
 /// An instruction that can be probed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Located {
     /// With no probes yet.
     pub(crate) site: Site,
     pub(crate) spot: Spot,
     /// The other instructions that its probe needs breakpoints on.
     pub(crate) exits: Vec<Site>,
-    /// The text that it was found in, and where that begins.
+    /// The text up to its end that it was found in, and where that begins.
     pub(crate) text: (GuestVirtAddr, Vec<u8>),
-}
-
-impl Located {
-    /// Returns true if a kprobe of the guest's is in its way.
-    pub(crate) fn conflicts(&self, body: &KernelBody<'_>) -> bool {
-        guest_kprobes::conflict(body.kprobes, body.table, self.site.virt).is_some()
-    }
 }
 
 impl Engine {
@@ -115,6 +108,7 @@ impl Engine {
             milestone: None,
             armed: false,
             follows: false,
+            reports_done: false,
             active: Probes::new(),
             verdict: Verdict::Waiting,
         };
@@ -127,11 +121,13 @@ impl Engine {
             reason,
             out: None,
         };
+        let mut decoded = bytes;
+        decoded.truncate(offset as usize + len);
         Ok(Located {
             site,
             spot,
             exits: Vec::new(),
-            text: (start, bytes),
+            text: (start, decoded),
         })
     }
 }

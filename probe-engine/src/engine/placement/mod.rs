@@ -2,7 +2,6 @@
 //! is executed then.
 
 pub(crate) mod body;
-pub(crate) mod draft;
 pub(crate) mod exit_scan;
 pub(crate) mod loaded;
 pub(crate) mod locate;

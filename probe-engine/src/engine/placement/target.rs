@@ -5,7 +5,6 @@ use guest_state::{Access, DebuggingError, GuestVirtAddr, StoppedGuest, Watchpoin
 
 use crate::engine::Engine;
 use crate::engine::placement::body::KernelBody;
-use crate::engine::placement::draft::Draft;
 use crate::engine::placement::loaded::LoadedModules;
 use crate::engine::placement::locate::Located;
 use crate::engine::sites::probe::Spot;
@@ -39,7 +38,6 @@ impl<'a> Finder<'a> {
         guest: &'a dyn StoppedGuest,
         table: &'a Table,
         kprobes: &'a GuestKprobes,
-        init_freed: bool,
     ) -> Self {
         Self {
             engine,
@@ -48,22 +46,18 @@ impl<'a> Finder<'a> {
                 table,
                 memory: guest.memory(),
                 kprobes,
-                init_freed,
             },
             modules: engine.loaded_modules(guest),
         }
     }
 
-    /// Finds what a probe of a batch is asked for.
-    pub(crate) fn find(
-        &mut self,
-        draft: &mut Draft<'_>,
-        index: usize,
-        spec: &ProbeSpec,
-    ) -> Result<Target, RegisterError> {
-        if let Some(located) = draft.take(index, &self.kernel) {
-            return Ok(Target::Instruction(located));
-        }
+    /// The kernel, in which it looks.
+    pub(crate) fn kernel(&self) -> &KernelBody<'a> {
+        &self.kernel
+    }
+
+    /// Finds what a probe is asked for.
+    pub(crate) fn find(&mut self, spec: &ProbeSpec) -> Result<Target, RegisterError> {
         let (place, kind) = (&spec.place, spec.kind);
         if let ProbeKind::Watch { len, access } = kind {
             return Ok(Target::Data(self.data(place, len, access)?));

@@ -6,7 +6,7 @@
 //! another one shares its return address with it; so several calls may be at one place, and end
 //! together, the last one first.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use guest_state::x86_64::paging::PageTables;
@@ -246,13 +246,13 @@ impl Engine {
         Action::Resume
     }
 
-    /// Follows no call for these probes any more. Return addresses that nobody
+    /// Follows no call for removed probes any more. Return addresses that nobody
     /// needs are put back by [`Self::tidy_calls`].
-    pub(crate) fn forget_calls(&self, ids: &BTreeSet<ProbeId>) {
+    pub(crate) fn forget_calls(&self) {
         let mut returns = self.returns.lock();
         for replaced in returns.replaced.values_mut().flatten() {
             replaced.instances.retain(|call| {
-                let keep = !ids.contains(&call.probe.id);
+                let keep = !call.probe.is_removed();
                 if !keep {
                     call.probe.end_call();
                     call.probe.miss();

@@ -3,52 +3,135 @@
 //! A vCPU may have trapped on one already when it is taken away under it: without a stop, as when a module
 //! is freed. It executes the instruction that is there again, and its hit is lost.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
-use rustc_hash::FxHashMap;
+use guest_state::GuestVirtAddr;
 
-use crate::engine::Engine;
 use crate::engine::sites::site::{Probes, Site};
-use crate::probe::ProbeKind;
 
-/// So many places are remembered at most.
-const MOST: usize = 1 << 16;
+/// So many places are remembered at most, and so many changes.
+const MOST_PLACES: usize = 1 << 16;
+const MOST_CHANGES: usize = 1 << 10;
 
-/// The probes that were enabled where a breakpoint was.
+/// Where a change has taken breakpoints out of the text, and where it has put something into it.
+#[derive(Debug)]
+pub(crate) struct Turnover {
+    /// The probes that were enabled where a breakpoint was, in the order of the addresses.
+    gone: Vec<(GuestVirtAddr, Probes)>,
+    /// In order.
+    come: Vec<GuestVirtAddr>,
+}
+
+/// What the last changes have taken away, the youngest first.
 #[derive(Debug, Default)]
-pub(crate) struct Departed(FxHashMap<u64, Probes>);
+pub(crate) struct Departed(VecDeque<Arc<Turnover>>);
+
+impl Turnover {
+    /// Of sites in the order of their addresses.
+    pub(crate) fn new(gone: &[Arc<Site>], come: &[Arc<Site>]) -> Self {
+        let breakpoints = gone.iter().filter(|site| site.has_int3());
+        Self {
+            gone: breakpoints
+                .map(|site| (site.virt, site.active.clone()))
+                .collect(),
+            come: come.iter().map(|site| site.virt).collect(),
+        }
+    }
+
+    fn gone_at(&self, at: GuestVirtAddr) -> Option<&Probes> {
+        let found = self.gone.binary_search_by_key(&at, |(at, _)| *at);
+        Some(&self.gone.get(found.ok()?)?.1)
+    }
+
+    fn len(&self) -> usize {
+        self.gone.len() + self.come.len()
+    }
+}
 
 impl Departed {
-    /// The table changes: these sites have other text than before, or none any more.
-    pub(crate) fn change(&mut self, removed: &[&Arc<Site>], added: &[&Arc<Site>]) {
-        if self.0.len() > MOST {
-            self.0.clear();
-        }
-        for site in removed.iter().filter(|site| site.has_int3()) {
-            self.0.insert(site.virt.0, site.active.clone());
-        }
-        for site in added {
-            self.0.remove(&site.virt.0);
+    /// A change has been made.
+    pub(crate) fn change(&mut self, turnover: &Arc<Turnover>) {
+        self.0.push_front(Arc::clone(turnover));
+        self.keep(MOST_PLACES, MOST_CHANGES);
+    }
+
+    /// Forgets the oldest while the guest runs, so that the next change has room without forgetting any.
+    pub(crate) fn make_room(&mut self) {
+        self.keep(MOST_PLACES / 2, MOST_CHANGES / 2);
+    }
+
+    /// Keeps at most so many.
+    fn keep(&mut self, places: usize, changes: usize) {
+        let mut sum = 0;
+        let fits = |turnover: &&Arc<Turnover>| {
+            sum += turnover.len();
+            sum <= places
+        };
+        let kept = self.0.iter().take(changes).take_while(fits).count();
+        self.0.truncate(kept);
+    }
+
+    /// The probes of the breakpoint that was at `at`, unless something else has come there since.
+    pub(crate) fn at(&self, at: GuestVirtAddr) -> Option<&Probes> {
+        let concerns = |turnover: &&Arc<Turnover>| {
+            turnover.come.binary_search(&at).is_ok() || turnover.gone_at(at).is_some()
+        };
+        let last = self.0.iter().find(concerns)?;
+        match last.come.binary_search(&at) {
+            Ok(_) => None,
+            Err(_) => last.gone_at(at),
         }
     }
 }
 
-impl Engine {
-    /// A vCPU has trapped where there is no breakpoint any more: a hit is lost, or a call that is beginning.
-    pub(crate) fn miss_departed(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
-        let at = GuestVirtAddr(vcpu.registers().rip);
-        let probes = self.departed.lock().0.get(&at.0).cloned();
-        for probe in probes.into_iter().flatten() {
-            let counts = match probe.kind {
-                ProbeKind::Instruction { .. } | ProbeKind::Return { .. } => true,
-                // The calls that end here are missed already.
-                ProbeKind::Exits { .. } => probe.address() == at,
-                ProbeKind::Watch { .. } => false,
-            };
-            if counts && self.meets_condition(&probe, memory, vcpu) {
-                probe.miss();
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turnover(gone: &[u64], come: &[u64]) -> Arc<Turnover> {
+        Arc::new(Turnover {
+            gone: gone
+                .iter()
+                .map(|at| (GuestVirtAddr(*at), Probes::new()))
+                .collect(),
+            come: come.iter().copied().map(GuestVirtAddr).collect(),
+        })
+    }
+
+    #[test]
+    fn the_last_change_of_a_place_says_whether_a_breakpoint_has_departed_from_it() {
+        let mut departed = Departed::default();
+        let is_known = |departed: &Departed, at| departed.at(GuestVirtAddr(at)).is_some();
+        departed.change(&turnover(&[1, 2, 3], &[]));
+        assert!(is_known(&departed, 2) && !is_known(&departed, 4));
+        departed.change(&turnover(&[], &[2]));
+        assert!(!is_known(&departed, 2) && is_known(&departed, 3));
+        departed.change(&turnover(&[2], &[3]));
+        assert!(is_known(&departed, 2) && !is_known(&departed, 3));
+        // A breakpoint becomes a jump.
+        departed.change(&turnover(&[2], &[2]));
+        assert!(!is_known(&departed, 2));
+    }
+
+    #[test]
+    fn what_is_remembered_of_changes_is_bounded() {
+        let mut departed = Departed::default();
+        for at in 0..2 * MOST_CHANGES as u64 {
+            departed.change(&turnover(&[at], &[]));
         }
+        assert_eq!(departed.0.len(), MOST_CHANGES);
+        departed.make_room();
+        assert_eq!(departed.0.len(), MOST_CHANGES / 2);
+        assert!(
+            departed
+                .at(GuestVirtAddr(2 * MOST_CHANGES as u64 - 1))
+                .is_some()
+        );
+        let many: Vec<u64> = (0..MOST_PLACES as u64).collect();
+        departed.change(&turnover(&many, &[]));
+        assert_eq!(departed.0.len(), 1);
+        departed.change(&turnover(&[7], &[]));
+        assert_eq!(departed.0.len(), 1, "the larger one goes");
     }
 }

@@ -7,5 +7,6 @@ pub(crate) mod jump;
 pub(crate) mod probe;
 pub(crate) mod site;
 pub(crate) mod table;
+pub(crate) mod text_read;
 pub(crate) mod ways_out;
 pub(crate) mod wishes;

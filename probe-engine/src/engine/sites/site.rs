@@ -38,7 +38,7 @@ pub(crate) enum Way {
 }
 
 /// A copy of an instruction in the arena: the instruction, one byte that is a
-/// `nop` or, when somebody wants to know that the instruction is done, an int3;
+/// `nop` or, while somebody wants to know that the instruction is done, an int3;
 /// and the jump back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Relocated {
@@ -102,10 +102,12 @@ pub(crate) struct Site {
     pub(crate) armed: bool,
     /// Whether a call of the function may begin or end here for an active return probe.
     pub(crate) follows: bool,
+    /// Whether an active probe wants to know that the instruction is done.
+    pub(crate) reports_done: bool,
     /// Whether a jump takes the place of the int3.
     pub(crate) verdict: Verdict,
-    pub(crate) way: Way,
     pub(crate) phys: GuestPhysAddr,
+    pub(crate) way: Way,
     pub(crate) probes: Probes,
     /// The module whose text it is in.
     pub(crate) module: Option<Arc<str>>,
@@ -129,6 +131,7 @@ impl Site {
         Self {
             armed: self.milestone.is_some() || !active.is_empty(),
             follows: active.iter().any(returns),
+            reports_done: active.iter().any(|probe| probe.wants_post()),
             active,
             ..self
         }
@@ -158,7 +161,7 @@ impl Site {
     }
 
     pub(crate) fn wants_post(&self) -> bool {
-        self.enabled().any(|probe| probe.wants_post())
+        self.reports_done
     }
 
     /// The probes that notice what happens here.
@@ -188,7 +191,9 @@ impl Site {
         if let Some(jump) = self.jump() {
             return jump.plant(memory, self.phys);
         }
-        self.trap_when_done(memory)?;
+        if self.wants_post() {
+            self.trap_when_done(memory)?;
+        }
         self.replace(memory, self.original, INT3)
     }
 
@@ -208,7 +213,9 @@ impl Site {
             return jump.lift(memory, self.phys);
         }
         self.replace(memory, INT3, self.original)?;
-        if let Way::Boost { copy, .. } = &self.way {
+        if self.wants_post()
+            && let Way::Boost { copy, .. } = &self.way
+        {
             copy.trap_when_done(memory, false)?;
         }
         Ok(true)

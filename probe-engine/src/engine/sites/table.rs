@@ -16,6 +16,8 @@ use crate::engine::sites::site::{Milestone, Site};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(crate) image: Option<ImageMap>,
+    /// Whether the kernel has freed its init text.
+    pub(crate) init_freed: bool,
     sites: FxHashMap<u64, Arc<Site>>,
     /// Where a jump's displacement has an int3: the site that the jump is at, and how far it is from
     /// there.
@@ -23,6 +25,10 @@ pub(crate) struct Table {
     /// Sites whose jump has gone, or is to go, and couldn't be taken out of the text, as the guest has
     /// an int3 or a jump of its own over it: it has saved ours, and will put it back.
     held: Vec<Arc<Site>>,
+    /// Whether a site is a jump; as of when the table was settled, as is the next one.
+    has_jumps: bool,
+    /// Whether an int3 of ours is in the text, or may be come to in a detour.
+    has_int3: bool,
     /// No probe may be a jump.
     pub(crate) jumpless: bool,
     /// Virtual addresses of the sites by their physical ones.
@@ -41,17 +47,14 @@ impl Table {
         }
     }
 
+    /// Whether a jump of ours is in the text.
     pub(crate) fn has_jumps(&self) -> bool {
-        !self.held.is_empty() || self.sites.values().any(|site| site.jump().is_some())
+        self.has_jumps
     }
 
     /// Whether an int3 of ours is in the text, or may be come to in a detour.
     pub(crate) fn has_int3(&self) -> bool {
-        let traps = |site: &Arc<Site>| match site.jump() {
-            Some(jump) => jump.traps(),
-            None => site.armed,
-        };
-        !self.tripwires.is_empty() || self.sites.values().any(traps)
+        self.has_int3
     }
 
     /// Forgets these milestones.
@@ -80,7 +83,7 @@ impl Table {
         self.sites.get(self.by_phys.get(&at.0)?)
     }
 
-    pub(crate) fn sites(&self) -> impl Iterator<Item = &Arc<Site>> {
+    pub(crate) fn sites(&self) -> impl Iterator<Item = &Arc<Site>> + Clone {
         self.sites.values()
     }
 
@@ -225,7 +228,7 @@ impl Table {
             held,
             ..self.clone()
         };
-        table.find_tripwires();
+        table.find_jumps();
         Arc::new(table)
     }
 
@@ -251,10 +254,11 @@ impl Table {
         for at in unfit {
             self.judge(GuestVirtAddr(at), Verdict::Waiting);
         }
-        self.find_tripwires();
+        self.find_jumps();
     }
 
-    fn find_tripwires(&mut self) {
+    /// Finds out which jumps and int3s there are, and the tripwires.
+    fn find_jumps(&mut self) {
         self.tripwires.clear();
         for site in self.sites.values().chain(&self.held) {
             for offset in site.jump().into_iter().flat_map(|jump| jump.tripwires()) {
@@ -262,6 +266,13 @@ impl Table {
                 self.tripwires.insert(at.0, (site.virt.0, offset));
             }
         }
+        let mut sites = self.sites.values();
+        self.has_jumps = !self.held.is_empty() || sites.any(|site| site.jump().is_some());
+        let traps = |site: &Arc<Site>| match site.jump() {
+            Some(jump) => jump.traps(),
+            None => site.armed,
+        };
+        self.has_int3 = !self.tripwires.is_empty() || self.sites.values().any(traps);
     }
 
     /// Whether the site's jump is still the right one.

@@ -1,12 +1,16 @@
 //! Batches that are worked out before the guest stops, and what changes until it does.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::synthetic::reader;
 
-use super::fixture::{Fixture, image, spec};
+use super::fixture::{Fixture, image, spec, vcpu_at};
 use super::guest_kprobes::kprobe;
-use crate::error::RegisterError;
+use crate::engine::changes::plan::Plan;
+use crate::engine::sites::site::Site;
+use crate::engine::sites::table::Table;
+use crate::error::{ChangeError, RegisterError};
 use crate::probe::Strategy;
 
 #[test]
@@ -89,4 +93,86 @@ fn a_second_try_finds_anew_what_the_first_has_taken() {
     f.engine.register_drafted(&guest, &mut draft).unwrap_err();
     let probes = f.register_drafted(&mut draft);
     assert_eq!(probes[0].strategy, Strategy::Step);
+}
+
+#[test]
+fn probes_that_come_until_the_guest_stops_stay_beside_those_of_the_draft() {
+    let f = Fixture::with_arena();
+    let specs = [spec("plain"), spec("copied")];
+    let mut draft = f.engine.draft(&*f.memory, &specs);
+    let mut same = spec("plain");
+    same.name = Some("same_place".to_owned());
+    f.engine.register(&f.guest(), &[same]).unwrap();
+    let probes = f.register_drafted(&mut draft);
+    assert_eq!(f.engine.list().len(), 3);
+    assert_eq!(f.byte(9), 0xcc);
+    f.trap(&mut vcpu_at(9));
+    assert_eq!(f.events().len(), 2);
+    let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
+    f.engine.unregister(&f.guest(), &ids).unwrap();
+    assert_eq!(f.byte(9), 0xcc, "the other probe is still there");
+}
+
+#[test]
+fn a_name_that_is_taken_until_the_guest_stops_is_refused() {
+    let f = Fixture::new();
+    let specs = [spec("plain")];
+    let mut draft = f.engine.draft(&*f.memory, &specs);
+    let first = f.probe("plain");
+    let refused = f.engine.register_drafted(&f.guest(), &mut draft);
+    let refused = refused.map_err(|refused| refused.error);
+    assert!(matches!(refused, Err(RegisterError::AlreadyExists { id, .. }) if id == first.id));
+    assert_eq!(f.engine.list().len(), 1);
+}
+
+#[test]
+fn a_drafted_removal_leaves_what_has_come_since() {
+    let f = Fixture::new();
+    let (first, second) = (f.probe("plain"), f.probe("plain+0xa"));
+    let mut removal = f.engine.draft_removal(&[first.id, second.id]).unwrap();
+    let mut same = spec("plain");
+    same.name = Some("same_place".to_owned());
+    f.engine.register(&f.guest(), &[same]).unwrap();
+    let guest = f.guest();
+    f.engine.unregister_drafted(&guest, &mut removal).unwrap();
+    assert_eq!(f.engine.list().len(), 1);
+    assert_eq!((f.byte(9), f.byte(0xa) == 0xcc), (0xcc, false));
+    let ended = f.engine.describe_removed(&removal);
+    let ids: Vec<_> = ended.iter().map(|probe| probe.id).collect();
+    assert_eq!(ids, [first.id, second.id]);
+}
+
+#[test]
+fn a_probe_that_goes_until_the_guest_stops_keeps_a_removal_from_being_made() {
+    let f = Fixture::new();
+    let (first, second) = (f.probe("plain"), f.probe("framed"));
+    let mut removal = f.engine.draft_removal(&[first.id, second.id]).unwrap();
+    f.engine.unregister(&f.guest(), &[second.id]).unwrap();
+    let refused = f.engine.unregister_drafted(&f.guest(), &mut removal);
+    assert!(matches!(refused, Err(ChangeError::UnknownProbe { id }) if id == second.id));
+    assert_eq!(f.byte(9), 0xcc);
+}
+
+#[test]
+fn what_a_plan_lists_are_the_sites_that_change_and_no_others() {
+    let f = Fixture::with_arena();
+    let (copied, plain) = (f.probe("copied"), f.probe("plain"));
+    let before = f.engine.state();
+    let mut table = Table::clone(&before.table);
+    table.change(plain.address, |site| site.probes.clear());
+    let registry = Arc::clone(&before.registry);
+    let plan = Plan::new(before, registry, table);
+    let at = |sites: &[Arc<Site>]| sites.iter().map(|site| site.virt).collect::<Vec<_>>();
+    assert_eq!(at(&plan.gone), [plain.address]);
+    assert_eq!((at(&plan.come), at(&plan.kept)), (vec![], vec![]));
+
+    // A second probe on an instruction: the text stays, and others notice.
+    let before = f.engine.state();
+    let mut table = Table::clone(&before.table);
+    let other = before.table.site(plain.address).unwrap().probes[0].clone();
+    table.change(copied.address, |site| site.probes.push(other));
+    let registry = Arc::clone(&before.registry);
+    let plan = Plan::new(before, registry, table);
+    assert_eq!((at(&plan.gone), at(&plan.come)), (vec![], vec![]));
+    assert_eq!(at(&plan.kept), [copied.address]);
 }

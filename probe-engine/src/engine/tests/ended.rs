@@ -150,7 +150,7 @@ fn counts(info: &ProbeInfo) -> (u64, u64, u64) {
 #[test]
 fn a_call_that_never_returns_is_counted_by_itself_when_it_is_asked_for_and_at_a_removal() {
     let f = Fixture::with_arena_and(know);
-    f.engine.registry.lock().init_freed = true;
+    f.start();
     let mut at_rets = spec("rets=plain");
     at_rets.kind = ProbeKind::Exits { maxactive: Some(3) };
     let at_rets = f.engine.register(&f.guest(), &[at_rets]).unwrap()[0].id;
@@ -226,7 +226,7 @@ fn calls_of_tasks_that_have_ended_are_forgotten_when_probes_come_and_go() {
 #[test]
 fn while_an_nmi_may_be_at_the_trampoline_return_addresses_stay_and_are_put_back_later() {
     let f = Fixture::with_arena_and(know);
-    f.engine.registry.lock().init_freed = true;
+    f.start();
     let id = f.probe("plain%return").id;
     call(&f, 1, PLAIN, STACK, CALLER);
     call(&f, 1, PLAIN, STACK + 0x40, CALLER);

@@ -18,7 +18,7 @@ const PLAIN_RET: u64 = 14;
 /// A kernel that has started.
 fn fixture() -> Fixture {
     let f = Fixture::with_arena();
-    f.engine.registry.lock().init_freed = true;
+    f.start();
     f
 }
 
@@ -287,7 +287,7 @@ fn the_kernels_returns_by_way_of_a_thunk_are_returns() {
     f.set_bytes(WIDE, b"\x90\xe9\xfa\xfc\xff\xff");
     let message = try_exits(&f, "wide", 1).unwrap_err().to_string();
     assert!(message.contains("once it has started"), "{message}");
-    f.engine.registry.lock().init_freed = true;
+    f.start();
     exits(&f, "wide", 1);
     call(&f, WIDE, STACK);
     at(&f, WIDE + 1, STACK);

@@ -201,14 +201,20 @@ impl Fixture {
             f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, PER_CPU + cpu * apart);
         }
         f.engine.install_arena(&f.guest(), WIDE).unwrap();
-        f.engine.registry.lock().init_freed = true;
+        f.start();
         f
+    }
+
+    /// The kernel has freed its init text.
+    pub fn start(&self) {
+        let image = self.engine.table().image.clone();
+        self.engine.set_image_map(image.unwrap(), true);
     }
 
     /// Has what waits become jumps; how many did.
     pub fn optimize(&self) -> usize {
         let prepared = self.engine.prepare_jumps(&*self.memory);
-        self.engine.commit_jumps(&self.guest(), prepared).unwrap()
+        self.engine.commit_jumps(&self.guest(), &prepared).unwrap()
     }
 
     /// How many copies more there is room for.

@@ -105,7 +105,7 @@ fn a_kprobe_that_comes_between_preparing_and_stopping_is_seen() {
     let probe = f.probe("framed").id;
     let prepared = f.engine.prepare_jumps(&*f.memory);
     kprobe(&f, FRAMED + 4);
-    assert_eq!(f.engine.commit_jumps(&f.guest(), prepared).unwrap(), 0);
+    assert_eq!(f.engine.commit_jumps(&f.guest(), &prepared).unwrap(), 0);
     assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), BEFORE[1..5]);
     assert_eq!(why_not(&f, probe), "guest kprobe");
 }

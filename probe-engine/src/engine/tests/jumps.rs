@@ -227,7 +227,7 @@ fn what_changes_between_preparing_and_stopping_is_prepared_again() {
     let prepared = f.engine.prepare_jumps(&*f.memory);
     f.enable(probe.id, false);
     f.enable(probe.id, true);
-    assert_eq!(f.engine.commit_jumps(&f.guest(), prepared).unwrap(), 0);
+    assert_eq!(f.engine.commit_jumps(&f.guest(), &prepared).unwrap(), 0);
     assert_eq!(f.byte(FRAMED), 0xcc);
     assert!(f.engine.has_waiting());
     assert_eq!(f.optimize(), 1);
@@ -240,7 +240,7 @@ fn text_that_the_guest_has_changed_meanwhile_stays_as_it_is() {
     f.probe("framed");
     let prepared = f.engine.prepare_jumps(&*f.memory);
     f.set_bytes(FRAMED + 4, &[0x90]);
-    assert_eq!(f.engine.commit_jumps(&f.guest(), prepared).unwrap(), 0);
+    assert_eq!(f.engine.commit_jumps(&f.guest(), &prepared).unwrap(), 0);
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), [0xcc, 0x48, 0x89, 0xe5, 0x90]);
 }
 

@@ -169,7 +169,7 @@ fn conditional(f: &Fixture, value: u64) -> ProbeId {
         if prepared.is_empty() {
             break;
         }
-        f.engine.commit_jumps(&f.guest(), prepared).unwrap();
+        f.engine.commit_jumps(&f.guest(), &prepared).unwrap();
     }
     id
 }

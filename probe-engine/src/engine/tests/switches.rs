@@ -298,7 +298,7 @@ fn a_vcpu_that_trapped_on_a_breakpoint_that_is_gone_now_is_a_missed_hit() {
 #[test]
 fn a_call_whose_breakpoint_is_gone_now_is_missed_by_every_kind_of_probe_that_it_concerns() {
     let f = Fixture::with_arena();
-    f.engine.registry.lock().init_freed = true;
+    f.start();
     let mut at_rets = spec("rets=plain");
     at_rets.kind = ProbeKind::Exits { maxactive: None };
     let mut other_cpu = spec("other=plain");

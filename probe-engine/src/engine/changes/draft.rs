@@ -1,0 +1,118 @@
+//! Registrations that are worked out before the guest stops for them.
+
+use guest_kernel::kprobes::GuestKprobes;
+use guest_state::GuestMemory;
+
+use crate::engine::Engine;
+use crate::engine::changes::plan::State;
+use crate::engine::changes::registration::Registration;
+use crate::engine::placement::body::{Body, KernelBody};
+use crate::engine::placement::locate::Located;
+use crate::engine::sites::text_read::TextRead;
+use crate::probe::{Place, ProbeKind, ProbeSpec};
+
+/// A batch of probes, with what could be worked out while the guest runs: their instructions, decoded, and how
+/// each is executed, with its copy in the arena; and the whole change, if all are instructions of the kernel.
+///
+/// Meanwhile the guest may change its text, and others may change probes. So the stop compares the text that was
+/// decoded, and finds anew what has changed, and what isn't here: what is in a module, data, and what was
+/// refused.
+#[derive(Debug)]
+pub struct Draft<'s> {
+    pub(crate) specs: &'s [ProbeSpec],
+    /// The state that it was worked out from.
+    state: State,
+    located: Vec<Option<Box<Located>>>,
+    planned: Option<(Registration, TextRead)>,
+    /// What was committed: the state before it is freed with this, and not while the guest stands still.
+    pub(crate) done: Option<Registration>,
+}
+
+impl Engine {
+    /// Works out what can be worked out of a batch while the guest runs.
+    pub fn draft<'s>(&self, memory: &dyn GuestMemory, specs: &'s [ProbeSpec]) -> Draft<'s> {
+        let state = self.state();
+        // The guest may be changing them: the stop looks again.
+        let kprobes = GuestKprobes::default();
+        let body = KernelBody {
+            kernel: &self.kernel,
+            table: &state.table,
+            memory,
+            kprobes: &kprobes,
+        };
+        let locate = |spec: &ProbeSpec| {
+            let is_one = self.is_in_kernel(&spec.place)
+                && matches!(
+                    spec.kind,
+                    ProbeKind::Instruction { .. } | ProbeKind::Return { .. }
+                );
+            let located = is_one.then(|| self.locate(memory, &body, &spec.place, spec.kind));
+            Some(Box::new(located?.ok()?))
+        };
+        let located: Vec<_> = match self.has_room(specs.len()) {
+            true => specs.iter().map(locate).collect(),
+            // Room is made at the stop.
+            false => specs.iter().map(|_| None).collect(),
+        };
+        let planned = self.plan_registration(&state, specs, &located);
+        let decoded = located
+            .iter()
+            .flatten()
+            .map(|it| (it.text.0, &it.text.1[..]));
+        let text = TextRead::of(&state.table, memory, decoded);
+        Draft {
+            specs,
+            state,
+            located,
+            planned: planned.zip(text),
+            done: None,
+        }
+    }
+
+    fn is_in_kernel(&self, place: &Place) -> bool {
+        match place {
+            Place::Symbol { module, .. } => module.is_none(),
+            Place::Address(at) => self.kernel.symbols.is_text(*at),
+        }
+    }
+}
+
+impl Draft<'_> {
+    /// Takes the whole change, if it was worked out from this state and the guest's text is as it was.
+    pub(crate) fn registration(
+        &mut self,
+        now: &State,
+        memory: &dyn GuestMemory,
+        kprobes: &GuestKprobes,
+    ) -> Option<Registration> {
+        let (registration, text) = self.planned.take()?;
+        let mut located = self.located.iter().flatten();
+        let is_current = self.state.is(now)
+            && (kprobes.is_empty() || located.all(|it| it.is_clear_of(kprobes)))
+            && text.is_in(memory);
+        is_current.then_some(registration)
+    }
+
+    /// Takes what was found for a probe of the batch, if that is still so.
+    pub(crate) fn take(&mut self, index: usize, body: &KernelBody<'_>) -> Option<Box<Located>> {
+        let located = self.located.get_mut(index)?.take()?;
+        let same_life = self.state.table.init_freed == body.table.init_freed;
+        (same_life && located.is_current(body)).then_some(located)
+    }
+}
+
+impl Located {
+    /// Returns true if the text is still the one that was decoded, and none of the guest's kprobes is in it.
+    fn is_current(&self, body: &KernelBody<'_>) -> bool {
+        let (start, read) = &self.text;
+        let text = body.text(*start, read.len());
+        let same = matches!(text, Some(Ok(text)) if text == *read);
+        same && self.is_clear_of(body.kprobes)
+    }
+
+    fn is_clear_of(&self, kprobes: &GuestKprobes) -> bool {
+        let (start, read) = &self.text;
+        let range = *start..start.wrapping_add(read.len() as u64);
+        kprobes.overlapping(range).is_none()
+    }
+}

@@ -1,0 +1,115 @@
+//! Removing probes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use guest_state::{GuestVirtAddr, StoppedGuest};
+
+use crate::engine::Engine;
+use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::registry::Registry;
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::table::Table;
+use crate::error::ChangeError;
+use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
+
+/// A removal of probes that is worked out while the guest runs.
+#[derive(Debug)]
+pub struct Removal {
+    ids: Vec<ProbeId>,
+    removed: Vec<Arc<Probe>>,
+    plan: Plan,
+    /// Where calls were followed by these probes alone.
+    ended: BTreeSet<GuestVirtAddr>,
+}
+
+impl Engine {
+    /// Removes all of these probes or none, and tells how they ended. A number
+    /// given twice counts once.
+    ///
+    /// # Errors
+    /// A probe doesn't exist, or the text can't be restored.
+    pub fn unregister(
+        &self,
+        guest: &dyn StoppedGuest,
+        ids: &[ProbeId],
+    ) -> Result<Vec<ProbeInfo>, ChangeError> {
+        let mut removal = self.draft_removal(ids)?;
+        self.unregister_drafted(guest, &mut removal)?;
+        Ok(self.describe_removed(&removal))
+    }
+
+    /// Works out a removal while the guest runs.
+    ///
+    /// # Errors
+    /// A probe doesn't exist.
+    pub fn draft_removal(&self, ids: &[ProbeId]) -> Result<Removal, ChangeError> {
+        self.plan_removal(self.state(), ids)
+    }
+
+    /// As [`Self::unregister`], of what was worked out before the guest stopped. Where nothing has changed since,
+    /// it only writes. [`Self::describe_removed`] tells of the probes when the guest runs again. What the change
+    /// has replaced is freed with the removal.
+    ///
+    /// # Errors
+    /// As of [`Self::unregister`].
+    pub fn unregister_drafted(
+        &self,
+        guest: &dyn StoppedGuest,
+        removal: &mut Removal,
+    ) -> Result<(), ChangeError> {
+        let mut change = self.change(guest);
+        let now = change.state();
+        if !removal.plan.before.is(&now) {
+            *removal = self.plan_removal(now, &removal.ids)?;
+        }
+        let removed = &removal.removed;
+        self.end_calls(guest);
+        self.settle(guest.memory());
+        let unfinished = self.unfinished(guest, removed);
+        change.commit::<ChangeError>(&removal.plan)?;
+        for (probe, times) in removed.iter().zip(unfinished) {
+            probe.miss_often(times);
+            probe.remove();
+        }
+        self.forget_calls();
+        self.forget_unseen();
+        // Where memory can't be read, calls end as they would have.
+        let _result = self.forget_followed(guest.memory(), &removal.ended);
+        self.tidy_calls(guest);
+        Ok(())
+    }
+
+    /// How the probes of a removal ended.
+    pub fn describe_removed(&self, removal: &Removal) -> Vec<ProbeInfo> {
+        self.infos(&removal.removed)
+    }
+
+    fn plan_removal(&self, before: State, ids: &[ProbeId]) -> Result<Removal, ChangeError> {
+        let removed = before.registry.select(ids)?;
+        let mut registry = Registry::clone(&before.registry);
+        let mut table = Table::clone(&before.table);
+        for probe in &removed {
+            for at in probe.places() {
+                table.change(at, |site| {
+                    site.probes.retain(|other| other.id != probe.id);
+                });
+            }
+            registry.remove(probe.id);
+        }
+        self.release_milestones(&mut table, registry.probes());
+        let watched = table.watch(registry.probes());
+        watched.map_err(ChangeError::from_watch)?;
+        table.reconsider();
+        let follows = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
+        let still = registry.probes().filter(follows).map(|it| it.address());
+        let still: BTreeSet<_> = still.collect();
+        let ended = removed.iter().filter(follows).map(|it| it.address());
+        Ok(Removal {
+            ids: ids.to_vec(),
+            ended: ended.filter(|at| !still.contains(at)).collect(),
+            plan: Plan::new(before, Arc::new(registry), table),
+            removed,
+        })
+    }
+}
