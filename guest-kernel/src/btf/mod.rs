@@ -8,6 +8,7 @@ use crate::image::Image;
 use crate::symbols::{Symbols, hash};
 
 mod error;
+mod find_member;
 mod member;
 mod raw;
 #[cfg(any(test, feature = "testing"))]
@@ -74,16 +75,6 @@ impl Btf {
         self.size(id).ok_or_else(|| TypeError::Damaged {
             name: name.to_owned(),
         })
-    }
-
-    /// Where a member of a struct or union is. The path may lead through embedded structs and
-    /// unions, each step after a dot, and finds members of unnamed ones by their own names:
-    /// `btf.member("module", "core_layout.base")`. It doesn't follow pointers or arrays.
-    ///
-    /// # Errors
-    /// There is no such type or member.
-    pub fn member(&self, of: &str, path: &str) -> Result<Member, TypeError> {
-        member::find(self, of, path)
     }
 
     /// The value of a constant of an enum: `btf.constant("mod_mem_type", "MOD_TEXT")`.
