@@ -6,8 +6,10 @@ mod blacklist;
 mod create;
 mod find_kernel;
 mod inspect;
+mod optimize;
 mod optimizer;
 mod probes;
+mod read_rings;
 mod rings;
 mod symbols;
 
