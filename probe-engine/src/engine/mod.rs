@@ -32,18 +32,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use arc_swap::ArcSwap;
 use arc_swap::Guard;
 use changes::registry::Registry;
-use code::copies::ArenaState;
+use code::arena::CodeArena;
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
 use guest_state::x86_64::paging::PageTables;
-use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
-use hits::step::Stepping;
-use jumps::optimizer::Optimizer;
-use jumps::rings::Reader;
+use guest_state::{GuestMemory, MemoryError};
+use hits::stepping::Stepping;
+use jumps::reader::Reader;
+use jumps::whole_text::Optimizer;
 use lock::{Lock, Rank};
-use returns::own_returns::Exits;
+use returns::exits::Exits;
 use returns::replaced::Returns;
 use sites::departed::Departed;
 use sites::probe::Probe;
@@ -59,9 +59,6 @@ pub use hits::merge::Merger;
 pub use jumps::prepared::Prepared;
 pub use jumps::rings::Drained;
 pub use returns::under_way::FollowedCall;
-
-/// The kernel's top page table (`arch/x86/kernel/head_64.S`).
-const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
 
 /// How far the kernel has come (`enum system_states`, `include/linux/kernel.h`).
 const SYSTEM_STATE: &str = "system_state";
@@ -81,7 +78,7 @@ pub struct Engine {
     registry: Lock<Arc<Registry>>,
     optimizer: Lock<Optimizer>,
     reader: Lock<Option<Reader>>,
-    arena: Lock<ArenaState>,
+    arena: CodeArena,
     departed: Lock<Departed>,
     returns: Lock<Returns>,
     exits: Lock<Exits>,
@@ -118,7 +115,7 @@ impl Engine {
             registry: Lock::new(Rank::Registry, Default::default()),
             optimizer: Lock::new(Rank::Optimizer, Default::default()),
             reader: Lock::new(Rank::Reader, Default::default()),
-            arena: Lock::new(Rank::Arena, Default::default()),
+            arena: CodeArena::new(),
             departed: Lock::new(Rank::Departed, Default::default()),
             returns: Lock::new(Rank::Returns, Default::default()),
             exits: Lock::new(Rank::OwnReturns, Default::default()),
@@ -211,14 +208,6 @@ impl Engine {
     /// to the guest.
     fn wants_breakpoints(&self) -> bool {
         self.table().has_int3() || self.returns.lock().any() || self.may_wait_in_detour()
-    }
-
-    /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
-    pub fn kernel_root(&self) -> Option<GuestPhysAddr> {
-        let symbol = self.kernel.symbols.by_name(KERNEL_PAGE_TABLE).next()?;
-        let table = self.table();
-        let (phys, _) = table.image.as_ref()?.to_phys(symbol.address)?;
-        Some(phys)
     }
 
     fn table(&self) -> Guard<Arc<Table>> {

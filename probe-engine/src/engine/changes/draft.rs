@@ -49,7 +49,7 @@ impl Engine {
             let located = is_one.then(|| self.locate(memory, &body, &spec.place, spec.kind));
             Some(Box::new(located?.ok()?))
         };
-        let located: Vec<_> = match self.has_room(specs.len()) {
+        let located: Vec<_> = match self.arena.has_room(specs.len()) {
             true => specs.iter().map(locate).collect(),
             // Room is made at the stop.
             false => specs.iter().map(|_| None).collect(),

@@ -72,7 +72,7 @@ impl Engine {
             probe.miss_often(times);
             probe.remove();
         }
-        self.forget_calls();
+        self.returns.lock().forget_removed();
         self.forget_unseen();
         // Where memory can't be read, calls end as they would have.
         let _result = self.forget_followed(guest.memory(), &removal.ended);

@@ -4,35 +4,19 @@ use guest_state::GuestVirtAddr;
 
 use crate::arena::TRAMPOLINE;
 use crate::engine::Engine;
-use crate::engine::code::copies::ArenaState;
+use crate::engine::code::arena::CodeArena;
 
 impl Engine {
     /// The instruction of the guest's text that a vCPU with its RIP in the arena executes, or comes to next.
     /// `None` for code of ours, and for what isn't in the arena.
     pub(crate) fn original(&self, rip: GuestVirtAddr) -> Option<GuestVirtAddr> {
-        if !self.arena_covers(rip) {
+        if !CodeArena::covers(rip) {
             return None;
         }
         if let Some(site) = self.copied_before(rip) {
             return Some(site.next());
         }
-        match &*self.arena.lock() {
-            ArenaState::None(_) => None,
-            ArenaState::Installed(arena) => {
-                let in_slot = || Some(arena.slot_at(rip)?.at);
-                let in_detour = || arena.detour_at(rip)?.original;
-                in_slot().or_else(in_detour)
-            }
-        }
-    }
-
-    /// Whether the exception of a vCPU with its RIP in the arena was that of a call whose return address it has
-    /// pushed, which it would not have done in its place.
-    pub(crate) fn has_pushed(&self, rip: GuestVirtAddr) -> bool {
-        match &*self.arena.lock() {
-            ArenaState::None(_) => false,
-            ArenaState::Installed(arena) => arena.detour_at(rip).is_some_and(|it| it.has_pushed),
-        }
+        self.arena.original(rip)
     }
 
     /// Where RIP would be in the guest's text, of a vCPU that has just executed an instruction of the guest's.
@@ -40,7 +24,7 @@ impl Engine {
     pub(crate) fn went_on(&self, rip: GuestVirtAddr) -> Option<GuestVirtAddr> {
         // The guest's own `ret` leads to what calls return to.
         let trampolines = [Some(TRAMPOLINE), self.returns.lock().trampoline];
-        if !self.arena_covers(rip) || trampolines.contains(&Some(rip)) {
+        if !CodeArena::covers(rip) || trampolines.contains(&Some(rip)) {
             return Some(rip);
         }
         // What is in front of the first copy is ours, and leads to it.

@@ -5,5 +5,6 @@ pub(crate) mod int3;
 pub(crate) mod merge;
 pub(crate) mod missed;
 pub(crate) mod step;
+pub(crate) mod stepping;
 pub(crate) mod trap;
 pub(crate) mod watch;

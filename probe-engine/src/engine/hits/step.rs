@@ -18,7 +18,8 @@ use guest_state::{
 
 use crate::engine::Engine;
 use crate::engine::hits::int3::{Found, find};
-use crate::engine::sites::site::{Relocated, Site, Way};
+use crate::engine::hits::stepping::{StepIn, Stepping};
+use crate::engine::sites::site::{Site, Way};
 use crate::event::Detail;
 
 /// What an instruction may raise of which nothing is known.
@@ -28,24 +29,6 @@ const USUAL: [u8; 4] = [
     vector::INVALID_OPCODE,
     vector::DIVIDE_ERROR,
 ];
-
-/// Where the instruction is stepped.
-#[derive(Debug, Clone)]
-pub(crate) enum StepIn {
-    Copy(Relocated),
-    /// At its own address, with all other vCPUs stopped and the int3 lifted.
-    Place,
-}
-
-/// A step under way.
-#[derive(Debug)]
-pub(crate) struct Stepping {
-    vcpu: VcpuId,
-    site: Arc<Site>,
-    at: StepIn,
-    /// Where it began. Differs from the site where text is identity-mapped.
-    rip: u64,
-}
 
 impl Engine {
     /// Begins to step the site's instruction.

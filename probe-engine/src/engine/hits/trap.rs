@@ -10,8 +10,9 @@ use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandl
 
 use crate::emulate::{self, Outcome, Touched};
 use crate::engine::Engine;
+use crate::engine::code::arena::CodeArena;
 use crate::engine::hits::int3::{Found, find, is_gone};
-use crate::engine::hits::step::StepIn;
+use crate::engine::hits::stepping::StepIn;
 use crate::engine::sites::foresight::Foreseen;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Site, Way};
@@ -39,7 +40,7 @@ impl Engine {
     /// instruction, or says how to.
     pub(crate) fn on_breakpoint(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
         let rip = GuestVirtAddr(vcpu.registers().rip);
-        if self.arena_covers(rip) {
+        if CodeArena::covers(rip) {
             return self.on_breakpoint_in_arena(rip, memory, vcpu);
         }
         let table = self.table();
@@ -134,7 +135,7 @@ impl Engine {
         }
         let Some(site) = self.copied_before(rip) else {
             // Removed meanwhile, the byte is a `nop` by now; or the guest leapt there.
-            return match self.copy_around(rip) {
+            return match self.arena.copy_around(rip) {
                 Some((_, phys)) if is_gone(memory, phys) => Action::Resume,
                 _ => Action::Reinject,
             };
@@ -146,10 +147,10 @@ impl Engine {
 
     /// The site of whose instruction a copy ends at `rip`.
     pub(crate) fn copied_before(&self, rip: GuestVirtAddr) -> Option<Arc<Site>> {
-        if !self.arena_covers(rip) {
+        if !CodeArena::covers(rip) {
             return None;
         }
-        let (probed, _) = self.copy_around(rip)?;
+        let (probed, _) = self.arena.copy_around(rip)?;
         let ends_here = |site: &&Arc<Site>| site.copy().is_some_and(|copy| copy.end == rip);
         self.table().site(probed).filter(ends_here).cloned()
     }

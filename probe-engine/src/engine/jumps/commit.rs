@@ -41,7 +41,7 @@ impl Engine {
         }
         if prepared.crowded {
             // Those that are left are in use, or look so: they'd have to become many more.
-            self.optimizer.lock().worth = 2 * self.idle_detours();
+            self.optimizer.lock().worth = 2 * self.arena.idle_detours();
             self.unsettled.store(true, Ordering::Relaxed);
         }
         let mut change = self.change(guest);

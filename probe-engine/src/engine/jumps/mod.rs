@@ -4,4 +4,6 @@ pub(crate) mod commit;
 pub(crate) mod credit;
 pub(crate) mod optimizer;
 pub(crate) mod prepared;
+pub(crate) mod reader;
 pub(crate) mod rings;
+pub(crate) mod whole_text;

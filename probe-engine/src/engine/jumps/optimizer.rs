@@ -5,20 +5,19 @@
 //! has changed in between is prepared again: sites are never changed, only replaced, so being the same
 //! object tells that one has not.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::GuestKprobes;
+use guest_state::GuestMemory;
 use guest_state::x86_64::MAX_INSTRUCTION_LEN;
-use guest_state::{GuestMemory, GuestVirtAddr};
 
-use crate::arena::PlaceError;
+use crate::arena::{Arena, PlaceError};
 use crate::calls::layout;
-use crate::detour::{self, BranchTargets, Environment, Ground, Pattern, Tag, live};
+use crate::detour::{self, Environment, Ground, Pattern, Tag, live};
 use crate::engine::Engine;
-use crate::engine::code::copies::ArenaState;
 use crate::engine::jumps::prepared::Prepared;
+use crate::engine::jumps::whole_text::{Optimizer, WholeText};
 use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::{Jump, Verdict};
@@ -29,24 +28,8 @@ use crate::probe::{NoJump, Place};
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
 
-/// What the optimizer knows of the guest, once it has looked.
-#[derive(Debug, Default)]
-pub(crate) struct Optimizer {
-    text: Option<WholeText>,
-    /// How many idle detours there have to be before it is worth looking which of them nobody is in.
-    pub(crate) worth: usize,
-}
-
 /// Fewer idle detours than these are never worth it: looking reads all of the guest's memory.
 const WORTH: usize = 64;
-
-/// What all of the kernel's text tells of its parts.
-#[derive(Debug)]
-struct WholeText {
-    targets: BranchTargets,
-    /// Functions that run without their CPU's GS base.
-    without_gs: HashSet<GuestVirtAddr>,
-}
 
 impl Engine {
     /// Whether probes wait to become jumps, or to be told why not, and it is time to look.
@@ -85,7 +68,8 @@ impl Engine {
             match jump {
                 Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
                 Err(why)
-                    if why.is_crowded() && self.idle_detours() >= optimizer.worth.max(WORTH) =>
+                    if why.is_crowded()
+                        && self.arena.idle_detours() >= optimizer.worth.max(WORTH) =>
                 {
                     crowded = true;
                 }
@@ -158,7 +142,7 @@ impl Engine {
         let function = function.map_err(|error| unreadable(error.to_string()))?;
         let whole = optimizer
             .text
-            .get_or_insert_with(|| self.whole_text(memory, table));
+            .get_or_insert_with(|| WholeText::of(&self.kernel, table, memory));
         if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
             return Err(NoJump::EarlyCode);
         }
@@ -195,15 +179,12 @@ impl Engine {
         };
         let numbers = self.cells().min(layout::NUMBERS);
         let busy = self.busy_detours(memory, site.virt, &purpose.followers);
-        let placed = match &mut *self.arena.lock() {
-            ArenaState::None(why) => {
-                let reason = why.clone();
-                return Err(NoJump::NoArena { reason });
-            }
-            ArenaState::Installed(arena) => {
-                arena.detour(memory, site.virt, pattern, (numbers, &busy), build)
-            }
-        };
+        let place =
+            |arena: &mut Arena| arena.detour(memory, site.virt, pattern, (numbers, &busy), build);
+        let placed = self.arena.with(place).ok_or_else(|| {
+            let reason = self.arena.note();
+            NoJump::NoArena { reason }
+        })?;
         let placed = placed.map_err(|error| {
             let reason = error.to_string();
             match error {
@@ -213,31 +194,5 @@ impl Engine {
             }
         })?;
         Ok(Jump::new(region, purpose, placed))
-    }
-
-    fn whole_text(&self, memory: &dyn GuestMemory, table: &Table) -> WholeText {
-        let symbols = &self.kernel.symbols;
-        let range = symbols.text();
-        let len = (range.end.0 - range.start.0) as usize;
-        let text = table.text(memory, range.start, len).and_then(Result::ok);
-        let text = text.unwrap_or_default();
-        let inside = |address: &GuestVirtAddr| range.contains(address);
-        let mut starts: Vec<_> = symbols.iter().map(|it| it.address).filter(inside).collect();
-        starts.sort_unstable();
-        let mut targets = BranchTargets::of(range.start, &text, starts);
-        for label in &self.kernel.landings.labels {
-            targets.insert(*label);
-        }
-        WholeText {
-            targets,
-            without_gs: detour::functions_without(symbols, range.start, &text),
-        }
-    }
-
-    pub(crate) fn idle_detours(&self) -> usize {
-        match &*self.arena.lock() {
-            ArenaState::None(_) => 0,
-            ArenaState::Installed(arena) => arena.idle_detours(),
-        }
     }
 }

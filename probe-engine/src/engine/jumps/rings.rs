@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
 
-use crate::arena::{Code, RINGS, TRAMPOLINE};
+use crate::arena::{Arena, Code, RINGS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
 use crate::detour::Environment;
 use crate::engine::Engine;
-use crate::engine::code::copies::{ArenaState, rips};
+use crate::engine::code::room::rips;
 use crate::engine::jumps::credit::{Credit, Known, ranges};
-use crate::engine::returns::follow::Follower;
+use crate::engine::jumps::reader::Reader;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
 use crate::percpu::PerCpu;
@@ -34,22 +34,6 @@ pub struct Drained {
     pub held: usize,
 }
 
-/// The rings, once the guest has started and jumps are wanted.
-#[derive(Debug)]
-pub(crate) struct Reader {
-    rings: ring::Rings,
-    environment: Environment,
-    cells: u32,
-    /// Whose the records and counts are.
-    credit: Credit,
-    /// What return probes have, or why they can't be jumps.
-    follower: Result<Follower, NoJump>,
-    /// All that was found so far; see [`Drained::damaged`].
-    damaged: u64,
-    /// Drains in a row that have found nothing, with no jump in the text.
-    quiet: u32,
-}
-
 impl Engine {
     /// What detours have to know of the guest. The first call lays the rings out.
     pub(crate) fn environment(&self, memory: &dyn GuestMemory) -> Result<Environment, NoJump> {
@@ -65,7 +49,7 @@ impl Engine {
         let (symbols, variables) = (&kernel.symbols, &kernel.variables);
         let percpu = PerCpu::find(memory, image, symbols, variables, self.vcpus);
         let percpu = percpu.map_err(|error| not(error.to_string()))?;
-        let to_phys = |at| self.arena_phys(at).ok_or_else(|| not(self.arena_note()));
+        let to_phys = |at| self.arena.phys(at).ok_or_else(|| not(self.arena.note()));
         let mut places = Vec::new();
         for (number, block) in (0..).zip(percpu.blocks()) {
             let ring = RINGS.wrapping_add(number * 2 * layout::RING_LEN);
@@ -239,10 +223,11 @@ impl Engine {
         let Some(reader) = &mut *reader else {
             return Ok(0);
         };
-        let inside = match &*self.arena.lock() {
-            ArenaState::None(_) => return Ok(0),
-            ArenaState::Installed(arena) => arena.inside(memory, &guest.ram(), &rips)?,
+        let looked = |arena: &mut Arena| arena.inside(memory, &guest.ram(), &rips);
+        let Some(inside) = self.arena.with(looked) else {
+            return Ok(0);
         };
+        let inside = inside?;
         let lost = reader.rings.give_up(memory, |header| match header {
             None => inside.is_empty(),
             Some(header) if header.returns => !inside.contains(&Code::Trampoline),
@@ -339,7 +324,7 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Option<Action> {
-        let in_detour = self.detour_at(rip);
+        let in_detour = self.arena.detour_at(rip);
         let mut reader = self.reader.lock();
         let reader = reader.as_mut()?;
         let number = in_detour.unwrap_or(vcpu.registers().rax as u32);
@@ -437,23 +422,5 @@ impl Engine {
             .map(|call| call.number)
             .chain(unfinished)
             .collect())
-    }
-}
-
-impl Reader {
-    /// Forgets those detours that are no more. No call of theirs is under way.
-    pub(crate) fn forget_detours(
-        &mut self,
-        memory: &dyn GuestMemory,
-        is_gone: impl Fn(u32) -> bool,
-    ) {
-        for number in (0..self.credit.numbers()).filter(|number| is_gone(*number)) {
-            if self.credit.forget(number)
-                && let Ok(follower) = &self.follower
-            {
-                // Where that can't be written, nothing is followed.
-                let _result = follower.calls.none_active(memory, number);
-            }
-        }
     }
 }

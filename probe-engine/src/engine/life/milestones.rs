@@ -206,7 +206,7 @@ impl Engine {
                 }
             }
             table.remove(site.virt);
-            self.discard_copy(site.virt);
+            self.arena.discard_copy(site.virt);
         }
         more(&mut table);
         self.apply_running(memory, before, table);

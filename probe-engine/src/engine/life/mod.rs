@@ -2,3 +2,4 @@
 
 pub(crate) mod milestones;
 pub(crate) mod oops;
+pub(crate) mod page_tables;

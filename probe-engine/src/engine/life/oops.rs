@@ -132,7 +132,7 @@ impl Engine {
         };
         // What the guest can't write are no saved registers.
         write_word(memory, tables, rip_at.0, original.0);
-        if self.has_pushed(rip) {
+        if self.arena.has_pushed(rip) {
             write_word(memory, tables, rsp_at.0, rsp.wrapping_add(WORD));
         }
     }

@@ -32,7 +32,7 @@ impl Engine {
         let repeats = insn::is_rep_string(&code.insn);
         let foresight = Foresight::of(&code.insn, repeats);
         let raises = Raises::by(&code.insn);
-        let copy = self.copy_of(memory, code, original, at);
+        let copy = self.arena.copy_of(memory, code, original, at);
         let held_back = match (&copy, raises) {
             (Err(why_not), _) => Some(why_not.clone()),
             (Ok(_), _) if expects_fault => Some("the kernel expects it to fault".to_owned()),

@@ -8,41 +8,16 @@ use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
 
 use crate::arena::{CALLS, TRAMPOLINE};
 use crate::calls::{Call, Calls};
-use crate::detour::{self, Environment, Full};
+use crate::detour::{self, Environment};
 use crate::engine::Engine;
+use crate::engine::code::arena::CodeArena;
+use crate::engine::returns::follower::Follower;
 use crate::engine::returns::stack::{read_word, write_word};
-use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, stands_at, vcpus};
+use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::probe::NoJump;
 
 /// Bytes of stack that the code of ours that follows calls uses at most, and some more.
 const DEPTH: u64 = 512;
-
-/// What the guest has for following calls.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Follower {
-    pub(crate) calls: Calls,
-    /// Where the trampoline comes to with a ring full.
-    pub(crate) full: Full,
-    /// See [`detour::Trampoline::told`].
-    told: [GuestVirtAddr; 4],
-    /// See [`detour::Trampoline::depth`].
-    depth: u64,
-}
-
-impl Follower {
-    /// The calls under way that have not been told of, and will be if their probes stay.
-    pub(crate) fn untold(&self, guest: &dyn StoppedGuest, tables: &[PageTables]) -> Vec<Call> {
-        let memory = guest.memory();
-        let vcpus = vcpus(guest);
-        let is_told = |call: &Call| {
-            let rsp = call.slot.wrapping_sub(self.depth);
-            call.returns() && stands_at(memory, tables, &vcpus, rsp, &self.told)
-        };
-        let mut calls = self.calls.under_way(memory).unwrap_or_default();
-        calls.retain(|call| !call.is_orphan() && !is_told(call));
-        calls
-    }
-}
 
 impl Engine {
     /// Makes the table of calls and the code that calls return to, before any detour needs them.
@@ -54,14 +29,14 @@ impl Engine {
         let not = |why: &str| NoJump::NoCallTable {
             reason: why.to_owned(),
         };
-        let window = self.arena_phys(CALLS.start);
+        let window = self.arena.phys(CALLS.start);
         let window = window.ok_or_else(|| not("the arena has no room for a table of calls"))?;
         let calls = Calls::new(window);
         let code = detour::trampoline(environment).map_err(|error| not(&error.to_string()))?;
         calls
             .init(memory)
             .map_err(|error| not(&error.to_string()))?;
-        match self.write_trampoline(memory, &code.code) {
+        match self.arena.write_trampoline(memory, &code.code) {
             Ok(true) => Ok(Follower {
                 calls,
                 full: code.full,
@@ -99,7 +74,8 @@ impl Engine {
     /// put back yet is led on by the trampoline, as long as it takes.
     pub(crate) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
         self.end_calls(guest);
-        let replaced = self.tidy_replaced(guest);
+        let tables = || self.kernel_tables(guest);
+        let replaced = self.returns.lock().tidy(guest, tables);
         // Where memory can't be read, calls end as they would have.
         let followed = self.tidy_followed(guest).unwrap_or_default();
         if replaced || followed {
@@ -131,7 +107,7 @@ impl Engine {
         let unknown = any_on_entry_stack(&vcpus);
         let busy: Vec<_> = vcpus
             .iter()
-            .filter(|(_, registers)| self.arena_covers(GuestVirtAddr(registers.rip)))
+            .filter(|(_, registers)| CodeArena::covers(GuestVirtAddr(registers.rip)))
             .map(|(_, registers)| registers.rsp.wrapping_sub(8))
             .collect();
         // Nobody else may change what the trampoline is at work on.

@@ -4,13 +4,13 @@
 //! A call is known by where on the stack its return address is and by its task, from its entry until the
 //! task comes to a way out with RSP there again.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use crate::calls::Task;
 use crate::engine::Engine;
+use crate::engine::returns::exits::Entered;
 use crate::engine::returns::stack::{WORD, read_word};
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
@@ -18,18 +18,9 @@ use crate::engine::sites::ways_out::WayOut;
 use crate::event::Detail;
 use crate::probe::ProbeKind;
 
-/// The calls under way, by the address of their return address; several only of probes of one function.
-#[derive(Debug, Default)]
-pub(crate) struct Exits(HashMap<u64, Vec<Entered>>);
-
-/// A call under way, which a probe has seen begin.
-#[derive(Debug)]
-struct Entered {
-    probe: Arc<Probe>,
-    task: Task,
-    caller: GuestVirtAddr,
-    entry_tsc: Tsc,
-    entry: Registers,
+/// Whether it is a return probe of this kind.
+pub(crate) fn is_at_exits(probe: &Probe) -> bool {
+    matches!(probe.kind, ProbeKind::Exits { .. })
 }
 
 /// A call that is about to begin: of these probes, with this return address.
@@ -37,47 +28,6 @@ pub(crate) struct Entering {
     probes: Vec<Arc<Probe>>,
     task: Task,
     caller: Option<u64>,
-}
-
-impl Exits {
-    /// Forgets the calls that aren't to be kept, and says which these were.
-    fn take(&mut self, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
-        let mut taken = Vec::new();
-        self.0.retain(|_, calls| {
-            taken.extend(calls.extract_if(.., |call| is_over(call)));
-            !calls.is_empty()
-        });
-        taken
-    }
-
-    /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
-    pub(crate) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
-        let ended = self.take(|call| has_ended(call.task));
-        ended.iter().for_each(|call| call.probe.lose_call());
-        !ended.is_empty()
-    }
-
-    /// Whose the calls under way are.
-    pub(crate) fn tasks(&self) -> impl Iterator<Item = Task> {
-        self.0.values().flatten().map(|call| call.task)
-    }
-
-    /// As [`Self::take`], of those with their return address at `at`.
-    fn take_at(&mut self, at: u64, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
-        let Some(calls) = self.0.get_mut(&at) else {
-            return Vec::new();
-        };
-        let taken = calls.extract_if(.., |call| is_over(call)).collect();
-        if calls.is_empty() {
-            self.0.remove(&at);
-        }
-        taken
-    }
-}
-
-/// Whether it is a return probe of this kind.
-pub(crate) fn is_at_exits(probe: &Probe) -> bool {
-    matches!(probe.kind, ProbeKind::Exits { .. })
 }
 
 impl Engine {

@@ -1,5 +1,5 @@
-//! Return probes that are breakpoints: the return address of a call leads to a breakpoint of ours until
-//! the call is over. Calls that detours follow are none of these ([`crate::calls`]).
+//! Return addresses that lead to a breakpoint of ours until their call is over: return probes that are
+//! breakpoints. Calls that detours follow are none of these ([`crate::calls`]).
 //!
 //! A call is known by where on the stack its return address is: no two calls under way have that
 //! in common, whatever task they belong to and wherever it sleeps. A function that jumps into
@@ -10,16 +10,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use guest_state::x86_64::paging::PageTables;
-use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc, Vcpu};
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc};
 
 use crate::calls::Task;
-use crate::engine::Engine;
-use crate::engine::returns::stack::{WORD, Word, read_word, write_word};
+use crate::engine::returns::stack::{WORD, read_word, write_word};
 use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, vcpus};
 use crate::engine::sites::probe::Probe;
-use crate::engine::sites::site::Site;
-use crate::event::Detail;
-use crate::probe::{ProbeId, ProbeKind};
+use crate::probe::ProbeId;
 
 /// The calls that are followed.
 #[derive(Debug, Default)]
@@ -28,7 +25,7 @@ pub(crate) struct Returns {
     pub(crate) trampoline: Option<GuestVirtAddr>,
     /// By the address of the return address. Of several the last returns first: in between somebody else
     /// has put his own address there, and gives back what he has found.
-    replaced: HashMap<u64, Vec<Replaced>>,
+    pub(crate) replaced: HashMap<u64, Vec<Replaced>>,
     /// The detours' trampoline may come to an int3, as long as the guest runs.
     pub(crate) traps: bool,
     /// The kernel's page tables, once they are known.
@@ -43,15 +40,15 @@ pub(crate) struct Replaced {
     /// On whose stack it is.
     pub(crate) task: Task,
     /// The innermost call last. Without any it only leads on.
-    instances: Vec<Instance>,
+    pub(crate) instances: Vec<Instance>,
 }
 
 /// A call that a return probe follows (the kernel's `struct kretprobe_instance`).
 #[derive(Debug)]
-struct Instance {
-    probe: Arc<Probe>,
-    entry_tsc: Tsc,
-    entry: Registers,
+pub(crate) struct Instance {
+    pub(crate) probe: Arc<Probe>,
+    pub(crate) entry_tsc: Tsc,
+    pub(crate) entry: Registers,
 }
 
 impl Replaced {
@@ -107,150 +104,11 @@ impl Returns {
     }
 }
 
-impl Engine {
-    /// A function with return probes is entered: RSP is at its return address.
-    pub(crate) fn enter(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
-        let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
-        let probes: Vec<_> = site
-            .enabled()
-            .filter(is_return)
-            .filter(|probe| self.meets_condition(probe, memory, vcpu))
-            .collect();
-        if probes.is_empty() {
-            return;
-        }
-        let probes = probes.into_iter();
-        let at = vcpu.registers().rsp;
-        let tables = vcpu.page_tables();
-        let word = tables.and_then(|tables| Word::at(memory, tables, at));
-        let found = word.and_then(|word| word.read(memory));
-        let task = self.current_task(memory, vcpu);
-        let mut returns = self.returns.lock();
-        let (Some(tables), Some(word), Some(found), Some(trampoline)) =
-            (tables, word, found, returns.trampoline)
-        else {
-            probes.for_each(|probe| probe.miss());
-            return;
-        };
-        let shared = found == trampoline.0;
-        if shared && !returns.replaced.contains_key(&at) {
-            probes.for_each(|probe| probe.miss());
-            return;
-        }
-        if !shared {
-            // The stack is this task's now: whoever else had it has ended.
-            returns.end_others(at, task);
-        }
-        let has_ended = |task| self.has_ended(memory, &[tables], task);
-        let calls: Vec<_> = probes
-            .filter(|probe| {
-                // Tasks may have ended inside the function, and their calls with them.
-                probe.begin_call() || returns.end(has_ended) && probe.begin_call() || {
-                    probe.miss();
-                    false
-                }
-            })
-            .map(|probe| Instance {
-                probe: Arc::clone(probe),
-                entry_tsc: vcpu.tsc(),
-                entry: Registers {
-                    rip: site.virt.0,
-                    ..*vcpu.registers()
-                },
-            })
-            .collect();
-        if calls.is_empty() {
-            return;
-        }
-        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
-        if let Some(replaced) = newest.filter(|_| shared) {
-            replaced.instances.extend(calls);
-        } else if word.write(memory, trampoline.0) {
-            let replaced = Replaced {
-                caller: found,
-                task,
-                instances: calls,
-            };
-            returns.replaced.entry(at).or_default().push(replaced);
-        } else {
-            for call in calls {
-                call.probe.end_call();
-                call.probe.miss();
-            }
-        }
-    }
-
-    /// The first instruction of a function has page-faulted, to be executed again: the calls that
-    /// its return probes have just begun to follow, with the return address at `at`, have not begun.
-    pub(crate) fn enter_again(
-        &self,
-        site: &Site,
-        memory: &dyn GuestMemory,
-        vcpu: &mut dyn Vcpu,
-        at: u64,
-    ) {
-        let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
-        let mut probes = site.probes.iter().rev().filter(is_return).peekable();
-        if probes.peek().is_none() {
-            return;
-        }
-        let tables = vcpu.page_tables();
-        let mut returns = self.returns.lock();
-        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
-        let Some((tables, replaced)) = tables.zip(newest) else {
-            return;
-        };
-        let mut any = false;
-        for probe in probes {
-            let last = replaced
-                .instances
-                .pop_if(|call| call.probe.id == probe.id && call.entry.rip == site.virt.0);
-            last.iter().for_each(|call| call.probe.end_call());
-            any |= last.is_some();
-        }
-        if any && replaced.instances.is_empty() {
-            // It was written a moment ago.
-            write_word(memory, tables, at, replaced.caller);
-            returns.pop(at);
-        }
-    }
-
-    /// A vCPU is at the trampoline: a followed call has returned. RIP becomes
-    /// what the return address was.
-    pub(crate) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
-        let at = vcpu.registers().rsp.wrapping_sub(WORD);
-        let Some(replaced) = self.returns.lock().pop(at) else {
-            // The guest itself jumps there.
-            return Action::Reinject;
-        };
-        vcpu.registers_mut().rip = replaced.caller;
-        let disarmed = self.table().disarmed;
-        let (mut tsc, registers) = (None, *vcpu.registers());
-        for call in replaced.instances.into_iter().rev() {
-            call.probe.end_call();
-            call.probe.exit();
-            if disarmed || !call.probe.is_enabled() {
-                // It has begun while the probe was enabled.
-                call.probe.miss();
-                continue;
-            }
-            call.probe.hit();
-            let detail = Detail::Return {
-                caller: GuestVirtAddr(replaced.caller),
-                entry_tsc: call.entry_tsc,
-                entry: call.entry,
-                tail_call: false,
-            };
-            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
-        }
-        Action::Resume
-    }
-
+impl Returns {
     /// Follows no call for removed probes any more. Return addresses that nobody
-    /// needs are put back by [`Self::tidy_calls`].
-    pub(crate) fn forget_calls(&self) {
-        let mut returns = self.returns.lock();
-        for replaced in returns.replaced.values_mut().flatten() {
+    /// needs are put back by [`Self::tidy`].
+    pub(crate) fn forget_removed(&mut self) {
+        for replaced in self.replaced.values_mut().flatten() {
             replaced.instances.retain(|call| {
                 let keep = !call.probe.is_removed();
                 if !keep {
@@ -265,16 +123,19 @@ impl Engine {
     /// Puts return addresses back that nobody needs. One stays and leads on where the
     /// guest's own tools have taken its place, as they will still give it back.
     /// Whether some stay only because nobody knows who stands at the trampoline.
-    pub(crate) fn tidy_replaced(&self, guest: &dyn StoppedGuest) -> bool {
-        let mut returns = self.returns.lock();
-        let Some(trampoline) = returns.trampoline.filter(|_| returns.any_replaced()) else {
+    pub(crate) fn tidy(
+        &mut self,
+        guest: &dyn StoppedGuest,
+        tables: impl FnOnce() -> Vec<PageTables>,
+    ) -> bool {
+        let Some(trampoline) = self.trampoline.filter(|_| self.any_replaced()) else {
             return false;
         };
-        let tables = self.kernel_tables(guest);
+        let tables = tables();
         let vcpus = vcpus(guest);
         let unknown = any_on_entry_stack(&vcpus);
         let mut again = false;
-        returns.replaced.retain(|&at, several| {
+        self.replaced.retain(|&at, several| {
             let newest = several
                 .last()
                 .filter(|replaced| replaced.instances.is_empty());
@@ -305,11 +166,9 @@ impl Engine {
         });
         again
     }
-}
 
-impl Returns {
     /// The newest of those there, which is none any more.
-    fn pop(&mut self, at: u64) -> Option<Replaced> {
+    pub(crate) fn pop(&mut self, at: u64) -> Option<Replaced> {
         let several = self.replaced.get_mut(&at)?;
         let newest = several.pop();
         if several.is_empty() {
@@ -328,7 +187,7 @@ impl Returns {
     }
 
     /// Counts the calls of other tasks with their return address there, and forgets them.
-    fn end_others(&mut self, at: u64, task: Task) {
+    pub(crate) fn end_others(&mut self, at: u64, task: Task) {
         let Some(several) = self.replaced.get_mut(&at) else {
             return;
         };

@@ -4,29 +4,11 @@
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, VcpuId};
 
-use crate::engine::Engine;
 use crate::engine::returns::stack::{WORD, read_word};
 
 /// Where Linux has the stacks that the processor switches to by itself, for NMIs and the like
 /// (`Documentation/arch/x86/x86_64/mm.rst`: `cpu_entry_area`).
 const ENTRY_AREA: std::ops::Range<u64> = 0xffff_fe00_0000_0000..0xffff_fe80_0000_0000;
-
-impl Engine {
-    /// The kernel's own page tables, then those that the vCPUs use: until the
-    /// kernel has set its own up, only these map its stacks.
-    pub(crate) fn kernel_tables(&self, guest: &dyn StoppedGuest) -> Vec<PageTables> {
-        let used: Vec<_> = (0..guest.vcpus())
-            .map(VcpuId)
-            .filter_map(|vcpu| guest.control(vcpu).ok())
-            .filter_map(|control| control.page_tables().ok())
-            .collect();
-        let own = self
-            .kernel_root()
-            .zip(used.first())
-            .map(|(root, used)| PageTables { root, ..*used });
-        own.into_iter().chain(used).collect()
-    }
-}
 
 /// The registers of all vCPUs, by their numbers.
 pub(crate) fn vcpus(guest: &dyn StoppedGuest) -> Vec<(VcpuId, Registers)> {

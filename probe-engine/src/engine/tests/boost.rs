@@ -4,7 +4,6 @@ use guest_state::{Action, GuestVirtAddr, StepEnd};
 
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
 use crate::arena::SLOT_AREA;
-use crate::engine::code::copies::ArenaState;
 use crate::event::Detail;
 use crate::insn::decode;
 use crate::probe::{ProbeId, Strategy, Switch};
@@ -131,12 +130,12 @@ fn identity_mapped_text_is_stepped_where_it_is() {
 fn an_instruction_without_room_for_a_copy_is_stepped_where_it_is_and_no_hit_is_lost() {
     let f = Fixture::with_arena();
     let mut all = Vec::new();
-    if let ArenaState::Installed(arena) = &mut *f.engine.arena.lock() {
+    f.engine.arena.with(|arena| {
         let nop = |_| Ok::<_, &str>(vec![NOP]);
         let slots = (1..).map(GuestVirtAddr);
         let slots = slots.map_while(|at| arena.slot(&*f.memory, at, nop).ok());
         all.extend(slots.take(1 << 20));
-    }
+    });
     assert!((1..1 << 20).contains(&all.len()));
     let probe = f.probe("copied");
     assert_eq!(probe.strategy, Strategy::Step);

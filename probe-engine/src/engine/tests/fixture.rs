@@ -15,7 +15,7 @@ use guest_state::{
 };
 use parking_lot::Mutex;
 
-use crate::engine::code::copies::ArenaState;
+use crate::arena::Arena;
 use crate::engine::{Draft, Engine};
 use crate::error::RegisterError;
 use crate::event::{Detail, Event, EventSink};
@@ -219,15 +219,12 @@ impl Fixture {
 
     /// How many copies more there is room for.
     pub fn vacant_slots(&self) -> usize {
-        match &*self.engine.arena.lock() {
-            ArenaState::None(_) => 0,
-            ArenaState::Installed(arena) => arena.vacant(),
-        }
+        self.engine.arena.with(|arena| arena.vacant()).unwrap_or(0)
     }
 
     /// Code or data in the arena that has room for jumps.
     pub fn wide_bytes(&self, at: GuestVirtAddr, len: usize) -> Vec<u8> {
-        let phys = self.engine.arena_phys(at).unwrap();
+        let phys = self.engine.arena.phys(at).unwrap();
         self.bytes_at(phys.0, len)
     }
 
@@ -390,10 +387,8 @@ impl Fixture {
 
     /// How many slots have no user, now that they are made free.
     pub fn reclaim(&self) -> usize {
-        match &mut *self.engine.arena.lock() {
-            ArenaState::Installed(arena) => arena.reclaim(&*self.memory, &[], &[], &[]).unwrap(),
-            ArenaState::None(why) => panic!("{why}"),
-        }
+        let reclaim = |arena: &mut Arena| arena.reclaim(&*self.memory, &[], &[], &[]);
+        self.engine.arena.with(reclaim).unwrap().unwrap()
     }
 
     pub fn word(&self, at: u64) -> u64 {

@@ -27,7 +27,7 @@ pub fn followed(f: &Fixture, change: impl FnOnce(&mut ProbeSpec)) -> ProbeInfo {
 
 /// Where in physical memory a place of the table is.
 fn at(f: &Fixture, offset: u64) -> u64 {
-    f.engine.arena_phys(CALLS.start).unwrap().0 + offset
+    f.engine.arena.phys(CALLS.start).unwrap().0 + offset
 }
 
 /// Has a call of detour `number` followed, with its return address at `slot`, in the table's place `index`.
@@ -47,14 +47,14 @@ fn keys(f: &Fixture) -> Vec<u64> {
 fn block(f: &Fixture) -> u64 {
     let environment = f.engine.environment(&*f.memory).unwrap();
     let at = gs_base(0).wrapping_add(environment.block);
-    f.engine.arena_phys(GuestVirtAddr(at)).unwrap().0
+    f.engine.arena.phys(GuestVirtAddr(at)).unwrap().0
 }
 
 /// What the trampoline does with the first vCPU's ring: word `n` of the record is `n`.
 pub fn put_return(f: &Fixture) {
     let head = block(f) + layout::HEAD;
     let position = f.word(head);
-    let ring = f.engine.arena_phys(RINGS).unwrap().0 + position;
+    let ring = f.engine.arena.phys(RINGS).unwrap().0 + position;
     for word in 1..layout::RETURN_WORDS {
         f.set_word(ring + word * 8, word);
     }

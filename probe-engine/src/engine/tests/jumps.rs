@@ -4,7 +4,6 @@ use guest_kernel::Kernel;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::fixture::{Fixture, PHYS, TEXT, spec, vcpu_at};
-use crate::engine::code::copies::ArenaState;
 use crate::event::Detail;
 use crate::probe::{Capture, Optimization, Options, ProbeId, ProbeInfo, Switch};
 use crate::ring::layout;
@@ -55,7 +54,7 @@ fn a_probe_becomes_a_jump_whose_displacement_traps_where_an_instruction_began() 
     assert_eq!((text[0], text[1], text[4]), (JUMP, 0xcc, 0xcc));
     assert_eq!(f.byte(FRAMED + 5), 0x48, "what follows stays");
     let detour = target(&f, FRAMED);
-    assert_eq!(f.engine.detour_at(detour), Some(0));
+    assert_eq!(f.engine.arena.detour_at(detour), Some(0));
 }
 
 #[test]
@@ -92,7 +91,7 @@ fn who_comes_to_an_instruction_inside_is_sent_to_its_copy() {
         let mut vcpu = vcpu_at(FRAMED + offset);
         assert_eq!(f.trap(&mut vcpu), Action::Resume);
         let rip = GuestVirtAddr(vcpu.registers.rip);
-        assert_eq!(f.engine.detour_at(rip), Some(0));
+        assert_eq!(f.engine.arena.detour_at(rip), Some(0));
         assert_eq!(f.wide_bytes(rip, 1), [first], "the copy of +{offset}");
     }
     assert_eq!(f.info(probe.id).exits, 2);
@@ -318,7 +317,7 @@ fn what_the_guest_wrote_to_a_counter_before_there_was_a_detour_counts_nothing() 
 pub fn block(f: &Fixture, cpu: u64) -> u64 {
     let environment = f.engine.environment(&*f.memory).unwrap();
     let at = super::fixture::gs_base(cpu).wrapping_add(environment.block);
-    f.engine.arena_phys(GuestVirtAddr(at)).unwrap().0
+    f.engine.arena.phys(GuestVirtAddr(at)).unwrap().0
 }
 
 /// Does what a detour with all registers does, on the first vCPU.
@@ -326,7 +325,7 @@ pub fn put_record(f: &Fixture, detour: u32) {
     let words = (layout::RECORD_VALUES / 8 + 17) as u8;
     let head = block(f, 0) + layout::HEAD;
     let at = f.word(head);
-    let ring = f.engine.arena_phys(crate::arena::RINGS).unwrap().0;
+    let ring = f.engine.arena.phys(crate::arena::RINGS).unwrap().0;
     f.set_word(ring + at + layout::RECORD_TSC, 7);
     f.set_word(ring + at, layout::header(detour, words));
     f.set_word(head, at + u64::from(words) * 8);
@@ -344,10 +343,7 @@ fn held() -> (Fixture, ProbeInfo, Vec<u8>) {
 #[test]
 fn the_detour_of_a_jump_that_is_none_any_more_is_idle_whatever_ended_it() {
     let f = jumps();
-    let idle = || match &*f.engine.arena.lock() {
-        ArenaState::None(why) => panic!("{why}"),
-        ArenaState::Installed(arena) => arena.idle_detours(),
-    };
+    let idle = || f.engine.arena.idle_detours();
     let mut counts = spec("one=framed");
     counts.options.capture = Capture::Count;
     f.engine.register(&f.guest(), &[counts]).unwrap();
@@ -368,10 +364,7 @@ fn the_detour_of_a_jump_that_is_none_any_more_is_idle_whatever_ended_it() {
         .map(|probe| probe.id)
         .collect::<Vec<_>>();
     f.unregister(&all);
-    let there = match &*f.engine.arena.lock() {
-        ArenaState::None(why) => panic!("{why}"),
-        ArenaState::Installed(arena) => arena.detours().0,
-    };
+    let there = f.engine.arena.with(|arena| arena.detours().0).unwrap();
     assert_eq!(idle(), there);
 }
 
@@ -385,7 +378,7 @@ fn a_jump_that_the_guest_holds_works_until_it_is_given_back_and_goes_then() {
     let mut vcpu = vcpu_at(FRAMED + 1);
     assert_eq!(f.trap(&mut vcpu), Action::Resume, "tripwires stay");
     let rip = GuestVirtAddr(vcpu.registers.rip);
-    assert_eq!(f.engine.detour_at(rip), Some(0));
+    assert_eq!(f.engine.arena.detour_at(rip), Some(0));
 
     assert!(f.engine.has_waiting());
     f.optimize();

@@ -20,7 +20,7 @@ fn reserve(f: &Fixture, cpu: u64, begun: bool) {
     let at = f.word(head);
     if begun {
         let ring = RINGS.wrapping_add(cpu * 2 * RING_LEN);
-        let place = f.engine.arena_phys(ring).unwrap().0 + at % RING_LEN;
+        let place = f.engine.arena.phys(ring).unwrap().0 + at % RING_LEN;
         f.set_word(place, layout::open(layout::header(0, WORDS)));
     }
     f.set_word(head, at + u64::from(WORDS) * 8);
@@ -205,5 +205,5 @@ fn detours_of_removed_probes_are_given_to_others_when_nobody_can_be_in_them() {
         let removed = f.engine.unregister(&f.guest(), &[id]).unwrap();
         assert_eq!(removed[0].missed, 1, "{value}");
     }
-    assert_eq!(f.engine.detour_at(GuestVirtAddr(kept + 30)), Some(3));
+    assert_eq!(f.engine.arena.detour_at(GuestVirtAddr(kept + 30)), Some(3));
 }

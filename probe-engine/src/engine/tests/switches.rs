@@ -61,7 +61,7 @@ fn bump(f: &Fixture, detour: u64, total: u32) {
 fn open_record(f: &Fixture, detour: u32, begun: bool) -> u64 {
     let head = block(f, 0) + layout::HEAD;
     let at = f.word(head);
-    let place = f.engine.arena_phys(RINGS).unwrap().0 + at;
+    let place = f.engine.arena.phys(RINGS).unwrap().0 + at;
     if begun {
         f.set_word(place, layout::open(layout::header(detour, WORDS)));
     }

@@ -1,0 +1,144 @@
+//! Executable memory of ours in the guest.
+
+use guest_kernel::ImageMap;
+use guest_kernel::symbols::Symbols;
+use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+
+use crate::arena::{Arena, HOLE, InstallError, SlotError};
+use crate::engine::lock::{Lock, Rank};
+use crate::engine::sites::site::Relocated;
+use crate::insn::Code;
+use crate::relocate;
+
+/// The arena, once there is one, under its lock.
+#[derive(Debug)]
+pub(crate) struct CodeArena(Lock<Result<Box<Arena>, String>>);
+
+impl CodeArena {
+    pub(crate) fn new() -> Self {
+        let why = "the kernel's place in guest memory is not known yet".to_owned();
+        Self(Lock::new(Rank::Arena, Err(why)))
+    }
+
+    /// Makes it, and returns the address of its trampoline.
+    ///
+    /// # Errors
+    /// The guest's page tables are not as expected; [`Self::note`] tells it from then on.
+    pub(crate) fn install(
+        &self,
+        memory: &dyn GuestMemory,
+        image: &ImageMap,
+        symbols: &Symbols,
+        region: ArenaMemory,
+    ) -> Result<GuestVirtAddr, InstallError> {
+        let mut state = self.0.lock();
+        let installed = Arena::install(memory, image, symbols, region);
+        let arena = installed.inspect_err(|error| *state = Err(error.to_string()))?;
+        let trampoline = arena.trampoline();
+        *state = Ok(Box::new(arena));
+        Ok(trampoline)
+    }
+
+    /// Looks at the arena, or changes it; `None` if there is none.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Arena) -> T) -> Option<T> {
+        self.0.lock().as_mut().ok().map(|arena| look(arena))
+    }
+
+    /// Why there is none; empty when there is.
+    pub(crate) fn note(&self) -> String {
+        self.0.lock().as_ref().err().cloned().unwrap_or_default()
+    }
+
+    /// Whether an address is where only the arena can be.
+    pub(crate) fn covers(at: GuestVirtAddr) -> bool {
+        HOLE.contains(&at)
+    }
+
+    /// The instruction's copy: a new one, or the one that it had.
+    pub(crate) fn copy_of(
+        &self,
+        memory: &dyn GuestMemory,
+        code: &Code,
+        original: &[u8],
+        at: GuestVirtAddr,
+    ) -> Result<Relocated, String> {
+        const NO_PLACE: &str = "there is no place for a copy of it";
+        let next = at.wrapping_add(original.len() as u64);
+        let build = |to| {
+            let copied = relocate::one(code, original, to)?;
+            relocate::passing(&copied, next)
+        };
+        let copy = self.with(|arena| {
+            let slot = arena.slot(memory, at, build).map_err(|error| match error {
+                SlotError::Build(why) => why.to_owned(),
+                other => other.to_string(),
+            })?;
+            // Only a displacement may have another length in the copy.
+            let copied = relocate::one(code, original, slot.address)?;
+            let end = slot.address.wrapping_add(copied.bytes.len() as u64);
+            let end_phys = arena.to_phys(end).ok_or(NO_PLACE)?;
+            Ok(Relocated {
+                slot,
+                end,
+                end_phys,
+            })
+        });
+        copy.unwrap_or_else(|| Err(NO_PLACE.to_owned()))
+    }
+
+    /// Whether there is room for so many more copies, or none for any.
+    pub(crate) fn has_room(&self, copies: usize) -> bool {
+        self.with(|arena| arena.vacant() >= copies).unwrap_or(true)
+    }
+
+    /// How many detours nobody uses.
+    pub(crate) fn idle_detours(&self) -> usize {
+        self.with(|arena| arena.idle_detours()).unwrap_or(0)
+    }
+
+    /// Writes what calls return to that detours follow; whether there is room for it.
+    pub(crate) fn write_trampoline(
+        &self,
+        memory: &dyn GuestMemory,
+        code: &[u8],
+    ) -> Result<bool, MemoryError> {
+        let written = self.with(|arena| arena.write_trampoline(memory, code));
+        written.unwrap_or(Ok(false))
+    }
+
+    /// The text of the instruction at `at` is no more.
+    pub(crate) fn discard_copy(&self, at: GuestVirtAddr) {
+        self.with(|arena| arena.discard(&(at..at.wrapping_add(1))));
+    }
+
+    /// Where an address of the arena is in guest memory.
+    pub(crate) fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
+        self.with(|arena| arena.to_phys(at))?
+    }
+
+    /// The number of the detour that an address is in.
+    pub(crate) fn detour_at(&self, at: GuestVirtAddr) -> Option<u32> {
+        self.with(|arena| Some(arena.detour_at(at)?.number))?
+    }
+
+    /// The instruction in whose copy `at` is, and where that is in guest memory.
+    pub(crate) fn copy_around(&self, at: GuestVirtAddr) -> Option<(GuestVirtAddr, GuestPhysAddr)> {
+        self.with(|arena| Some((arena.slot_at(at)?.at, arena.to_phys(at)?)))?
+    }
+
+    /// The instruction of the guest's that the code at `at` is a copy of.
+    pub(crate) fn original(&self, at: GuestVirtAddr) -> Option<GuestVirtAddr> {
+        self.with(|arena| {
+            let in_slot = || Some(arena.slot_at(at)?.at);
+            let in_detour = || arena.detour_at(at)?.original;
+            in_slot().or_else(in_detour)
+        })?
+    }
+
+    /// Whether the exception of a vCPU with its RIP at `at` was that of a call whose return address it has
+    /// pushed, which it would not have done in its place.
+    pub(crate) fn has_pushed(&self, at: GuestVirtAddr) -> bool {
+        let pushed = self.with(|arena| arena.detour_at(at).is_some_and(|it| it.has_pushed));
+        pushed.unwrap_or(false)
+    }
+}

@@ -1,0 +1,69 @@
+//! Room in the arena for copies and detours.
+
+use guest_state::{ArenaMemory, StoppedGuest, VcpuId};
+
+use crate::arena::InstallError;
+use crate::engine::Engine;
+
+/// Where all vCPUs are, if that can be told.
+pub(crate) fn rips(guest: &dyn StoppedGuest) -> Option<Vec<u64>> {
+    let rip = |vcpu| Some(guest.registers(vcpu).ok()?.rip);
+    (0..guest.vcpus()).map(VcpuId).map(rip).collect()
+}
+
+impl Engine {
+    /// Makes executable memory of ours in the guest. Without it every probe works
+    /// that can be emulated or stepped in place, and there are no return probes.
+    ///
+    /// # Errors
+    /// The guest's page tables are not as expected; [`Self::arena_note`] tells it
+    /// from then on.
+    pub fn install_arena(
+        &self,
+        guest: &dyn StoppedGuest,
+        region: ArenaMemory,
+    ) -> Result<(), InstallError> {
+        let table = self.table();
+        let Some(image) = &table.image else {
+            return Ok(());
+        };
+        let (memory, symbols) = (guest.memory(), &self.kernel.symbols);
+        let trampoline = self.arena.install(memory, image, symbols, region)?;
+        self.returns.lock().trampoline = Some(trampoline);
+        Ok(())
+    }
+
+    /// Why there is no executable memory of ours in the guest; empty when there is.
+    pub fn arena_note(&self) -> String {
+        self.arena.note()
+    }
+
+    /// Has room for so many more copies, if need be by giving up those that no probe and nobody in
+    /// the guest uses.
+    pub(crate) fn make_room(&self, guest: &dyn StoppedGuest, copies: usize) {
+        if !self.arena.has_room(copies) {
+            self.reclaim(guest);
+        }
+    }
+
+    /// Gives up copies and detours that no probe and nobody in the guest uses.
+    ///
+    /// A number of a detour that is given out again has had everything read that was recorded under it,
+    /// and counted: who would record more is nowhere.
+    pub(crate) fn reclaim(&self, guest: &dyn StoppedGuest) {
+        let memory = guest.memory();
+        self.settle(memory);
+        let (Ok(kept), Some(rips)) = (self.recording(memory), rips(guest)) else {
+            return;
+        };
+        let mut reader = self.reader.lock();
+        self.arena.with(|arena| {
+            // Where memory can't be read nothing is given up, and instructions that get no copy
+            // are stepped in place.
+            let _freed = arena.reclaim(memory, &guest.ram(), &rips, &kept);
+            if let Some(reader) = &mut *reader {
+                reader.forget_detours(memory, |number| !arena.has_detour(number));
+            }
+        });
+    }
+}

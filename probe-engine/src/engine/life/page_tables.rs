@@ -1,0 +1,34 @@
+//! The kernel's own page tables.
+
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestPhysAddr, StoppedGuest, VcpuId};
+
+use crate::engine::Engine;
+
+/// The kernel's top page table (`arch/x86/kernel/head_64.S`).
+const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
+
+impl Engine {
+    /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
+    pub fn kernel_root(&self) -> Option<GuestPhysAddr> {
+        let symbol = self.kernel.symbols.by_name(KERNEL_PAGE_TABLE).next()?;
+        let table = self.table();
+        let (phys, _) = table.image.as_ref()?.to_phys(symbol.address)?;
+        Some(phys)
+    }
+
+    /// The kernel's own page tables, then those that the vCPUs use: until the
+    /// kernel has set its own up, only these map its stacks.
+    pub(crate) fn kernel_tables(&self, guest: &dyn StoppedGuest) -> Vec<PageTables> {
+        let used: Vec<_> = (0..guest.vcpus())
+            .map(VcpuId)
+            .filter_map(|vcpu| guest.control(vcpu).ok())
+            .filter_map(|control| control.page_tables().ok())
+            .collect();
+        let own = self
+            .kernel_root()
+            .zip(used.first())
+            .map(|(root, used)| PageTables { root, ..*used });
+        own.into_iter().chain(used).collect()
+    }
+}

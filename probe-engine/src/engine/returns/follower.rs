@@ -1,0 +1,35 @@
+//! What the guest has for following calls by detours.
+
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestVirtAddr, StoppedGuest};
+
+use crate::calls::{Call, Calls};
+use crate::detour::Full;
+use crate::engine::returns::standing::{stands_at, vcpus};
+
+/// See the module's text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Follower {
+    pub(crate) calls: Calls,
+    /// Where the trampoline comes to with a ring full.
+    pub(crate) full: Full,
+    /// See [`crate::detour::Trampoline::told`].
+    pub(crate) told: [GuestVirtAddr; 4],
+    /// See [`crate::detour::Trampoline::depth`].
+    pub(crate) depth: u64,
+}
+
+impl Follower {
+    /// The calls under way that have not been told of, and will be if their probes stay.
+    pub(crate) fn untold(&self, guest: &dyn StoppedGuest, tables: &[PageTables]) -> Vec<Call> {
+        let memory = guest.memory();
+        let vcpus = vcpus(guest);
+        let is_told = |call: &Call| {
+            let rsp = call.slot.wrapping_sub(self.depth);
+            call.returns() && stands_at(memory, tables, &vcpus, rsp, &self.told)
+        };
+        let mut calls = self.calls.under_way(memory).unwrap_or_default();
+        calls.retain(|call| !call.is_orphan() && !is_told(call));
+        calls
+    }
+}

@@ -1,0 +1,153 @@
+//! Calls that return by way of a breakpoint of ours: where they begin and where they end.
+
+use std::sync::Arc;
+
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Vcpu};
+
+use crate::engine::Engine;
+use crate::engine::returns::replaced::{Instance, Replaced};
+use crate::engine::returns::stack::{WORD, Word, write_word};
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::Site;
+use crate::event::Detail;
+use crate::probe::ProbeKind;
+
+impl Engine {
+    /// A function with return probes is entered: RSP is at its return address.
+    pub(crate) fn enter(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
+        let probes: Vec<_> = site
+            .enabled()
+            .filter(is_return)
+            .filter(|probe| self.meets_condition(probe, memory, vcpu))
+            .collect();
+        if probes.is_empty() {
+            return;
+        }
+        let probes = probes.into_iter();
+        let at = vcpu.registers().rsp;
+        let tables = vcpu.page_tables();
+        let word = tables.and_then(|tables| Word::at(memory, tables, at));
+        let found = word.and_then(|word| word.read(memory));
+        let task = self.current_task(memory, vcpu);
+        let mut returns = self.returns.lock();
+        let (Some(tables), Some(word), Some(found), Some(trampoline)) =
+            (tables, word, found, returns.trampoline)
+        else {
+            probes.for_each(|probe| probe.miss());
+            return;
+        };
+        let shared = found == trampoline.0;
+        if shared && !returns.replaced.contains_key(&at) {
+            probes.for_each(|probe| probe.miss());
+            return;
+        }
+        if !shared {
+            // The stack is this task's now: whoever else had it has ended.
+            returns.end_others(at, task);
+        }
+        let has_ended = |task| self.has_ended(memory, &[tables], task);
+        let calls: Vec<_> = probes
+            .filter(|probe| {
+                // Tasks may have ended inside the function, and their calls with them.
+                probe.begin_call() || returns.end(has_ended) && probe.begin_call() || {
+                    probe.miss();
+                    false
+                }
+            })
+            .map(|probe| Instance {
+                probe: Arc::clone(probe),
+                entry_tsc: vcpu.tsc(),
+                entry: Registers {
+                    rip: site.virt.0,
+                    ..*vcpu.registers()
+                },
+            })
+            .collect();
+        if calls.is_empty() {
+            return;
+        }
+        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
+        if let Some(replaced) = newest.filter(|_| shared) {
+            replaced.instances.extend(calls);
+        } else if word.write(memory, trampoline.0) {
+            let replaced = Replaced {
+                caller: found,
+                task,
+                instances: calls,
+            };
+            returns.replaced.entry(at).or_default().push(replaced);
+        } else {
+            for call in calls {
+                call.probe.end_call();
+                call.probe.miss();
+            }
+        }
+    }
+
+    /// The first instruction of a function has page-faulted, to be executed again: the calls that
+    /// its return probes have just begun to follow, with the return address at `at`, have not begun.
+    pub(crate) fn enter_again(
+        &self,
+        site: &Site,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+        at: u64,
+    ) {
+        let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
+        let mut probes = site.probes.iter().rev().filter(is_return).peekable();
+        if probes.peek().is_none() {
+            return;
+        }
+        let tables = vcpu.page_tables();
+        let mut returns = self.returns.lock();
+        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
+        let Some((tables, replaced)) = tables.zip(newest) else {
+            return;
+        };
+        let mut any = false;
+        for probe in probes {
+            let last = replaced
+                .instances
+                .pop_if(|call| call.probe.id == probe.id && call.entry.rip == site.virt.0);
+            last.iter().for_each(|call| call.probe.end_call());
+            any |= last.is_some();
+        }
+        if any && replaced.instances.is_empty() {
+            // It was written a moment ago.
+            write_word(memory, tables, at, replaced.caller);
+            returns.pop(at);
+        }
+    }
+
+    /// A vCPU is at the trampoline: a followed call has returned. RIP becomes
+    /// what the return address was.
+    pub(crate) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
+        let at = vcpu.registers().rsp.wrapping_sub(WORD);
+        let Some(replaced) = self.returns.lock().pop(at) else {
+            // The guest itself jumps there.
+            return Action::Reinject;
+        };
+        vcpu.registers_mut().rip = replaced.caller;
+        let disarmed = self.table().disarmed;
+        let (mut tsc, registers) = (None, *vcpu.registers());
+        for call in replaced.instances.into_iter().rev() {
+            call.probe.end_call();
+            call.probe.exit();
+            if disarmed || !call.probe.is_enabled() {
+                // It has begun while the probe was enabled.
+                call.probe.miss();
+                continue;
+            }
+            call.probe.hit();
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(replaced.caller),
+                entry_tsc: call.entry_tsc,
+                entry: call.entry,
+                tail_call: false,
+            };
+            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
+        }
+        Action::Resume
+    }
+}
