@@ -157,7 +157,7 @@ async fn a_list_says_first_when_all_probes_are_disarmed() {
 }
 
 #[tokio::test]
-async fn what_hits_are_wanted_for_is_asked_by_words_or_by_arguments() {
+async fn a_probe_s_options_come_as_words_or_as_arguments() {
     let (_fake, server) = Fake::with_guest().await;
     let add = [
         "probe",

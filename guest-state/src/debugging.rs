@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_debug_registers_cannot_watch_is_refused_with_its_reason() {
+    fn a_watchpoint_that_debug_registers_can_t_have_is_refused_with_its_reason() {
         let check = |watchpoints: &[(u64, u8)]| {
             let watchpoint = |&(address, len)| Watchpoint {
                 address: GuestVirtAddr(address),

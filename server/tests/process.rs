@@ -41,7 +41,7 @@ fn text(output: &Output) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_accepts_connections_once_it_has_announced_itself() {
+async fn the_server_accepts_connections_once_it_has_announced_itself() {
     let (mut child, _output, endpoint) = started(&["--exit-with-stdin"]);
     let client = vmprobe_client::Client::connect(&endpoint).await.unwrap();
     assert!(client.list_vms().await.unwrap().is_empty());
@@ -51,7 +51,7 @@ async fn it_accepts_connections_once_it_has_announced_itself() {
 }
 
 #[test]
-fn it_ends_when_the_process_that_started_it_goes() {
+fn the_server_ends_when_the_process_that_started_it_goes() {
     let (mut child, mut output, _) = started(&["--exit-with-stdin"]);
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_without_waiting() {
+    fn a_file_that_is_not_regular_is_refused_without_waiting() {
         let folder = folder("kinds");
         let fifo = folder.join("fifo");
         let made = std::process::Command::new("mkfifo").arg(&fifo).status();

@@ -114,7 +114,7 @@ fn a_bit_field_tells_its_bits() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_types_and_members_are_named() {
     let btf = btf();
     for (of, path, message) in [
         ("none", "x", "the guest kernel has no type \"none\""),
@@ -186,7 +186,7 @@ fn types_that_go_round_end() {
 }
 
 #[test]
-fn what_is_no_btf_is_refused() {
+fn bytes_that_are_no_btf_are_refused() {
     let good = section();
     for len in [0, 1, 23, 24, good.len() - 1] {
         assert!(

@@ -210,7 +210,7 @@ fn an_unstripped_vmlinux_needs_no_kallsyms() {
 }
 
 #[test]
-fn what_has_no_symbols_is_told_apart() {
+fn images_without_symbols_are_told_apart() {
     let parse = |file: &[u8]| Symbols::from_vmlinux(file).unwrap_err();
     assert!(matches!(parse(b"no ELF"), SymbolsError::Image(_)));
     assert!(matches!(parse(&elf(&[0; 0x4000])), SymbolsError::None));

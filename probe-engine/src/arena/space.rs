@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_room_for_all_of_it_a_springboard_leads_to_it() {
+    fn a_springboard_leads_to_a_detour_that_has_no_room_where_the_jump_reaches() {
         let at = GuestVirtAddr(TEXT);
         let pattern = pattern(0b0111);
         let all: Vec<_> = pattern.windows(at, area()).collect();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_reach_gets_no_address() {
+    fn a_jump_that_reaches_no_free_address_gets_none() {
         let mut space = Space::new(area());
         let at = |at: u64| GuestVirtAddr(at);
         for (from, set, fits) in [

@@ -99,7 +99,7 @@ fn a_call_that_ends_is_counted_unless_nobody_follows_it_any_more() {
 }
 
 #[test]
-fn what_is_counted_between_two_looks_may_wrap_around() {
+fn counts_between_two_looks_may_wrap_around() {
     let before = Tally {
         missed: u32::MAX,
         ended: u32::MAX - 1,

@@ -79,7 +79,7 @@ mod tests {
     use guest_kernel::blacklist::{Entry, Reason};
 
     #[test]
-    fn what_is_patched_once_is_free_when_the_kernel_has_started() {
+    fn text_that_is_patched_once_is_free_when_the_kernel_has_started() {
         let at = |offset: u64| GuestVirtAddr(0xffff_ffff_8100_0000 + offset);
         let entry = |offset, reason| Entry {
             range: at(offset)..at(offset + 5),

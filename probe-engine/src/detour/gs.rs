@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_called_between_loading_gs_and_using_it_runs_without_it() {
+    fn functions_called_while_gs_is_loaded_run_without_it() {
         // call +0x105; xor %eax,%eax; mov %eax,%gs; je . + 2; call +0x210;
         // mov %gs:0x28,%rax; jmp +0x300
         let mut text = vec![0xe8, 0, 1, 0, 0, 0x31, 0xc0, 0x8e, 0xe8, 0x74, 0];

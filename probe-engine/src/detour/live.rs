@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_whole_before_it_is_read_is_dead() {
+    fn a_register_that_is_written_whole_before_it_is_read_is_dead() {
         const RAX: u16 = 1;
         const RCX: u16 = 2;
         let cases: [(Code, u16, bool); 10] = [
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_looked_at_in_between_is_not_dead() {
+    fn a_register_that_a_handler_may_look_at_is_not_dead() {
         let cases: [Code; 4] = [
             |a| a.push(reg::rax),
             |a| a.mov(reg::ecx, dword_ptr(reg::rcx)),

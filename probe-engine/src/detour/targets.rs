@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_is_neither_kept_nor_found() {
+    fn branch_targets_outside_the_text_are_neither_kept_nor_found() {
         let mut targets = BranchTargets::new(TEXT, 8);
         targets.insert(at(8));
         targets.insert(GuestVirtAddr(TEXT.0 - 1));

@@ -119,7 +119,7 @@ fn a_count_at_an_entry_is_one_instruction_and_an_address() {
 }
 
 #[test]
-fn where_all_is_live_it_is_put_aside() {
+fn registers_are_put_aside_where_all_are_live() {
     let detour = make(&entry(), NONE, &purpose(Capture::Count, vec![])).unwrap();
     let expected = "  0 push %rax
   1 push %r11
@@ -139,7 +139,7 @@ fn where_all_is_live_it_is_put_aside() {
 }
 
 #[test]
-fn what_does_not_meet_a_condition_costs_the_comparisons() {
+fn a_hit_that_fails_a_condition_costs_the_comparisons_alone() {
     let on = |operand, relation, constant| Comparison {
         operand,
         relation,
@@ -231,7 +231,7 @@ fn calls_push_the_address_that_they_pushed_in_place() {
 }
 
 #[test]
-fn what_is_behind_the_region_but_has_to_come_along_is_executed_in_the_detour() {
+fn an_instruction_behind_the_region_that_has_to_come_along_is_executed_in_the_detour() {
     let mut region = region(|a| {
         a.mov(reg::eax, 1)?;
         a.sti()

@@ -76,7 +76,7 @@ fn cpus_that_the_kernel_does_not_use_have_no_block() {
 }
 
 #[test]
-fn what_can_be_no_cpus_variables_is_refused_with_the_reason() {
+fn offsets_that_can_be_no_cpu_s_variables_are_refused_with_the_reason() {
     for offsets in [&[LOAD; 4][..], &[0; 2], &[LOAD, FIRST], &[]] {
         assert_eq!(
             find(offsets),

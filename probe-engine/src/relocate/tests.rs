@@ -26,7 +26,7 @@ fn rip_relative(before: &[u8], from: u64, target: u64, after: &[u8]) -> Vec<u8> 
 }
 
 #[test]
-fn what_needs_no_change_is_copied_verbatim() {
+fn an_instruction_that_needs_no_change_is_copied_verbatim() {
     for code in [
         // mov %rax,%rbx; the same with redundant prefixes; nopl 0(%rax,%rax,1)
         &[0x48, 0x89, 0xc3][..],
@@ -127,7 +127,7 @@ fn addresses_of_32_bits_wrap_around() {
 }
 
 #[test]
-fn what_cannot_be_addressed_from_there_is_refused() {
+fn an_operand_that_the_copy_can_t_address_is_refused() {
     // A far operand that isn't within the last or first 2 GiB.
     let code = rip_relative(
         &[0x48, 0x8b, 0x05],
@@ -155,7 +155,7 @@ fn what_cannot_be_addressed_from_there_is_refused() {
 }
 
 #[test]
-fn what_depends_on_its_place_is_refused() {
+fn an_instruction_that_depends_on_its_place_is_refused() {
     for (code, why) in [
         (&[0xe8, 0, 0, 0, 0][..], "call"),
         (&[0xff, 0xd0], "call"),

@@ -197,7 +197,7 @@ fn a_full_ring_takes_no_more_and_loses_nothing_of_what_it_took() {
 }
 
 #[test]
-fn what_is_not_whole_holds_up_its_own_ring_only() {
+fn an_unfinished_record_holds_up_its_own_ring_only() {
     let mut guest = Guest::new();
     guest.push(0, 1);
     let open = guest.reserve(0, 5).unwrap();
@@ -214,7 +214,7 @@ fn what_is_not_whole_holds_up_its_own_ring_only() {
 }
 
 #[test]
-fn what_is_no_record_is_skipped_and_later_ones_are_read() {
+fn damaged_records_are_skipped_and_later_ones_are_read() {
     for (bad, words) in [
         // No header, another beginning, something in the unused bits.
         (1, 5),
@@ -450,7 +450,7 @@ impl GuestMemory for Changing {
 }
 
 #[test]
-fn what_changes_while_it_is_read_is_one_record_or_none() {
+fn a_record_that_changes_while_it_is_read_is_one_record_or_none() {
     let ring = place(0).ring;
     // Head, tail, records, and the same records again; the change comes after so many of them.
     for (reads, at, word, expected, damaged) in [

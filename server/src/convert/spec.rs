@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_probe_waits_for_and_where_is_kept() {
+    fn a_conversion_keeps_a_probe_s_place_and_kind() {
         let disabled = v1::ProbeSpec {
             enabled: Some(false),
             ..of(returning(0), symbol("m", "f"))
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_hits_are_wanted_for_is_kept() {
+    fn a_conversion_keeps_a_probe_s_capture_and_conditions() {
         let found = specs("probes", &[asking(8)]).unwrap();
         let rdi = Capture::Event(Fetches::default().with(Fetch::Register(7)));
         assert_eq!(found[0].options.capture, rdi);

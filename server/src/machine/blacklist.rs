@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_symbol_covers_is_told_whole() {
+    fn a_range_that_no_symbol_covers_is_listed_whole() {
         assert_eq!(read(&[(0x10, 0x800)]), [[(0x10, 0x800)]]);
     }
 

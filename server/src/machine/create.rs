@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_leaves_out_has_a_default() {
+    fn fields_that_a_request_leaves_out_have_defaults() {
         let config = config(&request(), &Limits::default()).unwrap();
         assert_eq!((config.memory_mib, config.vcpus), (512, 1));
         assert_eq!(config.initramfs, None);

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_many_slow_looks_to_be_idle() {
+    fn a_reader_is_idle_after_many_slow_looks() {
         let looks = paces(std::iter::repeat_n(Drained::default(), 100));
         let first = looks.iter().position(|pace| pace.is_idle());
         assert_eq!(first, Some(4 + 63));

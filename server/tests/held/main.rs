@@ -224,7 +224,7 @@ async fn a_fifth_watchpoint_is_refused_and_leaves_the_four() {
 }
 
 #[tokio::test]
-async fn what_the_kernel_lacks_is_told_with_the_vm_and_with_what_needs_it() {
+async fn features_that_the_kernel_lacks_are_told_with_the_vm_and_in_refusals() {
     with_vm("", async |client| {
         let vm = client.get_vm(VM).await.unwrap();
         let arena = vm.arena.unwrap_or_default();

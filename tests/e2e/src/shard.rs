@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_share_is_refused() {
+    fn a_share_that_is_none_is_refused() {
         for text in ["", "1", "0/3", "4/3", "1/0", "-1/3", "a/b", "1/3/5"] {
             assert!(text.parse::<Shard>().is_err(), "{text}");
         }

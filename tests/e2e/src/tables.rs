@@ -40,7 +40,7 @@ pub const TESTS: &[Test] = &[
         },
     },
     Test {
-        name: "what_runs_without_the_cpu_s_gs_base_is_no_place_for_a_jump_in_either_kernel",
+        name: "functions_without_the_cpu_s_gs_base_are_no_place_for_a_jump_in_either_kernel",
         ids: &["JP09"],
         needs: Needs::None,
         run: |cx| {

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn a_plan_s_unknown_words_are_named() {
         let cases = [
             ("files", "argument \"files\" isn't key=value"),
             (

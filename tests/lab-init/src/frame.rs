@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused_with_its_reason() {
+    fn bytes_that_are_no_frame_are_refused_with_the_reason() {
         let cases: [(&[u8], FrameError); 4] = [
             (b"Linux", FrameError::UnknownKind(b'L')),
             (b"O\xff\xff\xff\xff", FrameError::TooLong(0xffff_ffff)),

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_is_drawn_once() {
+    fn a_draw_takes_each_item_once() {
         let mut drawn = Random::new(3).draw((0..50).collect(), 20);
         assert_eq!(drawn.len(), 20);
         drawn.sort_unstable();

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_tests_only_and_who_may_see_an_item_are_no_imports() {
+    fn test_code_and_visibilities_are_no_imports() {
         for source in [
             "#[cfg(test)] use crate::b::Thing;",
             "#[cfg(test)] mod tests { use crate::b::Thing; }",

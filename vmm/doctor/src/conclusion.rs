@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_emulator_lacks_is_named() {
+    fn features_that_an_emulator_lacks_are_named() {
         let flaw = |guest: &mut GuestFindings| {
             guest.instructions[0].ok = false;
             if let Some(speed) = &mut guest.speed {

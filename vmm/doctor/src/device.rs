@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_but_answers_no_kvm_call_is_not_kvm() {
+    fn a_device_that_answers_no_kvm_call_is_not_kvm() {
         let file = std::env::temp_dir().join(format!("doctor-not-kvm-{}", std::process::id()));
         fs::write(&file, "").unwrap();
         for path in [Path::new("/dev/null"), &file] {

@@ -162,7 +162,7 @@ fn a_permission_needs_every_level() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_level() {
+fn a_walk_s_error_names_the_level() {
     let at = GuestVirtAddr(0x7f12_3456_7000);
     let fails = |entries: &[u64], no_execute| {
         let memory = TestMemory::new(MEMORY);
@@ -314,7 +314,7 @@ fn a_write_that_cannot_be_finished_changes_nothing() {
 }
 
 #[test]
-fn what_user_modes_tables_lack_of_the_kernel_is_read_by_the_kernels() {
+fn kernel_addresses_that_user_mode_s_tables_lack_are_read_by_the_kernel_s() {
     const AT: u64 = 0xffff_8000_0000_1000;
     let memory = TestMemory::new(MEMORY);
     // The top tables: the kernel's, and user mode's with the second of two pages only.

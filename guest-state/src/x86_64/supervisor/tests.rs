@@ -109,7 +109,7 @@ fn an_operand_over_two_pages_is_stored_whole_or_not_at_all() {
 }
 
 #[test]
-fn what_only_the_host_may_write_is_never_written_even_where_the_guest_has_mapped_it_writable() {
+fn memory_that_only_the_host_may_write_is_never_written_through_a_writable_mapping() {
     let (memory, control) = guest(PLAIN, &[FRAMES | PLAIN]);
     memory.protect(FRAMES..FRAMES + PAGE_SIZE);
     let written = of(&memory, control).write(BASE, &[1]);
@@ -134,7 +134,7 @@ fn large_pages_and_five_levels_are_walked() {
 }
 
 #[test]
-fn what_is_no_address_and_tables_outside_memory_are_refused() {
+fn non_canonical_addresses_and_tables_outside_memory_are_refused() {
     let (memory, mut control) = guest(PLAIN, &[FRAMES | PLAIN]);
     let read = |control, at| of(&memory, control).read(GuestVirtAddr(at), &mut [0; 8]);
     assert_eq!(read(control, BASE.0), Ok(()));

@@ -106,7 +106,7 @@ fn whole_instructions_are_taken_until_a_jump_fits() {
 }
 
 #[test]
-fn what_can_not_run_in_a_detour_stays_a_breakpoint() {
+fn an_instruction_that_can_t_run_in_a_detour_stays_a_breakpoint() {
     let table: [(&[u8], &str); 22] = [
         // ret, and nothing behind it; a nop that reaches too far
         (&[0xc3], "function end"),
@@ -171,7 +171,7 @@ fn a_branch_to_the_region_counts_but_for_its_start_and_end() {
 }
 
 #[test]
-fn all_that_is_overwritten_or_copied_has_to_be_free() {
+fn bytes_that_are_overwritten_or_copied_have_to_be_free() {
     // nop of 4; sti; mov $1,%eax; nop
     let text = [0x0f, 0x1f, 0x40, 0, 0xfb, 0xb8, 1, 0, 0, 0, 0x90];
     for taken in 0..11 {

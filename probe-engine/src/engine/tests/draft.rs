@@ -36,7 +36,7 @@ fn copies_are_made_before_the_guest_stops() {
 }
 
 #[test]
-fn what_the_guest_has_written_until_it_stops_is_probed_as_it_is_then() {
+fn text_that_the_guest_writes_before_the_stop_is_probed_as_it_is_then() {
     let f = Fixture::new();
     let specs = [spec("plain"), spec("framed")];
     let mut draft = f.engine.draft(&*f.memory, &specs);
@@ -48,7 +48,7 @@ fn what_the_guest_has_written_until_it_stops_is_probed_as_it_is_then() {
 }
 
 #[test]
-fn what_the_guest_has_made_unfit_until_it_stops_is_refused() {
+fn text_that_the_guest_makes_unfit_before_the_stop_is_refused() {
     let f = Fixture::new();
     let specs = [spec("plain+0xa")];
     let mut draft = f.engine.draft(&*f.memory, &specs);
@@ -154,7 +154,7 @@ fn a_probe_that_goes_until_the_guest_stops_keeps_a_removal_from_being_made() {
 }
 
 #[test]
-fn what_a_plan_lists_are_the_sites_that_change_and_no_others() {
+fn a_plan_lists_the_sites_that_change_and_no_others() {
     let f = Fixture::with_arena();
     let (copied, plain) = (f.probe("copied"), f.probe("plain"));
     let before = f.engine.state();

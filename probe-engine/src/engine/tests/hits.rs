@@ -256,7 +256,7 @@ fn a_fault_is_raised_at_the_original_address_with_nothing_changed() {
 }
 
 #[test]
-fn what_only_the_cpu_can_judge_is_stepped() {
+fn an_instruction_that_only_the_cpu_can_judge_is_stepped() {
     // No canonical address; a page that isn't dirty yet, write protection being off.
     for rbx in [1 << 63, 0x4000_0000] {
         let f = Fixture::new();

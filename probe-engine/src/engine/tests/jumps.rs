@@ -58,7 +58,7 @@ fn a_probe_becomes_a_jump_whose_displacement_traps_where_an_instruction_began() 
 }
 
 #[test]
-fn what_is_left_of_the_last_instruction_becomes_nops() {
+fn the_rest_of_the_last_overwritten_instruction_becomes_nops() {
     let f = jumps();
     // sub $0x10,%rsp (4); mov $1,%eax (5) is what the loop leads to.
     let probe = f.probe("wide");
@@ -84,7 +84,7 @@ fn removal_gives_the_text_back_and_the_same_detour_serves_again() {
 }
 
 #[test]
-fn who_comes_to_an_instruction_inside_is_sent_to_its_copy() {
+fn a_vcpu_that_comes_to_an_instruction_inside_is_sent_to_its_copy() {
     let f = jumps();
     let probe = jump(&f, "framed");
     for (offset, first) in [(1, 0x48), (4, 0x53)] {
@@ -141,7 +141,7 @@ fn a_tripwire_that_is_hit_over_and_over_ends_the_jump() {
 /// The vCPU has got past the breakpoint and stands behind the instruction in the stop that makes the
 /// jump.
 #[test]
-fn who_stands_in_the_room_of_a_new_jump_makes_one_exit_more_which_is_told_apart() {
+fn a_vcpu_that_stands_in_a_new_jump_s_region_makes_one_exit_more_which_is_told_apart() {
     let f = jumps();
     let probe = f.probe("framed");
     let mut vcpu = vcpu_at(FRAMED);
@@ -220,7 +220,7 @@ fn disabling_and_both_knobs_make_a_breakpoint_of_a_jump_and_back() {
 }
 
 #[test]
-fn what_changes_between_preparing_and_stopping_is_prepared_again() {
+fn a_site_that_changes_between_preparing_and_stopping_is_prepared_again() {
     let f = jumps();
     let probe = f.probe("framed");
     let prepared = f.engine.prepare_jumps(&*f.memory);
@@ -301,7 +301,7 @@ fn counters_become_hits_or_missed_ones() {
 }
 
 #[test]
-fn what_the_guest_wrote_to_a_counter_before_there_was_a_detour_counts_nothing() {
+fn a_counter_that_the_guest_wrote_to_before_there_was_a_detour_counts_nothing() {
     let f = jumps();
     jump(&f, "framed");
     let second = block(&f, 0) + layout::CELLS + layout::CELL;
@@ -449,7 +449,7 @@ fn a_nop_behind_a_jump_is_no_padding_where_a_table_of_the_kernel_leads_to_it() {
 }
 
 #[test]
-fn what_runs_without_the_cpu_s_gs_base_stays_a_breakpoint() {
+fn a_function_that_runs_without_the_cpu_s_gs_base_stays_a_breakpoint() {
     let f = jumps();
     // `wide`: xor %eax,%eax; mov %eax,%gs; call framed; ret
     let call = (FRAMED as i32 - 0x389).to_le_bytes();

@@ -144,7 +144,7 @@ fn a_call_that_faults_when_it_has_pushed_its_return_address_has_not() {
 }
 
 #[test]
-fn what_are_no_saved_registers_stays() {
+fn memory_that_holds_no_saved_registers_stays_as_it_is() {
     let f = with_oopses();
     jump(&f, "framed");
     for registers in [TEXT, u64::MAX - 0x40, 0x7fff_ffff_0000] {
@@ -207,7 +207,7 @@ fn the_text_that_is_shown_is_the_original() {
 }
 
 #[test]
-fn what_is_not_patched_or_can_t_be_read_the_kernel_copies_itself() {
+fn the_kernel_copies_text_itself_that_is_unpatched_or_unreadable() {
     let f = with_oopses();
     jump(&f, "framed");
     for (from, len) in [

@@ -64,7 +64,7 @@ fn a_vcpu_whose_ring_is_held_up_does_not_wait_for_the_others_records() {
 }
 
 #[test]
-fn who_is_in_a_lossless_detour_when_its_jump_goes_still_has_his_int3_answered() {
+fn the_int3_of_a_lossless_detour_is_answered_after_its_jump_has_gone() {
     let f = jumps();
     let probe = lossless(&f);
     let (mut vcpu, _) = waiting(&f, &probe);
@@ -144,7 +144,7 @@ fn a_record_whose_writer_may_be_alive_is_waited_for() {
 }
 
 #[test]
-fn what_nobody_has_finished_when_the_guest_ends_counts_as_missed() {
+fn records_that_are_unfinished_when_the_guest_ends_count_as_missed() {
     let f = jumps();
     let probe = jump(&f, "framed");
     reserve(&f, 0, true);

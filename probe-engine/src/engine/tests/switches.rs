@@ -86,7 +86,7 @@ fn two() -> (Fixture, ProbeInfo, ProbeId) {
 }
 
 #[test]
-fn what_the_rings_hold_is_counted_and_told_whatever_ends_the_jump() {
+fn records_in_the_rings_are_counted_and_told_whatever_ends_the_jump() {
     for (name, switch) in SWITCHES {
         let f = jumps();
         let probe = jump(&f, "framed");
@@ -161,7 +161,7 @@ fn an_unfinished_record_is_of_those_who_were_enabled_when_it_was_begun() {
 }
 
 #[test]
-fn who_is_in_a_detour_when_its_jump_goes_is_a_hit_of_the_probes_that_it_had() {
+fn a_vcpu_in_a_detour_whose_jump_goes_is_a_hit_of_the_probes_that_it_had() {
     let f = jumps();
     let probe = jump(&f, "framed");
     f.enable(probe.id, false);
@@ -172,7 +172,7 @@ fn who_is_in_a_detour_when_its_jump_goes_is_a_hit_of_the_probes_that_it_had() {
 }
 
 #[test]
-fn what_is_unfinished_at_a_removal_counts_as_missed_and_what_is_behind_it_as_hit() {
+fn a_record_unfinished_at_a_removal_counts_as_missed_and_those_behind_it_as_hits() {
     for begun in [false, true] {
         let f = jumps();
         let probe = jump(&f, "framed");

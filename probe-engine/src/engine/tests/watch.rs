@@ -31,7 +31,7 @@ fn watched_data_is_found_by_symbol_or_address() {
 }
 
 #[test]
-fn what_a_debug_register_cannot_watch_is_refused() {
+fn a_watchpoint_that_a_debug_register_can_t_have_is_refused() {
     for (place, words) in [
         ("table/3", &["1, 2, 4 or 8 bytes", "3"][..]),
         ("table/0", &["1, 2, 4 or 8 bytes"]),

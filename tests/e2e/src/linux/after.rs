@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
         run: post,
     },
     Test {
-        name: "what_faults_under_a_probe_faults_in_the_guest_as_ever_and_is_told",
+        name: "an_instruction_that_faults_under_a_probe_faults_in_the_guest_and_is_told",
         ids: &["KP04"],
         needs: Needs::Linux,
         run: fault,

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_the_mode_is_told_from_what_only_looks_like_it() {
+    fn instructions_that_change_the_mode_are_told_from_those_that_look_like_it() {
         let cases: [(&[u8], bool); 9] = [
             // mov %edx,%ss; mov %ss,%edx; mov %edx,%ds
             (&[0x8e, 0xd2], true),

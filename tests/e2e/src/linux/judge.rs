@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_so_is_right_and_nothing_else() {
+    fn a_verdict_is_right_only_if_it_is_the_expected_one() {
         let open = function(Standing::Open);
         for (offset, ours, theirs) in [
             (0, on("endbr64"), Answer::Taken),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_raises_an_exception_is_no_place_for_a_kprobe_since_6_9() {
+    fn an_instruction_that_raises_an_exception_is_no_place_for_a_kprobe_since_6_9() {
         let bytes = [0x0f, 0x0b, INT3, 0x0f, 0x0b];
         let code = decoder::decode(&bytes, bytes.len()).unwrap();
         let open = Function {

@@ -16,13 +16,13 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, 
 
 pub const TESTS: &[Test] = &[
     Test {
-        name: "what_faults_beside_and_in_a_jump_of_6_12_is_fixed_up_or_told_as_ever",
+        name: "faults_beside_and_in_a_jump_of_6_12_are_fixed_up_or_told_as_without_it",
         ids: &["KP04"],
         needs: Needs::Linux,
         run: |cx| faults(cx, files::BZIMAGE_6_12),
     },
     Test {
-        name: "what_faults_beside_and_in_a_jump_of_6_1_is_fixed_up_or_told_as_ever",
+        name: "faults_beside_and_in_a_jump_of_6_1_are_fixed_up_or_told_as_without_it",
         ids: &["KP04"],
         needs: Needs::Linux,
         run: |cx| faults(cx, files::BZIMAGE_6_1),

@@ -371,8 +371,8 @@ const GIVES_BACK: [u8; 5] = [0x41, 0x57, 0x49, 0xc7, 0xc7];
 const GIVES_BACK_AT: usize = TOOL_AT + 64;
 
 #[test]
-fn what_a_tool_of_the_guest_puts_between_two_calls_returns_between_them() {
-    let name = "what_a_tool_of_the_guest_puts_between_two_calls_returns_between_them";
+fn a_return_address_that_the_guest_s_tool_puts_between_two_calls_returns_between_them() {
+    let name = "a_return_address_that_the_guest_s_tool_puts_between_two_calls_returns_between_them";
     proves(&["JP11", "KP22"], name, || {
         let mut probed = Probed::jumping_to(TOOL_AT);
         let gives_back = probed.text.address(GIVES_BACK_AT);

@@ -61,8 +61,8 @@ fn emulated_instructions_do_what_the_cpu_does() {
 }
 
 #[test]
-fn what_is_emulated_of_any_bytes_does_what_the_cpu_does() {
-    let name = "what_is_emulated_of_any_bytes_does_what_the_cpu_does";
+fn any_bytes_that_are_emulated_do_what_the_cpu_does() {
+    let name = "any_bytes_that_are_emulated_do_what_the_cpu_does";
     proves(&["KP10"], name, || {
         let (cases, mnemonics) = compare_random(2, draw::any, compare::emulated);
         assert!(mnemonics.len() > 50, "{mnemonics:?}");

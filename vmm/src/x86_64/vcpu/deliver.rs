@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_plain_delivery_is_left_to_kvm() {
+    fn an_exception_that_is_no_plain_delivery_is_left_to_kvm() {
         let refused = |change: fn(&mut Registers, &mut kvm_sregs), gate: [u8; 16]| {
             let (mut regs, mut sregs, memory) = guest(gate);
             change(&mut regs, &mut sregs);

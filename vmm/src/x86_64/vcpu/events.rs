@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_read_again() {
+    fn vcpu_events_are_read_as_they_were_set() {
         let Some((_vm, vcpu)) = vcpu() else { return };
         let mut events = PendingEvents::read(&vcpu).unwrap();
         assert_eq!(events.shadow(), shadow(false));

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_to_an_address_is_not_single_stepped() {
+    fn a_step_that_runs_to_an_address_is_no_single_step() {
         let mut debugging = watching(vec![]);
         debugging.step = step(&[0xb, 0xc, 0xd, 0xe]).map(|step| StepUnderWay {
             asked: Step {

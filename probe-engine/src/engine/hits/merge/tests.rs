@@ -105,7 +105,7 @@ fn events_of_one_time_go_out_as_they_came() {
 }
 
 #[test]
-fn nothing_goes_out_past_a_record_that_is_being_written_but_not_for_ever() {
+fn events_wait_for_a_record_that_is_being_written_but_not_for_ever() {
     let setup = Setup::active();
     setup.events([20]);
     assert_eq!(setup.merger.drained(false), 1);

@@ -11,7 +11,7 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, 
 
 pub const TESTS: &[Test] = &[
     Test {
-        name: "what_a_jump_can_t_do_makes_it_a_breakpoint_until_it_goes_away",
+        name: "a_wish_that_a_jump_can_t_meet_makes_it_a_breakpoint_until_it_goes_away",
         ids: &["JP03"],
         needs: Needs::Linux,
         run: causes,

@@ -22,7 +22,7 @@ pub const TESTS: &[Test] = &[
         run: parked,
     },
     Test {
-        name: "who_is_led_into_a_region_executes_its_instructions_and_too_often_ends_the_jump",
+        name: "vcpus_led_into_a_region_execute_its_instructions_and_too_often_end_the_jump",
         ids: &["JP04"],
         needs: Needs::Linux,
         run: led_into,
