@@ -6,7 +6,7 @@ use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
 use crate::engine::Engine;
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::lock::Guard;
 use crate::engine::sites::site::Site;
@@ -21,13 +21,13 @@ pub(crate) struct Change<'e> {
 }
 
 impl Change<'_> {
-    /// The state that plans begin at.
-    pub(crate) fn state(&self) -> State {
-        self.engine.state_of(&self.registry)
+    /// The generation that plans begin at.
+    pub(crate) fn generation(&self) -> Generation {
+        self.engine.generation_of(&self.registry)
     }
 
-    /// Makes the guest what a plan for the state of now says, as [`Engine::apply`] does. First the monitor is
-    /// asked for all that either state needs of it, which is right for both. Then the text changes; what jumps
+    /// Makes the guest what a plan for the generation of now says, as [`Engine::apply`] does. First the monitor is
+    /// asked for all that either generation needs of it, which is right for both. Then the text changes; what jumps
     /// have left behind until then is told of the probes that are there now.
     ///
     /// # Errors
@@ -37,7 +37,10 @@ impl Change<'_> {
         E: From<DebuggingError> + From<MemoryError>,
     {
         let Self { engine, guest, .. } = *self;
-        debug_assert!(plan.before.is(&self.state()), "a plan for another state");
+        debug_assert!(
+            plan.before.is(&self.generation()),
+            "a plan for another generation"
+        );
         let after = &plan.after.table;
         self.asked = true;
         guest.set_debugging(&Debugging {
@@ -63,16 +66,16 @@ impl Drop for Change<'_> {
 }
 
 impl Engine {
-    /// The state of now, for a plan that is made while the guest runs.
-    pub(crate) fn state(&self) -> State {
+    /// The generation of now, for a plan that is made while the guest runs.
+    pub(crate) fn generation(&self) -> Generation {
         let registry = self.registry.lock();
         self.departed.lock().make_room();
-        self.state_of(&registry)
+        self.generation_of(&registry)
     }
 
     /// The same where the registry is locked.
-    pub(crate) fn state_of(&self, registry: &Arc<Registry>) -> State {
-        State {
+    pub(crate) fn generation_of(&self, registry: &Arc<Registry>) -> Generation {
+        Generation {
             registry: Arc::clone(registry),
             table: Arc::clone(&self.table()),
         }

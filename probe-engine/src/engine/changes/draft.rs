@@ -4,7 +4,7 @@ use guest_kernel::kprobes::GuestKprobes;
 use guest_state::GuestMemory;
 
 use crate::engine::Engine;
-use crate::engine::changes::plan::State;
+use crate::engine::changes::plan::Generation;
 use crate::engine::changes::registration::Registration;
 use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::placement::locate::Located;
@@ -20,23 +20,23 @@ use crate::probe::{Place, ProbeKind, ProbeSpec};
 #[derive(Debug)]
 pub struct Draft<'s> {
     pub(crate) specs: &'s [ProbeSpec],
-    /// The state that it was worked out from.
-    state: State,
+    /// The generation that it was worked out from.
+    generation: Generation,
     located: Vec<Option<Box<Located>>>,
     planned: Option<(Registration, TextRead)>,
-    /// What was committed: the state before it is freed with this, and not while the guest stands still.
+    /// What was committed: the generation before it is freed with this, and not while the guest stands still.
     pub(crate) done: Option<Registration>,
 }
 
 impl Engine {
     /// Works out what can be worked out of a batch while the guest runs.
     pub fn draft<'s>(&self, memory: &dyn GuestMemory, specs: &'s [ProbeSpec]) -> Draft<'s> {
-        let state = self.state();
+        let generation = self.generation();
         // The guest may be changing them: the stop looks again.
         let kprobes = GuestKprobes::default();
         let body = KernelBody {
             kernel: &self.kernel,
-            table: &state.table,
+            table: &generation.table,
             memory,
             kprobes: &kprobes,
         };
@@ -54,15 +54,15 @@ impl Engine {
             // Room is made at the stop.
             false => specs.iter().map(|_| None).collect(),
         };
-        let planned = self.plan_registration(&state, specs, &located);
+        let planned = self.plan_registration(&generation, specs, &located);
         let decoded = located
             .iter()
             .flatten()
             .map(|it| (it.text.0, &it.text.1[..]));
-        let text = TextRead::of(&state.table, memory, decoded);
+        let text = TextRead::of(&generation.table, memory, decoded);
         Draft {
             specs,
-            state,
+            generation,
             located,
             planned: planned.zip(text),
             done: None,
@@ -78,16 +78,16 @@ impl Engine {
 }
 
 impl Draft<'_> {
-    /// Takes the whole change, if it was worked out from this state and the guest's text is as it was.
+    /// Takes the whole change, if it was worked out from this generation and the guest's text is as it was.
     pub(crate) fn registration(
         &mut self,
-        now: &State,
+        now: &Generation,
         memory: &dyn GuestMemory,
         kprobes: &GuestKprobes,
     ) -> Option<Registration> {
         let (registration, text) = self.planned.take()?;
         let mut located = self.located.iter().flatten();
-        let is_current = self.state.is(now)
+        let is_current = self.generation.is(now)
             && (kprobes.is_empty() || located.all(|it| it.is_clear_of(kprobes)))
             && text.is_in(memory);
         is_current.then_some(registration)
@@ -96,7 +96,7 @@ impl Draft<'_> {
     /// Takes what was found for a probe of the batch, if that is still so.
     pub(crate) fn take(&mut self, index: usize, body: &KernelBody<'_>) -> Option<Box<Located>> {
         let located = self.located.get_mut(index)?.take()?;
-        let same_life = self.state.table.init_freed == body.table.init_freed;
+        let same_life = self.generation.table.init_freed == body.table.init_freed;
         (same_life && located.is_current(body)).then_some(located)
     }
 }

@@ -7,39 +7,39 @@ use crate::engine::sites::departed::Turnover;
 use crate::engine::sites::site::{Site, are_same};
 use crate::engine::sites::table::Table;
 
-/// The probes and the table of a moment. Neither changes any more: a change makes the next state.
+/// The probes and the table of a moment. Neither changes any more: a change makes the next generation.
 #[derive(Debug, Clone)]
-pub(crate) struct State {
+pub(crate) struct Generation {
     pub(crate) registry: Arc<Registry>,
     pub(crate) table: Arc<Table>,
 }
 
-impl State {
-    /// Returns true if this is the other state, and not one that followed it.
+impl Generation {
+    /// Returns true if this is the other generation, and not one that followed it.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.registry, &other.registry) && Arc::ptr_eq(&self.table, &other.table)
     }
 }
 
-/// A change from one state to the next, with lists of the sites that it concerns. To commit it takes no longer
+/// A change from one generation to the next, with lists of the sites that it concerns. To commit it takes no longer
 /// where there are other probes, so it is best made while the guest runs.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(crate) before: State,
-    pub(crate) after: State,
-    /// The armed sites of the state before whose text is to change, in the order of their addresses.
+    pub(crate) before: Generation,
+    pub(crate) after: Generation,
+    /// The armed sites of the generation before whose text is to change, in the order of their addresses.
     pub(crate) gone: Vec<Arc<Site>>,
-    /// Those of the state after whose text is to change, in the order of their addresses.
+    /// Those of the generation after whose text is to change, in the order of their addresses.
     pub(crate) come: Vec<Arc<Site>>,
-    /// Those of the state after whose text stays, and which other probes notice than before.
+    /// Those of the generation after whose text stays, and which other probes notice than before.
     pub(crate) kept: Vec<Arc<Site>>,
     /// What is remembered of it.
     pub(crate) turnover: Arc<Turnover>,
 }
 
 impl Plan {
-    /// The change from a state to these probes and this table.
-    pub(crate) fn new(before: State, registry: Arc<Registry>, table: Table) -> Self {
+    /// The change from a generation to these probes and this table.
+    pub(crate) fn new(before: Generation, registry: Arc<Registry>, table: Table) -> Self {
         let table = table.settled();
         let gone = changed(&before.table, &table);
         let come = changed(&table, &before.table);
@@ -54,7 +54,7 @@ impl Plan {
             gone,
             come,
             kept,
-            after: State { registry, table },
+            after: Generation { registry, table },
             before,
         }
     }

@@ -44,7 +44,7 @@ impl Engine {
         if kprobes.changing && specs.iter().any(is_code) {
             return Err(RegisterError::KprobesChanging.into());
         }
-        let before = change.state();
+        let before = change.generation();
         let registration = match draft.registration(&before, guest.memory(), &kprobes) {
             Some(registration) => registration,
             None => {

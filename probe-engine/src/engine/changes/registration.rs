@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::engine::Engine;
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::placement::locate::Located;
 use crate::engine::placement::target::Target;
@@ -27,9 +27,9 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// The change from a state to a table with these probes on its sites.
+    /// The change from a generation to a table with these probes on its sites.
     pub(crate) fn new(
-        before: &State,
+        before: &Generation,
         mut table: Table,
         added: &[Arc<Probe>],
     ) -> Result<Self, RegisterError> {
@@ -50,7 +50,7 @@ impl Engine {
     /// Works out a registration while the guest runs, where all targets are known.
     pub(crate) fn plan_registration(
         &self,
-        before: &State,
+        before: &Generation,
         specs: &[ProbeSpec],
         located: &[Option<Box<Located>>],
     ) -> Option<Registration> {

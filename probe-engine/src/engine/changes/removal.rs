@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guest_state::{GuestVirtAddr, StoppedGuest};
 
 use crate::engine::Engine;
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::table::Table;
@@ -44,7 +44,7 @@ impl Engine {
     /// # Errors
     /// A probe doesn't exist.
     pub fn draft_removal(&self, ids: &[ProbeId]) -> Result<Removal, ChangeError> {
-        self.plan_removal(self.state(), ids)
+        self.plan_removal(self.generation(), ids)
     }
 
     /// As [`Self::unregister`], of what was worked out before the guest stopped. Where nothing has changed since,
@@ -59,7 +59,7 @@ impl Engine {
         removal: &mut Removal,
     ) -> Result<(), ChangeError> {
         let mut change = self.change(guest);
-        let now = change.state();
+        let now = change.generation();
         if !removal.plan.before.is(&now) {
             *removal = self.plan_removal(now, &removal.ids)?;
         }
@@ -85,7 +85,7 @@ impl Engine {
         self.infos(&removal.removed)
     }
 
-    fn plan_removal(&self, before: State, ids: &[ProbeId]) -> Result<Removal, ChangeError> {
+    fn plan_removal(&self, before: Generation, ids: &[ProbeId]) -> Result<Removal, ChangeError> {
         let removed = before.registry.select(ids)?;
         let mut registry = Registry::clone(&before.registry);
         let mut table = Table::clone(&before.table);

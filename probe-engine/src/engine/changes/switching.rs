@@ -6,7 +6,7 @@ use guest_state::StoppedGuest;
 
 use crate::engine::Engine;
 use crate::engine::changes::change::Change;
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::sites::table::Table;
 use crate::error::ChangeError;
 use crate::probe::{ProbeId, ProbeInfo, Switch};
@@ -24,7 +24,7 @@ impl Engine {
         switch: Switch,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
         let mut change = self.change(guest);
-        let before = change.state();
+        let before = change.generation();
         let probes = before.registry.select(ids)?;
         let were: Vec<_> = probes.iter().map(|probe| probe.set(switch)).collect();
         let table = Table::clone(&before.table);
@@ -45,7 +45,7 @@ impl Engine {
     /// The text can't be written.
     pub fn switch_all(&self, guest: &dyn StoppedGuest, switch: Switch) -> Result<(), ChangeError> {
         let mut change = self.change(guest);
-        let before = change.state();
+        let before = change.generation();
         let mut table = Table::clone(&before.table);
         match switch {
             Switch::Enabled(on) => table.disarmed = !on,
@@ -58,7 +58,7 @@ impl Engine {
     fn commit_switch(
         &self,
         change: &mut Change<'_>,
-        before: State,
+        before: Generation,
         mut table: Table,
     ) -> Result<(), ChangeError> {
         let guest = change.guest;

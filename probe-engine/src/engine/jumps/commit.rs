@@ -8,7 +8,7 @@ use guest_state::{GuestMemory, StoppedGuest};
 
 use crate::engine::Engine;
 use crate::engine::changes::change::Change;
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::jumps::prepared::{PlannedJumps, Prepared};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::{Jump, Verdict};
@@ -45,7 +45,7 @@ impl Engine {
             self.unsettled.store(true, Ordering::Relaxed);
         }
         let mut change = self.change(guest);
-        let before = change.state();
+        let before = change.generation();
         let kprobes = self.kprobes_for_jumps(guest);
         if let Some(planned) = &prepared.planned
             && let Some(kprobes) = &kprobes
@@ -61,7 +61,7 @@ impl Engine {
     fn commit_fitting(
         &self,
         change: &mut Change<'_>,
-        before: State,
+        before: Generation,
         kprobes: Option<&GuestKprobes>,
         verdicts: &[(Arc<Site>, Verdict)],
     ) -> Result<usize, ChangeError> {
@@ -120,7 +120,7 @@ impl Engine {
         if verdicts.is_empty() {
             return None;
         }
-        let before = self.state();
+        let before = self.generation();
         let mut table = Table::clone(&before.table);
         let jumps: Vec<(&Arc<Site>, &Arc<Jump>)> = verdicts.iter().filter_map(jump).collect();
         let oopses = match jumps.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::GuestMemory;
 
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::text_read::TextRead;
@@ -44,7 +44,7 @@ impl PlannedJumps {
     /// Returns true if nothing has changed since it was worked out.
     pub(crate) fn is_current(
         &self,
-        now: &State,
+        now: &Generation,
         memory: &dyn GuestMemory,
         kprobes: &GuestKprobes,
     ) -> bool {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guest_state::{GuestMemory, GuestVirtAddr, StoppedGuest, Vcpu};
 
 use crate::engine::Engine;
-use crate::engine::changes::plan::{Plan, State};
+use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::placement::body::KernelBody;
 use crate::engine::placement::locate::Located;
 use crate::engine::sites::probe::{Presence, Probe};
@@ -45,7 +45,7 @@ impl Engine {
             return Ok(false);
         }
         let mut change = self.change(guest);
-        let before = change.state();
+        let before = change.generation();
         let mut table = Table::clone(&before.table);
         let wanted = [(FREES_INIT_TEXT, Milestone::FreesInitText)];
         self.wait_for(guest, &mut table, &wanted)?;
@@ -195,7 +195,7 @@ impl Engine {
         more: impl FnOnce(&mut Table),
     ) {
         let registry = self.registry.lock();
-        let before = self.state_of(&registry);
+        let before = self.generation_of(&registry);
         let mut table = Table::clone(&before.table);
         for site in before.table.sites().filter(|site| is_lost(site)) {
             for probe in &site.probes {
@@ -215,7 +215,7 @@ impl Engine {
     /// Changes the breakpoints while the guest runs. Nobody can be told of a
     /// failure, and what can't be written isn't memory any more and holds no
     /// breakpoint.
-    fn apply_running(&self, memory: &dyn GuestMemory, before: State, mut table: Table) {
+    fn apply_running(&self, memory: &dyn GuestMemory, before: Generation, mut table: Table) {
         table.reconsider();
         let registry = Arc::clone(&before.registry);
         let plan = Plan::new(before, registry, table);
@@ -246,7 +246,7 @@ impl Engine {
                 return;
             }
         };
-        let before = self.state_of(&registry);
+        let before = self.generation_of(&registry);
         let mut table = Table::clone(&before.table);
         let kprobes = self.known_kprobes(memory);
         for probe in waiting {

@@ -157,7 +157,7 @@ fn a_probe_that_goes_until_the_guest_stops_keeps_a_removal_from_being_made() {
 fn a_plan_lists_the_sites_that_change_and_no_others() {
     let f = Fixture::with_arena();
     let (copied, plain) = (f.probe("copied"), f.probe("plain"));
-    let before = f.engine.state();
+    let before = f.engine.generation();
     let mut table = Table::clone(&before.table);
     table.change(plain.address, |site| site.probes.clear());
     let registry = Arc::clone(&before.registry);
@@ -167,7 +167,7 @@ fn a_plan_lists_the_sites_that_change_and_no_others() {
     assert_eq!((at(&plan.come), at(&plan.kept)), (vec![], vec![]));
 
     // A second probe on an instruction: the text stays, and others notice.
-    let before = f.engine.state();
+    let before = f.engine.generation();
     let mut table = Table::clone(&before.table);
     let other = before.table.site(plain.address).unwrap().probes[0].clone();
     table.change(copied.address, |site| site.probes.push(other));
