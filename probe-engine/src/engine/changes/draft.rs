@@ -20,8 +20,8 @@ use crate::probe::{Place, ProbeKind, ProbeSpec};
 #[derive(Debug)]
 pub struct Draft<'s> {
     pub(crate) specs: &'s [ProbeSpec],
-    /// The generation that it was worked out from.
-    generation: Generation,
+    /// Whether the kernel had freed its init text.
+    init_freed: bool,
     located: Vec<Option<Box<Located>>>,
     planned: Option<(Registration, TextRead)>,
     /// What was committed: the generation before it is freed with this, and not while the guest stands still.
@@ -54,17 +54,18 @@ impl Engine {
             // Room is made at the stop.
             false => specs.iter().map(|_| None).collect(),
         };
-        let planned = self.plan_registration(&generation, specs, &located);
-        let decoded = located
-            .iter()
-            .flatten()
-            .map(|it| (it.text.0, &it.text.1[..]));
-        let text = TextRead::of(&generation.table, memory, decoded);
+        let registration = self.plan_registration(&generation, specs, &located);
+        let planned = registration.and_then(|registration| {
+            let located = located.iter().flatten();
+            let decoded = located.map(|it| (it.text.0, &it.text.1[..]));
+            let text = TextRead::of(&generation.table, memory, decoded)?;
+            Some((registration, text))
+        });
         Draft {
             specs,
-            generation,
+            init_freed: generation.table.init_freed,
             located,
-            planned: planned.zip(text),
+            planned,
             done: None,
         }
     }
@@ -87,7 +88,7 @@ impl Draft<'_> {
     ) -> Option<Registration> {
         let (registration, text) = self.planned.take()?;
         let mut located = self.located.iter().flatten();
-        let is_current = self.generation.is(now)
+        let is_current = registration.plan.before.is(now)
             && (kprobes.is_empty() || located.all(|it| it.is_clear_of(kprobes)))
             && text.is_in(memory);
         is_current.then_some(registration)
@@ -96,7 +97,7 @@ impl Draft<'_> {
     /// Takes what was found for a probe of the batch, if that is still so.
     pub(crate) fn take(&mut self, index: usize, body: &KernelBody<'_>) -> Option<Box<Located>> {
         let located = self.located.get_mut(index)?.take()?;
-        let same_life = self.generation.table.init_freed == body.table.init_freed;
+        let same_life = self.init_freed == body.table.init_freed;
         (same_life && located.is_current(body)).then_some(located)
     }
 }

@@ -86,7 +86,7 @@ impl CodeArena {
         copy.unwrap_or_else(|| Err(NO_PLACE.to_owned()))
     }
 
-    /// Whether there is room for so many more copies, or none for any.
+    /// Returns true if there is room for so many more copies, or no arena: then no instruction gets one.
     pub(crate) fn has_room(&self, copies: usize) -> bool {
         self.with(|arena| arena.vacant() >= copies).unwrap_or(true)
     }

@@ -57,7 +57,7 @@ impl Engine {
         self.commit_fitting(&mut change, before, kprobes.as_ref(), &prepared.verdicts)
     }
 
-    /// Makes jumps of those that fit now; for want of kprobes of the guest's to look at, they all wait again.
+    /// Makes jumps of those that fit now. Without a list of the guest's kprobes all of them wait again.
     fn commit_fitting(
         &self,
         change: &mut Change<'_>,
