@@ -2,10 +2,12 @@
 
 use thiserror::Error;
 
+use crate::address_set::AddressSet;
 use crate::banner;
-use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings, Tables};
+use crate::blacklist::{Blacklist, BlacklistError, Landings, Tables};
 use crate::btf::{Btf, BtfError};
 use crate::image::{Image, ImageError};
+use crate::int3s;
 use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
@@ -20,8 +22,11 @@ pub struct Kernel {
     pub symbols: Symbols,
     /// What in it can't be probed.
     pub blacklist: Blacklist,
-    /// The instructions whose faults it has fix-ups for.
-    pub exceptions: ExceptionTable,
+    /// The instructions whose faults it has fix-ups for (`__ex_table`).
+    pub exceptions: AddressSet,
+    /// The int3s that are instructions of its own, as `native_machine_emergency_restart`
+    /// (`arch/x86/kernel/reboot.c`) has one.
+    pub int3s: AddressSet,
     /// Where execution continues according to its tables.
     pub landings: Landings,
     /// How to find its modules, or why that can't be done.
@@ -64,6 +69,7 @@ impl Kernel {
         let tables = Tables::of(&image, &symbols, btf.as_ref())?;
         let (blacklist, exceptions) = (tables.blacklist()?, tables.exceptions()?);
         let landings = tables.landings()?;
+        let int3s = int3s::find(&image, [symbols.text(), symbols.init_text()]);
         let modules = match &btf {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
@@ -79,6 +85,7 @@ impl Kernel {
             symbols,
             blacklist,
             exceptions,
+            int3s,
             landings,
             modules,
             kprobes,
@@ -94,7 +101,8 @@ impl Kernel {
             version: String::new(),
             symbols,
             blacklist: Blacklist::default(),
-            exceptions: ExceptionTable::default(),
+            exceptions: AddressSet::default(),
+            int3s: AddressSet::default(),
             landings: Landings::default(),
             kprobes: None,
             modules: Err("only its symbols are known".to_owned()),

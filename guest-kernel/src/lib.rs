@@ -5,12 +5,14 @@
 //! kprobes. The crate needs no probe, does no I/O and trusts nothing that it reads.
 #![forbid(unsafe_code)]
 
+mod address_set;
 mod banner;
 pub mod blacklist;
 pub mod btf;
 mod image;
 mod image_map;
 mod instruction;
+mod int3s;
 mod kernel;
 mod kernel_memory;
 pub mod kprobes;
@@ -18,6 +20,7 @@ pub mod modules;
 pub mod percpu;
 pub mod symbols;
 
+pub use address_set::AddressSet;
 pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
 pub use kernel::{Kernel, KernelError};

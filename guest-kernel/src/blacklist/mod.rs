@@ -9,7 +9,6 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
-mod exceptions;
 pub(crate) mod format;
 mod landings;
 mod patched;
@@ -18,7 +17,6 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub use exceptions::ExceptionTable;
 pub use landings::Landings;
 pub use reason::{Patched, Reason};
 pub use tables::Tables;

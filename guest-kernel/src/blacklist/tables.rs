@@ -6,7 +6,8 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 
 use super::format::{Format, Pointer, RawTable};
-use super::{BlacklistError, ExceptionTable, Landings};
+use super::{BlacklistError, Landings};
+use crate::address_set::AddressSet;
 use crate::btf::Btf;
 use crate::image::Image;
 use crate::symbols::Symbols;
@@ -50,14 +51,12 @@ impl<'a> Tables<'a> {
     ///
     /// # Errors
     /// See [`BlacklistError`].
-    pub fn exceptions(&self) -> Result<ExceptionTable, BlacklistError> {
+    pub fn exceptions(&self) -> Result<AddressSet, BlacklistError> {
         let Some(table) = self.exceptions else {
-            return Ok(ExceptionTable::default());
+            return Ok(AddressSet::default());
         };
         let places = self.places(table, Format::exception(self.btf))?;
-        Ok(ExceptionTable::new(
-            places.into_iter().map(|place| place.start),
-        ))
+        Ok(AddressSet::new(places.into_iter().map(|place| place.start)))
     }
 
     /// The addresses where execution continues according to the tables.

@@ -18,7 +18,8 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::paging::VirtFault;
 use thiserror::Error;
 
-use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
+use crate::address_set::AddressSet;
+use crate::blacklist::{Blacklist, BlacklistError};
 use crate::btf::TypeError;
 use crate::symbols::LookupError;
 
@@ -112,7 +113,7 @@ pub struct Module {
     /// What can't be probed in it, without what the kernel patches only while it loads the module.
     pub blacklist: Blacklist,
     /// Its instructions with a fix-up.
-    pub exceptions: ExceptionTable,
+    pub exceptions: AddressSet,
 }
 
 /// A function of a module.

@@ -53,6 +53,9 @@ pub(crate) trait Body {
 
     /// Whether the kernel has a fix-up for a fault of the instruction there.
     fn expects_fault(&self, at: GuestVirtAddr) -> bool;
+
+    /// Whether an int3 there is an instruction of the text's own, and no breakpoint.
+    fn is_own_int3(&self, at: GuestVirtAddr) -> bool;
 }
 
 /// The kernel image.
@@ -109,6 +112,10 @@ impl Body for KernelBody<'_> {
 
     fn expects_fault(&self, at: GuestVirtAddr) -> bool {
         self.kernel.exceptions.contains(at)
+    }
+
+    fn is_own_int3(&self, at: GuestVirtAddr) -> bool {
+        self.kernel.int3s.contains(at)
     }
 }
 

@@ -274,4 +274,9 @@ impl Body for ModuleBody<'_> {
     fn expects_fault(&self, at: GuestVirtAddr) -> bool {
         self.loaded.module.exceptions.contains(at)
     }
+
+    // Its file isn't known, and the text that is read may have breakpoints.
+    fn is_own_int3(&self, _at: GuestVirtAddr) -> bool {
+        false
+    }
 }

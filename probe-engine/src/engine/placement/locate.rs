@@ -83,6 +83,7 @@ impl Engine {
         check_entry(place, &function, &entry, offset, is_return)?;
         guest_kprobes::check(body.kprobes(), &self.table(), &place.to_string(), address)?;
         let walk = Walk {
+            body,
             place,
             bytes: &bytes,
             start,
@@ -227,6 +228,7 @@ pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entr
 
 /// Linear decoding through one function.
 struct Walk<'a> {
+    body: &'a dyn Body,
     place: &'a Place,
     bytes: &'a [u8],
     start: GuestVirtAddr,
@@ -238,7 +240,7 @@ impl Walk<'_> {
         let place = || self.place.to_string();
         let mut at = from;
         // After a return or jump, or a call that leads over it, an int3 is padding (`CONFIG_SLS`); elsewhere
-        // it hides an instruction of unknown length.
+        // it hides an instruction of unknown length, unless it is the text's own.
         let mut reachable = true;
         loop {
             let address = self.start.wrapping_add(at as u64);
@@ -272,13 +274,14 @@ impl Walk<'_> {
                     instruction: instruction(),
                 });
             }
-            if int3 && reachable {
+            let is_own = int3 && self.body.is_own_int3(address);
+            if int3 && reachable && !is_own {
                 return Err(RegisterError::GuestBreakpoint {
                     place: place(),
                     at: address,
                 });
             }
-            reachable = !int3
+            reachable = (is_own || !int3)
                 && !insn::never_falls_through(&code.insn)
                 && !insn::calls_over_a_byte(&code.insn);
             at += code.insn.len();

@@ -1,5 +1,6 @@
+use guest_kernel::AddressSet;
 use guest_kernel::blacklist::Reason;
-use guest_state::{GuestMemory, GuestPhysAddr};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::fixture::{Fixture, PHYS, TEXT, blacklist};
 use crate::probe::{ProbeId, ProbeState};
@@ -138,4 +139,22 @@ fn an_int3_that_a_call_leads_over_is_the_kernel_s_own_and_hides_nothing() {
     f.set_bytes(0x10, b"\xe8\x02\0\0\0\xcc\x48\x89\x3c\x24\xc3");
     let refusal = f.refusal("plain+0x1a").to_string();
     assert!(refusal.contains("a breakpoint of its own"), "{refusal}");
+}
+
+#[test]
+fn an_int3_of_the_image_s_text_hides_nothing() {
+    let own = GuestVirtAddr(TEXT + 0x10);
+    let f = Fixture::with_arena_and(|kernel| kernel.int3s = AddressSet::new([own]));
+    // int3; mov %rdi,(%rsp); ret (`native_machine_emergency_restart`, arch/x86/kernel/reboot.c)
+    f.set_bytes(0x10, b"\xcc\x48\x89\x3c\x24\xc3");
+    assert_eq!(f.probe("plain+0x11").instruction, "mov %rdi,(%rsp)");
+    assert!(f.refusal("plain+0x10").to_string().contains("int3"));
+    // One that somebody has set behind it does.
+    let f = Fixture::with_arena_and(|kernel| kernel.int3s = AddressSet::new([own]));
+    f.set_bytes(0x10, b"\xcc\xcc\x89\x3c\x24\xc3");
+    let refusal = f.refusal("plain+0x15").to_string();
+    assert!(
+        refusal.contains("breakpoint of its own at 0xffffffff81000011"),
+        "{refusal}"
+    );
 }

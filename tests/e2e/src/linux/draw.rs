@@ -18,8 +18,11 @@ const LONGEST: u64 = 0x4000;
 const MAX_LEN: usize = 15;
 /// 32-bit code, which a hypervisor starts (`arch/x86/platform/pvh/head.S`).
 const CODE_32: &str = "pvh_start_xen";
+/// Has an int3 of its own in the middle (`arch/x86/kernel/reboot.c`).
+pub const HAS_INT3: &str = "native_machine_emergency_restart";
 
 /// Draws functions of the kernel's text whose names are theirs alone: by another name a probe is refused.
+/// [`HAS_INT3`] is one of them.
 ///
 /// # Errors
 /// If one can't be read or decoded.
@@ -33,8 +36,12 @@ pub async fn draw(
     check!(!more, "the list of symbols is cut off");
     let text = guest.symbol("_stext").await?..guest.symbol("_etext").await?;
     let named = Named::new(&symbols);
+    let (mut drawn, others) = (named.functions(&text).into_iter())
+        .partition::<Vec<_>, _>(|(symbol, _)| symbol.name == HAS_INT3);
+    check!(drawn.len() == 1, "no {HAS_INT3}");
+    drawn.extend(random.draw(others, count - 1));
     let mut functions = Vec::new();
-    for (symbol, size) in random.draw(named.functions(&text), count) {
+    for (symbol, size) in drawn {
         let base = named.base(&symbol.name).map(|addresses| addresses[0]);
         let size = size as usize;
         let bytes = guest.memory(symbol.address, size + MAX_LEN).await?;

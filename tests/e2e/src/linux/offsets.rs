@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::draw::draw;
+use super::draw::{HAS_INT3, draw};
 use super::guest::{Guest, VM, files};
 use super::judge::{Function, Standing, Traps, is_traced};
 use super::offer::{Offered, offer, place};
@@ -78,7 +78,7 @@ const TOLD: usize = 50;
 /// Which of the functions that are drawn a test asks for.
 #[derive(Debug)]
 enum Choice {
-    /// Some short ones that the kernel traces, and one that it takes no kprobe in.
+    /// Some short ones that the kernel traces, one that it takes no kprobe in, and the one with an int3.
     Few,
     Part(Range<usize>),
 }
@@ -87,6 +87,8 @@ impl Choice {
     fn of(self, mut functions: Vec<Function>) -> Vec<Function> {
         match self {
             Self::Few => {
+                let int3 = functions.extract_if(.., |function| function.name == HAS_INT3);
+                let int3: Vec<_> = int3.collect();
                 functions.retain(|function| FEW_BYTES.contains(&function.size));
                 let is_open = |function: &Function| function.standing == Standing::Open;
                 let (mut few, mut closed): (Vec<_>, Vec<_>) =
@@ -94,7 +96,7 @@ impl Choice {
                 few.retain(|function| is_traced(&function.bytes));
                 few.truncate(FEW);
                 closed.truncate(1);
-                few.extend(closed);
+                few.extend(closed.into_iter().chain(int3));
                 few
             }
             Self::Part(part) => functions.drain(part).collect(),

@@ -1,24 +1,23 @@
-//! The instructions that the kernel expects to fault.
+//! Addresses in the text, as a set.
 
 use guest_state::GuestVirtAddr;
 
-/// The addresses of the instructions with a fix-up (`__ex_table`): where one faults, the kernel
-/// looks its address up and continues at the fix-up.
+/// A set of addresses.
 #[derive(Debug, Clone, Default)]
-pub struct ExceptionTable {
+pub struct AddressSet {
     /// Sorted.
     addresses: Vec<GuestVirtAddr>,
 }
 
-impl ExceptionTable {
-    /// A table of these instructions, in any order.
+impl AddressSet {
+    /// The set of these addresses, in any order.
     pub fn new(addresses: impl IntoIterator<Item = GuestVirtAddr>) -> Self {
         let mut addresses: Vec<_> = addresses.into_iter().collect();
         addresses.sort_unstable();
         Self { addresses }
     }
 
-    /// Returns true if the instruction at an address has a fix-up.
+    /// Returns true if an address is in it.
     pub fn contains(&self, address: GuestVirtAddr) -> bool {
         self.addresses.binary_search(&address).is_ok()
     }
