@@ -27,8 +27,8 @@ pub enum Failure {
          probes wait until the guest's kernel has started"
     )]
     StillWaiting { seconds: u64 },
-    #[error("no milestone of this kernel's boot can be probed: {reason}")]
-    NoMilestone { reason: String },
+    #[error("no stage of this kernel's boot can be probed: {reason}")]
+    NoStage { reason: String },
     #[error("the server doesn't know the frequency of the guest's TSC, so there are no times")]
     NoFrequency,
     #[error("can't write standard output: {0}")]

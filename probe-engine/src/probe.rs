@@ -11,6 +11,10 @@ mod no_jump;
 
 pub use no_jump::NoJump;
 
+/// Most calls that a return probe follows at a time, as in the kernel (`KRETPROBE_MAXACTIVE_MAX` of
+/// `kernel/trace/trace_probe.h`).
+pub const MAXACTIVE_MAX: u32 = 4096;
+
 /// Names one probe, for as long as the engine lives; never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ProbeId(pub u64);

@@ -36,14 +36,14 @@ const ALWAYS: &str = "/grpc.health.v1.Health/Check";
 
 /// One kind of calls.
 #[derive(Clone, Debug)]
-struct Gate {
+struct CallLimit {
     places: Arc<Semaphore>,
     most: usize,
     what: &'static str,
     option: &'static str,
 }
 
-impl Gate {
+impl CallLimit {
     fn new(most: usize, what: &'static str, option: &'static str) -> Self {
         Self {
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
@@ -70,16 +70,16 @@ impl Gate {
 /// Lets calls in, for all connections of a server.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    calls: Gate,
-    lasting: Gate,
+    calls: CallLimit,
+    lasting: CallLimit,
 }
 
 impl Admission {
     /// With these limits.
     pub fn new(limits: &Limits) -> Self {
         Self {
-            calls: Gate::new(limits.calls, "calls", "--max-calls"),
-            lasting: Gate::new(limits.streams, "streams and waiting calls", "--max-streams"),
+            calls: CallLimit::new(limits.calls, "calls", "--max-calls"),
+            lasting: CallLimit::new(limits.streams, "streams and waiting calls", "--max-streams"),
         }
     }
 

@@ -21,7 +21,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 use crate::admission::Admission;
 use crate::limits::{self, Limits};
 use crate::machines::Machines;
-use crate::services::{Console, Events, Host, Probes, Symbols, Vms};
+use crate::services::{Consoles, Events, Host, Probes, Symbols, Vms};
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -161,7 +161,7 @@ async fn router(
     reporter.set_serving::<EventServiceServer<Events>>().await;
     reporter.set_serving::<SymbolServiceServer<Symbols>>().await;
     reporter
-        .set_serving::<ConsoleServiceServer<Console>>()
+        .set_serving::<ConsoleServiceServer<Consoles>>()
         .await;
     reporter.set_serving::<HostServiceServer<Host>>().await;
     let describe = || {
@@ -187,6 +187,6 @@ async fn router(
         )
         .add_service(EventServiceServer::new(Events(shared())))
         .add_service(SymbolServiceServer::new(Symbols(shared())))
-        .add_service(ConsoleServiceServer::new(Console(shared())))
+        .add_service(ConsoleServiceServer::new(Consoles(shared())))
         .add_service(HostServiceServer::new(Host::default())))
 }

@@ -10,7 +10,7 @@ const INITCALLS_MAX: usize = 1 << 16;
 
 /// A place in the boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Milestone {
+pub struct Stage {
     pub name: String,
     /// Guest TSC of its first hit.
     pub first: Option<u64>,
@@ -41,14 +41,14 @@ pub struct LeftOut {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    Milestone(usize),
+    Stage(usize),
     Initcall,
 }
 
 /// Gathers the events of a boot.
 #[derive(Clone, Debug, Default)]
 pub struct BootLog {
-    milestones: Vec<Milestone>,
+    stages: Vec<Stage>,
     roles: HashMap<u64, Role>,
     until: Option<usize>,
     left_out: Vec<LeftOut>,
@@ -60,25 +60,25 @@ pub struct BootLog {
 impl BootLog {
     /// A probe whose first hit belongs into the timeline. Its place in the list is the answer.
     pub fn add_probe(&mut self, id: u64, name: String) -> usize {
-        let index = self.milestones.len();
-        self.milestones.push(Milestone {
+        let index = self.stages.len();
+        self.stages.push(Stage {
             name,
             first: None,
             hits: 0,
             after: None,
         });
-        self.roles.insert(id, Role::Milestone(index));
+        self.roles.insert(id, Role::Stage(index));
         index
     }
 
-    /// Passes over a milestone's hits until another one has been hit.
-    pub fn only_after(&mut self, milestone: usize, other: usize) {
-        self.milestones[milestone].after = Some(other);
+    /// Passes over a stage's hits until another one has been hit.
+    pub fn only_after(&mut self, stage: usize, other: usize) {
+        self.stages[stage].after = Some(other);
     }
 
-    /// The milestone at which the boot is over.
-    pub fn watch_until(&mut self, milestone: usize) {
-        self.until = Some(milestone);
+    /// The stage at which the boot is over.
+    pub fn watch_until(&mut self, stage: usize) {
+        self.until = Some(stage);
     }
 
     /// The return probe on `do_one_initcall`.
@@ -102,7 +102,7 @@ impl BootLog {
     /// Takes an event in; true when the boot is over with it.
     pub fn add(&mut self, event: &Event) -> bool {
         match self.roles.get(&event.probe_id) {
-            Some(Role::Milestone(index)) => self.hit(*index, event.tsc),
+            Some(Role::Stage(index)) => self.hit(*index, event.tsc),
             Some(Role::Initcall) => {
                 self.returned(event);
                 false
@@ -112,14 +112,14 @@ impl BootLog {
     }
 
     fn hit(&mut self, index: usize, tsc: u64) -> bool {
-        let after = self.milestones[index].after;
-        if after.is_some_and(|other| self.milestones[other].first.is_none()) {
+        let after = self.stages[index].after;
+        if after.is_some_and(|other| self.stages[other].first.is_none()) {
             return false;
         }
-        let milestone = &mut self.milestones[index];
-        milestone.hits += 1;
+        let stage = &mut self.stages[index];
+        stage.hits += 1;
         // Events of different vCPUs may come out of order.
-        milestone.first = Some(milestone.first.map_or(tsc, |first| first.min(tsc)));
+        stage.first = Some(stage.first.map_or(tsc, |first| first.min(tsc)));
         self.until == Some(index)
     }
 
@@ -143,8 +143,8 @@ impl BootLog {
     }
 
     /// In the order in which they were added.
-    pub fn milestones(&self) -> &[Milestone] {
-        &self.milestones
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
     }
 
     pub fn left_out(&self) -> &[LeftOut] {
@@ -210,12 +210,12 @@ pub mod tests {
         assert!(!log.add(&hit(1, 90)));
         assert!(!log.add(&hit(7, 95)));
         assert!(log.add(&hit(2, 200)));
-        assert_eq!(log.milestones()[start].first, Some(90));
-        assert_eq!(log.milestones()[start].hits, 2);
+        assert_eq!(log.stages()[start].first, Some(90));
+        assert_eq!(log.stages()[start].hits, 2);
     }
 
     #[test]
-    fn a_milestone_may_count_only_after_another() {
+    fn a_stage_may_count_only_after_another() {
         let mut log = BootLog::default();
         let freed = log.add_probe(1, "free_initmem".into());
         let execve = log.add_probe(2, "kernel_execve".into());
@@ -224,7 +224,7 @@ pub mod tests {
         assert!(!log.add(&hit(2, 10)));
         assert!(!log.add(&hit(1, 20)));
         assert!(log.add(&hit(2, 30)));
-        assert_eq!(log.milestones()[execve].first, Some(30));
+        assert_eq!(log.stages()[execve].first, Some(30));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 mod initcalls;
 mod log;
-mod milestones;
 mod report;
+mod stages;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -109,7 +109,7 @@ impl Session<'_> {
         for probe in &probes {
             log.add_probe(probe.id, probe.name.clone());
         }
-        milestones::plant(&client, NAME, until, &mut log).await?;
+        stages::plant(&client, NAME, until, &mut log).await?;
         let events = client.events(NAME, Vec::new()).await?;
         let release = vm.kernel_version.split_whitespace().next();
         let kernel = release.unwrap_or(&vm.kernel).to_owned();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use vmprobe_client::v1::Ending;
 
 use super::initcalls::Names;
-use super::log::{BootLog, Initcall, Milestone};
+use super::log::{BootLog, Initcall, Stage};
 use crate::render::{self, table};
 
 /// What a boot came to.
@@ -17,7 +17,7 @@ pub struct Report<'a> {
     /// Guest TSC of the earliest event, from which times count.
     zero: u64,
     /// Those that were hit, by time.
-    reached: Vec<&'a Milestone>,
+    reached: Vec<&'a Stage>,
     pub names: Names,
     /// Initcalls that the return probe could not follow.
     pub missed: u64,
@@ -28,10 +28,10 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     /// `tsc_hz` is not 0.
     pub fn new(log: &'a BootLog, tsc_hz: u64, kernel: &'a str) -> Self {
-        let mut reached: Vec<&Milestone> = log.milestones().iter().collect();
-        reached.retain(|milestone| milestone.first.is_some());
-        reached.sort_by_key(|milestone| milestone.first);
-        let first = reached.first().and_then(|milestone| milestone.first);
+        let mut reached: Vec<&Stage> = log.stages().iter().collect();
+        reached.retain(|stage| stage.first.is_some());
+        reached.sort_by_key(|stage| stage.first);
+        let first = reached.first().and_then(|stage| stage.first);
         let initcalls = log.initcalls().iter().map(|initcall| initcall.start);
         Self {
             log,
@@ -55,7 +55,7 @@ impl<'a> Report<'a> {
     pub fn text(&self, top: usize) -> Vec<String> {
         let mut lines = vec![match self.reached.first() {
             Some(first) => format!("boot of {}, in ms since {}", self.kernel, first.name),
-            None => format!("boot of {}: no milestone was reached", self.kernel),
+            None => format!("boot of {}: no stage was reached", self.kernel),
         }];
         lines.extend(self.timeline());
         let not_reached: Vec<&str> = self.not_reached().collect();
@@ -83,18 +83,18 @@ impl<'a> Report<'a> {
         let rows: Vec<Vec<String>> = self
             .reached
             .iter()
-            .map(|milestone| {
-                let tsc = milestone.first.unwrap_or(self.zero);
+            .map(|stage| {
+                let tsc = stage.first.unwrap_or(self.zero);
                 let delta = tsc.saturating_sub(before);
                 before = tsc;
-                let hits = match milestone.hits {
+                let hits = match stage.hits {
                     0 | 1 => String::new(),
                     hits => format!("{hits} hits"),
                 };
                 vec![
                     self.ms(tsc - self.zero),
                     format!("+{}", self.ms(delta)),
-                    milestone.name.clone(),
+                    stage.name.clone(),
                     hits,
                 ]
             })
@@ -145,14 +145,14 @@ impl<'a> Report<'a> {
     /// One object. Times are in milliseconds since the first event; all initcalls are in it, the
     /// slowest first.
     pub fn json(&self) -> Value {
-        let milestones: Vec<Value> = self
+        let stages: Vec<Value> = self
             .reached
             .iter()
-            .map(|milestone| {
+            .map(|stage| {
                 json!({
-                    "name": milestone.name,
-                    "ms": self.number(milestone.first.unwrap_or(self.zero) - self.zero),
-                    "hits": milestone.hits,
+                    "name": stage.name,
+                    "ms": self.number(stage.first.unwrap_or(self.zero) - self.zero),
+                    "hits": stage.hits,
                 })
             })
             .collect();
@@ -176,7 +176,7 @@ impl<'a> Report<'a> {
         json!({
             "kernel": self.kernel,
             "tsc_hz": self.tsc_hz,
-            "milestones": milestones,
+            "stages": stages,
             "not_reached": self.not_reached().collect::<Vec<_>>(),
             "left_out": left_out,
             "initcalls": {
@@ -191,10 +191,10 @@ impl<'a> Report<'a> {
     }
 
     fn not_reached(&self) -> impl Iterator<Item = &str> {
-        let milestones = self.log.milestones().iter();
-        milestones
-            .filter(|milestone| milestone.first.is_none())
-            .map(|milestone| &*milestone.name)
+        let stages = self.log.stages().iter();
+        stages
+            .filter(|stage| stage.first.is_none())
+            .map(|stage| &*stage.name)
     }
 
     /// Ticks of all initcalls together.
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_the_milestones_by_time_and_the_slowest_initcalls() {
+    fn the_text_has_the_stages_by_time_and_the_slowest_initcalls() {
         let log = boot();
         let mut report = Report::new(&log, 1_000_000_000, "6.1.0");
         report.missed = 2;
@@ -274,8 +274,8 @@ mod tests {
     fn the_json_has_all_initcalls() {
         let log = boot();
         let json = Report::new(&log, 1_000_000_000, "6.1.0").json();
-        assert_eq!(json["milestones"][1]["ms"], 1.5);
-        assert_eq!(json["milestones"][2]["hits"], 2);
+        assert_eq!(json["stages"][1]["ms"], 1.5);
+        assert_eq!(json["stages"][2]["hits"], 2);
         assert_eq!(json["not_reached"][0], "run_init_process");
         assert_eq!(json["initcalls"]["calls"].as_array().map(Vec::len), Some(3));
         assert_eq!(json["initcalls"]["calls"][0]["returned"], -19);
@@ -290,10 +290,7 @@ mod tests {
         report.ending = Some(Ending::default());
         assert_eq!(
             report.text(10),
-            [
-                "boot of k: no milestone was reached",
-                "the guest ended: ended"
-            ]
+            ["boot of k: no stage was reached", "the guest ended: ended"]
         );
         assert_eq!(report.json()["initcalls"]["count"], 0);
     }

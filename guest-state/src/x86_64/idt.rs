@@ -9,7 +9,7 @@ pub const GATE_LEN: usize = 16;
 
 /// How a vCPU gets to the handler of an exception or interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gate {
+pub struct GateDescriptor {
     /// The handler's first instruction.
     pub handler: GuestVirtAddr,
     /// The handler's code segment.
@@ -21,7 +21,7 @@ pub struct Gate {
     attributes: u8,
 }
 
-impl Gate {
+impl GateDescriptor {
     /// Where the gate of a vector is in a table that begins at `base` and whose last byte is at `limit`
     /// from there; `None` beyond the limit.
     pub fn address(base: u64, limit: u16, vector: u8) -> Option<GuestVirtAddr> {
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_gate_is_read_from_its_bytes() {
-        let gate = Gate::from_bytes([
+        let gate = GateDescriptor::from_bytes([
             0x78, 0x56, 0x10, 0, 0xfb, 0xee, 0x34, 0x12, 0xff, 0xff, 0xee, 0xff, 0, 0, 0, 0,
         ]);
         assert_eq!(gate.handler, GuestVirtAddr(0xffee_ffff_1234_5678));
@@ -92,12 +92,12 @@ mod tests {
     fn a_gate_beyond_the_limit_has_no_address() {
         let base = 0xffff_fe00_0000_0000;
         assert_eq!(
-            Gate::address(base, 0x3f, 3),
+            GateDescriptor::address(base, 0x3f, 3),
             Some(GuestVirtAddr(base + 0x30))
         );
-        assert_eq!(Gate::address(base, 0x3e, 3), None);
+        assert_eq!(GateDescriptor::address(base, 0x3e, 3), None);
         assert_eq!(
-            Gate::address(base, 0xfff, 255),
+            GateDescriptor::address(base, 0xfff, 255),
             Some(GuestVirtAddr(base + 0xff0))
         );
     }

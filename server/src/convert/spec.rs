@@ -144,6 +144,12 @@ mod tests {
     use tonic::Code;
     use tonic_types::StatusExt;
 
+    #[test]
+    fn definitions_and_the_engine_have_the_same_limits() {
+        let engine = probe_engine::probe::MAXACTIVE_MAX;
+        assert_eq!(vmprobe_spec::MAXACTIVE_MAX, engine);
+    }
+
     fn at(address: u64) -> v1::ProbeSpec {
         v1::ProbeSpec {
             place: Some(WirePlace::Address(address)),

@@ -18,10 +18,10 @@ const AHEAD: usize = 2;
 
 /// The service.
 #[derive(Debug)]
-pub struct Console(pub Arc<Machines>);
+pub struct Consoles(pub Arc<Machines>);
 
 #[async_trait]
-impl ConsoleService for Console {
+impl ConsoleService for Consoles {
     type AttachConsoleStream = ReceiverStream<Result<AttachConsoleResponse, Status>>;
 
     async fn attach_console(

@@ -7,7 +7,7 @@ mod probe;
 mod symbol;
 mod vm;
 
-pub use console::Console;
+pub use console::Consoles;
 pub use event::Events;
 pub use host::Host;
 pub use probe::Probes;

@@ -11,13 +11,11 @@ use crate::engine::placement::target::Target;
 use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::table::Table;
 use crate::error::{BatchError, RegisterError};
-use crate::probe::{ProbeId, ProbeKind, ProbeSpec};
+use crate::probe::{MAXACTIVE_MAX, ProbeId, ProbeKind, ProbeSpec};
 
 /// How many calls a return probe follows if its user doesn't say
 /// (`kernel/kprobes.c`, `register_kretprobe`).
 const DEFAULT_MAXACTIVE: u32 = 10;
-/// As many as the kernel allows (`KRETPROBE_MAXACTIVE_MAX` of `kernel/trace/trace_probe.h`).
-const MAX_MAXACTIVE: u32 = 4096;
 
 /// A batch of new probes, and the change by which they come.
 #[derive(Debug)]
@@ -122,10 +120,10 @@ impl Engine {
         }
         let wanted = maxactive.filter(|wanted| *wanted != 0);
         match wanted {
-            Some(wanted) if wanted > MAX_MAXACTIVE => Err(RegisterError::MaxActive {
+            Some(wanted) if wanted > MAXACTIVE_MAX => Err(RegisterError::MaxActive {
                 place: place(),
                 wanted,
-                limit: MAX_MAXACTIVE,
+                limit: MAXACTIVE_MAX,
             }),
             Some(wanted) => Ok(wanted),
             None => Ok(DEFAULT_MAXACTIVE.max(2 * self.vcpus)),

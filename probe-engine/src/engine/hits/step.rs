@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use guest_state::x86_64::flags::TF;
-use guest_state::x86_64::idt::{GATE_LEN, Gate};
+use guest_state::x86_64::idt::{GATE_LEN, GateDescriptor};
 use guest_state::x86_64::paging::{read_virt, write_virt};
 use guest_state::x86_64::vector;
 use guest_state::{
@@ -220,10 +220,10 @@ fn handlers(
     };
     let tables = control.page_tables().ok();
     vectors.map(|vector| {
-        let at = Gate::address(control.idt_base, control.idt_limit, vector)?;
+        let at = GateDescriptor::address(control.idt_base, control.idt_limit, vector)?;
         let mut gate = [0; GATE_LEN];
         read_virt(memory, tables?, at, &mut gate).ok()?;
-        let entry = Gate::from_bytes(gate).handler;
+        let entry = GateDescriptor::from_bytes(gate).handler;
         (entry.0 != 0).then_some(ExceptionHandler { vector, entry })
     })
 }

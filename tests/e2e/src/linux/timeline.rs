@@ -16,7 +16,7 @@ pub const TESTS: &[Test] = &[Test {
     run: timeline,
 }];
 
-/// Milestones in the order of a boot (`arch/x86/kernel/head64.c`, `init/main.c`), as the command
+/// Stages in the order of a boot (`arch/x86/kernel/head64.c`, `init/main.c`), as the command
 /// names them on this kernel.
 const ORDER: [&str; 17] = [
     "x86_64_start_kernel",
@@ -78,7 +78,7 @@ fn timeline(cx: &Context) -> TestResult {
     check!(kernel.starts_with("6.1."), "the kernel is {kernel:?}");
     check_eq!(report["events_lost"], 0, "lost events");
     check_eq!(report["ending"], Value::Null, "the guest's own end");
-    let end = milestones(&report)?;
+    let end = stages(&report)?;
     let initcalls = initcalls(&report["initcalls"], end)?;
     pass_with(format!(
         "{} ms to PID 1, {initcalls} initcalls in {} ms; left out: {}",
@@ -112,21 +112,21 @@ fn report(cx: &Context) -> Result<Value, Failure> {
     serde_json::from_slice(&output.stdout).map_err(|error| wrong!("no JSON: {error}"))
 }
 
-/// Checks the milestones; the time of the last one in microseconds.
-fn milestones(report: &Value) -> Result<u64, Failure> {
-    let reached = array(&report["milestones"])?;
+/// Checks the stages; the time of the last one in microseconds.
+fn stages(report: &Value) -> Result<u64, Failure> {
+    let reached = array(&report["stages"])?;
     let names: Vec<&str> = reached
         .iter()
-        .filter_map(|milestone| milestone["name"].as_str())
+        .filter_map(|stage| stage["name"].as_str())
         .collect();
     let mut expected = ORDER.to_vec();
     expected.retain(|name| names.contains(name));
-    check_eq!(names, expected, "milestones");
+    check_eq!(names, expected, "stages");
     for name in CERTAIN {
         check!(names.contains(&name), "no {name} in {names:?}");
     }
     let times = micros(reached, "ms")?;
-    check_eq!(times.first(), Some(&0), "time of the first milestone");
+    check_eq!(times.first(), Some(&0), "time of the first stage");
     check!(
         times.is_sorted_by(|a, b| a < b),
         "times don't grow: {times:?}"

@@ -12,7 +12,7 @@
 
 use guest_state::x86_64::control::{cr4, efer};
 use guest_state::x86_64::flags::{IF, NT, RF, TF, VM};
-use guest_state::x86_64::idt::{GATE_LEN, Gate};
+use guest_state::x86_64::idt::{GATE_LEN, GateDescriptor};
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{GuestVirtAddr, Registers};
@@ -57,10 +57,10 @@ pub(crate) fn breakpoint(
     if privilege == 0 && sregs.cs.l != 1 {
         return None;
     }
-    let at = Gate::address(sregs.idt.base, sregs.idt.limit, vector::BREAKPOINT)?;
+    let at = GateDescriptor::address(sregs.idt.base, sregs.idt.limit, vector::BREAKPOINT)?;
     let mut gate = [0; GATE_LEN];
     memory.read(at, &mut gate).ok()?;
-    let gate = Gate::from_bytes(gate);
+    let gate = GateDescriptor::from_bytes(gate);
     let selector = gate.selector;
     // int3 may go through a gate of its own privilege or a lower one only.
     let allowed = u16::from(gate.privilege()) >= privilege;

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// that the kernel has. `mem_init` stands for the `mm_init` of kernels before 6.4, whose name
 /// belongs to a function of `kernel/fork.c`, too; `driver_init` for `do_basic_setup`, which
 /// compilers make part of its caller.
-const MILESTONES: [&[&str]; 18] = [
+const STAGES: [&[&str]; 18] = [
     &["x86_64_start_kernel"],
     &["start_kernel"],
     &["setup_arch"],
@@ -48,7 +48,7 @@ pub async fn plant(
 ) -> Result<(), Failure> {
     let mut planted: Vec<(&str, usize)> = Vec::new();
     let mut refused = None;
-    for names in MILESTONES {
+    for names in STAGES {
         let has = |name: &str| planted.iter().any(|(planted, _)| *planted == name);
         if names == [EXECVE] && has(INIT) {
             continue;
@@ -69,13 +69,13 @@ pub async fn plant(
         log.only_after(execve, free);
     }
     if let (true, Some(reason)) = (planted.is_empty(), refused) {
-        return Err(Failure::NoMilestone { reason });
+        return Err(Failure::NoStage { reason });
     }
 
     let end = match until {
         None => find(INIT).or_else(|| find(EXECVE)),
         Some(until) => match function(&until).and_then(find) {
-            Some(milestone) => Some(milestone),
+            Some(stage) => Some(stage),
             None => {
                 let text = spec::definition(&until);
                 let ids = client.register_probes(vm, vec![until]).await?;
@@ -146,8 +146,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_milestone_is_a_probe_that_can_be_read() {
-        for name in MILESTONES.iter().copied().flatten() {
+    fn every_stage_is_a_probe_that_can_be_read() {
+        for name in STAGES.iter().copied().flatten() {
             let spec = spec::parse(&format!("p:boot/{name} {name}")).unwrap();
             assert_eq!(spec.name, format!("boot/{name}"));
         }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_probe_on_a_function_is_a_milestone_s_own() {
+    fn only_a_plain_probe_on_a_function_is_a_stage_s_own() {
         let function = |text: &str| function(&spec::parse(text).unwrap()).map(str::to_owned);
         assert_eq!(function("rest_init").as_deref(), Some("rest_init"));
         for other in [
