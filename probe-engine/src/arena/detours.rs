@@ -49,14 +49,14 @@ pub struct InDetour {
 }
 
 #[derive(Debug)]
-pub(super) struct Occupant {
+pub(super) struct PlacedDetour {
     at: GuestVirtAddr,
     target: GuestVirtAddr,
     /// Shared with all who use it.
     detour: Arc<Detour>,
 }
 
-impl Occupant {
+impl PlacedDetour {
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.detour) == 1
     }
@@ -83,7 +83,7 @@ impl Occupant {
 pub(super) struct Detours {
     pub(super) space: Space,
     /// By number.
-    occupants: Vec<Option<Occupant>>,
+    occupants: Vec<Option<PlacedDetour>>,
     /// Numbers of those that were reclaimed.
     vacant: Vec<u32>,
     /// By the probed instruction, several where its bytes or what is wanted of it have changed.
@@ -191,7 +191,7 @@ impl Detours {
         at: GuestVirtAddr,
         placement: Placement,
         detour: Detour,
-    ) -> &Occupant {
+    ) -> &PlacedDetour {
         if self.vacant.last() == Some(&number) {
             self.vacant.pop();
         }
@@ -204,7 +204,7 @@ impl Detours {
             self.spans.insert(start, (end, number));
         }
         self.of.entry(at).or_default().push(number);
-        self.occupants[index].insert(Occupant {
+        self.occupants[index].insert(PlacedDetour {
             at,
             target: placement.target,
             detour: Arc::new(detour),
@@ -248,7 +248,7 @@ impl Detours {
     pub(super) fn free(&mut self, kept: impl Fn(u32) -> bool) -> usize {
         let mut freed = 0;
         for (number, place) in (0..).zip(&mut self.occupants) {
-            let idle = place.as_ref().is_some_and(Occupant::is_idle);
+            let idle = place.as_ref().is_some_and(PlacedDetour::is_idle);
             if !idle || kept(number) {
                 continue;
             }

@@ -58,14 +58,14 @@ pub(super) fn padded(code: &[u8]) -> Option<[u8; SLOT_LEN]> {
 
 /// What a slot holds.
 #[derive(Debug)]
-struct Occupant {
+struct PlacedSlot {
     at: GuestVirtAddr,
     code: Vec<u8>,
     /// Shared with all who use it.
     in_use: Arc<()>,
 }
 
-impl Occupant {
+impl PlacedSlot {
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.in_use) == 1
     }
@@ -75,7 +75,7 @@ impl Occupant {
 #[derive(Debug)]
 pub(super) struct Slots {
     /// By number, as many as there have been so far.
-    occupants: Vec<Option<Occupant>>,
+    occupants: Vec<Option<PlacedSlot>>,
     /// Reclaimed ones.
     free: Vec<usize>,
     /// The slots by their instruction, several where its bytes have changed.
@@ -134,7 +134,7 @@ impl Slots {
             self.occupants.resize_with(number + 1, || None);
         }
         let in_use = Arc::default();
-        self.occupants[number] = Some(Occupant {
+        self.occupants[number] = Some(PlacedSlot {
             at,
             code,
             in_use: Arc::clone(&in_use),
@@ -159,7 +159,7 @@ impl Slots {
     pub(super) fn free(&mut self, kept: impl Fn(usize) -> bool) -> usize {
         let before = self.free.len();
         for (number, place) in self.occupants.iter_mut().enumerate() {
-            let idle = place.as_ref().is_some_and(Occupant::is_idle);
+            let idle = place.as_ref().is_some_and(PlacedSlot::is_idle);
             if idle && !kept(number) {
                 *place = None;
                 self.free.push(number);

@@ -6,7 +6,7 @@ use iced_x86::{Code as Kind, FlowControl, IcedError, Instruction, Mnemonic, OpKi
 
 use super::error::DetourError;
 use super::region::Region;
-use crate::insn::{Code, decode, never_falls_through, prefixes_len};
+use crate::insn::{Decoded, decode, never_falls_through, prefixes_len};
 use crate::relocate;
 
 /// Where in the region an instruction is, and the number of the assembler's instruction that marks its
@@ -48,7 +48,7 @@ pub(super) fn write(
 }
 
 /// An instruction, how far from the region's start, and its bytes.
-type Original<'a> = (u8, Code, &'a [u8]);
+type Original<'a> = (u8, Decoded, &'a [u8]);
 
 fn instructions(region: &Region) -> Result<Vec<Original<'_>>, DetourError> {
     let malformed = || DetourError::Region { at: region.start };
@@ -84,7 +84,7 @@ fn instructions(region: &Region) -> Result<Vec<Original<'_>>, DetourError> {
 fn copy(
     a: &mut CodeAssembler,
     region: &Region,
-    code: &Code,
+    code: &Decoded,
     bytes: &[u8],
 ) -> Result<(), DetourError> {
     let insn = &code.insn;

@@ -50,7 +50,7 @@ fn place(cell: u32) -> u64 {
 }
 
 /// Space in the ring, and what is left to write: what happens when there is none.
-pub(super) struct Reservation {
+pub(super) struct RingSpace {
     full: CodeLabel,
     retry: CodeLabel,
     done: CodeLabel,
@@ -72,7 +72,7 @@ pub(super) fn record(
     number: u32,
     fetches: Fetches,
     dead: Dead,
-) -> Result<Reservation, IcedError> {
+) -> Result<RingSpace, IcedError> {
     let live = Needed::live(dead);
     let needed = live.and(fetches);
     let len = layout::RECORD_VALUES + fetches.len_bytes();
@@ -91,7 +91,7 @@ pub(super) fn record(
     }
 
     let mut done = a.create_label();
-    let mut full = Reservation::new(a, done, gpr(first));
+    let mut full = RingSpace::new(a, done, gpr(first));
     a.mov(gpr(first), environment.block)?;
     full.reserve(a, gpr(second), len)?;
     address(a, environment, gpr(first), gpr(second))?;
@@ -170,7 +170,7 @@ pub(super) fn address(
     a.add(second, first)
 }
 
-impl Reservation {
+impl RingSpace {
     /// `done` is where it goes on without a record; `block` will have the way to the vCPU's block.
     pub(super) fn new(a: &mut CodeAssembler, done: CodeLabel, block: AsmRegister64) -> Self {
         Self {

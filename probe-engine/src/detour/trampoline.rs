@@ -23,7 +23,7 @@ use super::environment::{Environment, Following};
 use super::error::DetourError;
 use super::fetch;
 use super::live::Dead;
-use super::record::{self, Reservation, Wait};
+use super::record::{self, RingSpace, Wait};
 use super::saved::{GENERAL, Needed, RSP, Saved};
 use crate::calls::layout::{
     ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
@@ -345,9 +345,9 @@ fn write_record(
     stack: &Saved,
     (call, word): (AsmRegister64, AsmRegister32),
     done: CodeLabel,
-) -> Result<Reservation, IcedError> {
+) -> Result<RingSpace, IcedError> {
     let (block, record) = (reg::rsi, reg::rdi);
-    let mut full = Reservation::new(a, done, block);
+    let mut full = RingSpace::new(a, done, block);
     a.mov(block, environment.block)?;
     full.reserve(a, record, layout::RETURN_WORDS * 8)?;
     record::address(a, environment, block, record)?;
@@ -382,7 +382,7 @@ fn write_record(
 /// Writes what happens when the ring is full, up to where the call has been counted as missed.
 fn when_full(
     a: &mut CodeAssembler,
-    full: &mut Reservation,
+    full: &mut RingSpace,
     (word, tally): (AsmRegister32, AsmRegister64),
 ) -> Result<Wait, IcedError> {
     let mut trap = Wait::new(a);

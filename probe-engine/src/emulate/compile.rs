@@ -1,19 +1,19 @@
-//! From a decoded instruction to a plan.
+//! From a decoded instruction to what is carried out at a hit.
 
 use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind, Register};
 
-use super::flags::{AC, CF, DF, IF};
-use super::plan::{
-    Address, Arithmetic, Base, Count, Operand, Operation, Plan, Reg, SegmentBase, Shift, Target,
-    Unary, Width,
+use super::compiled::{
+    Address, Arithmetic, Base, BranchTo, Compiled, Count, Operand, Operation, Reg, SegmentBase,
+    Shift, Unary, Width,
 };
+use super::flags::{AC, CF, DF, IF};
 use crate::insn::Prefixes;
 
-/// The plan that does what `insn` does, or why there is none.
+/// What does as `insn` does, or why that can't be done.
 ///
 /// # Errors
 /// The reason to let the CPU do it, as a user reads it.
-pub(crate) fn compile(insn: &Instruction, prefixes: Prefixes) -> Result<Plan, &'static str> {
+pub(crate) fn compile(insn: &Instruction, prefixes: Prefixes) -> Result<Compiled, &'static str> {
     if prefixes.lock {
         return Err("it has a lock prefix");
     }
@@ -56,7 +56,7 @@ pub(crate) fn compile(insn: &Instruction, prefixes: Prefixes) -> Result<Plan, &'
         return Err("it uses 32-bit addresses");
     }
     let len = u8::try_from(insn.len()).map_err(|_| "it is too long")?;
-    Ok(Plan { len, operation })
+    Ok(Compiled { len, operation })
 }
 
 fn operation(insn: &Instruction) -> Option<Operation> {
@@ -164,10 +164,10 @@ fn stack_or_branch(insn: &Instruction) -> Option<Operation> {
         Code::Pushfq => Operation::PushFlags,
         Code::Popfq => Operation::PopFlags,
         Code::Leaveq => Operation::Leave,
-        Code::Call_rel32_64 => Operation::Call(Target::Relative(by())),
-        Code::Call_rm64 => Operation::Call(Target::Absolute(operand(insn, 0)?)),
-        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Operation::Jump(Target::Relative(by())),
-        Code::Jmp_rm64 => Operation::Jump(Target::Absolute(operand(insn, 0)?)),
+        Code::Call_rel32_64 => Operation::Call(BranchTo::Relative(by())),
+        Code::Call_rm64 => Operation::Call(BranchTo::Absolute(operand(insn, 0)?)),
+        Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Operation::Jump(BranchTo::Relative(by())),
+        Code::Jmp_rm64 => Operation::Jump(BranchTo::Absolute(operand(insn, 0)?)),
         Code::Retnq => Operation::Return { drop: 0 },
         Code::Retnq_imm16 => Operation::Return {
             drop: insn.immediate16(),

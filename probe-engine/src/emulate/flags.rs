@@ -11,7 +11,7 @@ pub(crate) use guest_state::x86_64::flags::{
     AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF,
 };
 
-use super::plan::{Arithmetic, Shift, Unary, Width};
+use super::compiled::{Arithmetic, Shift, Unary, Width};
 
 /// The six that arithmetic sets.
 pub(crate) const STATUS: u64 = CF | PF | AF | ZF | SF | OF;

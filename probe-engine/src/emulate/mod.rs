@@ -1,8 +1,8 @@
 //! Getting past a probed instruction by doing its work here.
 //!
-//! `compile` turns a decoded instruction into a `Plan` once, when the probe
-//! is registered; `run` carries the plan out at every hit. It either does all
-//! of the instruction or none of it: a plan writes memory at most once, after
+//! `compile` turns a decoded instruction into a `Compiled` once, when the probe
+//! is registered; `run` carries that out at every hit. It either does all
+//! of the instruction or none of it: it writes memory at most once, after
 //! everything that can fail, and the registers last.
 //!
 //! Only 64-bit code at privilege level 0 is done here. What a real CPU also
@@ -12,13 +12,13 @@
 //! Linux doesn't use in kernel mode) aren't kept.
 
 mod compile;
+mod compiled;
 mod flags;
-mod plan;
 mod run;
 mod touched;
 
 pub(crate) use compile::compile;
-pub(crate) use plan::Plan;
+pub(crate) use compiled::Compiled;
 pub use run::Outcome;
 pub(crate) use run::run;
 pub(crate) use touched::{OnlyCpuKnows, Touched};
@@ -31,8 +31,8 @@ use crate::insn::decode;
 /// comparing the emulation with real CPUs. `None` when it isn't an emulated one.
 pub fn once(code: &[u8], memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Option<Outcome> {
     let code = decode(code, GuestVirtAddr(vcpu.registers().rip)).ok()?;
-    let plan = compile(&code.insn, code.prefixes).ok()?;
-    Some(run(&plan, memory, vcpu))
+    let compiled = compile(&code.insn, code.prefixes).ok()?;
+    Some(run(&compiled, memory, vcpu))
 }
 
 #[cfg(test)]

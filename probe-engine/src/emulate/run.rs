@@ -1,14 +1,14 @@
-//! Carrying out a plan on a stopped vCPU.
+//! Carrying out a compiled instruction on a stopped vCPU.
 
 use guest_state::x86_64::supervisor::{AccessError, Intent, Span, SupervisorMemory};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
-use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
-use super::plan::{
-    Address, Base, Count, Operand, Operation, Plan, Reg, SegmentBase, Target, Width,
+use super::compiled::{
+    Address, Base, BranchTo, Compiled, Count, Operand, Operation, Reg, SegmentBase, Width,
 };
+use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
 
-/// How a plan ended.
+/// How that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The instruction is done.
@@ -27,9 +27,9 @@ pub enum Outcome {
 }
 
 /// Does the instruction at RIP, all of it or nothing.
-pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Outcome {
+pub(crate) fn run(compiled: &Compiled, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Outcome {
     let regs = *vcpu.registers();
-    let next = regs.rip.wrapping_add(u64::from(plan.len));
+    let next = regs.rip.wrapping_add(u64::from(compiled.len));
     let mut emulation = Emulation {
         regs,
         next,
@@ -39,10 +39,10 @@ pub(crate) fn run(plan: &Plan, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) ->
         store: None,
     };
     match emulation
-        .execute(&plan.operation)
-        .and_then(|()| emulation.commit(&plan.operation))
+        .execute(&compiled.operation)
+        .and_then(|()| emulation.commit(&compiled.operation))
     {
-        Ok(()) if plan.operation == Operation::Halt => Outcome::Halted,
+        Ok(()) if compiled.operation == Operation::Halt => Outcome::Halted,
         Ok(()) => Outcome::Done,
         Err(AccessError::PageFault {
             address,
@@ -132,7 +132,7 @@ impl<'a> Emulation<'a> {
                 to,
                 from,
             } => {
-                use super::plan::Arithmetic::{Cmp, Test};
+                use super::compiled::Arithmetic::{Cmp, Test};
                 let b = self.read(from, width)?;
                 let rflags = self.regs.rflags;
                 if matches!(kind, Cmp | Test) {
@@ -361,10 +361,10 @@ impl<'a> Emulation<'a> {
         Ok(value)
     }
 
-    fn target(&mut self, target: Target) -> Result<u64, AccessError> {
+    fn target(&mut self, target: BranchTo) -> Result<u64, AccessError> {
         canonical(match target {
-            Target::Relative(by) => self.next.wrapping_add(by),
-            Target::Absolute(operand) => self.read(operand, Width::Quad)?,
+            BranchTo::Relative(by) => self.next.wrapping_add(by),
+            BranchTo::Absolute(operand) => self.read(operand, Width::Quad)?,
         })
     }
 

@@ -15,8 +15,8 @@ use iced_x86::{
 };
 
 use super::compile::address_of;
+use super::compiled::{Address, Width};
 use super::flags::DF;
-use super::plan::{Address, Width};
 
 /// How many pages of a repeated instruction's operand are looked at.
 const MAX_PAGES: u64 = 1024;

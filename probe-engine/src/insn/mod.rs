@@ -1,10 +1,10 @@
 //! Single instructions: decoding, what may be probed, how it reads.
 
-mod code;
+mod decoded;
 mod forms;
 mod text;
 
-pub(crate) use code::{Code, Undecodable, decode};
+pub(crate) use decoded::{Decoded, Undecodable, decode};
 pub(crate) use forms::{
     Prefixes, calls_over_a_byte, forbidden, is_endbr, is_rep_string, is_trap, never_falls_through,
     prefixes_len,

@@ -23,7 +23,7 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 
-use crate::insn::{Code, decode};
+use crate::insn::{Decoded, decode};
 
 pub(crate) use continuation::passing;
 pub(crate) use copied::{Copied, Reason};
@@ -77,7 +77,7 @@ const DISPLACEMENT: usize = 4;
 ///
 /// # Errors
 /// The reason why the copy would do something else.
-pub(crate) fn one(code: &Code, bytes: &[u8], to: GuestVirtAddr) -> Result<Copied, Reason> {
+pub(crate) fn one(code: &Decoded, bytes: &[u8], to: GuestVirtAddr) -> Result<Copied, Reason> {
     if let Some(why) = place::bound(&code.insn) {
         return Err(why);
     }
@@ -106,7 +106,7 @@ pub(crate) fn one(code: &Code, bytes: &[u8], to: GuestVirtAddr) -> Result<Copied
 ///
 /// # Errors
 /// The reason why that can't be part of a detour.
-pub(crate) fn anywhere(code: &Code, bytes: &[u8]) -> Result<Vec<u8>, Reason> {
+pub(crate) fn anywhere(code: &Decoded, bytes: &[u8]) -> Result<Vec<u8>, Reason> {
     if let Some(why) = bound_in_detour(&code.insn) {
         return Err(why);
     }

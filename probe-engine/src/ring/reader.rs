@@ -13,7 +13,7 @@ use crate::fetch::Fetches;
 
 /// Where a vCPU has what is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct VcpuMemory {
     /// Its block ([`crate::percpu::PerCpu::blocks`]).
     pub block: GuestPhysAddr,
     /// Its ring, [`RING_LEN`] bytes.
@@ -55,7 +55,7 @@ impl Drained {
 impl Rings {
     /// Those of so many vCPUs, at most [`layout::RINGS`], each with so many counters.
     /// [`Rings::init`] has to follow before the guest uses them.
-    pub fn new(places: impl IntoIterator<Item = Place>, cells: u32) -> Self {
+    pub fn new(places: impl IntoIterator<Item = VcpuMemory>, cells: u32) -> Self {
         let numbers = 0..layout::RINGS as u8;
         let rings: Vec<_> = places
             .into_iter()
@@ -263,7 +263,7 @@ type Take<'a> = dyn FnMut(u64, Header, &[[u8; 8]]) -> bool + 'a;
 /// One vCPU's ring. Where it has been read to is known here only; the guest's copy is for the guest.
 #[derive(Debug)]
 struct Ring {
-    place: Place,
+    place: VcpuMemory,
     number: u8,
     tail: u64,
     /// The guest has written over it some time.

@@ -2,14 +2,14 @@
 
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
-use super::Place;
+use super::VcpuMemory;
 use super::layout::{self, RING_LEN};
 
 /// Writes records into one vCPU's ring, as code on that vCPU does.
 #[derive(Debug, Clone, Copy)]
 pub struct Producer {
     /// The vCPU's block and ring.
-    pub place: Place,
+    pub place: VcpuMemory,
 }
 
 impl Producer {

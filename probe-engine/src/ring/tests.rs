@@ -34,8 +34,8 @@ struct Guest {
     rings: Rings,
 }
 
-fn place(vcpu: u64) -> Place {
-    Place {
+fn place(vcpu: u64) -> VcpuMemory {
+    VcpuMemory {
         block: GuestPhysAddr(vcpu * BLOCK_LEN),
         ring: GuestPhysAddr(RINGS_AT + vcpu * RING_LEN),
     }
@@ -415,7 +415,7 @@ fn counters_are_added_up_over_vcpus_and_past_their_end() {
 #[test]
 fn rings_that_are_no_memory_give_nothing() {
     let memory = TestMemory::new(0x1000);
-    let beyond = Place {
+    let beyond = VcpuMemory {
         block: GuestPhysAddr(0),
         ring: GuestPhysAddr(0x10_0000),
     };

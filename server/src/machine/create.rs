@@ -16,7 +16,7 @@ use vmm::boot::bzimage::KernelFormat;
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
-use super::{Described, Machine, Optimizer, Rings};
+use super::{Described, Machine, OptimizerThread, ReaderThread};
 use crate::fanout::Fanout;
 use crate::limits::{self, Limits};
 use crate::status::Batch;
@@ -62,8 +62,8 @@ impl Machine {
             events,
             ending,
             changing: Mutex::default(),
-            optimizer: Optimizer::default(),
-            rings: Rings::default(),
+            optimizer: OptimizerThread::default(),
+            reader: ReaderThread::default(),
             max_probes: limits.probes,
         });
         let in_request = request.probes.len();
@@ -125,7 +125,7 @@ impl Machine {
     fn watch_for_the_end(&self, ended: &watch::Sender<Option<v1::Ending>>) {
         let ending = convert::ending(&self.vm.wait());
         self.optimizer.end();
-        self.rings.end();
+        self.reader.end();
         self.drain_ended();
         tracing::info!(vm = self.name, kind = ?ending.kind(), "ended");
         ended.send_replace(Some(ending));

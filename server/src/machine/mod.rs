@@ -7,10 +7,10 @@ mod create;
 mod find_kernel;
 mod inspect;
 mod optimize;
-mod optimizer;
+mod optimizer_thread;
 mod probes;
 mod read_rings;
-mod rings;
+mod reader_thread;
 mod symbols;
 
 use std::fmt;
@@ -33,8 +33,8 @@ pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
 pub use probes::Changed;
 
-use optimizer::Optimizer;
-use rings::Rings;
+use optimizer_thread::OptimizerThread;
+use reader_thread::ReaderThread;
 
 /// A VM and what is known of it.
 pub struct Machine {
@@ -48,8 +48,8 @@ pub struct Machine {
     ending: watch::Receiver<Option<v1::Ending>>,
     /// Held by whoever changes probes, over what is looked up before the stop as well.
     changing: Mutex<()>,
-    optimizer: Optimizer,
-    rings: Rings,
+    optimizer: OptimizerThread,
+    reader: ReaderThread,
     /// The most probes that it may have.
     max_probes: usize,
 }

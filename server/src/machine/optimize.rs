@@ -111,7 +111,7 @@ impl Machine {
                     tracing::info!(vm = self.name, probes, ?prepared_in, ?stopped, "optimized");
                     self.optimizer.add(probes, changed.stopped_ns());
                     self.optimizer.settled.send_replace(());
-                    self.rings.filling();
+                    self.reader.filling();
                 }
                 Err(error) => {
                     let why = error.message();

@@ -194,7 +194,7 @@ impl Machine {
         change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,
     ) -> Result<Changed<T>, Status> {
         let changed = self.change_quietly(change)?;
-        self.rings.probes_changed();
+        self.reader.probes_changed();
         self.optimizer.probes_changed();
         Ok(changed)
     }

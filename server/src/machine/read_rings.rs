@@ -55,26 +55,26 @@ impl Machine {
         let found = self.look();
         if found.held > 0 {
             // The next look lets go of them, so there has to be one.
-            self.rings.bell.ring();
+            self.reader.bell.ring();
         }
         found
     }
 
     /// As [`Self::drain`], and holds no event back: for a guest that stands still or has ended.
     pub(super) fn drain_all(&self) {
-        let _alone = self.rings.reading.lock();
+        let _alone = self.reader.reading.lock();
         self.engine.drain_all(&self.memory);
     }
 
     /// As [`Self::drain_all`], when the guest has ended: what isn't whole by now never will be.
     pub(super) fn drain_ended(&self) {
-        let _alone = self.rings.reading.lock();
+        let _alone = self.reader.reading.lock();
         self.engine.drain_ended(&self.memory);
     }
 
     /// Reads what there is before a stop, so that little is left to be read while the guest stands still.
     pub(super) fn look(&self) -> Drained {
-        let _alone = self.rings.reading.lock();
+        let _alone = self.reader.reading.lock();
         self.engine.drain(&self.memory)
     }
 
@@ -83,7 +83,7 @@ impl Machine {
     pub(super) fn read_rings(self: &Arc<Self>) {
         let mut pace: Option<Pace> = None;
         loop {
-            let heard = self.rings.bell.wait(pace.map(|pace| pace.wait));
+            let heard = self.reader.bell.wait(pace.map(|pace| pace.wait));
             pace = match heard {
                 Heard::End => return,
                 Heard::Ring => Some(Pace::QUICK),
@@ -120,7 +120,7 @@ impl Machine {
 
     /// Whether there are jumps.
     fn may_fill(&self) -> bool {
-        if !self.rings.changed.swap(false, Ordering::Relaxed) {
+        if !self.reader.changed.swap(false, Ordering::Relaxed) {
             return true;
         }
         let mut probes = self.engine.list().into_iter();

@@ -9,7 +9,7 @@ use probe_engine::ring::layout::{
     self, CELL, CELLS, HEAD, RECORD_VALUES, RETURN_WORDS, RING_LEN, TAIL, position, return_header,
 };
 use probe_engine::ring::testing::Producer;
-use probe_engine::ring::{Header, Place, Record, Rings};
+use probe_engine::ring::{Header, Record, Rings, VcpuMemory};
 
 use crate::input::Input;
 
@@ -131,7 +131,7 @@ impl Vcpu {
 fn producer(vcpu: usize) -> Producer {
     let vcpu = vcpu as u64;
     Producer {
-        place: Place {
+        place: VcpuMemory {
             block: GuestPhysAddr(0x1_0000 * vcpu),
             ring: GuestPhysAddr(0x100_0000 * (vcpu + 1)),
         },
@@ -409,7 +409,7 @@ struct Watched<'a>(&'a Memory);
 impl Watched<'_> {
     fn check(at: GuestPhysAddr, len: usize) {
         let is_inside = |vcpu| {
-            let Place { block, ring } = producer(vcpu).place;
+            let VcpuMemory { block, ring } = producer(vcpu).place;
             let block_len = CELLS + u64::from(COUNTERS) * CELL;
             [(block, block_len), (ring, RING_LEN)]
                 .iter()

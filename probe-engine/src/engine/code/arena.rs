@@ -7,7 +7,7 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, Memory
 use crate::arena::{Arena, HOLE, InstallError, SlotError};
 use crate::engine::lock::{Lock, Rank};
 use crate::engine::sites::site::Relocated;
-use crate::insn::Code;
+use crate::insn::Decoded;
 use crate::relocate;
 
 /// The arena, once there is one, under its lock.
@@ -58,7 +58,7 @@ impl CodeArena {
     pub(crate) fn copy_of(
         &self,
         memory: &dyn GuestMemory,
-        code: &Code,
+        code: &Decoded,
         original: &[u8],
         at: GuestVirtAddr,
     ) -> Result<Relocated, String> {

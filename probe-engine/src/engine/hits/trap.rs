@@ -242,9 +242,9 @@ impl Engine {
             Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {
                 return self.step(site, memory, vcpu, StepIn::Place);
             }
-            Way::Emulate { plan, .. } => {
+            Way::Emulate { compiled, .. } => {
                 let before = *vcpu.registers();
-                match emulate::run(plan, memory, vcpu) {
+                match emulate::run(compiled, memory, vcpu) {
                     Outcome::Done => {
                         self.emulated(site, vcpu);
                         return Action::Resume;

@@ -53,7 +53,7 @@ impl Engine {
         let mut places = Vec::new();
         for (number, block) in (0..).zip(percpu.blocks()) {
             let ring = RINGS.wrapping_add(number * 2 * layout::RING_LEN);
-            places.push(ring::Place {
+            places.push(ring::VcpuMemory {
                 block: to_phys(*block)?,
                 ring: to_phys(ring)?,
             });

@@ -13,7 +13,7 @@ use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Spot;
 use crate::engine::sites::site::{Probes, Site};
 use crate::error::RegisterError;
-use crate::insn::{self, Code};
+use crate::insn::{self, Decoded};
 use crate::probe::{Place, ProbeKind};
 
 /// Length of `endbr64` (SDM vol. 2, ENDBR64).
@@ -236,7 +236,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// The instruction at offset `to`, by way of all between it and `from`.
-    fn reach(&self, from: usize, to: usize) -> Result<Code, RegisterError> {
+    fn reach(&self, from: usize, to: usize) -> Result<Decoded, RegisterError> {
         let place = || self.place.to_string();
         let mut at = from;
         // After a return or jump, or a call that leads over it, an int3 is padding (`CONFIG_SLS`); elsewhere
@@ -295,7 +295,7 @@ impl Walk<'_> {
         }
     }
 
-    fn decode(&self, at: usize) -> Result<Code, RegisterError> {
+    fn decode(&self, at: usize) -> Result<Decoded, RegisterError> {
         let address = self.start.wrapping_add(at as u64);
         let bytes = self.bytes.get(at..).unwrap_or_default();
         insn::decode(bytes, address).map_err(|insn::Undecodable| {

@@ -6,7 +6,7 @@ use crate::emulate::{Touched, compile};
 use crate::engine::Engine;
 use crate::engine::sites::foresight::Foresight;
 use crate::engine::sites::site::Way;
-use crate::insn::{self, Code};
+use crate::insn::{self, Decoded};
 use crate::probe::Strategy;
 use crate::relocate::{Raises, Vector};
 
@@ -16,16 +16,20 @@ impl Engine {
     pub(crate) fn way(
         &self,
         memory: &dyn GuestMemory,
-        code: &Code,
+        code: &Decoded,
         original: &[u8],
         at: GuestVirtAddr,
         expects_fault: bool,
     ) -> (Way, Strategy, String) {
         let why = match compile(&code.insn, code.prefixes) {
-            Ok(plan) => {
+            Ok(compiled) => {
                 let reason = "the engine does it".to_owned();
                 let touched = Touched::by(&code.insn, false);
-                return (Way::Emulate { plan, touched }, Strategy::Emulate, reason);
+                return (
+                    Way::Emulate { compiled, touched },
+                    Strategy::Emulate,
+                    reason,
+                );
             }
             Err(why) => why,
         };

@@ -7,7 +7,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 use smallvec::SmallVec;
 
 use crate::arena::Slot;
-use crate::emulate::{Plan, Touched};
+use crate::emulate::{Compiled, Touched};
 use crate::engine::sites::foresight::Foresight;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::probe::Probe;
@@ -17,7 +17,10 @@ use crate::probe::ProbeKind;
 #[derive(Debug, Clone)]
 pub(crate) enum Way {
     /// By the engine.
-    Emulate { plan: Plan, touched: Touched },
+    Emulate {
+        compiled: Compiled,
+        touched: Touched,
+    },
     /// By the CPU, in a copy that jumps back.
     Boost {
         copy: Relocated,

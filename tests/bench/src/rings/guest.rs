@@ -10,7 +10,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 use probe_engine::detour::{self, Dead, DetourError, Environment, JUMP_LEN, Purpose, Region, Tag};
 use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{CELLS, RING_LEN};
-use probe_engine::ring::{Place, Rings};
+use probe_engine::ring::{Rings, VcpuMemory};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 /// vCPUs there are at most.
@@ -124,7 +124,7 @@ impl Guest {
         let range = (GuestAddress(0), MEMORY_LEN, Some(FileOffset::new(file, 0)));
         let ram = GuestMemoryMmap::from_ranges_with_files([range]);
         let ram = Ram(ram.map_err(|error| RingsError::Map(error.to_string()))?);
-        let places = (0..VCPUS as u64).map(|vcpu| Place {
+        let places = (0..VCPUS as u64).map(|vcpu| VcpuMemory {
             block: GuestPhysAddr(vcpu * BLOCK_LEN as u64),
             ring: GuestPhysAddr(RINGS_AT as u64 + vcpu * RING_LEN),
         });

@@ -7,7 +7,7 @@ use super::forms::Prefixes;
 
 /// A decoded instruction with the bytes it was decoded from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Code {
+pub(crate) struct Decoded {
     pub(crate) insn: Instruction,
     pub(crate) prefixes: Prefixes,
 }
@@ -20,14 +20,14 @@ pub(crate) struct Undecodable;
 ///
 /// # Errors
 /// It is invalid, or longer than `bytes`.
-pub(crate) fn decode(bytes: &[u8], at: GuestVirtAddr) -> Result<Code, Undecodable> {
+pub(crate) fn decode(bytes: &[u8], at: GuestVirtAddr) -> Result<Decoded, Undecodable> {
     let mut decoder = Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE);
     let insn = decoder.decode();
     if insn.is_invalid() {
         return Err(Undecodable);
     }
     let bytes = bytes.get(..insn.len()).ok_or(Undecodable)?;
-    Ok(Code {
+    Ok(Decoded {
         insn,
         prefixes: Prefixes::of(bytes),
     })

@@ -8,14 +8,14 @@ use super::bell::Bell;
 
 /// The work of one VM's thread that optimizes.
 #[derive(Debug)]
-pub struct Optimizer {
+pub struct OptimizerThread {
     pub(super) bell: Bell,
     done: Mutex<v1::Optimizer>,
     /// Sent to whenever probes may have settled.
     pub(super) settled: watch::Sender<()>,
 }
 
-impl Default for Optimizer {
+impl Default for OptimizerThread {
     fn default() -> Self {
         Self {
             bell: Bell::default(),
@@ -25,7 +25,7 @@ impl Default for Optimizer {
     }
 }
 
-impl Optimizer {
+impl OptimizerThread {
     /// What it has done so far.
     pub fn done(&self) -> v1::Optimizer {
         *self.done.lock()
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn batches_are_added_up_and_the_last_is_told() {
-        let optimizer = Optimizer::default();
+        let optimizer = OptimizerThread::default();
         optimizer.add(1000, 5);
         optimizer.add(2, u64::MAX);
         let done = optimizer.done();
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_change_wakes_whoever_waits_for_probes() {
-        let optimizer = Optimizer::default();
+        let optimizer = OptimizerThread::default();
         let mut settled = optimizer.settled.subscribe();
         settled.borrow_and_update();
         assert!(!settled.has_changed().unwrap());

@@ -158,7 +158,7 @@ pub(crate) enum Count {
 
 /// Where a branch goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum BranchTo {
     /// So far from the following instruction.
     Relative(u64),
     /// To the value of a 64-bit operand.
@@ -233,8 +233,8 @@ pub(crate) enum Operation {
     SignOfA {
         width: Width,
     },
-    Jump(Target),
-    Call(Target),
+    Jump(BranchTo),
+    Call(BranchTo),
     JumpIf {
         condition: u8,
         by: u64,
@@ -261,7 +261,7 @@ pub(crate) enum Operation {
 
 /// An instruction ready to be carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct Compiled {
     /// Its length in bytes.
     pub(crate) len: u8,
     pub(crate) operation: Operation,

@@ -8,7 +8,7 @@ use super::bell::Bell;
 
 /// The work of one VM's thread that reads rings.
 #[derive(Debug, Default)]
-pub struct Rings {
+pub struct ReaderThread {
     pub(super) bell: Bell,
     /// The rings are read by one thread at a time.
     pub(super) reading: Mutex<()>,
@@ -16,7 +16,7 @@ pub struct Rings {
     pub(super) changed: AtomicBool,
 }
 
-impl Rings {
+impl ReaderThread {
     /// Says that there are jumps now.
     pub fn filling(&self) {
         self.bell.ring();
