@@ -23,7 +23,7 @@ impl TrapHandler for Engine {
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
         match trap {
             Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
-            Trap::Watchpoint(hit) => self.on_watchpoint(vcpu, hit),
+            Trap::Watchpoint(hit) => self.on_watchpoint(memory, vcpu, hit),
             Trap::Step(end) => self.after_step(memory, vcpu, end),
         }
     }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use guest_state::x86_64::DEBUG_REGISTERS;
-use guest_state::{Action, Debugging, GuestVirtAddr, Vcpu, Watchpoint, WatchpointSet};
+use guest_state::{Action, Debugging, GuestMemory, GuestVirtAddr, Vcpu, Watchpoint, WatchpointSet};
 
 use crate::engine::Engine;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::table::Table;
 use crate::error::NoDebugRegister;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 impl Table {
@@ -63,9 +63,14 @@ impl Engine {
     }
 
     /// Answers an access to watched data. The instruction that accessed it is done.
-    pub(crate) fn on_watchpoint(&self, vcpu: &mut dyn Vcpu, hit: WatchpointSet) -> Action {
+    pub(crate) fn on_watchpoint(
+        &self,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+        hit: WatchpointSet,
+    ) -> Action {
         let table = self.table();
-        let (id, tsc, mut registers) = (vcpu.id(), vcpu.tsc(), *vcpu.registers());
+        let (mut tsc, mut registers) = (None, *vcpu.registers());
         // A copy of an instruction in the arena may have done it, or code of ours there, which is none
         // of the guest's accesses.
         let went_on = self.went_on(GuestVirtAddr(registers.rip));
@@ -76,18 +81,11 @@ impl Engine {
             }
             for probe in probes {
                 probe.exit();
-                if went_on.is_none() {
+                if went_on.is_none() || !self.meets_condition(probe, memory, vcpu) {
                     continue;
                 }
                 probe.hit();
-                self.merger.event(&Event {
-                    probe: probe.id,
-                    vcpu: id,
-                    tsc,
-                    registers,
-                    task: 0,
-                    detail: Detail::Access,
-                });
+                self.tell(probe, vcpu, &mut tsc, &registers, Detail::Access);
             }
         }
         Action::Resume

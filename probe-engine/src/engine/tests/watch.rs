@@ -1,11 +1,13 @@
 //! Watched data.
 
-use guest_state::{Access, Action, Watchpoint, WatchpointSet};
+use guest_state::{Access, Action, Trap, TrapHandler, Watchpoint, WatchpointSet};
 
-use super::fixture::{Fixture, TEXT, vcpu_at};
+use super::fixture::{Fixture, TEXT, spec, vcpu_at};
+use crate::condition::{Comparison, Operand, Relation};
 use crate::error::ChangeError;
 use crate::event::Detail;
-use crate::probe::{ProbeState, Strategy, Switch};
+use crate::fetch::{Fetch, Fetches};
+use crate::probe::{Capture, ProbeState, Strategy, Switch};
 
 #[test]
 fn watched_data_is_found_by_symbol_or_address() {
@@ -96,16 +98,51 @@ fn an_access_is_reported_to_the_probes_whose_watchpoints_it_met() {
     let [first, second, again] = [0, 1, 2].map(|i: usize| probes[i].id);
     let mut vcpu = vcpu_at(0x700);
     let hit = WatchpointSet::from_bits;
-    let action = f.engine.on_watchpoint(&mut vcpu, hit(2));
+    let action = f.engine.on_watchpoint(&*f.memory, &mut vcpu, hit(2));
     assert_eq!(action, Action::Resume);
     assert_eq!(
         f.details(),
         [(second, Detail::Access), (again, Detail::Access)]
     );
     assert_eq!(f.events()[0].registers, vcpu.registers);
-    f.engine.on_watchpoint(&mut vcpu, hit(3));
+    f.engine.on_watchpoint(&*f.memory, &mut vcpu, hit(3));
     assert_eq!([first, second, again].map(|id| f.info(id).hits), [1, 2, 2]);
     assert_eq!(f.info(second).exits, 2);
+}
+
+#[test]
+fn an_access_is_reported_with_what_its_probe_asks_for_where_its_condition_is_met() {
+    /// Its number in instruction encodings (Intel SDM vol. 2, table 2-4).
+    const RDI: u8 = 7;
+    let f = Fixture::new();
+    let on_cpu = |cpu| Comparison {
+        operand: Operand::Cpu,
+        relation: Relation::Equal,
+        constant: cpu,
+        signed: false,
+    };
+    let [mut some, mut counts, mut elsewhere] =
+        ["some=table/8", "counts=table/8", "elsewhere=table/8"].map(spec);
+    some.options.capture = Capture::Event(Fetches::default().with(Fetch::Register(RDI)));
+    some.options.condition = vec![on_cpu(0)];
+    counts.options.capture = Capture::Count;
+    elsewhere.options.condition = vec![on_cpu(1)];
+    let probes = f.engine.register(&f.guest(), &[some, counts, elsewhere]);
+    let ids: Vec<_> = probes.unwrap().iter().map(|probe| probe.id).collect();
+
+    let mut vcpu = vcpu_at(0x700);
+    (vcpu.registers.rdi, vcpu.registers.rsi) = (1, 2);
+    let hit = Trap::Watchpoint(WatchpointSet::from_bits(1));
+    assert_eq!(f.engine.trap(&mut vcpu, &*f.memory, hit), Action::Resume);
+    assert_eq!(f.details(), [(ids[0], Detail::Access)]);
+    let registers = f.events()[0].registers;
+    assert_eq!((registers.rdi, registers.rsi), (1, 0));
+    assert_eq!(registers.rip, TEXT + 0x700);
+    let counts = ids
+        .iter()
+        .map(|id| f.info(*id))
+        .map(|it| (it.hits, it.exits));
+    assert_eq!(counts.collect::<Vec<_>>(), [(1, 1), (1, 1), (0, 1)]);
 }
 
 #[test]
@@ -135,7 +172,7 @@ fn an_access_by_a_copy_is_one_by_its_original() {
     vcpu.registers.rip += 3;
     let rip = vcpu.registers.rip;
     f.engine
-        .on_watchpoint(&mut vcpu, WatchpointSet::from_bits(1));
+        .on_watchpoint(&*f.memory, &mut vcpu, WatchpointSet::from_bits(1));
     assert_eq!(f.events()[1].registers.rip, TEXT + 0x2ce);
     assert_eq!(vcpu.registers.rip, rip, "the way back is still to go");
 }
@@ -153,7 +190,7 @@ fn an_access_in_a_detour_is_one_by_the_original_and_one_by_the_detour_itself_is_
     let mut access = |rip| {
         vcpu.registers.rip = rip;
         f.engine
-            .on_watchpoint(&mut vcpu, WatchpointSet::from_bits(1));
+            .on_watchpoint(&*f.memory, &mut vcpu, WatchpointSet::from_bits(1));
         // Beside jumps, events wait for what may come before them.
         f.engine.drain_all(&*f.memory);
         f.events().last().map(|event| event.registers.rip)
