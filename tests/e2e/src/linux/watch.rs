@@ -121,6 +121,8 @@ fn watched(cx: &Context) -> TestResult {
 
 /// Calls of `umask` on each vCPU.
 const CALLS: u64 = 50;
+/// The vCPU that one of the probes asks for.
+const ONE: u32 = 2;
 /// Watchpoints that each call meets once: it exchanges the mask, which is four bytes. Others read what is
 /// in the eight around it. One at a time: QEMU tells of one where several are met.
 const WATCHED: [(&str, u64); 7] = [
@@ -145,6 +147,9 @@ fn by_vcpu(cx: &Context) -> TestResult {
             let text = format!("w:mask {start:#x}/{length}:{kind}");
             let mut stream = guest.client.events(VM, Vec::new()).await?;
             guest.probe(&text).await?;
+            // Another probe of the same bytes has the same debug register.
+            let of_one = format!("w:one {start:#x}/{length}:{kind} count if=cpu=={ONE}");
+            guest.probe(&of_one).await?;
             must(&mut guest, &format!("calls umask {CALLS}")).await?;
             check_eq!(guest.listed("mask").await?.hits, all, "accesses by {text}");
             let (seen, lost) = events::next(&mut stream, all).await?;
@@ -155,7 +160,9 @@ fn by_vcpu(cx: &Context) -> TestResult {
                 *told.entry(event.vcpu).or_default() += 1;
             }
             check_eq!(told, expected, "accesses by {text} of each vCPU");
-            guest.remove(&["mask"]).await?;
+            let counted = guest.listed("one").await?.hits;
+            check_eq!(counted, CALLS, "accesses by {of_one}");
+            guest.remove(&["mask", "one"]).await?;
         }
         guest.say("quit").await?;
         guest.console.report("done").await?;
