@@ -1,27 +1,52 @@
-//! The int3s that are instructions of the kernel's own.
+//! The int3s that are the kernel's own.
 
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
 use guest_state::x86_64::INT3;
 
-use crate::address_set::AddressSet;
 use crate::image::Image;
 
-/// The int3s in some parts of an image. One that is found there later is a breakpoint that somebody has set,
-/// and hides the first byte of an instruction; these hide nothing. Of bytes in a row none is among them: that
-/// is padding, which nothing executes.
-pub(crate) fn find(image: &Image<'_>, parts: [Range<GuestVirtAddr>; 2]) -> AddressSet {
-    let found = parts.into_iter().flat_map(|part| {
-        let text = image.bytes(&(part.start.0..part.end.0)).unwrap_or_default();
-        let is_int3 = |at: usize| text.get(at) == Some(&INT3);
-        let is_alone = move |at: &usize| {
-            is_int3(*at) && !is_int3(at + 1) && !at.checked_sub(1).is_some_and(is_int3)
-        };
-        let places = (0..text.len()).filter(is_alone);
-        places.map(move |at| part.start.wrapping_add(at as u64))
-    });
-    AddressSet::new(found)
+/// The int3s in the text of an image: padding, and a few that are executed, as
+/// `native_machine_emergency_restart` (`arch/x86/kernel/reboot.c`) has one. An int3 that is found elsewhere
+/// is a breakpoint that somebody has set, and hides the first byte of an instruction; these hide nothing.
+#[derive(Debug, Clone, Default)]
+pub struct Int3s {
+    /// Those in a row are one range. Sorted by where they begin.
+    runs: Vec<Range<GuestVirtAddr>>,
+}
+
+impl Int3s {
+    /// Those in some parts of an image.
+    pub(crate) fn find(image: &Image<'_>, parts: [Range<GuestVirtAddr>; 2]) -> Self {
+        let mut runs: Vec<Range<GuestVirtAddr>> = Vec::new();
+        for part in parts {
+            let text = image.bytes(&(part.start.0..part.end.0)).unwrap_or_default();
+            for at in (0..text.len()).filter(|at| text[*at] == INT3) {
+                let address = part.start.wrapping_add(at as u64);
+                match runs.last_mut() {
+                    Some(run) if run.end == address => run.end = address.wrapping_add(1),
+                    _ => runs.push(address..address.wrapping_add(1)),
+                }
+            }
+        }
+        runs.sort_unstable_by_key(|run| run.start);
+        Self { runs }
+    }
+
+    /// Just this one.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn one(address: GuestVirtAddr) -> Self {
+        let run = address..address.wrapping_add(1);
+        Self { runs: vec![run] }
+    }
+
+    /// Returns true if there is one at an address.
+    pub fn contains(&self, address: GuestVirtAddr) -> bool {
+        let before = self.runs.partition_point(|run| run.start <= address);
+        let run = before.checked_sub(1).and_then(|last| self.runs.get(last));
+        run.is_some_and(|run| run.contains(&address))
+    }
 }
 
 #[cfg(test)]
@@ -30,18 +55,18 @@ mod tests {
     use crate::symbols::synthetic::{TEXT, elf};
 
     #[test]
-    fn an_int3_of_the_text_is_found_unless_it_is_padding() {
+    fn each_int3_of_the_text_is_found() {
         // nop; int3; nop; ret; int3; int3; nop; int3, and one that is in none of the parts.
         let file = elf(b"\x90\xcc\x90\xc3\xcc\xcc\x90\xcc\x90\xcc");
         let image = Image::parse(&file).unwrap();
         let part = |from: u64, to: u64| GuestVirtAddr(TEXT + from)..GuestVirtAddr(TEXT + to);
         let outside = GuestVirtAddr(0)..GuestVirtAddr(1);
-        for parts in [[part(0, 9), outside.clone()], [part(0, 6), part(6, 9)]] {
-            let int3s = find(&image, parts);
+        for parts in [[part(0, 9), outside.clone()], [part(0, 5), part(5, 9)]] {
+            let int3s = Int3s::find(&image, parts);
             let found = (0..10).filter(|offset| int3s.contains(GuestVirtAddr(TEXT + offset)));
-            assert_eq!(found.collect::<Vec<_>>(), [1, 7]);
+            assert_eq!(found.collect::<Vec<_>>(), [1, 4, 5, 7]);
         }
-        let nowhere = find(&image, [outside.clone(), outside]);
+        let nowhere = Int3s::find(&image, [outside.clone(), outside]);
         assert!(!nowhere.contains(GuestVirtAddr(TEXT + 1)));
     }
 }

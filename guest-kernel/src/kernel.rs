@@ -7,7 +7,7 @@ use crate::banner;
 use crate::blacklist::{Blacklist, BlacklistError, Landings, Tables};
 use crate::btf::{Btf, BtfError};
 use crate::image::{Image, ImageError};
-use crate::int3s;
+use crate::int3s::Int3s;
 use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
@@ -24,9 +24,8 @@ pub struct Kernel {
     pub blacklist: Blacklist,
     /// The instructions whose faults it has fix-ups for (`__ex_table`).
     pub exceptions: AddressSet,
-    /// The int3s that are instructions of its own, as `native_machine_emergency_restart`
-    /// (`arch/x86/kernel/reboot.c`) has one.
-    pub int3s: AddressSet,
+    /// The int3s in its text.
+    pub int3s: Int3s,
     /// Where execution continues according to its tables.
     pub landings: Landings,
     /// How to find its modules, or why that can't be done.
@@ -69,7 +68,7 @@ impl Kernel {
         let tables = Tables::of(&image, &symbols, btf.as_ref())?;
         let (blacklist, exceptions) = (tables.blacklist()?, tables.exceptions()?);
         let landings = tables.landings()?;
-        let int3s = int3s::find(&image, [symbols.text(), symbols.init_text()]);
+        let int3s = Int3s::find(&image, [symbols.text(), symbols.init_text()]);
         let modules = match &btf {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
@@ -102,7 +101,7 @@ impl Kernel {
             symbols,
             blacklist: Blacklist::default(),
             exceptions: AddressSet::default(),
-            int3s: AddressSet::default(),
+            int3s: Int3s::default(),
             landings: Landings::default(),
             kprobes: None,
             modules: Err("only its symbols are known".to_owned()),

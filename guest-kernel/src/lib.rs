@@ -23,4 +23,5 @@ pub mod symbols;
 pub use address_set::AddressSet;
 pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
+pub use int3s::Int3s;
 pub use kernel::{Kernel, KernelError};

@@ -54,7 +54,7 @@ pub(crate) trait Body {
     /// Whether the kernel has a fix-up for a fault of the instruction there.
     fn expects_fault(&self, at: GuestVirtAddr) -> bool;
 
-    /// Whether an int3 there is an instruction of the text's own, and no breakpoint.
+    /// Whether an int3 there is the text's own, and no breakpoint.
     fn is_own_int3(&self, at: GuestVirtAddr) -> bool;
 }
 

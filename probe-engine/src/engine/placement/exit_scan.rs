@@ -168,8 +168,7 @@ fn decode(body: &KernelBody<'_>, part: Range<GuestVirtAddr>) -> Result<Vec<Instr
         let insn = code.insn;
         if rest.first() == Some(&INT3) {
             // Padding, if nobody comes here: up to the end of the function, or behind what leads away.
-            let is_breakpoint = !body.is_own_int3(address);
-            if is_breakpoint && reachable && rest.iter().any(|byte| *byte != INT3) {
+            if reachable && rest.iter().any(|byte| *byte != INT3) {
                 return Err(format!(
                     "a breakpoint of the guest's own at {address} hides an instruction"
                 ));

@@ -1,4 +1,4 @@
-use guest_kernel::AddressSet;
+use guest_kernel::Int3s;
 use guest_kernel::blacklist::Reason;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
@@ -144,13 +144,13 @@ fn an_int3_that_a_call_leads_over_is_the_kernel_s_own_and_hides_nothing() {
 #[test]
 fn an_int3_of_the_image_s_text_hides_nothing() {
     let own = GuestVirtAddr(TEXT + 0x10);
-    let f = Fixture::with_arena_and(|kernel| kernel.int3s = AddressSet::new([own]));
+    let f = Fixture::with_arena_and(|kernel| kernel.int3s = Int3s::one(own));
     // int3; mov %rdi,(%rsp); ret (`native_machine_emergency_restart`, arch/x86/kernel/reboot.c)
     f.set_bytes(0x10, b"\xcc\x48\x89\x3c\x24\xc3");
     assert_eq!(f.probe("plain+0x11").instruction, "mov %rdi,(%rsp)");
     assert!(f.refusal("plain+0x10").to_string().contains("int3"));
     // One that somebody has set behind it does.
-    let f = Fixture::with_arena_and(|kernel| kernel.int3s = AddressSet::new([own]));
+    let f = Fixture::with_arena_and(|kernel| kernel.int3s = Int3s::one(own));
     f.set_bytes(0x10, b"\xcc\xcc\x89\x3c\x24\xc3");
     let refusal = f.refusal("plain+0x15").to_string();
     assert!(
