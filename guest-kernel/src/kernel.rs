@@ -2,9 +2,8 @@
 
 use thiserror::Error;
 
-use crate::address_set::AddressSet;
 use crate::banner;
-use crate::blacklist::{Blacklist, BlacklistError, Landings, Tables};
+use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings, Tables};
 use crate::btf::{Btf, BtfError};
 use crate::image::{Image, ImageError};
 use crate::int3s::Int3s;
@@ -22,8 +21,8 @@ pub struct Kernel {
     pub symbols: Symbols,
     /// What in it can't be probed.
     pub blacklist: Blacklist,
-    /// The instructions whose faults it has fix-ups for (`__ex_table`).
-    pub exceptions: AddressSet,
+    /// The instructions whose faults it has fix-ups for.
+    pub exceptions: ExceptionTable,
     /// The int3s in its text.
     pub int3s: Int3s,
     /// Where execution continues according to its tables.
@@ -100,7 +99,7 @@ impl Kernel {
             version: String::new(),
             symbols,
             blacklist: Blacklist::default(),
-            exceptions: AddressSet::default(),
+            exceptions: ExceptionTable::default(),
             int3s: Int3s::default(),
             landings: Landings::default(),
             kprobes: None,

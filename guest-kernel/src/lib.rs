@@ -5,7 +5,6 @@
 //! kprobes. The crate needs no probe, does no I/O and trusts nothing that it reads.
 #![forbid(unsafe_code)]
 
-mod address_set;
 mod banner;
 pub mod blacklist;
 pub mod btf;
@@ -20,7 +19,6 @@ pub mod modules;
 pub mod percpu;
 pub mod symbols;
 
-pub use address_set::AddressSet;
 pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
 pub use int3s::Int3s;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
+mod exceptions;
 pub(crate) mod format;
 mod landings;
 mod patched;
@@ -17,6 +18,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+pub use exceptions::ExceptionTable;
 pub use landings::Landings;
 pub use reason::{Patched, Reason};
 pub use tables::Tables;

@@ -6,8 +6,7 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 
 use super::format::{Format, Pointer, RawTable};
-use super::{BlacklistError, Landings};
-use crate::address_set::AddressSet;
+use super::{BlacklistError, ExceptionTable, Landings};
 use crate::btf::Btf;
 use crate::image::Image;
 use crate::symbols::Symbols;
@@ -51,12 +50,14 @@ impl<'a> Tables<'a> {
     ///
     /// # Errors
     /// See [`BlacklistError`].
-    pub fn exceptions(&self) -> Result<AddressSet, BlacklistError> {
+    pub fn exceptions(&self) -> Result<ExceptionTable, BlacklistError> {
         let Some(table) = self.exceptions else {
-            return Ok(AddressSet::default());
+            return Ok(ExceptionTable::default());
         };
         let places = self.places(table, Format::exception(self.btf))?;
-        Ok(AddressSet::new(places.into_iter().map(|place| place.start)))
+        Ok(ExceptionTable::new(
+            places.into_iter().map(|place| place.start),
+        ))
     }
 
     /// The addresses where execution continues according to the tables.

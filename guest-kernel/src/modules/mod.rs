@@ -18,8 +18,7 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::paging::VirtFault;
 use thiserror::Error;
 
-use crate::address_set::AddressSet;
-use crate::blacklist::{Blacklist, BlacklistError};
+use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
 use crate::btf::TypeError;
 use crate::symbols::LookupError;
 
@@ -113,7 +112,7 @@ pub struct Module {
     /// What can't be probed in it, without what the kernel patches only while it loads the module.
     pub blacklist: Blacklist,
     /// Its instructions with a fix-up.
-    pub exceptions: AddressSet,
+    pub exceptions: ExceptionTable,
 }
 
 /// A function of a module.

@@ -9,9 +9,8 @@ use guest_state::x86_64::MAX_INSTRUCTION_LEN;
 use super::layout::TableAt;
 use super::read::Reading;
 use super::{Module, ModuleError, ModuleFunction};
-use crate::address_set::AddressSet;
 use crate::blacklist::format::RawTable;
-use crate::blacklist::{Blacklist, Entry, Reason};
+use crate::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
 
 /// The longest table that is read, in bytes.
 const MAX_TABLE: usize = 16 << 20;
@@ -67,7 +66,7 @@ impl Reading<'_> {
         entries.extend(trampolines);
         if let Some(at) = layout.exceptions {
             let places = self.places(at, module, &code)?;
-            module.exceptions = AddressSet::new(places.into_iter().map(|place| place.start));
+            module.exceptions = ExceptionTable::new(places.into_iter().map(|place| place.start));
         }
         module.blacklist = Blacklist::new(entries).map_err(|source| ModuleError::Tables {
             name: module.name.clone(),

@@ -274,14 +274,14 @@ impl Walk<'_> {
                     instruction: instruction(),
                 });
             }
-            let is_own = int3 && self.body.is_own_int3(address);
-            if int3 && reachable && !is_own {
+            let hides = int3 && !self.body.is_own_int3(address);
+            if hides && reachable {
                 return Err(RegisterError::GuestBreakpoint {
                     place: place(),
                     at: address,
                 });
             }
-            reachable = (is_own || !int3)
+            reachable = !hides
                 && !insn::never_falls_through(&code.insn)
                 && !insn::calls_over_a_byte(&code.insn);
             at += code.insn.len();

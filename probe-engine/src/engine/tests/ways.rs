@@ -1,6 +1,6 @@
 //! Which way past an instruction is chosen, and why.
 
-use guest_kernel::AddressSet;
+use guest_kernel::blacklist::ExceptionTable;
 use guest_state::GuestVirtAddr;
 
 use super::fixture::{Fixture, TEXT};
@@ -44,7 +44,7 @@ fn without_executable_memory_what_cannot_be_emulated_is_stepped_and_says_so() {
 fn an_instruction_whose_fault_the_kernel_expects_is_stepped() {
     let f = Fixture::with_arena_and(|kernel| {
         let sites = [0x2c0, 9].map(|offset| GuestVirtAddr(TEXT + offset));
-        kernel.exceptions = AddressSet::new(sites);
+        kernel.exceptions = ExceptionTable::new(sites);
     });
     check(&f, "copied", Step, &["the kernel expects it to fault"]);
     check(&f, "traced+0x8", Boost, &["a copy"]);

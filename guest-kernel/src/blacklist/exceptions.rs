@@ -1,23 +1,24 @@
-//! Addresses in the text, as a set.
+//! The instructions that the kernel expects to fault.
 
 use guest_state::GuestVirtAddr;
 
-/// A set of addresses.
+/// The addresses of the instructions with a fix-up (`__ex_table`): where one faults, the kernel
+/// looks its address up and continues at the fix-up.
 #[derive(Debug, Clone, Default)]
-pub struct AddressSet {
+pub struct ExceptionTable {
     /// Sorted.
     addresses: Vec<GuestVirtAddr>,
 }
 
-impl AddressSet {
-    /// The set of these addresses, in any order.
+impl ExceptionTable {
+    /// A table of these instructions, in any order.
     pub fn new(addresses: impl IntoIterator<Item = GuestVirtAddr>) -> Self {
         let mut addresses: Vec<_> = addresses.into_iter().collect();
         addresses.sort_unstable();
         Self { addresses }
     }
 
-    /// Returns true if an address is in it.
+    /// Returns true if the instruction at an address has a fix-up.
     pub fn contains(&self, address: GuestVirtAddr) -> bool {
         self.addresses.binary_search(&address).is_ok()
     }
