@@ -5,7 +5,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use super::layout::{
     ACTIVE, BEGINS, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, COUNTS, ENDED, ENTRY_TSC,
     KEYS_LEN, LEVEL, MISSED, NUMBER, NUMBERS, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
-    UNFINISHED, WAYS, WORD,
+    UNFINISHED, WAYS, WORD, bucket,
 };
 use crate::ring::memory::clear_used;
 
@@ -202,6 +202,20 @@ impl Calls {
             }
         }
         Ok(calls)
+    }
+
+    /// Whether a call with its return address at `slot` is not whole yet, or is being taken out.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn is_beginning(&self, memory: &dyn GuestMemory, slot: u64) -> Result<bool, MemoryError> {
+        let mut bytes = [0; (WAYS * 8) as usize];
+        let bucket = self.window.wrapping_add(bucket(slot) * WAYS * 8);
+        memory.read(bucket, &mut bytes)?;
+        let (keys, _) = bytes.as_chunks();
+        Ok(keys
+            .iter()
+            .any(|key| u64::from_le_bytes(*key) == slot | UNFINISHED))
     }
 
     /// Takes a call out of the table, while the guest stands still.

@@ -25,7 +25,7 @@ const LIMIT_LINUX: Duration = Duration::from_secs(600);
 /// The same where the CPU is emulated instruction by instruction.
 const LIMIT_LINUX_INTEL: Duration = Duration::from_secs(1800);
 /// Lines of a failed test's output to show.
-const TAIL: usize = 40;
+const TAIL: usize = 200;
 
 /// What to run.
 #[derive(Debug, Args)]

@@ -13,7 +13,9 @@ use crate::engine::Engine;
 use crate::engine::code::arena::CodeArena;
 use crate::engine::returns::follower::Follower;
 use crate::engine::returns::stack::{read_word, write_word};
-use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, vcpus};
+use crate::engine::returns::standing::{
+    any_on_entry_stack, any_on_stack_of, interrupted_at, may_be_taken, vcpus,
+};
 use crate::probe::NoJump;
 
 /// Bytes of stack that the code of ours that follows calls uses at most, and some more.
@@ -75,7 +77,7 @@ impl Engine {
     pub(crate) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
         self.end_calls(guest);
         let tables = || self.kernel_tables(guest);
-        let replaced = self.returns.lock().tidy(guest, tables);
+        let replaced = self.returns.lock().tidy(guest, &self.kernel, tables);
         // Where memory can't be read, calls end as they would have.
         let followed = self.tidy_followed(guest).unwrap_or_default();
         if replaced || followed {
@@ -120,26 +122,35 @@ impl Engine {
                 continue;
             }
             let stands = busy.iter().any(|rsp| slot.wrapping_sub(*rsp) < DEPTH);
-            if unknown || stands || stack.iter().any(Call::begins) {
+            let begins = || calls.is_beginning(memory, slot);
+            if unknown || stands || stack.iter().any(Call::begins) || begins()? {
                 again = true;
                 continue;
             }
-            put_back(memory, &calls, stack.to_vec(), &tables)?;
+            let Some(newest) = lead_past_orphans(memory, &calls, stack.to_vec())? else {
+                continue;
+            };
+            if may_be_taken(memory, &tables, &self.kernel, slot) {
+                again |= any_on_stack_of(&vcpus, slot);
+                continue;
+            }
+            put_back(memory, &calls, &newest, &tables)?;
         }
         *self.orphans.lock() = orphans;
         Ok(again)
     }
 }
 
-/// Takes those calls of one place, the newest last, out of the table and the stack that nobody needs.
-fn put_back(
+/// Takes calls that nobody needs out from below others of their place, the newest of `stack` last. The newest, if
+/// nobody needs that either.
+///
+/// Below it there are those that another one has jumped to, straight or by way of somebody who has taken the
+/// return address too. He will still give it back.
+fn lead_past_orphans(
     memory: &dyn GuestMemory,
     calls: &Calls,
     mut stack: Vec<Call>,
-    tables: &[PageTables],
-) -> Result<(), MemoryError> {
-    // Below the newest there are those that another one has jumped to, straight or by way of somebody who
-    // has taken the return address too. He will still give it back.
+) -> Result<Option<Call>, MemoryError> {
     for upper in (1..stack.len()).rev() {
         let lower = upper - 1;
         if stack[lower].is_orphan() && stack[upper].caller == TRAMPOLINE.0 {
@@ -149,18 +160,24 @@ fn put_back(
             calls.remove(memory, &orphan)?;
         }
     }
-    let Some(newest) = stack.last().filter(|call| call.is_orphan()) else {
-        return Ok(());
-    };
-    let slot = newest.slot;
+    Ok(stack.pop().filter(Call::is_orphan))
+}
+
+/// Takes a call out of the table and its return address off the stack, if it is still there.
+fn put_back(
+    memory: &dyn GuestMemory,
+    calls: &Calls,
+    call: &Call,
+    tables: &[PageTables],
+) -> Result<(), MemoryError> {
     let mapped = tables
         .iter()
-        .find(|tables| read_word(memory, **tables, slot) == Some(TRAMPOLINE.0));
+        .find(|tables| read_word(memory, **tables, call.slot) == Some(TRAMPOLINE.0));
     if let Some(tables) = mapped
-        && interrupted_at(memory, *tables, slot, TRAMPOLINE).is_none()
+        && interrupted_at(memory, *tables, call.slot, TRAMPOLINE).is_none()
     {
-        write_word(memory, *tables, slot, newest.caller);
-        calls.remove(memory, newest)?;
+        write_word(memory, *tables, call.slot, call.caller);
+        calls.remove(memory, call)?;
     }
     Ok(())
 }

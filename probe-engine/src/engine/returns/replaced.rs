@@ -9,12 +9,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use guest_kernel::Kernel;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc};
 
 use crate::calls::Task;
 use crate::engine::returns::stack::{WORD, read_word, write_word};
-use crate::engine::returns::standing::{any_on_entry_stack, interrupted_at, vcpus};
+use crate::engine::returns::standing::{
+    any_on_entry_stack, any_on_stack_of, interrupted_at, may_be_taken, vcpus,
+};
 use crate::engine::sites::probe::Probe;
 use crate::probe::ProbeId;
 
@@ -121,11 +124,12 @@ impl Returns {
     }
 
     /// Puts return addresses back that nobody needs. One stays and leads on where the
-    /// guest's own tools have taken its place, as they will still give it back.
-    /// Whether some stay only because nobody knows who stands at the trampoline.
+    /// guest's own tools have taken its place, or may be about to, as they will still give it back.
+    /// Whether some stay only because of where vCPUs stand.
     pub(crate) fn tidy(
         &mut self,
         guest: &dyn StoppedGuest,
+        kernel: &Kernel,
         tables: impl FnOnce() -> Vec<PageTables>,
     ) -> bool {
         let Some(trampoline) = self.trampoline.filter(|_| self.any_replaced()) else {
@@ -155,6 +159,9 @@ impl Returns {
                 true
             } else if unknown {
                 again = true;
+                false
+            } else if may_be_taken(guest.memory(), &tables, kernel, at) {
+                again |= any_on_stack_of(&vcpus, at);
                 false
             } else {
                 put_back(guest.memory(), &tables, at, trampoline, caller)

@@ -1,7 +1,9 @@
 //! Where vCPUs stand, and tasks that were interrupted, when return addresses are to be put back: one may just
 //! have returned to our code, and not executed anything of it.
 
-use guest_state::x86_64::paging::PageTables;
+use guest_kernel::Kernel;
+use guest_state::x86_64::NOP5;
+use guest_state::x86_64::paging::{PageTables, read_virt};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, VcpuId};
 
 use crate::engine::returns::stack::{WORD, read_word};
@@ -24,6 +26,16 @@ pub(crate) fn any_on_entry_stack(vcpus: &[(VcpuId, Registers)]) -> bool {
     vcpus
         .iter()
         .any(|(_, registers)| ENTRY_AREA.contains(&registers.rsp))
+}
+
+/// Bytes of a task's stack (`arch/x86/include/asm/page_64_types.h`, `THREAD_SIZE`).
+const STACK_LEN: u64 = 16 << 10;
+
+/// Whether a vCPU is running on the stack that has a return address at `at`, in what that call does.
+pub(crate) fn any_on_stack_of(vcpus: &[(VcpuId, Registers)], at: u64) -> bool {
+    vcpus
+        .iter()
+        .any(|(_, registers)| at.wrapping_sub(registers.rsp) < STACK_LEN)
 }
 
 /// Where the interrupt keeps RIP that came when the call with its return address at `at` had just returned
@@ -50,6 +62,48 @@ fn interrupted(
     let is_one = word(frame.wrapping_add(3 * WORD)) == Some(rsp);
     let rip = word(frame).filter(|_| is_one)?;
     Some((frame, GuestVirtAddr(rip)))
+}
+
+/// Opcode of a call to a relative address (SDM vol. 2A, CALL).
+const CALL: u8 = 0xe8;
+
+/// Whether a tool of the guest's may have read the return address at `at`, and not yet written its own there.
+/// It will lead to what it has read when the call returns, whatever is there by then.
+///
+/// Such a tool runs at the function's entry, with RSP as it is there: `function_graph` and kretprobes that use
+/// ftrace are called by the ftrace site (`arch/x86/kernel/ftrace.c`, `ftrace_graph_func`); other kretprobes
+/// have RSP in the frame of an int3, or in what an optimized kprobe pushes instead
+/// (`arch/x86/kernel/kprobes/opt.c`, `optprobe_template_entry`). What is found may also be left over from an
+/// earlier call: then the answer is yes though nobody is there.
+pub(crate) fn may_be_taken(
+    memory: &dyn GuestMemory,
+    tables: &[PageTables],
+    kernel: &Kernel,
+    at: u64,
+) -> bool {
+    tables.iter().any(|tables| {
+        let below = |words: u64| read_word(memory, *tables, at.wrapping_sub(words * WORD));
+        let is_entry = |rsp: u64| [at, at.wrapping_sub(WORD)].contains(&rsp);
+        (1..=3).any(|words| below(words).is_some_and(is_entry))
+            || below(1).is_some_and(|back| is_ftrace_call(memory, *tables, kernel, back))
+    })
+}
+
+/// Whether this is what an ftrace site's call returns to. The sites of modules are not looked up: there any call
+/// will do, and the nop that is there while nobody traces.
+fn is_ftrace_call(
+    memory: &dyn GuestMemory,
+    tables: PageTables,
+    kernel: &Kernel,
+    back: u64,
+) -> bool {
+    let mut code = [0; NOP5.len()];
+    let start = GuestVirtAddr(back.wrapping_sub(code.len() as u64));
+    if kernel.symbols.is_text(start) {
+        let site = kernel.blacklist.ftrace_site(start..GuestVirtAddr(back));
+        return site.is_some_and(|site| site.start == start);
+    }
+    read_virt(memory, tables, start, &mut code).is_ok() && (code == NOP5 || code[0] == CALL)
 }
 
 /// Whether a vCPU, or a task that was interrupted, stands at one of these places with this RSP.

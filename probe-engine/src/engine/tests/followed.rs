@@ -1,9 +1,10 @@
 //! Return probes that are jumps.
 
+use guest_state::x86_64::NOP5;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Tsc};
 
 use super::ended::{self, ON_NMI_STACK};
-use super::fixture::{Fixture, PHYS, STACK, gs_base, spec, vcpu_at};
+use super::fixture::{Fixture, PHYS, STACK, TEXT, gs_base, spec, vcpu_at};
 use super::jumps::{jumps, jumps_and};
 use crate::arena::{CALLS, RINGS, TRAMPOLINE};
 use crate::calls::layout as table;
@@ -183,6 +184,83 @@ fn a_call_in_the_middle_of_our_code_is_left_to_it() {
     f.set_word(STACK - 16, STACK + 8);
     f.unregister(&[probe.id]);
     assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+}
+
+/// Words below a call's return address at [`STACK`] while a tool of the guest's is about to take that too: where
+/// below, and what.
+pub const TAKING: &[(u64, u64)] = &[
+    // Called by an ftrace site of the kernel's, or of a module's whose call has become a nop again.
+    (8, TEXT + 0x204 + NOP5.len() as u64),
+    (8, MODULE + NOP5.len() as u64),
+    // RSP in the frame of an int3, with the stack aligned to 16 bytes or not, and in that of an optimized kprobe.
+    (16, STACK),
+    (24, STACK),
+    (16, STACK - 8),
+];
+const MODULE: u64 = 0x9000;
+
+pub fn load_traced_module(f: &Fixture) {
+    f.memory.write(GuestPhysAddr(MODULE), &NOP5).unwrap();
+}
+
+#[test]
+fn a_return_address_stays_while_a_tool_of_the_guest_s_may_be_taking_it() {
+    for (below, word) in TAKING {
+        let f = jumps();
+        let probe = followed(&f, |_| {});
+        load_traced_module(&f);
+        enter(&f, 0, STACK, CALLER, 0);
+        f.set_word(STACK - below, *word);
+        let mut vcpu = vcpu_at(0);
+        vcpu.registers.rsp = STACK + 0x4000;
+        f.engine
+            .unregister(&f.guest_with(&vcpu), &[probe.id])
+            .unwrap();
+        assert_eq!(
+            (f.word(STACK), keys(&f)),
+            (TRAMPOLINE.0, vec![STACK]),
+            "{below} {word:#x}"
+        );
+        // What may be left over isn't waited for.
+        assert!(f.engine.prepare_jumps(&*f.memory).is_empty());
+        // The next change finds that nobody has taken it.
+        f.set_word(STACK - below, 0);
+        let other = f.probe("plain");
+        f.unregister(&[other.id]);
+        assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
+    }
+}
+
+#[test]
+fn a_return_address_is_put_back_soon_if_its_task_is_running() {
+    let (below, word) = TAKING[0];
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    enter(&f, 0, STACK, CALLER, 0);
+    f.set_word(STACK - below, word);
+    let mut vcpu = vcpu_at(0);
+    vcpu.registers.rsp = STACK - 0x100;
+    let guest = f.guest_with(&vcpu);
+    f.engine.unregister(&guest, &[probe.id]).unwrap();
+    assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+    assert!(f.engine.has_waiting());
+    f.set_word(STACK - below, 0);
+    f.optimize();
+    assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
+}
+
+#[test]
+fn a_return_address_stays_while_another_call_is_about_to_take_it() {
+    let f = jumps();
+    let probe = followed(&f, |_| {});
+    enter(&f, 0, STACK, CALLER, 0);
+    let key = at(&f, table::bucket(STACK) * table::WAYS * 8 + 8);
+    f.set_word(key, STACK | table::UNFINISHED);
+    f.unregister(&[probe.id]);
+    assert_eq!((f.word(STACK), keys(&f)), (TRAMPOLINE.0, vec![STACK]));
+    f.set_word(key, 0);
+    f.optimize();
+    assert_eq!((f.word(STACK), keys(&f)), (CALLER, vec![]));
 }
 
 #[test]
