@@ -21,11 +21,11 @@ pub(crate) enum Rank {
     /// Calls that breakpoints follow.
     Returns,
     /// Calls that are followed to the function's own returns.
-    OwnReturns,
+    Exits,
     /// Steps under way.
-    Stepping,
+    Steps,
     /// The kernel's page tables, as last seen.
-    Walks,
+    PageTables,
     /// Places in the table of calls whose probes have gone.
     Orphans,
     /// Which event is next.

@@ -25,9 +25,7 @@ mod sites;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use arc_swap::Guard;
@@ -37,13 +35,15 @@ use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
-use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, MemoryError};
-use hits::stepping::Stepping;
+use hits::stepping::Steps;
+use jumps::outstanding::Outstanding;
 use jumps::reader::Reader;
 use jumps::whole_text::Optimizer;
+use life::page_tables::LastTables;
 use lock::{Lock, Rank};
 use returns::exits::Exits;
+use returns::follower::Orphans;
 use returns::replaced::Returns;
 use sites::departed::Departed;
 use sites::probe::Probe;
@@ -69,34 +69,25 @@ const FREES_INIT_TEXT: u32 = 2;
 
 /// The probes of one VM. All methods may be called from several threads.
 ///
-/// Whoever needs several of its locks takes them in the order of [`Rank`].
+/// Its parts own their locks. A thread that needs several takes them in the order of [`Rank`].
 pub struct Engine {
     kernel: Kernel,
     vcpus: u32,
-    merger: Merger,
-    /// The probes; held by whoever makes the next table.
+    /// The probes. Locked during a change of them.
     registry: Lock<Arc<Registry>>,
-    optimizer: Lock<Optimizer>,
-    reader: Lock<Option<Reader>>,
-    arena: CodeArena,
-    departed: Lock<Departed>,
-    returns: Lock<Returns>,
-    exits: Lock<Exits>,
-    stepping: Lock<Vec<Stepping>>,
     /// What traps look at.
     table: ArcSwap<Table>,
-    /// The kernel's page tables, as they were when the guest stood still.
-    walks: Lock<Option<PageTables>>,
-    /// Whether the optimizer has something to look at.
-    unsettled: AtomicBool,
-    /// How often jumps have waited in a row because the guest was changing its kprobes.
-    deferred: AtomicU32,
-    /// Whether calls of tasks that have ended may take the room of others.
-    calls_crowded: AtomicBool,
-    /// Whether return addresses couldn't be put back for a moment.
-    untidy: AtomicBool,
-    /// Places in the table of calls whose probes have gone. Changed with the registry locked.
-    orphans: Lock<BTreeSet<u64>>,
+    departed: Departed,
+    arena: CodeArena,
+    steps: Steps,
+    merger: Merger,
+    returns: Returns,
+    exits: Exits,
+    orphans: Orphans,
+    reader: Reader,
+    optimizer: Optimizer,
+    outstanding: Outstanding,
+    last_tables: LastTables,
 }
 
 impl Engine {
@@ -111,22 +102,19 @@ impl Engine {
         Self {
             kernel,
             vcpus,
-            merger: Merger::new(sink),
             registry: Lock::new(Rank::Registry, Default::default()),
-            optimizer: Lock::new(Rank::Optimizer, Default::default()),
-            reader: Lock::new(Rank::Reader, Default::default()),
-            arena: CodeArena::new(),
-            departed: Lock::new(Rank::Departed, Default::default()),
-            returns: Lock::new(Rank::Returns, Default::default()),
-            exits: Lock::new(Rank::OwnReturns, Default::default()),
-            stepping: Lock::new(Rank::Stepping, Default::default()),
             table: ArcSwap::from_pointee(Table::new(image)),
-            walks: Lock::new(Rank::Walks, Default::default()),
-            unsettled: AtomicBool::new(false),
-            deferred: AtomicU32::new(0),
-            calls_crowded: AtomicBool::new(false),
-            untidy: AtomicBool::new(false),
-            orphans: Lock::new(Rank::Orphans, Default::default()),
+            departed: Departed::new(),
+            arena: CodeArena::new(),
+            steps: Steps::new(),
+            merger: Merger::new(sink),
+            returns: Returns::new(),
+            exits: Exits::new(),
+            orphans: Orphans::new(),
+            reader: Reader::new(),
+            optimizer: Optimizer::new(),
+            outstanding: Outstanding::default(),
+            last_tables: LastTables::new(),
         }
     }
 
@@ -207,7 +195,7 @@ impl Engine {
     /// to one. While there is none, the monitor may leave the guest's breakpoints
     /// to the guest.
     fn wants_breakpoints(&self) -> bool {
-        self.table().has_int3() || self.returns.lock().any() || self.may_wait_in_detour()
+        self.table().has_int3() || self.returns.any() || self.reader.may_wait_in_detour()
     }
 
     fn table(&self) -> Guard<Arc<Table>> {
@@ -221,7 +209,7 @@ impl Engine {
             self.merger.set_active(true);
         }
         self.table.store(Arc::clone(table));
-        self.unsettled.store(true, Ordering::Relaxed);
+        self.outstanding.add();
     }
 
     /// What is told of probes.

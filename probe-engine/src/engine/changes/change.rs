@@ -69,7 +69,7 @@ impl Engine {
     /// The generation of now, for a plan that is made while the guest runs.
     pub(crate) fn generation(&self) -> Generation {
         let registry = self.registry.lock();
-        self.departed.lock().make_room();
+        self.departed.make_room();
         self.generation_of(&registry)
     }
 
@@ -122,7 +122,7 @@ impl Engine {
                 }
             }
         }
-        self.departed.lock().change(&plan.turnover);
+        self.departed.change(&plan.turnover);
         self.number_detours(memory, plan.come.iter().chain(&plan.kept));
         if held.is_empty() {
             self.publish(after);
@@ -148,6 +148,17 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// See [`crate::engine::jumps::reader::Reader::number_detours`].
+    fn number_detours<'s>(
+        &self,
+        memory: &dyn GuestMemory,
+        sites: impl Iterator<Item = &'s Arc<Site>> + Clone,
+    ) {
+        if self.reader.number_detours(memory, sites) {
+            self.returns.expect_traps();
+        }
     }
 
     /// Whether the guest has given a jump back that it held.

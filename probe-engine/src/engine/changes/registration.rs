@@ -105,9 +105,7 @@ impl Engine {
 
     fn max_active(&self, spec: &ProbeSpec) -> Result<u32, RegisterError> {
         let (maxactive, has_place) = match spec.kind {
-            ProbeKind::Return { maxactive } => {
-                (maxactive, self.returns.lock().trampoline.is_some())
-            }
+            ProbeKind::Return { maxactive } => (maxactive, self.returns.trampoline().is_some()),
             ProbeKind::Exits { maxactive } => (maxactive, true),
             ProbeKind::Instruction { .. } | ProbeKind::Watch { .. } => return Ok(0),
         };

@@ -66,13 +66,14 @@ impl Engine {
         let removed = &removal.removed;
         self.end_calls(guest);
         self.settle(guest.memory());
-        let unfinished = self.unfinished(guest, removed);
+        let tables = self.kernel_tables(guest);
+        let unfinished = self.reader.unfinished(guest, &tables, removed);
         change.commit::<ChangeError>(&removal.plan)?;
         for (probe, times) in removed.iter().zip(unfinished) {
             probe.miss_often(times);
             probe.remove();
         }
-        self.returns.lock().forget_removed();
+        self.returns.forget_removed();
         self.forget_unseen();
         // Where memory can't be read, calls end as they would have.
         let _result = self.forget_followed(guest.memory(), &removal.ended);

@@ -23,7 +23,7 @@ impl Engine {
     /// `None` if that was code of ours.
     pub(crate) fn went_on(&self, rip: GuestVirtAddr) -> Option<GuestVirtAddr> {
         // The guest's own `ret` leads to what calls return to.
-        let trampolines = [Some(TRAMPOLINE), self.returns.lock().trampoline];
+        let trampolines = [Some(TRAMPOLINE), self.returns.trampoline()];
         if !CodeArena::covers(rip) || trampolines.contains(&Some(rip)) {
             return Some(rip);
         }

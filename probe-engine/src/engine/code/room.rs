@@ -29,7 +29,7 @@ impl Engine {
         };
         let (memory, symbols) = (guest.memory(), &self.kernel.symbols);
         let trampoline = self.arena.install(memory, image, symbols, region)?;
-        self.returns.lock().trampoline = Some(trampoline);
+        self.returns.lead_to(trampoline);
         Ok(())
     }
 
@@ -53,17 +53,18 @@ impl Engine {
     pub(crate) fn reclaim(&self, guest: &dyn StoppedGuest) {
         let memory = guest.memory();
         self.settle(memory);
-        let (Ok(kept), Some(rips)) = (self.recording(memory), rips(guest)) else {
+        let (Ok(kept), Some(rips)) = (self.reader.recording(memory), rips(guest)) else {
             return;
         };
-        let mut reader = self.reader.lock();
-        self.arena.with(|arena| {
-            // Where memory can't be read nothing is given up, and instructions that get no copy
-            // are stepped in place.
-            let _freed = arena.reclaim(memory, &guest.ram(), &rips, &kept);
-            if let Some(reader) = &mut *reader {
-                reader.forget_detours(memory, |number| !arena.has_detour(number));
-            }
+        self.reader.hold(|state| {
+            self.arena.with(|arena| {
+                // Where memory can't be read nothing is given up, and instructions that get no copy
+                // are stepped in place.
+                let _freed = arena.reclaim(memory, &guest.ram(), &rips, &kept);
+                if let Some(state) = state {
+                    state.forget_detours(memory, |number| !arena.has_detour(number));
+                }
+            });
         });
     }
 }

@@ -9,7 +9,7 @@ impl Engine {
     /// A vCPU has trapped where there is no breakpoint any more: a hit is lost, or a call that is beginning.
     pub(crate) fn miss_departed(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         let at = GuestVirtAddr(vcpu.registers().rip);
-        let probes = self.departed.lock().at(at).cloned();
+        let probes = self.departed.at(at);
         for probe in probes.into_iter().flatten() {
             let counts = match probe.kind {
                 ProbeKind::Instruction { .. } | ProbeKind::Return { .. } => true,

@@ -13,7 +13,7 @@ use guest_state::x86_64::idt::{GATE_LEN, GateDescriptor};
 use guest_state::x86_64::paging::{read_virt, write_virt};
 use guest_state::x86_64::vector;
 use guest_state::{
-    Action, ExceptionHandler, GuestMemory, GuestVirtAddr, Registers, Step, StepEnd, Vcpu, VcpuId,
+    Action, ExceptionHandler, GuestMemory, GuestVirtAddr, Registers, Step, StepEnd, Vcpu,
 };
 
 use crate::engine::Engine;
@@ -53,16 +53,16 @@ impl Engine {
             StepIn::Place => GuestVirtAddr(vcpu.registers().rip).wrapping_add(site.len.into()),
         };
         let (id, rip) = (vcpu.id(), vcpu.registers().rip);
-        // One that has led here by an exception ends without a word.
-        if let Some(given_up) = self.take_step(id) {
-            self.plant_again(&given_up, memory);
-        }
-        self.stepping.lock().push(Stepping {
+        let given_up = self.steps.begin(Stepping {
             vcpu: id,
             site: Arc::clone(site),
             at,
             rip,
         });
+        // One that has led here by an exception ends without a word.
+        if let Some(given_up) = given_up {
+            self.plant_again(&given_up, memory);
+        }
         Action::Step(Step {
             alone,
             // Thousands of rounds, perhaps.
@@ -79,7 +79,7 @@ impl Engine {
         match find(&table, memory, vcpu) {
             Found::Ours(site) => site.lift(memory).is_ok(),
             Found::Stale | Found::Foreign => {
-                self.take_step(vcpu.id());
+                self.steps.end(vcpu.id());
                 let rip = GuestVirtAddr(vcpu.registers().rip);
                 // The hit has been counted; the jump that there is meanwhile would count it again.
                 let copy = table.site(rip).and_then(|site| site.jump()?.copy(0));
@@ -101,7 +101,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
         end: StepEnd,
     ) -> Action {
-        let Some(step) = self.take_step(vcpu.id()) else {
+        let Some(step) = self.steps.end(vcpu.id()) else {
             return Action::Resume;
         };
         self.plant_again(&step, memory);
@@ -200,12 +200,6 @@ impl Engine {
                 address: address.filter(|_| vector == vector::PAGE_FAULT),
             },
         );
-    }
-
-    fn take_step(&self, vcpu: VcpuId) -> Option<Stepping> {
-        let mut stepping = self.stepping.lock();
-        let index = stepping.iter().position(|step| step.vcpu == vcpu);
-        index.map(|index| stepping.swap_remove(index))
     }
 }
 

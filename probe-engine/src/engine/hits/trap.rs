@@ -1,7 +1,6 @@
 //! Answering traps.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use guest_state::x86_64::flags::RF;
 use guest_state::x86_64::supervisor::SupervisorMemory;
@@ -126,7 +125,7 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Action {
-        if self.returns.lock().trampoline == Some(rip) {
+        if self.returns.trampoline() == Some(rip) {
             end_resume(vcpu);
             return self.returned(vcpu);
         }
@@ -219,7 +218,7 @@ impl Engine {
         if let Some(jump) = site.jump()
             && jump.trip()
         {
-            self.unsettled.store(true, Ordering::Relaxed);
+            self.outstanding.add();
         }
         vcpu.registers_mut().rip = copy.0;
         Action::Resume

@@ -1,7 +1,6 @@
 //! Putting prepared jumps into the guest's text, all at once.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{GuestMemory, StoppedGuest};
@@ -40,9 +39,8 @@ impl Engine {
             }
         }
         if prepared.crowded {
-            // Those that are left are in use, or look so: they'd have to become many more.
-            self.optimizer.lock().worth = 2 * self.arena.idle_detours();
-            self.unsettled.store(true, Ordering::Relaxed);
+            self.optimizer.has_looked(self.arena.idle_detours());
+            self.outstanding.add();
         }
         let mut change = self.change(guest);
         let before = change.generation();
@@ -90,7 +88,7 @@ impl Engine {
                 if let Some(why) = refused {
                     table.judge_same(site, Verdict::Not(Arc::new(why)));
                 }
-                self.unsettled.store(true, Ordering::Relaxed);
+                self.outstanding.add();
                 continue;
             }
             let text = before.table.text(memory, site.virt, jump.len());
@@ -103,7 +101,7 @@ impl Engine {
             {
                 placed += site.enabled().count();
             } else {
-                self.unsettled.store(true, Ordering::Relaxed);
+                self.outstanding.add();
             }
         }
         let registry = Arc::clone(&before.registry);

@@ -3,6 +3,7 @@
 pub(crate) mod commit;
 pub(crate) mod credit;
 pub(crate) mod optimizer;
+pub(crate) mod outstanding;
 pub(crate) mod prepared;
 pub(crate) mod reader;
 pub(crate) mod rings;

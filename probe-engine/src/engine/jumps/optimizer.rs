@@ -6,7 +6,6 @@
 //! object tells that one has not.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::GuestMemory;
@@ -17,7 +16,7 @@ use crate::calls::layout;
 use crate::detour::{self, Environment, Ground, Pattern, Tag, live};
 use crate::engine::Engine;
 use crate::engine::jumps::prepared::Prepared;
-use crate::engine::jumps::whole_text::{Optimizer, WholeText};
+use crate::engine::jumps::whole_text::WholeText;
 use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::{Jump, Verdict};
@@ -28,21 +27,18 @@ use crate::probe::{NoJump, Place};
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
 
-/// Fewer idle detours than these are never worth it: looking reads all of the guest's memory.
-const WORTH: usize = 64;
-
 impl Engine {
     /// Whether probes wait to become jumps, or to be told why not, and it is time to look.
     pub fn has_waiting(&self) -> bool {
-        self.unsettled.load(Ordering::Relaxed) && self.is_started()
+        self.outstanding.any() && self.is_started()
     }
 
     /// Makes ready what waits, while the guest runs. What can't become a jump is told so at once.
     pub fn prepare_jumps(&self, memory: &dyn GuestMemory) -> Prepared {
-        if !self.is_started() || !self.unsettled.swap(false, Ordering::Relaxed) {
+        if !self.is_started() || !self.outstanding.take() {
             return Prepared::default();
         }
-        let mut optimizer = self.optimizer.lock();
+        let mut text = self.optimizer.text();
         let table = self.table();
         let kprobes = self.known_kprobes(memory);
         let mut waiting: Vec<_> = table.waiting().cloned().collect();
@@ -57,19 +53,12 @@ impl Engine {
         let mut crowded = false;
         for site in waiting {
             let jump = environment.clone().and_then(|environment| {
-                self.prepare(
-                    &mut optimizer,
-                    memory,
-                    (&table, &kprobes),
-                    &site,
-                    &environment,
-                )
+                self.prepare(&mut text, memory, (&table, &kprobes), &site, &environment)
             });
             match jump {
                 Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
                 Err(why)
-                    if why.is_crowded()
-                        && self.arena.idle_detours() >= optimizer.worth.max(WORTH) =>
+                    if why.is_crowded() && self.optimizer.is_worth(self.arena.idle_detours()) =>
                 {
                     crowded = true;
                 }
@@ -85,15 +74,14 @@ impl Engine {
         ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
         if !table.all_held().is_empty() || self.table().waits_for_guest() {
             // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
-            self.unsettled.store(true, Ordering::Relaxed);
+            self.outstanding.add();
         }
         Prepared {
             planned: self.plan_jumps(memory, &ready),
             verdicts: ready,
             takes_back: self.may_take_back(memory),
-            tidies: self.untidy.swap(false, Ordering::Relaxed)
-                || self.calls_crowded.swap(false, Ordering::Relaxed)
-                    && self.any_call_has_ended(memory),
+            tidies: self.outstanding.take_untidy_calls()
+                || self.outstanding.take_crowded_calls() && self.any_call_has_ended(memory),
             crowded,
         }
     }
@@ -107,7 +95,7 @@ impl Engine {
         let mut table = Table::clone(&self.table());
         for (site, verdict) in verdicts {
             if !table.judge_same(&site, verdict) {
-                self.unsettled.store(true, Ordering::Relaxed);
+                self.outstanding.add();
             }
         }
         self.table.store(Arc::new(table));
@@ -121,7 +109,7 @@ impl Engine {
     /// Finds the jump for a site and writes its detour.
     fn prepare(
         &self,
-        optimizer: &mut Optimizer,
+        whole_text: &mut Option<WholeText>,
         memory: &dyn GuestMemory,
         (table, kprobes): (&Table, &GuestKprobes),
         site: &Site,
@@ -129,7 +117,7 @@ impl Engine {
     ) -> Result<Jump, NoJump> {
         let purpose = site.wants_jump()?;
         if purpose.follow.is_some() {
-            self.can_follow()?;
+            self.reader.can_follow()?;
         }
         let body = KernelBody {
             kernel: &self.kernel,
@@ -140,9 +128,7 @@ impl Engine {
         let unreadable = |reason: String| NoJump::Unreadable { reason };
         let function = body.function(&Place::Address(site.virt));
         let function = function.map_err(|error| unreadable(error.to_string()))?;
-        let whole = optimizer
-            .text
-            .get_or_insert_with(|| WholeText::of(&self.kernel, table, memory));
+        let whole = whole_text.get_or_insert_with(|| WholeText::of(&self.kernel, table, memory));
         if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
             return Err(NoJump::EarlyCode);
         }
@@ -177,8 +163,10 @@ impl Engine {
             let tag = Tag::numbered(number);
             detour::generate(environment, &region, dead, &purpose, tag, at)
         };
-        let numbers = self.cells().min(layout::NUMBERS);
-        let busy = self.busy_detours(memory, site.virt, &purpose.followers);
+        let numbers = self.reader.cells().min(layout::NUMBERS);
+        let busy = self
+            .reader
+            .busy_detours(memory, site.virt, &purpose.followers);
         let place =
             |arena: &mut Arena| arena.detour(memory, site.virt, pattern, (numbers, &busy), build);
         let placed = self.arena.with(place).ok_or_else(|| {

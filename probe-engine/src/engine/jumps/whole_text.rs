@@ -1,19 +1,48 @@
-//! What the optimizer knows of the guest.
+//! What the optimizer knows of the guest, once it has looked.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_kernel::Kernel;
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::detour::{self, BranchTargets};
+use crate::engine::lock::{Guard, Lock, Rank};
 use crate::engine::sites::table::Table;
 
-/// What the optimizer knows of the guest, once it has looked.
-#[derive(Debug, Default)]
+/// Fewer idle detours than these are never worth looking at: it takes reading all of the guest's memory.
+const WORTH: usize = 64;
+
+/// What the optimizer knows of the guest.
+#[derive(Debug)]
 pub(crate) struct Optimizer {
-    pub(crate) text: Option<WholeText>,
+    text: Lock<Option<WholeText>>,
     /// How many idle detours there have to be before it is worth looking which of them nobody is in.
-    pub(crate) worth: usize,
+    worth: AtomicUsize,
+}
+
+impl Optimizer {
+    pub(crate) fn new() -> Self {
+        Self {
+            text: Lock::new(Rank::Optimizer, None),
+            worth: AtomicUsize::new(WORTH),
+        }
+    }
+
+    /// What the kernel's text tells, if it was read. Nobody else prepares jumps while this is held.
+    pub(crate) fn text(&self) -> Guard<'_, Option<WholeText>> {
+        self.text.lock()
+    }
+
+    /// Whether so many idle detours are worth looking which of them nobody is in.
+    pub(crate) fn is_worth(&self, idle: usize) -> bool {
+        idle >= self.worth.load(Ordering::Relaxed)
+    }
+
+    /// Somebody has looked. The idle detours that are left are in use, or look so: they'd have to become many more.
+    pub(crate) fn has_looked(&self, idle: usize) {
+        self.worth.store((2 * idle).max(WORTH), Ordering::Relaxed);
+    }
 }
 
 /// What all of the kernel's text tells of its parts.

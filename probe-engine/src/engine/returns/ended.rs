@@ -20,17 +20,15 @@ impl Engine {
     /// Whether there may be calls under way whose tasks have ended. To be asked while the guest runs.
     pub fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
         let mut tasks: Vec<_> = self
+            .reader
             .followed(memory)
             .iter()
             .filter(|call| !call.returns())
             .map(|call| call.task)
             .collect();
-        let tables = {
-            let returns = self.returns.lock();
-            tasks.extend(returns.all().map(|it| it.task));
-            returns.tables
-        };
-        tasks.extend(self.exits.lock().tasks());
+        tasks.extend(self.returns.map(|it| it.task));
+        tasks.extend(self.exits.tasks());
+        let tables = self.last_tables.get();
         tasks.into_iter().any(|task| match tables {
             Some(tables) => self.has_ended(memory, &[tables], task),
             // Who stops the guest will know.
@@ -42,7 +40,6 @@ impl Engine {
     /// has to be before their probes change.
     pub(crate) fn end_calls(&self, guest: &dyn StoppedGuest) {
         let tables = self.kernel_tables(guest);
-        self.returns.lock().tables = tables.first().copied();
         let memory = guest.memory();
         self.end_calls_of(memory, |task| self.has_ended(memory, &tables, task));
     }
@@ -53,8 +50,8 @@ impl Engine {
     }
 
     fn end_calls_of(&self, memory: &dyn GuestMemory, has_ended: impl Fn(Task) -> bool) {
-        self.returns.lock().end(&has_ended);
-        self.exits.lock().end(&has_ended);
+        self.returns.end(&has_ended);
+        self.exits.end(&has_ended);
         // Where memory can't be read, calls end as they would have.
         let _result = self.end_followed(memory, &has_ended);
     }
@@ -64,10 +61,10 @@ impl Engine {
         memory: &dyn GuestMemory,
         has_ended: impl Fn(Task) -> bool,
     ) -> Result<(), MemoryError> {
-        let Some(calls) = self.table_of_calls() else {
+        let Some(calls) = self.reader.calls() else {
             return Ok(());
         };
-        for call in self.followed(memory) {
+        for call in self.reader.followed(memory) {
             // Nobody else may change what the trampoline is at work on.
             if !call.returns() && has_ended(call.task) {
                 calls.end(memory, &call)?;

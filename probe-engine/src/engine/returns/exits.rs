@@ -6,11 +6,12 @@ use std::sync::Arc;
 use guest_state::{GuestVirtAddr, Registers, Tsc};
 
 use crate::calls::Task;
+use crate::engine::lock::{Lock, Rank};
 use crate::engine::sites::probe::Probe;
 
 /// The calls under way, by the address of their return address; several only of probes of one function.
-#[derive(Debug, Default)]
-pub(crate) struct Exits(pub(crate) HashMap<u64, Vec<Entered>>);
+#[derive(Debug)]
+pub(crate) struct Exits(Lock<HashMap<u64, Vec<Entered>>>);
 
 /// A call under way, which a probe has seen begin.
 #[derive(Debug)]
@@ -23,10 +24,24 @@ pub(crate) struct Entered {
 }
 
 impl Exits {
+    pub(crate) fn new() -> Self {
+        Self(Lock::new(Rank::Exits, HashMap::new()))
+    }
+
+    /// A call has begun.
+    pub(crate) fn begin(&self, at: u64, call: Entered) {
+        self.0.lock().entry(at).or_default().push(call);
+    }
+
+    /// Whether a call is under way with its return address at `at`.
+    pub(crate) fn has(&self, at: u64) -> bool {
+        self.0.lock().contains_key(&at)
+    }
+
     /// Forgets the calls that aren't to be kept, and says which these were.
-    pub(crate) fn take(&mut self, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
+    pub(crate) fn take(&self, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
         let mut taken = Vec::new();
-        self.0.retain(|_, calls| {
+        self.0.lock().retain(|_, calls| {
             taken.extend(calls.extract_if(.., |call| is_over(call)));
             !calls.is_empty()
         });
@@ -34,25 +49,27 @@ impl Exits {
     }
 
     /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
-    pub(crate) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+    pub(crate) fn end(&self, has_ended: impl Fn(Task) -> bool) -> bool {
         let ended = self.take(|call| has_ended(call.task));
         ended.iter().for_each(|call| call.probe.lose_call());
         !ended.is_empty()
     }
 
     /// Whose the calls under way are.
-    pub(crate) fn tasks(&self) -> impl Iterator<Item = Task> {
-        self.0.values().flatten().map(|call| call.task)
+    pub(crate) fn tasks(&self) -> Vec<Task> {
+        let calls = self.0.lock();
+        calls.values().flatten().map(|call| call.task).collect()
     }
 
     /// As [`Self::take`], of those with their return address at `at`.
-    pub(crate) fn take_at(&mut self, at: u64, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
-        let Some(calls) = self.0.get_mut(&at) else {
+    pub(crate) fn take_at(&self, at: u64, is_over: impl Fn(&Entered) -> bool) -> Vec<Entered> {
+        let mut all = self.0.lock();
+        let Some(calls) = all.get_mut(&at) else {
             return Vec::new();
         };
         let taken = calls.extract_if(.., |call| is_over(call)).collect();
         if calls.is_empty() {
-            self.0.remove(&at);
+            all.remove(&at);
         }
         taken
     }

@@ -1,7 +1,6 @@
 //! Calls that detours follow, as far as the host has to do with them.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
@@ -59,15 +58,14 @@ impl Engine {
         memory: &dyn GuestMemory,
         gone: &BTreeSet<GuestVirtAddr>,
     ) -> Result<(), MemoryError> {
-        let Some((calls, numbers)) = self.followed_at(gone) else {
+        let Some((calls, numbers)) = self.reader.followed_at(gone) else {
             return Ok(());
         };
         let under_way = calls.under_way(memory)?.into_iter();
         let ended = under_way.filter(|call| numbers.contains(&call.number) && !call.returns());
-        let mut orphans = self.orphans.lock();
         for call in ended {
             calls.orphan(memory, &call)?;
-            orphans.insert(call.place());
+            self.orphans.add(call.place());
         }
         Ok(())
     }
@@ -77,22 +75,21 @@ impl Engine {
     pub(crate) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
         self.end_calls(guest);
         let tables = || self.kernel_tables(guest);
-        let replaced = self.returns.lock().tidy(guest, &self.kernel, tables);
+        let replaced = self.returns.tidy(guest, &self.kernel, tables);
         // Where memory can't be read, calls end as they would have.
         let followed = self.tidy_followed(guest).unwrap_or_default();
         if replaced || followed {
-            self.untidy.store(true, Ordering::Relaxed);
-            self.unsettled.store(true, Ordering::Relaxed);
+            self.outstanding.add_untidy_calls();
         }
     }
 
     /// The detours' part of [`Self::tidy_calls`]. Whether it is worth while to try again soon.
     fn tidy_followed(&self, guest: &dyn StoppedGuest) -> Result<bool, MemoryError> {
-        let Some(calls) = self.table_of_calls() else {
+        let Some(calls) = self.reader.calls() else {
             return Ok(false);
         };
         // What else the guest's table says of orphans is its own doing, and costs no more than this.
-        let mut orphans = self.orphans.lock().clone();
+        let mut orphans = self.orphans.places();
         if orphans.is_empty() {
             return Ok(false);
         }
@@ -136,7 +133,7 @@ impl Engine {
             }
             put_back(memory, &calls, &newest, &tables)?;
         }
-        *self.orphans.lock() = orphans;
+        self.orphans.keep(orphans);
         Ok(again)
     }
 }

@@ -1,10 +1,13 @@
 //! What the guest has for following calls by detours.
 
+use std::collections::BTreeSet;
+
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestVirtAddr, StoppedGuest};
 
 use crate::calls::{Call, Calls};
 use crate::detour::Full;
+use crate::engine::lock::{Lock, Rank};
 use crate::engine::returns::standing::{stands_at, vcpus};
 
 /// See the module's text.
@@ -31,5 +34,28 @@ impl Follower {
         let mut calls = self.calls.under_way(memory).unwrap_or_default();
         calls.retain(|call| !call.is_orphan() && !is_told(call));
         calls
+    }
+}
+
+/// Places in the table of calls whose probes have gone. Changed with the registry locked.
+#[derive(Debug)]
+pub(crate) struct Orphans(Lock<BTreeSet<u64>>);
+
+impl Orphans {
+    pub(crate) fn new() -> Self {
+        Self(Lock::new(Rank::Orphans, BTreeSet::new()))
+    }
+
+    pub(crate) fn add(&self, place: u64) {
+        self.0.lock().insert(place);
+    }
+
+    pub(crate) fn places(&self) -> BTreeSet<u64> {
+        self.0.lock().clone()
+    }
+
+    /// Of those that there were only these are left.
+    pub(crate) fn keep(&self, places: BTreeSet<u64>) {
+        *self.0.lock() = places;
     }
 }

@@ -52,7 +52,7 @@ impl Engine {
         let caller = vcpu
             .page_tables()
             .and_then(|tables| read_word(memory, tables, at));
-        let caller = caller.map(|found| self.returns.lock().leads_to(at, found));
+        let caller = caller.map(|found| self.returns.leads_to(at, found));
         Some(Entering {
             probes,
             task: self.current_task(memory, vcpu),
@@ -74,10 +74,9 @@ impl Engine {
             caller,
         } = entering;
         let tables = vcpu.page_tables();
-        let mut exits = self.exits.lock();
         // Whoever had his return address there is gone: his task has ended, or has left the function by
         // a way that nobody saw.
-        for call in exits.0.remove(&before.rsp).unwrap_or_default() {
+        for call in self.exits.take_at(before.rsp, |_| true) {
             if call.task == task {
                 call.probe.end_call();
                 call.probe.miss();
@@ -92,19 +91,22 @@ impl Engine {
         for probe in probes {
             if !probe.begin_call() {
                 // Tasks may have ended inside the function, and their calls with them.
-                let any = exits.end(|task| self.has_ended(memory, &[tables], task));
+                let any = self
+                    .exits
+                    .end(|task| self.has_ended(memory, &[tables], task));
                 if !any || !probe.begin_call() {
                     probe.miss();
                     continue;
                 }
             }
-            exits.0.entry(before.rsp).or_default().push(Entered {
+            let call = Entered {
                 probe,
                 task,
                 caller: GuestVirtAddr(caller),
                 entry_tsc: vcpu.tsc(),
                 entry: *before,
-            });
+            };
+            self.exits.begin(before.rsp, call);
         }
     }
 
@@ -112,7 +114,7 @@ impl Engine {
     /// is at `at` has not begun.
     pub(crate) fn not_entered(&self, site: &Site, at: u64) {
         let began_here = |call: &Entered| call.entry.rip == site.virt.0;
-        let undone = self.exits.lock().take_at(at, began_here);
+        let undone = self.exits.take_at(at, began_here);
         undone.iter().for_each(|call| call.probe.end_call());
     }
 
@@ -131,7 +133,7 @@ impl Engine {
             Some((probe.id, out.left(site.virt, rip)?))
         };
         let ways: Vec<(_, WayOut)> = site.enabled().filter_map(way).collect();
-        if ways.is_empty() || !self.exits.lock().0.contains_key(&before.rsp) {
+        if ways.is_empty() || !self.exits.has(before.rsp) {
             return;
         }
         let task = self.current_task(memory, vcpu);
@@ -140,7 +142,7 @@ impl Engine {
             found.map(|(_, way)| *way)
         };
         let is_over = |call: &Entered| call.task == task && way_of(call).is_some();
-        let ended = self.exits.lock().take_at(before.rsp, is_over);
+        let ended = self.exits.take_at(before.rsp, is_over);
         let mut tsc = None;
         for call in ended.iter().rev() {
             call.probe.end_call();
@@ -169,14 +171,13 @@ impl Engine {
     /// Forgets the calls whose end nobody would see any more: their probes were removed, disabled or lost
     /// their text.
     pub(crate) fn forget_unseen(&self) {
-        let mut exits = self.exits.lock();
         let table = self.table();
         let unseen = |call: &Entered| {
             let site = table.site(GuestVirtAddr(call.entry.rip));
             let mut active = site.into_iter().flat_map(|site| site.enabled());
             !active.any(|probe| Arc::ptr_eq(probe, &call.probe))
         };
-        for call in exits.take(unseen) {
+        for call in self.exits.take(unseen) {
             call.probe.end_call();
             call.probe.miss();
         }

@@ -7,13 +7,15 @@
 //! together, the last one first.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use guest_kernel::Kernel;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, StoppedGuest, Tsc};
 
 use crate::calls::Task;
+use crate::engine::lock::{Lock, Rank};
 use crate::engine::returns::stack::{WORD, read_word, write_word};
 use crate::engine::returns::standing::{
     any_on_entry_stack, any_on_stack_of, interrupted_at, may_be_taken, vcpus,
@@ -22,17 +24,14 @@ use crate::engine::sites::probe::Probe;
 use crate::probe::ProbeId;
 
 /// The calls that are followed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Returns {
-    /// Where their return addresses lead. None without an arena.
-    pub(crate) trampoline: Option<GuestVirtAddr>,
+    trampoline: OnceLock<GuestVirtAddr>,
+    /// The detours' trampoline may come to an int3, as long as the guest runs.
+    traps: AtomicBool,
     /// By the address of the return address. Of several the last returns first: in between somebody else
     /// has put his own address there, and gives back what he has found.
-    pub(crate) replaced: HashMap<u64, Vec<Replaced>>,
-    /// The detours' trampoline may come to an int3, as long as the guest runs.
-    pub(crate) traps: bool,
-    /// The kernel's page tables, once they are known.
-    pub(crate) tables: Option<PageTables>,
+    replaced: Lock<HashMap<u64, Vec<Replaced>>>,
 }
 
 /// A replaced return address, which leads to us.
@@ -74,25 +73,88 @@ impl Replaced {
 }
 
 impl Returns {
-    /// All return addresses that lead to us.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Replaced> {
-        self.replaced.values().flatten()
+    pub(crate) fn new() -> Self {
+        Self {
+            trampoline: OnceLock::new(),
+            traps: AtomicBool::new(false),
+            replaced: Lock::new(Rank::Returns, HashMap::new()),
+        }
+    }
+
+    /// Where the return addresses lead. `None` without an arena.
+    pub(crate) fn trampoline(&self) -> Option<GuestVirtAddr> {
+        self.trampoline.get().copied()
+    }
+
+    /// There is an arena now. Its trampoline is always at the same address.
+    pub(crate) fn lead_to(&self, trampoline: GuestVirtAddr) {
+        self.trampoline.get_or_init(|| trampoline);
+    }
+
+    /// The detours' trampoline may come to an int3 from now on.
+    pub(crate) fn expect_traps(&self) {
+        self.traps.store(true, Ordering::Relaxed);
+    }
+
+    /// What `of` tells of each return address that leads to us.
+    pub(crate) fn map<T>(&self, of: impl FnMut(&Replaced) -> T) -> Vec<T> {
+        self.replaced.lock().values().flatten().map(of).collect()
     }
 
     /// Whether a return address in guest memory may lead to an int3 of ours.
     pub(crate) fn any(&self) -> bool {
-        self.traps || !self.replaced.is_empty()
+        self.traps.load(Ordering::Relaxed) || !self.replaced.lock().is_empty()
     }
 
-    /// Whether there are return addresses that lead to us.
-    pub(crate) fn any_replaced(&self) -> bool {
-        !self.replaced.is_empty()
+    /// Whether the return address at `at` leads to us.
+    pub(crate) fn has(&self, at: u64) -> bool {
+        self.replaced.lock().contains_key(&at)
+    }
+
+    /// The return address at `at`, which was `caller`, leads to us from now on; these calls wait for the return.
+    pub(crate) fn begin(&self, at: u64, caller: u64, task: Task, instances: Vec<Instance>) {
+        let replaced = Replaced {
+            caller,
+            task,
+            instances,
+        };
+        self.replaced.lock().entry(at).or_default().push(replaced);
+    }
+
+    /// These calls wait for the return, too, of the newest of those there, which has jumped to them.
+    pub(crate) fn join(&self, at: u64, instances: Vec<Instance>) {
+        let mut replaced = self.replaced.lock();
+        if let Some(newest) = replaced.get_mut(&at).and_then(|several| several.last_mut()) {
+            newest.instances.extend(instances);
+        }
+    }
+
+    /// The calls that have begun at `entry` just now have not. What the return address was, if it leads to us
+    /// for nobody any more.
+    pub(crate) fn undo(&self, at: u64, entry: GuestVirtAddr, probes: &[&Probe]) -> Option<u64> {
+        let mut replaced = self.replaced.lock();
+        let newest = replaced.get_mut(&at)?.last_mut()?;
+        let mut any = false;
+        for probe in probes.iter().rev() {
+            let is_this =
+                |call: &mut Instance| call.probe.id == probe.id && call.entry.rip == entry.0;
+            if let Some(call) = newest.instances.pop_if(is_this) {
+                call.probe.end_call();
+                any = true;
+            }
+        }
+        let caller = newest.caller;
+        if !any || !newest.instances.is_empty() {
+            return None;
+        }
+        pop(&mut replaced, at);
+        Some(caller)
     }
 
     /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
-    pub(crate) fn end(&mut self, has_ended: impl Fn(Task) -> bool) -> bool {
+    pub(crate) fn end(&self, has_ended: impl Fn(Task) -> bool) -> bool {
         let mut any = false;
-        self.replaced.retain(|_, several| {
+        self.replaced.lock().retain(|_, several| {
             several.retain(|replaced| {
                 let ended = has_ended(replaced.task);
                 if ended {
@@ -110,8 +172,8 @@ impl Returns {
 impl Returns {
     /// Follows no call for removed probes any more. Return addresses that nobody
     /// needs are put back by [`Self::tidy`].
-    pub(crate) fn forget_removed(&mut self) {
-        for replaced in self.replaced.values_mut().flatten() {
+    pub(crate) fn forget_removed(&self) {
+        for replaced in self.replaced.lock().values_mut().flatten() {
             replaced.instances.retain(|call| {
                 let keep = !call.probe.is_removed();
                 if !keep {
@@ -127,19 +189,20 @@ impl Returns {
     /// guest's own tools have taken its place, or may be about to, as they will still give it back.
     /// Whether some stay only because of where vCPUs stand.
     pub(crate) fn tidy(
-        &mut self,
+        &self,
         guest: &dyn StoppedGuest,
         kernel: &Kernel,
         tables: impl FnOnce() -> Vec<PageTables>,
     ) -> bool {
-        let Some(trampoline) = self.trampoline.filter(|_| self.any_replaced()) else {
+        let mut replaced = self.replaced.lock();
+        let Some(trampoline) = self.trampoline().filter(|_| !replaced.is_empty()) else {
             return false;
         };
         let tables = tables();
         let vcpus = vcpus(guest);
         let unknown = any_on_entry_stack(&vcpus);
         let mut again = false;
-        self.replaced.retain(|&at, several| {
+        replaced.retain(|&at, several| {
             let newest = several
                 .last()
                 .filter(|replaced| replaced.instances.is_empty());
@@ -175,27 +238,23 @@ impl Returns {
     }
 
     /// The newest of those there, which is none any more.
-    pub(crate) fn pop(&mut self, at: u64) -> Option<Replaced> {
-        let several = self.replaced.get_mut(&at)?;
-        let newest = several.pop();
-        if several.is_empty() {
-            self.replaced.remove(&at);
-        }
-        newest
+    pub(crate) fn pop(&self, at: u64) -> Option<Replaced> {
+        pop(&mut self.replaced.lock(), at)
     }
 
     /// What the return address at `at` was before it led to us, of one that is `found` there.
     pub(crate) fn leads_to(&self, at: u64, found: u64) -> u64 {
-        let newest = self.replaced.get(&at).and_then(|several| several.last());
-        match newest {
-            Some(replaced) if self.trampoline == Some(GuestVirtAddr(found)) => replaced.caller,
+        let replaced = self.replaced.lock();
+        match replaced.get(&at).and_then(|several| several.last()) {
+            Some(replaced) if self.trampoline() == Some(GuestVirtAddr(found)) => replaced.caller,
             _ => found,
         }
     }
 
     /// Counts the calls of other tasks with their return address there, and forgets them.
-    pub(crate) fn end_others(&mut self, at: u64, task: Task) {
-        let Some(several) = self.replaced.get_mut(&at) else {
+    pub(crate) fn end_others(&self, at: u64, task: Task) {
+        let mut all = self.replaced.lock();
+        let Some(several) = all.get_mut(&at) else {
             return;
         };
         several.retain(|replaced| {
@@ -206,9 +265,18 @@ impl Returns {
             !other
         });
         if several.is_empty() {
-            self.replaced.remove(&at);
+            all.remove(&at);
         }
     }
+}
+
+fn pop(replaced: &mut HashMap<u64, Vec<Replaced>>, at: u64) -> Option<Replaced> {
+    let several = replaced.get_mut(&at)?;
+    let newest = several.pop();
+    if several.is_empty() {
+        replaced.remove(&at);
+    }
+    newest
 }
 
 /// Undoes what was done to the return address at `at`, wherever the call is: still under way, or

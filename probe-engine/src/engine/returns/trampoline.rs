@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use crate::engine::Engine;
-use crate::engine::returns::replaced::{Instance, Replaced};
+use crate::engine::returns::replaced::Instance;
 use crate::engine::returns::stack::{WORD, Word, write_word};
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
@@ -30,15 +30,15 @@ impl Engine {
         let word = tables.and_then(|tables| Word::at(memory, tables, at));
         let found = word.and_then(|word| word.read(memory));
         let task = self.current_task(memory, vcpu);
-        let mut returns = self.returns.lock();
+        let returns = &self.returns;
         let (Some(tables), Some(word), Some(found), Some(trampoline)) =
-            (tables, word, found, returns.trampoline)
+            (tables, word, found, returns.trampoline())
         else {
             probes.for_each(|probe| probe.miss());
             return;
         };
         let shared = found == trampoline.0;
-        if shared && !returns.replaced.contains_key(&at) {
+        if shared && !returns.has(at) {
             probes.for_each(|probe| probe.miss());
             return;
         }
@@ -67,16 +67,10 @@ impl Engine {
         if calls.is_empty() {
             return;
         }
-        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
-        if let Some(replaced) = newest.filter(|_| shared) {
-            replaced.instances.extend(calls);
+        if shared {
+            returns.join(at, calls);
         } else if word.write(memory, trampoline.0) {
-            let replaced = Replaced {
-                caller: found,
-                task,
-                instances: calls,
-            };
-            returns.replaced.entry(at).or_default().push(replaced);
+            returns.begin(at, found, task, calls);
         } else {
             for call in calls {
                 call.probe.end_call();
@@ -95,28 +89,17 @@ impl Engine {
         at: u64,
     ) {
         let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
-        let mut probes = site.probes.iter().rev().filter(is_return).peekable();
-        if probes.peek().is_none() {
+        let probes = site.probes.iter().filter(is_return).map(Arc::as_ref);
+        let probes: Vec<&Probe> = probes.collect();
+        if probes.is_empty() {
             return;
         }
-        let tables = vcpu.page_tables();
-        let mut returns = self.returns.lock();
-        let newest = returns.replaced.get_mut(&at).and_then(|it| it.last_mut());
-        let Some((tables, replaced)) = tables.zip(newest) else {
+        let Some(tables) = vcpu.page_tables() else {
             return;
         };
-        let mut any = false;
-        for probe in probes {
-            let last = replaced
-                .instances
-                .pop_if(|call| call.probe.id == probe.id && call.entry.rip == site.virt.0);
-            last.iter().for_each(|call| call.probe.end_call());
-            any |= last.is_some();
-        }
-        if any && replaced.instances.is_empty() {
-            // It was written a moment ago.
-            write_word(memory, tables, at, replaced.caller);
-            returns.pop(at);
+        // It was written a moment ago.
+        if let Some(caller) = self.returns.undo(at, site.virt, &probes) {
+            write_word(memory, tables, at, caller);
         }
     }
 
@@ -124,7 +107,7 @@ impl Engine {
     /// what the return address was.
     pub(crate) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
-        let Some(replaced) = self.returns.lock().pop(at) else {
+        let Some(replaced) = self.returns.pop(at) else {
             // The guest itself jumps there.
             return Action::Reinject;
         };

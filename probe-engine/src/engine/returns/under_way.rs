@@ -54,7 +54,7 @@ impl Engine {
             }
         };
         let mut found = Vec::new();
-        if let Some(calls) = self.table_of_calls() {
+        if let Some(calls) = self.reader.calls() {
             let under_way = calls.under_way(memory)?;
             let alive = |task| !self.has_ended(memory, &tables, task);
             let under_way = under_way.iter().filter(|call| !call.returns());
@@ -67,19 +67,18 @@ impl Engine {
                 found.push(call(it.task, probes, tsc, it.caller));
             }
         }
-        let returns = self.returns.lock();
-        let replaced = returns.all();
-        for it in replaced.filter(|it| !self.has_ended(memory, &tables, it.task)) {
-            let probes = it.probes().collect();
-            found.push(call(it.task, probes, it.entry_tsc(), it.caller));
-        }
+        let replaced = self.returns.map(|it| {
+            let alive = !self.has_ended(memory, &tables, it.task);
+            alive.then(|| call(it.task, it.probes().collect(), it.entry_tsc(), it.caller))
+        });
+        found.extend(replaced.into_iter().flatten());
         Ok(found)
     }
 
     /// The return probes whose calls a detour follows.
     fn followers(&self, number: u32) -> Vec<ProbeId> {
         let table = self.table();
-        let site = self.detour_of(number).and_then(|at| table.site(at));
+        let site = self.reader.detour_of(number).and_then(|at| table.site(at));
         let returns = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
         let probes = site.into_iter().flat_map(|site| site.enabled());
         probes.filter(returns).map(|probe| probe.id).collect()

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use guest_state::GuestVirtAddr;
 
+use crate::engine::lock::{Lock, Rank};
 use crate::engine::sites::site::{Probes, Site};
 
 /// So many places are remembered at most, and so many changes.
@@ -24,8 +25,8 @@ pub(crate) struct Turnover {
 }
 
 /// What the last changes have taken away, the youngest first.
-#[derive(Debug, Default)]
-pub(crate) struct Departed(VecDeque<Arc<Turnover>>);
+#[derive(Debug)]
+pub(crate) struct Departed(Lock<VecDeque<Arc<Turnover>>>);
 
 impl Turnover {
     /// Of sites in the order of their addresses.
@@ -50,39 +51,45 @@ impl Turnover {
 }
 
 impl Departed {
+    pub(crate) fn new() -> Self {
+        Self(Lock::new(Rank::Departed, VecDeque::new()))
+    }
+
     /// A change has been made.
-    pub(crate) fn change(&mut self, turnover: &Arc<Turnover>) {
-        self.0.push_front(Arc::clone(turnover));
-        self.keep(MOST_PLACES, MOST_CHANGES);
+    pub(crate) fn change(&self, turnover: &Arc<Turnover>) {
+        let mut last = self.0.lock();
+        last.push_front(Arc::clone(turnover));
+        keep(&mut last, MOST_PLACES, MOST_CHANGES);
     }
 
     /// Forgets the oldest while the guest runs, so that the next change has room without forgetting any.
-    pub(crate) fn make_room(&mut self) {
-        self.keep(MOST_PLACES / 2, MOST_CHANGES / 2);
-    }
-
-    /// Keeps at most so many.
-    fn keep(&mut self, places: usize, changes: usize) {
-        let mut sum = 0;
-        let fits = |turnover: &&Arc<Turnover>| {
-            sum += turnover.len();
-            sum <= places
-        };
-        let kept = self.0.iter().take(changes).take_while(fits).count();
-        self.0.truncate(kept);
+    pub(crate) fn make_room(&self) {
+        keep(&mut self.0.lock(), MOST_PLACES / 2, MOST_CHANGES / 2);
     }
 
     /// The probes of the breakpoint that was at `at`, unless something else has come there since.
-    pub(crate) fn at(&self, at: GuestVirtAddr) -> Option<&Probes> {
+    pub(crate) fn at(&self, at: GuestVirtAddr) -> Option<Probes> {
         let concerns = |turnover: &&Arc<Turnover>| {
             turnover.come.binary_search(&at).is_ok() || turnover.gone_at(at).is_some()
         };
-        let last = self.0.iter().find(concerns)?;
+        let changes = self.0.lock();
+        let last = changes.iter().find(concerns)?;
         match last.come.binary_search(&at) {
             Ok(_) => None,
-            Err(_) => last.gone_at(at),
+            Err(_) => last.gone_at(at).cloned(),
         }
     }
+}
+
+/// Keeps at most so many.
+fn keep(last: &mut VecDeque<Arc<Turnover>>, places: usize, changes: usize) {
+    let mut sum = 0;
+    let fits = |turnover: &&Arc<Turnover>| {
+        sum += turnover.len();
+        sum <= places
+    };
+    let kept = last.iter().take(changes).take_while(fits).count();
+    last.truncate(kept);
 }
 
 #[cfg(test)]
@@ -101,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_last_change_of_a_place_says_whether_a_breakpoint_has_departed_from_it() {
-        let mut departed = Departed::default();
+        let departed = Departed::new();
         let is_known = |departed: &Departed, at| departed.at(GuestVirtAddr(at)).is_some();
         departed.change(&turnover(&[1, 2, 3], &[]));
         assert!(is_known(&departed, 2) && !is_known(&departed, 4));
@@ -116,13 +123,13 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_changes_is_bounded() {
-        let mut departed = Departed::default();
+        let departed = Departed::new();
         for at in 0..2 * MOST_CHANGES as u64 {
             departed.change(&turnover(&[at], &[]));
         }
-        assert_eq!(departed.0.len(), MOST_CHANGES);
+        assert_eq!(departed.0.lock().len(), MOST_CHANGES);
         departed.make_room();
-        assert_eq!(departed.0.len(), MOST_CHANGES / 2);
+        assert_eq!(departed.0.lock().len(), MOST_CHANGES / 2);
         assert!(
             departed
                 .at(GuestVirtAddr(2 * MOST_CHANGES as u64 - 1))
@@ -130,8 +137,8 @@ mod tests {
         );
         let many: Vec<u64> = (0..MOST_PLACES as u64).collect();
         departed.change(&turnover(&many, &[]));
-        assert_eq!(departed.0.len(), 1);
+        assert_eq!(departed.0.lock().len(), 1);
         departed.change(&turnover(&[7], &[]));
-        assert_eq!(departed.0.len(), 1, "the larger one goes");
+        assert_eq!(departed.0.lock().len(), 1, "the larger one goes");
     }
 }

@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::{GuestKprobe, GuestKprobes};
 use guest_state::x86_64::INT3;
@@ -20,16 +19,11 @@ use crate::engine::sites::table::Table;
 use crate::error::{ChangeError, RegisterError};
 use crate::probe::NoJump;
 
-/// So often may the guest be found changing its kprobes before jumps stop waiting for it.
-const PATIENCE: u32 = 200;
-
 impl Engine {
     /// The kprobes of a stopped guest. From now on they can also be found while it runs.
     pub(crate) fn guest_kprobes(&self, guest: &dyn StoppedGuest) -> GuestKprobes {
         if self.kernel.kprobes.is_some() {
-            let tables = self.kernel_tables(guest).into_iter().next();
-            let mut known = self.walks.lock();
-            *known = tables.or(*known);
+            self.kernel_tables(guest);
         }
         self.known_kprobes(guest.memory())
     }
@@ -38,10 +32,7 @@ impl Engine {
     pub(crate) fn known_kprobes(&self, memory: &dyn GuestMemory) -> GuestKprobes {
         let table = self.table();
         match (&self.kernel.kprobes, &table.image) {
-            (Some(reader), Some(image)) => {
-                let tables = *self.walks.lock();
-                reader.read(memory, image, tables)
-            }
+            (Some(reader), Some(image)) => reader.read(memory, image, self.last_tables.get()),
             _ => GuestKprobes::default(),
         }
     }
@@ -79,11 +70,7 @@ impl Engine {
     /// it is worth while to wait until it has.
     pub(crate) fn kprobes_for_jumps(&self, guest: &dyn StoppedGuest) -> Option<GuestKprobes> {
         let kprobes = self.guest_kprobes(guest);
-        if !kprobes.changing {
-            self.deferred.store(0, Ordering::Relaxed);
-            return Some(kprobes);
-        }
-        let waits = self.deferred.fetch_add(1, Ordering::Relaxed) < PATIENCE;
+        let waits = self.outstanding.defer(kprobes.changing);
         (!waits).then_some(kprobes)
     }
 }

@@ -204,7 +204,7 @@ fn a_call_whose_task_has_ended_makes_room_when_its_stack_is_another_one_s() {
     call(&f, 2, PLAIN, STACK, CALLER);
     leave(&f, STACK);
     assert_eq!(counts(&f.info(id)), (1, 0, 1));
-    assert!(!f.engine.returns.lock().any());
+    assert!(!f.engine.returns.any());
 }
 
 #[test]

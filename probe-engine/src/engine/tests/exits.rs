@@ -93,7 +93,7 @@ fn a_return_is_told_at_the_ret_and_the_return_address_stays() {
     assert_eq!((f.byte(PLAIN), f.byte(PLAIN_RET)), (0xcc, 0xcc));
     call(&f, PLAIN, STACK);
     assert_eq!(f.word(STACK), CALLER);
-    assert!(!f.engine.returns.lock().any(), "nothing leads to us");
+    assert!(!f.engine.returns.any(), "nothing leads to us");
     assert!(f.events().is_empty());
     let (action, vcpu) = at(&f, PLAIN_RET, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));

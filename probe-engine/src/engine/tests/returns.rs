@@ -16,7 +16,7 @@ pub(super) const CALLER: u64 = TEXT + 0x700;
 
 /// The address that a followed call returns to.
 pub(super) fn trampoline(f: &Fixture) -> u64 {
-    f.engine.returns.lock().trampoline.unwrap().0
+    f.engine.returns.trampoline().unwrap().0
 }
 
 pub(super) fn follow(f: &Fixture, place: &str, maxactive: u32) -> ProbeInfo {
@@ -92,7 +92,7 @@ fn a_return_is_reported_with_its_caller_and_the_registers_at_entry() {
     );
     let info = f.info(probe.id);
     assert_eq!((info.hits, info.missed, info.exits), (1, 0, 2));
-    assert!(!f.engine.returns.lock().any());
+    assert!(!f.engine.returns.any());
 }
 
 #[test]
@@ -290,5 +290,5 @@ fn a_return_address_in_memory_that_the_guest_could_not_write_is_left_as_it_is() 
     call(&f, PLAIN, STACK);
     assert_eq!(f.word(STACK), CALLER);
     assert_eq!((f.info(id).hits, f.info(id).missed), (0, 1));
-    assert!(!f.engine.returns.lock().any());
+    assert!(!f.engine.returns.any());
 }

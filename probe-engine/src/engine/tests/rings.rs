@@ -179,7 +179,7 @@ fn detours_of_removed_probes_are_given_to_others_when_nobody_can_be_in_them() {
     let f = Fixture::with_few_counters();
     conditional(&f, 0);
     f.unregister(&[ProbeId(1)]);
-    let cells = u64::from(f.engine.cells());
+    let cells = u64::from(f.engine.reader.cells());
     assert!(cells < 1100, "{cells}");
     // A task was preempted in the third one.
     let mut kept = 0;
