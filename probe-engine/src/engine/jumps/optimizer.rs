@@ -76,8 +76,12 @@ impl Engine {
             // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
             self.outstanding.add();
         }
+        let planned = (!ready.is_empty() && !kprobes.changing).then(|| {
+            let planned = self.plan_jumps(memory, self.generation(), Some(&kprobes), &ready);
+            (planned, kprobes)
+        });
         Prepared {
-            planned: self.plan_jumps(memory, &ready),
+            planned,
             verdicts: ready,
             takes_back: self.may_take_back(memory),
             tidies: self.outstanding.take_untidy_calls()

@@ -14,8 +14,8 @@ use crate::engine::sites::text_read::TextRead;
 #[derive(Debug, Default)]
 pub struct Prepared {
     pub(crate) verdicts: Vec<(Arc<Site>, Verdict)>,
-    /// The change that puts all of them into the table.
-    pub(crate) planned: Option<PlannedJumps>,
+    /// The change that puts them into the table, worked out for a guest with these kprobes.
+    pub(crate) planned: Option<(PlannedJumps, GuestKprobes)>,
     /// The guest has given a jump back that it held.
     pub(crate) takes_back: bool,
     /// Calls that were followed are over, or are to be.
@@ -31,24 +31,20 @@ impl Prepared {
     }
 }
 
-/// A change that was worked out while the guest runs, for one without kprobes of its own.
+/// A change that makes jumps of breakpoints, or breakpoints of jumps.
 #[derive(Debug)]
 pub(crate) struct PlannedJumps {
     pub(crate) plan: Plan,
-    pub(crate) text: TextRead,
     /// How many probes are jumps then that weren't before.
     pub(crate) placed: usize,
+    /// The text that it was worked out from. `None` if that can't be found again in guest memory.
+    pub(crate) text: Option<TextRead>,
 }
 
 impl PlannedJumps {
     /// Returns true if nothing has changed since it was worked out.
-    pub(crate) fn is_current(
-        &self,
-        now: &Generation,
-        memory: &dyn GuestMemory,
-        kprobes: &GuestKprobes,
-    ) -> bool {
-        let is_clear = kprobes.is_empty() && !kprobes.changing;
-        is_clear && self.plan.before.is(now) && self.text.is_in(memory)
+    pub(crate) fn is_current(&self, now: &Generation, memory: &dyn GuestMemory) -> bool {
+        let same_text = |text: &TextRead| text.is_in(memory);
+        self.plan.before.is(now) && self.text.as_ref().is_some_and(same_text)
     }
 }

@@ -54,19 +54,8 @@ impl Engine {
         })
     }
 
-    /// Waits for oopses, as far as the kernel has the functions for it and no kprobe of the guest's is there.
-    pub(crate) fn wait_for_oopses(
-        &self,
-        memory: &dyn GuestMemory,
-        kprobes: &GuestKprobes,
-        table: &mut Table,
-    ) {
-        for (located, milestone) in self.find_oopses(memory, kprobes, table) {
-            self.wait_at(table, located, milestone);
-        }
-    }
-
-    /// Where oopses are still to be waited for.
+    /// Where oopses are still to be waited for, as far as the kernel has the functions for it and no kprobe of the
+    /// guest's is there.
     pub(crate) fn find_oopses(
         &self,
         memory: &dyn GuestMemory,

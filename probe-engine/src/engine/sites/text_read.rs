@@ -22,19 +22,37 @@ impl TextRead {
         decoded: impl IntoIterator<Item = (GuestVirtAddr, &'t [u8])>,
     ) -> Option<Self> {
         let mut read = Self::default();
-        for (at, decoded) in decoded {
-            let (place, _) = table.image.as_ref()?.to_phys(at)?;
-            let start = read.bytes.len();
-            read.bytes.resize(start + decoded.len(), 0);
-            memory.read(place, &mut read.bytes[start..]).ok()?;
-            let mut unmasked = read.bytes[start..].to_vec();
-            table.unmask(at, &mut unmasked);
-            if unmasked != decoded {
-                return None;
-            }
-            read.places.push((place, decoded.len()));
+        let all = decoded
+            .into_iter()
+            .all(|(at, decoded)| read.add(table, memory, at, decoded));
+        all.then_some(read)
+    }
+
+    /// Adds the text at this address, if without the table's breakpoints it is this that was decoded. Whether it is.
+    pub(crate) fn add(
+        &mut self,
+        table: &Table,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+        decoded: &[u8],
+    ) -> bool {
+        let image = table.image.as_ref();
+        let Some((place, _)) = image.and_then(|image| image.to_phys(at)) else {
+            return false;
+        };
+        let mut text = vec![0; decoded.len()];
+        if memory.read(place, &mut text).is_err() {
+            return false;
         }
-        Some(read)
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&text);
+        table.unmask(at, &mut text);
+        if text != decoded {
+            self.bytes.truncate(start);
+            return false;
+        }
+        self.places.push((place, decoded.len()));
+        true
     }
 
     /// Returns true if it is in guest memory now.

@@ -1,5 +1,7 @@
 //! The guest's own kprobes beside ours.
 
+use std::sync::Arc;
+
 use guest_kernel::kprobes::synthetic::{DISABLED, Kprobe, hold, reader};
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
@@ -108,6 +110,18 @@ fn a_kprobe_that_comes_between_preparing_and_stopping_is_seen() {
     assert_eq!(f.engine.commit_jumps(&f.guest(), &prepared).unwrap(), 0);
     assert_eq!(f.bytes_at(PHYS + FRAMED + 1, 4), BEFORE[1..5]);
     assert_eq!(why_not(&f, probe), "guest kprobe");
+}
+
+#[test]
+fn jumps_beside_a_kprobe_of_the_guest_s_are_planned_before_it_stops() {
+    let f = guest();
+    kprobe(&f, FRAMED + 5);
+    f.probe("framed");
+    let prepared = f.engine.prepare_jumps(&*f.memory);
+    let (planned, kprobes) = prepared.planned.as_ref().unwrap();
+    assert!(!kprobes.is_empty());
+    assert_eq!(f.engine.commit_jumps(&f.guest(), &prepared).unwrap(), 1);
+    assert!(Arc::ptr_eq(&planned.plan.after.table, &f.engine.table()));
 }
 
 #[test]
