@@ -65,16 +65,16 @@ pub enum Command {
     Doctor(Doctor),
     /// Create and control VMs
     #[command(subcommand)]
-    Vm(Vm),
+    Vm(VmCommand),
     /// Register, list, switch and remove probes
     #[command(subcommand)]
-    Probe(Probe),
+    Probe(ProbeCommand),
     /// Follow the events of a VM until it ends
     Trace(Trace),
     /// Look up symbols of the guest's kernel
-    Symbols(Symbols),
+    Symbols(SymbolsArgs),
     /// Attach to a VM's console; on a terminal, Ctrl-] detaches
-    Console(Target),
+    Console(TargetArgs),
 }
 
 impl Command {
@@ -82,7 +82,7 @@ impl Command {
     /// where the guest's is passed on.
     pub fn failure_code(&self) -> u8 {
         match self {
-            Self::Run(_) | Self::BootTimeline(_) | Self::Vm(Vm::Wait(_)) => 125,
+            Self::Run(_) | Self::BootTimeline(_) | Self::Vm(VmCommand::Wait(_)) => 125,
             _ => 1,
         }
     }
@@ -90,7 +90,7 @@ impl Command {
 
 /// A server.
 #[derive(Debug, Args)]
-pub struct Server {
+pub struct ServerArgs {
     /// The server's address
     #[arg(long, value_name = "URL", env = "VMPROBE_SERVER", default_value = DEFAULT_ENDPOINT)]
     pub server: String,
@@ -98,9 +98,9 @@ pub struct Server {
 
 /// A VM on a server.
 #[derive(Debug, Args)]
-pub struct Target {
+pub struct TargetArgs {
     #[command(flatten)]
-    pub server: Server,
+    pub server: ServerArgs,
     /// The VM; may be left out when the server has only one
     #[arg(long, value_name = "NAME")]
     pub vm: Option<String>,
@@ -108,17 +108,17 @@ pub struct Target {
 
 /// What a guest is made of.
 #[derive(Debug, Args)]
-pub struct Guest {
+pub struct GuestArgs {
     /// Kernel: a bzImage or a vmlinux
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
     #[command(flatten)]
-    pub machine: Machine,
+    pub machine: MachineArgs,
 }
 
 /// What a guest has besides its kernel.
 #[derive(Debug, Args)]
-pub struct Machine {
+pub struct MachineArgs {
     /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
@@ -150,7 +150,7 @@ pub enum Boot {
 #[derive(Debug, Args)]
 pub struct Run {
     #[command(flatten)]
-    pub guest: Guest,
+    pub guest: GuestArgs,
     /// Write events to this file instead of standard error
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
@@ -162,7 +162,7 @@ pub struct BootTimeline {
     #[arg(value_name = "KERNEL")]
     pub kernel: PathBuf,
     #[command(flatten)]
-    pub machine: Machine,
+    pub machine: MachineArgs,
     /// Watch until this probe is hit, instead of until PID 1's program is executed
     #[arg(long, value_name = "PROBE")]
     pub until: Option<String>,
@@ -188,24 +188,24 @@ pub struct Doctor {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Vm {
+pub enum VmCommand {
     /// Create a VM and start it
     #[command(after_help = PROBE_SYNTAX)]
     Create(Create),
     /// List the server's VMs
     List(List),
     /// Wait until the guest has ended; exits with the guest's exit code
-    Wait(Target),
+    Wait(TargetArgs),
     /// Start a VM that was created with --hold
-    Start(Target),
+    Start(TargetArgs),
     /// Stop the vCPUs
-    Pause(Target),
+    Pause(TargetArgs),
     /// Let the vCPUs go on
-    Resume(Target),
+    Resume(TargetArgs),
     /// End the guest at once
-    Kill(Target),
+    Kill(TargetArgs),
     /// Forget a VM; kills it first where it runs
-    Delete(Target),
+    Delete(TargetArgs),
     /// Show one VM
     Info(Info),
 }
@@ -213,12 +213,12 @@ pub enum Vm {
 #[derive(Debug, Args)]
 pub struct Create {
     #[command(flatten)]
-    pub server: Server,
+    pub server: ServerArgs,
     /// Name of the VM; the server chooses one when left out
     #[arg(long, default_value = "")]
     pub name: String,
     #[command(flatten)]
-    pub guest: Guest,
+    pub guest: GuestArgs,
     /// Don't start it yet
     #[arg(long)]
     pub hold: bool,
@@ -227,7 +227,7 @@ pub struct Create {
 #[derive(Debug, Args)]
 pub struct List {
     #[command(flatten)]
-    pub server: Server,
+    pub server: ServerArgs,
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -236,7 +236,7 @@ pub struct List {
 #[derive(Debug, Args)]
 pub struct Info {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Also the general registers of this vCPU
     #[arg(long, value_name = "VCPU")]
     pub registers: Option<u32>,
@@ -246,7 +246,7 @@ pub struct Info {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Probe {
+pub enum ProbeCommand {
     /// Register probes, all or none
     #[command(after_help = PROBE_SYNTAX)]
     Add(ProbeAdd),
@@ -261,11 +261,11 @@ pub enum Probe {
     /// Arm all enabled probes of the VM again after `disarm`
     ///
     /// As `echo 1 > /sys/kernel/debug/kprobes/enabled` does for the kernel's own.
-    Arm(Target),
+    Arm(TargetArgs),
     /// Disarm all probes of the VM at once; each stays enabled or disabled as it is
     ///
     /// As `echo 0 > /sys/kernel/debug/kprobes/enabled` does for the kernel's own.
-    Disarm(Target),
+    Disarm(TargetArgs),
     /// Let probes become jumps, which cost no exit, or keep them breakpoints
     ///
     /// Without a probe, all of the VM at once; each keeps its own setting. As
@@ -288,7 +288,7 @@ pub enum Probe {
 #[derive(Debug, Args)]
 pub struct ProbeAdd {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// The probes
     #[arg(value_name = "PROBE", required = true)]
     pub specs: Vec<String>,
@@ -324,17 +324,17 @@ pub struct ProbeAdd {
 #[derive(Debug, Args)]
 pub struct ProbeOptimize {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// What to do
     #[arg(value_enum)]
-    pub switch: Switch,
+    pub switch: OnOff,
     /// Names or ids (a number alone is an id); the whole VM when left out
     #[arg(value_name = "PROBE")]
     pub probes: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
+pub enum OnOff {
     /// Let them become jumps
     On,
     /// Keep them breakpoints
@@ -344,7 +344,7 @@ pub enum Switch {
 #[derive(Debug, Args)]
 pub struct ProbeWait {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Names or ids (a number alone is an id); all when left out
     #[arg(value_name = "PROBE")]
     pub probes: Vec<String>,
@@ -359,7 +359,7 @@ pub struct ProbeWait {
 #[derive(Debug, Args)]
 pub struct ProbeNames {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Names or ids (a number alone is an id)
     #[arg(value_name = "PROBE", required = true)]
     pub probes: Vec<String>,
@@ -368,7 +368,7 @@ pub struct ProbeNames {
 #[derive(Debug, Args)]
 pub struct ProbeCalls {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -377,7 +377,7 @@ pub struct ProbeCalls {
 #[derive(Debug, Args)]
 pub struct ProbeBlacklist {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Only what covers this symbol, or those that match a pattern with * and ?
     #[arg(value_name = "PATTERN", default_value = "")]
     pub pattern: String,
@@ -389,7 +389,7 @@ pub struct ProbeBlacklist {
 #[derive(Debug, Args)]
 pub struct ProbeList {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// As the kernel's own /sys/kernel/debug/kprobes/list, to the byte
     #[arg(long)]
     pub kernel: bool,
@@ -401,7 +401,7 @@ pub struct ProbeList {
 #[derive(Debug, Args)]
 pub struct ProbeRm {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Names or ids (a number alone is an id)
     #[arg(value_name = "PROBE", required_unless_present = "all")]
     pub probes: Vec<String>,
@@ -413,7 +413,7 @@ pub struct ProbeRm {
 #[derive(Debug, Args)]
 pub struct Trace {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// Stop after so many events
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
@@ -427,9 +427,9 @@ pub struct Trace {
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
-pub struct Symbols {
+pub struct SymbolsArgs {
     #[command(flatten)]
-    pub target: Target,
+    pub target: TargetArgs,
     /// A name, or a pattern with * and ?
     #[arg(value_name = "PATTERN", group = "what")]
     pub pattern: Option<String>,

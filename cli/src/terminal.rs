@@ -35,11 +35,11 @@ pub fn input() -> Input {
 }
 
 /// Keys go to the guest one by one, unechoed, Ctrl-C included, until this is dropped.
-pub struct Raw {
+pub struct RawTerminal {
     before: Termios,
 }
 
-impl Raw {
+impl RawTerminal {
     pub fn enter() -> Result<Self, Failure> {
         let failed = |error| Failure::Terminal(io::Error::from(error));
         let before = tcgetattr(stdin()).map_err(failed)?;
@@ -52,7 +52,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         // Nothing else can be done about a terminal that has gone.
         let _ = tcsetattr(stdin(), OptionalActions::Drain, &self.before);

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::banner;
-use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings, Tables};
+use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, ImageTables, Landings};
 use crate::btf::{Btf, BtfError};
 use crate::image::{Image, ImageError};
 use crate::int3s::Int3s;
@@ -64,7 +64,7 @@ impl Kernel {
         let image = Image::parse(file)?;
         let symbols = Symbols::from_image(&image)?;
         let btf = Btf::from_image(&image, &symbols)?;
-        let tables = Tables::of(&image, &symbols, btf.as_ref())?;
+        let tables = ImageTables::of(&image, &symbols, btf.as_ref())?;
         let (blacklist, exceptions) = (tables.blacklist()?, tables.exceptions()?);
         let landings = tables.landings()?;
         let int3s = Int3s::find(&image, [symbols.text(), symbols.init_text()]);

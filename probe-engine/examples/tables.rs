@@ -6,7 +6,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use guest_kernel::Image;
-use guest_kernel::blacklist::Tables;
+use guest_kernel::blacklist::ImageTables;
 use guest_kernel::btf::Btf;
 use guest_kernel::kprobes::KprobeReader;
 use guest_kernel::modules::ModuleReader;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let started = Instant::now();
-    let tables = Tables::of(&image, &symbols, btf.as_ref())?;
+    let tables = ImageTables::of(&image, &symbols, btf.as_ref())?;
     let blacklist = tables.blacklist()?;
     println!("{} places in {:?}", blacklist.len(), started.elapsed());
     let mut counts = BTreeMap::new();

@@ -136,7 +136,7 @@ where
         Box::pin(async move {
             let answer = answer.await?;
             Ok(answer.map(|body| {
-                Body::new(Held {
+                Body::new(HeldResponse {
                     body,
                     _place: place,
                 })
@@ -146,12 +146,12 @@ where
 }
 
 /// An answer on its way, with its call's place.
-struct Held {
+struct HeldResponse {
     body: Body,
     _place: Option<OwnedSemaphorePermit>,
 }
 
-impl HttpBody for Held {
+impl HttpBody for HeldResponse {
     type Data = <Body as HttpBody>::Data;
     type Error = Status;
 

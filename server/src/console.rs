@@ -10,14 +10,14 @@ use vmm::{Console, ConsoleChunk, ConsoleSubscription};
 const GATHER: Duration = Duration::from_millis(2);
 
 /// Reads what a guest has written, as far as it is kept, then what it writes, to the end.
-pub struct Reader {
+pub struct ConsoleReader {
     console: Arc<Console>,
     changed: watch::Receiver<()>,
     at: u64,
     _subscription: ConsoleSubscription,
 }
 
-impl Reader {
+impl ConsoleReader {
     /// A reader from the oldest byte that is kept.
     pub fn new(console: &Arc<Console>) -> Self {
         let (tell, changed) = watch::channel(());

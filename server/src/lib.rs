@@ -26,4 +26,4 @@ pub mod testing {
 }
 
 pub use limits::Limits;
-pub use serve::{BindError, Options, ServeError, Server};
+pub use serve::{BindError, ServeError, ServeOptions, Server};

@@ -15,22 +15,22 @@ use crate::status;
 /// All VMs of the server.
 #[derive(Debug)]
 pub struct Machines {
-    slots: Mutex<Slots>,
+    slots: Mutex<MachineTable>,
     limits: Limits,
     /// Places for those that are being made.
     creations: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
-struct Slots {
-    by_name: BTreeMap<String, Slot>,
+struct MachineTable {
+    by_name: BTreeMap<String, MachineEntry>,
     /// Number of the next VM without a name of its own.
     next: u64,
     closed: bool,
 }
 
 #[derive(Debug)]
-enum Slot {
+enum MachineEntry {
     /// Being built; the name is taken, and so much memory.
     Reserved {
         memory_mib: u64,
@@ -38,7 +38,7 @@ enum Slot {
     Ready(Arc<Machine>),
 }
 
-impl Slot {
+impl MachineEntry {
     fn memory_mib(&self) -> u64 {
         match self {
             Self::Reserved { memory_mib } => *memory_mib,
@@ -97,7 +97,7 @@ impl Machines {
             )));
         }
         let most = self.limits.guest_memory_mib;
-        let taken = slots.by_name.values().map(Slot::memory_mib);
+        let taken = slots.by_name.values().map(MachineEntry::memory_mib);
         let taken = taken.fold(0, u64::saturating_add);
         if taken.saturating_add(memory_mib) > most {
             return Err(status::with_field(
@@ -120,7 +120,7 @@ impl Machines {
                 "a VM called `{name}` exists: choose another name, or delete that one"
             ))),
             Entry::Vacant(vacant) => {
-                vacant.insert(Slot::Reserved { memory_mib });
+                vacant.insert(MachineEntry::Reserved { memory_mib });
                 Ok(Reservation {
                     machines: Arc::clone(self),
                     name,
@@ -140,8 +140,8 @@ impl Machines {
         }
         let slots = self.slots.lock();
         match slots.by_name.get(name) {
-            Some(Slot::Ready(machine)) => Ok(Arc::clone(machine)),
-            Some(Slot::Reserved { .. }) => Err(Status::failed_precondition(format!(
+            Some(MachineEntry::Ready(machine)) => Ok(Arc::clone(machine)),
+            Some(MachineEntry::Reserved { .. }) => Err(Status::failed_precondition(format!(
                 "VM `{name}` is still being created"
             ))),
             None if slots.by_name.is_empty() => Err(Status::not_found(format!(
@@ -161,8 +161,8 @@ impl Machines {
     pub fn list(&self) -> Vec<Arc<Machine>> {
         let slots = self.slots.lock();
         let machines = slots.by_name.values().filter_map(|slot| match slot {
-            Slot::Ready(machine) => Some(Arc::clone(machine)),
-            Slot::Reserved { .. } => None,
+            MachineEntry::Ready(machine) => Some(Arc::clone(machine)),
+            MachineEntry::Reserved { .. } => None,
         });
         machines.collect()
     }
@@ -171,7 +171,7 @@ impl Machines {
     pub fn remove(&self, machine: &Arc<Machine>) {
         let mut slots = self.slots.lock();
         if let Entry::Occupied(entry) = slots.by_name.entry(machine.name().to_owned())
-            && matches!(entry.get(), Slot::Ready(there) if Arc::ptr_eq(there, machine))
+            && matches!(entry.get(), MachineEntry::Ready(there) if Arc::ptr_eq(there, machine))
         {
             entry.remove();
         }
@@ -184,7 +184,7 @@ impl Machines {
     }
 }
 
-impl Slots {
+impl MachineTable {
     fn fresh_name(&mut self) -> String {
         loop {
             let name = format!("vm{}", self.next);
@@ -213,7 +213,7 @@ impl Reservation {
         }
         slots
             .by_name
-            .insert(self.name.clone(), Slot::Ready(machine));
+            .insert(self.name.clone(), MachineEntry::Ready(machine));
         Ok(())
     }
 }
@@ -221,7 +221,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut slots = self.machines.slots.lock();
-        if let Some(Slot::Reserved { .. }) = slots.by_name.get(&self.name) {
+        if let Some(MachineEntry::Reserved { .. }) = slots.by_name.get(&self.name) {
             slots.by_name.remove(&self.name);
         }
     }

@@ -34,7 +34,7 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Where to listen, and what to give.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct ServeOptions {
     /// The address; port 0 takes any free port.
     pub listen: SocketAddr,
     /// Listen on an address that other hosts reach, too. There is no authentication yet: whoever
@@ -90,7 +90,7 @@ impl Server {
     ///
     /// # Errors
     /// [`BindError`]: the address is in use, isn't this host's, or isn't a loopback address.
-    pub async fn bind(options: Options) -> Result<Self, BindError> {
+    pub async fn bind(options: ServeOptions) -> Result<Self, BindError> {
         let address = options.listen;
         if !address.ip().is_loopback() && !options.insecure_listen_anywhere {
             return Err(BindError::NotLoopback(address));

@@ -27,7 +27,7 @@ use vmprobe_client::v1::{
     Condition, CreateVmRequest, ListVmsRequest, ProbeOptions, ProbeSpec, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{BindError, Options, ServeError, Server};
+use vmprobe_server::{BindError, ServeError, ServeOptions, Server};
 
 struct Running {
     endpoint: String,
@@ -65,8 +65,8 @@ impl Running {
     }
 }
 
-fn loopback(port: u16) -> Options {
-    Options {
+fn loopback(port: u16) -> ServeOptions {
+    ServeOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], port)),
         insecure_listen_anywhere: false,
         limits: vmprobe_server::Limits::default(),
@@ -296,7 +296,7 @@ async fn a_port_in_use_is_named() {
 #[tokio::test]
 async fn an_address_that_other_hosts_reach_needs_a_flag() {
     let listen = SocketAddr::from(([0, 0, 0, 0], 0));
-    let refused = Server::bind(Options {
+    let refused = Server::bind(ServeOptions {
         listen,
         insecure_listen_anywhere: false,
         limits: vmprobe_server::Limits::default(),
@@ -307,7 +307,7 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
         "{refused:?}"
     );
     assert!(
-        Server::bind(Options {
+        Server::bind(ServeOptions {
             listen,
             insecure_listen_anywhere: true,
             limits: vmprobe_server::Limits::default(),

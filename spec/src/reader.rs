@@ -3,7 +3,7 @@
 mod cursor;
 pub mod options;
 
-use cursor::{Cursor, Wrong};
+use cursor::{Cursor, WrongAt};
 use options::Asked;
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{
@@ -23,7 +23,7 @@ pub fn read(text: &str) -> Result<ProbeSpec, SpecError> {
 }
 
 impl<'a> Cursor<'a> {
-    fn spec(&mut self) -> Result<ProbeSpec, Wrong> {
+    fn spec(&mut self) -> Result<ProbeSpec, WrongAt> {
         self.skip_spaces();
         let (mut kind, name) = match self.kernel_form()? {
             Some(head) => head,
@@ -45,7 +45,7 @@ impl<'a> Cursor<'a> {
 
     /// `p`, `r16:NAME`, `w:GROUP/NAME` and so on, and the space behind it; the name is empty where
     /// there is none.
-    fn kernel_form(&mut self) -> Result<Option<(Kind, &'a str)>, Wrong> {
+    fn kernel_form(&mut self) -> Result<Option<(Kind, &'a str)>, WrongAt> {
         let rest = self.rest();
         let head = self.word();
         let alone = head.len() == rest.trim_end().len();
@@ -93,7 +93,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The calls that `r64` follows; 0, the default, for a plain `r`.
-    fn maxactive(&self, digits: &str) -> Result<u32, Wrong> {
+    fn maxactive(&self, digits: &str) -> Result<u32, WrongAt> {
         if digits.is_empty() {
             return Ok(0);
         }
@@ -107,7 +107,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `NAME=`, or nothing.
-    fn name_and_equals(&mut self) -> Result<&'a str, Wrong> {
+    fn name_and_equals(&mut self) -> Result<&'a str, WrongAt> {
         let Some(end) = self.word().find('=') else {
             return Ok("");
         };
@@ -123,7 +123,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `[MODULE:]SYMBOL[+OFFSET][%return]` or an address.
-    fn place(&mut self, kind: &mut Kind) -> Result<Place, Wrong> {
+    fn place(&mut self, kind: &mut Kind) -> Result<Place, WrongAt> {
         let module = self.module(matches!(kind, Kind::Watchpoint(_)));
         if module.is_empty() && self.rest().starts_with(|c: char| c.is_ascii_digit()) {
             return Ok(Place::Address(self.address()?));
@@ -175,7 +175,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `%return`, which makes a return probe of a plain one.
-    fn percent_return(&mut self, kind: &mut Kind) -> Result<(), Wrong> {
+    fn percent_return(&mut self, kind: &mut Kind) -> Result<(), WrongAt> {
         let word = self.word();
         match kind {
             _ if word != "%return" => self.wrong("only %return can follow the symbol"),
@@ -189,7 +189,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A watchpoint's `[/LENGTH][:ACCESS]`.
-    fn extent(&mut self, watch: &mut Watchpoint) -> Result<(), Wrong> {
+    fn extent(&mut self, watch: &mut Watchpoint) -> Result<(), WrongAt> {
         if self.rest().starts_with('/') {
             self.at += 1;
             let start = self.at;
@@ -220,7 +220,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn address(&mut self) -> Result<u64, Wrong> {
+    fn address(&mut self) -> Result<u64, WrongAt> {
         if !self.rest().starts_with("0x") && !self.rest().starts_with("0X") {
             return self.wrong("an address begins with 0x");
         }

@@ -10,7 +10,7 @@ const INITCALLS_MAX: usize = 1 << 16;
 
 /// A place in the boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct BootStage {
     pub name: String,
     /// Guest TSC of its first hit.
     pub first: Option<u64>,
@@ -41,14 +41,14 @@ pub struct LeftOut {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    Stage(usize),
+    BootStage(usize),
     Initcall,
 }
 
 /// Gathers the events of a boot.
 #[derive(Clone, Debug, Default)]
 pub struct BootLog {
-    stages: Vec<Stage>,
+    stages: Vec<BootStage>,
     roles: HashMap<u64, Role>,
     until: Option<usize>,
     left_out: Vec<LeftOut>,
@@ -61,13 +61,13 @@ impl BootLog {
     /// A probe whose first hit belongs into the timeline. Its place in the list is the answer.
     pub fn add_probe(&mut self, id: u64, name: String) -> usize {
         let index = self.stages.len();
-        self.stages.push(Stage {
+        self.stages.push(BootStage {
             name,
             first: None,
             hits: 0,
             after: None,
         });
-        self.roles.insert(id, Role::Stage(index));
+        self.roles.insert(id, Role::BootStage(index));
         index
     }
 
@@ -102,7 +102,7 @@ impl BootLog {
     /// Takes an event in; true when the boot is over with it.
     pub fn add(&mut self, event: &Event) -> bool {
         match self.roles.get(&event.probe_id) {
-            Some(Role::Stage(index)) => self.hit(*index, event.tsc),
+            Some(Role::BootStage(index)) => self.hit(*index, event.tsc),
             Some(Role::Initcall) => {
                 self.returned(event);
                 false
@@ -143,7 +143,7 @@ impl BootLog {
     }
 
     /// In the order in which they were added.
-    pub fn stages(&self) -> &[Stage] {
+    pub fn stages(&self) -> &[BootStage] {
         &self.stages
     }
 

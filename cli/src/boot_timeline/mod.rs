@@ -14,10 +14,10 @@ use vmprobe_client::{Client, ClientError, EventStream, Message};
 
 use self::initcalls::Names;
 use self::log::BootLog;
-use self::report::Report;
+use self::report::BootReport;
 use crate::cli::BootTimeline;
 use crate::commands::guest;
-use crate::commands::run::EventSink;
+use crate::commands::run::EventFile;
 use crate::commands::session::interrupted;
 use crate::commands::trace::EventLines;
 use crate::failure::Failure;
@@ -35,7 +35,7 @@ pub async fn boot_timeline(arguments: BootTimeline) -> Result<u8, Failure> {
     let sink = arguments
         .events
         .as_deref()
-        .map(|file| EventSink::open(Some(file)))
+        .map(|file| EventFile::open(Some(file)))
         .transpose()?;
     let server = ServerProcess::start().await?;
     let session = Session {
@@ -65,7 +65,7 @@ impl Session<'_> {
         &self,
         request: CreateVmRequest,
         until: Option<ProbeSpec>,
-        sink: Option<EventSink>,
+        sink: Option<EventFile>,
     ) -> Result<u8, Failure> {
         let interrupted = interrupted();
         tokio::pin!(interrupted);
@@ -124,7 +124,7 @@ impl Session<'_> {
         kernel: &str,
         end: &End,
     ) -> Result<(), Failure> {
-        let mut report = Report::new(log, tsc_hz, kernel);
+        let mut report = BootReport::new(log, tsc_hz, kernel);
         if let End::Ended(ending) = end {
             report.ending = Some(ending.clone());
         }
@@ -173,7 +173,7 @@ fn exit_code(ending: &Ending) -> u8 {
 async fn observe(
     log: &mut BootLog,
     mut events: EventStream,
-    mut copy: Option<(EventSink, EventLines)>,
+    mut copy: Option<(EventFile, EventLines)>,
     mut interrupted: Pin<&mut impl Future<Output = Failure>>,
 ) -> Result<End, Failure> {
     loop {

@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use vmprobe_client::v1::Ending;
 
 use super::initcalls::Names;
-use super::log::{BootLog, Initcall, Stage};
+use super::log::{BootLog, BootStage, Initcall};
 use crate::render::{self, table};
 
 /// What a boot came to.
-pub struct Report<'a> {
+pub struct BootReport<'a> {
     log: &'a BootLog,
     tsc_hz: u64,
     kernel: &'a str,
     /// Guest TSC of the earliest event, from which times count.
     zero: u64,
     /// Those that were hit, by time.
-    reached: Vec<&'a Stage>,
+    reached: Vec<&'a BootStage>,
     pub names: Names,
     /// Initcalls that the return probe could not follow.
     pub missed: u64,
@@ -25,10 +25,10 @@ pub struct Report<'a> {
     pub ending: Option<Ending>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> BootReport<'a> {
     /// `tsc_hz` is not 0.
     pub fn new(log: &'a BootLog, tsc_hz: u64, kernel: &'a str) -> Self {
-        let mut reached: Vec<&Stage> = log.stages().iter().collect();
+        let mut reached: Vec<&BootStage> = log.stages().iter().collect();
         reached.retain(|stage| stage.first.is_some());
         reached.sort_by_key(|stage| stage.first);
         let first = reached.first().and_then(|stage| stage.first);
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn the_text_has_the_stages_by_time_and_the_slowest_initcalls() {
         let log = boot();
-        let mut report = Report::new(&log, 1_000_000_000, "6.1.0");
+        let mut report = BootReport::new(&log, 1_000_000_000, "6.1.0");
         report.missed = 2;
         assert_eq!(
             report.text(2),
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn the_json_has_all_initcalls() {
         let log = boot();
-        let json = Report::new(&log, 1_000_000_000, "6.1.0").json();
+        let json = BootReport::new(&log, 1_000_000_000, "6.1.0").json();
         assert_eq!(json["stages"][1]["ms"], 1.5);
         assert_eq!(json["stages"][2]["hits"], 2);
         assert_eq!(json["not_reached"][0], "run_init_process");
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn a_boot_without_any_event_is_told_as_such() {
         let log = BootLog::default();
-        let mut report = Report::new(&log, 1, "k");
+        let mut report = BootReport::new(&log, 1, "k");
         report.ending = Some(Ending::default());
         assert_eq!(
             report.text(10),

@@ -6,12 +6,12 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use vmprobe_client::{ConsoleInput, ConsoleOutput};
 
 use super::session::{interrupted, reach};
-use crate::cli::Target;
+use crate::cli::TargetArgs;
 use crate::failure::Failure;
 use crate::output::note;
-use crate::terminal::{self, ESCAPE, Input, Raw};
+use crate::terminal::{self, ESCAPE, Input, RawTerminal};
 
-pub async fn console(target: &Target) -> Result<(), Failure> {
+pub async fn console(target: &TargetArgs) -> Result<(), Failure> {
     let (client, vm) = reach(target).await?;
     let (input, output) = client.attach_console(&vm).await?;
     tokio::select! {
@@ -28,7 +28,7 @@ pub fn keyboard(input: ConsoleInput) -> Result<impl Future<Output = ()>, Failure
     let raw = match kind {
         Input::Terminal => {
             note("connected to the guest's console; Ctrl-] leaves it");
-            Some(Raw::enter()?)
+            Some(RawTerminal::enter()?)
         }
         Input::Background | Input::Stream => None,
     };

@@ -5,7 +5,7 @@ use std::path::{Path, absolute};
 use vmprobe_client::spec::{self, SpecError};
 use vmprobe_client::v1::{BootMethod, CreateVmRequest, ProbeSpec};
 
-use crate::cli::{Boot, Machine};
+use crate::cli::{Boot, MachineArgs};
 use crate::failure::Failure;
 
 /// # Errors
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 pub fn request(
     name: &str,
     kernel: &Path,
-    machine: &Machine,
+    machine: &MachineArgs,
     hold: bool,
 ) -> Result<CreateVmRequest, Failure> {
     let boot = match machine.boot {

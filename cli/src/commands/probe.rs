@@ -8,26 +8,26 @@ use vmprobe_client::{ClientError, ProbeBatch};
 use super::guest;
 use super::session::reach;
 use crate::cli::{
-    Probe, ProbeAdd, ProbeBlacklist, ProbeCalls, ProbeList, ProbeNames, ProbeOptimize, ProbeRm,
-    ProbeWait, Switch, Target,
+    OnOff, ProbeAdd, ProbeBlacklist, ProbeCalls, ProbeCommand, ProbeList, ProbeNames,
+    ProbeOptimize, ProbeRm, ProbeWait, TargetArgs,
 };
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
 use crate::render;
 
-pub async fn probe(command: Probe) -> Result<(), Failure> {
+pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
     match command {
-        Probe::Add(add) => self::add(&add).await,
-        Probe::List(list) => self::list(&list).await,
-        Probe::Rm(remove) => self::remove(remove).await,
-        Probe::Enable(names) => enable(names).await,
-        Probe::Disable(names) => disable(names).await,
-        Probe::Arm(target) => arm(&target).await,
-        Probe::Disarm(target) => disarm(&target).await,
-        Probe::Optimize(optimize) => self::optimize(optimize).await,
-        Probe::Wait(wait) => self::wait(wait).await,
-        Probe::Calls(calls) => self::calls(&calls).await,
-        Probe::Blacklist(blacklist) => self::blacklist(&blacklist).await,
+        ProbeCommand::Add(add) => self::add(&add).await,
+        ProbeCommand::List(list) => self::list(&list).await,
+        ProbeCommand::Rm(remove) => self::remove(remove).await,
+        ProbeCommand::Enable(names) => enable(names).await,
+        ProbeCommand::Disable(names) => disable(names).await,
+        ProbeCommand::Arm(target) => arm(&target).await,
+        ProbeCommand::Disarm(target) => disarm(&target).await,
+        ProbeCommand::Optimize(optimize) => self::optimize(optimize).await,
+        ProbeCommand::Wait(wait) => self::wait(wait).await,
+        ProbeCommand::Calls(calls) => self::calls(&calls).await,
+        ProbeCommand::Blacklist(blacklist) => self::blacklist(&blacklist).await,
     }
 }
 
@@ -116,13 +116,13 @@ async fn disable(probes: ProbeNames) -> Result<(), Failure> {
     changed(&client.disable_probes(&vm, ids, names).await?)
 }
 
-async fn arm(target: &Target) -> Result<(), Failure> {
+async fn arm(target: &TargetArgs) -> Result<(), Failure> {
     let (client, vm) = reach(target).await?;
     stood_still(client.arm_probes(&vm).await?);
     Ok(())
 }
 
-async fn disarm(target: &Target) -> Result<(), Failure> {
+async fn disarm(target: &TargetArgs) -> Result<(), Failure> {
     let (client, vm) = reach(target).await?;
     stood_still(client.disarm_probes(&vm).await?);
     Ok(())
@@ -130,15 +130,15 @@ async fn disarm(target: &Target) -> Result<(), Failure> {
 
 async fn optimize(optimize: ProbeOptimize) -> Result<(), Failure> {
     let (client, vm) = reach(&optimize.target).await?;
-    let on = optimize.switch == Switch::On;
+    let on = optimize.switch == OnOff::On;
     if optimize.probes.is_empty() {
         stood_still(client.set_optimization(&vm, on).await?);
         return Ok(());
     }
     let (ids, names) = ids_and_names(optimize.probes);
     changed(&match optimize.switch {
-        Switch::On => client.optimize_probes(&vm, ids, names).await?,
-        Switch::Off => client.keep_breakpoints(&vm, ids, names).await?,
+        OnOff::On => client.optimize_probes(&vm, ids, names).await?,
+        OnOff::Off => client.keep_breakpoints(&vm, ids, names).await?,
     })
 }
 

@@ -21,7 +21,7 @@ const NAME: &str = "guest";
 /// Runs a guest from its start to its end; answers with its exit code.
 pub async fn run(run: Run) -> Result<u8, Failure> {
     let request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
-    let sink = EventSink::open(run.events.as_deref())?;
+    let sink = EventFile::open(run.events.as_deref())?;
     let server = ServerProcess::start().await?;
     let result = tokio::select! {
         result = guest_on(server.endpoint(), request, sink) => result,
@@ -39,7 +39,7 @@ pub async fn run(run: Run) -> Result<u8, Failure> {
 async fn guest_on(
     endpoint: &str,
     request: CreateVmRequest,
-    sink: EventSink,
+    sink: EventFile,
 ) -> Result<Ending, Failure> {
     let client = Client::connect(endpoint).await?;
     let (_, probes) = client.create_vm(request).await?;
@@ -64,7 +64,7 @@ async fn copy_events(
     client: Client,
     mut stream: EventStream,
     probes: &[Probe],
-    mut sink: EventSink,
+    mut sink: EventFile,
 ) -> Result<(), Failure> {
     let mut lines = EventLines::new(client, NAME.into(), stream.tsc_hz(), false);
     lines.tracer.learn(probes);
@@ -75,12 +75,12 @@ async fn copy_events(
 }
 
 /// Where event lines go.
-pub struct EventSink {
+pub struct EventFile {
     name: PathBuf,
     to: Box<dyn Write + Send>,
 }
 
-impl EventSink {
+impl EventFile {
     pub fn open(file: Option<&Path>) -> Result<Self, Failure> {
         let Some(file) = file else {
             return Ok(Self {

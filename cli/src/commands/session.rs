@@ -3,11 +3,11 @@
 use tokio::signal::unix::{SignalKind, signal};
 use vmprobe_client::Client;
 
-use crate::cli::Target;
+use crate::cli::TargetArgs;
 use crate::failure::Failure;
 
 /// Connects, and finds out which VM is meant.
-pub async fn reach(target: &Target) -> Result<(Client, String), Failure> {
+pub async fn reach(target: &TargetArgs) -> Result<(Client, String), Failure> {
     let server = &target.server.server;
     let client = Client::connect(server).await?;
     if let Some(vm) = &target.vm {

@@ -3,12 +3,12 @@
 use vmprobe_client::ClientError;
 
 use super::session::reach;
-use crate::cli::Symbols;
+use crate::cli::SymbolsArgs;
 use crate::failure::Failure;
 use crate::output::{note, print};
 use crate::render;
 
-pub async fn symbols(symbols: Symbols) -> Result<(), Failure> {
+pub async fn symbols(symbols: SymbolsArgs) -> Result<(), Failure> {
     let (client, vm) = reach(&symbols.target).await?;
     if let Some(address) = symbols.address {
         let (symbol, offset) = client.resolve_address(&vm, address).await?;

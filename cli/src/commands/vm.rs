@@ -4,34 +4,34 @@ use vmprobe_client::Client;
 
 use super::guest;
 use super::session::{interrupted, reach};
-use crate::cli::{Create, Guest, Info, List, Target, Vm};
+use crate::cli::{Create, GuestArgs, Info, List, TargetArgs, VmCommand};
 use crate::failure::Failure;
 use crate::output::print;
 use crate::render;
 
-pub async fn vm(command: Vm) -> Result<u8, Failure> {
+pub async fn vm(command: VmCommand) -> Result<u8, Failure> {
     match command {
-        Vm::Create(create) => self::create(&create).await?,
-        Vm::List(list) => self::list(&list).await?,
-        Vm::Info(info) => self::info(&info).await?,
-        Vm::Wait(target) => return wait(&target).await,
-        Vm::Start(target) => {
+        VmCommand::Create(create) => self::create(&create).await?,
+        VmCommand::List(list) => self::list(&list).await?,
+        VmCommand::Info(info) => self::info(&info).await?,
+        VmCommand::Wait(target) => return wait(&target).await,
+        VmCommand::Start(target) => {
             let (client, vm) = reach(&target).await?;
             client.start_vm(&vm).await?;
         }
-        Vm::Pause(target) => {
+        VmCommand::Pause(target) => {
             let (client, vm) = reach(&target).await?;
             client.pause_vm(&vm).await?;
         }
-        Vm::Resume(target) => {
+        VmCommand::Resume(target) => {
             let (client, vm) = reach(&target).await?;
             client.resume_vm(&vm).await?;
         }
-        Vm::Kill(target) => {
+        VmCommand::Kill(target) => {
             let (client, vm) = reach(&target).await?;
             client.kill_vm(&vm).await?;
         }
-        Vm::Delete(target) => {
+        VmCommand::Delete(target) => {
             let (client, vm) = reach(&target).await?;
             client.delete_vm(&vm).await?;
         }
@@ -41,7 +41,7 @@ pub async fn vm(command: Vm) -> Result<u8, Failure> {
 
 /// Prints the VM's name alone, for `vm=$(vmprobe vm create ...)`.
 async fn create(create: &Create) -> Result<(), Failure> {
-    let Guest { kernel, machine } = &create.guest;
+    let GuestArgs { kernel, machine } = &create.guest;
     let request = guest::request(&create.name, kernel, machine, create.hold)?;
     let client = Client::connect(&create.server.server).await?;
     let (vm, _) = client.create_vm(request).await?;
@@ -80,7 +80,7 @@ async fn info(info: &Info) -> Result<(), Failure> {
     print(lines)
 }
 
-async fn wait(target: &Target) -> Result<u8, Failure> {
+async fn wait(target: &TargetArgs) -> Result<u8, Failure> {
     let (client, vm) = reach(target).await?;
     let ending = tokio::select! {
         ending = client.wait_vm(&vm) => ending?,

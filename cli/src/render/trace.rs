@@ -18,14 +18,14 @@ const SYMBOLS_MAX: usize = 1 << 16;
 /// the time of the first event, from which the times of the others count.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer {
-    probes: HashMap<u64, Known>,
+    probes: HashMap<u64, KnownProbe>,
     symbols: HashMap<u64, String>,
     tsc_hz: u64,
     first: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct KnownProbe {
     name: String,
     /// The probed function; empty where it isn't known.
     symbol: String,
@@ -47,7 +47,7 @@ impl Tracer {
     /// keep their name.
     pub fn learn(&mut self, probes: &[Probe]) {
         for probe in probes {
-            let known = Known {
+            let known = KnownProbe {
                 name: probe.name.clone(),
                 symbol: probe.symbol.clone(),
                 registers: chosen_registers(probe),
@@ -66,9 +66,9 @@ impl Tracer {
     /// name could be learnt.
     pub fn settle(&mut self, event: &Event) {
         let id = event.probe_id;
-        let known = || Known {
+        let known = || KnownProbe {
             name: format!("#{id}"),
-            ..Known::default()
+            ..KnownProbe::default()
         };
         self.probes.entry(id).or_insert_with(known);
     }

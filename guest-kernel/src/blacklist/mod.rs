@@ -21,7 +21,7 @@ mod tests;
 pub use exceptions::ExceptionTable;
 pub use landings::Landings;
 pub use reason::{Patched, Reason};
-pub use tables::Tables;
+pub use tables::ImageTables;
 
 /// Why a kernel's tables can't be read.
 #[derive(Debug, Error)]
@@ -75,7 +75,7 @@ pub enum BlacklistError {
 
 /// A place that can't be probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct BlacklistEntry {
     /// The bytes that nothing may be written to.
     pub range: Range<GuestVirtAddr>,
     /// Why.
@@ -88,12 +88,12 @@ pub struct Blacklist {
     /// Where the first place begins.
     base: GuestVirtAddr,
     /// Sorted by start and reason.
-    places: Vec<Place>,
+    places: Vec<ListedRange>,
 }
 
 /// A place, in bytes from the base.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct ListedRange {
     start: u32,
     end: u32,
     /// The largest end of this and all places before it: it grows, so it can be searched.
@@ -106,21 +106,21 @@ impl Blacklist {
     ///
     /// # Errors
     /// They are more than 4 GiB apart.
-    pub fn new(mut entries: Vec<Entry>) -> Result<Self, BlacklistError> {
+    pub fn new(mut entries: Vec<BlacklistEntry>) -> Result<Self, BlacklistError> {
         entries.retain(|entry| entry.range.start < entry.range.end);
         entries.sort_unstable_by_key(|entry| (entry.range.start, entry.reason, entry.range.end));
         entries.dedup();
         let base = entries.first().map_or(GuestVirtAddr(0), |e| e.range.start);
         let mut reach = 0;
         let mut places = Vec::with_capacity(entries.len());
-        for Entry { range, reason } in entries {
+        for BlacklistEntry { range, reason } in entries {
             let from_base = |address: GuestVirtAddr| {
                 let span = address.0.wrapping_sub(base.0);
                 u32::try_from(span).map_err(|_| BlacklistError::TooFar { span })
             };
             let (start, end) = (from_base(range.start)?, from_base(range.end)?);
             reach = reach.max(end);
-            places.push(Place {
+            places.push(ListedRange {
                 start,
                 end,
                 reach,
@@ -131,12 +131,12 @@ impl Blacklist {
     }
 
     /// The first place that overlaps a range of bytes.
-    pub fn find(&self, range: Range<GuestVirtAddr>) -> Option<Entry> {
+    pub fn find(&self, range: Range<GuestVirtAddr>) -> Option<BlacklistEntry> {
         self.overlapping(range).next()
     }
 
     /// All places that overlap a range of bytes, in order.
-    pub fn overlapping(&self, range: Range<GuestVirtAddr>) -> impl Iterator<Item = Entry> {
+    pub fn overlapping(&self, range: Range<GuestVirtAddr>) -> impl Iterator<Item = BlacklistEntry> {
         let from_base = |address: GuestVirtAddr| address.0.saturating_sub(self.base.0);
         let (start, end) = (from_base(range.start), from_base(range.end));
         let first = self
@@ -158,7 +158,7 @@ impl Blacklist {
     }
 
     /// All places, in the order of their addresses. They may overlap.
-    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> {
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = BlacklistEntry> {
         self.places.iter().map(|place| self.entry(place))
     }
 
@@ -172,9 +172,9 @@ impl Blacklist {
         self.places.is_empty()
     }
 
-    fn entry(&self, place: &Place) -> Entry {
+    fn entry(&self, place: &ListedRange) -> BlacklistEntry {
         let address = |offset: u32| self.base.wrapping_add(u64::from(offset));
-        Entry {
+        BlacklistEntry {
             range: address(place.start)..address(place.end),
             reason: place.reason,
         }

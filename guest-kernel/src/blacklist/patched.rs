@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use guest_state::GuestVirtAddr;
 
 use super::format::{Format, Length, RawTable};
-use super::tables::Tables;
-use super::{Blacklist, BlacklistError, Entry, Reason};
+use super::tables::ImageTables;
+use super::{Blacklist, BlacklistEntry, BlacklistError, Reason};
 
 /// Text between two symbols.
 const REGIONS: [(Reason, &str, &str); 6] = [
@@ -106,7 +106,7 @@ const TABLES: [(Reason, &str, &str, Format); 9] = [
     ),
 ];
 
-impl<'a> Tables<'a> {
+impl<'a> ImageTables<'a> {
     /// What can't be probed in the kernel. A table that the kernel was built without has no entries. Takes
     /// some tens of milliseconds.
     ///
@@ -144,7 +144,7 @@ impl<'a> Tables<'a> {
     /// Adds the places of a table whose entries have one of some formats: the first that fits.
     fn add(
         &self,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<BlacklistEntry>,
         reason: Reason,
         table: Option<RawTable<'a>>,
         formats: &[Format],
@@ -159,20 +159,24 @@ impl<'a> Tables<'a> {
                 break;
             }
         }
-        entries.extend(result?.into_iter().map(|range| Entry { range, reason }));
+        entries.extend(
+            result?
+                .into_iter()
+                .map(|range| BlacklistEntry { range, reason }),
+        );
         Ok(())
     }
 
-    fn regions(&self, entries: &mut Vec<Entry>) {
+    fn regions(&self, entries: &mut Vec<BlacklistEntry>) {
         for (reason, start, end) in REGIONS {
             if let Some(range) = self.range(start, end) {
-                entries.push(Entry { range, reason });
+                entries.push(BlacklistEntry { range, reason });
             }
         }
         for name in COPIED {
             if let Some(within) = self.address(name).and_then(|at| self.symbols.resolve(at)) {
                 let start = within.symbol.address;
-                entries.push(Entry {
+                entries.push(BlacklistEntry {
                     range: start..start.wrapping_add(within.size),
                     reason: Reason::CopiedText,
                 });
@@ -180,7 +184,7 @@ impl<'a> Tables<'a> {
         }
         for name in FTRACE_CALLS {
             if let Some(start) = self.address(name) {
-                entries.push(Entry {
+                entries.push(BlacklistEntry {
                     range: start..start.wrapping_add(CALL_LEN),
                     reason: Reason::FtraceTrampoline,
                 });
@@ -190,7 +194,7 @@ impl<'a> Tables<'a> {
 
     /// The functions of the kernel's own blacklist, each whole. As in the kernel
     /// (`__within_kprobe_blacklist`), what the compiler made of one belongs to it.
-    fn functions(&self, entries: &mut Vec<Entry>) -> Result<(), BlacklistError> {
+    fn functions(&self, entries: &mut Vec<BlacklistEntry>) -> Result<(), BlacklistError> {
         let reason = Reason::KprobeBlacklist;
         let (start, end) = ("__start_kprobe_blacklist", "__stop_kprobe_blacklist");
         let Some(table) = self.find(start, end)? else {
@@ -200,7 +204,7 @@ impl<'a> Tables<'a> {
         let mut add = |at: GuestVirtAddr| {
             let within = self.symbols.resolve(at)?;
             let range = at..at.wrapping_add(within.size.saturating_sub(within.offset));
-            entries.push(Entry { range, reason });
+            entries.push(BlacklistEntry { range, reason });
             Some(within.symbol.name)
         };
         for place in self.places(table, Format::FUNCTIONS)? {
@@ -219,7 +223,7 @@ impl<'a> Tables<'a> {
     /// Constants that the kernel writes into its instructions: `RUNTIME_CONST` of
     /// `include/asm-generic/vmlinux.lds.h` makes a table of each, and
     /// `arch/x86/include/asm/runtime-const.h` says how long the constant is.
-    fn constants(&self, entries: &mut Vec<Entry>) -> Result<(), BlacklistError> {
+    fn constants(&self, entries: &mut Vec<BlacklistEntry>) -> Result<(), BlacklistError> {
         const PREFIX: &str = "__start_runtime_";
         for symbol in self.symbols.iter() {
             let Some(rest) = symbol.name.strip_prefix(PREFIX) else {

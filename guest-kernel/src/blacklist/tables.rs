@@ -16,7 +16,7 @@ const TARGET: usize = 4;
 
 /// The tables of one kernel.
 #[derive(Debug)]
-pub struct Tables<'a> {
+pub struct ImageTables<'a> {
     image: &'a Image<'a>,
     pub(super) symbols: &'a Symbols,
     pub(super) btf: Option<&'a Btf>,
@@ -24,7 +24,7 @@ pub struct Tables<'a> {
     pub(super) jump_labels: Option<RawTable<'a>>,
 }
 
-impl<'a> Tables<'a> {
+impl<'a> ImageTables<'a> {
     /// The tables of an image.
     ///
     /// # Errors

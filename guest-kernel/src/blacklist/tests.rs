@@ -109,10 +109,10 @@ impl Kernel {
     fn read(&self) -> Result<Blacklist, BlacklistError> {
         let (file, symbols) = self.build();
         let image = Image::parse(&file).unwrap();
-        Tables::of(&image, &symbols, None)?.blacklist()
+        ImageTables::of(&image, &symbols, None)?.blacklist()
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<BlacklistEntry> {
         self.read().unwrap().entries().collect()
     }
 }
@@ -121,8 +121,8 @@ fn distance(place: u64, own: u64) -> Vec<u8> {
     (place.wrapping_sub(own) as u32).to_le_bytes().to_vec()
 }
 
-fn entry(reason: Reason, offset: u64, len: u64) -> Entry {
-    Entry {
+fn entry(reason: Reason, offset: u64, len: u64) -> BlacklistEntry {
+    BlacklistEntry {
         range: range(offset, len),
         reason,
     }
@@ -280,7 +280,7 @@ fn the_layout_of_alternatives_comes_from_btf() {
     );
     let (file, symbols) = kernel.build();
     let image = Image::parse(&file).unwrap();
-    let tables = Tables::of(&image, &symbols, Some(&btf)).unwrap();
+    let tables = ImageTables::of(&image, &symbols, Some(&btf)).unwrap();
     let blacklist = tables.blacklist().unwrap();
     let entries: Vec<_> = blacklist.entries().collect();
     assert_eq!(entries, [entry(Reason::Alternative, 0x111, 3)]);
@@ -428,13 +428,13 @@ fn the_exception_table_knows_its_instructions() {
     );
     let (file, symbols) = kernel.build();
     let image = Image::parse(&file).unwrap();
-    let tables = Tables::of(&image, &symbols, None).unwrap();
+    let tables = ImageTables::of(&image, &symbols, None).unwrap();
     let table = tables.exceptions().unwrap();
     assert!(table.iter().eq([at(0x110), at(0x140)]));
     assert!(table.contains(at(0x140)) && !table.contains(at(0x141)));
     let (file, symbols) = Kernel::new().build();
     let image = Image::parse(&file).unwrap();
-    let tables = Tables::of(&image, &symbols, None).unwrap();
+    let tables = ImageTables::of(&image, &symbols, None).unwrap();
     assert!(tables.exceptions().unwrap().is_empty());
 }
 
@@ -463,7 +463,7 @@ fn fix_ups_and_jump_labels_say_where_execution_goes_on() {
     );
     let (file, symbols) = kernel.build();
     let image = Image::parse(&file).unwrap();
-    let tables = Tables::of(&image, &symbols, None).unwrap();
+    let tables = ImageTables::of(&image, &symbols, None).unwrap();
     let found = tables.landings().unwrap();
     assert_eq!(found.labels, [at(0x130)]);
     assert_eq!(found.fix_ups, [at(0x152), at(0x152)]);
@@ -471,7 +471,7 @@ fn fix_ups_and_jump_labels_say_where_execution_goes_on() {
     assert!(!found.any_fix_up(at(0x130)..at(0x152)));
     let (file, symbols) = Kernel::new().build();
     let image = Image::parse(&file).unwrap();
-    let tables = Tables::of(&image, &symbols, None).unwrap();
+    let tables = ImageTables::of(&image, &symbols, None).unwrap();
     assert_eq!(tables.landings().unwrap(), Landings::default());
 }
 

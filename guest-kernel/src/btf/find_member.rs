@@ -3,7 +3,7 @@
 use super::Btf;
 use super::error::TypeError;
 use super::member::{Array, BitField, Member};
-use super::raw::{Kind, Record};
+use super::raw::{Kind, TypeRecord};
 
 /// How deep unnamed structs and unions may be in one another.
 const MAX_DEPTH: usize = 16;
@@ -11,12 +11,12 @@ const MAX_DEPTH: usize = 16;
 const MAX_LOOKED_AT: usize = 1 << 16;
 
 /// A member as its struct has it.
-struct Found<'a> {
+struct FoundMember<'a> {
     /// In bits from the start of the struct that was searched.
     offset: u64,
     bits: u8,
     id: u32,
-    record: Record<'a>,
+    record: TypeRecord<'a>,
 }
 
 impl Btf {
@@ -63,17 +63,17 @@ impl Btf {
     }
 }
 
-fn is_composite(record: &Record<'_>) -> bool {
+fn is_composite(record: &TypeRecord<'_>) -> bool {
     matches!(record.kind, Kind::Struct | Kind::Union)
 }
 
 fn search<'a>(
     btf: &'a Btf,
-    inside: &Record<'a>,
+    inside: &TypeRecord<'a>,
     name: &str,
     depth: usize,
     budget: &mut usize,
-) -> Option<Found<'a>> {
+) -> Option<FoundMember<'a>> {
     if !is_composite(inside) || depth == 0 {
         return None;
     }
@@ -88,7 +88,7 @@ fn search<'a>(
         let (offset, own) = (u64::from(offset), btf.raw.name(at));
         let record = btf.raw.resolve(id);
         if own == name && !name.is_empty() {
-            return Some(Found {
+            return Some(FoundMember {
                 offset,
                 bits,
                 id,
@@ -100,13 +100,13 @@ fn search<'a>(
             && let Some(found) = search(btf, &record, name, depth - 1, budget)
         {
             let offset = offset + found.offset;
-            return Some(Found { offset, ..found });
+            return Some(FoundMember { offset, ..found });
         }
     }
     None
 }
 
-fn describe(btf: &Btf, offset: u64, found: &Found<'_>) -> Option<Member> {
+fn describe(btf: &Btf, offset: u64, found: &FoundMember<'_>) -> Option<Member> {
     let array = if found.record.kind == Kind::Array {
         let [element, _, count] = found.record.entries().next()?;
         Some(Array {

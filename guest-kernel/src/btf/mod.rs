@@ -18,12 +18,12 @@ mod tests;
 
 pub use error::{BtfError, TypeError};
 pub use member::{Array, BitField, Member};
-use raw::{Kind, Raw, Record};
+use raw::{Kind, RawTypes, TypeRecord};
 
 /// All types of a kernel. Takes about as much memory as the section, and a third more.
 #[derive(Debug)]
 pub struct Btf {
-    raw: Raw,
+    raw: RawTypes,
     /// Hash of each type's name and its number, sorted.
     by_name: Vec<(u32, u32)>,
 }
@@ -49,7 +49,7 @@ impl Btf {
     /// # Errors
     /// See [`BtfError`].
     pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
-        let raw = Raw::parse(data)?;
+        let raw = RawTypes::parse(data)?;
         let mut by_name: Vec<_> = raw
             .iter()
             .filter(|(_, record)| !record.name.is_empty())
@@ -124,13 +124,13 @@ impl Btf {
         (prototype.kind == Kind::Prototype).then(|| parameters.collect())
     }
 
-    fn function(&self, name: &str) -> Option<Record<'_>> {
+    fn function(&self, name: &str) -> Option<TypeRecord<'_>> {
         let mut named = self.named(name).map(|(_, record)| record);
         named.find(|record| record.kind == Kind::Function)
     }
 
     /// All types of a name.
-    fn named(&self, name: &str) -> impl Iterator<Item = (u32, Record<'_>)> {
+    fn named(&self, name: &str) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
         let wanted = hash(name);
         let start = self.by_name.partition_point(|(hash, _)| *hash < wanted);
         self.by_name[start..]

@@ -33,7 +33,7 @@ pub enum Kind {
 
 /// One type.
 #[derive(Debug, Clone, Copy)]
-pub struct Record<'a> {
+pub struct TypeRecord<'a> {
     pub kind: Kind,
     pub name: &'a str,
     /// `kind_flag`: members of a struct have bit fields' sizes, values of an enum are signed.
@@ -44,7 +44,7 @@ pub struct Record<'a> {
     pub details: &'a [u8],
 }
 
-impl Record<'_> {
+impl TypeRecord<'_> {
     /// The details' entries of `N` words.
     pub fn entries<const N: usize>(&self) -> impl Iterator<Item = [u32; N]> {
         self.details.chunks_exact(N * 4).map(words)
@@ -58,14 +58,14 @@ fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
 
 /// The records and names of a BTF section, with where each record is.
 #[derive(Debug)]
-pub struct Raw {
+pub struct RawTypes {
     types: Vec<u8>,
     names: Vec<u8>,
     /// Where each record begins in `types`; the first is of type 1.
     starts: Vec<u32>,
 }
 
-impl Raw {
+impl RawTypes {
     /// Reads the header and finds the records; their contents are read when they are needed.
     pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
         let header = data.get(..HEADER).ok_or(BtfError::Truncated)?;
@@ -104,19 +104,19 @@ impl Raw {
     }
 
     /// All types with their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, Record<'_>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
         (1..)
             .zip(&self.starts)
             .filter_map(|(id, start)| Some((id, self.at(*start as usize)?)))
     }
 
     /// A type by its number; `None` for `void` and numbers that aren't there.
-    pub fn get(&self, id: u32) -> Option<Record<'_>> {
+    pub fn get(&self, id: u32) -> Option<TypeRecord<'_>> {
         self.at(*self.starts.get((id as usize).checked_sub(1)?)? as usize)
     }
 
     /// A type, through its aliases and qualifiers.
-    pub fn resolve(&self, mut id: u32) -> Option<Record<'_>> {
+    pub fn resolve(&self, mut id: u32) -> Option<TypeRecord<'_>> {
         // Longer chains than any compiler makes are circular.
         const MAX_CHAIN: usize = 64;
         for _ in 0..MAX_CHAIN {
@@ -129,10 +129,10 @@ impl Raw {
         None
     }
 
-    fn at(&self, start: usize) -> Option<Record<'_>> {
+    fn at(&self, start: usize) -> Option<TypeRecord<'_>> {
         let (record, rest) = self.types.get(start..)?.split_at_checked(RECORD)?;
         let [name, info, size_or_type] = words(record);
-        Some(Record {
+        Some(TypeRecord {
             kind: kind(info),
             name: self.name(name),
             flag: info >> 31 != 0,

@@ -10,7 +10,7 @@ use super::layout::TableAt;
 use super::read::Reading;
 use super::{Module, ModuleError, ModuleFunction};
 use crate::blacklist::format::RawTable;
-use crate::blacklist::{Blacklist, Entry, ExceptionTable, Reason};
+use crate::blacklist::{Blacklist, BlacklistEntry, ExceptionTable, Reason};
 
 /// The longest table that is read, in bytes.
 const MAX_TABLE: usize = 16 << 20;
@@ -19,13 +19,13 @@ const MAX_TABLE: usize = 16 << 20;
 const TRAMPOLINE: &str = "__SCT__";
 
 /// A module's text in a copy, and where it is in the guest.
-type Code = Vec<(GuestVirtAddr, Vec<u8>)>;
+type ModuleText = Vec<(GuestVirtAddr, Vec<u8>)>;
 
 impl Reading<'_> {
     /// Fills in what can't be probed, and the exception table.
     pub(super) fn tables(&self, module: &mut Module) -> Result<(), ModuleError> {
         let layout = &self.reader.layout;
-        let mut code = Code::new();
+        let mut code = ModuleText::new();
         for text in [&module.text, &module.init_text] {
             // Both are at most `MAX_TEXT` long.
             let len = (text.end.0 - text.start.0) as usize;
@@ -37,17 +37,17 @@ impl Reading<'_> {
             let range = self.text(*at)?;
             if module.is_text(range.start) {
                 let reason = *reason;
-                entries.push(Entry { range, reason });
+                entries.push(BlacklistEntry { range, reason });
             }
         }
         for (reason, at) in &layout.tables {
             let places = self.places(*at, module, &code)?.into_iter();
-            entries.extend(places.map(|range| Entry {
+            entries.extend(places.map(|range| BlacklistEntry {
                 range,
                 reason: *reason,
             }));
         }
-        let whole = |function: &ModuleFunction, reason| Entry {
+        let whole = |function: &ModuleFunction, reason| BlacklistEntry {
             range: function.address..function.address.wrapping_add(function.size),
             reason,
         };
@@ -81,7 +81,7 @@ impl Reading<'_> {
         &self,
         at: TableAt,
         module: &Module,
-        code: &Code,
+        code: &ModuleText,
     ) -> Result<Vec<std::ops::Range<GuestVirtAddr>>, ModuleError> {
         let address = self.guest.address(self.at(at.at)).map_err(self.fault())?;
         let count = self.guest.u32(self.at(at.count)).map_err(self.fault())?;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::synthetic::{CODE, DATA, Guest, INIT_CODE, LIST, MODULE, VERSIONS, Version, btf};
 use super::*;
-use crate::blacklist::{Entry, Reason};
+use crate::blacklist::{BlacklistEntry, Reason};
 use crate::btf::Btf;
 use crate::btf::synthetic::Builder;
 use crate::symbols::Symbols;
@@ -111,7 +111,7 @@ fn a_module_s_own_tables_tell_what_cannot_be_probed() {
             (Reason::Noinstr, CODE + 0x68, 8),
             (Reason::StaticCallTrampoline, CODE + 0xe0, 0x20),
         ];
-        let expected = expected.map(|(reason, start, len)| Entry {
+        let expected = expected.map(|(reason, start, len)| BlacklistEntry {
             range: range(start, len),
             reason,
         });

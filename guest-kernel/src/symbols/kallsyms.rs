@@ -27,7 +27,7 @@ const ALIGNMENTS: [usize; 2] = [8, 4];
 const SEARCH_BUDGET: usize = 1 << 27;
 
 /// What the search came to.
-pub enum Found {
+pub enum KallsymsFound {
     /// A symbol table, sorted by address.
     Table(SymbolTable),
     /// The names of that many symbols, but not their addresses.
@@ -37,7 +37,7 @@ pub enum Found {
 }
 
 /// Looks for kallsyms' tables in a vmlinux.
-pub fn find(image: &Image<'_>) -> Found {
+pub fn find(image: &Image<'_>) -> KallsymsFound {
     let mut search = Search {
         image,
         budget: SEARCH_BUDGET,
@@ -47,15 +47,15 @@ pub fn find(image: &Image<'_>) -> Found {
         for tokens in Tokens::find_all(segment.data) {
             for align in ALIGNMENTS {
                 if let Some(table) = search.before(segment, &tokens, align) {
-                    return Found::Table(table);
+                    return KallsymsFound::Table(table);
                 }
             }
         }
     }
     if search.names_only == 0 {
-        Found::Nothing
+        KallsymsFound::Nothing
     } else {
-        Found::NamesOnly(search.names_only)
+        KallsymsFound::NamesOnly(search.names_only)
     }
 }
 

@@ -159,10 +159,10 @@ impl Symbols {
     /// See [`SymbolsError`].
     pub fn from_image(image: &Image<'_>) -> Result<Self, SymbolsError> {
         match kallsyms::find(image) {
-            kallsyms::Found::Table(table) => Self::new(table, Source::Kallsyms, image),
+            kallsyms::KallsymsFound::Table(table) => Self::new(table, Source::Kallsyms, image),
             other => match (symtab::read(image), other) {
                 (Some(table), _) => Self::new(table, Source::ElfSymtab, image),
-                (None, kallsyms::Found::NamesOnly(count)) => {
+                (None, kallsyms::KallsymsFound::NamesOnly(count)) => {
                     Err(SymbolsError::UnknownAddresses { count })
                 }
                 (None, _) => Err(SymbolsError::None),

@@ -49,7 +49,7 @@ pub use space::{Placement, Space};
 use areas::SLOTS;
 use detours::Detours;
 use slots::Slots;
-use tables::Tables;
+use tables::ArenaTables;
 
 /// What the calls return to that detours follow: code for all of them. Breakpoints' calls return to an int3
 /// right behind it.
@@ -58,7 +58,7 @@ pub const TRAMPOLINE: GuestVirtAddr =
 
 /// Code that writes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Code {
+pub enum RecordingCode {
     /// The detour of this number.
     Detour(u32),
     /// What followed calls return to, but for its first instruction: each of these calls has the address of
@@ -78,7 +78,7 @@ enum Owner {
 /// Methods that only look are cheap: [`Arena::slot_at`] is an index into an array.
 #[derive(Debug)]
 pub struct Arena {
-    tables: Tables,
+    tables: ArenaTables,
     slots: Slots,
     detours: Detours,
 }
@@ -103,7 +103,7 @@ impl Arena {
         symbols: &Symbols,
         region: ArenaMemory,
     ) -> Result<Self, InstallError> {
-        let tables = Tables::find(memory, image, symbols, region)?;
+        let tables = ArenaTables::find(memory, image, symbols, region)?;
         let trampoline = tables.to_phys(slots::TRAMPOLINE);
         let trampoline = trampoline.ok_or(InstallError::BadRegion { region })?;
         memory.write(trampoline, &[INT3; SLOT_LEN])?;
@@ -209,11 +209,11 @@ impl Arena {
         memory: &dyn GuestMemory,
         ram: &[PhysRange],
         rips: &[u64],
-    ) -> Result<HashSet<Code>, MemoryError> {
+    ) -> Result<HashSet<RecordingCode>, MemoryError> {
         let trampoline = TRAMPOLINE.wrapping_add(1)..self.trampoline();
         reclaim::mentioned(memory, ram, rips, |at| match trampoline.contains(&at) {
-            true => Some(Code::Trampoline),
-            false if HOLE.contains(&at) => self.detours.number_at(at).map(Code::Detour),
+            true => Some(RecordingCode::Trampoline),
+            false if HOLE.contains(&at) => self.detours.number_at(at).map(RecordingCode::Detour),
             false => None,
         })
     }

@@ -40,13 +40,13 @@ pub(super) const PHYS_END: u64 = 1 << 52;
 
 /// What is mapped. The guest's copy of it is only ever written.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(super) struct ArenaTables {
     region: ArenaMemory,
     /// The kernel's table.
     kernel: GuestPhysAddr,
 }
 
-impl Tables {
+impl ArenaTables {
     /// Checks that the region and the kernel's table are what they should be.
     pub(super) fn find(
         memory: &dyn GuestMemory,

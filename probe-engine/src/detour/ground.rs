@@ -76,12 +76,12 @@ pub fn is_early(symbol: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use guest_kernel::blacklist::{Entry, Reason};
+    use guest_kernel::blacklist::{BlacklistEntry, Reason};
 
     #[test]
     fn text_that_is_patched_once_is_free_when_the_kernel_has_started() {
         let at = |offset: u64| GuestVirtAddr(0xffff_ffff_8100_0000 + offset);
-        let entry = |offset, reason| Entry {
+        let entry = |offset, reason| BlacklistEntry {
             range: at(offset)..at(offset + 5),
             reason,
         };

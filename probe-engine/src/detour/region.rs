@@ -59,7 +59,7 @@ impl Region {
 /// # Errors
 /// Why the instruction has to stay a breakpoint.
 pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, NoJump> {
-    let mut walk = Walk {
+    let mut walk = RegionWalk {
         at,
         ground,
         starts: Vec::new(),
@@ -98,7 +98,7 @@ pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, NoJump> 
 }
 
 /// One instruction after the other.
-struct Walk<'a> {
+struct RegionWalk<'a> {
     at: GuestVirtAddr,
     ground: &'a Ground<'a>,
     starts: Vec<u8>,
@@ -110,7 +110,7 @@ struct Walk<'a> {
     goes_on: bool,
 }
 
-impl Walk<'_> {
+impl RegionWalk<'_> {
     fn next(&mut self) -> Result<Instruction, NoJump> {
         let at = self.at.wrapping_add(self.len as u64);
         let function_end = self.ground.function_end;

@@ -3,7 +3,7 @@
 use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind, Register};
 
 use super::compiled::{
-    Address, Arithmetic, Base, BranchTo, Compiled, Count, Operand, Operation, Reg, SegmentBase,
+    Address, Arithmetic, Base, BranchTo, Compiled, Count, InsnOperand, Operation, Reg, SegmentBase,
     Shift, Unary, Width,
 };
 use super::flags::{AC, CF, DF, IF};
@@ -238,10 +238,10 @@ fn shift(insn: &Instruction, kind: Shift) -> Option<Operation> {
 }
 
 /// `None` for anything but general registers, memory and immediates.
-fn operand(insn: &Instruction, index: u32) -> Option<Operand> {
+fn operand(insn: &Instruction, index: u32) -> Option<InsnOperand> {
     match insn.op_kind(index) {
-        OpKind::Register => register(insn.op_register(index)).map(Operand::Register),
-        OpKind::Memory => address(insn).map(Operand::Memory),
+        OpKind::Register => register(insn.op_register(index)).map(InsnOperand::Register),
+        OpKind::Memory => address(insn).map(InsnOperand::Memory),
         OpKind::Immediate8
         | OpKind::Immediate16
         | OpKind::Immediate32
@@ -249,7 +249,7 @@ fn operand(insn: &Instruction, index: u32) -> Option<Operand> {
         | OpKind::Immediate8to16
         | OpKind::Immediate8to32
         | OpKind::Immediate8to64
-        | OpKind::Immediate32to64 => insn.try_immediate(index).ok().map(Operand::Immediate),
+        | OpKind::Immediate32to64 => insn.try_immediate(index).ok().map(InsnOperand::Immediate),
         _ => None,
     }
 }

@@ -104,7 +104,7 @@ pub(crate) struct Address {
 
 /// What an instruction reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operand {
+pub(crate) enum InsnOperand {
     Register(Reg),
     Memory(Address),
     /// Extended to 64 bits as the instruction does.
@@ -162,27 +162,27 @@ pub(crate) enum BranchTo {
     /// So far from the following instruction.
     Relative(u64),
     /// To the value of a 64-bit operand.
-    Absolute(Operand),
+    Absolute(InsnOperand),
 }
 
 /// What an instruction does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Nothing,
-    Push(Operand),
-    Pop(Operand),
+    Push(InsnOperand),
+    Pop(InsnOperand),
     PushFlags,
     PopFlags,
     Leave,
     Move {
         width: Width,
-        to: Operand,
-        from: Operand,
+        to: InsnOperand,
+        from: InsnOperand,
     },
     Extend {
         to: Reg,
         width: Width,
-        from: Operand,
+        from: InsnOperand,
         from_width: Width,
         signed: bool,
     },
@@ -194,31 +194,31 @@ pub(crate) enum Operation {
     Arithmetic {
         kind: Arithmetic,
         width: Width,
-        to: Operand,
-        from: Operand,
+        to: InsnOperand,
+        from: InsnOperand,
     },
     Unary {
         kind: Unary,
         width: Width,
-        operand: Operand,
+        operand: InsnOperand,
     },
     Shift {
         kind: Shift,
         width: Width,
-        operand: Operand,
-        count: Operand,
+        operand: InsnOperand,
+        count: InsnOperand,
     },
     /// `setcc`
     SetIf {
         condition: u8,
-        to: Operand,
+        to: InsnOperand,
     },
     /// `cmovcc`
     MoveIf {
         condition: u8,
         width: Width,
         to: Reg,
-        from: Operand,
+        from: InsnOperand,
     },
     Exchange {
         width: Width,

@@ -4,7 +4,7 @@ use guest_state::x86_64::supervisor::{AccessError, Intent, Span, SupervisorMemor
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use super::compiled::{
-    Address, Base, BranchTo, Compiled, Count, Operand, Operation, Reg, SegmentBase, Width,
+    Address, Base, BranchTo, Compiled, Count, InsnOperand, Operation, Reg, SegmentBase, Width,
 };
 use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
 
@@ -277,11 +277,11 @@ impl<'a> Emulation<'a> {
         self.view()?.span(at, width.bytes(), access, rflags)
     }
 
-    fn read(&mut self, from: Operand, width: Width) -> Result<u64, AccessError> {
+    fn read(&mut self, from: InsnOperand, width: Width) -> Result<u64, AccessError> {
         match from {
-            Operand::Register(reg) => Ok(self.read_register(reg, width)),
-            Operand::Immediate(value) => Ok(value & width.mask()),
-            Operand::Memory(address) => {
+            InsnOperand::Register(reg) => Ok(self.read_register(reg, width)),
+            InsnOperand::Immediate(value) => Ok(value & width.mask()),
+            InsnOperand::Memory(address) => {
                 let at = self.address(&address)?;
                 self.load(at, width)
             }
@@ -294,14 +294,14 @@ impl<'a> Emulation<'a> {
     }
 
     /// Where a result goes, checked for being writable.
-    fn destination(&mut self, to: Operand, width: Width) -> Result<Destination, AccessError> {
+    fn destination(&mut self, to: InsnOperand, width: Width) -> Result<Destination, AccessError> {
         match to {
-            Operand::Register(reg) => Ok(Destination::Register(reg)),
-            Operand::Memory(address) => {
+            InsnOperand::Register(reg) => Ok(Destination::Register(reg)),
+            InsnOperand::Memory(address) => {
                 let at = self.address(&address)?;
                 self.span(at, width, Intent::Write).map(Destination::Memory)
             }
-            Operand::Immediate(_) => Err(AccessError::Unknown),
+            InsnOperand::Immediate(_) => Err(AccessError::Unknown),
         }
     }
 
@@ -316,7 +316,7 @@ impl<'a> Emulation<'a> {
     /// the second.
     fn update(
         &mut self,
-        operand: Operand,
+        operand: InsnOperand,
         width: Width,
         change: impl FnOnce(u64) -> (u64, u64),
     ) -> Result<(), AccessError> {

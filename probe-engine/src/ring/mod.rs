@@ -16,5 +16,5 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use reader::{Drained, Rings, Unfinished, VcpuMemory};
-pub use run::{Header, Record, Returned};
+pub use reader::{Rings, RingsRead, Unfinished, VcpuMemory};
+pub use run::{Record, RecordHeader, Returned};

@@ -8,7 +8,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, VcpuId};
 use super::counts::Counts;
 use super::layout::{self, RING_LEN};
 use super::memory::{CHUNK, clear, clear_used};
-use super::run::{End, Header, Record, Stage, walk};
+use super::run::{Record, RecordHeader, RunEnd, Stage, walk};
 use crate::fetch::Fetches;
 
 /// Where a vCPU has what is its own.
@@ -35,7 +35,7 @@ pub struct Rings {
 
 /// What one [`Rings::drain`] has found.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Drained {
+pub struct RingsRead {
     /// Records.
     pub records: u64,
     /// How often something unreadable was skipped: the guest has damaged its rings.
@@ -45,7 +45,7 @@ pub struct Drained {
     pub blocked: [bool; layout::RINGS as usize],
 }
 
-impl Drained {
+impl RingsRead {
     /// Whether any ring is blocked.
     pub fn is_blocked(&self) -> bool {
         self.blocked.contains(&true)
@@ -102,9 +102,9 @@ impl Rings {
     pub fn drain(
         &mut self,
         memory: &dyn GuestMemory,
-        shape: impl Fn(Header) -> Option<Fetches>,
+        shape: impl Fn(RecordHeader) -> Option<Fetches>,
         mut each: impl FnMut(Record),
-    ) -> Drained {
+    ) -> RingsRead {
         self.read(memory, false, shape, |_, record| each(record))
     }
 
@@ -116,10 +116,10 @@ impl Rings {
         &mut self,
         memory: &dyn GuestMemory,
         ahead: bool,
-        shape: impl Fn(Header) -> Option<Fetches>,
+        shape: impl Fn(RecordHeader) -> Option<Fetches>,
         mut each: impl FnMut(u64, Record),
-    ) -> Drained {
-        let mut drained = Drained::default();
+    ) -> RingsRead {
+        let mut drained = RingsRead::default();
         for ring in &mut self.rings {
             let index = usize::from(ring.number);
             let vcpu = VcpuId(ring.number.into());
@@ -181,7 +181,7 @@ impl Rings {
     pub fn give_up(
         &mut self,
         memory: &dyn GuestMemory,
-        is_dead: impl Fn(Option<Header>) -> bool,
+        is_dead: impl Fn(Option<RecordHeader>) -> bool,
     ) -> Vec<Unfinished> {
         let mut lost = Vec::new();
         for ring in &mut self.rings {
@@ -243,7 +243,7 @@ pub struct Unfinished {
     /// Where in it ([`layout::position`]).
     pub at: u64,
     /// What the record is to be; `None` for a word of space in which nothing has been written yet.
-    pub header: Option<Header>,
+    pub header: Option<RecordHeader>,
     /// Words of it.
     words: u8,
 }
@@ -252,13 +252,13 @@ pub struct Unfinished {
 #[derive(Debug, Clone, Copy)]
 enum Seen {
     /// A record, and its length in words.
-    Record(Stage, Header, usize),
+    Record(Stage, RecordHeader, usize),
     /// A word of space whose owner has not written anything yet.
     Nothing,
 }
 
 /// Takes the words of a record at a position; whether it is one.
-type Take<'a> = dyn FnMut(u64, Header, &[[u8; 8]]) -> bool + 'a;
+type Take<'a> = dyn FnMut(u64, RecordHeader, &[[u8; 8]]) -> bool + 'a;
 
 /// One vCPU's ring. Where it has been read to is known here only; the guest's copy is for the guest.
 #[derive(Debug)]
@@ -315,18 +315,18 @@ impl Ring {
             let taken = walk(records, |at, header, words| {
                 take(start.wrapping_add(at as u64), header, words)
             });
-            let same = taken == (whole, End::Cut);
-            let beyond_head = end == End::Cut && whole < len && len == left;
+            let same = taken == (whole, RunEnd::Cut);
+            let beyond_head = end == RunEnd::Cut && whole < len && len == left;
             if !same || beyond_head {
-                end = End::Bad;
+                end = RunEnd::Bad;
             }
             match end {
-                End::Bad => {
+                RunEnd::Bad => {
                     turn.damaged += 1;
                     self.give_back(memory, left)?;
                 }
-                End::Cut => self.give_back(memory, whole)?,
-                End::Open => {
+                RunEnd::Cut => self.give_back(memory, whole)?,
+                RunEnd::Open => {
                     self.give_back(memory, whole)?;
                     if self.was_damaged && self.waits >= PATIENCE {
                         // Nobody may be left who could finish it: what was there may be overwritten.
@@ -384,7 +384,7 @@ impl Ring {
         while at != head {
             let left = head.wrapping_sub(at) / 8;
             let first = memory.read_u64(self.phys(at))?;
-            let (seen, len) = match Header::read(first) {
+            let (seen, len) = match RecordHeader::read(first) {
                 _ if first == 0 => (Seen::Nothing, 1),
                 Some((stage, header, len)) if len as u64 <= left => {
                     (Seen::Record(stage, header, len), len as u64)
@@ -491,7 +491,7 @@ fn open(bytes: &[u8]) -> usize {
     let (words, _) = bytes.as_chunks::<8>();
     let zero = words.iter().take_while(|word| **word == [0; 8]).count();
     let first = words.first().map_or(0, |word| u64::from_le_bytes(*word));
-    match Header::read(first) {
+    match RecordHeader::read(first) {
         Some((_, _, len)) => len * 8,
         None => zero * 8,
     }

@@ -40,7 +40,7 @@ pub struct Returned {
 
 /// What follows the records of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum RunEnd {
     /// Nothing, or the beginning of a record.
     Cut,
     /// A record that isn't whole yet.
@@ -52,28 +52,31 @@ pub enum End {
 /// Goes through records until one isn't there, whole and such that `each` takes it; those that the host
 /// has taken before are passed over. Says how many bytes they have together, and what follows.
 /// `each` is told how many bytes from the start the record is.
-pub fn walk(bytes: &[u8], mut each: impl FnMut(usize, Header, &[[u8; 8]]) -> bool) -> (usize, End) {
+pub fn walk(
+    bytes: &[u8],
+    mut each: impl FnMut(usize, RecordHeader, &[[u8; 8]]) -> bool,
+) -> (usize, RunEnd) {
     let (words, _) = bytes.as_chunks();
     let mut at = 0;
     let end = loop {
         let rest = words.get(at..).unwrap_or_default();
         let Some(header) = rest.first().map(|word| u64::from_le_bytes(*word)) else {
-            break End::Cut;
+            break RunEnd::Cut;
         };
         if header == 0 {
-            break End::Open;
+            break RunEnd::Open;
         }
-        let Some((stage, header, len)) = Header::read(header) else {
-            break End::Bad;
+        let Some((stage, header, len)) = RecordHeader::read(header) else {
+            break RunEnd::Bad;
         };
         if stage == Stage::Open {
-            break End::Open;
+            break RunEnd::Open;
         }
         let Some(record) = rest.get(..len) else {
-            break End::Cut;
+            break RunEnd::Cut;
         };
         if stage == Stage::Whole && !each(at * 8, header, record) {
-            break End::Bad;
+            break RunEnd::Bad;
         }
         at += len;
     };
@@ -82,7 +85,7 @@ pub fn walk(bytes: &[u8], mut each: impl FnMut(usize, Header, &[[u8; 8]]) -> boo
 
 /// What a record's first word tells, besides its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct RecordHeader {
     /// The detour's number.
     pub detour: u32,
     /// It is of a call that has returned.
@@ -100,7 +103,7 @@ pub enum Stage {
     Taken,
 }
 
-impl Header {
+impl RecordHeader {
     /// How far the record is, the header, and the record's length in words.
     pub(super) fn read(word: u64) -> Option<(Stage, Self, usize)> {
         let (detour, len) = (word as u32, (word >> 32) as u8);
@@ -124,7 +127,7 @@ impl Record {
     /// Reads the words of a hit's record with these values, or of a return's, if it has as many.
     pub(super) fn read(
         vcpu: VcpuId,
-        header: Header,
+        header: RecordHeader,
         words: &[[u8; 8]],
         shape: Fetches,
     ) -> Option<Self> {

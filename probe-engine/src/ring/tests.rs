@@ -20,7 +20,7 @@ fn two() -> Fetches {
 
 /// Detour 0 has no registers in its records, 1 has two, 2 all, and only 3 has records of returns; there are
 /// no others.
-fn shape(header: Header) -> Option<Fetches> {
+fn shape(header: RecordHeader) -> Option<Fetches> {
     match (header.detour, header.returns) {
         (0, false) => Some(Fetches::default()),
         (1, false) => Some(two()),
@@ -80,7 +80,7 @@ impl Guest {
         at.map(|at| self.finish(vcpu, at, tsc)).is_some()
     }
 
-    fn drain(&mut self) -> (Drained, Vec<Record>) {
+    fn drain(&mut self) -> (RingsRead, Vec<Record>) {
         let mut records = vec![];
         let drained = self
             .rings
@@ -116,9 +116,9 @@ fn a_record_comes_with_all_that_the_detour_has_written() {
     producer.fill(&guest.memory, at, &[5, 0]).unwrap();
     producer.commit(&guest.memory, at, header(0, 3)).unwrap();
     let (drained, records) = guest.drain();
-    let expected = Drained {
+    let expected = RingsRead {
         records: 3,
-        ..Drained::default()
+        ..RingsRead::default()
     };
     assert_eq!(drained, expected);
     let record = |vcpu, detour, tsc, task, registers| Record {
@@ -163,7 +163,7 @@ fn a_record_comes_with_all_that_the_detour_has_written() {
     assert_eq!(guest.block_word(0, TAIL), position(0, 23 * 8));
     assert_eq!(guest.block_word(1, TAIL), position(1, 5 * 8));
     assert!(guest.is_clear(0) && guest.is_clear(1));
-    assert_eq!(guest.drain().0, Drained::default());
+    assert_eq!(guest.drain().0, RingsRead::default());
 }
 
 #[test]
@@ -376,7 +376,7 @@ fn beginning_again_forgets_what_was_there() {
     guest.rings.count(&guest.memory, 0..COUNTERS).unwrap();
     guest.rings.init(&guest.memory).unwrap();
     assert!(guest.is_clear(0) && guest.is_clear(1));
-    assert_eq!(guest.drain().0, Drained::default());
+    assert_eq!(guest.drain().0, RingsRead::default());
     guest.rings.count(&guest.memory, 0..COUNTERS).unwrap();
     assert_eq!((guest.rings.total(0), guest.rings.total(1)), (0, 0));
     guest.push(0, 3);

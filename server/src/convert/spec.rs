@@ -42,19 +42,19 @@ pub fn too_many(probes: usize) -> Status {
 }
 
 /// A wrong field of a probe.
-struct Wrong {
+struct WrongField {
     field: Cow<'static, str>,
     why: String,
 }
 
-fn wrong(field: impl Into<Cow<'static, str>>, why: impl Into<String>) -> Wrong {
-    Wrong {
+fn wrong(field: impl Into<Cow<'static, str>>, why: impl Into<String>) -> WrongField {
+    WrongField {
         field: field.into(),
         why: why.into(),
     }
 }
 
-fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, Wrong> {
+fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, WrongField> {
     let place = place(spec)?;
     let kind = kind(spec)?;
     if let (
@@ -78,14 +78,14 @@ fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, Wrong> {
     })
 }
 
-fn options(spec: &v1::ProbeSpec) -> Result<Options, Wrong> {
+fn options(spec: &v1::ProbeSpec) -> Result<Options, WrongField> {
     let Some(options) = &spec.options else {
         return Ok(Options::default());
     };
     options::options(options).map_err(|error| wrong(format!("options.{}", error.field), error.why))
 }
 
-fn place(spec: &v1::ProbeSpec) -> Result<Place, Wrong> {
+fn place(spec: &v1::ProbeSpec) -> Result<Place, WrongField> {
     match &spec.place {
         Some(WirePlace::Address(address)) => Ok(Place::Address(GuestVirtAddr(*address))),
         Some(WirePlace::Symbol(place)) => Ok(Place::Symbol {
@@ -98,7 +98,7 @@ fn place(spec: &v1::ProbeSpec) -> Result<Place, Wrong> {
     }
 }
 
-fn kind(spec: &v1::ProbeSpec) -> Result<ProbeKind, Wrong> {
+fn kind(spec: &v1::ProbeSpec) -> Result<ProbeKind, WrongField> {
     match spec.kind {
         None => Ok(ProbeKind::PRE),
         Some(Kind::Instruction(v1::InstructionProbe { post, fault })) => {

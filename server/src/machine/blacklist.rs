@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use guest_kernel::blacklist::{Entry, Patched};
+use guest_kernel::blacklist::{BlacklistEntry, Patched};
 use guest_kernel::symbols::Resolved;
 use guest_state::GuestVirtAddr;
 use tonic::{Code, Status};
@@ -48,7 +48,8 @@ impl BlacklistReader {
     /// entries that aren't asked for. Nothing when all are read. Blocks for a bounded time.
     pub fn next(&mut self) -> Option<Vec<v1::BlacklistEntry>> {
         let engine = &self.machine.engine;
-        let stands = |entry: &Entry| !self.started || entry.reason.patched() != Patched::Once;
+        let stands =
+            |entry: &BlacklistEntry| !self.started || entry.reason.patched() != Patched::Once;
         let entries = engine.blacklist().entries().filter(stands);
         let entries = entries.skip(self.at.entry);
         let ranges = entries.map(|entry| (entry.range, entry.reason));

@@ -25,7 +25,7 @@ use tonic::Status;
 use vmm::{GuestRam, StartError, StoppedVm, Vm, VmConfig, VmState};
 use vmprobe_proto::v1;
 
-use crate::console::Reader;
+use crate::console::ConsoleReader;
 use crate::convert;
 use crate::fanout::Fanout;
 
@@ -167,8 +167,8 @@ impl Machine {
     }
 
     /// What the guest has written to its console, and will write.
-    pub fn console_output(&self) -> Reader {
-        Reader::new(self.vm.console())
+    pub fn console_output(&self) -> ConsoleReader {
+        ConsoleReader::new(self.vm.console())
     }
 
     /// Types on the guest's console.

@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status, Streaming, async_trait};
 use vmprobe_proto::v1::console_service_server::ConsoleService;
 use vmprobe_proto::v1::{AttachConsoleRequest, AttachConsoleResponse};
 
-use crate::console::Reader;
+use crate::console::ConsoleReader;
 use crate::machine::Machine;
 use crate::machines::Machines;
 use crate::status;
@@ -48,7 +48,7 @@ impl ConsoleService for Consoles {
 }
 
 /// Sends the console's output until the guest has ended or the client has gone.
-async fn send(mut output: Reader, to: &mpsc::Sender<Result<AttachConsoleResponse, Status>>) {
+async fn send(mut output: ConsoleReader, to: &mpsc::Sender<Result<AttachConsoleResponse, Status>>) {
     while let Some(chunk) = output.next().await {
         let message = AttachConsoleResponse {
             output: chunk.bytes,

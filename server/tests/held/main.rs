@@ -20,7 +20,7 @@ use vmprobe_client::v1::{
     CreateVmRequest, Probe, ProbeSpec, ProbeState, ReturnProbe, Strategy, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{Options, Server};
+use vmprobe_server::{ServeOptions, Server};
 
 const VM: &str = "a";
 
@@ -31,7 +31,7 @@ async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client
         return;
     }
     let kernel = tiny::Kernel::write();
-    let options = Options {
+    let options = ServeOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         insecure_listen_anywhere: false,
         limits: vmprobe_server::Limits::default(),

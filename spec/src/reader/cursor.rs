@@ -1,7 +1,7 @@
 //! The text of a definition, read from its start to its end.
 
 /// A byte position in the text, and what is wrong there.
-pub type Wrong = (usize, String);
+pub type WrongAt = (usize, String);
 
 /// A position in the text.
 pub struct Cursor<'a> {
@@ -11,12 +11,12 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    pub fn accept(&mut self, word: &str) -> Result<(), Wrong> {
+    pub fn accept(&mut self, word: &str) -> Result<(), WrongAt> {
         self.at += word.len();
         Ok(())
     }
 
-    pub fn number(&mut self, missing: &str) -> Result<u64, Wrong> {
+    pub fn number(&mut self, missing: &str) -> Result<u64, WrongAt> {
         let start = self.at;
         let (radix, digits) = match self.rest().get(..2) {
             Some("0x" | "0X") => {
@@ -60,7 +60,7 @@ impl<'a> Cursor<'a> {
         self.take(char::is_whitespace);
     }
 
-    pub fn wrong<T>(&self, reason: &str) -> Result<T, Wrong> {
+    pub fn wrong<T>(&self, reason: &str) -> Result<T, WrongAt> {
         Err((self.at, reason.to_owned()))
     }
 }

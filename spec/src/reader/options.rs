@@ -3,7 +3,7 @@
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{Capture, Condition, ProbeOptions, Relation};
 
-use super::cursor::{Cursor, Wrong};
+use super::cursor::{Cursor, WrongAt};
 use crate::limits::CONDITIONS_MAX;
 use crate::names;
 
@@ -32,7 +32,7 @@ pub struct Asked {
 }
 
 impl Cursor<'_> {
-    pub fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<Asked, Wrong> {
+    pub fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<Asked, WrongAt> {
         let mut asked = Asked::default();
         loop {
             let before = self.at;
@@ -47,7 +47,7 @@ impl Cursor<'_> {
         }
     }
 
-    fn option(&mut self, kind: &mut Kind, asked: &mut Asked) -> Result<(), Wrong> {
+    fn option(&mut self, kind: &mut Kind, asked: &mut Asked) -> Result<(), WrongAt> {
         let options = &mut asked.options;
         let word = self.word();
         match (word, kind) {
@@ -81,7 +81,7 @@ impl Cursor<'_> {
     }
 
     /// `regs=rdi+rsi`
-    fn registers(&mut self, options: &mut ProbeOptions) -> Result<(), Wrong> {
+    fn registers(&mut self, options: &mut ProbeOptions) -> Result<(), WrongAt> {
         match options.capture() {
             Capture::Count => return self.wrong("a hit that is only counted has no registers"),
             Capture::Registers => return self.wrong("regs= occurs twice"),
@@ -119,7 +119,7 @@ impl Cursor<'_> {
     }
 
     /// `if=edi==0xffffff9c&&pid==100`
-    fn conditions(&mut self, options: &mut ProbeOptions) -> Result<(), Wrong> {
+    fn conditions(&mut self, options: &mut ProbeOptions) -> Result<(), WrongAt> {
         self.at += "if=".len();
         loop {
             if options.conditions.len() == CONDITIONS_MAX {
@@ -136,7 +136,7 @@ impl Cursor<'_> {
         }
     }
 
-    fn condition(&mut self) -> Result<Condition, Wrong> {
+    fn condition(&mut self) -> Result<Condition, WrongAt> {
         let start = self.at;
         let name = self.take(|c| c.is_ascii_alphanumeric());
         let Some(operand) = names::operand(name) else {
@@ -176,7 +176,7 @@ impl Cursor<'_> {
     }
 
     /// A relation, and whether it is the signed one: `<s`.
-    fn relation(&mut self) -> Result<(Relation, bool), Wrong> {
+    fn relation(&mut self) -> Result<(Relation, bool), WrongAt> {
         let rest = self.rest();
         let found = RELATIONS.iter().find(|(text, _)| rest.starts_with(text));
         match found {
@@ -191,7 +191,7 @@ impl Cursor<'_> {
     }
 
     /// Says what is wrong with what stands right behind the place.
-    fn junk<T>(&self, place: &Place) -> Result<T, Wrong> {
+    fn junk<T>(&self, place: &Place) -> Result<T, WrongAt> {
         match (self.rest().chars().next(), place) {
             (Some('-'), _) if self.word().contains(':') => {
                 self.wrong("a module's name has `_` for every `-`")

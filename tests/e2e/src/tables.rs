@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use guest_kernel::blacklist::{Entry, Reason, Tables};
+use guest_kernel::blacklist::{BlacklistEntry, ImageTables, Reason};
 use guest_kernel::btf::Btf;
 use guest_kernel::modules::ModuleReader;
 use guest_kernel::symbols::{LookupError, Symbols};
@@ -150,7 +150,7 @@ fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
     let symbols = Symbols::from_image(&image).map_err(|e| wrong!("{e}"))?;
     let btf = Btf::from_image(&image, &symbols).map_err(|e| wrong!("{e}"))?;
     let btf = btf.ok_or_else(|| wrong!("the kernel has no types"))?;
-    let read = Tables::of(&image, &symbols, Some(&btf)).map_err(|e| wrong!("{e}"))?;
+    let read = ImageTables::of(&image, &symbols, Some(&btf)).map_err(|e| wrong!("{e}"))?;
     let blacklist = read.blacklist().map_err(|e| wrong!("{e}"))?;
     let exceptions = read.exceptions().map_err(|e| wrong!("{e}"))?;
     ModuleReader::new(&btf, &symbols).map_err(|e| wrong!("{e}"))?;
@@ -191,7 +191,12 @@ fn tables(cx: &Context, kernel: &str, more: &[Reason]) -> TestResult {
 }
 
 /// Whether there is what an entry says.
-fn is_expected(symbols: &Symbols, entry: &Entry, insn: &Instruction, text: &Text<'_>) -> bool {
+fn is_expected(
+    symbols: &Symbols,
+    entry: &BlacklistEntry,
+    insn: &Instruction,
+    text: &Text<'_>,
+) -> bool {
     let target = || {
         let target = symbols.resolve(GuestVirtAddr(insn.near_branch_target()));
         target.map_or("", |target| target.symbol.name)

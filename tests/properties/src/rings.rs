@@ -9,7 +9,7 @@ use probe_engine::ring::layout::{
     self, CELL, CELLS, HEAD, RECORD_VALUES, RETURN_WORDS, RING_LEN, TAIL, position, return_header,
 };
 use probe_engine::ring::testing::Producer;
-use probe_engine::ring::{Header, Record, Rings, VcpuMemory};
+use probe_engine::ring::{Record, RecordHeader, Rings, VcpuMemory};
 
 use crate::input::Input;
 
@@ -61,7 +61,7 @@ pub fn rings(bytes: &[u8]) {
 }
 
 /// Registers in the records of the detours that there are, the last of which has those of returns.
-fn shape(header: Header) -> Option<Fetches> {
+fn shape(header: RecordHeader) -> Option<Fetches> {
     match (header.detour, header.returns) {
         (0, false) => Some(Fetches::default()),
         (1, false) => Some([Fetch::Register(3), Fetch::Flags].into_iter().collect()),
@@ -75,7 +75,7 @@ fn layout_of(detour: u32) -> (u64, u64) {
     if detour == RETURNS {
         return (RETURN_WORDS, return_header(detour));
     }
-    let header = Header {
+    let header = RecordHeader {
         detour,
         returns: false,
     };
@@ -311,7 +311,7 @@ impl Case {
 }
 
 fn check_shape(record: &Record) {
-    let header = Header {
+    let header = RecordHeader {
         detour: record.detour,
         returns: record.call.is_some(),
     };
@@ -328,7 +328,7 @@ fn check_record(record: &Record, written: &Written) {
         (record.detour, record.tsc, record.task),
         (written.detour, tsc, task)
     );
-    let header = Header {
+    let header = RecordHeader {
         detour: written.detour,
         returns: written.detour == RETURNS,
     };

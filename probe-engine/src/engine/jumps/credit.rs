@@ -23,7 +23,7 @@ use crate::engine::sites::table::Table;
 use crate::event::{Detail, Event, EventSink};
 use crate::fetch::Fetches;
 use crate::probe::{Capture, ProbeId, ProbeKind};
-use crate::ring::{Header, Record, Rings, Unfinished};
+use crate::ring::{Record, RecordHeader, Rings, Unfinished};
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
 /// the probes of a later one.
@@ -32,7 +32,7 @@ const ERAS: usize = 256;
 /// What is known of detours, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Credit {
-    detours: Vec<Option<Known>>,
+    detours: Vec<Option<KnownDetour>>,
     /// What the table of calls had counted when it was last looked at.
     tallies: Vec<Tally>,
     /// Changes of probes while there were unfinished records, the oldest first.
@@ -57,7 +57,7 @@ struct Era {
 
 /// A detour.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownDetour {
     /// The probed instruction.
     at: GuestVirtAddr,
     purpose: Arc<Purpose>,
@@ -77,7 +77,7 @@ impl Credit {
             self.detours.resize_with(index + 1, || None);
         }
         let is_counted = self.is_counted(jump.number);
-        let is_other = |known: &Known| known.at != site.virt || known.code != jump.detour.at;
+        let is_other = |known: &KnownDetour| known.at != site.virt || known.code != jump.detour.at;
         if self.known(jump.number).is_some_and(is_other) {
             self.forget(jump.number);
         }
@@ -98,7 +98,7 @@ impl Credit {
                     let followers = self.followers.entry(site.virt).or_default();
                     followers.insert(jump.number);
                 }
-                *known = Some(Known {
+                *known = Some(KnownDetour {
                     at: site.virt,
                     purpose: Arc::clone(&jump.purpose),
                     code: jump.detour.at,
@@ -157,7 +157,7 @@ impl Credit {
         self.detours.len() as u32
     }
 
-    pub(crate) fn known(&self, number: u32) -> Option<&Known> {
+    pub(crate) fn known(&self, number: u32) -> Option<&KnownDetour> {
         self.detours.get(number as usize)?.as_ref()
     }
 
@@ -206,7 +206,7 @@ impl Credit {
     }
 
     /// The values in a record.
-    pub(crate) fn shape(&self, header: Header) -> Option<Fetches> {
+    pub(crate) fn shape(&self, header: RecordHeader) -> Option<Fetches> {
         self.known(header.detour)?.shape(header.returns)
     }
 
@@ -247,7 +247,13 @@ impl Credit {
     }
 
     /// Whether this probe is among those that an unfinished record at this position is of.
-    pub(crate) fn is_of(&self, probe: &Arc<Probe>, vcpu: VcpuId, at: u64, header: Header) -> bool {
+    pub(crate) fn is_of(
+        &self,
+        probe: &Arc<Probe>,
+        vcpu: VcpuId,
+        at: u64,
+        header: RecordHeader,
+    ) -> bool {
         let probes = self.probes_at(vcpu, at, header.detour);
         is_return(probe) == header.returns && probes.iter().any(|it| Arc::ptr_eq(it, probe))
     }
@@ -326,7 +332,7 @@ impl Credit {
     }
 }
 
-impl Known {
+impl KnownDetour {
     /// Whether any of its probes is still there.
     fn counts(&self) -> bool {
         self.probes.iter().any(|probe| !probe.is_removed())

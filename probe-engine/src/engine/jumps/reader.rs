@@ -8,7 +8,7 @@ use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
 
 use crate::calls::{Call, Calls};
 use crate::detour::Environment;
-use crate::engine::jumps::credit::{Credit, Known, ranges};
+use crate::engine::jumps::credit::{Credit, KnownDetour, ranges};
 use crate::engine::lock::{Lock, Rank};
 use crate::engine::returns::follower::Follower;
 use crate::engine::sites::probe::Probe;
@@ -115,7 +115,7 @@ impl Reader {
 
     /// The instruction that a detour is for.
     pub(crate) fn detour_of(&self, number: u32) -> Option<GuestVirtAddr> {
-        self.with(|it| it.credit.known(number).map(Known::at))?
+        self.with(|it| it.credit.known(number).map(KnownDetour::at))?
     }
 
     /// The numbers of this instruction's detours in which there are still calls of other return probes than

@@ -2,11 +2,11 @@
 
 use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
 
-use crate::arena::{Arena, Code, RINGS, TRAMPOLINE};
+use crate::arena::{Arena, RINGS, RecordingCode, TRAMPOLINE};
 use crate::detour::Environment;
 use crate::engine::Engine;
 use crate::engine::code::room::rips;
-use crate::engine::jumps::credit::{Credit, Known};
+use crate::engine::jumps::credit::{Credit, KnownDetour};
 use crate::engine::jumps::reader::ReaderState;
 use crate::percpu::PerCpu;
 use crate::probe::NoJump;
@@ -133,8 +133,8 @@ impl Engine {
             let inside = inside?;
             let lost = state.rings.give_up(memory, |header| match header {
                 None => inside.is_empty(),
-                Some(header) if header.returns => !inside.contains(&Code::Trampoline),
-                Some(header) => !inside.contains(&Code::Detour(header.detour)),
+                Some(header) if header.returns => !inside.contains(&RecordingCode::Trampoline),
+                Some(header) => !inside.contains(&RecordingCode::Detour(header.detour)),
             });
             state.credit.lose(&lost);
             self.drain_locked(state, memory, true);
@@ -149,7 +149,7 @@ impl Engine {
         state: &mut ReaderState,
         memory: &dyn GuestMemory,
         ahead: bool,
-    ) -> (Drained, ring::Drained) {
+    ) -> (Drained, ring::RingsRead) {
         let table = self.table();
         let ReaderState {
             rings,
@@ -227,7 +227,11 @@ impl Engine {
         if code.wrapping_add(full.trap.into()) != rip {
             return None;
         }
-        let probes: Vec<_> = known.into_iter().flat_map(Known::probes).cloned().collect();
+        let probes: Vec<_> = known
+            .into_iter()
+            .flat_map(KnownDetour::probes)
+            .cloned()
+            .collect();
         let ring = vcpu.id().0 as usize;
         let before = state.rings.tails().nth(ring);
         let (_, found) = self.drain_locked(state, memory, false);

@@ -144,7 +144,7 @@ fn add_part(body: &KernelBody<'_>, parts: &mut Vec<Range<GuestVirtAddr>>, at: Gu
 fn decode(body: &KernelBody<'_>, part: Range<GuestVirtAddr>) -> Result<Vec<Instruction>, String> {
     if !body.is_started() {
         let mut entries = body.blacklist().overlapping(part.clone());
-        let changes = |entry: &guest_kernel::blacklist::Entry| {
+        let changes = |entry: &guest_kernel::blacklist::BlacklistEntry| {
             entry.reason.patched() == Patched::Once && entry.reason != Reason::EndbrSeal
         };
         if let Some(entry) = entries.find(changes) {

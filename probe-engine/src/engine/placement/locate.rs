@@ -82,7 +82,7 @@ impl Engine {
         check_blacklist(body, place, first, rules_out)?;
         check_entry(place, &function, &entry, offset, is_return)?;
         guest_kprobes::check(body.kprobes(), &self.table(), &place.to_string(), address)?;
-        let walk = Walk {
+        let walk = FunctionWalk {
             body,
             place,
             bytes: &bytes,
@@ -137,7 +137,7 @@ impl Engine {
 fn check_entry(
     place: &Place,
     function: &Function,
-    entry: &Entry,
+    entry: &FunctionHead,
     offset: u64,
     is_return: bool,
 ) -> Result<(), RegisterError> {
@@ -180,7 +180,7 @@ fn check_blacklist(
     rules_out: impl Fn(Reason) -> bool,
 ) -> Result<(), RegisterError> {
     let mut entries = body.blacklist().overlapping(range);
-    let stands = |entry: &blacklist::Entry| {
+    let stands = |entry: &blacklist::BlacklistEntry| {
         let done = body.is_started() && entry.reason.patched() == Patched::Once;
         !done && rules_out(entry.reason)
     };
@@ -195,17 +195,18 @@ fn check_blacklist(
 }
 
 /// Lengths of what a function begins with and a probe must not touch.
-pub(crate) struct Entry {
+pub(crate) struct FunctionHead {
     pub(crate) endbr: usize,
     /// With the ftrace site.
     pub(crate) len: usize,
 }
 
-pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entry {
+pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> FunctionHead {
     let is_endbr = insn::decode(bytes, start).is_ok_and(|code| insn::is_endbr(&code.insn));
     // Where nothing branches to, the kernel replaces it by a nop of its length.
-    let was_endbr =
-        |entry: blacklist::Entry| entry.reason == Reason::EndbrSeal && entry.range.start == start;
+    let was_endbr = |entry: blacklist::BlacklistEntry| {
+        entry.reason == Reason::EndbrSeal && entry.range.start == start
+    };
     let first = start..start.wrapping_add(ENDBR_LEN as u64);
     let sealed = || body.blacklist().overlapping(first).any(was_endbr);
     let endbr = if is_endbr || sealed() { ENDBR_LEN } else { 0 };
@@ -220,21 +221,21 @@ pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Entr
         // isn't traced. A kernel without ftrace has such nops only where it has a reason.
         false => bytes.get(endbr..endbr + NOP5.len()) == Some(&NOP5),
     };
-    Entry {
+    FunctionHead {
         endbr,
         len: endbr + if traced { NOP5.len() } else { 0 },
     }
 }
 
 /// Linear decoding through one function.
-struct Walk<'a> {
+struct FunctionWalk<'a> {
     body: &'a dyn Body,
     place: &'a Place,
     bytes: &'a [u8],
     start: GuestVirtAddr,
 }
 
-impl Walk<'_> {
+impl FunctionWalk<'_> {
     /// The instruction at offset `to`, by way of all between it and `from`.
     fn reach(&self, from: usize, to: usize) -> Result<Decoded, RegisterError> {
         let place = || self.place.to_string();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
-use guest_kernel::blacklist::{Blacklist, Entry, Reason};
+use guest_kernel::blacklist::{Blacklist, BlacklistEntry, Reason};
 use guest_kernel::kprobes;
 use guest_kernel::symbols::Symbols;
 use guest_kernel::symbols::synthetic;
@@ -421,7 +421,7 @@ pub fn blacklist(places: &[(u64, u64, Reason)]) -> Blacklist {
     let sites = [0x004, 0x040, 0x0c4, 0x204].map(|offset| (offset, 5, Reason::FtraceSite));
     let entries = sites.iter().chain(places).map(|(offset, len, reason)| {
         let start = GuestVirtAddr(TEXT + offset);
-        Entry {
+        BlacklistEntry {
             range: start..start.wrapping_add(*len),
             reason: *reason,
         }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
-use vmprobe_server::{Limits, Options};
+use vmprobe_server::{Limits, ServeOptions};
 
 const EXIT_CODES: &str = "\
 Prints one line, `listening on http://ADDRESS`, on standard output; logs go to standard
@@ -89,8 +89,8 @@ pub struct Most {
 }
 
 impl Serve {
-    pub fn options(&self) -> Options {
-        Options {
+    pub fn options(&self) -> ServeOptions {
+        ServeOptions {
             listen: self.listen,
             insecure_listen_anywhere: self.insecure_listen_anywhere,
             limits: Limits {

@@ -18,7 +18,7 @@ const MOST_THREADS: usize = 16 * 1024;
 
 /// Why the server didn't start, or stopped.
 #[derive(Debug, Error)]
-enum Failure {
+enum ServerFailure {
     #[error("can't start the asynchronous runtime: {0}")]
     Runtime(io::Error),
     #[error("can't watch for signals: {0}")]
@@ -31,7 +31,7 @@ enum Failure {
     Serve(#[from] ServeError),
 }
 
-impl Failure {
+impl ServerFailure {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Bind(_) => ExitCode::from(2),
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(serve: &Serve) -> Result<(), Failure> {
+fn start(serve: &Serve) -> Result<(), ServerFailure> {
     let limits = serve.options().limits;
     // A call or a stream takes one thread that may block at most, so none waits for another's.
     let threads = limits.calls.saturating_add(limits.streams);
@@ -64,18 +64,18 @@ fn start(serve: &Serve) -> Result<(), Failure> {
         .max_blocking_threads(threads.clamp(1, MOST_THREADS))
         .enable_all()
         .build()
-        .map_err(Failure::Runtime)?;
+        .map_err(ServerFailure::Runtime)?;
     let result = runtime.block_on(run(serve));
     // A read of standard input may still hang, and a call that the end cut off; neither matters now.
     runtime.shutdown_background();
     result
 }
 
-async fn run(serve: &Serve) -> Result<(), Failure> {
+async fn run(serve: &Serve) -> Result<(), ServerFailure> {
     let server = Server::bind(serve.options()).await?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Signals)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::Signals)?;
-    announce(&server).map_err(Failure::Announce)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServerFailure::Signals)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServerFailure::Signals)?;
+    announce(&server).map_err(ServerFailure::Announce)?;
 
     let parent = serve.exit_with_stdin;
     let end = async {

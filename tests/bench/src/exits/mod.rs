@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError, Message, spec};
-use vmprobe_server::{BindError, Limits, Options, Server};
+use vmprobe_server::{BindError, Limits, ServeOptions, Server};
 
 use crate::clock::Clock;
 use crate::report::Entry;
@@ -82,7 +82,7 @@ pub fn measure() -> Result<Vec<Entry>, ExitsError> {
 
 /// Ticks of each hit of one guest.
 async fn run(sites: usize, is_read: bool, clock: Clock) -> Result<Histogram<u64>, ExitsError> {
-    let options = Options {
+    let options = ServeOptions {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         insecure_listen_anywhere: false,
         limits: Limits::default(),

@@ -150,8 +150,9 @@ fn round(plan: Plan) -> Result<Round, RingsError> {
                 merger.event(&event(&record));
             }
         };
-        let shape =
-            |header: probe_engine::ring::Header| (header.detour == NUMBER).then_some(Fetches::ALL);
+        let shape = |header: probe_engine::ring::RecordHeader| {
+            (header.detour == NUMBER).then_some(Fetches::ALL)
+        };
         loop {
             let is_last = running.load(Ordering::Acquire) == 0;
             let drained = rings.drain(&guest.ram, shape, &mut each);
