@@ -157,7 +157,8 @@ impl Function {
                 "static-call" => is_static_call(bytes),
                 "bug" => bytes.starts_with(&[0x0f, 0x0b]),
                 "smp-lock" => is_boundary && LOCK.contains(&bytes[0]),
-                "static-call-trampoline" => self.name.starts_with("__SCT__"),
+                // The first one of all has another name as well.
+                "static-call-trampoline" => is_static_call_trampoline(&self.bytes),
                 "ftrace-trampoline" => self.name.starts_with("ftrace_"),
                 "copied" => {
                     let copied = ["ftrace_", "relocate_kernel", "core_restore_code"];
@@ -205,6 +206,13 @@ impl Function {
             },
         }
     }
+}
+
+/// Whether a function is a static call's trampoline: a `jmp` or a `ret` of 5 bytes, and a mark behind it
+/// (`arch/x86/include/asm/static_call.h`, `__ARCH_DEFINE_STATIC_CALL_TRAMP`).
+fn is_static_call_trampoline(bytes: &[u8]) -> bool {
+    let mark = bytes.get(5..8);
+    mark == Some(&[0x0f, 0xb9, 0xcc]) && matches!(bytes[0], 0xe9 | 0xc3)
 }
 
 /// Whether these bytes are what the kernel makes of a static call (`__static_call_transform` in
@@ -309,6 +317,16 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_static_call_s_trampoline_is_known_by_what_it_is() {
+        let jump = [0xe9, 0x8b, 0x59, 0x33, 0xff, 0x0f, 0xb9, 0xcc];
+        assert!(is_static_call_trampoline(&jump));
+        let ret = [0xc3, INT3, 0x90, 0x90, 0x90, 0x0f, 0xb9, 0xcc];
+        assert!(is_static_call_trampoline(&ret));
+        assert!(!is_static_call_trampoline(&jump[..5]));
+        assert!(!is_static_call_trampoline(&function(Standing::Open).bytes));
     }
 
     #[test]
