@@ -47,6 +47,7 @@ use returns::follower::Orphans;
 use returns::replaced::Returns;
 use sites::departed::Departed;
 use sites::probe::Probe;
+use sites::switches::Switches;
 use sites::table::Table;
 use sites::wishes::optimization;
 
@@ -55,6 +56,7 @@ use crate::probe::{ProbeId, ProbeInfo};
 
 pub use changes::draft::Draft;
 pub use changes::removal::Removal;
+pub use changes::switching::Switching;
 pub use hits::merge::Merger;
 pub use jumps::prepared::Prepared;
 pub use jumps::rings::Drained;
@@ -172,13 +174,15 @@ impl Engine {
 
     /// All probes, in the order of their registration.
     pub fn list(&self) -> Vec<ProbeInfo> {
-        self.infos(self.registry.lock().probes())
+        let registry = self.registry.lock();
+        self.infos(&self.table().switches, registry.probes())
     }
 
     /// At most so many of the probes that were registered after this one, all without one, in the order of
     /// their registration.
     pub fn list_after(&self, id: Option<ProbeId>, most: usize) -> Vec<ProbeInfo> {
-        self.infos(self.registry.lock().after(id).take(most))
+        let registry = self.registry.lock();
+        self.infos(&self.table().switches, registry.after(id).take(most))
     }
 
     /// How many probes there are, gone ones too.
@@ -212,10 +216,17 @@ impl Engine {
         self.outstanding.add();
     }
 
-    /// What is told of probes.
-    fn infos<'a>(&self, probes: impl IntoIterator<Item = &'a Arc<Probe>>) -> Vec<ProbeInfo> {
+    /// What is told of probes with these switches.
+    fn infos<'a>(
+        &self,
+        switches: &Switches,
+        probes: impl IntoIterator<Item = &'a Arc<Probe>>,
+    ) -> Vec<ProbeInfo> {
         let table = self.table();
-        let info = |probe: &Arc<Probe>| probe.info(optimization(table.site(probe.address())));
+        let info = |probe: &Arc<Probe>| {
+            let optimization = optimization(table.site(probe.address()));
+            probe.info(switches, optimization)
+        };
         probes.into_iter().map(info).collect()
     }
 }

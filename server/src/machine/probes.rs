@@ -122,15 +122,14 @@ impl Machine {
         let _alone = self.changing.lock();
         let selector = request.selector.as_ref();
         let ids = selector.map(|selector| self.ids(selector)).transpose()?;
-        let update = |stopped: &StoppedVm<'_>| {
-            let probes = match &ids {
-                Some(ids) => self.engine.switch(stopped, ids, switch),
-                None => self.engine.switch_all(stopped, switch).map(|()| Vec::new()),
-            };
-            probes.map_err(|error| status::change(&error))
+        let switching = self.engine.draft_switch(ids.as_deref(), switch);
+        let mut switching = switching.map_err(|error| status::change(&error))?;
+        let mut update = |stopped: &StoppedVm<'_>| {
+            let switched = self.engine.switch_drafted(stopped, &mut switching);
+            switched.map_err(|error| status::change(&error))
         };
-        let changed = retried(|| self.change(update))?;
-        Ok(changed.map(convert::probes))
+        let changed = retried(|| self.change(&mut update))?;
+        Ok(changed.map(|()| convert::probes(self.engine.describe_switched(&switching))))
     }
 
     /// The probes and their counts. Blocks.

@@ -70,6 +70,9 @@ impl Engine {
     /// What is told of these probes, as far as they are still there.
     pub fn describe(&self, ids: &[ProbeId]) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
-        self.infos(ids.iter().filter_map(|id| registry.get(*id)))
+        self.infos(
+            &self.table().switches,
+            ids.iter().filter_map(|id| registry.get(*id)),
+        )
     }
 }

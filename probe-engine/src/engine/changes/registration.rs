@@ -92,6 +92,7 @@ impl Engine {
             let id = ProbeId(registry.last_id + 1 + index as u64);
             let probe = Probe::new(id, name, spec, max_active, (presence, spot));
             let probe = Arc::new(probe);
+            table.switches.add(id, spec);
             if let Some((site, exits)) = sites {
                 table.add(site, Arc::clone(&probe));
                 for site in exits {

@@ -83,7 +83,7 @@ impl Engine {
 
     /// How the probes of a removal ended.
     pub fn describe_removed(&self, removal: &Removal) -> Vec<ProbeInfo> {
-        self.infos(&removal.removed)
+        self.infos(&removal.plan.before.table.switches, &removal.removed)
     }
 
     fn plan_removal(&self, before: Generation, ids: &[ProbeId]) -> Result<Removal, ChangeError> {
@@ -97,6 +97,7 @@ impl Engine {
                 });
             }
             registry.remove(probe.id);
+            table.switches.forget(probe.id);
         }
         self.release_milestones(&mut table, registry.probes());
         let watched = table.watch(registry.probes());

@@ -5,14 +5,26 @@ use std::sync::Arc;
 use guest_state::StoppedGuest;
 
 use crate::engine::Engine;
-use crate::engine::changes::change::Change;
 use crate::engine::changes::plan::{Generation, Plan};
+use crate::engine::sites::probe::Probe;
 use crate::engine::sites::table::Table;
 use crate::error::ChangeError;
 use crate::probe::{ProbeId, ProbeInfo, Switch};
 
+/// A switch of probes that is worked out while the guest runs.
+#[derive(Debug)]
+pub struct Switching {
+    /// Of all probes at once without.
+    ids: Option<Vec<ProbeId>>,
+    switch: Switch,
+    probes: Vec<Arc<Probe>>,
+    pub(crate) plan: Plan,
+}
+
 impl Engine {
-    /// Switches all of these probes, or none.
+    /// Switches all of these probes, or none. Without any it is the switch of all: that takes all breakpoints and
+    /// watchpoints that users asked for out of the guest, or makes breakpoints of all jumps. The probes' own switches
+    /// stay as they are then, and count again as soon as this one is on.
     ///
     /// # Errors
     /// A probe doesn't exist, the text can't be written, or there is no debug
@@ -20,62 +32,81 @@ impl Engine {
     pub fn switch(
         &self,
         guest: &dyn StoppedGuest,
-        ids: &[ProbeId],
+        ids: Option<&[ProbeId]>,
         switch: Switch,
     ) -> Result<Vec<ProbeInfo>, ChangeError> {
-        let mut change = self.change(guest);
-        let before = change.generation();
-        let probes = before.registry.select(ids)?;
-        let were: Vec<_> = probes.iter().map(|probe| probe.set(switch)).collect();
-        let table = Table::clone(&before.table);
-        let result = self.commit_switch(&mut change, before, table);
-        if result.is_err() {
-            for (probe, was) in probes.iter().zip(were) {
-                probe.set(was);
-            }
-        }
-        result.map(|()| self.infos(&probes))
+        let mut switching = self.draft_switch(ids, switch)?;
+        self.switch_drafted(guest, &mut switching)?;
+        Ok(self.describe_switched(&switching))
     }
 
-    /// Switches all probes at once: takes all breakpoints and watchpoints that users asked for out of the guest,
-    /// or makes breakpoints of all jumps. The probes' own switches stay as they are, and count again as soon as
-    /// this one is on.
+    /// Works [`Self::switch`] out while the guest runs.
     ///
     /// # Errors
-    /// The text can't be written.
-    pub fn switch_all(&self, guest: &dyn StoppedGuest, switch: Switch) -> Result<(), ChangeError> {
-        let mut change = self.change(guest);
-        let before = change.generation();
-        let mut table = Table::clone(&before.table);
-        match switch {
-            Switch::Enabled(on) => table.disarmed = !on,
-            Switch::Optimize(on) => table.jumpless = !on,
-        }
-        self.commit_switch(&mut change, before, table)
+    /// A probe doesn't exist, or there is no debug register left for a watchpoint.
+    pub fn draft_switch(
+        &self,
+        ids: Option<&[ProbeId]>,
+        switch: Switch,
+    ) -> Result<Switching, ChangeError> {
+        self.plan_switch(self.generation(), ids.map(<[_]>::to_vec), switch)
     }
 
-    /// Commits what switches say now.
-    fn commit_switch(
+    /// As [`Self::switch`], of what was worked out before the guest stopped. Where nothing has changed since, it only
+    /// writes. What the change has replaced is freed with the switching.
+    ///
+    /// # Errors
+    /// As of [`Self::switch`].
+    pub fn switch_drafted(
         &self,
-        change: &mut Change<'_>,
-        before: Generation,
-        mut table: Table,
+        guest: &dyn StoppedGuest,
+        switching: &mut Switching,
     ) -> Result<(), ChangeError> {
-        let guest = change.guest;
-        table.rearm();
-        let watched = table.watch(before.registry.probes());
-        watched.map_err(ChangeError::from_watch)?;
-        table.reconsider();
-        self.may_arm(guest, &before.table, &table)?;
-        let registry = Arc::clone(&before.registry);
-        change.commit::<ChangeError>(&Plan::new(before, registry, table))?;
+        let mut change = self.change(guest);
+        let now = change.generation();
+        if !switching.plan.before.is(&now) {
+            *switching = self.plan_switch(now, switching.ids.clone(), switching.switch)?;
+        }
+        let plan = &switching.plan;
+        self.may_arm(guest, &plan.before.table, &plan.come)?;
+        change.commit::<ChangeError>(plan)?;
         self.end_calls(guest);
         self.forget_unseen();
         Ok(())
     }
 
-    /// Whether [`Self::switch_all`] has taken all breakpoints out.
+    /// The probes that were switched, none where it was the switch of all.
+    pub fn describe_switched(&self, switching: &Switching) -> Vec<ProbeInfo> {
+        self.infos(&switching.plan.after.table.switches, &switching.probes)
+    }
+
+    fn plan_switch(
+        &self,
+        before: Generation,
+        ids: Option<Vec<ProbeId>>,
+        switch: Switch,
+    ) -> Result<Switching, ChangeError> {
+        let probes = before.registry.select(ids.as_deref().unwrap_or_default())?;
+        let mut table = Table::clone(&before.table);
+        match &ids {
+            None => table.switches.set_all(switch),
+            Some(ids) => ids.iter().for_each(|id| table.switches.set(*id, switch)),
+        }
+        table.rearm();
+        let watched = table.watch(before.registry.probes());
+        watched.map_err(ChangeError::from_watch)?;
+        table.reconsider();
+        let registry = Arc::clone(&before.registry);
+        Ok(Switching {
+            ids,
+            switch,
+            probes,
+            plan: Plan::new(before, registry, table),
+        })
+    }
+
+    /// Whether the switch of all has taken all breakpoints out.
     pub fn is_disarmed(&self) -> bool {
-        self.table().disarmed
+        self.table().switches.disarmed
     }
 }

@@ -173,7 +173,9 @@ impl Engine {
         detail: Detail,
     ) {
         let mut tsc = None;
-        for probe in site.enabled() {
+        // The instruction may have begun before a probe was disabled.
+        let table = self.table();
+        for probe in site.enabled().filter(|it| table.switches.is_enabled(it)) {
             let wanted = match detail {
                 Detail::Post => probe.wants_post(),
                 Detail::Fault { .. } => probe.wants_fault(),
@@ -324,7 +326,7 @@ impl Engine {
     /// Whether the instruction at RIP may access watched data.
     fn is_watched(&self, touched: &Touched, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let table = self.table();
-        if table.watched.is_empty() || table.disarmed || touched.is_empty() {
+        if table.watched.is_empty() || table.switches.disarmed || touched.is_empty() {
             return false;
         }
         let registers = *vcpu.registers();

@@ -22,7 +22,10 @@ impl Table {
         probes: impl Iterator<Item = &'p Arc<Probe>>,
     ) -> Result<(), NoDebugRegister> {
         let mut watched: Vec<(Watchpoint, Vec<Arc<Probe>>)> = Vec::new();
-        for probe in probes.filter(|probe| probe.is_enabled()) {
+        for probe in probes {
+            if !self.switches.is_enabled(probe) {
+                continue;
+            }
             let ProbeKind::Watch { len, access } = probe.kind else {
                 continue;
             };
@@ -48,7 +51,7 @@ impl Table {
 
     /// The data that the debug registers watch.
     pub(crate) fn watchpoints(&self) -> Vec<Watchpoint> {
-        let watched = self.watched.iter().filter(|_| !self.disarmed);
+        let watched = self.watched.iter().filter(|_| !self.switches.disarmed);
         watched.map(|(point, _)| *point).collect()
     }
 }

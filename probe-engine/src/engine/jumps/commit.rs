@@ -95,7 +95,7 @@ impl Engine {
                 continue;
             }
             let fits = kprobes.is_some()
-                && !table.jumpless
+                && !table.switches.jumpless
                 && table.inside(site.virt, jump.len()).is_none()
                 && text.add(&before.table, memory, site.virt, &jump.region.bytes)
                 && table.judge_same(site, verdict.clone());

@@ -44,7 +44,7 @@ impl Engine {
         let mut waiting: Vec<_> = table.waiting().cloned().collect();
         waiting.extend(guest_kprobes::released(&table, memory, &kprobes));
         waiting.sort_unstable_by_key(|site| site.virt);
-        let environment = match table.jumpless {
+        let environment = match table.switches.jumpless {
             true => Err(NoJump::SwitchedOff),
             false => self.environment(memory),
         };
@@ -107,7 +107,7 @@ impl Engine {
 
     /// Whether probes may become jumps at all.
     pub fn is_optimizing(&self) -> bool {
-        !self.table().jumpless
+        !self.table().switches.jumpless
     }
 
     /// Finds the jump for a site and writes its detour.
@@ -119,7 +119,7 @@ impl Engine {
         site: &Site,
         environment: &Environment,
     ) -> Result<Jump, NoJump> {
-        let purpose = site.wants_jump()?;
+        let purpose = site.wants_jump(&table.switches)?;
         if purpose.follow.is_some() {
             self.reader.can_follow()?;
         }

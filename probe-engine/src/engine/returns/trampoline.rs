@@ -112,12 +112,12 @@ impl Engine {
             return Action::Reinject;
         };
         vcpu.registers_mut().rip = replaced.caller;
-        let disarmed = self.table().disarmed;
+        let table = self.table();
         let (mut tsc, registers) = (None, *vcpu.registers());
         for call in replaced.instances.into_iter().rev() {
             call.probe.end_call();
             call.probe.exit();
-            if disarmed || !call.probe.is_enabled() {
+            if !table.switches.is_active(&call.probe) {
                 // It has begun while the probe was enabled.
                 call.probe.miss();
                 continue;

@@ -37,18 +37,15 @@ impl Engine {
         }
     }
 
-    /// Why the sites that are armed now and weren't can't be, as far as the guest's kprobes go.
+    /// Why those of the sites that weren't armed before can't be, as far as the guest's kprobes go.
     pub(crate) fn may_arm(
         &self,
         guest: &dyn StoppedGuest,
         before: &Table,
-        after: &Table,
+        come: &[Arc<Site>],
     ) -> Result<(), ChangeError> {
         let was_armed = |at| before.site(at).is_some_and(|site| site.armed);
-        let mut added = after
-            .sites()
-            .filter(|site| site.armed && !was_armed(site.virt))
-            .peekable();
+        let mut added = come.iter().filter(|site| !was_armed(site.virt)).peekable();
         if added.peek().is_none() {
             return Ok(());
         }

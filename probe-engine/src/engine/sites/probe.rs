@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use guest_state::GuestVirtAddr;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::engine::sites::switches::Switches;
 use crate::engine::sites::ways_out::WaysOut;
 use crate::probe::{
     Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
-    Switch,
 };
 
 /// Where a probe is at the moment.
@@ -45,8 +45,6 @@ pub(crate) struct Probe {
     hits: AtomicU64,
     exits: AtomicU64,
     pub(crate) kind: ProbeKind,
-    enabled: AtomicBool,
-    may_optimize: AtomicBool,
     /// It has been removed: nobody is interested any more.
     removed: AtomicBool,
     pub(crate) options: Options,
@@ -77,9 +75,7 @@ impl Probe {
             name,
             kind: spec.kind,
             place: spec.place.clone(),
-            enabled: AtomicBool::new(spec.enabled),
             options: spec.options.clone(),
-            may_optimize: AtomicBool::new(spec.options.optimize),
             removed: AtomicBool::new(false),
             where_now: Mutex::new(spot),
             hits: AtomicU64::new(0),
@@ -100,24 +96,6 @@ impl Probe {
         }
     }
 
-    pub(crate) fn is_enabled(&self) -> bool {
-        self.enabled.load(Ordering::Relaxed)
-    }
-
-    /// Sets one of its switches, and returns what that was.
-    pub(crate) fn set(&self, switch: Switch) -> Switch {
-        let swap = |flag: &AtomicBool, on| flag.swap(on, Ordering::Relaxed);
-        match switch {
-            Switch::Enabled(on) => Switch::Enabled(swap(&self.enabled, on)),
-            Switch::Optimize(on) => Switch::Optimize(swap(&self.may_optimize, on)),
-        }
-    }
-
-    /// Whether it may become a jump, if it can.
-    pub(crate) fn may_optimize(&self) -> bool {
-        self.may_optimize.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Relaxed)
     }
@@ -127,11 +105,11 @@ impl Probe {
     }
 
     pub(crate) fn wants_post(&self) -> bool {
-        self.is_enabled() && matches!(self.kind, ProbeKind::Instruction { post: true, .. })
+        matches!(self.kind, ProbeKind::Instruction { post: true, .. })
     }
 
     pub(crate) fn wants_fault(&self) -> bool {
-        self.is_enabled() && matches!(self.kind, ProbeKind::Instruction { fault: true, .. })
+        matches!(self.kind, ProbeKind::Instruction { fault: true, .. })
     }
 
     pub(crate) fn presence(&self) -> Presence {
@@ -220,7 +198,7 @@ impl Probe {
     }
 
     /// What is told of it, with what its site tells of jumps.
-    pub(crate) fn info(&self, optimization: Optimization) -> ProbeInfo {
+    pub(crate) fn info(&self, switches: &Switches, optimization: Optimization) -> ProbeInfo {
         let (presence, spot) = self.where_now().clone();
         let kind = match self.kind {
             ProbeKind::Return { .. } => ProbeKind::Return {
@@ -249,12 +227,12 @@ impl Probe {
             trips: self.trips.load(Ordering::Relaxed),
             state: match presence {
                 Presence::Gone => ProbeState::Gone,
-                _ if !self.is_enabled() => ProbeState::Disabled,
+                _ if !switches.is_enabled(self) => ProbeState::Disabled,
                 Presence::Pending => ProbeState::Pending,
                 Presence::Placed => ProbeState::Armed,
             },
             options: Options {
-                optimize: self.may_optimize(),
+                optimize: switches.may_optimize(self),
                 ..self.options.clone()
             },
             optimization,

@@ -11,6 +11,7 @@ use crate::emulate::{Compiled, Touched};
 use crate::engine::sites::foresight::Foresight;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::probe::Probe;
+use crate::engine::sites::switches::Switches;
 use crate::probe::ProbeKind;
 
 /// How a site's instruction is executed.
@@ -122,9 +123,9 @@ impl Site {
     }
 
     /// The same site with its int3 in the text if somebody wants it there.
-    pub(crate) fn armed_if_wanted(self, disarmed: bool) -> Self {
-        let enabled = |probe: &&Arc<Probe>| !disarmed && probe.is_enabled();
-        let active: Probes = self.probes.iter().filter(enabled).cloned().collect();
+    pub(crate) fn armed_if_wanted(self, switches: &Switches) -> Self {
+        let is_active = |probe: &&Arc<Probe>| switches.is_active(probe);
+        let active: Probes = self.probes.iter().filter(is_active).cloned().collect();
         let returns = |probe: &Arc<Probe>| {
             matches!(
                 probe.kind,

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Site};
+use crate::engine::sites::switches::Switches;
 
 /// Everything that a trap has to look at. Never changes once published.
 #[derive(Debug, Clone, Default)]
@@ -29,14 +30,11 @@ pub(crate) struct Table {
     has_jumps: bool,
     /// Whether an int3 of ours is in the text, or may be come to in a detour.
     has_int3: bool,
-    /// No probe may be a jump.
-    pub(crate) jumpless: bool,
     /// Virtual addresses of the sites by their physical ones.
     by_phys: FxHashMap<u64, u64>,
     /// Data in debug registers, by the number of the register, and the probes there.
     pub(crate) watched: Vec<(Watchpoint, Vec<Arc<Probe>>)>,
-    /// All breakpoints that users asked for are out of the text.
-    pub(crate) disarmed: bool,
+    pub(crate) switches: Switches,
 }
 
 impl Table {
@@ -89,7 +87,7 @@ impl Table {
 
     /// Puts a site in, or in the place of the one at its address.
     pub(crate) fn insert(&mut self, site: Site) {
-        let mut site = site.armed_if_wanted(self.disarmed);
+        let mut site = site.armed_if_wanted(&self.switches);
         if let Verdict::Not(_) = site.verdict {
             site.verdict = Verdict::Waiting;
         }
@@ -148,11 +146,10 @@ impl Table {
         }
     }
 
-    /// Takes over what the probes and the switch now say.
+    /// Takes over what the switches now say.
     pub(crate) fn rearm(&mut self) {
-        let disarmed = self.disarmed;
         for site in self.sites.values_mut() {
-            let next = Site::clone(site).armed_if_wanted(disarmed);
+            let next = Site::clone(site).armed_if_wanted(&self.switches);
             if !next.is_as(site) {
                 *site = Arc::new(next);
             }
@@ -280,8 +277,8 @@ impl Table {
         let Some(jump) = site.jump() else {
             return false;
         };
-        !self.jumpless
-            && site.wants_jump().as_ref() == Ok(&*jump.purpose)
+        !self.switches.jumpless
+            && site.wants_jump(&self.switches).as_ref() == Ok(&*jump.purpose)
             && self.inside(site.virt, jump.len()).is_none()
     }
 

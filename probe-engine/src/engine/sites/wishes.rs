@@ -6,11 +6,12 @@ use crate::detour::{Follow, Purpose};
 use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
+use crate::engine::sites::switches::Switches;
 use crate::probe::{NoJump, Optimization, ProbeKind};
 
 impl Site {
     /// What its probes want of a jump, or why they can't have one.
-    pub(crate) fn wants_jump(&self) -> Result<Purpose, NoJump> {
+    pub(crate) fn wants_jump(&self, switches: &Switches) -> Result<Purpose, NoJump> {
         if self.milestone.is_some() {
             return Err(NoJump::Milestone);
         }
@@ -18,18 +19,20 @@ impl Site {
             return Err(NoJump::Module);
         }
         self.enabled()
-            .map(|probe| wants(probe))
+            .map(|probe| wants(probe, switches))
             .reduce(|all, one| all?.and(one?))
             .unwrap_or(Err(NoJump::Disabled))
     }
 }
 
 /// What one probe wants.
-fn wants(probe: &Probe) -> Result<Purpose, NoJump> {
+fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
     match probe.kind {
         ProbeKind::Instruction { .. } if probe.wants_post() => Err(NoJump::PostEvent),
         ProbeKind::Instruction { .. } if probe.wants_fault() => Err(NoJump::FaultEvent),
-        ProbeKind::Instruction { .. } | ProbeKind::Return { .. } if !probe.may_optimize() => {
+        ProbeKind::Instruction { .. } | ProbeKind::Return { .. }
+            if !switches.may_optimize(probe) =>
+        {
             Err(NoJump::Asked)
         }
         ProbeKind::Instruction { .. } => Ok(Purpose {

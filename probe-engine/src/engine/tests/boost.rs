@@ -72,11 +72,11 @@ fn the_copy_traps_only_while_somebody_wants_post_events() {
     f.enable(post, true);
     assert_eq!(byte(), INT3);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert_eq!(byte(), NOP);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     assert_eq!(byte(), INT3);
     f.unregister(&[post]);

@@ -48,7 +48,7 @@ fn enabling_a_batch_with_an_unknown_number_changes_nothing() {
     let id = f.probe("plain").id;
     let error = f
         .engine
-        .switch(&f.guest(), &[id, ProbeId(77)], Switch::Enabled(false));
+        .switch(&f.guest(), Some(&[id, ProbeId(77)]), Switch::Enabled(false));
     assert!(error.unwrap_err().to_string().contains("77"));
     assert_eq!((f.info(id).state, f.byte(9)), (ProbeState::Armed, 0xcc));
 }
@@ -59,7 +59,7 @@ fn disarming_all_keeps_each_probes_own_state() {
     let (on, off) = (f.probe("plain").id, f.probe("traced").id);
     f.enable(off, false);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert!(f.engine.is_disarmed());
     assert!(!f.engine.debugging().breakpoints);
@@ -70,7 +70,7 @@ fn disarming_all_keeps_each_probes_own_state() {
     use ProbeState::{Armed, Disabled};
     assert_eq!(states, [Armed, Disabled, Armed]);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     let bytes = [9, 0x45, 0x2c0].map(|offset| f.byte(offset));
     assert_eq!(bytes, [0xcc, 0x53, 0xcc]);
@@ -221,21 +221,23 @@ fn a_change_that_the_vcpus_cannot_be_debugged_for_changes_nothing() {
 
     let id = f.probe("plain").id;
     f.enable(id, false);
-    let refused = f.engine.switch(&refusing(&f), &[id], Switch::Enabled(true));
+    let refused = f
+        .engine
+        .switch(&refusing(&f), Some(&[id]), Switch::Enabled(true));
     assert!(matches!(refused, Err(ChangeError::Debugging(_))));
     let now = (f.info(id).state, f.byte(9));
     assert_eq!(now, (ProbeState::Disabled, 0x55));
 
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     f.enable(id, true);
-    let refused = f.engine.switch_all(&refusing(&f), Switch::Enabled(true));
+    let refused = f.engine.switch(&refusing(&f), None, Switch::Enabled(true));
     assert!(matches!(refused, Err(ChangeError::Debugging(_))));
     assert_eq!((f.engine.is_disarmed(), f.byte(9)), (true, 0x55));
 
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     assert_eq!(f.byte(9), 0xcc);
 }
@@ -255,16 +257,20 @@ fn the_vcpus_are_debugged_for_what_the_probes_need_and_no_more() {
     f.engine.register(&guest, &[spec("no_such")]).unwrap_err();
     check(true);
     f.engine
-        .switch(&guest, &one, Switch::Enabled(false))
+        .switch(&guest, Some(&one), Switch::Enabled(false))
         .unwrap();
     check(false);
     f.engine
-        .switch(&guest, &one, Switch::Enabled(true))
+        .switch(&guest, Some(&one), Switch::Enabled(true))
         .unwrap();
     check(true);
-    f.engine.switch_all(&guest, Switch::Enabled(false)).unwrap();
+    f.engine
+        .switch(&guest, None, Switch::Enabled(false))
+        .unwrap();
     check(false);
-    f.engine.switch_all(&guest, Switch::Enabled(true)).unwrap();
+    f.engine
+        .switch(&guest, None, Switch::Enabled(true))
+        .unwrap();
     check(true);
     f.engine.unregister(&guest, &one).unwrap();
     check(false);

@@ -7,11 +7,17 @@ use guest_kernel::kprobes::synthetic::reader;
 
 use super::fixture::{Fixture, image, spec, vcpu_at};
 use super::guest_kprobes::kprobe;
+use crate::engine::Switching;
 use crate::engine::changes::plan::Plan;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 use crate::error::{ChangeError, RegisterError};
-use crate::probe::Strategy;
+use crate::probe::{ProbeId, ProbeState, Strategy, Switch};
+
+fn disabling(f: &Fixture, ids: &[ProbeId]) -> Switching {
+    let off = Switch::Enabled(false);
+    f.engine.draft_switch(Some(ids), off).unwrap()
+}
 
 #[test]
 fn a_drafted_batch_is_registered_as_one_that_was_not() {
@@ -151,6 +157,43 @@ fn a_probe_that_goes_until_the_guest_stops_keeps_a_removal_from_being_made() {
     let refused = f.engine.unregister_drafted(&f.guest(), &mut removal);
     assert!(matches!(refused, Err(ChangeError::UnknownProbe { id }) if id == second.id));
     assert_eq!(f.byte(9), 0xcc);
+}
+
+#[test]
+fn a_drafted_switch_is_committed_as_it_was_planned() {
+    let f = Fixture::new();
+    let ids = [f.probe("plain").id, f.probe("framed").id];
+    let mut switching = disabling(&f, &ids);
+    let planned = Arc::clone(&switching.plan.after.table);
+    f.engine.switch_drafted(&f.guest(), &mut switching).unwrap();
+    assert!(Arc::ptr_eq(&planned, &f.engine.table()));
+    let infos = f.engine.describe_switched(&switching);
+    assert!(infos.iter().all(|it| it.state == ProbeState::Disabled));
+}
+
+#[test]
+fn a_drafted_switch_leaves_what_has_come_since() {
+    let f = Fixture::new();
+    let first = f.probe("plain").id;
+    let mut switching = disabling(&f, &[first]);
+    let second = f.probe("framed").id;
+    f.engine.switch_drafted(&f.guest(), &mut switching).unwrap();
+    assert_eq!(f.info(first).state, ProbeState::Disabled);
+    assert_eq!(f.info(second).state, ProbeState::Armed);
+}
+
+#[test]
+fn a_probe_that_goes_until_the_guest_stops_keeps_a_switch_from_being_made() {
+    let f = Fixture::new();
+    let (first, second) = (f.probe("plain").id, f.probe("framed").id);
+    let mut switching = disabling(&f, &[first, second]);
+    f.unregister(&[second]);
+    for _ in 0..2 {
+        let refused = f.engine.switch_drafted(&f.guest(), &mut switching);
+        let unknown = Err(ChangeError::UnknownProbe { id: second });
+        assert_eq!(refused, unknown, "the same each time that it is tried");
+    }
+    assert_eq!(f.info(first).state, ProbeState::Armed);
 }
 
 #[test]

@@ -228,11 +228,11 @@ fn removing_and_disabling_takes_all_breakpoints_out_and_misses_calls_under_way()
     assert!(f.events().is_empty(), "its call was given up");
     call(&f, PLAIN, STACK);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert_eq!((text(), f.info(id).missed), ((0x55, 0xc3), 2));
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     call(&f, PLAIN, STACK);
     let removed = f.engine.unregister(&f.guest(), &[id]).unwrap();

@@ -330,7 +330,7 @@ impl Fixture {
 
     pub fn enable(&self, id: ProbeId, on: bool) {
         self.engine
-            .switch(&self.guest(), &[id], Switch::Enabled(on))
+            .switch(&self.guest(), Some(&[id]), Switch::Enabled(on))
             .unwrap();
     }
 

@@ -190,7 +190,7 @@ fn enabling_and_arming_is_refused_where_the_guest_has_a_kprobe_by_now() {
     kprobe(&f, FRAMED);
     let error = f
         .engine
-        .switch(&f.guest(), &[probe], Switch::Enabled(true))
+        .switch(&f.guest(), Some(&[probe]), Switch::Enabled(true))
         .unwrap_err();
     assert!(error.to_string().contains("on the same instruction"));
     assert_eq!(f.info(probe).state, ProbeState::Disabled);
@@ -198,17 +198,17 @@ fn enabling_and_arming_is_refused_where_the_guest_has_a_kprobe_by_now() {
     remove_all(&f);
     f.enable(probe, true);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     kprobe(&f, FRAMED);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap_err();
     assert!(f.engine.is_disarmed());
     assert_eq!(f.byte(FRAMED), 0x55);
     remove_all(&f);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     assert_eq!(f.byte(FRAMED), 0xcc);
 }

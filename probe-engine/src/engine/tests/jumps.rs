@@ -187,33 +187,33 @@ fn disabling_and_both_knobs_make_a_breakpoint_of_a_jump_and_back() {
     assert_eq!(f.optimize(), 1);
 
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert_eq!(f.bytes_at(PHYS + FRAMED, 5), TEXT_BEFORE);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     assert_eq!(f.optimize(), 1);
 
     f.engine
-        .switch(&f.guest(), &[probe.id], Switch::Optimize(false))
+        .switch(&f.guest(), Some(&[probe.id]), Switch::Optimize(false))
         .unwrap();
     assert_eq!(f.byte(FRAMED), 0xcc);
     f.optimize();
     assert_eq!(why_not(&f, probe.id), "asked");
     f.engine
-        .switch(&f.guest(), &[probe.id], Switch::Optimize(true))
+        .switch(&f.guest(), Some(&[probe.id]), Switch::Optimize(true))
         .unwrap();
     assert_eq!(f.optimize(), 1);
 
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(false))
+        .switch(&f.guest(), None, Switch::Optimize(false))
         .unwrap();
     assert_eq!(f.byte(FRAMED), 0xcc);
     f.optimize();
     assert_eq!(why_not(&f, probe.id), "switched off");
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(true))
+        .switch(&f.guest(), None, Switch::Optimize(true))
         .unwrap();
     assert_eq!(f.optimize(), 1);
     assert_eq!(f.byte(FRAMED), JUMP);
@@ -355,7 +355,7 @@ fn the_detour_of_a_jump_that_is_none_any_more_is_idle_whatever_ended_it() {
     f.enable(second.id, false);
     f.optimize();
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(false))
+        .switch(&f.guest(), None, Switch::Optimize(false))
         .unwrap();
     let all = f
         .engine
@@ -394,7 +394,7 @@ fn a_jump_that_the_guest_holds_works_until_it_is_given_back_and_goes_then() {
 fn where_the_guest_holds_a_jump_no_int3_is_ours() {
     let (f, probe, ours) = held();
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(false))
+        .switch(&f.guest(), None, Switch::Optimize(false))
         .unwrap();
     assert!(!matches!(
         f.info(probe.id).optimization,

@@ -163,7 +163,7 @@ fn a_disarmed_probe_on_a_milestone_reports_nothing() {
     let own = f.probe("do_init_module%both").id;
     f.probe("ext4:ext4_read");
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert_eq!(milestones(&f), [0xcc; 3]);
     guest.link(&[MODULE]);
@@ -171,7 +171,7 @@ fn a_disarmed_probe_on_a_milestone_reports_nothing() {
     assert_eq!((f.details(), f.info(own).exits), (vec![], 0));
     assert_eq!(byte(&f, CODE), 0x55);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     assert_eq!(byte(&f, CODE), 0xcc);
     enter(&f, DO_INIT, [MODULE, 0, 0]);

@@ -79,18 +79,18 @@ fn oopses_are_waited_for_from_the_first_jump_to_the_last_armed_probe() {
     f.optimize();
     assert_eq!(waits(&f), [true; 3]);
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(false))
+        .switch(&f.guest(), None, Switch::Optimize(false))
         .unwrap();
     assert_eq!(waits(&f), [true; 3], "a task may still be in a detour");
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert_eq!(waits(&f), [false; 3]);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(true))
+        .switch(&f.guest(), None, Switch::Optimize(true))
         .unwrap();
     f.optimize();
     assert_eq!(waits(&f), [true; 3]);

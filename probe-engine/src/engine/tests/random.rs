@@ -146,7 +146,7 @@ impl Model {
                 probe.enabled = on;
                 self.f
                     .engine
-                    .switch(&guest, &[probe.id], Switch::Enabled(on))
+                    .switch(&guest, Some(&[probe.id]), Switch::Enabled(on))
                     .unwrap();
             }
             Step::Unregister(_) | Step::Enable(..) => {}
@@ -154,7 +154,7 @@ impl Model {
                 self.disarmed = !on;
                 self.f
                     .engine
-                    .switch_all(&guest, Switch::Enabled(on))
+                    .switch(&guest, None, Switch::Enabled(on))
                     .unwrap();
             }
             Step::Hit { place } => self.execute(place),

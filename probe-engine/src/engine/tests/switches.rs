@@ -26,17 +26,17 @@ const SWITCHES: [(&str, Turn); 5] = [
     ("disable", |f, id| f.enable(id, false)),
     ("disarm", |f, _| {
         f.engine
-            .switch_all(&f.guest(), Switch::Enabled(false))
+            .switch(&f.guest(), None, Switch::Enabled(false))
             .unwrap();
     }),
     ("optimization off", |f, _| {
         f.engine
-            .switch_all(&f.guest(), Switch::Optimize(false))
+            .switch(&f.guest(), None, Switch::Optimize(false))
             .unwrap();
     }),
     ("one off", |f, id| {
         f.engine
-            .switch(&f.guest(), &[id], Switch::Optimize(false))
+            .switch(&f.guest(), Some(&[id]), Switch::Optimize(false))
             .unwrap();
     }),
     ("a post event", |f, _| {
@@ -203,7 +203,7 @@ fn no_breakpoint_s_event_overtakes_a_record_when_optimization_is_switched_off() 
     let place = open_record(&f, 0, true);
     put_record(&f, 0);
     f.engine
-        .switch_all(&f.guest(), Switch::Optimize(false))
+        .switch(&f.guest(), None, Switch::Optimize(false))
         .unwrap();
     let mut vcpu = vcpu_at(FRAMED);
     vcpu.tsc = Tsc(9);
@@ -311,7 +311,7 @@ fn a_call_whose_breakpoint_is_gone_now_is_missed_by_every_kind_of_probe_that_it_
     let specs = [at_rets, other_cpu, spec("r=plain%return"), spec("p=plain")];
     let added = f.engine.register(&f.guest(), &specs).unwrap();
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     // The entry, and a return: whose call that is nobody knows.
     for offset in [PLAIN, PLAIN_RET] {

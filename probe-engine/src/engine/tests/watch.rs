@@ -79,7 +79,7 @@ fn a_disabled_watchpoint_frees_its_register() {
     f.probe("table/2");
     let error = f
         .engine
-        .switch(&f.guest(), &[first], Switch::Enabled(true))
+        .switch(&f.guest(), Some(&[first]), Switch::Enabled(true))
         .unwrap_err();
     assert!(
         matches!(error, ChangeError::NoDebugRegister { .. }),
@@ -150,12 +150,12 @@ fn disarming_all_stops_watching() {
     let f = Fixture::new();
     let id = f.probe("table/8").id;
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(false))
+        .switch(&f.guest(), None, Switch::Enabled(false))
         .unwrap();
     assert!(f.engine.debugging().watchpoints.is_empty());
     assert_eq!(f.info(id).state, ProbeState::Armed);
     f.engine
-        .switch_all(&f.guest(), Switch::Enabled(true))
+        .switch(&f.guest(), None, Switch::Enabled(true))
         .unwrap();
     assert_eq!(f.engine.debugging().watchpoints.len(), 1);
     f.unregister(&[id]);

@@ -1,0 +1,68 @@
+//! What is switched off.
+
+use std::collections::BTreeSet;
+
+use crate::engine::sites::probe::Probe;
+use crate::probe::{ProbeId, ProbeSpec, Switch};
+
+/// The switches of all probes, and of each that isn't on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Switches {
+    /// All breakpoints that users asked for are out of the text.
+    pub(crate) disarmed: bool,
+    /// No probe may be a jump.
+    pub(crate) jumpless: bool,
+    disabled: BTreeSet<ProbeId>,
+    /// Probes that may not be jumps.
+    unoptimized: BTreeSet<ProbeId>,
+}
+
+impl Switches {
+    /// Sets those of a new probe.
+    pub(crate) fn add(&mut self, id: ProbeId, spec: &ProbeSpec) {
+        self.set(id, Switch::Enabled(spec.enabled));
+        self.set(id, Switch::Optimize(spec.options.optimize));
+    }
+
+    /// Sets one of a probe's.
+    pub(crate) fn set(&mut self, id: ProbeId, switch: Switch) {
+        let (off, on) = match switch {
+            Switch::Enabled(on) => (&mut self.disabled, on),
+            Switch::Optimize(on) => (&mut self.unoptimized, on),
+        };
+        if on {
+            off.remove(&id);
+        } else {
+            off.insert(id);
+        }
+    }
+
+    /// Sets that of all probes. Their own stay as they are.
+    pub(crate) fn set_all(&mut self, switch: Switch) {
+        match switch {
+            Switch::Enabled(on) => self.disarmed = !on,
+            Switch::Optimize(on) => self.jumpless = !on,
+        }
+    }
+
+    /// A probe has gone.
+    pub(crate) fn forget(&mut self, id: ProbeId) {
+        self.disabled.remove(&id);
+        self.unoptimized.remove(&id);
+    }
+
+    /// Whether it is enabled itself.
+    pub(crate) fn is_enabled(&self, probe: &Probe) -> bool {
+        !self.disabled.contains(&probe.id)
+    }
+
+    /// Whether it is enabled, and not all are disarmed.
+    pub(crate) fn is_active(&self, probe: &Probe) -> bool {
+        !self.disarmed && self.is_enabled(probe)
+    }
+
+    /// Whether it may become a jump itself, if it can.
+    pub(crate) fn may_optimize(&self, probe: &Probe) -> bool {
+        !self.unoptimized.contains(&probe.id)
+    }
+}
