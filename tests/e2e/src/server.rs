@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use tonic::transport::{Channel, Endpoint};
 use vmprobe_client::Client;
 
 use crate::context::Context;
@@ -72,6 +73,18 @@ impl Server {
     /// If it doesn't answer.
     pub async fn client(&self) -> Result<Client, Failure> {
         Ok(Client::connect(&self.endpoint).await?)
+    }
+
+    /// A new connection for calls that [`Client`] doesn't make.
+    ///
+    /// # Errors
+    /// If it doesn't answer.
+    pub async fn channel(&self) -> Result<Channel, Failure> {
+        let channel = match Endpoint::from_shared(self.endpoint.clone()) {
+            Ok(endpoint) => endpoint.connect().await,
+            Err(error) => Err(error),
+        };
+        channel.map_err(|error| wrong!("can't connect: {error}"))
     }
 
     /// The number of its process.

@@ -14,7 +14,6 @@ use tonic_prost::ProstCodec;
 use vmprobe_client::v1::{CreateVmRequest, ListVmsRequest, ListVmsResponse};
 use vmprobe_client::{Client, spec};
 
-use super::channel;
 use crate::context::Context;
 use crate::server::Server;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, wrong};
@@ -170,10 +169,10 @@ fn calls(cx: &Context) -> TestResult {
         let server = start(cx, &["--max-calls", "2"])?;
         let mut held = JoinSet::new();
         for _ in 0..2 {
-            held.spawn(unfinished(channel(&server).await?));
+            held.spawn(unfinished(server.channel().await?));
         }
         let client = server.client().await?;
-        let mut health = HealthClient::new(channel(&server).await?);
+        let mut health = HealthClient::new(server.channel().await?);
         // As soon as both have come.
         let refused = loop {
             if let Err(error) = client.list_vms().await {
@@ -199,7 +198,7 @@ fn streams(cx: &Context) -> TestResult {
     cx.block_on(async {
         let server = start(cx, &["--max-streams", "2"])?;
         let watch = async || {
-            let mut health = HealthClient::new(channel(&server).await?);
+            let mut health = HealthClient::new(server.channel().await?);
             let answers = health.watch(HealthCheckRequest::default()).await?;
             let mut answers = answers.into_inner();
             let first = answers.next().await;

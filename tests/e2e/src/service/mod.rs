@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tokio_stream::StreamExt;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -56,7 +56,7 @@ pub const TESTS: &[Test] = &[
 fn health_and_reflection(cx: &Context) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
-        let channel = channel(&server).await?;
+        let channel = server.channel().await?;
         let mut health = HealthClient::new(channel.clone());
         for service in ["", "vmprobe.v1.VmService", "vmprobe.v1.EventService"] {
             let request = HealthCheckRequest {
@@ -81,16 +81,6 @@ fn health_and_reflection(cx: &Context) -> TestResult {
         check_eq!(server.stop()?, Some(0), "exit code of the server");
         pass()
     })
-}
-
-/// A connection for clients of other services than the product's own.
-async fn channel(server: &Server) -> Result<Channel, Failure> {
-    let endpoint = Endpoint::from_shared(server.endpoint.clone());
-    let channel = match endpoint {
-        Ok(endpoint) => endpoint.connect().await,
-        Err(error) => Err(error),
-    };
-    channel.map_err(|error| wrong!("can't connect: {error}"))
 }
 
 /// The names of the services, by one version of the reflection protocol, and that a file is

@@ -4,6 +4,7 @@
 mod interrupts;
 mod memory;
 mod missed;
+mod pages;
 mod pause;
 mod privileged;
 mod probes;
@@ -34,6 +35,7 @@ pub const TESTS: &[Test] = &[
     probes::FOREIGN,
     probes::STREAM_LEFT,
     missed::TAKEN_AWAY,
+    pages::PROBES,
     traps::SHAPES,
     privileged::FLAGS,
     privileged::INTERRUPTS,
