@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Debugging, DebuggingError, GuestMemory, MemoryError, StoppedGuest};
 
 use crate::engine::Engine;
+use crate::engine::changes::patches::{has_read, lift};
 use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::lock::Guard;
@@ -104,48 +104,27 @@ impl Engine {
     pub(crate) fn apply(&self, memory: &dyn GuestMemory, plan: &Plan) -> Result<(), MemoryError> {
         let (before, after) = (&plan.before.table, &plan.after.table);
         // What is an int3 where the guest holds a jump is the guest's.
-        let is_free = |site: &&Arc<Site>| before.held(site.virt).is_none();
-        let removed: Vec<_> = plan.gone.iter().filter(is_free).collect();
-        let mut added: Vec<_> = plan.come.iter().filter(is_free).collect();
-        let mut held = before.all_held().to_vec();
-        let jumps = removed.iter().any(|site| site.jump().is_some());
+        let is_free = |at| before.held(at).is_none();
+        let jumps = plan.gone.others().iter().any(|site| site.jump().is_some());
         let kprobes = jumps.then(|| self.known_kprobes(memory));
-        for (done, site) in removed.iter().enumerate() {
-            match lift(site, memory, kprobes.as_ref()) {
-                Ok(true) => {}
-                Ok(false) => held.push(Arc::clone(site)),
-                Err(error) => {
-                    for site in &removed[..done] {
-                        site.plant(memory)?;
-                    }
-                    return Err(error);
-                }
-            }
-        }
+        let mut held = before.all_held().to_vec();
+        held.extend(plan.gone.lift(memory, is_free, kprobes.as_ref())?);
         self.departed.change(&plan.turnover);
-        self.number_detours(memory, plan.come.iter().chain(&plan.kept));
-        if held.is_empty() {
-            self.publish(after);
-        } else {
-            let after = after.holding(held);
-            added.retain(|site| after.held(site.virt).is_none());
-            self.publish(&after);
-        }
+        self.number_detours(memory, plan.come.others().iter().chain(&plan.kept));
+        let after = match held.is_empty() {
+            true => Arc::clone(after),
+            false => after.holding(held),
+        };
+        self.publish(&after);
         for site in &plan.kept {
             site.trap_when_done(memory)?;
         }
-        for (done, site) in added.iter().enumerate() {
-            if let Err(error) = site.plant(memory) {
-                for site in &added[..done] {
-                    site.lift(memory)?;
-                }
-                self.number_detours(memory, before.sites());
-                self.publish(before);
-                for site in removed {
-                    site.plant(memory)?;
-                }
-                return Err(error);
-            }
+        let may_plant = |at| is_free(at) && after.held(at).is_none();
+        if let Err(error) = plan.come.plant(memory, may_plant) {
+            self.number_detours(memory, before.sites());
+            self.publish(before);
+            plan.gone.plant(memory, is_free)?;
+            return Err(error);
         }
         Ok(())
     }
@@ -204,21 +183,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// As [`Site::lift`], but a jump stays in the text that the guest's kprobe there has read.
-fn lift(
-    site: &Site,
-    memory: &dyn GuestMemory,
-    kprobes: Option<&GuestKprobes>,
-) -> Result<bool, MemoryError> {
-    match kprobes {
-        Some(kprobes) if site.jump().is_some() && has_read(kprobes, site) => Ok(false),
-        _ => site.lift(memory),
-    }
-}
-
-/// Whether a kprobe of the guest's has saved the byte that is at the site, or may be about to.
-fn has_read(kprobes: &GuestKprobes, site: &Site) -> bool {
-    kprobes.changing || kprobes.on(site.virt).is_some()
 }

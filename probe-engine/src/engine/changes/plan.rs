@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::engine::changes::patches::Patches;
 use crate::engine::changes::registry::Registry;
 use crate::engine::sites::departed::Turnover;
 use crate::engine::sites::site::{Site, are_same};
@@ -27,10 +28,10 @@ impl Generation {
 pub(crate) struct Plan {
     pub(crate) before: Generation,
     pub(crate) after: Generation,
-    /// The armed sites of the generation before whose text is to change, in the order of their addresses.
-    pub(crate) gone: Vec<Arc<Site>>,
-    /// Those of the generation after whose text is to change, in the order of their addresses.
-    pub(crate) come: Vec<Arc<Site>>,
+    /// The armed sites of the generation before whose text is to change.
+    pub(crate) gone: Patches,
+    /// Those of the generation after whose text is to change.
+    pub(crate) come: Patches,
     /// Those of the generation after whose text stays, and which other probes notice than before.
     pub(crate) kept: Vec<Arc<Site>>,
     /// What is remembered of it.
@@ -51,8 +52,8 @@ impl Plan {
         let kept = table.sites().filter(has_others).cloned().collect();
         Self {
             turnover: Arc::new(Turnover::new(&gone, &come)),
-            gone,
-            come,
+            gone: Patches::new(gone),
+            come: Patches::new(come),
             kept,
             after: Generation { registry, table },
             before,

@@ -70,8 +70,10 @@ impl Engine {
         let unfinished = self.reader.unfinished(guest, &tables, removed);
         change.commit::<ChangeError>(&removal.plan)?;
         for (probe, times) in removed.iter().zip(unfinished) {
-            probe.miss_often(times);
             probe.remove();
+            if times > 0 {
+                probe.miss_often(times);
+            }
         }
         self.returns.forget_removed();
         self.forget_unseen();

@@ -68,7 +68,7 @@ impl Engine {
             *switching = self.plan_switch(now, switching.ids.clone(), switching.switch)?;
         }
         let plan = &switching.plan;
-        self.may_arm(guest, &plan.before.table, &plan.come)?;
+        self.may_arm(guest, &plan.before.table, &plan.come.sites)?;
         change.commit::<ChangeError>(plan)?;
         self.end_calls(guest);
         self.forget_unseen();

@@ -198,7 +198,7 @@ impl Site {
         if self.wants_post() {
             self.trap_when_done(memory)?;
         }
-        self.replace(memory, self.original, INT3)
+        replace_byte(memory, self.phys, self.original, INT3)
     }
 
     /// Has the copy of a boosted instruction trap if somebody now wants to know
@@ -216,7 +216,7 @@ impl Site {
         if let Some(jump) = self.jump() {
             return jump.lift(memory, self.phys);
         }
-        self.replace(memory, INT3, self.original)?;
+        replace_byte(memory, self.phys, INT3, self.original)?;
         if self.wants_post()
             && let Way::Boost { copy, .. } = &self.way
         {
@@ -224,15 +224,21 @@ impl Site {
         }
         Ok(true)
     }
+}
 
-    fn replace(&self, memory: &dyn GuestMemory, from: u8, to: u8) -> Result<(), MemoryError> {
-        let mut byte = [0];
-        memory.read(self.phys, &mut byte)?;
-        if byte == [from] {
-            memory.write(self.phys, &[to])
-        } else {
-            Ok(())
-        }
+/// Writes a byte of text, if the other is there.
+pub(crate) fn replace_byte(
+    memory: &dyn GuestMemory,
+    at: GuestPhysAddr,
+    from: u8,
+    to: u8,
+) -> Result<(), MemoryError> {
+    let mut byte = [0];
+    memory.read(at, &mut byte)?;
+    if byte == [from] {
+        memory.write(at, &[to])
+    } else {
+        Ok(())
     }
 }
 

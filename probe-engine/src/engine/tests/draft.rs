@@ -206,8 +206,8 @@ fn a_plan_lists_the_sites_that_change_and_no_others() {
     let registry = Arc::clone(&before.registry);
     let plan = Plan::new(before, registry, table);
     let at = |sites: &[Arc<Site>]| sites.iter().map(|site| site.virt).collect::<Vec<_>>();
-    assert_eq!(at(&plan.gone), [plain.address]);
-    assert_eq!((at(&plan.come), at(&plan.kept)), (vec![], vec![]));
+    assert_eq!(at(&plan.gone.sites), [plain.address]);
+    assert_eq!((at(&plan.come.sites), at(&plan.kept)), (vec![], vec![]));
 
     // A second probe on an instruction: the text stays, and others notice.
     let before = f.engine.generation();
@@ -216,6 +216,9 @@ fn a_plan_lists_the_sites_that_change_and_no_others() {
     table.change(copied.address, |site| site.probes.push(other));
     let registry = Arc::clone(&before.registry);
     let plan = Plan::new(before, registry, table);
-    assert_eq!((at(&plan.gone), at(&plan.come)), (vec![], vec![]));
+    assert_eq!(
+        (at(&plan.gone.sites), at(&plan.come.sites)),
+        (vec![], vec![])
+    );
     assert_eq!(at(&plan.kept), [copied.address]);
 }
