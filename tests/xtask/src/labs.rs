@@ -73,7 +73,7 @@ pub enum Part {
 
 /// One run of a lab machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Machine {
+struct LabMachine {
     name: Name,
     part: Part,
     shard: Shard,
@@ -173,8 +173,8 @@ impl LabOptions {
     }
 
     /// The machines of a lab, those that take longest first.
-    fn machines(&self, name: Name, filtered: bool) -> Vec<Machine> {
-        let machine = |part, cpus, shard| Machine {
+    fn machines(&self, name: Name, filtered: bool) -> Vec<LabMachine> {
+        let machine = |part, cpus, shard| LabMachine {
             name,
             part,
             shard,
@@ -196,7 +196,7 @@ impl LabOptions {
             let interleaved = machine(Part::Interleaved, INTERLEAVED_CPUS, Shard::WHOLE);
             machines.push(interleaved.clone());
             if self.all {
-                machines.push(Machine {
+                machines.push(LabMachine {
                     quantum: FINE_QUANTUM,
                     ..interleaved
                 });
@@ -252,7 +252,7 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
     Ok(jobs)
 }
 
-impl Machine {
+impl LabMachine {
     fn tests(&self, work: Work<'_>, options: &LabOptions) -> Result<Vec<Record>, TestError> {
         let mut command = vec!["/bin/e2e".to_owned(), "run".to_owned()];
         command.extend(self.arguments(work.filter));

@@ -1,7 +1,7 @@
 //! Whether what the product and the guest's kernel say of the bytes of a function is so.
 
+use super::decision::{Answer, Decision};
 use super::decoder::{self, Code, INT3};
-use super::verdict::{Answer, Verdict};
 use crate::test::{Failure, check, wrong};
 
 /// The call of the function tracer while nobody traces, and `endbr64` (`arch/x86/include/asm/nops.h`,
@@ -103,7 +103,7 @@ impl Function {
     pub fn judge(
         &self,
         offset: usize,
-        ours: &Verdict,
+        ours: &Decision,
         theirs: Answer,
         traps: Traps,
     ) -> Result<(), Failure> {
@@ -129,25 +129,25 @@ impl Function {
     }
 
     /// Whether what the product says is so, by the bytes, the other decoder, and the kernel's own list.
-    fn is_so(&self, offset: usize, code: &Code, ours: &Verdict) -> bool {
+    fn is_so(&self, offset: usize, code: &Code, ours: &Decision) -> bool {
         let is_boundary = code.start == offset;
         let bytes = &self.bytes[code.start..];
         let len = code.end - code.start;
         let is_listed = self.standing == Standing::Listed;
         match ours {
-            Verdict::Taken(address) => {
+            Decision::Taken(address) => {
                 let is_there = is_boundary && *address == self.start + offset as u64;
                 is_there && !is_listed && !code.is_trap() && !code.is_unsupported()
             }
-            Verdict::Inside(start) => !is_boundary && *start == self.start + code.start as u64,
-            Verdict::Trap => is_boundary && code.is_trap(),
-            Verdict::Unsupported => is_boundary && code.is_unsupported(),
-            Verdict::Entry(part) => match &**part {
+            Decision::Inside(start) => !is_boundary && *start == self.start + code.start as u64,
+            Decision::Trap => is_boundary && code.is_trap(),
+            Decision::Unsupported => is_boundary && code.is_unsupported(),
+            Decision::Entry(part) => match &**part {
                 "endbr64" => offset < endbr(&self.bytes),
                 "ftrace site" => is_traced(&self.bytes) && code.start == endbr(&self.bytes),
                 _ => false,
             },
-            Verdict::Listed(kind) => match &**kind {
+            Decision::Listed(kind) => match &**kind {
                 "noinstr" | "entry" | "kprobes" | "blacklist" => is_listed,
                 "ftrace" => bytes.starts_with(&NOP5),
                 "jump-label" => {
@@ -174,7 +174,7 @@ impl Function {
         &self,
         offset: usize,
         code: &Code,
-        ours: &Verdict,
+        ours: &Decision,
         traps: Traps,
     ) -> &'static [Answer] {
         use Answer::{NoBoundary, Refused, Taken, Unsupported};
@@ -184,18 +184,18 @@ impl Function {
         let is_boundary = code.start == offset;
         match ours {
             // `prepare_emulation` in `arch/x86/kernel/kprobes/core.c` can do without those.
-            Verdict::Taken(_) if code.is_memory_branch() => &[Unsupported],
-            Verdict::Taken(_) => &[Taken],
-            Verdict::Inside(_) => &[NoBoundary],
+            Decision::Taken(_) if code.is_memory_branch() => &[Unsupported],
+            Decision::Taken(_) => &[Taken],
+            Decision::Inside(_) => &[NoBoundary],
             // On the site the kernel uses the tracer itself, and takes a probe of an `endbr64` for one
             // of the site (`arch_adjust_kprobe_addr` in `arch/x86/kernel/kprobes/core.c`).
-            Verdict::Entry(_) if is_boundary => &[Taken],
-            Verdict::Entry(_) => &[NoBoundary],
-            Verdict::Trap if traps == Traps::NoPlace => &[NoBoundary],
-            Verdict::Trap if self.bytes[code.start] == INT3 => &[Refused],
-            Verdict::Trap => &[Taken],
-            Verdict::Unsupported => &[Taken, Refused, Unsupported],
-            Verdict::Listed(kind) => match &**kind {
+            Decision::Entry(_) if is_boundary => &[Taken],
+            Decision::Entry(_) => &[NoBoundary],
+            Decision::Trap if traps == Traps::NoPlace => &[NoBoundary],
+            Decision::Trap if self.bytes[code.start] == INT3 => &[Refused],
+            Decision::Trap => &[Taken],
+            Decision::Unsupported => &[Taken, Refused, Unsupported],
+            Decision::Listed(kind) => match &**kind {
                 // `jump_label_text_reserved` and `static_call_text_reserved` know all their bytes.
                 "jump-label" => &[Refused],
                 "static-call" if offset - code.start < NOP5.len() => &[Refused],
@@ -252,12 +252,12 @@ mod tests {
         }
     }
 
-    fn listed(kind: &str) -> Verdict {
-        Verdict::Listed(kind.into())
+    fn listed(kind: &str) -> Decision {
+        Decision::Listed(kind.into())
     }
 
-    fn on(part: &str) -> Verdict {
-        Verdict::Entry(part.into())
+    fn on(part: &str) -> Decision {
+        Decision::Entry(part.into())
     }
 
     #[test]
@@ -270,12 +270,12 @@ mod tests {
             (8, on("ftrace site"), Answer::NoBoundary),
             (9, listed("jump-label"), Answer::Refused),
             (10, listed("jump-label"), Answer::Refused),
-            (11, Verdict::Taken(0x100b), Answer::Taken),
-            (12, Verdict::Inside(0x100b), Answer::NoBoundary),
+            (11, Decision::Taken(0x100b), Answer::Taken),
+            (12, Decision::Inside(0x100b), Answer::NoBoundary),
             (13, listed("smp-lock"), Answer::Taken),
             (16, listed("bug"), Answer::Refused),
             (17, listed("bug"), Answer::NoBoundary),
-            (18, Verdict::Trap, Answer::Refused),
+            (18, Decision::Trap, Answer::Refused),
         ] {
             open.judge(offset, &ours, theirs, Traps::Copied).unwrap();
             let untraced = function(Standing::Untraced);
@@ -299,16 +299,16 @@ mod tests {
         for (offset, wrong) in [
             (0, on("ftrace site")),
             (4, on("endbr64")),
-            (11, Verdict::Inside(0x100b)),
+            (11, Decision::Inside(0x100b)),
             (11, listed("jump-label")),
             (11, listed("noinstr")),
-            (12, Verdict::Inside(0x1009)),
-            (12, Verdict::Taken(0x100c)),
-            (11, Verdict::Taken(0x1010)),
+            (12, Decision::Inside(0x1009)),
+            (12, Decision::Taken(0x100c)),
+            (11, Decision::Taken(0x1010)),
             (13, listed("static-call")),
-            (16, Verdict::Taken(0x1010)),
-            (11, Verdict::Unsupported),
-            (11, Verdict::Trap),
+            (16, Decision::Taken(0x1010)),
+            (11, Decision::Unsupported),
+            (11, Decision::Trap),
         ] {
             for theirs in [Answer::Taken, Answer::NoBoundary, Answer::Refused] {
                 assert!(
@@ -343,7 +343,7 @@ mod tests {
             (0, Answer::Taken, Answer::NoBoundary),
             (2, Answer::Refused, Answer::NoBoundary),
         ] {
-            let judge = |theirs, traps| open.judge(offset, &Verdict::Trap, theirs, traps);
+            let judge = |theirs, traps| open.judge(offset, &Decision::Trap, theirs, traps);
             judge(before, Traps::Copied).unwrap();
             judge(since, Traps::NoPlace).unwrap();
             assert!(judge(since, Traps::Copied).is_err());

@@ -5,6 +5,7 @@ pub mod bench;
 mod boot;
 mod boot_option;
 mod code;
+mod decision;
 mod decoder;
 mod documented;
 mod draw;
@@ -45,7 +46,6 @@ mod text;
 mod timeline;
 mod tools;
 mod vcpus;
-mod verdict;
 mod watch;
 mod whole;
 

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
+use super::decision::{Answer, Decision};
 use super::draw::{HAS_INT3, draw};
 use super::guest::{Guest, VM, files};
 use super::judge::{Function, Standing, Traps, is_traced};
 use super::offer::{Offered, offer, place};
 use super::own_list::OwnList;
-use super::verdict::{Answer, Verdict};
 use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
@@ -161,7 +161,7 @@ fn offsets(cx: &Context, kernel: &'static str, choice: Choice) -> TestResult {
 /// Fails unless all answers are right; how many places are of each kind by ours.
 fn judge<'a>(
     functions: &[Function],
-    ours: &'a [Vec<Verdict>],
+    ours: &'a [Vec<Decision>],
     theirs: &[Vec<Answer>],
     traps: Traps,
 ) -> Result<BTreeMap<&'a str, usize>, Failure> {
@@ -201,7 +201,7 @@ fn standings(functions: &[Function]) -> Result<String, Failure> {
 }
 
 /// What the product says of each byte of a function. No probe stays.
-async fn ask(guest: &Guest, function: &Function) -> Result<Vec<Verdict>, Failure> {
+async fn ask(guest: &Guest, function: &Function) -> Result<Vec<Decision>, Failure> {
     let (likely, others): (Vec<usize>, Vec<usize>) =
         (0..function.size).partition(|offset| function.is_likely(*offset));
     // Those that are likely to be taken are asked for together, the others one by one.
@@ -214,19 +214,19 @@ async fn ask(guest: &Guest, function: &Function) -> Result<Vec<Verdict>, Failure
         guest.client.unregister_probes(VM, ids, Vec::new()).await?;
     }
 
-    let mut verdicts = BTreeMap::new();
+    let mut decisions = BTreeMap::new();
     for (text, probe) in offered.iter().flat_map(|offered| &offered.taken) {
-        verdicts.insert(place(text), Verdict::Taken(probe.address));
+        decisions.insert(place(text), Decision::Taken(probe.address));
     }
     for (text, message) in offered.iter().flat_map(|offered| &offered.refused) {
-        let verdict = Verdict::refused(place(text), message);
-        let verdict = verdict.ok_or_else(|| wrong!("a refusal of another kind: {message}"))?;
-        verdicts.insert(place(text), verdict);
+        let decision = Decision::refused(place(text), message);
+        let decision = decision.ok_or_else(|| wrong!("a refusal of another kind: {message}"))?;
+        decisions.insert(place(text), decision);
     }
     let all = (0..function.size).map(|offset| {
         let place = function.place(offset);
-        let verdict = verdicts.get(&*place).cloned();
-        verdict.ok_or_else(|| wrong!("no answer for {place}"))
+        let decision = decisions.get(&*place).cloned();
+        decision.ok_or_else(|| wrong!("no answer for {place}"))
     });
     all.collect()
 }

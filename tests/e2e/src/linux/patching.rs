@@ -9,10 +9,10 @@ use tokio::time::sleep;
 use vmprobe_client::v1::BootMethod;
 use vmprobe_client::words;
 
+use super::decision::Answer;
 use super::guest::{Config, Guest, VM, files};
 use super::own_list::OwnList;
 use super::text::Text;
-use super::verdict::Answer;
 use crate::context::Context;
 use crate::say;
 use crate::test::{Failure, Needs, Test, TestResult, check, pass_with};

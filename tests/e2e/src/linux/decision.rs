@@ -4,7 +4,7 @@ use crate::test::{Failure, wrong};
 
 /// What the product says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// It takes a probe, at this address.
     Taken(u64),
     /// It is inside the instruction that begins at this address.
@@ -19,7 +19,7 @@ pub enum Verdict {
     Unsupported,
 }
 
-impl Verdict {
+impl Decision {
     /// What the text of a refusal of `place` says; `None` if it isn't understood.
     pub fn refused(place: &str, text: &str) -> Option<Self> {
         if let Some(rest) = text.strip_prefix(&format!("the instruction at {place}")) {
@@ -118,32 +118,32 @@ mod tests {
                 "f+0x2",
                 "f+0x2 is inside the instruction `xor %eax,%eax`, which begins at 0xffffffff81000001; put \
                  the probe there",
-                Some(Verdict::Inside(0xffff_ffff_8100_0001)),
+                Some(Decision::Inside(0xffff_ffff_8100_0001)),
             ),
             (
                 "0x10",
                 "0x10 is on the function's endbr64, which has to stay as it is: why; more",
-                Some(Verdict::Entry("endbr64".into())),
+                Some(Decision::Entry("endbr64".into())),
             ),
             (
                 "f+0x2",
                 "f+0x2 can't be probed (jump-label): why; more",
-                Some(Verdict::Listed("jump-label".into())),
+                Some(Decision::Listed("jump-label".into())),
             ),
             (
                 "f+0x2",
                 "the instruction at f+0x2 is `int3`, by which the kernel itself recognizes the place; more",
-                Some(Verdict::Trap),
+                Some(Decision::Trap),
             ),
             (
                 "f+0x2",
                 "the instruction at f+0x2, `iretq`, can't be probed: why; more",
-                Some(Verdict::Unsupported),
+                Some(Decision::Unsupported),
             ),
             ("f+0x2", "f+0x20 can't be probed (bug): why", None),
             ("f+0x2", "no server", None),
         ] {
-            assert_eq!(Verdict::refused(place, text), expected, "{text}");
+            assert_eq!(Decision::refused(place, text), expected, "{text}");
         }
     }
 
