@@ -40,7 +40,7 @@ use hits::stepping::Steps;
 use jumps::outstanding::Outstanding;
 use jumps::reader::Reader;
 use jumps::whole_text::Optimizer;
-use life::page_tables::LastTables;
+use life::last_tables::LastTables;
 use lock::{Lock, Rank};
 use returns::exits::Exits;
 use returns::follower::Orphans;

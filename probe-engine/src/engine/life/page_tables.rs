@@ -4,28 +4,9 @@ use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestPhysAddr, StoppedGuest, VcpuId};
 
 use crate::engine::Engine;
-use crate::engine::lock::{Lock, Rank};
 
 /// The kernel's top page table (`arch/x86/kernel/head_64.S`).
 const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
-
-/// By which the guest's memory is read while it runs: the kernel's page tables, as they were when it last stood still.
-#[derive(Debug)]
-pub(crate) struct LastTables(Lock<Option<PageTables>>);
-
-impl LastTables {
-    pub(crate) fn new() -> Self {
-        Self(Lock::new(Rank::PageTables, None))
-    }
-
-    pub(crate) fn get(&self) -> Option<PageTables> {
-        *self.0.lock()
-    }
-
-    fn set(&self, tables: PageTables) {
-        *self.0.lock() = Some(tables);
-    }
-}
 
 impl Engine {
     /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
