@@ -175,7 +175,7 @@ impl Engine {
         let mut tsc = None;
         // The instruction may have begun before a probe was disabled.
         let table = self.table();
-        for probe in site.enabled().filter(|it| table.switches.is_enabled(it)) {
+        for probe in site.enabled().filter(|it| table.switches.is_enabled(it.id)) {
             let wanted = match detail {
                 Detail::Post => probe.wants_post(),
                 Detail::Fault { .. } => probe.wants_fault(),

@@ -23,7 +23,7 @@ impl Table {
     ) -> Result<(), NoDebugRegister> {
         let mut watched: Vec<(Watchpoint, Vec<Arc<Probe>>)> = Vec::new();
         for probe in probes {
-            if !self.switches.is_enabled(probe) {
+            if !self.switches.is_enabled(probe.id) {
                 continue;
             }
             let ProbeKind::Watch { len, access } = probe.kind else {

@@ -117,7 +117,7 @@ impl Engine {
         for call in replaced.instances.into_iter().rev() {
             call.probe.end_call();
             call.probe.exit();
-            if !table.switches.is_active(&call.probe) {
+            if !table.switches.is_active(call.probe.id) {
                 // It has begun while the probe was enabled.
                 call.probe.miss();
                 continue;

@@ -227,12 +227,12 @@ impl Probe {
             trips: self.trips.load(Ordering::Relaxed),
             state: match presence {
                 Presence::Gone => ProbeState::Gone,
-                _ if !switches.is_enabled(self) => ProbeState::Disabled,
+                _ if !switches.is_enabled(self.id) => ProbeState::Disabled,
                 Presence::Pending => ProbeState::Pending,
                 Presence::Placed => ProbeState::Armed,
             },
             options: Options {
-                optimize: switches.may_optimize(self),
+                optimize: switches.may_optimize(self.id),
                 ..self.options.clone()
             },
             optimization,

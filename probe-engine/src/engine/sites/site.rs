@@ -124,7 +124,7 @@ impl Site {
 
     /// The same site with its int3 in the text if somebody wants it there.
     pub(crate) fn armed_if_wanted(self, switches: &Switches) -> Self {
-        let is_active = |probe: &&Arc<Probe>| switches.is_active(probe);
+        let is_active = |probe: &&Arc<Probe>| switches.is_active(probe.id);
         let active: Probes = self.probes.iter().filter(is_active).cloned().collect();
         let returns = |probe: &Arc<Probe>| {
             matches!(

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::engine::sites::probe::Probe;
 use crate::probe::{ProbeId, ProbeSpec, Switch};
 
 /// The switches of all probes, and of each that isn't on.
@@ -52,17 +51,17 @@ impl Switches {
     }
 
     /// Whether it is enabled itself.
-    pub(crate) fn is_enabled(&self, probe: &Probe) -> bool {
-        !self.disabled.contains(&probe.id)
+    pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
+        !self.disabled.contains(&id)
     }
 
     /// Whether it is enabled, and not all are disarmed.
-    pub(crate) fn is_active(&self, probe: &Probe) -> bool {
-        !self.disarmed && self.is_enabled(probe)
+    pub(crate) fn is_active(&self, id: ProbeId) -> bool {
+        !self.disarmed && self.is_enabled(id)
     }
 
     /// Whether it may become a jump itself, if it can.
-    pub(crate) fn may_optimize(&self, probe: &Probe) -> bool {
-        !self.unoptimized.contains(&probe.id)
+    pub(crate) fn may_optimize(&self, id: ProbeId) -> bool {
+        !self.unoptimized.contains(&id)
     }
 }

@@ -31,7 +31,7 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
         ProbeKind::Instruction { .. } if probe.wants_post() => Err(NoJump::PostEvent),
         ProbeKind::Instruction { .. } if probe.wants_fault() => Err(NoJump::FaultEvent),
         ProbeKind::Instruction { .. } | ProbeKind::Return { .. }
-            if !switches.may_optimize(probe) =>
+            if !switches.may_optimize(probe.id) =>
         {
             Err(NoJump::Asked)
         }
