@@ -22,7 +22,7 @@ pub struct Switching {
 }
 
 impl Engine {
-    /// Switches all of these probes, or none. Without any it is the switch of all: that takes all breakpoints and
+    /// Switches all of these probes, or none. `None` is the switch of all: that takes all breakpoints and
     /// watchpoints that users asked for out of the guest, or makes breakpoints of all jumps. The probes' own switches
     /// stay as they are then, and count again as soon as this one is on.
     ///

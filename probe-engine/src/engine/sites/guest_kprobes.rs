@@ -23,6 +23,7 @@ impl Engine {
     /// The kprobes of a stopped guest. From now on they can also be found while it runs.
     pub(crate) fn guest_kprobes(&self, guest: &dyn StoppedGuest) -> GuestKprobes {
         if self.kernel.kprobes.is_some() {
+            // Remembers the tables by which the kprobes are read.
             self.kernel_tables(guest);
         }
         self.known_kprobes(guest.memory())
