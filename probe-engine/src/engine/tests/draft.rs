@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use guest_kernel::kprobes::synthetic::reader;
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
 use super::fixture::{Fixture, image, spec, vcpu_at};
 use super::guest_kprobes::kprobe;
@@ -221,4 +222,54 @@ fn a_plan_lists_the_sites_that_change_and_no_others() {
         (vec![], vec![])
     );
     assert_eq!(at(&plan.kept), [copied.address]);
+}
+
+/// Guest memory with a byte that can't be written.
+struct Broken<'m> {
+    memory: &'m dyn GuestMemory,
+    at: GuestPhysAddr,
+}
+
+impl GuestMemory for Broken<'_> {
+    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.read(at, into)
+    }
+
+    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        if at == self.at {
+            let len = from.len();
+            return Err(MemoryError { at, len });
+        }
+        self.memory.write(at, from)
+    }
+}
+
+#[test]
+fn a_change_that_fails_in_its_middle_leaves_all_as_it_was() {
+    let f = Fixture::new();
+    let ids = [f.probe("plain").id, f.probe("framed").id];
+    let table = f.engine.table();
+    let sites: Vec<_> = ids
+        .map(|id| Arc::clone(table.site(f.info(id).address).unwrap()))
+        .into();
+    drop(table);
+    for on in [false, true] {
+        let switch = Switch::Enabled(on);
+        let mut switching = f.engine.draft_switch(Some(&ids), switch).unwrap();
+        let before = f.engine.table().clone();
+        for broken in &sites {
+            let memory = Broken {
+                memory: &*f.memory,
+                at: broken.phys,
+            };
+            let _registry = f.engine.registry.lock();
+            f.engine.apply(&memory, &switching.plan).unwrap_err();
+            for site in &sites {
+                let expected = if on { site.original } else { 0xcc };
+                assert_eq!(f.bytes_at(site.phys.0, 1), [expected]);
+            }
+            assert!(Arc::ptr_eq(&before, &f.engine.table()));
+        }
+        f.engine.switch_drafted(&f.guest(), &mut switching).unwrap();
+    }
 }
