@@ -5,7 +5,7 @@ use guest_state::{GuestVirtAddr, Registers, Tsc, VcpuId};
 use crate::probe::ProbeId;
 
 /// One event of one probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The probe.
     pub probe: ProbeId,
@@ -23,7 +23,7 @@ pub struct Event {
 }
 
 /// What happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Detail {
     /// The probed instruction is about to be executed.
     Pre,
@@ -44,8 +44,8 @@ pub enum Detail {
         caller: GuestVirtAddr,
         /// The time of its call.
         entry_tsc: Tsc,
-        /// The registers at its entry.
-        entry: Registers,
+        /// The registers at its entry. They lie elsewhere, as most events have none and thousands wait in order.
+        entry: Box<Registers>,
         /// It has jumped to another function, which will return in its place: there is no value yet, and
         /// the registers are those in front of the jump. Only of probes at the function's own returns.
         tail_call: bool,

@@ -118,14 +118,46 @@ impl Fetches {
         taken
     }
 
-    /// Reads the values from the words of a record; what isn't fetched, and RIP, is 0. `None` if there are
-    /// too few words.
-    pub(crate) fn decode(self, words: &mut impl Iterator<Item = u64>) -> Option<Registers> {
+    /// Takes the values from the front of a record's words; what isn't fetched, and RIP, is 0. `None` if there
+    /// are too few words.
+    pub(crate) fn decode(self, words: &mut &[[u8; 8]]) -> Option<Registers> {
+        let count = self.0.count_ones() as usize;
+        let values = words.split_off(..count)?;
+        if let Some(all) = values.as_array() {
+            return Some(all_of(all));
+        }
         let mut taken = Registers::default();
-        for fetch in self.iter() {
-            *fetch.of(&mut taken) = words.next()?;
+        for (fetch, value) in self.iter().zip(values) {
+            *fetch.of(&mut taken) = u64::from_le_bytes(*value);
         }
         Some(taken)
+    }
+}
+
+/// What [`Fetches::ALL`] has fetched: most records are of this list, so it isn't gone through.
+fn all_of(values: &[[u8; 8]; Fetch::FLAGS as usize + 1]) -> Registers {
+    let values = values.map(u64::from_le_bytes);
+    let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, ..] = values;
+    let [.., r8, r9, r10, r11, r12, r13, r14, r15, rflags] = values;
+    Registers {
+        rax,
+        rbx,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        rsp,
+        rbp,
+        r8,
+        r9,
+        r10,
+        r11,
+        r12,
+        r13,
+        r14,
+        r15,
+        rip: 0,
+        rflags,
     }
 }
 
@@ -183,13 +215,15 @@ mod tests {
             Fetches::ALL,
         ];
         for list in lists {
-            let mut words = list.iter().map(|fetch| 100 + u64::from(fetch.number()));
-            let mut decoded = list.decode(&mut words).unwrap();
+            let words = list.iter().map(|fetch| 100 + u64::from(fetch.number()));
+            let words: Vec<_> = words.chain([7]).map(u64::to_le_bytes).collect();
+            let mut left = &words[..];
+            let mut decoded = list.decode(&mut left).unwrap();
+            assert_eq!(left, [7_u64.to_le_bytes()]);
             decoded.rip = 99;
             assert_eq!(list.take(&values()), decoded, "{list:?}");
             assert_eq!(list.take(&values()).rip, 99);
         }
-        let mut too_few = std::iter::once(1);
-        assert_eq!(Fetches::ALL.decode(&mut too_few), None);
+        assert_eq!(Fetches::ALL.decode(&mut &[[1; 8]; 16][..]), None);
     }
 }

@@ -128,21 +128,22 @@ impl Record {
     pub(super) fn read(
         vcpu: VcpuId,
         header: RecordHeader,
-        words: &[[u8; 8]],
+        mut words: &[[u8; 8]],
         shape: Fetches,
     ) -> Option<Self> {
-        let mut words = words.iter().skip(1).map(|word| u64::from_le_bytes(*word));
-        let (tsc, task) = (Tsc(words.next()?), words.next()?);
+        let words = &mut words;
+        let _header = next(words)?;
+        let (tsc, task) = (Tsc(next(words)?), next(words)?);
         let (registers, call) = if header.returns {
-            let registers = Fetches::ALL.decode(&mut words)?;
+            let registers = Fetches::ALL.decode(words)?;
             let call = Returned {
-                caller: words.next()?,
-                entry_tsc: Tsc(words.next()?),
-                entry: Fetches::ALL.decode(&mut words)?,
+                caller: next(words)?,
+                entry_tsc: Tsc(next(words)?),
+                entry: Fetches::ALL.decode(words)?,
             };
             (registers, Some(Box::new(call)))
         } else {
-            (shape.decode(&mut words)?, None)
+            (shape.decode(words)?, None)
         };
         let record = Self {
             vcpu,
@@ -152,6 +153,11 @@ impl Record {
             registers,
             call,
         };
-        words.next().is_none().then_some(record)
+        words.is_empty().then_some(record)
     }
+}
+
+/// Takes the next word.
+fn next(words: &mut &[[u8; 8]]) -> Option<u64> {
+    words.split_off_first().copied().map(u64::from_le_bytes)
 }

@@ -143,7 +143,7 @@ mod tests {
         let event = told(Detail::Return {
             caller: GuestVirtAddr(0x50),
             entry_tsc: Tsc(90),
-            entry,
+            entry: Box::new(entry),
             tail_call: true,
         });
         assert_eq!(event.kind(), EventKind::Return);

@@ -194,7 +194,7 @@ impl Engine {
             &step.site,
             vcpu,
             &registers,
-            Detail::Fault {
+            &Detail::Fault {
                 vector,
                 error_code: frame.error_code,
                 address: address.filter(|_| vector == vector::PAGE_FAULT),

@@ -160,7 +160,7 @@ impl Engine {
             for probe in site.enabled().filter(|probe| probe.wants_post()) {
                 probe.exit();
             }
-            self.report(site, vcpu, vcpu.registers(), Detail::Post);
+            self.report(site, vcpu, vcpu.registers(), &Detail::Post);
         }
     }
 
@@ -170,7 +170,7 @@ impl Engine {
         site: &Site,
         vcpu: &dyn Vcpu,
         registers: &Registers,
-        detail: Detail,
+        detail: &Detail,
     ) {
         let mut tsc = None;
         // The instruction may have begun before a probe was disabled.
@@ -182,7 +182,7 @@ impl Engine {
                 Detail::Pre | Detail::Return { .. } | Detail::Access => false,
             };
             if wanted {
-                self.tell(probe, vcpu, &mut tsc, registers, detail);
+                self.tell(probe, vcpu, &mut tsc, registers, detail.clone());
             }
         }
     }
@@ -201,7 +201,7 @@ impl Engine {
             return;
         };
         if let Detail::Return { entry, .. } = &mut detail {
-            *entry = wanted.take(entry);
+            **entry = wanted.take(entry);
         }
         self.merger.event(&Event {
             probe: probe.id,
@@ -311,7 +311,7 @@ impl Engine {
             site,
             vcpu,
             &registers,
-            Detail::Fault {
+            &Detail::Fault {
                 vector: vector::PAGE_FAULT,
                 error_code: Some(error_code),
                 address: Some(address),
@@ -346,7 +346,7 @@ impl Engine {
     /// As [`Self::done`], without an exit of its own.
     fn emulated(&self, site: &Site, vcpu: &dyn Vcpu) {
         if site.wants_post() {
-            self.report(site, vcpu, vcpu.registers(), Detail::Post);
+            self.report(site, vcpu, vcpu.registers(), &Detail::Post);
         }
     }
 }

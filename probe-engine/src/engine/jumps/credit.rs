@@ -392,14 +392,17 @@ fn precedes(one: u64, other: u64) -> bool {
 
 /// What a record tells of a probe.
 fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
-    let with_rip = |registers: &Registers, rip| wanted.take(&Registers { rip, ..*registers });
+    let with_rip = |registers: &Registers, rip| Registers {
+        rip,
+        ..wanted.take(registers)
+    };
     let (rip, detail) = match &record.call {
         None => (at.0, Detail::Pre),
         Some(call) => {
             let detail = Detail::Return {
                 caller: GuestVirtAddr(call.caller),
                 entry_tsc: call.entry_tsc,
-                entry: with_rip(&call.entry, at.0),
+                entry: Box::new(with_rip(&call.entry, at.0)),
                 tail_call: false,
             };
             (call.caller, detail)

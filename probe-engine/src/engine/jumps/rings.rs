@@ -159,14 +159,10 @@ impl Engine {
             quiet,
             ..
         } = state;
-        let mut records = Vec::new();
         let shape = |header| credit.shape(header);
         let found = rings.read(memory, ahead, shape, |at, record| {
-            records.push((at, record));
-        });
-        for (at, record) in records {
             credit.record(at, &record, &table, &self.merger);
-        }
+        });
         credit.forget_eras(rings);
         *damaged = damaged.saturating_add(found.damaged);
         let held = self.merger.drained(found.is_blocked());

@@ -161,7 +161,7 @@ impl Engine {
             let detail = Detail::Return {
                 caller: call.caller,
                 entry_tsc: call.entry_tsc,
-                entry: call.entry,
+                entry: Box::new(call.entry),
                 tail_call: way.tail_call,
             };
             self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);

@@ -126,7 +126,7 @@ impl Engine {
             let detail = Detail::Return {
                 caller: GuestVirtAddr(replaced.caller),
                 entry_tsc: call.entry_tsc,
-                entry: call.entry,
+                entry: Box::new(call.entry),
                 tail_call: false,
             };
             self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);

@@ -205,7 +205,7 @@ fn a_repeated_string_instruction_is_boosted_if_it_will_not_fault() {
     );
     assert_eq!(vcpu.registers.rip, TEXT + 0x2c7);
     assert_eq!(f.hit_count(id), 2);
-    let details: Vec<_> = f.details().iter().map(|(_, detail)| *detail).collect();
+    let details: Vec<_> = f.details().into_iter().map(|it| it.1).collect();
     assert_eq!(details, [Detail::Pre, Detail::Pre]);
 }
 

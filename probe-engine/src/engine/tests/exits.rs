@@ -97,7 +97,7 @@ fn a_return_is_told_at_the_ret_and_the_return_address_stays() {
     assert!(f.events().is_empty());
     let (action, vcpu) = at(&f, PLAIN_RET, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
-    let event = f.events()[0];
+    let event = f.events().remove(0);
     assert_eq!(
         (event.probe, event.vcpu, event.tsc),
         (probe.id, VcpuId(1), Tsc(9))
@@ -106,7 +106,7 @@ fn a_return_is_told_at_the_ret_and_the_return_address_stays() {
     let detail = Detail::Return {
         caller: CALLER.into(),
         entry_tsc: Tsc(5),
-        entry: vcpu_at(PLAIN).registers,
+        entry: Box::new(vcpu_at(PLAIN).registers),
         tail_call: false,
     };
     assert_eq!(event.detail, detail);

@@ -147,7 +147,7 @@ pub struct Events(Mutex<Vec<Event>>);
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
-        self.0.lock().push(*event);
+        self.0.lock().push(event.clone());
     }
 }
 
@@ -346,7 +346,7 @@ impl Fixture {
     /// Which probe had which event, so far.
     pub fn details(&self) -> Vec<(ProbeId, Detail)> {
         self.events()
-            .iter()
+            .into_iter()
             .map(|event| (event.probe, event.detail))
             .collect()
     }

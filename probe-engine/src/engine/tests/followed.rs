@@ -76,7 +76,7 @@ fn a_return_from_a_ring_is_reported_like_a_breakpoint_s() {
     let probe = followed(&f, |_| {});
     put_return(&f);
     f.engine.drain_all(&*f.memory);
-    let event = f.events()[0];
+    let event = f.events().remove(0);
     assert_eq!((event.probe, event.tsc, event.task), (probe.id, Tsc(1), 2));
     let registers = event.registers;
     assert_eq!(

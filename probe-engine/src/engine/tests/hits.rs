@@ -14,7 +14,7 @@ fn a_hit_is_recorded_with_the_registers_before_the_instruction() {
     (vcpu.id, vcpu.tsc, vcpu.registers.rbp) = (VcpuId(3), Tsc(99), 0x1234);
     let before = vcpu.registers;
     assert_eq!(f.trap(&mut vcpu), Action::Resume);
-    let hit = f.events()[0];
+    let hit = f.events().remove(0);
     assert_eq!(
         (hit.probe, hit.vcpu, hit.tsc),
         (probe.id, VcpuId(3), Tsc(99))

@@ -73,7 +73,7 @@ fn a_return_is_reported_with_its_caller_and_the_registers_at_entry() {
     assert!(f.events().is_empty());
     let (action, vcpu) = leave(&f, STACK);
     assert_eq!((action, vcpu.registers.rip), (Action::Resume, CALLER));
-    let event = f.events()[0];
+    let event = f.events().remove(0);
     assert_eq!(
         (event.probe, event.vcpu, event.tsc),
         (probe.id, VcpuId(1), Tsc(9))
@@ -86,7 +86,7 @@ fn a_return_is_reported_with_its_caller_and_the_registers_at_entry() {
         Detail::Return {
             caller,
             entry_tsc,
-            entry,
+            entry: Box::new(entry),
             tail_call: false,
         }
     );
