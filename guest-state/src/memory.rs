@@ -30,6 +30,20 @@ pub trait GuestMemory {
         self.write(at, from)
     }
 
+    /// Writes a byte where another one is, and nothing where it isn't. Returns whether it was. It isn't atomic.
+    ///
+    /// # Errors
+    /// As of [`Self::write`].
+    fn replace(&self, at: GuestPhysAddr, from: u8, to: u8) -> Result<bool, MemoryError> {
+        let mut byte = [0];
+        self.read(at, &mut byte)?;
+        let is_there = byte == [from];
+        if is_there {
+            self.write(at, &[to])?;
+        }
+        Ok(is_there)
+    }
+
     /// Reads a word of 8 bytes.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, MemoryError, PhysRang
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, VolatileSlice,
+    GuestRegionMmap, VolatileMemory, VolatileSlice,
 };
 
 use crate::x86_64::layout;
@@ -179,6 +179,18 @@ impl GuestMemory for GuestRam {
         self.write(at, from)
     }
 
+    fn replace(&self, at: GuestPhysAddr, from: u8, to: u8) -> Result<bool, MemoryError> {
+        // Looked up once: a batch of probes does this thousands of times while the guest stands still.
+        let slice = self.slice(at, 1).ok_or(MemoryError { at, len: 1 })?;
+        let byte = slice.get_ref::<u8>(0);
+        let byte = byte.map_err(|_| MemoryError { at, len: 1 })?;
+        let is_there = byte.load() == from;
+        if is_there {
+            byte.store(to);
+        }
+        Ok(is_there)
+    }
+
     fn read_u64(&self, at: GuestPhysAddr) -> Result<u64, MemoryError> {
         // A word that isn't aligned can't be loaded at once.
         let slice = self.slice(at, WORD);
@@ -313,6 +325,20 @@ mod tests {
                 assert!(words.contains(&word), "{word:#x}");
             }
         });
+    }
+
+    #[test]
+    fn a_byte_is_replaced_where_it_is_the_one_that_is_expected() {
+        let ram = GuestRam::new(64).unwrap();
+        let at = GuestPhysAddr(0x1000);
+        ram.write(at, &[1, 2, 3]).unwrap();
+        assert_eq!(ram.replace(at.wrapping_add(1), 2, 9), Ok(true));
+        assert_eq!(ram.replace(at.wrapping_add(2), 2, 9), Ok(false));
+        let mut back = [0; 3];
+        ram.read(at, &mut back).unwrap();
+        assert_eq!(back, [1, 9, 3]);
+        let at = ram.arena().data.end();
+        assert_eq!(ram.replace(at, 0, 9), Err(MemoryError { at, len: 1 }));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The engine's part of a stop: what registering and removing a batch takes, with no vCPU to stop.
 
+use std::fmt::{self, Display, Formatter};
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,8 @@ use crate::sinks::Nobody;
 const BATCHES: [usize; 4] = [1, 100, 1000, 10_000];
 /// Repetitions; the figure is the one in the middle.
 const ROUNDS: usize = 11;
+/// Bytes that leave nothing else in the caches.
+const EVICTING: usize = 128 << 20;
 
 /// Measures all batches.
 ///
@@ -38,40 +42,86 @@ pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError
         }
     }
     let mut entries = Vec::new();
-    let mut before: Option<(usize, [f64; 2])> = None;
-    for count in BATCHES {
-        let batch = specs.get(..count).ok_or(ScenarioError::TooFew {
-            what: "entries",
-            found: specs.len(),
-            wanted: count,
-        })?;
-        let mut times = [const { Vec::new() }; 2];
-        for _ in 0..ROUNDS {
-            let mut draft = engine.draft(&guest.ram, batch);
-            let start = Instant::now();
-            let ids = engine.register_drafted(&guest, &mut draft)?;
-            times[0].push(start.elapsed());
-            let mut removal = engine.draft_removal(&ids)?;
-            let start = Instant::now();
-            engine.unregister_drafted(&guest, &mut removal)?;
-            times[1].push(start.elapsed());
+    for cache in [Cache::Cold, Cache::Warm] {
+        let mut before: Option<(usize, [f64; 2])> = None;
+        for count in BATCHES {
+            let batch = specs.get(..count).ok_or(ScenarioError::TooFew {
+                what: "entries",
+                found: specs.len(),
+                wanted: count,
+            })?;
+            let middle = middle(&engine, &guest, batch, cache)?;
+            for (index, what) in ["register", "remove"].into_iter().enumerate() {
+                let how = format!(
+                    "engine's part of the stop, to {what} {count} function entries of {release} in a \
+                     batch, {cache}; median of {ROUNDS}"
+                );
+                let time = middle[index];
+                let growth = before.map_or(String::new(), |(fewer, before)| {
+                    growth(count as f64 / fewer as f64, time / before[index].max(0.001))
+                });
+                let note = format!("{:.2} us a probe{growth}", time / count as f64);
+                let time = (time * 10.0).round() / 10.0;
+                entries.push(Entry::native("BN10", time, "us", how).note(note));
+            }
+            before = Some((count, middle));
         }
-        let middle = times.map(|times| median(times) / 1000.0);
-        for (index, what) in ["register", "remove"].into_iter().enumerate() {
-            let how = format!(
-                "engine's part of the stop, to {what} {count} function entries of {release} in a \
-                 batch; median of {ROUNDS}"
-            );
-            let time = middle[index];
-            let growth = before.map_or(String::new(), |(fewer, before)| {
-                growth(count as f64 / fewer as f64, time / before[index].max(0.001))
-            });
-            let note = format!("{:.2} us a probe{growth}", time / count as f64);
-            entries.push(Entry::native("BN10", (time * 10.0).round() / 10.0, "us", how).note(note));
-        }
-        before = Some((count, middle));
     }
     Ok(entries)
+}
+
+/// Microseconds to register a batch, and to remove it.
+fn middle(
+    engine: &Engine,
+    guest: &Guest,
+    batch: &[ProbeSpec],
+    cache: Cache,
+) -> Result<[f64; 2], ScenarioError> {
+    let mut times = [const { Vec::new() }; 2];
+    for _ in 0..ROUNDS {
+        let mut draft = engine.draft(&guest.ram, batch);
+        cache.prepare();
+        let start = Instant::now();
+        let ids = engine.register_drafted(guest, &mut draft)?;
+        times[0].push(start.elapsed());
+        let mut removal = engine.draft_removal(&ids)?;
+        cache.prepare();
+        let start = Instant::now();
+        engine.unregister_drafted(guest, &mut removal)?;
+        times[1].push(start.elapsed());
+    }
+    Ok(times.map(|times| median(times) / 1000.0))
+}
+
+/// What the processor's caches have when a stop begins.
+#[derive(Debug, Clone, Copy)]
+enum Cache {
+    /// Nothing of the text: so it is for a batch that comes once, with the guest at work before it. The batches are
+    /// compared so, as each finds the caches alike.
+    Cold,
+    /// What the round before has left there: all of a small batch, and little of a large one.
+    Warm,
+}
+
+impl Cache {
+    fn prepare(self) {
+        match self {
+            Self::Cold => {
+                // A write of each line puts out whatever was there.
+                black_box(&mut vec![1_u8; EVICTING]);
+            }
+            Self::Warm => {}
+        }
+    }
+}
+
+impl Display for Cache {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cold => "caches emptied before",
+            Self::Warm => "right behind the same batch's last round",
+        })
+    }
 }
 
 /// What to say of so many times the probes that take so many times as long.

@@ -6,7 +6,7 @@ use guest_kernel::kprobes::GuestKprobes;
 use guest_state::x86_64::INT3;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
-use crate::engine::sites::site::{Site, replace_byte};
+use crate::engine::sites::site::Site;
 
 /// Armed sites of one table that have other text in another one.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Patches {
         is_free: &dyn Fn(GuestVirtAddr) -> bool,
     ) -> Result<(), MemoryError> {
         for int3 in self.int3s.iter().filter(|it| is_free(it.virt)) {
-            replace_byte(memory, int3.phys, int3.original, INT3)?;
+            memory.replace(int3.phys, int3.original, INT3)?;
         }
         let mut others = self.others.iter().filter(|it| is_free(it.virt));
         others.try_for_each(|site| site.plant(memory))
@@ -108,7 +108,7 @@ impl Patches {
         kprobes: Option<&GuestKprobes>,
     ) -> Result<Vec<Arc<Site>>, MemoryError> {
         for int3 in self.int3s.iter().filter(|it| is_free(it.virt)) {
-            replace_byte(memory, int3.phys, INT3, int3.original)?;
+            memory.replace(int3.phys, INT3, int3.original)?;
         }
         let mut held = Vec::new();
         for site in self.others.iter().filter(|it| is_free(it.virt)) {

@@ -198,7 +198,8 @@ impl Site {
         if self.wants_post() {
             self.trap_when_done(memory)?;
         }
-        replace_byte(memory, self.phys, self.original, INT3)
+        memory.replace(self.phys, self.original, INT3)?;
+        Ok(())
     }
 
     /// Has the copy of a boosted instruction trap if somebody now wants to know
@@ -216,29 +217,13 @@ impl Site {
         if let Some(jump) = self.jump() {
             return jump.lift(memory, self.phys);
         }
-        replace_byte(memory, self.phys, INT3, self.original)?;
+        memory.replace(self.phys, INT3, self.original)?;
         if self.wants_post()
             && let Way::Boost { copy, .. } = &self.way
         {
             copy.trap_when_done(memory, false)?;
         }
         Ok(true)
-    }
-}
-
-/// Writes a byte of text, if the other is there.
-pub(crate) fn replace_byte(
-    memory: &dyn GuestMemory,
-    at: GuestPhysAddr,
-    from: u8,
-    to: u8,
-) -> Result<(), MemoryError> {
-    let mut byte = [0];
-    memory.read(at, &mut byte)?;
-    if byte == [from] {
-        memory.write(at, &[to])
-    } else {
-        Ok(())
     }
 }
 
