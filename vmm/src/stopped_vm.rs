@@ -1,6 +1,6 @@
 //! A VM whose vCPUs are all out of guest mode, to be read and changed.
 
-use std::{sync::Arc, time::Instant};
+use std::{cell::Cell, sync::Arc, time::Instant};
 
 use guest_state::{
     ControlRegisters, Debugging, DebuggingError, GuestMemory, GuestVirtAddr, PhysRange, Registers,
@@ -17,6 +17,8 @@ use crate::{
 pub struct StoppedVm<'a> {
     shared: &'a Shared,
     vcpus: &'a [Arc<Mutex<KvmVcpu>>],
+    /// Those that were asked for: KVM is asked once, however often somebody looks.
+    control: Vec<Cell<Option<ControlRegisters>>>,
     since: Instant,
     _hold: Hold<'a>,
 }
@@ -28,6 +30,7 @@ impl<'a> StoppedVm<'a> {
         Self {
             shared,
             vcpus,
+            control: vec![Cell::new(None); vcpus.len()],
             since: Instant::now(),
             _hold: hold,
         }
@@ -75,11 +78,21 @@ impl StoppedGuest for StoppedVm<'_> {
     }
 
     fn set_registers(&self, vcpu: VcpuId, registers: &Registers) -> Result<(), VcpuError> {
-        self.vcpu(vcpu)?.lock().move_to(registers)
+        let stopped = self.vcpu(vcpu)?;
+        // A pending access is completed first, which may be any instruction's.
+        self.control[vcpu.0 as usize].take();
+        stopped.lock().move_to(registers)
     }
 
     fn control(&self, vcpu: VcpuId) -> Result<ControlRegisters, VcpuError> {
-        self.vcpu(vcpu)?.lock().control()
+        let stopped = self.vcpu(vcpu)?;
+        let known = &self.control[vcpu.0 as usize];
+        if let Some(control) = known.get() {
+            return Ok(control);
+        }
+        let control = stopped.lock().control()?;
+        known.set(Some(control));
+        Ok(control)
     }
 
     fn set_debugging(&self, debugging: &Debugging) -> Result<(), DebuggingError> {
