@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// What a line of trouble has in it: oopses, warnings, lockups, stalls, lists and locks gone wrong.
+/// What a line of trouble has in it, where a word begins: oopses, warnings, lockups, stalls, lists and locks gone wrong.
 const TROUBLE: &[&str] = &[
     "BUG",
     "Oops",
@@ -12,6 +12,7 @@ const TROUBLE: &[&str] = &[
     "Call Trace",
     "general protection",
     "lockup",
+    "LOCKUP",
     "stall",
     "blocked for more than",
     "corrupt",
@@ -20,11 +21,14 @@ const TROUBLE: &[&str] = &[
     "Kernel panic",
     "Unexpected int3",
 ];
-/// What a line has that only tells of a weakness of the CPU: a link into the kernel's documentation, or
-/// the name of an attack that its mitigation doesn't prevent on some models (arch/x86/kernel/cpu/bugs.c).
-const HARMLESS: [&str; 2] = [
+/// What a line has that is no trouble. It tells of a weakness of the CPU by a link into the kernel's
+/// documentation, or by the name of an attack that its mitigation doesn't prevent on some models
+/// (`arch/x86/kernel/cpu/bugs.c`). Or it refuses a kprobe in a function, whose name may have any words
+/// (`kernel/trace/trace_kprobe.c`).
+const HARMLESS: [&str; 3] = [
     "hw-vuln",
     "RETBleed: WARNING: Spectre v2 mitigation leaves CPU",
+    "trace_kprobe: Could not probe notrace function",
 ];
 /// At most so many lines are told.
 const TOLD: usize = 20;
@@ -94,9 +98,17 @@ fn text(record: &str) -> Option<&str> {
 /// The text of a record, if it tells of trouble.
 fn trouble(record: &str) -> Option<String> {
     let text = text(record)?;
-    let bad = TROUBLE.iter().any(|word| text.contains(word));
+    let bad = TROUBLE.iter().any(|word| has_word(text, word));
     let harmless = HARMLESS.iter().any(|part| text.contains(part));
     (bad && !harmless).then(|| text.to_owned())
+}
+
+/// Whether a word of a text begins so. Names of functions count as one word.
+fn has_word(text: &str, start: &str) -> bool {
+    let goes_on =
+        |before: &str| before.ends_with(|c: char| c.is_alphanumeric() || "_.".contains(c));
+    text.match_indices(start)
+        .any(|(at, _)| !goes_on(&text[..at]))
 }
 
 #[cfg(test)]
@@ -112,6 +124,24 @@ mod tests {
         );
         assert_eq!(trouble("6,1,0,-;Linux version 6.1\n"), None);
         assert_eq!(trouble("BUG"), None);
+    }
+
+    #[test]
+    fn names_of_functions_are_no_trouble() {
+        let refused =
+            |name| format!("4,1,0,-;trace_kprobe: Could not probe notrace function {name}\n");
+        for name in ["zap_install_uffd_wp_if_needed.isra.0", "stall", "is_stall"] {
+            assert_eq!(trouble(&refused(name)), None, "{name}");
+        }
+        assert_eq!(trouble("6,1,0,-;install_table: DEBUG\n"), None);
+        for bad in [
+            "rcu: INFO: rcu_preempt self-detected stall on CPU",
+            "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+            "watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
+            "list_del corruption. next is bad",
+        ] {
+            assert!(trouble(&format!("4,1,0,-;{bad}\n")).is_some(), "{bad}");
+        }
     }
 
     #[test]
