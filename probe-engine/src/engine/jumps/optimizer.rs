@@ -62,10 +62,10 @@ impl Engine {
                 {
                     crowded = true;
                 }
-                Err(why) => not.push((site, Verdict::Not(Arc::new(why)))),
+                Err(why) => not.push((site, Arc::new(why))),
             }
         }
-        self.publish_verdicts(not);
+        self.publish_verdicts(&table, not);
         let tripped = table.sites().filter(|site| {
             let jump = site.jump();
             jump.is_some_and(|jump| jump.is_tripped())
@@ -90,15 +90,19 @@ impl Engine {
         }
     }
 
-    /// Says of sites that haven't changed since why they stay breakpoints.
-    fn publish_verdicts(&self, verdicts: Vec<(Arc<Site>, Verdict)>) {
+    /// Says of sites why they stay breakpoints, unless what was looked at has changed since: the site itself, or,
+    /// where it is no jump for now, anything in the table. Then it waits on.
+    fn publish_verdicts(&self, looked_at: &Arc<Table>, verdicts: Vec<(Arc<Site>, Arc<NoJump>)>) {
         if verdicts.is_empty() {
             return;
         }
         let _registry = self.registry.lock();
-        let mut table = Table::clone(&self.table());
-        for (site, verdict) in verdicts {
-            if !table.judge_same(&site, verdict) {
+        let now = self.table();
+        let is_same = Arc::ptr_eq(&now, looked_at);
+        let mut table = Table::clone(&now);
+        for (site, why) in verdicts {
+            let holds = is_same || !why.for_now();
+            if !(holds && table.judge_same(&site, Verdict::Not(why))) {
                 self.outstanding.add();
             }
         }

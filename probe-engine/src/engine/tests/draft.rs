@@ -1,5 +1,6 @@
 //! Batches that are worked out before the guest stops, and what changes until it does.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,12 +9,13 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
 use super::fixture::{Fixture, image, spec, vcpu_at};
 use super::guest_kprobes::kprobe;
+use super::jumps::jumps;
 use crate::engine::Switching;
 use crate::engine::changes::plan::Plan;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 use crate::error::{ChangeError, RegisterError};
-use crate::probe::{ProbeId, ProbeState, Strategy, Switch};
+use crate::probe::{Optimization, ProbeId, ProbeState, Strategy, Switch};
 
 fn disabling(f: &Fixture, ids: &[ProbeId]) -> Switching {
     let off = Switch::Enabled(false);
@@ -272,4 +274,43 @@ fn a_change_that_fails_in_its_middle_leaves_all_as_it_was() {
         }
         f.engine.switch_drafted(&f.guest(), &mut switching).unwrap();
     }
+}
+
+/// Guest memory in which something happens when a place of it is read first.
+struct Meanwhile<'m, F> {
+    memory: &'m dyn GuestMemory,
+    at: GuestPhysAddr,
+    event: Cell<Option<F>>,
+}
+
+impl<F: FnOnce()> GuestMemory for Meanwhile<'_, F> {
+    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
+        if at == self.at
+            && let Some(event) = self.event.take()
+        {
+            event();
+        }
+        self.memory.read(at, into)
+    }
+
+    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        self.memory.write(at, from)
+    }
+}
+
+#[test]
+fn a_probe_that_goes_while_jumps_are_prepared_keeps_no_other_from_becoming_one() {
+    let f = jumps();
+    let head = f.probe("framed");
+    let inside = f.probe("x=framed+0x4").id;
+    let memory = Meanwhile {
+        memory: &*f.memory,
+        at: f.engine.table().site(head.address).unwrap().phys,
+        event: Cell::new(Some(|| f.unregister(&[inside]))),
+    };
+    let prepared = f.engine.prepare_jumps(&memory);
+    assert!(memory.event.take().is_none(), "the text was not read");
+    f.engine.commit_jumps(&f.guest(), &prepared).unwrap();
+    f.optimize();
+    assert_eq!(f.info(head.id).optimization, Optimization::Optimized);
 }
