@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guest_kernel::Kernel;
-use guest_kernel::blacklist::Blacklist;
+use guest_kernel::blacklist::{Blacklist, Patched};
 use guest_kernel::kprobes::GuestKprobes;
 use guest_kernel::symbols::Symbols;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
@@ -115,7 +115,10 @@ impl Body for KernelBody<'_> {
     }
 
     fn is_own_int3(&self, at: GuestVirtAddr) -> bool {
-        self.kernel.int3s.contains(at)
+        // What was patched isn't what the image has: there, a byte of a displacement may be that of an int3.
+        let mut around = self.blacklist().overlapping(at..at.wrapping_add(1));
+        let is_patched = around.any(|entry| entry.reason.patched() != Patched::Never);
+        self.kernel.int3s.contains(at) && !is_patched
     }
 }
 

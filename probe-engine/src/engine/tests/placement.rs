@@ -158,3 +158,15 @@ fn an_int3_of_the_image_s_text_hides_nothing() {
         "{refusal}"
     );
 }
+
+#[test]
+fn a_byte_of_a_patched_instruction_is_no_int3_of_the_image_s() {
+    let f = Fixture::with_arena_and(|kernel| {
+        kernel.blacklist = blacklist(&[(0x10, 5, Reason::ReturnThunk)]);
+        // One of the displacement's.
+        kernel.int3s = Int3s::one(GuestVirtAddr(TEXT + 0x12));
+    });
+    // jmp __x86_return_thunk becomes ret; int3; int3; int3; int3 (`patch_return`, arch/x86/kernel/alternative.c).
+    f.set_bytes(0x10, b"\xc3\xcc\xcc\xcc\xcc\x48\x89\x3c\x24\xc3");
+    assert_eq!(f.probe("plain+0x15").instruction, "mov %rdi,(%rsp)");
+}
