@@ -136,28 +136,10 @@ impl Fetches {
 
 /// What [`Fetches::ALL`] has fetched: most records are of this list, so it isn't gone through.
 fn all_of(values: &[[u8; 8]; Fetch::FLAGS as usize + 1]) -> Registers {
-    let values = values.map(u64::from_le_bytes);
-    let [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, ..] = values;
-    let [.., r8, r9, r10, r11, r12, r13, r14, r15, rflags] = values;
+    let [general @ .., rflags] = values.map(u64::from_le_bytes);
     Registers {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip: 0,
         rflags,
+        ..Registers::numbered(general)
     }
 }
 

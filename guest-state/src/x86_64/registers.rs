@@ -27,6 +27,49 @@ pub struct Registers {
 }
 
 impl Registers {
+    /// General registers in the order of their numbers in instruction encodings; RIP and the flags are 0.
+    ///
+    /// Source: Intel SDM vol. 2, table 2-4.
+    pub fn numbered(values: [u64; 16]) -> Self {
+        let [
+            rax,
+            rcx,
+            rdx,
+            rbx,
+            rsp,
+            rbp,
+            rsi,
+            rdi,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+        ] = values;
+        Self {
+            rax,
+            rbx,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            rsp,
+            rbp,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            ..Self::default()
+        }
+    }
+
     /// The register that instruction encodings call `number` (0 is RAX, 4 is RSP, 15 is R15; only the low
     /// four bits count).
     ///

@@ -7,7 +7,7 @@ use std::ptr;
 use guest_state::Registers;
 
 use crate::case::Case;
-use crate::registers::{from_encoding_order, in_encoding_order};
+use crate::registers::in_encoding_order;
 use crate::signals::{Exit, SignalStack, set_exit};
 use crate::stub::{
     CODE, CONTROL, COPY, DATA, ENTRY, FLAGS, LANDED, LANDING, PAGE, ROOM, SIGNAL, SLOTS, SPOT,
@@ -232,7 +232,7 @@ impl Cpu {
         }
         let mut general = [0; 16];
         general.copy_from_slice(&slots[..16]);
-        let mut registers = from_encoding_order(&general);
+        let mut registers = Registers::numbered(general);
         registers.rflags = slots[FLAGS];
         let [signal, at, address, error_code, vector] = [0, 1, 2, 3, 4].map(|i| slots[SIGNAL + i]);
         let layout = self.layout();

@@ -28,7 +28,7 @@ use crate::event::{Event, EventSink};
 
 /// For how many drains in a row a blocked ring holds up all events.
 const PATIENCE: u32 = 16;
-/// Events that are held back at most, some 20 MiB; with more the oldest go out early.
+/// Events that are held back at most, some 13 MiB; with more the oldest go out early.
 const CAPACITY: usize = 1 << 16;
 
 /// Brings events in order and hands them to the real sink.
@@ -66,8 +66,8 @@ struct Order {
     scratch: Scratch,
 }
 
-/// Memory for handing on, which is kept as long as the merger is active: a busy ring's events take 10 MiB at each
-/// drain, and new memory costs a page fault for each dozen of them.
+/// Memory for handing on, which is kept as long as the merger is active: a full ring's events take some 5 MiB, and
+/// so much would be new at each drain.
 #[derive(Default)]
 struct Scratch {
     /// Empty, for the events to come.

@@ -290,7 +290,7 @@ fn without(registers: Registers, dead: Dead) -> Registers {
     Registers {
         rip: registers.rip,
         rflags: registers.rflags & !flags,
-        ..crate::registers::from_encoding_order(&values)
+        ..Registers::numbered(values)
     }
 }
 

@@ -13,7 +13,6 @@ use crate::cpu::{Cpu, State};
 use crate::jump::blocks::Blocks;
 use crate::jump::text::Text;
 use crate::jump::{region, single};
-use crate::registers::from_encoding_order;
 use crate::report::proves;
 
 /// `mov $7,%eax; ret`
@@ -91,7 +90,7 @@ impl Probed {
         let registers = Registers {
             rsp: cpu.layout().data + 4096,
             rflags: 0xad7,
-            ..from_encoding_order(&values)
+            ..Registers::numbered(values)
         };
         Self {
             cpu,

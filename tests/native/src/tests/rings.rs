@@ -10,7 +10,6 @@ use crate::case::Case;
 use crate::cpu::{Cpu, State};
 use crate::jump::blocks::Blocks;
 use crate::jump::{region, single};
-use crate::registers::from_encoding_order;
 use crate::report::proves;
 
 /// `mov $7,%eax`
@@ -39,7 +38,7 @@ impl Probed {
         let registers = Registers {
             rsp: layout.data + 4096,
             rflags: 0x8d5,
-            ..from_encoding_order(&values)
+            ..Registers::numbered(values)
         };
         let mut case = Case::exactly(&CODE, registers, &[], layout).unwrap();
         case.gs_base = blocks.gs_base(0);
