@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::num::ParseIntError;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,6 +41,10 @@ pub struct LabOptions {
     /// All tests in both labs, not only those that their time allows every day.
     #[arg(long)]
     all: bool,
+    /// Only these of the machines that divide a lab's tests between them, such as 6-10: for a run that was cut
+    /// off there. Leaves the conformance report as it is.
+    #[arg(long, value_name = "FIRST-LAST", value_parser = shards, conflicts_with = "filter")]
+    shards: Option<RangeInclusive<u8>>,
     /// Virtual CPUs of the lab machines.
     #[arg(long, value_name = "N")]
     lab_cpus: Option<u8>,
@@ -49,6 +55,12 @@ pub struct LabOptions {
     /// The Intel lab's CPU, as Bochs names it.
     #[arg(long, value_name = "MODEL", default_value_t = BochsCpu::default().model)]
     model: String,
+}
+
+/// A range of shards' numbers: `6-10`, or `6` alone.
+fn shards(text: &str) -> Result<RangeInclusive<u8>, ParseIntError> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Ok(first.parse()?..=last.parse()?)
 }
 
 /// A lab.
@@ -164,6 +176,11 @@ impl fmt::Display for Shard {
 }
 
 impl LabOptions {
+    /// Returns true if some of a lab's machines are left out.
+    pub fn is_partial(&self) -> bool {
+        self.shards.is_some()
+    }
+
     fn names(&self, filtered: bool) -> Vec<Name> {
         match self.only {
             Some(name) => vec![name],
@@ -188,11 +205,13 @@ impl LabOptions {
             true => Part::All,
             false => Part::Everyday,
         };
+        let only = self.shards.as_ref();
         let shards = Shard::all(part.shards(name));
         let mut machines: Vec<_> = shards
+            .filter(|shard| only.is_none_or(|only| only.contains(&shard.number)))
             .map(|shard| machine(part, Lab::CPUS, shard))
             .collect();
-        if name == Name::Intel {
+        if name == Name::Intel && only.is_none() {
             let interleaved = machine(Part::Interleaved, INTERLEAVED_CPUS, Shard::WHOLE);
             machines.push(interleaved.clone());
             if self.all {
@@ -391,6 +410,7 @@ mod tests {
         LabOptions {
             only: None,
             all,
+            shards: None,
             lab_cpus,
             quantum: 16,
             model: "m".into(),
@@ -425,6 +445,17 @@ mod tests {
             machines(&options(false, Some(4)), true),
             [machine(Part::All, "1/1", 4, 16)]
         );
+    }
+
+    #[test]
+    fn a_run_that_was_cut_off_goes_on_with_the_machines_that_are_left() {
+        let mut options = options(true, None);
+        options.shards = Some(shards("9-10").unwrap());
+        let machines = options.machines(Name::Intel, false);
+        let left: Vec<_> = machines.iter().map(|m| m.shard.to_string()).collect();
+        assert_eq!(left, ["9/10", "10/10"]);
+        assert_eq!(shards("6"), Ok(6..=6));
+        assert!(shards("6-").is_err() && shards("").is_err());
     }
 
     #[test]

@@ -172,7 +172,8 @@ fn unit_tests() -> Result<(Counts, Run), TestError> {
 /// conformance report, of the runs before as well.
 fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError> {
     say("# end-to-end tests");
-    if options.filter.is_none() {
+    let reports = options.filter.is_none() && !options.labs.is_partial();
+    if reports {
         // Should this run not come to its end, no older one must pass for it.
         let _there_may_be_none = fs::remove_file(conformance_file());
     }
@@ -211,7 +212,7 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
     for run in &runs {
         counts.add_unmet(run);
     }
-    if options.filter.is_none() {
+    if reports {
         let mut everywhere = claims(ALL_NEEDS)?;
         everywhere.extend([unit_claim(), monitor_claim()]);
         write_conformance(&runs, &everywhere, &mut counts)?;
