@@ -18,5 +18,6 @@ pub mod percpu;
 pub mod probe;
 pub mod relocate;
 pub mod ring;
+pub mod value;
 
 mod insn;

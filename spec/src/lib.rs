@@ -36,9 +36,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod argument;
 mod cmdline;
 mod definition;
 mod error;
+pub mod filter;
 mod limits;
 pub mod names;
 mod reader;

@@ -40,6 +40,7 @@ impl<'a> Cursor<'a> {
             kind: Some(kind),
             enabled,
             options: Some(options).filter(|options| *options != ProbeOptions::default()),
+            ..ProbeSpec::default()
         })
     }
 

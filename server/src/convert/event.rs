@@ -47,6 +47,7 @@ pub fn event(event: &Event) -> v1::Event {
         kind: kind.into(),
         detail,
         task: event.task,
+        ..v1::Event::default()
     }
 }
 

@@ -34,6 +34,7 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         trips: info.trips,
         options: Some(options::told_options(&info.options)),
         optimization: Some(options::optimization(info.optimization)),
+        ..v1::Probe::default()
     }
 }
 

@@ -19,6 +19,7 @@ fn symbol(name: &str, symbol: &str, offset: u64) -> ProbeSpec {
         kind: Some(Kind::Instruction(InstructionProbe::default())),
         enabled: None,
         options: None,
+        ..ProbeSpec::default()
     }
 }
 

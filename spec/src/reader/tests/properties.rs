@@ -147,7 +147,7 @@ proptest! {
     ) {
         let options = Some(options).filter(|options| *options != ProbeOptions::default());
         let enabled = disabled.then_some(false);
-        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options };
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options, ..ProbeSpec::default() };
         if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
             place.offset = 0;
         }

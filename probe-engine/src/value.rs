@@ -1,0 +1,91 @@
+//! Values that a hit is asked for besides registers: where each begins, how pointers are followed, and what
+//! is taken at the end. They are the same for breakpoints and for the code of detours.
+
+use std::sync::Arc;
+
+/// Most bytes of a value.
+pub const VALUE_MAX: u16 = 1024;
+/// Most pointers that a value follows.
+pub const LOADS_MAX: usize = 16;
+
+/// A value to take at a hit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Value {
+    /// Where it begins.
+    pub base: Base,
+    /// The pointers that are followed, one after the other.
+    pub loads: Vec<Load>,
+    /// What is taken at the end.
+    pub take: Take,
+}
+
+/// The values of a probe, in their order.
+pub type Values = Arc<[Value]>;
+
+/// Where a value begins: a word that is known without looking into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Base {
+    /// A general register, by its number in instruction encodings (Intel SDM vol. 2, table 2-4). At the return
+    /// of a function these are the registers that the caller finds.
+    Register(u8),
+    /// A general register at the function's entry. Only a return has it.
+    EntryRegister(u8),
+    /// RFLAGS.
+    Flags,
+    /// RIP.
+    InstructionPointer,
+    /// A constant.
+    Constant(u64),
+    /// The address of the current task's `task_struct`.
+    Task,
+    /// The number of the vCPU.
+    Cpu,
+}
+
+/// A pointer that is followed: the word in memory at so many bytes from the value so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Load {
+    /// Bytes from the value.
+    pub offset: i64,
+    /// Whose memory it is.
+    pub space: Space,
+}
+
+/// Whose memory an address is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// Whatever is mapped there.
+    Any,
+    /// The process': kernel addresses are not followed.
+    User,
+}
+
+/// What is taken at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Take {
+    /// The word itself: 8 bytes, in the order of memory.
+    Word,
+    /// The memory that the word leads to.
+    Memory {
+        /// How it is reached.
+        at: Load,
+        /// How many bytes, at most [`VALUE_MAX`].
+        len: u16,
+    },
+    /// The text that the word leads to, up to the first NUL, which is left out.
+    Text {
+        /// How it is reached.
+        at: Load,
+        /// How many bytes at most, at most [`VALUE_MAX`].
+        most: u16,
+    },
+}
+
+/// A value as it was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken {
+    /// Its bytes.
+    Bytes(Vec<u8>),
+    /// A pointer led to memory that is not there.
+    Fault,
+}
