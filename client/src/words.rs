@@ -45,6 +45,8 @@ pub fn no_jump(optimization: &Optimization) -> &'static str {
         NoJumpReason::OwnReturns => "own returns",
         NoJumpReason::Conditions => "conditions",
         NoJumpReason::Maxactive => "maxactive",
+        NoJumpReason::ValuesTooLong => "values too long",
+        NoJumpReason::ValuesAtReturn => "values at return",
         NoJumpReason::Module => "module",
         NoJumpReason::Milestone => "milestone",
         NoJumpReason::ProbeInside => "probe inside",

@@ -1,5 +1,7 @@
 //! Conditions on a hit: what does not meet them is as if it had not happened.
 
+use std::cmp::Ordering;
+
 use guest_state::Registers;
 
 /// A value that a hit is judged by.
@@ -108,14 +110,21 @@ impl Comparison {
         } else {
             value.cmp(&constant)
         };
-        match self.relation {
-            Relation::Equal => ordering.is_eq(),
-            Relation::NotEqual => ordering.is_ne(),
-            Relation::Less => ordering.is_lt(),
-            Relation::LessOrEqual => ordering.is_le(),
-            Relation::Greater => ordering.is_gt(),
-            Relation::GreaterOrEqual => ordering.is_ge(),
-            Relation::Common => value & constant != 0,
+        self.relation.holds(ordering, value & constant)
+    }
+}
+
+impl Relation {
+    /// Returns true if two values relate so that compare like this and have these bits in common.
+    pub(crate) fn holds(self, ordering: Ordering, common: u64) -> bool {
+        match self {
+            Self::Equal => ordering.is_eq(),
+            Self::NotEqual => ordering.is_ne(),
+            Self::Less => ordering.is_lt(),
+            Self::LessOrEqual => ordering.is_le(),
+            Self::Greater => ordering.is_gt(),
+            Self::GreaterOrEqual => ordering.is_ge(),
+            Self::Common => common != 0,
         }
     }
 }

@@ -3,6 +3,8 @@
 use guest_state::{GuestVirtAddr, Registers, Tsc, VcpuId};
 
 use crate::probe::ProbeId;
+use crate::task::TaskContext;
+use crate::value::Recorded;
 
 /// One event of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,8 +18,13 @@ pub struct Event {
     /// The registers as of the event. Before the probed instruction RIP is the probe's address,
     /// also where the code ran at another one (identity-mapped early boot, a relocated copy).
     pub registers: Registers,
-    /// The current task, `task_struct`'s address; 0 where it isn't known, as in events of breakpoints.
+    /// The current task, `task_struct`'s address; 0 where it isn't known, as in events of breakpoints that
+    /// don't ask for the context.
     pub task: u64,
+    /// What the current task is, if the probe asks for it and the kernel's types tell.
+    pub context: Option<Box<TaskContext>>,
+    /// The values that the probe asks for.
+    pub values: Recorded,
     /// What happened.
     pub detail: Detail,
 }

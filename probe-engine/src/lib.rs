@@ -14,10 +14,12 @@ pub mod engine;
 pub mod error;
 pub mod event;
 pub mod fetch;
+pub mod filter;
 pub mod percpu;
 pub mod probe;
 pub mod relocate;
 pub mod ring;
+pub mod task;
 pub mod value;
 
 mod insn;

@@ -14,7 +14,7 @@ use guest_state::{GuestMemory, GuestVirtAddr};
 use thiserror::Error;
 
 use crate::arena::{BLOCKS, CALLS, RINGS, TRAMPOLINE};
-use crate::detour::{Environment, Following};
+use crate::detour::{Environment, Following, Pointers};
 use crate::ring::layout;
 
 /// A block needs no more: so many counters that other memory is used up first.
@@ -84,10 +84,17 @@ impl PerCpu {
                     table: CALLS.start,
                     trampoline: TRAMPOLINE,
                 }),
+                pointers: None,
             },
             blocks: offsets.iter().map(block).collect(),
             cells: ((room - layout::CELLS) / layout::CELL) as u32,
         })
+    }
+
+    /// Lets detours follow pointers into RAM that the arena maps.
+    pub fn with_pointers(mut self, pointers: Option<Pointers>) -> Self {
+        self.environment.pointers = pointers;
+        self
     }
 
     /// What all detours have in common.

@@ -1,11 +1,14 @@
 //! Probes as their users ask for them and see them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use guest_state::{Access, GuestVirtAddr};
 
 use crate::condition::Comparison;
 use crate::fetch::Fetches;
+use crate::filter::Filter;
+use crate::value::Values;
 
 mod no_jump;
 
@@ -143,6 +146,12 @@ pub struct Options {
     pub capture: Capture,
     /// A hit counts only if it meets all of these.
     pub condition: Vec<Comparison>,
+    /// Values that an event has besides registers.
+    pub values: Values,
+    /// A hit counts only if it meets this, too.
+    pub filter: Option<Arc<Filter>>,
+    /// Whether an event tells of the current task.
+    pub context: bool,
     /// A vCPU whose ring is full waits, instead of losing its record.
     pub lossless: bool,
     /// Whether the probe may become a jump.
@@ -154,6 +163,9 @@ impl Default for Options {
         Self {
             capture: Capture::FULL,
             condition: Vec::new(),
+            values: Values::default(),
+            filter: None,
+            context: false,
             lossless: false,
             optimize: true,
         }

@@ -32,3 +32,8 @@ pub const CALLS: Range<GuestVirtAddr> =
 /// Where the first ring is. Each is there twice in a row, so that what goes past its end is at its
 /// beginning ([`crate::ring::layout::RING_LEN`]).
 pub const RINGS: GuestVirtAddr = GuestVirtAddr(HOLE.start.0 + (256 << 20));
+
+/// Where the guest's RAM is mapped once more, for detours to read: physical address 0 is at this address. The
+/// kernel leaves these 444 GiB unused (`Documentation/arch/x86/x86_64/mm.rst`), and every address space has
+/// them by the same table as the hole.
+pub const RAM_WINDOW: GuestVirtAddr = GuestVirtAddr(0xffff_ff80_0000_0000);

@@ -22,6 +22,7 @@ mod areas;
 mod data;
 mod detours;
 mod error;
+mod ram_window;
 mod reclaim;
 mod slots;
 mod space;
@@ -40,9 +41,10 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, Memory
 use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
 
-pub use areas::{BLOCKS, CALLS, HOLE, RINGS, SLOT_AREA, SLOT_LEN};
+pub use areas::{BLOCKS, CALLS, HOLE, RAM_WINDOW, RINGS, SLOT_AREA, SLOT_LEN};
 pub use detours::{InDetour, Placed};
 pub use error::{InstallError, PlaceError, SlotError};
+pub use ram_window::MappedRam;
 pub use slots::{Inside, Slot};
 pub use space::{Placement, Space};
 
@@ -91,6 +93,9 @@ impl Arena {
     /// on, one after the other: 64 MiB hold all of it, and what shorter memory doesn't hold isn't mapped.
     /// Code and data are whole pages of 2 MiB, at most 1 GiB each; slots need 8 MiB of code.
     ///
+    /// `ram` is the guest's RAM: it is mapped at [`RAM_WINDOW`] once more, read-only, if there is room for the
+    /// page directories of so much.
+    ///
     /// Installing again in the same region, as after a restart of the guest, begins with an empty
     /// arena: nothing may be executing in the old one.
     ///
@@ -102,8 +107,9 @@ impl Arena {
         image: &ImageMap,
         symbols: &Symbols,
         region: ArenaMemory,
+        ram: &[PhysRange],
     ) -> Result<Self, InstallError> {
-        let tables = ArenaTables::find(memory, image, symbols, region)?;
+        let tables = ArenaTables::find(memory, image, symbols, region, ram)?;
         let trampoline = tables.to_phys(slots::TRAMPOLINE);
         let trampoline = trampoline.ok_or(InstallError::BadRegion { region })?;
         memory.write(trampoline, &[INT3; SLOT_LEN])?;
@@ -122,6 +128,11 @@ impl Arena {
     /// They can't be read.
     pub fn is_intact(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
         self.tables.is_intact(memory)
+    }
+
+    /// The guest's RAM that is mapped at [`RAM_WINDOW`], if it could be.
+    pub fn mapped_ram(&self) -> Option<MappedRam> {
+        self.tables.ram()
     }
 
     /// Where an address in the hole is in physical memory, if anything is there.

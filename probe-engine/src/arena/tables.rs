@@ -13,9 +13,10 @@ use guest_state::x86_64::page_entry::{
 use guest_state::x86_64::paging::PageSize;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
-use super::areas::HOLE;
+use super::areas::{HOLE, RAM_WINDOW};
 use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
+use super::ram_window::MappedRam;
 
 /// What a page directory maps.
 const GIGABYTE: u64 = PageSize::Size1G.bytes();
@@ -32,6 +33,8 @@ const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE | NO_EXECUTE;
 const KERNEL_TABLE: &str = "level3_kernel_pgt";
 /// Its entries for the hole.
 const OURS: [u64; 2] = [508, 509];
+/// The first of its entries for [`RAM_WINDOW`].
+const FIRST_OF_RAM: u64 = RAM_WINDOW.0 / GIGABYTE % 512;
 /// Its entries for the image and for modules and fixed addresses.
 const KERNELS: [u64; 2] = [510, 511];
 
@@ -44,6 +47,8 @@ pub(super) struct ArenaTables {
     region: ArenaMemory,
     /// The kernel's table.
     kernel: GuestPhysAddr,
+    /// The guest's RAM, as far as it is mapped for detours.
+    ram: Option<MappedRam>,
 }
 
 impl ArenaTables {
@@ -53,10 +58,16 @@ impl ArenaTables {
         image: &ImageMap,
         symbols: &Symbols,
         region: ArenaMemory,
+        ram: &[PhysRange],
     ) -> Result<Self, InstallError> {
         check(&region)?;
         let kernel = kernel_table(image, symbols)?;
-        let tables = Self { region, kernel };
+        let ram = MappedRam::of(ram);
+        let tables = Self {
+            region,
+            kernel,
+            ram,
+        };
         tables.check(memory)?;
         Ok(tables)
     }
@@ -86,21 +97,48 @@ impl ArenaTables {
         for (directory, entries) in self.directories().into_iter().zip(entries) {
             memory.write(directory, &entries)?;
         }
-        for (index, directory) in OURS.into_iter().zip(self.directories()) {
+        for (gigabyte, directory) in self.ram_directories() {
+            if let Some(ram) = self.ram {
+                ram.write_directory(memory, gigabyte, directory)?;
+            }
+        }
+        for (index, directory) in self.entries() {
             memory.write_u64(entry(self.kernel, index), directory.0 | TABLE)?;
         }
         Ok(())
     }
 
-    /// Those of the two entries.
+    /// The RAM that is mapped for detours.
+    pub(super) fn ram(&self) -> Option<MappedRam> {
+        self.ram
+    }
+
+    /// The directories of the hole.
     fn directories(&self) -> [GuestPhysAddr; 2] {
         let tables = self.region.tables;
         [tables, tables.wrapping_add(PAGE_SIZE)]
     }
 
+    /// The gigabytes of RAM that are mapped, and their directories.
+    fn ram_directories(&self) -> impl Iterator<Item = (u64, GuestPhysAddr)> {
+        let numbers = self.ram.into_iter().flat_map(MappedRam::directories);
+        let first = self
+            .region
+            .tables
+            .wrapping_add(OURS.len() as u64 * PAGE_SIZE);
+        numbers.zip((0..).map(move |page: u64| first.wrapping_add(page * PAGE_SIZE)))
+    }
+
+    /// The entries of the kernel's table that are ours, and the directories that they lead to.
+    fn entries(&self) -> impl Iterator<Item = (u64, GuestPhysAddr)> {
+        let hole = OURS.into_iter().zip(self.directories());
+        let ram = self.ram_directories();
+        hole.chain(ram.map(|(gigabyte, directory)| (FIRST_OF_RAM + gigabyte, directory)))
+    }
+
     /// Whether the kernel's table is what it should be.
     fn check(&self, memory: &dyn GuestMemory) -> Result<(), InstallError> {
-        for (index, directory) in OURS.into_iter().zip(self.directories()) {
+        for (index, directory) in self.entries() {
             let entry = memory.read_u64(entry(self.kernel, index))?;
             if entry != 0 && entry != directory.0 | TABLE {
                 return Err(InstallError::InUse { index, entry });
@@ -116,7 +154,7 @@ impl ArenaTables {
     }
 
     pub(super) fn is_intact(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
-        for (index, directory) in OURS.into_iter().zip(self.directories()) {
+        for (index, directory) in self.entries() {
             if memory.read_u64(entry(self.kernel, index))? != directory.0 | TABLE {
                 return Ok(false);
             }

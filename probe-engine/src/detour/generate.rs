@@ -9,10 +9,11 @@ use super::environment::Environment;
 use super::error::DetourError;
 use super::live::Dead;
 use super::purpose::{Follow, Purpose, Tag};
+use super::record::{Leaves, Rest};
 use super::region::Region;
 use super::saved::Needed;
 use super::{checks, follow, overwritten, record};
-use crate::probe::Capture;
+use crate::fetch::Fetches;
 
 /// Generates the detour of a region for the address `at`.
 ///
@@ -32,9 +33,15 @@ pub fn generate(
     tag: Tag,
     at: GuestVirtAddr,
 ) -> Result<Detour, DetourError> {
-    let recorded = purpose.capture.and_then(Capture::fetches);
+    let shape = purpose.shape();
     let live = Needed::live(dead);
-    let by_record = recorded.map_or(live, |set| live.and(set));
+    let by_record = match purpose.capture {
+        // All registers may be asked for.
+        Some(_) if purpose.filter.is_some() || !purpose.values.is_empty() => live.and(Fetches::ALL),
+        _ => shape
+            .as_ref()
+            .map_or(live, |shape| live.and(shape.registers)),
+    };
     let followed = purpose.follow.map(Follow::recorded);
     let needed = followed.map_or(by_record, |set| by_record.and(set));
 
@@ -50,20 +57,24 @@ pub fn generate(
     if let Some(follow) = purpose.follow {
         follow::follow(&mut a, environment, tag.number, follow, by_record)?;
     }
-    let full = match recorded {
-        Some(set) => Some(record::record(&mut a, environment, tag.number, set, dead)?),
-        None if purpose.capture.is_some() => {
-            record::count(&mut a, environment, tag.cell, dead)?;
-            None
-        }
-        None => None,
-    };
+    let mut rest = Rest::default();
+    if purpose.capture.is_some() {
+        let leaves = Leaves {
+            tag,
+            shape: shape.as_ref(),
+            values: &purpose.values,
+            filter: purpose.filter.as_deref(),
+            at: region.start,
+        };
+        rest = record::leave(&mut a, environment, &leaves, dead)?;
+    }
     let marks = overwritten::write(&mut a, region, &mut first)?;
     // What is rare is behind the rest.
     if let Some(unmet) = unmet {
         unmet.write(&mut a, first)?;
     }
-    let trap = match full {
+    rest.write_routines(&mut a, environment)?;
+    let trap = match rest.full {
         Some(full) => full.write(&mut a, tag.cell, purpose.lossless)?,
         None => None,
     };

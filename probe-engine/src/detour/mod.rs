@@ -6,12 +6,14 @@ mod code;
 mod environment;
 mod error;
 mod fetch;
+mod filter;
 mod follow;
 mod generate;
 mod ground;
 mod gs;
 pub mod live;
 mod overwritten;
+mod pointers;
 mod pun;
 mod purpose;
 mod record;
@@ -19,12 +21,13 @@ mod region;
 mod saved;
 mod targets;
 mod trampoline;
+mod values;
 
 #[cfg(test)]
 mod tests;
 
 pub use code::{Detour, Full};
-pub use environment::{Environment, Following};
+pub use environment::{Environment, Following, Pointers, Root};
 pub use error::DetourError;
 pub use generate::generate;
 pub use ground::{Ground, is_early, is_free};

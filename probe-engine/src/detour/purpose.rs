@@ -1,13 +1,26 @@
 //! What probes want of a detour.
 
+use std::sync::Arc;
+
 use crate::condition::Comparison;
+use crate::fetch::Fetch;
+use crate::filter::Filter;
 use crate::probe::{Capture, NoJump, ProbeId};
+use crate::ring::Shape;
+use crate::value::Values;
 
 /// What a detour does besides the work of its region: what all probes at its instruction want of it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Purpose {
     /// What a hit leaves behind; `None` if only the call's return is of interest.
     pub capture: Option<Capture>,
+    /// What a record has besides registers.
+    pub values: Values,
+    /// Whether a record tells of the current task.
+    pub context: bool,
+    /// What a hit must meet besides `condition`; its values are those of `values`. It says nothing of the
+    /// call that begins here.
+    pub filter: Option<Arc<Filter>>,
     /// How the call that begins here is followed, if it is: the region has to be a function's entry, with RSP
     /// at the return address.
     pub follow: Option<Follow>,
@@ -51,6 +64,21 @@ impl Tag {
 }
 
 impl Purpose {
+    /// What is in a record of a hit; `None` if there is none.
+    pub fn shape(&self) -> Option<Shape> {
+        let registers = self.capture?.fetches()?;
+        // Whether the CPU takes interrupts is part of the context.
+        let registers = match self.context {
+            true => registers.with(Fetch::Flags),
+            false => registers,
+        };
+        Some(Shape {
+            registers,
+            context: self.context,
+            values: self.values.clone(),
+        })
+    }
+
     /// What two probes want of one detour.
     ///
     /// # Errors
@@ -59,6 +87,21 @@ impl Purpose {
         if self.condition != other.condition {
             return Err(NoJump::Conditions);
         }
+        if self.capture.is_some() && other.capture.is_some() {
+            if self.filter != other.filter {
+                return Err(NoJump::Conditions);
+            }
+            if self.values != other.values {
+                // A filter knows its values by their numbers.
+                if self.filter.is_some() {
+                    return Err(NoJump::Conditions);
+                }
+                self.values = union(&self.values, &other.values);
+            }
+        } else if other.capture.is_some() {
+            (self.values, self.filter) = (other.values, other.filter);
+        }
+        self.context |= other.context;
         self.capture = match (self.capture, other.capture) {
             (Some(one), Some(other)) => Some(one.and(other)),
             (one, other) => one.or(other),
@@ -71,6 +114,12 @@ impl Purpose {
         self.followers.extend(other.followers);
         Ok(self)
     }
+}
+
+/// These values, and those of the others that aren't among them.
+fn union(values: &Values, others: &Values) -> Values {
+    let more = others.iter().filter(|value| !values.contains(value));
+    values.iter().chain(more).cloned().collect()
 }
 
 impl Follow {
@@ -90,7 +139,7 @@ impl Follow {
 mod tests {
     use super::*;
     use crate::condition::{Operand, Relation};
-    use crate::fetch::{Fetch, Fetches};
+    use crate::fetch::Fetches;
 
     fn hit(capture: Capture) -> Purpose {
         Purpose {

@@ -3,6 +3,7 @@
 //! The vCPU that executes this may change between any two instructions, and interrupts may hit the
 //! same or another probe; so only single instructions change a block. See [`layout`].
 
+use guest_state::GuestVirtAddr;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
@@ -10,14 +11,23 @@ use iced_x86::code_asm::{
 
 use super::environment::Environment;
 use super::error::DetourError;
+use super::filter::{FilterCode, Globs};
 use super::live::Dead;
+use super::pointers::{Routines, VALUE};
+use super::purpose::Tag;
 use super::saved::{Needed, RAX, RDX, Saved, gpr, scratch};
-use super::{fetch, saved};
-use crate::fetch::Fetches;
-use crate::ring::layout;
+use super::values::Frame;
+use super::{fetch, saved, values};
+use crate::fetch::{Fetch, Fetches};
+use crate::filter::Filter;
+use crate::ring::{Shape, layout};
+use crate::value::{Base, Value};
+
+/// The lowest bit of a header's length in words.
+const LEN_SHIFT: u32 = 32;
 
 /// Counts a hit in the purpose's cell.
-pub(super) fn count(
+fn count(
     a: &mut CodeAssembler,
     environment: &Environment,
     cell: u32,
@@ -65,17 +75,208 @@ pub(super) struct Wait {
     pub(super) gives_up: CodeLabel,
 }
 
-/// Writes a record with these values, as they are at the probe.
-pub(super) fn record(
+/// What a detour leaves behind of a hit.
+pub(super) struct Leaves<'a> {
+    /// The number and the counter.
+    pub(super) tag: Tag,
+    /// What is in the record; it is only counted where there is none.
+    pub(super) shape: Option<&'a Shape>,
+    /// The values that a filter looks at, or a record has.
+    pub(super) values: &'a [Value],
+    /// What a hit must meet.
+    pub(super) filter: Option<&'a Filter>,
+    /// The probed instruction.
+    pub(super) at: GuestVirtAddr,
+}
+
+/// What is left to write, behind the rest.
+#[derive(Default)]
+pub(super) struct Rest {
+    /// What happens when the ring is full.
+    pub(super) full: Option<RingSpace>,
+    routines: Option<Routines>,
+    globs: Option<Globs>,
+}
+
+impl Rest {
+    /// Writes the routines.
+    pub(super) fn write_routines(
+        &mut self,
+        a: &mut CodeAssembler,
+        environment: &Environment,
+    ) -> Result<(), DetourError> {
+        if let Some(routines) = self.routines.take()
+            && let Some(pointers) = &environment.pointers
+        {
+            routines.write(a, pointers)?;
+        }
+        self.globs.take().map_or(Ok(()), |globs| globs.write(a))
+    }
+}
+
+/// Leaves a record or a count, with all as it is at the probe.
+pub(super) fn leave(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    leaves: &Leaves<'_>,
+    dead: Dead,
+) -> Result<Rest, DetourError> {
+    let observes = leaves.filter.is_some() || leaves.shape.is_some_and(|it| !it.values.is_empty());
+    let mut rest = Rest::default();
+    if !observes {
+        match leaves.shape {
+            Some(shape) => {
+                let full = record(a, environment, leaves.tag.number, shape, dead)?;
+                rest.full = Some(full);
+            }
+            None => count(a, environment, leaves.tag.cell, dead)?,
+        }
+        return Ok(rest);
+    }
+    let live = Needed::live(dead);
+    let mut stack = Saved::default();
+    let registers = leaves
+        .shape
+        .map_or(Fetches::default(), |shape| shape.registers);
+    let has_flags = leaves.values.iter().any(|value| value.base == Base::Flags);
+    let flags = Fetches::default().with(Fetch::Flags);
+    let wanted = if has_flags {
+        registers.and(flags)
+    } else {
+        registers
+    };
+    fetch::put_aside(a, wanted, &mut stack)?;
+    for number in values::USED {
+        stack.save(a, number)?;
+    }
+    if live.flags() && stack.of_flags().is_none() {
+        stack.save_arithmetic_flags(a)?;
+    }
+    let frame = Frame::of(leaves.values, leaves.filter);
+    stack.make_room(a, frame.len_bytes())?;
+    let routines = Routines::new(a);
+    if values::follows_pointers(leaves.values) {
+        if environment.pointers.is_none() {
+            let name = "direct mapping, or a mapping of its RAM,";
+            return Err(DetourError::Unknown { name });
+        }
+        values::take(
+            a,
+            environment,
+            (leaves.values, &frame),
+            (&stack, leaves.at),
+            &routines,
+        )?;
+        rest.routines = Some(routines);
+    } else {
+        values::take(
+            a,
+            environment,
+            (leaves.values, &frame),
+            (&stack, leaves.at),
+            &routines,
+        )?;
+    }
+
+    let mut done = a.create_label();
+    if let Some(filter) = leaves.filter {
+        let globs = Globs::new(a);
+        let mut code = FilterCode {
+            environment,
+            frame: &frame,
+            globs,
+        };
+        code.branch(a, filter, false, done)?;
+        rest.globs = Some(code.globs);
+    }
+    match leaves.shape {
+        Some(shape) => {
+            let full = observed(
+                a,
+                environment,
+                leaves.tag.number,
+                (shape, &frame),
+                &stack,
+                done,
+            )?;
+            rest.full = Some(full);
+        }
+        None => {
+            a.mov(
+                reg::r10,
+                environment.block.wrapping_add(place(leaves.tag.cell)),
+            )?;
+            a.inc(dword_ptr(reg::r10).gs())?;
+        }
+    }
+    a.set_label(&mut done)?;
+    a.zero_bytes()?;
+    stack.restore(a, live)?;
+    Ok(rest)
+}
+
+/// Writes a record with the values that end at [`pointers::VALUE`].
+fn observed(
     a: &mut CodeAssembler,
     environment: &Environment,
     number: u32,
-    fetches: Fetches,
+    (shape, frame): (&Shape, &Frame),
+    stack: &Saved,
+    done: CodeLabel,
+) -> Result<RingSpace, IcedError> {
+    let (spare, record, len) = (reg::r10, reg::r11, VALUE);
+    let mut full = RingSpace::new(a, done, spare);
+    a.lea(reg::rsi, qword_ptr(reg::rsp + frame.values()))?;
+    a.sub(len, reg::rsi)?;
+    a.mov(spare, environment.block)?;
+    full.reserve(a, record, (shape.values_at(), Some(len)))?;
+    address(a, environment, spare, record)?;
+    let header = layout::header(number, (shape.values_at() / 8) as u8);
+    a.mov(reg::rax, layout::open(header))?;
+    a.mov(reg::rdx, len)?;
+    a.shl(reg::rdx, LEN_SHIFT - 3)?;
+    a.add(reg::rax, reg::rdx)?;
+    a.mov(qword_ptr(record), reg::rax)?;
+
+    time(a)?;
+    a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
+    task(
+        a,
+        environment,
+        (record, spare),
+        shape.context.then(|| shape.context_at()),
+    )?;
+    let rsp = qword_ptr(reg::rsp + stack.depth());
+    for (it, at) in shape.registers.layout() {
+        let to = qword_ptr(record + (layout::RECORD_VALUES + at));
+        fetch::write(a, it, stack, rsp, to)?;
+    }
+    let [mut next, mut end_of_values] = std::array::from_fn(|_| a.create_label());
+    a.xor(reg::ecx, reg::ecx)?;
+    a.set_label(&mut next)?;
+    a.cmp(reg::rcx, len)?;
+    a.jae(end_of_values)?;
+    a.mov(reg::rax, qword_ptr(reg::rsi + reg::rcx))?;
+    a.mov(qword_ptr(record + reg::rcx + shape.values_at()), reg::rax)?;
+    a.add(reg::rcx, 8)?;
+    a.jmp(next)?;
+    a.set_label(&mut end_of_values)?;
+    end(a, record)?;
+    Ok(full)
+}
+
+/// Writes a record of registers, and of the task if that is asked for.
+fn record(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    number: u32,
+    shape: &Shape,
     dead: Dead,
 ) -> Result<RingSpace, IcedError> {
+    let fetches = shape.registers;
     let live = Needed::live(dead);
     let needed = live.and(fetches);
-    let len = layout::RECORD_VALUES + fetches.len_bytes();
+    let len = shape.values_at();
     let first = scratch(dead, needed, &[RAX, RDX]);
     let second = scratch(dead, needed, &[RAX, RDX, first]);
 
@@ -93,7 +294,7 @@ pub(super) fn record(
     let mut done = a.create_label();
     let mut full = RingSpace::new(a, done, gpr(first));
     a.mov(gpr(first), environment.block)?;
-    full.reserve(a, gpr(second), len)?;
+    full.reserve(a, gpr(second), (len, None))?;
     address(a, environment, gpr(first), gpr(second))?;
     begin(a, gpr(second), layout::header(number, (len / 8) as u8))?;
 
@@ -115,13 +316,12 @@ pub(super) fn record(
     if keeps_rdx {
         a.mov(reg::rdx, spare)?;
     }
-    let task = qword_ptr(record + layout::RECORD_TASK);
-    if let Some(current) = environment.variables.current_task {
-        a.mov(spare, qword_ptr(current).gs())?;
-        a.mov(task, spare)?;
-    } else {
-        a.mov(task, 0)?;
-    }
+    task(
+        a,
+        environment,
+        (record, spare),
+        shape.context.then(|| shape.context_at()),
+    )?;
     for (it, to) in others {
         fetch::write(a, it, &stack, rsp, to)?;
     }
@@ -130,6 +330,45 @@ pub(super) fn record(
     a.zero_bytes()?;
     stack.restore(a, live)?;
     Ok(full)
+}
+
+/// Tells of the current task, and of what it is at `context` of the record. What isn't known stays 0, as the
+/// whole record is before. Uses RAX; `task` has the task's address then.
+pub(super) fn task(
+    a: &mut CodeAssembler,
+    environment: &Environment,
+    (record, task): (AsmRegister64, AsmRegister64),
+    context: Option<u64>,
+) -> Result<(), IcedError> {
+    let variables = &environment.variables;
+    let Some(current) = variables.current_task else {
+        return Ok(());
+    };
+    a.mov(task, qword_ptr(current).gs())?;
+    a.mov(qword_ptr(record + layout::RECORD_TASK), task)?;
+    let Some(context) = context else {
+        return Ok(());
+    };
+    let numbers = [
+        (variables.pid, layout::CONTEXT_PID),
+        (variables.tgid, layout::CONTEXT_TGID),
+    ];
+    for (member, at) in numbers {
+        if let Some(member) = member {
+            a.mov(reg::eax, dword_ptr(task + u64::from(member)))?;
+            a.mov(dword_ptr(record + (context + at)), reg::eax)?;
+        }
+    }
+    if let Some(comm) = variables.comm {
+        for part in [0, 8] {
+            a.mov(reg::rax, qword_ptr(task + (u64::from(comm) + part)))?;
+            a.mov(
+                qword_ptr(record + (context + layout::CONTEXT_COMM + part)),
+                reg::rax,
+            )?;
+        }
+    }
+    Ok(())
 }
 
 /// Tells the host of which kind the record is that is about to be written; RAX is used.
@@ -181,21 +420,28 @@ impl RingSpace {
         }
     }
 
-    /// Gives a record space in the ring. HEAD as it was is in RAX then; `second` is used.
+    /// Gives a record space in the ring: so many bytes, and as many more as a register says. HEAD as it was is in
+    /// RAX then; `second` is used.
     pub(super) fn reserve(
         &mut self,
         a: &mut CodeAssembler,
         second: AsmRegister64,
-        len: u64,
+        (len, more): (u64, Option<AsmRegister64>),
     ) -> Result<(), IcedError> {
         let head = qword_ptr(self.block + layout::HEAD).gs();
         a.set_label(&mut self.retry)?;
         a.mov(reg::rax, head)?;
         a.mov(second, reg::rax)?;
         a.sub(second, qword_ptr(self.block + layout::TAIL).gs())?;
+        if let Some(more) = more {
+            a.add(second, more)?;
+        }
         a.cmp(second, (layout::RING_LEN - len) as i32)?;
         a.ja(self.full)?;
-        a.lea(second, qword_ptr(reg::rax + len))?;
+        match more {
+            Some(more) => a.lea(second, qword_ptr(reg::rax + more + len))?,
+            None => a.lea(second, qword_ptr(reg::rax + len))?,
+        }
         a.cmpxchg(head, second)?;
         a.jne(self.retry)
     }

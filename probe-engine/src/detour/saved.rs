@@ -69,6 +69,17 @@ enum Kept {
     Flags,
     /// What [`hold_flags`] makes.
     Held,
+    /// Room for so many bytes of something else.
+    Room(i32),
+}
+
+impl Kept {
+    fn len(self) -> i32 {
+        match self {
+            Self::Room(bytes) => bytes,
+            Self::Register(_) | Self::Flags | Self::Held => WORD,
+        }
+    }
 }
 
 /// What one part of a detour has pushed, in that order.
@@ -95,9 +106,15 @@ impl Saved {
         a.push(gpr(number))
     }
 
+    /// Makes room for so many bytes, a multiple of 8, that RSP is at then.
+    pub(super) fn make_room(&mut self, a: &mut CodeAssembler, bytes: i32) -> Result<(), IcedError> {
+        self.0.push(Kept::Room(bytes));
+        drop_bytes(a, -bytes)
+    }
+
     /// Bytes that RSP is below what it was at the probe.
     pub(super) fn depth(&self) -> i32 {
-        self.0.len() as i32 * WORD
+        self.0.iter().map(|kept| kept.len()).sum()
     }
 
     /// Where a register's value is now, from RSP, if it was put aside.
@@ -111,8 +128,8 @@ impl Saved {
     }
 
     fn find(&self, kept: Kept) -> Option<i32> {
-        let behind = self.0.iter().rev().position(|found| *found == kept)?;
-        Some(behind as i32 * WORD)
+        let at = self.0.iter().rposition(|found| *found == kept)?;
+        Some(self.0.iter().skip(at + 1).map(|behind| behind.len()).sum())
     }
 
     /// Undoes it all: the arithmetic flags, if they are `needed` and here; registers that are needed.
@@ -139,7 +156,7 @@ impl Saved {
                     drop_bytes(a, std::mem::take(&mut skip))?;
                     a.pop(gpr(*number))?;
                 }
-                _ => skip += WORD,
+                _ => skip += kept.len(),
             }
         }
         drop_bytes(a, skip)

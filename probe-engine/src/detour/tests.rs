@@ -28,6 +28,7 @@ const ENVIRONMENT: Environment = Environment {
         on_cpu: None,
         comm: None,
     },
+    pointers: None,
     following: Some(Following {
         table: GuestVirtAddr(0xffff_ffff_0100_0000),
         trampoline: GuestVirtAddr(0xffff_ffff_7fff_f800),

@@ -349,7 +349,7 @@ fn write_record(
     let (block, record) = (reg::rsi, reg::rdi);
     let mut full = RingSpace::new(a, done, block);
     a.mov(block, environment.block)?;
-    full.reserve(a, record, layout::RETURN_WORDS * 8)?;
+    full.reserve(a, record, (layout::RETURN_WORDS * 8, None))?;
     record::address(a, environment, block, record)?;
     a.mov(reg::ecx, word)?;
     a.and(reg::ecx, NUMBER as i32)?;
@@ -358,11 +358,12 @@ fn write_record(
     a.mov(qword_ptr(record), reg::rax)?;
     record::time(a)?;
     a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
-    match environment.variables.current_task {
-        Some(current) => a.mov(reg::rax, qword_ptr(current).gs())?,
-        None => a.xor(reg::eax, reg::eax)?,
-    }
-    a.mov(qword_ptr(record + layout::RECORD_TASK), reg::rax)?;
+    record::task(
+        a,
+        environment,
+        (record, block),
+        Some(layout::RETURN_CONTEXT),
+    )?;
     // RSP as the caller finds it.
     let rsp = qword_ptr(SLOT + 8);
     for (it, at) in Fetches::ALL.layout() {

@@ -134,6 +134,12 @@ pub enum NoJump {
     /// A detour has one limit of followed calls.
     #[error("another return probe of the function has another limit of calls")]
     MaxActive,
+    /// A record has no room for what the probes ask for.
+    #[error("its values and registers may be longer than a record")]
+    ValuesTooLong,
+    /// The detour of a return looks into no memory.
+    #[error("a return whose values are in memory takes a breakpoint")]
+    ValuesAtReturn,
     /// A breakpoint in the bytes that the jump would overwrite.
     #[error("another breakpoint is inside what a jump overwrites, at {at}")]
     ProbeInside {
@@ -223,6 +229,8 @@ impl NoJump {
             Self::Module => "module",
             Self::Conditions => "conditions",
             Self::MaxActive => "maxactive",
+            Self::ValuesTooLong => "values too long",
+            Self::ValuesAtReturn => "values at return",
             Self::ProbeInside { .. } => "probe inside",
             Self::GuestKprobe { .. } | Self::GuestKprobesChange { .. } => "guest kprobe",
             Self::Tripwire => "tripwire",
@@ -251,6 +259,8 @@ impl NoJump {
             | Self::Module
             | Self::Conditions
             | Self::MaxActive
+            | Self::ValuesTooLong
+            | Self::ValuesAtReturn
             | Self::ProbeInside { .. }
             | Self::GuestBreakpoint { .. }
             | Self::GuestKprobe { .. }

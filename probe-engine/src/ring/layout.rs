@@ -54,8 +54,8 @@ pub const WHOLE_BYTE: u64 = 6;
 
 const _: () = assert!(MAGIC >> 8 == OPEN >> 8);
 
-/// The words of a record: header, time stamp counter, current task (0 if unknown), then the
-/// values that were asked for ([`Fetches::layout`]). The counter is read after the space
+/// The words of a record: header, time stamp counter, current task (0 if unknown), then what was asked for:
+/// registers ([`Fetches::layout`]), the context, values ([`super::Shape`]). The counter is read after the space
 /// has been reserved: what isn't reserved yet is younger than all that has been seen.
 pub const RECORD_TSC: u64 = 8;
 /// See [`RECORD_TSC`].
@@ -63,16 +63,33 @@ pub const RECORD_TASK: u64 = 16;
 /// See [`RECORD_TSC`].
 pub const RECORD_VALUES: u64 = 24;
 
-/// Bytes of all values.
+/// Bytes of all registers' values.
 const ALL: u64 = Fetches::ALL.len_bytes();
 
+/// Where a record's context, if it has one, has the task's `pid` (32 bits).
+pub const CONTEXT_PID: u64 = 0;
+/// The same of its `tgid` (32 bits).
+pub const CONTEXT_TGID: u64 = 4;
+/// The same of its `comm` (16 bytes).
+pub const CONTEXT_COMM: u64 = 8;
+/// The same of the CPU's preemption count (32 bits).
+pub const CONTEXT_PREEMPT: u64 = 24;
+/// The same of the task's `migration_disabled` (32 bits).
+pub const CONTEXT_MIGRATION: u64 = 28;
+/// The same of the flags of its `thread_info` (64 bits).
+pub const CONTEXT_FLAGS: u64 = 32;
+/// Bytes of a context. What the kernel's types don't tell is 0 in it.
+pub const CONTEXT_LEN: u64 = 40;
+
 /// A record of a return has all registers, as the caller finds them, and then what the return address was,
-/// the time stamp counter at the function's entry, and all registers there.
+/// the time stamp counter at the function's entry, all registers there, and the context at the return.
 pub const RETURN_CALLER: u64 = RECORD_VALUES + ALL;
-/// Words of a hit's record at most.
-pub const HIT_WORDS: u64 = (RECORD_VALUES + ALL) / 8;
+/// See [`RETURN_CALLER`].
+pub const RETURN_CONTEXT: u64 = RETURN_CALLER + 16 + ALL;
+/// Words of any record at most.
+pub const WORDS_MAX: u64 = 255;
 /// Words of a return's record.
-pub const RETURN_WORDS: u64 = (RETURN_CALLER + 16 + ALL) / 8;
+pub const RETURN_WORDS: u64 = (RETURN_CONTEXT + CONTEXT_LEN) / 8;
 
 /// The header of a record of so many words.
 pub const fn header(detour: u32, words: u8) -> u64 {

@@ -10,6 +10,7 @@ pub mod layout;
 pub(crate) mod memory;
 mod reader;
 mod run;
+mod shape;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
@@ -18,3 +19,4 @@ mod tests;
 
 pub use reader::{Rings, RingsRead, Unfinished, VcpuMemory};
 pub use run::{Record, RecordHeader, Returned};
+pub use shape::Shape;

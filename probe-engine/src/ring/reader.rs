@@ -1,5 +1,6 @@
 //! Reading the rings.
 
+use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
 
@@ -9,7 +10,7 @@ use super::counts::Counts;
 use super::layout::{self, RING_LEN};
 use super::memory::{CHUNK, clear, clear_used};
 use super::run::{Record, RecordHeader, RunEnd, Stage, walk};
-use crate::fetch::Fetches;
+use super::shape::Shape;
 
 /// Where a vCPU has what is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,15 +95,15 @@ impl Rings {
     }
 
     /// Reads what is in the rings, each up to where it has been reserved when its turn begins, and
-    /// gives the space back. `shape` tells the values in a detour's records of hits, and whether it has
+    /// gives the space back. `shape` tells what is in a detour's records of hits, and whether it has
     /// records of returns; it knows all detours that there have ever been. Records of one vCPU come in the
     /// order in which they were reserved.
     ///
     /// The guest may go on meanwhile; what can't be read is skipped and counted.
-    pub fn drain(
+    pub fn drain<S: Borrow<Shape>>(
         &mut self,
         memory: &dyn GuestMemory,
-        shape: impl Fn(RecordHeader) -> Option<Fetches>,
+        shape: impl Fn(RecordHeader) -> Option<S>,
         mut each: impl FnMut(Record),
     ) -> RingsRead {
         self.read(memory, false, shape, |_, record| each(record))
@@ -112,11 +113,11 @@ impl Rings {
     /// whole records behind unfinished ones are read too, and their space is given back later; and a ring
     /// that the guest has written over begins anew, empty. Only while no vCPU runs, or when the guest has
     /// ended.
-    pub fn read(
+    pub fn read<S: Borrow<Shape>>(
         &mut self,
         memory: &dyn GuestMemory,
         ahead: bool,
-        shape: impl Fn(RecordHeader) -> Option<Fetches>,
+        shape: impl Fn(RecordHeader) -> Option<S>,
         mut each: impl FnMut(u64, Record),
     ) -> RingsRead {
         let mut drained = RingsRead::default();
@@ -124,8 +125,8 @@ impl Rings {
             let index = usize::from(ring.number);
             let vcpu = VcpuId(ring.number.into());
             let mut take = |at, header, words: &[[u8; 8]]| {
-                let record =
-                    shape(header).and_then(|shape| Record::read(vcpu, header, words, shape));
+                let record = shape(header)
+                    .and_then(|shape| Record::read(vcpu, header, words, shape.borrow()));
                 drained.records += u64::from(record.is_some());
                 record.map(|record| each(at, record)).is_some()
             };

@@ -3,11 +3,14 @@
 use guest_state::{Registers, Tsc, VcpuId};
 
 use super::layout;
+use super::shape::{Shape, take_context};
 use crate::fetch::Fetches;
+use crate::task::TaskContext;
+use crate::value::Recorded;
 
-/// Words of the shortest record, and of the longest of a hit.
+/// Words of a hit's record.
 const WORDS: std::ops::RangeInclusive<usize> =
-    layout::RECORD_VALUES as usize / 8..=layout::HIT_WORDS as usize;
+    layout::RECORD_VALUES as usize / 8..=layout::WORDS_MAX as usize;
 
 /// What a detour has left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,10 @@ pub struct Record {
     pub task: u64,
     /// Those registers that it has; the others are 0, and so is RIP.
     pub registers: Registers,
+    /// What the current task was, if that is recorded.
+    pub context: Option<Box<TaskContext>>,
+    /// The values that it has.
+    pub values: Recorded,
     /// The call, if this is of its return.
     pub call: Option<Box<Returned>>,
 }
@@ -129,7 +136,7 @@ impl Record {
         vcpu: VcpuId,
         header: RecordHeader,
         mut words: &[[u8; 8]],
-        shape: Fetches,
+        shape: &Shape,
     ) -> Option<Self> {
         let words = &mut words;
         let _header = next(words)?;
@@ -143,7 +150,15 @@ impl Record {
             };
             (registers, Some(Box::new(call)))
         } else {
-            (shape.decode(words)?, None)
+            (shape.registers.decode(words)?, None)
+        };
+        let context = match shape.context || header.returns {
+            true => Some(Box::new(take_context(words)?)),
+            false => None,
+        };
+        let values = match header.returns {
+            true => Recorded::default(),
+            false => Recorded::decode(&shape.values, words)?,
         };
         let record = Self {
             vcpu,
@@ -151,6 +166,8 @@ impl Record {
             tsc,
             task,
             registers,
+            context,
+            values,
             call,
         };
         words.is_empty().then_some(record)

@@ -7,6 +7,7 @@ use super::layout::{
 use super::testing::Producer;
 use super::*;
 use crate::fetch::{Fetch, Fetches};
+use crate::value::Recorded;
 
 const BLOCK_LEN: u64 = 0x1000;
 const COUNTERS: u32 = 100;
@@ -20,13 +21,14 @@ fn two() -> Fetches {
 
 /// Detour 0 has no registers in its records, 1 has two, 2 all, and only 3 has records of returns; there are
 /// no others.
-fn shape(header: RecordHeader) -> Option<Fetches> {
-    match (header.detour, header.returns) {
+fn shape(header: RecordHeader) -> Option<Shape> {
+    let registers = match (header.detour, header.returns) {
         (0, false) => Some(Fetches::default()),
         (1, false) => Some(two()),
         (2, false) | (3, true) => Some(Fetches::ALL),
         _ => None,
-    }
+    };
+    registers.map(Shape::of)
 }
 
 struct Guest {
@@ -127,6 +129,8 @@ fn a_record_comes_with_all_that_the_detour_has_written() {
         tsc: Tsc(tsc),
         task,
         registers,
+        context: None,
+        values: Recorded::default(),
         call: None,
     };
     let registers = Registers {
@@ -501,4 +505,9 @@ fn a_return_s_record_tells_the_call_too() {
     assert_eq!((record.registers.rax, record.registers.rflags), (3, 19));
     assert_eq!((call.caller, call.entry_tsc), (20, Tsc(21)));
     assert_eq!((call.entry.rax, call.entry.rflags), (22, 38));
+    let context = record.context.as_ref().unwrap();
+    assert_eq!(
+        (context.pid, context.tgid, context.thread_flags),
+        (39, 0, 43)
+    );
 }

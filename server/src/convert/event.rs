@@ -82,6 +82,7 @@ mod tests {
 
     use super::*;
     use probe_engine::probe::ProbeId;
+    use probe_engine::value::Recorded;
 
     fn told(detail: Detail) -> v1::Event {
         event(&Event {
@@ -93,6 +94,8 @@ mod tests {
                 ..Registers::default()
             },
             task: 0x77,
+            context: None,
+            values: Recorded::default(),
             detail,
         })
     }

@@ -9,7 +9,7 @@ use probe_engine::ring::layout::{
     self, CELL, CELLS, HEAD, RECORD_VALUES, RETURN_WORDS, RING_LEN, TAIL, position, return_header,
 };
 use probe_engine::ring::testing::Producer;
-use probe_engine::ring::{Record, RecordHeader, Rings, VcpuMemory};
+use probe_engine::ring::{Record, RecordHeader, Rings, Shape, VcpuMemory};
 
 use crate::input::Input;
 
@@ -61,13 +61,17 @@ pub fn rings(bytes: &[u8]) {
 }
 
 /// Registers in the records of the detours that there are, the last of which has those of returns.
-fn shape(header: RecordHeader) -> Option<Fetches> {
+fn registers(header: RecordHeader) -> Option<Fetches> {
     match (header.detour, header.returns) {
         (0, false) => Some(Fetches::default()),
         (1, false) => Some([Fetch::Register(3), Fetch::Flags].into_iter().collect()),
         (2, false) | (RETURNS, true) => Some(Fetches::ALL),
         _ => None,
     }
+}
+
+fn shape(header: RecordHeader) -> Option<Shape> {
+    registers(header).map(Shape::of)
 }
 
 /// Words of the records of a detour that there is, and its header.
@@ -79,7 +83,7 @@ fn layout_of(detour: u32) -> (u64, u64) {
         detour,
         returns: false,
     };
-    let registers = shape(header).unwrap().iter().count() as u64;
+    let registers = registers(header).unwrap().iter().count() as u64;
     let words = RECORD_VALUES / 8 + registers;
     (words, layout::header(detour, words as u8))
 }
@@ -315,9 +319,9 @@ fn check_shape(record: &Record) {
         detour: record.detour,
         returns: record.call.is_some(),
     };
-    let shape = shape(header).expect("there is such a detour");
+    let registers = registers(header).expect("there is such a detour");
     for (number, value) in (0..).zip(values(&record.registers)) {
-        let is_fetched = Fetch::numbered(number).is_some_and(|fetch| shape.contains(fetch));
+        let is_fetched = Fetch::numbered(number).is_some_and(|fetch| registers.contains(fetch));
         assert!(is_fetched || value == 0);
     }
 }
@@ -332,7 +336,11 @@ fn check_record(record: &Record, written: &Written) {
         detour: written.detour,
         returns: written.detour == RETURNS,
     };
-    let numbers: Vec<_> = shape(header).unwrap().iter().map(Fetch::number).collect();
+    let numbers: Vec<_> = registers(header)
+        .unwrap()
+        .iter()
+        .map(Fetch::number)
+        .collect();
     let of = |registers| {
         let values = values(registers);
         let of = move |number: &u8| values[usize::from(*number)];

@@ -85,7 +85,7 @@ impl Guest {
     }
 
     fn install(&self, region: ArenaMemory) -> Result<Arena, InstallError> {
-        Arena::install(&self.memory, &self.image, &self.symbols, region)
+        Arena::install(&self.memory, &self.image, &self.symbols, region, &[])
     }
 
     fn arena(&self) -> Arena {

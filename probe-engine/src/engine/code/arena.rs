@@ -2,7 +2,7 @@
 
 use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
-use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
+use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
 use crate::arena::{Arena, HOLE, InstallError, SlotError};
 use crate::engine::lock::{Lock, Rank};
@@ -29,10 +29,10 @@ impl CodeArena {
         memory: &dyn GuestMemory,
         image: &ImageMap,
         symbols: &Symbols,
-        region: ArenaMemory,
+        (region, ram): (ArenaMemory, &[PhysRange]),
     ) -> Result<GuestVirtAddr, InstallError> {
         let mut state = self.0.lock();
-        let installed = Arena::install(memory, image, symbols, region);
+        let installed = Arena::install(memory, image, symbols, region, ram);
         let arena = installed.inspect_err(|error| *state = Err(error.to_string()))?;
         let trampoline = arena.trampoline();
         *state = Ok(Box::new(arena));

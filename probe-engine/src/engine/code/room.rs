@@ -28,7 +28,8 @@ impl Engine {
             return Ok(());
         };
         let (memory, symbols) = (guest.memory(), &self.kernel.symbols);
-        let trampoline = self.arena.install(memory, image, symbols, region)?;
+        let ram = guest.ram();
+        let trampoline = self.arena.install(memory, image, symbols, (region, &ram))?;
         self.returns.lead_to(trampoline);
         Ok(())
     }

@@ -4,6 +4,7 @@ pub(crate) mod filter;
 pub(crate) mod int3;
 pub(crate) mod merge;
 pub(crate) mod missed;
+pub(crate) mod observe;
 pub(crate) mod step;
 pub(crate) mod stepping;
 pub(crate) mod trap;

@@ -150,7 +150,7 @@ impl Engine {
         for probe in site.enabled().filter(|probe| !probe.wants_post()) {
             probe.exit();
         }
-        self.done(site, vcpu);
+        self.done(site, memory, vcpu);
         Action::Resume
     }
 
@@ -192,7 +192,7 @@ impl Engine {
         };
         self.report(
             &step.site,
-            vcpu,
+            (memory, vcpu),
             &registers,
             &Detail::Fault {
                 vector,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_state::x86_64::flags::RF;
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
-use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Tsc, Vcpu};
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Vcpu};
 
 use crate::emulate::{self, Outcome, Touched};
 use crate::engine::Engine;
@@ -13,9 +13,8 @@ use crate::engine::code::arena::CodeArena;
 use crate::engine::hits::int3::{Found, find, is_gone};
 use crate::engine::hits::stepping::StepIn;
 use crate::engine::sites::foresight::Foreseen;
-use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Site, Way};
-use crate::event::{Detail, Event, EventSink};
+use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 impl TrapHandler for Engine {
@@ -77,8 +76,7 @@ impl Engine {
             probe.exit();
             let counts = matches!(probe.kind, ProbeKind::Instruction { .. });
             if counts && self.meets_condition(probe, memory, vcpu) {
-                probe.hit();
-                self.tell(probe, vcpu, &mut tsc, &before, Detail::Pre);
+                self.take_hit(probe, (memory, vcpu), &mut tsc, &before, Detail::Pre);
             }
         }
         if !site.follows {
@@ -127,7 +125,7 @@ impl Engine {
     ) -> Action {
         if self.returns.trampoline() == Some(rip) {
             end_resume(vcpu);
-            return self.returned(vcpu);
+            return self.returned(memory, vcpu);
         }
         if let Some(action) = self.ring_is_full(rip, memory, vcpu) {
             return action;
@@ -140,7 +138,7 @@ impl Engine {
             };
         };
         vcpu.registers_mut().rip = site.next().0;
-        self.done(&site, vcpu);
+        self.done(&site, memory, vcpu);
         Action::Resume
     }
 
@@ -155,12 +153,13 @@ impl Engine {
     }
 
     /// The site's instruction has been executed; RIP is where it led.
-    pub(crate) fn done(&self, site: &Site, vcpu: &dyn Vcpu) {
+    pub(crate) fn done(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         if site.wants_post() {
             for probe in site.enabled().filter(|probe| probe.wants_post()) {
                 probe.exit();
             }
-            self.report(site, vcpu, vcpu.registers(), &Detail::Post);
+            let registers = *vcpu.registers();
+            self.report(site, (memory, vcpu), &registers, &Detail::Post);
         }
     }
 
@@ -168,7 +167,7 @@ impl Engine {
     pub(crate) fn report(
         &self,
         site: &Site,
-        vcpu: &dyn Vcpu,
+        (memory, vcpu): (&dyn GuestMemory, &mut dyn Vcpu),
         registers: &Registers,
         detail: &Detail,
     ) {
@@ -182,35 +181,9 @@ impl Engine {
                 Detail::Pre | Detail::Return { .. } | Detail::Access => false,
             };
             if wanted {
-                self.tell(probe, vcpu, &mut tsc, registers, detail.clone());
+                self.tell(probe, (memory, vcpu), &mut tsc, registers, detail.clone());
             }
         }
-    }
-
-    /// Sends an event of a probe, with what it asks for of the registers, those of a call's entry too. `tsc`
-    /// is the time that all events of one hit have, asked for by the first.
-    pub(crate) fn tell(
-        &self,
-        probe: &Probe,
-        vcpu: &dyn Vcpu,
-        tsc: &mut Option<Tsc>,
-        registers: &Registers,
-        mut detail: Detail,
-    ) {
-        let Some(wanted) = probe.options.capture.fetches() else {
-            return;
-        };
-        if let Detail::Return { entry, .. } = &mut detail {
-            **entry = wanted.take(entry);
-        }
-        self.merger.event(&Event {
-            probe: probe.id,
-            vcpu: vcpu.id(),
-            tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
-            registers: wanted.take(registers),
-            task: 0,
-            detail,
-        });
     }
 
     /// Somebody has come to an int3 in a jump's displacement: an instruction began there, and is done
@@ -235,7 +208,7 @@ impl Engine {
     ) -> Action {
         if site.milestone == Some(Milestone::ShowsText) && self.shows_text(memory, vcpu) {
             vcpu.registers_mut().rip = site.next().0;
-            self.emulated(site, vcpu);
+            self.emulated(site, memory, vcpu);
             return Action::Resume;
         }
         let fault = match &site.way {
@@ -247,11 +220,11 @@ impl Engine {
                 let before = *vcpu.registers();
                 match emulate::run(compiled, memory, vcpu) {
                     Outcome::Done => {
-                        self.emulated(site, vcpu);
+                        self.emulated(site, memory, vcpu);
                         return Action::Resume;
                     }
                     Outcome::Halted => {
-                        self.emulated(site, vcpu);
+                        self.emulated(site, memory, vcpu);
                         return Action::Halt;
                     }
                     Outcome::Step => {
@@ -309,7 +282,7 @@ impl Engine {
         };
         self.report(
             site,
-            vcpu,
+            (memory, vcpu),
             &registers,
             &Detail::Fault {
                 vector: vector::PAGE_FAULT,
@@ -344,9 +317,10 @@ impl Engine {
     }
 
     /// As [`Self::done`], without an exit of its own.
-    fn emulated(&self, site: &Site, vcpu: &dyn Vcpu) {
+    fn emulated(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         if site.wants_post() {
-            self.report(site, vcpu, vcpu.registers(), &Detail::Post);
+            let registers = *vcpu.registers();
+            self.report(site, (memory, vcpu), &registers, &Detail::Post);
         }
     }
 }

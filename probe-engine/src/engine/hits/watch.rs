@@ -87,8 +87,7 @@ impl Engine {
                 if went_on.is_none() || !self.meets_condition(probe, memory, vcpu) {
                     continue;
                 }
-                probe.hit();
-                self.tell(probe, vcpu, &mut tsc, &registers, Detail::Access);
+                self.take_hit(probe, (memory, vcpu), &mut tsc, &registers, Detail::Access);
             }
         }
         Action::Resume

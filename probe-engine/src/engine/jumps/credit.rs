@@ -22,8 +22,10 @@ use crate::engine::sites::site::{Probes, Site, are_same};
 use crate::engine::sites::table::Table;
 use crate::event::{Detail, Event, EventSink};
 use crate::fetch::Fetches;
+use crate::filter::Subject;
 use crate::probe::{Capture, ProbeId, ProbeKind};
-use crate::ring::{Record, RecordHeader, Rings, Unfinished};
+use crate::ring::{Record, RecordHeader, Returned, Rings, Shape, Unfinished};
+use crate::value::{self, Bases, Encoder, Recorded, Value};
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
 /// the probes of a later one.
@@ -61,6 +63,10 @@ pub(crate) struct KnownDetour {
     /// The probed instruction.
     at: GuestVirtAddr,
     purpose: Arc<Purpose>,
+    /// What is in its records of hits.
+    shape: Option<Shape>,
+    /// What is in its records of returns.
+    records_returns: Option<Shape>,
     code: GuestVirtAddr,
     full: Option<Full>,
     /// What its counter had come to when it was last looked at.
@@ -85,6 +91,7 @@ impl Credit {
         match known {
             Some(known) => {
                 known.purpose = Arc::clone(&jump.purpose);
+                known.shape = jump.purpose.shape();
                 if !is_counted {
                     known.counted = rings.total(jump.number);
                 }
@@ -94,13 +101,18 @@ impl Credit {
                 }
             }
             None => {
-                if jump.purpose.follow.is_some() {
+                let follow = jump.purpose.follow;
+                if follow.is_some() {
                     let followers = self.followers.entry(site.virt).or_default();
                     followers.insert(jump.number);
                 }
                 *known = Some(KnownDetour {
                     at: site.virt,
                     purpose: Arc::clone(&jump.purpose),
+                    shape: jump.purpose.shape(),
+                    records_returns: follow
+                        .filter(|it| it.records)
+                        .map(|_| Shape::of(Fetches::ALL)),
                     code: jump.detour.at,
                     full: jump.detour.full,
                     counted: rings.total(jump.number),
@@ -206,7 +218,7 @@ impl Credit {
     }
 
     /// The values in a record.
-    pub(crate) fn shape(&self, header: RecordHeader) -> Option<Fetches> {
+    pub(crate) fn shape(&self, header: RecordHeader) -> Option<&Shape> {
         self.known(header.detour)?.shape(header.returns)
     }
 
@@ -229,9 +241,14 @@ impl Credit {
                 probe.miss();
                 continue;
             }
+            let values = known.values_of(probe, record);
+            if returns && !is_met(probe, record, &values) {
+                continue;
+            }
             probe.hit();
             if let Some(wanted) = probe.options.capture.fetches() {
-                merger.event(&event(probe.id, known.at, record, wanted));
+                let event = event(probe, known.at, record, wanted);
+                merger.event(&Event { values, ..event });
             }
         }
     }
@@ -338,6 +355,15 @@ impl KnownDetour {
         self.probes.iter().any(|probe| !probe.is_removed())
     }
 
+    /// The values of a record that a probe asks for.
+    fn values_of(&self, probe: &Probe, record: &Record) -> Recorded {
+        let wanted = &probe.options.values;
+        match &record.call {
+            None => record.values.choose(&self.purpose.values, wanted),
+            Some(call) => at_return(wanted, record, call),
+        }
+    }
+
     /// The probed instruction.
     pub(crate) fn at(&self) -> GuestVirtAddr {
         self.at
@@ -353,13 +379,12 @@ impl KnownDetour {
         Some((self.code, self.full?))
     }
 
-    /// The values in its records of hits, or of returns, if it leaves such.
-    fn shape(&self, returns: bool) -> Option<Fetches> {
-        if returns {
-            let follow = self.purpose.follow.filter(|it| it.records);
-            return follow.map(|_| Fetches::ALL);
+    /// What is in its records of hits, or of returns, if it leaves such.
+    fn shape(&self, returns: bool) -> Option<&Shape> {
+        match returns {
+            true => self.records_returns.as_ref(),
+            false => self.shape.as_ref(),
         }
-        self.purpose.capture?.fetches()
     }
 }
 
@@ -390,8 +415,39 @@ fn precedes(one: u64, other: u64) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
 }
 
-/// What a record tells of a probe.
-fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
+/// The values of a return, all of which are in registers.
+fn at_return(wanted: &[Value], record: &Record, call: &Returned) -> Recorded {
+    let registers = Registers {
+        rip: call.caller,
+        ..record.registers
+    };
+    let bases = Bases {
+        registers: &registers,
+        entry: Some(&call.entry),
+        task: Some(record.task),
+        cpu: record.vcpu.0,
+    };
+    let mut encoder = Encoder::default();
+    for value in wanted {
+        encoder.push(value::take(value, &bases, &mut |_, _| false).as_deref());
+    }
+    encoder.end()
+}
+
+/// Whether a return meets the filter of its probe.
+fn is_met(probe: &Probe, record: &Record, values: &Recorded) -> bool {
+    let Some(filter) = &probe.options.filter else {
+        return true;
+    };
+    filter.holds(&Subject {
+        values: &values.iter().collect::<Vec<_>>(),
+        context: record.context.as_deref(),
+        cpu: record.vcpu.0,
+    })
+}
+
+/// What a record tells of a probe, but for its values.
+fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
     let with_rip = |registers: &Registers, rip| Registers {
         rip,
         ..wanted.take(registers)
@@ -408,8 +464,11 @@ fn event(probe: ProbeId, at: GuestVirtAddr, record: &Record, wanted: Fetches) ->
             (call.caller, detail)
         }
     };
+    let context = &record.context;
     Event {
-        probe,
+        probe: probe.id,
+        context: context.clone().filter(|_| probe.options.context),
+        values: Recorded::default(),
         vcpu: record.vcpu,
         tsc: record.tsc,
         registers: with_rip(&record.registers, rip),

@@ -1,9 +1,10 @@
 //! Reading what detours leave behind.
 
+use guest_kernel::ImageMap;
 use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
 
-use crate::arena::{Arena, RINGS, RecordingCode, TRAMPOLINE};
-use crate::detour::Environment;
+use crate::arena::{Arena, RAM_WINDOW, RINGS, RecordingCode, TRAMPOLINE};
+use crate::detour::{Environment, Pointers, Root};
 use crate::engine::Engine;
 use crate::engine::code::room::rips;
 use crate::engine::jumps::credit::{Credit, KnownDetour};
@@ -11,6 +12,10 @@ use crate::engine::jumps::reader::ReaderState;
 use crate::percpu::PerCpu;
 use crate::probe::NoJump;
 use crate::ring::{self, layout};
+
+/// Where the kernel has its direct mapping unless it says otherwise (`__PAGE_OFFSET_BASE_L4` in
+/// `arch/x86/include/asm/page_64_types.h`).
+const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 /// After so many drains in a row that find nothing, with no jump left, breakpoints' events need not wait
 /// for records any more.
@@ -33,6 +38,26 @@ impl Engine {
         self.reader.environment(|| self.lay_out_rings(memory))
     }
 
+    /// How detours follow pointers in this guest. The kernel has decided where its direct mapping is before its
+    /// CPUs had variables of their own.
+    fn pointers(&self, memory: &dyn GuestMemory, image: &ImageMap) -> Option<Pointers> {
+        let read = |name| {
+            let symbol = self.kernel.symbols.find(name).ok()?;
+            let (phys, _) = image.to_phys(symbol.address)?;
+            memory.read_u64(phys).ok()
+        };
+        // `unsigned int`; a kernel without it has 4 levels only (arch/x86/include/asm/pgtable_64_types.h).
+        let has_5_levels = read("__pgtable_l5_enabled").is_some_and(|word| word as u32 != 0);
+        let ram = self.arena.with(|arena| arena.mapped_ram())??;
+        Some(Pointers {
+            window: RAM_WINDOW.0,
+            ram: [ram.low, ram.high],
+            direct_map: read("page_offset_base").unwrap_or(DIRECT_MAP),
+            levels: if has_5_levels { 5 } else { 4 },
+            root: Root::Cr3,
+        })
+    }
+
     fn lay_out_rings(&self, memory: &dyn GuestMemory) -> Result<ReaderState, NoJump> {
         let not = |reason: String| NoJump::NoRings { reason };
         let table = self.table();
@@ -42,6 +67,7 @@ impl Engine {
         let (symbols, variables) = (&kernel.symbols, &kernel.variables);
         let percpu = PerCpu::find(memory, image, symbols, variables, self.vcpus);
         let percpu = percpu.map_err(|error| not(error.to_string()))?;
+        let percpu = percpu.with_pointers(self.pointers(memory, image));
         let to_phys = |at| self.arena.phys(at).ok_or_else(|| not(self.arena.note()));
         let mut places = Vec::new();
         for (number, block) in (0..).zip(percpu.blocks()) {

@@ -146,7 +146,6 @@ impl Engine {
         let mut tsc = None;
         for call in ended.iter().rev() {
             call.probe.end_call();
-            call.probe.hit();
             let Some(way) = way_of(call) else {
                 continue;
             };
@@ -164,7 +163,7 @@ impl Engine {
                 entry: Box::new(call.entry),
                 tail_call: way.tail_call,
             };
-            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
+            self.take_hit(&call.probe, (memory, vcpu), &mut tsc, &registers, detail);
         }
     }
 

@@ -105,7 +105,7 @@ impl Engine {
 
     /// A vCPU is at the trampoline: a followed call has returned. RIP becomes
     /// what the return address was.
-    pub(crate) fn returned(&self, vcpu: &mut dyn Vcpu) -> Action {
+    pub(crate) fn returned(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
         let Some(replaced) = self.returns.pop(at) else {
             // The guest itself jumps there.
@@ -122,14 +122,13 @@ impl Engine {
                 call.probe.miss();
                 continue;
             }
-            call.probe.hit();
             let detail = Detail::Return {
                 caller: GuestVirtAddr(replaced.caller),
                 entry_tsc: call.entry_tsc,
                 entry: Box::new(call.entry),
                 tail_call: false,
             };
-            self.tell(&call.probe, vcpu, &mut tsc, &registers, detail);
+            self.take_hit(&call.probe, (memory, vcpu), &mut tsc, &registers, detail);
         }
         Action::Resume
     }

@@ -8,6 +8,7 @@ use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::switches::Switches;
 use crate::probe::{NoJump, Optimization, ProbeKind};
+use crate::value::Value;
 
 impl Site {
     /// What its probes want of a jump, or why they can't have one.
@@ -35,12 +36,24 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
         {
             Err(NoJump::Asked)
         }
-        ProbeKind::Instruction { .. } => Ok(Purpose {
-            capture: Some(probe.options.capture),
-            condition: probe.options.condition.clone(),
-            lossless: probe.options.lossless,
-            ..Purpose::default()
-        }),
+        ProbeKind::Instruction { .. } => {
+            let purpose = Purpose {
+                capture: Some(probe.options.capture),
+                values: Arc::clone(&probe.options.values),
+                context: probe.options.context,
+                filter: probe.options.filter.clone(),
+                condition: probe.options.condition.clone(),
+                lossless: probe.options.lossless,
+                ..Purpose::default()
+            };
+            match purpose.shape() {
+                Some(shape) if !shape.fits() => Err(NoJump::ValuesTooLong),
+                _ => Ok(purpose),
+            }
+        }
+        ProbeKind::Return { .. } if !probe.options.values.iter().all(Value::is_in_registers) => {
+            Err(NoJump::ValuesAtReturn)
+        }
         ProbeKind::Return { .. } => Ok(Purpose {
             follow: Some(Follow {
                 records: probe.options.capture.fetches().is_some(),

@@ -15,7 +15,8 @@ use probe_engine::engine::Merger;
 use probe_engine::event::{Detail, Event, EventSink};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::ProbeId;
-use probe_engine::ring::Record;
+use probe_engine::ring::{Record, Shape};
+use probe_engine::value::Recorded;
 
 use crate::report::Entry;
 use crate::sinks::Nobody;
@@ -151,7 +152,7 @@ fn round(plan: Plan) -> Result<Round, RingsError> {
             }
         };
         let shape = |header: probe_engine::ring::RecordHeader| {
-            (header.detour == NUMBER).then_some(Fetches::ALL)
+            (header.detour == NUMBER).then(|| Shape::of(Fetches::ALL))
         };
         loop {
             let is_last = running.load(Ordering::Acquire) == 0;
@@ -224,6 +225,8 @@ fn event(record: &Record) -> Event {
         tsc: record.tsc,
         registers: record.registers,
         task: record.task,
+        context: None,
+        values: Recorded::default(),
         detail: Detail::Pre,
     }
 }

@@ -160,6 +160,7 @@ impl Blocks {
                 ..Variables::default()
             },
             following: None,
+            pointers: None,
         }
     }
 

@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::event::Detail;
 use crate::probe::ProbeId;
+use crate::value::Recorded;
 
 /// Remembers the times of the events that it gets.
 #[derive(Default)]
@@ -52,6 +53,8 @@ fn event(tsc: u64) -> Event {
         tsc: Tsc(tsc),
         registers: Registers::default(),
         task: 0,
+        context: None,
+        values: Recorded::default(),
         detail: Detail::Pre,
     }
 }

@@ -1,7 +1,16 @@
 //! Values that a hit is asked for besides registers: where each begins, how pointers are followed, and what
 //! is taken at the end. They are the same for breakpoints and for the code of detours.
 
+mod encode;
+mod take;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
+
+pub(crate) use encode::{Encoder, FAULT, STATUS};
+pub use encode::{Recorded, encoded_max};
+pub use take::{Bases, take};
 
 /// Most bytes of a value.
 pub const VALUE_MAX: u16 = 1024;
@@ -79,6 +88,22 @@ pub enum Take {
         /// How many bytes at most, at most [`VALUE_MAX`].
         most: u16,
     },
+}
+
+impl Value {
+    /// Returns true if it can be told from registers alone.
+    pub fn is_in_registers(&self) -> bool {
+        self.loads.is_empty() && self.take == Take::Word
+    }
+
+    /// The most bytes that it has.
+    pub fn bytes_max(&self) -> u16 {
+        match self.take {
+            Take::Word => 8,
+            Take::Memory { len, .. } => len,
+            Take::Text { most, .. } => most,
+        }
+    }
 }
 
 /// A value as it was taken.

@@ -1,0 +1,167 @@
+use guest_state::Registers;
+
+use super::*;
+
+const ANY: fn(i64) -> Load = |offset| Load {
+    offset,
+    space: Space::Any,
+};
+
+fn value(base: Base, loads: &[Load], take: Take) -> Value {
+    Value {
+        base,
+        loads: loads.to_vec(),
+        take,
+    }
+}
+
+/// Memory of two pages at 0x1000, whose bytes are their offsets, and nothing else.
+fn read(at: u64, into: &mut [u8]) -> bool {
+    let end = at.checked_add(into.len() as u64);
+    let inside = at >= 0x1000 && end.is_some_and(|end| end <= 0x3000);
+    if inside {
+        for (byte, at) in into.iter_mut().zip(at..) {
+            *byte = at as u8;
+        }
+    }
+    inside
+}
+
+fn taken(value: &Value) -> Option<Vec<u8>> {
+    let registers = Registers {
+        rdi: 0x1010,
+        rflags: 0x246,
+        rip: 0x77,
+        ..Registers::default()
+    };
+    let entry = Registers {
+        rdi: 0x1020,
+        ..Registers::default()
+    };
+    let bases = Bases {
+        registers: &registers,
+        entry: Some(&entry),
+        task: None,
+        cpu: 3,
+    };
+    take(value, &bases, &mut read)
+}
+
+#[test]
+fn a_value_begins_at_its_base_and_follows_its_pointers() {
+    let word = |value: u64| Some(value.to_le_bytes().to_vec());
+    let cases = [
+        (value(Base::Register(7), &[], Take::Word), word(0x1010)),
+        (value(Base::EntryRegister(7), &[], Take::Word), word(0x1020)),
+        (value(Base::Flags, &[], Take::Word), word(0x246)),
+        (value(Base::InstructionPointer, &[], Take::Word), word(0x77)),
+        (value(Base::Cpu, &[], Take::Word), word(3)),
+        (value(Base::Task, &[], Take::Word), None),
+        (
+            value(Base::Register(7), &[ANY(-8)], Take::Word),
+            word(0x0f0e_0d0c_0b0a_0908),
+        ),
+        (
+            value(Base::Register(7), &[ANY(0), ANY(0)], Take::Word),
+            None,
+        ),
+        (
+            value(
+                Base::Constant(0x1ffe),
+                &[],
+                Take::Memory { at: ANY(0), len: 4 },
+            ),
+            Some(vec![0xfe, 0xff, 0, 1]),
+        ),
+        (
+            value(
+                Base::Constant(0x2fff),
+                &[],
+                Take::Memory { at: ANY(0), len: 2 },
+            ),
+            None,
+        ),
+    ];
+    for (value, expected) in cases {
+        assert_eq!(taken(&value), expected, "{value:x?}");
+    }
+}
+
+#[test]
+fn a_text_ends_at_its_nul_or_its_bound_and_needs_no_memory_behind_that() {
+    let text = |at: u64, most: u16| {
+        let take = Take::Text { at: ANY(0), most };
+        taken(&value(Base::Constant(at), &[], take))
+    };
+    assert_eq!(text(0x10fd, 64), Some(vec![0xfd, 0xfe, 0xff]));
+    assert_eq!(text(0x2ffd, 3), Some(vec![0xfd, 0xfe, 0xff]));
+    assert_eq!(text(0x2ffd, 4), None);
+    assert_eq!(text(0x1100, 64), Some(Vec::new()));
+    assert_eq!(text(0, 64), None);
+}
+
+#[test]
+fn a_user_s_pointer_into_the_kernel_is_not_followed() {
+    let user = Load {
+        offset: 0,
+        space: Space::User,
+    };
+    let at = |address| {
+        let take = Take::Memory { at: user, len: 1 };
+        value(Base::Constant(address), &[], take)
+    };
+    let bases = Bases {
+        registers: &Registers::default(),
+        entry: None,
+        task: None,
+        cpu: 0,
+    };
+    let mut everything = |_: u64, _: &mut [u8]| true;
+    assert!(take(&at(0x7fff_ffff_f000), &bases, &mut everything).is_some());
+    assert!(take(&at(1 << 63), &bases, &mut everything).is_none());
+}
+
+#[test]
+fn what_is_encoded_is_decoded_and_what_is_damaged_is_refused() {
+    let values = [
+        value(Base::Cpu, &[], Take::Word),
+        value(
+            Base::Cpu,
+            &[],
+            Take::Text {
+                at: ANY(0),
+                most: 11,
+            },
+        ),
+        value(Base::Cpu, &[], Take::Memory { at: ANY(0), len: 3 }),
+    ];
+    assert_eq!(encoded_max(&values), 16 + 24 + 16);
+    let mut encoder = Encoder::default();
+    encoder.push(Some(&[1; 8]));
+    encoder.push(Some(b"hello, you"));
+    encoder.push(None);
+    let recorded = encoder.end();
+    let expected = [
+        Taken::Bytes(vec![1; 8]),
+        Taken::Bytes(b"hello, you".to_vec()),
+        Taken::Fault,
+    ];
+    assert_eq!(recorded.iter().collect::<Vec<_>>(), expected);
+
+    let mut words = recorded.0.to_vec();
+    words.push([9; 8]);
+    let mut left = &*words;
+    assert_eq!(Recorded::decode(&values, &mut left), Some(recorded.clone()));
+    assert_eq!(left, [[9; 8]]);
+    for (damaged, status) in [(0, 9), (0, 1 << 16), (2, 12), (5, 5)] {
+        let mut words = recorded.0.to_vec();
+        words[damaged] = u64::to_le_bytes(status);
+        assert_eq!(Recorded::decode(&values, &mut &*words), None, "{damaged}");
+    }
+    for len in 0..recorded.0.len() {
+        assert_eq!(Recorded::decode(&values, &mut &recorded.0[..len]), None);
+    }
+    let chosen = recorded.choose(&values, &[values[2].clone(), values[0].clone()]);
+    let chosen: Vec<_> = chosen.iter().collect();
+    assert_eq!(chosen, [Taken::Fault, Taken::Bytes(vec![1; 8])]);
+}
