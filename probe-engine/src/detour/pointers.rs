@@ -163,6 +163,7 @@ impl Routines {
         a.pop(reg::rdx)?;
         a.ret()?;
         a.set_label(&mut next)?;
+        a.zero_bytes()?;
         self.copy_pages(a)
     }
 

@@ -3,6 +3,7 @@
 use probe_engine::condition::{Comparison, Operand, Relation};
 use probe_engine::fetch::{Fetch, Fetches};
 use probe_engine::probe::{Capture, Optimization, Options};
+use probe_engine::value::Values;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::condition::Operand as WireOperand;
 use vmprobe_spec::{CONDITIONS_MAX, names};
@@ -42,6 +43,9 @@ pub fn options(options: &v1::ProbeOptions) -> Result<Options, WrongOption> {
     Ok(Options {
         capture: capture(options)?,
         condition: condition.collect::<Result<_, _>>()?,
+        values: Values::default(),
+        filter: None,
+        context: true,
         lossless: options.lossless,
         optimize: vmprobe_spec::may_optimize(options),
     })

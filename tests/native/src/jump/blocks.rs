@@ -10,8 +10,9 @@ use probe_engine::calls::layout as calls;
 use probe_engine::condition::Context;
 use probe_engine::detour::{Environment, Following};
 use probe_engine::ring::layout::{
-    CELL, CELLS, HEAD, MAGIC, RING_LEN, RINGS, TAIL, position, return_header,
+    CELL, CELLS, CONTEXT_LEN, HEAD, MAGIC, RING_LEN, RINGS, TAIL, position, return_header,
 };
+use probe_engine::task::TaskContext;
 
 use super::memory::map;
 
@@ -24,6 +25,8 @@ const CPU: usize = 0x1108;
 const PID: usize = 0x4e0;
 const TGID: usize = 0x4e4;
 const CANARY: usize = 0x4e8;
+/// Where its name is.
+const COMM: usize = 0x4f0;
 /// Bytes of a task.
 const TASK_LEN: usize = 4096;
 const LEN: u64 = RING_LEN;
@@ -157,6 +160,7 @@ impl Blocks {
                 pid: Some(PID as u32),
                 tgid: Some(TGID as u32),
                 stack_canary: Some(CANARY as u32),
+                comm: Some(COMM as u32),
                 ..Variables::default()
             },
             following: None,
@@ -262,6 +266,25 @@ impl Blocks {
             self.task(0) + PID as u64,
             numbers(context.pid, context.tgid),
         );
+    }
+
+    /// Sets what a record tells of the first vCPU's task.
+    pub fn describe_task(&self, context: &TaskContext) {
+        self.set_context(Context {
+            cpu: 0,
+            pid: Some(context.pid),
+            tgid: Some(context.tgid),
+        });
+        let (words, _) = context.comm.as_chunks();
+        for (word, at) in words.iter().zip((COMM..).step_by(8)) {
+            self.put(self.task(0) + at as u64, u64::from_le_bytes(*word));
+        }
+    }
+
+    /// The words that a record has of the task of a vCPU.
+    pub fn context_words(&self, vcpu: usize) -> [u64; CONTEXT_LEN as usize / 8] {
+        let word = |at: usize| self.get(self.task(vcpu) + at as u64);
+        [word(PID), word(COMM), word(COMM + 8), 0, 0]
     }
 
     /// A cell.

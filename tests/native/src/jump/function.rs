@@ -161,6 +161,7 @@ pub fn compare(
             (words, entry_tsc <= record.tsc && entry_tsc > 0)
         });
         told.extend(&expected);
+        told.extend(blocks.context_words(0));
         if last.is_some_and(|last| last != (told.clone(), true)) {
             return Err(format!(
                 "{}: the return's record isn't {told:x?}",

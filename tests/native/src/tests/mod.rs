@@ -4,5 +4,6 @@ mod jump;
 mod kernel;
 mod named;
 mod percpu;
+mod pointers;
 mod random;
 mod rings;
