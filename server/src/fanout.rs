@@ -36,11 +36,22 @@ struct Inner {
 
 impl Fanout {
     /// Hands a hit to every subscriber that wants it. Never waits for one.
-    pub fn publish(&self, event: &Event) {
+    pub fn publish(&self, event: Event) {
         let inner = self.inner.read();
-        for queue in &inner.queues {
-            queue.push(event);
+        let Some((last, others)) = inner.queues.split_last() else {
+            return;
+        };
+        for queue in others.iter().filter(|queue| queue.wants(&event)) {
+            queue.push(event.clone());
         }
+        if last.wants(&event) {
+            last.push(event);
+        }
+    }
+
+    /// Returns true if nobody follows events.
+    pub fn is_idle(&self) -> bool {
+        self.inner.read().queues.is_empty()
     }
 
     /// Says that no more hits will come.
@@ -146,10 +157,12 @@ enum Taken {
 }
 
 impl Queue {
-    fn push(&self, event: &Event) {
-        if !self.probes.is_empty() && self.probes.binary_search(&event.probe_id).is_err() {
-            return;
-        }
+    /// Returns true if the subscriber asks for events of this one's probe.
+    fn wants(&self, event: &Event) -> bool {
+        self.probes.is_empty() || self.probes.binary_search(&event.probe_id).is_ok()
+    }
+
+    fn push(&self, event: Event) {
         let mut state = self.state.lock();
         if state.queued >= self.capacity {
             state.lost += 1;
@@ -159,11 +172,11 @@ impl Queue {
         match state.batches.back_mut() {
             // Hits behind a loss begin a batch, since a batch tells only of losses before it.
             Some(batch) if lost == 0 && batch.events.len() < BATCH => {
-                batch.events.push(event.clone())
+                batch.events.push(event)
             }
             _ => {
                 let mut events = Vec::with_capacity(BATCH);
-                events.push(event.clone());
+                events.push(event);
                 state.batches.push_back(EventBatch { events, lost });
             }
         }
@@ -233,7 +246,7 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut subscriptions = [fanout.subscribe(vec![]), fanout.subscribe(vec![])];
         for tsc in 0..2000 {
-            fanout.publish(&hit(1, tsc));
+            fanout.publish(hit(1, tsc));
         }
         fanout.end();
         for subscription in &mut subscriptions {
@@ -253,13 +266,13 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut slow = fanout.subscribe_with(vec![], 3);
         for tsc in 0..5 {
-            fanout.publish(&hit(1, tsc));
+            fanout.publish(hit(1, tsc));
         }
         let first = slow.next().await.unwrap();
         assert_eq!((first.lost, tscs(&first)), (0, vec![0, 1, 2]));
 
-        fanout.publish(&hit(1, 5));
-        fanout.publish(&hit(1, 6));
+        fanout.publish(hit(1, 5));
+        fanout.publish(hit(1, 6));
         let second = slow.next().await.unwrap();
         assert_eq!((second.lost, tscs(&second)), (2, vec![5, 6]));
     }
@@ -269,7 +282,7 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut slow = fanout.subscribe_with(vec![], 2);
         for tsc in 0..10 {
-            fanout.publish(&hit(1, tsc));
+            fanout.publish(hit(1, tsc));
         }
         fanout.end();
         let batches = drain(&mut slow).await;
@@ -283,7 +296,7 @@ mod tests {
         let mut slow = fanout.subscribe_with(vec![], 1);
         let mut quick = fanout.subscribe(vec![]);
         for tsc in 0..100 {
-            fanout.publish(&hit(1, tsc));
+            fanout.publish(hit(1, tsc));
         }
         fanout.end();
         let quick: usize = drain(&mut quick).await.iter().map(|b| b.events.len()).sum();
@@ -296,7 +309,7 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut chosen = fanout.subscribe_with(vec![9, 4], 10);
         for probe in 0..100 {
-            fanout.publish(&hit(probe, probe));
+            fanout.publish(hit(probe, probe));
         }
         fanout.end();
         let batches = drain(&mut chosen).await;
@@ -314,7 +327,7 @@ mod tests {
         let vcpus: Vec<_> = (0..THREADS)
             .map(|_| {
                 let fanout = Arc::clone(&fanout);
-                std::thread::spawn(move || (0..EACH).for_each(|tsc| fanout.publish(&hit(1, tsc))))
+                std::thread::spawn(move || (0..EACH).for_each(|tsc| fanout.publish(hit(1, tsc))))
             })
             .collect();
         tokio::task::spawn_blocking(|| vcpus.into_iter().for_each(|vcpu| vcpu.join().unwrap()))
@@ -348,7 +361,7 @@ mod tests {
         let mut subscription = fanout.subscribe(vec![]);
         let reader = tokio::spawn(async move { subscription.next().await });
         tokio::task::yield_now().await;
-        fanout.publish(&hit(1, 7));
+        fanout.publish(hit(1, 7));
         assert_eq!(tscs(&reader.await.unwrap().unwrap()), [7]);
     }
 }

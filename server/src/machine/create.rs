@@ -30,7 +30,9 @@ struct Events(Arc<Fanout>);
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
-        self.0.publish(&convert::event(event));
+        if !self.0.is_idle() {
+            self.0.publish(convert::event(event));
+        }
     }
 }
 

@@ -180,6 +180,7 @@ fn probed(code: &Mapping, data: &Mapping) -> Result<Vec<u8>, RingsError> {
             ..Variables::default()
         },
         following: None,
+        pointers: None,
     };
     let region = Region {
         start: GuestVirtAddr(start),
