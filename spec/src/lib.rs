@@ -40,9 +40,11 @@ pub mod argument;
 mod cmdline;
 mod definition;
 mod error;
+mod file;
 pub mod filter;
 mod limits;
 pub mod names;
+mod piece;
 mod reader;
 
 use vmprobe_proto::v1::ProbeSpec;
@@ -51,8 +53,12 @@ pub use cmdline::from_cmdline;
 pub use definition::{
     condition_text, definition, is_enabled, may_optimize, option_words, register_names,
 };
-pub use error::SpecError;
-pub use limits::{CONDITIONS_MAX, MAXACTIVE_MAX};
+pub use error::{SpecError, render};
+pub use file::{Command, definitions};
+pub use limits::{ARGUMENTS_MAX, CONDITIONS_MAX, MAXACTIVE_MAX, STACK_DEFAULT, STACK_MAX};
+pub use reader::is_pattern;
+
+use reader::WrongAt;
 
 /// Reads one probe. Its `kind` is always set.
 ///
