@@ -56,7 +56,10 @@ fn command(line: &str) -> Result<Command, SpecError> {
     }
     let wrong = |wrong| error(line, wrong);
     let Some(name) = first.strip_prefix("-:") else {
-        return Err(wrong(WrongAt::new(start, "to remove a probe, write `-:NAME`")));
+        return Err(wrong(WrongAt::new(
+            start,
+            "to remove a probe, write `-:NAME`",
+        )));
     };
     let name_at = start + "-:".len();
     let belongs = |c: char| c.is_ascii_alphanumeric() || "_.-/+".contains(c);
@@ -80,7 +83,9 @@ fn command(line: &str) -> Result<Command, SpecError> {
 /// What stands before a line's `#`. Quotes that don't end are none.
 fn before_comment(line: &str) -> &str {
     let mut from = 0;
-    while let Some(found) = line.get(from..).and_then(|rest| rest.find(['#', '"', '\'']))
+    while let Some(found) = line
+        .get(from..)
+        .and_then(|rest| rest.find(['#', '"', '\'']))
     {
         let at = from + found;
         let (before, rest) = line.split_at(at);

@@ -48,10 +48,7 @@ impl<'a> Piece<'a> {
     /// What stands before the byte `at`, and what from there on.
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let rest = self.skip(at);
-        let text = self
-            .text
-            .get(..rest.at - self.at)
-            .unwrap_or(self.text);
+        let text = self.text.get(..rest.at - self.at).unwrap_or(self.text);
         (Self { text, ..self }, rest)
     }
 

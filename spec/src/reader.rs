@@ -171,7 +171,8 @@ impl<'a> Cursor<'a> {
         match digits.parse() {
             Ok(count) if count <= MAXACTIVE_MAX => Ok(count),
             _ => {
-                let reason = format!("a return probe follows at most {MAXACTIVE_MAX} calls at a time");
+                let reason =
+                    format!("a return probe follows at most {MAXACTIVE_MAX} calls at a time");
                 let wrong = WrongAt::new(self.at + 1, reason).over(digits.len());
                 Err(wrong.called("MAXACT_TOO_BIG"))
             }
@@ -228,7 +229,10 @@ impl<'a> Cursor<'a> {
             return wrong(reason, "BAD_PROBE_ADDR");
         }
         if offset != 0 && is_pattern(symbol) {
-            return wrong("a pattern stands for whole functions, so it takes no offset", "BAD_PROBE_ADDR");
+            return wrong(
+                "a pattern stands for whole functions, so it takes no offset",
+                "BAD_PROBE_ADDR",
+            );
         }
         if self.rest().starts_with('%') {
             self.percent_return(kind)?;
@@ -298,7 +302,10 @@ impl<'a> Cursor<'a> {
                 "rw" => true,
                 "r" => return Err(WrongAt::new(start, "x86 can't watch reads alone: use rw")),
                 "x" => {
-                    return Err(WrongAt::new(start, "to probe an instruction, use `p`, not `w`"));
+                    return Err(WrongAt::new(
+                        start,
+                        "to probe an instruction, use `p`, not `w`",
+                    ));
                 }
                 _ => return Err(WrongAt::new(start, "an access is w (writes) or rw")),
             };

@@ -99,7 +99,7 @@ pub enum Reason {
     #[error("a text is no address")]
     TextAsAddress,
     /// More nested than the kernel takes.
-    #[error("too deeply nested: 13 accesses one in the other are possible")]
+    #[error("too deeply nested: at most 14 accesses, one in the other; @SYMBOL counts as two")]
     TooDeep,
     /// `\` without a number behind it.
     #[error("a number or a text in quotes belongs behind \\, as in \\42 or \\\"text\"")]

@@ -86,7 +86,11 @@ fn typed(mut value: Value, kind: &Type) -> Result<Value, Wrong> {
     let wrong = |reason: Reason| Err(reason.at(kind.span.clone()));
     if let Fetch::Comm | Fetch::Text(_) = value.what {
         let fits = kind.base == BaseType::String && kind.count.is_none();
-        return if fits { Ok(value) } else { wrong(Reason::NeedsString) };
+        return if fits {
+            Ok(value)
+        } else {
+            wrong(Reason::NeedsString)
+        };
     }
     // Whether it is text, its type in C says: an array or a pointer.
     let by_type = matches!(value.what, Fetch::Variable(_) | Fetch::Member { .. });

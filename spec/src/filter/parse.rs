@@ -122,7 +122,11 @@ impl Reader<'_> {
             let suffix = name.split_once('.').is_some_and(|(name, suffix)| {
                 is_identifier(name) && matches!(suffix, "ustring" | "function")
             });
-            let reason = if suffix { Reason::Suffix } else { Reason::BadField };
+            let reason = if suffix {
+                Reason::Suffix
+            } else {
+                Reason::BadField
+            };
             return Err(reason.at(field_span));
         }
         let alias = ALIASES.iter().find(|(known, _)| *known == name);

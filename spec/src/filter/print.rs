@@ -7,7 +7,9 @@ use super::{Constant, Filter, Relation, Test};
 impl Display for Filter {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            Self::All(parts) => joined(f, parts, " && ", |part| matches!(part, Self::All(_) | Self::Any(_))),
+            Self::All(parts) => joined(f, parts, " && ", |part| {
+                matches!(part, Self::All(_) | Self::Any(_))
+            }),
             Self::Any(parts) => joined(f, parts, " || ", |part| matches!(part, Self::Any(_))),
             Self::Not(of) if matches!(**of, Self::All(_) | Self::Any(_)) => write!(f, "!({of})"),
             Self::Not(of) => write!(f, "!{of}"),

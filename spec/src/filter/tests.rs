@@ -40,9 +40,7 @@ fn text(text: &str) -> Constant {
 
 #[test]
 fn every_comparison_is_read() {
-    use Relation::{
-        Common, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Matches, NotEqual,
-    };
+    use Relation::{Common, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Matches, NotEqual};
     let all = Constant::Number {
         bits: u64::MAX,
         negative: false,
@@ -150,14 +148,22 @@ fn an_error_has_its_place_and_its_reason() {
         (&long, 0..4101, Reason::TooLong),
     ];
     for (input, span, reason) in table {
-        assert_eq!(parse(input).expect_err(input), Wrong { span, reason }, "{input}");
+        assert_eq!(
+            parse(input).expect_err(input),
+            Wrong { span, reason },
+            "{input}"
+        );
     }
 }
 
 #[test]
 fn what_is_nested_as_deeply_as_possible_reads_back() {
     for (open, close) in [("(", ")"), ("!", "")] {
-        let input = format!("{}a==1{}", open.repeat(FILTER_DEPTH_MAX), close.repeat(FILTER_DEPTH_MAX));
+        let input = format!(
+            "{}a==1{}",
+            open.repeat(FILTER_DEPTH_MAX),
+            close.repeat(FILTER_DEPTH_MAX)
+        );
         let filter = parse(&input).unwrap();
         assert_eq!(parse(&filter.to_string()).map(bare), Ok(bare(filter)));
     }

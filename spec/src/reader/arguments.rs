@@ -64,7 +64,8 @@ impl Arguments {
         let mut names = std::collections::HashSet::from(RESERVED.map(str::to_owned));
         let mut counted = true;
         for (index, (at, word, argument)) in self.0.iter().enumerate() {
-            let known = argument.name.is_some() || matches!(argument.value.what, Fetch::Variable(_));
+            let known =
+                argument.name.is_some() || matches!(argument.value.what, Fetch::Variable(_));
             counted &= !is_all(argument);
             if (known || counted) && !names.insert(argument.name_at(index)) {
                 let length = argument.name.as_ref().map_or(word.len(), String::len);
