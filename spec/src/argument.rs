@@ -1,7 +1,19 @@
 //! The arguments of a probe: values that each of its events has, in the grammar of the kernel's
 //! `kprobe_events` (`Documentation/trace/kprobetrace.rst`), with the names of C besides.
 
+mod check;
+mod error;
+mod parse;
+mod print;
+mod registers;
+mod types;
+mod value;
+
 use std::ops::Range;
+
+pub use check::Site;
+pub use error::{Reason, Wrong};
+pub use parse::parse;
 
 /// A part of the text, in bytes from its start.
 pub type Span = Range<usize>;
@@ -124,3 +136,6 @@ pub enum BaseType {
         container: u8,
     },
 }
+
+#[cfg(test)]
+mod tests;

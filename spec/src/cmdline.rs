@@ -54,7 +54,10 @@ fn one(text: &str) -> Result<ProbeSpec, SpecError> {
 fn missing(word: &str) -> SpecError {
     SpecError {
         text: word.to_owned(),
+        line: None,
         column: word.chars().count() + 1,
+        length: 0,
+        kernel: None,
         reason: format!("a probe belongs behind `{PARAMETER}=`"),
     }
 }

@@ -9,8 +9,9 @@ use vmprobe_proto::v1::{
     Watchpoint,
 };
 
+use crate::limits::STACK_DEFAULT;
 use crate::names;
-use crate::reader::options::{AND, NO_REGISTER, RELATIONS};
+use crate::reader::options::{AND, FILTER, NO_REGISTER, RELATIONS, is_option};
 
 /// The text of a probe in the kernel's form, such as `p:open do_sys_openat2 post`. [`parse`] reads
 /// the same probe from it, provided that its name and symbol are ones that can be typed.
@@ -51,12 +52,33 @@ pub fn definition(spec: &ProbeSpec) -> String {
             text += if *reads { ":rw" } else { ":w" };
         }
     }
+    for argument in &spec.arguments {
+        // A parameter that is called like an option, with a name of its own.
+        match is_option(argument) {
+            true => {
+                let _ = write!(text, " {argument}={argument}");
+            }
+            false => {
+                let _ = write!(text, " {argument}");
+            }
+        }
+    }
     text += if is_enabled(spec) { "" } else { " disabled" };
+    match spec.stack {
+        0 => {}
+        STACK_DEFAULT => text += " stack",
+        wanted => {
+            let _ = write!(text, " stack={wanted}");
+        }
+    }
     if let Some(options) = &spec.options {
         for word in option_words(options) {
             text.push(' ');
             text += &word;
         }
+    }
+    if !spec.filter.is_empty() {
+        let _ = write!(text, " {FILTER} {}", spec.filter);
     }
     text
 }

@@ -1,6 +1,14 @@
 //! Filters: which hits of a probe count, in the form of the kernel's event filters
 //! (`Documentation/trace/events.rst`, "Filter rule syntax").
 
+mod error;
+mod parse;
+mod print;
+mod tokens;
+
+pub use error::{Reason, Wrong};
+pub use parse::parse;
+
 use crate::argument::Span;
 
 /// A filter.
@@ -65,3 +73,6 @@ pub enum Constant {
     /// A text in quotes.
     Text(String),
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,13 @@
 //! The reader of one definition.
 
+mod arguments;
 mod cursor;
+mod name;
 pub mod options;
 
-use cursor::{Cursor, WrongAt};
+use cursor::Cursor;
+pub use cursor::WrongAt;
+pub use name::check as check_name;
 use options::Asked;
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{
@@ -15,11 +19,31 @@ use crate::limits::MAXACTIVE_MAX;
 
 pub fn read(text: &str) -> Result<ProbeSpec, SpecError> {
     let mut reader = Cursor { text, at: 0 };
-    reader.spec().map_err(|(at, reason)| SpecError {
-        text: text.to_owned(),
-        column: text[..at].chars().count() + 1,
+    reader.spec().map_err(|wrong| error(text, wrong))
+}
+
+/// The error about a place in a text.
+pub fn error(text: &str, wrong: WrongAt) -> SpecError {
+    let WrongAt {
+        span,
         reason,
-    })
+        kernel,
+    } = wrong;
+    let end = match text.get(span.start..) {
+        Some(rest) if span.is_empty() => {
+            span.start + rest.find(char::is_whitespace).unwrap_or(rest.len())
+        }
+        _ => span.end,
+    };
+    let characters = |bytes: std::ops::Range<usize>| text.get(bytes).unwrap_or("").chars().count();
+    SpecError {
+        text: text.to_owned(),
+        line: None,
+        column: characters(0..span.start) + 1,
+        length: characters(span.start..end),
+        reason,
+        kernel,
+    }
 }
 
 impl<'a> Cursor<'a> {
@@ -33,14 +57,22 @@ impl<'a> Cursor<'a> {
         if let Kind::Watchpoint(watch) = &mut kind {
             self.extent(watch)?;
         }
-        let Asked { enabled, options } = self.options(&mut kind, &place)?;
+        let Asked {
+            enabled,
+            options,
+            arguments,
+            stack,
+            filter,
+        } = self.options(&mut kind, &place)?;
         Ok(ProbeSpec {
             name: name.to_owned(),
             place: Some(place),
             kind: Some(kind),
             enabled,
             options: Some(options).filter(|options| *options != ProbeOptions::default()),
-            ..ProbeSpec::default()
+            arguments: arguments.into_texts(),
+            filter: filter.to_owned(),
+            stack,
         })
     }
 
@@ -70,17 +102,25 @@ impl<'a> Cursor<'a> {
                         rets: false,
                     })
                 }
-                _ => return Ok(None),
+                _ => {
+                    if !alone {
+                        self.no_kind(letter, colon)?;
+                    }
+                    return Ok(None);
+                }
             },
         };
         self.at += letter.len();
         let mut name = "";
         if colon {
             self.at += 1;
+            let start = self.at;
             name = self.take(is_name);
             if name.is_empty() {
-                return self.wrong(&format!("a name for the probe belongs behind `{letter}:`"));
+                let reason = format!("a name for the probe belongs behind `{letter}:`");
+                return Err(WrongAt::new(start, reason).called("NO_EVENT_NAME"));
             }
+            check_name(name, start)?;
         }
         let before = self.at;
         self.skip_spaces();
@@ -93,6 +133,36 @@ impl<'a> Cursor<'a> {
         Ok(Some((kind, name)))
     }
 
+    /// Refuses what the kernel takes for a wrong kind of probe (`__trace_kprobe_create` in
+    /// `kernel/trace/trace_kprobe.c`), so that it isn't a place with a parameter's name behind it. No
+    /// kernel's symbol looks like that, except for the few with neither `_` nor `.` that begin with p or r
+    /// and a digit: with words behind, they need a `p ` or `r ` before them.
+    fn no_kind(&self, head: &str, colon: bool) -> Result<(), WrongAt> {
+        let is_word = head.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let behind = head.get(1..).unwrap_or("");
+        let number = behind.starts_with(|c: char| c.is_ascii_digit());
+        if !is_word || head.is_empty() {
+            return Ok(());
+        }
+        let wrong = |at, reason: &str, kernel| Err(WrongAt::new(at, reason).called(kernel));
+        match head.as_bytes() {
+            [b'p', ..] if number => wrong(
+                self.at + 1,
+                "only a return probe follows a number of calls: write `r64 FUNCTION`",
+                "BAD_MAXACT_TYPE",
+            ),
+            [b'r', ..] if number => wrong(
+                self.at + 1,
+                "a number of calls belongs behind `r`; for a place of that name, write `p ` before it",
+                "BAD_MAXACT",
+            ),
+            [letter] if colon && letter.is_ascii_alphabetic() => {
+                self.wrong("a probe's kind is p, r or w; for a module, write `p MODULE:SYMBOL`")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The calls that `r64` follows; 0, the default, for a plain `r`.
     fn maxactive(&self, digits: &str) -> Result<u32, WrongAt> {
         if digits.is_empty() {
@@ -100,10 +170,12 @@ impl<'a> Cursor<'a> {
         }
         match digits.parse() {
             Ok(count) if count <= MAXACTIVE_MAX => Ok(count),
-            _ => Err((
-                self.at + 1,
-                format!("a return probe follows at most {MAXACTIVE_MAX} calls at a time"),
-            )),
+            _ => {
+                let reason =
+                    format!("a return probe follows at most {MAXACTIVE_MAX} calls at a time");
+                let wrong = WrongAt::new(self.at + 1, reason).over(digits.len());
+                Err(wrong.called("MAXACT_TOO_BIG"))
+            }
         }
     }
 
@@ -112,6 +184,7 @@ impl<'a> Cursor<'a> {
         let Some(end) = self.word().find('=') else {
             return Ok("");
         };
+        let start = self.at;
         let name = self.take(is_name);
         if name.is_empty() && end == 0 {
             return self.wrong("a name belongs before `=`");
@@ -119,35 +192,54 @@ impl<'a> Cursor<'a> {
         if name.len() != end {
             return self.wrong("a name has letters, digits and _ . - / only");
         }
+        check_name(name, start)?;
         self.at += 1;
         Ok(name)
     }
 
     /// `[MODULE:]SYMBOL[+OFFSET][%return]` or an address.
     fn place(&mut self, kind: &mut Kind) -> Result<Place, WrongAt> {
+        let start = self.at;
         let module = self.module(matches!(kind, Kind::Watchpoint(_)));
         if module.is_empty() && self.rest().starts_with(|c: char| c.is_ascii_digit()) {
             return Ok(Place::Address(self.address()?));
         }
-        let symbol = self.take(is_symbol);
+        let symbol = match kind {
+            Kind::Watchpoint(_) => self.take(is_symbol),
+            _ => self.take(|c| is_symbol(c) || is_wild(c)),
+        };
         if symbol.is_empty() && module.is_empty() {
             return self.wrong("a symbol or an address (0x...) belongs here");
         }
         if symbol.is_empty() {
             return self.wrong(&format!("a symbol of the module {module} belongs here"));
         }
-        let plus = self.at;
+        // These are about the whole place, as in the kernel (`__trace_kprobe_create`).
+        let wrong = |reason: &str, kernel| Err(WrongAt::new(start, reason).called(kernel));
         let mut offset = 0;
         if self.rest().starts_with('+') {
             self.at += 1;
             offset = self.number("an offset such as 0x15 or 21 belongs behind `+`")?;
+        }
+        if self.rest().starts_with('-') {
+            let reason = match self.word().contains(':') {
+                true => "a module's name has `_` for every `-`",
+                false => "an offset is positive, as in SYM+0x10",
+            };
+            return wrong(reason, "BAD_PROBE_ADDR");
+        }
+        if offset != 0 && is_pattern(symbol) {
+            return wrong(
+                "a pattern stands for whole functions, so it takes no offset",
+                "BAD_PROBE_ADDR",
+            );
         }
         if self.rest().starts_with('%') {
             self.percent_return(kind)?;
         }
         if matches!(kind, Kind::Return(_)) && offset != 0 {
             let reason = "a return probe is on a whole function, so it takes no offset";
-            return Err((plus, reason.to_owned()));
+            return wrong(reason, "BAD_RETPROBE");
         }
         Ok(Place::Symbol(SymbolPlace {
             symbol: symbol.to_owned(),
@@ -179,7 +271,10 @@ impl<'a> Cursor<'a> {
     fn percent_return(&mut self, kind: &mut Kind) -> Result<(), WrongAt> {
         let word = self.word();
         match kind {
-            _ if word != "%return" => self.wrong("only %return can follow the symbol"),
+            _ if word != "%return" => {
+                let wrong = WrongAt::new(self.at, "only %return can follow the symbol");
+                Err(wrong.called("BAD_ADDR_SUFFIX"))
+            }
             Kind::Watchpoint(_) => self.wrong("data doesn't return: use `r` for a return probe"),
             Kind::Return(_) => self.accept(word),
             Kind::Instruction(_) => {
@@ -196,7 +291,7 @@ impl<'a> Cursor<'a> {
             let start = self.at;
             watch.length = match self.number("a length belongs behind `/`: 1, 2, 4 or 8")? {
                 length @ (1 | 2 | 4 | 8) => length as u32,
-                _ => return Err((start, "a length is 1, 2, 4 or 8 bytes".to_owned())),
+                _ => return Err(WrongAt::new(start, "a length is 1, 2, 4 or 8 bytes")),
             };
         }
         if self.rest().starts_with(':') {
@@ -205,14 +300,14 @@ impl<'a> Cursor<'a> {
             watch.reads = match self.take(|c| c.is_ascii_alphabetic()) {
                 "w" => false,
                 "rw" => true,
-                "r" => return Err((start, "x86 can't watch reads alone: use rw".to_owned())),
+                "r" => return Err(WrongAt::new(start, "x86 can't watch reads alone: use rw")),
                 "x" => {
-                    return Err((
+                    return Err(WrongAt::new(
                         start,
-                        "to probe an instruction, use `p`, not `w`".to_owned(),
+                        "to probe an instruction, use `p`, not `w`",
                     ));
                 }
-                _ => return Err((start, "an access is w (writes) or rw".to_owned())),
+                _ => return Err(WrongAt::new(start, "an access is w (writes) or rw")),
             };
             if self.rest().starts_with('/') {
                 return self.wrong("the length goes before the access, as in jiffies/8:rw");
@@ -236,6 +331,17 @@ fn instruction() -> Kind {
 /// What a probe's name may have; the same that the server takes, besides the `+` of default names.
 fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_.-/".contains(c)
+}
+
+/// What a pattern for symbols has besides: `*` is any text, `?` one character.
+fn is_wild(c: char) -> bool {
+    c == '*' || c == '?'
+}
+
+/// Returns true if a place's symbol is a pattern, such as `tcp_*`: it stands for all functions that match.
+#[must_use]
+pub fn is_pattern(symbol: &str) -> bool {
+    symbol.contains(is_wild)
 }
 
 /// What a kernel symbol has: C's letters, and the dots and dollars of the compiler's own.

@@ -1,7 +1,62 @@
 //! The text of a definition, read from its start to its end.
 
-/// A byte position in the text, and what is wrong there.
-pub type WrongAt = (usize, String);
+use std::ops::Range;
+
+use crate::{argument, filter};
+
+/// What is wrong, and where.
+#[derive(Debug)]
+pub struct WrongAt {
+    /// In bytes of the text; empty for all of the word that begins there.
+    pub span: Range<usize>,
+    pub reason: String,
+    /// The kernel's name for it.
+    pub kernel: Option<&'static str>,
+}
+
+impl WrongAt {
+    pub fn new(at: usize, reason: impl Into<String>) -> Self {
+        Self {
+            span: at..at,
+            reason: reason.into(),
+            kernel: None,
+        }
+    }
+
+    /// The same with the kernel's name for it.
+    pub fn called(self, kernel: &'static str) -> Self {
+        Self {
+            kernel: Some(kernel),
+            ..self
+        }
+    }
+
+    /// The same, about so many bytes.
+    pub fn over(self, bytes: usize) -> Self {
+        Self {
+            span: self.span.start..self.span.start + bytes,
+            ..self
+        }
+    }
+
+    /// What is wrong with an argument that begins at a byte.
+    pub fn of_argument(at: usize, wrong: &argument::Wrong) -> Self {
+        Self {
+            span: at + wrong.span.start..at + wrong.span.end,
+            reason: wrong.to_string(),
+            kernel: wrong.reason.kernel_name(),
+        }
+    }
+
+    /// What is wrong with a filter that begins at a byte.
+    pub fn of_filter(at: usize, wrong: &filter::Wrong) -> Self {
+        Self {
+            span: at + wrong.span.start..at + wrong.span.end,
+            reason: wrong.to_string(),
+            kernel: wrong.reason.kernel_name(),
+        }
+    }
+}
 
 /// A position in the text.
 pub struct Cursor<'a> {
@@ -36,7 +91,7 @@ impl<'a> Cursor<'a> {
             };
             return self.wrong(&format!("not a digit{hint}"));
         }
-        u64::from_str_radix(digits, radix).map_err(|_| (start, "more than 64 bits".to_owned()))
+        u64::from_str_radix(digits, radix).map_err(|_| WrongAt::new(start, "more than 64 bits"))
     }
 
     pub fn rest(&self) -> &'a str {
@@ -61,6 +116,6 @@ impl<'a> Cursor<'a> {
     }
 
     pub fn wrong<T>(&self, reason: &str) -> Result<T, WrongAt> {
-        Err((self.at, reason.to_owned()))
+        Err(WrongAt::new(self.at, reason))
     }
 }

@@ -3,9 +3,10 @@
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{Capture, Condition, ProbeOptions, Relation};
 
+use super::arguments::{Arguments, site};
 use super::cursor::{Cursor, WrongAt};
-use crate::limits::CONDITIONS_MAX;
-use crate::names;
+use crate::limits::{CONDITIONS_MAX, STACK_DEFAULT, STACK_MAX};
+use crate::{filter, names};
 
 /// Relations as they are written; one that begins like another stands before it.
 pub const RELATIONS: [(&str, Relation); 7] = [
@@ -24,30 +25,100 @@ pub const AND: &str = "&&";
 /// For a capture of no register.
 pub const NO_REGISTER: &str = "none";
 
-/// What the words behind the place set, except for the kind's own options.
-#[derive(Default)]
-pub struct Asked {
-    pub enabled: Option<bool>,
-    pub options: ProbeOptions,
+/// Options that are single words.
+const WORDS: [&str; 8] = [
+    "disabled", "lossless", "nojump", "post", "fault", "rets", "count", "stack",
+];
+
+/// Options that have something behind them.
+const PREFIXES: [&str; 3] = ["regs=", "if=", "stack="];
+
+/// Behind it is the filter, to the text's end.
+pub const FILTER: &str = "if";
+
+/// Returns true if a word behind the place is an option, and no argument.
+pub fn is_option(word: &str) -> bool {
+    if WORDS.contains(&word) || word == FILTER {
+        return true;
+    }
+    let Some(prefix) = PREFIXES.iter().find(|prefix| word.starts_with(**prefix)) else {
+        return false;
+    };
+    let mut behind = word.chars().skip(prefix.len());
+    match behind.next() {
+        // What an argument's value begins with.
+        Some('$' | '%' | '@' | '+' | '-' | '\\') => false,
+        Some(c) if *prefix == "stack=" => c.is_ascii_digit(),
+        _ => true,
+    }
 }
 
-impl Cursor<'_> {
-    pub fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<Asked, WrongAt> {
+/// What the words behind the place set, except for the kind's own options.
+#[derive(Default)]
+pub struct Asked<'a> {
+    pub enabled: Option<bool>,
+    pub options: ProbeOptions,
+    pub arguments: Arguments,
+    pub stack: u32,
+    pub filter: &'a str,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn options(&mut self, kind: &mut Kind, place: &Place) -> Result<Asked<'a>, WrongAt> {
         let mut asked = Asked::default();
         loop {
             let before = self.at;
             self.skip_spaces();
             if self.rest().is_empty() {
+                asked.arguments.check_names()?;
                 return Ok(asked);
             }
             if self.at == before {
                 return self.junk(place);
             }
-            self.option(kind, &mut asked)?;
+            let word = self.word();
+            if word == FILTER {
+                self.filter(&mut asked)?;
+            } else if is_option(word) {
+                self.option(kind, &mut asked)?;
+            } else {
+                asked.arguments.add(self.at, word, site(kind, place))?;
+                self.at += word.len();
+            }
         }
     }
 
-    fn option(&mut self, kind: &mut Kind, asked: &mut Asked) -> Result<(), WrongAt> {
+    /// `if EXPRESSION`, up to the end.
+    fn filter(&mut self, asked: &mut Asked<'a>) -> Result<(), WrongAt> {
+        self.at += FILTER.len();
+        self.skip_spaces();
+        let text = self.rest().trim_end();
+        if text.is_empty() {
+            let wrong = WrongAt::new(self.at, "a filter belongs behind `if`, such as pid == 100");
+            return Err(wrong.called("NO_EP_FILTER"));
+        }
+        filter::parse(text).map_err(|wrong| WrongAt::of_filter(self.at, &wrong))?;
+        asked.filter = text;
+        self.at = self.text.len();
+        Ok(())
+    }
+
+    /// `stack=N`
+    fn stack(&mut self) -> Result<u32, WrongAt> {
+        self.at += "stack=".len();
+        let start = self.at;
+        let wanted = self.number("a number of return addresses belongs here, as in stack=16")?;
+        match u32::try_from(wanted) {
+            Ok(wanted @ 1..=STACK_MAX) if self.word().is_empty() => Ok(wanted),
+            Ok(1..=STACK_MAX) => self.wrong("a space belongs behind the number"),
+            _ => {
+                let reason = format!("an event has 1 to {STACK_MAX} return addresses");
+                Err(WrongAt::new(start, reason))
+            }
+        }
+    }
+
+    fn option(&mut self, kind: &mut Kind, asked: &mut Asked<'a>) -> Result<(), WrongAt> {
         let options = &mut asked.options;
         let word = self.word();
         match (word, kind) {
@@ -65,15 +136,12 @@ impl Cursor<'_> {
                 return self.wrong("a hit that is only counted has no registers");
             }
             ("count", _) => options.set_capture(Capture::Count),
+            ("stack", _) => asked.stack = STACK_DEFAULT,
             _ if word.starts_with("regs=") => return self.registers(options),
             _ if word.starts_with("if=") => return self.conditions(options),
-            _ if word.contains(['=', '$', '%', '+', '@', '(']) => {
-                return self.wrong("probe arguments are not supported yet");
-            }
             _ => {
-                return self.wrong(
-                    "an option is one of post, fault, disabled, rets, count, regs=, if=, lossless, nojump",
-                );
+                asked.stack = self.stack()?;
+                return Ok(());
             }
         }
         self.at += word.len();
@@ -101,7 +169,7 @@ impl Cursor<'_> {
                     Some(_) => format!("an event has whole registers, not {name}"),
                     None => "a register's name belongs here: rax to r15 or rflags".to_owned(),
                 };
-                return Err((start, reason));
+                return Err(WrongAt::new(start, reason));
             };
             registers.push(register.into());
             if self.word().is_empty() {
@@ -148,7 +216,7 @@ impl Cursor<'_> {
                     "a register of any width (rdi, edi, dil), cpu, pid or tgid belongs here".into()
                 }
             };
-            return Err((start, reason));
+            return Err(WrongAt::new(start, reason));
         };
         let (relation, with_sign) = self.relation()?;
         let start = self.at;
@@ -165,7 +233,7 @@ impl Cursor<'_> {
         let size = names::operand_size(&operand);
         if overflown || !names::fits(constant, size) {
             let reason = format!("{name} has {} bits: it can't be that", 8 * size);
-            return Err((start, reason));
+            return Err(WrongAt::new(start, reason));
         }
         Ok(Condition {
             operand: Some(operand),
@@ -193,10 +261,6 @@ impl Cursor<'_> {
     /// Says what is wrong with what stands right behind the place.
     fn junk<T>(&self, place: &Place) -> Result<T, WrongAt> {
         match (self.rest().chars().next(), place) {
-            (Some('-'), _) if self.word().contains(':') => {
-                self.wrong("a module's name has `_` for every `-`")
-            }
-            (Some('-'), _) => self.wrong("an offset is positive: SYM+0x10"),
             (Some('+'), Place::Address(_)) => {
                 self.wrong("an address takes no offset: add it to the address")
             }

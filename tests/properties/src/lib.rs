@@ -1,4 +1,4 @@
-//! What holds for any bytes that reach the engine.
+//! What holds for any bytes that reach the engine, or the readers of probes' text.
 //!
 //! Each property is a function of bytes that panics when it doesn't hold. Here they are tried with
 //! the corpus in `fuzz/corpus/` and with random bytes; `make fuzz` looks for more.
@@ -11,6 +11,7 @@
 
 mod decode;
 mod emulate;
+mod grammar;
 mod input;
 mod relocate;
 mod rings;
@@ -21,6 +22,7 @@ mod tests;
 
 pub use decode::decode;
 pub use emulate::emulate;
+pub use grammar::{definitions_of as definitions, filters};
 pub use relocate::relocate;
 pub use rings::rings;
 pub use symbols::symbols;

@@ -3,7 +3,7 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decode, emulate, relocate, rings, symbols};
+use super::{decode, definitions, emulate, filters, relocate, rings, symbols};
 
 /// Tries a target's corpus.
 fn corpus(target: &str, property: fn(&[u8])) {
@@ -19,7 +19,9 @@ fn corpus(target: &str, property: fn(&[u8])) {
 #[test]
 fn the_corpus_of_each_property_holds() {
     corpus("decode", decode);
+    corpus("definitions", definitions);
     corpus("emulate", emulate);
+    corpus("filters", filters);
     corpus("relocate", relocate);
     corpus("rings", rings);
     corpus("symbols", symbols);
@@ -89,5 +91,15 @@ proptest! {
     #[test]
     fn any_damaged_kernel_is_read_or_refused(choice in 0..10_u8, bytes in vec(any::<u8>(), 0..64)) {
         symbols(&[vec![choice], bytes].concat());
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_definition_or_an_error(bytes in vec(any::<u8>(), 0..64), text in "([prw:=+%$@(). \\[\\]#'\"\n-]|arg|if|&&|0x|[a-f1-4]|stack|string){0,16}") {
+        definitions(&bytes);
+        definitions(text.as_bytes());
+        filters(&bytes);
+        filters(text.as_bytes());
     }
 }

@@ -1,4 +1,6 @@
+mod arguments;
 mod properties;
+mod selftests;
 
 use vmprobe_proto::v1::probe_spec::{Kind, Place};
 use vmprobe_proto::v1::{
@@ -6,7 +8,7 @@ use vmprobe_proto::v1::{
     SymbolPlace, Watchpoint,
 };
 
-use crate::{CONDITIONS_MAX, definition, from_cmdline, names, parse};
+use crate::{CONDITIONS_MAX, definition, definitions, from_cmdline, names, parse, render};
 
 fn symbol(name: &str, symbol: &str, offset: u64) -> ProbeSpec {
     ProbeSpec {
@@ -293,14 +295,10 @@ fn an_error_points_at_its_column() {
         ("vfs_read+5c", 11, "begins with 0x"),
         ("vfs_read+0x5g", 13, "not a digit"),
         ("vfs_read+0x", 12, "behind `+`"),
-        ("vfs_read-4", 9, "positive"),
-        ("dm-mod:f", 3, "`_`"),
-        ("vfs read", 5, "post, fault, disabled"),
-        ("p:x vfs_read %di", 14, "arguments"),
-        ("p:x vfs_read path=+0(%si)", 14, "arguments"),
-        ("vfs_read $arg1", 10, "arguments"),
-        ("f count=1", 3, "arguments"),
-        ("f counts", 3, "one of post, fault"),
+        ("vfs_read-4", 1, "positive"),
+        ("dm-mod:f", 1, "`_`"),
+        ("f count=1", 9, "a value begins"),
+        ("f count/s", 3, "parameter's name"),
         ("f regs=", 8, "rax to r15"),
         ("f regs=rip", 8, "rax to r15"),
         ("f regs=rdi+edi", 12, "whole registers"),
@@ -324,8 +322,8 @@ fn an_error_points_at_its_column() {
         ("f if=edi==1g", 12, "not a digit"),
         ("vfs_read%exit", 9, "%return"),
         ("vfs_read%returns", 9, "%return"),
-        ("vfs_read+4%return", 9, "no offset"),
-        ("r vfs_read+0x4", 11, "no offset"),
+        ("vfs_read+4%return", 1, "no offset"),
+        ("r vfs_read+0x4", 3, "no offset"),
         ("r vfs_read post", 12, "instruction"),
         ("vfs_read rets", 10, "only a return probe"),
         ("w jiffies fault", 11, "instruction"),
@@ -363,6 +361,10 @@ fn an_error_points_at_its_column() {
         ("x=é", 3, "belongs here"),
         ("fooé", 4, "doesn't belong"),
         ("p été", 3, "belongs here"),
+        ("p:a/b/c f", 5, "behind `/`"),
+        ("a.b/c=f", 1, "group"),
+        ("tcp_*+4", 1, "pattern"),
+        ("w tcp_*", 7, "doesn't belong"),
     ];
     for (text, column, reason) in table {
         let error = parse(text).expect_err(text);

@@ -5,7 +5,7 @@ use super::*;
 fn any_place() -> impl Strategy<Value = Place> {
     let symbol = (
         "[a-zA-Z_.][a-zA-Z0-9_.$@]{0,8}",
-        any::<u64>(),
+        prop_oneof![Just(0), Just(4), any::<u64>()],
         "([a-z0-9_]{1,6})?",
     )
         .prop_filter("an address, not a module", |(_, _, module)| {
@@ -55,6 +55,21 @@ fn any_condition() -> impl Strategy<Value = Condition> {
                 signed,
             }
         })
+}
+
+fn any_argument() -> impl Strategy<Value = String> {
+    let texts = [
+        "%di",
+        "+0(+u8(%si)):x32[4]",
+        "@jiffies-4:u64",
+        "$stack3:b2@4/16",
+        "\\-5",
+        "\\\"text\"",
+        "$comm",
+        "%ip:symstr",
+        "-8(%r10):string",
+    ];
+    prop::sample::select(texts.to_vec()).prop_map(str::to_owned)
 }
 
 fn any_options() -> impl Strategy<Value = ProbeOptions> {
@@ -120,9 +135,26 @@ fn near_texts() -> impl Strategy<Value = String> {
         "vmprobe.probe=",
         "é",
         "99999999999999999999",
+        "$arg",
+        "1",
+        "*",
+        "(",
+        ")",
+        "@",
+        "\\",
+        "string",
+        "[",
+        "]",
+        "->",
+        "stack",
+        "comm",
+        "if ",
+        "#",
+        "\n",
+        "-:",
     ];
     let part = prop::sample::select(parts.to_vec());
-    prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
+    prop::collection::vec(part, 0..16).prop_map(|parts| parts.concat())
 }
 
 proptest! {
@@ -132,6 +164,11 @@ proptest! {
             if let Err(error) = parse(&text) {
                 prop_assert!(error.column <= text.chars().count() + 1);
             }
+            for found in definitions(&text) {
+                if let Err(error) = found {
+                    prop_assert!(!render(&error, None).is_empty());
+                }
+            }
             let _ = from_cmdline(&text);
             let _ = from_cmdline(&format!("vmprobe.probe={text}"));
         }
@@ -139,15 +176,20 @@ proptest! {
 
     #[test]
     fn a_definition_reads_back_as_the_same_probe(
-        name in "([a-zA-Z0-9_.-]{1,6}/)?[a-zA-Z0-9_.-]{0,6}",
+        name in "([a-zA-Z_][a-zA-Z0-9_-]{0,5}/([a-zA-Z_][a-zA-Z0-9_]{0,5})?)?|[a-zA-Z0-9_.-]{0,6}",
         place in any_place(),
         kind in any_kind(),
         disabled: bool,
         options in any_options(),
+        arguments in prop::collection::vec(any_argument(), 0..4),
+        stack in 0..=64_u32,
+        filter in "(comm == 'sh'( && a < -[1-9]{1,4})?)?",
     ) {
+        // Names that are there once.
+        let arguments = (0..).zip(arguments).map(|(index, text)| format!("a{index}={text}")).collect();
         let options = Some(options).filter(|options| *options != ProbeOptions::default());
         let enabled = disabled.then_some(false);
-        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options, ..ProbeSpec::default() };
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options, arguments, stack, filter };
         if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
             place.offset = 0;
         }

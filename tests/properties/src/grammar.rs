@@ -1,0 +1,54 @@
+//! Reading the text of definitions and filters.
+
+use vmprobe_spec::{
+    Command, SpecError, definition, definitions, filter, from_cmdline, parse, render,
+};
+
+/// Whatever a text of definitions is: each of its lines is read as a probe that is printed and read as
+/// the same, or is an error that can be shown. So is the same text on a command line.
+///
+/// # Panics
+/// When that doesn't hold.
+pub fn definitions_of(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    for found in definitions(&text) {
+        match found {
+            Ok(Command::Register(spec)) => {
+                let printed = definition(&spec);
+                assert_eq!(parse(&printed), Ok(spec), "{printed}");
+            }
+            Ok(Command::Remove { name, .. }) => assert!(!name.is_empty()),
+            Err(error) => show(&error),
+        }
+    }
+    let _any = from_cmdline(&text);
+    for error in from_cmdline(&format!("vmprobe.probe={text}"))
+        .iter()
+        .filter_map(|found| found.as_ref().err())
+    {
+        show(error);
+    }
+}
+
+/// Whatever a filter's text is: it is read as a filter that is printed and read as the same, or is an
+/// error within it.
+///
+/// # Panics
+/// When that doesn't hold.
+pub fn filters(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match filter::parse(&text) {
+        Ok(found) => {
+            let printed = found.to_string();
+            let again = filter::parse(&printed).map(|again| again.to_string());
+            assert_eq!(again, Ok(printed));
+        }
+        Err(wrong) => assert!(text.get(wrong.span).is_some()),
+    }
+}
+
+fn show(error: &SpecError) {
+    let end = error.text.chars().count() + 1;
+    assert!(error.column + error.length <= end, "{error}");
+    assert!(render(error, Some("text")).contains(&error.reason));
+}
