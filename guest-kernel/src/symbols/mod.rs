@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::image::{Image, ImageError};
 
 mod addresses;
-mod glob;
+pub(crate) mod glob;
 mod kallsyms;
 mod names;
 mod similar;
