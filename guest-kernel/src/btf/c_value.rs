@@ -30,6 +30,27 @@ impl Btf {
         printer.text
     }
 
+    /// A value of an enum, of which so many bits are given: the constant's name, or the number where none
+    /// has it.
+    pub fn enum_text(&self, of: TypeId, value: u64, bits: u32) -> String {
+        let unused = 64_u32.saturating_sub(bits).min(63);
+        let signed = (value << unused).cast_signed() >> unused;
+        let is_signed = matches!(
+            self.shape(of),
+            Some(Shape::Enumeration { signed: true, .. })
+        );
+        let wide = if is_signed {
+            signed.cast_unsigned()
+        } else {
+            value
+        };
+        match self.enumerator(of, wide) {
+            Some(name) => name.to_owned(),
+            None if is_signed => signed.to_string(),
+            None => value.to_string(),
+        }
+    }
+
     /// Some bits of bytes in the order of memory, the first bit the lowest of the first byte. `None` if
     /// they are not all there, or more than 64.
     pub fn bits(bytes: &[u8], first: u64, len: u32) -> Option<u64> {
@@ -56,14 +77,22 @@ struct Printer<'a> {
 
 impl Printer<'_> {
     fn put(&mut self, text: &str) {
-        if self.cut {
-            return;
-        }
         if self.text.len() + text.len() > self.most {
             self.cut();
-            return;
         }
-        self.text.push_str(text);
+        if !self.cut {
+            self.text.push_str(text);
+        }
+    }
+
+    /// Returns true if there is something to close.
+    fn open(&mut self) -> bool {
+        self.put("{");
+        !self.cut
+    }
+
+    fn close(&mut self) {
+        self.text.push('}');
     }
 
     fn cut(&mut self) {
@@ -87,13 +116,15 @@ impl Printer<'_> {
             Some(Shape::Composite(_)) if nested == 0 => self.put("{...}"),
             Some(Shape::Composite(size)) => {
                 let (whole, mut first) = (bytes.len() >= size as usize, true);
-                self.put("{");
+                if !self.open() {
+                    return;
+                }
                 self.members(id, bytes, &mut first, nested);
                 if !whole {
                     self.separate(&mut first);
                     self.cut();
                 }
-                self.text.push('}');
+                self.close();
             }
             Some(Shape::Float(4)) => match bytes.first_chunk() {
                 Some(bytes) => self.put(&f32::from_le_bytes(*bytes).to_string()),
@@ -129,14 +160,7 @@ impl Printer<'_> {
             Shape::Pointer(_) => format!("{value:#x}"),
             Shape::Integer(integer) if integer.boolean => (value != 0).to_string(),
             Shape::Integer(integer) if integer.signed => signed.to_string(),
-            Shape::Enumeration { signed: is, .. } => {
-                let wide = if is { signed.cast_unsigned() } else { value };
-                match self.btf.enumerator(id, wide) {
-                    Some(name) => name.to_owned(),
-                    None if is => signed.to_string(),
-                    None => value.to_string(),
-                }
-            }
+            Shape::Enumeration { .. } => self.btf.enum_text(id, value, bits),
             _ if BITS.iter().any(|end| name.ends_with(end)) => format!("{value:#x}"),
             _ => value.to_string(),
         };
@@ -196,7 +220,7 @@ impl Printer<'_> {
             }
             self.separate(first);
             self.put(&format!(".{} = ", field.name));
-            self.value(field.type_id, part, field.name, nested - 1);
+            self.value(field.type_id, part, field.name, nested.saturating_sub(1));
         }
     }
 
@@ -233,7 +257,9 @@ impl Printer<'_> {
             .rposition(|byte| *byte != 0)
             .map_or(0, |at| at + 1);
         let mut first = true;
-        self.put("{");
+        if !self.open() {
+            return;
+        }
         for element_bytes in bytes
             .get(..used.next_multiple_of(size).min(bytes.len()))
             .unwrap_or_default()
@@ -250,7 +276,7 @@ impl Printer<'_> {
             self.separate(&mut first);
             self.cut();
         }
-        self.text.push('}');
+        self.close();
     }
 
     /// An array of characters that holds text, in quotes.

@@ -28,6 +28,7 @@ mod table;
 mod tests;
 mod tokens;
 
+pub use similar::similar;
 pub use table::Symbol;
 use table::SymbolTable;
 
