@@ -19,6 +19,8 @@ pub struct Kernel {
     pub version: String,
     /// Its symbols.
     pub symbols: Symbols,
+    /// Its types; `None` if it was built without BTF (`CONFIG_DEBUG_INFO_BTF`).
+    pub types: Option<Btf>,
     /// What in it can't be probed.
     pub blacklist: Blacklist,
     /// The instructions whose faults it has fix-ups for.
@@ -81,6 +83,7 @@ impl Kernel {
         Ok(Self {
             version: banner::version(&image, &symbols).unwrap_or_default(),
             symbols,
+            types: btf,
             blacklist,
             exceptions,
             int3s,
@@ -98,6 +101,7 @@ impl Kernel {
         Self {
             version: String::new(),
             symbols,
+            types: None,
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),
             int3s: Int3s::default(),

@@ -4,18 +4,17 @@ use super::Btf;
 use super::error::TypeError;
 use super::member::{Array, BitField, Member};
 use super::raw::{Kind, TypeRecord};
-
-/// How deep unnamed structs and unions may be in one another.
-const MAX_DEPTH: usize = 16;
-/// How many members one step of a path may look at: damaged types must not make it endless.
-const MAX_LOOKED_AT: usize = 1 << 16;
+use super::types::{MAX_DEPTH, MAX_LOOKED_AT, is_composite, member_bits};
 
 /// A member as its struct has it.
-struct FoundMember<'a> {
+pub(super) struct FoundMember<'a> {
+    /// Where its name is.
+    pub(super) name: u32,
     /// In bits from the start of the struct that was searched.
-    offset: u64,
-    bits: u8,
-    id: u32,
+    pub(super) offset: u64,
+    pub(super) bits: u8,
+    pub(super) id: u32,
+    /// What its type is, behind names and qualifiers.
     record: TypeRecord<'a>,
 }
 
@@ -63,11 +62,8 @@ impl Btf {
     }
 }
 
-fn is_composite(record: &TypeRecord<'_>) -> bool {
-    matches!(record.kind, Kind::Struct | Kind::Union)
-}
-
-fn search<'a>(
+/// Looks for a member by its name, in unnamed structs and unions as well.
+pub(super) fn search<'a>(
     btf: &'a Btf,
     inside: &TypeRecord<'a>,
     name: &str,
@@ -79,16 +75,12 @@ fn search<'a>(
     }
     for [at, id, offset] in inside.entries() {
         *budget = budget.checked_sub(1)?;
-        // `BTF_MEMBER_BIT_OFFSET` and `BTF_MEMBER_BITFIELD_SIZE`
-        let (offset, bits) = if inside.flag {
-            (offset & 0x00ff_ffff, (offset >> 24) as u8)
-        } else {
-            (offset, 0)
-        };
-        let (offset, own) = (u64::from(offset), btf.raw.name(at));
+        let (offset, bits) = member_bits(inside, offset);
+        let own = btf.raw.name(at);
         let record = btf.raw.resolve(id);
         if own == name && !name.is_empty() {
             return Some(FoundMember {
+                name: at,
                 offset,
                 bits,
                 id,

@@ -1,24 +1,31 @@
 //! The guest kernel's types, from the BTF that its image carries (`CONFIG_DEBUG_INFO_BTF`).
 //!
-//! Only what places things: sizes, members, constants, parameters' names. Read here rather than
+//! Sizes, members, constants and prototypes, and types and values as C text. Read here rather than
 //! by a crate: the existing ones copy all of it into maps, which takes ten times the memory,
 //! or need files and another licence. A record is decoded when it is needed.
 
 use crate::image::Image;
 use crate::symbols::{Symbols, hash};
 
+mod c_type;
+mod c_value;
+mod declaration;
 mod error;
 mod find_member;
+mod function;
 mod member;
 mod raw;
 #[cfg(any(test, feature = "testing"))]
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
+mod types;
 
 pub use error::{BtfError, TypeError};
+pub use function::{Parameter, Prototype};
 pub use member::{Array, BitField, Member};
 use raw::{Kind, RawTypes, TypeRecord};
+pub use types::{Field, Integer, Shape, TypeId};
 
 /// All types of a kernel. Takes about as much memory as the section, and a third more.
 #[derive(Debug)]
@@ -67,7 +74,10 @@ impl Btf {
     /// There is no such type.
     pub fn size_of(&self, name: &str) -> Result<u64, TypeError> {
         let mut named = self.named(name).filter(|(_, record)| {
-            !matches!(record.kind, Kind::Function | Kind::Prototype | Kind::Other)
+            !matches!(
+                record.kind,
+                Kind::Function | Kind::Prototype | Kind::Forward | Kind::Other
+            )
         });
         let (id, _) = named.next().ok_or_else(|| TypeError::Unknown {
             name: name.to_owned(),
@@ -88,45 +98,14 @@ impl Btf {
             .ok_or_else(|| TypeError::Unknown {
                 name: of.to_owned(),
             })?;
-        let value = if record.kind == Kind::Enum {
-            let mut constants = record.entries();
-            constants.find_map(|[at, value]| {
-                let value = if record.flag {
-                    i64::from(value.cast_signed())
-                } else {
-                    i64::from(value)
-                };
-                (self.raw.name(at) == name).then_some(value)
-            })
-        } else {
-            let mut constants = record.entries();
-            constants.find_map(|[at, low, high]| {
-                let value = u64::from(low) | u64::from(high) << 32;
-                (self.raw.name(at) == name).then_some(value.cast_signed())
-            })
-        };
+        let found = record
+            .constants()
+            .find(|(at, _)| self.raw.name(*at) == name);
+        let value = found.map(|(_, value)| value.cast_signed());
         value.ok_or_else(|| TypeError::NoConstant {
             of: of.to_owned(),
             name: name.to_owned(),
         })
-    }
-
-    /// Returns true if there is a C function of this name, which keeps to the ABI.
-    pub fn has_function(&self, name: &str) -> bool {
-        self.function(name).is_some()
-    }
-
-    /// The names of a C function's parameters, in order; empty for one that has none. `None` for
-    /// what is no C function.
-    pub fn parameters(&self, function: &str) -> Option<Vec<&str>> {
-        let prototype = self.raw.get(self.function(function)?.size_or_type)?;
-        let parameters = prototype.entries().map(|[name, _]| self.raw.name(name));
-        (prototype.kind == Kind::Prototype).then(|| parameters.collect())
-    }
-
-    fn function(&self, name: &str) -> Option<TypeRecord<'_>> {
-        let mut named = self.named(name).map(|(_, record)| record);
-        named.find(|record| record.kind == Kind::Function)
     }
 
     /// All types of a name.
@@ -155,8 +134,13 @@ impl Btf {
                     count = count.checked_mul(u64::from(len))?;
                     continue;
                 }
-                Kind::Function | Kind::Prototype | Kind::Alias | Kind::Other => return None,
-                _ => u64::from(record.size_or_type),
+                Kind::Int
+                | Kind::Float
+                | Kind::Struct
+                | Kind::Union
+                | Kind::Enum
+                | Kind::Enum64 => u64::from(record.size_or_type),
+                _ => return None,
             };
             return count.checked_mul(size);
         }

@@ -8,6 +8,8 @@ const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;
 /// Magic, version, flags, length of the header, offset and length of the types and of the names.
 const HEADER: usize = 24;
+/// Longer chains of names and qualifiers than any compiler makes are circular.
+pub const MAX_CHAIN: usize = 64;
 /// Name, info and size or type.
 const RECORD: usize = 12;
 
@@ -22,13 +24,30 @@ pub enum Kind {
     Enum,
     Enum64,
     Float,
+    /// A structure, union (by `kind_flag`) or enum of which only the name is known.
+    Forward,
     /// A function; its type is the prototype.
     Function,
     Prototype,
-    /// Another name for a type, or a type with a qualifier or tag.
-    Alias,
-    /// Forward declarations, variables, sections and tags of declarations.
+    /// Another name for a type.
+    Typedef,
+    Const,
+    Volatile,
+    Restrict,
+    /// A type with a tag, such as `user`.
+    TypeTag,
+    /// Variables, sections and tags of declarations.
     Other,
+}
+
+impl Kind {
+    /// Returns true for another name for a type, or a type with a qualifier or tag.
+    pub fn is_alias(self) -> bool {
+        matches!(
+            self,
+            Self::Typedef | Self::Const | Self::Volatile | Self::Restrict | Self::TypeTag
+        )
+    }
 }
 
 /// One type.
@@ -44,10 +63,29 @@ pub struct TypeRecord<'a> {
     pub details: &'a [u8],
 }
 
-impl TypeRecord<'_> {
+impl<'a> TypeRecord<'a> {
     /// The details' entries of `N` words.
-    pub fn entries<const N: usize>(&self) -> impl Iterator<Item = [u32; N]> {
+    pub fn entries<const N: usize>(&self) -> impl Iterator<Item = [u32; N]> + use<'a, N> {
         self.details.chunks_exact(N * 4).map(words)
+    }
+
+    /// The constants of an enum: where each one's name is, and its value, extended by its sign.
+    pub fn constants(&self) -> impl Iterator<Item = (u32, u64)> + use<'a> {
+        let (wide, signed) = (self.kind == Kind::Enum64, self.flag);
+        let size = match self.kind {
+            Kind::Enum => 8,
+            _ => 12,
+        };
+        let constants = matches!(self.kind, Kind::Enum | Kind::Enum64).then_some(self.details);
+        let constants = constants.unwrap_or_default().chunks_exact(size);
+        constants.map(words).map(move |[name, low, high]| {
+            let value = match (wide, signed) {
+                (true, _) => u64::from(low) | u64::from(high) << 32,
+                (false, true) => i64::from(low.cast_signed()).cast_unsigned(),
+                (false, false) => low.into(),
+            };
+            (name, value)
+        })
     }
 }
 
@@ -117,11 +155,9 @@ impl RawTypes {
 
     /// A type, through its aliases and qualifiers.
     pub fn resolve(&self, mut id: u32) -> Option<TypeRecord<'_>> {
-        // Longer chains than any compiler makes are circular.
-        const MAX_CHAIN: usize = 64;
         for _ in 0..MAX_CHAIN {
             let record = self.get(id)?;
-            if record.kind != Kind::Alias {
+            if !record.kind.is_alias() {
                 return Some(record);
             }
             id = record.size_or_type;
@@ -157,10 +193,15 @@ fn kind(info: u32) -> Kind {
         4 => Kind::Struct,
         5 => Kind::Union,
         6 => Kind::Enum,
-        8..=11 | 18 => Kind::Alias,
+        7 => Kind::Forward,
+        8 => Kind::Typedef,
+        9 => Kind::Volatile,
+        10 => Kind::Const,
+        11 => Kind::Restrict,
         12 => Kind::Function,
         13 => Kind::Prototype,
         16 => Kind::Float,
+        18 => Kind::TypeTag,
         19 => Kind::Enum64,
         _ => Kind::Other,
     }

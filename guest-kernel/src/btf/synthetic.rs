@@ -58,6 +58,26 @@ impl Builder {
         self.record(name, 1, 0, size, &[size * 8])
     }
 
+    /// An integer of so many bytes with a sign.
+    pub fn signed(&mut self, name: &str, size: u32) -> u32 {
+        self.record(name, 1, 0, size, &[1 << 24 | size * 8])
+    }
+
+    /// `_Bool`
+    pub fn boolean(&mut self) -> u32 {
+        self.record("_Bool", 1, 0, 1, &[4 << 24 | 8])
+    }
+
+    /// A type that can't be changed.
+    pub fn constant(&mut self, of: u32) -> u32 {
+        self.record("", 10, 0, of, &[])
+    }
+
+    /// A structure of which only the name is known.
+    pub fn forward(&mut self, name: &str) -> u32 {
+        self.record(name, 7, 0, 0, &[])
+    }
+
     /// A pointer to a type.
     pub fn pointer(&mut self, to: u32) -> u32 {
         self.record("", 2, 0, to, &[])
@@ -109,13 +129,37 @@ impl Builder {
         self.record(name, 6 | 1 << 7, constants.len(), 4, &details)
     }
 
-    /// A function. Parameters: name, type.
-    pub fn function(&mut self, name: &str, parameters: &[(&str, u32)]) -> u32 {
+    /// An enumeration of 64 bits, without signs. Constants: name, value.
+    pub fn enumeration64(&mut self, name: &str, constants: &[(&str, u64)]) -> u32 {
+        let mut details = vec![];
+        for (name, value) in constants {
+            details.extend([self.name(name), *value as u32, (*value >> 32) as u32]);
+        }
+        self.record(name, 19, constants.len(), 8, &details)
+    }
+
+    /// The type of functions. Parameters: name, type.
+    pub fn prototype(&mut self, parameters: &[(&str, u32)], returns: u32) -> u32 {
         let mut details = vec![];
         for (name, id) in parameters {
             details.extend([self.name(name), *id]);
         }
-        let prototype = self.record("", 13, parameters.len(), 0, &details);
+        self.record("", 13, parameters.len(), returns, &details)
+    }
+
+    /// A function that returns nothing. Parameters: name, type.
+    pub fn function(&mut self, name: &str, parameters: &[(&str, u32)]) -> u32 {
+        self.function_returning(name, parameters, 0)
+    }
+
+    /// A function. Parameters: name, type.
+    pub fn function_returning(
+        &mut self,
+        name: &str,
+        parameters: &[(&str, u32)],
+        returns: u32,
+    ) -> u32 {
+        let prototype = self.prototype(parameters, returns);
         self.record(name, 12, 1, prototype, &[])
     }
 

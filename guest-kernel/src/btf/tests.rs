@@ -3,6 +3,8 @@ use proptest::prelude::*;
 use super::synthetic::Builder;
 use super::*;
 
+mod as_c;
+
 fn section() -> Vec<u8> {
     let mut b = Builder::new();
     let int = b.int("int", 4);

@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::image::{Image, ImageError};
 
 mod addresses;
-mod glob;
+pub(crate) mod glob;
 mod kallsyms;
 mod names;
 mod similar;
@@ -28,6 +28,7 @@ mod table;
 mod tests;
 mod tokens;
 
+pub use similar::similar;
 pub use table::Symbol;
 use table::SymbolTable;
 

@@ -27,26 +27,30 @@ enum Likeness {
 impl Symbols {
     /// A few names that resemble one that no symbol has, the most similar first.
     pub(super) fn similar(&self, name: &str) -> Vec<String> {
-        let mut found: Vec<_> = self
-            .iter()
-            .filter_map(|symbol| Some((likeness(name, symbol.name)?, symbol.name)))
-            .collect();
-        // Equal ones stay in the order of their addresses.
-        found.sort_by_key(|(likeness, other)| match likeness {
-            Likeness::Made => (*likeness, 0),
-            _ => (*likeness, other.len()),
-        });
-        let mut names: Vec<String> = Vec::new();
-        for (_, other) in found {
-            if names.len() == SIMILAR {
-                break;
-            }
-            if !names.iter().any(|name| name == other) {
-                names.push(other.to_owned());
-            }
-        }
-        names
+        similar(name, self.iter().map(|symbol| symbol.name))
     }
+}
+
+/// A few of some names that resemble one that isn't among them, the most similar first.
+pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut found: Vec<_> = names
+        .filter_map(|other| Some((likeness(name, other)?, other)))
+        .collect();
+    // Equal ones stay in their order.
+    found.sort_by_key(|(likeness, other)| match likeness {
+        Likeness::Made => (*likeness, 0),
+        _ => (*likeness, other.len()),
+    });
+    let mut names: Vec<String> = Vec::new();
+    for (_, other) in found {
+        if names.len() == SIMILAR {
+            break;
+        }
+        if !names.iter().any(|name| name == other) {
+            names.push(other.to_owned());
+        }
+    }
+    names
 }
 
 fn likeness(name: &str, other: &str) -> Option<Likeness> {

@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 10] = [
+    let forbidden: [(&str, &[&str]); 11] = [
         (
             "guest-state",
             &[
@@ -170,6 +170,10 @@ fn no_layer_is_built_with_what_it_must_not_know() {
             "vmprobe-spec",
             &["vmm", "probe-engine", "vmprobe-client", "vmprobe-server"],
         ),
+        (
+            "vmprobe-arguments",
+            &["vmm", "vmprobe-client", "vmprobe-server", "kvm-ioctls"],
+        ),
         ("vmprobe-server", &["vmprobe-client", "lab", "e2e"]),
     ];
     for (name, forbidden) in forbidden {
@@ -221,7 +225,12 @@ fn sources(metadata: &Metadata, name: &str) -> Vec<(PathBuf, String)> {
 #[test]
 fn the_engine_and_what_it_is_made_of_forbid_unsafe_code() {
     let metadata = metadata();
-    for name in ["guest-state", "guest-kernel", "probe-engine"] {
+    for name in [
+        "guest-state",
+        "guest-kernel",
+        "probe-engine",
+        "vmprobe-arguments",
+    ] {
         let sources = sources(&metadata, name);
         let (_, root) = sources
             .iter()
@@ -240,6 +249,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "probe-engine",
         "vmprobe-proto",
         "vmprobe-spec",
+        "vmprobe-arguments",
         "vmprobe-client",
         "vmprobe-cli",
         "vmprobe-server",
@@ -255,7 +265,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
 #[test]
 fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
     let metadata = metadata();
-    let expected: [(&str, &[&str]); 4] = [
+    let expected: [(&str, &[&str]); 5] = [
         ("guest-state", &["thiserror"]),
         (
             "guest-kernel",
@@ -275,6 +285,17 @@ fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
             ],
         ),
         ("vmprobe-spec", &["thiserror", "vmprobe-proto"]),
+        (
+            "vmprobe-arguments",
+            &[
+                "guest-kernel",
+                "guest-state",
+                "probe-engine",
+                "thiserror",
+                "vmprobe-proto",
+                "vmprobe-spec",
+            ],
+        ),
     ];
     for (name, expected) in expected {
         let found = built_directly_with(&metadata, name);
