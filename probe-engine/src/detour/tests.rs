@@ -27,6 +27,9 @@ const ENVIRONMENT: Environment = Environment {
         state: None,
         on_cpu: None,
         comm: None,
+        preempt_count: None,
+        thread_flags: None,
+        migration_disabled: None,
     },
     following: Some(Following {
         table: GuestVirtAddr(0xffff_ffff_0100_0000),
