@@ -5,6 +5,8 @@ use thiserror::Error;
 use crate::banner;
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, ImageTables, Landings};
 use crate::btf::{Btf, BtfError};
+use crate::clock::Clock;
+use crate::context::ReschedBits;
 use crate::image::{Image, ImageError};
 use crate::int3s::Int3s;
 use crate::kprobes::KprobeReader;
@@ -35,6 +37,10 @@ pub struct Kernel {
     pub kprobes: Option<KprobeReader>,
     /// The offsets of per-CPU variables and of members of a task.
     pub variables: Variables,
+    /// Where the kernel has the clock of its log; `None` where symbols or types don't tell.
+    pub clock: Option<Clock>,
+    /// Which flags of a task ask it to give the CPU up.
+    pub resched: ReschedBits,
     /// True if the blacklist contains all ftrace sites.
     pub has_ftrace: bool,
 }
@@ -79,9 +85,12 @@ impl Kernel {
             .and_then(|btf| KprobeReader::new(btf, &symbols).ok());
         let kprobes = kprobes.flatten();
         let variables = Variables::find(&symbols, btf.as_ref());
+        let clock = btf.as_ref().and_then(|btf| Clock::find(&symbols, btf));
+        let version = banner::version(&image, &symbols).unwrap_or_default();
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
-            version: banner::version(&image, &symbols).unwrap_or_default(),
+            resched: ReschedBits::of(&version),
+            version,
             symbols,
             types: btf,
             blacklist,
@@ -91,6 +100,7 @@ impl Kernel {
             modules,
             kprobes,
             variables,
+            clock,
             has_ftrace,
         })
     }
@@ -109,6 +119,8 @@ impl Kernel {
             kprobes: None,
             modules: Err("only its symbols are known".to_owned()),
             variables: Variables::default(),
+            clock: None,
+            resched: ReschedBits::default(),
             has_ftrace: false,
         }
     }

@@ -8,6 +8,8 @@
 mod banner;
 pub mod blacklist;
 pub mod btf;
+pub mod clock;
+pub mod context;
 mod image;
 mod image_map;
 mod instruction;

@@ -2,7 +2,8 @@
 //!
 //! Sources: Linux `arch/x86/kernel/setup_percpu.c` (`__per_cpu_offset`, and that GS base is the same),
 //! `include/asm-generic/vmlinux.lds.h` (`__per_cpu_start`, `__per_cpu_end`),
-//! `arch/x86/include/asm/current.h` (`current_task`, and from 6.2 to 6.14 `pcpu_hot`).
+//! `arch/x86/include/asm/current.h` (`current_task`, and from 6.2 to 6.14 `pcpu_hot`),
+//! `arch/x86/include/asm/preempt.h` (`__preempt_count`).
 
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,13 @@ pub struct Variables {
     pub on_cpu: Option<u32>,
     /// Where a task has its name (16 bytes).
     pub comm: Option<u32>,
+    /// What to add to GS base for the CPU's preemption count (32 bits).
+    pub preempt_count: Option<i32>,
+    /// Where a task has the flags of its `thread_info` (64 bits).
+    pub thread_flags: Option<u32>,
+    /// Where a task counts how often it may not move to another CPU, and the size of that in bytes
+    /// (`unsigned short`, `int` in the patches for real time).
+    pub migration_disabled: Option<(u32, u8)>,
 }
 
 impl Variables {
@@ -46,27 +54,32 @@ impl Variables {
             let whole = member.size == size && member.bits.is_none();
             member.offset.try_into().ok().filter(|_: &u32| whole)
         };
-        let variable = |name: &str, size: u64| {
+        // Its own name, and its name as a part of `pcpu_hot`.
+        let one_of = |name: &str, in_hot: &str, size: u64| {
             let hot = || {
-                let offset = member("pcpu_hot", name, size)?;
+                let offset = member("pcpu_hot", in_hot, size)?;
                 variable(symbols, "pcpu_hot", offset)
             };
             variable(symbols, name, 0).or_else(hot)
         };
+        let sized = |names: &[(&str, u8)]| {
+            names.iter().find_map(|(name, size)| {
+                let offset = member("task_struct", name, (*size).into())?;
+                Some((offset, *size))
+            })
+        };
         Self {
-            current_task: variable("current_task", 8),
-            cpu_number: variable("cpu_number", 4),
+            current_task: one_of("current_task", "current_task", 8),
+            cpu_number: one_of("cpu_number", "cpu_number", 4),
             pid: member("task_struct", "pid", 4),
             tgid: member("task_struct", "tgid", 4),
             stack_canary: member("task_struct", "stack_canary", 8),
-            state: [("__state", 4), ("state", 8)]
-                .into_iter()
-                .find_map(|(name, size)| {
-                    let offset = member("task_struct", name, size.into())?;
-                    Some((offset, size))
-                }),
+            state: sized(&[("__state", 4), ("state", 8)]),
             on_cpu: member("task_struct", "on_cpu", 4),
             comm: member("task_struct", "comm", 16),
+            preempt_count: one_of("__preempt_count", "preempt_count", 4),
+            thread_flags: member("task_struct", "thread_info.flags", 8),
+            migration_disabled: sized(&[("migration_disabled", 2), ("migration_disabled", 4)]),
         }
     }
 }
@@ -75,7 +88,7 @@ impl Variables {
 ///
 /// A symbol is what an instruction has as its displacement, which the processor extends by its sign:
 /// a small number in the kernels whose per-CPU area is linked at 0 (up to 6.14), a kernel address in others.
-fn variable(symbols: &Symbols, name: &str, offset: u32) -> Option<i32> {
+pub(crate) fn variable(symbols: &Symbols, name: &str, offset: u32) -> Option<i32> {
     let address = |name| Some(symbols.find(name).ok()?.address.0);
     let area = address("__per_cpu_start")?..address("__per_cpu_end")?;
     let at = address(name)?.checked_add(offset.into())?;

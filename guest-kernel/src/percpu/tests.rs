@@ -15,11 +15,16 @@ const AREA: [(u64, &str); 2] = [(0, "__per_cpu_start"), (0x3_4000, "__per_cpu_en
 
 #[test]
 fn variables_of_their_own_are_found_by_name() {
-    let variables = [(0x1_fb80, "current_task"), (0x1_9160, "cpu_number")];
-    let found = Variables::find(&symbols(&[AREA, variables].concat()), None);
+    let variables = [
+        (0x1_fb80, "current_task"),
+        (0x1_9160, "cpu_number"),
+        (0x1_fb84, "__preempt_count"),
+    ];
+    let found = Variables::find(&symbols(&[&AREA[..], &variables].concat()), None);
     let expected = Variables {
         current_task: Some(0x1_fb80),
         cpu_number: Some(0x1_9160),
+        preempt_count: Some(0x1_fb84),
         ..Variables::default()
     };
     assert_eq!(found, expected);
@@ -41,7 +46,10 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
     let mut types = Builder::new();
     let int = types.int("int", 4);
     let long = types.int("long", 8);
+    let short = types.int("unsigned short", 2);
     let pointer = types.pointer(0);
+    let info = [("flags", long, 8)];
+    let info = types.structure("thread_info", 24, &info);
     let hot = [
         ("current_task", pointer, 0),
         ("preempt_count", int, 8),
@@ -54,6 +62,8 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         ("pid", int, 2432),
         ("tgid", long, 2440),
         ("stack_canary", long, 2448),
+        ("thread_info", info, 0),
+        ("migration_disabled", short, 900),
     ];
     types.structure("task_struct", 4096, &members);
     let types = Btf::parse(&types.bytes()).unwrap();
@@ -68,6 +78,9 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         state: Some((24, 4)),
         on_cpu: Some(52),
         comm: None,
+        preempt_count: Some(0x3_0008),
+        thread_flags: Some(8),
+        migration_disabled: Some((900, 2)),
     };
     assert_eq!(Variables::find(&symbols, Some(&types)), expected);
     assert_eq!(Variables::find(&symbols, None), Variables::default());

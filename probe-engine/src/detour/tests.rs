@@ -27,6 +27,9 @@ const ENVIRONMENT: Environment = Environment {
         state: None,
         on_cpu: None,
         comm: None,
+        preempt_count: None,
+        thread_flags: None,
+        migration_disabled: None,
     },
     pointers: None,
     following: Some(Following {

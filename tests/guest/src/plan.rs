@@ -172,6 +172,8 @@ named! {
         Fill = "fill",
         /// Says what the kernel's log has to complain about.
         Log = "log",
+        /// Writes `count` lines to the kernel's log, `ms` milliseconds apart, and says which times it gave them.
+        Say = "say",
         /// A process of its own reads the file `at`, or writes it where that is `FILE=TEXT`; says how the process
         /// ended and what the kernel's log has got since.
         Oops = "oops",

@@ -4,6 +4,7 @@ mod after;
 pub mod bench;
 mod boot;
 mod boot_option;
+mod clock;
 mod code;
 mod decision;
 mod decoder;
@@ -64,6 +65,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         freed::TESTS,
         boot_option::TESTS,
         timeline::TESTS,
+        clock::TESTS,
         probes::TESTS,
         refusals::TESTS,
         patching::TESTS,

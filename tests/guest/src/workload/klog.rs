@@ -1,8 +1,10 @@
-//! What the kernel's log has to complain about, and what is new in it.
+//! What the kernel's log has to complain about, what is new in it, and lines of our own.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::Duration;
 
 /// What a line of trouble has in it: oopses, warnings, lockups, stalls, lists and locks gone wrong.
 const TROUBLE: &[&str] = &[
@@ -30,6 +32,8 @@ const HARMLESS: [&str; 3] = [
     "RETBleed: WARNING: Spectre v2 mitigation leaves CPU",
     "trace_kprobe: Could not probe notrace function",
 ];
+/// The kernel's log.
+const PATH: &str = "/dev/kmsg";
 /// At most so many lines are told.
 const TOLD: usize = 20;
 
@@ -67,11 +71,33 @@ impl News {
     }
 }
 
+/// What our own lines begin with.
+const OWN: &str = "said by init: ";
+
+/// Writes so many lines to the log, so far apart; the times that the log has of them, in microseconds.
+pub fn say(count: u64, between: Duration) -> io::Result<Vec<u64>> {
+    let mut log = open()?;
+    log.seek(SeekFrom::End(0))?;
+    for number in 0..count {
+        // The log takes ten lines of one that has opened it, and then none for seconds.
+        let mut to = File::options().write(true).open(PATH)?;
+        to.write_all(format!("{OWN}{number}\n").as_bytes())?;
+        thread::sleep(between);
+    }
+    let mut times = Vec::new();
+    while let Some(record) = record(&mut log)? {
+        if text(&record).is_some_and(|text| text.starts_with(OWN)) {
+            times.extend(time(&record));
+        }
+    }
+    Ok(times)
+}
+
 fn open() -> io::Result<File> {
     File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/kmsg")
+        .open(PATH)
 }
 
 /// The next record: Documentation/ABI/testing/dev-kmsg. `None` if there is none yet.
@@ -95,6 +121,12 @@ fn text(record: &str) -> Option<&str> {
     record.split_once(';')?.1.lines().next()
 }
 
+/// The time of a record in microseconds: the third part of its head.
+fn time(record: &str) -> Option<u64> {
+    let (head, _) = record.split_once(';')?;
+    head.split(',').nth(2)?.parse().ok()
+}
+
 /// The text of a record, if it tells of trouble.
 fn trouble(record: &str) -> Option<String> {
     let text = text(record)?;
@@ -116,6 +148,10 @@ mod tests {
         );
         assert_eq!(trouble("6,1,0,-;Linux version 6.1\n"), None);
         assert_eq!(trouble("BUG"), None);
+        assert_eq!(
+            (time(bad), time("BUG"), time("6,1;x")),
+            (Some(5000), None, None)
+        );
     }
 
     #[test]

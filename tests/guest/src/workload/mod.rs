@@ -94,6 +94,10 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Tools => tools::run(),
         Workload::Oops => oops::run(plan),
         Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
+        Workload::Say => {
+            let between = Duration::from_millis(plan.sleep_ms);
+            Ok(json!({ "times_us": klog::say(plan.count, between)? }))
+        }
     }
 }
 

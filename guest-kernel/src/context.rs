@@ -1,0 +1,176 @@
+//! What an event tells of the task and of the CPU: who it was, and what could have interrupted it.
+//!
+//! Sources: Linux `kernel/trace/trace.c`, `tracing_gen_ctx_irq_test` (what ftrace shows of it);
+//! `include/linux/preempt.h` and `arch/x86/include/asm/preempt.h` (the preemption count);
+//! `arch/x86/include/asm/thread_info.h` and `include/asm-generic/thread_info_tif.h` (flags of a task).
+
+#[cfg(test)]
+mod tests;
+
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestMemory, GuestVirtAddr};
+
+use crate::kernel_memory::KernelMemory;
+use crate::percpu::Variables;
+
+/// `PREEMPT_MASK`, `SOFTIRQ_MASK`, `HARDIRQ_MASK` and `NMI_MASK`.
+const PREEMPT: u32 = 0xff;
+const SOFT: u32 = 0xff << 8;
+const HARD: u32 = 0xf << 16;
+const NMI: u32 = 0xf << 20;
+/// `SOFTIRQ_OFFSET`: a soft interrupt is handled. Those are disabled in steps of twice that.
+const SERVING_SOFT: u32 = 1 << 8;
+/// `PREEMPT_NEED_RESCHED`, which x86 keeps inverted.
+const NO_RESCHED: u32 = 1 << 31;
+
+/// What the kernel's variables said of a CPU and of its task. By default nobody, who can be interrupted by all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskContext {
+    /// The task's number.
+    pub pid: u32,
+    /// Its thread group's number, which is the number of its process.
+    pub tgid: u32,
+    /// Its name, which ends with its first NUL or with the array.
+    pub comm: [u8; 16],
+    /// The CPU's preemption count as it is in memory.
+    pub preempt_count: u32,
+    /// The flags of the task's `thread_info`.
+    pub thread_flags: u64,
+    /// How often the task was told to stay on its CPU.
+    pub migration_disabled: u32,
+}
+
+impl Default for TaskContext {
+    fn default() -> Self {
+        Self {
+            pid: 0,
+            tgid: 0,
+            comm: [0; 16],
+            preempt_count: NO_RESCHED,
+            thread_flags: 0,
+            migration_disabled: 0,
+        }
+    }
+}
+
+impl TaskContext {
+    /// Reads the context of a CPU whose variables start at `variables`: GS base of a vCPU in the kernel.
+    /// `None` if the current task isn't known; what else isn't known is as in the default.
+    pub fn read(
+        memory: &dyn GuestMemory,
+        tables: PageTables,
+        variables: GuestVirtAddr,
+        known: &Variables,
+    ) -> Option<Self> {
+        let guest = KernelMemory { memory, tables };
+        let of_cpu = |offset: i32| GuestVirtAddr(variables.0.wrapping_add_signed(offset.into()));
+        let task = guest.address(of_cpu(known.current_task?)).ok()?;
+        let of_task = |offset: u32| task.wrapping_add(offset.into());
+        let word = |at: Option<GuestVirtAddr>| guest.u32(at?).ok();
+        let number = |offset: Option<u32>| word(offset.map(of_task));
+        let comm = |offset| guest.array(of_task(offset)).ok();
+        let flags = |offset| guest.u64(of_task(offset)).ok();
+        let migration = |(offset, size)| match size {
+            2 => Some(u16::from_le_bytes(guest.array(of_task(offset)).ok()?).into()),
+            _ => guest.u32(of_task(offset)).ok(),
+        };
+        let nobody = Self::default();
+        Some(Self {
+            pid: number(known.pid).unwrap_or(nobody.pid),
+            tgid: number(known.tgid).unwrap_or(nobody.tgid),
+            comm: known.comm.and_then(comm).unwrap_or(nobody.comm),
+            preempt_count: word(known.preempt_count.map(of_cpu)).unwrap_or(nobody.preempt_count),
+            thread_flags: known.thread_flags.and_then(flags).unwrap_or(0),
+            migration_disabled: known.migration_disabled.and_then(migration).unwrap_or(0),
+        })
+    }
+
+    /// The task's name without its NUL.
+    pub fn name(&self) -> &[u8] {
+        let end = self.comm.iter().position(|byte| *byte == 0);
+        self.comm
+            .get(..end.unwrap_or(self.comm.len()))
+            .unwrap_or(&[])
+    }
+}
+
+/// What ftrace shows of a context, except for interrupts that are off: those are in RFLAGS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flags {
+    /// The CPU handled a non-maskable interrupt, or an exception that the kernel counts as one, such as an int3.
+    pub in_nmi: bool,
+    /// The CPU handled an interrupt.
+    pub in_interrupt: bool,
+    /// The CPU handled a soft interrupt.
+    pub in_soft_interrupt: bool,
+    /// Soft interrupts were disabled.
+    pub soft_interrupts_off: bool,
+    /// The task was asked to give the CPU up: by its own flag.
+    pub need_resched: bool,
+    /// As above: by the CPU's preemption count. One may be set before the other.
+    pub preempt_need_resched: bool,
+    /// The task was asked to give the CPU up when it suits it.
+    pub need_resched_lazy: bool,
+    /// How often preemption was disabled. ftrace shows no more than 15.
+    pub preempt_disabled: u32,
+    /// How often migration was disabled. ftrace shows no more than 15.
+    pub migrate_disabled: u32,
+}
+
+/// Decodes what the kernel's variables said. In a kernel for real time (`CONFIG_PREEMPT_RT`) soft interrupts
+/// that are disabled aren't in the count.
+pub fn decode(context: &TaskContext, bits: ReschedBits) -> Flags {
+    let count = context.preempt_count;
+    let flag = |bit: u8| context.thread_flags >> bit & 1 != 0;
+    Flags {
+        in_nmi: count & NMI != 0,
+        in_interrupt: count & HARD != 0,
+        in_soft_interrupt: count & SERVING_SOFT != 0,
+        soft_interrupts_off: count & SOFT & !SERVING_SOFT != 0,
+        need_resched: flag(bits.now),
+        preempt_need_resched: count & NO_RESCHED == 0,
+        need_resched_lazy: bits.lazy.is_some_and(flag),
+        preempt_disabled: count & PREEMPT,
+        migrate_disabled: context.migration_disabled,
+    }
+}
+
+/// Which flags of a task ask it to give the CPU up. They are numbers in the source, which no image tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReschedBits {
+    /// `TIF_NEED_RESCHED`
+    pub now: u8,
+    /// `TIF_NEED_RESCHED_LAZY`
+    pub lazy: Option<u8>,
+}
+
+impl Default for ReschedBits {
+    /// As up to Linux 6.12.
+    fn default() -> Self {
+        Self { now: 3, lazy: None }
+    }
+}
+
+impl ReschedBits {
+    /// Those of a kernel with this release, such as `6.12.118+deb13-cloud-amd64`; the default if it has none.
+    pub fn of(release: &str) -> Self {
+        let mut numbers = release
+            .split(|letter: char| !letter.is_ascii_digit())
+            .map(str::parse::<u32>);
+        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+            return Self::default();
+        };
+        match (major, minor) {
+            // The flags have the same numbers on all architectures (`thread_info_tif.h`).
+            (6, 18..) | (7.., _) => Self {
+                now: 4,
+                lazy: Some(5),
+            },
+            (6, 13..) => Self {
+                now: 3,
+                lazy: Some(4),
+            },
+            _ => Self::default(),
+        }
+    }
+}

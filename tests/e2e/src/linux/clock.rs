@@ -1,0 +1,166 @@
+//! The clock of the guest's own log, by an event's counter.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use guest_kernel::Image;
+use guest_kernel::btf::Btf;
+use guest_kernel::clock::{Clock, Conversion};
+use guest_kernel::symbols::Symbols;
+use guest_state::x86_64::paging::{PageTables, PagingMode};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Tsc};
+use vmprobe_client::v1::Event;
+
+use super::guest::{Guest, VM, files};
+use super::jumps::jump;
+use crate::context::Context;
+use crate::events;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "an_event_has_the_time_that_the_log_of_6_1_has",
+        ids: &[],
+        needs: Needs::Linux,
+        run: |cx| log(cx, files::BZIMAGE_6_1, files::VMLINUX_6_1),
+    },
+    Test {
+        name: "an_event_has_the_time_that_the_log_of_6_12_has",
+        ids: &[],
+        needs: Needs::Linux,
+        run: |cx| log(cx, files::BZIMAGE_6_12, files::VMLINUX_6_12),
+    },
+];
+
+const VCPUS: u32 = 2;
+/// The function that takes the time of what is logged as its first thing (`kernel/printk/printk.c`).
+const LOGS: &str = "vprintk_store";
+/// Lines that are logged at a time, and how far apart: much farther than what is allowed.
+const LINES: usize = 12;
+const SAY: &str = "say count=12 ms=20";
+/// How far the times may be from each other.
+const ALLOWED_NS: u64 = 1_000_000;
+
+fn log(cx: &Context, kernel: &'static str, image: &str) -> TestResult {
+    cx.block_on(async {
+        let clock = clock(&cx.file(image))?;
+        let mut guest = Guest::breakpoints(cx, kernel, VCPUS).await?;
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        let probe = guest.probe(LOGS).await?;
+        let mut times = said(&mut guest).await?;
+        guest.client.set_optimization(VM, true).await?;
+        jump(&guest, &probe.name).await?;
+        times.extend(said(&mut guest).await?);
+        check_eq!(times.len(), 2 * LINES, "times of lines");
+        let removed = guest.remove(&[&probe.name]).await?;
+        let hits = removed.first().map_or(0, |probe| probe.hits);
+        let (all, lost) = events::next(&mut stream, hits).await?;
+        check_eq!(lost, 0, "lost events");
+
+        let conversions = conversions(&guest, &clock).await?;
+        let ns = |event: &Event| {
+            let of_cpu = conversions.get(event.vcpu as usize);
+            let of_cpu = of_cpu.ok_or_else(|| wrong!("an event of vCPU {}", event.vcpu))?;
+            Ok::<_, Failure>(of_cpu.unbounded().ns(Tsc(event.tsc)))
+        };
+        let told: Vec<u64> = all.iter().map(ns).collect::<Result<_, _>>()?;
+        let farthest = times.iter().filter_map(|time| {
+            let logged = time * 1000;
+            told.iter().map(|told| told.abs_diff(logged)).min()
+        });
+        let farthest = farthest.max().unwrap_or(u64::MAX);
+        check!(
+            farthest < ALLOWED_NS,
+            "{farthest} ns from a time of the log; logged at {times:?} us, told {told:?} ns, by {conversions:?}"
+        );
+        guest.finish().await?;
+        pass_with(format!(
+            "{} lines, {farthest} ns at most, by {conversions:?}",
+            times.len()
+        ))
+    })
+}
+
+/// Has the guest log some lines; their times by its log in microseconds.
+async fn said(guest: &mut Guest) -> Result<Vec<u64>, Failure> {
+    let report = guest.work(SAY).await?;
+    let times = report["times_us"].as_array();
+    let times = times.ok_or_else(|| wrong!("no times in {report}"))?;
+    Ok(times.iter().filter_map(serde_json::Value::as_u64).collect())
+}
+
+fn clock(image: &str) -> Result<Clock, Failure> {
+    let file = std::fs::read(image).map_err(Failure::io("read the kernel"))?;
+    let told = |error: &dyn std::error::Error| wrong!("{image}: {error}");
+    let image = Image::parse(&file).map_err(|error| told(&error))?;
+    let symbols = Symbols::from_image(&image).map_err(|error| told(&error))?;
+    let types = Btf::from_image(&image, &symbols).map_err(|error| told(&error))?;
+    let clock = types.and_then(|types| Clock::find(&symbols, &types));
+    clock.ok_or_else(|| wrong!("the kernel doesn't tell where its clock is"))
+}
+
+/// How each CPU makes a time of its counter now.
+async fn conversions(guest: &Guest, clock: &Clock) -> Result<Vec<Conversion>, Failure> {
+    guest.client.pause_vm(VM).await?;
+    let offsets = guest.symbol("__per_cpu_offset").await?;
+    let offsets = guest.memory(offsets, VCPUS as usize * 8).await?;
+    let mut conversions = Vec::new();
+    for offset in offsets.as_chunks().0 {
+        let variables = GuestVirtAddr(u64::from_le_bytes(*offset));
+        conversions.push(conversion(guest, clock, variables).await?);
+    }
+    guest.client.resume_vm(VM).await?;
+    Ok(conversions)
+}
+
+async fn conversion(
+    guest: &Guest,
+    clock: &Clock,
+    variables: GuestVirtAddr,
+) -> Result<Conversion, Failure> {
+    // The server reads by virtual addresses.
+    let tables = PageTables {
+        root: GuestPhysAddr(0),
+        mode: PagingMode::Off,
+        no_execute: false,
+    };
+    let seen = Seen::default();
+    loop {
+        let read = clock.read(&seen, tables, variables);
+        let Some(missed) = seen.missed.take() else {
+            return read.ok_or_else(|| wrong!("the guest has no clock that is known"));
+        };
+        let page = guest.memory(missed, PAGE as usize).await?;
+        seen.pages.borrow_mut().insert(missed, page);
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// What has been read of a guest's memory, by virtual addresses, and what is to be read.
+#[derive(Debug, Default)]
+struct Seen {
+    pages: RefCell<BTreeMap<u64, Vec<u8>>>,
+    missed: Cell<Option<u64>>,
+}
+
+impl GuestMemory for Seen {
+    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
+        let pages = self.pages.borrow();
+        for (at, byte) in (at.0..).zip(into.iter_mut()) {
+            let (page, offset) = (at & !(PAGE - 1), at % PAGE);
+            let Some(bytes) = pages.get(&page) else {
+                self.missed.set(Some(page));
+                let at = GuestPhysAddr(at);
+                return Err(MemoryError { at, len: 1 });
+            };
+            *byte = bytes[offset as usize];
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
+        let len = from.len();
+        Err(MemoryError { at, len })
+    }
+}
