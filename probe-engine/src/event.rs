@@ -3,8 +3,8 @@
 use guest_state::{GuestVirtAddr, Registers, Tsc, VcpuId};
 
 use crate::probe::ProbeId;
-use crate::task::TaskContext;
 use crate::value::Recorded;
+use guest_kernel::context::TaskContext;
 
 /// One event of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Filters: which hits of a probe count, by the values that it takes and by the task.
 
 use crate::condition::Relation;
-use crate::task::TaskContext;
 use crate::value::Taken;
+use guest_kernel::context::TaskContext;
 
 /// A filter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

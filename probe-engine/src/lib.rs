@@ -19,7 +19,6 @@ pub mod percpu;
 pub mod probe;
 pub mod relocate;
 pub mod ring;
-pub mod task;
 pub mod value;
 
 mod insn;

@@ -171,9 +171,7 @@ impl Queue {
         let lost = std::mem::take(&mut state.lost);
         match state.batches.back_mut() {
             // Hits behind a loss begin a batch, since a batch tells only of losses before it.
-            Some(batch) if lost == 0 && batch.events.len() < BATCH => {
-                batch.events.push(event)
-            }
+            Some(batch) if lost == 0 && batch.events.len() < BATCH => batch.events.push(event),
             _ => {
                 let mut events = Vec::with_capacity(BATCH);
                 events.push(event);

@@ -3,10 +3,12 @@
 //! The vCPU that executes this may change between any two instructions, and interrupts may hit the
 //! same or another probe; so only single instructions change a block. See [`layout`].
 
+use guest_kernel::context::TaskContext;
 use guest_state::GuestVirtAddr;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
+    word_ptr,
 };
 
 use super::environment::Environment;
@@ -367,6 +369,30 @@ pub(super) fn task(
                 reg::rax,
             )?;
         }
+    }
+    let preempt = dword_ptr(record + (context + layout::CONTEXT_PREEMPT));
+    match variables.preempt_count {
+        Some(count) => {
+            a.mov(reg::eax, dword_ptr(count).gs())?;
+            a.mov(preempt, reg::eax)?;
+        }
+        None => a.mov(preempt, TaskContext::default().preempt_count.cast_signed())?,
+    }
+    if let Some((member, size)) = variables.migration_disabled {
+        let member = u64::from(member);
+        match size {
+            2 => a.movzx(reg::eax, word_ptr(task + member))?,
+            _ => a.mov(reg::eax, dword_ptr(task + member))?,
+        }
+        let to = dword_ptr(record + (context + layout::CONTEXT_MIGRATION));
+        a.mov(to, reg::eax)?;
+    }
+    if let Some(flags) = variables.thread_flags {
+        a.mov(reg::rax, qword_ptr(task + u64::from(flags)))?;
+        a.mov(
+            qword_ptr(record + (context + layout::CONTEXT_FLAGS)),
+            reg::rax,
+        )?;
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use guest_state::{Registers, Tsc, VcpuId};
 use super::layout;
 use super::shape::{Shape, take_context};
 use crate::fetch::Fetches;
-use crate::task::TaskContext;
 use crate::value::Recorded;
+use guest_kernel::context::TaskContext;
 
 /// Words of a hit's record.
 const WORDS: std::ops::RangeInclusive<usize> =

@@ -1,8 +1,8 @@
 //! What is in a record besides what all records have.
 
 use crate::fetch::Fetches;
-use crate::task::TaskContext;
 use crate::value::{Values, encoded_max};
+use guest_kernel::context::TaskContext;
 
 use super::layout;
 

@@ -1,6 +1,6 @@
 //! What a stopped vCPU tells of a hit besides registers: the current task, and the values that a probe asks for.
 
-use guest_state::x86_64::paging::{PageTables, read_virt, read_virt_u64};
+use guest_state::x86_64::paging::{read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use crate::engine::Engine;
@@ -8,8 +8,8 @@ use crate::engine::sites::probe::Probe;
 use crate::event::{Detail, Event, EventSink};
 use crate::filter::{Filter, Subject};
 use crate::probe::Options;
-use crate::task::TaskContext;
 use crate::value::{self, Bases, Encoder, Recorded, Taken};
+use guest_kernel::context::TaskContext;
 
 /// What is told of a hit besides registers.
 #[derive(Debug, Default)]
@@ -100,14 +100,16 @@ impl Engine {
         let cpu = vcpu.id().0;
         let control = vcpu.control().ok();
         let tables = control.and_then(|control| control.page_tables().ok());
-        let current = self.kernel.variables.current_task;
-        let task = control.zip(tables).zip(current);
-        let task = task.and_then(|((control, tables), current)| {
-            let at = control.gs_base.wrapping_add_signed(current.into());
-            read_virt_u64(memory, tables, GuestVirtAddr(at)).ok()
+        let variables = &self.kernel.variables;
+        let of_cpu = control.zip(tables);
+        let of_cpu = of_cpu.map(|(control, tables)| (GuestVirtAddr(control.gs_base), tables));
+        let task = of_cpu.and_then(|(at, tables)| {
+            let offset = variables.current_task?.into();
+            let at = GuestVirtAddr(at.0.wrapping_add_signed(offset));
+            read_virt_u64(memory, tables, at).ok()
         });
-        let found = tables.zip(task);
-        let context = found.and_then(|(tables, task)| self.task_context(memory, tables, task));
+        let context =
+            of_cpu.and_then(|(at, tables)| TaskContext::read(memory, tables, at, variables));
         let entry = match detail {
             Detail::Return { entry, .. } => Some(&**entry),
             _ => None,
@@ -145,33 +147,6 @@ impl Engine {
             task: task.unwrap_or(0),
             context: context.map(Box::new),
             values,
-        })
-    }
-
-    /// What the task at an address is, as far as the kernel's types tell.
-    fn task_context(
-        &self,
-        memory: &dyn GuestMemory,
-        tables: PageTables,
-        task: u64,
-    ) -> Option<TaskContext> {
-        let variables = self.kernel.variables;
-        let read = |offset: Option<u32>, into: &mut [u8]| {
-            let at = GuestVirtAddr(task.wrapping_add(offset?.into()));
-            read_virt(memory, tables, at, into).ok()
-        };
-        let number = |offset| {
-            let mut bytes = [0; 4];
-            read(offset, &mut bytes)?;
-            Some(u32::from_le_bytes(bytes))
-        };
-        let mut comm = [0; 16];
-        read(variables.comm, &mut comm)?;
-        Some(TaskContext {
-            pid: number(variables.pid)?,
-            tgid: number(variables.tgid)?,
-            comm,
-            ..TaskContext::default()
         })
     }
 }

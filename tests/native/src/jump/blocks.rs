@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use guest_kernel::context::TaskContext;
 use guest_kernel::percpu::Variables;
 use guest_state::GuestVirtAddr;
 use probe_engine::calls::layout as calls;
@@ -12,7 +13,6 @@ use probe_engine::detour::{Environment, Following};
 use probe_engine::ring::layout::{
     CELL, CELLS, CONTEXT_LEN, HEAD, MAGIC, RING_LEN, RINGS, TAIL, position, return_header,
 };
-use probe_engine::task::TaskContext;
 
 use super::memory::map;
 
@@ -284,7 +284,7 @@ impl Blocks {
     /// The words that a record has of the task of a vCPU.
     pub fn context_words(&self, vcpu: usize) -> [u64; CONTEXT_LEN as usize / 8] {
         let word = |at: usize| self.get(self.task(vcpu) + at as u64);
-        [word(PID), word(COMM), word(COMM + 8), 0, 0]
+        [word(PID), word(COMM), word(COMM + 8), 1 << 31, 0]
     }
 
     /// A cell.

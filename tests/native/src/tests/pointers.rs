@@ -1,6 +1,7 @@
 //! Detours that follow pointers: what they take is what an interpreter takes that walks the same page tables,
 //! whatever the pointers and the tables are.
 
+use guest_kernel::context::TaskContext;
 use guest_state::x86_64::page_entry::{LARGE, PRESENT};
 use guest_state::x86_64::paging::{PageTables, PagingMode, walk};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange, Registers};
@@ -9,7 +10,6 @@ use probe_engine::detour::{Dead, Environment, Pointers, Purpose, Root, Tag, gene
 use probe_engine::fetch::Fetches;
 use probe_engine::filter::{Filter, Number, Pattern, Subject, Text};
 use probe_engine::probe::Capture;
-use probe_engine::task::TaskContext;
 use probe_engine::value::{Base, Bases, Load, Space, Take, Taken, Value, take};
 use seeded_random::Random;
 
@@ -597,7 +597,7 @@ fn a_record_tells_of_the_task() {
     };
     let comm = |at: usize| u64::from_le_bytes(context.comm[at..at + 8].try_into().unwrap());
     for values in [vec![], vec![value]] {
-        let mut expected = vec![0x1230_0000_1234, comm(0), comm(8), 0, 0];
+        let mut expected = vec![0x1230_0000_1234, comm(0), comm(8), 1 << 31, 0];
         expected.splice(0..0, [0xad7]);
         if !values.is_empty() {
             expected.extend([8, 77]);
