@@ -11,6 +11,7 @@ use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
 use crate::symbols::{Symbols, SymbolsError};
+use crate::unwind::{OrcError, Unwinder};
 
 /// A kernel's symbols and tables.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct Kernel {
     pub variables: Variables,
     /// True if the blacklist contains all ftrace sites.
     pub has_ftrace: bool,
+    /// How to unwind its stacks, or why that can't be done. Knows no modules yet.
+    pub unwind: Result<Unwinder, OrcError>,
 }
 
 /// Why a kernel can't be read.
@@ -77,6 +80,7 @@ impl Kernel {
             .and_then(|btf| KprobeReader::new(btf, &symbols).ok());
         let kprobes = kprobes.flatten();
         let variables = Variables::find(&symbols, btf.as_ref());
+        let unwind = Unwinder::from_image(&image, &symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
             version: banner::version(&image, &symbols).unwrap_or_default(),
@@ -89,6 +93,7 @@ impl Kernel {
             kprobes,
             variables,
             has_ftrace,
+            unwind,
         })
     }
 
@@ -97,6 +102,7 @@ impl Kernel {
     pub fn from_symbols(symbols: Symbols) -> Self {
         Self {
             version: String::new(),
+            unwind: Ok(Unwinder::by_frame_pointers(&symbols)),
             symbols,
             blacklist: Blacklist::default(),
             exceptions: ExceptionTable::default(),
