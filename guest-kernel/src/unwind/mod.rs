@@ -147,9 +147,9 @@ impl Unwinder {
     /// Returns true if an address can be one of code: of the image, of a module, or where the kernel makes
     /// code while it runs.
     pub fn is_text(&self, at: GuestVirtAddr) -> bool {
-        self.text.iter().any(|text| text.contains(&at)) || MODULE_SPACE.contains(&at.0) || {
-            self.module(at).is_some()
-        }
+        self.text.iter().any(|text| text.contains(&at))
+            || MODULE_SPACE.contains(&at.0)
+            || self.module(at).is_some()
     }
 
     fn module(&self, at: GuestVirtAddr) -> Option<&LoadedModule> {
