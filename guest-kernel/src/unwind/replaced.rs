@@ -9,7 +9,8 @@ use guest_state::GuestVirtAddr;
 use crate::btf::{Btf, TypeError};
 use crate::symbols::Symbols;
 
-/// More return addresses than a stack has room for. A longer list is taken to be circular.
+/// How much of a task's list one walk looks at: more than there are return addresses on a stack. A longer list
+/// is taken to be circular.
 const MAX_NODES: u32 = 4096;
 /// The longest stack of the function graph tracer, in bytes: 50 entries (`FTRACE_RETFUNC_DEPTH`), and a page
 /// from Linux 6.11 (`SHADOW_STACK_SIZE`).
@@ -54,6 +55,8 @@ struct Graph {
 #[derive(Debug, Default)]
 pub(super) struct Cursors {
     rethook: Cursor,
+    /// How many nodes of the list have been looked at.
+    nodes: u32,
     graph: Cursor,
 }
 
@@ -90,7 +93,7 @@ impl Replaced {
     ) -> Option<GuestVirtAddr> {
         let rethooks = self.rethooks.filter(|r| r.trampoline == address);
         if let Some(rethooks) = rethooks {
-            return rethooks.original(slot, task?, &mut cursors.rethook, memory);
+            return rethooks.original(slot, task?, cursors, memory);
         }
         let graph = self.graph.filter(|g| g.trampoline == address)?;
         graph.original(slot, task?, &mut cursors.graph, memory)
@@ -116,16 +119,17 @@ impl Rethooks {
         self,
         slot: GuestVirtAddr,
         task: GuestVirtAddr,
-        cursor: &mut Cursor,
+        cursors: &mut Cursors,
         memory: Memory<'_>,
     ) -> Option<GuestVirtAddr> {
-        let mut link = match std::mem::replace(cursor, Cursor::Done) {
+        let mut link = match std::mem::replace(&mut cursors.rethook, Cursor::Done) {
             Cursor::Start => task.wrapping_add(self.head),
             // `next` is all that a `struct llist_node` has.
             Cursor::At(node) => node,
             Cursor::Done => return None,
         };
-        for _ in 0..MAX_NODES {
+        while cursors.nodes < MAX_NODES {
+            cursors.nodes += 1;
             let node = GuestVirtAddr(memory(link)?);
             if node.0 == 0 {
                 return None;
@@ -135,7 +139,7 @@ impl Rethooks {
             let its_slot = memory(start.wrapping_add(self.slot))?;
             // Of several kretprobes of one function, the first has what was there.
             if original != self.trampoline && its_slot == slot.0 {
-                *cursor = Cursor::At(node);
+                cursors.rethook = Cursor::At(node);
                 return Some(original);
             }
             link = node;

@@ -24,6 +24,18 @@ fn callers_are_found_up_to_where_entry_code_cleared_rbp() {
 }
 
 #[test]
+fn a_long_chain_on_one_stack_is_followed() {
+    let mut words = Words::new();
+    for i in 0..40 {
+        let frame = STACK + i * 0x20;
+        words = words.put(frame, &[frame + 0x20, text(0x200 + i)]);
+    }
+    let words = words.put(STACK + 40 * 0x20, &[0, text(0x301)]);
+    let trace = walk(&unwinder(None), &words, &at(0x100, STACK - 8, STACK));
+    assert_eq!((trace.addresses.len(), trace.end), (42, TraceEnd::Complete));
+}
+
+#[test]
 fn a_function_without_its_frame_yet_has_its_return_address_near_rsp() {
     let instruction = |bytes: &[u8]| {
         let mut word = BODY.to_le_bytes();

@@ -65,12 +65,20 @@ fn table(is_words: bool) -> Unwinder {
 }
 
 fn trace(unwinder: &Unwinder, words: &Words, task: Option<u64>) -> StackTrace {
+    // Three for each node, however the list goes round, and those of the stack.
+    let most = 3 * 4096 + 2 * words.0.len();
+    let mut reads = 0;
     let around = Surroundings {
-        memory: &mut |at| words.read(at),
+        memory: &mut |at| {
+            reads += 1;
+            words.read(at)
+        },
         foreign: &mut |_, _| None,
         task: task.map(GuestVirtAddr),
     };
-    unwinder.unwind(&at(LEAF, STACK, 0), around, 64)
+    let trace = unwinder.unwind(&at(LEAF, STACK, 0), around, MAX_FRAMES);
+    assert!(reads <= most, "{reads}");
+    trace
 }
 
 /// A stack on which two return addresses were replaced by a trampoline.
@@ -89,7 +97,7 @@ fn list(mut words: Words, nodes: &[(u64, u64)]) -> Words {
         let node = NODES + i * 0x100;
         words = words
             .put(link, &[node + 16])
-            .put(node + 32, &[TEXT + original, *slot]);
+            .put(node + 32, &[TEXT.wrapping_add(*original), *slot]);
         link = node + 16;
     }
     words.put(link, &[0])
@@ -97,7 +105,8 @@ fn list(mut words: Words, nodes: &[(u64, u64)]) -> Words {
 
 #[test]
 fn what_kretprobes_replaced_is_found_in_the_task_s_list() {
-    let two_of_one = [(RETHOOK, STACK), (LEAF + 1, STACK), (LEAF + 3, STACK + 16)];
+    let mut several_of_one = vec![(RETHOOK, STACK); 9];
+    several_of_one.extend([(LEAF + 1, STACK), (LEAF + 3, STACK + 16)]);
     let with_others = [
         (LEAF + 9, STACK - 64),
         (LEAF + 1, STACK),
@@ -106,7 +115,7 @@ fn what_kretprobes_replaced_is_found_in_the_task_s_list() {
     ];
     for nodes in [
         &[(LEAF + 1, STACK), (LEAF + 3, STACK + 16)][..],
-        &two_of_one,
+        &several_of_one,
         &with_others,
     ] {
         let found = trace(&table(false), &list(stack(RETHOOK), nodes), Some(TASK));
@@ -118,20 +127,20 @@ fn what_kretprobes_replaced_is_found_in_the_task_s_list() {
 #[test]
 fn what_the_function_graph_tracer_replaced_is_found_on_its_stack() {
     let entry = |original: u64, slot: u64| [TEXT + original, 1, 2, slot];
-    let entries = [
+    let mut entries = vec![
         entry(LEAF + 9, STACK + 0x100),
         entry(LEAF + 3, STACK + 16),
         entry(LEAF + 1, STACK),
-        // A function that jumped to another one, which then was called.
-        entry(GRAPH, STACK),
     ];
+    // Functions that jumped to another one, which then was called.
+    entries.extend([entry(GRAPH, STACK); 9]);
     let used = entries.concat();
     let unused = entry(LEAF + 8, STACK);
     // The number of the last one.
     let words = stack(GRAPH)
-        .put(TASK + 0x20, &[0x5_0000_0003, NODES])
+        .put(TASK + 0x20, &[0x5_0000_000b, NODES])
         .put(NODES, &used)
-        .put(NODES + 128, &unused);
+        .put(NODES + 12 * 32, &unused);
     let found = trace(&table(false), &words, Some(TASK));
     assert_eq!(offsets(&found), EXPECTED);
     // The number of words, with one more between the entries.
@@ -174,5 +183,50 @@ fn a_trampoline_is_shown_where_nothing_is_known_of_it() {
         let trampoline = words.read(GuestVirtAddr(STACK)).unwrap() - TEXT;
         assert_eq!(offsets(&found), [LEAF, trampoline]);
         assert_eq!(found.end, TraceEnd::NoEntry);
+    }
+}
+
+#[test]
+fn a_list_is_gone_through_once_however_many_were_replaced() {
+    const COUNT: u64 = 500;
+    let mut words = Words::new();
+    let mut nodes = Vec::new();
+    for i in 0..COUNT {
+        let slot = STACK + i * 8;
+        words = words.put(slot, &[TEXT + RETHOOK]);
+        nodes.push((LEAF + 1 + i % 64, slot));
+    }
+    let words = list(
+        words.put(STACK + COUNT * 8, &[TEXT + OUTERMOST + 1]),
+        &nodes,
+    );
+    let found = trace(&table(false), &words, Some(TASK));
+    assert_eq!(found.addresses.len() as u64, COUNT + 2);
+    assert_eq!(found.end, TraceEnd::Complete);
+}
+
+#[test]
+fn trampolines_of_the_kernel_and_others_can_replace_each_other() {
+    let ours = 0xffff_ffff_1000_0000;
+    // One of ours took the place of the kernel's, or the other way round.
+    for (slot, foreign, node) in [
+        (ours, TEXT + RETHOOK, TEXT + LEAF + 1),
+        (TEXT + RETHOOK, TEXT + LEAF + 1, ours),
+    ] {
+        let words = Words::new()
+            .put(STACK, &[slot])
+            .put(STACK + 8, &[TEXT + OUTERMOST + 1]);
+        let words = list(words, &[(node.wrapping_sub(TEXT), STACK)]);
+        let around = Surroundings {
+            memory: &mut |at| words.read(at),
+            foreign: &mut |at, _| {
+                (at.0 == ours).then_some(Foreign::Returned {
+                    original: GuestVirtAddr(foreign),
+                })
+            },
+            task: Some(GuestVirtAddr(TASK)),
+        };
+        let found = table(false).unwind(&at(LEAF, STACK, 0), around, 64);
+        assert_eq!(offsets(&found), [LEAF, LEAF + 1, OUTERMOST + 1]);
     }
 }

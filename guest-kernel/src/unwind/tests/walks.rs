@@ -73,6 +73,32 @@ fn a_caller_s_frame_pointer_is_taken_along() {
 }
 
 #[test]
+fn a_saved_frame_pointer_is_found_from_rbp_or_from_the_caller_s_stack() {
+    // Each has the return address at RSP + 16, and a different word for RBP.
+    let words = Words::new()
+        .put(STACK + 0x10, &[text(FRAME + 8)])
+        .put(STACK + 8, &[STACK + 0x40])
+        .put(STACK + 0x90, &[STACK + 0x60])
+        .put(STACK + 0x40, &[0, text(OUTERMOST + 1)])
+        .put(STACK + 0x60, &[0, text(OUTERMOST + 2)])
+        .put(STACK + 0x80, &[0, text(OUTERMOST + 3)]);
+    for (bp, bp_offset, expected) in [
+        (Base::PreviousSp, -16, 1),
+        (Base::Bp, 16, 2),
+        (Base::Undefined, 16, 3),
+    ] {
+        let unwinder = table(OrcEntry {
+            bp,
+            bp_offset,
+            ..call(24)
+        });
+        let trace = walk(&unwinder, &words, &at(SPECIAL, STACK, STACK + 0x80));
+        let expected = [SPECIAL, FRAME + 8, OUTERMOST + expected];
+        assert_eq!(offsets(&trace), expected, "{bp:?}");
+    }
+}
+
+#[test]
 fn an_interrupted_function_is_looked_up_where_it_was() {
     let regs = STACK + 0x10;
     // It is at its very first instruction: what is in front is another function.
