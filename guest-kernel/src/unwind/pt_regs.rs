@@ -83,7 +83,8 @@ impl Interrupted {
         }
     }
 
-    /// The value of RBP; `None` where it isn't known from here. The error tells that it can't be read.
+    /// The value of RBP, or that it isn't known from here (the inner `None`). The outer `None` tells that it
+    /// can't be read.
     pub(super) fn rbp(
         self,
         memory: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,

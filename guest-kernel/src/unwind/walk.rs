@@ -72,9 +72,10 @@ impl<'a, 'b> Walk<'a, 'b> {
                 break TraceEnd::Full;
             }
             addresses.push(self.at.ip);
-            let next = match self.unwinder.has_orc() {
-                true => self.by_orc(),
-                false => self.by_frame_pointer(),
+            let next = if self.unwinder.has_orc() {
+                self.by_orc()
+            } else {
+                self.by_frame_pointer()
             };
             if let Err(end) = next {
                 break end;
