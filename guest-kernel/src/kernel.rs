@@ -13,6 +13,7 @@ use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
 use crate::symbols::{Symbols, SymbolsError};
+use crate::unwind::{OrcError, Unwinder};
 
 /// A kernel's symbols and tables.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Kernel {
     pub resched: ReschedBits,
     /// True if the blacklist contains all ftrace sites.
     pub has_ftrace: bool,
+    /// How to unwind its stacks, or why that can't be done. Knows no modules yet.
+    pub unwind: Result<Unwinder, OrcError>,
 }
 
 /// Why a kernel can't be read.
@@ -87,6 +90,7 @@ impl Kernel {
         let variables = Variables::find(&symbols, btf.as_ref());
         let clock = btf.as_ref().and_then(|btf| Clock::find(&symbols, btf));
         let version = banner::version(&image, &symbols).unwrap_or_default();
+        let unwind = Unwinder::from_image(&image, &symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
             resched: ReschedBits::of(&version),
@@ -102,6 +106,7 @@ impl Kernel {
             variables,
             clock,
             has_ftrace,
+            unwind,
         })
     }
 
@@ -110,6 +115,7 @@ impl Kernel {
     pub fn from_symbols(symbols: Symbols) -> Self {
         Self {
             version: String::new(),
+            unwind: Ok(Unwinder::by_frame_pointers(&symbols)),
             symbols,
             types: None,
             blacklist: Blacklist::default(),

@@ -20,6 +20,7 @@ pub mod kprobes;
 pub mod modules;
 pub mod percpu;
 pub mod symbols;
+pub mod unwind;
 
 pub use image::{Image, ImageError};
 pub use image_map::ImageMap;

@@ -21,6 +21,9 @@ pub struct Event {
     /// The current task, `task_struct`'s address; 0 where it isn't known, as in events of breakpoints that
     /// don't ask for the context.
     pub task: u64,
+    /// The time by the clock of the guest's log, in nanoseconds; 0 where it isn't known, as in events that
+    /// don't ask for the context.
+    pub time_ns: u64,
     /// What the current task is, if the probe asks for it and the kernel's types tell.
     pub context: Option<Box<TaskContext>>,
     /// The values that the probe asks for.

@@ -26,6 +26,7 @@ pub struct PerCpu {
     environment: Environment,
     blocks: Vec<GuestVirtAddr>,
     cells: u32,
+    first_cpu: GuestVirtAddr,
 }
 
 impl PerCpu {
@@ -87,6 +88,7 @@ impl PerCpu {
                 pointers: None,
             },
             blocks: offsets.iter().map(block).collect(),
+            first_cpu: GuestVirtAddr(first),
             cells: ((room - layout::CELLS) / layout::CELL) as u32,
         })
     }
@@ -100,6 +102,11 @@ impl PerCpu {
     /// What all detours have in common.
     pub fn environment(&self) -> Environment {
         self.environment
+    }
+
+    /// Where the variables of the first CPU are.
+    pub fn first_cpu(&self) -> GuestVirtAddr {
+        self.first_cpu
     }
 
     /// The block of each CPU, by its number.

@@ -36,6 +36,7 @@ use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
 use guest_state::{GuestMemory, MemoryError};
+use hits::clock::GuestClock;
 use hits::stepping::Steps;
 use jumps::outstanding::Outstanding;
 use jumps::reader::Reader;
@@ -73,7 +74,7 @@ const FREES_INIT_TEXT: u32 = 2;
 ///
 /// Its parts own their locks. A thread that needs several takes them in the order of [`Rank`].
 pub struct Engine {
-    kernel: Kernel,
+    kernel: Arc<Kernel>,
     vcpus: u32,
     /// The probes. Locked during a change of them.
     registry: Lock<Arc<Registry>>,
@@ -82,6 +83,7 @@ pub struct Engine {
     departed: Departed,
     arena: CodeArena,
     steps: Steps,
+    clock: GuestClock,
     merger: Merger,
     returns: Returns,
     exits: Exits,
@@ -96,19 +98,20 @@ impl Engine {
     /// An engine with no probes, for a guest with so many vCPUs. `image` is `None`
     /// while it isn't known where the kernel is in guest memory.
     pub fn new(
-        kernel: Kernel,
+        kernel: impl Into<Arc<Kernel>>,
         image: Option<ImageMap>,
         vcpus: u32,
         sink: Arc<dyn EventSink>,
     ) -> Self {
         Self {
-            kernel,
+            kernel: kernel.into(),
             vcpus,
             registry: Lock::new(Rank::Registry, Default::default()),
             table: ArcSwap::from_pointee(Table::new(image)),
             departed: Departed::new(),
             arena: CodeArena::new(),
             steps: Steps::new(),
+            clock: GuestClock::default(),
             merger: Merger::new(sink),
             returns: Returns::new(),
             exits: Exits::new(),
@@ -154,6 +157,11 @@ impl Engine {
         let mut state = [0; 4];
         memory.read(phys, &mut state)?;
         Ok(Some(u32::from_le_bytes(state) >= FREES_INIT_TEXT))
+    }
+
+    /// What the kernel's image tells.
+    pub fn kernel(&self) -> &Arc<Kernel> {
+        &self.kernel
     }
 
     /// The kernel's symbols.

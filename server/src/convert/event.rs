@@ -95,6 +95,7 @@ mod tests {
             },
             task: 0x77,
             context: None,
+            time_ns: 0,
             values: Recorded::default(),
             detail,
         })

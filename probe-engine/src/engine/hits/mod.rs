@@ -1,5 +1,6 @@
 //! Answers to traps: who is told of a hit, and how the vCPU gets past the instruction.
 
+pub(crate) mod clock;
 pub(crate) mod filter;
 pub(crate) mod int3;
 pub(crate) mod merge;

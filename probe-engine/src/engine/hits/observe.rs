@@ -1,6 +1,6 @@
 //! What a stopped vCPU tells of a hit besides registers: the current task, and the values that a probe asks for.
 
-use guest_state::x86_64::paging::{read_virt, read_virt_u64};
+use guest_state::x86_64::paging::{PageTables, read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use crate::engine::Engine;
@@ -17,6 +17,8 @@ pub(crate) struct Observed {
     /// The address of the current task; 0 where it isn't looked at or not known.
     task: u64,
     context: Option<Box<TaskContext>>,
+    /// The page tables and the place of the CPU's variables; `None` where nobody asks for the context.
+    of_cpu: Option<(GuestVirtAddr, PageTables)>,
     values: Recorded,
 }
 
@@ -33,7 +35,7 @@ impl Engine {
     ) {
         if let Some(observed) = self.observe(probe, memory, vcpu, registers, &detail) {
             probe.hit();
-            self.send(probe, vcpu, tsc, registers, detail, observed);
+            self.send(probe, (memory, vcpu), tsc, registers, detail, observed);
         }
     }
 
@@ -48,14 +50,14 @@ impl Engine {
         detail: Detail,
     ) {
         if let Some(observed) = self.observe(probe, memory, vcpu, registers, &detail) {
-            self.send(probe, vcpu, tsc, registers, detail, observed);
+            self.send(probe, (memory, vcpu), tsc, registers, detail, observed);
         }
     }
 
     fn send(
         &self,
         probe: &Probe,
-        vcpu: &dyn Vcpu,
+        (memory, vcpu): (&dyn GuestMemory, &dyn Vcpu),
         tsc: &mut Option<Tsc>,
         registers: &Registers,
         mut detail: Detail,
@@ -67,10 +69,13 @@ impl Engine {
         if let Detail::Return { entry, .. } = &mut detail {
             **entry = wanted.take(entry);
         }
+        let tsc = *tsc.get_or_insert_with(|| vcpu.tsc());
+        let time = |of_cpu| self.time(memory, of_cpu, tsc);
         self.merger.event(&Event {
             probe: probe.id,
             vcpu: vcpu.id(),
-            tsc: *tsc.get_or_insert_with(|| vcpu.tsc()),
+            tsc,
+            time_ns: observed.of_cpu.map_or(0, time),
             registers: wanted.take(registers),
             task: observed.task,
             context: observed.context,
@@ -146,6 +151,7 @@ impl Engine {
         meets.then(|| Observed {
             task: task.unwrap_or(0),
             context: context.map(Box::new),
+            of_cpu,
             values,
         })
     }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use guest_state::{GuestMemory, GuestVirtAddr, Registers, VcpuId};
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, VcpuId};
 
 use crate::calls::Tally;
 use crate::detour::{Full, Purpose};
@@ -223,7 +223,14 @@ impl Credit {
     }
 
     /// Reports a record that was at this position of its vCPU's ring.
-    pub(crate) fn record(&self, at: u64, record: &Record, table: &Table, merger: &Merger) {
+    /// `time` is when that was by the guest's clock.
+    pub(crate) fn record(
+        &self,
+        at: u64,
+        record: &Record,
+        (table, merger): (&Table, &Merger),
+        time: impl Fn(Tsc) -> u64,
+    ) {
         let Some(known) = self.known(record.detour) else {
             return;
         };
@@ -248,7 +255,15 @@ impl Credit {
             probe.hit();
             if let Some(wanted) = probe.options.capture.fetches() {
                 let event = event(probe, known.at, record, wanted);
-                merger.event(&Event { values, ..event });
+                let time_ns = match probe.options.context {
+                    true => time(record.tsc),
+                    false => 0,
+                };
+                merger.event(&Event {
+                    values,
+                    time_ns,
+                    ..event
+                });
             }
         }
     }
@@ -469,6 +484,7 @@ fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> 
         probe: probe.id,
         context: context.clone().filter(|_| probe.options.context),
         values: Recorded::default(),
+        time_ns: 0,
         vcpu: record.vcpu,
         tsc: record.tsc,
         registers: with_rip(&record.registers, rip),

@@ -26,6 +26,8 @@ pub(crate) struct ReaderState {
     pub(crate) rings: Rings,
     pub(crate) environment: Environment,
     pub(crate) cells: u32,
+    /// Where the variables of the first CPU are.
+    pub(crate) first_cpu: GuestVirtAddr,
     /// Whose the records and counts are.
     pub(crate) credit: Credit,
     /// What return probes have, or why they can't be jumps.

@@ -81,8 +81,10 @@ impl Engine {
         let mut rings = ring::Rings::new(places, cells);
         rings.init(memory).map_err(|error| not(error.to_string()))?;
         let environment = percpu.environment();
+        let first_cpu = percpu.first_cpu();
         let follower = self.make_follower(memory, &environment);
         Ok(ReaderState {
+            first_cpu,
             rings,
             environment,
             cells,
@@ -183,11 +185,14 @@ impl Engine {
             follower,
             damaged,
             quiet,
+            first_cpu,
             ..
         } = state;
         let shape = |header| credit.shape(header);
+        let of_cpu = self.last_tables.get().map(|tables| (*first_cpu, tables));
+        let time = |tsc| of_cpu.map_or(0, |of_cpu| self.time(memory, of_cpu, tsc));
         let found = rings.read(memory, ahead, shape, |at, record| {
-            credit.record(at, &record, &table, &self.merger);
+            credit.record(at, &record, (&table, &self.merger), time);
         });
         credit.forget_eras(rings);
         *damaged = damaged.saturating_add(found.damaged);

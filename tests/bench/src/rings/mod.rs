@@ -226,6 +226,7 @@ fn event(record: &Record) -> Event {
         registers: record.registers,
         task: record.task,
         context: None,
+        time_ns: 0,
         values: Recorded::default(),
         detail: Detail::Pre,
     }

@@ -54,6 +54,7 @@ fn event(tsc: u64) -> Event {
         registers: Registers::default(),
         task: 0,
         context: None,
+        time_ns: 0,
         values: Recorded::default(),
         detail: Detail::Pre,
     }

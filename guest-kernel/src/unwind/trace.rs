@@ -1,0 +1,86 @@
+//! What unwinding gives, and what it needs from outside.
+
+use guest_state::GuestVirtAddr;
+
+/// The most addresses of a trace. No stack of a kernel holds as many.
+pub const MAX_FRAMES: usize = 1024;
+
+/// The functions that were being called, innermost first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackTrace {
+    /// Where the code was, and then the addresses that it and its callers return to, as the kernel's own
+    /// traces have them (`arch_stack_walk` in `arch/x86/kernel/stacktrace.c`). Where an interrupt came
+    /// in between, the address of the interrupted instruction.
+    pub addresses: Vec<GuestVirtAddr>,
+    /// Why there are no more.
+    pub end: TraceEnd,
+    /// Some caller was found by a frame pointer, in code that may not have one. From there on all may be
+    /// wrong.
+    pub guessed: bool,
+}
+
+/// Why a trace ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceEnd {
+    /// All callers are there: user space called the outermost one, or nobody did.
+    Complete,
+    /// There are as many as were wanted.
+    Full,
+    /// The stack can't be read any further. A captured piece of it ends here.
+    NotThere,
+    /// The kernel's tables don't tell how to go on from there. Some assembly has no callers.
+    NoEntry,
+    /// What is called a return address is none.
+    NotText,
+    /// The callers go round in a circle, or the stack makes no sense.
+    Circular,
+    /// A caller's stack is only in a register whose value isn't known there.
+    NoRegister,
+}
+
+/// What an address in code stands for that isn't the kernel's, but was put between by whoever unwinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Foreign {
+    /// A copy of the kernel's code, or what stands in for it.
+    Copy {
+        /// The kernel's instruction that comes next, had nothing been put between.
+        original: GuestVirtAddr,
+        /// How many bytes the code put in between has pushed on the stack at that place.
+        pushed: u64,
+    },
+    /// It replaced a return address on the stack.
+    Returned {
+        /// What was there.
+        original: GuestVirtAddr,
+    },
+}
+
+/// What a walk of a stack reads.
+pub struct Surroundings<'a> {
+    /// The 8 bytes at an address of the kernel's; `None` where nothing can be read.
+    pub memory: &'a mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
+    /// What an address stands for that isn't in the kernel's code. The second address is where that return
+    /// address is on the stack, or was before it was returned to.
+    pub foreign: &'a mut dyn FnMut(GuestVirtAddr, GuestVirtAddr) -> Option<Foreign>,
+    /// The `struct task_struct` of the task whose stack it is. With it, return addresses that the kernel's
+    /// own kretprobes and function graph tracer replaced are found.
+    pub task: Option<GuestVirtAddr>,
+}
+
+/// A piece of a stack as it was copied.
+#[derive(Debug, Clone, Copy)]
+pub struct CapturedStack<'a> {
+    /// Where it was.
+    pub start: GuestVirtAddr,
+    /// What was there.
+    pub bytes: &'a [u8],
+}
+
+impl CapturedStack<'_> {
+    /// The 8 bytes that were at an address; `None` outside the piece.
+    pub fn read(&self, at: GuestVirtAddr) -> Option<u64> {
+        let offset = usize::try_from(at.offset_from(self.start)?).ok()?;
+        let word = self.bytes.get(offset..)?.first_chunk()?;
+        Some(u64::from_le_bytes(*word))
+    }
+}

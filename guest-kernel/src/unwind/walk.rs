@@ -1,0 +1,239 @@
+//! The walk from a function to its callers.
+
+use guest_state::{GuestVirtAddr, Registers};
+
+use super::Unwinder;
+use super::entry::{Base, Frame, OrcEntry};
+use super::pt_regs::{self, Came, Interrupted, Whole};
+use super::replaced::Cursors;
+use super::trace::{Foreign, MAX_FRAMES, StackTrace, Surroundings, TraceEnd};
+
+/// The longest stack of a kernel in bytes: 16 KiB, twice that under KASAN
+/// (`arch/x86/include/asm/page_64_types.h`). Callers further away are on another stack.
+const STACK_LEN: u64 = 32 << 10;
+/// How often a trace may go to another stack: a CPU has one for tasks, interrupts and entries, and one for
+/// each of six exceptions (`enum stack_type` in `arch/x86/include/asm/stacktrace.h`,
+/// `enum exception_stack_ordering` in `arch/x86/include/asm/cpu_entry_area.h`).
+const MAX_SWITCHES: u32 = 8;
+/// How often an address may stand for another one that stands for another one: a trampoline of the kernel's
+/// and one from outside.
+const MAX_REPLACED: usize = 4;
+
+/// A word of the stack.
+const WORD: u64 = 8;
+
+/// Where a walk has come to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) ip: GuestVirtAddr,
+    pub(super) sp: GuestVirtAddr,
+    pub(super) bp: GuestVirtAddr,
+    /// `ip` is the instruction that comes next, rather than where a call returns to.
+    pub(super) signal: bool,
+    pub(super) interrupted: Interrupted,
+}
+
+/// A walk under way.
+pub(super) struct Walk<'a, 'b> {
+    pub(super) unwinder: &'a Unwinder,
+    pub(super) around: Surroundings<'b>,
+    pub(super) at: Place,
+    cursors: Cursors,
+    switches: u32,
+    pub(super) guessed: bool,
+}
+
+impl<'a, 'b> Walk<'a, 'b> {
+    pub(super) fn new(unwinder: &'a Unwinder, start: &Registers, around: Surroundings<'b>) -> Self {
+        let mut walk = Self {
+            unwinder,
+            around,
+            at: Place {
+                ip: GuestVirtAddr(start.rip),
+                sp: GuestVirtAddr(start.rsp),
+                bp: GuestVirtAddr(start.rbp),
+                signal: true,
+                interrupted: Interrupted::Whole(Whole::Known(*start)),
+            },
+            cursors: Cursors::default(),
+            switches: 0,
+            guessed: false,
+        };
+        (walk.at.ip, walk.at.sp) = walk.before(walk.at.ip, walk.at.sp);
+        walk
+    }
+
+    /// The whole trace.
+    pub(super) fn trace(mut self, frames: usize) -> StackTrace {
+        let frames = frames.min(MAX_FRAMES);
+        let mut addresses = Vec::new();
+        let end = loop {
+            if addresses.len() == frames {
+                break TraceEnd::Full;
+            }
+            addresses.push(self.at.ip);
+            let next = if self.unwinder.has_orc() {
+                self.by_orc()
+            } else {
+                self.by_frame_pointer()
+            };
+            if let Err(end) = next {
+                break end;
+            }
+            if !self.unwinder.is_text(self.at.ip) {
+                break TraceEnd::NotText;
+            }
+        };
+        StackTrace {
+            addresses,
+            end,
+            guessed: self.guessed,
+        }
+    }
+
+    /// Goes to the caller by what the tables say (`unwind_next_frame` in `arch/x86/kernel/unwind_orc.c`).
+    fn by_orc(&mut self) -> Result<(), TraceEnd> {
+        // The call itself says how the stack is; behind a function that never returns is another's code.
+        let looked_up = if self.at.signal {
+            self.at.ip
+        } else {
+            self.at.ip.wrapping_add(u64::MAX)
+        };
+        let entry = self.entry(looked_up);
+        match entry.frame {
+            Frame::Undefined | Frame::Unknown => return Err(TraceEnd::NoEntry),
+            Frame::EndOfStack => return Err(TraceEnd::Complete),
+            Frame::Call | Frame::Registers | Frame::PartialRegisters => {}
+        }
+        let found = self.previous_sp(entry)?;
+        let mut next = Place {
+            signal: entry.signal,
+            ..self.at
+        };
+        match entry.frame {
+            Frame::Registers => {
+                self.came(found, &mut next)?;
+                next.interrupted = Interrupted::Whole(Whole::At(found));
+            }
+            Frame::PartialRegisters => {
+                self.came(pt_regs::of_partial(found), &mut next)?;
+                next.interrupted = self.at.interrupted.partly();
+            }
+            _ => {
+                let slot = found.wrapping_add(WORD.wrapping_neg());
+                next.ip = self.returned(slot)?;
+                next.sp = found;
+                next.interrupted = Interrupted::No;
+            }
+        }
+        let offset = i64::from(entry.bp_offset).cast_unsigned();
+        match entry.bp {
+            Base::Undefined => {
+                let rbp = next.interrupted.rbp(self.around.memory);
+                if let Some(rbp) = rbp.ok_or(TraceEnd::NotThere)? {
+                    next.bp = GuestVirtAddr(rbp);
+                }
+            }
+            Base::PreviousSp => next.bp = self.address(found.wrapping_add(offset))?,
+            Base::Bp => next.bp = self.address(self.at.bp.wrapping_add(offset))?,
+            _ => return Err(TraceEnd::NoEntry),
+        }
+        self.go(next)
+    }
+
+    fn entry(&mut self, at: GuestVirtAddr) -> OrcEntry {
+        // Where a null pointer was called, its caller's address is still at RSP (`null_orc_entry`).
+        if at.0 == 0 {
+            return OrcEntry::CALLED;
+        }
+        self.unwinder.find(at).unwrap_or_else(|| {
+            self.guessed = true;
+            OrcEntry::FRAME_POINTER
+        })
+    }
+
+    /// The caller's stack pointer, or where the registers of what was interrupted are.
+    fn previous_sp(&mut self, entry: OrcEntry) -> Result<GuestVirtAddr, TraceEnd> {
+        let offset = i64::from(entry.sp_offset).cast_unsigned();
+        Ok(match entry.sp {
+            Base::Sp => self.at.sp.wrapping_add(offset),
+            Base::Bp => self.at.bp.wrapping_add(offset),
+            Base::SpIndirect => self.address(self.at.sp)?.wrapping_add(offset),
+            Base::BpIndirect => self.address(self.at.bp.wrapping_add(offset))?,
+            Base::Register(register) => {
+                let value = self.at.interrupted.register(register, self.around.memory);
+                GuestVirtAddr(value.ok_or(TraceEnd::NoRegister)?)
+            }
+            Base::Undefined | Base::PreviousSp | Base::Unknown => return Err(TraceEnd::NoEntry),
+        })
+    }
+
+    /// Takes over what an interrupt came into, by the `struct pt_regs` at an address.
+    ///
+    /// # Errors
+    /// It can't be read, or was user space.
+    pub(super) fn came(&mut self, regs: GuestVirtAddr, next: &mut Place) -> Result<(), TraceEnd> {
+        let came = Came::read(regs, self.around.memory).ok_or(TraceEnd::NotThere)?;
+        if came.user {
+            return Err(TraceEnd::Complete);
+        }
+        (next.ip, next.sp) = self.before(came.rip, came.rsp);
+        Ok(())
+    }
+
+    /// Goes on from a place, if the stack makes sense there.
+    pub(super) fn go(&mut self, next: Place) -> Result<(), TraceEnd> {
+        let grown = next.sp.0.wrapping_sub(self.at.sp.0);
+        if !(1..=STACK_LEN).contains(&grown) {
+            self.switches += 1;
+            if self.switches > MAX_SWITCHES {
+                return Err(TraceEnd::Circular);
+            }
+        }
+        self.at = next;
+        Ok(())
+    }
+
+    /// An address that the stack holds.
+    pub(super) fn address(&mut self, at: GuestVirtAddr) -> Result<GuestVirtAddr, TraceEnd> {
+        let value = (self.around.memory)(at).ok_or(TraceEnd::NotThere)?;
+        Ok(GuestVirtAddr(value))
+    }
+
+    /// The return address at a place of the stack, as the caller pushed it.
+    pub(super) fn returned(&mut self, slot: GuestVirtAddr) -> Result<GuestVirtAddr, TraceEnd> {
+        let address = self.address(slot)?;
+        Ok(self.original(address, slot).0)
+    }
+
+    /// Where code was before anything was put between, and its stack pointer.
+    fn before(&mut self, ip: GuestVirtAddr, sp: GuestVirtAddr) -> (GuestVirtAddr, GuestVirtAddr) {
+        // Right behind a return, the return address is still below the stack pointer.
+        let slot = sp.wrapping_add(WORD.wrapping_neg());
+        let (ip, pushed) = self.original(ip, slot);
+        (ip, sp.wrapping_add(pushed))
+    }
+
+    /// What an address stands for, and how many bytes have been pushed there.
+    fn original(&mut self, ip: GuestVirtAddr, slot: GuestVirtAddr) -> (GuestVirtAddr, u64) {
+        let (mut address, mut bytes) = (ip, 0_u64);
+        for _ in 0..MAX_REPLACED {
+            address = match (self.around.foreign)(address, slot) {
+                Some(Foreign::Copy { original, pushed }) => {
+                    bytes = bytes.wrapping_add(pushed);
+                    original
+                }
+                Some(Foreign::Returned { original }) => original,
+                None => {
+                    let replaced = &self.unwinder.replaced;
+                    let (task, memory) = (self.around.task, &mut *self.around.memory);
+                    match replaced.recover(address, slot, task, &mut self.cursors, memory) {
+                        Some(original) => original,
+                        None => break,
+                    }
+                }
+            };
+        }
+        (address, bytes)
+    }
+}
