@@ -105,6 +105,24 @@ impl Format {
         }
     }
 
+    /// The bits that a single number is in the first 8 bytes of its value: the first of them, how many they are,
+    /// and whether the uppermost is a sign. `None` for all else.
+    pub fn bits(&self) -> Option<(u8, u8, bool)> {
+        let (What::Number(number), None) = (&self.what, self.count) else {
+            return None;
+        };
+        let signed = number.style == Style::Signed;
+        match number.bits {
+            Some(bits) => Some((bits.shift, bits.len, signed)),
+            None => Some((0, number.size.checked_mul(8)?.min(64), signed)),
+        }
+    }
+
+    /// Returns true if it is one text that is taken from memory.
+    pub fn is_single_text(&self) -> bool {
+        (&self.what, self.count) == (&What::Text, None)
+    }
+
     /// How many elements an array has; 0 for a single value.
     pub fn elements(&self) -> u32 {
         self.count.unwrap_or(0)

@@ -20,6 +20,7 @@
 mod compile;
 mod definition;
 mod error;
+mod filter;
 mod format;
 mod known;
 #[cfg(test)]
@@ -27,5 +28,6 @@ mod tests;
 
 pub use compile::{Compiled, STRING_MAX, compile};
 pub use error::{Cause, CompileError};
+pub use filter::{FilterCause, FilterError, compile_filter};
 pub use format::Format;
 pub use known::{Function, Known, Place};

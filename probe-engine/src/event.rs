@@ -26,6 +26,8 @@ pub struct Event {
     pub time_ns: u64,
     /// What the current task is, if the probe asks for it and the kernel's types tell.
     pub context: Option<Box<TaskContext>>,
+    /// RFLAGS at the hit, if the context is asked for.
+    pub flags: Option<u64>,
     /// The values that the probe asks for.
     pub values: Recorded,
     /// What happened.

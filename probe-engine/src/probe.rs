@@ -152,6 +152,8 @@ pub struct Options {
     pub filter: Option<Arc<Filter>>,
     /// Whether an event tells of the current task.
     pub context: bool,
+    /// Most return addresses of the task's stack that an event has.
+    pub stack: u32,
     /// A vCPU whose ring is full waits, instead of losing its record.
     pub lossless: bool,
     /// Whether the probe may become a jump.
@@ -166,6 +168,7 @@ impl Default for Options {
             values: Values::default(),
             filter: None,
             context: false,
+            stack: 0,
             lossless: false,
             optimize: true,
         }

@@ -96,6 +96,7 @@ mod tests {
             task: 0x77,
             context: None,
             time_ns: 0,
+            flags: None,
             values: Recorded::default(),
             detail,
         })

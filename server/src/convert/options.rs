@@ -46,6 +46,7 @@ pub fn options(options: &v1::ProbeOptions) -> Result<Options, WrongOption> {
         values: Values::default(),
         filter: None,
         context: true,
+        stack: 0,
         lossless: options.lossless,
         optimize: vmprobe_spec::may_optimize(options),
     })

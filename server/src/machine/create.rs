@@ -16,6 +16,7 @@ use vmm::boot::bzimage::KernelFormat;
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
+use super::asked::{Asked, AskedProbes};
 use super::{Described, Machine, OptimizerThread, ReaderThread};
 use crate::fanout::Fanout;
 use crate::limits::{self, Limits};
@@ -26,12 +27,15 @@ use crate::{convert, status};
 const DEFAULT_MEMORY_MIB: u64 = 512;
 
 /// Hands the engine's events to those who follow them.
-struct Events(Arc<Fanout>);
+struct Events {
+    fanout: Arc<Fanout>,
+    asked: Arc<AskedProbes>,
+}
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
-        if !self.0.is_idle() {
-            self.0.publish(convert::event(event));
+        if !self.fanout.is_idle() {
+            self.fanout.publish(self.asked.event(event));
         }
     }
 }
@@ -47,13 +51,19 @@ impl Machine {
         limits: &Limits,
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
         let config = config(request, limits)?;
-        let specs = first_probes(request)?;
+        let mut first = first_probes(request)?;
         let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
         let (kernel, version) = read_kernel(&mut vm)?;
 
         let events = Arc::new(Fanout::default());
-        let sink = Arc::new(Events(Arc::clone(&events)));
+        let kernel = Arc::new(kernel);
+        let asked = Arc::new(AskedProbes::new(Arc::clone(&kernel)));
+        let sink = Arc::new(Events {
+            fanout: Arc::clone(&events),
+            asked: Arc::clone(&asked),
+        });
         let engine = Arc::new(Engine::new(kernel, image_map(&vm), vm.vcpus(), sink));
+        let compiled = first.compile(&asked)?;
         let (ended, ending) = watch::channel(None);
         let machine = Arc::new(Self {
             name: name.to_owned(),
@@ -62,18 +72,14 @@ impl Machine {
             vm: Arc::new(vm),
             engine,
             events,
+            asked,
             ending,
             changing: Mutex::default(),
             optimizer: OptimizerThread::default(),
             reader: ReaderThread::default(),
             max_probes: limits.probes,
         });
-        let in_request = request.probes.len();
-        let batch = Batch {
-            probes: in_request,
-            cmdline: specs.len().saturating_sub(in_request),
-        };
-        let probes = machine.plant_first(&specs, batch)?;
+        let probes = machine.plant_first(&first, &compiled)?;
         machine.start_threads(ended).inspect_err(|_| {
             // Those that were started end with the guest.
             machine.kill();
@@ -81,7 +87,12 @@ impl Machine {
         Ok((machine, probes))
     }
 
-    fn plant_first(&self, specs: &[ProbeSpec], batch: Batch) -> Result<Vec<v1::Probe>, Status> {
+    fn plant_first(
+        &self,
+        first: &FirstProbes,
+        compiled: &[Arc<Asked>],
+    ) -> Result<Vec<v1::Probe>, Status> {
+        let (specs, batch) = (&first.specs, first.batch());
         self.check_room(specs.len())?;
         self.stopped(|stopped| {
             if self.engine.has_image_map() {
@@ -95,7 +106,9 @@ impl Machine {
             if !probes.is_empty() {
                 self.optimizer.probes_changed();
             }
-            Ok(convert::probes(probes))
+            self.asked
+                .remember(probes.iter().map(|probe| probe.id), compiled);
+            Ok(self.asked.describe(convert::probes(probes)))
         })
     }
 
@@ -168,8 +181,33 @@ pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
     }
 }
 
-/// The probes of the request, then those on the kernel's command line.
-fn first_probes(request: &v1::CreateVmRequest) -> Result<Vec<ProbeSpec>, Status> {
+/// The probes of a request, then those on the kernel's command line.
+#[derive(Debug)]
+struct FirstProbes {
+    in_request: Vec<v1::ProbeSpec>,
+    on_cmdline: Vec<v1::ProbeSpec>,
+    /// The engine's form of all of them.
+    specs: Vec<ProbeSpec>,
+}
+
+impl FirstProbes {
+    fn batch(&self) -> Batch {
+        Batch {
+            probes: self.in_request.len(),
+            cmdline: self.on_cmdline.len(),
+        }
+    }
+
+    /// Works out what they ask for by text.
+    fn compile(&mut self, asked: &AskedProbes) -> Result<Vec<Arc<Asked>>, Status> {
+        let (in_request, on_cmdline) = self.specs.split_at_mut(self.in_request.len());
+        let mut compiled = asked.compile("probes", &self.in_request, in_request)?;
+        compiled.extend(asked.compile("cmdline", &self.on_cmdline, on_cmdline)?);
+        Ok(compiled)
+    }
+}
+
+fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
     let mut specs = convert::specs("probes", &request.probes)?;
     let on_cmdline = vmprobe_spec::from_cmdline(&request.cmdline)
         .into_iter()
@@ -179,7 +217,11 @@ fn first_probes(request: &v1::CreateVmRequest) -> Result<Vec<ProbeSpec>, Status>
     if specs.len() > limits::PROBES_A_BATCH {
         return Err(convert::too_many(specs.len()));
     }
-    Ok(specs)
+    Ok(FirstProbes {
+        in_request: request.probes.clone(),
+        on_cmdline,
+        specs,
+    })
 }
 
 /// Takes what is needed of the kernel's file, and frees the rest: what probing needs to know, and

@@ -1,6 +1,7 @@
 //! One VM: the monitor that runs it, the engine that probes it, and the clients that watch it.
 
 mod arena;
+mod asked;
 mod bell;
 mod blacklist;
 mod create;
@@ -29,6 +30,7 @@ use crate::console::ConsoleReader;
 use crate::convert;
 use crate::fanout::Fanout;
 
+use asked::AskedProbes;
 pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
 pub use probes::Changed;
@@ -45,6 +47,7 @@ pub struct Machine {
     memory: GuestRam,
     engine: Arc<Engine>,
     events: Arc<Fanout>,
+    asked: Arc<AskedProbes>,
     ending: watch::Receiver<Option<v1::Ending>>,
     /// Held by whoever changes probes, over what is looked up before the stop as well.
     changing: Mutex<()>,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use probe_engine::probe::{ProbeId, Switch};
+use probe_engine::probe::{ProbeId, ProbeInfo, Switch};
 use tonic::{Code, Status};
 use vmm::StoppedVm;
 use vmprobe_proto::v1;
@@ -60,7 +60,9 @@ fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status
 impl Machine {
     /// Registers all probes or none. Blocks.
     pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
-        let specs = convert::specs("probes", specs)?;
+        let asked = specs;
+        let mut specs = convert::specs("probes", asked)?;
+        let compiled = self.asked.compile("probes", asked, &mut specs)?;
         let batch = Batch {
             probes: specs.len(),
             ..Batch::default()
@@ -71,10 +73,12 @@ impl Machine {
         let mut register = |stopped: &StoppedVm<'_>| {
             self.find_kernel(stopped)?;
             let probes = self.engine.register_drafted(stopped, &mut draft);
-            probes.map_err(|error| status::register(&error, batch))
+            let ids = probes.map_err(|error| status::register(&error, batch))?;
+            self.asked.remember(ids.iter().copied(), &compiled);
+            Ok(ids)
         };
         let changed = retried(|| self.change(&mut register))?;
-        Ok(changed.map(|ids| convert::probes(self.engine.describe(&ids))))
+        Ok(changed.map(|ids| self.told(self.engine.describe(&ids))))
     }
 
     /// That the VM may have so many probes more. No others may come meanwhile.
@@ -103,7 +107,9 @@ impl Machine {
             removed.map_err(|error| status::change(&error))
         };
         let changed = self.change(unregister)?;
-        Ok(changed.map(|()| convert::probes(self.engine.describe_removed(&removal))))
+        let changed = changed.map(|()| self.told(self.engine.describe_removed(&removal)));
+        self.asked.forget(&ids);
+        Ok(changed)
     }
 
     /// Changes a switch of all selected probes or of none, or the VM's own. Blocks.
@@ -129,13 +135,18 @@ impl Machine {
             switched.map_err(|error| status::change(&error))
         };
         let changed = retried(|| self.change(&mut update))?;
-        Ok(changed.map(|()| convert::probes(self.engine.describe_switched(&switching))))
+        Ok(changed.map(|()| self.told(self.engine.describe_switched(&switching))))
     }
 
     /// The probes and their counts. Blocks.
     pub fn list_probes(&self) -> Vec<v1::Probe> {
         self.count();
-        convert::probes(self.engine.list())
+        self.told(self.engine.list())
+    }
+
+    /// The protocol's form of probes.
+    fn told(&self, probes: Vec<ProbeInfo>) -> Vec<v1::Probe> {
+        self.asked.describe(convert::probes(probes))
     }
 
     /// A page of the probes, and what is said of all of them at once. Blocks.
@@ -145,7 +156,7 @@ impl Machine {
         let found = self.engine.list_after(after, page.size() + 1);
         let (found, next_page_token) = page.cut(found, |probe| probe.id.0);
         v1::ListProbesResponse {
-            probes: convert::probes(found),
+            probes: self.told(found),
             next_page_token,
             armed: !self.engine.is_disarmed(),
             optimizing: self.engine.is_optimizing(),

@@ -75,6 +75,7 @@ impl Engine {
             probe: probe.id,
             vcpu: vcpu.id(),
             tsc,
+            flags: observed.of_cpu.map(|_| registers.rflags),
             time_ns: observed.of_cpu.map_or(0, time),
             registers: wanted.take(registers),
             task: observed.task,

@@ -485,6 +485,7 @@ fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> 
         context: context.clone().filter(|_| probe.options.context),
         values: Recorded::default(),
         time_ns: 0,
+        flags: context.as_ref().map(|_| record.registers.rflags),
         vcpu: record.vcpu,
         tsc: record.tsc,
         registers: with_rip(&record.registers, rip),

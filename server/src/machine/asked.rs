@@ -1,0 +1,256 @@
+//! What probes are asked for by text, and how their events tell of it: arguments and filters.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use guest_kernel::Kernel;
+use guest_kernel::context::{ReschedBits, TaskContext, decode};
+use guest_state::x86_64::flags::IF;
+use parking_lot::RwLock;
+use probe_engine::event::Event;
+use probe_engine::probe::{Place as EnginePlace, ProbeId, ProbeKind, ProbeSpec};
+use probe_engine::value::Taken;
+use tonic::Status;
+use vmprobe_arguments::{Compiled, Function, Known, Place, compile, compile_filter};
+use vmprobe_proto::v1;
+use vmprobe_spec::{ARGUMENTS_MAX, STACK_MAX, argument, filter};
+
+use crate::{convert, status};
+
+/// What a probe is asked for by text.
+#[derive(Debug, Default)]
+pub struct Asked {
+    arguments: Vec<Compiled>,
+    filter: String,
+    stack: u32,
+}
+
+/// The same of all probes of a VM that are asked for something.
+#[derive(Debug)]
+pub struct AskedProbes {
+    kernel: Arc<Kernel>,
+    bits: ReschedBits,
+    probes: RwLock<HashMap<ProbeId, Arc<Asked>>>,
+}
+
+impl AskedProbes {
+    /// Of no probes yet.
+    pub fn new(kernel: Arc<Kernel>) -> Self {
+        Self {
+            bits: ReschedBits::of(&kernel.version),
+            kernel,
+            probes: RwLock::default(),
+        }
+    }
+
+    /// Works out what the probes of a request ask for, and has the engine's form of them take it. The request has
+    /// them in `field`.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`, naming the wrong field.
+    pub fn compile(
+        &self,
+        field: &str,
+        asked: &[v1::ProbeSpec],
+        specs: &mut [ProbeSpec],
+    ) -> Result<Vec<Arc<Asked>>, Status> {
+        let all = asked.iter().zip(specs).enumerate();
+        all.map(|(index, (asked, spec))| {
+            let found = self.compile_one(asked, spec);
+            found.map(Arc::new).map_err(|wrong| {
+                status::invalid(format!("{field}[{index}].{}", wrong.field), wrong.why)
+            })
+        })
+        .collect()
+    }
+
+    fn compile_one(&self, asked: &v1::ProbeSpec, spec: &mut ProbeSpec) -> Result<Asked, Wrong> {
+        let known = Known::from(&*self.kernel);
+        let name;
+        let place = match spec.kind {
+            ProbeKind::Return { .. } | ProbeKind::Exits { .. } => Place::Return,
+            ProbeKind::Watch { .. } => Place::Inside,
+            ProbeKind::Instruction { .. } => Place::Entry,
+        };
+        let function = match &spec.place {
+            EnginePlace::Symbol {
+                module,
+                name,
+                offset,
+            } => Function {
+                name,
+                module: module.as_deref().unwrap_or_default(),
+                place: if *offset == 0 { place } else { Place::Inside },
+            },
+            EnginePlace::Address(at) => {
+                let found = self.kernel.symbols.resolve(*at);
+                let at_start = found.as_ref().is_some_and(|found| found.offset == 0);
+                name = found.map_or_else(String::new, |found| found.symbol.name.to_owned());
+                Function {
+                    name: &name,
+                    module: "",
+                    place: if at_start { place } else { Place::Inside },
+                }
+            }
+        };
+        let mut arguments: Vec<Compiled> = Vec::new();
+        for (index, text) in asked.arguments.iter().enumerate() {
+            let field = || format!("arguments[{index}]");
+            let wrong = |span: &argument::Span, why: &dyn std::fmt::Display| Wrong {
+                field: field(),
+                why: at_column(text, span.start, why),
+            };
+            let parsed =
+                argument::parse(text).map_err(|error| wrong(&error.span, &error.reason))?;
+            let compiled = compile(&parsed, arguments.len(), &function, &known);
+            arguments.extend(compiled.map_err(|error| wrong(&error.span, &error.cause))?);
+            if arguments.len() > ARGUMENTS_MAX {
+                let why = format!("a probe has at most {ARGUMENTS_MAX} arguments");
+                return Err(Wrong {
+                    field: field(),
+                    why,
+                });
+            }
+            if let Some(twice) = twice(&arguments) {
+                let why =
+                    format!("`{twice}` is the name of an argument before it: give it another");
+                return Err(Wrong {
+                    field: field(),
+                    why,
+                });
+            }
+        }
+        if !asked.filter.is_empty() {
+            let wrong = |at: usize, why: &dyn std::fmt::Display| Wrong {
+                field: "filter".to_owned(),
+                why: at_column(&asked.filter, at, why),
+            };
+            let parsed = filter::parse(&asked.filter);
+            let parsed = parsed.map_err(|error| wrong(error.span.start, &error.reason))?;
+            let found = compile_filter(&parsed, &arguments);
+            spec.options.filter = Some(Arc::new(
+                found.map_err(|error| wrong(error.span.start, &error.cause))?,
+            ));
+        }
+        if asked.stack > STACK_MAX {
+            return Err(Wrong {
+                field: "stack".to_owned(),
+                why: format!(
+                    "a stack has at most {STACK_MAX} addresses, not {}",
+                    asked.stack
+                ),
+            });
+        }
+        spec.options.stack = asked.stack;
+        let values = arguments.iter().flat_map(|argument| &argument.values);
+        spec.options.values = values.cloned().collect();
+        Ok(Asked {
+            arguments,
+            filter: asked.filter.clone(),
+            stack: asked.stack,
+        })
+    }
+
+    /// Remembers what registered probes are asked for, in their order. Call it while the guest stands still, so that
+    /// no event of theirs comes before.
+    pub fn remember(&self, ids: impl IntoIterator<Item = ProbeId>, asked: &[Arc<Asked>]) {
+        let new = ids.into_iter().zip(asked);
+        let new = new.filter(|(_, asked)| !asked.is_nothing());
+        let mut probes = self.probes.write();
+        probes.extend(new.map(|(id, asked)| (id, Arc::clone(asked))));
+    }
+
+    /// Forgets removed probes.
+    pub fn forget(&self, ids: &[ProbeId]) {
+        let mut probes = self.probes.write();
+        for id in ids {
+            probes.remove(id);
+        }
+    }
+
+    /// Adds what a probe is asked for to what is told of it.
+    pub fn describe(&self, mut probes: Vec<v1::Probe>) -> Vec<v1::Probe> {
+        let known = self.probes.read();
+        for probe in &mut probes {
+            if let Some(asked) = known.get(&ProbeId(probe.id)) {
+                probe.arguments = asked.arguments.iter().map(Compiled::told).collect();
+                probe.filter.clone_from(&asked.filter);
+                probe.stack = asked.stack;
+            }
+        }
+        probes
+    }
+
+    /// The protocol's form of an event.
+    pub fn event(&self, event: &Event) -> v1::Event {
+        let mut told = convert::event(event);
+        let context = event.context.as_deref();
+        told.context = context.map(|context| self.context(context, event));
+        if let Some(asked) = self.asked(event.probe) {
+            let taken: Vec<Taken> = event.values.iter().collect();
+            told.values = asked.values(&self.kernel, &taken);
+        }
+        told
+    }
+
+    fn asked(&self, probe: ProbeId) -> Option<Arc<Asked>> {
+        self.probes.read().get(&probe).cloned()
+    }
+
+    fn context(&self, context: &TaskContext, event: &Event) -> v1::Context {
+        let flags = decode(context, self.bits);
+        v1::Context {
+            pid: context.pid,
+            tgid: context.tgid,
+            comm: context.name().to_vec(),
+            time_ns: event.time_ns,
+            interrupts_off: event.flags.is_some_and(|flags| flags & IF == 0),
+            need_resched: flags.need_resched,
+            in_nmi: flags.in_nmi,
+            in_interrupt: flags.in_interrupt,
+            in_soft_interrupt: flags.in_soft_interrupt,
+            preempt_disabled: flags.preempt_disabled,
+            migrate_disabled: flags.migrate_disabled,
+            soft_interrupts_off: flags.soft_interrupts_off,
+            preempt_need_resched: flags.preempt_need_resched,
+            need_resched_lazy: flags.need_resched_lazy,
+        }
+    }
+}
+
+impl Asked {
+    fn is_nothing(&self) -> bool {
+        self.arguments.is_empty() && self.filter.is_empty() && self.stack == 0
+    }
+
+    /// The values of the arguments, of what a hit has taken.
+    fn values(&self, kernel: &Kernel, mut taken: &[Taken]) -> Vec<v1::Value> {
+        let types = kernel.types.as_ref();
+        let show = |argument: &Compiled| {
+            let count = argument.values.len().min(taken.len());
+            let (own, rest) = taken.split_at(count);
+            taken = rest;
+            argument.format.show(types, &kernel.symbols, own)
+        };
+        self.arguments.iter().map(show).collect()
+    }
+}
+
+/// A wrong field of a probe.
+struct Wrong {
+    field: String,
+    why: String,
+}
+
+/// What is wrong with a text, and in which column of it, from 1.
+fn at_column(text: &str, at: usize, why: &dyn std::fmt::Display) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    format!("`{text}`, column {}: {why}", before.chars().count() + 1)
+}
+
+/// The name of the last arguments that an earlier one has too.
+fn twice(arguments: &[Compiled]) -> Option<&str> {
+    let mut seen = std::collections::HashSet::new();
+    let mut names = arguments.iter().map(|argument| argument.name.as_str());
+    names.find(|name| !seen.insert(*name))
+}
