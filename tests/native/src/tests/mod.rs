@@ -6,3 +6,4 @@ mod named;
 mod percpu;
 mod random;
 mod rings;
+mod types;
