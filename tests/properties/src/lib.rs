@@ -15,6 +15,7 @@ mod input;
 mod relocate;
 mod rings;
 mod symbols;
+mod types;
 
 #[cfg(test)]
 mod tests;
@@ -24,3 +25,4 @@ pub use emulate::emulate;
 pub use relocate::relocate;
 pub use rings::rings;
 pub use symbols::symbols;
+pub use types::types;
