@@ -1,13 +1,13 @@
 //! From the tree of an argument to where its value is.
 
 use guest_kernel::btf::{Parameter, Prototype, Shape, TypeId};
-use guest_kernel::symbols::similar;
+use guest_kernel::symbols::similar_names;
 use guest_state::GuestVirtAddr;
 use probe_engine::value::{Base, Space};
 use vmprobe_spec::argument::{Fetch, Span, Value};
 
 use super::chain::{Chain, Typed};
-use super::{Compiler, wrong};
+use super::compiler::{Compiler, wrong};
 use crate::definition::MAX_DEPTH;
 use crate::error::{Cause, CompileError};
 use crate::known::Place;
@@ -185,7 +185,7 @@ impl Compiler<'_> {
             return Err(Cause::NoParameter {
                 function: self.function.name.to_owned(),
                 name: name.to_owned(),
-                similar: similar(name, names()),
+                similar: similar_names(name, names()),
                 all: names().map(str::to_owned).collect(),
             });
         };
@@ -261,7 +261,7 @@ impl Compiler<'_> {
         let field = types.field(of, name).ok_or_else(|| Cause::NoMember {
             type_text: types.type_text(of),
             name: name.to_owned(),
-            similar: similar(name, types.field_names(of).into_iter()),
+            similar: similar_names(name, types.field_names(of).into_iter()),
         })?;
         let (shift, bits) = match field.bits {
             0 => (0, 0),

@@ -5,7 +5,7 @@ use probe_engine::value::{Base, Load, Space, Value};
 use vmprobe_spec::argument::{BaseType, Type};
 
 use super::chain::{Chain, Typed};
-use super::{Compiler, STRING_MAX, number};
+use super::compiler::{Compiler, STRING_MAX, number};
 use crate::error::Cause;
 use crate::format::{Format, Number, Style};
 

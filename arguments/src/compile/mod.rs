@@ -2,23 +2,23 @@
 
 use probe_engine::value::{Base, Load, Space, Take, Value};
 use vmprobe_proto::v1;
-use vmprobe_spec::argument::{Argument, BaseType, Fetch, Span, Type, Value as Tree};
+use vmprobe_spec::argument::{Argument, BaseType, Fetch, Type, Value as Tree};
 
 use crate::definition::definition;
 use crate::error::{Cause, CompileError};
-use crate::format::{Format, Number, Style};
+use crate::format::{Format, Style};
 use crate::known::{Function, Known, Place};
 
 mod chain;
+mod compiler;
 mod fetch;
 mod given;
 mod own;
 
-use chain::Chain;
+pub use compiler::STRING_MAX;
+use compiler::{Compiler, number, wrong};
 use fetch::Fetched;
 
-/// Most bytes of a string.
-pub const STRING_MAX: u16 = 256;
 /// How many bytes a task's name has (include/linux/sched.h, `TASK_COMM_LEN`).
 const COMM_LEN: u16 = 16;
 
@@ -80,19 +80,6 @@ pub fn compile(
         Fetch::AllArguments => compiler.all_arguments(argument, index),
         _ => Ok(vec![compiler.single(argument, index)?]),
     }
-}
-
-fn wrong(span: &Span, cause: Cause) -> CompileError {
-    CompileError {
-        span: span.clone(),
-        cause,
-    }
-}
-
-/// What an argument is compiled with.
-struct Compiler<'a> {
-    function: &'a Function<'a>,
-    known: &'a Known<'a>,
 }
 
 impl Compiler<'_> {
@@ -230,14 +217,4 @@ fn string_only(kind: Option<&Type>) -> Result<(), Cause> {
         }) => Ok(()),
         Some(_) => Err(Cause::StringOnly),
     }
-}
-
-/// A whole number of so many bytes: the lowest ones of a word, or those in memory.
-fn number(chain: Chain, style: Style, size: u8) -> (Vec<Value>, Format) {
-    let number = Number {
-        size,
-        bits: None,
-        style,
-    };
-    (vec![chain.take(size.into())], Format::number(number, None))
 }

@@ -4,7 +4,7 @@ use guest_kernel::btf::{BitField, Integer, Shape};
 use probe_engine::value::{VALUE_MAX, Value};
 
 use super::chain::{Chain, Typed};
-use super::{Compiler, STRING_MAX, number};
+use super::compiler::{Compiler, STRING_MAX, number};
 use crate::error::Cause;
 use crate::format::{Format, Number, Style};
 

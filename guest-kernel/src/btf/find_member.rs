@@ -4,21 +4,34 @@ use super::Btf;
 use super::error::TypeError;
 use super::member::{Array, BitField, Member};
 use super::raw::{Kind, TypeRecord};
-use super::types::{MAX_DEPTH, MAX_LOOKED_AT, is_composite, member_bits};
+use super::types::{Field, MAX_DEPTH, MAX_LOOKED_AT, TypeId, is_composite, member_bits};
 
 /// A member as its struct has it.
-pub(super) struct FoundMember<'a> {
+struct FoundMember<'a> {
     /// Where its name is.
-    pub(super) name: u32,
+    name: u32,
     /// In bits from the start of the struct that was searched.
-    pub(super) offset: u64,
-    pub(super) bits: u8,
-    pub(super) id: u32,
+    offset: u64,
+    bits: u8,
+    id: u32,
     /// What its type is, behind names and qualifiers.
     record: TypeRecord<'a>,
 }
 
 impl Btf {
+    /// The member of a struct or union of a name, also if it is in an unnamed struct or union there.
+    pub fn field(&self, of: TypeId, name: &str) -> Option<Field<'_>> {
+        let record = self.behind(of).flatten()?;
+        let mut budget = MAX_LOOKED_AT;
+        let found = search(self, &record, name, MAX_DEPTH, &mut budget)?;
+        Some(Field {
+            name: self.raw.name(found.name),
+            type_id: TypeId(found.id),
+            bit_offset: found.offset,
+            bits: found.bits,
+        })
+    }
+
     /// Where a member of a struct or union is. The path may lead through embedded structs and
     /// unions, each step after a dot, and finds members of unnamed ones by their own names:
     /// `btf.member("module", "core_layout.base")`. It doesn't follow pointers or arrays.
@@ -63,7 +76,7 @@ impl Btf {
 }
 
 /// Looks for a member by its name, in unnamed structs and unions as well.
-pub(super) fn search<'a>(
+fn search<'a>(
     btf: &'a Btf,
     inside: &TypeRecord<'a>,
     name: &str,

@@ -60,12 +60,12 @@ impl Builder {
 
     /// An integer of so many bytes with a sign.
     pub fn signed(&mut self, name: &str, size: u32) -> u32 {
-        self.record(name, 1, 0, size, &[1 << 24 | size * 8])
+        self.record(name, 1, 0, size, &[(1 << 24) | (size * 8)])
     }
 
     /// `_Bool`
     pub fn boolean(&mut self) -> u32 {
-        self.record("_Bool", 1, 0, 1, &[4 << 24 | 8])
+        self.record("_Bool", 1, 0, 1, &[(4 << 24) | 8])
     }
 
     /// A type that can't be changed.

@@ -1,7 +1,6 @@
 //! Walking from type to type.
 
 use super::Btf;
-use super::find_member::search;
 use super::raw::{Kind, TypeRecord};
 
 /// How deep unnamed structs and unions may be in one another.
@@ -143,19 +142,6 @@ impl Btf {
         record.into_iter().flat_map(move |record| {
             let entries = record.entries();
             entries.map(move |entry| self.field_of(&record, entry))
-        })
-    }
-
-    /// The member of a struct or union of a name, also if it is in an unnamed struct or union there.
-    pub fn field(&self, of: TypeId, name: &str) -> Option<Field<'_>> {
-        let record = self.behind(of).flatten()?;
-        let mut budget = MAX_LOOKED_AT;
-        let found = search(self, &record, name, MAX_DEPTH, &mut budget)?;
-        Some(Field {
-            name: self.raw.name(found.name),
-            type_id: TypeId(found.id),
-            bit_offset: found.offset,
-            bits: found.bits,
         })
     }
 

@@ -28,7 +28,7 @@ mod table;
 mod tests;
 mod tokens;
 
-pub use similar::similar;
+pub use similar::similar_names;
 pub use table::Symbol;
 use table::SymbolTable;
 

@@ -27,12 +27,12 @@ enum Likeness {
 impl Symbols {
     /// A few names that resemble one that no symbol has, the most similar first.
     pub(super) fn similar(&self, name: &str) -> Vec<String> {
-        similar(name, self.iter().map(|symbol| symbol.name))
+        similar_names(name, self.iter().map(|symbol| symbol.name))
     }
 }
 
 /// A few of some names that resemble one that isn't among them, the most similar first.
-pub fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+pub fn similar_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut found: Vec<_> = names
         .filter_map(|other| Some((likeness(name, other)?, other)))
         .collect();

@@ -322,6 +322,7 @@ mod tests {
         };
         let names: Vec<String> = first_probes(&request)
             .unwrap()
+            .specs
             .into_iter()
             .map(|spec| match spec.place {
                 Place::Symbol { name, .. } => name,

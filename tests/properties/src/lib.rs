@@ -16,6 +16,7 @@ mod input;
 mod relocate;
 mod rings;
 mod symbols;
+mod types;
 
 #[cfg(test)]
 mod tests;
@@ -26,3 +27,4 @@ pub use grammar::{definitions_of as definitions, filters};
 pub use relocate::relocate;
 pub use rings::rings;
 pub use symbols::symbols;
+pub use types::types;

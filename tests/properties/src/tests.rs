@@ -3,7 +3,7 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decode, definitions, emulate, filters, relocate, rings, symbols};
+use super::{decode, definitions, emulate, filters, relocate, rings, symbols, types};
 
 /// Tries a target's corpus.
 fn corpus(target: &str, property: fn(&[u8])) {
@@ -25,6 +25,7 @@ fn the_corpus_of_each_property_holds() {
     corpus("relocate", relocate);
     corpus("rings", rings);
     corpus("symbols", symbols);
+    corpus("types", types);
 }
 
 /// Bytes that are often instructions: common opcodes and prefixes.
@@ -101,5 +102,17 @@ proptest! {
         definitions(text.as_bytes());
         filters(&bytes);
         filters(text.as_bytes());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn any_types_are_written_as_c_within_bounds(
+        choice in any::<u8>(),
+        bytes in vec(any::<u8>(), 0..64),
+    ) {
+        types(&[vec![choice], bytes].concat());
     }
 }

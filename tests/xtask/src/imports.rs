@@ -9,7 +9,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
 /// The folders of the product's crates.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "guest-state",
     "guest-kernel",
     "vmm",
@@ -17,6 +17,7 @@ const CRATES: [&str; 10] = [
     "probe-engine",
     "proto",
     "spec",
+    "arguments",
     "server",
     "client",
     "cli",

@@ -7,3 +7,4 @@ mod percpu;
 mod pointers;
 mod random;
 mod rings;
+mod types;
