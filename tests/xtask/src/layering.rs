@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 10] = [
+    let forbidden: [(&str, &[&str]); 11] = [
         (
             "guest-state",
             &[
@@ -170,6 +170,19 @@ fn no_layer_is_built_with_what_it_must_not_know() {
             "vmprobe-spec",
             &["vmm", "probe-engine", "vmprobe-client", "vmprobe-server"],
         ),
+        (
+            "vmprobe-trace-formats",
+            &[
+                "vmm",
+                "guest-kernel",
+                "probe-engine",
+                "vmprobe-client",
+                "vmprobe-server",
+                "vmprobe-cli",
+                "vmprobe-spec",
+                "clap",
+            ],
+        ),
         ("vmprobe-server", &["vmprobe-client", "lab", "e2e"]),
     ];
     for (name, forbidden) in forbidden {
@@ -240,6 +253,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "probe-engine",
         "vmprobe-proto",
         "vmprobe-spec",
+        "vmprobe-trace-formats",
         "vmprobe-client",
         "vmprobe-cli",
         "vmprobe-server",
