@@ -56,13 +56,17 @@ impl Flows {
             return None;
         }
         if let Some(returned) = returned(event) {
-            let entries = self.entries.get_mut(&(pid, function))?;
+            let key = (pid, function);
+            let entries = self.entries.get_mut(&key)?;
             // The stamps of two probes at the same entry differ by what a probe costs. The right one is the
             // closest; later ones are calls that never returned.
             let distance = |entry: &Entry| entry.tsc.abs_diff(returned.entry_tsc);
             let at = (0..entries.len()).min_by_key(|at| entries.get(*at).map(distance))?;
             let entry = *entries.get(at)?;
             entries.truncate(at);
+            if at == 0 {
+                self.entries.remove(&key);
+            }
             return Some(Flow::Ends(entry.flow));
         }
         let at_entry = matches!(probe.kind, Some(Kind::InstructionProbe(_)) | None)
@@ -72,10 +76,7 @@ impl Flows {
         }
         let key = (pid, function);
         if self.entries.len() >= CALLS_MAX && !self.entries.contains_key(&key) {
-            self.entries.retain(|_, entries| !entries.is_empty());
-            if self.entries.len() >= CALLS_MAX {
-                return None;
-            }
+            return None;
         }
         self.last += 1;
         let entries = self.entries.entry(key).or_default();

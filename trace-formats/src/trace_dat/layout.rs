@@ -55,13 +55,13 @@ fn fits(argument: &Argument, value: &Value) -> bool {
     let number = |value| {
         matches!(
             meaning(Some(argument), value),
-            Meaning::Unsigned(_) | Meaning::Signed(_) | Meaning::Hex(_) | Meaning::Char(_)
+            Meaning::Unsigned(_) | Meaning::Signed(_) | Meaning::Hex(_)
         )
     };
     match (argument.elements, is_text(argument)) {
         (0, true) => matches!(
             meaning(Some(argument), value),
-            Meaning::String(_) | Meaning::Text(_)
+            Meaning::String(_) | Meaning::Text(_) | Meaning::Char(_)
         ),
         (0, false) => has_size(argument) && number(value),
         (_, true) => false,
@@ -76,10 +76,11 @@ fn fits(argument: &Argument, value: &Value) -> bool {
     }
 }
 
+/// Characters are texts, as libtraceevent knows no `%c` (`print_str_arg` in its `src/event-parse.c`).
 fn is_text(argument: &Argument) -> bool {
     matches!(
         argument.format(),
-        ArgumentFormat::String | ArgumentFormat::Text
+        ArgumentFormat::String | ArgumentFormat::Text | ArgumentFormat::Char
     )
 }
 
@@ -160,6 +161,11 @@ impl Layout {
                             let text = end.and_then(|end| text.get(..end)).unwrap_or(text);
                             push_text(&mut record, text.to_vec());
                         }
+                        Meaning::Char(byte) => {
+                            let mut text = String::new();
+                            values::push_char(&mut text, byte);
+                            push_text(&mut record, text.into_bytes());
+                        }
                         Meaning::List(values) => {
                             for value in values {
                                 push_number(&mut record, argument, value);
@@ -236,7 +242,6 @@ fn push_number(record: &mut Vec<u8>, argument: &Argument, value: &Value) {
     let number = match meaning(Some(argument), value) {
         Meaning::Unsigned(number) | Meaning::Hex(number) => number,
         Meaning::Signed(number) => number.cast_unsigned(),
-        Meaning::Char(byte) => byte.into(),
         _ => 0,
     };
     let bytes = number.to_le_bytes().into_iter();
@@ -299,14 +304,20 @@ impl Fields {
         match argument.format() {
             ArgumentFormat::String => return self.push_text(name, "\\\"%s\\\"", print, printed),
             ArgumentFormat::Text => return self.push_text(name, "%s", print, printed),
+            ArgumentFormat::Char => return self.push_text(name, "'%s'", print, printed),
             _ => {}
         }
         let signed = argument.format() == ArgumentFormat::Signed;
-        let long = if argument.size == 8 { "L" } else { "" };
+        // libtraceevent extends a sign only by these, unlike the kernel.
+        let long = match (argument.size, signed) {
+            (1, true) => "hh",
+            (2, true) => "h",
+            (8, _) => "L",
+            _ => "",
+        };
         let form = match argument.format() {
             ArgumentFormat::Signed => format!("%{long}d"),
             ArgumentFormat::Hex => format!("0x%{long}x"),
-            ArgumentFormat::Char => "'%c'".to_owned(),
             _ => format!("%{long}u"),
         };
         let letter = if signed { 's' } else { 'u' };

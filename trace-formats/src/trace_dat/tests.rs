@@ -11,6 +11,14 @@ use crate::samples;
 
 /// What trace-cmd makes of the events. `deploy/setup.sh` installs it.
 fn report(probes: &[Probe], events: impl IntoIterator<Item = Result<Event, u64>>) -> String {
+    report_with(&["-t"], probes, events)
+}
+
+fn report_with(
+    options: &[&str],
+    probes: &[Probe],
+    events: impl IntoIterator<Item = Result<Event, u64>>,
+) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.dat");
     let out = std::fs::File::create(&path).unwrap();
@@ -24,7 +32,9 @@ fn report(probes: &[Probe], events: impl IntoIterator<Item = Result<Event, u64>>
     }
     writer.finish().unwrap();
     let output = Command::new("trace-cmd")
-        .args(["report", "-t", "-i"])
+        .arg("report")
+        .args(options)
+        .arg("-i")
         .arg(&path)
         .output()
         .expect("trace-cmd is missing: deploy/setup.sh installs it");
@@ -41,11 +51,23 @@ fn trace_cmd_reports_the_events_in_their_order() {
         report(&samples::probes(), events.map(Ok)),
         "\
 cpus=2
-             cat-1234  [001] d..1.   123.456789999: open:                 (do_sys_openat2+0x0) dfd=0xffffff9c name=\"/etc/passwd\"
-             cat-1234  [000] .....   123.456799001: read:                 (vfs_read+0x0)
-             cat-1234  [001] .....   123.456801999: done:                 (ksys_read+0x6a <- vfs_read) arg1=0x10
+             cat-1234  [001]   123.456789999: open:                 (do_sys_openat2+0x0) dfd=0xffffff9c name=\"/etc/passwd\"
+             cat-1234  [000]   123.456799001: read:                 (vfs_read+0x0)
+             cat-1234  [001]   123.456801999: done:                 (ksys_read+0x6a <- vfs_read) arg1=0x10
 "
     );
+}
+
+#[test]
+fn trace_cmd_reports_the_flags() {
+    let mut event = samples::open();
+    let context = event.context.as_mut().unwrap();
+    (context.need_resched, context.in_interrupt) = (true, true);
+    let mut unknown = samples::open();
+    unknown.context = None;
+    let text = report_with(&["-l"], &samples::probes(), [Ok(event), Ok(unknown)]);
+    assert!(text.contains("cat-1234    1dNh1"), "{text}");
+    assert!(text.contains("1X..."), "{text}");
 }
 
 #[test]
@@ -96,6 +118,7 @@ fn trace_cmd_reports_values_of_every_type() {
             argument("s64", ArgumentFormat::Signed, 8, 0),
             signed(i64::MIN),
         ),
+        (argument("s16", ArgumentFormat::Signed, 2, 0), signed(-2)),
         (
             argument("x16", ArgumentFormat::Hex, 2, 0),
             samples::unsigned(0xbeef),
@@ -139,7 +162,7 @@ fn trace_cmd_reports_values_of_every_type() {
         ..samples::open()
     };
     let mut faulty = typed.clone();
-    faulty.values[4] = Value {
+    faulty.values[5] = Value {
         value: Some(ValueKind::Fault(FaultyPointer {})),
     };
     let text = report(&probes, [Ok(typed.clone()), Ok(faulty), Ok(typed)]);
@@ -148,8 +171,7 @@ fn trace_cmd_reports_values_of_every_type() {
         .skip(1)
         .map(|line| line.split_once(" open").unwrap().1)
         .collect();
-    let start =
-        "_0x5_x_:        (do_sys_openat2+0x0) u8=255 s8=-1 s32=-100 s64=-9223372036854775808";
+    let start = "_0x5_x_:          (do_sys_openat2+0x0) u8=255 s8=-1 s32=-100 s64=-9223372036854775808 s16=-2";
     let end = "x64=0xffffffffffffffff c='A' none=\"\" text={.a=1,.b=2} u16s={1,2,3} x64s={0x10,0x11} \
                common_pid=7 u8=18446744073709551615";
     let typed = format!("{start} x16=0xbeef {end}");
