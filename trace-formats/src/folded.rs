@@ -49,21 +49,15 @@ impl Stacks {
         }
         let mut folded = std::mem::take(&mut self.folded);
         folded.clear();
-        let comm = event
-            .context
-            .as_ref()
-            .map_or(&b""[..], |context| &context.comm);
-        push_frame(
-            &mut folded,
-            if comm.is_empty() {
-                "?".into()
-            } else {
-                printable(comm)
-            },
-        );
+        match &event.context {
+            Some(context) if !context.comm.is_empty() => {
+                push_frame(&mut folded, &printable(&context.comm));
+            }
+            _ => push_frame(&mut folded, "?"),
+        }
         for address in event.stack.iter().rev() {
             folded.push(';');
-            push_frame(&mut folded, self.names.function(*address));
+            push_frame(&mut folded, &self.names.function(*address));
         }
         if let Some(count) = self.counts.get_mut(&folded) {
             *count = count.saturating_add(1);
@@ -105,11 +99,11 @@ impl Stacks {
 }
 
 /// Appends a frame; `;` would end it.
-fn push_frame(folded: &mut String, frame: String) {
+fn push_frame(folded: &mut String, frame: &str) {
     if frame.contains(';') {
         folded.push_str(&frame.replace(';', ":"));
     } else {
-        folded.push_str(&frame);
+        folded.push_str(frame);
     }
 }
 

@@ -39,6 +39,6 @@ pub use ftrace::{Ftrace, Header};
 pub use histogram::Histogram;
 pub use json::JsonLines;
 pub use perfetto::Perfetto;
-pub use symbols::{Symbol, Symbols};
+pub use symbols::{Place, Symbols};
 pub use trace_dat::TraceDat;
 pub use writer::{CreateError, Format, Guest, Writer, create};

@@ -7,7 +7,7 @@ use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::{Argument, Event, EventKind, Probe};
 
 use crate::kinds::returned;
-use crate::symbols::{Symbol, Symbols};
+use crate::symbols::{Place, Symbols};
 use crate::text::{identifier, printable};
 use crate::writer::Guest;
 
@@ -41,7 +41,7 @@ impl Names {
     }
 
     /// What covers an address.
-    pub(crate) fn symbol(&self, address: u64) -> Option<Symbol> {
+    pub(crate) fn symbol(&self, address: u64) -> Option<Place> {
         self.symbols.name(address)
     }
 
@@ -65,7 +65,7 @@ impl Names {
     }
 
     /// What covers the address of a probe. The probe's own symbol comes before other names of the same place.
-    fn symbol_of(&self, probe: &Probe) -> Option<Symbol> {
+    fn symbol_of(&self, probe: &Probe) -> Option<Place> {
         let found = self.symbol(probe.address);
         if probe.symbol.is_empty() {
             return found;
@@ -73,7 +73,7 @@ impl Names {
         let size = found
             .filter(|found| found.offset == probe.offset)
             .and_then(|found| found.size);
-        Some(Symbol {
+        Some(Place {
             name: probe.symbol.clone(),
             offset: probe.offset,
             size,
@@ -144,7 +144,8 @@ impl Names {
 
 /// Group and name of a probe's events. The name is the probe's; `fs/open` is `open` of the group `fs`. A
 /// probe without a name has the kernel's default one: `p_vfs_read_0`, `r_vfs_read_0`, or
-/// `p_0xffffffff81234567` where there is no symbol (`trace_kprobe_create` in `kernel/trace/trace_kprobe.c`).
+/// `p_0xffffffff81234567` where there is no symbol (`__trace_kprobe_create` in `kernel/trace/trace_kprobe.c`). A
+/// watchpoint's begins with `w`.
 pub(crate) fn event_name(probe: &Probe) -> (String, String) {
     if !probe.name.is_empty() {
         let name = printable(probe.name.as_bytes());

@@ -10,7 +10,7 @@ use vmprobe_proto::v1::{
     Return, ReturnProbe, Value,
 };
 
-use crate::{Guest, Symbol};
+use crate::{Guest, Place};
 
 pub(crate) const OPEN: u64 = 0xffff_ffff_812f_0c10;
 pub(crate) const VFS_READ: u64 = 0xffff_ffff_8130_1000;
@@ -27,9 +27,9 @@ pub(crate) fn guest() -> Guest {
         let (name, start, size) = known
             .into_iter()
             .find(|(_, start, size)| (*start..start + size).contains(&address))?;
-        Some(Symbol {
+        Some(Place {
             size: Some(size),
-            ..Symbol::new(name, address - start)
+            ..Place::new(name, address - start)
         })
     };
     Guest {

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What covers an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Symbol {
+pub struct Place {
     /// The symbol's name.
     pub name: String,
     /// Bytes from the symbol's start to the address.
@@ -15,7 +15,7 @@ pub struct Symbol {
     pub module: String,
 }
 
-impl Symbol {
+impl Place {
     /// A symbol of the kernel itself, of unknown size.
     #[must_use]
     pub fn new(name: impl Into<String>, offset: u64) -> Self {
@@ -30,7 +30,7 @@ impl Symbol {
 
 /// As the kernel writes a place: `vfs_read+0x5/0x310`, and ` [ext4]` behind it for a module
 /// (`__sprint_symbol` in `kernel/kallsyms.c`). `/0x310` is left out where the size isn't known.
-impl fmt::Display for Symbol {
+impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{:#x}", self.name, self.offset)?;
         if let Some(size) = self.size {
@@ -46,11 +46,11 @@ impl fmt::Display for Symbol {
 /// Tells the names of a guest's addresses.
 pub trait Symbols {
     /// What covers the address, if anything does that is known.
-    fn name(&self, address: u64) -> Option<Symbol>;
+    fn name(&self, address: u64) -> Option<Place>;
 }
 
-impl<F: Fn(u64) -> Option<Symbol>> Symbols for F {
-    fn name(&self, address: u64) -> Option<Symbol> {
+impl<F: Fn(u64) -> Option<Place>> Symbols for F {
+    fn name(&self, address: u64) -> Option<Place> {
         self(address)
     }
 }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_place_has_size_and_module_where_they_are_known() {
-        let mut symbol = Symbol::new("vfs_read", 5);
+        let mut symbol = Place::new("vfs_read", 5);
         assert_eq!(symbol.to_string(), "vfs_read+0x5");
         symbol.size = Some(0x310);
         assert_eq!(symbol.to_string(), "vfs_read+0x5/0x310");

@@ -11,7 +11,7 @@ use vmprobe_proto::v1::{
     Argument, Context, Event, Fault, FaultyPointer, InstructionProbe, Probe, ProbeOptions,
     Registers, Return, ReturnProbe, Value, ValueList, Watchpoint,
 };
-use vmprobe_trace_formats::{Format, Guest, Symbol, create};
+use vmprobe_trace_formats::{Format, Guest, Place, create};
 
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), Just(1), Just(u64::MAX), 0..5000_u64, any::<u64>()]
@@ -186,14 +186,14 @@ fn probe() -> impl Strategy<Value = Probe> {
 fn guest(tsc_hz: u64) -> Guest {
     // Odd names, and offsets that are too large.
     let symbols = |address: u64| {
-        (address % 3 == 0).then(|| Symbol {
-            size: (address % 2 == 0).then_some(address),
-            module: if address % 5 == 0 {
+        address.is_multiple_of(3).then(|| Place {
+            size: address.is_multiple_of(2).then_some(address),
+            module: if address.is_multiple_of(5) {
                 "m\n".into()
             } else {
                 String::new()
             },
-            ..Symbol::new(format!("f {address}\n;"), address.wrapping_mul(7))
+            ..Place::new(format!("f {address}\n;"), address.wrapping_mul(7))
         })
     };
     Guest {

@@ -99,7 +99,7 @@ fn size(argument: &Argument) -> usize {
 
 /// The addresses in a record, in front of the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Addresses {
     /// `__probe_ip`: where the hit was.
     Hit(u64),
     /// `__probe_func` and `__probe_ret_ip`: the function that returned, and where to.
@@ -127,14 +127,14 @@ impl Layout {
     pub(super) fn record(
         &self,
         common: [u8; COMMON_SIZE],
-        place: Place,
+        place: Addresses,
         values: &[Value],
         note: Option<&str>,
     ) -> Vec<u8> {
         let mut record = common.to_vec();
         match place {
-            Place::Hit(address) => record.extend_from_slice(&address.to_le_bytes()),
-            Place::Return { function, caller } => {
+            Addresses::Hit(address) => record.extend_from_slice(&address.to_le_bytes()),
+            Addresses::Return { function, caller } => {
                 record.extend_from_slice(&function.to_le_bytes());
                 record.extend_from_slice(&caller.to_le_bytes());
             }

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use vmprobe_proto::v1::{Context, Event, Probe};
 
-use self::layout::{COMMON, Form, Layout, Place};
+use self::layout::{Addresses, COMMON, Form, Layout};
 use self::page::{DATA_MAX, HEADER, PAGE, Page};
 use crate::clock::Clock;
 use crate::kinds::{note, returned};
@@ -227,7 +227,7 @@ impl<W: Write> TraceDat<W> {
             header.push(0);
             push_file(&mut header, text);
         }
-        // The events of ftrace itself: stacks (`include/trace/trace_entries.h` has `kernel_stack`).
+        // The events of ftrace itself: stacks (`kernel/trace/trace_entries.h` has `kernel_stack`).
         push_u32(&mut header, 1);
         push_file(
             &mut header,
@@ -287,11 +287,11 @@ impl<W: Write> Writer for TraceDat<W> {
         let returned = returned(event);
         let address = self.names.event_address(event);
         let place = match returned {
-            Some(returned) => Place::Return {
+            Some(returned) => Addresses::Return {
                 function: address,
                 caller: returned.caller,
             },
-            None => Place::Hit(address),
+            None => Addresses::Hit(address),
         };
         self.learn_address(address);
         self.learn_address(returned.map_or(0, |returned| returned.caller));
