@@ -1,5 +1,7 @@
 //! No event, however odd, makes a writer panic.
 
+use std::error::Error;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -203,20 +205,26 @@ fn guest(tsc_hz: u64) -> Guest {
     }
 }
 
-fn write(path: &Path, guest: &Guest, probes: &[Probe], events: &[Event]) {
-    let mut writer = create(path, guest).unwrap();
-    writer.begin(probes).unwrap();
+fn write(
+    path: &Path,
+    guest: &Guest,
+    probes: &[Probe],
+    events: &[Event],
+) -> Result<(), Box<dyn Error>> {
+    let mut writer = create(path, guest)?;
+    writer.begin(probes)?;
     for event in events {
         // An event for which a format has no room is an error and nothing else.
         if let Err(error) = writer.event(event) {
-            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{error}");
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
         }
-        writer.lost(event.tsc).unwrap();
+        writer.lost(event.tsc)?;
     }
     if let Err(error) = writer.finish() {
         assert!(error.to_string().contains("a flame graph needs"), "{error}");
         assert!(events.iter().all(|event| event.stack.is_empty()));
     }
+    Ok(())
 }
 
 proptest! {
@@ -230,7 +238,7 @@ proptest! {
     ) {
         let folder = tempfile::tempdir().unwrap();
         for (ending, _) in Format::ENDINGS {
-            write(&folder.path().join(format!("x.{ending}")), &guest(hz), &probes, &events);
+            write(&folder.path().join(format!("x.{ending}")), &guest(hz), &probes, &events).unwrap();
         }
         // Lines stay lines.
         let read = |ending: &str| std::fs::read_to_string(folder.path().join(ending)).unwrap();
