@@ -8,6 +8,8 @@ build='gcc libc6-dev make pkg-config ca-certificates'
 # The labs: QEMU and Bochs are built from Debian's source packages, kernels are unpacked from theirs.
 lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
+# The tests: what others read our files with.
+tests='trace-cmd'
 
 fail() {
     echo "setup: $*" >&2
@@ -19,10 +21,10 @@ installed() {
 }
 
 command -v dpkg-query >/dev/null ||
-    fail "this is not a Debian system (no dpkg-query); install the equivalents of: $build $lab"
+    fail "this is not a Debian system (no dpkg-query); install the equivalents of: $build $lab $tests"
 
 missing=
-for package in $build $lab; do
+for package in $build $lab $tests; do
     installed "$package" || missing="$missing $package"
 done
 

@@ -174,6 +174,19 @@ fn no_layer_is_built_with_what_it_must_not_know() {
             "vmprobe-arguments",
             &["vmm", "vmprobe-client", "vmprobe-server", "kvm-ioctls"],
         ),
+        (
+            "vmprobe-trace-formats",
+            &[
+                "vmm",
+                "guest-kernel",
+                "probe-engine",
+                "vmprobe-client",
+                "vmprobe-server",
+                "vmprobe-cli",
+                "vmprobe-spec",
+                "clap",
+            ],
+        ),
         ("vmprobe-server", &["vmprobe-client", "lab", "e2e"]),
     ];
     for (name, forbidden) in forbidden {
@@ -250,6 +263,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "vmprobe-proto",
         "vmprobe-spec",
         "vmprobe-arguments",
+        "vmprobe-trace-formats",
         "vmprobe-client",
         "vmprobe-cli",
         "vmprobe-server",
