@@ -197,8 +197,27 @@ fn flags(context: Option<&Context>) -> String {
     let Some(context) = context else {
         return "X....".into();
     };
-    let interrupts = if context.interrupts_off { 'd' } else { '.' };
-    let resched = if context.need_resched { 'N' } else { '.' };
+    let interrupts = match (context.interrupts_off, context.soft_interrupts_off) {
+        (true, true) => 'D',
+        (true, false) => 'd',
+        (false, true) => 'b',
+        (false, false) => '.',
+    };
+    // The letters for lazy ones are those of 6.13 and newer.
+    let resched = match (
+        context.need_resched,
+        context.preempt_need_resched,
+        context.need_resched_lazy,
+    ) {
+        (true, true, true) => 'B',
+        (true, true, false) => 'N',
+        (true, false, true) => 'L',
+        (false, true, true) => 'b',
+        (true, false, false) => 'n',
+        (false, false, true) => 'l',
+        (false, true, false) => 'p',
+        (false, false, false) => '.',
+    };
     let inside = match (
         context.in_nmi,
         context.in_interrupt,

@@ -207,6 +207,9 @@ impl Serialize for Task<'_> {
         map.serialize_entry("in_soft_interrupt", &context.in_soft_interrupt)?;
         map.serialize_entry("preempt_disabled", &context.preempt_disabled)?;
         map.serialize_entry("migrate_disabled", &context.migrate_disabled)?;
+        map.serialize_entry("soft_interrupts_off", &context.soft_interrupts_off)?;
+        map.serialize_entry("preempt_need_resched", &context.preempt_need_resched)?;
+        map.serialize_entry("need_resched_lazy", &context.need_resched_lazy)?;
         map.end()
     }
 }

@@ -71,6 +71,9 @@ fn context() -> impl Strategy<Value = Context> {
                     in_soft_interrupt: e,
                     preempt_disabled,
                     migrate_disabled,
+                    soft_interrupts_off: a ^ b,
+                    preempt_need_resched: c ^ d,
+                    need_resched_lazy: d ^ e,
                 }
             },
         )

@@ -74,6 +74,7 @@ fn the_flags_are_the_kernels_characters() {
         (
             Context {
                 need_resched: true,
+                preempt_need_resched: true,
                 ..none.clone()
             },
             ".N...",
@@ -135,6 +136,30 @@ fn the_flags_are_the_kernels_characters() {
                 ..none.clone()
             },
             "....2",
+        ),
+        (
+            Context {
+                need_resched: true,
+                ..none.clone()
+            },
+            ".n...",
+        ),
+        (
+            Context {
+                preempt_need_resched: true,
+                soft_interrupts_off: true,
+                ..none.clone()
+            },
+            "bp...",
+        ),
+        (
+            Context {
+                interrupts_off: true,
+                soft_interrupts_off: true,
+                need_resched_lazy: true,
+                ..none.clone()
+            },
+            "Dl...",
         ),
     ] {
         assert_eq!(flags(Some(&context)), text, "{context:?}");

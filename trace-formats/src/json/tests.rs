@@ -49,7 +49,7 @@ fn an_event_is_one_line_with_every_field_in_its_order() {
             r#""place":{"address":"0xffffffff812f0c10","symbol":"do_sys_openat2+0x0"},"#,
             r#""context":{"pid":1234,"tgid":1230,"comm":"cat","interrupts_off":true,"need_resched":false,"#,
             r#""in_nmi":false,"in_interrupt":false,"in_soft_interrupt":false,"preempt_disabled":1,"#,
-            r#""migrate_disabled":0},"#,
+            r#""migrate_disabled":0,"soft_interrupts_off":false,"preempt_need_resched":false,"need_resched_lazy":false},"#,
             r#""arguments":{"dfd":"0xffffff9c","name":"/etc/passwd"},"#,
             r#""registers":{"rip":"0xffffffff812f0c10","rsp":"0x0","rflags":"0x0","rax":"0x0","rbx":"0x0","#,
             r#""rcx":"0x0","rdx":"0x0","rsi":"0x0","rdi":"0xffffff9c","rbp":"0x0","r8":"0x0","r9":"0x0","#,
