@@ -28,6 +28,9 @@ pub struct Event {
     pub context: Option<Box<TaskContext>>,
     /// RFLAGS at the hit, if the context is asked for.
     pub flags: Option<u64>,
+    /// The return addresses on the task's stack, the innermost first, if the probe asks for them. The first is the
+    /// event's own address.
+    pub stack: Box<[u64]>,
     /// The values that the probe asks for.
     pub values: Recorded,
     /// What happened.

@@ -204,6 +204,35 @@ impl Calls {
         Ok(calls)
     }
 
+    /// What the return address at `slot` was before it led to the trampoline: that of the call which returns first,
+    /// if several have theirs there. May be told while the guest runs: then it may be that of another call.
+    ///
+    /// # Errors
+    /// It isn't memory.
+    pub fn caller_at(
+        &self,
+        memory: &dyn GuestMemory,
+        slot: u64,
+    ) -> Result<Option<u64>, MemoryError> {
+        let mut bytes = [0; (WAYS * 8) as usize];
+        let first = bucket(slot) * WAYS;
+        memory.read(self.window.wrapping_add(first * 8), &mut bytes)?;
+        let (keys, _) = bytes.as_chunks();
+        let mut newest: Option<(u32, u64)> = None;
+        for (key, index) in keys.iter().zip(first..) {
+            if u64::from_le_bytes(*key) != slot {
+                continue;
+            }
+            let mut call = [0; CALL_LEN as usize];
+            memory.read(self.call(index), &mut call)?;
+            let (level, caller) = (field(&call, LEVEL) as u32, field(&call, CALLER));
+            if newest.is_none_or(|(highest, _)| level > highest) {
+                newest = Some((level, caller));
+            }
+        }
+        Ok(newest.map(|(_, caller)| caller))
+    }
+
     /// Whether a call with its return address at `slot` is not whole yet, or is being taken out.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ const INDEX: i32 = 511 << 3;
 const LEVEL_4: u32 = 39;
 
 /// Where the next byte of a value goes, while it is copied.
-const TO: AsmRegister64 = reg::r11;
+pub(super) const TO: AsmRegister64 = reg::r11;
 /// Where the value's first word is: its length.
 pub(super) const VALUE: AsmRegister64 = reg::r9;
 
@@ -53,7 +53,8 @@ impl Routines {
     /// RAX, RCX, RSI, RDI, R8, R10 and R11, the last two also RDX.
     ///
     /// - `word`: the 8 bytes there, in RAX.
-    /// - `copy`: copies RDX bytes, at least one, to [`VALUE`] + 8.
+    /// - `copy`: copies RDX bytes, at least one, to [`VALUE`] + 8. What can be read before the first page that isn't
+    ///   there is copied all the same; [`TO`] is behind it.
     /// - `text`: copies up to the first NUL, and RDX bytes at most, at least one; RAX is how many.
     pub(super) fn write(
         mut self,

@@ -5,11 +5,12 @@
 //! as its values are.
 
 use guest_state::GuestVirtAddr;
+use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg};
 
 use super::environment::Environment;
 use super::error::DetourError;
-use super::pointers::{Routines, VALUE};
+use super::pointers::{Routines, TO as COPIED_TO, VALUE};
 use super::saved::{RSP, Saved, gpr};
 use crate::filter::{Filter, Number, Text};
 use crate::value::{Base, FAULT, Load, STATUS, Space, Take, Value, encoded_max};
@@ -201,6 +202,15 @@ fn end(
             a.mov(qword_ptr(VALUE), i32::from(len))?;
             a.add(VALUE, STATUS as i32 + whole_words(len))?;
         }
+        Take::Prefix { at, most } => {
+            lead(a, at, fault)?;
+            a.mov(reg::edx, u32::from(most.max(1)))?;
+            a.call(routines.copy)?;
+            // Where the copy came to, whether that is all or not.
+            a.lea(reg::rax, qword_ptr(COPIED_TO - WORD))?;
+            a.sub(reg::rax, VALUE)?;
+            put_len(a)?;
+        }
         Take::Text { at, most } => {
             lead(a, at, fault)?;
             a.xor(reg::eax, reg::eax)?;
@@ -209,13 +219,18 @@ fn end(
                 a.call(routines.text)?;
                 a.jb(fault)?;
             }
-            a.mov(qword_ptr(VALUE), reg::rax)?;
-            a.add(reg::rax, STATUS as i32 + WORD as i32 - 1)?;
-            a.and(reg::rax, -(WORD as i32))?;
-            a.add(VALUE, reg::rax)?;
+            put_len(a)?;
         }
     }
     Ok(())
+}
+
+/// Ends a value whose length in bytes is in RAX.
+fn put_len(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(qword_ptr(VALUE), reg::rax)?;
+    a.add(reg::rax, STATUS as i32 + WORD as i32 - 1)?;
+    a.and(reg::rax, -(WORD as i32))?;
+    a.add(VALUE, reg::rax)
 }
 
 /// Returns true if a value takes following a pointer.

@@ -62,6 +62,12 @@ impl Recorded {
         encoder.end()
     }
 
+    /// The bytes of one of the values; `all` are those that these are of.
+    pub(crate) fn bytes_of(&self, all: &[Value], wanted: &Value) -> Option<&[u8]> {
+        let mut found = all.iter().zip(self.raw());
+        found.find_map(|(it, bytes)| bytes.filter(|_| it == wanted))
+    }
+
     /// The bytes of each value; `None` for one that could not be taken.
     fn raw(&self) -> impl Iterator<Item = Option<&[u8]>> {
         let mut left = &*self.0;

@@ -13,7 +13,7 @@ pub use encode::{Recorded, encoded_max};
 pub use take::{Bases, take};
 
 /// Most bytes of a value.
-pub const VALUE_MAX: u16 = 1024;
+pub const VALUE_MAX: u16 = 1536;
 /// Most pointers that a value follows.
 pub const LOADS_MAX: usize = 16;
 
@@ -88,6 +88,13 @@ pub enum Take {
         /// How many bytes at most, at most [`VALUE_MAX`].
         most: u16,
     },
+    /// The memory that the word leads to, as far as it is there.
+    Prefix {
+        /// How it is reached.
+        at: Load,
+        /// How many bytes at most, at most [`VALUE_MAX`].
+        most: u16,
+    },
 }
 
 impl Value {
@@ -101,8 +108,26 @@ impl Value {
         match self.take {
             Take::Word => 8,
             Take::Memory { len, .. } => len,
-            Take::Text { most, .. } => most,
+            Take::Text { most, .. } | Take::Prefix { most, .. } => most,
         }
+    }
+}
+
+/// The number of RSP in instruction encodings.
+const RSP: u8 = 4;
+
+/// The piece of the stack that a jump's record has for a stack trace: the innermost callers have their frames there.
+pub(crate) fn stack_piece() -> Value {
+    Value {
+        base: Base::Register(RSP),
+        loads: Vec::new(),
+        take: Take::Prefix {
+            at: Load {
+                offset: 0,
+                space: Space::Any,
+            },
+            most: VALUE_MAX,
+        },
     }
 }
 

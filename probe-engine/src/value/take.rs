@@ -55,7 +55,27 @@ pub fn take(value: &Value, bases: &Bases<'_>, read: &mut ReadVirt<'_>) -> Option
             read(address(word, at)?, &mut bytes).then_some(bytes)
         }
         Take::Text { at, most } => text(address(word, at)?, most.into(), read),
+        Take::Prefix { at, most } => Some(prefix(address(word, at)?, most.into(), read)),
     }
+}
+
+/// The memory at an address, up to the first page that isn't there or `most` bytes.
+fn prefix(at: u64, most: usize, read: &mut ReadVirt<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < most {
+        let start = bytes.len();
+        let from = at.wrapping_add(start as u64);
+        let len = ((PAGE - from % PAGE) as usize).min(most - start);
+        bytes.resize(start + len, 0);
+        if !bytes
+            .get_mut(start..)
+            .is_some_and(|piece| read(from, piece))
+        {
+            bytes.truncate(start);
+            break;
+        }
+    }
+    bytes
 }
 
 /// Where a pointer leads, if it may be followed.

@@ -47,6 +47,7 @@ pub fn event(event: &Event) -> v1::Event {
         kind: kind.into(),
         detail,
         task: event.task,
+        stack: event.stack.to_vec(),
         ..v1::Event::default()
     }
 }
@@ -96,6 +97,7 @@ mod tests {
             task: 0x77,
             context: None,
             time_ns: 0,
+            stack: Box::default(),
             flags: None,
             values: Recorded::default(),
             detail,

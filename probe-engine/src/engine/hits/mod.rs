@@ -6,6 +6,7 @@ pub(crate) mod int3;
 pub(crate) mod merge;
 pub(crate) mod missed;
 pub(crate) mod observe;
+pub(crate) mod stack;
 pub(crate) mod step;
 pub(crate) mod stepping;
 pub(crate) mod trap;

@@ -19,6 +19,7 @@ pub(crate) struct Observed {
     context: Option<Box<TaskContext>>,
     /// The page tables and the place of the CPU's variables; `None` where nobody asks for the context.
     of_cpu: Option<(GuestVirtAddr, PageTables)>,
+    stack: Box<[u64]>,
     values: Recorded,
 }
 
@@ -80,6 +81,7 @@ impl Engine {
             registers: wanted.take(registers),
             task: observed.task,
             context: observed.context,
+            stack: observed.stack,
             values: observed.values,
             detail,
         });
@@ -98,9 +100,10 @@ impl Engine {
             values,
             filter,
             context,
+            stack,
             ..
         } = &probe.options;
-        if values.is_empty() && filter.is_none() && !context {
+        if values.is_empty() && filter.is_none() && !context && *stack == 0 {
             return Some(Observed::default());
         }
         let cpu = vcpu.id().0;
@@ -149,7 +152,19 @@ impl Engine {
             None => true,
             Some(_) => subject(&values.iter().collect::<Vec<_>>()),
         };
-        meets.then(|| Observed {
+        if !meets {
+            return None;
+        }
+        let stack = match (stack, tables) {
+            (0, _) | (_, None) => Box::default(),
+            (most, Some(tables)) => {
+                let calls = self.reader.calls();
+                let mut read = |at| read_virt_u64(memory, tables, at).ok();
+                self.stack(registers, task, (memory, calls), &mut read, *most)
+            }
+        };
+        Some(Observed {
+            stack,
             task: task.unwrap_or(0),
             context: context.map(Box::new),
             of_cpu,

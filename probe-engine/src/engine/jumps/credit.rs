@@ -25,7 +25,7 @@ use crate::fetch::Fetches;
 use crate::filter::Subject;
 use crate::probe::{Capture, ProbeId, ProbeKind};
 use crate::ring::{Record, RecordHeader, Returned, Rings, Shape, Unfinished};
-use crate::value::{self, Bases, Encoder, Recorded, Value};
+use crate::value::{self, Bases, Encoder, Recorded, Value, stack_piece};
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
 /// the probes of a later one.
@@ -223,13 +223,14 @@ impl Credit {
     }
 
     /// Reports a record that was at this position of its vCPU's ring.
-    /// `time` is when that was by the guest's clock.
+    /// `time` is when that was by the guest's clock, and `stack` unwinds what it has of a stack.
     pub(crate) fn record(
         &self,
         at: u64,
         record: &Record,
         (table, merger): (&Table, &Merger),
         time: impl Fn(Tsc) -> u64,
+        stack: impl Fn(&Record, &Registers, &[u8], u32) -> Box<[u64]>,
     ) {
         let Some(known) = self.known(record.detour) else {
             return;
@@ -259,8 +260,21 @@ impl Credit {
                     true => time(record.tsc),
                     false => 0,
                 };
+                let piece = match probe.options.stack {
+                    0 => None,
+                    _ => record
+                        .values
+                        .bytes_of(&known.purpose.values, &stack_piece()),
+                };
+                let registers = Registers {
+                    rip: known.at.0,
+                    ..record.registers
+                };
+                let stack =
+                    piece.map(|piece| stack(record, &registers, piece, probe.options.stack));
                 merger.event(&Event {
                     values,
+                    stack: stack.unwrap_or_default(),
                     time_ns,
                     ..event
                 });
@@ -484,6 +498,7 @@ fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> 
         probe: probe.id,
         context: context.clone().filter(|_| probe.options.context),
         values: Recorded::default(),
+        stack: Box::default(),
         time_ns: 0,
         flags: context.as_ref().map(|_| record.registers.rflags),
         vcpu: record.vcpu,

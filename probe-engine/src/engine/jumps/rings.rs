@@ -1,7 +1,8 @@
 //! Reading what detours leave behind.
 
 use guest_kernel::ImageMap;
-use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
+use guest_kernel::unwind::CapturedStack;
+use guest_state::{Action, GuestMemory, GuestVirtAddr, MemoryError, Registers, StoppedGuest, Vcpu};
 
 use crate::arena::{Arena, RAM_WINDOW, RINGS, RecordingCode, TRAMPOLINE};
 use crate::detour::{Environment, Pointers, Root};
@@ -191,8 +192,23 @@ impl Engine {
         let shape = |header| credit.shape(header);
         let of_cpu = self.last_tables.get().map(|tables| (*first_cpu, tables));
         let time = |tsc| of_cpu.map_or(0, |of_cpu| self.time(memory, of_cpu, tsc));
+        let calls = follower.as_ref().ok().map(|it| it.calls);
+        let stack = |record: &ring::Record, registers: &Registers, bytes: &[u8], most| {
+            let piece = CapturedStack {
+                start: GuestVirtAddr(registers.rsp),
+                bytes,
+            };
+            let task = Some(record.task).filter(|task| *task != 0);
+            self.stack(
+                registers,
+                task,
+                (memory, calls),
+                &mut |at| piece.read(at),
+                most,
+            )
+        };
         let found = rings.read(memory, ahead, shape, |at, record| {
-            credit.record(at, &record, (&table, &self.merger), time);
+            credit.record(at, &record, (&table, &self.merger), time, stack);
         });
         credit.forget_eras(rings);
         *damaged = damaged.saturating_add(found.damaged);

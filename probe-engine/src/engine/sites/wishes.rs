@@ -7,8 +7,8 @@ use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::switches::Switches;
-use crate::probe::{NoJump, Optimization, ProbeKind};
-use crate::value::Value;
+use crate::probe::{Capture, NoJump, Optimization, ProbeKind};
+use crate::value::{Value, stack_piece};
 
 impl Site {
     /// What its probes want of a jump, or why they can't have one.
@@ -46,6 +46,10 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
                 lossless: probe.options.lossless,
                 ..Purpose::default()
             };
+            let purpose = match probe.options.stack {
+                0 => purpose,
+                _ => with_stack(purpose),
+            };
             match purpose.shape() {
                 Some(shape) if !shape.fits() => Err(NoJump::ValuesTooLong),
                 _ => Ok(purpose),
@@ -66,6 +70,23 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
         }),
         ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
         ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
+    }
+}
+
+/// The same, and what the stack is unwound from.
+fn with_stack(purpose: Purpose) -> Purpose {
+    match purpose.capture {
+        Some(Capture::Event(_)) => Purpose {
+            capture: Some(Capture::FULL),
+            values: purpose
+                .values
+                .iter()
+                .cloned()
+                .chain([stack_piece()])
+                .collect(),
+            ..purpose
+        },
+        _ => purpose,
     }
 }
 

@@ -227,6 +227,7 @@ fn event(record: &Record) -> Event {
         task: record.task,
         context: None,
         time_ns: 0,
+        stack: Box::default(),
         flags: None,
         values: Recorded::default(),
         detail: Detail::Pre,

@@ -302,8 +302,12 @@ fn value(world: &World, random: &mut Random) -> Value {
         _ => Base::Register(random.below(16) as u8),
     };
     let loads = (0..random.below(3)).map(|_| load(random)).collect();
-    let take = match random.below(4) {
+    let take = match random.below(5) {
         0 => Take::Word,
+        4 => Take::Prefix {
+            at: load(random),
+            most: random.pick(&[1, 8, 61, 500]),
+        },
         1 => Take::Memory {
             at: load(random),
             len: random.pick(&[1, 2, 4, 8, 3, 24, 100]),

@@ -55,6 +55,7 @@ fn event(tsc: u64) -> Event {
         task: 0,
         context: None,
         time_ns: 0,
+        stack: Box::default(),
         flags: None,
         values: Recorded::default(),
         detail: Detail::Pre,
