@@ -119,6 +119,10 @@ named! {
         Tracing = "tracing",
         /// Says how often the function tracer has seen the functions `at` called since `tracing`.
         Traced = "traced",
+        /// Makes trace events of the guest's own of the definitions `at`, separated by `;`, commas for blanks.
+        Define = "define",
+        /// Says the lines of the trace since `define`, and ends its events.
+        Trace = "trace",
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
         /// event of the guest's own there that the kernel has made a jump.
         Timed = "timed",

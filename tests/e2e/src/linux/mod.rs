@@ -46,6 +46,7 @@ mod switching;
 mod text;
 mod timeline;
 mod tools;
+mod tracer;
 mod vcpus;
 mod watch;
 mod whole;
@@ -66,6 +67,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         boot_option::TESTS,
         timeline::TESTS,
         clock::TESTS,
+        tracer::TESTS,
         probes::TESTS,
         refusals::TESTS,
         patching::TESTS,

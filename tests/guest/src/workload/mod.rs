@@ -4,6 +4,7 @@ mod alt_stack;
 mod console;
 mod debugfs;
 mod debugger;
+mod definitions;
 mod fault;
 mod files;
 mod fill;
@@ -72,6 +73,8 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Ftrace => ftrace::run(plan),
         Workload::Tracing => tracing::run(plan),
         Workload::Traced => traced::run(plan),
+        Workload::Define => definitions::define(plan),
+        Workload::Trace => definitions::trace(),
         Workload::StaticKeys => static_keys::run(plan),
         Workload::Debugger => debugger::run(plan.count),
         Workload::Module => module::run(plan),

@@ -1,0 +1,158 @@
+//! The tracer beside the guest's own: the same definitions, the same hits, the same values.
+
+mod definitions;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vmprobe_client::v1::{Event, Probe};
+use vmprobe_trace_formats as formats;
+use vmprobe_trace_formats::Writer;
+
+use super::guest::{Guest, VM, files};
+use super::jumps;
+use crate::context::Context;
+use crate::events;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "breakpoints_of_6_12_tell_the_same_values_as_the_guest_s_own_events",
+        ids: &["TR01", "TR02", "TR03", "KP21"],
+        needs: Needs::Linux,
+        run: |cx| beside(cx, files::BZIMAGE_6_12, false),
+    },
+    Test {
+        name: "jumps_of_6_12_tell_the_same_values_as_the_guest_s_own_events",
+        ids: &["TR01", "TR02", "TR03", "KP21"],
+        needs: Needs::Linux,
+        run: |cx| beside(cx, files::BZIMAGE_6_12, true),
+    },
+    Test {
+        name: "jumps_of_6_1_tell_the_same_values_as_the_guest_s_own_events",
+        ids: &["TR01", "TR02", "TR03"],
+        needs: Needs::Linux,
+        run: |cx| beside(cx, files::BZIMAGE_6_1, true),
+    },
+];
+
+/// How often the guest opens, reads and closes a file.
+const CALLS: usize = 3;
+
+fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, kernel, 1).await?;
+        guest.client.set_optimization(VM, jump).await?;
+        let has_types = kernel == files::BZIMAGE_6_12;
+        let all: Vec<_> = definitions::all(has_types).collect();
+        let texts: Vec<&str> = all.iter().map(|it| it.ours).collect();
+        let probes = guest.probes(&texts).await?;
+        let waiting: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
+        let mut jumping = 0;
+        if jump {
+            let settled = jumps::settle(&guest, &waiting).await?.probes;
+            jumping = settled.iter().filter(|probe| jumps::is_jump(probe)).count();
+            for (probe, definition) in settled.iter().zip(&all) {
+                check_eq!(
+                    jumps::is_jump(probe),
+                    definition.may_jump,
+                    "{} as a jump: {:?}",
+                    definition.ours,
+                    probe.optimization
+                );
+            }
+        }
+        let theirs: Vec<String> = all.iter().map(|it| it.theirs.replace(' ', ",")).collect();
+        let report = guest
+            .work(&format!("define at={}", theirs.join(";")))
+            .await?;
+        let refused = report["refused"].as_array();
+        check!(
+            refused.is_some_and(Vec::is_empty),
+            "the kernel has refused {}",
+            report["refused"]
+        );
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        guest.work(&format!("files count={CALLS}")).await?;
+        let report = guest.work("trace").await?;
+        let removed = guest.remove(&waiting).await?;
+        let hits = removed.iter().map(|probe| probe.hits).sum();
+        for probe in &removed {
+            check!(probe.hits >= CALLS as u64, "{probe:?} was hit too rarely");
+            check_eq!(probe.missed, 0, "missed hits of {}", probe.name);
+        }
+        let (ours, lost) = events::next(&mut stream, hits).await?;
+        check_eq!(lost, 0, "lost events");
+        let lines = report["lines"].as_array();
+        let lines = lines.ok_or_else(|| wrong!("no lines in {report}"))?;
+        let theirs = by_event(lines.iter().filter_map(|line| line.as_str()));
+        let text = text(&removed, &ours)?;
+        let ours = by_event(text.lines());
+        let mut values = 0;
+        for definition in &all {
+            let name = definition.name();
+            let none = Vec::new();
+            let (ours, theirs) = (
+                ours.get(name).unwrap_or(&none),
+                theirs.get(name).unwrap_or(&none),
+            );
+            let ours = as_the_guest(ours, theirs.len());
+            check_eq!(ours, theirs.as_slice(), "values of `{}`", definition.ours);
+            check!(
+                theirs.len() >= CALLS,
+                "{name} was hit {} times",
+                theirs.len()
+            );
+            values += definition.values() * theirs.len();
+        }
+        guest.finish().await?;
+        let how = match jump {
+            true => format!("{jumping} of {} as jumps", all.len()),
+            false => "as breakpoints".to_owned(),
+        };
+        pass_with(format!("{} definitions, {how}, {values} values", all.len()))
+    })
+}
+
+/// Those that the guest had switched its events on for: the last so many, without the reading of its trace.
+fn as_the_guest(ours: &[String], count: usize) -> &[String] {
+    &ours[..count.min(ours.len())]
+}
+
+/// The events in ftrace's form.
+fn text(probes: &[Probe], events: &[Event]) -> Result<String, Failure> {
+    let guest = formats::Guest {
+        tsc_hz: 0,
+        cpus: 1,
+        symbols: Arc::new(|_: u64| None),
+    };
+    let failed = |error| wrong!("the text of events: {error}");
+    let mut text = Vec::new();
+    let mut writer =
+        formats::Ftrace::new(&mut text, &guest, formats::Header::None).map_err(failed)?;
+    writer.begin(probes).map_err(failed)?;
+    for event in events {
+        writer.event(event).map_err(failed)?;
+    }
+    writer.finish().map_err(failed)?;
+    drop(writer);
+    String::from_utf8(text).map_err(|error| wrong!("{error}"))
+}
+
+/// The values in lines of a trace, `TASK-PID [CPU] FLAGS TIME: EVENT: (PLACE) VALUES`, by the event.
+fn by_event<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, Vec<String>> {
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in lines {
+        let Some((head, values)) = line.split_once(") ") else {
+            continue;
+        };
+        let Some((head, _place)) = head.split_once(": (") else {
+            continue;
+        };
+        let task = head.trim_start().split(' ').next().unwrap_or_default();
+        let event = head.rsplit(' ').next().unwrap_or_default();
+        let values = format!("{task} {values}");
+        found.entry(event.to_owned()).or_default().push(values);
+    }
+    found
+}

@@ -1,0 +1,36 @@
+//! Trace events of the guest's own, by definitions.
+
+use std::io;
+
+use serde_json::{Value, json};
+
+use super::tracefs;
+use crate::plan::Plan;
+
+/// The group that the definitions have to name.
+const GROUP: &str = "events/mine/enable";
+
+/// Adds each definition of the plan's `at` to `kprobe_events` and switches them on. They are separated by `;`, and a
+/// comma in one stands for a blank. Says which the kernel has refused.
+pub fn define(plan: &Plan) -> io::Result<Value> {
+    tracefs::ready()?;
+    let mut refused = Vec::new();
+    for text in plan.at.split(';') {
+        let text = text.replace(',', " ");
+        if tracefs::append("kprobe_events", &text).is_err() {
+            let log = tracefs::read("error_log").unwrap_or_default();
+            refused.push(json!({ "definition": text, "log": log }));
+        }
+    }
+    tracefs::write(GROUP, "1")?;
+    Ok(json!({ "refused": refused }))
+}
+
+/// The lines of the trace. Then there are no events any more.
+pub fn trace() -> io::Result<Value> {
+    tracefs::write(GROUP, "0")?;
+    let lines = tracefs::lines()?;
+    tracefs::write("kprobe_events", "")?;
+    tracefs::clear()?;
+    Ok(json!({ "lines": lines }))
+}
