@@ -224,8 +224,9 @@ impl Native {
         let number = || guest.memory.u32(at.wrapping_add(self.number)).ok();
         for _ in 0..TRIES {
             let before = number()?;
-            let copy = self.copies + u64::from(before & 1) * self.copy_size;
-            let part = |offset: u64| at.wrapping_add(copy).wrapping_add(offset);
+            let skipped = if before & 1 == 0 { 0 } else { self.copy_size };
+            let copy = at.wrapping_add(self.copies).wrapping_add(skipped);
+            let part = |offset: u64| copy.wrapping_add(offset);
             let counter = Counter::Native {
                 multiplier: guest.memory.u32(part(self.multiplier)).ok()?,
                 shift: guest.memory.u32(part(self.shift)).ok()?,

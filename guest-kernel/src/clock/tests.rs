@@ -2,6 +2,8 @@ use guest_state::testing::TestMemory;
 use guest_state::x86_64::paging::PagingMode;
 use guest_state::{GuestPhysAddr, Tsc};
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::btf::synthetic::Builder;
 use crate::symbols::synthetic;
@@ -197,7 +199,7 @@ fn the_counter_is_scaled_by_the_copy_that_is_whole() {
     guest.u64(at + 8, 0_u64.wrapping_sub(5_000_000_000));
     let hour = 3600 * 2_400_000_000_u64;
     let ns = guest.ns(hour).unwrap();
-    assert!(ns.abs_diff(3595_000_000_000) < 10_000, "{ns}");
+    assert!(ns.abs_diff(3_595_000_000_000) < 10_000, "{ns}");
 }
 
 #[test]
@@ -315,4 +317,29 @@ fn a_clock_needs_the_variables_of_the_schedulers_clock() {
     }
     let nothing = Btf::parse(&Builder::new().bytes()).unwrap();
     assert!(Clock::find(&symbols(&[]), &nothing).is_none());
+}
+
+proptest! {
+    #[test]
+    fn no_guest_memory_makes_it_panic(
+        kvm: bool,
+        keys in prop::array::uniform3(0..2_i32),
+        words in prop::collection::vec((0..0x300_u64, any::<u64>()), 0..40),
+        tsc: u64,
+    ) {
+        let guest = Guest::new();
+        guest.native(0, 0).kvm(0, 0).hz_250();
+        for (area, (at, word)) in (0..3).cycle().zip(words) {
+            guest.u64([JIFFIES, CPU, TOLD][area] + at % 0x100, word);
+        }
+        guest.chosen(if kvm { KVM } else { NATIVE });
+        for (key, count) in [RUNNING, STABLE, IN_USE].into_iter().zip(keys) {
+            guest.key(key, count);
+        }
+        if let Some(clock) = guest.read() {
+            clock.ns(Tsc(tsc));
+            clock.unbounded().ns(Tsc(tsc));
+            clock.trace_ns(Tsc(tsc));
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use guest_kernel::Image;
 use guest_kernel::btf::Btf;
@@ -33,60 +34,105 @@ pub const TESTS: &[Test] = &[
 ];
 
 const VCPUS: u32 = 2;
-/// The function that takes the time of what is logged as its first thing (`kernel/printk/printk.c`).
+/// The function that takes the time of what is logged as its first thing, and one that it calls afterwards
+/// (`kernel/printk/printk.c`).
 const LOGS: &str = "vprintk_store";
+const RESERVES: &str = "prb_reserve";
 /// Lines that are logged at a time, and how far apart: much farther than what is allowed.
 const LINES: usize = 12;
 const SAY: &str = "say count=12 ms=20";
-/// How far the times may be from each other.
+/// How far a time may be from the log's.
 const ALLOWED_NS: u64 = 1_000_000;
 
 fn log(cx: &Context, kernel: &'static str, image: &str) -> TestResult {
     cx.block_on(async {
         let clock = clock(&cx.file(image))?;
         let mut guest = Guest::breakpoints(cx, kernel, VCPUS).await?;
-        let mut stream = guest.client.events(VM, Vec::new()).await?;
-        let probe = guest.probe(LOGS).await?;
-        let mut times = said(&mut guest).await?;
+        let slow = bracketed(&mut guest, &clock).await?;
         guest.client.set_optimization(VM, true).await?;
-        jump(&guest, &probe.name).await?;
-        times.extend(said(&mut guest).await?);
-        check_eq!(times.len(), 2 * LINES, "times of lines");
-        let removed = guest.remove(&[&probe.name]).await?;
-        let hits = removed.first().map_or(0, |probe| probe.hits);
-        let (all, lost) = events::next(&mut stream, hits).await?;
-        check_eq!(lost, 0, "lost events");
-
-        let conversions = conversions(&guest, &clock).await?;
-        let ns = |event: &Event| {
-            let of_cpu = conversions.get(event.vcpu as usize);
-            let of_cpu = of_cpu.ok_or_else(|| wrong!("an event of vCPU {}", event.vcpu))?;
-            Ok::<_, Failure>(of_cpu.unbounded().ns(Tsc(event.tsc)))
-        };
-        let told: Vec<u64> = all.iter().map(ns).collect::<Result<_, _>>()?;
-        let farthest = times.iter().filter_map(|time| {
-            let logged = time * 1000;
-            told.iter().map(|told| told.abs_diff(logged)).min()
-        });
-        let farthest = farthest.max().unwrap_or(u64::MAX);
-        check!(
-            farthest < ALLOWED_NS,
-            "{farthest} ns from a time of the log; logged at {times:?} us, told {told:?} ns, by {conversions:?}"
-        );
+        let fast = close(&mut guest, &clock).await?;
         guest.finish().await?;
         pass_with(format!(
-            "{} lines, {farthest} ns at most, by {conversions:?}",
-            times.len()
+            "between breakpoints that are up to {slow} ns apart, and up to {fast} ns from jumps"
         ))
     })
 }
 
-/// Has the guest log some lines; their times by its log in microseconds.
-async fn said(guest: &mut Guest) -> Result<Vec<u64>, Failure> {
+/// That the log's times lie between what two breakpoints tell: a vCPU stops there for long, in the lab for
+/// some milliseconds at first, before it goes on and takes the time. How far apart the two are at most.
+async fn bracketed(guest: &mut Guest, clock: &Clock) -> Result<u64, Failure> {
+    let (logged, told) = said(guest, clock, &[LOGS, RESERVES], false).await?;
+    let mut apart = 0;
+    for time in &logged {
+        let pair = told.windows(2).find(|pair| match pair {
+            [(0, before), (1, after)] => before <= &time.end && &time.start <= after,
+            _ => false,
+        });
+        let pair = pair.ok_or_else(|| {
+            wrong!("no breakpoints before and after a time of the log: {logged:?}, {told:?}")
+        })?;
+        apart = apart.max(pair[1].1 - pair[0].1);
+    }
+    Ok(apart)
+}
+
+/// That a jump tells the log's times. How far from it at most, in nanoseconds.
+async fn close(guest: &mut Guest, clock: &Clock) -> Result<u64, Failure> {
+    let (logged, told) = said(guest, clock, &[LOGS], true).await?;
+    let distance = |time: &Range<u64>| {
+        let from = told.iter().map(|(_, told)| told.abs_diff(time.start));
+        from.min().unwrap_or(u64::MAX)
+    };
+    let farthest = logged.iter().map(distance).max().unwrap_or(u64::MAX);
+    check!(
+        farthest < ALLOWED_NS,
+        "{farthest} ns from a time of the log: {logged:?}, {told:?}"
+    );
+    Ok(farthest)
+}
+
+/// Has the guest log some lines with probes at these functions. The times of the lines, which the log has to
+/// the microsecond, and in their order which of the probes was hit and when, in nanoseconds.
+async fn said(
+    guest: &mut Guest,
+    clock: &Clock,
+    functions: &[&str],
+    as_jumps: bool,
+) -> Result<(Vec<Range<u64>>, Vec<(usize, u64)>), Failure> {
+    let mut stream = guest.client.events(VM, Vec::new()).await?;
+    let probes = guest.probes(functions).await?;
+    let names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
+    for name in names.iter().filter(|_| as_jumps) {
+        jump(guest, name).await?;
+    }
+    let logged = times(guest).await?;
+    check_eq!(logged.len(), LINES, "times of lines");
+    let removed = guest.remove(&names).await?;
+    let hits = removed.iter().map(|probe| probe.hits).sum();
+    let (mut events, lost) = events::next(&mut stream, hits).await?;
+    check_eq!(lost, 0, "lost events");
+
+    let conversions = conversions(guest, clock).await?;
+    events.sort_by_key(|event| event.tsc);
+    let tell = |event: &Event| {
+        let probe = probes.iter().position(|probe| probe.id == event.probe_id);
+        let of_cpu = conversions.get(event.vcpu as usize);
+        match (probe, of_cpu) {
+            (Some(probe), Some(of_cpu)) => Ok((probe, of_cpu.unbounded().ns(Tsc(event.tsc)))),
+            _ => Err(wrong!("an event of another probe or vCPU: {event:?}")),
+        }
+    };
+    let told: Result<_, Failure> = events.iter().map(tell).collect();
+    Ok((logged, told?))
+}
+
+/// Has the guest log some lines; their times by its log, each some nanosecond of a microsecond.
+async fn times(guest: &mut Guest) -> Result<Vec<Range<u64>>, Failure> {
     let report = guest.work(SAY).await?;
     let times = report["times_us"].as_array();
     let times = times.ok_or_else(|| wrong!("no times in {report}"))?;
-    Ok(times.iter().filter_map(serde_json::Value::as_u64).collect())
+    let times = times.iter().filter_map(serde_json::Value::as_u64);
+    Ok(times.map(|us| us * 1000..us * 1000 + 999).collect())
 }
 
 fn clock(image: &str) -> Result<Clock, Failure> {

@@ -2,6 +2,7 @@
 
 use guest_kernel::Image;
 use guest_kernel::btf::Btf;
+use guest_kernel::clock::Clock;
 use guest_kernel::percpu::Variables;
 use guest_kernel::symbols::Symbols;
 use vmm::boot::bzimage::read_kernel;
@@ -27,5 +28,13 @@ fn debians_kernels_tell_where_the_current_task_and_its_numbers_are() {
         assert_ne!(found.current_task, found.cpu_number);
         let pid = found.pid.expect("a task has a number");
         assert_eq!(found.tgid, Some(pid + 4), "{release}");
+        // As a detour reads them.
+        assert!(found.comm.is_some(), "{release}: {found:?}");
+        assert!(found.preempt_count.is_some(), "{release}: {found:?}");
+        assert_eq!(found.thread_flags, Some(0), "{release}");
+        let (_, size) = found.migration_disabled.expect("a task counts it");
+        assert_eq!(size, 2, "{release}");
+        let types = btf.expect("Debian's kernels have types");
+        assert!(Clock::find(&symbols, &types).is_some(), "{release}");
     }
 }
