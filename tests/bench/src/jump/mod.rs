@@ -1,6 +1,7 @@
-//! What a hit of a jump probe costs above the unprobed call (BN03, BN04), and a followed call (JP11): the engine's own detours,
-//! executed by this process.
+//! What a hit of a jump probe costs above the unprobed call (BN03, BN04), a followed call (JP11), and a pointer
+//! that is followed (BN17): the engine's own detours, executed by this process.
 
+mod loads;
 mod shared;
 mod subject;
 
@@ -189,6 +190,7 @@ pub fn measure() -> Result<Vec<Entry>, JumpError> {
         entries.push(Entry::native(plan.id, rounded(measured.median), "ns", how).note(note));
     }
     entries.extend(shared::measure(&clock)?);
+    entries.extend(loads::measure(&clock)?);
     Ok(entries)
 }
 

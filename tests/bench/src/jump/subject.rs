@@ -7,6 +7,7 @@ use iced_x86::{
     Mnemonic,
 };
 use native::jump::blocks::Blocks;
+use native::jump::ram::Ram;
 use native::jump::region;
 use native::jump::text::Text;
 use probe_engine::detour::{Dead, Environment, Purpose, Region, Tag, generate, live, trampoline};
@@ -48,6 +49,7 @@ pub struct Subject {
     text: Text,
     /// The vCPUs' memory.
     pub blocks: Blocks,
+    ram: Ram,
     region: Region,
     patched: Vec<u8>,
 }
@@ -94,7 +96,13 @@ impl Subject {
             region,
             text,
             blocks: Blocks::new(vcpus)?,
+            ram: Ram::new(),
         })
+    }
+
+    /// The guest's RAM.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
     }
 
     /// What is dead at the function's entry.
@@ -114,6 +122,7 @@ impl Subject {
         let shared = GuestVirtAddr(self.text.address(TRAMPOLINE));
         let environment = Environment {
             following: Some(self.blocks.following(shared.0)),
+            pointers: Some(self.ram.pointers(4)),
             ..self.blocks.environment(self.blocks.gs_base(0))
         };
         self.text.put(TRAMPOLINE, &trampoline(&environment)?.code);

@@ -7,6 +7,7 @@ pub mod blocks;
 pub mod draw;
 pub mod function;
 pub mod image;
+pub mod ram;
 pub mod region;
 pub mod single;
 pub mod text;

@@ -16,101 +16,16 @@ use seeded_random::Random;
 use crate::case::Case;
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
+use crate::jump::ram::{DIRECT_MAP, HIGH, LOW, Ram};
 use crate::jump::region;
 use crate::report::proves;
 
 /// `mov $7,%eax`
 const CODE: [u8; 5] = [0xb8, 7, 0, 0, 0];
 const PAGE: u64 = 4096;
-/// Where the RAM is in physical memory: two ranges.
-const LOW: PhysRange = range(0x10_0000, 0x10_0000);
-const HIGH: PhysRange = range(0x1_0000_0000, 0x4_0000);
-const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 /// Page tables at the beginning of the low RAM; behind them is what they map.
 const TABLES: u64 = 64;
 const CELL: u32 = 4;
-
-const fn range(start: u64, len: u64) -> PhysRange {
-    PhysRange {
-        start: GuestPhysAddr(start),
-        len,
-    }
-}
-
-/// RAM at the two places. The high one is so far behind the low one in the host's memory, too, that one window
-/// shows both: both are in one reservation.
-struct Ram {
-    window: u64,
-    _reservation: Reservation,
-}
-
-struct Reservation {
-    start: *mut u8,
-    len: usize,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        // SAFETY: it is the whole mapping that `Ram::new` has made, and nothing refers to it any more.
-        unsafe { libc::munmap(self.start.cast(), self.len) };
-    }
-}
-
-impl Ram {
-    fn new() -> Self {
-        let len = HIGH.end().0 as usize;
-        // SAFETY: a new mapping at an address of the system's choice. What isn't written takes no memory.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        assert_ne!(start, libc::MAP_FAILED);
-        Self {
-            window: start as u64,
-            _reservation: Reservation {
-                start: start.cast(),
-                len,
-            },
-        }
-    }
-
-    fn is_ram(at: u64, len: u64) -> bool {
-        let is_in = |part: PhysRange| {
-            at >= part.start.0 && at.checked_add(len).is_some_and(|end| end <= part.end().0)
-        };
-        is_in(LOW) || is_in(HIGH)
-    }
-}
-
-impl GuestMemory for Ram {
-    fn read(&self, at: GuestPhysAddr, into: &mut [u8]) -> Result<(), MemoryError> {
-        let len = into.len();
-        if !Self::is_ram(at.0, len as u64) {
-            return Err(MemoryError { at, len });
-        }
-        let from = (self.window + at.0) as *const u8;
-        // SAFETY: the range is in the reservation, and nobody writes there meanwhile.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) };
-        Ok(())
-    }
-
-    fn write(&self, at: GuestPhysAddr, from: &[u8]) -> Result<(), MemoryError> {
-        let len = from.len();
-        if !Self::is_ram(at.0, len as u64) {
-            return Err(MemoryError { at, len });
-        }
-        let to = (self.window + at.0) as *mut u8;
-        // SAFETY: the range is in the reservation, and nobody reads there meanwhile.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, len) };
-        Ok(())
-    }
-}
 
 /// A guest's memory with random page tables, and addresses that are worth following.
 struct World {
@@ -239,13 +154,7 @@ impl World {
     }
 
     fn pointers(&self) -> Pointers {
-        Pointers {
-            window: self.ram.window,
-            ram: [LOW, HIGH],
-            direct_map: DIRECT_MAP,
-            levels: self.levels,
-            root: Root::Fixed(LOW.start.0),
-        }
+        self.ram.pointers(self.levels)
     }
 
     /// Reads as a detour may: byte by byte, as neighbours may be on other pages.

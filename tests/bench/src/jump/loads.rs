@@ -1,0 +1,110 @@
+//! What a pointer costs that a detour follows (BN17), and a text.
+
+use guest_state::{GuestMemory, GuestPhysAddr};
+use native::jump::ram::{DIRECT_MAP, LOW, Ram};
+use probe_engine::detour::Purpose;
+use probe_engine::fetch::Fetches;
+use probe_engine::probe::Capture;
+use probe_engine::value::{Base, Load, Space, Take, Value};
+
+use super::subject::{HITS, Subject};
+use super::{JumpError, rounded};
+use crate::clock::Clock;
+use crate::report::Entry;
+
+/// Limit in nanoseconds for a load.
+const LOAD: f64 = 5.0;
+/// Values of a record, each of which takes one load.
+const VALUES: u64 = 8;
+/// A text of so many bytes, as a path is.
+const TEXT: &[u8; 24] = b"/usr/lib/os-release.conf";
+/// Where the text is in a process, and in the RAM.
+const USER: u64 = 0x7fff_1234_5678;
+const FRAME: u64 = LOW.start.0 + 8 * PAGE;
+const PAGE: u64 = 4096;
+
+/// Measures.
+///
+/// # Errors
+/// See [`JumpError`].
+pub fn measure(clock: &Clock) -> Result<Vec<Entry>, JumpError> {
+    let at = |offset| Load {
+        offset,
+        space: Space::Any,
+    };
+    let word = |number: u64, loads: Vec<Load>| Value {
+        base: Base::Constant(DIRECT_MAP + FRAME + 64 * number),
+        loads,
+        take: Take::Word,
+    };
+    let words = |loads: &[Load]| (0..VALUES).map(|it| word(it, loads.to_vec())).collect();
+    let text = Value {
+        base: Base::Constant(USER),
+        loads: Vec::new(),
+        take: Take::Text {
+            at: at(0),
+            most: 256,
+        },
+    };
+    let without = of(clock, words(&[]), 16 * VALUES)?;
+    let with = of(clock, words(&[at(8)]), 16 * VALUES)?;
+    let load = (with - without) / VALUES as f64;
+    let verdict = if load <= LOAD { "kept" } else { "missed" };
+    let how = "a pointer into the direct mapping, hot: a record of eight values with one load each, less \
+               one of eight without, by eight";
+    let note = format!(
+        "limit {LOAD} ns: {verdict}; the records take {:.1} and {:.1} ns",
+        with, without
+    );
+    let user = of(clock, vec![text], 8 + TEXT.len() as u64)?;
+    let none = of(clock, vec![word(0, Vec::new())], 16)?;
+    let how_text = format!(
+        "jump probe with the text of {} bytes at an address of a process, by a walk of its page tables, \
+         above the unprobed call",
+        TEXT.len()
+    );
+    let note_text = format!("with a value from a register in its place: {none:.1} ns");
+    Ok(vec![
+        Entry::native("BN17", rounded(load), "ns", how).note(note),
+        Entry::native("BN17", rounded(user), "ns", how_text).note(note_text),
+    ])
+}
+
+/// What a hit takes whose record has these values, so many bytes, and nothing else.
+fn of(clock: &Clock, values: Vec<Value>, len: u64) -> Result<f64, JumpError> {
+    let mut subject = Subject::new(1)?;
+    fill(subject.ram());
+    let purpose = Purpose {
+        capture: Some(Capture::Event(Fetches::default())),
+        values: values.into(),
+        ..Purpose::default()
+    };
+    let record = purpose.shape().map_or(0, |shape| shape.values_at()) + len;
+    let dead = subject.dead_at_entry();
+    subject.probe(&purpose, dead, false)?;
+    let measured = subject.measure(clock)?;
+    let (bytes, count) = subject.traces();
+    if (bytes, count) != (record * HITS, 0) {
+        return Err(JumpError::Traces {
+            what: "a record of values",
+            hits: HITS,
+            bytes,
+            count,
+        });
+    }
+    Ok(measured.median)
+}
+
+/// Page tables for the text, and pointers.
+fn fill(ram: &Ram) {
+    let put = |at: u64, word: u64| {
+        // What isn't there makes the record shorter, which is noticed.
+        let _result = ram.write_u64(GuestPhysAddr(at), word);
+    };
+    for (level, shift) in [(0, 39), (1, 30), (2, 21)] {
+        let table = LOW.start.0 + level * PAGE;
+        put(table + (USER >> shift & 0x1ff) * 8, (table + PAGE) | 1);
+    }
+    put(LOW.start.0 + 3 * PAGE + (USER >> 12 & 0x1ff) * 8, FRAME | 1);
+    let _result = ram.write(GuestPhysAddr(FRAME + USER % PAGE), TEXT);
+}
