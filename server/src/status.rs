@@ -10,6 +10,8 @@
 //! | `RESOURCE_EXHAUSTED` | a limit of the server |
 //! | `INTERNAL` | KVM or the server failed |
 
+use std::fmt::{Display, Formatter};
+
 use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{BatchError, ChangeError, RegisterError};
@@ -56,32 +58,24 @@ pub fn create(error: &CreateError) -> Status {
     }
 }
 
-/// How many probes of a batch its request has in the field `probes`, and how many follow from the kernel's
-/// command line in the field `cmdline`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Batch {
-    /// In `probes`.
-    pub probes: usize,
-    /// In `cmdline`.
-    pub cmdline: usize,
+/// Where a request has one of a batch's probes, such as `probes[17]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeField {
+    /// The field with the list.
+    pub list: &'static str,
+    /// The place in it.
+    pub index: usize,
 }
 
-impl Batch {
-    /// The field of the probe at this place in the batch; that of all without one.
-    fn field(self, index: Option<usize>) -> String {
-        match index {
-            None => "probes".to_owned(),
-            Some(index) => match index.checked_sub(self.probes) {
-                None => format!("probes[{index}]"),
-                Some(index) => format!("cmdline[{index}]"),
-            },
-        }
+impl Display for ProbeField {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}[{}]", self.list, self.index)
     }
 }
 
 /// Why a batch of probes was not registered. The details name the probe; so does the message where the batch
 /// has several.
-pub fn register(refused: &BatchError, batch: Batch) -> Status {
+pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
     use RegisterError as E;
     let BatchError { index, error } = refused;
     let code = match error {
@@ -101,11 +95,12 @@ pub fn register(refused: &BatchError, batch: Batch) -> Status {
         // All others, and those to come, find fault with the request.
         _ => Code::InvalidArgument,
     };
-    let field = batch.field(*index);
-    let message = match index {
-        Some(_) if batch.probes + batch.cmdline > 1 => format!("{error} ({field})"),
+    let field = index.and_then(|index| fields.get(index));
+    let message = match field {
+        Some(field) if fields.len() > 1 => format!("{error} ({field})"),
         _ => error.to_string(),
     };
+    let field = field.map_or_else(|| "probes".to_owned(), ProbeField::to_string);
     with_field(code, field, message)
 }
 
@@ -237,7 +232,7 @@ mod tests {
             ),
         ];
         for (error, code) in table {
-            let status = register(&error.clone().into(), Batch::default());
+            let status = register(&error.clone().into(), &[]);
             assert_eq!(status.code(), code, "{error}");
             assert_eq!(status.message(), error.to_string());
         }
@@ -248,7 +243,10 @@ mod tests {
         let error = RegisterError::EmptyFunction { symbol: "f".into() };
         let field = |index, probes, cmdline| {
             let error = error.clone();
-            let status = register(&BatchError { index, error }, Batch { probes, cmdline });
+            let probe = |list| move |index| ProbeField { list, index };
+            let fields = (0..probes).map(probe("probes"));
+            let fields: Vec<_> = fields.chain((0..cmdline).map(probe("cmdline"))).collect();
+            let status = register(&BatchError { index, error }, &fields);
             let details = status.get_details_bad_request().unwrap();
             let field = details.field_violations[0].field.clone();
             (field, status.message().to_owned())

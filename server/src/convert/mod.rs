@@ -11,5 +11,5 @@ mod vm;
 pub use blacklist::blacklist_kind;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
-pub use spec::{specs, too_many};
+pub use spec::{check_batch, spec};
 pub use vm::{arena, ending, exits, stops};

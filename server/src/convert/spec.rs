@@ -9,36 +9,33 @@ use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe_spec::{Kind, Place as WirePlace};
 
 use super::options;
+use crate::status::ProbeField;
 use crate::{limits, status};
 
 /// Bytes that a watchpoint watches unless told otherwise.
 const WATCH_LENGTH: u8 = 8;
 
-/// The engine's form of a batch of probes, which the request has in `field`.
+/// The engine's form of a probe, which the request has in `field`.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT`, naming the wrong field; `RESOURCE_EXHAUSTED` for too many.
-pub fn specs(field: &str, specs: &[v1::ProbeSpec]) -> Result<Vec<ProbeSpec>, Status> {
-    if specs.len() > limits::PROBES_A_BATCH {
-        return Err(too_many(specs.len()));
-    }
-    specs
-        .iter()
-        .enumerate()
-        .map(|(index, probe)| {
-            spec(probe).map_err(|wrong| {
-                status::invalid(format!("{field}[{index}].{}", wrong.field), wrong.why)
-            })
-        })
-        .collect()
+/// `INVALID_ARGUMENT`, naming the wrong field.
+pub fn spec(field: ProbeField, probe: &v1::ProbeSpec) -> Result<ProbeSpec, Status> {
+    engine_spec(probe)
+        .map_err(|wrong| status::invalid(format!("{field}.{}", wrong.field), wrong.why))
 }
 
-/// A batch has so many probes, which is too many.
-pub fn too_many(probes: usize) -> Status {
-    Status::resource_exhausted(format!(
+/// Checks that a batch may have so many probes.
+///
+/// # Errors
+/// `RESOURCE_EXHAUSTED` if it may not.
+pub fn check_batch(probes: usize) -> Result<(), Status> {
+    if probes <= limits::PROBES_A_BATCH {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
         "{probes} probes in one batch: send at most {} at a time",
         limits::PROBES_A_BATCH
-    ))
+    )))
 }
 
 /// A wrong field of a probe.
@@ -54,7 +51,7 @@ fn wrong(field: impl Into<Cow<'static, str>>, why: impl Into<String>) -> WrongFi
     }
 }
 
-fn spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, WrongField> {
+fn engine_spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, WrongField> {
     let place = place(spec)?;
     let kind = kind(spec)?;
     if let (
@@ -148,6 +145,13 @@ mod tests {
     fn definitions_and_the_engine_have_the_same_limits() {
         let engine = probe_engine::probe::MAXACTIVE_MAX;
         assert_eq!(vmprobe_spec::MAXACTIVE_MAX, engine);
+    }
+
+    fn specs(list: &'static str, probes: &[v1::ProbeSpec]) -> Result<Vec<ProbeSpec>, Status> {
+        check_batch(probes.len())?;
+        let probes = probes.iter().enumerate();
+        let found = probes.map(|(index, probe)| spec(ProbeField { list, index }, probe));
+        found.collect()
     }
 
     fn at(address: u64) -> v1::ProbeSpec {

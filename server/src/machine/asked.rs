@@ -15,6 +15,7 @@ use vmprobe_arguments::{Compiled, Function, Known, Place, compile, compile_filte
 use vmprobe_proto::v1;
 use vmprobe_spec::{ARGUMENTS_MAX, STACK_MAX, argument, filter};
 
+use crate::status::ProbeField;
 use crate::{convert, status};
 
 /// What a probe is asked for by text.
@@ -43,25 +44,18 @@ impl AskedProbes {
         }
     }
 
-    /// Works out what the probes of a request ask for, and has the engine's form of them take it. The request has
-    /// them in `field`.
+    /// Works out what a probe asks for by text, and has the engine's form of it take that.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the wrong field.
     pub fn compile(
         &self,
-        field: &str,
-        asked: &[v1::ProbeSpec],
-        specs: &mut [ProbeSpec],
-    ) -> Result<Vec<Arc<Asked>>, Status> {
-        let all = asked.iter().zip(specs).enumerate();
-        all.map(|(index, (asked, spec))| {
-            let found = self.compile_one(asked, spec);
-            found.map(Arc::new).map_err(|wrong| {
-                status::invalid(format!("{field}[{index}].{}", wrong.field), wrong.why)
-            })
-        })
-        .collect()
+        field: ProbeField,
+        asked: &v1::ProbeSpec,
+        spec: &mut ProbeSpec,
+    ) -> Result<Asked, Status> {
+        let found = self.compile_one(asked, spec);
+        found.map_err(|wrong| status::invalid(format!("{field}.{}", wrong.field), wrong.why))
     }
 
     fn compile_one(&self, asked: &v1::ProbeSpec, spec: &mut ProbeSpec) -> Result<Asked, Wrong> {

@@ -9,18 +9,17 @@ use guest_kernel::Kernel;
 use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
-use probe_engine::probe::ProbeSpec;
 use tokio::sync::watch;
 use tonic::Status;
 use vmm::boot::bzimage::KernelFormat;
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
-use super::asked::{Asked, AskedProbes};
+use super::asked::AskedProbes;
+use super::patterns::Expanded;
 use super::{Described, Machine, OptimizerThread, ReaderThread};
 use crate::fanout::Fanout;
 use crate::limits::{self, Limits};
-use crate::status::Batch;
 use crate::{convert, status};
 
 /// Memory of a guest for which the request gives none, in MiB.
@@ -51,7 +50,7 @@ impl Machine {
         limits: &Limits,
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
         let config = config(request, limits)?;
-        let mut first = first_probes(request)?;
+        let first = first_probes(request)?;
         let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
         let (kernel, version) = read_kernel(&mut vm)?;
 
@@ -63,7 +62,6 @@ impl Machine {
             asked: Arc::clone(&asked),
         });
         let engine = Arc::new(Engine::new(kernel, image_map(&vm), vm.vcpus(), sink));
-        let compiled = first.compile(&asked)?;
         let (ended, ending) = watch::channel(None);
         let machine = Arc::new(Self {
             name: name.to_owned(),
@@ -79,7 +77,7 @@ impl Machine {
             reader: ReaderThread::default(),
             max_probes: limits.probes,
         });
-        let probes = machine.plant_first(&first, &compiled)?;
+        let probes = machine.plant_first(&first)?;
         machine.start_threads(ended).inspect_err(|_| {
             // Those that were started end with the guest.
             machine.kill();
@@ -87,27 +85,28 @@ impl Machine {
         Ok((machine, probes))
     }
 
-    fn plant_first(
-        &self,
-        first: &FirstProbes,
-        compiled: &[Arc<Asked>],
-    ) -> Result<Vec<v1::Probe>, Status> {
-        let (specs, batch) = (&first.specs, first.batch());
+    fn plant_first(&self, first: &FirstProbes) -> Result<Vec<v1::Probe>, Status> {
+        let mut batch = Expanded::default();
+        for (list, probes) in first {
+            self.expand(list, probes, &mut batch)?;
+        }
+        let (specs, compiled) = self.compile(&batch)?;
+        let fields = &batch.fields;
         self.check_room(specs.len())?;
         self.stopped(|stopped| {
             if self.engine.has_image_map() {
                 self.install_arena(stopped);
                 self.engine
                     .arm_milestones(stopped)
-                    .map_err(|error| status::register(&error.into(), batch))?;
+                    .map_err(|error| status::register(&error.into(), fields))?;
             }
-            let probes = self.engine.register(stopped, specs);
-            let probes = probes.map_err(|error| status::register(&error, batch))?;
+            let probes = self.engine.register(stopped, &specs);
+            let probes = probes.map_err(|error| status::register(&error, fields))?;
             if !probes.is_empty() {
                 self.optimizer.probes_changed();
             }
             self.asked
-                .remember(probes.iter().map(|probe| probe.id), compiled);
+                .remember(probes.iter().map(|probe| probe.id), &compiled);
             Ok(self.asked.describe(convert::probes(probes)))
         })
     }
@@ -181,47 +180,15 @@ pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
     }
 }
 
-/// The probes of a request, then those on the kernel's command line.
-#[derive(Debug)]
-struct FirstProbes {
-    in_request: Vec<v1::ProbeSpec>,
-    on_cmdline: Vec<v1::ProbeSpec>,
-    /// The engine's form of all of them.
-    specs: Vec<ProbeSpec>,
-}
-
-impl FirstProbes {
-    fn batch(&self) -> Batch {
-        Batch {
-            probes: self.in_request.len(),
-            cmdline: self.on_cmdline.len(),
-        }
-    }
-
-    /// Works out what they ask for by text.
-    fn compile(&mut self, asked: &AskedProbes) -> Result<Vec<Arc<Asked>>, Status> {
-        let (in_request, on_cmdline) = self.specs.split_at_mut(self.in_request.len());
-        let mut compiled = asked.compile("probes", &self.in_request, in_request)?;
-        compiled.extend(asked.compile("cmdline", &self.on_cmdline, on_cmdline)?);
-        Ok(compiled)
-    }
-}
+/// The probes of a request, by the fields that they are in: its own, then those on the kernel's command line.
+type FirstProbes = [(&'static str, Vec<v1::ProbeSpec>); 2];
 
 fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
-    let mut specs = convert::specs("probes", &request.probes)?;
-    let on_cmdline = vmprobe_spec::from_cmdline(&request.cmdline)
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| status::invalid("cmdline", error.to_string()))?;
-    specs.extend(convert::specs("cmdline", &on_cmdline)?);
-    if specs.len() > limits::PROBES_A_BATCH {
-        return Err(convert::too_many(specs.len()));
-    }
-    Ok(FirstProbes {
-        in_request: request.probes.clone(),
-        on_cmdline,
-        specs,
-    })
+    let found = vmprobe_spec::from_cmdline(&request.cmdline);
+    let found = found.into_iter().collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| status::invalid("cmdline", error.to_string()))?;
+    convert::check_batch(request.probes.len() + found.len())?;
+    Ok([("probes", request.probes.clone()), ("cmdline", found)])
 }
 
 /// Takes what is needed of the kernel's file, and frees the rest: what probing needs to know, and
@@ -252,7 +219,6 @@ pub(super) fn linked_image(vm: &Vm) -> ImageMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use probe_engine::probe::Place;
     use tonic::Code;
     use tonic_types::StatusExt;
 
@@ -320,16 +286,19 @@ mod tests {
             probes: vec![probe("a")],
             ..request()
         };
-        let names: Vec<String> = first_probes(&request)
-            .unwrap()
-            .specs
-            .into_iter()
-            .map(|spec| match spec.place {
-                Place::Symbol { name, .. } => name,
-                Place::Address(address) => address.to_string(),
-            })
-            .collect();
-        assert_eq!(names, ["a", "b", "c", "d"]);
+        let first = first_probes(&request).unwrap();
+        let all = first.iter().flat_map(|(list, probes)| {
+            let text = |spec| format!("{list}: {}", vmprobe_spec::definition(spec));
+            probes.iter().map(text)
+        });
+        let all: Vec<String> = all.collect();
+        let expected = [
+            "probes: p a",
+            "cmdline: p b",
+            "cmdline: p c",
+            "cmdline: p d",
+        ];
+        assert_eq!(all, expected);
     }
 
     #[test]

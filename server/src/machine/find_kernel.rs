@@ -8,7 +8,7 @@ use vmm::StoppedVm;
 use super::Machine;
 use super::create::linked_image;
 use super::inspect::page_tables;
-use crate::status::{self, Batch};
+use crate::status;
 
 impl Machine {
     /// Finds where a kernel that unpacked itself is, once it has set itself up.
@@ -54,7 +54,7 @@ impl Machine {
         self.install_arena(stopped);
         if !started {
             let armed = self.engine.arm_milestones(stopped);
-            armed.map_err(|error| status::register(&error.into(), Batch::default()))?;
+            armed.map_err(|error| status::register(&error.into(), &[]))?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ mod find_kernel;
 mod inspect;
 mod optimize;
 mod optimizer_thread;
+mod patterns;
 mod probes;
 mod read_rings;
 mod reader_thread;

@@ -12,8 +12,8 @@ use vmprobe_proto::v1::ProbeSelector;
 use vmprobe_proto::v1::update_probes_request::Change;
 
 use super::Machine;
+use super::patterns::Expanded;
 use crate::page::Page;
-use crate::status::Batch;
 use crate::{convert, status};
 
 /// What came of a change.
@@ -60,20 +60,18 @@ fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status
 impl Machine {
     /// Registers all probes or none. Blocks.
     pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
-        let asked = specs;
-        let mut specs = convert::specs("probes", asked)?;
-        let compiled = self.asked.compile("probes", asked, &mut specs)?;
-        let batch = Batch {
-            probes: specs.len(),
-            ..Batch::default()
-        };
+        convert::check_batch(specs.len())?;
+        let mut batch = Expanded::default();
+        self.expand("probes", specs, &mut batch)?;
+        let (specs, compiled) = self.compile(&batch)?;
+        let fields = batch.fields;
         let _alone = self.changing.lock();
         self.check_room(specs.len())?;
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
             self.find_kernel(stopped)?;
             let probes = self.engine.register_drafted(stopped, &mut draft);
-            let ids = probes.map_err(|error| status::register(&error, batch))?;
+            let ids = probes.map_err(|error| status::register(&error, &fields))?;
             self.asked.remember(ids.iter().copied(), &compiled);
             Ok(ids)
         };

@@ -89,6 +89,7 @@ const EVERYDAY: &[&str] = &[
     "the_guest_s_function_graph_and_our_returns_without_exits_share_return_addresses",
     "our_jump_stays_while_a_kprobe_of_the_guest_s_that_is_not_armed_has_its_byte",
     "a_jump_of_the_guest_s_own_is_told_from_the_function_s",
+    "jumps_of_6_12_tell_the_same_values_as_the_guest_s_own_events",
 ];
 
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.

@@ -70,6 +70,19 @@ impl Engine {
         }
     }
 
+    /// Returns true if a place in the kernel's own text takes a probe, as far as can be told while the guest runs.
+    pub fn can_probe(&self, memory: &dyn GuestMemory, place: &Place, kind: ProbeKind) -> bool {
+        let table = self.table();
+        let kprobes = GuestKprobes::default();
+        let body = KernelBody {
+            kernel: &self.kernel,
+            table: &table,
+            memory,
+            kprobes: &kprobes,
+        };
+        self.is_in_kernel(place) && self.locate(memory, &body, place, kind).is_ok()
+    }
+
     fn is_in_kernel(&self, place: &Place) -> bool {
         match place {
             Place::Symbol { module, .. } => module.is_none(),

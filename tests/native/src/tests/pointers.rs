@@ -4,9 +4,9 @@
 use guest_kernel::context::TaskContext;
 use guest_state::x86_64::page_entry::{LARGE, PRESENT};
 use guest_state::x86_64::paging::{PageTables, PagingMode, walk};
-use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange, Registers};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, Registers};
 use probe_engine::condition::Relation;
-use probe_engine::detour::{Dead, Environment, Pointers, Purpose, Root, Tag, generate};
+use probe_engine::detour::{Dead, Environment, Pointers, Purpose, Tag, generate};
 use probe_engine::fetch::Fetches;
 use probe_engine::filter::{Filter, Number, Pattern, Subject, Text};
 use probe_engine::probe::Capture;

@@ -1,0 +1,139 @@
+//! Probes on all functions that match a pattern.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
+use tonic::{Code, Status};
+use vmprobe_proto::v1;
+use vmprobe_proto::v1::SymbolPlace;
+use vmprobe_proto::v1::probe_spec::{Kind, Place as WirePlace};
+
+use super::Machine;
+use super::asked::Asked;
+use crate::status::ProbeField;
+use crate::{convert, status};
+
+/// Probes of a request, with one for each function in the place of those on a pattern.
+#[derive(Debug, Default)]
+pub struct Expanded {
+    pub specs: Vec<v1::ProbeSpec>,
+    /// Where the request has each of them.
+    pub fields: Vec<ProbeField>,
+}
+
+impl Machine {
+    /// Puts a probe for each function that can be probed in the place of those whose symbol is a pattern. One that
+    /// has a name gives each the name `NAME.FUNCTION`.
+    ///
+    /// # Errors
+    /// No such function matches a pattern, or there are too many.
+    pub(super) fn expand(
+        &self,
+        list: &'static str,
+        asked: &[v1::ProbeSpec],
+        expanded: &mut Expanded,
+    ) -> Result<(), Status> {
+        for (index, spec) in asked.iter().enumerate() {
+            let probe = ProbeField { list, index };
+            let Some(place) = pattern(spec) else {
+                expanded.specs.push(spec.clone());
+                expanded.fields.push(probe);
+                continue;
+            };
+            let field = || format!("{probe}.symbol.symbol");
+            if !place.module.is_empty() {
+                let why = "functions of a module can't be chosen by a pattern: name each";
+                return Err(status::invalid(field(), why));
+            }
+            let before = expanded.specs.len();
+            for function in self.functions(&place.symbol, is_return(spec)) {
+                convert::check_batch(expanded.specs.len() + 1)?;
+                expanded.specs.push(on_function(spec, place, function));
+                expanded.fields.push(probe);
+            }
+            if expanded.specs.len() == before {
+                return Err(status::with_field(
+                    Code::NotFound,
+                    field(),
+                    format!(
+                        "no function that can be probed matches `{}`: `vmprobe list` shows what matches",
+                        place.symbol
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The engine's form of probes, and what they ask for by text.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`, naming the wrong field.
+    pub(super) fn compile(
+        &self,
+        batch: &Expanded,
+    ) -> Result<(Vec<ProbeSpec>, Vec<Arc<Asked>>), Status> {
+        let probes = batch.specs.iter().zip(&batch.fields);
+        let compiled = probes.map(|(spec, field)| {
+            let mut engine_s = convert::spec(*field, spec)?;
+            let asked = self.asked.compile(*field, spec, &mut engine_s)?;
+            Ok((engine_s, Arc::new(asked)))
+        });
+        compiled.collect()
+    }
+
+    /// The functions that match a pattern and can be probed. One whose name others have too is left out: it can't be
+    /// told which is meant. So are parts of functions that the compiler has put elsewhere, and padding.
+    fn functions<'a>(
+        &'a self,
+        pattern: &'a str,
+        returns: bool,
+    ) -> impl Iterator<Item = &'a str> + 'a {
+        let kind = match returns {
+            true => ProbeKind::Return { maxactive: None },
+            false => ProbeKind::PRE,
+        };
+        let symbols = self.engine.symbols();
+        let mut seen = HashSet::new();
+        let functions = symbols.find_matching(pattern).filter(move |symbol| {
+            let is_part = symbol.name.starts_with("__pfx_") || symbol.name.ends_with(".cold");
+            symbols.is_text(symbol.address) && !is_part && seen.insert(symbol.name)
+        });
+        functions.map(|symbol| symbol.name).filter(move |name| {
+            let place = Place::Symbol {
+                module: None,
+                name: (*name).to_owned(),
+                offset: 0,
+            };
+            self.engine.can_probe(&self.memory, &place, kind)
+        })
+    }
+}
+
+/// The place of a probe whose symbol is a pattern.
+fn pattern(spec: &v1::ProbeSpec) -> Option<&SymbolPlace> {
+    match &spec.place {
+        Some(WirePlace::Symbol(place)) if vmprobe_spec::is_pattern(&place.symbol) => Some(place),
+        _ => None,
+    }
+}
+
+fn is_return(spec: &v1::ProbeSpec) -> bool {
+    matches!(spec.kind, Some(Kind::Return(_)))
+}
+
+fn on_function(spec: &v1::ProbeSpec, place: &SymbolPlace, function: &str) -> v1::ProbeSpec {
+    let name = match spec.name.as_str() {
+        "" => String::new(),
+        name => format!("{name}.{function}"),
+    };
+    v1::ProbeSpec {
+        name,
+        place: Some(WirePlace::Symbol(SymbolPlace {
+            symbol: function.to_owned(),
+            ..place.clone()
+        })),
+        ..spec.clone()
+    }
+}
