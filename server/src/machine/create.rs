@@ -19,7 +19,7 @@ use super::asked::AskedProbes;
 use super::patterns::Expanded;
 use super::{Described, Machine, OptimizerThread, ReaderThread};
 use crate::fanout::Fanout;
-use crate::limits::{self, Limits};
+use crate::limits::Limits;
 use crate::{convert, status};
 
 /// Memory of a guest for which the request gives none, in MiB.
@@ -288,7 +288,7 @@ mod tests {
         };
         let first = first_probes(&request).unwrap();
         let all = first.iter().flat_map(|(list, probes)| {
-            let text = |spec| format!("{list}: {}", vmprobe_spec::definition(spec));
+            let text = move |spec| format!("{list}: {}", vmprobe_spec::definition(spec));
             probes.iter().map(text)
         });
         let all: Vec<String> = all.collect();
@@ -319,7 +319,7 @@ mod tests {
     fn request_and_command_line_together_keep_the_limit() {
         let request = v1::CreateVmRequest {
             cmdline: "vmprobe.probe=b".into(),
-            probes: vec![probe("a"); limits::PROBES_A_BATCH],
+            probes: vec![probe("a"); crate::limits::PROBES_A_BATCH],
             ..request()
         };
         let status = first_probes(&request).unwrap_err();
