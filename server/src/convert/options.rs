@@ -273,9 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_is_the_default() {
+    fn nothing_asked_for_is_the_default_with_the_context() {
         let none = v1::ProbeOptions::default();
-        assert_eq!(options(&none), Ok(Options::default()));
+        let expected = Options {
+            context: true,
+            ..Options::default()
+        };
+        assert_eq!(options(&none), Ok(expected));
     }
 
     #[test]

@@ -76,9 +76,8 @@ fn engine_spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, WrongField> {
 }
 
 fn options(spec: &v1::ProbeSpec) -> Result<Options, WrongField> {
-    let Some(options) = &spec.options else {
-        return Ok(Options::default());
-    };
+    let default = v1::ProbeOptions::default();
+    let options = spec.options.as_ref().unwrap_or(&default);
     options::options(options).map_err(|error| wrong(format!("options.{}", error.field), error.why))
 }
 
