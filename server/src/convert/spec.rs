@@ -153,6 +153,13 @@ mod tests {
         found.collect()
     }
 
+    fn with_context() -> Options {
+        Options {
+            context: true,
+            ..Options::default()
+        }
+    }
+
     fn at(address: u64) -> v1::ProbeSpec {
         v1::ProbeSpec {
             place: Some(WirePlace::Address(address)),
@@ -219,7 +226,7 @@ mod tests {
                 place: Place::Address(GuestVirtAddr(5)),
                 kind: ProbeKind::PRE,
                 enabled: true,
-                options: Options::default(),
+                options: with_context(),
             }]
         );
     }
@@ -242,7 +249,7 @@ mod tests {
                 },
                 kind: ProbeKind::Return { maxactive: None },
                 enabled: false,
-                options: Options::default(),
+                options: with_context(),
             }]
         );
         for (kind, expected) in [
