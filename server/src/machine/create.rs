@@ -20,6 +20,7 @@ use super::patterns::Expanded;
 use super::{Described, Machine, OptimizerThread, ReaderThread};
 use crate::fanout::Fanout;
 use crate::limits::Limits;
+use crate::status::ProbeField;
 use crate::{convert, status};
 
 /// Memory of a guest for which the request gives none, in MiB.
@@ -188,7 +189,14 @@ fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
     let found = found.into_iter().collect::<Result<Vec<_>, _>>();
     let found = found.map_err(|error| status::invalid("cmdline", error.to_string()))?;
     convert::check_batch(request.probes.len() + found.len())?;
-    Ok([("probes", request.probes.clone()), ("cmdline", found)])
+    let first = [("probes", request.probes.clone()), ("cmdline", found)];
+    // What is wrong with a probe whatever the kernel is shall be told before one is loaded.
+    for (list, probes) in &first {
+        for (index, probe) in probes.iter().enumerate() {
+            convert::spec(ProbeField { list, index }, probe)?;
+        }
+    }
+    Ok(first)
 }
 
 /// Takes what is needed of the kernel's file, and frees the rest: what probing needs to know, and
