@@ -1,6 +1,9 @@
 //! The tracer beside the guest's own: the same definitions, the same hits, the same values.
 
 mod definitions;
+pub mod filters;
+pub mod pointers;
+pub mod stacks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

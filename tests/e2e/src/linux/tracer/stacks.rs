@@ -1,0 +1,156 @@
+//! Stacks, compared with those that the guest's own trigger writes for the same hits.
+
+use std::collections::BTreeMap;
+
+use super::super::guest::{Guest, VM, files};
+use super::super::jumps;
+use crate::context::Context;
+use crate::events;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "the_stack_at_a_breakpoint_is_the_one_that_the_guest_s_own_trigger_writes",
+        ids: &["TR07"],
+        needs: Needs::Linux,
+        run: |cx| stacks(cx, files::BZIMAGE_6_12, false),
+    },
+    Test {
+        name: "the_stack_of_a_jump_is_the_one_that_the_guest_s_own_trigger_writes_in_6_12",
+        ids: &["TR07"],
+        needs: Needs::Linux,
+        run: |cx| stacks(cx, files::BZIMAGE_6_12, true),
+    },
+    Test {
+        name: "the_stack_of_a_jump_is_the_one_that_the_guest_s_own_trigger_writes_in_6_1",
+        ids: &["TR07"],
+        needs: Needs::Linux,
+        run: |cx| stacks(cx, files::BZIMAGE_6_1, true),
+    },
+];
+
+/// How often the guest opens and reads a file.
+const CALLS: usize = 3;
+/// Where both look: deep in a system call, near its top, and in interrupts.
+const PLACES: &[&str] = &[
+    "vfs_open",
+    "do_sys_openat2",
+    "vfs_read",
+    "update_process_times",
+];
+/// Events of an interrupt that are compared: there are many.
+const MOST: usize = 5;
+
+/// The functions of a stack, the innermost first.
+type Stack = Vec<String>;
+
+fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, kernel, 1).await?;
+        guest.client.set_optimization(VM, jump).await?;
+        let ours = PLACES.iter().enumerate();
+        let ours = ours.map(|(index, place)| format!("p:s{index} {place} stack=40"));
+        let ours: Vec<String> = ours.collect();
+        let probes = guest
+            .probes(&ours.iter().map(String::as_str).collect::<Vec<_>>())
+            .await?;
+        let names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
+        if jump {
+            for name in &names {
+                jumps::jump(&guest, name).await?;
+            }
+        }
+        let theirs = PLACES.iter().enumerate();
+        let theirs = theirs.map(|(index, place)| format!("p:mine/s{index},{place}"));
+        let theirs: Vec<String> = theirs.collect();
+        let triggers =
+            (0..PLACES.len()).map(|index| format!("events/mine/s{index}/trigger=stacktrace"));
+        let triggers: Vec<String> = triggers.collect();
+        guest
+            .work(&format!("define at={}", theirs.join(";")))
+            .await?;
+        guest
+            .work(&format!("tracing at={}", triggers.join(";")))
+            .await?;
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        guest.work(&format!("files count={CALLS}")).await?;
+        let report = guest.work("trace").await?;
+        let removed = guest.remove(&names).await?;
+        let hits = removed.iter().map(|probe| probe.hits).sum();
+        let (all, lost) = events::next(&mut stream, hits).await?;
+        check_eq!(lost, 0, "lost events");
+
+        let lines = report["lines"].as_array();
+        let lines = lines.ok_or_else(|| wrong!("no lines in {report}"))?;
+        let theirs = written(lines.iter().filter_map(|line| line.as_str()));
+        let mut compared = 0;
+        let mut deepest = 0;
+        for (index, (probe, place)) in probes.iter().zip(PLACES).enumerate() {
+            let theirs = theirs
+                .get(&format!("s{index}"))
+                .cloned()
+                .unwrap_or_default();
+            check!(!theirs.is_empty(), "the guest wrote no stack of {place}");
+            let of_probe = all.iter().filter(|event| event.probe_id == probe.id);
+            let mut ours = Vec::new();
+            for event in of_probe {
+                ours.push(functions(&guest, &event.stack).await?);
+            }
+            for theirs in theirs.iter().take(MOST) {
+                // The guest's begins with its own tracing.
+                let start = theirs.iter().position(|function| function == place);
+                let start = start.ok_or_else(|| wrong!("{place} isn't in {theirs:?}"))?;
+                let theirs = &theirs[start..];
+                let same = ours.iter().any(|ours| *ours == theirs);
+                check!(
+                    same,
+                    "none of ours of {place} is {theirs:?}: {:?}",
+                    ours.first()
+                );
+                compared += 1;
+                deepest = deepest.max(theirs.len());
+            }
+        }
+        guest.finish().await?;
+        pass_with(format!("{compared} stacks of up to {deepest} functions"))
+    })
+}
+
+/// The functions that addresses are in, without the system call's entry, which the guest doesn't name either.
+async fn functions(guest: &Guest, stack: &[u64]) -> Result<Stack, Failure> {
+    let mut functions = Vec::new();
+    for (index, address) in stack.iter().enumerate() {
+        // A return address may be behind the function's last instruction.
+        let at = if index == 0 { *address } else { address - 1 };
+        let (symbol, _) = guest.client.resolve_address(VM, at).await?;
+        functions.push(symbol.name);
+    }
+    Ok(functions)
+}
+
+/// The stacks in the lines of a trace, by the event that is before each of them.
+fn written<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, Vec<Stack>> {
+    let mut found: BTreeMap<String, Vec<Stack>> = BTreeMap::new();
+    let mut event = None;
+    for line in lines {
+        if let Some(frame) = line.trim_start().strip_prefix("=> ") {
+            let name = frame.split(['+', ' ']).next().unwrap_or_default();
+            if let Some(stack) = event
+                .as_ref()
+                .and_then(|event| found.get_mut(event)?.last_mut())
+            {
+                stack.push(name.to_owned());
+            }
+        } else if line.contains("<stack trace>") {
+            if let Some(event) = &event {
+                found
+                    .entry(String::clone(event))
+                    .or_default()
+                    .push(Stack::new());
+            }
+        } else if let Some((head, _)) = line.split_once(": (") {
+            event = head.rsplit(' ').next().map(str::to_owned);
+        }
+    }
+    found
+}
