@@ -124,7 +124,8 @@ named! {
         /// Says the lines of the trace since `define`, and ends its events.
         Trace = "trace",
         /// Times `count` calls of `syscall` on the first CPU, `rounds` times; with `at`, under a kprobe
-        /// event of the guest's own there that the kernel has made a jump.
+        /// event of the guest's own there that the kernel has made a jump. Its arguments, commas for blanks, and
+        /// `stacktrace` may stand behind the place.
         Timed = "timed",
         /// Switches the trace events `at`, or some that are all over the kernel, on and off `rounds`
         /// times, so that the kernel patches its own text, while one thread on each CPU makes `syscall`

@@ -19,12 +19,24 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         return Ok(json!({ "ns": rounds(plan), "calls": plan.count }));
     }
     tracefs::ready()?;
-    tracefs::append("kprobe_events", &format!("p:mine/{EVENT} {}", plan.at))?;
+    // Behind the place are the event's arguments, and `stacktrace` last if each event is to have a stack.
+    let (definition, stack) = match plan.at.strip_suffix(",stacktrace") {
+        Some(definition) => (definition, true),
+        None => (plan.at.as_str(), false),
+    };
+    let definition = definition.replace(',', " ");
+    tracefs::append("kprobe_events", &format!("p:mine/{EVENT} {definition}"))?;
+    if stack {
+        tracefs::append(&format!("events/mine/{EVENT}/trigger"), "stacktrace")?;
+    }
     tracefs::write(&format!("events/mine/{EVENT}/enable"), "1")?;
     let optimized = is_optimized();
     let times = optimized.is_ok().then(|| rounds(plan));
     let counts = counts()?;
     tracefs::write(&format!("events/mine/{EVENT}/enable"), "0")?;
+    if stack {
+        tracefs::append(&format!("events/mine/{EVENT}/trigger"), "!stacktrace")?;
+    }
     tracefs::write("kprobe_events", "")?;
     tracefs::clear()?;
     optimized?;

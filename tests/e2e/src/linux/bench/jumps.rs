@@ -65,7 +65,13 @@ pub async fn hits(
 
     // On the same instruction.
     let at = format!("{FUNCTION}+{}", probe.offset);
-    let compared = compare(&mut guest, &at).await?;
+    let compared = compare(&mut guest, "lossless", &at).await?;
+    // The second argument of the system call is a text of the process, and `di` has all of its registers.
+    const NAME: &str = "name=+0(+104(%di)):ustring";
+    let (ours, own) = (format!("regs=none lossless {NAME}"), format!("{at},{NAME}"));
+    let named = compare(&mut guest, &ours, &own).await?;
+    let own = format!("{at},stacktrace");
+    let stacks = compare(&mut guest, "regs=none lossless stack=16", &own).await?;
     guest.finish().await?;
 
     let note = format!(
@@ -90,6 +96,22 @@ pub async fn hits(
         "lossless jump with full record / the guest's own optimized kprobe event, same instruction, same \
          guest, blocks in the order ours, own, own, ours",
         compared.note,
+    ));
+    figures.push(figure(
+        "BN16",
+        named.ratio,
+        "ratio",
+        "lossless jump with `name=+0(+104(%di)):ustring` / the guest's own optimized kprobe event of the same \
+         definition, same instruction, same guest, blocks in the order ours, own, own, ours",
+        named.note,
+    ));
+    figures.push(figure(
+        "BN18",
+        stacks.ratio,
+        "ratio",
+        "lossless jump with a stack of up to 16 frames / the guest's own optimized kprobe event with its stacktrace \
+         trigger, same instruction, same guest, blocks in the order ours, own, own, ours",
+        stacks.note,
     ));
     figures.push(figure(
         "BN06",
@@ -149,14 +171,16 @@ const ABBA: [Whose; 6] = [
 ///
 /// # Errors
 /// If a probe missed a call: then nothing was compared.
-async fn compare(guest: &mut Guest, at: &str) -> Result<Compared, Failure> {
+///
+/// `ours` is what is behind the place of our probe, `at` the guest's place and what is behind it.
+async fn compare(guest: &mut Guest, ours: &str, at: &str) -> Result<Compared, Failure> {
     let (mut ratios, mut all) = (Vec::new(), [Vec::new(), Vec::new()]);
     for round in 0..ABBA_ROUNDS {
         let mut sums = [0.0; 3];
         for whose in ABBA {
             sums[whose as usize] += match whose {
                 Whose::Nobodys => block(guest, "").await?,
-                Whose::Ours => our_block(guest).await?,
+                Whose::Ours => our_block(guest, ours).await?,
                 Whose::TheGuests => block(guest, &format!(" at={at}")).await?,
             };
         }
@@ -194,8 +218,8 @@ async fn compare(guest: &mut Guest, at: &str) -> Result<Compared, Failure> {
 }
 
 /// Nanoseconds a call in a block with our jump.
-async fn our_block(guest: &mut Guest) -> Result<f64, Failure> {
-    guest.probe(&format!("full={FUNCTION} lossless")).await?;
+async fn our_block(guest: &mut Guest, asked: &str) -> Result<f64, Failure> {
+    guest.probe(&format!("p:full {FUNCTION} {asked}")).await?;
     let before = jump(guest, "full").await?;
     let time = block(guest, "").await?;
     let removed = guest.remove(&["full"]).await?;

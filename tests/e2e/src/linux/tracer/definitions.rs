@@ -31,11 +31,11 @@ impl Definition {
 }
 
 /// All that a kernel takes.
-pub fn all(has_types: bool) -> impl Iterator<Item = Definition> {
-    let by_name = BY_NAME.iter().filter(move |_| has_types);
+pub fn all(is_new: bool) -> impl Iterator<Item = Definition> {
+    let newer = NEWER.iter().filter(move |_| is_new);
     BY_PLACE
         .iter()
-        .chain(by_name)
+        .chain(newer)
         .map(|text| Definition::new(text))
 }
 
@@ -44,8 +44,8 @@ const BY_PLACE: &[&str] = &[
     "p:ints do_sys_openat2 a=%di:s8 b=%di:s16 c=%di:s32 d=%di:s64 e=%di:u8 f=%di:u16 g=%di:u32 h=%di:u64",
     "p:hexes do_sys_openat2 a=%di:x8 b=%di:x16 c=%di:x32 d=%di:x64 e=%di f=$arg1:x32 g=$arg1:s32",
     "p:names do_sys_openat2 a=+0(%si):ustring b=+u0(%si):string c=+u0($arg2):ustring d=+u1($arg2):ustring",
-    "p:bytes do_sys_openat2 a=+u0(%si):char b=+u0(%si):u8 c=+u1(%si):x16 d=+u0(%si):x32 e=+u0(%si):x64",
-    "p:arrays do_sys_openat2 a=+u0(%si):x8[4] b=+u0(%si):char[5] c=+u0(%si):u16[2] d=+0(%dx):x64[3]",
+    "p:bytes do_sys_openat2 a=+u0(%si):x8 b=+u0(%si):u8 c=+u1(%si):x16 d=+u0(%si):x32 e=+u0(%si):x64",
+    "p:arrays do_sys_openat2 a=+0(%dx):x8[4] b=+8(%dx):s32[2] c=+0(%dx):u16[3] d=+0(%dx):x64[3]",
     "p:how do_sys_openat2 a=+0(%dx):x64 b=+8(%dx):u64 c=+16(%dx):s64 d=+0($arg3):x32 e=-8(%dx):x64",
     "p:stack do_sys_openat2 a=$stack b=$stack0 c=$stack1:x64 d=+0($stack):x64 e=+8($stack):u64 f=$stack0:symbol",
     "p:task do_sys_openat2 a=$comm b=$comm:string c=\\1234:u32 d=\\-5:s64",
@@ -58,8 +58,9 @@ const BY_PLACE: &[&str] = &[
     "r:done vfs_read a=$retval:s64 b=$retval:x32 c=$retval",
 ];
 
-/// By the kernel's types.
-const BY_NAME: &[&str] = &[
+/// What only newer kernels take: by their types, and single characters.
+const NEWER: &[&str] = &[
+    "p:chars do_sys_openat2 a=+u0(%si):char b=+u1(%si):char c=+0(@linux_banner+0):char[5]",
     "p:typed do_sys_openat2 dfd how d2=dfd:x32",
     "p:members vfs_read count=count a=file->f_inode->i_ino b=file->f_path.dentry->d_name.name:string c=file->f_flags:x32",
     "p:every vfs_read $arg*",

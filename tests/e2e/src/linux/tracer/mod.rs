@@ -46,8 +46,8 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, 1).await?;
         guest.client.set_optimization(VM, jump).await?;
-        let has_types = kernel == files::BZIMAGE_6_12;
-        let all: Vec<_> = definitions::all(has_types).collect();
+        let is_new = kernel == files::BZIMAGE_6_12;
+        let all: Vec<_> = definitions::all(is_new).collect();
         let texts: Vec<&str> = all.iter().map(|it| it.ours).collect();
         let probes = guest.probes(&texts).await?;
         let waiting: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
