@@ -8,6 +8,7 @@ pub mod stacks;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use vmprobe_client::v1::probe::Kind;
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_trace_formats as formats;
 use vmprobe_trace_formats::Writer;
@@ -82,7 +83,9 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let hits = removed.iter().map(|probe| probe.hits).sum();
         for probe in &removed {
             check!(probe.hits >= CALLS as u64, "{probe:?} was hit too rarely");
-            check_eq!(probe.missed, 0, "missed hits of {}", probe.name);
+            // The guest reads its console when they are removed.
+            let may_miss = u64::from(probe.symbol == "vfs_read" && is_return(probe));
+            check!(probe.missed <= may_miss, "missed hits of {}", probe.name);
         }
         let (ours, lost) = events::next(&mut stream, hits).await?;
         check_eq!(lost, 0, "lost events");
@@ -115,6 +118,10 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         };
         pass_with(format!("{} definitions, {how}, {values} values", all.len()))
     })
+}
+
+fn is_return(probe: &Probe) -> bool {
+    matches!(probe.kind, Some(Kind::ReturnProbe(_)))
 }
 
 /// Those that the guest had switched its events on for: the last so many, without the reading of its trace.
