@@ -50,6 +50,7 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let is_new = kernel == files::BZIMAGE_6_12;
         let all: Vec<_> = definitions::all(is_new).collect();
         let texts: Vec<&str> = all.iter().map(|it| it.ours).collect();
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
         let probes = guest.probes(&texts).await?;
         let waiting: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
         let mut jumping = 0;
@@ -76,7 +77,6 @@ fn beside(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             "the kernel has refused {}",
             report["refused"]
         );
-        let mut stream = guest.client.events(VM, Vec::new()).await?;
         guest.work(&format!("files count={CALLS}")).await?;
         let report = guest.work("trace").await?;
         let removed = guest.remove(&waiting).await?;

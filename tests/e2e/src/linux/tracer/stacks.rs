@@ -51,6 +51,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let ours = PLACES.iter().enumerate();
         let ours = ours.map(|(index, place)| format!("p:s{index} {place} stack=40"));
         let ours: Vec<String> = ours.collect();
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
         let probes = guest
             .probes(&ours.iter().map(String::as_str).collect::<Vec<_>>())
             .await?;
@@ -72,7 +73,6 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         guest
             .work(&format!("tracing at={}", triggers.join(";")))
             .await?;
-        let mut stream = guest.client.events(VM, Vec::new()).await?;
         guest.work(&format!("files count={CALLS}")).await?;
         let report = guest.work("trace").await?;
         let removed = guest.remove(&names).await?;
