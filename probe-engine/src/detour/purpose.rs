@@ -79,6 +79,15 @@ impl Purpose {
         })
     }
 
+    /// Returns true if a record has room for all of it, and so the stack for the values.
+    pub(crate) fn fits(&self) -> bool {
+        let shape = self.shape().unwrap_or_else(|| Shape {
+            values: self.values.clone(),
+            ..Shape::default()
+        });
+        shape.fits()
+    }
+
     /// What two probes want of one detour.
     ///
     /// # Errors

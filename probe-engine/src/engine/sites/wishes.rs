@@ -19,10 +19,15 @@ impl Site {
         if self.module.is_some() {
             return Err(NoJump::Module);
         }
-        self.enabled()
+        let all = self
+            .enabled()
             .map(|probe| wants(probe, switches))
             .reduce(|all, one| all?.and(one?))
-            .unwrap_or(Err(NoJump::Disabled))
+            .unwrap_or(Err(NoJump::Disabled))?;
+        match all.fits() {
+            true => Ok(all),
+            false => Err(NoJump::ValuesTooLong),
+        }
     }
 }
 
@@ -46,14 +51,10 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
                 lossless: probe.options.lossless,
                 ..Purpose::default()
             };
-            let purpose = match probe.options.stack {
+            Ok(match probe.options.stack {
                 0 => purpose,
                 _ => with_stack(purpose),
-            };
-            match purpose.shape() {
-                Some(shape) if !shape.fits() => Err(NoJump::ValuesTooLong),
-                _ => Ok(purpose),
-            }
+            })
         }
         ProbeKind::Return { .. } if !probe.options.values.iter().all(Value::is_in_registers) => {
             Err(NoJump::ValuesAtReturn)
