@@ -137,8 +137,9 @@ async fn compare(
         let same = ours.windows(theirs.len()).any(|ours| ours == theirs);
         check!(
             same,
-            "`{}` told {ours:#?}, and the guest {theirs:#?}",
-            definition.ours
+            "of `{}` the guest tells {theirs:#?}, and ours end with {:#?}",
+            definition.ours,
+            ours.iter().rev().take(theirs.len()).collect::<Vec<_>>()
         );
         values += definition.values() * theirs.len();
     }
