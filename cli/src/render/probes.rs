@@ -87,7 +87,7 @@ fn row(probe: &Probe) -> Vec<String> {
             .flat_map(option_words)
             .collect::<Vec<_>>()
             .join(" "),
-        optimization(probe).to_owned(),
+        jump(probe).to_owned(),
         strategy(probe).to_owned(),
         probe.instruction.clone(),
         probe.strategy_reason.clone(),
@@ -131,7 +131,8 @@ fn printable(text: &str) -> String {
 }
 
 /// Whether a probe is a jump; empty where the server doesn't tell.
-fn optimization(probe: &Probe) -> &'static str {
+#[must_use]
+pub fn jump(probe: &Probe) -> &'static str {
     match optimization_state(probe) {
         OptimizationState::Unspecified => "",
         OptimizationState::Optimized => "yes",
@@ -157,7 +158,8 @@ fn why_no_jump(probe: &Probe) -> String {
 }
 
 /// As the probe's definition has it: `p`, `p post fault`, `r64`, `w/8:rw`.
-pub(super) fn kind(probe: &Probe) -> String {
+#[must_use]
+pub fn kind(probe: &Probe) -> String {
     match &probe.kind {
         None => "p".to_owned(),
         Some(Kind::InstructionProbe(InstructionProbe { post, fault })) => {
@@ -201,7 +203,9 @@ fn exits_a_hit(probe: &Probe) -> String {
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }
 
-pub(super) fn state(probe: &Probe) -> &'static str {
+/// What it does, in a word.
+#[must_use]
+pub fn state(probe: &Probe) -> &'static str {
     match probe.state() {
         ProbeState::Armed => "armed",
         ProbeState::Disabled => "disabled",
