@@ -46,7 +46,8 @@ exception), disabled (register, but don't arm), and what hits are wanted for:
   lossless         a vCPU whose ring is full waits, instead of losing a jump's record
   nojump           the probe stays a breakpoint
 Other words behind the place are arguments, values that each event has: [NAME=]VALUE[:TYPE], such
-as %di, $arg1, $retval, $comm, +8(%si):u32, +u0($arg2):ustring, count, file->f_inode->i_ino.
+as %di, $arg1, $retval, $comm, +8(%si):u32, +u0($arg2):ustring, buf, file->f_inode->i_ino;
+count=count for a parameter that is called like one of the words above.
 At the end may be `if` and a filter on the arguments, comm, pid, tgid and cpu:
   p:open do_sys_openat2 dfd name=$arg2:ustring if comm == \"sh\" && dfd != -100
 

@@ -18,7 +18,7 @@ Lines are those of ftrace. A probe without arguments shows registers in their pl
 Examples:
   vmprobe trace 'p:open do_sys_openat2 dfd name=+u0($arg2):ustring'
   vmprobe trace 'p:open do_sys_openat2 name=$arg2:ustring' --filter 'comm == \"sh\"'
-  vmprobe trace 'r:done vfs_read count $retval:s64 if $retval < 0'
+  vmprobe trace 'r:done vfs_read count=count ret=$retval:s64 if ret < 0'
   vmprobe trace 'p tcp_*' --count 100                 # all functions that match
   vmprobe trace -f probes.txt --seconds 10 --json
   vmprobe trace open read                             # probes that are registered already";

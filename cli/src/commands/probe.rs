@@ -78,7 +78,7 @@ async fn list(list: &ProbeList) -> Result<(), Failure> {
         );
     }
     if !list.kernel {
-        return print(render::probe_list(&probes));
+        return print(render::probe_list(&probes, list.wide));
     }
     let pending = |probe: &&Registered| probe.state() == ProbeState::Pending;
     match probes.iter().filter(pending).count() {
@@ -157,7 +157,7 @@ async fn wait(wait: ProbeWait) -> Result<(), Failure> {
         let lines = answer.probes.iter().map(render::probe_json);
         return print(lines.map(|line| line.to_string()));
     }
-    print(render::probe_list(&answer.probes))?;
+    print(render::probe_list(&answer.probes, false))?;
     if let Some(optimizer) = &answer.optimizer
         && optimizer.batches > 0
     {
@@ -214,7 +214,7 @@ fn ids_and_names(probes: Vec<String>) -> (Vec<u64>, Vec<String>) {
 }
 
 fn changed(batch: &ProbeBatch) -> Result<(), Failure> {
-    print(render::probe_list(&batch.probes))?;
+    print(render::probe_list(&batch.probes, false))?;
     stood_still(batch.stopped);
     Ok(())
 }

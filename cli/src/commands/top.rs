@@ -33,8 +33,8 @@ pub async fn top(top: &Top) -> Result<(), Failure> {
     loop {
         let probes = client.list_probes(&vm).await?;
         let seen = client.get_vm(&vm).await?;
-        latencies.watch(&probes).await;
         let now = Sample::new(&probes, latencies.take());
+        latencies.watch(&probes).await;
         let ended = seen.state() == VmState::Ended;
         // Rates need two looks.
         if !before.is_first() || ended {

@@ -4,6 +4,7 @@
 //! JSON commonly hold numbers as doubles, which lose the low bits of a kernel address.
 
 mod json;
+mod probe_list;
 mod probes;
 mod registers;
 mod table;
@@ -12,8 +13,9 @@ mod text;
 pub use json::{
     blacklist_json, call_json, ending_json, probe_json, registers_json, symbol_json, vm_json,
 };
+pub use probe_list::probe_list;
 pub use probes::{
-    blacklist_line, call_list, jump as probe_jump, kernel_list, kind as probe_kind, probe_list,
+    blacklist_line, call_list, jump as probe_jump, kernel_list, kind as probe_kind,
     state as probe_state,
 };
 pub use registers::RegisterText;

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use vmprobe_client::spec::{self, Command, STACK_DEFAULT, SpecError};
-use vmprobe_client::v1::ProbeSpec;
+use vmprobe_client::v1::{Capture, ProbeSpec};
 
 use crate::cli::TracedArgs;
 use crate::failure::Failure;
+use crate::output::note;
 
 /// A probe that is to be there for the time of a trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +22,7 @@ pub struct Definition {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {
     pub definitions: Vec<Definition>,
-    /// EventNames of registered probes, or their ids.
+    /// Names of registered probes, or their ids.
     pub names: Vec<String>,
 }
 
@@ -73,6 +74,19 @@ impl Wanted {
             }
         }
         self
+    }
+
+    /// Notes which definitions have no events: `count` is easily taken for an argument.
+    pub fn tell_of_counting(&self) {
+        for Definition { spec, text } in &self.definitions {
+            let options = spec.options.as_ref();
+            if options.is_some_and(|options| options.capture() == Capture::Count) {
+                note(format!(
+                    "`{text}` counts hits and has no events: for a parameter called count, write \
+                     count=count"
+                ));
+            }
+        }
     }
 
     fn add(&mut self, text: &str) -> Result<(), SpecError> {

@@ -89,6 +89,7 @@ pub async fn follow<W: Writer>(
     failed: impl Fn(io::Error) -> Failure,
 ) -> Result<(W, Totals), Failure> {
     let mut signals = Signals::listen();
+    wanted.tell_of_counting();
     let mut tracing = {
         let opening = Tracing::open(target, wanted);
         tokio::pin!(opening);

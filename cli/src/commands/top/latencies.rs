@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinHandle;
 use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::probe::Kind;
-use vmprobe_client::v1::{Capture, Event, Probe};
+use vmprobe_client::v1::{Capture, Event, Probe, ProbeOptions};
 use vmprobe_client::{Client, EventStream, Message};
 
 /// Nanoseconds and calls of each probe.
@@ -75,7 +75,7 @@ impl Drop for Latencies {
 }
 
 fn tells_returns(probe: &Probe) -> bool {
-    let capture = probe.options.as_ref().map(|options| options.capture());
+    let capture = probe.options.as_ref().map(ProbeOptions::capture);
     matches!(probe.kind, Some(Kind::ReturnProbe(_))) && capture != Some(Capture::Count)
 }
 
