@@ -34,6 +34,7 @@ A probe, in quotes where it has spaces:
                               to 1, 2, 4 or 8 bytes; at most four of these at a time
 PLACE is [MODULE:]SYMBOL[+OFFSET] or 0xADDRESS. Offsets are decimal, or hexadecimal with 0x.
 Without an offset p goes behind the function's ftrace site. A module need not be loaded yet.
+A SYMBOL with * or ? stands for all functions that match and can be probed.
 Behind it: post (also an event after the instruction), fault (also one when it raises an
 exception), disabled (register, but don't arm), and what hits are wanted for:
   count            they are counted, without events

@@ -31,8 +31,6 @@ pub enum Failure {
     Removal { file: PathBuf, name: String },
     #[error("a filter is for definitions, and there is none: give one, such as 'p vfs_read'")]
     FilterOfNothing,
-    #[error("no function that can be probed matches `{pattern}`: see `vmprobe list --all`")]
-    NoFunction { pattern: String },
     #[error(
         "`{definition}` tells no latency: give a function or a return probe, such as 'r vfs_read'"
     )]

@@ -65,7 +65,7 @@ Examples:
 
 pub const LIST_EXAMPLES: &str = "\
 Functions of modules aren't listed. Whether the instruction at a function's start can be probed is
-known in the end only when it is.
+known for certain only when it is probed.
 
 Examples:
   vmprobe list 'tcp_*'

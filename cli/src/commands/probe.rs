@@ -14,6 +14,7 @@ use crate::cli::{
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
 use crate::render;
+use crate::tracing::register_as_asked;
 
 pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
     match command {
@@ -32,9 +33,9 @@ pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
 }
 
 async fn add(add: &ProbeAdd) -> Result<(), Failure> {
-    let specs = guest::specs_with(&add.specs, &option_words(add))?;
+    let definitions = guest::specs_with(&add.specs, &option_words(add))?;
     let (client, vm) = reach(&add.target).await?;
-    changed(&client.register_batch(&vm, specs).await?)
+    changed(&register_as_asked(&client, &vm, &definitions).await?)
 }
 
 /// The arguments as words of a probe's text.

@@ -9,8 +9,9 @@ mod progress;
 mod register;
 mod session;
 
-pub use definitions::Wanted;
+pub use definitions::{Definition, Wanted};
 pub use functions::{Function, functions};
 pub use lines::TraceLines;
 pub use names::EventNames;
+pub use register::register_as_asked;
 pub use session::{deliver, follow};

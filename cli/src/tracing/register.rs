@@ -4,16 +4,11 @@ use std::collections::HashSet;
 
 use vmprobe_client::spec::{SpecError, is_enabled, is_pattern};
 use vmprobe_client::v1::probe_spec::{Kind, Place};
-use vmprobe_client::v1::{Probe, ProbeSpec, SymbolPlace};
-use vmprobe_client::{Client, ClientError};
+use vmprobe_client::v1::{Probe, ProbeSpec};
+use vmprobe_client::{Client, ClientError, ProbeBatch};
 
 use super::definitions::Definition;
-use super::functions::functions;
 use crate::failure::Failure;
-use crate::output::note;
-
-/// How many functions that match a pattern may turn out not to be probed only when that is tried.
-const REFUSED_MAX: usize = 64;
 
 /// Characters of a made-up name, without what makes it unique.
 const NAME_CHARS: usize = 56;
@@ -26,20 +21,10 @@ pub struct Registered {
     pub enable: Vec<u64>,
 }
 
-/// One probe of the batch.
-struct Draft {
-    spec: ProbeSpec,
-    /// The definition's text.
-    text: String,
-    /// It is one of many that match a pattern, so it may be left out.
-    may_go: bool,
-}
-
-/// Registers the probes of all definitions without enabling them. A pattern stands for all functions that
-/// match and can be probed; a note tells how many can't.
+/// Registers the probes of all definitions without enabling them. Those without a name get the kernel's.
 ///
 /// # Errors
-/// The server refuses one, or no function matches a pattern. Then none is registered.
+/// The server refuses one. Then none is registered.
 pub async fn register(
     client: &Client,
     vm: &str,
@@ -48,102 +33,70 @@ pub async fn register(
     if definitions.is_empty() {
         return Ok(Registered::default());
     }
-    let mut drafts = Vec::new();
-    for definition in definitions {
-        drafts.extend(expand(client, vm, definition).await?);
-    }
+    let mut definitions = definitions.to_vec();
     let there = client.list_probes(vm).await?;
-    name_all(&mut drafts, there.into_iter().map(|probe| probe.name));
+    name_all(&mut definitions, there.into_iter().map(|probe| probe.name));
+    let disabled: Vec<ProbeSpec> = definitions
+        .iter()
+        .map(|definition| &definition.spec)
+        .filter(|spec| !is_enabled(spec))
+        .cloned()
+        .collect();
+    for Definition { spec, .. } in &mut definitions {
+        spec.enabled = Some(false);
+    }
+    let probes = register_as_asked(client, vm, &definitions).await?.probes;
+    let wanted = probes
+        .iter()
+        .filter(|probe| !disabled.iter().any(|spec| is_of(probe, spec)));
+    Ok(Registered {
+        enable: wanted.map(|probe| probe.id).collect(),
+        probes,
+    })
+}
 
-    let mut left = REFUSED_MAX;
-    loop {
-        let specs = drafts.iter().map(|draft| ProbeSpec {
-            enabled: Some(false),
-            ..draft.spec.clone()
-        });
-        let error = match client.register_probes(vm, specs.collect()).await {
-            Ok(probes) => {
-                let pairs = probes.iter().zip(&drafts);
-                let enable = pairs.filter(|(_, draft)| is_enabled(&draft.spec));
-                return Ok(Registered {
-                    enable: enable.map(|(probe, _)| probe.id).collect(),
-                    probes,
-                });
-            }
-            Err(error) => error,
-        };
-        match refused(&error) {
-            Some(at) if left > 0 && drafts.get(at).is_some_and(|draft| draft.may_go) => {
-                left -= 1;
-                let draft = drafts.remove(at);
-                if !drafts.iter().any(|other| other.text == draft.text) {
-                    return Err(error.into());
-                }
-            }
-            _ => return Err(with_text(error, &drafts)),
-        }
+/// Registers the probes of all definitions.
+///
+/// # Errors
+/// The server refuses one. Then none is registered.
+pub async fn register_as_asked(
+    client: &Client,
+    vm: &str,
+    definitions: &[Definition],
+) -> Result<ProbeBatch, Failure> {
+    let specs = definitions.iter().map(|definition| definition.spec.clone());
+    let batch = client.register_batch(vm, specs.collect()).await;
+    batch.map_err(|error| with_text(error, definitions))
+}
+
+/// Whether a probe was registered by this definition. Of a pattern, its name begins with the definition's.
+fn is_of(probe: &Probe, spec: &ProbeSpec) -> bool {
+    match probe.name.strip_prefix(&*spec.name) {
+        Some("") => true,
+        Some(rest) => has_pattern(spec) && rest.starts_with('.'),
+        None => false,
     }
 }
 
-/// The probes that a definition stands for.
-async fn expand(client: &Client, vm: &str, definition: &Definition) -> Result<Vec<Draft>, Failure> {
-    let draft = |spec: ProbeSpec, may_go| Draft {
-        spec,
-        text: definition.text.clone(),
-        may_go,
-    };
-    let spec = &definition.spec;
-    let place = match &spec.place {
-        Some(Place::Symbol(place)) if is_pattern(&place.symbol) => place,
-        _ => return Ok(vec![draft(spec.clone(), false)]),
-    };
-    let pattern = &place.symbol;
-    let matching = functions(client, vm, pattern).await?;
-    let all = matching.len();
-    // Of several names of one function, one is enough.
-    let mut addresses = HashSet::new();
-    let mut can = matching;
-    can.retain(|function| function.why_not.is_none() && addresses.insert(function.address));
-    if can.is_empty() || !place.module.is_empty() {
-        return Err(Failure::NoFunction {
-            pattern: definition.text.clone(),
-        });
-    }
-    if all > can.len() {
-        note(format!(
-            "{pattern}: {} of {all} functions; `vmprobe list --all '{pattern}'` tells why not the others",
-            can.len()
-        ));
-    }
-    let drafts = can.into_iter().map(|function| {
-        let name = match spec.name.split_once('/') {
-            _ if spec.name.is_empty() => String::new(),
-            Some((group, event)) => format!("{group}/{event}_{}", identifier(&function.name)),
-            None => format!("{}/{}", spec.name, identifier(&function.name)),
-        };
-        let symbol = SymbolPlace {
-            symbol: function.name,
-            ..place.clone()
-        };
-        draft(
-            ProbeSpec {
-                name,
-                place: Some(Place::Symbol(symbol)),
-                ..spec.clone()
-            },
-            true,
-        )
-    });
-    Ok(drafts.collect())
+fn has_pattern(spec: &ProbeSpec) -> bool {
+    matches!(&spec.place, Some(Place::Symbol(place)) if is_pattern(&place.symbol))
 }
 
 /// Gives those without a name the kernel's default one, such as `p_vfs_read_0` (`__trace_kprobe_create` in
-/// `kernel/trace/trace_kprobe.c`), with a number behind it where that is taken.
-fn name_all(drafts: &mut [Draft], taken: impl IntoIterator<Item = String>) {
-    let mut taken: HashSet<String> = taken.into_iter().collect();
-    let given = drafts.iter().map(|draft| draft.spec.name.clone());
-    taken.extend(given.filter(|name| !name.is_empty()));
-    for Draft { spec, .. } in drafts {
+/// `kernel/trace/trace_kprobe.c`), with a number behind it where that is taken. A pattern has the letter only:
+/// the server appends the function's name, such as in `p.vfs_read`.
+fn name_all(definitions: &mut [Definition], taken: impl IntoIterator<Item = String>) {
+    // The names of a pattern's probes begin with its own name.
+    let stem = |name: String| match name.split_once('.') {
+        Some((stem, _)) => [stem.to_owned(), name],
+        None => [String::new(), name],
+    };
+    let given = definitions
+        .iter()
+        .map(|definition| definition.spec.name.clone());
+    let names = given.collect::<Vec<String>>().into_iter().chain(taken);
+    let mut taken: HashSet<String> = names.flat_map(stem).collect();
+    for Definition { spec, .. } in definitions {
         if !spec.name.is_empty() {
             continue;
         }
@@ -165,11 +118,11 @@ fn default_name(spec: &ProbeSpec) -> String {
         _ => 'p',
     };
     match &spec.place {
-        Some(Place::Symbol(place)) => {
+        Some(Place::Symbol(place)) if !has_pattern(spec) => {
             format!("{letter}_{}_{}", identifier(&place.symbol), place.offset)
         }
         Some(Place::Address(address)) => format!("{letter}_{address:#x}"),
-        None => letter.to_string(),
+        _ => letter.to_string(),
     }
 }
 
@@ -180,54 +133,39 @@ fn identifier(symbol: &str) -> String {
     symbol.chars().map(character).collect()
 }
 
-/// Which probe of the batch the server finds fault with: `probes[17]` in the fields that it names, or at the
-/// end of its message.
-fn refused(error: &ClientError) -> Option<usize> {
-    let message = error.to_string();
-    let field = match error {
-        ClientError::InvalidArgument { fields, .. } => fields.first().map(String::as_str),
-        _ => None,
-    };
-    let text = match field {
-        Some(field) => field,
-        None => message.rsplit_once('(')?.1,
-    };
-    let number = text.strip_prefix("probes[")?.split(']').next()?;
-    number.parse().ok()
-}
-
 /// The error with the definition, and a caret under the argument that the server can't make sense of.
-fn with_text(error: ClientError, drafts: &[Draft]) -> Failure {
-    match pointed(&error, drafts) {
+fn with_text(error: ClientError, definitions: &[Definition]) -> Failure {
+    match pointed(&error, definitions) {
         Some(error) => error.into(),
         None => error.into(),
     }
 }
 
-/// The server's message about an argument is "`TEXT`, column N: reason", and `fields` has which it is.
-fn pointed(error: &ClientError, drafts: &[Draft]) -> Option<SpecError> {
+/// The server names the field, such as `probes[17].arguments[1]`, and its message about it is
+/// "`TEXT`, column N: reason".
+fn pointed(error: &ClientError, definitions: &[Definition]) -> Option<SpecError> {
     let ClientError::InvalidArgument { fields, message } = error else {
         return None;
     };
-    let draft = match refused(error) {
-        Some(at) => drafts.get(at)?,
-        None => return None,
-    };
-    let field = fields.first()?.split_once("].")?.1;
+    let (number, field) = fields.first()?.strip_prefix("probes[")?.split_once("].")?;
+    let definition = definitions.get(number.parse::<usize>().ok()?)?;
     let part = match field.strip_prefix("arguments[") {
         Some(number) => {
             let number: usize = number.strip_suffix(']')?.parse().ok()?;
-            draft.spec.arguments.get(number)?
+            definition.spec.arguments.get(number)?
         }
-        None if field == "filter" => &draft.spec.filter,
+        None if field == "filter" => &definition.spec.filter,
         None => return None,
     };
     let rest = message.strip_prefix('`')?.strip_prefix(&**part)?;
     let (column, reason) = rest.strip_prefix("`, column ")?.split_once(": ")?;
     let column: usize = column.parse().ok()?;
     // A filter from another argument isn't in the definition's text.
-    let (text, start) = match find_word(&draft.text, part) {
-        Some(start) => (&draft.text, draft.text.get(..start)?.chars().count()),
+    let (text, start) = match find_word(&definition.text, part) {
+        Some(start) => (
+            &definition.text,
+            definition.text.get(..start)?.chars().count(),
+        ),
         None => (part, 0),
     };
     Some(SpecError {
@@ -255,17 +193,16 @@ mod tests {
 
     use super::*;
 
-    fn draft(text: &str) -> Draft {
-        Draft {
+    fn defined(text: &str) -> Definition {
+        Definition {
             spec: spec::parse(text).unwrap(),
             text: text.to_owned(),
-            may_go: false,
         }
     }
 
     #[test]
     fn a_probe_without_a_name_gets_the_kernels_if_that_is_free() {
-        let mut drafts = [
+        let mut definitions = [
             "p vfs_read",
             "p vfs_read",
             "r vfs_read.cold",
@@ -273,9 +210,12 @@ mod tests {
             "p vfs_read+0x10",
             "0xffffffff81000000",
         ]
-        .map(draft);
-        name_all(&mut drafts, ["r_vfs_read_cold_0".to_owned()]);
-        let names: Vec<&str> = drafts.iter().map(|draft| &*draft.spec.name).collect();
+        .map(defined);
+        name_all(&mut definitions, ["r_vfs_read_cold_0".to_owned()]);
+        let names: Vec<&str> = definitions
+            .iter()
+            .map(|definition| &*definition.spec.name)
+            .collect();
         assert_eq!(
             names,
             [
@@ -297,27 +237,36 @@ mod tests {
     }
 
     #[test]
-    fn the_refused_probe_is_found_in_fields_or_message() {
-        for (error, at) in [
-            (invalid("probes[17]", "no"), Some(17)),
-            (invalid("probes[2].arguments[1]", "no"), Some(2)),
-            (
-                ClientError::FailedPrecondition("freed (probes[3])".into()),
-                Some(3),
-            ),
-            (ClientError::FailedPrecondition("freed".into()), None),
-            (invalid("vm", "no"), None),
+    fn the_probes_of_a_pattern_are_known_by_their_names() {
+        let mut definitions = ["p tcp_*", "p:net tcp_*", "p vfs_read"].map(defined);
+        name_all(&mut definitions, ["p.tcp_close".to_owned()]);
+        let names: Vec<&str> = definitions
+            .iter()
+            .map(|definition| &*definition.spec.name)
+            .collect();
+        assert_eq!(names, ["p_2", "net", "p_vfs_read_0"]);
+        for (at, name, of) in [
+            (0, "p_2.tcp_close", true),
+            (0, "p_20", false),
+            (1, "net.tcp_close", true),
+            (1, "network", false),
+            (2, "p_vfs_read_0", true),
+            (2, "p_vfs_read_0.x", false),
         ] {
-            assert_eq!(refused(&error), at, "{error:?}");
+            let probe = Probe {
+                name: name.into(),
+                ..Default::default()
+            };
+            assert_eq!(is_of(&probe, &definitions[at].spec), of, "{name}");
         }
     }
 
     #[test]
     fn what_the_server_cannot_make_sense_of_has_a_caret_in_the_definition() {
-        let drafts = [draft("p vfs_read a=%di file->f_x")];
+        let definitions = [defined("p vfs_read a=%di file->f_x")];
         let message = "`file->f_x`, column 7: struct file has no member f_x";
         let error = invalid("probes[0].arguments[1]", message);
-        let text = with_text(error, &drafts).to_string();
+        let text = with_text(error, &definitions).to_string();
         let expected = "\
 error: struct file has no member f_x
   |
@@ -325,15 +274,15 @@ error: struct file has no member f_x
   |                        ^";
         assert_eq!(text, expected);
         let other = invalid("probes[0].place", "something else");
-        assert_eq!(with_text(other, &drafts).to_string(), "something else");
+        assert_eq!(with_text(other, &definitions).to_string(), "something else");
     }
 
     #[test]
     fn a_filter_from_elsewhere_is_shown_alone() {
-        let mut drafts = [draft("p vfs_read")];
-        drafts[0].spec.filter = "nobody == 1".into();
+        let mut definitions = [defined("p vfs_read")];
+        definitions[0].spec.filter = "nobody == 1".into();
         let message = "`nobody == 1`, column 1: no such argument";
-        let text = with_text(invalid("probes[0].filter", message), &drafts).to_string();
+        let text = with_text(invalid("probes[0].filter", message), &definitions).to_string();
         assert!(text.ends_with("1 | nobody == 1\n  | ^"), "{text}");
     }
 }

@@ -170,6 +170,10 @@ impl Tracing {
         let there = client.list_probes(&vm).await?;
         let mut probes = chosen(&there, &wanted.names)?;
         let registered = register(&client, &vm, &wanted.definitions).await?;
+        if registered.probes.is_empty() && !wanted.definitions.is_empty() {
+            // A subscription to no probe would be one to all.
+            return Err(ClientError::Protocol("probes").into());
+        }
         let own: Vec<u64> = registered.probes.iter().map(|probe| probe.id).collect();
         probes.extend(registered.probes);
         let ids = probes.iter().map(|probe| probe.id).collect();

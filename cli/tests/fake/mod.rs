@@ -114,7 +114,11 @@ impl Fake {
 impl State {
     fn register(&mut self, specs: &[ProbeSpec]) -> Result<Vec<Probe>, Status> {
         let mut new = Vec::new();
-        for spec in specs {
+        let expanded: Vec<ProbeSpec> = specs.iter().flat_map(expanded).collect();
+        if expanded.is_empty() && !specs.is_empty() {
+            return Err(Status::not_found("nothing matches"));
+        }
+        for spec in &expanded {
             let mut probe = Probe {
                 id: (self.probes.len() + new.len() + 1) as u64,
                 name: spec.name.clone(),
@@ -621,6 +625,34 @@ fn page<T: Clone>(all: &[T], token: &str) -> (Vec<T>, String) {
     let end = all.len().min(start + PAGE);
     let next = (end < all.len()).then(|| end.to_string());
     (all[start..end].to_vec(), next.unwrap_or_default())
+}
+
+/// A probe for each function that matches a pattern but `vfs_read`; the probe itself if its place is none.
+fn expanded(spec: &ProbeSpec) -> Vec<ProbeSpec> {
+    let place = match &spec.place {
+        Some(probe_spec::Place::Symbol(place)) if spec::is_pattern(&place.symbol) => place,
+        _ => return vec![spec.clone()],
+    };
+    let prefix = place.symbol.trim_end_matches('*');
+    let names = SYMBOLS.iter().map(|(name, _)| *name);
+    let found = names.filter(|name| name.starts_with(prefix) && *name != "vfs_read");
+    let on = |function: &str| {
+        let symbol = function.to_owned();
+        let place = SymbolPlace {
+            symbol,
+            ..place.clone()
+        };
+        let name = match &*spec.name {
+            "" => String::new(),
+            name => format!("{name}.{function}"),
+        };
+        ProbeSpec {
+            name,
+            place: Some(probe_spec::Place::Symbol(place)),
+            ..spec.clone()
+        }
+    };
+    found.map(on).collect()
 }
 
 /// An argument of a probe: a string if its type is one, else a number.
