@@ -1,9 +1,15 @@
 //! The arguments.
 
+mod tracing;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmprobe_client::DEFAULT_ENDPOINT;
+
+pub use tracing::{
+    Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,
+};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -28,6 +34,7 @@ A probe, in quotes where it has spaces:
                               to 1, 2, 4 or 8 bytes; at most four of these at a time
 PLACE is [MODULE:]SYMBOL[+OFFSET] or 0xADDRESS. Offsets are decimal, or hexadecimal with 0x.
 Without an offset p goes behind the function's ftrace site. A module need not be loaded yet.
+A SYMBOL with * or ? stands for all functions that match and can be probed.
 Behind it: post (also an event after the instruction), fault (also one when it raises an
 exception), disabled (register, but don't arm), and what hits are wanted for:
   count            they are counted, without events
@@ -36,8 +43,14 @@ exception), disabled (register, but don't arm), and what hits are wanted for:
                    only those that meet all of these; a register of any width, cpu, pid or tgid,
                    then == != < <= > >= or & (a bit in common), then a number. Numbers are unsigned
                    unless negative or behind a relation that ends in s, as in eax>s0
+  stack[=N]        events have the return addresses on the stack, at most 16, or N
   lossless         a vCPU whose ring is full waits, instead of losing a jump's record
   nojump           the probe stays a breakpoint
+Other words behind the place are arguments, values that each event has: [NAME=]VALUE[:TYPE], such
+as %di, $arg1, $retval, $comm, +8(%si):u32, +u0($arg2):ustring, buf, file->f_inode->i_ino;
+count=count for a parameter that is called like one of the words above.
+At the end may be `if` and a filter on the arguments, comm, pid, tgid and cpu:
+  p:open do_sys_openat2 dfd name=$arg2:ustring if comm == \"sh\" && dfd != -100
 
 A guest's own command line may have such probes too: vmprobe.probe=PROBE[;PROBE...], with
 commas for the spaces.";
@@ -69,8 +82,30 @@ pub enum Command {
     /// Register, list, switch and remove probes
     #[command(subcommand)]
     Probe(ProbeCommand),
-    /// Follow the events of a VM until it ends
+    /// Follow the events of a VM, of probes that are registered or of new ones
+    #[command(after_help = tracing::TRACE_EXAMPLES)]
     Trace(Trace),
+    /// Write the events of a VM to a file
+    #[command(after_help = tracing::RECORD_EXAMPLES)]
+    Record(Record),
+    /// Count stacks, and show the most frequent ones
+    #[command(after_help = tracing::STACK_EXAMPLES)]
+    Stack(Stack),
+    /// Draw a flame graph of stacks
+    #[command(after_help = tracing::FLAME_EXAMPLES)]
+    Flame(Flame),
+    /// Show how long functions take from entry to return, as histograms
+    #[command(after_help = tracing::LATENCY_EXAMPLES)]
+    Latency(Latency),
+    /// Show what probes do right now: hits, rates, exits, latencies
+    #[command(after_help = tracing::TOP_EXAMPLES)]
+    Top(Top),
+    /// List the functions that can be probed
+    #[command(after_help = tracing::LIST_EXAMPLES)]
+    List(ListFunctions),
+    /// Show a type of the guest's kernel, with the offsets of its members
+    #[command(after_help = tracing::TYPES_EXAMPLES)]
+    Types(Types),
     /// Look up symbols of the guest's kernel
     Symbols(SymbolsArgs),
     /// Attach to a VM's console; on a terminal, Ctrl-] detaches
@@ -393,8 +428,11 @@ pub struct ProbeList {
     /// As the kernel's own /sys/kernel/debug/kprobes/list, to the byte
     #[arg(long)]
     pub kernel: bool,
-    /// One JSON object a line
+    /// All columns, however long the lines get
     #[arg(long, conflicts_with = "kernel")]
+    pub wide: bool,
+    /// One JSON object a line
+    #[arg(long, conflicts_with_all = ["kernel", "wide"])]
     pub json: bool,
 }
 
@@ -408,21 +446,6 @@ pub struct ProbeRm {
     /// All probes of the VM
     #[arg(long, conflicts_with = "probes")]
     pub all: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Trace {
-    #[command(flatten)]
-    pub target: TargetArgs,
-    /// Stop after so many events
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub count: Option<u64>,
-    /// Only this probe, by name (repeatable)
-    #[arg(long = "probe", value_name = "NAME")]
-    pub probes: Vec<String>,
-    /// One JSON object a line, with all registers
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Debug, Args)]

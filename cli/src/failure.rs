@@ -1,26 +1,52 @@
 //! What ends the command line without success, and how it is told.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use thiserror::Error;
 use vmprobe_client::ClientError;
-use vmprobe_client::spec::SpecError;
+use vmprobe_client::spec::{SpecError, render};
+use vmprobe_trace_formats::CreateError;
 
 /// Why a command failed.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error("{0}\n    {text}\n    {blank:>column$}", text = .0.text, blank = "^", column = .0.column)]
+    #[error("{}", render(.0, None))]
     Spec(#[from] SpecError),
+    #[error("{}", render(.error, .file.to_str()))]
+    SpecFile {
+        file: PathBuf,
+        error: Box<SpecError>,
+    },
+    #[error("can't read {}: {cause}", .file.display())]
+    ReadFile { file: PathBuf, cause: io::Error },
+    #[error(
+        "{}: `-:{name}` removes no probe here: those of a trace are removed at its end",
+        .file.display()
+    )]
+    Removal { file: PathBuf, name: String },
+    #[error("a filter is for definitions, and there is none: give one, such as 'p vfs_read'")]
+    FilterOfNothing,
+    #[error(
+        "`{definition}` tells no latency: give a function or a return probe, such as 'r vfs_read'"
+    )]
+    NoReturn { definition: String },
+    #[error("a flame graph goes to a file that ends in .svg or .folded, not to {}", .file.display())]
+    NotFlame { file: PathBuf },
+    #[error("{}{}", .0, source_text(.0))]
+    Create(#[from] CreateError),
     #[error("the server at {server} has no VM: create one with `vmprobe vm create`")]
     NoVm { server: String },
     #[error("the server at {server} has several VMs: choose with --vm one of {names}")]
     SeveralVms { server: String, names: String },
-    #[error("no probe is called `{name}`: `vmprobe probe list` shows those there are")]
+    #[error(
+        "no probe is called `{name}`: `vmprobe probe list` shows those there are; a definition \
+         begins with its kind, such as 'p {name}'"
+    )]
     NoProbe { name: String },
     #[error(
         "a probe still waits after {seconds} s to become a jump: `vmprobe probe list` shows which; \
@@ -69,7 +95,13 @@ impl Failure {
     pub fn exit_code(&self) -> Option<u8> {
         match self {
             Self::Signal(number) => Some(128 + number),
-            Self::Spec(_) => Some(2),
+            Self::Spec(_)
+            | Self::SpecFile { .. }
+            | Self::Removal { .. }
+            | Self::FilterOfNothing
+            | Self::NoReturn { .. }
+            | Self::NotFlame { .. }
+            | Self::Create(CreateError::Ending(_)) => Some(2),
             _ if self.is_closed_pipe() => Some(0),
             _ => None,
         }
@@ -78,6 +110,12 @@ impl Failure {
     fn is_closed_pipe(&self) -> bool {
         matches!(self, Self::Output(cause) if cause.kind() == ErrorKind::BrokenPipe)
     }
+}
+
+/// The cause of an error that doesn't tell it itself.
+fn source_text(error: &dyn Error) -> String {
+    let source = error.source();
+    source.map_or_else(String::new, |source| format!(": {source}"))
 }
 
 #[cfg(test)]
@@ -89,7 +127,7 @@ mod tests {
         let failure = Failure::from(vmprobe_client::spec::parse("vfs_read+").unwrap_err());
         let text = failure.to_string();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1..], ["    vfs_read+", "             ^"]);
+        assert_eq!(lines[1..], ["  |", "1 | vfs_read+", "  |          ^"]);
         assert_eq!(failure.exit_code(), Some(2));
     }
 

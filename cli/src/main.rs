@@ -8,6 +8,7 @@ mod output;
 mod render;
 mod server_process;
 mod terminal;
+mod tracing;
 
 use std::process::ExitCode;
 

@@ -73,12 +73,18 @@ fn a_bad_probe_is_exit_code_2_before_anything_else_happens() {
         &["probe", "add", "vfs_read+"][..],
         &["vm", "create", "--kernel", "k", "--probe", "vfs_read+"],
         &["run", "--kernel", "k", "--probe", "vfs_read+"],
+        &["trace", "p vfs_read+"],
+        &["record", "-o", "x.txt", "p vfs_read+"],
+        &["latency", "vfs_read+"],
     ] {
         let output = vmprobe(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let text = errors(&output);
-        assert!(text.contains("column 10"), "{text}");
-        assert!(text.ends_with("    vfs_read+\n             ^\n"), "{text}");
+        let mut lines = text.lines().skip_while(|line| !line.starts_with("1 |"));
+        let shown = lines.next().unwrap();
+        assert!(shown.ends_with("vfs_read+"), "{text}");
+        let caret = lines.next().unwrap().find('^');
+        assert_eq!(caret, Some(shown.len()), "{text}");
     }
 }
 
@@ -92,7 +98,7 @@ fn a_bad_probe_on_the_guest_s_command_line_is_found_before_the_guest_starts() {
         assert_eq!(output.status.code(), Some(2), "{command:?}");
         let text = errors(&output);
         assert!(
-            text.ends_with("    p,vfs_read+\n               ^\n"),
+            text.ends_with("1 | p,vfs_read+\n  |            ^\n"),
             "{text}"
         );
     }
@@ -110,7 +116,7 @@ fn an_option_that_does_not_fit_its_probe_is_pointed_at() {
         "{text}"
     );
     assert!(
-        text.ends_with("    r vfs_read post\n               ^\n"),
+        text.ends_with("1 | r vfs_read post\n  |            ^^^^\n"),
         "{text}"
     );
 }
@@ -131,6 +137,18 @@ fn help_names_the_kernel_s_files_for_the_same_things() {
 }
 
 #[test]
+fn help_of_commands_that_trace_has_examples() {
+    for command in [
+        "trace", "record", "stack", "flame", "latency", "top", "list", "types",
+    ] {
+        let output = vmprobe(&[command, "--help"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let example = format!("Examples:\n  vmprobe {command}");
+        assert!(text.contains(&example), "{command}: {text}");
+    }
+}
+
+#[test]
 fn wrong_arguments_are_exit_code_2() {
     for args in [
         &["probe", "rm"][..],
@@ -139,6 +157,17 @@ fn wrong_arguments_are_exit_code_2() {
         &["probe", "list", "--kernel", "--json"],
         &["symbols"],
         &["trace", "--count", "0"],
+        &["trace", "--seconds", "0"],
+        &["trace", "--json", "--header"],
+        &["trace", "open", "--filter", "pid == 1"],
+        &["trace", "p vfs_read", "--filter", "pid = 1"],
+        &["record", "p vfs_read"],
+        &["record", "-o", "events", "p vfs_read"],
+        &["flame", "-o", "x.txt", "p vfs_read"],
+        &["latency"],
+        &["latency", "p vfs_read"],
+        &["types"],
+        &["probe", "list", "--kernel", "--wide"],
         &["run", "--kernel", "k", "--vcpus", "0"],
         &["run", "--kernel", "k", "--memory", "0"],
         &["nonsense"],

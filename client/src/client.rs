@@ -11,9 +11,9 @@ use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, Ending, GetHostRequest, GetHostResponse,
-    GetVmRequest, KillVmRequest, ListVmsRequest, LookupSymbolsRequest, PauseVmRequest, Probe,
-    ReadMemoryRequest, ReadRegistersRequest, Registers, ResolveAddressRequest, ResumeVmRequest,
-    StartVmRequest, StreamEventsRequest, Symbol, Vm, WaitVmRequest,
+    GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe, ReadMemoryRequest,
+    ReadRegistersRequest, Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm,
+    WaitVmRequest,
 };
 
 use crate::console::{self, ConsoleInput, ConsoleOutput};
@@ -27,8 +27,6 @@ pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:7070";
 const MAX_ANSWER: usize = 64 << 20;
 /// Items of a page: as many as a server gives at most.
 pub(crate) const PAGE: u32 = 10_000;
-/// Symbols that a look-up finds when it is given no limit.
-const SYMBOLS: u32 = 1000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a server. Clones share it.
@@ -201,67 +199,6 @@ impl Client {
         EventStream::subscribed(stream).await
     }
 
-    /// Symbols of the guest's kernel by name or by a pattern with `*` and `?`; at most `limit`, 1000
-    /// when that is 0. The flag is true when more matched.
-    pub async fn lookup_symbols(
-        &self,
-        vm: &str,
-        pattern: &str,
-        limit: u32,
-    ) -> Result<(Vec<Symbol>, bool), ClientError> {
-        let limit = match limit {
-            0 => SYMBOLS,
-            limit => limit,
-        };
-        let mut found = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let missing = limit.saturating_sub(u32::try_from(found.len()).unwrap_or(u32::MAX));
-            let request = LookupSymbolsRequest {
-                vm: vm.into(),
-                pattern: pattern.into(),
-                page_size: missing.min(PAGE),
-                page_token,
-            };
-            let page = self.symbols().lookup_symbols(request).await?.into_inner();
-            found.extend(page.symbols);
-            page_token = page.next_page_token;
-            let more = !page_token.is_empty();
-            if !more || found.len() >= limit as usize {
-                return Ok((found, more));
-            }
-        }
-    }
-
-    /// Names of symbols that are like a name that none has, the likest first.
-    pub async fn similar_symbols(&self, vm: &str, name: &str) -> Result<Vec<String>, ClientError> {
-        let request = LookupSymbolsRequest {
-            vm: vm.into(),
-            pattern: name.into(),
-            page_size: 1,
-            page_token: String::new(),
-        };
-        let answer = self.symbols().lookup_symbols(request).await?;
-        Ok(answer.into_inner().similar)
-    }
-
-    /// The symbol that covers an address, and the address' offset in it.
-    pub async fn resolve_address(
-        &self,
-        vm: &str,
-        address: u64,
-    ) -> Result<(Symbol, u64), ClientError> {
-        let request = ResolveAddressRequest {
-            vm: vm.into(),
-            address,
-        };
-        let answer = self.symbols().resolve_address(request).await?.into_inner();
-        Ok((
-            answer.symbol.ok_or(ClientError::Protocol("symbol"))?,
-            answer.offset,
-        ))
-    }
-
     fn vms(&self) -> VmServiceClient<Channel> {
         VmServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
@@ -270,7 +207,7 @@ impl Client {
         ProbeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    fn symbols(&self) -> SymbolServiceClient<Channel> {
+    pub(crate) fn symbols(&self) -> SymbolServiceClient<Channel> {
         SymbolServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 }

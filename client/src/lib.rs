@@ -28,6 +28,7 @@ mod console;
 mod error;
 mod events;
 mod probes;
+mod symbols;
 pub mod words;
 
 pub use client::{Client, DEFAULT_ENDPOINT};

@@ -125,6 +125,8 @@ async fn every_call_on_an_unknown_vm_is_not_found() {
         client.events("a", vec![]).await.unwrap_err(),
         client.lookup_symbols("a", "*", 0).await.unwrap_err(),
         client.resolve_address("a", 0).await.unwrap_err(),
+        client.describe_type("a", "file").await.unwrap_err(),
+        client.list_types("a", "*").await.unwrap_err(),
     ];
     for error in errors {
         assert!(
@@ -143,6 +145,24 @@ async fn a_call_without_a_vm_s_name_names_the_field() {
         panic!("{error:?}")
     };
     assert_eq!(fields, ["vm"]);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_type_without_a_name_or_with_a_long_one_names_the_field() {
+    let running = Running::start().await;
+    let client = running.client().await;
+    for name in [String::new(), "x".repeat(513)] {
+        for (error, field) in [
+            (client.describe_type("a", &name).await.unwrap_err(), "name"),
+            (client.list_types("a", &name).await.unwrap_err(), "pattern"),
+        ] {
+            let ClientError::InvalidArgument { fields, .. } = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(fields, [field]);
+        }
+    }
     running.stop().await;
 }
 

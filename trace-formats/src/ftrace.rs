@@ -18,6 +18,8 @@ use crate::writer::{Guest, Writer};
 pub enum Header {
     /// As in `trace`. The header has the number of entries, so everything is written at the end.
     Full,
+    /// As in `trace`, without the number of entries. Each line is written at once.
+    Columns,
     /// As in `trace_pipe`. Each line is written at once.
     None,
 }
@@ -49,6 +51,8 @@ pub struct Ftrace<W> {
     entries: u64,
     lost: u64,
     line: String,
+    /// What has to be written before the first line.
+    first: Option<String>,
 }
 
 impl<W: Write> Ftrace<W> {
@@ -61,8 +65,9 @@ impl<W: Write> Ftrace<W> {
             out,
             waiting: match header {
                 Header::Full => Some(Spool::new()?),
-                Header::None => None,
+                Header::Columns | Header::None => None,
             },
+            first: (header == Header::Columns).then(|| format!("{TRACER}{COLUMNS}")),
             names: Names::new(guest),
             clock: Clock::new(guest.tsc_hz),
             cpus: guest.cpus,
@@ -70,6 +75,11 @@ impl<W: Write> Ftrace<W> {
             lost: 0,
             line: String::new(),
         })
+    }
+
+    /// What the lines go to.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.out
     }
 
     fn push_event(&mut self, event: &Event) {
@@ -101,6 +111,9 @@ impl<W: Write> Ftrace<W> {
     }
 
     fn write_line(&mut self) -> io::Result<()> {
+        if let Some(first) = self.first.take() {
+            self.out.write_all(first.as_bytes())?;
+        }
         match &mut self.waiting {
             Some(waiting) => waiting.append(self.line.as_bytes()),
             None => self.out.write_all(self.line.as_bytes()),
@@ -131,6 +144,10 @@ impl<W: Write> Writer for Ftrace<W> {
         self.write_line()
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
     fn finish(&mut self) -> io::Result<()> {
         if let Some(mut waiting) = self.waiting.take() {
             let header = header(self.entries, self.lost, self.cpus);
@@ -145,11 +162,20 @@ impl<W: Write> Writer for Ftrace<W> {
 fn header(entries: u64, lost: u64, cpus: u32) -> String {
     let written = entries.saturating_add(lost);
     format!(
-        "\
-# tracer: nop
-#
+        "{TRACER}\
 # entries-in-buffer/entries-written: {entries}/{written}   #P:{cpus}
 #
+{COLUMNS}"
+    )
+}
+
+/// `print_trace_header` in `kernel/trace/trace.c`.
+const TRACER: &str = "# tracer: nop
+#
+";
+
+/// `print_func_help_header_irq`.
+const COLUMNS: &str = "\
 #                                _-----=> irqs-off/BH-disabled
 #                               / _----=> need-resched
 #                              | / _---=> hardirq/softirq
@@ -158,9 +184,7 @@ fn header(entries: u64, lost: u64, cpus: u32) -> String {
 #                              |||| /     delay
 #           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION
 #              | |         |   |||||     |         |
-"
-    )
-}
+";
 
 fn push_context(line: &mut String, event: &Event, time: Time) {
     let context = event.context.as_ref();

@@ -114,6 +114,10 @@ impl<W: Write> Writer for JsonLines<W> {
         self.write(&Lost { lost: count })
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
     fn finish(&mut self) -> io::Result<()> {
         self.out.flush()
     }

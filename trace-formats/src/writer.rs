@@ -32,6 +32,15 @@ pub trait Writer {
     /// The output can't be written.
     fn lost(&mut self, count: u64) -> io::Result<()>;
 
+    /// Hands on what is written so far to whoever reads the output meanwhile. It does nothing for formats that
+    /// are written at their end.
+    ///
+    /// # Errors
+    /// The output can't be written.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Writes what is left, and whatever the format has only once all events are known. It is called once,
     /// after the last event. Without it the output is incomplete.
     ///

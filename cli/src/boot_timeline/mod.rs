@@ -17,13 +17,13 @@ use self::log::BootLog;
 use self::report::BootReport;
 use crate::cli::BootTimeline;
 use crate::commands::guest;
-use crate::commands::run::EventFile;
+use crate::commands::run::{EventCopy, EventFile};
 use crate::commands::session::interrupted;
-use crate::commands::trace::EventLines;
 use crate::failure::Failure;
 use crate::output::{note, print};
 use crate::render;
 use crate::server_process::ServerProcess;
+use crate::tracing::EventNames;
 
 const NAME: &str = "boot";
 
@@ -78,8 +78,10 @@ impl Session<'_> {
             return Err(Failure::NoFrequency);
         }
         client.start_vm(NAME).await?;
-        let lines = EventLines::new(client.clone(), NAME.into(), tsc_hz, false);
-        let end = observe(&mut log, events, sink.zip(Some(lines)), interrupted).await?;
+        let vcpus = self.arguments.machine.vcpus;
+        let names = EventNames::new(client.clone(), NAME.into(), tsc_hz, vcpus);
+        let copy = sink.map(|sink| EventCopy::new(names, &[], sink));
+        let end = observe(&mut log, events, copy.transpose()?, interrupted).await?;
         if !self.arguments.keep && !matches!(end, End::Ended(_)) {
             // Names are asked for while the VM still is; the guest needn't go on meanwhile. When it
             // can't be paused it has just ended by itself.
@@ -173,7 +175,7 @@ fn exit_code(ending: &Ending) -> u8 {
 async fn observe(
     log: &mut BootLog,
     mut events: EventStream,
-    mut copy: Option<(EventFile, EventLines)>,
+    mut copy: Option<EventCopy>,
     mut interrupted: Pin<&mut impl Future<Output = Failure>>,
 ) -> Result<End, Failure> {
     loop {
@@ -183,8 +185,8 @@ async fn observe(
         };
         match message {
             Some(Message::Batch { lost, events }) => {
-                if let Some((sink, lines)) = &mut copy {
-                    sink.write(&lines.of_batch(lost, &events).await?)?;
+                if let Some(copy) = &mut copy {
+                    copy.write(lost, &events).await?;
                 }
                 log.lost(lost);
                 for event in &events {

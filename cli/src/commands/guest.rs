@@ -7,6 +7,7 @@ use vmprobe_client::v1::{BootMethod, CreateVmRequest, ProbeSpec};
 
 use crate::cli::{Boot, MachineArgs};
 use crate::failure::Failure;
+use crate::tracing::Definition;
 
 /// # Errors
 /// A probe that can't be read is one, on the guest's command line as well.
@@ -49,13 +50,14 @@ pub fn specs(texts: &[String]) -> Result<Vec<ProbeSpec>, SpecError> {
 }
 
 /// Probes with the same options for all, as if those stood behind each.
-pub fn specs_with(texts: &[String], options: &[String]) -> Result<Vec<ProbeSpec>, SpecError> {
+pub fn specs_with(texts: &[String], options: &[String]) -> Result<Vec<Definition>, SpecError> {
     let with = |text: &String| {
         let mut text = text.clone();
         for option in options {
             text = format!("{text} {option}");
         }
-        spec::parse(&text)
+        let spec = spec::parse(&text)?;
+        Ok(Definition { spec, text })
     };
     texts.iter().map(with).collect()
 }

@@ -3,11 +3,17 @@
 mod console;
 pub mod doctor;
 pub mod guest;
+mod latency;
+mod list;
 mod probe;
+mod record;
 pub mod run;
 pub mod session;
+mod stack;
 mod symbols;
-pub mod trace;
+mod top;
+mod trace;
+mod types;
 mod vm;
 
 use crate::boot_timeline;
@@ -22,6 +28,13 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::Vm(vm) => return vm::vm(vm).await,
         Command::Probe(probe) => probe::probe(probe).await?,
         Command::Trace(trace) => trace::trace(trace).await?,
+        Command::Record(record) => record::record(&record).await?,
+        Command::Stack(stack) => stack::stack(&stack).await?,
+        Command::Flame(flame) => record::flame(&flame).await?,
+        Command::Latency(latency) => latency::latency(&latency).await?,
+        Command::Top(top) => top::top(&top).await?,
+        Command::List(list) => list::list(&list).await?,
+        Command::Types(types) => types::types(&types).await?,
         Command::Symbols(symbols) => symbols::symbols(symbols).await?,
         Command::Console(target) => console::console(&target).await?,
         Command::Doctor(doctor) => return Err(doctor::replace_this_process(&doctor)),

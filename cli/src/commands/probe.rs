@@ -14,6 +14,7 @@ use crate::cli::{
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
 use crate::render;
+use crate::tracing::register_as_asked;
 
 pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
     match command {
@@ -32,9 +33,9 @@ pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
 }
 
 async fn add(add: &ProbeAdd) -> Result<(), Failure> {
-    let specs = guest::specs_with(&add.specs, &option_words(add))?;
+    let definitions = guest::specs_with(&add.specs, &option_words(add))?;
     let (client, vm) = reach(&add.target).await?;
-    changed(&client.register_batch(&vm, specs).await?)
+    changed(&register_as_asked(&client, &vm, &definitions).await?)
 }
 
 /// The arguments as words of a probe's text.
@@ -78,7 +79,7 @@ async fn list(list: &ProbeList) -> Result<(), Failure> {
         );
     }
     if !list.kernel {
-        return print(render::probe_list(&probes));
+        return print(render::probe_list(&probes, list.wide));
     }
     let pending = |probe: &&Registered| probe.state() == ProbeState::Pending;
     match probes.iter().filter(pending).count() {
@@ -157,7 +158,7 @@ async fn wait(wait: ProbeWait) -> Result<(), Failure> {
         let lines = answer.probes.iter().map(render::probe_json);
         return print(lines.map(|line| line.to_string()));
     }
-    print(render::probe_list(&answer.probes))?;
+    print(render::probe_list(&answer.probes, false))?;
     if let Some(optimizer) = &answer.optimizer
         && optimizer.batches > 0
     {
@@ -214,7 +215,7 @@ fn ids_and_names(probes: Vec<String>) -> (Vec<u64>, Vec<String>) {
 }
 
 fn changed(batch: &ProbeBatch) -> Result<(), Failure> {
-    print(render::probe_list(&batch.probes))?;
+    print(render::probe_list(&batch.probes, false))?;
     stood_still(batch.stopped);
     Ok(())
 }

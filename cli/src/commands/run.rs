@@ -4,17 +4,18 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Probe};
+use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Event, Probe};
 use vmprobe_client::{Client, EventStream, Message};
+use vmprobe_trace_formats::{Header, Writer};
 
 use super::session::interrupted;
-use super::trace::EventLines;
 use super::{console, guest};
 use crate::cli::Run;
 use crate::failure::Failure;
 use crate::output::note;
 use crate::render;
 use crate::server_process::ServerProcess;
+use crate::tracing::{EventNames, TraceLines, deliver};
 
 const NAME: &str = "guest";
 
@@ -42,7 +43,7 @@ async fn guest_on(
     sink: EventFile,
 ) -> Result<Ending, Failure> {
     let client = Client::connect(endpoint).await?;
-    let (_, probes) = client.create_vm(request).await?;
+    let (vm, probes) = client.create_vm(request).await?;
     let events = client.events(NAME, Vec::new()).await?;
     let (input, output) = client.attach_console(NAME).await?;
     note(format!("this guest's server is {endpoint}"));
@@ -50,7 +51,8 @@ async fn guest_on(
     client.start_vm(NAME).await?;
 
     let watch = async {
-        let events = copy_events(client.clone(), events, &probes, sink);
+        let names = EventNames::new(client.clone(), NAME.into(), events.tsc_hz(), vm.vcpus);
+        let events = copy_events(names, events, &probes, sink);
         tokio::try_join!(console::copy_out(output), events)
     };
     tokio::select! {
@@ -61,17 +63,56 @@ async fn guest_on(
 }
 
 async fn copy_events(
-    client: Client,
+    names: EventNames,
     mut stream: EventStream,
     probes: &[Probe],
-    mut sink: EventFile,
+    sink: EventFile,
 ) -> Result<(), Failure> {
-    let mut lines = EventLines::new(client, NAME.into(), stream.tsc_hz(), false);
-    lines.tracer.learn(probes);
+    let mut copy = EventCopy::new(names, probes, sink)?;
     while let Some(Message::Batch { lost, events }) = stream.next().await? {
-        sink.write(&lines.of_batch(lost, &events).await?)?;
+        copy.write(lost, &events).await?;
     }
-    Ok(())
+    copy.finish()
+}
+
+/// Copies events to a file as lines.
+pub struct EventCopy {
+    names: EventNames,
+    lines: TraceLines<Box<dyn Write + Send>>,
+    file: PathBuf,
+}
+
+impl EventCopy {
+    /// `probes` are those that are known already.
+    pub fn new(mut names: EventNames, probes: &[Probe], sink: EventFile) -> Result<Self, Failure> {
+        let EventFile { name: file, to } = sink;
+        let failed = |cause| Failure::EventFile {
+            file: file.clone(),
+            cause,
+        };
+        let mut lines = TraceLines::new(to, names.guest(), Header::None).map_err(failed)?;
+        lines.begin(probes).map_err(failed)?;
+        names.learn(probes);
+        Ok(Self { names, lines, file })
+    }
+
+    pub async fn write(&mut self, lost: u64, events: &[Event]) -> Result<(), Failure> {
+        let new = self.names.prepare(events).await?;
+        let written = deliver(&mut self.lines, &new, lost, events);
+        written.map_err(|cause| self.failed(cause))
+    }
+
+    pub fn finish(&mut self) -> Result<(), Failure> {
+        let finished = self.lines.finish();
+        finished.map_err(|cause| self.failed(cause))
+    }
+
+    fn failed(&self, cause: io::Error) -> Failure {
+        Failure::EventFile {
+            file: self.file.clone(),
+            cause,
+        }
+    }
 }
 
 /// Where event lines go.
@@ -96,18 +137,5 @@ impl EventFile {
             }),
             Err(cause) => Err(Failure::EventFile { file: name, cause }),
         }
-    }
-
-    pub fn write(&mut self, lines: &[String]) -> Result<(), Failure> {
-        let mut write = || {
-            for line in lines {
-                writeln!(self.to, "{line}")?;
-            }
-            self.to.flush()
-        };
-        write().map_err(|cause| Failure::EventFile {
-            file: self.name.clone(),
-            cause,
-        })
     }
 }

@@ -1,6 +1,6 @@
 //! What commands begin with and end by: a VM to talk to, and being asked to stop.
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use vmprobe_client::Client;
 
 use crate::cli::TargetArgs;
@@ -30,20 +30,41 @@ pub async fn reach(target: &TargetArgs) -> Result<(Client, String), Failure> {
     }
 }
 
+/// The signals that ask this process to end. From [`Signals::listen`] on they do nothing by themselves.
+#[derive(Debug)]
+pub struct Signals(Option<[(Signal, u8); 3]>);
+
+impl Signals {
+    /// Begins to listen.
+    pub fn listen() -> Self {
+        let kinds = [
+            (SignalKind::interrupt(), 2),
+            (SignalKind::terminate(), 15),
+            (SignalKind::hangup(), 1),
+        ];
+        let [interrupt, terminate, hang_up] =
+            kinds.map(|(kind, number)| signal(kind).map(|signal| (signal, number)));
+        Self(match (interrupt, terminate, hang_up) {
+            (Ok(interrupt), Ok(terminate), Ok(hang_up)) => Some([interrupt, terminate, hang_up]),
+            // Unheard signals still end the process, only less politely.
+            _ => None,
+        })
+    }
+
+    /// Returns with a failure for each signal.
+    pub async fn next(&mut self) -> Failure {
+        let Some([interrupt, terminate, hang_up]) = &mut self.0 else {
+            return std::future::pending().await;
+        };
+        Failure::Signal(tokio::select! {
+            _ = interrupt.0.recv() => interrupt.1,
+            _ = terminate.0.recv() => terminate.1,
+            _ = hang_up.0.recv() => hang_up.1,
+        })
+    }
+}
+
 /// Returns with a failure when this process is asked to end.
 pub async fn interrupted() -> Failure {
-    let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hang_up)) = (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-        signal(SignalKind::hangup()),
-    ) else {
-        // Unheard signals still end the process, only less politely.
-        return std::future::pending().await;
-    };
-    let number = tokio::select! {
-        _ = interrupt.recv() => 2,
-        _ = terminate.recv() => 15,
-        _ = hang_up.recv() => 1,
-    };
-    Failure::Signal(number)
+    Signals::listen().next().await
 }

@@ -1,15 +1,13 @@
-//! VMs, probes, symbols and events as JSON values.
+//! VMs, probes and symbols as JSON values.
 
 use serde_json::{Map, Value, json};
-use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::probe::Kind;
 use vmprobe_client::v1::{
-    BlacklistEntry, Capture, Ending, Event, Exits, FollowedCall, Optimization, OptimizationState,
-    Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
+    Argument, BlacklistEntry, Capture, Ending, Exits, FollowedCall, Optimization,
+    OptimizationState, Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
 };
 use vmprobe_client::{spec, words};
 
-use super::event::{kind_name, vector_name};
 use super::probes::{state, strategy};
 use super::text::{named_registers, vm_state};
 
@@ -39,6 +37,9 @@ pub fn probe_json(probe: &Probe) -> Value {
         "strategy": strategy(probe),
         "strategy_reason": probe.strategy_reason,
         "instruction": probe.instruction,
+        "arguments": probe.arguments.iter().map(argument_json).collect::<Vec<_>>(),
+        "filter": probe.filter,
+        "stack": probe.stack,
         "options": options_json(&probe.options.clone().unwrap_or_default()),
         "optimization": probe.optimization.as_ref().map(optimization_json),
     });
@@ -63,6 +64,10 @@ pub fn probe_json(probe: &Probe) -> Value {
         }
     }
     value
+}
+
+fn argument_json(argument: &Argument) -> Value {
+    json!({ "name": argument.name, "definition": argument.definition })
 }
 
 fn options_json(options: &ProbeOptions) -> Value {
@@ -199,43 +204,6 @@ pub fn symbol_json(symbol: &Symbol) -> Value {
     })
 }
 
-/// An event with all its registers; `probe` is the probe's name, empty where that isn't known.
-/// `kind` is `pre`, `post`, `fault` (with `fault`), `return` (with `return`) or `access`.
-#[must_use]
-pub fn event_json(event: &Event, probe: &str) -> Value {
-    let registers = event.registers.unwrap_or_default();
-    let mut value = json!({
-        "probe": probe,
-        "probe_id": event.probe_id,
-        "kind": kind_name(event),
-        "vcpu": event.vcpu,
-        "tsc": event.tsc,
-        "task": hex(event.task),
-        "registers": registers_json(&registers),
-    });
-    match &event.detail {
-        Some(Detail::Fault(fault)) => {
-            value["fault"] = json!({
-                "vector": fault.vector,
-                "name": vector_name(fault.vector),
-                "error_code": fault.error_code,
-                "address": fault.address.map(hex),
-            });
-        }
-        Some(Detail::Return(returned)) => {
-            value["return"] = json!({
-                "value": (!returned.tail_call).then(|| hex(registers.rax)),
-                "tail_call": returned.tail_call,
-                "caller": hex(returned.caller),
-                "entry_tsc": returned.entry_tsc,
-                "entry_registers": returned.entry.as_ref().map(registers_json),
-            });
-        }
-        None => {}
-    }
-    value
-}
-
 /// The general registers, by name.
 #[must_use]
 pub fn registers_json(registers: &Registers) -> Value {
@@ -244,12 +212,6 @@ pub fn registers_json(registers: &Registers) -> Value {
         .map(|(name, value)| (name.to_owned(), Value::String(hex(value))))
         .collect();
     registers.into()
-}
-
-/// Hits lost at this point of the stream.
-#[must_use]
-pub fn lost_json(lost: u64) -> Value {
-    json!({ "lost": lost })
 }
 
 #[cfg(test)]
@@ -265,10 +227,6 @@ mod tests {
             probe_json(&samples::probe())["address"],
             "0xffffffff812f0c15"
         );
-        let event = event_json(&samples::event(9), "vfs_read+0x5");
-        assert_eq!(event["registers"]["rdi"], "0xffff888001234567");
-        assert_eq!(event["tsc"], 9);
-        assert_eq!(event["probe"], "vfs_read+0x5");
     }
 
     #[test]

@@ -3,21 +3,24 @@
 //! JSON gives addresses and registers as strings such as `"0xffffffff81000000"`, because readers of
 //! JSON commonly hold numbers as doubles, which lose the low bits of a kernel address.
 
-mod event;
 mod json;
+mod probe_list;
 mod probes;
+mod registers;
 mod table;
 mod text;
-mod trace;
 
 pub use json::{
-    blacklist_json, call_json, ending_json, event_json, lost_json, probe_json, registers_json,
-    symbol_json, vm_json,
+    blacklist_json, call_json, ending_json, probe_json, registers_json, symbol_json, vm_json,
 };
-pub use probes::{blacklist_line, call_list, kernel_list, probe_list};
+pub use probe_list::probe_list;
+pub use probes::{
+    blacklist_line, call_list, jump as probe_jump, kernel_list, kind as probe_kind,
+    state as probe_state,
+};
+pub use registers::RegisterText;
 pub use table::table;
 pub use text::{optimizer, registers, symbol_line, vm_details, vm_list};
-pub use trace::Tracer;
 pub use vmprobe_client::words::ending;
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Probes, and what can't be probed, as lines of text.
 
-use vmprobe_client::spec::option_words;
 use vmprobe_client::v1;
 use vmprobe_client::v1::probe::Kind;
 use vmprobe_client::v1::{
@@ -23,76 +22,6 @@ pub fn place(probe: &Probe) -> String {
     } else {
         format!("{}:{place}", probe.module)
     }
-}
-
-const HEADINGS: [&str; 17] = [
-    "ID",
-    "ADDRESS",
-    "KIND",
-    "PLACE",
-    "NAME",
-    "STATE",
-    "HITS",
-    "MISSED",
-    "ENDED",
-    "EXITS/HIT",
-    "TRIPS",
-    "OPTIONS",
-    "JUMP",
-    "STRATEGY",
-    "INSTRUCTION",
-    "REASON",
-    "WHY NO JUMP",
-];
-const RIGHT: [usize; 6] = [0, 6, 7, 8, 9, 10];
-
-/// Probes as a table under headings; columns that have nothing to tell are left out. No lines where
-/// there are no probes.
-#[must_use]
-pub fn probe_list(probes: &[Probe]) -> Vec<String> {
-    let mut rows: Vec<Vec<String>> = probes.iter().map(row).collect();
-    if rows.is_empty() {
-        return Vec::new();
-    }
-    let heading = |(column, heading): (usize, &&str)| {
-        let told = rows.iter().any(|row| !row[column].is_empty());
-        String::from(if told { heading } else { "" })
-    };
-    rows.insert(0, HEADINGS.iter().enumerate().map(heading).collect());
-    table(&rows, &RIGHT)
-}
-
-fn row(probe: &Probe) -> Vec<String> {
-    let place = place(probe);
-    let name = if probe.name == place { "" } else { &probe.name };
-    let address = match probe.address {
-        0 => "-".to_owned(),
-        address => format!("{address:016x}"),
-    };
-    vec![
-        probe.id.to_string(),
-        address,
-        kind(probe),
-        place.clone(),
-        name.to_owned(),
-        state(probe).to_owned(),
-        probe.hits.to_string(),
-        probe.missed.to_string(),
-        if_any(probe.ended),
-        exits_a_hit(probe),
-        if_any(probe.trips),
-        probe
-            .options
-            .iter()
-            .flat_map(option_words)
-            .collect::<Vec<_>>()
-            .join(" "),
-        optimization(probe).to_owned(),
-        strategy(probe).to_owned(),
-        probe.instruction.clone(),
-        probe.strategy_reason.clone(),
-        why_no_jump(probe),
-    ]
 }
 
 /// The calls that are being followed, with the names of their probes, as a table under headings. No lines
@@ -131,7 +60,8 @@ fn printable(text: &str) -> String {
 }
 
 /// Whether a probe is a jump; empty where the server doesn't tell.
-fn optimization(probe: &Probe) -> &'static str {
+#[must_use]
+pub fn jump(probe: &Probe) -> &'static str {
     match optimization_state(probe) {
         OptimizationState::Unspecified => "",
         OptimizationState::Optimized => "yes",
@@ -145,19 +75,9 @@ pub(super) fn optimization_state(probe: &Probe) -> OptimizationState {
     optimization.map_or(OptimizationState::Unspecified, v1::Optimization::state)
 }
 
-/// `KIND: REASON`
-fn why_no_jump(probe: &Probe) -> String {
-    let Some(told) = &probe.optimization else {
-        return String::new();
-    };
-    match words::no_jump(told) {
-        "" => told.reason.clone(),
-        kind => format!("{kind}: {}", told.reason),
-    }
-}
-
 /// As the probe's definition has it: `p`, `p post fault`, `r64`, `w/8:rw`.
-pub(super) fn kind(probe: &Probe) -> String {
+#[must_use]
+pub fn kind(probe: &Probe) -> String {
     match &probe.kind {
         None => "p".to_owned(),
         Some(Kind::InstructionProbe(InstructionProbe { post, fault })) => {
@@ -183,25 +103,9 @@ pub(super) fn kind(probe: &Probe) -> String {
     }
 }
 
-/// A count, or nothing where there is nothing to tell.
-fn if_any(count: u64) -> String {
-    match count {
-        0 => String::new(),
-        count => count.to_string(),
-    }
-}
-
-/// VM exits that hits made, for each hit so far, to two places; `-` before the first hit.
-fn exits_a_hit(probe: &Probe) -> String {
-    if probe.hits == 0 {
-        return "-".to_owned();
-    }
-    let hundredths =
-        u128::from(probe.exits.saturating_sub(probe.trips)) * 100 / u128::from(probe.hits);
-    format!("{}.{:02}", hundredths / 100, hundredths % 100)
-}
-
-pub(super) fn state(probe: &Probe) -> &'static str {
+/// What it does, in a word.
+#[must_use]
+pub fn state(probe: &Probe) -> &'static str {
     match probe.state() {
         ProbeState::Armed => "armed",
         ProbeState::Disabled => "disabled",
@@ -291,63 +195,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_has_headings_and_only_columns_that_tell_something() {
-        assert!(probe_list(&[]).is_empty());
-        assert_eq!(
-            probe_list(&[samples::probe()]),
-            [
-                "ID  ADDRESS           KIND  PLACE         STATE  HITS  MISSED  EXITS/HIT  STRATEGY  INSTRUCTION  REASON",
-                " 7  ffffffff812f0c15  p     vfs_read+0x5  armed    42       0       1.00  emulate   push %rbp    push of a register",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_list_shows_names_kinds_and_states() {
-        let mut pending = samples::probe();
-        pending.name = "sync".into();
-        pending.address = 0;
-        pending.symbol = "ext4_sync_file".into();
-        pending.module = "ext4".into();
-        pending.offset = 0;
-        pending.kind = Some(Kind::ReturnProbe(ReturnProbe {
-            maxactive: 64,
-            rets: false,
-        }));
-        pending.hits = 0;
-        pending.set_state(ProbeState::Pending);
-        let lines = probe_list(&[pending, samples::probe()]);
-        let cells: Vec<&str> = lines[1].split_whitespace().collect();
-        assert_eq!(
-            cells[..9],
-            [
-                "7",
-                "-",
-                "r64",
-                "ext4:ext4_sync_file+0x0",
-                "sync",
-                "pending",
-                "0",
-                "0",
-                "-"
-            ]
-        );
-    }
-
-    #[test]
-    fn a_list_shows_calls_that_never_return_where_there_are_some() {
-        let mut probe = samples::probe();
-        probe.ended = 12;
-        let lines = probe_list(&[probe, samples::probe()]);
-        assert!(
-            lines[0].contains("MISSED  ENDED  EXITS/HIT"),
-            "{}",
-            lines[0]
-        );
-        assert!(lines[1].contains("   0     12       1.00"), "{}", lines[1]);
-    }
-
-    #[test]
     fn a_return_probe_at_the_functions_own_returns_says_so() {
         let mut probe = samples::probe();
         for (maxactive, shown) in [(64, "r64 rets"), (0, "r rets")] {
@@ -367,49 +214,6 @@ mod tests {
         Probe {
             optimization: Some(optimization),
             ..samples::probe()
-        }
-    }
-
-    #[test]
-    fn a_list_shows_which_probes_are_jumps_and_why_the_others_are_not() {
-        let mut counting =
-            with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
-        counting.options = vmprobe_client::spec::parse("f count if=pid==100")
-            .unwrap()
-            .options;
-        let lines = probe_list(&[
-            counting,
-            with_optimization(OptimizationState::Waiting, NoJumpReason::Unspecified, ""),
-            with_optimization(
-                OptimizationState::Not,
-                NoJumpReason::Branch,
-                "0x5 jumps there",
-            ),
-        ]);
-        for (line, parts) in lines.iter().zip([
-            &["EXITS/HIT  OPTIONS", "JUMP     STRATEGY", "WHY NO JUMP"][..],
-            &["1.00  count if=pid==100  yes      emulate"],
-            &["waiting  emulate"],
-            &["no       emulate", "branch: 0x5 jumps there"],
-        ]) {
-            for part in parts {
-                assert!(line.contains(part), "{line}");
-            }
-        }
-    }
-
-    #[test]
-    fn exits_a_hit_are_exact_and_never_overflow() {
-        let mut probe = samples::probe();
-        for (hits, exits, expected) in [
-            (0, 0, "-"),
-            (3, 4, "1.33"),
-            (2, 4, "2.00"),
-            (u64::MAX, u64::MAX, "1.00"),
-            (1, u64::MAX, "18446744073709551615.00"),
-        ] {
-            (probe.hits, probe.exits) = (hits, exits);
-            assert_eq!(exits_a_hit(&probe), expected);
         }
     }
 

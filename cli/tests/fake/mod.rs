@@ -1,6 +1,8 @@
 //! A server that keeps to the contract and has no guest: each probe has one made-up event once its
 //! VM is started.
 
+pub mod command;
+
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -8,7 +10,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
+use tonic_types::{ErrorDetails, StatusExt};
 use vmprobe_client::spec;
 use vmprobe_client::v1::event_service_server::{EventService, EventServiceServer};
 use vmprobe_client::v1::probe_service_server::{ProbeService, ProbeServiceServer};
@@ -24,13 +27,14 @@ const TSC_HZ: u64 = 1_000_000_000;
 const PAGE: usize = 2;
 
 /// What the kernel of its guests has: name, address.
-const SYMBOLS: [(&str, u64); 9] = [
+const SYMBOLS: [(&str, u64); 10] = [
     ("start_kernel", 0x1000),
     ("mem_init", 0x2000),
     ("do_one_initcall", 0x3000),
     ("free_initmem", 0x4000),
     ("kernel_execve", 0x5000),
     ("vfs_read", 0x6000),
+    ("vfs_write", 0x6800),
     ("acpi_init", 0x7000),
     ("jiffies", 0x8000),
     ("__initcall__kmod_acpi__431_1452_acpi_init4", 0x9000),
@@ -110,7 +114,11 @@ impl Fake {
 impl State {
     fn register(&mut self, specs: &[ProbeSpec]) -> Result<Vec<Probe>, Status> {
         let mut new = Vec::new();
-        for spec in specs {
+        let expanded: Vec<ProbeSpec> = specs.iter().flat_map(expanded).collect();
+        if expanded.is_empty() && !specs.is_empty() {
+            return Err(Status::not_found("nothing matches"));
+        }
+        for spec in &expanded {
             let mut probe = Probe {
                 id: (self.probes.len() + new.len() + 1) as u64,
                 name: spec.name.clone(),
@@ -141,6 +149,16 @@ impl State {
                 });
             }
             probe.options.clone_from(&spec.options);
+            probe.filter.clone_from(&spec.filter);
+            probe.stack = spec.stack;
+            probe.arguments = spec.arguments.iter().map(|text| argument(text)).collect();
+            if let Some(at) = spec.arguments.iter().position(|text| text == "nobody") {
+                let field = format!("probes[{}].arguments[{at}]", new.len());
+                let text = "`nobody`, column 1: vfs_read has no parameter nobody";
+                let details = ErrorDetails::with_bad_request_violation(field, text);
+                let code = Code::InvalidArgument;
+                return Err(Status::with_error_details(code, text, details));
+            }
             let on = spec.options.as_ref().is_none_or(spec::may_optimize);
             probe.optimization = Some(optimization(on));
             probe.kind = spec.kind.map(|kind| match kind {
@@ -190,8 +208,19 @@ impl State {
                     rax: u64::from((-19i32).cast_unsigned()),
                     ..Default::default()
                 }),
+                context: Some(Context {
+                    pid: 77,
+                    tgid: 77,
+                    comm: b"cat".to_vec(),
+                    time_ns: (index as u64 + 1) * 1_000_000,
+                    ..Default::default()
+                }),
+                values: probe.arguments.iter().map(value).collect(),
                 ..Default::default()
             };
+            if probe.stack > 0 {
+                event.stack = vec![probe.address, 0x3010, 0x1020];
+            }
             event.set_kind(EventKind::Pre);
             match &probe.kind {
                 Some(probe::Kind::ReturnProbe(_)) => {
@@ -278,7 +307,10 @@ impl VmService for Fake {
         let mut ending = Ending::default();
         ending.set_kind(EndingKind::Killed);
         ending.exit_code = 6;
-        self.state().ending = Some(ending);
+        self.state().ending = Some(ending.clone());
+        if let Some(vm) = &mut self.state().vm {
+            vm.ending = Some(ending);
+        }
         let vm = self.set_vm_state(VmState::Ended, "kill");
         Ok(Response::new(KillVmResponse { vm }))
     }
@@ -454,6 +486,10 @@ impl ProbeService for Fake {
                 vec![entry("c", BlacklistKind::JumpLabel)],
             ],
             "b" => vec![vec![entry("b", BlacklistKind::Ftrace)]],
+            "vfs_*" => vec![vec![BlacklistEntry {
+                start: 0x6000,
+                ..entry("vfs_read", BlacklistKind::Noinstr)
+            }]],
             _ => vec![],
         };
         let answers = batches
@@ -470,8 +506,9 @@ impl EventService for Fake {
 
     async fn stream_events(
         &self,
-        _: Request<StreamEventsRequest>,
+        request: Request<StreamEventsRequest>,
     ) -> Answer<Self::StreamEventsStream> {
+        let wanted = request.into_inner().probe_ids;
         let (sender, receiver) = tokio::sync::mpsc::channel(8);
         let fake = self.clone();
         let state = self
@@ -490,7 +527,12 @@ impl EventService for Fake {
             if state == VmState::Created {
                 started.await;
             }
-            let events = fake.state().events();
+            let mut events = fake.state().events();
+            events.retain(|event| wanted.is_empty() || wanted.contains(&event.probe_id));
+            for probe in &mut fake.state().probes {
+                let own = events.iter().filter(|event| event.probe_id == probe.id);
+                probe.hits += own.count() as u64;
+            }
             send(Message::Batch(EventBatch { events, lost: 3 })).await;
             loop {
                 let changed = fake.changed.notified();
@@ -539,6 +581,40 @@ impl SymbolService for Fake {
         Ok(Response::new(ResolveAddressResponse {
             symbol: Some(symbol(found)),
             offset: address - found.1,
+            size: match found.0 {
+                "vfs_read" | "vfs_write" => 0x800,
+                _ => 0x1000,
+            },
+        }))
+    }
+
+    async fn describe_type(
+        &self,
+        request: Request<DescribeTypeRequest>,
+    ) -> Answer<DescribeTypeResponse> {
+        let declaration = match &*request.into_inner().name {
+            "struct file" => "struct file {\n\tunsigned int f_mode;\n}; /* size: 4 */\n",
+            name => {
+                let text = format!("the guest kernel has no type {name:?}");
+                return Err(Status::not_found(text));
+            }
+        };
+        let declaration = declaration.to_owned();
+        Ok(Response::new(DescribeTypeResponse { declaration }))
+    }
+
+    async fn list_types(&self, request: Request<ListTypesRequest>) -> Answer<ListTypesResponse> {
+        let ListTypesRequest {
+            pattern,
+            page_token,
+            ..
+        } = request.into_inner();
+        let all = ["struct file", "union file_any", "struct filename"].map(str::to_owned);
+        let all = if pattern == "file*" { &all[..] } else { &[] };
+        let (names, next_page_token) = page(all, &page_token);
+        Ok(Response::new(ListTypesResponse {
+            names,
+            next_page_token,
         }))
     }
 }
@@ -549,6 +625,57 @@ fn page<T: Clone>(all: &[T], token: &str) -> (Vec<T>, String) {
     let end = all.len().min(start + PAGE);
     let next = (end < all.len()).then(|| end.to_string());
     (all[start..end].to_vec(), next.unwrap_or_default())
+}
+
+/// A probe for each function that matches a pattern but `vfs_read`; the probe itself if its place is none.
+fn expanded(spec: &ProbeSpec) -> Vec<ProbeSpec> {
+    let place = match &spec.place {
+        Some(probe_spec::Place::Symbol(place)) if spec::is_pattern(&place.symbol) => place,
+        _ => return vec![spec.clone()],
+    };
+    let prefix = place.symbol.trim_end_matches('*');
+    let names = SYMBOLS.iter().map(|(name, _)| *name);
+    let found = names.filter(|name| name.starts_with(prefix) && *name != "vfs_read");
+    let on = |function: &str| {
+        let symbol = function.to_owned();
+        let place = SymbolPlace {
+            symbol,
+            ..place.clone()
+        };
+        let name = match &*spec.name {
+            "" => String::new(),
+            name => format!("{name}.{function}"),
+        };
+        ProbeSpec {
+            name,
+            place: Some(probe_spec::Place::Symbol(place)),
+            ..spec.clone()
+        }
+    };
+    found.map(on).collect()
+}
+
+/// An argument of a probe: a string if its type is one, else a number.
+fn argument(text: &str) -> Argument {
+    let (name, definition) = text.split_once('=').unwrap_or((text, text));
+    let format = match definition.ends_with("string") {
+        true => ArgumentFormat::String,
+        false => ArgumentFormat::Unsigned,
+    };
+    Argument {
+        name: name.into(),
+        definition: definition.into(),
+        format: format.into(),
+        ..Default::default()
+    }
+}
+
+fn value(argument: &Argument) -> Value {
+    let value = match argument.format() {
+        ArgumentFormat::String => value::Value::Text(b"/etc/passwd".to_vec()),
+        _ => value::Value::Unsigned(42),
+    };
+    Value { value: Some(value) }
 }
 
 fn optimization(on: bool) -> Optimization {

@@ -14,6 +14,7 @@ mod probes;
 mod read_rings;
 mod reader_thread;
 mod symbols;
+mod types;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -35,11 +35,15 @@ impl Machine {
         }
     }
 
-    /// The symbol that covers an address, and the address' offset in it.
-    pub fn resolve_address(&self, address: u64) -> Result<(v1::Symbol, u64), Status> {
+    /// The symbol that covers an address, and where the address is in it.
+    pub fn resolve_address(&self, address: u64) -> Result<v1::ResolveAddressResponse, Status> {
         let address = GuestVirtAddr(address);
         match self.engine.symbols().resolve(address) {
-            Some(found) => Ok((convert::symbol(found.symbol), found.offset)),
+            Some(found) => Ok(v1::ResolveAddressResponse {
+                symbol: Some(convert::symbol(found.symbol)),
+                offset: found.offset,
+                size: found.size,
+            }),
             None => Err(status::with_field(
                 Code::NotFound,
                 "address",

@@ -235,3 +235,13 @@ fn a_guest_cannot_make_up_lines() {
     assert!(text.contains("          a\\x0ab-1234 "), "{text}");
     assert!(text.ends_with(" dfd=x name=\"\\x0a\\x1b[2J\"\n"), "{text}");
 }
+
+#[test]
+fn a_live_text_may_have_the_headers_columns_before_its_first_line() {
+    let text = text(Header::Columns, &[samples::open(), samples::returned()]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..2], ["# tracer: nop", "#"]);
+    assert!(lines[8].starts_with("#           TASK-PID"), "{text}");
+    assert!(lines[10].ends_with("name=\"/etc/passwd\""), "{text}");
+    assert_eq!(lines.len(), 12);
+}

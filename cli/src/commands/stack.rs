@@ -1,0 +1,108 @@
+//! `vmprobe stack`: the most frequent stacks.
+
+use std::io;
+
+use vmprobe_client::v1::{Event, Probe};
+use vmprobe_trace_formats::{Guest, Stacks, Writer};
+
+use crate::cli::Stack;
+use crate::failure::Failure;
+use crate::output::{note, print};
+use crate::tracing::{Wanted, follow};
+
+pub async fn stack(stack: &Stack) -> Result<(), Failure> {
+    let wanted = Wanted::read(&stack.traced)?.with_stacks();
+    let make = |guest: &Guest| Ok(Counted(Stacks::new(guest)));
+    let until = &stack.traced.until;
+    let (counted, totals) =
+        follow(&stack.target, &wanted, until, true, make, Failure::Output).await?;
+    let lines: Vec<String> = counted.0.lines().collect();
+    print(most_frequent(&lines, stack.top))?;
+    totals.tell();
+    if lines.is_empty() && totals.events > 0 {
+        note(
+            "none of these events has a stack: register the probes with one, as in 'p vfs_read stack'",
+        );
+    }
+    Ok(())
+}
+
+struct Counted(Stacks);
+
+impl Writer for Counted {
+    fn begin(&mut self, _: &[Probe]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event) -> io::Result<()> {
+        self.0.add(event);
+        Ok(())
+    }
+
+    fn lost(&mut self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The stacks that occurred most, the most frequent first: how often and by which task, then a line for each
+/// frame from the innermost on, as ftrace has them. `folded` is `comm;outermost;...;innermost COUNT` a line.
+fn most_frequent(folded: &[String], top: usize) -> Vec<String> {
+    let parts = folded.iter().filter_map(|line| {
+        let (stack, count) = line.rsplit_once(' ')?;
+        Some((count.parse::<u64>().ok()?, stack))
+    });
+    let mut stacks: Vec<(u64, &str)> = parts.collect();
+    // Stacks of the same count stay in the order of their text.
+    stacks.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+    let all: u64 = stacks.iter().map(|(count, _)| count).sum();
+    let mut lines = Vec::new();
+    for (count, stack) in stacks.iter().take(top) {
+        let mut frames = stack.split(';');
+        let task = frames.next().unwrap_or("?");
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        let tenths = u128::from(*count) * 1000 / u128::from(all.max(1));
+        lines.push(format!(
+            "{count} times, {}.{} %, in {task}",
+            tenths / 10,
+            tenths % 10
+        ));
+        lines.extend(frames.rev().map(|frame| format!(" => {frame}")));
+    }
+    if let Some(more @ 1..) = stacks.len().checked_sub(top) {
+        let rest: u64 = stacks.iter().skip(top).map(|(count, _)| count).sum();
+        lines.push(String::new());
+        lines.push(format!("{rest} times in {more} other stacks"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_stack_comes_first_innermost_frame_first() {
+        let folded = ["cat;main;read 1", "sh;main;open 3", "a b;x 1", "c;y 1"].map(str::to_owned);
+        assert_eq!(
+            most_frequent(&folded, 2),
+            [
+                "3 times, 50.0 %, in sh",
+                " => open",
+                " => main",
+                "",
+                "1 times, 16.6 %, in cat",
+                " => read",
+                " => main",
+                "",
+                "2 times in 2 other stacks",
+            ]
+        );
+        assert!(most_frequent(&[], 5).is_empty());
+    }
+}

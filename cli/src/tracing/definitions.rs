@@ -1,0 +1,232 @@
+//! The probes that a command is asked to trace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use vmprobe_client::spec::{self, Command, STACK_DEFAULT, SpecError};
+use vmprobe_client::v1::{Capture, ProbeSpec};
+
+use crate::cli::TracedArgs;
+use crate::failure::Failure;
+use crate::output::note;
+
+/// A probe that is to be there for the time of a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Definition {
+    pub spec: ProbeSpec,
+    /// As the user wrote it.
+    pub text: String,
+}
+
+/// The probes whose events are wanted; all of the VM when there are none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wanted {
+    pub definitions: Vec<Definition>,
+    /// Names of registered probes, or their ids.
+    pub names: Vec<String>,
+}
+
+impl Wanted {
+    /// The probes that the arguments ask for.
+    ///
+    /// # Errors
+    /// A definition or the filter can't be read, a file neither, or there is a filter and nothing that it
+    /// could be for.
+    pub fn read(traced: &TracedArgs) -> Result<Self, Failure> {
+        let mut wanted = Self::default();
+        for probe in &traced.probes {
+            if is_definition(probe) {
+                wanted.add(probe)?;
+            } else {
+                wanted.names.push(probe.clone());
+            }
+        }
+        for file in &traced.files {
+            wanted.add_file(file)?;
+        }
+        if let Some(filter) = &traced.filter {
+            wanted.filter(filter)?;
+        }
+        Ok(wanted)
+    }
+
+    /// Definitions only, each a text.
+    ///
+    /// # Errors
+    /// One of them, or the filter, can't be read.
+    pub fn defined(texts: &[String], filter: Option<&str>) -> Result<Self, Failure> {
+        let mut wanted = Self::default();
+        for text in texts {
+            wanted.add(text)?;
+        }
+        if let Some(filter) = filter {
+            wanted.filter(filter)?;
+        }
+        Ok(wanted)
+    }
+
+    /// The same with stacks in the events of all definitions.
+    #[must_use]
+    pub fn with_stacks(mut self) -> Self {
+        for Definition { spec, .. } in &mut self.definitions {
+            if spec.stack == 0 {
+                spec.stack = STACK_DEFAULT;
+            }
+        }
+        self
+    }
+
+    /// Notes which definitions have no events: `count` is easily taken for an argument.
+    pub fn tell_of_counting(&self) {
+        for Definition { spec, text } in &self.definitions {
+            let options = spec.options.as_ref();
+            if options.is_some_and(|options| options.capture() == Capture::Count) {
+                note(format!(
+                    "`{text}` counts hits and has no events: for a parameter called count, write \
+                     count=count"
+                ));
+            }
+        }
+    }
+
+    fn add(&mut self, text: &str) -> Result<(), SpecError> {
+        self.definitions.push(Definition {
+            spec: spec::parse(text)?,
+            text: text.to_owned(),
+        });
+        Ok(())
+    }
+
+    fn add_file(&mut self, file: &Path) -> Result<(), Failure> {
+        let path = || PathBuf::from(file);
+        let text = fs::read_to_string(file).map_err(|cause| Failure::ReadFile {
+            file: path(),
+            cause,
+        })?;
+        for command in spec::definitions(&text) {
+            let command = command.map_err(|error| Failure::SpecFile {
+                file: path(),
+                error: Box::new(error),
+            })?;
+            match command {
+                Command::Register(spec) => self.definitions.push(Definition {
+                    text: spec::definition(&spec),
+                    spec,
+                }),
+                Command::Remove { name, .. } => {
+                    return Err(Failure::Removal { file: path(), name });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn filter(&mut self, text: &str) -> Result<(), Failure> {
+        let text = text.trim();
+        spec::filter::parse(text).map_err(|wrong| {
+            let before = text.get(..wrong.span.start).unwrap_or(text);
+            let inside = text.get(wrong.span.clone()).unwrap_or("");
+            SpecError {
+                text: text.to_owned(),
+                line: None,
+                column: before.chars().count() + 1,
+                length: inside.chars().count(),
+                reason: wrong.reason.to_string(),
+                kernel: None,
+            }
+        })?;
+        if self.definitions.is_empty() {
+            return Err(Failure::FilterOfNothing);
+        }
+        for Definition { spec, .. } in &mut self.definitions {
+            if spec.filter.is_empty() {
+                text.clone_into(&mut spec.filter);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns true for what can't be the name of a probe, or what begins as definitions do.
+fn is_definition(text: &str) -> bool {
+    let kind = text.split_once(':').map(|(kind, _)| kind);
+    let is_kind = |kind: &str| {
+        let count = kind.strip_prefix('r');
+        let is_return = count.is_some_and(|count| count.bytes().all(|byte| byte.is_ascii_digit()));
+        is_return || kind == "p" || kind == "w"
+    };
+    text.contains(|c: char| c.is_whitespace() || "=*?".contains(c)) || kind.is_some_and(is_kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::UntilArgs;
+
+    #[test]
+    fn a_definition_is_told_from_a_name() {
+        for (text, definition) in [
+            ("open", false),
+            ("7", false),
+            ("fs/open", false),
+            ("vfs_read+0x5", false),
+            ("vfs_read+0x5%return", false),
+            ("ext4:ext4_sync_file+0x0", false),
+            ("p vfs_read", true),
+            ("p:open", true),
+            ("r16:done", true),
+            ("w:tick", true),
+            ("open=vfs_read", true),
+            ("tcp_*", true),
+        ] {
+            assert_eq!(is_definition(text), definition, "{text}");
+        }
+    }
+
+    fn traced(probes: &[&str], filter: Option<&str>) -> Result<Wanted, Failure> {
+        Wanted::read(&TracedArgs {
+            probes: probes.iter().map(|probe| (*probe).to_owned()).collect(),
+            files: Vec::new(),
+            filter: filter.map(str::to_owned),
+            until: UntilArgs {
+                count: None,
+                seconds: None,
+            },
+        })
+    }
+
+    #[test]
+    fn a_filter_is_for_the_definitions_without_one() {
+        let probes = ["p vfs_read if pid == 1", "p vfs_write", "open"];
+        let wanted = traced(&probes, Some(" comm == \"sh\" ")).unwrap();
+        let filters: Vec<&str> = wanted
+            .definitions
+            .iter()
+            .map(|definition| &*definition.spec.filter)
+            .collect();
+        assert_eq!(filters, ["pid == 1", "comm == \"sh\""]);
+        assert_eq!(wanted.names, ["open"]);
+    }
+
+    #[test]
+    fn a_filter_that_cannot_be_is_shown_with_its_column() {
+        let error = traced(&["p vfs_read"], Some("comm = 1")).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with("1 | comm = 1\n  |      ^"), "{text}");
+        assert_eq!(error.exit_code(), Some(2));
+        let error = traced(&["open"], Some("pid == 1")).unwrap_err();
+        assert!(matches!(error, Failure::FilterOfNothing));
+    }
+
+    #[test]
+    fn stacks_are_added_where_there_are_none() {
+        let wanted = traced(&["p vfs_read stack=5", "p vfs_read"], None).unwrap();
+        let stacks: Vec<u32> = wanted
+            .with_stacks()
+            .definitions
+            .iter()
+            .map(|definition| definition.spec.stack)
+            .collect();
+        assert_eq!(stacks, [5, STACK_DEFAULT]);
+    }
+}

@@ -1,0 +1,17 @@
+//! Events from their probes to a writer: which probes are asked for, what they and their addresses are
+//! called, and when it ends.
+
+mod definitions;
+mod functions;
+mod lines;
+mod names;
+mod progress;
+mod register;
+mod session;
+
+pub use definitions::{Definition, Wanted};
+pub use functions::{Function, functions};
+pub use lines::TraceLines;
+pub use names::EventNames;
+pub use register::register_as_asked;
+pub use session::{deliver, follow};

@@ -1,0 +1,374 @@
+//! Following events from the registration of their probes to the totals.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::io;
+use std::time::Duration;
+
+use tokio::time::{Instant, interval, sleep_until, timeout};
+use vmprobe_client::v1::{Event, Probe};
+use vmprobe_client::{Client, ClientError, EventStream, Message};
+use vmprobe_trace_formats::{Guest, Writer};
+
+use super::definitions::Wanted;
+use super::names::EventNames;
+use super::progress::{PERIOD, Progress};
+use super::register::register;
+use crate::cli::{TargetArgs, UntilArgs};
+use crate::commands::session::{Signals, reach};
+use crate::failure::Failure;
+use crate::output::note;
+use crate::render;
+
+/// How long events of removed probes are waited for: as long as none comes, and at most.
+const QUIET: Duration = Duration::from_millis(100);
+const TAIL: Duration = Duration::from_secs(2);
+
+/// Probes whose counts are told one by one.
+const TOTALS_MAX: usize = 20;
+
+/// What a trace came to.
+#[derive(Debug, Default)]
+pub struct Totals {
+    pub events: u64,
+    pub lost: u64,
+    /// How the guest ended, if it did.
+    end: Option<String>,
+    /// The probes by name, with their hits during the trace and how many were missed.
+    probes: Vec<(String, u64, u64)>,
+}
+
+impl Totals {
+    /// Tells the user: events and losses first, then the probes.
+    pub fn tell(&self) {
+        let end = self.end.as_ref();
+        let end = end.map_or(String::new(), |end| format!("; the guest ended: {end}"));
+        note(format!("{} events, {} lost{end}", self.events, self.lost));
+        for (name, hits, missed) in self.probes.iter().take(TOTALS_MAX) {
+            note(format!("{name}: {hits} hits, {missed} missed"));
+        }
+        if let Some(more @ 1..) = self.probes.len().checked_sub(TOTALS_MAX) {
+            note(format!("and {more} more probes"));
+        }
+    }
+}
+
+/// Writes a batch of events whose new probes and addresses are known.
+///
+/// # Errors
+/// The output can't be written.
+pub fn deliver(
+    writer: &mut dyn Writer,
+    new: &[Probe],
+    lost: u64,
+    events: &[Event],
+) -> io::Result<()> {
+    if !new.is_empty() {
+        writer.begin(new)?;
+    }
+    if lost > 0 {
+        writer.lost(lost)?;
+    }
+    for event in events {
+        writer.event(event)?;
+    }
+    writer.flush()
+}
+
+/// Registers the probes that are wanted, has a writer made, gives it all events until the user, the limits or
+/// the guest's end stop it, and removes the probes again. The answer is the writer, which is finished.
+///
+/// # Errors
+/// `failed` tells what it means that the writer can't write. The probes are removed after any error.
+pub async fn follow<W: Writer>(
+    target: &TargetArgs,
+    wanted: &Wanted,
+    until: &UntilArgs,
+    progress: bool,
+    make: impl FnOnce(&Guest) -> Result<W, Failure>,
+    failed: impl Fn(io::Error) -> Failure,
+) -> Result<(W, Totals), Failure> {
+    let mut signals = Signals::listen();
+    wanted.tell_of_counting();
+    let mut tracing = {
+        let opening = Tracing::open(target, wanted);
+        tokio::pin!(opening);
+        tokio::select! {
+            opened = &mut opening => opened?,
+            failure = signals.next() => {
+                // What is being registered must not stay; a second signal doesn't wait for that.
+                tokio::select! {
+                    opened = &mut opening => opened?.close().await,
+                    _ = signals.next() => {}
+                }
+                return Err(failure);
+            }
+        }
+    };
+    let made = make(tracing.names.guest());
+    let result = match made {
+        Ok(mut writer) => {
+            let progress = Progress::new(progress);
+            let ended = tracing
+                .run(until, &progress, &mut writer, &failed, &mut signals)
+                .await;
+            progress.clear();
+            ended.map(|end| (writer, end))
+        }
+        Err(failure) => Err(failure),
+    };
+    tokio::select! {
+        () = tracing.close() => {}
+        failure = signals.next() => return Err(failure),
+    }
+    let (mut writer, end) = result?;
+    if matches!(end, End::Asked) {
+        tracing.read_tail(&mut writer, &failed).await?;
+    }
+    writer.finish().map_err(failed)?;
+    let end = match end {
+        End::Guest(how) => Some(how),
+        End::Disconnected(error) => return Err(error.into()),
+        End::Asked | End::Count => None,
+    };
+    Ok((
+        writer,
+        Totals {
+            end,
+            ..tracing.totals
+        },
+    ))
+}
+
+/// Why the events ended.
+enum End {
+    /// So many were wanted.
+    Count,
+    /// The time is over, or the user has pressed Ctrl-C.
+    Asked,
+    Guest(String),
+    Disconnected(ClientError),
+}
+
+struct Tracing {
+    client: Client,
+    vm: String,
+    stream: EventStream,
+    names: EventNames,
+    /// The probes that the writer has to be told of first.
+    probes: Vec<Probe>,
+    /// The ids of those that are removed at the end, and of those among them that are enabled at first.
+    own: Vec<u64>,
+    enable: Vec<u64>,
+    totals: Totals,
+}
+
+impl Tracing {
+    async fn open(target: &TargetArgs, wanted: &Wanted) -> Result<Self, Failure> {
+        let (client, vm) = reach(target).await?;
+        let cpus = client.get_vm(&vm).await?.vcpus;
+        let there = client.list_probes(&vm).await?;
+        let mut probes = chosen(&there, &wanted.names)?;
+        let registered = register(&client, &vm, &wanted.definitions).await?;
+        if registered.probes.is_empty() && !wanted.definitions.is_empty() {
+            // A subscription to no probe would be one to all.
+            return Err(ClientError::Protocol("probes").into());
+        }
+        let own: Vec<u64> = registered.probes.iter().map(|probe| probe.id).collect();
+        probes.extend(registered.probes);
+        let ids = probes.iter().map(|probe| probe.id).collect();
+        // They are enabled when the subscription stands, so that no hit goes unseen.
+        let stream = match client.events(&vm, ids).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                if !own.is_empty() {
+                    // The first error is the one to tell.
+                    let _ = client.unregister_probes(&vm, own, Vec::new()).await;
+                }
+                return Err(error.into());
+            }
+        };
+        if probes.is_empty() {
+            probes = there;
+        }
+        let mut names = EventNames::new(client.clone(), vm.clone(), stream.tsc_hz(), cpus);
+        names.learn(&probes);
+        Ok(Self {
+            client,
+            vm,
+            stream,
+            names,
+            probes,
+            own,
+            enable: registered.enable,
+            totals: Totals::default(),
+        })
+    }
+
+    /// Gives the writer events until something ends them.
+    async fn run(
+        &mut self,
+        until: &UntilArgs,
+        progress: &Progress,
+        writer: &mut dyn Writer,
+        failed: impl Fn(io::Error) -> Failure,
+        signals: &mut Signals,
+    ) -> Result<End, Failure> {
+        writer.begin(&self.probes).map_err(&failed)?;
+        if !self.enable.is_empty() {
+            let enable = self.enable.clone();
+            self.client
+                .enable_probes(&self.vm, enable, Vec::new())
+                .await?;
+        }
+        let deadline = until.seconds.map(|time| Instant::now() + time);
+        let over = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => pending().await,
+            }
+        };
+        tokio::pin!(over);
+        let mut ticks = interval(PERIOD);
+        let mut left = until.count.unwrap_or(u64::MAX);
+        while left > 0 {
+            let message = tokio::select! {
+                message = self.stream.next() => message,
+                () = &mut over => return Ok(End::Asked),
+                _ = signals.next() => return Ok(End::Asked),
+                _ = ticks.tick(), if progress.is_shown() => {
+                    progress.show(self.totals.events, self.totals.lost);
+                    continue;
+                }
+            };
+            match message {
+                Ok(Some(Message::Batch { lost, mut events })) => {
+                    events.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+                    left -= events.len() as u64;
+                    self.write(lost, &events, writer, &failed).await?;
+                }
+                Ok(Some(Message::Ended(ending))) => {
+                    return Ok(End::Guest(render::ending(&ending)));
+                }
+                Ok(None) => {
+                    let text = "the stream stopped before the guest's end";
+                    return Ok(End::Disconnected(ClientError::Disconnected(text.into())));
+                }
+                Err(error) => return Ok(End::Disconnected(error)),
+            }
+        }
+        Ok(End::Count)
+    }
+
+    async fn write(
+        &mut self,
+        lost: u64,
+        events: &[Event],
+        writer: &mut dyn Writer,
+        failed: impl Fn(io::Error) -> Failure,
+    ) -> Result<(), Failure> {
+        let new = self.names.prepare(events).await?;
+        deliver(writer, &new, lost, events).map_err(failed)?;
+        self.probes.extend(new);
+        self.totals.events += events.len() as u64;
+        self.totals.lost += lost;
+        Ok(())
+    }
+
+    /// Writes what the removed probes have seen before they were removed and is still on its way.
+    async fn read_tail(
+        &mut self,
+        writer: &mut dyn Writer,
+        failed: impl Fn(io::Error) -> Failure,
+    ) -> Result<(), Failure> {
+        if self.own.is_empty() {
+            return Ok(());
+        }
+        let end = Instant::now() + TAIL;
+        while Instant::now() < end {
+            match timeout(QUIET, self.stream.next()).await {
+                Ok(Ok(Some(Message::Batch { lost, mut events }))) => {
+                    events.retain(|event| self.own.contains(&event.probe_id));
+                    self.write(lost, &events, writer, &failed).await?;
+                }
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the probes that were registered, and takes the last counts of all. A guest that has gone
+    /// meanwhile tells none.
+    async fn close(&mut self) {
+        let before = self.probes.iter().map(|probe| (probe.id, probe));
+        let before: HashMap<u64, &Probe> = before.collect();
+        let mut last = Vec::new();
+        if before.len() > self.own.len()
+            && let Ok(probes) = self.client.list_probes(&self.vm).await
+        {
+            let others = probes.into_iter();
+            last.extend(others.filter(|probe| !self.own.contains(&probe.id)));
+        }
+        if !self.own.is_empty() {
+            let own = self.own.clone();
+            match self
+                .client
+                .unregister_probes(&self.vm, own, Vec::new())
+                .await
+            {
+                Ok(probes) => last.extend(probes),
+                Err(error) => note(format!(
+                    "the probes of this trace may still be there: {error}"
+                )),
+            }
+        }
+        for probe in last {
+            let Some(first) = before.get(&probe.id) else {
+                continue;
+            };
+            let hits = probe.hits.saturating_sub(first.hits);
+            let missed = probe.missed.saturating_sub(first.missed);
+            if hits > 0 || missed > 0 || self.own.contains(&probe.id) {
+                self.totals.probes.push((probe.name, hits, missed));
+            }
+        }
+    }
+}
+
+/// The registered probes of these names or ids.
+fn chosen(probes: &[Probe], names: &[String]) -> Result<Vec<Probe>, Failure> {
+    let find = |name: &String| {
+        let mut found = probes.iter();
+        let id = name.parse::<u64>();
+        let found = found.find(|probe| {
+            id.as_ref()
+                .map_or(probe.name == *name, |id| probe.id == *id)
+        });
+        let missing = || Failure::NoProbe { name: name.clone() };
+        found.cloned().ok_or_else(missing)
+    };
+    names.iter().map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_are_chosen_by_name_or_id() {
+        let probe = |id, name: &str| Probe {
+            id,
+            name: name.into(),
+            ..Default::default()
+        };
+        let probes = [probe(1, "a"), probe(2, "b")];
+        let ids = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let found = chosen(&probes, &names).ok()?;
+            Some(found.iter().map(|probe| probe.id).collect::<Vec<_>>())
+        };
+        assert_eq!(ids(&["b", "1"]), Some(vec![2, 1]));
+        assert_eq!(ids(&["c"]), None);
+        assert_eq!(ids(&["3"]), None);
+    }
+}
