@@ -1,12 +1,13 @@
 //! The arguments.
 
+mod target;
 mod tracing;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vmprobe_client::DEFAULT_ENDPOINT;
 
+pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
     Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,
 };
@@ -121,24 +122,6 @@ impl Command {
             _ => 1,
         }
     }
-}
-
-/// A server.
-#[derive(Debug, Args)]
-pub struct ServerArgs {
-    /// The server's address
-    #[arg(long, value_name = "URL", env = "VMPROBE_SERVER", default_value = DEFAULT_ENDPOINT)]
-    pub server: String,
-}
-
-/// A VM on a server.
-#[derive(Debug, Args)]
-pub struct TargetArgs {
-    #[command(flatten)]
-    pub server: ServerArgs,
-    /// The VM; may be left out when the server has only one
-    #[arg(long, value_name = "NAME")]
-    pub vm: Option<String>,
 }
 
 /// What a guest is made of.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::TargetArgs;
+use super::target::TargetArgs;
 
 pub const TRACE_EXAMPLES: &str = "\
 A PROBE that is a definition (see `vmprobe probe add --help`) is registered for the time of the

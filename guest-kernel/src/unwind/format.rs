@@ -13,7 +13,7 @@
 //! A later kernel numbers the registers anew, and adds RAX.
 
 use super::entry::{Base, Frame, OrcEntry, Register};
-use super::orc::OrcError;
+use super::error::OrcError;
 use crate::btf::{BitField, Btf};
 
 /// Bytes of an entry.

@@ -4,8 +4,9 @@ use guest_state::x86_64::paging::{PageTables, VirtFault};
 use guest_state::{GuestMemory, GuestVirtAddr};
 use thiserror::Error;
 
+use super::error::OrcError;
 use super::format::{ENTRY_LEN, Format};
-use super::orc::{IP_LEN, Orc, OrcError, RawOrc};
+use super::orc::{IP_LEN, Orc, RawOrc};
 use crate::btf::{Btf, TypeError};
 use crate::kernel_memory::KernelMemory;
 use crate::modules::Module;

@@ -2,11 +2,11 @@
 
 use guest_state::{GuestVirtAddr, Registers};
 
-use super::Unwinder;
 use super::entry::{Base, Frame, OrcEntry};
 use super::pt_regs::{self, Came, Interrupted, Whole};
 use super::replaced::Cursors;
 use super::trace::{Foreign, MAX_FRAMES, StackTrace, Surroundings, TraceEnd};
+use super::unwinder::Unwinder;
 
 /// The longest stack of a kernel in bytes: 16 KiB, twice that under KASAN
 /// (`arch/x86/include/asm/page_64_types.h`). Callers further away are on another stack.
@@ -21,6 +21,16 @@ const MAX_REPLACED: usize = 4;
 
 /// A word of the stack.
 const WORD: u64 = 8;
+
+impl Unwinder {
+    /// The callers of code in the kernel whose registers these are, innermost first, at most `frames`
+    /// addresses with the code's own and never more than [`MAX_FRAMES`].
+    ///
+    /// Always ends: a stack is walked upwards, and only a few times from one stack to another.
+    pub fn unwind(&self, start: &Registers, around: Surroundings<'_>, frames: usize) -> StackTrace {
+        Walk::new(self, start, around).trace(frames)
+    }
+}
 
 /// Where a walk has come to.
 #[derive(Debug, Clone, Copy)]

@@ -36,7 +36,7 @@ use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
 use guest_state::{GuestMemory, MemoryError};
-use hits::clock::GuestClock;
+use hits::guest_clock::GuestClock;
 use hits::stepping::Steps;
 use jumps::outstanding::Outstanding;
 use jumps::reader::Reader;

@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 11] = [
+    let forbidden: [(&str, &[&str]); 12] = [
         (
             "guest-state",
             &[
@@ -298,7 +298,10 @@ fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
                 "thiserror",
             ],
         ),
-        ("vmprobe-spec", &["thiserror", "vmprobe-proto"]),
+        (
+            "vmprobe-spec",
+            &["annotate-snippets", "thiserror", "vmprobe-proto"],
+        ),
         (
             "vmprobe-arguments",
             &[

@@ -1,10 +1,21 @@
 //! Tables and stacks made by hand.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use guest_state::x86_64::paging::PageTables;
+use guest_state::{GuestMemory, GuestVirtAddr, Registers};
 
 use super::format::{Bits, ENTRY_LEN, Format, Numbers};
+use super::modules::ModuleOrcs;
 use super::orc::RawOrc;
+use super::replaced::Replaced;
 use super::*;
+use crate::btf::Btf;
+use crate::image::Image;
+use crate::modules::Module;
+use crate::symbols::Symbols;
 
 mod foreign;
 mod formats;

@@ -55,13 +55,14 @@ const BY_PLACE: &[&str] = &[
     "p:read vfs_read a=%di b=%si c=%dx:u64 d=+0(%cx):s64 e=+0(%di):x64 f=+0(+0($stack)):x32",
     "p:twice vfs_read a=$arg3:u64 b=+0($arg4):x64",
     "r:opened do_sys_openat2 a=$retval:s32 b=$retval:x64 c=$retval:u8",
-    "r:done vfs_read a=$retval:s64 b=$retval:x32 c=$retval",
+    "r:done vfs_read a=$retval:s64 b=$retval:x32",
 ];
 
 /// What only newer kernels take: by their types, and single characters.
 const NEWER: &[&str] = &[
-    "p:chars do_sys_openat2 a=+u0(%si):char b=+u1(%si):char c=+0(+0(@saved_command_line)):char[5]",
+    "p:chars do_sys_openat2 a=+u0(%si):char b=+u1(%si):char c=+0(@saved_command_line):char[5]",
     "p:typed do_sys_openat2 dfd how d2=dfd:x32",
     "p:members vfs_read count=count a=file->f_inode->i_ino b=file->f_path.dentry->d_name.name:string c=file->f_flags:x32",
     "p:every vfs_read $arg*",
+    "r:value vfs_read a=$retval",
 ];
