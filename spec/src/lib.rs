@@ -85,6 +85,8 @@ mod limits;
 pub mod names;
 mod piece;
 mod reader;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 use vmprobe_proto::v1::ProbeSpec;
 

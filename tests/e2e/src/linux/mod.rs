@@ -71,6 +71,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         tracer::filters::TESTS,
         tracer::stacks::TESTS,
         tracer::pointers::TESTS,
+        tracer::selftests::TESTS,
         probes::TESTS,
         refusals::TESTS,
         patching::TESTS,

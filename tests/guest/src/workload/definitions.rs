@@ -19,6 +19,10 @@ pub fn define(plan: &Plan) -> io::Result<Value> {
         let text = text.replace(',', " ");
         if tracefs::append("kprobe_events", &text).is_err() {
             let log = tracefs::read("error_log").unwrap_or_default();
+            // The last error has three lines: what is wrong, the command, and where.
+            let lines: Vec<&str> = log.lines().collect();
+            let last = lines.len().saturating_sub(3);
+            let log = lines.get(last..).unwrap_or_default().join("\n");
             refused.push(json!({ "definition": text, "log": log }));
         }
     }

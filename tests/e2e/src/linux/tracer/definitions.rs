@@ -50,7 +50,7 @@ const BY_PLACE: &[&str] = &[
     "p:stack do_sys_openat2 a=$stack b=$stack0 c=$stack1:x64 d=+0($stack):x64 e=+8($stack):u64 f=$stack0:symbol",
     "p:task do_sys_openat2 a=$comm b=$comm:string c=\\1234:u32 d=\\-5:s64",
     "p:bits do_sys_openat2 a=%di:b4@4/32 b=%di:b1@0/8 c=%di:b16@16/32 d=+0(%dx):b6@3/64",
-    "p:image do_sys_openat2 a=+0(@saved_command_line):string b=@linux_banner:x64 c=@linux_banner+6:x32 d=+0(@linux_banner+0):x8",
+    "p:image do_sys_openat2 a=+0(@saved_command_line):string b=@linux_banner:x64 c=@linux_banner+6:x32",
     "p:bad do_sys_openat2 a=+0(%di):ustring b=+0(\\8):string c=+u0(\\16):ustring",
     "p:read vfs_read a=%di b=%si c=%dx:u64 d=+0(%cx):s64 e=+0(%di):x64 f=+0(+0($stack)):x32",
     "p:twice vfs_read a=$arg3:u64 b=+0($arg4):x64",
@@ -60,7 +60,7 @@ const BY_PLACE: &[&str] = &[
 
 /// What only newer kernels take: by their types, and single characters.
 const NEWER: &[&str] = &[
-    "p:chars do_sys_openat2 a=+u0(%si):char b=+u1(%si):char c=+0(@linux_banner+0):char[5]",
+    "p:chars do_sys_openat2 a=+u0(%si):char b=+u1(%si):char c=+0(+0(@saved_command_line)):char[5]",
     "p:typed do_sys_openat2 dfd how d2=dfd:x32",
     "p:members vfs_read count=count a=file->f_inode->i_ino b=file->f_path.dentry->d_name.name:string c=file->f_flags:x32",
     "p:every vfs_read $arg*",

@@ -3,6 +3,7 @@
 mod definitions;
 pub mod filters;
 pub mod pointers;
+pub mod selftests;
 pub mod stacks;
 
 use std::collections::BTreeMap;
