@@ -25,7 +25,8 @@ pub enum Failure {
     #[error("can't read {}: {cause}", .file.display())]
     ReadFile { file: PathBuf, cause: io::Error },
     #[error(
-        "{}: `-:{name}` removes no probe here: those of a trace are removed at its end",
+        "{}: no definition before `-:{name}` has that name, and other probes are removed by \
+         `vmprobe probe rm`",
         .file.display()
     )]
     Removal { file: PathBuf, name: String },

@@ -124,6 +124,9 @@ async fn a_trace_takes_definitions_from_a_file() {
         "{}",
         done.errors
     );
+    fs::write(path, "p:open vfs_read\np:b vfs_write\n-:open\n").unwrap();
+    let done = vmprobe(&server, &["trace", "-f", path, "--count", "1"]).await;
+    assert!(done.lines()[1].contains(": b: "), "{}", done.output);
     fs::write(path, "-:open\n").unwrap();
     let done = vmprobe(&server, &["trace", "-f", path]).await;
     assert_eq!(done.code, Some(2), "{}", done.errors);
@@ -300,8 +303,25 @@ async fn a_flame_graph_has_the_functions_of_the_stacks() {
     ];
     let done = vmprobe(&server, &flame).await;
     assert_eq!(done.code, Some(0), "{}", done.errors);
-    let svg = fs::read_to_string(path).unwrap();
+    let svg = fs::read_to_string(&path).unwrap();
     assert!(svg.contains("<title>do_one_initcall (1 events, 100.00%)</title>"));
+
+    vmprobe(&server, &["probe", "add", "plain=vfs_read"]).await;
+    let plain = [
+        "flame",
+        "plain",
+        "-o",
+        path.to_str().unwrap(),
+        "--count",
+        "1",
+    ];
+    let done = vmprobe(&server, &plain).await;
+    assert_eq!(done.code, Some(1));
+    assert!(
+        done.errors.contains("needs events with a stack"),
+        "{}",
+        done.errors
+    );
 }
 
 #[tokio::test]

@@ -38,7 +38,12 @@ async fn to_file(
     if matches!(format, Format::FlameGraph | Format::Folded) {
         wanted = wanted.with_stacks();
     }
-    let make = |guest: &Guest| Ok(File(create(file, guest)?));
+    let make = |guest: &Guest| {
+        Ok(File {
+            writer: create(file, guest)?,
+            is_empty: true,
+        })
+    };
     let failed = |cause| Failure::EventFile {
         file: PathBuf::from(file),
         cause,
@@ -50,22 +55,33 @@ async fn to_file(
 }
 
 /// A file of any format.
-struct File(Box<dyn Writer + Send>);
+struct File {
+    writer: Box<dyn Writer + Send>,
+    is_empty: bool,
+}
 
 impl Writer for File {
     fn begin(&mut self, probes: &[Probe]) -> io::Result<()> {
-        self.0.begin(probes)
+        self.writer.begin(probes)
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
-        self.0.event(event)
+        self.is_empty = false;
+        self.writer.event(event)
     }
 
     fn lost(&mut self, count: u64) -> io::Result<()> {
-        self.0.lost(count)
+        self.writer.lost(count)
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        self.0.finish()
+        let finished = self.writer.finish();
+        finished.map_err(|error| match error.kind() {
+            // A flame graph of nothing is none.
+            io::ErrorKind::InvalidData if self.is_empty => {
+                io::Error::new(error.kind(), "no event came, so there is nothing to draw")
+            }
+            _ => error,
+        })
     }
 }

@@ -113,8 +113,15 @@ impl Wanted {
                     text: spec::definition(&spec),
                     spec,
                 }),
-                Command::Remove { name, .. } => {
-                    return Err(Failure::Removal { file: path(), name });
+                Command::Remove { name, only } => {
+                    let before = self.definitions.len();
+                    if only.is_empty() {
+                        self.definitions
+                            .retain(|definition| !is_called(&definition.spec.name, &name));
+                    }
+                    if self.definitions.len() == before {
+                        return Err(Failure::Removal { file: path(), name });
+                    }
                 }
             }
         }
@@ -144,6 +151,17 @@ impl Wanted {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether `-:NAME` means a probe: by its name with or without the group, or by the group alone, `GROUP/`
+/// (`trace_kprobe_match` in `kernel/trace/trace_kprobe.c`).
+fn is_called(probe: &str, name: &str) -> bool {
+    let (group, event) = probe.split_once('/').unwrap_or(("", probe));
+    match name.split_once('/') {
+        None => name == event,
+        Some((of, "")) => of == group,
+        Some(_) => name == probe,
     }
 }
 
@@ -180,6 +198,21 @@ mod tests {
             ("tcp_*", true),
         ] {
             assert_eq!(is_definition(text), definition, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_removal_means_a_name_or_a_group() {
+        for (probe, name, meant) in [
+            ("open", "open", true),
+            ("fs/open", "open", true),
+            ("fs/open", "fs/open", true),
+            ("fs/open", "fs/", true),
+            ("fs/open", "net/", false),
+            ("fs/open", "net/open", false),
+            ("", "open", false),
+        ] {
+            assert_eq!(is_called(probe, name), meant, "{probe} {name}");
         }
     }
 

@@ -44,10 +44,15 @@ impl Totals {
         let end = self.end.as_ref();
         let end = end.map_or(String::new(), |end| format!("; the guest ended: {end}"));
         note(format!("{} events, {} lost{end}", self.events, self.lost));
-        for (name, hits, missed) in self.probes.iter().take(TOTALS_MAX) {
+        let mut probes: Vec<_> = self.probes.iter().collect();
+        if probes.len() > TOTALS_MAX {
+            // Of many, those that tell most.
+            probes.sort_by_key(|(_, hits, missed)| std::cmp::Reverse((*hits, *missed)));
+        }
+        for (name, hits, missed) in probes.iter().take(TOTALS_MAX) {
             note(format!("{name}: {hits} hits, {missed} missed"));
         }
-        if let Some(more @ 1..) = self.probes.len().checked_sub(TOTALS_MAX) {
+        if let Some(more @ 1..) = probes.len().checked_sub(TOTALS_MAX) {
             note(format!("and {more} more probes"));
         }
     }
