@@ -18,6 +18,14 @@ const LEAST_EVENTS: u64 = 100;
 const SHOWN: usize = 12;
 /// Files that the guest opens and reads.
 const FILES: u32 = 100;
+/// What the first probes ask for.
+const OPENED: &str = "p:opened do_sys_openat2 dfd=$arg1:s32 name=+u0($arg2):ustring";
+/// See [`OPENED`].
+const READ: &str = "r:read vfs_read bytes=$retval:s64";
+/// Events that latency and flame graph are of.
+const ASKED: &str = "90";
+/// Where the flame graph goes.
+const FLAME: &str = "/tmp/vmprobe-demo.svg";
 
 /// Runs it; true if there were events enough, none was lost, and the guest ended well.
 ///
@@ -58,22 +66,10 @@ pub fn run(cx: &Context) -> Result<bool, Failure> {
     console.wait_for("\"ready\"")?;
     cli.run(&["vm", "list"])?;
 
-    say("\n# It runs. Symbols come from the image's own tables; probes go into the running guest.");
-    cli.run(&["symbols", "vfs_read*"])?;
-    cli.run(&["probe", "add", "open=do_sys_openat2", "read=vfs_read"])?;
-    say("# In mid-function, too, but only where an instruction begins:");
-    let mut mid = None;
-    for offset in 0x10..0x40 {
-        let spec = format!("mid=do_sys_openat2+{offset:#x}");
-        if cli.try_run(&["probe", "add", &spec])? {
-            mid = Some(spec);
-            break;
-        }
-    }
-    mid.ok_or_else(|| wrong!("no instruction of do_sys_openat2 could be probed"))?;
-
-    say("\n# Another process follows the events.");
-    let trace = cli.background(&["trace"], "")?;
+    say("\n# It runs. Who opens which file? Both probes become jumps: a hit costs no exit.");
+    cli.run(&["probe", "add", OPENED, READ])?;
+    cli.run(&["probe", "wait"])?;
+    let trace = cli.background(&["trace", "opened", "read"], "")?;
     // Each line that the guest reads is a hit of vfs_read: the trace is on when it shows one.
     let mut lines = Vec::new();
     loop {
@@ -84,14 +80,33 @@ pub fn run(cx: &Context) -> Result<bool, Failure> {
             break;
         }
     }
-    say("# The guest works: it opens and reads files.");
     console.send(&format!("workload=files count={FILES}"))?;
     console.wait_for("\"done\"")?;
-
-    say("\n# What the probes saw.");
     let probes = cli.run(&["probe", "list"])?.lines().count();
+
+    say("\n# How long does a read take, and who calls it? Other commands ask meanwhile.");
+    let latency = cli.background(&["latency", "vfs_read", "--count", ASKED], "")?;
+    let flame = cli.background(&["flame", "p vfs_read", "-o", FLAME, "--count", ASKED], "")?;
+    cli.wait_for_probes(probes + 2)?;
+    console.send(&format!("workload=files count={FILES}"))?;
+    console.wait_for("\"done\"")?;
+    let latency = latency.finish()?;
+    latency.output.iter().for_each(|line| say(line));
+    say(&flame.finish()?.notes);
+
+    say("\n# In mid-function, too, but only where an instruction begins:");
+    let mut mid = None;
+    for offset in 0x10..0x40 {
+        let spec = format!("mid=do_sys_openat2+{offset:#x}");
+        if cli.try_run(&["probe", "add", &spec])? {
+            mid = Some(spec);
+            break;
+        }
+    }
+    mid.ok_or_else(|| wrong!("no instruction of do_sys_openat2 could be probed"))?;
+
+    say("\n# The guest goes on without probes, and switches itself off.");
     cli.run(&["probe", "rm", "--all"])?;
-    say("\n# The guest goes on without them, and switches itself off.");
     console.send("quit")?;
     let ended = cli.try_code(&["vm", "wait"])?;
     let rest = trace.finish()?;
@@ -99,12 +114,17 @@ pub fn run(cx: &Context) -> Result<bool, Failure> {
     console.finish()?;
 
     say("\n# The trace:");
-    for line in lines.iter().take(SHOWN) {
+    let opened: Vec<_> = lines
+        .iter()
+        .filter(|line| line.contains(" opened: "))
+        .collect();
+    for line in opened.iter().take(SHOWN) {
         say(line);
     }
-    if lines.len() > SHOWN {
-        say(&format!("... {} more", lines.len() - SHOWN));
-    }
+    say(&format!(
+        "... {} more",
+        lines.len() - SHOWN.min(opened.len())
+    ));
     let (events, lost) = totals(&rest.notes)?;
     say(&rest.notes);
     if server.stop()? != Some(0) {
@@ -113,7 +133,12 @@ pub fn run(cx: &Context) -> Result<bool, Failure> {
     say(&format!(
         "demo: {events} events, {probes} probes, {lost} lost, guest exit {ended}"
     ));
-    Ok(events >= LEAST_EVENTS && events == lines.len() as u64 && lost == 0 && ended == 0)
+    let names = opened.iter().filter(|line| line.contains("name=\"/init\""));
+    Ok(events >= LEAST_EVENTS
+        && events == lines.len() as u64
+        && names.count() >= FILES as usize
+        && lost == 0
+        && ended == 0)
 }
 
 /// The numbers in trace's last word: `vmprobe: N events, L lost; ...`.
@@ -211,9 +236,22 @@ impl Cli<'_> {
     }
 }
 
+impl Cli<'_> {
+    /// Waits until there are so many lines in the list of probes.
+    fn wait_for_probes(&self, lines: usize) -> Result<(), Failure> {
+        loop {
+            let listed = self.command(&["probe", "list"]).output();
+            let listed = listed.map_err(Failure::io("start vmprobe"))?;
+            if String::from_utf8_lossy(&listed.stdout).lines().count() >= lines {
+                return Ok(());
+            }
+        }
+    }
+}
+
 fn quoted(args: &[&str]) -> String {
     let quote = |arg: &&str| {
-        if arg.contains([' ', '*']) {
+        if arg.contains([' ', '*', '$', '(']) {
             format!("'{arg}'")
         } else {
             (*arg).to_owned()
