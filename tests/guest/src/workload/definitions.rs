@@ -26,7 +26,10 @@ pub fn define(plan: &Plan) -> io::Result<Value> {
             refused.push(json!({ "definition": text, "log": log }));
         }
     }
-    tracefs::write(GROUP, "1")?;
+    // Where all were refused there is no group.
+    if tracefs::path(GROUP).exists() {
+        tracefs::write(GROUP, "1")?;
+    }
     Ok(json!({ "refused": refused }))
 }
 
