@@ -253,7 +253,7 @@ fn names_lead_through_the_types() {
                 array_of(path("file->numbers"), BaseType::Signed(32), Some(3)),
                 "di +128/12: signed4[3]",
             ),
-            (argument(path("file->huge")), "di +192/1024: text"),
+            (argument(path("file->huge")), "di +192/1536: text"),
             (argument(path("file->wide")), "di +176/16: text"),
             (argument(path("file->bits.low")), "di +144/1: unsigned1"),
             (argument(path("file->bits.kind")), "di +144/1: text"),
