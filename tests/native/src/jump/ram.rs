@@ -39,6 +39,12 @@ impl Drop for Reservation {
     }
 }
 
+impl Default for Ram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Ram {
     /// RAM that is all zero.
     ///

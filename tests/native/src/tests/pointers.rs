@@ -375,7 +375,7 @@ fn without_padding(mut words: Vec<u64>) -> Vec<u64> {
             continue;
         }
         let end = at + (len as usize).div_ceil(8);
-        if len % 8 != 0 && end <= words.len() {
+        if !len.is_multiple_of(8) && end <= words.len() {
             words[end - 1] &= (1 << (len % 8 * 8)) - 1;
         }
         at = end;
