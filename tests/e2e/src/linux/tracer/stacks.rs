@@ -64,8 +64,8 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let theirs = PLACES.iter().enumerate();
         let theirs = theirs.map(|(index, place)| format!("p:mine/s{index},{place}"));
         let theirs: Vec<String> = theirs.collect();
-        let triggers =
-            (0..PLACES.len()).map(|index| format!("events/mine/s{index}/trigger=stacktrace"));
+        let triggers = (0..PLACES.len())
+            .map(|index| format!("events/mine/s{index}/trigger=stacktrace:{MOST}"));
         let triggers: Vec<String> = triggers.collect();
         guest
             .work(&format!("define at={}", theirs.join(";")))
