@@ -7,10 +7,11 @@
 #[cfg(test)]
 mod tests;
 
-use guest_state::x86_64::paging::PageTables;
-use guest_state::{GuestMemory, GuestVirtAddr};
+use std::cell::Cell;
 
-use crate::kernel_memory::KernelMemory;
+use guest_state::x86_64::paging::{PageTables, read_virt, walk};
+use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
+
 use crate::percpu::Variables;
 
 /// `PREEMPT_MASK`, `SOFTIRQ_MASK`, `HARDIRQ_MASK` and `NMI_MASK`.
@@ -54,35 +55,36 @@ impl Default for TaskContext {
 }
 
 impl TaskContext {
-    /// Reads the context of a CPU whose variables start at `variables`: GS base of a vCPU in the kernel.
-    /// `None` if the current task isn't known; what else isn't known is as in the default.
+    /// Reads the context of a CPU whose variables start at `variables`, GS base of a vCPU in the kernel, and where
+    /// its current task is. `None` if the current task isn't known; what else isn't known is as in the default.
     pub fn read(
         memory: &dyn GuestMemory,
         tables: PageTables,
         variables: GuestVirtAddr,
         known: &Variables,
-    ) -> Option<Self> {
-        let guest = KernelMemory { memory, tables };
+    ) -> Option<(GuestVirtAddr, Self)> {
+        let guest = Nearby::new(memory, tables);
         let of_cpu = |offset: i32| GuestVirtAddr(variables.0.wrapping_add_signed(offset.into()));
-        let task = guest.address(of_cpu(known.current_task?)).ok()?;
+        let task = GuestVirtAddr(guest.u64(of_cpu(known.current_task?))?);
         let of_task = |offset: u32| task.wrapping_add(offset.into());
-        let word = |at: Option<GuestVirtAddr>| guest.u32(at?).ok();
+        let word = |at: Option<GuestVirtAddr>| guest.u32(at?);
         let number = |offset: Option<u32>| word(offset.map(of_task));
-        let comm = |offset| guest.array(of_task(offset)).ok();
-        let flags = |offset| guest.u64(of_task(offset)).ok();
+        let comm = |offset| guest.array(of_task(offset));
+        let flags = |offset| guest.u64(of_task(offset));
         let migration = |(offset, size)| match size {
-            2 => Some(u16::from_le_bytes(guest.array(of_task(offset)).ok()?).into()),
-            _ => guest.u32(of_task(offset)).ok(),
+            2 => Some(u16::from_le_bytes(guest.array(of_task(offset))?).into()),
+            _ => guest.u32(of_task(offset)),
         };
         let nobody = Self::default();
-        Some(Self {
+        let context = Self {
             pid: number(known.pid).unwrap_or(nobody.pid),
             tgid: number(known.tgid).unwrap_or(nobody.tgid),
             comm: known.comm.and_then(comm).unwrap_or(nobody.comm),
             preempt_count: word(known.preempt_count.map(of_cpu)).unwrap_or(nobody.preempt_count),
             thread_flags: known.thread_flags.and_then(flags).unwrap_or(0),
             migration_disabled: known.migration_disabled.and_then(migration).unwrap_or(0),
-        })
+        };
+        Some((task, context))
     }
 
     /// The task's name without its NUL.
@@ -91,6 +93,59 @@ impl TaskContext {
         self.comm
             .get(..end.unwrap_or(self.comm.len()))
             .unwrap_or(&[])
+    }
+}
+
+/// Guest memory by virtual addresses that are near each other: a page is looked up once. The kernel maps its
+/// tasks and its CPUs' variables by pages of 2 MiB and more.
+struct Nearby<'a> {
+    memory: &'a dyn GuestMemory,
+    tables: PageTables,
+    /// The page that was looked up last: where it is mapped, its length, and its physical address.
+    last: Cell<Option<(u64, u64, u64)>>,
+}
+
+impl<'a> Nearby<'a> {
+    fn new(memory: &'a dyn GuestMemory, tables: PageTables) -> Self {
+        Self {
+            memory,
+            tables,
+            last: Cell::new(None),
+        }
+    }
+
+    fn array<const N: usize>(&self, at: GuestVirtAddr) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let end = at.0.checked_add(N as u64)?;
+        let is_in =
+            |(start, len, _): &(u64, u64, u64)| at.0 >= *start && end <= start.wrapping_add(*len);
+        let (start, _, phys) = match self.last.get().filter(is_in) {
+            Some(page) => page,
+            None => {
+                let found = walk(self.memory, self.tables, at).ok()?;
+                let len = found.page_size.bytes();
+                let start = at.0 & !(len - 1);
+                let page = (start, len, found.phys.0 & !(len - 1));
+                if !is_in(&page) {
+                    // It goes on in the next page, which may be anywhere.
+                    read_virt(self.memory, self.tables, at, &mut bytes).ok()?;
+                    return Some(bytes);
+                }
+                self.last.set(Some(page));
+                page
+            }
+        };
+        let at = GuestPhysAddr(phys + (at.0 - start));
+        self.memory.read(at, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    fn u32(&self, at: GuestVirtAddr) -> Option<u32> {
+        self.array(at).map(u32::from_le_bytes)
+    }
+
+    fn u64(&self, at: GuestVirtAddr) -> Option<u64> {
+        self.array(at).map(u64::from_le_bytes)
     }
 }
 

@@ -129,7 +129,10 @@ fn a_context_is_read_by_the_offsets_that_are_known() {
         migration_disabled: Some((0x10, 2)),
         ..Variables::default()
     };
-    let read = |known| TaskContext::read(&memory, TABLES, GuestVirtAddr(CPU), &known);
+    let read = |known| {
+        let found = TaskContext::read(&memory, TABLES, GuestVirtAddr(CPU), &known);
+        found.map(|(_, context)| context)
+    };
     let found = read(all).unwrap();
     let expected = TaskContext {
         pid: 77,

@@ -112,13 +112,9 @@ impl Engine {
         let variables = &self.kernel.variables;
         let of_cpu = control.zip(tables);
         let of_cpu = of_cpu.map(|(control, tables)| (GuestVirtAddr(control.gs_base), tables));
-        let task = of_cpu.and_then(|(at, tables)| {
-            let offset = variables.current_task?.into();
-            let at = GuestVirtAddr(at.0.wrapping_add_signed(offset));
-            read_virt_u64(memory, tables, at).ok()
-        });
-        let context =
+        let found =
             of_cpu.and_then(|(at, tables)| TaskContext::read(memory, tables, at, variables));
+        let (task, context) = found.map(|(task, context)| (task.0, context)).unzip();
         let entry = match detail {
             Detail::Return { entry, .. } => Some(&**entry),
             _ => None,

@@ -1,5 +1,6 @@
 //! Trace events of the guest's own, by definitions.
 
+use std::fs;
 use std::io;
 
 use serde_json::{Value, json};
@@ -8,6 +9,8 @@ use super::tracefs;
 use crate::plan::Plan;
 
 /// The group that the definitions have to name.
+const EVENTS: &str = "events/mine";
+/// The switch of all of its events.
 const GROUP: &str = "events/mine/enable";
 
 /// Adds each definition of the plan's `at` to `kprobe_events` and switches them on. They are separated by `;`, and a
@@ -37,6 +40,14 @@ pub fn define(plan: &Plan) -> io::Result<Value> {
 pub fn trace() -> io::Result<Value> {
     tracefs::write(GROUP, "0")?;
     let lines = tracefs::lines()?;
+    // A trigger holds its event.
+    for event in fs::read_dir(tracefs::path(EVENTS))? {
+        let trigger = format!("{EVENTS}/{}/trigger", event?.file_name().display());
+        let has_stacks = tracefs::read(&trigger).is_ok_and(|text| text.contains("stacktrace:"));
+        if has_stacks {
+            tracefs::append(&trigger, "!stacktrace")?;
+        }
+    }
     tracefs::write("kprobe_events", "")?;
     tracefs::clear()?;
     Ok(json!({ "lines": lines }))
