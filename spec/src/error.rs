@@ -40,7 +40,8 @@ impl Display for SpecError {
 }
 
 /// The error as several lines of plain text: the reason, and what it is about below the text, without a
-/// line's end at the last. `source` says where the text is from, such as a file's name.
+/// line's end at the last. `source` says where the text is from, such as a file's name. U+FFFD stands for
+/// each control character, so that a text from elsewhere can't steer a terminal.
 ///
 /// ```
 /// let error = vmprobe_spec::parse("p vfs_read +0(%di").unwrap_err();
@@ -67,5 +68,6 @@ pub fn render(error: &SpecError, source: Option<&str>) -> String {
         snippet = snippet.path(source);
     }
     let report = [Level::ERROR.primary_title(&*error.reason).element(snippet)];
-    Renderer::plain().render(&report)
+    let rendered = Renderer::plain().render(&report);
+    rendered.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }

@@ -90,6 +90,10 @@ const EVERYDAY: &[&str] = &[
     "our_jump_stays_while_a_kprobe_of_the_guest_s_that_is_not_armed_has_its_byte",
     "a_jump_of_the_guest_s_own_is_told_from_the_function_s",
     "jumps_of_6_12_tell_the_same_values_as_the_guest_s_own_events",
+    "only_hits_that_meet_a_jump_s_filter_count_and_no_hit_costs_an_exit",
+    "the_stack_of_a_jump_is_the_one_that_the_guest_s_own_trigger_writes_in_6_12",
+    "jumps_that_follow_every_register_of_hundreds_of_functions_never_fault",
+    "a_definition_that_the_kernel_refuses_is_refused_at_the_same_column",
 ];
 
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.

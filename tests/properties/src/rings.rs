@@ -351,6 +351,14 @@ fn check_record(record: &Record, written: &Written) {
         found.extend([call.caller, call.entry_tsc.0]);
         found.extend(of(&call.entry));
     }
+    if let Some(context) = &record.context {
+        let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        found.push(both(context.pid, context.tgid));
+        let (comm, _) = context.comm.as_chunks();
+        found.extend(comm.iter().map(|word| u64::from_le_bytes(*word)));
+        found.push(both(context.preempt_count, context.migration_disabled));
+        found.push(context.thread_flags);
+    }
     assert_eq!(found, written.words[2..]);
     assert_ne!(record.vcpu, VcpuId(VCPUS as u32));
 }

@@ -154,6 +154,7 @@ impl Probed {
             ..self.registers
         };
         words.extend(single::recorded(Fetches::ALL, &entry));
+        words.extend(self.blocks.context_words(0));
         words
     }
 
