@@ -112,8 +112,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
                 };
                 check!(
                     ours.iter().any(is_same),
-                    "none of ours of {place} is {theirs:?}: {:?}",
-                    ours.iter().rev().take(3).collect::<Vec<_>>()
+                    "none of ours of {place} is {theirs:?}: {ours:?}"
                 );
                 compared += 1;
                 deepest = deepest.max(theirs.len());
@@ -124,15 +123,14 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
     })
 }
 
-/// The functions that addresses are in, without the system call's entry, which the guest doesn't name either.
+/// The functions that addresses are in, by the addresses themselves as the guest's trace does (`seq_print_ip_sym`
+/// in `kernel/trace/trace_output.c`): one behind an interrupt's entry may be a function's first.
 async fn functions(guest: &Guest, stack: &[u64]) -> Result<Stack, Failure> {
     let mut functions = Vec::new();
-    for (index, address) in stack.iter().enumerate() {
-        // A return address may be behind the function's last instruction.
-        let at = if index == 0 { *address } else { address - 1 };
+    for address in stack {
         // The guest's own trampolines for its tracing have no symbol.
-        let found = guest.client.resolve_address(VM, at).await;
-        functions.push(found.map_or_else(|_| format!("{at:#x}"), |(symbol, _)| symbol.name));
+        let found = guest.client.resolve_address(VM, *address).await;
+        functions.push(found.map_or_else(|_| format!("{address:#x}"), |(symbol, _)| symbol.name));
     }
     Ok(functions)
 }
