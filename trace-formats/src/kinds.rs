@@ -64,7 +64,8 @@ pub(crate) fn vector_name(vector: u32) -> &'static str {
 }
 
 /// The general registers with their names, in the order in which they are shown.
-pub(crate) fn named_registers(r: &Registers) -> [(&'static str, u64); 18] {
+#[must_use]
+pub fn named_registers(r: &Registers) -> [(&'static str, u64); 18] {
     [
         ("rip", r.rip),
         ("rsp", r.rsp),

@@ -38,6 +38,7 @@ pub use folded::{FlameGraph, Folded, Stacks};
 pub use ftrace::{Ftrace, Header};
 pub use histogram::Histogram;
 pub use json::JsonLines;
+pub use kinds::named_registers;
 pub use perfetto::Perfetto;
 pub use symbols::{Place, Symbols};
 pub use trace_dat::TraceDat;

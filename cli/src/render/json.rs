@@ -7,9 +7,10 @@ use vmprobe_client::v1::{
     OptimizationState, Optimizer, Probe, ProbeOptions, Registers, Stops, Symbol, Vm,
 };
 use vmprobe_client::{spec, words};
+use vmprobe_trace_formats::named_registers;
 
 use super::probes::{state, strategy};
-use super::text::{named_registers, vm_state};
+use super::text::vm_state;
 
 fn hex(value: u64) -> String {
     format!("{value:#x}")

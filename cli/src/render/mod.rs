@@ -45,6 +45,23 @@ pub(crate) mod samples {
         }
     }
 
+    pub fn with_optimization(
+        state: v1::OptimizationState,
+        kind: v1::NoJumpReason,
+        reason: &str,
+    ) -> v1::Probe {
+        let mut optimization = v1::Optimization {
+            reason_kind: kind.into(),
+            reason: reason.into(),
+            ..Default::default()
+        };
+        optimization.set_state(state);
+        v1::Probe {
+            optimization: Some(optimization),
+            ..probe()
+        }
+    }
+
     pub fn event(tsc: u64) -> v1::Event {
         v1::Event {
             probe_id: 7,

@@ -230,9 +230,7 @@ fn exits_a_hit(probe: &Probe) -> String {
 #[cfg(test)]
 mod tests {
     use vmprobe_client::v1::probe::Kind;
-    use vmprobe_client::v1::{
-        NoJumpReason, Optimization, OptimizationState, ProbeState, ReturnProbe,
-    };
+    use vmprobe_client::v1::{NoJumpReason, OptimizationState, ProbeState, ReturnProbe};
 
     use super::super::samples;
     use super::*;
@@ -294,31 +292,22 @@ mod tests {
         assert!(lines[1].contains("   0     12       1.00"), "{}", lines[1]);
     }
 
-    fn with_optimization(state: OptimizationState, kind: NoJumpReason, reason: &str) -> Probe {
-        let mut optimization = Optimization {
-            reason_kind: kind.into(),
-            reason: reason.into(),
-            ..Default::default()
-        };
-        optimization.set_state(state);
-        Probe {
-            optimization: Some(optimization),
-            ..samples::probe()
-        }
-    }
-
     #[test]
     fn a_list_shows_which_probes_are_jumps_and_why_the_others_are_not() {
         let mut counting =
-            with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
+            samples::with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
         counting.options = vmprobe_client::spec::parse("f count if=pid==100")
             .unwrap()
             .options;
         let lines = probe_list(
             &[
                 counting,
-                with_optimization(OptimizationState::Waiting, NoJumpReason::Unspecified, ""),
-                with_optimization(
+                samples::with_optimization(
+                    OptimizationState::Waiting,
+                    NoJumpReason::Unspecified,
+                    "",
+                ),
+                samples::with_optimization(
                     OptimizationState::Not,
                     NoJumpReason::Branch,
                     "0x5 jumps there",
@@ -380,7 +369,7 @@ mod tests {
 
     #[test]
     fn lines_are_at_most_120_characters_unless_they_are_wide() {
-        let mut probe = with_optimization(
+        let mut probe = samples::with_optimization(
             OptimizationState::Not,
             NoJumpReason::Branch,
             &"a long reason ".repeat(10),

@@ -189,7 +189,7 @@ pub fn blacklist_line(entry: &BlacklistEntry) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmprobe_client::v1::{BlacklistKind, NoJumpReason, Optimization, Watchpoint};
+    use vmprobe_client::v1::{BlacklistKind, NoJumpReason, Watchpoint};
 
     use super::super::samples;
     use super::*;
@@ -201,19 +201,6 @@ mod tests {
             let rets = true;
             probe.kind = Some(Kind::ReturnProbe(ReturnProbe { maxactive, rets }));
             assert_eq!(kind(&probe), shown);
-        }
-    }
-
-    fn with_optimization(state: OptimizationState, kind: NoJumpReason, reason: &str) -> Probe {
-        let mut optimization = Optimization {
-            reason_kind: kind.into(),
-            reason: reason.into(),
-            ..Default::default()
-        };
-        optimization.set_state(state);
-        Probe {
-            optimization: Some(optimization),
-            ..samples::probe()
         }
     }
 
@@ -231,7 +218,8 @@ mod tests {
         nameless.set_state(ProbeState::Disabled);
         let mut pending = plain.clone();
         pending.set_state(ProbeState::Pending);
-        let jump = with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
+        let jump =
+            samples::with_optimization(OptimizationState::Optimized, NoJumpReason::Unspecified, "");
         assert_eq!(
             kernel_list(&[plain, jump, of_module, gone, nameless, pending]),
             [

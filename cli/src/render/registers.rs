@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use vmprobe_client::spec::register_names;
 use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::{Capture, Event, EventKind, Probe, Registers, Return};
-
-use super::text::named_registers;
+use vmprobe_trace_formats::named_registers;
 
 /// Turns the registers of events into text. Knows which registers the probes choose.
 #[derive(Clone, Debug, Default)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use vmprobe_client::v1::{Exits, Optimizer, Registers, Symbol, Vm, VmState};
 
 use vmprobe_client::words::ending;
+use vmprobe_trace_formats::named_registers;
 
 use super::table;
 
@@ -115,30 +116,6 @@ pub fn registers(registers: &Registers) -> Vec<String> {
         .map(|(name, value)| format!("{name:<6} {value:016x}"))
         .collect();
     cells.chunks(3).map(|line| line.join("  ")).collect()
-}
-
-pub(super) fn named_registers(registers: &Registers) -> [(&'static str, u64); 18] {
-    let r = registers;
-    [
-        ("rip", r.rip),
-        ("rsp", r.rsp),
-        ("rflags", r.rflags),
-        ("rax", r.rax),
-        ("rbx", r.rbx),
-        ("rcx", r.rcx),
-        ("rdx", r.rdx),
-        ("rsi", r.rsi),
-        ("rdi", r.rdi),
-        ("rbp", r.rbp),
-        ("r8", r.r8),
-        ("r9", r.r9),
-        ("r10", r.r10),
-        ("r11", r.r11),
-        ("r12", r.r12),
-        ("r13", r.r13),
-        ("r14", r.r14),
-        ("r15", r.r15),
-    ]
 }
 
 #[cfg(test)]
