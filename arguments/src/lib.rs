@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 mod compile;
-mod definition;
 mod error;
 mod filter;
 mod format;

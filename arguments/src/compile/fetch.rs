@@ -8,7 +8,6 @@ use vmprobe_spec::argument::{Fetch, Span, Value};
 
 use super::chain::{Chain, Typed};
 use super::compiler::{Compiler, wrong};
-use crate::definition::MAX_DEPTH;
 use crate::error::{Cause, CompileError};
 use crate::known::Place;
 
@@ -20,6 +19,8 @@ const RAX: u8 = 0;
 const REGISTERS: u8 = 16;
 /// The kernel's `PARAM_MAX_STACK`: as many words as a kernel stack of 16 KiB has (`kernel/trace/trace_probe.c`).
 const WORDS_MAX: u32 = 2048;
+/// Deeper values than any argument's text has room for.
+const MAX_DEPTH: usize = 256;
 
 /// What an argument's tree asks for.
 pub enum Fetched {

@@ -4,7 +4,6 @@ use probe_engine::value::{Base, Load, Space, Take, Value};
 use vmprobe_proto::v1;
 use vmprobe_spec::argument::{Argument, BaseType, Fetch, Type, Value as Tree};
 
-use crate::definition::definition;
 use crate::error::{Cause, CompileError};
 use crate::format::{Format, Style};
 use crate::known::{Function, Known, Place};
@@ -217,4 +216,13 @@ fn string_only(kind: Option<&Type>) -> Result<(), Cause> {
         }) => Ok(()),
         Some(_) => Err(Cause::StringOnly),
     }
+}
+
+/// The text of an argument, without its name.
+fn definition(argument: &Argument) -> String {
+    let unnamed = Argument {
+        name: None,
+        ..argument.clone()
+    };
+    unnamed.to_string()
 }
