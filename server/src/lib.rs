@@ -23,6 +23,7 @@ mod status;
 pub mod testing {
     pub use crate::convert::event;
     pub use crate::fanout::{Fanout, Subscription};
+    pub use crate::serve::Publishers;
 }
 
 pub use limits::Limits;

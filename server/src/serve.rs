@@ -114,6 +114,13 @@ impl Server {
         self.address
     }
 
+    /// The ways to publish events of its VMs.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn publishers(&self) -> Publishers {
+        Publishers(Arc::clone(&self.machines))
+    }
+
     /// Answers calls until `end` completes; then kills all guests, ends all streams and returns.
     ///
     /// # Errors
@@ -149,6 +156,21 @@ impl Server {
             .await
             .unwrap_or(Ok(()))?;
         Ok(())
+    }
+}
+
+/// The ways to publish events of a server's VMs, beside those of the VMs' own probes.
+#[cfg(feature = "testing")]
+#[derive(Clone, Debug)]
+pub struct Publishers(Arc<Machines>);
+
+#[cfg(feature = "testing")]
+impl Publishers {
+    /// That of the VM of this name, if there is one.
+    #[must_use]
+    pub fn of(&self, vm: &str) -> Option<Arc<crate::fanout::Fanout>> {
+        let machine = self.0.get(vm).ok()?;
+        Some(Arc::clone(machine.events()))
     }
 }
 

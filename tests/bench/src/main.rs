@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bench::image::Image;
 use bench::report::{self, Entry};
 use bench::shares::{self, Moment};
-use bench::{clock, exits, hits, jump, jump_shares, pause, rings};
+use bench::{clock, exits, hits, jump, jump_shares, pause, rings, stream};
 use clap::{Parser, ValueEnum};
 
 /// What probes cost, measured without a guest that runs.
@@ -39,6 +39,8 @@ enum Part {
     Shares,
     /// Hits of breakpoint probes, and batches.
     Hits,
+    /// Events on their way to a client.
+    Stream,
 }
 
 fn main() -> ExitCode {
@@ -67,6 +69,15 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         say("hits of jump probes");
         add(timed(jump::measure()?))?;
     }
+    let has_kvm = Path::new("/dev/kvm").exists();
+    if is_wanted(Part::Stream) {
+        if has_kvm {
+            say("events from the server to a client");
+            add(timed(stream::measure()?))?;
+        } else {
+            say("there is no /dev/kvm: the stream of events is left out");
+        }
+    }
     let kernels = lab::ensure_kernels()?;
     if is_wanted(Part::Shares) {
         for kernel in [&kernels.v6_1, &kernels.v6_12] {
@@ -85,7 +96,7 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
     }
     if is_wanted(Part::Hits) {
         let (release, image) = (&kernels.v6_1.release, Image::read(&kernels.v6_1.vmlinuz)?);
-        if Path::new("/dev/kvm").exists() {
+        if has_kvm {
             say("hits from exit to entry");
             add(timed(exits::measure()?))?;
         } else {

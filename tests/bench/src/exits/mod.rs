@@ -5,17 +5,15 @@
 mod calls;
 mod guest;
 
-use std::net::{Ipv4Addr, SocketAddr};
-
 use hdrhistogram::Histogram;
 use tokio::runtime::Runtime;
-use tokio::sync::oneshot;
-use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError, Message, spec};
-use vmprobe_server::{BindError, Limits, ServeOptions, Server};
 
 use crate::clock::Clock;
+use crate::in_process::{InProcessError, create_guest, with_server};
 use crate::report::Entry;
+
+pub use guest::kernel;
 
 /// Name of the only VM.
 const VM: &str = "exits";
@@ -31,18 +29,9 @@ const RUNS: usize = 5;
 /// Why the hits could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ExitsError {
-    /// There is no runtime, or no file to be written.
-    #[error("can't {0}")]
-    Io(&'static str, #[source] std::io::Error),
-    /// The guest's code is wrong.
-    #[error("the guest's code doesn't assemble")]
-    Assemble(#[from] iced_x86::IcedError),
-    /// The server does not start.
+    /// There is no server or no guest.
     #[error(transparent)]
-    Bind(#[from] BindError),
-    /// It refuses.
-    #[error(transparent)]
-    Client(#[from] ClientError),
+    InProcess(#[from] InProcessError),
     /// The guest's symbols aren't there.
     #[error("the probe {0} is not understood")]
     Spec(String),
@@ -60,19 +49,26 @@ pub enum ExitsError {
     },
 }
 
+impl From<ClientError> for ExitsError {
+    fn from(error: ClientError) -> Self {
+        Self::InProcess(error.into())
+    }
+}
+
 /// Measures with 100 and 10,000 sites, each with and without a client that reads the events.
 ///
 /// # Errors
 /// See [`ExitsError`].
 pub fn measure() -> Result<Vec<Entry>, ExitsError> {
     let clock = Clock::new();
-    let runtime = Runtime::new().map_err(|error| ExitsError::Io("start a runtime", error))?;
+    let runtime = Runtime::new().map_err(|error| InProcessError::Io("start a runtime", error))?;
     let mut entries = Vec::new();
     for sites in SITES {
         for is_read in [false, true] {
             let mut runs = Vec::new();
             for _ in 0..RUNS {
-                runs.push(runtime.block_on(run(sites, is_read, clock))?);
+                let run = with_server(async |client, _| hits(client, sites, is_read, clock).await);
+                runs.push(runtime.block_on(run)?);
             }
             entries.extend(figures(sites, is_read, &runs, clock));
         }
@@ -81,46 +77,14 @@ pub fn measure() -> Result<Vec<Entry>, ExitsError> {
 }
 
 /// Ticks of each hit of one guest.
-async fn run(sites: usize, is_read: bool, clock: Clock) -> Result<Histogram<u64>, ExitsError> {
-    let options = ServeOptions {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        insecure_listen_anywhere: false,
-        limits: Limits::default(),
-    };
-    let server = Server::bind(options).await?;
-    let address = server.address();
-    let (end, ended) = oneshot::channel::<()>();
-    let serving = tokio::spawn(server.serve(async {
-        // Also when nobody is left to say so.
-        let _ = ended.await;
-    }));
-    let client = Client::connect(&format!("http://{address}")).await?;
-    let measured = hits(&client, sites, is_read, clock).await;
-    drop(end);
-    // Its errors are those of the calls before.
-    let _ = serving.await;
-    measured
-}
-
 async fn hits(
     client: &Client,
     sites: usize,
     is_read: bool,
     clock: Clock,
 ) -> Result<Histogram<u64>, ExitsError> {
-    let path = std::env::temp_dir().join(format!("vmprobe-bench-{}", std::process::id()));
-    std::fs::write(&path, guest::kernel(sites, HITS / sites)?)
-        .map_err(|error| ExitsError::Io("write the guest's kernel", error))?;
-    let request = CreateVmRequest {
-        name: VM.into(),
-        kernel: path.to_string_lossy().into_owned(),
-        memory_mib: 64,
-        hold: true,
-        ..Default::default()
-    };
-    client.create_vm(request).await?;
-    std::fs::remove_file(&path)
-        .map_err(|error| ExitsError::Io("remove the guest's kernel", error))?;
+    let code = kernel(sites, HITS / sites).map_err(InProcessError::from)?;
+    create_guest(client, VM, &code).await?;
     let specs = (0..sites).map(|site| {
         let text = guest::site(site);
         spec::parse(&text).map_err(|_| ExitsError::Spec(text))

@@ -20,10 +20,14 @@ const ROUNDS: u64 = 15;
 /// Fewer, as each costs an exit.
 const BREAKPOINT_CALLS: u64 = 1000;
 
-/// Calls of a block in the comparison with the guest's own probe: their records fill a ring ten times and
-/// more, so what it costs to empty it is in the block's time.
-const BLOCK_CALLS: u64 = 300_000;
-/// Rounds of the comparison, each of six blocks; the first warms up.
+/// Calls of a block in a comparison with the guest's own probe, whose records fill a ring ten times and
+/// more: what it costs to empty it is in the block's time.
+const LONG_BLOCK: u64 = 300_000;
+/// Calls of a block whose records have room in a ring: up to 419 bytes each of its 4 MiB.
+const BLOCK: u64 = 10_000;
+/// The same with stacks: up to 2,097 bytes each.
+const STACK_BLOCK: u64 = 2000;
+/// Rounds of a comparison, each of six blocks; the first warms up.
 const ABBA_ROUNDS: usize = 9;
 
 /// Jumps of a batch.
@@ -63,15 +67,58 @@ pub async fn hits(
     let count = time(&mut guest, CALLS).await? - unprobed;
     unregister(vec![counting.id]).await?;
 
-    // On the same instruction.
-    let at = format!("{FUNCTION}+{}", probe.offset);
-    let compared = compare(&mut guest, "lossless", &at).await?;
     // The second argument of the system call is a text of the process, and `di` has all of its registers.
     const NAME: &str = "name=+0(+104(%di)):ustring";
-    let (ours, own) = (format!("regs=none lossless {NAME}"), format!("{at},{NAME}"));
-    let named = compare(&mut guest, &ours, &own).await?;
-    let own = format!("{at},stacktrace");
-    let stacks = compare(&mut guest, "regs=none lossless stack=16", &own).await?;
+    let at = format!("{FUNCTION}+{}", probe.offset);
+    for (id, what, ours, behind, block) in [
+        (
+            "BN05",
+            "full record",
+            "lossless".to_owned(),
+            String::new(),
+            BLOCK,
+        ),
+        (
+            "BN16",
+            "`name=+0(+104(%di)):ustring`",
+            format!("regs=none lossless {NAME}"),
+            format!(",{NAME}"),
+            BLOCK,
+        ),
+        (
+            "BN18",
+            "a stack of up to 16 frames",
+            "regs=none lossless stack=16".to_owned(),
+            ",stacktrace".to_owned(),
+            STACK_BLOCK,
+        ),
+    ] {
+        for calls in [block, LONG_BLOCK] {
+            let blocks = Blocks {
+                // On the same instruction.
+                ours: &ours,
+                own: &format!("{at}{behind}"),
+                calls,
+            };
+            let compared = compare(&mut guest, blocks).await?;
+            let room = match calls == LONG_BLOCK {
+                true => "whose records fill the ring many times, so the jump waits for the reader",
+                false => "whose records have room in the ring",
+            };
+            figures.push(Figure {
+                id,
+                value: rounded(compared.ratio),
+                unit: "ratio",
+                place,
+                how: format!(
+                    "lossless jump with {what} / the guest's own optimized kprobe event of the same, same \
+                     instruction, same guest, blocks of {calls} calls in the order ours, own, own, ours, \
+                     {room}"
+                ),
+                note: compared.note,
+            });
+        }
+    }
     guest.finish().await?;
 
     let note = format!(
@@ -89,30 +136,6 @@ pub async fn hits(
         how: how.to_owned(),
         note,
     };
-    figures.push(figure(
-        "BN05",
-        compared.ratio,
-        "ratio",
-        "lossless jump with full record / the guest's own optimized kprobe event, same instruction, same \
-         guest, blocks in the order ours, own, own, ours",
-        compared.note,
-    ));
-    figures.push(figure(
-        "BN16",
-        named.ratio,
-        "ratio",
-        "lossless jump with `name=+0(+104(%di)):ustring` / the guest's own optimized kprobe event of the same \
-         definition, same instruction, same guest, blocks in the order ours, own, own, ours",
-        named.note,
-    ));
-    figures.push(figure(
-        "BN18",
-        stacks.ratio,
-        "ratio",
-        "lossless jump with a stack of up to 16 frames / the guest's own optimized kprobe event with its stacktrace \
-         trigger, same instruction, same guest, blocks in the order ours, own, own, ours",
-        stacks.note,
-    ));
     figures.push(figure(
         "BN06",
         breakpoint / full.max(1.0),
@@ -165,23 +188,31 @@ const ABBA: [Whose; 6] = [
     Whose::Nobodys,
 ];
 
-/// What a hit of our jump with a full record costs against one of the guest's own kprobe event at the same
-/// place. Our jump is lossless: a vCPU that finds its ring full waits, in the block's time, and no record
-/// is left out.
+/// The blocks of a comparison.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    /// What is behind the place of our probe.
+    ours: &'a str,
+    /// The guest's place and what is behind it.
+    own: &'a str,
+    calls: u64,
+}
+
+/// What a hit of our jump costs against one of the guest's own kprobe event at the same place. Our jump is
+/// lossless: a vCPU that finds its ring full waits, in the block's time, and no record is left out.
 ///
 /// # Errors
 /// If a probe missed a call: then nothing was compared.
-///
-/// `ours` is what is behind the place of our probe, `at` the guest's place and what is behind it.
-async fn compare(guest: &mut Guest, ours: &str, at: &str) -> Result<Compared, Failure> {
+async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Failure> {
+    let calls = blocks.calls;
     let (mut ratios, mut all) = (Vec::new(), [Vec::new(), Vec::new()]);
     for round in 0..ABBA_ROUNDS {
         let mut sums = [0.0; 3];
         for whose in ABBA {
             sums[whose as usize] += match whose {
-                Whose::Nobodys => block(guest, "").await?,
-                Whose::Ours => our_block(guest, ours).await?,
-                Whose::TheGuests => block(guest, &format!(" at={at}")).await?,
+                Whose::Nobodys => block(guest, calls, "").await?,
+                Whose::Ours => our_block(guest, calls, blocks.ours).await?,
+                Whose::TheGuests => block(guest, calls, &format!(" at={}", blocks.own)).await?,
             };
         }
         let [unprobed, ours, own] = sums.map(|sum| sum / 2.0);
@@ -207,7 +238,7 @@ async fn compare(guest: &mut Guest, ours: &str, at: &str) -> Result<Compared, Fa
     let [ours, own] = all.each_mut().map(middle);
     let note = format!(
         "above the unprobed call, medians: ours {ours:.0} ns, the guest's own, [OPTIMIZED], {own:.0} ns; the \
-         ratio is the median of {} rounds ({:.2} to {:.2}) of two blocks each of {BLOCK_CALLS} calls, of \
+         ratio is the median of {} rounds ({:.2} to {:.2}) of two blocks each of {calls} calls, of \
          which neither missed one; limit 0.5, {}",
         ratios.len(),
         ratios[0],
@@ -218,31 +249,31 @@ async fn compare(guest: &mut Guest, ours: &str, at: &str) -> Result<Compared, Fa
 }
 
 /// Nanoseconds a call in a block with our jump.
-async fn our_block(guest: &mut Guest, asked: &str) -> Result<f64, Failure> {
+async fn our_block(guest: &mut Guest, calls: u64, asked: &str) -> Result<f64, Failure> {
     guest.probe(&format!("p:full {FUNCTION} {asked}")).await?;
     let before = jump(guest, "full").await?;
-    let time = block(guest, "").await?;
+    let time = block(guest, calls, "").await?;
     let removed = guest.remove(&["full"]).await?;
     let told = (removed[0].hits - before.hits, removed[0].missed);
     check!(
-        told == (BLOCK_CALLS, 0),
-        "void: {told:?} hits and misses of our jump in {BLOCK_CALLS} calls"
+        told == (calls, 0),
+        "void: {told:?} hits and misses of our jump in {calls} calls"
     );
     Ok(time)
 }
 
 /// Nanoseconds a call in a block; with a probe of the guest's own if it is told where.
-async fn block(guest: &mut Guest, own: &str) -> Result<f64, Failure> {
-    let work = format!("timed syscall={CALL} count={BLOCK_CALLS} rounds=1{own}");
+async fn block(guest: &mut Guest, calls: u64, own: &str) -> Result<f64, Failure> {
+    let work = format!("timed syscall={CALL} count={calls} rounds=1{own}");
     let done = guest.work(&work).await?;
     let told = (done["hits"].as_u64(), done["missed"].as_u64());
     check!(
-        own.is_empty() || told == (Some(BLOCK_CALLS), Some(0)),
-        "void: {told:?} hits and misses of the guest's own probe in {BLOCK_CALLS} calls"
+        own.is_empty() || told == (Some(calls), Some(0)),
+        "void: {told:?} hits and misses of the guest's own probe in {calls} calls"
     );
     let time = done["ns"][0].as_f64();
     let time = time.ok_or_else(|| wrong!("the guest told no time: {done}"))?;
-    Ok(time / BLOCK_CALLS as f64)
+    Ok(time / calls as f64)
 }
 
 async fn rounds(guest: &mut Guest, calls: u64, rounds: u64) -> Result<Vec<f64>, Failure> {
