@@ -8,8 +8,10 @@ build='gcc libc6-dev make pkg-config ca-certificates'
 # The labs: QEMU and Bochs are built from Debian's source packages, kernels are unpacked from theirs.
 lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
-# The tests: what others read our files with.
+# The tests: what others read our files with. Perfetto's reader needs Node.js, which may be there from elsewhere.
 tests='trace-cmd'
+command -v node >/dev/null || tests="$tests nodejs"
+command -v npm >/dev/null || tests="$tests npm"
 
 fail() {
     echo "setup: $*" >&2

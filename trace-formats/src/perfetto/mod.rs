@@ -371,4 +371,6 @@ fn annotation(
 }
 
 #[cfg(test)]
+mod read_back;
+#[cfg(test)]
 mod tests;
