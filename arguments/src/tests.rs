@@ -299,7 +299,7 @@ fn short(taking: &Taking) -> String {
         Take::Word => text,
         Take::Memory { at, len } => format!("{text} {}/{len}", load(at)),
         Take::Text { at, most } => format!("{text} {}\"{most}", load(at)),
-        Take::Prefix { at, most } => format!("{text} {}<{most}", load(at)),
+        Take::Stack { at, most } => format!("{text} {}<{most}", load(at)),
     }
 }
 

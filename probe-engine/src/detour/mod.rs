@@ -11,6 +11,7 @@ mod follow;
 mod generate;
 mod ground;
 mod gs;
+mod lead_back;
 pub mod live;
 mod overwritten;
 mod pointers;

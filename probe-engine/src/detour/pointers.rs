@@ -15,7 +15,9 @@ use iced_x86::code_asm::{
 use guest_state::x86_64::PAGE_SIZE;
 use guest_state::x86_64::page_entry::{LARGE, PRESENT};
 
-use super::environment::{Pointers, Root};
+use super::environment::{Environment, Pointers, Root};
+use super::lead_back::LeadBack;
+use crate::value::{Take, Value};
 
 /// Bits of an entry that have a physical address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -33,6 +35,7 @@ pub(super) const VALUE: AsmRegister64 = reg::r9;
 
 /// The routines of a detour that follow pointers. They are behind the rest of its code.
 pub(super) struct Routines {
+    lead_back: Option<LeadBack>,
     translate: CodeLabel,
     pub(super) word: CodeLabel,
     pub(super) copy: CodeLabel,
@@ -40,8 +43,14 @@ pub(super) struct Routines {
 }
 
 impl Routines {
-    pub(super) fn new(a: &mut CodeAssembler) -> Self {
+    /// Those of a detour that takes these values.
+    pub(super) fn new(a: &mut CodeAssembler, values: &[Value], environment: &Environment) -> Self {
+        let is_stack = |value: &Value| matches!(value.take, Take::Stack { .. });
+        let following = environment.following;
         Self {
+            lead_back: following
+                .filter(|_| values.iter().any(is_stack))
+                .map(|following| LeadBack::new(a, following)),
             translate: a.create_label(),
             word: a.create_label(),
             copy: a.create_label(),
@@ -49,7 +58,12 @@ impl Routines {
         }
     }
 
-    /// Writes them. All take an address in RDI, and end with the carry flag set if it leads nowhere. They use
+    /// Puts the return addresses back of a copy of the stack, if there may be others in their places.
+    pub(super) fn lead_back(&self) -> Option<CodeLabel> {
+        self.lead_back.as_ref().map(LeadBack::label)
+    }
+
+    /// Writes them. All but the one for return addresses take an address in RDI, and end with the carry flag set if it leads nowhere. They use
     /// RAX, RCX, RSI, RDI, R8, R10 and R11, the last two also RDX.
     ///
     /// - `word`: the 8 bytes there, in RAX.
@@ -64,7 +78,8 @@ impl Routines {
         self.write_translate(a, pointers)?;
         self.write_word(a)?;
         self.write_copy(a)?;
-        self.write_text(a)
+        self.write_text(a)?;
+        self.lead_back.map_or(Ok(()), |routine| routine.write(a))
     }
 
     /// RSI is where the address in RDI can be read, and RCX how many bytes of its page are left there. Uses RAX,

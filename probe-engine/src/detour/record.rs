@@ -156,7 +156,7 @@ pub(super) fn leave(
     }
     let frame = Frame::of(leaves.values, leaves.filter);
     stack.make_room(a, frame.len_bytes())?;
-    let routines = Routines::new(a);
+    let routines = Routines::new(a, leaves.values, environment);
     if values::follows_pointers(leaves.values) {
         if environment.pointers.is_none() {
             let name = "direct mapping, or a mapping of its RAM,";

@@ -93,11 +93,11 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
 const CALL: usize = 5;
 
 /// Has the table's address.
-const TABLE: AsmRegister64 = reg::r9;
+pub(super) const TABLE: AsmRegister64 = reg::r9;
 /// Has the address of the call's bucket of keys.
 const BUCKET: AsmRegister64 = reg::r10;
 /// Has the address of the call's return address.
-const SLOT: AsmRegister64 = reg::r11;
+pub(super) const SLOT: AsmRegister64 = reg::r11;
 /// Has the number of the key in the bucket.
 const WAY: AsmRegister64 = reg::rcx;
 
@@ -228,7 +228,7 @@ fn enter(
 }
 
 /// Puts a level above the call's, or leads on to the next call if it is already.
-fn above(
+pub(super) fn above(
     a: &mut CodeAssembler,
     level: AsmRegister32,
     call: AsmRegister64,
@@ -402,12 +402,12 @@ fn labels<const N: usize>(a: &mut CodeAssembler) -> [CodeLabel; N] {
 }
 
 /// The key that [`WAY`] says.
-fn key() -> AsmMemoryOperand {
+pub(super) fn key() -> AsmMemoryOperand {
     qword_ptr(BUCKET + WAY * 8)
 }
 
 /// Does the same for all keys of the bucket; what it is given leads on to the next.
-fn each_key(
+pub(super) fn each_key(
     a: &mut CodeAssembler,
     code: impl FnOnce(&mut CodeAssembler, CodeLabel) -> Result<(), IcedError>,
 ) -> Result<(), IcedError> {
@@ -422,7 +422,7 @@ fn each_key(
 }
 
 /// Makes [`BUCKET`] what it is, from [`SLOT`].
-fn to_bucket(a: &mut CodeAssembler) -> Result<(), IcedError> {
+pub(super) fn to_bucket(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(BUCKET, HASH)?;
     a.imul_2(BUCKET, SLOT)?;
     a.shr(BUCKET, u64::BITS - BUCKETS.trailing_zeros())?;
@@ -431,7 +431,7 @@ fn to_bucket(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Makes a register the address of the call that the key is for.
-fn to_call(a: &mut CodeAssembler, call: AsmRegister64) -> Result<(), IcedError> {
+pub(super) fn to_call(a: &mut CodeAssembler, call: AsmRegister64) -> Result<(), IcedError> {
     a.lea(call, key())?;
     a.sub(call, TABLE)?;
     a.shl(call, (CALL_LEN / 8).trailing_zeros())?;

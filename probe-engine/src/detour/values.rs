@@ -202,10 +202,15 @@ fn end(
             a.mov(qword_ptr(VALUE), i32::from(len))?;
             a.add(VALUE, STATUS as i32 + whole_words(len))?;
         }
-        Take::Prefix { at, most } => {
+        Take::Stack { at, most } => {
             lead(a, at, fault)?;
             a.mov(reg::edx, u32::from(most.max(1)))?;
+            a.push(reg::rdi)?;
             a.call(routines.copy)?;
+            a.pop(reg::rdi)?;
+            if let Some(lead_back) = routines.lead_back() {
+                a.call(lead_back)?;
+            }
             // Where the copy came to, whether that is all or not.
             a.lea(reg::rax, qword_ptr(COPIED_TO - WORD))?;
             a.sub(reg::rax, VALUE)?;

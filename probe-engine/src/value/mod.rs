@@ -88,8 +88,10 @@ pub enum Take {
         /// How many bytes at most, at most [`VALUE_MAX`].
         most: u16,
     },
-    /// The memory that the word leads to, as far as it is there.
-    Prefix {
+    /// The stack from where the word leads to, as far as it is there. A detour puts the return addresses back
+    /// that its trampoline's ([`crate::calls`]) stand in the place of: when the record is read, the calls may
+    /// have come to their ends.
+    Stack {
         /// How it is reached.
         at: Load,
         /// How many bytes at most, at most [`VALUE_MAX`].
@@ -108,7 +110,7 @@ impl Value {
         match self.take {
             Take::Word => 8,
             Take::Memory { len, .. } => len,
-            Take::Text { most, .. } | Take::Prefix { most, .. } => most,
+            Take::Text { most, .. } | Take::Stack { most, .. } => most,
         }
     }
 }
@@ -121,7 +123,7 @@ pub(crate) fn stack_piece() -> Value {
     Value {
         base: Base::Register(RSP),
         loads: Vec::new(),
-        take: Take::Prefix {
+        take: Take::Stack {
             at: Load {
                 offset: 0,
                 space: Space::Any,

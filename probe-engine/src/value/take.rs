@@ -55,7 +55,7 @@ pub fn take(value: &Value, bases: &Bases<'_>, read: &mut ReadVirt<'_>) -> Option
             read(address(word, at)?, &mut bytes).then_some(bytes)
         }
         Take::Text { at, most } => text(address(word, at)?, most.into(), read),
-        Take::Prefix { at, most } => Some(prefix(address(word, at)?, most.into(), read)),
+        Take::Stack { at, most } => Some(prefix(address(word, at)?, most.into(), read)),
     }
 }
 

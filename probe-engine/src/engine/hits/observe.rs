@@ -4,6 +4,7 @@ use guest_state::x86_64::paging::{PageTables, read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use crate::engine::Engine;
+use crate::engine::hits::stack::Moment;
 use crate::engine::sites::probe::Probe;
 use crate::event::{Detail, Event, EventSink};
 use crate::filter::{Filter, Subject};
@@ -154,9 +155,9 @@ impl Engine {
         let stack = match (stack, tables) {
             (0, _) | (_, None) => Box::default(),
             (most, Some(tables)) => {
-                let calls = self.reader.calls();
+                let now = Moment::Now(self.reader.calls());
                 let mut read = |at| read_virt_u64(memory, tables, at).ok();
-                self.stack(registers, task, (memory, calls), &mut read, *most)
+                self.stack(registers, task, (memory, now), &mut read, *most)
             }
         };
         Some(Observed {

@@ -4,11 +4,20 @@
 //! unwound when it is read.
 
 use guest_kernel::unwind::{Foreign, Surroundings};
-use guest_state::{GuestMemory, GuestVirtAddr, Registers};
+use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc};
 
 use crate::arena::TRAMPOLINE;
 use crate::calls::Calls;
 use crate::engine::Engine;
+
+/// When a stack was as it is read, and so whose return addresses ours stand in the places of.
+#[derive(Clone, Copy)]
+pub(crate) enum Moment {
+    /// Now. Calls that detours follow are in this table.
+    Now(Option<Calls>),
+    /// At this time. The detour has put return addresses back, but those that breakpoints have replaced.
+    Before(Tsc),
+}
 
 impl Engine {
     /// The return addresses on a stack, the innermost first, at most so many. The first is RIP itself.
@@ -18,7 +27,7 @@ impl Engine {
         &self,
         start: &Registers,
         task: Option<u64>,
-        (memory, calls): (&dyn GuestMemory, Option<Calls>),
+        (memory, moment): (&dyn GuestMemory, Moment),
         read: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
         most: u32,
     ) -> Box<[u64]> {
@@ -26,14 +35,19 @@ impl Engine {
             return Box::default();
         };
         let mut foreign = |at: GuestVirtAddr, slot: GuestVirtAddr| {
-            if at == TRAMPOLINE {
-                let caller = calls?.caller_at(memory, slot.0).ok()??;
-                return Some(Foreign::Returned {
-                    original: GuestVirtAddr(caller),
-                });
-            }
-            if self.returns.trampoline() == Some(at) {
-                let caller = self.returns.leads_to(slot.0, at.0);
+            let caller = match moment {
+                Moment::Now(calls) if at == TRAMPOLINE => {
+                    Some(calls?.caller_at(memory, slot.0).ok()??)
+                }
+                Moment::Now(_) if self.returns.trampoline() == Some(at) => {
+                    Some(self.returns.leads_to(slot.0, at.0))
+                }
+                Moment::Before(time) if self.returns.trampoline() == Some(at) => {
+                    Some(self.returns.led_to(slot.0, time)?)
+                }
+                _ => None,
+            };
+            if let Some(caller) = caller {
                 return Some(Foreign::Returned {
                     original: GuestVirtAddr(caller),
                 });

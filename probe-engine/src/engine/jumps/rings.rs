@@ -8,6 +8,7 @@ use crate::arena::{Arena, RAM_WINDOW, RINGS, RecordingCode, TRAMPOLINE};
 use crate::detour::{Environment, Pointers, Root};
 use crate::engine::Engine;
 use crate::engine::code::room::rips;
+use crate::engine::hits::stack::Moment;
 use crate::engine::jumps::credit::{Credit, KnownDetour};
 use crate::engine::jumps::reader::ReaderState;
 use crate::percpu::PerCpu;
@@ -192,7 +193,6 @@ impl Engine {
         let shape = |header| credit.shape(header);
         let of_cpu = self.last_tables.get().map(|tables| (*first_cpu, tables));
         let time = |tsc| of_cpu.map_or(0, |of_cpu| self.time(memory, of_cpu, tsc));
-        let calls = follower.as_ref().ok().map(|it| it.calls);
         let stack = |record: &ring::Record, registers: &Registers, bytes: &[u8], most| {
             let piece = CapturedStack {
                 start: GuestVirtAddr(registers.rsp),
@@ -202,7 +202,7 @@ impl Engine {
             self.stack(
                 registers,
                 task,
-                (memory, calls),
+                (memory, Moment::Before(record.tsc)),
                 &mut |at| piece.read(at),
                 most,
             )

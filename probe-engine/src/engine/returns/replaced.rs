@@ -251,6 +251,19 @@ impl Returns {
         }
     }
 
+    /// What the return address at `at` was before it led to us, at a time at which it did: of a call that began
+    /// before and is still under way.
+    pub(crate) fn led_to(&self, at: u64, time: Tsc) -> Option<u64> {
+        let replaced = self.replaced.lock();
+        let mut several = replaced.get(&at)?.iter().rev();
+        let began = |it: &&Replaced| {
+            it.instances
+                .first()
+                .is_some_and(|call| call.entry_tsc <= time)
+        };
+        Some(several.find(began)?.caller)
+    }
+
     /// Counts the calls of other tasks with their return address there, and forgets them.
     pub(crate) fn end_others(&self, at: u64, task: Task) {
         let mut all = self.replaced.lock();

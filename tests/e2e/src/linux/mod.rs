@@ -70,6 +70,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         tracer::TESTS,
         tracer::filters::TESTS,
         tracer::stacks::TESTS,
+        tracer::stacks_followed::TESTS,
         tracer::pointers::TESTS,
         tracer::selftests::TESTS,
         probes::TESTS,

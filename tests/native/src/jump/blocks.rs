@@ -209,6 +209,13 @@ impl Blocks {
         self.put(start + index * 8, slot);
     }
 
+    /// Says at which level a call is, and what its return address was before any of ours.
+    pub fn set_origin(&self, index: u64, level: u32, origin: u64) {
+        let call = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN;
+        self.put(call + calls::LEVEL, level.into());
+        self.put(call + calls::ORIGIN, origin);
+    }
+
     /// Says that a call is one of a vCPU's current task.
     pub fn set_task(&self, index: u64, vcpu: usize) {
         let call = self.calls as u64 + calls::CALLS + index * calls::CALL_LEN;

@@ -5,6 +5,7 @@ pub mod filters;
 pub mod pointers;
 pub mod selftests;
 pub mod stacks;
+pub mod stacks_followed;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,0 +1,77 @@
+//! The return addresses of a copy of the stack: where ours stand in the places of others, those are put back.
+//!
+//! The calls that return probes follow have the trampoline's address for their return address. What was there
+//! before is in the table of calls only until they return, so the host comes too late for it. Those on a
+//! task's stack are its own: nobody else ends them meanwhile.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{CodeAssembler, CodeLabel, qword_ptr, registers as reg};
+
+use super::environment::Following;
+use super::pointers::{TO, VALUE};
+use super::trampoline::{SLOT, TABLE, above, each_key, key, to_bucket, to_call};
+use crate::calls::layout::ORIGIN;
+
+/// The routine that does it.
+pub(super) struct LeadBack {
+    label: CodeLabel,
+    following: Following,
+}
+
+impl LeadBack {
+    pub(super) fn new(a: &mut CodeAssembler, following: Following) -> Self {
+        Self {
+            label: a.create_label(),
+            following,
+        }
+    }
+
+    pub(super) fn label(&self) -> CodeLabel {
+        self.label
+    }
+
+    /// Writes it. The copy is from [`VALUE`] + 8 to [`TO`], and RDI the address that it is of. Uses RAX, RCX, RDX,
+    /// RSI, RDI, R8 and R10.
+    pub(super) fn write(mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let (word, ours, away, level) = (reg::rsi, reg::rdi, reg::rdx, reg::r8d);
+        let [mut next, mut skip, mut out] = std::array::from_fn(|_| a.create_label());
+        a.set_label(&mut self.label)?;
+        a.lea(word, qword_ptr(VALUE + 8))?;
+        a.mov(away, reg::rdi)?;
+        a.sub(away, word)?;
+        a.mov(ours, self.following.trampoline.0)?;
+        a.set_label(&mut next)?;
+        a.lea(reg::rax, qword_ptr(word + 8))?;
+        a.cmp(reg::rax, TO)?;
+        a.ja(out)?;
+        a.cmp(qword_ptr(word), ours)?;
+        a.jne(skip)?;
+
+        for kept in [VALUE, TO] {
+            a.push(kept)?;
+        }
+        a.lea(SLOT, qword_ptr(word + away))?;
+        a.mov(TABLE, self.following.table.0)?;
+        to_bucket(a)?;
+        a.xor(level, level)?;
+        let call = reg::rdi;
+        // Of several calls there the one that began last has put the address there.
+        each_key(a, |a, next| {
+            a.cmp(key(), SLOT)?;
+            a.jne(next)?;
+            to_call(a, call)?;
+            above(a, level, call, next)?;
+            a.mov(reg::rax, qword_ptr(call + ORIGIN))?;
+            a.mov(qword_ptr(word), reg::rax)
+        })?;
+        for kept in [TO, VALUE] {
+            a.pop(kept)?;
+        }
+        a.mov(ours, self.following.trampoline.0)?;
+        a.set_label(&mut skip)?;
+        a.add(word, 8)?;
+        a.jmp(next)?;
+        a.set_label(&mut out)?;
+        a.ret()
+    }
+}
