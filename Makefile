@@ -13,6 +13,7 @@ help:
 	@echo 'make test-all  the same with every test in every lab; takes hours'
 	@echo 'make lint    formatting, clippy, the contract of the protocol, licences and advisories'
 	@echo 'make bench   measure; writes target/bench/report.json'
+	@echo 'make pictures  draw docs/pictures anew, from a demonstration'
 	@echo 'make fuzz    look for bytes that break the engine, FUZZ_SECONDS (60) each way; needs nightly'
 	@echo 'make clean   remove what was built here (not the cache)'
 
@@ -41,6 +42,9 @@ lint: setup
 bench: setup
 	@$(XTASK) bench
 
+pictures: setup
+	@$(XTASK) pictures
+
 # What is found on the way is kept outside the tree; only what breaks is in fuzz/artifacts.
 fuzz: setup
 	@command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
@@ -55,4 +59,4 @@ fuzz: setup
 clean:
 	cargo clean
 
-.PHONY: help setup build demo test test-all lint bench fuzz clean
+.PHONY: help setup build demo test test-all lint bench pictures fuzz clean

@@ -1,10 +1,14 @@
 //! The demonstration: Debian's stock kernel boots on `vmprobed`, and separate `vmprobe` processes
 //! probe it over gRPC. Shows each command and what it says.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+
+use serde::Serialize;
 
 use crate::context::Context;
 use crate::linux::files;
@@ -22,16 +26,48 @@ const FILES: u32 = 100;
 const OPENED: &str = "p:opened do_sys_openat2 dfd=$arg1:s32 name=+u0($arg2):ustring";
 /// See [`OPENED`].
 const READ: &str = "r:read vfs_read bytes=$retval:s64";
-/// Events that latency and flame graph are of.
+/// What is kept for Perfetto: entries and returns of a function, with a flow between them.
+const RECORDED: [&str; 3] = [
+    "p:fs/open do_sys_openat2 name=+u0($arg2):ustring",
+    "p:fs/reading vfs_read count=$arg3:u64",
+    "r:fs/read vfs_read bytes=$retval:s64",
+];
+/// Events that latency, flame graph and trace are of.
 const ASKED: &str = "90";
 /// Where the flame graph goes.
 const FLAME: &str = "/tmp/vmprobe-demo.svg";
+/// Where the trace for Perfetto goes.
+const TRACE: &str = "/tmp/vmprobe-demo.pftrace";
 
-/// Runs it; true if there were events enough, none was lost, and the guest ended well.
+/// A file that a command of the demonstration has written.
+#[derive(Debug, Serialize)]
+struct Written {
+    name: &'static str,
+    bytes: Vec<u8>,
+}
+
+/// Runs it; true if there were events enough, none was lost, and the guest ended well. What its commands have
+/// written is handed back in `results`, one line of JSON a file.
 ///
 /// # Errors
 /// If a command fails that should not.
-pub fn run(cx: &Context) -> Result<bool, Failure> {
+pub fn run(cx: &Context, results: Option<&Path>) -> Result<bool, Failure> {
+    let success = show(cx)?;
+    if let Some(results) = results {
+        let mut lines = String::new();
+        for (name, path) in [("flame.svg", FLAME), ("trace.pftrace", TRACE)] {
+            let bytes = fs::read(path).map_err(Failure::io("read what a command has written"))?;
+            // Text and numbers always serialize.
+            lines += &serde_json::to_string(&Written { name, bytes }).unwrap_or_default();
+            lines.push('\n');
+        }
+        fs::write(results, lines).map_err(Failure::io("write the results file"))?;
+    }
+    Ok(success)
+}
+
+/// All of it but handing files back.
+fn show(cx: &Context) -> Result<bool, Failure> {
     say("# A server. It listens on this machine only.");
     say("$ vmprobed --listen 127.0.0.1:0 &");
     let server = Server::start(cx)?;
@@ -84,15 +120,20 @@ pub fn run(cx: &Context) -> Result<bool, Failure> {
     console.wait_for("\"done\"")?;
     let probes = cli.run(&["probe", "list"])?.lines().count();
 
-    say("\n# How long does a read take, and who calls it? Other commands ask meanwhile.");
+    say(
+        "\n# How long does a read take, and who calls it? Other commands ask meanwhile. One keeps it for Perfetto.",
+    );
     let latency = cli.background(&["latency", "vfs_read", "--count", ASKED], "")?;
     let flame = cli.background(&["flame", "p vfs_read", "-o", FLAME, "--count", ASKED], "")?;
-    cli.wait_for_probes(probes + 2)?;
+    let record = ["record", "-o", TRACE, "--count", ASKED];
+    let record = cli.background(&[&record[..], &RECORDED].concat(), "")?;
+    cli.wait_for_probes(probes + 2 + RECORDED.len())?;
     console.send(&format!("workload=files count={FILES}"))?;
     console.wait_for("\"done\"")?;
     let latency = latency.finish()?;
     latency.output.iter().for_each(|line| say(line));
     say(&flame.finish()?.notes);
+    say(&record.finish()?.notes);
 
     say("\n# In mid-function, too, but only where an instruction begins:");
     let mut mid = None;

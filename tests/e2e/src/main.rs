@@ -63,7 +63,11 @@ enum Command {
         outcome: PathBuf,
     },
     /// Boot a stock kernel and watch its probes from separate processes.
-    Demo,
+    Demo {
+        /// File for what its commands write, one line of JSON each.
+        #[arg(long, value_name = "FILE", env = "VMPROBE_RESULTS")]
+        results: Option<PathBuf>,
+    },
     /// Measure exits and stops of Linux guests.
     Bench {
         /// Where it runs.
@@ -100,8 +104,8 @@ fn main() -> ExitCode {
             let cx = Context::new(place, seed);
             runner::exec(&name, cx, &outcome).map_err(Error::from)
         }
-        Command::Demo => Context::new(Place::Host, any_seed())
-            .and_then(|cx| demo::run(&cx))
+        Command::Demo { results } => Context::new(Place::Host, any_seed())
+            .and_then(|cx| demo::run(&cx, results.as_deref()))
             .map_err(Error::from),
         Command::Bench { place, results } => Context::new(place, any_seed())
             .and_then(|cx| linux::bench::run(&cx, results))

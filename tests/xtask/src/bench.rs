@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::{self, CommandError};
 use crate::files::{Files, FilesError};
 use crate::machine::{DoctorError, Host, Programs};
-use crate::say;
+use crate::{root, say};
 
 /// Longest time of each part, with what it has to build first. Only nets.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -225,12 +225,6 @@ fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
     cargo
-}
-
-/// The root of this clone.
-fn root() -> &'static Path {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    own.ancestors().nth(2).unwrap_or(own)
 }
 
 #[cfg(test)]

@@ -1,14 +1,19 @@
 //! `xtask demo`.
 
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lab::{BuildError, Lab, LabError};
+use serde::Deserialize;
 
 use crate::command::{self, CommandError};
 use crate::files::{Files, FilesError};
 use crate::machine::{DoctorError, Host, Programs};
-use crate::say;
+use crate::{root, say};
 
 /// Longest time that the demonstration may take, on any machine.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -33,23 +38,61 @@ pub enum DemoError {
     /// It did not run on this machine.
     #[error(transparent)]
     Command(#[from] CommandError),
+    /// What its commands have written didn't come through.
+    #[error("can't read what the demonstration's commands have written")]
+    Results(#[from] serde_json::Error),
+    /// A file operation failed.
+    #[error("can't {0} {path}", path = .1.display())]
+    Io(&'static str, PathBuf, #[source] io::Error),
 }
 
-/// Runs it; true if it was a success.
+/// What a demonstration has shown and left.
+#[derive(Debug)]
+pub struct Shown {
+    /// Whether it was a success.
+    pub success: bool,
+    /// Its lines.
+    pub screen: String,
+    /// The folder with the files that its commands have written.
+    pub folder: PathBuf,
+}
+
+/// A file that one of its commands has written.
+#[derive(Debug, Deserialize)]
+struct Written {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+/// Runs it, shows its lines, and puts what its commands write into `target/demo`.
 ///
 /// # Errors
 /// See [`DemoError`].
-pub fn run() -> Result<bool, DemoError> {
+pub fn run() -> Result<Shown, DemoError> {
     let programs = Programs::build()?;
     let files = Files::for_demo(&programs)?;
     let host = Host::examine(&programs)?;
-    if host.runs_linux {
+    let folder = root().join("target").join("demo");
+    fs::create_dir_all(&folder).map_err(|e| DemoError::Io("make", folder.clone(), e))?;
+    let (success, screen, results) = if host.runs_linux {
         say(&format!("this machine's KVM runs Linux: {}", host.verdict));
+        let results = folder.join("files.jsonl");
         let mut e2e = Command::new(&programs.e2e);
         e2e.arg("demo")
+            .env("VMPROBE_RESULTS", &results)
             .env("VMPROBE_FILES", &files.folder)
             .env("VMPROBE_BIN_DIR", &programs.folder);
-        Ok(command::run(&mut e2e, LIMIT, say)?.success())
+        let screen = Arc::new(Mutex::new(String::new()));
+        let lines = Arc::clone(&screen);
+        let status = command::run(&mut e2e, LIMIT, move |line| {
+            say(line);
+            let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+            *lines += &format!("{line}\n");
+        })?;
+        let screen = std::mem::take(&mut *screen.lock().unwrap_or_else(PoisonError::into_inner));
+        // There are none where it failed.
+        let bytes = fs::read(&results).unwrap_or_default();
+        (status.success(), screen, bytes)
     } else {
         say(&format!(
             "{}\nso it runs in the lab: upstream kvm-amd in an emulated CPU",
@@ -61,6 +104,34 @@ pub fn run() -> Result<bool, DemoError> {
         lab.env.push(("VMPROBE_FILES".into(), "/boot".into()));
         lab.memory_mib = LAB_MEMORY_MIB;
         lab.time_limit = LIMIT;
-        Ok(lab.run()?.exit.success())
+        let mut screen = Tee(Vec::new());
+        let run = lab.run_to(&mut screen)?;
+        let screen = String::from_utf8_lossy(&screen.0).into_owned();
+        (run.exit.success(), screen, run.results)
+    };
+    for line in String::from_utf8_lossy(&results).lines() {
+        let Written { name, bytes } = serde_json::from_str(line)?;
+        let path = folder.join(name);
+        fs::write(&path, bytes).map_err(|e| DemoError::Io("write", path.clone(), e))?;
+    }
+    Ok(Shown {
+        success,
+        screen,
+        folder,
+    })
+}
+
+/// Shows what is written to it, and keeps it.
+struct Tee(Vec<u8>);
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = io::stdout().write(bytes)?;
+        self.0.extend(bytes.iter().take(written));
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().flush()
     }
 }

@@ -1,6 +1,6 @@
 //! `xtask test` runs every test there is, `xtask demo` the demonstration, `xtask bench` the
-//! measurements: on this machine where its KVM runs Linux, in the lab where it doesn't. `make test`,
-//! `make demo` and `make bench` are these.
+//! measurements, `xtask pictures` the pictures of the docs: on this machine where its KVM runs Linux, in
+//! the lab where it doesn't. `make test`, `make demo`, `make bench` and `make pictures` are these.
 
 mod bench;
 mod command;
@@ -13,6 +13,7 @@ mod labs;
 #[cfg(test)]
 mod layering;
 mod machine;
+mod pictures;
 mod record;
 mod repack;
 mod requirements;
@@ -20,6 +21,7 @@ mod test;
 
 use std::error::Error;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -38,6 +40,8 @@ enum Command {
     Test(test::Options),
     /// Boot a stock kernel and watch its probes; the last line is `demo: ...`.
     Demo,
+    /// Draw the pictures of docs/pictures from a demonstration.
+    Pictures,
     /// Measure; the figures are in target/bench/report.json.
     Bench(bench::Options),
 }
@@ -45,7 +49,10 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Test(options) => test::run(&options).map_err(|e| chain(&e)),
-        Command::Demo => demo::run().map_err(|e| chain(&e)),
+        Command::Demo => demo::run()
+            .map(|shown| shown.success)
+            .map_err(|e| chain(&e)),
+        Command::Pictures => pictures::run().map_err(|e| chain(&e)),
         Command::Bench(options) => bench::run(&options).map_err(|e| chain(&e)),
     };
     match result {
@@ -56,6 +63,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The root of this clone.
+fn root() -> &'static Path {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).unwrap_or(own)
 }
 
 /// The error with its causes.

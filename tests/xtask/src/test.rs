@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::jobs::{self, Job};
 use crate::labs::{self, LabOptions, Work};
 use crate::machine::{DoctorError, Host, Programs};
 use crate::record::{self, Claim, Record, Run, Status};
-use crate::{chain, requirements, say};
+use crate::{chain, requirements, root, say};
 
 /// Longest time of each part. Only nets: no test waits for time.
 const UNIT_LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -370,12 +370,6 @@ fn failed_unit_test(line: &str) -> Option<String> {
 
 fn conformance_file() -> PathBuf {
     root().join("target").join("conformance.json")
-}
-
-/// The root of this clone.
-fn root() -> &'static Path {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    own.ancestors().nth(2).unwrap_or(own)
 }
 
 impl Counts {
