@@ -18,8 +18,8 @@ use crate::test::{Failure, wrong};
 
 /// Fewest events that make the demonstration a success.
 const LEAST_EVENTS: u64 = 100;
-/// Event lines to show; the others are counted.
-const SHOWN: usize = 12;
+/// Event lines of opened files to show; the others are counted.
+const SHOWN: usize = 8;
 /// Files that the guest opens and reads.
 const FILES: u32 = 100;
 /// What the first probes ask for.
@@ -118,6 +118,11 @@ fn show(cx: &Context) -> Result<bool, Failure> {
     }
     console.send(&format!("workload=files count={FILES}"))?;
     console.wait_for("\"done\"")?;
+    let is_open = |line: &&String| line.contains(" opened: ");
+    while lines.iter().filter(is_open).count() < SHOWN {
+        lines.push(trace.line()?);
+    }
+    lines.iter().filter(is_open).for_each(|line| say(line));
     let probes = cli.run(&["probe", "list"])?.lines().count();
 
     say(
@@ -154,18 +159,7 @@ fn show(cx: &Context) -> Result<bool, Failure> {
     lines.extend(rest.output);
     console.finish()?;
 
-    say("\n# The trace:");
-    let opened: Vec<_> = lines
-        .iter()
-        .filter(|line| line.contains(" opened: "))
-        .collect();
-    for line in opened.iter().take(SHOWN) {
-        say(line);
-    }
-    say(&format!(
-        "... {} more",
-        lines.len() - SHOWN.min(opened.len())
-    ));
+    say("\n# The trace has ended with the guest.");
     let (events, lost) = totals(&rest.notes)?;
     say(&rest.notes);
     if server.stop()? != Some(0) {
@@ -174,7 +168,8 @@ fn show(cx: &Context) -> Result<bool, Failure> {
     say(&format!(
         "demo: {events} events, {probes} probes, {lost} lost, guest exit {ended}"
     ));
-    let names = opened.iter().filter(|line| line.contains("name=\"/init\""));
+    let opened = lines.iter().filter(is_open);
+    let names = opened.filter(|line| line.contains("name=\"/init\""));
     Ok(events >= LEAST_EVENTS
         && events == lines.len() as u64
         && names.count() >= FILES as usize
@@ -323,6 +318,11 @@ impl Background {
                 Err(_) => return Err(wrong!("vmprobe ended without a line with {text:?}")),
             }
         }
+    }
+
+    fn line(&self) -> Result<String, Failure> {
+        let line = self.lines.recv();
+        line.map_err(|_| wrong!("vmprobe ended too early"))
     }
 
     fn try_line(&self) -> Option<String> {
