@@ -213,6 +213,16 @@ fn strings_are_where_a_word_leads_to_or_in_memory() {
 }
 
 #[test]
+fn the_name_of_a_parameter_s_dentry_isn_t_called_like_the_parameter() {
+    let guest = Guest::new();
+    for value in [path("file"), value(Fetch::Argument(1))] {
+        let named = guest.one(AT_ENTRY, &of_type(value, BaseType::NameOfFile));
+        assert_eq!(named.name, "arg1");
+        assert_eq!(shorts(&named), "di +72 +40 +0\"256: string");
+    }
+}
+
+#[test]
 fn names_lead_through_the_types() {
     check(
         AT_ENTRY,

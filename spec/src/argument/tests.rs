@@ -310,6 +310,7 @@ fn an_argument_without_a_name_is_numbered_or_called_like_its_parameter() {
         ("count:u32", "count"),
         ("file->f_inode", "arg3"),
         ("+0(file)", "arg3"),
+        ("file:%pD", "arg3"),
     ] {
         assert_eq!(parse(text).unwrap().name_at(2), name, "{text}");
     }
