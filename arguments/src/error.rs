@@ -157,6 +157,11 @@ pub enum Cause {
         "where a task has its name isn't known: the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)"
     )]
     NoComm,
+    /// `%pd` or `%pD` in a kernel without types.
+    #[error(
+        "where a file has its name isn't known: the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)"
+    )]
+    NoNameOfDentry,
     /// `$comm` or a text of another type.
     #[error("$comm and a text are of the type string, and no array")]
     StringOnly,

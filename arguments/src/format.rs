@@ -211,7 +211,7 @@ impl Shower<'_> {
 
     /// As the kernel's `%pS` writes it (kernel/kallsyms.c, `__sprint_symbol`).
     fn symbol(&self, address: u64) -> String {
-        match self.symbols.resolve(GuestVirtAddr(address)) {
+        match self.symbols.resolve_as_printed(GuestVirtAddr(address)) {
             Some(found) => {
                 let name = found.symbol.name;
                 format!("{name}+{:#x}/{:#x}", found.offset, found.size)

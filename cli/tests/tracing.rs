@@ -39,7 +39,7 @@ async fn a_definition_is_there_for_the_time_of_its_trace() {
     let (fake, server) = Fake::with_guest().await;
     let line = "             cat-77      [000] .....     0.001000: open: (vfs_read+0x0/0x800) \
                 dfd=42 name=\"/etc/passwd\"\n";
-    let totals = "vmprobe: 1 events, 3 lost\nvmprobe: open: 1 hits, 0 missed\n";
+    let totals = "vmprobe: 1 event, 3 lost\nvmprobe: open: 1 hit, 0 missed\n";
     let done = vmprobe(&server, &["trace", OPEN, "--count", "1"]).await;
     assert_done(&done, &format!("[LOST 3 EVENTS]\n{line}"), totals);
     assert_eq!(fake.calls(), TRACE);
@@ -81,7 +81,7 @@ async fn registered_probes_are_traced_by_name_and_stay() {
         assert!(done.lines()[1].contains(": b: (vfs_write+0x0/0x800) rdi="));
         assert_eq!(
             done.errors,
-            "vmprobe: 1 events, 3 lost\nvmprobe: b: 1 hits, 0 missed\n"
+            "vmprobe: 1 event, 3 lost\nvmprobe: b: 1 hit, 0 missed\n"
         );
     }
     assert_eq!(
@@ -178,7 +178,7 @@ async fn ctrl_c_ends_a_trace_with_totals_and_without_its_probes() {
     let errors = String::from_utf8(done.stderr).unwrap();
     assert_eq!(
         errors,
-        "vmprobe: 1 events, 3 lost\nvmprobe: open: 1 hits, 0 missed\n"
+        "vmprobe: 1 event, 3 lost\nvmprobe: open: 1 hit, 0 missed\n"
     );
     assert_eq!(String::from_utf8(done.stdout).unwrap().lines().count(), 2);
     assert_eq!(fake.calls(), TRACE);
@@ -191,11 +191,11 @@ async fn a_trace_ends_with_its_guest_or_its_time() {
     assert_eq!(done.lines().len(), 2);
     assert_eq!(
         done.errors,
-        "vmprobe: 1 events, 3 lost\nvmprobe: open: 1 hits, 0 missed\n"
+        "vmprobe: 1 event, 3 lost\nvmprobe: open: 1 hit, 0 missed\n"
     );
     vmprobe(&server, &["vm", "kill"]).await;
     let done = vmprobe(&server, &["trace", OPEN]).await;
-    let first = "vmprobe: 1 events, 3 lost; the guest ended: killed (exit 6)\n";
+    let first = "vmprobe: 1 event, 3 lost; the guest ended: killed (exit 6)\n";
     assert!(done.errors.starts_with(first), "{}", done.errors);
 }
 
@@ -204,7 +204,7 @@ async fn a_pattern_stands_for_many_probes_that_all_are_enabled_and_removed() {
     let (fake, server) = Fake::with_guest().await;
     let done = vmprobe(&server, &["trace", "p vfs_*", "--count", "1"]).await;
     assert!(done.lines()[1].contains(": p.vfs_write: (vfs_write+0x0/0x800) rdi="));
-    let totals = "vmprobe: 1 events, 3 lost\nvmprobe: p.vfs_write: 1 hits, 0 missed\n";
+    let totals = "vmprobe: 1 event, 3 lost\nvmprobe: p.vfs_write: 1 hit, 0 missed\n";
     assert_eq!(done.errors, totals);
     assert_eq!(fake.calls(), TRACE);
     let done = vmprobe(&server, &["latency", "vfs_*", "--count", "1"]).await;
@@ -231,7 +231,7 @@ async fn a_recording_has_the_format_of_its_ending() {
         let _ = fs::remove_file(&path);
         let path = path.to_str().unwrap();
         let done = vmprobe(&server, &["record", "-o", path, OPEN, "--count", "1"]).await;
-        let totals = "vmprobe: 1 events, 3 lost\nvmprobe: open: 1 hits, 0 missed\n";
+        let totals = "vmprobe: 1 event, 3 lost\nvmprobe: open: 1 hit, 0 missed\n";
         assert_done(&done, "", &format!("{totals}vmprobe: written: {path}\n"));
         let content = fs::read(path).unwrap();
         assert!(content.starts_with(start), "{ending}: {content:?}");
@@ -276,7 +276,7 @@ async fn the_most_frequent_stacks_are_shown() {
  => start_kernel
 ";
     let totals =
-        "vmprobe: 2 events, 3 lost\nvmprobe: a: 1 hits, 0 missed\nvmprobe: b: 1 hits, 0 missed\n";
+        "vmprobe: 2 events, 3 lost\nvmprobe: a: 1 hit, 0 missed\nvmprobe: b: 1 hit, 0 missed\n";
     assert_done(&done, expected, totals);
 
     vmprobe(&server, &["probe", "add", "plain=vfs_read"]).await;
@@ -334,8 +334,8 @@ async fn latencies_are_a_histogram_for_each_function() {
     .await;
     let one = " 262 us .. 524 us             1 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|\n\
                1 call, shortest 500 us, average 500 us, longest 500 us\n";
-    let totals = "vmprobe: 2 events, 3 lost\nvmprobe: r_vfs_read_0: 1 hits, 0 missed\n\
-                  vmprobe: r_vfs_write_0: 1 hits, 0 missed\n";
+    let totals = "vmprobe: 2 events, 3 lost\nvmprobe: r_vfs_read_0: 1 hit, 0 missed\n\
+                  vmprobe: r_vfs_write_0: 1 hit, 0 missed\n";
     assert_done(
         &done,
         &format!("vfs_read:\n{one}\nvfs_write:\n{one}"),

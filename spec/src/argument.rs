@@ -126,6 +126,10 @@ pub enum BaseType {
     Symbol,
     /// `symstr`: the same as a string, recorded as text.
     SymbolString,
+    /// `%pd`: the name of the `struct dentry` that is pointed to.
+    NameOfDentry,
+    /// `%pD`: the name of the `struct file` that is pointed to.
+    NameOfFile,
     /// `bWIDTH@OFFSET/CONTAINER`: bits.
     BitField {
         /// How many.

@@ -12,6 +12,10 @@ use crate::format::{Format, Number, Style};
 /// Most elements of an array (`kernel/trace/trace_probe.h`, `MAX_ARRAY_LEN`).
 const ARRAY_MAX: u32 = 64;
 
+/// What leads from a file and a dentry to the name (`traceprobe_expand_dentry_args` in `kernel/trace/trace_probe.c`).
+const DENTRY_OF_FILE: (&str, &str) = ("file", "f_path.dentry");
+const NAME_OF_DENTRY: (&str, &str) = ("dentry", "d_name.name");
+
 impl Compiler<'_> {
     pub(super) fn given(&self, chain: Chain, kind: &Type) -> Result<(Vec<Value>, Format), Cause> {
         if let Some(count) = kind.count.filter(|count| !(1..=ARRAY_MAX).contains(count)) {
@@ -21,6 +25,8 @@ impl Compiler<'_> {
             BaseType::String => return self.string(chain, false, kind.count),
             BaseType::UserString => return self.string(chain, true, kind.count),
             BaseType::SymbolString => return symbol_string(chain, kind.count),
+            BaseType::NameOfDentry => return self.name_of(chain, &[NAME_OF_DENTRY]),
+            BaseType::NameOfFile => return self.name_of(chain, &[DENTRY_OF_FILE, NAME_OF_DENTRY]),
             BaseType::Unsigned(bits) => plain(bits, Style::Unsigned)?,
             BaseType::Signed(bits) => plain(bits, Style::Signed)?,
             BaseType::Hex(bits) => plain(bits, Style::Hex)?,
@@ -54,11 +60,11 @@ impl Compiler<'_> {
             let value = chain.take_text(user, most);
             return Ok((vec![value], Format::text(None)));
         };
-        // Documentation/trace/kprobetrace.rst, "Types": an array of strings is one of pointers.
-        let Some(at) = chain.at else {
+        // Documentation/trace/kprobetrace.rst, "Types": an array of strings is one of pointers. Whose memory has the
+        // pointers says nothing of the texts (trace_probe.c, finalize_fetch_insn).
+        if chain.at.is_none() {
             return Err(Cause::ArrayNeedsMemory);
-        };
-        let user = user || at.space == Space::User;
+        }
         let mut values = Vec::new();
         for element in 0..count {
             let space = if user { Space::User } else { Space::Any };
@@ -67,6 +73,22 @@ impl Compiler<'_> {
             values.push(text.take_text(user, STRING_MAX));
         }
         Ok((values, Format::text(Some(count))))
+    }
+
+    /// The name of a file: `members` lead to it, each from what the one before points to.
+    fn name_of(
+        &self,
+        mut chain: Chain,
+        members: &[(&str, &str)],
+    ) -> Result<(Vec<Value>, Format), Cause> {
+        let types = self.known.types.ok_or(Cause::NoNameOfDentry)?;
+        for (of, path) in members {
+            let member = types.member(of, path);
+            let member = member.map_err(|_| Cause::NoNameOfDentry)?;
+            chain = chain.dereference(0, Space::Any)?.forward(member.offset)?;
+        }
+        let text = chain.dereference(0, Space::Any)?;
+        Ok((vec![text.take_text(false, STRING_MAX)], Format::text(None)))
     }
 
     /// Where the text is that a value is or leads to, and how long it is at most.

@@ -118,6 +118,7 @@ impl Compiler<'_> {
     fn single(&self, argument: &Argument, index: usize) -> Result<Compiled, CompileError> {
         // trace_probe.c, traceprobe_expand_meta_args: without a name of its own, `$argN` is the parameter.
         if let (None, Fetch::Argument(number)) = (&argument.name, &argument.value.what)
+            && !is_name_of(argument)
             && let Some(name) = self.parameter_name(*number)
         {
             let name = name.map_err(|cause| wrong(&argument.value.span, cause))?;
@@ -134,7 +135,8 @@ impl Compiler<'_> {
             return Ok(compiled);
         }
         let name = match (&argument.name, &argument.value.what) {
-            (Some(name), _) | (None, Fetch::Variable(name)) => name.clone(),
+            (Some(name), _) => name.clone(),
+            (None, Fetch::Variable(name)) if !is_name_of(argument) => name.clone(),
             _ => nameless(index),
         };
         let fetched = self.fetch_whole(&argument.value)?;
@@ -199,6 +201,13 @@ impl Compiler<'_> {
             take: Take::Text { at, most: COMM_LEN },
         })
     }
+}
+
+/// Whether it is the name of what the value points to, for which the kernel has a dereference in the parameter's place
+/// (`trace_probe.c`, `traceprobe_expand_dentry_args`).
+fn is_name_of(argument: &Argument) -> bool {
+    let base = argument.kind.as_ref().map(|kind| kind.base);
+    matches!(base, Some(BaseType::NameOfDentry | BaseType::NameOfFile))
 }
 
 fn nameless(index: usize) -> String {

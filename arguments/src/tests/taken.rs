@@ -186,6 +186,22 @@ fn strings_are_where_a_word_leads_to_or_in_memory() {
                 array_of(memory(8, register(7)), BaseType::UserString, Some(1)),
                 "di +8 +0u\"256: string[1]",
             ),
+            (
+                array_of(user_memory(8, register(7)), BaseType::String, Some(2)),
+                "di +8u +0\"256, di +16u +0\"256: string[2]",
+            ),
+            (
+                array_of(user_memory(8, register(7)), BaseType::UserString, Some(1)),
+                "di +8u +0u\"256: string[1]",
+            ),
+            (
+                of_type(register(7), BaseType::NameOfDentry),
+                "di +40 +0\"256: string",
+            ),
+            (
+                of_type(memory(8, register(7)), BaseType::NameOfFile),
+                "di +8 +72 +40 +0\"256: string",
+            ),
             (argument(value(Fetch::Comm)), "task +1872\"16: string"),
             (
                 of_type(value(Fetch::Comm), BaseType::String),
@@ -194,6 +210,16 @@ fn strings_are_where_a_word_leads_to_or_in_memory() {
             (argument(value(Fetch::Text("hello".to_owned()))), ": string"),
         ],
     );
+}
+
+#[test]
+fn the_name_of_a_parameter_s_dentry_isn_t_called_like_the_parameter() {
+    let guest = Guest::new();
+    for value in [path("file"), value(Fetch::Argument(1))] {
+        let named = guest.one(AT_ENTRY, &of_type(value, BaseType::NameOfFile));
+        assert_eq!(named.name, "arg1");
+        assert_eq!(shorts(&named), "di +72 +40 +0\"256: string");
+    }
 }
 
 #[test]

@@ -43,18 +43,33 @@ impl Totals {
     pub fn tell(&self) {
         let end = self.end.as_ref();
         let end = end.map_or(String::new(), |end| format!("; the guest ended: {end}"));
-        note(format!("{} events, {} lost{end}", self.events, self.lost));
+        note(format!(
+            "{}, {} lost{end}",
+            counted(self.events, "event"),
+            self.lost
+        ));
         let mut probes: Vec<_> = self.probes.iter().collect();
         if probes.len() > TOTALS_MAX {
             // Of many, those that tell most.
             probes.sort_by_key(|(_, hits, missed)| std::cmp::Reverse((*hits, *missed)));
         }
         for (name, hits, missed) in probes.iter().take(TOTALS_MAX) {
-            note(format!("{name}: {hits} hits, {missed} missed"));
+            note(format!(
+                "{name}: {}, {missed} missed",
+                counted(*hits, "hit")
+            ));
         }
         if let Some(more @ 1..) = probes.len().checked_sub(TOTALS_MAX) {
             note(format!("and {more} more probes"));
         }
+    }
+}
+
+/// A number of things, of which one has a name.
+fn counted(number: u64, thing: &str) -> String {
+    match number {
+        1 => format!("1 {thing}"),
+        _ => format!("{number} {thing}s"),
     }
 }
 

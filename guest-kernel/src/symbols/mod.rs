@@ -30,7 +30,7 @@ mod tokens;
 
 pub use similar::similar_names;
 pub use table::Symbol;
-use table::SymbolTable;
+use table::{SymbolEntry, SymbolTable};
 
 /// How many similar names an error lists.
 const SIMILAR: usize = 5;
@@ -282,6 +282,23 @@ impl Symbols {
     /// several at one address, functions win over other symbols, and global over local ones.
     /// `None` outside the image: in user space, modules, per-CPU areas.
     pub fn resolve(&self, address: GuestVirtAddr) -> Option<Resolved<'_>> {
+        self.nearest(address, |all| {
+            all.iter().min_by_key(|entry| rank(entry.kind))
+        })
+    }
+
+    /// The same by the name that the kernel prints, which is the first of those in its table (`get_symbol_pos` in
+    /// `kernel/kallsyms.c`).
+    pub fn resolve_as_printed(&self, address: GuestVirtAddr) -> Option<Resolved<'_>> {
+        self.nearest(address, <[SymbolEntry]>::first)
+    }
+
+    /// The nearest symbol at or below an address, of which `choose` takes one if there are several.
+    fn nearest(
+        &self,
+        address: GuestVirtAddr,
+        choose: impl Fn(&[SymbolEntry]) -> Option<&SymbolEntry>,
+    ) -> Option<Resolved<'_>> {
         if !self.image.contains(&address.0) {
             return None;
         }
@@ -292,14 +309,12 @@ impl Symbols {
             return None;
         }
         let start = entries[..end].partition_point(|entry| entry.address < at);
-        let best = entries[start..end]
-            .iter()
-            .min_by_key(|entry| rank(entry.kind))?;
+        let chosen = choose(&entries[start..end])?;
         let next = entries
             .get(end)
             .map_or(self.image.end, |entry| entry.address);
         Some(Resolved {
-            symbol: self.table.symbol(best),
+            symbol: self.table.symbol(chosen),
             offset: address.0 - at,
             size: next.min(self.image.end) - at,
         })

@@ -51,6 +51,21 @@ fn at(offset: u64) -> GuestVirtAddr {
 }
 
 #[test]
+fn of_several_symbols_at_one_address_the_kernel_prints_the_first_of_its_table() {
+    for layout in Layout::ALL {
+        let symbols = read(layout);
+        let printed = symbols.resolve_as_printed(at(0xd04)).unwrap();
+        assert_eq!(printed.symbol.name, "a_datum_here");
+        let resolved = symbols.resolve(at(0xd04)).unwrap();
+        assert_eq!(resolved.symbol.name, "the_function");
+        assert_eq!(
+            (printed.offset, printed.size),
+            (resolved.offset, resolved.size)
+        );
+    }
+}
+
+#[test]
 fn every_layout_gives_all_symbols_back() {
     for layout in Layout::ALL {
         let defined = kernel(layout);

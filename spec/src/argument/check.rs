@@ -1,7 +1,7 @@
 //! What an argument needs of a probe's place, and what it is called there.
 
 use super::error::{Reason, Wrong};
-use super::{Argument, Fetch, Value};
+use super::{Argument, BaseType, Fetch, Value};
 
 /// Where a probe is, as far as its text tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,12 @@ impl Argument {
     /// which the caller has to look up (`traceprobe_expand_meta_args`).
     #[must_use]
     pub fn name_at(&self, index: usize) -> String {
+        // `traceprobe_expand_dentry_args` has a dereference in the parameter's place.
+        let base = self.kind.as_ref().map(|kind| kind.base);
+        let is_name_of = matches!(base, Some(BaseType::NameOfDentry | BaseType::NameOfFile));
         match (&self.name, &self.value.what) {
-            (Some(name), _) | (None, Fetch::Variable(name)) => name.clone(),
+            (Some(name), _) => name.clone(),
+            (None, Fetch::Variable(name)) if !is_name_of => name.clone(),
             (None, _) => format!("arg{}", index + 1),
         }
     }

@@ -133,16 +133,10 @@ pub enum Reason {
     CountTooBig,
     /// An unknown type.
     #[error(
-        "a type is u8 to u64, s8 to s64, x8 to x64, char, string, ustring, symbol, symstr or \
+        "a type is u8 to u64, s8 to s64, x8 to x64, char, string, ustring, symbol, symstr, %pd, %pD or \
          bWIDTH@OFFSET/CONTAINER"
     )]
     BadType,
-    /// `%pd` and `%pD`.
-    #[error(
-        "%pd and %pD aren't there: name the text, as in dentry->d_name.name:string or \
-         file->f_path.dentry->d_name.name:string"
-    )]
-    NameOfDentry,
     /// A string of what is no memory.
     #[error("a string is in memory: take it from there, as in +0(%di):string")]
     BadString,
@@ -204,11 +198,9 @@ impl Reason {
             Self::BadSymbolString => "BAD_SYMSTRING",
             Self::NeedsString => "NEED_STRING_TYPE",
             Self::BadBitField => "BAD_BITFIELD",
-            Self::Space
-            | Self::ConstantRegister(_)
-            | Self::BadSymbol
-            | Self::BehindParenthesis
-            | Self::NameOfDentry => return None,
+            Self::Space | Self::ConstantRegister(_) | Self::BadSymbol | Self::BehindParenthesis => {
+                return None;
+            }
         })
     }
 

@@ -138,6 +138,12 @@ fn accesses(value: &Value, kind: Option<&Type>) -> usize {
     let Some(kind) = kind else {
         return steps;
     };
-    let bits = matches!(kind.base, BaseType::BitField { .. });
-    steps + usize::from(bits) + usize::from(kind.count.is_some())
+    // What `traceprobe_expand_dentry_args` writes in the place of the two names.
+    let of_type = match kind.base {
+        BaseType::BitField { .. } => 1,
+        BaseType::NameOfDentry => 2,
+        BaseType::NameOfFile => 3,
+        _ => 0,
+    };
+    steps + of_type + usize::from(kind.count.is_some())
 }

@@ -130,6 +130,8 @@ fn every_type_is_read() {
         ("ustring", BaseType::UserString, None),
         ("symbol", BaseType::Symbol, None),
         ("symstr", BaseType::SymbolString, None),
+        ("%pd", BaseType::NameOfDentry, None),
+        ("%pD", BaseType::NameOfFile, None),
         ("b2@4/16", bits(2, 4, 16), None),
         ("b64@0/64", bits(64, 0, 64), None),
         ("b1@0x7/8[2]", bits(1, 7, 8), Some(2)),
@@ -241,7 +243,9 @@ fn an_error_has_its_place_and_its_reason() {
         ("%ax:b1@8/8", 4..10, Reason::BadBitField),
         ("%ax:b33@0/32", 4..12, Reason::BadBitField),
         ("%ax:b999@0/32", 4..13, Reason::BadBitField),
-        ("file:%pD", 5..8, Reason::NameOfDentry),
+        ("file:%pD[1]", 5..8, Reason::BadType),
+        ("file:%pe", 5..8, Reason::BadType),
+        ("\\\"a\":%pd", 5..8, Reason::NeedsString),
         ("+0(%ax):u8[1", 12..12, Reason::OpenArray),
         ("+0(%ax):u8[1]x", 13..14, Reason::BehindArray),
         ("+0(%ax):u8[]", 11..11, Reason::BadCount),
@@ -306,6 +310,7 @@ fn an_argument_without_a_name_is_numbered_or_called_like_its_parameter() {
         ("count:u32", "count"),
         ("file->f_inode", "arg3"),
         ("+0(file)", "arg3"),
+        ("file:%pD", "arg3"),
     ] {
         assert_eq!(parse(text).unwrap().name_at(2), name, "{text}");
     }

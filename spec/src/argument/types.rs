@@ -6,7 +6,7 @@ use crate::limits::ARRAY_MAX;
 use crate::piece::{Piece, number};
 
 /// Types by their names.
-pub const NAMES: [(&str, BaseType); 17] = [
+pub const NAMES: [(&str, BaseType); 19] = [
     ("u8", BaseType::Unsigned(8)),
     ("u16", BaseType::Unsigned(16)),
     ("u32", BaseType::Unsigned(32)),
@@ -24,6 +24,8 @@ pub const NAMES: [(&str, BaseType); 17] = [
     ("ustring", BaseType::UserString),
     ("symbol", BaseType::Symbol),
     ("symstr", BaseType::SymbolString),
+    ("%pd", BaseType::NameOfDentry),
+    ("%pD", BaseType::NameOfFile),
 ];
 
 /// Reads a type: a name or a bit-field, and `[COUNT]`.
@@ -33,6 +35,10 @@ pub fn read(text: Piece<'_>) -> Result<Type, Wrong> {
         None => (text, None),
     };
     let base = base(name.text).map_err(|reason| reason.at(name.span()))?;
+    // The kernel knows these two at the end of an argument only (`traceprobe_expand_dentry_args`).
+    if count.is_some() && matches!(base, BaseType::NameOfDentry | BaseType::NameOfFile) {
+        return Err(Reason::BadType.at(name.span()));
+    }
     Ok(Type {
         base,
         count,
@@ -58,9 +64,6 @@ fn count(text: Piece<'_>) -> Result<u32, Wrong> {
 fn base(name: &str) -> Result<BaseType, Reason> {
     if let Some(field) = name.strip_prefix('b') {
         return bit_field(field);
-    }
-    if let "%pd" | "%pD" = name {
-        return Err(Reason::NameOfDentry);
     }
     NAMES
         .iter()

@@ -84,6 +84,8 @@ named! {
         Cpus = "cpus",
         /// Opens `/init`, reads 64 bytes and closes it, `count` times.
         Files = "files",
+        /// Opens files by good, bad and long names, and reads into several buffers, `count` times each.
+        Names = "names",
         /// Starts a process that ends at once and waits for it, `count` times.
         Forks = "forks",
         /// The same from each CPU in turn, `count` times each.

@@ -1,5 +1,6 @@
 //! What the probes of a site want of a jump, and what became of it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::detour::{Follow, Purpose};
@@ -8,7 +9,7 @@ use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::switches::Switches;
 use crate::probe::{Capture, NoJump, Optimization, ProbeKind};
-use crate::value::{Value, stack_piece};
+use crate::value::{Value, Values, stack_piece};
 
 impl Site {
     /// What its probes want of a jump, or why they can't have one.
@@ -42,9 +43,14 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
             Err(NoJump::Asked)
         }
         ProbeKind::Instruction { .. } => {
+            // A filter knows its values by their numbers.
+            let values = match &probe.options.filter {
+                Some(_) => Arc::clone(&probe.options.values),
+                None => once(&probe.options.values),
+            };
             let purpose = Purpose {
                 capture: Some(probe.options.capture),
-                values: Arc::clone(&probe.options.values),
+                values,
                 context: probe.options.context,
                 filter: probe.options.filter.clone(),
                 condition: probe.options.condition.clone(),
@@ -71,6 +77,16 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
         }),
         ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
         ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
+    }
+}
+
+/// The values, each of them once.
+fn once(all: &Values) -> Values {
+    let mut seen = HashSet::new();
+    let first: Vec<&Value> = all.iter().filter(|value| seen.insert(*value)).collect();
+    match first.len() == all.len() {
+        true => Arc::clone(all),
+        false => first.into_iter().cloned().collect(),
     }
 }
 
@@ -101,5 +117,28 @@ pub(crate) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
         Verdict::Jump(_) => Optimization::Optimized,
         Verdict::Waiting => Optimization::Waiting,
         Verdict::Not(why) => Optimization::Not(NoJump::clone(why)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::{Base, Take};
+
+    #[test]
+    fn a_value_that_a_probe_has_twice_is_taken_once() {
+        let register = |number| Value {
+            base: Base::Register(number),
+            loads: Vec::new(),
+            take: Take::Word,
+        };
+        let of = |numbers: &[u8]| numbers.iter().copied().map(register).collect::<Values>();
+        for (all, expected) in [
+            (&[][..], &[][..]),
+            (&[1, 2], &[1, 2]),
+            (&[3, 1, 3, 2, 1, 3], &[3, 1, 2]),
+        ] {
+            assert_eq!(once(&of(all)), of(expected), "{all:?}");
+        }
     }
 }

@@ -16,6 +16,7 @@ mod kprobe;
 mod kprobe_switched;
 mod listing;
 mod module;
+mod names;
 mod nested;
 mod oops;
 mod pages;
@@ -54,6 +55,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::None => Ok(json!({})),
         Workload::Cpus => Ok(json!({ "online": threads::online_cpus()?.len() })),
         Workload::Files => files::run(plan.count),
+        Workload::Names => names::run(plan.count),
         Workload::Forks => processes::forks(plan.count),
         Workload::Everywhere => processes::everywhere(plan.count),
         Workload::Pipes => processes::pipes(plan.count),

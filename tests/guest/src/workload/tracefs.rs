@@ -56,7 +56,9 @@ pub fn clear() -> io::Result<()> {
 
 /// The lines of the trace; an error if the buffer was too small for all of them.
 pub fn lines() -> io::Result<Vec<String>> {
-    let trace = read("trace")?;
+    // Texts of the traced programs may be of any bytes.
+    let trace = fs::read(path("trace"))?;
+    let trace = String::from_utf8_lossy(&trace);
     let whole = trace.lines().find_map(whole_buffer);
     if whole == Some(false) || trace.contains("LOST") {
         return Err(io::Error::other("the trace buffer overflowed"));

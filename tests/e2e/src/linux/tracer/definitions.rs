@@ -1,27 +1,57 @@
 //! Definitions that the kernel takes as well.
 
+use vmprobe_client::v1::NoJumpReason;
+
+use super::tables::{BOTH, LONG, NEWER};
+
 /// The same probe as both take it.
 pub struct Definition {
-    pub ours: &'static str,
+    pub ours: String,
     pub theirs: String,
-    pub may_jump: bool,
+    /// Why it can't be a jump.
+    pub no_jump: Option<NoJumpReason>,
 }
 
 impl Definition {
-    fn new(text: &'static str) -> Self {
+    fn new(text: &str) -> Self {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
-        Self {
-            ours: text,
+        let mut it = Self {
+            ours: text.to_owned(),
             theirs: format!("{kind}:mine/{rest}"),
-            // A return's values that are in memory are taken at the return, by a breakpoint.
-            may_jump: kind == "p" || !text.contains('('),
+            no_jump: None,
+        };
+        it.no_jump = it.reason();
+        it
+    }
+
+    fn reason(&self) -> Option<NoJumpReason> {
+        if LONG.contains(&self.name()) {
+            return Some(NoJumpReason::ValuesTooLong);
         }
+        // Values in memory are taken at the return, by a breakpoint.
+        let in_memory = ["(", "->", "=@", "$comm", "$stack0"];
+        let at_return = self.is_return() && in_memory.iter().any(|it| self.ours.contains(it));
+        at_return.then_some(NoJumpReason::ValuesAtReturn)
     }
 
     /// The event's name.
-    pub fn name(&self) -> &'static str {
+    pub fn name(&self) -> &str {
         let rest = self.ours.split_once(':').map_or("", |(_, rest)| rest);
         rest.split(' ').next().unwrap_or_default()
+    }
+
+    /// The function that it is on, and where in it. A return is at its entry.
+    fn place(&self) -> (&str, Option<&str>) {
+        let place = self.ours.split(' ').nth(1).unwrap_or_default();
+        let place = place.trim_end_matches("%return");
+        match place.split_once('+') {
+            Some((function, offset)) => (function, Some(offset)),
+            None => (place, None),
+        }
+    }
+
+    fn is_return(&self) -> bool {
+        self.ours.starts_with('r') || self.ours.contains("%return")
     }
 
     /// How many values it has.
@@ -31,38 +61,162 @@ impl Definition {
 }
 
 /// All that a kernel takes.
-pub fn all(is_new: bool) -> impl Iterator<Item = Definition> {
-    let newer = NEWER.iter().filter(move |_| is_new);
-    BY_PLACE
-        .iter()
-        .chain(newer)
-        .map(|text| Definition::new(text))
+pub fn all(is_new: bool) -> Vec<Definition> {
+    let newer = NEWER.iter().filter(|_| is_new);
+    // Functions of older kernels begin without the four bytes of `endbr64`.
+    let placed = |text: &&str| match is_new {
+        true => Definition::new(text),
+        false => Definition::new(&text.replace("+9 ", "+5 ")),
+    };
+    let mut all: Vec<Definition> = BOTH.iter().chain(newer).map(placed).collect();
+    all.push(Definition::new(&most_arguments()));
+    all
 }
 
-/// By registers and offsets.
-const BY_PLACE: &[&str] = &[
-    "p:ints do_sys_openat2 a=%di:s8 b=%di:s16 c=%di:s32 d=%di:s64 e=%di:u8 f=%di:u16 g=%di:u32 h=%di:u64",
-    "p:hexes do_sys_openat2 a=%di:x8 b=%di:x16 c=%di:x32 d=%di:x64 e=%di f=$arg1:x32 g=$arg1:s32",
-    "p:names do_sys_openat2 a=+0(%si):ustring b=+u0(%si):string c=+u0($arg2):ustring d=+u1($arg2):ustring",
-    "p:bytes do_sys_openat2 a=+u0(%si):x8 b=+u0(%si):u8 c=+u1(%si):x16 d=+u0(%si):x32 e=+u0(%si):x64",
-    "p:arrays do_sys_openat2 a=+0(%dx):x8[4] b=+8(%dx):s32[2] c=+0(%dx):u16[3] d=+0(%dx):x64[3]",
-    "p:how do_sys_openat2 a=+0(%dx):x64 b=+8(%dx):u64 c=+16(%dx):s64 d=+0($arg3):x32 e=-8(%dx):x64",
-    "p:stack do_sys_openat2 a=$stack b=$stack0 c=$stack1:x64 d=+0($stack):x64 e=+8($stack):u64 f=$stack0:symbol",
-    "p:task do_sys_openat2 a=$comm b=$comm:string c=\\1234:u32 d=\\-5:s64",
-    "p:bits do_sys_openat2 a=%di:b4@4/32 b=%di:b1@0/8 c=%di:b16@16/32 d=+0(%dx):b6@3/64",
-    "p:image do_sys_openat2 a=+0(@saved_command_line):string b=@linux_banner:x64 c=@linux_banner+6:x32",
-    "p:bad do_sys_openat2 a=+0(%di):ustring b=+0(\\8):string c=+u0(\\16):ustring",
-    "p:read vfs_read a=%di b=%si c=%dx:u64 d=+0(%cx):s64 e=+0(%di):x64 f=+0(+0($stack)):x32",
-    "p:twice vfs_read a=$arg3:u64 b=+0($arg4):x64",
-    "r:opened do_sys_openat2 a=$retval:s32 b=$retval:x64 c=$retval:u8",
-    "r:done vfs_read a=$retval:s64 b=$retval:x32",
-];
+/// As many arguments as there may be.
+fn most_arguments() -> String {
+    /// `MAX_TRACE_ARGS` in `kernel/trace/trace_probe.h`.
+    const MOST: usize = 128;
+    const WHAT: [&str; 6] = [
+        "%di:x32",
+        "$stack0",
+        "%si:u16",
+        "\\7:s8",
+        "%sp",
+        "+0($stack):x8",
+    ];
+    let arguments = (0..MOST).zip(WHAT.iter().cycle());
+    let arguments = arguments.map(|(index, what)| format!(" a{index}={what}"));
+    format!("p:most __fput{}", arguments.collect::<String>())
+}
 
-/// What only newer kernels take: by their types, and single characters.
-const NEWER: &[&str] = &[
-    "p:chars do_sys_openat2 a=+u0(%si):char b=+u1(%si):char c=+0(@saved_command_line):char[5]",
-    "p:typed do_sys_openat2 dfd how d2=dfd:x32",
-    "p:members vfs_read count=count a=file->f_inode->i_ino b=file->f_path.dentry->d_name.name:string c=file->f_flags:x32",
-    "p:every vfs_read $arg*",
-    "r:value vfs_read a=$retval",
-];
+/// Those that are at functions' ends. Inside functions the guest's kernel takes no probe on a breakpoint that isn't its
+/// own (`can_probe` in `arch/x86/kernel/kprobes/core.c`), and ours none where the guest has one.
+pub fn at_ends(mut all: Vec<Definition>) -> Vec<Definition> {
+    all.retain(|definition| definition.place().1.is_none());
+    all
+}
+
+/// The definitions in so many parts that no two of one part are on the same function: a jump has room for so many
+/// values, and hides what is behind it from the guest.
+pub fn apart(all: Vec<Definition>) -> Vec<Vec<Definition>> {
+    let mut parts: Vec<Vec<Definition>> = Vec::new();
+    for definition in all {
+        let (function, _) = definition.place();
+        let has_room = |part: &&mut Vec<Definition>| {
+            let mut functions = part.iter().map(|other| other.place().0);
+            functions.all(|other| other != function)
+        };
+        match parts.iter_mut().find(has_room) {
+            Some(part) => part.push(definition),
+            None => parts.push(vec![definition]),
+        }
+    }
+    parts
+}
+
+/// How a line of ours stands to one of the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Likeness {
+    /// They have the same values, but so many numbers of ours are `(fault)`.
+    Same {
+        faults: usize,
+    },
+    Different,
+}
+
+/// Bytes of a text of ours at most.
+const TEXT_MAX: usize = 256;
+
+/// Compares the values of two lines. Where a number can't be read, ours is `(fault)`, and the guest's whatever its
+/// buffer had before. A longer text of the guest's begins with ours. An empty text of a process is `(fault)` in kernels
+/// whose `strncpy_from_user_nofault` gives it no length (`mm/maccess.c`).
+pub fn compare(ours: &str, theirs: &str) -> Likeness {
+    if ours == theirs {
+        return Likeness::Same { faults: 0 };
+    }
+    let (ours, theirs): (Vec<&str>, Vec<&str>) = (fields(ours), fields(theirs));
+    let mut faults = 0;
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        let split = |field: &'_ str| field.split_once('=').map(|(name, _)| name.len() + 1);
+        let (Some(at), true) = (split(ours), split(ours) == split(theirs)) else {
+            if ours == theirs {
+                continue;
+            }
+            return Likeness::Different;
+        };
+        let ((name, one), (its_name, other)) = (ours.split_at(at), theirs.split_at(at));
+        let is_text = ["\"", "(", "{\"", "{("]
+            .iter()
+            .any(|start| other.starts_with(start));
+        let begins = || {
+            let begun = one
+                .strip_suffix('"')
+                .filter(|text| text.len() == TEXT_MAX + 1);
+            begun.is_some_and(|text| other.starts_with(text))
+        };
+        let is_empty = one == "\"\"" && other == "(fault)";
+        match name == its_name {
+            true if one == other || is_empty || begins() => {}
+            true if one == "(fault)" && !is_text => faults += 1,
+            _ => return Likeness::Different,
+        }
+    }
+    match ours.len() == theirs.len() {
+        true => Likeness::Same { faults },
+        false => Likeness::Different,
+    }
+}
+
+fn fields(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_can_t_be_read_and_a_text_that_is_too_long_are_the_only_differences() {
+        let same = |faults| Likeness::Same { faults };
+        let long = "x".repeat(TEXT_MAX);
+        let (cut, whole) = (format!("a=\"{long}\""), format!("a=\"{long}yz\""));
+        for (ours, theirs, expected) in [
+            ("init-1 a=1 b=\"x y\"", "init-1 a=1 b=\"x y\"", same(0)),
+            ("init-1 a=(fault) b=2", "init-1 a=0x7 b=2", same(1)),
+            ("init-1 a=(fault)", "init-1 a={0x7,0x8}", same(1)),
+            ("init-1 a=(fault)", "init-1 a=\"x\"", Likeness::Different),
+            ("init-1 a=1", "init-1 a=(fault)", Likeness::Different),
+            ("init-1 a=\"\"", "init-1 a=(fault)", same(0)),
+            ("init-1 a=\"x\"", "init-1 a=(fault)", Likeness::Different),
+            ("init-1 a=1", "init-1 b=1", Likeness::Different),
+            ("init-1 a=1", "init-2 a=1", Likeness::Different),
+            ("a=1 b=1", "a=1", Likeness::Different),
+            (&cut, &whole, same(0)),
+            ("a=\"x\"", "a=\"xy\"", Likeness::Different),
+        ] {
+            assert_eq!(compare(ours, theirs), expected, "{ours} and {theirs}");
+        }
+    }
+
+    #[test]
+    fn each_definition_has_its_own_name_and_there_are_at_least_60() {
+        let all = all(true);
+        let names: BTreeSet<&str> = all.iter().map(Definition::name).collect();
+        assert_eq!(names.len(), all.len());
+        assert!(all.len() >= 60, "{}", all.len());
+    }
+
+    #[test]
+    fn no_two_definitions_of_a_part_are_on_one_function() {
+        let count = all(true).len();
+        let parts = apart(all(true));
+        assert_eq!(parts.iter().map(Vec::len).sum::<usize>(), count);
+        for part in parts {
+            let functions: BTreeSet<&str> = part.iter().map(|it| it.place().0).collect();
+            assert_eq!(functions.len(), part.len());
+        }
+    }
+}
