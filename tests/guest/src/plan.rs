@@ -136,6 +136,10 @@ named! {
         Debugger = "debugger",
         /// Loads `module`, uses it `count` times, unloads it; all of it `rounds` times.
         Module = "module",
+        /// Loads `module`.
+        Load = "load",
+        /// Unloads `module`.
+        Unload = "unload",
         /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`
         /// times.
         Sweep = "sweep",

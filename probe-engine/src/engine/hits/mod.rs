@@ -4,6 +4,7 @@ pub(crate) mod clock;
 pub(crate) mod filter;
 pub(crate) mod guest_clock;
 pub(crate) mod int3;
+pub(crate) mod known_modules;
 pub(crate) mod merge;
 pub(crate) mod missed;
 pub(crate) mod observe;

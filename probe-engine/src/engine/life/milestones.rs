@@ -13,7 +13,7 @@ use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::table::Table;
 use crate::error::RegisterError;
-use crate::probe::{Place, ProbeKind};
+use crate::probe::{Options, Place, ProbeKind};
 
 /// The function in which the kernel frees its init text (`init/main.c`,
 /// `arch/x86/mm/init.c`); it is not in init text itself.
@@ -55,7 +55,15 @@ impl Engine {
         Ok(true)
     }
 
-    /// Waits for modules to come and go if one of these probes is in one.
+    /// Whether a probe with these options may have to unwind a stack through modules.
+    pub(crate) fn unwinds_modules<'o>(&self, mut all: impl Iterator<Item = &'o Options>) -> bool {
+        let is_able = self.kernel.modules.is_ok()
+            && matches!(&self.kernel.unwind, Ok(unwinder) if unwinder.table().is_some());
+        is_able && all.any(|options| options.stack != 0)
+    }
+
+    /// Waits for modules to come and go if one of these probes is in one, or has stacks that may lead through one.
+    /// Where that can't be waited for, stacks do without.
     pub(crate) fn wait_for_modules(
         &self,
         guest: &dyn StoppedGuest,
@@ -63,19 +71,31 @@ impl Engine {
         probes: &[Arc<Probe>],
     ) -> Result<(), RegisterError> {
         let in_module = |probe: &Arc<Probe>| is_in_module(probe, table);
-        if !probes.iter().any(in_module) {
-            return Ok(());
+        if probes.iter().any(in_module) {
+            return self.wait_for(guest, table, &MODULE_MILESTONES);
         }
-        self.wait_for(guest, table, &MODULE_MILESTONES)
+        if self.unwinds_modules(probes.iter().map(|probe| &probe.options)) {
+            let mut waiting = table.clone();
+            if self
+                .wait_for(guest, &mut waiting, &MODULE_MILESTONES)
+                .is_ok()
+            {
+                *table = waiting;
+            }
+        }
+        Ok(())
     }
 
-    /// Waits no more for modules if none of these probes is in one.
+    /// Waits no more for modules if none of these probes is in one, or may have to unwind through one.
     pub(crate) fn release_milestones<'p>(
         &self,
         table: &mut Table,
         mut probes: impl Iterator<Item = &'p Arc<Probe>>,
     ) {
-        if probes.any(|probe| is_in_module(probe, table)) {
+        let needs = |probe: &Arc<Probe>| {
+            is_in_module(probe, table) || self.unwinds_modules([&probe.options].into_iter())
+        };
+        if probes.any(needs) {
             return;
         }
         table.wait_no_more(Milestone::is_of_module);
@@ -151,6 +171,13 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) {
+        if milestone.is_of_module() {
+            if self.table().has_jumps() {
+                // Their stacks are unwound while it is there.
+                self.drain(memory);
+            }
+            self.known_modules.forget();
+        }
         match milestone {
             Milestone::FreesInitText => self.release_init_text(memory),
             Milestone::ModuleLoaded => self.place_in_module(memory, vcpu),
