@@ -175,12 +175,21 @@ impl Reading<'_> {
             functions: Vec::new(),
             blacklist: Default::default(),
             exceptions: Default::default(),
+            landings: Default::default(),
+            is_live_patch: false,
         })
     }
 
     fn with_functions(&self) -> Result<Module, ModuleError> {
         let mut module = self.outline()?;
+        let table = || self.guest.address(self.at(self.reader.layout.symbols.at));
+        let before = table().map_err(self.fault())?;
         module.functions = self.functions(&[module.text.clone(), module.init_text.clone()])?;
+        // When a module has started its symbols are moved, and the old ones are freed a while later
+        // (`do_init_module` in `kernel/module/main.c`).
+        if table().map_err(self.fault())? != before {
+            return Err(ModuleError::Unformed { name: module.name });
+        }
         Ok(module)
     }
 

@@ -43,6 +43,8 @@ fn module() -> Module {
         functions: vec![],
         blacklist: Default::default(),
         exceptions: Default::default(),
+        landings: Default::default(),
+        is_live_patch: false,
     }
 }
 

@@ -190,15 +190,39 @@ impl Engine {
                     self.withdraw(memory, is_lost, |_| {});
                 }
             }
-            Milestone::ModuleFreed => {
-                if let Some(name) = self.module_name(memory, vcpu) {
-                    let is_lost = |site: &Site| site.module.as_deref() == Some(&*name);
-                    self.withdraw(memory, is_lost, |_| {});
-                }
-            }
+            Milestone::ModuleFreed => self.withdraw_module(memory, vcpu),
             Milestone::EndsTask => self.ends_task(memory, vcpu),
             // That is a way past the instruction.
             Milestone::ShowsText => {}
+        }
+    }
+
+    /// Whether the guest is about to free a module that has jumps, by the function that this vCPU enters. They may be
+    /// taken out of its text only while no other vCPU runs.
+    pub(crate) fn frees_jumps(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
+        let table = self.table();
+        let site = table.site(GuestVirtAddr(vcpu.registers().rip));
+        let frees = |site: &Arc<Site>| site.milestone == Some(Milestone::ModuleFreed);
+        if !site.is_some_and(frees) {
+            return false;
+        }
+        let has_jump = |name: &str| {
+            let is_jump = |site: &Arc<Site>| {
+                let in_text = site.jump().is_some() || table.held(site.virt).is_some();
+                in_text && site.module.as_deref() == Some(name)
+            };
+            table.sites().chain(table.all_held()).any(is_jump)
+        };
+        self.module_name(memory, vcpu)
+            .is_some_and(|name| has_jump(&name))
+    }
+
+    /// A module's text is about to be freed. Nobody executes it any more, nor what stands in for it in a detour:
+    /// the kernel relies on that as well.
+    pub(crate) fn withdraw_module(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        if let Some(name) = self.module_name(memory, vcpu) {
+            let is_lost = |site: &Site| site.module.as_deref() == Some(&*name);
+            self.withdraw(memory, is_lost, |_| {});
         }
     }
 
@@ -237,6 +261,17 @@ impl Engine {
         }
         more(&mut table);
         self.apply_running(memory, before, table);
+        let table = self.table();
+        let kept: Vec<_> = table
+            .all_held()
+            .iter()
+            .filter(|site| !is_lost(site))
+            .cloned()
+            .collect();
+        if kept.len() < table.all_held().len() {
+            // What the guest has saved of a jump goes with the text.
+            self.publish(&table.holding(kept));
+        }
     }
 
     /// Changes the breakpoints while the guest runs. Nobody can be told of a

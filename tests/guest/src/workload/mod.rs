@@ -78,6 +78,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::StaticKeys => static_keys::run(plan),
         Workload::Debugger => debugger::run(plan.count),
         Workload::Module => module::run(plan),
+        Workload::Churn => module::churn(plan),
         Workload::Load => module::load(&module::file(&plan.module)?).map(|()| json!({})),
         Workload::Unload => module::unload(&plan.module).map(|()| json!({})),
         Workload::Sweep => sweep::run(plan.count),
