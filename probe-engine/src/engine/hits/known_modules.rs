@@ -13,7 +13,6 @@ use guest_kernel::unwind::Unwinder;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr};
 
-use crate::engine::Engine;
 use crate::engine::lock::{Lock, Rank};
 
 /// Entries of modules' tables that are kept at most before all are forgotten, some 12 MiB of memory; the last
@@ -62,6 +61,20 @@ impl KnownModules {
     /// A module comes or goes.
     pub(crate) fn forget(&self) {
         *self.0.lock() = Known::default();
+    }
+
+    /// The function of a module that an address is in. `keeps` says whether somebody tells when a module goes, so that
+    /// what is read can be kept.
+    pub(crate) fn resolve(
+        &self,
+        modules: ModulesOf<'_>,
+        at: GuestVirtAddr,
+        keeps: bool,
+    ) -> Option<ModuleSymbol> {
+        match keeps {
+            true => self.0.lock().resolve(modules, at),
+            false => Known::default().resolve(modules, at),
+        }
     }
 
     /// The kernel's tables with those of modules that are known already.
@@ -140,30 +153,6 @@ impl Known {
                 ..function.clone()
             },
         })
-    }
-}
-
-impl Engine {
-    /// The modules of the guest, by the page tables that it had when it last stood still.
-    pub(crate) fn modules_of<'a>(&'a self, memory: &'a dyn GuestMemory) -> Option<ModulesOf<'a>> {
-        Some(ModulesOf {
-            reader: self.kernel.modules.as_ref().ok()?,
-            memory,
-            tables: self.last_tables.get()?,
-        })
-    }
-
-    /// The function of a loaded module that an address is in.
-    pub fn resolve_in_module(
-        &self,
-        memory: &dyn GuestMemory,
-        at: GuestVirtAddr,
-    ) -> Option<ModuleSymbol> {
-        let modules = self.modules_of(memory)?;
-        if self.table().waits_for_modules() {
-            return self.known_modules.0.lock().resolve(modules, at);
-        }
-        Known::default().resolve(modules, at)
     }
 }
 

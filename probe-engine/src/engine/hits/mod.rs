@@ -7,6 +7,7 @@ pub(crate) mod int3;
 pub(crate) mod known_modules;
 pub(crate) mod merge;
 pub(crate) mod missed;
+pub(crate) mod module_symbol;
 pub(crate) mod observe;
 pub(crate) mod stack;
 pub(crate) mod step;

@@ -297,3 +297,37 @@ fn a_vcpu_that_meets_a_jump_of_a_freed_module_finds_the_text() {
     m.f.memory.read(GuestPhysAddr(PAGES[0]), &mut text).unwrap();
     assert_eq!(text, [0x41, 0x55, 0x49, 0x89, 0xf5]);
 }
+
+#[test]
+fn an_address_in_a_module_has_a_name_as_long_as_the_module_is_there() {
+    let m = Paged::new();
+    let resolve = |at: u64| {
+        let found =
+            m.f.engine
+                .resolve_in_module(&*m.f.memory, GuestVirtAddr(at))?;
+        let function = found.function;
+        Some((found.module, function.name, found.offset, function.size))
+    };
+    let read = |offset| Some(("ext4".to_owned(), "ext4_read".to_owned(), offset, 0x40));
+    assert_eq!(resolve(SPACE), None, "nobody has looked at the guest yet");
+    let id = m.probe("ext4:ext4_read").id;
+    // What fills the space up to the next function belongs to it.
+    assert_eq!(
+        (resolve(SPACE), resolve(SPACE + 0x3f)),
+        (read(0), read(0x3f))
+    );
+    let next = resolve(SPACE + 0x40).unwrap();
+    assert_eq!((next.1.as_str(), next.2), ("ext4_write", 0));
+    assert_eq!((resolve(SPACE + 0x1100), resolve(TEXT)), (None, None));
+    // It is kept until a module comes or goes.
+    m.guest.link(&[]);
+    assert_eq!(resolve(SPACE), read(0));
+    m.enter(FREE);
+    assert_eq!(resolve(SPACE), None);
+    // Without anybody who tells that, nothing is kept.
+    m.guest.link(&[MODULE]);
+    m.f.engine.unregister(&m.stopped(), &[id]).unwrap();
+    assert_eq!(resolve(SPACE), read(0));
+    m.guest.link(&[]);
+    assert_eq!(resolve(SPACE), None);
+}

@@ -83,7 +83,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             .await?;
         guest.work(&format!("files count={CALLS}")).await?;
         guest
-            .work(&format!("threads call=tun count={CALLS}"))
+            .work(&format!("threads syscall=tun count={CALLS}"))
             .await?;
         let report = guest.work("trace").await?;
         let removed = guest.remove(&names).await?;
