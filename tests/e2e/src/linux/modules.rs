@@ -203,7 +203,7 @@ fn same_files(events: &[Event], probes: &[Probe]) -> Result<usize, Failure> {
     let of = |index: usize| {
         let id = probes[index].id;
         let of_probe = events.iter().filter(move |event| event.probe_id == id);
-        of_probe.map(|event| event.registers.clone().unwrap_or_default())
+        of_probe.map(|event| event.registers.unwrap_or_default())
     };
     // `tun_chr_open(struct inode *, struct file *)`, and the same of `tun_chr_close`.
     let [opened, closed] = [0, 2].map(|index| of(index).map(|it| it.rsi).collect::<Vec<_>>());
