@@ -140,6 +140,7 @@ fn place(answer: ResolveAddressResponse) -> Option<Place> {
     let symbol = answer.symbol?;
     Some(Place {
         size: (answer.size > 0).then_some(answer.size),
+        module: answer.module,
         ..Place::new(symbol.name, answer.offset)
     })
 }

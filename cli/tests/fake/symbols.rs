@@ -39,6 +39,7 @@ impl SymbolService for Fake {
                 "vfs_read" | "vfs_write" => 0x800,
                 _ => 0x1000,
             },
+            module: String::new(),
         }))
     }
 

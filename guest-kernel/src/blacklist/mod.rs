@@ -22,6 +22,7 @@ pub use exceptions::ExceptionTable;
 pub use landings::Landings;
 pub use reason::{Patched, Reason};
 pub use tables::ImageTables;
+pub(crate) use tables::targets;
 
 /// Why a kernel's tables can't be read.
 #[derive(Debug, Error)]

@@ -120,7 +120,7 @@ impl<'a> ImageTables<'a> {
 }
 
 /// The targets of the entries of a table, in ascending order.
-fn targets(
+pub(crate) fn targets(
     table: Option<RawTable<'_>>,
     format: Format,
 ) -> Result<Vec<GuestVirtAddr>, BlacklistError> {

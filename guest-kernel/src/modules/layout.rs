@@ -50,6 +50,8 @@ pub(super) struct ModuleLayout {
     pub(super) tables: Vec<(Reason, TableAt)>,
     pub(super) functions: Option<TableAt>,
     pub(super) exceptions: Option<TableAt>,
+    /// Of the flag of live patches.
+    pub(super) live_patch: Option<u64>,
 }
 
 /// Values of `enum module_state`.
@@ -176,6 +178,7 @@ impl ModuleLayout {
                 "num_kprobe_blacklist",
                 Format::FUNCTIONS,
             ),
+            live_patch: offset("klp").ok(),
             exceptions: table("extable", "num_exentries", Format::exception(Some(btf))),
         })
     }

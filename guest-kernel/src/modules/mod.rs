@@ -18,7 +18,7 @@ use guest_state::GuestVirtAddr;
 use guest_state::x86_64::paging::VirtFault;
 use thiserror::Error;
 
-use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable};
+use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings};
 use crate::btf::TypeError;
 use crate::symbols::LookupError;
 
@@ -113,6 +113,10 @@ pub struct Module {
     pub blacklist: Blacklist,
     /// Its instructions with a fix-up.
     pub exceptions: ExceptionTable,
+    /// Where execution continues according to its tables.
+    pub landings: Landings,
+    /// Whether it is a live patch: the kernel relocates its text whenever it loads a module that is patched.
+    pub is_live_patch: bool,
 }
 
 /// A function of a module.

@@ -89,6 +89,32 @@ impl ModuleReader {
         self.reading(memory, tables, module).module()
     }
 
+    /// Reads only where a module's text is, its name and its state: it has no functions and no tables then.
+    ///
+    /// # Errors
+    /// See [`ModuleError`].
+    pub fn outline(
+        &self,
+        memory: &dyn GuestMemory,
+        tables: PageTables,
+        module: GuestVirtAddr,
+    ) -> Result<Module, ModuleError> {
+        self.reading(memory, tables, module).outline()
+    }
+
+    /// As [`Self::outline`], with the module's functions.
+    ///
+    /// # Errors
+    /// See [`ModuleError`].
+    pub fn with_functions(
+        &self,
+        memory: &dyn GuestMemory,
+        tables: PageTables,
+        module: GuestVirtAddr,
+    ) -> Result<Module, ModuleError> {
+        self.reading(memory, tables, module).with_functions()
+    }
+
     fn reading<'a>(
         &'a self,
         memory: &'a dyn GuestMemory,
@@ -128,7 +154,7 @@ impl Reading<'_> {
             .ok_or_else(|| self.damaged("it has no name"))
     }
 
-    fn module(&self) -> Result<Module, ModuleError> {
+    fn outline(&self) -> Result<Module, ModuleError> {
         let layout = &self.reader.layout;
         let name = self.name()?;
         let state = self.guest.u32(self.at(layout.state));
@@ -140,17 +166,35 @@ impl Reading<'_> {
         };
         let text = self.text(layout.text)?;
         let init_text = self.text(layout.init_text)?;
-        let functions = self.functions(&[text.clone(), init_text.clone()])?;
-        let mut module = Module {
+        Ok(Module {
             address: self.module,
             name,
             state,
             text,
             init_text,
-            functions,
+            functions: Vec::new(),
             blacklist: Default::default(),
             exceptions: Default::default(),
-        };
+            landings: Default::default(),
+            is_live_patch: false,
+        })
+    }
+
+    fn with_functions(&self) -> Result<Module, ModuleError> {
+        let mut module = self.outline()?;
+        let table = || self.guest.address(self.at(self.reader.layout.symbols.at));
+        let before = table().map_err(self.fault())?;
+        module.functions = self.functions(&[module.text.clone(), module.init_text.clone()])?;
+        // When a module has started its symbols are moved, and the old ones are freed a while later
+        // (`do_init_module` in `kernel/module/main.c`).
+        if table().map_err(self.fault())? != before {
+            return Err(ModuleError::Unformed { name: module.name });
+        }
+        Ok(module)
+    }
+
+    fn module(&self) -> Result<Module, ModuleError> {
+        let mut module = self.with_functions()?;
         self.tables(&mut module)?;
         Ok(module)
     }

@@ -10,7 +10,7 @@ use super::layout::TableAt;
 use super::read::Reading;
 use super::{Module, ModuleError, ModuleFunction};
 use crate::blacklist::format::RawTable;
-use crate::blacklist::{Blacklist, BlacklistEntry, ExceptionTable, Reason};
+use crate::blacklist::{Blacklist, BlacklistEntry, ExceptionTable, Landings, Reason, targets};
 
 /// The longest table that is read, in bytes.
 const MAX_TABLE: usize = 16 << 20;
@@ -68,11 +68,54 @@ impl Reading<'_> {
             let places = self.places(at, module, &code)?;
             module.exceptions = ExceptionTable::new(places.into_iter().map(|place| place.start));
         }
+        let mut tables = layout.tables.iter();
+        let labels = tables.find(|(reason, _)| *reason == Reason::JumpLabel);
+        module.landings = Landings {
+            fix_ups: self.targets(layout.exceptions, module)?,
+            labels: self.targets(labels.map(|(_, at)| *at), module)?,
+        };
+        if let Some(offset) = layout.live_patch {
+            let flag = self.guest.bytes(self.at(offset), 1);
+            module.is_live_patch = flag.map_err(self.fault())? != [0];
+        }
         module.blacklist = Blacklist::new(entries).map_err(|source| ModuleError::Tables {
             name: module.name.clone(),
             source,
         })?;
         Ok(())
+    }
+
+    /// Where a table is, and what is in it.
+    fn table(&self, at: TableAt) -> Result<(GuestVirtAddr, Vec<u8>), ModuleError> {
+        let address = self.guest.address(self.at(at.at)).map_err(self.fault())?;
+        let count = self.guest.u32(self.at(at.count)).map_err(self.fault())?;
+        let len = (count as usize).saturating_mul(at.format.stride);
+        if len > MAX_TABLE {
+            return Err(self.damaged("one of its tables is too long"));
+        }
+        let bytes = self.guest.bytes(address, len).map_err(self.fault())?;
+        Ok((address, bytes))
+    }
+
+    /// Where execution continues according to a table.
+    fn targets(
+        &self,
+        at: Option<TableAt>,
+        module: &Module,
+    ) -> Result<Vec<GuestVirtAddr>, ModuleError> {
+        let Some(at) = at else {
+            return Ok(Vec::new());
+        };
+        let (address, bytes) = self.table(at)?;
+        let table = RawTable {
+            name: at.name,
+            address,
+            bytes: &bytes,
+        };
+        targets(Some(table), at.format).map_err(|source| ModuleError::Tables {
+            name: module.name.clone(),
+            source,
+        })
     }
 
     /// The places that a table names. Places outside the module's text are left out: tables still name
@@ -83,13 +126,7 @@ impl Reading<'_> {
         module: &Module,
         code: &ModuleText,
     ) -> Result<Vec<std::ops::Range<GuestVirtAddr>>, ModuleError> {
-        let address = self.guest.address(self.at(at.at)).map_err(self.fault())?;
-        let count = self.guest.u32(self.at(at.count)).map_err(self.fault())?;
-        let len = (count as usize).saturating_mul(at.format.stride);
-        if len > MAX_TABLE {
-            return Err(self.damaged("one of its tables is too long"));
-        }
-        let bytes = self.guest.bytes(address, len).map_err(self.fault())?;
+        let (address, bytes) = self.table(at)?;
         let table = RawTable {
             name: at.name,
             address,

@@ -52,6 +52,24 @@ fn a_module_is_read_in_either_layout() {
 }
 
 #[test]
+fn an_outline_is_a_module_without_what_takes_long_to_read() {
+    for version in VERSIONS {
+        let guest = Guest::new(version);
+        let (reader, at) = (reader(version), GuestVirtAddr(MODULE));
+        let whole = guest.read().unwrap();
+        let outline = reader.outline(&*guest.memory, TABLES, at).unwrap();
+        assert_eq!((&outline.name, outline.state), (&whole.name, whole.state));
+        assert_eq!(
+            (&outline.text, &outline.init_text),
+            (&whole.text, &whole.init_text)
+        );
+        assert!(outline.functions.is_empty());
+        let named = reader.with_functions(&*guest.memory, TABLES, at).unwrap();
+        assert_eq!(named.functions, whole.functions);
+    }
+}
+
+#[test]
 fn functions_in_the_text_are_found_with_their_sizes() {
     let module = Guest::new(Version::V6_1).read().unwrap();
     let found: Vec<_> = module

@@ -126,6 +126,22 @@ impl Unwinder {
             || self.module(at).is_some()
     }
 
+    /// Returns true if an address may be in a module that [`Self::add_module`] has not been told of: its callers
+    /// would be guessed. Never so in a kernel without tables.
+    pub fn lacks(&self, at: GuestVirtAddr) -> bool {
+        self.image.is_some()
+            && self.layout.is_some()
+            && MODULE_SPACE.contains(&at.0)
+            && !self.text.iter().any(|text| text.contains(&at))
+            && self.module(at).is_none()
+    }
+
+    /// How many entries the tables of the modules have.
+    pub fn module_entries(&self) -> usize {
+        let tables = self.modules.iter().filter_map(|it| it.table.as_ref());
+        tables.map(|table| table.len()).sum()
+    }
+
     fn module(&self, at: GuestVirtAddr) -> Option<&LoadedModule> {
         let is_in = |loaded: &&LoadedModule| loaded.text.iter().any(|text| text.contains(&at));
         self.modules.iter().find(is_in)

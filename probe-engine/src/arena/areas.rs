@@ -21,6 +21,13 @@ pub const HOLE: Range<GuestVirtAddr> =
 pub const SLOT_AREA: Range<GuestVirtAddr> =
     GuestVirtAddr(HOLE.end.0 - SLOTS as u64 * SLOT_LEN as u64)..HOLE.end;
 
+/// Where springboards for jumps in modules are. A jump with an uppermost byte of 0xCC leads 0.8 GiB below itself:
+/// from the modules' space that is behind the kernel's image. There the kernel maps nothing once it has started
+/// (`cleanup_highmap` in `arch/x86/mm/init_64.c`). The modules in the first 48 MiB of their space reach this, and
+/// they are loaded from its bottom on.
+pub const MODULE_BOARDS: Range<GuestVirtAddr> =
+    GuestVirtAddr(0xffff_ffff_8c00_0000)..GuestVirtAddr(0xffff_ffff_9000_0000);
+
 /// The bottom of the hole: a window for the vCPUs' blocks ([`crate::ring::layout`]), which lie in it at
 /// distances that are the guest's choice.
 pub const BLOCKS: Range<GuestVirtAddr> = HOLE.start..GuestVirtAddr(HOLE.start.0 + (16 << 20));

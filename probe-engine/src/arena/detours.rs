@@ -95,9 +95,9 @@ pub(super) struct Detours {
 }
 
 impl Detours {
-    /// In memory for code of so many bytes.
-    pub(super) fn new(len: u64) -> Self {
-        let start = GuestVirtAddr(HOLE.end.0.saturating_sub(len));
+    /// In memory for code of so many bytes, of which the first `reserved` are for something else.
+    pub(super) fn new(len: u64, reserved: u64) -> Self {
+        let start = GuestVirtAddr(HOLE.end.0.saturating_sub(len).saturating_add(reserved));
         Self {
             space: Space::new(start..SLOT_AREA.start),
             occupants: Vec::new(),

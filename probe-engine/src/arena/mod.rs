@@ -15,6 +15,9 @@
 //! else is mapped at once, by pages of 2 MiB: what is not used takes no memory of the host's. Data is
 //! mapped at several addresses, code at one only and never writable.
 //!
+//! Springboards for jumps in modules have to be elsewhere: see [`MODULE_BOARDS`]. The first of them, when the kernel
+//! has long started, has the first pages of the code mapped there once more.
+//!
 //! The guest can't be trusted with any of this: it may overwrite the entries, the tables and the
 //! data. What is where is therefore kept here and never read back.
 
@@ -41,7 +44,7 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, Memory
 use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
 
-pub use areas::{BLOCKS, CALLS, HOLE, RAM_WINDOW, RINGS, SLOT_AREA, SLOT_LEN};
+pub use areas::{BLOCKS, CALLS, HOLE, MODULE_BOARDS, RAM_WINDOW, RINGS, SLOT_AREA, SLOT_LEN};
 pub use detours::{InDetour, Placed};
 pub use error::{InstallError, PlaceError, SlotError};
 pub use ram_window::MappedRam;
@@ -57,6 +60,11 @@ use tables::ArenaTables;
 /// right behind it.
 pub const TRAMPOLINE: GuestVirtAddr =
     GuestVirtAddr(slots::TRAMPOLINE.0 - crate::calls::layout::TRAMPOLINE_LEN);
+
+/// Whether an address can be one of the arena's code.
+fn is_ours(at: GuestVirtAddr) -> bool {
+    HOLE.contains(&at) || MODULE_BOARDS.contains(&at)
+}
 
 /// Code that writes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -117,7 +125,7 @@ impl Arena {
         Ok(Self {
             tables,
             slots: Slots::default(),
-            detours: Detours::new(region.code.len),
+            detours: Detours::new(region.code.len, tables::boards_len(&region)),
         })
     }
 
@@ -135,7 +143,7 @@ impl Arena {
         self.tables.ram()
     }
 
-    /// Where an address in the hole is in physical memory, if anything is there.
+    /// Where an address of the arena is in physical memory, if anything is there.
     pub fn to_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
         self.tables.to_phys(at)
     }
@@ -224,7 +232,7 @@ impl Arena {
         let trampoline = TRAMPOLINE.wrapping_add(1)..self.trampoline();
         reclaim::mentioned(memory, ram, rips, |at| match trampoline.contains(&at) {
             true => Some(RecordingCode::Trampoline),
-            false if HOLE.contains(&at) => self.detours.number_at(at).map(RecordingCode::Detour),
+            false if is_ours(at) => self.detours.number_at(at).map(RecordingCode::Detour),
             false => None,
         })
     }
@@ -241,7 +249,7 @@ impl Arena {
 
     /// What an address in the hole belongs to.
     fn owner(&self, at: GuestVirtAddr) -> Option<Owner> {
-        if !HOLE.contains(&at) {
+        if !is_ours(at) {
             return None;
         }
         let detour = || self.detours.number_at(at).map(Owner::Detour);

@@ -47,6 +47,8 @@ pub struct Space {
     /// Where detours and springboards gather.
     homes: BTreeSet<u64>,
     springboards: BTreeSet<u64>,
+    /// Where else springboards may be.
+    boards: Range<u64>,
     /// Where a search may begin, for each of the frequent patterns: before there was no room.
     searched: [u64; FREQUENT.len()],
 }
@@ -60,7 +62,16 @@ impl Space {
             gaps: (start < end).then_some((start, end)).into_iter().collect(),
             homes: BTreeSet::new(),
             springboards: BTreeSet::new(),
+            boards: 0..0,
             searched: [0; FREQUENT.len()],
+        }
+    }
+
+    /// Lets springboards be in an area of their own as well, none of which is `area`. Only the first call counts.
+    pub(super) fn add_boards(&mut self, boards: &Range<GuestVirtAddr>) {
+        if self.boards.is_empty() && boards.start < boards.end {
+            self.boards = boards.start.0..boards.end.0;
+            self.gaps.insert(boards.start.0, boards.end.0);
         }
     }
 
@@ -75,7 +86,10 @@ impl Space {
             let code = target;
             return Some(Placement { target, code });
         }
-        let target = self.springboard(at, pattern, &range)?;
+        let boards = self.boards.clone();
+        let target = self
+            .springboard(at, pattern, &range)
+            .or_else(|| self.springboard(at, pattern, &boards))?;
         self.take(target, JUMP_LEN);
         let Some(code) = self.code(at, Pattern::default(), len, &range) else {
             self.give(target, JUMP_LEN);

@@ -13,7 +13,7 @@ use guest_state::x86_64::page_entry::{
 use guest_state::x86_64::paging::PageSize;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
 
-use super::areas::{HOLE, RAM_WINDOW};
+use super::areas::{HOLE, MODULE_BOARDS, RAM_WINDOW};
 use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
 use super::ram_window::MappedRam;
@@ -38,6 +38,12 @@ const FIRST_OF_RAM: u64 = RAM_WINDOW.0 / GIGABYTE % 512;
 /// Its entries for the image and for modules and fixed addresses.
 const KERNELS: [u64; 2] = [510, 511];
 
+/// What the first of these leads to.
+const IMAGE_DIRECTORY: &str = "level2_kernel_pgt";
+/// How many bytes [`MODULE_BOARDS`] has.
+const BOARDS_LEN: u64 = MODULE_BOARDS.end.0 - MODULE_BOARDS.start.0;
+/// The address in an entry.
+const ADDRESS: u64 = PHYS_END - PAGE_SIZE;
 /// End of the addresses that an entry can hold.
 pub(super) const PHYS_END: u64 = 1 << 52;
 
@@ -47,6 +53,8 @@ pub(super) struct ArenaTables {
     region: ArenaMemory,
     /// The kernel's table.
     kernel: GuestPhysAddr,
+    /// Its page directory for the image.
+    image_directory: Option<GuestPhysAddr>,
     /// The guest's RAM, as far as it is mapped for detours.
     ram: Option<MappedRam>,
 }
@@ -62,10 +70,13 @@ impl ArenaTables {
     ) -> Result<Self, InstallError> {
         check(&region)?;
         let kernel = kernel_table(image, symbols)?;
+        let image_directory = symbols.by_name(IMAGE_DIRECTORY).next();
+        let image_directory = image_directory.and_then(|it| image.to_phys(it.address));
         let ram = MappedRam::of(ram);
         let tables = Self {
             region,
             kernel,
+            image_directory: image_directory.map(|(phys, _)| phys),
             ram,
         };
         tables.check(memory)?;
@@ -106,6 +117,36 @@ impl ArenaTables {
             memory.write_u64(entry(self.kernel, index), directory.0 | TABLE)?;
         }
         Ok(())
+    }
+
+    /// Maps [`MODULE_BOARDS`], unless the kernel uses these addresses. Whether they are mapped. The kernel has to
+    /// have started: before, it maps all that an image could take.
+    pub(super) fn open_boards(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
+        let Some(directory) = self
+            .image_directory
+            .filter(|_| boards_len(&self.region) > 0)
+        else {
+            return Ok(false);
+        };
+        let above = memory.read_u64(entry(self.kernel, KERNELS[0]))?;
+        if above & (ADDRESS | PRESENT | LARGE) != directory.0 | PRESENT {
+            return Ok(false);
+        }
+        let first = (MODULE_BOARDS.start.0 - HOLE.end.0) / LARGE_PAGE;
+        let pages = (0..BOARDS_LEN / LARGE_PAGE).map(|page| {
+            let phys = self.region.code.start.0 + page * LARGE_PAGE;
+            (entry(directory, first + page), phys | CODE)
+        });
+        for (at, ours) in pages.clone() {
+            let there = memory.read_u64(at)?;
+            if there & PRESENT != 0 && there != ours {
+                return Ok(false);
+            }
+        }
+        for (at, ours) in pages {
+            memory.write_u64(at, ours)?;
+        }
+        Ok(true)
     }
 
     /// The RAM that is mapped for detours.
@@ -162,14 +203,28 @@ impl ArenaTables {
         Ok(true)
     }
 
-    /// Where an address in the hole is in physical memory.
+    /// Where an address of the arena is in physical memory.
     pub(super) fn to_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
         let ArenaMemory { code, data, .. } = self.region;
         let in_code = at
             .offset_from(GuestVirtAddr(HOLE.end.0 - code.len))
             .filter(|offset| *offset < code.len)
             .map(|offset| code.start.wrapping_add(offset));
+        let in_boards = at
+            .offset_from(MODULE_BOARDS.start)
+            .filter(|offset| *offset < boards_len(&self.region))
+            .map(|offset| code.start.wrapping_add(offset));
+        let in_code = in_code.or(in_boards);
         in_code.or_else(|| data::stretches(data).find_map(|stretch| stretch.to_phys(at)))
+    }
+}
+
+/// How many bytes of the code are mapped at [`MODULE_BOARDS`]: the first ones, if there is as much code as can be.
+pub(super) fn boards_len(region: &ArenaMemory) -> u64 {
+    if region.code.len == GIGABYTE {
+        BOARDS_LEN
+    } else {
+        0
     }
 }
 

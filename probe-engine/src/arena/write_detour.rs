@@ -6,10 +6,14 @@ use guest_state::x86_64::{INT3, jmp_rel32};
 use guest_state::{GuestMemory, GuestVirtAddr, MemoryError};
 
 use super::Arena;
+use super::areas::MODULE_BOARDS;
 use super::detours::{Detours, InDetour, PAGE, Placed, parts};
 use super::error::PlaceError;
 use super::space::Placement;
 use crate::detour::{Detour, Pattern};
+
+/// The modules' space, in any kernel (`Documentation/arch/x86/x86_64/mm.rst`).
+const IN_MODULES: std::ops::Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 
 impl Arena {
     /// The detour for the probe at `at`, whose jump has to have `pattern`: the one that it has or had,
@@ -39,6 +43,9 @@ impl Arena {
             at,
             idle: detours.idle(),
         };
+        if IN_MODULES.contains(&at.0) && self.tables.open_boards(memory)? {
+            self.detours.space.add_boards(&MODULE_BOARDS);
+        }
         let Some(number) = self.detours.number(numbers) else {
             let idle = self.detours.idle();
             return Err(PlaceError::NoNumber { numbers, idle });

@@ -23,27 +23,49 @@ pub fn functions_without(
     start: GuestVirtAddr,
     text: &[u8],
 ) -> HashSet<GuestVirtAddr> {
-    let changing = suspects(text).map(|offset| start.wrapping_add(offset as u64));
     let early = EARLY.iter().flat_map(|name| symbols.by_name(name));
     let early: HashSet<_> = early.map(|symbol| symbol.address).collect();
+    let resolve = |at| {
+        let within = symbols.resolve(at)?;
+        Some((within.symbol.address, within.size))
+    };
+    all_without(resolve, &early, start, text)
+}
+
+/// The same of a module, none of whose functions begins so: those that change GS base, and those of the module that
+/// they call then. `resolve` tells the start and the size of the function that an address is in.
+pub fn functions_losing_gs(
+    resolve: impl Fn(GuestVirtAddr) -> Option<(GuestVirtAddr, u64)>,
+    start: GuestVirtAddr,
+    text: &[u8],
+) -> HashSet<GuestVirtAddr> {
+    all_without(resolve, &HashSet::new(), start, text)
+}
+
+fn all_without(
+    resolve: impl Fn(GuestVirtAddr) -> Option<(GuestVirtAddr, u64)>,
+    early: &HashSet<GuestVirtAddr>,
+    start: GuestVirtAddr,
+    text: &[u8],
+) -> HashSet<GuestVirtAddr> {
+    let changing = suspects(text).map(|offset| start.wrapping_add(offset as u64));
     let mut without = HashSet::new();
     for at in changing.chain(early.iter().copied()) {
-        let Some(within) = symbols.resolve(at) else {
+        let Some((function, size)) = resolve(at) else {
             continue;
         };
-        let function = within.symbol.address;
         if without.contains(&function) {
             continue;
         }
         let bytes = function.offset_from(start).and_then(|from| {
             let rest = text.get(usize::try_from(from).ok()?..)?;
-            Some(&rest[..rest.len().min(within.size as usize)])
+            Some(&rest[..rest.len().min(size as usize)])
         });
         let bytes = bytes.unwrap_or_default();
         if let Some(called) = called_without(bytes, function, early.contains(&function)) {
             without.insert(function);
-            let called = called.into_iter().filter_map(|at| symbols.resolve(at));
-            without.extend(called.map(|within| within.symbol.address));
+            let called = called.into_iter().filter_map(&resolve);
+            without.extend(called.map(|(function, _)| function));
         }
     }
     without

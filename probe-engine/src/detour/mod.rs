@@ -32,7 +32,7 @@ pub use environment::{Environment, Following, Pointers, Root};
 pub use error::DetourError;
 pub use generate::generate;
 pub use ground::{Ground, is_early, is_free};
-pub use gs::functions_without;
+pub use gs::{functions_losing_gs, functions_without};
 pub use live::Dead;
 pub use pun::Pattern;
 pub use purpose::{Follow, Purpose, Tag};

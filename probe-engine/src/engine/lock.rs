@@ -24,6 +24,8 @@ pub(crate) enum Rank {
     Exits,
     /// Steps under way.
     Steps,
+    /// What is known of the guest's modules.
+    KnownModules,
     /// The kernel's page tables, as last seen.
     PageTables,
     /// Places in the table of calls whose probes have gone.

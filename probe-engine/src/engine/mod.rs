@@ -37,6 +37,7 @@ use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
 use guest_state::{GuestMemory, MemoryError};
 use hits::guest_clock::GuestClock;
+use hits::known_modules::KnownModules;
 use hits::stepping::Steps;
 use jumps::outstanding::Outstanding;
 use jumps::reader::Reader;
@@ -58,6 +59,7 @@ use crate::probe::{ProbeId, ProbeInfo};
 pub use changes::draft::Draft;
 pub use changes::removal::Removal;
 pub use changes::switching::Switching;
+pub use hits::known_modules::ModuleSymbol;
 pub use hits::merge::Merger;
 pub use jumps::prepared::Prepared;
 pub use jumps::rings::Drained;
@@ -92,6 +94,7 @@ pub struct Engine {
     optimizer: Optimizer,
     outstanding: Outstanding,
     last_tables: LastTables,
+    known_modules: KnownModules,
 }
 
 impl Engine {
@@ -120,6 +123,7 @@ impl Engine {
             optimizer: Optimizer::new(),
             outstanding: Outstanding::default(),
             last_tables: LastTables::new(),
+            known_modules: KnownModules::new(),
         }
     }
 
@@ -220,7 +224,12 @@ impl Engine {
         if table.has_jumps() {
             self.merger.set_active(true);
         }
+        let waited = self.table().waits_for_modules();
         self.table.store(Arc::clone(table));
+        if !(waited && table.waits_for_modules()) {
+            // What is known of modules holds as long as somebody waits for them to come and go.
+            self.known_modules.forget();
+        }
         self.outstanding.add();
     }
 

@@ -125,9 +125,15 @@ pub enum NoJump {
     /// The engine has a breakpoint of its own there.
     #[error("the engine itself follows the kernel by a breakpoint here")]
     Milestone,
-    /// The detours don't reach modules.
-    #[error("it is in a module's text")]
-    Module,
+    /// What is so only in modules.
+    #[error("it is in a module's text, and {why}")]
+    Module {
+        /// What is in the way, as a clause.
+        why: &'static str,
+    },
+    /// A module's text is settled when its init text is freed.
+    #[error("its module is being loaded or unloaded")]
+    ModuleStarts,
     /// A detour checks the conditions of one probe only.
     #[error("another probe is at the same instruction, with other conditions")]
     Conditions,
@@ -226,7 +232,7 @@ impl NoJump {
             Self::OwnReturns => "own returns",
             Self::Watchpoint => "watchpoint",
             Self::Milestone => "milestone",
-            Self::Module => "module",
+            Self::Module { .. } | Self::ModuleStarts => "module",
             Self::Conditions => "conditions",
             Self::MaxActive => "maxactive",
             Self::ValuesTooLong => "values too long",
@@ -256,7 +262,7 @@ impl NoJump {
             | Self::OwnReturns
             | Self::Watchpoint
             | Self::Milestone
-            | Self::Module
+            | Self::ModuleStarts
             | Self::Conditions
             | Self::MaxActive
             | Self::ValuesTooLong
@@ -277,6 +283,7 @@ impl NoJump {
             | Self::Undecodable { .. }
             | Self::EarlyCode
             | Self::Unreadable { .. }
+            | Self::Module { .. }
             | Self::Tripwire
             | Self::NoArena { .. }
             | Self::NoRings { .. }

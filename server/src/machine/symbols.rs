@@ -38,17 +38,30 @@ impl Machine {
     /// The symbol that covers an address, and where the address is in it.
     pub fn resolve_address(&self, address: u64) -> Result<v1::ResolveAddressResponse, Status> {
         let address = GuestVirtAddr(address);
-        match self.engine.symbols().resolve(address) {
-            Some(found) => Ok(v1::ResolveAddressResponse {
+        if let Some(found) = self.engine.symbols().resolve(address) {
+            return Ok(v1::ResolveAddressResponse {
                 symbol: Some(convert::symbol(found.symbol)),
                 offset: found.offset,
                 size: found.size,
-            }),
-            None => Err(status::with_field(
-                Code::NotFound,
-                "address",
-                format!("{address} is not in the guest's kernel image, so no symbol covers it"),
-            )),
+                module: String::new(),
+            });
         }
+        let found = self.engine.resolve_in_module(&self.memory, address);
+        let found = found.ok_or_else(|| {
+            let why = format!(
+                "{address} is neither in the guest's kernel image nor in a loaded module, so no symbol covers it"
+            );
+            status::with_field(Code::NotFound, "address", why)
+        })?;
+        Ok(v1::ResolveAddressResponse {
+            symbol: Some(v1::Symbol {
+                name: found.function.name,
+                address: found.function.address.0,
+                kind: "t".to_owned(),
+            }),
+            offset: found.offset,
+            size: found.function.size,
+            module: found.module,
+        })
     }
 }

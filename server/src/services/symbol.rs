@@ -47,8 +47,9 @@ impl SymbolService for Symbols {
         request: Request<ResolveAddressRequest>,
     ) -> Result<Response<ResolveAddressResponse>, Status> {
         let ResolveAddressRequest { vm, address } = request.into_inner();
-        let answer = self.0.get(&vm)?.resolve_address(address)?;
-        Ok(Response::new(answer))
+        let machine = self.0.get(&vm)?;
+        let work = move || machine.resolve_address(address);
+        Ok(Response::new(blocking(work).await?))
     }
 
     async fn describe_type(

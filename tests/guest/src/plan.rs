@@ -138,6 +138,13 @@ named! {
         Debugger = "debugger",
         /// Loads `module`, uses it `count` times, unloads it; all of it `rounds` times.
         Module = "module",
+        /// Loads and unloads `module` `rounds` times, `ms` milliseconds in between, while a thread on each CPU
+        /// opens its device over and over.
+        Churn = "churn",
+        /// Loads `module`.
+        Load = "load",
+        /// Unloads `module`.
+        Unload = "unload",
         /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`
         /// times.
         Sweep = "sweep",

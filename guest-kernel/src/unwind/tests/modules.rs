@@ -43,6 +43,8 @@ fn module() -> Module {
         functions: vec![],
         blacklist: Default::default(),
         exceptions: Default::default(),
+        landings: Default::default(),
+        is_live_patch: false,
     }
 }
 
@@ -164,4 +166,33 @@ fn modules_of_a_kernel_with_frame_pointers_have_no_tables() {
     unwinder.add_module(&memory, TABLES, &module()).unwrap();
     assert_eq!(find(&unwinder, CODE), None);
     assert!(unwinder.is_text(GuestVirtAddr(CODE)));
+}
+
+#[test]
+fn what_is_in_the_modules_space_and_in_no_known_module_is_lacking() {
+    const SPACE: u64 = 0xffff_ffff_c000_0000;
+    let range = |start: u64| GuestVirtAddr(start)..GuestVirtAddr(start + 0x100);
+    let mut unwinder = kernel();
+    let lacks = |unwinder: &Unwinder, at: u64| unwinder.lacks(GuestVirtAddr(at));
+    assert!(lacks(&unwinder, SPACE) && !lacks(&unwinder, TEXT) && !lacks(&unwinder, CODE));
+    // One without a table has code all the same.
+    let module = Module {
+        text: range(SPACE),
+        ..module()
+    };
+    let memory = memory(0, IPS, ENTRIES);
+    unwinder.add_module(&memory, TABLES, &module).unwrap();
+    assert!(!lacks(&unwinder, SPACE + 0xff) && lacks(&unwinder, SPACE + 0x100));
+    assert_eq!(unwinder.module_entries(), 0);
+    unwinder.remove_module(module.address);
+    assert!(lacks(&unwinder, SPACE));
+    assert!(!super::unwinder(None).lacks(GuestVirtAddr(SPACE)));
+}
+
+#[test]
+fn the_entries_of_all_modules_are_counted() {
+    let mut unwinder = kernel();
+    let memory = memory(3, IPS, ENTRIES);
+    unwinder.add_module(&memory, TABLES, &module()).unwrap();
+    assert_eq!(unwinder.module_entries(), 3);
 }

@@ -1,3 +1,4 @@
+mod boards;
 mod detours;
 mod slots;
 

@@ -54,6 +54,12 @@ impl Engine {
     ) -> Option<Registration> {
         let all: Option<Vec<&Box<Located>>> = located.iter().map(Option::as_ref).collect();
         let all = all?;
+        if self.unwinds_modules(specs.iter().map(|spec| &spec.options))
+            && !before.table.waits_for_modules()
+        {
+            // That takes breakpoints which aren't looked for here.
+            return None;
+        }
         let mut table = Table::clone(&before.table);
         let find = |index: usize, _: &ProbeSpec| Ok(Target::Instruction(all[index].clone()));
         // What is refused is looked at again when the guest stands still.

@@ -3,12 +3,16 @@
 //! At a breakpoint it is unwound while the vCPU stands still. A jump's record has a piece of the stack, which is
 //! unwound when it is read.
 
-use guest_kernel::unwind::{Foreign, Surroundings};
+use guest_kernel::unwind::{Foreign, Surroundings, Unwinder};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc};
 
 use crate::arena::TRAMPOLINE;
 use crate::calls::Calls;
 use crate::engine::Engine;
+
+/// So often is a stack unwound again because it led into modules whose tables weren't known. Each time all
+/// that is known by then leads further, mostly to its end.
+const ROUNDS: usize = 8;
 
 /// When a stack was as it is read, and so whose return addresses ours stand in the places of.
 #[derive(Clone, Copy)]
@@ -59,12 +63,36 @@ impl Engine {
             };
             Some(Foreign::Copy { original, pushed })
         };
-        let around = Surroundings {
-            memory: read,
-            foreign: &mut foreign,
-            task: task.map(GuestVirtAddr),
+        let mut unwind = |unwinder: &Unwinder| {
+            let around = Surroundings {
+                memory: &mut *read,
+                foreign: &mut foreign,
+                task: task.map(GuestVirtAddr),
+            };
+            unwinder.unwind(start, around, most as usize).addresses
         };
-        let trace = unwinder.unwind(start, around, most as usize);
-        trace.addresses.iter().map(|at| at.0).collect()
+        // Of modules nothing is known for sure while nobody waits for them to come and go.
+        let modules = self.modules_of(memory);
+        let modules = modules.filter(|_| self.table().waits_for_modules());
+        let mut known = modules.and_then(|_| self.known_modules.unwinder());
+        for _ in 0..ROUNDS {
+            let now = known.as_deref().unwrap_or(unwinder);
+            let trace = unwind(now);
+            let lacking = trace.iter().copied().filter(|at| now.lacks(*at));
+            let learn = |modules| {
+                let lacking: Vec<_> = lacking.collect();
+                let tables = &self.known_modules;
+                (!lacking.is_empty()).then(|| tables.learn(unwinder, now, modules, &lacking))?
+            };
+            match modules.and_then(learn) {
+                Some(more) => known = Some(more),
+                None => return numbers(&trace),
+            }
+        }
+        numbers(&unwind(known.as_deref().unwrap_or(unwinder)))
     }
+}
+
+fn numbers(trace: &[GuestVirtAddr]) -> Box<[u64]> {
+    trace.iter().map(|at| at.0).collect()
 }

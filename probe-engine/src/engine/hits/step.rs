@@ -71,6 +71,19 @@ impl Engine {
         })
     }
 
+    /// Has all other vCPUs stand still, for [`TrapHandler::before_step`](guest_state::TrapHandler::before_step) of a
+    /// step that it calls off.
+    pub(crate) fn stop_others(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
+        // One that has led here by an exception ends without a word.
+        if let Some(given_up) = self.steps.end(vcpu.id()) {
+            self.plant_again(&given_up, memory);
+        }
+        Action::Step(Step {
+            alone: true,
+            ..Step::default()
+        })
+    }
+
     /// Puts the original instruction back for a lone step; RIP is at it and all
     /// other vCPUs are stopped. `false`: the probe went away meanwhile, so there
     /// is nothing to step; just resume.

@@ -29,6 +29,13 @@ impl TrapHandler for Engine {
     /// Puts the original instruction back for a lone step. Returns false if the probe has gone meanwhile, so
     /// that there is nothing to step.
     fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool {
+        if self.frees_jumps(memory, vcpu) {
+            // What is in the rings is told of the probes that are there now.
+            self.settle(memory);
+            self.withdraw_module(memory, vcpu);
+            // It comes to the milestone once more.
+            return false;
+        }
         self.lift_for_step(memory, vcpu)
     }
 }
@@ -104,6 +111,9 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Action {
+        if milestone == Milestone::ModuleFreed && self.frees_jumps(memory, vcpu) {
+            return self.stop_others(memory, vcpu);
+        }
         self.reach(milestone, memory, vcpu);
         // The breakpoint may be gone now; its hit counts all the same.
         if site.enabled().next().is_some() {

@@ -97,7 +97,7 @@ impl Engine {
             let fits = kprobes.is_some()
                 && !table.switches.jumpless
                 && table.inside(site.virt, jump.len()).is_none()
-                && text.add(&before.table, memory, site.virt, &jump.region.bytes)
+                && text.add_from(&before.table, memory, site, &jump.region.bytes)
                 && table.judge_same(site, verdict.clone());
             if fits {
                 placed += site.enabled().count();

@@ -5,6 +5,7 @@
 //! has changed in between is prepared again: sites are never changed, only replaced, so being the same
 //! object tells that one has not.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use guest_kernel::kprobes::GuestKprobes;
@@ -15,9 +16,10 @@ use crate::arena::{Arena, PlaceError};
 use crate::calls::layout;
 use crate::detour::{self, Environment, Ground, Pattern, Tag, live};
 use crate::engine::Engine;
+use crate::engine::jumps::module_text::ModuleText;
 use crate::engine::jumps::prepared::Prepared;
 use crate::engine::jumps::whole_text::WholeText;
-use crate::engine::placement::body::{Body, KernelBody};
+use crate::engine::placement::body::{Body, KernelBody, ModuleName};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::site::Site;
@@ -26,6 +28,9 @@ use crate::probe::{NoJump, Place};
 
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
+
+/// The modules that were read for a look at what waits.
+type ModuleTexts = HashMap<ModuleName, Result<ModuleText, NoJump>>;
 
 impl Engine {
     /// Whether probes wait to become jumps, or to be told why not, and it is time to look.
@@ -39,6 +44,7 @@ impl Engine {
             return Prepared::default();
         }
         let mut text = self.optimizer.text();
+        let mut modules = HashMap::new();
         let table = self.table();
         let kprobes = self.known_kprobes(memory);
         let mut waiting: Vec<_> = table.waiting().cloned().collect();
@@ -53,7 +59,8 @@ impl Engine {
         let mut crowded = false;
         for site in waiting {
             let jump = environment.clone().and_then(|environment| {
-                self.prepare(&mut text, memory, (&table, &kprobes), &site, &environment)
+                let texts = (&mut *text, &mut modules);
+                self.prepare(texts, memory, (&table, &kprobes), &site, &environment)
             });
             match jump {
                 Ok(jump) => ready.push((site, Verdict::Jump(Arc::new(jump)))),
@@ -62,6 +69,8 @@ impl Engine {
                 {
                     crowded = true;
                 }
+                // Nobody tells when that is over.
+                Err(NoJump::ModuleStarts) => self.outstanding.add(),
                 Err(why) => not.push((site, Arc::new(why))),
             }
         }
@@ -117,7 +126,7 @@ impl Engine {
     /// Finds the jump for a site and writes its detour.
     fn prepare(
         &self,
-        whole_text: &mut Option<WholeText>,
+        (whole_text, modules): (&mut Option<WholeText>, &mut ModuleTexts),
         memory: &dyn GuestMemory,
         (table, kprobes): (&Table, &GuestKprobes),
         site: &Site,
@@ -127,17 +136,37 @@ impl Engine {
         if purpose.follow.is_some() {
             self.reader.can_follow()?;
         }
-        let body = KernelBody {
+        let kernel = KernelBody {
             kernel: &self.kernel,
             table,
             memory,
             kprobes,
         };
+        let module = match &site.module {
+            None => None,
+            Some(name) => {
+                let read = || self.module_text(memory, (table, kprobes), name);
+                let text = modules.entry(Arc::clone(name)).or_insert_with(read);
+                Some(text.as_ref().map_err(NoJump::clone)?)
+            }
+        };
+        let in_module = module.map(|module| module.loaded.body(memory, table, kprobes));
+        let body: &dyn Body = match &in_module {
+            Some(body) => body,
+            None => &kernel,
+        };
         let unreadable = |reason: String| NoJump::Unreadable { reason };
         let function = body.function(&Place::Address(site.virt));
         let function = function.map_err(|error| unreadable(error.to_string()))?;
-        let whole = whole_text.get_or_insert_with(|| WholeText::of(&self.kernel, table, memory));
-        if detour::is_early(&function.name) || whole.without_gs.contains(&function.start) {
+        let (targets, without_gs, landings) = match module {
+            Some(module) => (&module.targets, &module.without_gs, module.landings()),
+            None => {
+                let read = || WholeText::of(&self.kernel, table, memory);
+                let whole = whole_text.get_or_insert_with(read);
+                (&whole.targets, &whole.without_gs, &self.kernel.landings)
+            }
+        };
+        if detour::is_early(&function.name) || without_gs.contains(&function.start) {
             return Err(NoJump::EarlyCode);
         }
         let head = function.offset as usize;
@@ -154,10 +183,13 @@ impl Engine {
             function_end: end,
             is_free: &is_free,
             expects_fault: &|at| body.expects_fault(at),
-            is_target: &|range| whole.targets.any(range),
-            is_fix_up: &|range| self.kernel.landings.any_fix_up(range),
+            is_target: &|range| targets.any(range),
+            is_fix_up: &|range| landings.any_fix_up(range),
         };
         let region = detour::region(site.virt, &ground)?;
+        if let Some(module) = module {
+            module.admits(body, site, &region)?;
+        }
         if let Some(why) = guest_kprobes::in_region(kprobes, region.range()) {
             return Err(why);
         }

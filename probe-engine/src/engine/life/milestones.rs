@@ -13,7 +13,7 @@ use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::table::Table;
 use crate::error::RegisterError;
-use crate::probe::{Place, ProbeKind};
+use crate::probe::{Options, Place, ProbeKind};
 
 /// The function in which the kernel frees its init text (`init/main.c`,
 /// `arch/x86/mm/init.c`); it is not in init text itself.
@@ -55,7 +55,15 @@ impl Engine {
         Ok(true)
     }
 
-    /// Waits for modules to come and go if one of these probes is in one.
+    /// Whether a probe with these options may have to unwind a stack through modules.
+    pub(crate) fn unwinds_modules<'o>(&self, mut all: impl Iterator<Item = &'o Options>) -> bool {
+        let is_able = self.kernel.modules.is_ok()
+            && matches!(&self.kernel.unwind, Ok(unwinder) if unwinder.table().is_some());
+        is_able && all.any(|options| options.stack != 0)
+    }
+
+    /// Waits for modules to come and go if one of these probes is in one, or has stacks that may lead through one.
+    /// Where that can't be waited for, stacks do without.
     pub(crate) fn wait_for_modules(
         &self,
         guest: &dyn StoppedGuest,
@@ -63,19 +71,31 @@ impl Engine {
         probes: &[Arc<Probe>],
     ) -> Result<(), RegisterError> {
         let in_module = |probe: &Arc<Probe>| is_in_module(probe, table);
-        if !probes.iter().any(in_module) {
-            return Ok(());
+        if probes.iter().any(in_module) {
+            return self.wait_for(guest, table, &MODULE_MILESTONES);
         }
-        self.wait_for(guest, table, &MODULE_MILESTONES)
+        if self.unwinds_modules(probes.iter().map(|probe| &probe.options)) {
+            let mut waiting = table.clone();
+            if self
+                .wait_for(guest, &mut waiting, &MODULE_MILESTONES)
+                .is_ok()
+            {
+                *table = waiting;
+            }
+        }
+        Ok(())
     }
 
-    /// Waits no more for modules if none of these probes is in one.
+    /// Waits no more for modules if none of these probes is in one, or may have to unwind through one.
     pub(crate) fn release_milestones<'p>(
         &self,
         table: &mut Table,
         mut probes: impl Iterator<Item = &'p Arc<Probe>>,
     ) {
-        if probes.any(|probe| is_in_module(probe, table)) {
+        let needs = |probe: &Arc<Probe>| {
+            is_in_module(probe, table) || self.unwinds_modules([&probe.options].into_iter())
+        };
+        if probes.any(needs) {
             return;
         }
         table.wait_no_more(Milestone::is_of_module);
@@ -151,6 +171,13 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) {
+        if milestone.is_of_module() {
+            if self.table().has_jumps() {
+                // Their stacks are unwound while it is there.
+                self.drain(memory);
+            }
+            self.known_modules.forget();
+        }
         match milestone {
             Milestone::FreesInitText => self.release_init_text(memory),
             Milestone::ModuleLoaded => self.place_in_module(memory, vcpu),
@@ -163,15 +190,39 @@ impl Engine {
                     self.withdraw(memory, is_lost, |_| {});
                 }
             }
-            Milestone::ModuleFreed => {
-                if let Some(name) = self.module_name(memory, vcpu) {
-                    let is_lost = |site: &Site| site.module.as_deref() == Some(&*name);
-                    self.withdraw(memory, is_lost, |_| {});
-                }
-            }
+            Milestone::ModuleFreed => self.withdraw_module(memory, vcpu),
             Milestone::EndsTask => self.ends_task(memory, vcpu),
             // That is a way past the instruction.
             Milestone::ShowsText => {}
+        }
+    }
+
+    /// Whether the guest is about to free a module that has jumps, by the function that this vCPU enters. They may be
+    /// taken out of its text only while no other vCPU runs.
+    pub(crate) fn frees_jumps(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
+        let table = self.table();
+        let site = table.site(GuestVirtAddr(vcpu.registers().rip));
+        let frees = |site: &Arc<Site>| site.milestone == Some(Milestone::ModuleFreed);
+        if !site.is_some_and(frees) {
+            return false;
+        }
+        let has_jump = |name: &str| {
+            let is_jump = |site: &Arc<Site>| {
+                let in_text = site.jump().is_some() || table.held(site.virt).is_some();
+                in_text && site.module.as_deref() == Some(name)
+            };
+            table.sites().chain(table.all_held()).any(is_jump)
+        };
+        self.module_name(memory, vcpu)
+            .is_some_and(|name| has_jump(&name))
+    }
+
+    /// A module's text is about to be freed. Nobody executes it any more, nor what stands in for it in a detour:
+    /// the kernel relies on that as well.
+    pub(crate) fn withdraw_module(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        if let Some(name) = self.module_name(memory, vcpu) {
+            let is_lost = |site: &Site| site.module.as_deref() == Some(&*name);
+            self.withdraw(memory, is_lost, |_| {});
         }
     }
 
@@ -210,6 +261,17 @@ impl Engine {
         }
         more(&mut table);
         self.apply_running(memory, before, table);
+        let table = self.table();
+        let kept: Vec<_> = table
+            .all_held()
+            .iter()
+            .filter(|site| !is_lost(site))
+            .cloned()
+            .collect();
+        if kept.len() < table.all_held().len() {
+            // What the guest has saved of a jump goes with the text.
+            self.publish(&table.holding(kept));
+        }
     }
 
     /// Changes the breakpoints while the guest runs. Nobody can be told of a

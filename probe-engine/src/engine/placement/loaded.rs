@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::kprobes::GuestKprobes;
-use guest_kernel::modules::{Module, ModuleError, ModuleReader};
+use guest_kernel::modules::{Module, ModuleError, ModuleReader, ModuleState};
 use guest_state::x86_64::paging;
 use guest_state::x86_64::paging::{FaultCause, PageTables};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
@@ -23,6 +23,10 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
+    pub(crate) fn module(&self) -> &Module {
+        &self.module
+    }
+
     pub(crate) fn body<'a>(
         &'a self,
         memory: &'a dyn GuestMemory,
@@ -73,6 +77,47 @@ impl Engine {
         let module = reader.read(memory, tables, at);
         let module = module.map_err(|error| error.to_string())?;
         Ok(Loaded { module, tables })
+    }
+
+    /// The module of a name in a guest that runs: where it is and its outline; `None` if it isn't loaded.
+    ///
+    /// # Errors
+    /// It can't be looked for.
+    pub(crate) fn find_running(
+        &self,
+        memory: &dyn GuestMemory,
+        name: &str,
+    ) -> Result<Option<(GuestVirtAddr, Module)>, String> {
+        let reader = self.kernel.modules.as_ref()?;
+        let tables = self.running_tables()?;
+        let list = reader.loaded(memory, tables);
+        let list = list.map_err(|error| error.to_string())?;
+        let mut found = list.into_iter().filter_map(|at| {
+            let module = reader.outline(memory, tables, at).ok()?;
+            (module.name == name).then_some((at, module))
+        });
+        Ok(found.next())
+    }
+
+    /// Reads a module of a guest that runs. What is read is right if it is still loaded afterwards.
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub(crate) fn read_running(
+        &self,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+    ) -> Result<Loaded, String> {
+        let reader = self.kernel.modules.as_ref()?;
+        let tables = self.running_tables()?;
+        let module = reader.read(memory, tables, at);
+        let module = module.map_err(|error| error.to_string())?;
+        Ok(Loaded { module, tables })
+    }
+
+    fn running_tables(&self) -> Result<PageTables, String> {
+        let tables = self.last_tables.get();
+        tables.ok_or_else(|| "the kernel's page tables aren't known yet".to_owned())
     }
 
     /// Its name only.
@@ -145,6 +190,8 @@ impl LoadedModules<'_> {
     ) -> Result<Option<&Loaded>, RegisterError> {
         if !self.read.contains_key(name) {
             let module = match reader(self.reader)?.read(self.memory, tables, at) {
+                // What was placed now might outlive it.
+                Ok(module) if module.state == ModuleState::Going => return Ok(None),
                 Ok(module) => module,
                 Err(ModuleError::Unformed { .. }) => return Ok(None),
                 Err(error) => return Err(unreadable(name, &error)),

@@ -208,7 +208,15 @@ pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Func
         entry.reason == Reason::EndbrSeal && entry.range.start == start
     };
     let first = start..start.wrapping_add(ENDBR_LEN as u64);
-    let sealed = || body.blacklist().overlapping(first).any(was_endbr);
+    // Which functions of a module that is, it no longer tells; but each traced function begins with its ftrace site
+    // or with an endbr64 before it.
+    let before_site = || {
+        let at = first.end..first.end.wrapping_add(1);
+        let site = body.blacklist().ftrace_site(at);
+        body.module().is_some() && site.is_some_and(|site| site.start == first.end)
+    };
+    let listed = || body.blacklist().overlapping(first.clone()).any(was_endbr);
+    let sealed = || listed() || before_site();
     let endbr = if is_endbr || sealed() { ENDBR_LEN } else { 0 };
     let behind = start.wrapping_add(endbr as u64);
     let site = behind..behind.wrapping_add(NOP5.len() as u64);

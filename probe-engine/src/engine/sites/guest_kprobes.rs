@@ -142,8 +142,13 @@ pub(crate) fn released(
         let Some(range) = why.guest_in() else {
             return false;
         };
-        let text = table.text(memory, range.start, 1);
-        let int3 = matches!(text, Some(Ok(text)) if text == [INT3]);
+        let mut text = [0];
+        let at = site
+            .phys
+            .wrapping_add(range.start.0.wrapping_sub(site.virt.0));
+        let is_read = memory.read(at, &mut text).is_ok();
+        table.unmask(range.start, &mut text);
+        let int3 = is_read && text == [INT3];
         !kprobes.changing && kprobes.overlapping(range).is_none() && !int3
     };
     table.sites().filter(is_released).cloned().collect()

@@ -30,6 +30,8 @@ pub(crate) struct Table {
     has_jumps: bool,
     /// Whether an int3 of ours is in the text, or may be come to in a detour.
     has_int3: bool,
+    /// Whether the engine waits for modules to come and go.
+    waits_for_modules: bool,
     /// Virtual addresses of the sites by their physical ones.
     by_phys: FxHashMap<u64, u64>,
     /// Data in debug registers, by the number of the register, and the probes there.
@@ -53,6 +55,11 @@ impl Table {
     /// Whether an int3 of ours is in the text, or may be come to in a detour.
     pub(crate) fn has_int3(&self) -> bool {
         self.has_int3
+    }
+
+    /// Whether the engine is told when modules come and go.
+    pub(crate) fn waits_for_modules(&self) -> bool {
+        self.waits_for_modules
     }
 
     /// Forgets these milestones.
@@ -263,6 +270,8 @@ impl Table {
                 self.tripwires.insert(at.0, (site.virt.0, offset));
             }
         }
+        let is_of_module = |site: &Arc<Site>| site.milestone.is_some_and(Milestone::is_of_module);
+        self.waits_for_modules = self.sites.values().any(is_of_module);
         let mut sites = self.sites.values();
         self.has_jumps = !self.held.is_empty() || sites.any(|site| site.jump().is_some());
         let traps = |site: &Arc<Site>| match site.jump() {

@@ -2,6 +2,7 @@
 
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
+use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 
 /// Text as it was read, with breakpoints and all: as long as it is in guest memory and the table is the same, what
@@ -37,9 +38,30 @@ impl TextRead {
         decoded: &[u8],
     ) -> bool {
         let image = table.image.as_ref();
-        let Some((place, _)) = image.and_then(|image| image.to_phys(at)) else {
-            return false;
-        };
+        let place = image.and_then(|image| image.to_phys(at));
+        place.is_some_and(|(place, _)| self.add_at(place, table, memory, at, decoded))
+    }
+
+    /// As [`Self::add`], of text that a site begins, which may be a module's: all of it is in one page, or in pages
+    /// that follow each other.
+    pub(crate) fn add_from(
+        &mut self,
+        table: &Table,
+        memory: &dyn GuestMemory,
+        site: &Site,
+        decoded: &[u8],
+    ) -> bool {
+        self.add_at(site.phys, table, memory, site.virt, decoded)
+    }
+
+    fn add_at(
+        &mut self,
+        place: GuestPhysAddr,
+        table: &Table,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+        decoded: &[u8],
+    ) -> bool {
         let mut text = vec![0; decoded.len()];
         if memory.read(place, &mut text).is_err() {
             return false;

@@ -17,9 +17,6 @@ impl Site {
         if self.milestone.is_some() {
             return Err(NoJump::Milestone);
         }
-        if self.module.is_some() {
-            return Err(NoJump::Module);
-        }
         let all = self
             .enabled()
             .map(|probe| wants(probe, switches))

@@ -38,7 +38,7 @@ pub const KPROBES: u64 = 0xc00;
 /// Offset of the kernel's word of how far it has come.
 pub const SYSTEM_STATE: u64 = 0xb20;
 /// Offset of `level3_kernel_pgt`.
-const TABLE: u64 = 0x2000;
+pub const TABLE: u64 = 0x2000;
 /// The arena's memory.
 const REGION: ArenaMemory = ArenaMemory {
     tables: GuestPhysAddr(0xa000),

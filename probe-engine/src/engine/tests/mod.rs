@@ -11,6 +11,7 @@ mod gone;
 mod guest_kprobes;
 mod hits;
 mod jumps;
+mod module_jumps;
 mod modules;
 mod oops;
 mod placement;

@@ -105,6 +105,26 @@ fn a_loaded_module_is_probed_at_once_by_name_or_address() {
 }
 
 #[test]
+fn a_probe_of_a_module_s_function_is_behind_its_ftrace_site_and_the_endbr64_before_it() {
+    // nopl -42(%rax), which takes an endbr64's place (`gen_endbr_poison` in arch/x86/include/asm/ibt.h)
+    const SEALED: [u8; 4] = [0x0f, 0x1f, 0x40, 0xd6];
+    const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    for (first, site, offset) in [(&SEALED[..], 4, 9), (&ENDBR, 4, 9), (&[], 0, 5)] {
+        let (f, guest) = fixture();
+        guest.write(CODE, first);
+        guest.write(CODE + site, &[0x0f, 0x1f, 0x44, 0, 0, 0x55]);
+        guest.put(0x5000, CODE + site);
+        guest.pointer("ftrace_callsites", 0x5000, 1);
+        guest.link(&[MODULE]);
+        let probe = f.probe("ext4:ext4_read");
+        assert_eq!(
+            (probe.offset, probe.instruction.as_str()),
+            (offset, "push %rbp")
+        );
+    }
+}
+
+#[test]
 fn init_text_of_a_module_is_gone_when_its_start_is_done() {
     let (f, guest) = fixture();
     let ids = f.register(&["ext4:init_module", "ext4:ext4_read"]).unwrap();

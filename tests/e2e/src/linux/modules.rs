@@ -1,10 +1,12 @@
 //! Probes in modules, and in text that the kernel frees.
 
-use vmprobe_client::v1::ProbeState;
+use vmprobe_client::v1::{Event, Probe, ProbeState};
 
 use super::guest::{Config, Guest, VM, files, specs};
+use super::jumps;
 use crate::context::Context;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass};
+use crate::events;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -18,6 +20,24 @@ pub const TESTS: &[Test] = &[
         ids: &["KP19"],
         needs: Needs::Linux,
         run: |cx| module(cx, files::BZIMAGE_6_12),
+    },
+    Test {
+        name: "probes_in_a_module_of_6_12_are_jumps_that_come_and_go_with_it",
+        ids: &["KP19", "JP01"],
+        needs: Needs::Linux,
+        run: |cx| jumping(cx, files::BZIMAGE_6_12),
+    },
+    Test {
+        name: "probes_in_a_module_of_6_1_are_jumps_that_come_and_go_with_it",
+        ids: &["KP19", "JP01"],
+        needs: Needs::Linux,
+        run: |cx| jumping(cx, files::BZIMAGE_6_1),
+    },
+    Test {
+        name: "a_module_with_jumps_is_unloaded_and_loaded_again_while_it_is_used",
+        ids: &["KP19", "JP01"],
+        needs: Needs::Linux,
+        run: churn,
     },
     Test {
         name: "probes_of_init_text_are_gone_when_it_is_freed_and_write_nothing_afterwards",
@@ -109,6 +129,140 @@ fn module(cx: &Context, kernel: &'static str) -> TestResult {
         guest.work("module count=1").await?;
         guest.finish().await?;
         pass()
+    })
+}
+
+/// The probes of the module, as text; which are hit once each time its device is opened and closed.
+const IN_MODULE: [&str; 4] = [
+    "open=tun:tun_chr_open",
+    "r:opened tun:tun_chr_open",
+    "close=tun:tun_chr_close",
+    "r:closed tun:tun_chr_close",
+];
+const NAMES: [&str; 4] = ["open", "opened", "close", "closed"];
+
+fn jumping(cx: &Context, kernel: &'static str) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, kernel, 2).await?;
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        let probes = guest.probes(&IN_MODULE).await?;
+        guest
+            .say(&format!(
+                "workload=module count={OPENS} rounds={ROUNDS} hold=yes"
+            ))
+            .await?;
+        let mut opened_files = 0;
+        for round in 1..=ROUNDS {
+            guest.console.report("loaded").await?;
+            let mut before = Vec::new();
+            for name in NAMES {
+                let probe = jumps::jump(&guest, name).await?;
+                let first = jumps::first_byte(&guest, &probe).await?;
+                check_eq!(first, jumps::JUMP, "code at {name}");
+                before.push(probe);
+            }
+            let exits = jumps::breakpoint_exits(&guest).await?;
+            guest.say("").await?;
+            guest.console.report("used").await?;
+            let exits = jumps::breakpoint_exits(&guest).await? - exits;
+            check!(
+                exits < OPENS,
+                "{exits} breakpoint exits of {OPENS} rounds of hits"
+            );
+            for (name, before) in NAMES.iter().zip(&before) {
+                let now = guest.listed(name).await?;
+                check!(jumps::is_jump(&now), "{name} is no jump any more: {now:?}");
+                check_eq!(now.hits, round * OPENS, "hits of {name}");
+                check_eq!(
+                    (now.missed, now.exits),
+                    (0, before.exits),
+                    "missed hits and exits of {name}"
+                );
+            }
+            let all = OPENS * NAMES.len() as u64;
+            let (events, lost) = events::next(&mut stream, all).await?;
+            check_eq!(lost, 0, "lost events");
+            opened_files += same_files(&events, &probes)?;
+            guest.say("").await?;
+            guest.console.report("unloaded").await?;
+            for name in NAMES {
+                are(&guest, &[(name, ProbeState::Gone, round * OPENS)]).await?;
+            }
+            guest.say("").await?;
+        }
+        guest.console.report("done").await?;
+        guest.remove(&NAMES).await?;
+        guest.work("module count=1").await?;
+        guest.finish().await?;
+        pass_with(format!("{opened_files} files opened and closed, no exit"))
+    })
+}
+
+/// Checks that each file that was opened was closed, and that all of that succeeded. How many there were.
+fn same_files(events: &[Event], probes: &[Probe]) -> Result<usize, Failure> {
+    let of = |index: usize| {
+        let id = probes[index].id;
+        let of_probe = events.iter().filter(move |event| event.probe_id == id);
+        of_probe.map(|event| event.registers.unwrap_or_default())
+    };
+    // `tun_chr_open(struct inode *, struct file *)`, and the same of `tun_chr_close`.
+    let [opened, closed] = [0, 2].map(|index| of(index).map(|it| it.rsi).collect::<Vec<_>>());
+    check_eq!(opened.len() as u64, OPENS, "events of open");
+    check_eq!(closed, opened, "files that were closed");
+    check!(
+        opened.iter().all(|file| *file > 1 << 63),
+        "no files: {opened:x?}"
+    );
+    for index in [1, 3] {
+        let values: Vec<u32> = of(index).map(|it| it.rax as u32).collect();
+        check_eq!(
+            values,
+            vec![0; OPENS as usize],
+            "values of {}",
+            NAMES[index]
+        );
+    }
+    Ok(opened.len())
+}
+
+/// How often the module comes and goes, and how long it stays, in milliseconds.
+const TIMES: u64 = 20;
+const STAYS_MS: u64 = 150;
+
+fn churn(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 2).await?;
+        let mut texts = IN_MODULE.map(|text| format!("{text} count"));
+        // Return probes tell of each call, and lose none of them.
+        texts[1] = format!("{} lossless", IN_MODULE[1]);
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        guest.probes(&texts).await?;
+        let done = guest
+            .work(&format!("churn rounds={TIMES} ms={STAYS_MS}"))
+            .await?;
+        let opens = done["opens"].as_u64().unwrap_or(0);
+        let mut exits = 0;
+        for name in NAMES {
+            let probe = guest.listed(name).await?;
+            check_eq!(probe.state(), ProbeState::Gone, "state of {name}");
+            check_eq!(
+                (probe.hits, probe.missed),
+                (opens, 0),
+                "hits of {name}, and missed ones"
+            );
+            exits += probe.exits - probe.trips;
+        }
+        let hits = opens * NAMES.len() as u64;
+        check!(
+            opens > TIMES && exits < hits / 2,
+            "{exits} of {hits} hits cost an exit: there were hardly any jumps"
+        );
+        guest.remove(&NAMES).await?;
+        guest.work("module count=1").await?;
+        guest.finish().await?;
+        pass_with(format!(
+            "{TIMES} times, opened {opens} times, {exits} of {hits} hits cost an exit"
+        ))
     })
 }
 

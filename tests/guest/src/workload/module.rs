@@ -4,10 +4,13 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{listing, step};
+use super::{listing, step, threads};
 use crate::plan::Plan;
 
 /// Opened `count` times; the module `tun` makes it, and counts each in `tun_chr_open`.
@@ -36,6 +39,46 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         listing::forget(&plan.at)?;
     }
     Ok(json!({ "rounds": plan.rounds, "opens": plan.count * plan.rounds }))
+}
+
+/// Loads and unloads the module while others use it. The report says how often they could open its device.
+pub fn churn(plan: &Plan) -> io::Result<Value> {
+    let path = file(&plan.module)?;
+    let (stop, opens) = (AtomicBool::new(false), AtomicU64::new(0));
+    let cpus = threads::online_cpus()?;
+    thread::scope(|scope| {
+        for cpu in &cpus {
+            let (stop, opens) = (&stop, &opens);
+            scope.spawn(move || {
+                // A thread that isn't bound opens it all the same.
+                let _bound = threads::pin_to(&[*cpu]);
+                while !stop.load(Ordering::Relaxed) {
+                    match File::open(DEVICE) {
+                        Ok(_) => drop(opens.fetch_add(1, Ordering::Relaxed)),
+                        Err(_) => thread::yield_now(),
+                    }
+                }
+            });
+        }
+        let done = rounds(plan, &path);
+        stop.store(true, Ordering::Relaxed);
+        done
+    })?;
+    Ok(json!({ "rounds": plan.rounds, "opens": opens.into_inner() }))
+}
+
+fn rounds(plan: &Plan, path: &str) -> io::Result<()> {
+    for _ in 0..plan.rounds {
+        load(path)?;
+        thread::sleep(Duration::from_millis(plan.sleep_ms));
+        // Somebody may just have the device open.
+        while let Err(error) = unload_now(&plan.module) {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Where the running kernel's module of this name is.
@@ -68,10 +111,13 @@ pub fn load_opened(file: &File, flags: libc::c_int) -> io::Result<()> {
 
 /// Unloads a module that nobody uses.
 pub fn unload(name: &str) -> io::Result<()> {
+    unload_now(name).map_err(|error| io::Error::other(format!("can't unload {name:?}: {error}")))
+}
+
+fn unload_now(name: &str) -> io::Result<()> {
     let name = CString::new(name)?;
-    // SAFETY: the name ends in NUL; no flags, so a module in use stays.
-    done(unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), 0) })
-        .map_err(|error| io::Error::other(format!("can't unload {name:?}: {error}")))
+    // SAFETY: the name ends in NUL. A module in use stays.
+    done(unsafe { libc::syscall(libc::SYS_delete_module, name.as_ptr(), libc::O_NONBLOCK) })
 }
 
 fn done(result: libc::c_long) -> io::Result<()> {

@@ -38,6 +38,9 @@ const PLACES: &[&str] = &[
     "vfs_read",
     "update_process_times",
 ];
+/// Where both look in a module, and behind it: calls lead from the kernel through the module into the kernel.
+const MODULE: &str = "tun";
+const IN_MODULE: &[&str] = &["tun:tun_chr_open", "sk_alloc"];
 /// The one of them in an interrupt, and the least functions of its stack.
 const IN_INTERRUPT: &str = "update_process_times";
 const LEAST: usize = 5;
@@ -51,7 +54,9 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, 1).await?;
         guest.client.set_optimization(VM, jump).await?;
-        let ours = PLACES.iter().enumerate();
+        guest.work(&format!("load module={MODULE}")).await?;
+        let places = [PLACES, IN_MODULE].concat();
+        let ours = places.iter().enumerate();
         let ours = ours.map(|(index, place)| format!("p:s{index} {place} stack=40"));
         let ours: Vec<String> = ours.collect();
         let mut stream = guest.client.events(VM, Vec::new()).await?;
@@ -64,10 +69,10 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
                 jumps::jump(&guest, name).await?;
             }
         }
-        let theirs = PLACES.iter().enumerate();
+        let theirs = places.iter().enumerate();
         let theirs = theirs.map(|(index, place)| format!("p:mine/s{index},{place}"));
         let theirs: Vec<String> = theirs.collect();
-        let triggers = (0..PLACES.len())
+        let triggers = (0..places.len())
             .map(|index| format!("events/mine/s{index}/trigger=stacktrace:{MOST}"));
         let triggers: Vec<String> = triggers.collect();
         guest
@@ -77,6 +82,9 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             .work(&format!("tracing at={}", triggers.join(";")))
             .await?;
         guest.work(&format!("files count={CALLS}")).await?;
+        guest
+            .work(&format!("threads syscall=tun count={CALLS}"))
+            .await?;
         let report = guest.work("trace").await?;
         let removed = guest.remove(&names).await?;
         let hits = removed.iter().map(|probe| probe.hits).sum();
@@ -88,7 +96,10 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let theirs = written(lines.iter().filter_map(|line| line.as_str()));
         let mut compared = 0;
         let mut deepest = 0;
-        for (index, (probe, place)) in probes.iter().zip(PLACES).enumerate() {
+        let mut through_module = 0;
+        for (index, (probe, place)) in probes.iter().zip(&places).enumerate() {
+            let in_module = IN_MODULE.contains(place);
+            let place = place.rsplit(':').next().unwrap_or_default();
             let theirs = theirs
                 .get(&format!("s{index}"))
                 .cloned()
@@ -97,7 +108,12 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             let of_probe = all.iter().filter(|event| event.probe_id == probe.id);
             let mut ours = Vec::new();
             for event in of_probe {
-                ours.push(functions(&guest, &event.stack).await?);
+                let (functions, of_module) = functions(&guest, &event.stack).await?;
+                ours.push(functions);
+                if in_module {
+                    check!(of_module > 0, "no function of {MODULE}: {:?}", ours.last());
+                    through_module += 1;
+                }
             }
             for theirs in theirs.iter().take(MOST) {
                 // The guest's begins with its own tracing.
@@ -105,7 +121,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
                 let start = start.ok_or_else(|| wrong!("{place} isn't in {theirs:?}"))?;
                 let theirs = &theirs[start..];
                 // A jump in an interrupt has copied the interrupt's own stack: its callers up to there.
-                let cut = jump && *place == IN_INTERRUPT;
+                let cut = jump && place == IN_INTERRUPT;
                 let is_same = |ours: &Stack| match cut {
                     true => ours.len() >= LEAST && theirs.starts_with(ours),
                     false => *ours == theirs,
@@ -119,20 +135,26 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             }
         }
         guest.finish().await?;
-        pass_with(format!("{compared} stacks of up to {deepest} functions"))
+        pass_with(format!(
+            "{compared} stacks of up to {deepest} functions; {through_module} led through a module"
+        ))
     })
 }
 
 /// The functions that addresses are in, by the addresses themselves as the guest's trace does (`seq_print_ip_sym`
 /// in `kernel/trace/trace_output.c`): one behind an interrupt's entry may be a function's first.
-async fn functions(guest: &Guest, stack: &[u64]) -> Result<Stack, Failure> {
+/// Also how many of them are in [`MODULE`].
+async fn functions(guest: &Guest, stack: &[u64]) -> Result<(Stack, usize), Failure> {
     let mut functions = Vec::new();
+    let mut of_module = 0;
     for address in stack {
         // The guest's own trampolines for its tracing have no symbol.
-        let found = guest.client.resolve_address(VM, *address).await;
-        functions.push(found.map_or_else(|_| format!("{address:#x}"), |(symbol, _)| symbol.name));
+        let found = guest.client.locate(VM, *address).await.ok();
+        of_module += usize::from(found.as_ref().is_some_and(|found| found.module == MODULE));
+        let name = found.and_then(|found| Some(found.symbol?.name));
+        functions.push(name.unwrap_or_else(|| format!("{address:#x}")));
     }
-    Ok(functions)
+    Ok((functions, of_module))
 }
 
 /// The stacks in the lines of a trace, by the event that is before each of them.

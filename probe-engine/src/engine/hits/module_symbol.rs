@@ -1,0 +1,28 @@
+//! What an address in a module is called.
+
+use guest_state::{GuestMemory, GuestVirtAddr};
+
+use crate::engine::Engine;
+use crate::engine::hits::known_modules::{ModuleSymbol, ModulesOf};
+
+impl Engine {
+    /// The modules of the guest, by the page tables that it had when it last stood still.
+    pub(crate) fn modules_of<'a>(&'a self, memory: &'a dyn GuestMemory) -> Option<ModulesOf<'a>> {
+        Some(ModulesOf {
+            reader: self.kernel.modules.as_ref().ok()?,
+            memory,
+            tables: self.last_tables.get()?,
+        })
+    }
+
+    /// The function of a loaded module that an address is in.
+    pub fn resolve_in_module(
+        &self,
+        memory: &dyn GuestMemory,
+        at: GuestVirtAddr,
+    ) -> Option<ModuleSymbol> {
+        let keeps = self.table().waits_for_modules();
+        self.known_modules
+            .resolve(self.modules_of(memory)?, at, keeps)
+    }
+}
