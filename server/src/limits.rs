@@ -21,6 +21,8 @@ pub struct Limits {
     /// Streams, and calls that wait for something to happen, at the same time. A stream of events
     /// holds some 24 MiB when its client reads too slowly.
     pub streams: usize,
+    /// Whether probes and clients may change the guest: set registers, skip functions, write memory.
+    pub changes: bool,
 }
 
 impl Default for Limits {
@@ -33,6 +35,7 @@ impl Default for Limits {
             probes: 250_000,
             calls: 256,
             streams: 256,
+            changes: false,
         }
     }
 }

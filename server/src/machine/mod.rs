@@ -10,6 +10,7 @@ mod inspect;
 mod optimize;
 mod optimizer_thread;
 mod patterns;
+mod permission;
 mod probes;
 mod read_rings;
 mod reader_thread;
@@ -57,6 +58,8 @@ pub struct Machine {
     reader: ReaderThread,
     /// The most probes that it may have.
     max_probes: usize,
+    /// Whether clients may change the guest.
+    allow_changes: bool,
 }
 
 /// What a description of the VM repeats of its making.
