@@ -2,6 +2,7 @@
 
 mod arena;
 mod asked;
+mod attend;
 mod bell;
 mod blacklist;
 mod create;
@@ -34,6 +35,7 @@ use crate::convert;
 use crate::fanout::Fanout;
 
 use asked::AskedProbes;
+pub use attend::{Attendance, Told};
 pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
 pub use probes::Changed;

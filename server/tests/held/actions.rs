@@ -1,5 +1,7 @@
 //! Probes that do something to the guest.
 
+use std::time::Duration;
+
 use vmprobe_client::v1::action::Action as Kind;
 use vmprobe_client::v1::{
     Action, NoJumpReason, OverrideReturn, PauseGuest, ProbeSpec, Register, SetRegister, WriteMemory,
@@ -107,6 +109,76 @@ async fn an_action_that_can_t_be_done_there_names_its_probe() {
             assert_eq!(fields, [field], "{message}");
         }
         assert!(list(&client).await.is_empty());
+    })
+    .await;
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn each_probe_s_hits_are_answered_by_one_client_at_a_time() {
+    with_vm("vmprobe.probe=p:a,first;p:b,second", async |client| {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let hits = client.handle_hits(VM, vec![], names(&["a"]), MINUTE).await;
+        let hits = hits.unwrap();
+        assert!(list(&client).await[0].attended);
+        let both = client.handle_hits(VM, vec![], names(&["b", "a"]), MINUTE);
+        let error = both.await.unwrap_err();
+        assert!(matches!(error, ClientError::AlreadyExists(_)), "{error:?}");
+        assert!(!list(&client).await[1].attended, "all or none");
+        drop(hits);
+        // The server notices that in its own time.
+        loop {
+            let again = client.handle_hits(VM, vec![], names(&["b", "a"]), MINUTE);
+            match again.await {
+                Ok(_) => break,
+                Err(ClientError::AlreadyExists(_)) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_can_t_be_answered_is_refused() {
+    with_vm("vmprobe.probe=p:a,first", async |client| {
+        let watched = watch(0);
+        client.register_probes(VM, vec![watched]).await.unwrap();
+        for (ids, time, field) in [
+            (vec![1, 2], MINUTE, "begin.probes"),
+            (vec![], MINUTE, "begin.probes"),
+            (vec![1], Duration::ZERO, "begin.answer_ms"),
+            (vec![1], Duration::from_secs(61), "begin.answer_ms"),
+        ] {
+            let refused = client.handle_hits(VM, ids, vec![], time).await;
+            let error = refused.unwrap_err();
+            let ClientError::InvalidArgument { fields, message } = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(fields, [field], "{message}");
+        }
+        let unknown = client.handle_hits(VM, vec![9], vec![], MINUTE).await;
+        assert!(matches!(unknown, Err(ClientError::NotFound(_))));
+        assert!(!list(&client).await[0].attended);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_answers_what_was_not_asked_is_dropped() {
+    with_vm("vmprobe.probe=p:a,first", async |client| {
+        let hits = client.handle_hits(VM, vec![1], vec![], MINUTE).await;
+        let mut hits = hits.unwrap();
+        hits.answer(5, vec![]).await.unwrap();
+        let error = hits.next().await.unwrap_err();
+        assert!(
+            matches!(error, ClientError::InvalidArgument { .. }),
+            "{error:?}"
+        );
+        while list(&client).await[0].attended {
+            tokio::task::yield_now().await;
+        }
     })
     .await;
 }
