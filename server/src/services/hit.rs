@@ -96,6 +96,8 @@ async fn attend(
     send(to, begun).await;
     loop {
         tokio::select! {
+            // What was told first is heard first: a hit's time may end right before the guest does.
+            biased;
             told = told.recv() => match told {
                 Some(Told::Hit(hit)) => send(to, Answer::Hit(*hit)).await,
                 Some(Told::Late) => return Err(Status::deadline_exceeded(
