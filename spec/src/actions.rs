@@ -14,6 +14,9 @@ use vmprobe_proto::v1::{Action, OverrideReturn, PauseGuest, Register, SetRegiste
 
 use crate::names;
 
+/// The kernel's functions return an error as its number below 0, down to so much (`include/linux/err.h`).
+const MAX_ERRNO: i64 = 4095;
+
 /// The action of setting a register: `rdi=5`.
 ///
 /// # Errors
@@ -75,7 +78,10 @@ pub fn text(action: &Action) -> String {
     };
     match &action.action {
         Some(Kind::SetRegister(set)) => format!("set {}={:#x}", name(set.register), set.value),
-        Some(Kind::OverrideReturn(it)) => format!("override {:#x}", it.value),
+        Some(Kind::OverrideReturn(it)) => match it.value.cast_signed() {
+            error if (-MAX_ERRNO..0).contains(&error) => format!("override {error}"),
+            _ => format!("override {:#x}", it.value),
+        },
         Some(Kind::WriteMemory(write)) => {
             let bytes = write.data.iter().map(|byte| format!("{byte:02x}"));
             let bytes: String = bytes.collect();
@@ -151,7 +157,9 @@ mod tests {
                 "set rip=0xffffffff81000000",
             ),
             (set("rflags=1"), "set rflags=0x1"),
-            (override_return("-1"), "override 0xffffffffffffffff"),
+            (override_return("-1"), "override -1"),
+            (override_return("-4095"), "override -4095"),
+            (override_return("-4096"), "override 0xfffffffffffff000"),
             (override_return("0x10"), "override 0x10"),
             (write("0x10=0a0B"), "write 0x10=0a0b"),
             (write("rdi=ff"), "write rdi=ff"),

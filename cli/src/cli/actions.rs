@@ -69,7 +69,7 @@ mod tests {
             "set rsi=0x2",
             "set rdi=0x3",
             "write rdi=0a",
-            "override 0xffffffffffffffff",
+            "override -1",
             "pause",
         ];
         assert_eq!(texts(&words), expected);
