@@ -225,7 +225,12 @@ fn answering(cx: &Context) -> TestResult {
         jump(&guest).await?;
         let mut hits = attend(&guest, LONG).await?;
         let attended = guest.listed("it").await?;
-        let why = attended.optimization.unwrap_or_default().reason_kind();
+        check!(attended.attended, "nobody is asked");
+        // Why it is none is found out in the background.
+        let names = vec!["it".to_owned()];
+        guest.client.wait_probes(VM, vec![], names, SETTLED).await?;
+        let settled = guest.listed("it").await?.optimization.unwrap_or_default();
+        let why = settled.reason_kind();
         check_eq!(why, NoJumpReason::Attended, "why it is no jump");
 
         guest.say("workload=answers").await?;
