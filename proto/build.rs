@@ -6,13 +6,14 @@ use std::{env, error, fs};
 
 use prost::Message;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "vmprobe/v1/common.proto",
     "vmprobe/v1/vm.proto",
     "vmprobe/v1/console.proto",
     "vmprobe/v1/host.proto",
     "vmprobe/v1/probe.proto",
     "vmprobe/v1/event.proto",
+    "vmprobe/v1/hit.proto",
     "vmprobe/v1/symbol.proto",
 ];
 

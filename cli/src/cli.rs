@@ -1,5 +1,6 @@
 //! The arguments.
 
+mod actions;
 mod target;
 mod tracing;
 
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use actions::ActionArgs;
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
     Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,
@@ -337,6 +339,8 @@ pub struct ProbeAdd {
     /// Keep the probes breakpoints
     #[arg(long)]
     pub no_jump: bool,
+    #[command(flatten)]
+    pub actions: ActionArgs,
 }
 
 #[derive(Debug, Args)]

@@ -54,6 +54,11 @@ pub enum Failure {
          probes wait until the guest's kernel has started"
     )]
     StillWaiting { seconds: u64 },
+    #[error(
+        "--set, --write, --override and --pause are for probes that the trace defines, and it defines none: \
+         give a definition such as 'p:open do_sys_openat2', or use `vmprobe probe add`"
+    )]
+    NothingToActAt,
     #[error("no stage of this kernel's boot can be probed: {reason}")]
     NoStage { reason: String },
     #[error("the server doesn't know the frequency of the guest's TSC, so there are no times")]
@@ -100,6 +105,7 @@ impl Failure {
             | Self::SpecFile { .. }
             | Self::Removal { .. }
             | Self::FilterOfNothing
+            | Self::NothingToActAt
             | Self::NoReturn { .. }
             | Self::NotFlame { .. }
             | Self::Create(CreateError::Ending(_)) => Some(2),

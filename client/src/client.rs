@@ -5,20 +5,21 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 use vmprobe_proto::v1::console_service_client::ConsoleServiceClient;
 use vmprobe_proto::v1::event_service_client::EventServiceClient;
+use vmprobe_proto::v1::hit_service_client::HitServiceClient;
 use vmprobe_proto::v1::host_service_client::HostServiceClient;
 use vmprobe_proto::v1::probe_service_client::ProbeServiceClient;
 use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, Ending, GetHostRequest, GetHostResponse,
-    GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe, ReadMemoryRequest,
-    ReadRegistersRequest, Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm,
-    WaitVmRequest,
+    GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe, ProbeSelector,
+    ReadMemoryRequest, ReadRegistersRequest, Registers, ResumeVmRequest, StartVmRequest,
+    StreamEventsRequest, Vm, WaitVmRequest,
 };
 
 use crate::console::{self, ConsoleInput, ConsoleOutput};
 use crate::error::innermost;
-use crate::{ClientError, EventStream};
+use crate::{ClientError, EventStream, HeldHits};
 
 /// Where a server listens unless told otherwise.
 pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:7070";
@@ -184,6 +185,25 @@ impl Client {
     pub async fn get_host(&self) -> Result<GetHostResponse, ClientError> {
         let mut hosts = HostServiceClient::new(self.channel.clone());
         Ok(hosts.get_host(GetHostRequest {}).await?.into_inner())
+    }
+
+    /// Answers the hits of these probes, each within `time`, with the vCPU of the hit standing still.
+    ///
+    /// # Errors
+    /// [`ClientError::AlreadyExists`] when another client answers the hits of one of them.
+    pub async fn handle_hits(
+        &self,
+        vm: &str,
+        probe_ids: Vec<u64>,
+        names: Vec<String>,
+        time: Duration,
+    ) -> Result<HeldHits, ClientError> {
+        let probes = ProbeSelector {
+            ids: probe_ids,
+            names,
+        };
+        let mut service = HitServiceClient::new(self.channel.clone());
+        HeldHits::begin(&mut service, vm, probes, time).await
     }
 
     /// Follows the hits of the probes with these ids, of all probes when there are none. When this

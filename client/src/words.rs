@@ -42,6 +42,8 @@ pub fn no_jump(optimization: &Optimization) -> &'static str {
         NoJumpReason::Watchpoint => "watchpoint",
         NoJumpReason::PostEvent => "post event",
         NoJumpReason::FaultEvent => "fault event",
+        NoJumpReason::Actions => "actions",
+        NoJumpReason::Attended => "attended",
         NoJumpReason::OwnReturns => "own returns",
         NoJumpReason::Conditions => "conditions",
         NoJumpReason::Maxactive => "maxactive",

@@ -175,6 +175,8 @@ pub struct TestVcpu {
     /// Whether interrupts are held back for one instruction.
     pub interrupt_shadow: bool,
     pub step_under_way: Option<GuestVirtAddr>,
+    /// Whether the guest was to be paused.
+    pub pauses_guest: bool,
 }
 
 impl Default for TestVcpu {
@@ -192,6 +194,7 @@ impl Default for TestVcpu {
             tsc: Tsc(0),
             interrupt_shadow: false,
             step_under_way: None,
+            pauses_guest: false,
         }
     }
 }
@@ -224,6 +227,10 @@ impl Vcpu for TestVcpu {
     fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError> {
         self.interrupt_shadow = on;
         Ok(())
+    }
+
+    fn pause_guest(&mut self) {
+        self.pauses_guest = true;
     }
 
     fn step_under_way(&self) -> Option<GuestVirtAddr> {

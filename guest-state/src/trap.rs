@@ -1,6 +1,8 @@
 //! Traps: why a vCPU stopped for its debugger, in the same terms on every KVM, and what it does next.
 
-use crate::addr::GuestVirtAddr;
+use std::time::Instant;
+
+use crate::addr::{GuestVirtAddr, VcpuId};
 use crate::memory::GuestMemory;
 use crate::vcpu::Vcpu;
 use crate::x86_64::DEBUG_REGISTERS;
@@ -18,6 +20,9 @@ pub enum Trap {
     Watchpoint(WatchpointSet),
     /// The step under way is over.
     Step(StepEnd),
+    /// The vCPU need not stand still any more that [`Action::Hold`] has stopped. Its registers are as they were
+    /// left, or as somebody has set them meanwhile.
+    Released,
 }
 
 /// How a step ended.
@@ -80,6 +85,10 @@ pub enum Action {
         /// The exception's error code (SDM vol. 3, 4.7).
         error_code: u32,
     },
+    /// It stands still, out of guest mode, as long as [`TrapHandler::held_until`] says; then comes
+    /// [`Trap::Released`]. All others may run meanwhile, be stopped, paused, or end. Only an answer to a
+    /// [`Trap::Breakpoint`] or a [`Trap::Released`] while no step is under way.
+    Hold,
     /// It halts until the next interrupt, RIP being behind the `hlt`, and its interrupt shadow ends.
     Halt,
 }
@@ -112,6 +121,14 @@ pub trait TrapHandler: Send + Sync {
     /// Decides about a trap. At the end of a step alone all other vCPUs still stand still; they go on
     /// after it unless the action is one more such step.
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action;
+
+    /// Until when a vCPU stands still that [`Action::Hold`] has stopped; `None` if it may go on. Asked under a
+    /// lock of the monitor's, when that is told to look again and at the time of the last answer: it must be
+    /// quick, and call nothing of the monitor.
+    fn held_until(&self, vcpu: VcpuId) -> Option<Instant> {
+        let _nobody_is_held = vcpu;
+        None
+    }
 
     /// All other vCPUs are out of guest mode, and the requested step alone can begin. Returns
     /// false to call it off: the vCPU then resumes.

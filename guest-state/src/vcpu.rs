@@ -54,6 +54,10 @@ pub trait Vcpu {
     /// The monitor can't change it.
     fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError>;
 
+    /// Has the guest paused as soon as this trap is answered: no vCPU executes an instruction more than the
+    /// answer needs.
+    fn pause_guest(&mut self);
+
     /// RIP where the step began that is under way, or ends with this trap.
     fn step_under_way(&self) -> Option<GuestVirtAddr>;
 

@@ -4,6 +4,7 @@ use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, GuestVirtAddr, MemoryError};
 use thiserror::Error;
 
+use crate::action::ActionRefusal;
 use crate::probe::ProbeId;
 
 /// Which probe of a batch was refused, and why; none of the batch was registered.
@@ -243,6 +244,14 @@ pub enum RegisterError {
         place: String,
         /// Why there is none.
         why: String,
+    },
+    /// An action that can't be done there.
+    #[error("{place} can't have such an action: {why}")]
+    Action {
+        /// What was asked for.
+        place: String,
+        /// Why not.
+        why: ActionRefusal,
     },
     /// A length that debug registers don't have.
     #[error("a watchpoint is 1, 2, 4 or 8 bytes long, not {len} as for {place}")]

@@ -5,6 +5,7 @@
 //! kernel's image tells comes from [`guest_kernel`]. Nothing here knows KVM or does I/O.
 #![forbid(unsafe_code)]
 
+pub mod action;
 pub mod arena;
 pub mod calls;
 pub mod condition;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use guest_state::{Access, GuestVirtAddr};
 
+use crate::action::HitAction;
 use crate::condition::Comparison;
 use crate::fetch::Fetches;
 use crate::filter::Filter;
@@ -158,6 +159,8 @@ pub struct Options {
     pub lossless: bool,
     /// Whether the probe may become a jump.
     pub optimize: bool,
+    /// What is done to the guest at a hit that counts, in this order. Such a probe is never a jump.
+    pub actions: Arc<[HitAction]>,
 }
 
 impl Default for Options {
@@ -171,6 +174,7 @@ impl Default for Options {
             stack: 0,
             lossless: false,
             optimize: true,
+            actions: Arc::default(),
         }
     }
 }
@@ -182,6 +186,8 @@ pub enum Switch {
     Enabled(bool),
     /// Whether probes may become jumps. Becoming one comes later, in the background.
     Optimize(bool),
+    /// Whether somebody is asked at each hit what to do. Such a probe is never a jump.
+    Attended(bool),
 }
 
 /// Whether a probe is a jump, which costs no exit.
@@ -297,6 +303,14 @@ pub struct ProbeInfo {
     /// instruction when a jump was put over it, or leapt there, and came to an
     /// int3 in the jump's displacement.
     pub trips: u64,
+    /// How many of its actions were done, and those that an answer to one of its hits asked for.
+    pub actions: u64,
+    /// How many were to be done and were not.
+    pub failed_actions: u64,
+    /// Why the last of those was not; empty where there is none.
+    pub action_failure: String,
+    /// Whether somebody is asked at each hit what to do.
+    pub attended: bool,
     /// Whether it can be hit.
     pub state: ProbeState,
     /// As it was asked for.

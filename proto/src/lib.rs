@@ -39,6 +39,7 @@ mod tests {
             [
                 "ConsoleService",
                 "EventService",
+                "HitService",
                 "HostService",
                 "ProbeService",
                 "SymbolService",

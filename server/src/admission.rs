@@ -20,12 +20,13 @@ use tower_service::Service;
 use crate::limits::Limits;
 
 /// Calls that last until something happens, or until their client goes away.
-const LASTING: [&str; 8] = [
+const LASTING: [&str; 9] = [
     "/vmprobe.v1.VmService/WaitVm",
     "/vmprobe.v1.ProbeService/WaitProbes",
     "/vmprobe.v1.ProbeService/ListCalls",
     "/vmprobe.v1.ProbeService/ListBlacklist",
     "/vmprobe.v1.EventService/StreamEvents",
+    "/vmprobe.v1.HitService/HandleHits",
     "/vmprobe.v1.ConsoleService/AttachConsole",
     "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.",

@@ -1,5 +1,7 @@
 //! What clients can ask for at most, so that they can't exhaust the server.
 
+use std::ops::RangeInclusive;
+
 /// Limits that the server's owner sets, one option of `vmprobed` each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -21,6 +23,8 @@ pub struct Limits {
     /// Streams, and calls that wait for something to happen, at the same time. A stream of events
     /// holds some 24 MiB when its client reads too slowly.
     pub streams: usize,
+    /// Whether probes and clients may change the guest: set registers, skip functions, write memory.
+    pub changes: bool,
 }
 
 impl Default for Limits {
@@ -33,6 +37,7 @@ impl Default for Limits {
             probes: 250_000,
             calls: 256,
             streams: 256,
+            changes: false,
         }
     }
 }
@@ -67,3 +72,12 @@ pub const CALLS_CHUNK: usize = 1000;
 
 /// Characters of a VM's name.
 pub const NAME_CHARS: usize = 64;
+
+/// Milliseconds that a client may ask for to answer a hit in.
+pub const ANSWER_MS: RangeInclusive<u32> = 1..=60_000;
+
+/// Bytes of guest memory that a client reads at a hit at a time.
+pub const HIT_READ_BYTES: u32 = 1 << 16;
+
+/// Bytes of guest memory that a client writes at a hit at a time.
+pub const HIT_WRITE_BYTES: RangeInclusive<usize> = 1..=4096;

@@ -13,6 +13,7 @@ use tower_layer::{Identity, Stack};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
 use vmprobe_proto::v1::event_service_server::EventServiceServer;
+use vmprobe_proto::v1::hit_service_server::HitServiceServer;
 use vmprobe_proto::v1::host_service_server::HostServiceServer;
 use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
@@ -21,7 +22,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 use crate::admission::Admission;
 use crate::limits::{self, Limits};
 use crate::machines::Machines;
-use crate::services::{Consoles, Events, Host, Probes, Symbols, Vms};
+use crate::services::{Consoles, Events, Hits, Host, Probes, Symbols, Vms};
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -181,6 +182,7 @@ async fn router(
     reporter.set_serving::<VmServiceServer<Vms>>().await;
     reporter.set_serving::<ProbeServiceServer<Probes>>().await;
     reporter.set_serving::<EventServiceServer<Events>>().await;
+    reporter.set_serving::<HitServiceServer<Hits>>().await;
     reporter.set_serving::<SymbolServiceServer<Symbols>>().await;
     reporter
         .set_serving::<ConsoleServiceServer<Consoles>>()
@@ -208,6 +210,7 @@ async fn router(
                 .max_decoding_message_size(limits::REQUEST_BYTES),
         )
         .add_service(EventServiceServer::new(Events(shared())))
+        .add_service(HitServiceServer::new(Hits(shared())))
         .add_service(SymbolServiceServer::new(Symbols(shared())))
         .add_service(ConsoleServiceServer::new(Consoles(shared())))
         .add_service(HostServiceServer::new(Host::default())))

@@ -123,6 +123,10 @@ async fn every_call_on_an_unknown_vm_is_not_found() {
             .unwrap_err(),
         client.blacklist("a", "*").await.unwrap_err(),
         client.events("a", vec![]).await.unwrap_err(),
+        client
+            .handle_hits("a", vec![1], vec![], Duration::from_secs(1))
+            .await
+            .unwrap_err(),
         client.lookup_symbols("a", "*", 0).await.unwrap_err(),
         client.resolve_address("a", 0).await.unwrap_err(),
         client.describe_type("a", "file").await.unwrap_err(),

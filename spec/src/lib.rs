@@ -75,6 +75,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod actions;
 pub mod argument;
 mod cmdline;
 mod definition;

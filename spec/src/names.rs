@@ -28,6 +28,9 @@ const SIZES: [u32; 4] = [8, 4, 2, 1];
 /// RFLAGS among the registers that an event can have.
 const FLAGS: &str = "rflags";
 
+/// RIP, which only actions name.
+const INSTRUCTION_POINTER: &str = "rip";
+
 /// Values that are no registers.
 const VARIABLES: [(&str, Variable); 3] = [
     ("cpu", Variable::Cpu),
@@ -35,7 +38,7 @@ const VARIABLES: [(&str, Variable); 3] = [
     ("tgid", Variable::Tgid),
 ];
 
-/// The number of a register: that of its encoding, and 16 for RFLAGS.
+/// The number of a register: that of its encoding, 16 for RFLAGS, and 17 for RIP.
 pub fn number(register: Register) -> Option<u8> {
     u8::try_from(i32::from(register) - 1).ok()
 }
@@ -84,6 +87,19 @@ pub fn register_name(register: Register) -> Option<&'static str> {
     match register {
         Register::Rflags => Some(FLAGS),
         _ => Some(GENERAL.get(usize::from(number(register)?))?[0]),
+    }
+}
+
+/// The register of this name that an action can set: a whole general register, `rflags` or `rip`.
+pub fn settable(name: &str) -> Option<Register> {
+    register(name).or_else(|| (name == INSTRUCTION_POINTER).then_some(Register::Rip))
+}
+
+/// The name by which [`settable`] finds a register.
+pub fn settable_name(register: Register) -> Option<&'static str> {
+    match register {
+        Register::Rip => Some(INSTRUCTION_POINTER),
+        other => register_name(other),
     }
 }
 
@@ -159,13 +175,14 @@ mod tests {
             (Register::Rdi, 7),
             (Register::R15, 15),
             (Register::Rflags, 16),
+            (Register::Rip, 17),
         ];
         for (register, expected) in table {
             assert_eq!(number(register), Some(expected));
             assert_eq!(numbered(expected), Some(register));
         }
         assert_eq!(number(Register::Unspecified), None);
-        assert_eq!(numbered(17), None);
+        assert_eq!(numbered(18), None);
     }
 
     #[test]
@@ -174,6 +191,16 @@ mod tests {
         let whole = RegisterPart { register, bytes: 0 };
         assert_eq!(part_name(&whole), Some("rdi"));
         assert_eq!(operand_size(&Operand::Register(whole)), 8);
+    }
+
+    #[test]
+    fn an_action_sets_whole_registers_and_rip() {
+        for number in 0..=17 {
+            let whole = numbered(number).unwrap();
+            assert_eq!(settable(settable_name(whole).unwrap()), Some(whole));
+        }
+        assert_eq!([settable("eax"), settable("cr3")], [None, None]);
+        assert_eq!(register("rip"), None, "every event has it");
     }
 
     #[test]

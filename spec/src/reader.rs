@@ -73,6 +73,8 @@ impl<'a> Cursor<'a> {
             arguments: arguments.into_texts(),
             filter: filter.to_owned(),
             stack,
+            // The kernel's grammar has none.
+            actions: Vec::new(),
         })
     }
 

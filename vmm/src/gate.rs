@@ -127,6 +127,51 @@ impl Gate {
         }
     }
 
+    /// As [`enter`](Self::enter), not before `held_until` says that the vCPU need not stand
+    /// still any more, or the time has come that it gives. It is asked again after each
+    /// [`look_again`](Self::look_again).
+    pub(crate) fn enter_when_released(
+        &self,
+        vcpu: usize,
+        held_until: impl Fn() -> Option<Instant>,
+    ) -> bool {
+        let mut state = self.state.lock();
+        while !state.ended {
+            let until = held_until().filter(|until| Instant::now() < *until);
+            match until {
+                Some(until) => {
+                    self.changed.wait_until(&mut state, until);
+                }
+                None if state.may_enter(vcpu) => {
+                    state.inside[vcpu] = true;
+                    return true;
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+        false
+    }
+
+    /// Has vCPUs that are held ask again whether they are.
+    pub(crate) fn look_again(&self) {
+        // Whoever has just asked waits by now.
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+
+    /// Pauses all vCPUs, and doesn't wait until they have left guest mode, so that a vCPU's
+    /// own thread may call it. A vCPU that steps alone finishes first.
+    pub(crate) fn pause_soon(&self) {
+        let mut state = self.state.lock();
+        state.paused = true;
+        self.closed.store(true, Ordering::Release);
+        for vcpu in 0..state.inside.len() {
+            if state.inside[vcpu] && !state.may_enter(vcpu) {
+                self.kick(vcpu);
+            }
+        }
+    }
+
     /// Tells that vCPU `vcpu` has left guest mode and that its state is complete.
     pub(crate) fn leave(&self, vcpu: usize) {
         self.state.lock().inside[vcpu] = false;
@@ -384,5 +429,53 @@ mod tests {
             thread.join().unwrap();
         }
         assert!(!gate.enter(0));
+    }
+
+    #[test]
+    fn a_held_vcpu_is_in_nobody_s_way_and_goes_on_when_it_is_released() {
+        let gate = Arc::new(Gate::new(2));
+        gate.set_paused(false);
+        let held = Arc::new(AtomicBool::new(true));
+        let (their_gate, theirs) = (Arc::clone(&gate), Arc::clone(&held));
+        let thread = thread::spawn(move || {
+            let far = Instant::now() + Duration::from_secs(3600);
+            let until = || theirs.load(Ordering::Acquire).then_some(far);
+            their_gate.enter_when_released(0, until) && !theirs.load(Ordering::Acquire)
+        });
+        // Nobody waits for it.
+        drop(gate.stop());
+        gate.set_paused(true);
+        gate.set_paused(false);
+        held.store(false, Ordering::Release);
+        gate.look_again();
+        assert!(thread.join().unwrap());
+    }
+
+    #[test]
+    fn a_held_vcpu_goes_on_when_its_time_is_over_and_ends_with_the_guest() {
+        let gate = Arc::new(Gate::new(1));
+        gate.set_paused(false);
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert!(gate.enter_when_released(0, || Some(soon)));
+        assert!(Instant::now() >= soon);
+        gate.leave(0);
+        let their_gate = Arc::clone(&gate);
+        let far = Instant::now() + Duration::from_secs(3600);
+        let thread = thread::spawn(move || their_gate.enter_when_released(0, || Some(far)));
+        gate.end();
+        assert!(!thread.join().unwrap());
+    }
+
+    #[test]
+    fn a_vcpu_can_pause_the_guest_that_it_belongs_to() {
+        let gate = Gate::new(1);
+        gate.set_paused(false);
+        assert!(gate.enter(0));
+        assert!(!gate.must_leave(0));
+        gate.pause_soon();
+        assert!(gate.must_leave(0) && gate.is_paused());
+        gate.leave(0);
+        gate.set_paused(false);
+        assert!(gate.enter(0));
     }
 }

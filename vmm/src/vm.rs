@@ -308,6 +308,12 @@ impl Vm {
         Ok(())
     }
 
+    /// Has vCPUs that the trap handler holds ask it again whether it does
+    /// ([`TrapHandler::held_until`]).
+    pub fn look_again(&self) {
+        self.shared.gate.look_again();
+    }
+
     fn running(&self) -> Result<(), StateError> {
         match self.state() {
             VmState::Created => Err(StateError::NotStarted),

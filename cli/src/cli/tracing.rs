@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::actions::ActionArgs;
 use super::target::TargetArgs;
 
 pub const TRACE_EXAMPLES: &str = "\
@@ -122,6 +123,9 @@ pub struct Trace {
     /// One JSON object a line, with all registers
     #[arg(long)]
     pub json: bool,
+    /// Of the definitions
+    #[command(flatten)]
+    pub actions: ActionArgs,
 }
 
 #[derive(Debug, Args)]

@@ -14,7 +14,7 @@ use crate::cli::{
 use crate::failure::Failure;
 use crate::output::{Output, note, print};
 use crate::render;
-use crate::tracing::register_as_asked;
+use crate::tracing::{Definition, register_as_asked};
 
 pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
     match command {
@@ -33,7 +33,10 @@ pub async fn probe(command: ProbeCommand) -> Result<(), Failure> {
 }
 
 async fn add(add: &ProbeAdd) -> Result<(), Failure> {
-    let definitions = guest::specs_with(&add.specs, &option_words(add))?;
+    let mut definitions = guest::specs_with(&add.specs, &option_words(add))?;
+    for Definition { spec, .. } in &mut definitions {
+        spec.actions = add.actions.actions();
+    }
     let (client, vm) = reach(&add.target).await?;
     changed(&register_as_asked(&client, &vm, &definitions).await?)
 }

@@ -7,11 +7,18 @@ use vmprobe_trace_formats::{Guest, Header, JsonLines, Writer};
 
 use crate::cli::Trace;
 use crate::failure::Failure;
-use crate::tracing::{TraceLines, Wanted, follow};
+use crate::tracing::{Definition, TraceLines, Wanted, follow};
 
 pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
     let mut wanted = Wanted::read(&trace.traced)?;
     wanted.names.append(&mut trace.names);
+    let actions = trace.actions.actions();
+    if !actions.is_empty() && wanted.definitions.is_empty() {
+        return Err(Failure::NothingToActAt);
+    }
+    for Definition { spec, .. } in &mut wanted.definitions {
+        spec.actions.clone_from(&actions);
+    }
     let make = |guest: &Guest| {
         let out = BufWriter::new(io::stdout());
         Lines::new(out, guest, &trace).map_err(Failure::Output)

@@ -41,6 +41,11 @@ pub fn probe_json(probe: &Probe) -> Value {
         "arguments": probe.arguments.iter().map(argument_json).collect::<Vec<_>>(),
         "filter": probe.filter,
         "stack": probe.stack,
+        "actions": probe.actions.iter().map(spec::actions::text).collect::<Vec<_>>(),
+        "actions_done": probe.actions_done,
+        "actions_failed": probe.actions_failed,
+        "action_failure": probe.action_failure,
+        "attended": probe.attended,
         "options": options_json(&probe.options.clone().unwrap_or_default()),
         "optimization": probe.optimization.as_ref().map(optimization_json),
     });

@@ -1,6 +1,6 @@
 //! The list of probes.
 
-use vmprobe_client::spec::option_words;
+use vmprobe_client::spec::{actions, option_words};
 use vmprobe_client::v1::{Argument, Probe};
 use vmprobe_client::words;
 
@@ -29,7 +29,7 @@ const PLAIN: Column = Column {
     cell: |_| String::new(),
 };
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 18] = [
     Column {
         heading: "ID",
         right: true,
@@ -98,6 +98,12 @@ const COLUMNS: [Column; 17] = [
         heading: "DEFINITION",
         gives_way: true,
         cell: definition,
+        ..PLAIN
+    },
+    Column {
+        heading: "ACTIONS",
+        gives_way: true,
+        cell: acting,
         ..PLAIN
     },
     Column {
@@ -188,6 +194,23 @@ fn definition(probe: &Probe) -> String {
     words.join(" ")
 }
 
+/// What it does at a hit, and how often it has: `override 0x1 (3 done)`, `pause (2 done, 1 failed: WHY)`.
+fn acting(probe: &Probe) -> String {
+    let mut told: Vec<String> = probe.actions.iter().map(actions::text).collect();
+    if probe.attended {
+        told.push("as a client answers".to_owned());
+    }
+    let told = told.join("; ");
+    match (probe.actions_done, probe.actions_failed) {
+        (0, 0) => told,
+        (done, 0) => format!("{told} ({done} done)"),
+        (done, failed) => {
+            let why = &probe.action_failure;
+            format!("{told} ({done} done, {failed} failed: {why})")
+        }
+    }
+}
+
 fn argument(argument: &Argument) -> String {
     let Argument {
         name, definition, ..
@@ -234,6 +257,20 @@ mod tests {
 
     use super::super::samples;
     use super::*;
+
+    #[test]
+    fn what_a_probe_does_to_the_guest_is_told_with_how_often_it_did() {
+        let mut probe = samples::probe();
+        assert_eq!(acting(&probe), "");
+        probe.actions = vec![actions::set("rdi=5").unwrap(), actions::pause()];
+        assert_eq!(acting(&probe), "set rdi=0x5; pause");
+        probe.actions_done = 4;
+        assert_eq!(acting(&probe), "set rdi=0x5; pause (4 done)");
+        (probe.actions_failed, probe.action_failure) = (1, "so".into());
+        probe.actions.clear();
+        probe.attended = true;
+        assert_eq!(acting(&probe), "as a client answers (4 done, 1 failed: so)");
+    }
 
     #[test]
     fn a_list_has_headings_and_only_columns_that_tell_something() {

@@ -263,8 +263,9 @@ fn reserved_bits(leaf: Option<PageSize>, no_execute: bool) -> u64 {
     large | if no_execute { 0 } else { NO_EXECUTE }
 }
 
-/// The bits above the ones that are translated must all equal the highest of those.
-fn is_canonical(mode: PagingMode, at: GuestVirtAddr) -> bool {
+/// Whether an address is one of this mode: the bits above the ones that are translated must all equal the
+/// highest of those.
+pub fn is_canonical(mode: PagingMode, at: GuestVirtAddr) -> bool {
     let unused = match mode {
         PagingMode::Off => return true,
         PagingMode::FourLevel => 16,

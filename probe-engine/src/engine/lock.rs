@@ -34,6 +34,8 @@ pub(crate) enum Rank {
     Order,
     /// Events that are held back.
     Held,
+    /// Who is asked at hits, and the vCPUs that wait for answers.
+    Attendants,
 }
 
 /// A lock with its place in the order. A build with debug assertions checks that each thread keeps to it, so

@@ -12,6 +12,7 @@
 //! executes the restored instruction. So even a removal without stopping the
 //! vCPUs, as at the end of init text, is right.
 
+mod actions;
 mod changes;
 mod code;
 mod hits;
@@ -27,6 +28,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use actions::attendants::Attendants;
 use arc_swap::ArcSwap;
 use arc_swap::Guard;
 use changes::registry::Registry;
@@ -56,6 +58,7 @@ use sites::wishes::optimization;
 use crate::event::EventSink;
 use crate::probe::{ProbeId, ProbeInfo};
 
+pub use actions::attendants::{AnswerError, AttendError, Attendant, HeldHit};
 pub use changes::draft::Draft;
 pub use changes::removal::Removal;
 pub use changes::switching::Switching;
@@ -95,6 +98,7 @@ pub struct Engine {
     outstanding: Outstanding,
     last_tables: LastTables,
     known_modules: KnownModules,
+    attendants: Attendants,
 }
 
 impl Engine {
@@ -124,6 +128,7 @@ impl Engine {
             outstanding: Outstanding::default(),
             last_tables: LastTables::new(),
             known_modules: KnownModules::new(),
+            attendants: Attendants::new(),
         }
     }
 

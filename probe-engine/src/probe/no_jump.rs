@@ -116,6 +116,12 @@ pub enum NoJump {
     /// A probe there has fault events.
     #[error("a fault event takes a breakpoint")]
     FaultEvent,
+    /// A probe there has actions.
+    #[error("an action takes a breakpoint")]
+    Actions,
+    /// A client is asked at each hit of a probe there.
+    #[error("a client that is asked at each hit takes a breakpoint")]
+    Attended,
     /// A probe of a function's own returns.
     #[error("a probe of the function's own returns takes breakpoints")]
     OwnReturns,
@@ -229,6 +235,8 @@ impl NoJump {
             Self::Asked => "asked",
             Self::PostEvent => "post event",
             Self::FaultEvent => "fault event",
+            Self::Actions => "actions",
+            Self::Attended => "attended",
             Self::OwnReturns => "own returns",
             Self::Watchpoint => "watchpoint",
             Self::Milestone => "milestone",
@@ -259,6 +267,8 @@ impl NoJump {
             | Self::Asked
             | Self::PostEvent
             | Self::FaultEvent
+            | Self::Actions
+            | Self::Attended
             | Self::OwnReturns
             | Self::Watchpoint
             | Self::Milestone

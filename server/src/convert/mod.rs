@@ -1,5 +1,6 @@
 //! Between the protocol's types and those of the engine and the monitor.
 
+mod actions;
 mod blacklist;
 mod event;
 mod no_jump;
@@ -8,6 +9,7 @@ mod probe;
 mod spec;
 mod vm;
 
+pub use actions::actions;
 pub use blacklist::blacklist_kind;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};

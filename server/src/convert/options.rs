@@ -1,5 +1,7 @@
 //! What hits of a probe are wanted for.
 
+use std::sync::Arc;
+
 use probe_engine::condition::{Comparison, Operand, Relation};
 use probe_engine::fetch::{Fetch, Fetches};
 use probe_engine::probe::{Capture, Optimization, Options};
@@ -49,6 +51,7 @@ pub fn options(options: &v1::ProbeOptions) -> Result<Options, WrongOption> {
         stack: 0,
         lossless: options.lossless,
         optimize: vmprobe_spec::may_optimize(options),
+        actions: Arc::default(),
     })
 }
 

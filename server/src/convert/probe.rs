@@ -7,7 +7,7 @@ use probe_engine::probe::{ProbeInfo, ProbeKind, ProbeState, Strategy};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe::Kind;
 
-use super::options;
+use super::{actions, options};
 
 /// The protocol's form of many probes.
 pub fn probes(infos: Vec<ProbeInfo>) -> Vec<v1::Probe> {
@@ -34,6 +34,11 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         trips: info.trips,
         options: Some(options::told_options(&info.options)),
         optimization: Some(options::optimization(info.optimization)),
+        actions: actions::told_actions(&info.options.actions),
+        actions_done: info.actions,
+        actions_failed: info.failed_actions,
+        action_failure: info.action_failure,
+        attended: info.attended,
         ..v1::Probe::default()
     }
 }
@@ -128,6 +133,10 @@ mod tests {
             ended: 5,
             exits: 4,
             trips: 3,
+            actions: 6,
+            failed_actions: 7,
+            action_failure: "so".into(),
+            attended: true,
             state: ProbeState::Pending,
             options: Options::default(),
             optimization: Optimization::Waiting,

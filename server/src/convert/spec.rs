@@ -8,7 +8,7 @@ use tonic::Status;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe_spec::{Kind, Place as WirePlace};
 
-use super::options;
+use super::{actions, options};
 use crate::status::ProbeField;
 use crate::{limits, status};
 
@@ -78,7 +78,16 @@ fn engine_spec(spec: &v1::ProbeSpec) -> Result<ProbeSpec, WrongField> {
 fn options(spec: &v1::ProbeSpec) -> Result<Options, WrongField> {
     let default = v1::ProbeOptions::default();
     let options = spec.options.as_ref().unwrap_or(&default);
-    options::options(options).map_err(|error| wrong(format!("options.{}", error.field), error.why))
+    let options = options::options(options)
+        .map_err(|error| wrong(format!("options.{}", error.field), error.why))?;
+    let actions = actions::actions(&spec.actions).map_err(|(index, (field, why))| {
+        let point = if field.is_empty() { "" } else { "." };
+        wrong(format!("actions[{index}]{point}{field}"), why)
+    })?;
+    Ok(Options {
+        actions: actions.into(),
+        ..options
+    })
 }
 
 fn place(spec: &v1::ProbeSpec) -> Result<Place, WrongField> {

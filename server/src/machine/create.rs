@@ -77,6 +77,7 @@ impl Machine {
             optimizer: OptimizerThread::default(),
             reader: ReaderThread::default(),
             max_probes: limits.probes,
+            allow_changes: limits.changes,
         });
         let probes = machine.plant_first(&first)?;
         machine.start_threads(ended).inspect_err(|_| {

@@ -2,6 +2,7 @@
 
 mod arena;
 mod asked;
+mod attend;
 mod bell;
 mod blacklist;
 mod create;
@@ -10,6 +11,7 @@ mod inspect;
 mod optimize;
 mod optimizer_thread;
 mod patterns;
+mod permission;
 mod probes;
 mod read_rings;
 mod reader_thread;
@@ -33,6 +35,7 @@ use crate::convert;
 use crate::fanout::Fanout;
 
 use asked::AskedProbes;
+pub use attend::{Attendance, Told};
 pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
 pub use probes::Changed;
@@ -57,6 +60,8 @@ pub struct Machine {
     reader: ReaderThread,
     /// The most probes that it may have.
     max_probes: usize,
+    /// Whether clients may change the guest.
+    allow_changes: bool,
 }
 
 /// What a description of the VM repeats of its making.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use probe_engine::action::HitAction;
 use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
@@ -77,6 +78,10 @@ impl Machine {
         let probes = batch.specs.iter().zip(&batch.fields);
         let compiled = probes.map(|(spec, field)| {
             let mut engine_s = convert::spec(*field, spec)?;
+            let mut actions = engine_s.options.actions.iter();
+            if let Some(index) = actions.position(HitAction::changes_guest) {
+                self.may_change_guest(format!("{field}.actions[{index}]"))?;
+            }
             let asked = self.asked.compile(*field, spec, &mut engine_s)?;
             Ok((engine_s, Arc::new(asked)))
         });

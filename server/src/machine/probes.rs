@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Tries a change again as long as the guest is in the middle of one of its own.
-fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
+pub(super) fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
     let end = Instant::now() + PATIENCE;
     loop {
         match change() {

@@ -2,6 +2,7 @@
 
 mod console;
 mod event;
+mod hit;
 mod host;
 mod probe;
 mod symbol;
@@ -9,6 +10,7 @@ mod vm;
 
 pub use console::Consoles;
 pub use event::Events;
+pub use hit::Hits;
 pub use host::Host;
 pub use probe::Probes;
 pub use symbol::Symbols;

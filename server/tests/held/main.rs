@@ -8,6 +8,7 @@
     reason = "a failed helper fails its test"
 )]
 
+mod actions;
 mod jumps;
 mod tiny;
 
@@ -20,12 +21,21 @@ use vmprobe_client::v1::{
     CreateVmRequest, Probe, ProbeSpec, ProbeState, ReturnProbe, Strategy, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{ServeOptions, Server};
+use vmprobe_server::{Limits, ServeOptions, Server};
 
 const VM: &str = "a";
 
 /// Runs a test with a held VM, unless there is no KVM.
 async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client) -> F) {
+    with_vm_and(cmdline, Limits::default(), test).await;
+}
+
+/// The same on a server with these limits.
+async fn with_vm_and<F: Future<Output = ()>>(
+    cmdline: &str,
+    limits: Limits,
+    test: impl FnOnce(Client) -> F,
+) {
     if !std::path::Path::new("/dev/kvm").exists() {
         println!("skipped: there is no /dev/kvm");
         return;
@@ -34,7 +44,7 @@ async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client
     let options = ServeOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         insecure_listen_anywhere: false,
-        limits: vmprobe_server::Limits::default(),
+        limits,
     };
     let server = Server::bind(options).await.unwrap();
     let endpoint = format!("http://{}", server.address());

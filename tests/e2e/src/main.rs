@@ -123,10 +123,16 @@ fn main() -> ExitCode {
 
 /// All tests, those that need least first.
 fn tests() -> impl Iterator<Item = &'static Test> {
-    [service::TESTS, tables::TESTS, tiny::TESTS]
-        .into_iter()
-        .chain(linux::tables())
-        .flatten()
+    [
+        service::TESTS,
+        tables::TESTS,
+        tiny::TESTS,
+        tiny::actions::TESTS,
+        tiny::held::TESTS,
+    ]
+    .into_iter()
+    .chain(linux::tables())
+    .flatten()
 }
 
 fn list(run: &Run, json: bool) {

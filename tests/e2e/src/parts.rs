@@ -77,6 +77,7 @@ const EVERYDAY: &[&str] = &[
     "a_hit_of_a_jump_costs_no_exit_on_4_vcpus",
     "the_list_shows_jumps_and_the_knobs_make_breakpoints_of_them_and_back",
     "a_wish_that_a_jump_can_t_meet_makes_it_a_breakpoint_until_it_goes_away",
+    "a_process_gets_what_the_actions_of_probes_make_of_its_calls",
     "a_jump_and_a_breakpoint_tell_the_same_of_the_same_calls",
     "only_hits_that_meet_a_jump_s_conditions_count_and_the_others_cost_no_exit",
     "1000_probes_become_jumps_in_one_stop",

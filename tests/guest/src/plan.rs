@@ -80,6 +80,8 @@ named! {
     Workload {
         /// Nothing.
         None = "none",
+        /// Makes some system calls, and says what each has answered.
+        Answers = "answers",
         /// Counts the CPUs that are online.
         Cpus = "cpus",
         /// Opens `/init`, reads 64 bytes and closes it, `count` times.

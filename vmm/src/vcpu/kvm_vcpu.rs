@@ -152,6 +152,7 @@ impl KvmVcpu {
             tsc_offset: self.tsc_offset,
             shadow: None,
             step: self.debugging.step.map(|step| GuestVirtAddr(step.start)),
+            pause: false,
         }
     }
 }

@@ -27,6 +27,18 @@ pub(super) enum LeaveReason {
     Stopped,
     /// The vCPU must step one instruction while no other vCPU runs.
     ToStepAlone(Step),
+    /// The trap handler holds the vCPU.
+    Held,
+}
+
+/// What a vCPU begins with that the gate has let in.
+pub(super) enum Begin<'g> {
+    /// Where it left off.
+    Run,
+    /// A step while no other vCPU runs, as long as the hold is kept.
+    Alone(Hold<'g>, Step),
+    /// The answer to [`Trap::Released`].
+    Released,
 }
 
 /// What one `KVM_RUN` returned with. Its I/O is done.
@@ -42,29 +54,34 @@ enum RunExit {
 }
 
 impl KvmVcpu {
-    /// Runs the vCPU until the gate wants it out or it must step alone. With `alone`,
-    /// a hold and a step, it begins with this step.
+    /// Runs the vCPU until the gate wants it out, it must step alone or it is held.
     pub(super) fn run(
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
-        alone: Option<(Hold<'_>, Step)>,
+        begin: Begin<'_>,
     ) -> Result<LeaveReason, VcpuError> {
         self.tsc_offset = msr::steady_tsc_offset(&self.fd);
-        let mut hold = None;
-        if let Some((taken, asked)) = alone {
-            if self.begin_step_alone(shared, handler, asked)? {
-                hold = Some(taken);
+        let (mut hold, mut leave) = (None, None);
+        match begin {
+            Begin::Alone(taken, asked) => {
+                if self.begin_step_alone(shared, handler, asked)? {
+                    hold = Some(taken);
+                }
             }
-        } else if self.debugging.step.is_some() {
-            // The time out of guest mode doesn't count.
-            self.time_step(true)?;
+            Begin::Released => {
+                leave = self.trapped(shared, handler, DebugEvent::Released, &mut hold)?;
+            }
+            Begin::Run if self.debugging.step.is_some() => {
+                // The time out of guest mode doesn't count.
+                self.time_step(true)?;
+            }
+            Begin::Run => {}
         }
-        let mut to_step = None;
         loop {
             // Cleared before the gate is asked: a kick that comes later stays.
             self.fd.set_kvm_immediate_exit(0);
-            let leaving = to_step.is_some() || shared.gate.must_leave(self.id.0 as usize);
+            let leaving = leave.is_some() || shared.gate.must_leave(self.id.0 as usize);
             if leaving {
                 // One more KVM_RUN completes a port or MMIO operation that user space
                 // has answered and takes over changed registers
@@ -97,14 +114,14 @@ impl KvmVcpu {
                     cause: self.debugging.cause(dr6),
                 },
             };
-            if let Some(asked) = self.trapped(shared, handler, event, &mut hold)? {
-                to_step = Some(asked);
+            if let Some(reason) = self.trapped(shared, handler, event, &mut hold)? {
+                leave = Some(reason);
             }
         }
         if self.debugging.step.is_some() {
             self.time_step(false)?;
         }
-        Ok(to_step.map_or(LeaveReason::Stopped, LeaveReason::ToStepAlone))
+        Ok(leave.unwrap_or(LeaveReason::Stopped))
     }
 
     fn run_once(&mut self, shared: &Shared) -> RunExit {
@@ -164,17 +181,21 @@ impl KvmVcpu {
         self.debugging.step.is_some() && dr6 & DR6_SINGLE_STEP != 0
     }
 
-    /// Asks the handler about an event and does what it says. Returns a step if the
-    /// vCPU must go back to the gate and step alone.
+    /// Asks the handler about an event and does what it says. Returns a reason if the
+    /// vCPU must go back to the gate.
     fn trapped(
         &mut self,
         shared: &Shared,
         handler: &dyn TrapHandler,
         event: DebugEvent,
         hold: &mut Option<Hold<'_>>,
-    ) -> Result<Option<Step>, VcpuError> {
+    ) -> Result<Option<LeaveReason>, VcpuError> {
         let breakpoint_exit = self.breakpoint_exit;
-        let mut context = self.context()?;
+        let mut context = match event {
+            // Not from the shared page: the registers may have been set since.
+            DebugEvent::Released => self.context_with(self.registers()?),
+            _ => self.context()?,
+        };
         let mut action = None;
         for trap in event.traps() {
             let answer = handler.trap(&mut context, &shared.ram, trap);
@@ -205,9 +226,12 @@ impl KvmVcpu {
                 context.inject_page_fault(address, error_code)?;
             }
             Action::Halt => context.halt()?,
-            Action::Resume | Action::Reinject | Action::Step(_) => {}
+            Action::Resume | Action::Reinject | Action::Step(_) | Action::Hold => {}
         }
-        let (registers, dirty) = (context.registers, context.dirty);
+        let (registers, dirty, pause) = (context.registers, context.dirty, context.pause);
+        if pause {
+            shared.gate.pause_soon();
+        }
         if dirty {
             // Registers that KVM takes over at KVM_RUN would throw away an exception
             // injected now; those of a plain resume need no system call.
@@ -235,7 +259,7 @@ impl KvmVcpu {
                     self.end_step()?;
                     self.set_debug(0)?;
                 }
-                return Ok(Some(asked));
+                return Ok(Some(LeaveReason::ToStepAlone(asked)));
             };
             if begun {
                 return Ok(None);
@@ -247,7 +271,7 @@ impl KvmVcpu {
         if self.debugging.step.is_none() {
             *hold = None;
         }
-        Ok(None)
+        Ok((action == Action::Hold).then_some(LeaveReason::Held))
     }
 
     /// Prepares a step while no other vCPU runs. Returns false if the handler calls it

@@ -2,10 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use guest_state::{TrapHandler, VcpuError};
+use guest_state::{TrapHandler, VcpuError, VcpuId};
 use parking_lot::Mutex;
 
-use super::{kick::Kickable, kvm_vcpu::KvmVcpu, run::LeaveReason, shared::Shared};
+use super::{
+    kick::Kickable,
+    kvm_vcpu::KvmVcpu,
+    run::{Begin, LeaveReason},
+    shared::Shared,
+};
 use crate::ending::Ending;
 
 /// Runs vCPU `index`, whose state is in `cell`, on the calling thread until the guest
@@ -21,17 +26,22 @@ pub(crate) fn run_thread(
         let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
         let mut left = LeaveReason::Stopped;
         loop {
-            let alone = if let LeaveReason::ToStepAlone(asked) = left {
-                let Some(hold) = shared.gate.enter_alone(index) else {
-                    return Ok(());
-                };
-                Some((hold, asked))
-            } else if shared.gate.enter(index) {
-                None
-            } else {
+            let begin = match left {
+                LeaveReason::ToStepAlone(asked) => {
+                    let hold = shared.gate.enter_alone(index);
+                    hold.map(|hold| Begin::Alone(hold, asked))
+                }
+                LeaveReason::Held => {
+                    let until = || handler.held_until(VcpuId(index as u32));
+                    let entered = shared.gate.enter_when_released(index, until);
+                    entered.then_some(Begin::Released)
+                }
+                LeaveReason::Stopped => shared.gate.enter(index).then_some(Begin::Run),
+            };
+            let Some(begin) = begin else {
                 return Ok(());
             };
-            let result = cell.lock().run(shared, handler, alone);
+            let result = cell.lock().run(shared, handler, begin);
             shared.gate.leave(index);
             left = result?;
         }

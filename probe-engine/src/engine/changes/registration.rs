@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::engine::Engine;
+use crate::engine::actions::check::check;
 use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::placement::locate::Located;
@@ -84,6 +85,13 @@ impl Engine {
             };
             let max_active = self.max_active(spec).map_err(refused)?;
             let target = find(index, spec).map_err(refused)?;
+            let beyond_entry = target.spot().beyond_entry;
+            check(&spec.options.actions, spec.kind, beyond_entry)
+                .map_err(|why| RegisterError::Action {
+                    place: spec.place.to_string(),
+                    why,
+                })
+                .map_err(refused)?;
             let name = new_name(spec, &target, registry, &mut names).map_err(refused)?;
             let (presence, spot, sites) = match target {
                 Target::Instruction(located) => {

@@ -3,6 +3,7 @@
 pub(crate) mod clock;
 pub(crate) mod filter;
 pub(crate) mod guest_clock;
+mod held;
 pub(crate) mod int3;
 pub(crate) mod known_modules;
 pub(crate) mod merge;

@@ -1,10 +1,14 @@
 //! What a stopped vCPU tells of a hit besides registers: the current task, and the values that a probe asks for.
 
+use std::sync::Arc;
+
 use guest_state::x86_64::paging::{PageTables, read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use crate::engine::Engine;
-use crate::engine::hits::stack::Moment;
+use crate::engine::actions::attendants::{Asked, AskedHits};
+use crate::engine::actions::moment::Moment;
+use crate::engine::hits::stack::AsOf;
 use crate::engine::sites::probe::Probe;
 use crate::event::{Detail, Event, EventSink};
 use crate::filter::{Filter, Subject};
@@ -25,19 +29,36 @@ pub(crate) struct Observed {
 }
 
 impl Engine {
-    /// Counts a hit of a probe and tells of it, unless it doesn't meet the probe's filter. Otherwise as
-    /// [`Self::tell`].
+    /// Counts a hit of a probe, tells of it and does what the probe asks for, unless it doesn't meet the probe's
+    /// filter. Somebody may have to be asked about it; then it is added to `asked`. Otherwise as [`Self::tell`].
     pub(crate) fn take_hit(
         &self,
-        probe: &Probe,
+        probe: &Arc<Probe>,
         (memory, vcpu): (&dyn GuestMemory, &mut dyn Vcpu),
-        tsc: &mut Option<Tsc>,
+        (tsc, asked): (&mut Option<Tsc>, &mut AskedHits),
         registers: &Registers,
         detail: Detail,
     ) {
-        if let Some(observed) = self.observe(probe, memory, vcpu, registers, &detail) {
-            probe.hit();
-            self.send(probe, (memory, vcpu), tsc, registers, detail, observed);
+        let Some(observed) = self.observe(probe, memory, vcpu, registers, &detail) else {
+            return;
+        };
+        probe.hit();
+        let moment = match &detail {
+            Detail::Return {
+                tail_call: true, ..
+            } => Moment::TailCall,
+            Detail::Return { .. } => Moment::Returned,
+            Detail::Access => Moment::Accessed,
+            Detail::Pre | Detail::Post | Detail::Fault { .. } => Moment::Before,
+        };
+        let event = self.send(probe, (memory, vcpu), tsc, registers, detail, observed);
+        self.act(probe, &probe.options.actions, moment, memory, vcpu);
+        if let Some(event) = event.filter(|_| probe.is_attended()) {
+            asked.push(Asked {
+                probe: Arc::clone(probe),
+                event,
+                moment,
+            });
         }
     }
 
@@ -56,6 +77,7 @@ impl Engine {
         }
     }
 
+    /// The event, if somebody wants it.
     fn send(
         &self,
         probe: &Probe,
@@ -64,16 +86,18 @@ impl Engine {
         registers: &Registers,
         mut detail: Detail,
         observed: Observed,
-    ) {
-        let Some(wanted) = probe.options.capture.fetches() else {
-            return;
-        };
+    ) -> Option<Event> {
+        let captured = probe.options.capture.fetches();
+        if captured.is_none() && !probe.is_attended() {
+            return None;
+        }
+        let wanted = captured.unwrap_or_default();
         if let Detail::Return { entry, .. } = &mut detail {
             **entry = wanted.take(entry);
         }
         let tsc = *tsc.get_or_insert_with(|| vcpu.tsc());
         let time = |of_cpu| self.time(memory, of_cpu, tsc);
-        self.merger.event(&Event {
+        let event = Event {
             probe: probe.id,
             vcpu: vcpu.id(),
             tsc,
@@ -85,7 +109,11 @@ impl Engine {
             stack: observed.stack,
             values: observed.values,
             detail,
-        });
+        };
+        if captured.is_some() {
+            self.merger.event(&event);
+        }
+        Some(event)
     }
 
     /// Takes what the probe asks for; `None` if the hit doesn't meet its filter.
@@ -155,7 +183,7 @@ impl Engine {
         let stack = match (stack, tables) {
             (0, _) | (_, None) => Box::default(),
             (most, Some(tables)) => {
-                let now = Moment::Now(self.reader.calls());
+                let now = AsOf::Now(self.reader.calls());
                 let mut read = |at| read_virt_u64(memory, tables, at).ok();
                 self.stack(registers, task, (memory, now), &mut read, *most)
             }

@@ -16,11 +16,11 @@ const ROUNDS: usize = 8;
 
 /// When a stack was as it is read, and so whose return addresses ours stand in the places of.
 #[derive(Clone, Copy)]
-pub(crate) enum Moment {
+pub(crate) enum AsOf {
     /// Now. Calls that detours follow are in this table.
     Now(Option<Calls>),
     /// At this time. The detour has put return addresses back, but those that breakpoints have replaced.
-    Before(Tsc),
+    Time(Tsc),
 }
 
 impl Engine {
@@ -31,7 +31,7 @@ impl Engine {
         &self,
         start: &Registers,
         task: Option<u64>,
-        (memory, moment): (&dyn GuestMemory, Moment),
+        (memory, as_of): (&dyn GuestMemory, AsOf),
         read: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
         most: u32,
     ) -> Box<[u64]> {
@@ -39,14 +39,14 @@ impl Engine {
             return Box::default();
         };
         let mut foreign = |at: GuestVirtAddr, slot: GuestVirtAddr| {
-            let caller = match moment {
-                Moment::Now(calls) if at == TRAMPOLINE => {
+            let caller = match as_of {
+                AsOf::Now(calls) if at == TRAMPOLINE => {
                     Some(calls?.caller_at(memory, slot.0).ok()??)
                 }
-                Moment::Now(_) if self.returns.trampoline() == Some(at) => {
+                AsOf::Now(_) if self.returns.trampoline() == Some(at) => {
                     Some(self.returns.leads_to(slot.0, at.0))
                 }
-                Moment::Before(time) if self.returns.trampoline() == Some(at) => {
+                AsOf::Time(time) if self.returns.trampoline() == Some(at) => {
                     Some(self.returns.led_to(slot.0, time)?)
                 }
                 _ => None,

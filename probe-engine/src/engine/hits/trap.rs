@@ -1,14 +1,16 @@
 //! Answering traps.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use guest_state::x86_64::flags::RF;
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
-use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Vcpu};
+use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Vcpu, VcpuId};
 
 use crate::emulate::{self, Outcome, Touched};
 use crate::engine::Engine;
+use crate::engine::actions::attendants::{AskedHits, Then};
 use crate::engine::code::arena::CodeArena;
 use crate::engine::hits::int3::{Found, find, is_gone};
 use crate::engine::hits::stepping::StepIn;
@@ -23,7 +25,12 @@ impl TrapHandler for Engine {
             Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
             Trap::Watchpoint(hit) => self.on_watchpoint(memory, vcpu, hit),
             Trap::Step(end) => self.after_step(memory, vcpu, end),
+            Trap::Released => self.released(memory, vcpu),
         }
+    }
+
+    fn held_until(&self, vcpu: VcpuId) -> Option<Instant> {
+        self.attendants.held_until(vcpu)
     }
 
     /// Puts the original instruction back for a lone step. Returns false if the probe has gone meanwhile, so
@@ -78,17 +85,43 @@ impl Engine {
             rip: site.virt.0,
             ..*vcpu.registers()
         };
-        let mut tsc = None;
+        let (rip, mut tsc, mut asked) = (vcpu.registers().rip, None, AskedHits::new());
         for probe in site.enabled() {
             probe.exit();
             let counts = matches!(probe.kind, ProbeKind::Instruction { .. });
             if counts && self.meets_condition(probe, memory, vcpu) {
-                self.take_hit(probe, (memory, vcpu), &mut tsc, &before, Detail::Pre);
+                let told = (&mut tsc, &mut asked);
+                self.take_hit(probe, (memory, vcpu), told, &before, Detail::Pre);
             }
         }
+        let then = match vcpu.registers().rip == rip {
+            true => Then::Pass(site.virt),
+            // An action has sent it elsewhere.
+            false => Then::Resume,
+        };
+        if self.hold(vcpu, asked, then) {
+            return Action::Hold;
+        }
+        match then {
+            Then::Pass(_) => self.follow(site, memory, vcpu),
+            Then::Resume => Action::Resume,
+        }
+    }
+
+    /// Gets past the site's instruction, with what return probes there have to do before and after.
+    pub(crate) fn follow(
+        &self,
+        site: &Arc<Site>,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
         if !site.follows {
             return self.pass(site, memory, vcpu);
         }
+        let before = Registers {
+            rip: site.virt.0,
+            ..*vcpu.registers()
+        };
         // It reads the return address that the other kind of return probe replaces.
         let entering = self.entering(site, memory, vcpu);
         self.enter(site, memory, vcpu);
@@ -100,8 +133,13 @@ impl Engine {
         if let Some(entering) = entering {
             self.entered(entering, &before, memory, vcpu);
         }
-        self.left(site, &before, memory, vcpu);
-        action
+        let mut asked = AskedHits::new();
+        self.left(site, &before, &mut asked, memory, vcpu);
+        // Where the processor has yet to execute the instruction nobody can be asked in between.
+        match action {
+            Action::Resume if self.hold(vcpu, asked, Then::Resume) => Action::Hold,
+            action => action,
+        }
     }
 
     fn on_milestone(

@@ -6,6 +6,7 @@ use guest_state::x86_64::DEBUG_REGISTERS;
 use guest_state::{Action, Debugging, GuestMemory, GuestVirtAddr, Vcpu, Watchpoint, WatchpointSet};
 
 use crate::engine::Engine;
+use crate::engine::actions::attendants::AskedHits;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::table::Table;
 use crate::error::NoDebugRegister;
@@ -74,6 +75,8 @@ impl Engine {
     ) -> Action {
         let table = self.table();
         let (mut tsc, mut registers) = (None, *vcpu.registers());
+        // Nobody is asked about those.
+        let mut asked = AskedHits::new();
         // A copy of an instruction in the arena may have done it, or code of ours there, which is none
         // of the guest's accesses.
         let went_on = self.went_on(GuestVirtAddr(registers.rip));
@@ -87,7 +90,8 @@ impl Engine {
                 if went_on.is_none() || !self.meets_condition(probe, memory, vcpu) {
                     continue;
                 }
-                self.take_hit(probe, (memory, vcpu), &mut tsc, &registers, Detail::Access);
+                let told = (&mut tsc, &mut asked);
+                self.take_hit(probe, (memory, vcpu), told, &registers, Detail::Access);
             }
         }
         Action::Resume

@@ -8,7 +8,7 @@ use crate::arena::{Arena, RAM_WINDOW, RINGS, RecordingCode, TRAMPOLINE};
 use crate::detour::{Environment, Pointers, Root};
 use crate::engine::Engine;
 use crate::engine::code::room::rips;
-use crate::engine::hits::stack::Moment;
+use crate::engine::hits::stack::AsOf;
 use crate::engine::jumps::credit::{Credit, KnownDetour};
 use crate::engine::jumps::reader::ReaderState;
 use crate::percpu::PerCpu;
@@ -202,7 +202,7 @@ impl Engine {
             self.stack(
                 registers,
                 task,
-                (memory, Moment::Before(record.tsc)),
+                (memory, AsOf::Time(record.tsc)),
                 &mut |at| piece.read(at),
                 most,
             )

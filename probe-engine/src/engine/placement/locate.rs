@@ -120,6 +120,9 @@ impl Engine {
             instruction: insn::text(&code.insn),
             strategy,
             reason,
+            beyond_entry: offset
+                .checked_sub(entry.len as u64)
+                .filter(|beyond| *beyond != 0),
             out: None,
         };
         let mut decoded = bytes;

@@ -152,6 +152,7 @@ impl<'a> Finder<'a> {
             instruction: String::new(),
             strategy: Strategy::Watch,
             reason: "a debug register of every vCPU watches it".to_owned(),
+            beyond_entry: None,
             out: None,
         })
     }
@@ -213,6 +214,7 @@ fn later(place: &Place) -> Spot {
         instruction: String::new(),
         strategy: Strategy::Emulate,
         reason: "its module is not loaded yet".to_owned(),
+        beyond_entry: Some(offset).filter(|offset| *offset != 0),
         out: None,
     }
 }

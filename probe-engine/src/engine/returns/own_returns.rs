@@ -10,6 +10,7 @@ use guest_state::{GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use crate::calls::Task;
 use crate::engine::Engine;
+use crate::engine::actions::attendants::AskedHits;
 use crate::engine::returns::exits::Entered;
 use crate::engine::returns::stack::{WORD, read_word};
 use crate::engine::sites::probe::Probe;
@@ -124,6 +125,7 @@ impl Engine {
         &self,
         site: &Site,
         before: &Registers,
+        asked: &mut AskedHits,
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) {
@@ -163,7 +165,8 @@ impl Engine {
                 entry: Box::new(call.entry),
                 tail_call: way.tail_call,
             };
-            self.take_hit(&call.probe, (memory, vcpu), &mut tsc, &registers, detail);
+            let told = (&mut tsc, &mut *asked);
+            self.take_hit(&call.probe, (memory, vcpu), told, &registers, detail);
         }
     }
 

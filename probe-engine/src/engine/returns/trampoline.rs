@@ -5,6 +5,7 @@ use std::sync::Arc;
 use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Vcpu};
 
 use crate::engine::Engine;
+use crate::engine::actions::attendants::{AskedHits, Then};
 use crate::engine::returns::replaced::Instance;
 use crate::engine::returns::stack::{WORD, Word, write_word};
 use crate::engine::sites::probe::Probe;
@@ -113,7 +114,7 @@ impl Engine {
         };
         vcpu.registers_mut().rip = replaced.caller;
         let table = self.table();
-        let (mut tsc, registers) = (None, *vcpu.registers());
+        let (mut tsc, mut asked, registers) = (None, AskedHits::new(), *vcpu.registers());
         for call in replaced.instances.into_iter().rev() {
             call.probe.end_call();
             call.probe.exit();
@@ -128,7 +129,11 @@ impl Engine {
                 entry: Box::new(call.entry),
                 tail_call: false,
             };
-            self.take_hit(&call.probe, (memory, vcpu), &mut tsc, &registers, detail);
+            let told = (&mut tsc, &mut asked);
+            self.take_hit(&call.probe, (memory, vcpu), told, &registers, detail);
+        }
+        if self.hold(vcpu, asked, Then::Resume) {
+            return Action::Hold;
         }
         Action::Resume
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use guest_state::GuestVirtAddr;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::action::ActionFailure;
 use crate::engine::sites::switches::Switches;
 use crate::engine::sites::ways_out::WaysOut;
 use crate::probe::{
@@ -21,6 +22,8 @@ pub(crate) struct Spot {
     pub(crate) instruction: String,
     pub(crate) strategy: Strategy,
     pub(crate) reason: String,
+    /// How many bytes of its function are executed before it; `None` where it is at the entry.
+    pub(crate) beyond_entry: Option<u64>,
     /// Where the function is left, if that is looked at.
     pub(crate) out: Option<Arc<WaysOut>>,
 }
@@ -47,12 +50,18 @@ pub(crate) struct Probe {
     pub(crate) kind: ProbeKind,
     /// It has been removed: nobody is interested any more.
     removed: AtomicBool,
+    /// Somebody is asked at each hit.
+    attended: AtomicBool,
     pub(crate) options: Options,
     missed: AtomicU64,
     /// Calls that never return.
     ended: AtomicU64,
     /// Those of the exits that were at a tripwire.
     trips: AtomicU64,
+    /// Actions that were done, and those that were not.
+    actions: AtomicU64,
+    failed_actions: AtomicU64,
+    action_failure: Mutex<Option<ActionFailure>>,
     /// Calls that a return probe follows now, and at most.
     active: AtomicU32,
     pub(crate) max_active: u32,
@@ -83,6 +92,10 @@ impl Probe {
             ended: AtomicU64::new(0),
             exits: AtomicU64::new(0),
             trips: AtomicU64::new(0),
+            attended: AtomicBool::new(false),
+            actions: AtomicU64::new(0),
+            failed_actions: AtomicU64::new(0),
+            action_failure: Mutex::new(None),
             active: AtomicU32::new(0),
             max_active,
         }
@@ -104,6 +117,28 @@ impl Probe {
         self.removed.store(true, Ordering::Relaxed);
     }
 
+    /// Whether somebody is asked at each hit.
+    pub(crate) fn is_attended(&self) -> bool {
+        self.attended.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_attended(&self, on: bool) {
+        self.attended.store(on, Ordering::Relaxed);
+    }
+
+    /// An action of it, or one that an answer to its hit asked for, was done or not.
+    pub(crate) fn acted(&self, result: Result<(), ActionFailure>) {
+        match result {
+            Ok(()) => {
+                self.actions.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(failure) => {
+                self.failed_actions.fetch_add(1, Ordering::Relaxed);
+                *self.action_failure.lock() = Some(failure);
+            }
+        }
+    }
+
     pub(crate) fn wants_post(&self) -> bool {
         matches!(self.kind, ProbeKind::Instruction { post: true, .. })
     }
@@ -118,6 +153,11 @@ impl Probe {
 
     pub(crate) fn address(&self) -> GuestVirtAddr {
         self.where_now().1.address
+    }
+
+    /// How many bytes of its function are executed before it; `None` where it is at the entry.
+    pub(crate) fn beyond_entry(&self) -> Option<u64> {
+        self.where_now().1.beyond_entry
     }
 
     /// Where its function is left, if it has breakpoints there.
@@ -225,6 +265,10 @@ impl Probe {
             ended: self.ended.load(Ordering::Relaxed),
             exits: self.exits.load(Ordering::Relaxed),
             trips: self.trips.load(Ordering::Relaxed),
+            actions: self.actions.load(Ordering::Relaxed),
+            failed_actions: self.failed_actions.load(Ordering::Relaxed),
+            action_failure: self.action_failure(),
+            attended: self.is_attended(),
             state: match presence {
                 Presence::Gone => ProbeState::Gone,
                 _ if !switches.is_enabled(self.id) => ProbeState::Disabled,
@@ -237,6 +281,11 @@ impl Probe {
             },
             optimization,
         }
+    }
+
+    fn action_failure(&self) -> String {
+        let failure = *self.action_failure.lock();
+        failure.map_or_else(String::new, |failure| failure.to_string())
     }
 
     fn where_now(&self) -> MutexGuard<'_, (Presence, Spot)> {

@@ -14,6 +14,8 @@ pub(crate) struct Switches {
     disabled: BTreeSet<ProbeId>,
     /// Probes that may not be jumps.
     unoptimized: BTreeSet<ProbeId>,
+    /// Probes at whose hits somebody is asked.
+    attended: BTreeSet<ProbeId>,
 }
 
 impl Switches {
@@ -28,6 +30,7 @@ impl Switches {
         let (off, on) = match switch {
             Switch::Enabled(on) => (&mut self.disabled, on),
             Switch::Optimize(on) => (&mut self.unoptimized, on),
+            Switch::Attended(on) => (&mut self.attended, !on),
         };
         if on {
             off.remove(&id);
@@ -41,6 +44,8 @@ impl Switches {
         match switch {
             Switch::Enabled(on) => self.disarmed = !on,
             Switch::Optimize(on) => self.jumpless = !on,
+            // There is none of all probes.
+            Switch::Attended(_) => {}
         }
     }
 
@@ -48,6 +53,7 @@ impl Switches {
     pub(crate) fn forget(&mut self, id: ProbeId) {
         self.disabled.remove(&id);
         self.unoptimized.remove(&id);
+        self.attended.remove(&id);
     }
 
     /// Whether it is enabled itself.
@@ -58,6 +64,11 @@ impl Switches {
     /// Whether it is enabled, and not all are disarmed.
     pub(crate) fn is_active(&self, id: ProbeId) -> bool {
         !self.disarmed && self.is_enabled(id)
+    }
+
+    /// Whether somebody is asked at its hits.
+    pub(crate) fn is_attended(&self, id: ProbeId) -> bool {
+        self.attended.contains(&id)
     }
 
     /// Whether it may become a jump itself, if it can.

@@ -31,6 +31,14 @@ impl Site {
 
 /// What one probe wants.
 fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
+    if !matches!(probe.kind, ProbeKind::Watch { .. }) {
+        if !probe.options.actions.is_empty() {
+            return Err(NoJump::Actions);
+        }
+        if switches.is_attended(probe.id) {
+            return Err(NoJump::Attended);
+        }
+    }
     match probe.kind {
         ProbeKind::Instruction { .. } if probe.wants_post() => Err(NoJump::PostEvent),
         ProbeKind::Instruction { .. } if probe.wants_fault() => Err(NoJump::FaultEvent),

@@ -1,5 +1,6 @@
 //! The engine against a small made-up kernel.
 
+mod actions;
 mod boost;
 mod changes;
 mod draft;

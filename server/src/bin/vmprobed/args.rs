@@ -49,6 +49,11 @@ pub struct Serve {
     /// End when standard input closes: with the process that started this one
     #[arg(long)]
     pub exit_with_stdin: bool,
+    /// Let clients change what runs in the guests, not only watch it: set registers, skip functions and return
+    /// values of their own (`--override`), write memory. A wrong change crashes a guest or damages its data, at any
+    /// time later; what a skipped function would have locked, counted or freed isn't
+    #[arg(long, env = "VMPROBED_ALLOW_CHANGES")]
+    pub allow_changes: bool,
     #[command(flatten)]
     pub most: Most,
 }
@@ -101,6 +106,7 @@ impl Serve {
                 probes: self.most.max_probes,
                 calls: self.most.max_calls,
                 streams: self.most.max_streams,
+                changes: self.allow_changes,
             },
         }
     }

@@ -189,7 +189,7 @@ proptest! {
         let arguments = (0..).zip(arguments).map(|(index, text)| format!("a{index}={text}")).collect();
         let options = Some(options).filter(|options| *options != ProbeOptions::default());
         let enabled = disabled.then_some(false);
-        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options, arguments, stack, filter };
+        let mut spec = ProbeSpec { name, place: Some(place), kind: Some(kind), enabled, options, arguments, stack, filter, ..ProbeSpec::default() };
         if let (Some(Kind::Return(_)), Some(Place::Symbol(place))) = (&spec.kind, &mut spec.place) {
             place.offset = 0;
         }

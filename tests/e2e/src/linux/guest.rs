@@ -47,6 +47,8 @@ pub struct Config {
     pub plan: &'static str,
     /// Probes planted before the first instruction.
     pub probes: Vec<ProbeSpec>,
+    /// Arguments of the server besides those that every test's has.
+    pub server_args: &'static [&'static str],
 }
 
 impl Config {
@@ -60,6 +62,7 @@ impl Config {
             kernel_args: "quiet",
             plan,
             probes: Vec::new(),
+            server_args: &[],
         }
     }
 
@@ -112,7 +115,9 @@ impl Guest {
     /// # Errors
     /// If the server refuses it.
     pub async fn hold(cx: &Context, config: &Config) -> Result<Self, Failure> {
-        let server = Server::start(cx)?;
+        let server = Server::start_with(cx, |command| {
+            command.args(config.server_args);
+        })?;
         let client = server.client().await?;
         let request = CreateVmRequest {
             hold: true,

@@ -1,5 +1,6 @@
 //! Tests with Linux guests, through the product's own server and client over TCP.
 
+mod actions;
 mod after;
 pub mod bench;
 mod boot;
@@ -107,6 +108,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         oops::TESTS,
         jumps::whole::TESTS,
         jumps::instructions::TESTS,
+        actions::TESTS,
         kprobes::TESTS,
         whole::TESTS,
     ]

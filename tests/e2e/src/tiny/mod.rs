@@ -1,6 +1,8 @@
 //! Tests with guests of a few hundred bytes, assembled here and booted as any vmlinux by the
 //! product's own server. They prove on any real KVM what needs no Linux.
 
+pub mod actions;
+pub mod held;
 mod interrupts;
 mod memory;
 mod missed;

@@ -1,5 +1,7 @@
 //! A tiny guest on a server of its own.
 
+use std::process::Command;
+
 use vmprobe_client::Client;
 use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind};
 
@@ -28,9 +30,22 @@ impl Tiny {
     /// # Errors
     /// If the server refuses it.
     pub async fn new(cx: &Context, kernel: &[u8], memory_mib: u64) -> Result<Self, Failure> {
+        Self::new_with(cx, kernel, memory_mib, |_| {}).await
+    }
+
+    /// As [`Self::new`], with something changed about the server's command before.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub async fn new_with(
+        cx: &Context,
+        kernel: &[u8],
+        memory_mib: u64,
+        change: impl FnOnce(&mut Command),
+    ) -> Result<Self, Failure> {
         let path = std::env::temp_dir().join("tiny-kernel");
         std::fs::write(&path, kernel).map_err(Failure::io("write the tiny kernel"))?;
-        let server = Server::start(cx)?;
+        let server = Server::start_with(cx, change)?;
         let client = server.client().await?;
         let request = CreateVmRequest {
             name: VM.into(),

@@ -1,6 +1,7 @@
 //! The workloads. Each returns its part of the `done` report: what it did, counted exactly.
 
 mod alt_stack;
+mod answers;
 mod console;
 mod debugfs;
 mod debugger;
@@ -53,6 +54,7 @@ pub use sweep::CHILD;
 pub fn run(plan: &Plan) -> io::Result<Value> {
     match plan.workload {
         Workload::None => Ok(json!({})),
+        Workload::Answers => answers::run(),
         Workload::Cpus => Ok(json!({ "online": threads::online_cpus()?.len() })),
         Workload::Files => files::run(plan.count),
         Workload::Names => names::run(plan.count),

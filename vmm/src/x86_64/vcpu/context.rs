@@ -31,6 +31,8 @@ pub struct VcpuContext<'a> {
     /// `KVM_X86_SHADOW_INT_*`, where KVM has told it.
     pub(crate) shadow: Option<u8>,
     pub(crate) step: Option<GuestVirtAddr>,
+    /// Set when the guest is to be paused.
+    pub(crate) pause: bool,
 }
 
 impl Vcpu for VcpuContext<'_> {
@@ -85,6 +87,10 @@ impl Vcpu for VcpuContext<'_> {
         self.set_events(&events)?;
         self.shadow = Some(shadow);
         Ok(())
+    }
+
+    fn pause_guest(&mut self) {
+        self.pause = true;
     }
 
     fn step_under_way(&self) -> Option<GuestVirtAddr> {

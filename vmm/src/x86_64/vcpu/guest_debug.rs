@@ -74,6 +74,8 @@ pub(crate) enum DebugEvent {
     },
     /// A step has used up its time and led elsewhere.
     Astray,
+    /// It may go on from where it was held.
+    Released,
 }
 
 impl DebugEvent {
@@ -83,6 +85,7 @@ impl DebugEvent {
             Self::Breakpoint => [Some(Trap::Breakpoint), None],
             Self::Debug { cause, .. } => cause.traps(),
             Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
+            Self::Released => [Some(Trap::Released), None],
         };
         traps.into_iter().flatten()
     }
@@ -90,7 +93,7 @@ impl DebugEvent {
     /// Returns true if the step under way has ended with it.
     pub(crate) fn ends_step(self) -> bool {
         match self {
-            Self::Breakpoint => false,
+            Self::Breakpoint | Self::Released => false,
             Self::Debug { cause, .. } => cause.step.is_some(),
             Self::Astray => true,
         }

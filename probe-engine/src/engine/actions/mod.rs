@@ -1,0 +1,8 @@
+//! What is done to the guest at hits: by the probes' own actions, and by those who are asked at each hit.
+
+pub(crate) mod apply;
+pub(crate) mod attend;
+pub(crate) mod attendants;
+pub(crate) mod check;
+pub(crate) mod moment;
+pub(crate) mod write;

@@ -1,0 +1,41 @@
+//! What system calls answer, as a process sees it.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use serde_json::{Value, json};
+
+/// A file that is always there.
+const FILE: &str = "/proc/version";
+/// Bytes that are asked for.
+const BYTES: usize = 16;
+/// What the mask for new files is set to.
+const MASK: libc::mode_t = 0o22;
+
+/// Makes the calls; see [`crate::plan::Workload::Answers`].
+pub fn run() -> io::Result<Value> {
+    // SAFETY: the call has no conditions.
+    let uid = unsafe { libc::getuid() };
+    // SAFETY: as above.
+    let parent = unsafe { libc::getppid() };
+    // What the first one has set is what the second one finds.
+    let _before = set_mask();
+    let mask = set_mask();
+    let (read, open) = match File::open(FILE) {
+        Ok(mut file) => (Some(file.read(&mut [0; BYTES])?), None),
+        Err(error) => (None, error.raw_os_error()),
+    };
+    Ok(json!({
+        "getuid": uid,
+        "getppid": parent,
+        "umask": mask,
+        "read": read,
+        "open_error": open,
+    }))
+}
+
+/// Sets the mask for new files; what it was.
+fn set_mask() -> libc::mode_t {
+    // SAFETY: the call has no conditions.
+    unsafe { libc::umask(MASK) }
+}
