@@ -5,11 +5,10 @@
 //! task's stack are its own: nobody else ends them meanwhile.
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, CodeLabel, qword_ptr, registers as reg};
+use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, registers as reg};
 
+use super::call_table::{SLOT, TABLE, above, each_key, key, to_bucket, to_call};
 use super::environment::Following;
-use super::pointers::{TO, VALUE};
-use super::trampoline::{SLOT, TABLE, above, each_key, key, to_bucket, to_call};
 use crate::calls::layout::ORIGIN;
 
 /// The routine that does it.
@@ -30,24 +29,29 @@ impl LeadBack {
         self.label
     }
 
-    /// Writes it. The copy is from [`VALUE`] + 8 to [`TO`], and RDI the address that it is of. Uses RAX, RCX, RDX,
-    /// RSI, RDI, R8 and R10.
-    pub(super) fn write(mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+    /// Writes it. The copy begins so far `behind` what a register has and ends at `end`, and is of the address in RDI. Uses RAX, RCX, RDX, RSI,
+    /// RDI, R8 and R10; those that are given stay.
+    pub(super) fn write(
+        mut self,
+        a: &mut CodeAssembler,
+        (base, behind): (AsmRegister64, i32),
+        end: AsmRegister64,
+    ) -> Result<(), IcedError> {
         let (word, ours, away, level) = (reg::rsi, reg::rdi, reg::rdx, reg::r8d);
         let [mut next, mut skip, mut out] = std::array::from_fn(|_| a.create_label());
         a.set_label(&mut self.label)?;
-        a.lea(word, qword_ptr(VALUE + 8))?;
+        a.lea(word, qword_ptr(base + behind))?;
         a.mov(away, reg::rdi)?;
         a.sub(away, word)?;
         a.mov(ours, self.following.trampoline.0)?;
         a.set_label(&mut next)?;
         a.lea(reg::rax, qword_ptr(word + 8))?;
-        a.cmp(reg::rax, TO)?;
+        a.cmp(reg::rax, end)?;
         a.ja(out)?;
         a.cmp(qword_ptr(word), ours)?;
         a.jne(skip)?;
 
-        for kept in [VALUE, TO] {
+        for kept in [base, end] {
             a.push(kept)?;
         }
         a.lea(SLOT, qword_ptr(word + away))?;
@@ -64,7 +68,7 @@ impl LeadBack {
             a.mov(reg::rax, qword_ptr(call + ORIGIN))?;
             a.mov(qword_ptr(word), reg::rax)
         })?;
-        for kept in [TO, VALUE] {
+        for kept in [end, base] {
             a.pop(kept)?;
         }
         a.mov(ours, self.following.trampoline.0)?;

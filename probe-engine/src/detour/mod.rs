@@ -1,6 +1,7 @@
 //! Detours: code that a probe's jump leads to. It leaves a record or counts, does the work of the
 //! instructions that the jump has overwritten, and jumps back.
 
+mod call_table;
 mod checks;
 mod code;
 mod environment;

@@ -79,7 +79,8 @@ impl Routines {
         self.write_word(a)?;
         self.write_copy(a)?;
         self.write_text(a)?;
-        self.lead_back.map_or(Ok(()), |routine| routine.write(a))
+        self.lead_back
+            .map_or(Ok(()), |routine| routine.write(a, (VALUE, 8), TO))
     }
 
     /// RSI is where the address in RDI can be read, and RCX how many bytes of its page are left there. Uses RAX,

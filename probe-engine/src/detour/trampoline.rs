@@ -13,11 +13,11 @@
 
 use guest_state::x86_64::INT3;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister32, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr,
-    registers as reg,
+    AsmRegister32, AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg,
 };
 use iced_x86::{BlockEncoderOptions, IcedError};
 
+use super::call_table::{BUCKET, SLOT, TABLE, WAY, above, each_key, key, to_bucket, to_call};
 use super::code::Full;
 use super::environment::{Environment, Following};
 use super::error::DetourError;
@@ -26,9 +26,8 @@ use super::live::Dead;
 use super::record::{self, RingSpace, Wait};
 use super::saved::{GENERAL, Needed, RSP, Saved};
 use crate::calls::layout::{
-    ACTIVE, BUCKETS, CALL_LEN, CALLER, CALLS, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC,
-    HASH, LEVEL, LOSSLESS, MISSED, NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK,
-    TRAMPOLINES, UNFINISHED, WAYS, WORD,
+    ACTIVE, CALLER, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC, LEVEL, LOSSLESS, MISSED,
+    NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, TRAMPOLINES, UNFINISHED, WORD,
 };
 use crate::fetch::Fetches;
 use crate::ring::layout;
@@ -91,15 +90,6 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
 
 /// Bytes of a call.
 const CALL: usize = 5;
-
-/// Has the table's address.
-pub(super) const TABLE: AsmRegister64 = reg::r9;
-/// Has the address of the call's bucket of keys.
-const BUCKET: AsmRegister64 = reg::r10;
-/// Has the address of the call's return address.
-pub(super) const SLOT: AsmRegister64 = reg::r11;
-/// Has the number of the key in the bucket.
-const WAY: AsmRegister64 = reg::rcx;
 
 /// What a detour calls: R11 is the address of a return address; R10's low half is the call's word, its high
 /// half how many calls of the detour may be followed at a time.
@@ -225,20 +215,6 @@ fn enter(
     a.test(level, level)?;
     a.jne(insert)?;
     a.jmp(undo)
-}
-
-/// Puts a level above the call's, or leads on to the next call if it is already.
-pub(super) fn above(
-    a: &mut CodeAssembler,
-    level: AsmRegister32,
-    call: AsmRegister64,
-    next: CodeLabel,
-) -> Result<(), IcedError> {
-    a.mov(reg::eax, dword_ptr(call + LEVEL))?;
-    a.inc(reg::eax)?;
-    a.cmp(reg::eax, level)?;
-    a.jbe(next)?;
-    a.mov(level, reg::eax)
 }
 
 /// Finds out whose call it is: each a register and its lower half.
@@ -399,43 +375,6 @@ fn when_full(
 
 fn labels<const N: usize>(a: &mut CodeAssembler) -> [CodeLabel; N] {
     std::array::from_fn(|_| a.create_label())
-}
-
-/// The key that [`WAY`] says.
-pub(super) fn key() -> AsmMemoryOperand {
-    qword_ptr(BUCKET + WAY * 8)
-}
-
-/// Does the same for all keys of the bucket; what it is given leads on to the next.
-pub(super) fn each_key(
-    a: &mut CodeAssembler,
-    code: impl FnOnce(&mut CodeAssembler, CodeLabel) -> Result<(), IcedError>,
-) -> Result<(), IcedError> {
-    let [mut again, mut next] = labels(a);
-    a.xor(reg::ecx, reg::ecx)?;
-    a.set_label(&mut again)?;
-    code(a, next)?;
-    a.set_label(&mut next)?;
-    a.inc(reg::ecx)?;
-    a.cmp(reg::ecx, WAYS as i32)?;
-    a.jne(again)
-}
-
-/// Makes [`BUCKET`] what it is, from [`SLOT`].
-pub(super) fn to_bucket(a: &mut CodeAssembler) -> Result<(), IcedError> {
-    a.mov(BUCKET, HASH)?;
-    a.imul_2(BUCKET, SLOT)?;
-    a.shr(BUCKET, u64::BITS - BUCKETS.trailing_zeros())?;
-    a.shl(BUCKET, (WAYS * 8).trailing_zeros())?;
-    a.add(BUCKET, TABLE)
-}
-
-/// Makes a register the address of the call that the key is for.
-pub(super) fn to_call(a: &mut CodeAssembler, call: AsmRegister64) -> Result<(), IcedError> {
-    a.lea(call, key())?;
-    a.sub(call, TABLE)?;
-    a.shl(call, (CALL_LEN / 8).trailing_zeros())?;
-    a.lea(call, qword_ptr(TABLE + call + CALLS))
 }
 
 /// Makes a register the address of the tally of the detour that a call's word names; `low` is its lower half.
