@@ -126,10 +126,13 @@ fn show(cx: &Context) -> Result<bool, Failure> {
     let probes = cli.run(&["probe", "list"])?.lines().count();
 
     say(
-        "\n# How long does a read take, and who calls it? Other commands ask meanwhile. One keeps it for Perfetto.",
+        "\n# How long does a read take? Who allocates memory? Other commands ask meanwhile. One keeps it for Perfetto.",
     );
     let latency = cli.background(&["latency", "vfs_read", "--count", ASKED], "")?;
-    let flame = cli.background(&["flame", "p vfs_read", "-o", FLAME, "--count", ASKED], "")?;
+    let flame = cli.background(
+        &["flame", "p kmem_cache_alloc", "-o", FLAME, "--count", ASKED],
+        "",
+    )?;
     let record = ["record", "-o", TRACE, "--count", ASKED];
     let record = cli.background(&[&record[..], &RECORDED].concat(), "")?;
     cli.wait_for_probes(probes + 2 + RECORDED.len())?;
@@ -273,12 +276,14 @@ impl Cli<'_> {
 }
 
 impl Cli<'_> {
-    /// Waits until there are so many lines in the list of probes.
+    /// Waits until there are so many lines in the list of probes, and all probes are enabled: commands enable theirs
+    /// when they are ready for events.
     fn wait_for_probes(&self, lines: usize) -> Result<(), Failure> {
         loop {
             let listed = self.command(&["probe", "list"]).output();
             let listed = listed.map_err(Failure::io("start vmprobe"))?;
-            if String::from_utf8_lossy(&listed.stdout).lines().count() >= lines {
+            let listed = String::from_utf8_lossy(&listed.stdout);
+            if listed.lines().count() >= lines && !listed.contains(" disabled ") {
                 return Ok(());
             }
         }
