@@ -74,4 +74,8 @@ pub trait EventSink: Send + Sync {
     /// Called on the vCPU's thread, several at once, with the vCPU stopped: be
     /// quick, and don't wait for anything that a vCPU does.
     fn event(&self, event: &Event);
+
+    /// The guest has come to where probes can become jumps that couldn't before: its kernel has started, or a
+    /// module was loaded. Called as [`Self::event`] is.
+    fn may_jump(&self) {}
 }

@@ -16,6 +16,7 @@ use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
 use super::asked::AskedProbes;
+use super::bell::Bell;
 use super::patterns::Expanded;
 use super::{Described, Machine, OptimizerThread, ReaderThread};
 use crate::fanout::Fanout;
@@ -30,6 +31,8 @@ const DEFAULT_MEMORY_MIB: u64 = 512;
 struct Events {
     fanout: Arc<Fanout>,
     asked: Arc<AskedProbes>,
+    /// Wakes the thread that optimizes.
+    optimizer: Arc<Bell>,
 }
 
 impl EventSink for Events {
@@ -37,6 +40,10 @@ impl EventSink for Events {
         if !self.fanout.is_idle() {
             self.fanout.publish(self.asked.event(event));
         }
+    }
+
+    fn may_jump(&self) {
+        self.optimizer.ring();
     }
 }
 
@@ -58,9 +65,11 @@ impl Machine {
         let events = Arc::new(Fanout::default());
         let kernel = Arc::new(kernel);
         let asked = Arc::new(AskedProbes::new(Arc::clone(&kernel)));
+        let optimizer = OptimizerThread::default();
         let sink = Arc::new(Events {
             fanout: Arc::clone(&events),
             asked: Arc::clone(&asked),
+            optimizer: Arc::clone(&optimizer.bell),
         });
         let engine = Arc::new(Engine::new(kernel, image_map(&vm), vm.vcpus(), sink));
         let (ended, ending) = watch::channel(None);
@@ -74,7 +83,7 @@ impl Machine {
             asked,
             ending,
             changing: Mutex::default(),
-            optimizer: OptimizerThread::default(),
+            optimizer,
             reader: ReaderThread::default(),
             max_probes: limits.probes,
             allow_changes: limits.changes,

@@ -17,8 +17,8 @@ use crate::{convert, status};
 
 /// Changes that come so close together are optimized in one stop.
 const GATHER: Duration = Duration::from_millis(5);
-/// Between two looks whether probes have begun to wait without a change by a client: when the kernel
-/// has started, or a module was loaded.
+/// Between two looks whether probes have begun to wait for what nobody tells of: a module was started, or the guest
+/// has taken a kprobe of its own away.
 const LOOK: Duration = Duration::from_millis(50);
 /// After a look that brought no jump there is none without a change for so many times as long as it took:
 /// what it takes is up to the guest, which may have written over what detours and the trampoline share with the host.

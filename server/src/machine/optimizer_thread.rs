@@ -1,5 +1,7 @@
 //! The work of turning probes into jumps: who is told of it, and what was done.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use vmprobe_proto::v1;
@@ -9,7 +11,7 @@ use super::bell::Bell;
 /// The work of one VM's thread that optimizes.
 #[derive(Debug)]
 pub struct OptimizerThread {
-    pub(super) bell: Bell,
+    pub(super) bell: Arc<Bell>,
     done: Mutex<v1::Optimizer>,
     /// Sent to whenever probes may have settled.
     pub(super) settled: watch::Sender<()>,
@@ -18,7 +20,7 @@ pub struct OptimizerThread {
 impl Default for OptimizerThread {
     fn default() -> Self {
         Self {
-            bell: Bell::default(),
+            bell: Arc::default(),
             done: Mutex::default(),
             settled: watch::channel(()).0,
         }

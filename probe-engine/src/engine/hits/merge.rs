@@ -216,4 +216,8 @@ impl EventSink for Merger {
             self.hand_on(&mut self.order.lock(), Which::But(CAPACITY / 2));
         }
     }
+
+    fn may_jump(&self) {
+        self.sink.may_jump();
+    }
 }

@@ -13,6 +13,7 @@ use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::table::Table;
 use crate::error::RegisterError;
+use crate::event::EventSink;
 use crate::probe::{Options, Place, ProbeKind};
 
 /// The function in which the kernel frees its init text (`init/main.c`,
@@ -179,8 +180,14 @@ impl Engine {
             self.known_modules.forget();
         }
         match milestone {
-            Milestone::FreesInitText => self.release_init_text(memory),
-            Milestone::ModuleLoaded => self.place_in_module(memory, vcpu),
+            Milestone::FreesInitText => {
+                self.release_init_text(memory);
+                self.merger.may_jump();
+            }
+            Milestone::ModuleLoaded => {
+                self.place_in_module(memory, vcpu);
+                self.merger.may_jump();
+            }
             Milestone::ModuleInitDone => {
                 let registers = vcpu.registers();
                 // Null for the kernel's own init text.

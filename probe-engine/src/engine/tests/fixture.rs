@@ -1,6 +1,7 @@
 //! A kernel of a few functions, in memory.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
@@ -141,13 +142,17 @@ const FUNCTIONS: &[Function] = &[
     (0x910, "init_copied", b"\x0f\x31\xc3"),
 ];
 
-/// Collects events.
+/// Collects events, and counts how often probes may have begun to wait for jumps.
 #[derive(Default)]
-pub struct Events(Mutex<Vec<Event>>);
+pub struct Events(Mutex<Vec<Event>>, AtomicUsize);
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
         self.0.lock().push(event.clone());
+    }
+
+    fn may_jump(&self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -209,6 +214,11 @@ impl Fixture {
     pub fn start(&self) {
         let image = self.engine.table().image.clone();
         self.engine.set_image_map(image.unwrap(), true);
+    }
+
+    /// How often it was said that probes may become jumps that couldn't before.
+    pub fn told_of_jumps(&self) -> usize {
+        self.events.1.load(Ordering::Relaxed)
     }
 
     /// Has what waits become jumps; how many did.

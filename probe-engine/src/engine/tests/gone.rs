@@ -42,6 +42,15 @@ fn init_text_probes_are_gone_before_the_kernel_frees_that_memory() {
 }
 
 #[test]
+fn the_kernel_s_start_is_told_at_once_to_those_who_make_jumps() {
+    let f = Fixture::new();
+    f.engine.arm_milestones(&f.guest()).unwrap();
+    assert_eq!((f.told_of_jumps(), f.engine.is_started()), (0, false));
+    f.trap(&mut vcpu_at(0xc9));
+    assert_eq!((f.told_of_jumps(), f.engine.is_started()), (1, true));
+}
+
+#[test]
 fn a_probe_where_init_text_is_freed_is_hit_and_stays() {
     let f = Fixture::new();
     f.probe("free_initmem");
