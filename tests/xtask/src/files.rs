@@ -1,4 +1,6 @@
-//! Files of the Linux guests, in a folder of the cache; the end-to-end tests know their names.
+//! Files of the Linux guests; the end-to-end tests know their names.
+//!
+//! What is made of Debian's packages is in the cache, what has programs of this clone in its own `target`.
 
 use std::fs;
 use std::io;
@@ -8,7 +10,7 @@ use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError};
 
 use crate::machine::Programs;
 use crate::repack::{self, Packer, RepackError};
-use crate::say;
+use crate::{root, say};
 
 /// Modules that need no other ones.
 const MODULES: [&str; 1] = ["drivers/net/tun"];
@@ -36,8 +38,10 @@ pub enum FilesError {
 /// Files of the guests by the names that the end-to-end tests use.
 #[derive(Debug)]
 pub struct Files {
-    /// The folder with all of them.
+    /// The folder with all of them, or links to them.
     pub folder: PathBuf,
+    /// The folder of the cache with those that are made of packages.
+    cached: PathBuf,
     names: Vec<&'static str>,
 }
 
@@ -48,7 +52,8 @@ impl Files {
     /// See [`FilesError`].
     pub fn for_demo(programs: &Programs) -> Result<Self, FilesError> {
         let mut files = Self {
-            folder: folder()?,
+            folder: made(root().join("target").join("guests"))?,
+            cached: made(lab::cache_dir()?.join("guests"))?,
             names: Vec::new(),
         };
         let kernels = lab::ensure_kernels()?;
@@ -122,42 +127,41 @@ impl Files {
 
     /// The ELF file inside a kernel, made once for each version of its package.
     fn unpacked(&mut self, name: &'static str, kernel: &Kernel) -> Result<(), FilesError> {
-        let mark = self.folder.join(format!("{name}.made-from"));
+        let mark = self.cached.join(format!("{name}.made-from"));
         let made_from = fs::read_to_string(&mark).unwrap_or_default();
-        let elf = self.folder.join(name);
+        let elf = self.cached.join(name);
         if made_from != kernel.package_version || !elf.is_file() {
             let bytes = repack::vmlinux(&kernel.vmlinuz)?;
             fs::write(&elf, bytes).map_err(io_error("write", &elf))?;
             fs::write(&mark, &kernel.package_version).map_err(io_error("write", &mark))?;
         }
-        self.names.push(name);
-        Ok(())
+        self.link(name, &elf)
     }
 
     /// Kernels that Debian doesn't package, made once for each version of its package.
     fn repacked(&mut self, kernel: &Kernel) -> Result<(), FilesError> {
         const MADE: [&str; 3] = ["vmlinux-6.1", "vmlinuz-6.1-gzip", "vmlinuz-6.1-xz"];
-        let mark = self.folder.join("repacked-from");
+        let mark = self.cached.join("repacked-from");
         let made_from = fs::read_to_string(&mark).unwrap_or_default();
-        if made_from != kernel.package_version
-            || MADE.iter().any(|name| !self.folder.join(name).is_file())
-        {
+        let made = MADE.map(|name| self.cached.join(name));
+        let [elf, gzip, xz] = &made;
+        if made_from != kernel.package_version || !made.iter().all(|path| path.is_file()) {
             say("packing the kernel anew, with gzip and xz");
-            let elf = self.folder.join(MADE[0]);
             let bytes = repack::vmlinux(&kernel.vmlinuz)?;
-            fs::write(&elf, bytes).map_err(io_error("write", &elf))?;
-            for (name, packer) in [(MADE[1], Packer::Gzip), (MADE[2], Packer::Xz)] {
-                repack::bzimage(&kernel.vmlinuz, &elf, packer, &self.folder.join(name))?;
+            fs::write(elf, bytes).map_err(io_error("write", elf))?;
+            for (path, packer) in [(gzip, Packer::Gzip), (xz, Packer::Xz)] {
+                repack::bzimage(&kernel.vmlinuz, elf, packer, path)?;
             }
             fs::write(&mark, &kernel.package_version).map_err(io_error("write", &mark))?;
         }
-        self.names.extend(MADE);
+        for (name, path) in MADE.into_iter().zip(&made) {
+            self.link(name, path)?;
+        }
         Ok(())
     }
 }
 
-fn folder() -> Result<PathBuf, FilesError> {
-    let folder = lab::cache_dir()?.join("guests");
+fn made(folder: PathBuf) -> Result<PathBuf, FilesError> {
     fs::create_dir_all(&folder).map_err(io_error("make the folder", &folder))?;
     Ok(folder)
 }
