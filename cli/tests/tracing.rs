@@ -265,12 +265,12 @@ async fn the_most_frequent_stacks_are_shown() {
     ];
     let done = vmprobe(&server, &both).await;
     let expected = "\
-1 times, 50.0 %, in cat
+1 time, 50.0 %, in cat
  => vfs_read
  => do_one_initcall
  => start_kernel
 
-1 times, 50.0 %, in cat
+1 time, 50.0 %, in cat
  => vfs_write
  => do_one_initcall
  => start_kernel

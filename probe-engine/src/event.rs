@@ -28,13 +28,22 @@ pub struct Event {
     pub context: Option<Box<TaskContext>>,
     /// RFLAGS at the hit, if the context is asked for.
     pub flags: Option<u64>,
-    /// The return addresses on the task's stack, the innermost first, if the probe asks for them. The first is the
-    /// event's own address.
-    pub stack: Box<[u64]>,
+    /// The task's stack, if the probe asks for it.
+    pub stack: Stack,
     /// The values that the probe asks for.
     pub values: Recorded,
     /// What happened.
     pub detail: Detail,
+}
+
+/// Who called whom.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stack {
+    /// The return addresses, the innermost first. The first is the event's own address.
+    pub addresses: Box<[u64]>,
+    /// Callers are missing behind the last one: the probe asks for no more, the record has no more of the stack, or
+    /// the kernel's tables don't tell.
+    pub is_cut: bool,
 }
 
 /// What happened.

@@ -14,13 +14,16 @@ use crate::writer::{Guest, Writer};
 /// Different stacks that are told apart. Events with others are counted together.
 const STACKS_MAX: usize = 1 << 18;
 
+/// What the outermost frame of a stack is called of which callers are missing.
+const CUT: &str = "[...]";
+
 /// What the frame of those others is called.
 const OTHERS: &str = "[other stacks]";
 
 /// Counts the stacks of events.
 ///
 /// A stack is `comm;outermost;...;innermost`, each frame the function's name without an offset, or its
-/// address where nothing covers it. `?` stands for an unknown task. At most 262144 different stacks are
+/// address where nothing covers it. `?` stands for an unknown task, `[...]` for callers that are missing. At most 262144 different stacks are
 /// told apart; events with others count as `[other stacks]`. Events without a stack don't count.
 pub struct Stacks {
     names: Names,
@@ -54,6 +57,10 @@ impl Stacks {
                 push_frame(&mut folded, &printable(&context.comm));
             }
             _ => push_frame(&mut folded, "?"),
+        }
+        if event.stack_incomplete {
+            folded.push(';');
+            folded.push_str(CUT);
         }
         for address in event.stack.iter().rev() {
             folded.push(';');
@@ -211,6 +218,7 @@ mod tests {
         let mut other = samples::with_stack();
         other.context = None;
         other.stack.remove(0);
+        other.stack_incomplete = true;
         writer.event(&other)?;
         writer.lost(3)?;
         writer.finish()
@@ -222,7 +230,7 @@ mod tests {
         write(&mut Folded::new(&mut out, &samples::guest())).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
-            "?;0x00401000;ksys_read 1\ncat;0x00401000;ksys_read;do_sys_openat2 2\n"
+            "?;[...];0x00401000;ksys_read 1\ncat;0x00401000;ksys_read;do_sys_openat2 2\n"
         );
     }
 

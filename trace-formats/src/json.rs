@@ -105,6 +105,7 @@ impl<W: Write> Writer for JsonLines<W> {
                 .iter()
                 .map(|address| Address::of(names, *address))
                 .collect(),
+            stack_incomplete: event.stack_incomplete,
         };
         serde_json::to_writer(&mut self.out, &line)?;
         self.out.write_all(b"\n")
@@ -148,6 +149,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     before_symbol: Option<Option<String>>,
     stack: Vec<Address>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    stack_incomplete: bool,
 }
 
 #[derive(Serialize)]

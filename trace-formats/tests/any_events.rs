@@ -110,11 +110,18 @@ fn event() -> impl Strategy<Value = Event> {
         prop::option::of(detail()),
         prop::collection::vec(value(), 0..5),
         prop::option::of(context()),
-        prop::collection::vec(number(), 0..6),
+        (prop::collection::vec(number(), 0..6), any::<bool>()),
         number(),
     )
         .prop_map(
-            |((probe_id, vcpu, tsc, kind), detail, values, context, stack, rip)| Event {
+            |(
+                (probe_id, vcpu, tsc, kind),
+                detail,
+                values,
+                context,
+                (stack, stack_incomplete),
+                rip,
+            )| Event {
                 probe_id,
                 vcpu,
                 tsc,
@@ -123,6 +130,7 @@ fn event() -> impl Strategy<Value = Event> {
                 values,
                 context,
                 stack,
+                stack_incomplete,
                 task: tsc,
                 registers: Some(Registers {
                     rip,

@@ -68,7 +68,8 @@ fn most_frequent(folded: &[String], top: usize) -> Vec<String> {
         }
         let tenths = u128::from(*count) * 1000 / u128::from(all.max(1));
         lines.push(format!(
-            "{count} times, {}.{} %, in {task}",
+            "{}, {}.{} %, in {task}",
+            times(*count),
             tenths / 10,
             tenths % 10
         ));
@@ -77,9 +78,15 @@ fn most_frequent(folded: &[String], top: usize) -> Vec<String> {
     if let Some(more @ 1..) = stacks.len().checked_sub(top) {
         let rest: u64 = stacks.iter().skip(top).map(|(count, _)| count).sum();
         lines.push(String::new());
-        lines.push(format!("{rest} times in {more} other stacks"));
+        let stacks = if more == 1 { "stack" } else { "stacks" };
+        lines.push(format!("{} in {more} other {stacks}", times(rest)));
     }
     lines
+}
+
+fn times(count: u64) -> String {
+    let times = if count == 1 { "time" } else { "times" };
+    format!("{count} {times}")
 }
 
 #[cfg(test)]
@@ -96,7 +103,7 @@ mod tests {
                 " => open",
                 " => main",
                 "",
-                "1 times, 16.6 %, in cat",
+                "1 time, 16.6 %, in cat",
                 " => read",
                 " => main",
                 "",

@@ -47,7 +47,8 @@ pub fn event(event: &Event) -> v1::Event {
         kind: kind.into(),
         detail,
         task: event.task,
-        stack: event.stack.to_vec(),
+        stack: event.stack.addresses.to_vec(),
+        stack_incomplete: event.stack.is_cut,
         ..v1::Event::default()
     }
 }
@@ -82,6 +83,7 @@ mod tests {
     use guest_state::{GuestVirtAddr, Tsc, VcpuId};
 
     use super::*;
+    use probe_engine::event::Stack;
     use probe_engine::probe::ProbeId;
     use probe_engine::value::Recorded;
 
@@ -97,7 +99,7 @@ mod tests {
             task: 0x77,
             context: None,
             time_ns: 0,
-            stack: Box::default(),
+            stack: Stack::default(),
             flags: None,
             values: Recorded::default(),
             detail,

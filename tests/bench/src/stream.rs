@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_state::{Registers, Tsc, VcpuId};
-use probe_engine::event::{Detail, Event};
+use probe_engine::event::{Detail, Event, Stack};
 use probe_engine::probe::ProbeId;
 use probe_engine::value::Recorded;
 use tokio::runtime::Runtime;
@@ -220,7 +220,7 @@ fn hit(contents: Contents) -> Event {
         time_ns: 123_456_789_012,
         context: None,
         flags: None,
-        stack: Box::default(),
+        stack: Stack::default(),
         values: Recorded::default(),
         detail: Detail::Pre,
     }

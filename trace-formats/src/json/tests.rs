@@ -39,6 +39,19 @@ fn check(lines: &[String]) {
 }
 
 #[test]
+fn a_stack_without_all_of_its_callers_says_so() {
+    let mut event = samples::with_stack();
+    event.stack_incomplete = true;
+    let lines = lines(&samples::probes(), &[event]);
+    check(&lines);
+    assert!(
+        lines[0].ends_with(r#"}],"stack_incomplete":true}"#),
+        "{}",
+        lines[0]
+    );
+}
+
+#[test]
 fn an_event_is_one_line_with_every_field_in_its_order() {
     let lines = lines(&samples::probes(), &[samples::with_stack()]);
     assert_eq!(

@@ -10,7 +10,7 @@ use crate::engine::actions::attendants::{Asked, AskedHits};
 use crate::engine::actions::moment::Moment;
 use crate::engine::hits::stack::AsOf;
 use crate::engine::sites::probe::Probe;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::{Detail, Event, EventSink, Stack};
 use crate::filter::{Filter, Subject};
 use crate::probe::Options;
 use crate::value::{self, Bases, Encoder, Recorded, Taken};
@@ -24,7 +24,7 @@ pub(crate) struct Observed {
     context: Option<Box<TaskContext>>,
     /// The page tables and the place of the CPU's variables; `None` where nobody asks for the context.
     of_cpu: Option<(GuestVirtAddr, PageTables)>,
-    stack: Box<[u64]>,
+    stack: Stack,
     values: Recorded,
 }
 
@@ -181,7 +181,7 @@ impl Engine {
             return None;
         }
         let stack = match (stack, tables) {
-            (0, _) | (_, None) => Box::default(),
+            (0, _) | (_, None) => Stack::default(),
             (most, Some(tables)) => {
                 let now = AsOf::Now(self.reader.calls());
                 let mut read = |at| read_virt_u64(memory, tables, at).ok();

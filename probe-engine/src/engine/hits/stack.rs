@@ -3,12 +3,13 @@
 //! At a breakpoint it is unwound while the vCPU stands still. A jump's record has a piece of the stack, which is
 //! unwound when it is read.
 
-use guest_kernel::unwind::{Foreign, Surroundings, Unwinder};
+use guest_kernel::unwind::{Foreign, StackTrace, Surroundings, TraceEnd, Unwinder};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc};
 
 use crate::arena::TRAMPOLINE;
 use crate::calls::Calls;
 use crate::engine::Engine;
+use crate::event::Stack;
 
 /// So often is a stack unwound again because it led into modules whose tables weren't known. Each time all
 /// that is known by then leads further, mostly to its end.
@@ -24,7 +25,7 @@ pub(crate) enum AsOf {
 }
 
 impl Engine {
-    /// The return addresses on a stack, the innermost first, at most so many. The first is RIP itself.
+    /// The return addresses on a stack, at most so many.
     ///
     /// `read` reads the stack. `task` is whose stack it is; its memory and the guest's tables are read by `memory`.
     pub(crate) fn stack(
@@ -34,9 +35,9 @@ impl Engine {
         (memory, as_of): (&dyn GuestMemory, AsOf),
         read: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
         most: u32,
-    ) -> Box<[u64]> {
+    ) -> Stack {
         let Ok(unwinder) = &self.kernel.unwind else {
-            return Box::default();
+            return Stack::default();
         };
         let mut foreign = |at: GuestVirtAddr, slot: GuestVirtAddr| {
             let caller = match as_of {
@@ -69,7 +70,7 @@ impl Engine {
                 foreign: &mut foreign,
                 task: task.map(GuestVirtAddr),
             };
-            unwinder.unwind(start, around, most as usize).addresses
+            unwinder.unwind(start, around, most as usize)
         };
         // Of modules nothing is known for sure while nobody waits for them to come and go.
         let modules = self.modules_of(memory);
@@ -78,7 +79,8 @@ impl Engine {
         for _ in 0..ROUNDS {
             let now = known.as_deref().unwrap_or(unwinder);
             let trace = unwind(now);
-            let lacking = trace.iter().copied().filter(|at| now.lacks(*at));
+            let lacking = trace.addresses.iter().copied();
+            let lacking = lacking.filter(|at| now.lacks(*at));
             let learn = |modules| {
                 let lacking: Vec<_> = lacking.collect();
                 let tables = &self.known_modules;
@@ -86,13 +88,16 @@ impl Engine {
             };
             match modules.and_then(learn) {
                 Some(more) => known = Some(more),
-                None => return numbers(&trace),
+                None => return told(&trace),
             }
         }
-        numbers(&unwind(known.as_deref().unwrap_or(unwinder)))
+        told(&unwind(known.as_deref().unwrap_or(unwinder)))
     }
 }
 
-fn numbers(trace: &[GuestVirtAddr]) -> Box<[u64]> {
-    trace.iter().map(|at| at.0).collect()
+fn told(trace: &StackTrace) -> Stack {
+    Stack {
+        addresses: trace.addresses.iter().map(|at| at.0).collect(),
+        is_cut: trace.end != TraceEnd::Complete,
+    }
 }

@@ -20,7 +20,7 @@ use crate::engine::sites::jump::Jump;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Probes, Site, are_same};
 use crate::engine::sites::table::Table;
-use crate::event::{Detail, Event, EventSink};
+use crate::event::{Detail, Event, EventSink, Stack};
 use crate::fetch::Fetches;
 use crate::filter::Subject;
 use crate::probe::{Capture, ProbeId, ProbeKind};
@@ -230,7 +230,7 @@ impl Credit {
         record: &Record,
         (table, merger): (&Table, &Merger),
         time: impl Fn(Tsc) -> u64,
-        stack: impl Fn(&Record, &Registers, &[u8], u32) -> Box<[u64]>,
+        stack: impl Fn(&Record, &Registers, &[u8], u32) -> Stack,
     ) {
         let Some(known) = self.known(record.detour) else {
             return;
@@ -498,7 +498,7 @@ fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> 
         probe: probe.id,
         context: context.clone().filter(|_| probe.options.context),
         values: Recorded::default(),
-        stack: Box::default(),
+        stack: Stack::default(),
         time_ns: 0,
         flags: context.as_ref().map(|_| record.registers.rflags),
         vcpu: record.vcpu,

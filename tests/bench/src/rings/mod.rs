@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use guest::{CELL, Guest, Hits, NUMBER, VCPUS, cpu_seconds};
 use probe_engine::engine::Merger;
-use probe_engine::event::{Detail, Event, EventSink};
+use probe_engine::event::{Detail, Event, EventSink, Stack};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::ProbeId;
 use probe_engine::ring::{Record, Shape};
@@ -227,7 +227,7 @@ fn event(record: &Record) -> Event {
         task: record.task,
         context: None,
         time_ns: 0,
-        stack: Box::default(),
+        stack: Stack::default(),
         flags: None,
         values: Recorded::default(),
         detail: Detail::Pre,

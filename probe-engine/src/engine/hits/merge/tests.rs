@@ -2,7 +2,7 @@ use guest_state::{Registers, VcpuId};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::event::Detail;
+use crate::event::{Detail, Stack};
 use crate::probe::ProbeId;
 use crate::value::Recorded;
 
@@ -55,7 +55,7 @@ fn event(tsc: u64) -> Event {
         task: 0,
         context: None,
         time_ns: 0,
-        stack: Box::default(),
+        stack: Stack::default(),
         flags: None,
         values: Recorded::default(),
         detail: Detail::Pre,
