@@ -11,6 +11,8 @@ pub enum Part {
     /// All but [`THOROUGH`] ones, and in `lab-intel` but those with Linux guests that it has no time for
     /// every day.
     Everyday,
+    /// What [`Self::Everyday`] leaves out of [`Self::All`].
+    Rest,
     /// The tests about what happens at the same time, for a machine whose CPUs interleave finely.
     Interleaved,
 }
@@ -119,6 +121,7 @@ impl Part {
             Self::Everyday => {
                 place != Place::LabIntel || test.needs != Needs::Linux || is_in(EVERYDAY)
             }
+            Self::Rest => !Self::Everyday.has(test, place),
             Self::Interleaved => is_in(INTERLEAVED),
         }
     }

@@ -41,6 +41,10 @@ pub struct LabOptions {
     /// All tests in both labs, not only those that their time allows every day.
     #[arg(long)]
     all: bool,
+    /// Only what there isn't time for every day: with a run without this before it, all tests have run. Leaves the
+    /// conformance report as it is.
+    #[arg(long, conflicts_with_all = ["all", "filter"])]
+    rest: bool,
     /// Only these of the machines that divide a lab's tests between them, such as 6-10: for a run that was cut
     /// off there. Leaves the conformance report as it is.
     #[arg(long, value_name = "FIRST-LAST", value_parser = shards, conflicts_with = "filter")]
@@ -79,6 +83,8 @@ pub enum Part {
     All,
     /// Those that there is time for every day.
     Everyday,
+    /// The others.
+    Rest,
     /// Those about what happens at the same time.
     Interleaved,
 }
@@ -144,6 +150,7 @@ impl Part {
         match self {
             Self::All => "all",
             Self::Everyday => "everyday",
+            Self::Rest => "rest",
             Self::Interleaved => "interleaved",
         }
     }
@@ -154,7 +161,8 @@ impl Part {
         match (self, name) {
             (Self::All, Name::Amd) => 7,
             (Self::All, Name::Intel) => 10,
-            (Self::Everyday, Name::Amd) => 3,
+            (Self::Everyday | Self::Rest, Name::Amd) => 3,
+            (Self::Rest, Name::Intel) => 7,
             (Self::Everyday, Name::Intel) => 2,
             (Self::Interleaved, _) => 1,
         }
@@ -176,9 +184,14 @@ impl fmt::Display for Shard {
 }
 
 impl LabOptions {
-    /// Returns true if some of a lab's machines are left out.
+    /// Returns true if some of the tests of every day are left out.
     pub fn is_partial(&self) -> bool {
-        self.shards.is_some()
+        self.rest || self.shards.is_some()
+    }
+
+    /// Returns true if all of the tests of every day are left out.
+    pub fn leaves_everyday_out(&self) -> bool {
+        self.rest
     }
 
     fn names(&self, filtered: bool) -> Vec<Name> {
@@ -201,9 +214,10 @@ impl LabOptions {
         if filtered {
             return vec![machine(Part::All, Lab::CPUS, Shard::WHOLE)];
         }
-        let part = match self.all {
-            true => Part::All,
-            false => Part::Everyday,
+        let part = match (self.all, self.rest) {
+            (true, _) => Part::All,
+            (false, true) => Part::Rest,
+            (false, false) => Part::Everyday,
         };
         let only = self.shards.as_ref();
         let shards = Shard::all(part.shards(name));
@@ -213,8 +227,10 @@ impl LabOptions {
             .collect();
         if name == Name::Intel && only.is_none() {
             let interleaved = machine(Part::Interleaved, INTERLEAVED_CPUS, Shard::WHOLE);
-            machines.push(interleaved.clone());
-            if self.all {
+            if part != Part::Rest {
+                machines.push(interleaved.clone());
+            }
+            if part != Part::Everyday {
                 machines.push(LabMachine {
                     quantum: FINE_QUANTUM,
                     ..interleaved
@@ -256,7 +272,7 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
             }));
         }
     }
-    if !filtered {
+    if !filtered && !options.rest {
         let program = lab::static_test("vmm", "debug")?;
         for name in options.names(filtered) {
             let program = program.clone();
@@ -283,7 +299,10 @@ impl LabMachine {
         lab.env = environment(&[("VMPROBE_FILES", "/boot"), ("VMPROBE_BIN_DIR", "/bin")]);
         lab.smp = self.cpus;
         lab.memory_mib = MEMORY_MIB;
-        lab.time_limit = if options.all { LIMIT_ALL } else { LIMIT };
+        lab.time_limit = match options.all || options.rest {
+            true => LIMIT_ALL,
+            false => LIMIT,
+        };
         records(&self.label(), &lab, work.filter.is_some())
     }
 
@@ -410,6 +429,7 @@ mod tests {
         LabOptions {
             only: None,
             all,
+            rest: false,
             shards: None,
             lab_cpus,
             quantum: 16,
@@ -441,6 +461,15 @@ mod tests {
             machine(Part::Interleaved, "1/1", 2, FINE_QUANTUM),
         ];
         assert_eq!(all[10..], interleaved);
+        // With what runs every day these are all.
+        let mut rest = options(false, None);
+        rest.rest = true;
+        let rest = machines(&rest, false);
+        assert_eq!(rest[0], machine(Part::Rest, "1/7", 1, 16));
+        assert_eq!(
+            rest[7..],
+            [machine(Part::Interleaved, "1/1", 2, FINE_QUANTUM)]
+        );
         assert_eq!(
             machines(&options(false, Some(4)), true),
             [machine(Part::All, "1/1", 4, 16)]
