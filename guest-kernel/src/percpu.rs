@@ -89,7 +89,7 @@ impl Variables {
 /// A symbol is what an instruction has as its displacement, which the processor extends by its sign:
 /// a small number in the kernels whose per-CPU area is linked at 0 (up to 6.14), a kernel address in others.
 pub(crate) fn variable(symbols: &Symbols, name: &str, offset: u32) -> Option<i32> {
-    let address = |name| Some(symbols.find(name).ok()?.address.0);
+    let address = |name| Some(symbols.get(name)?.address.0);
     let area = address("__per_cpu_start")?..address("__per_cpu_end")?;
     let at = address(name)?.checked_add(offset.into())?;
     let displacement = i32::try_from(at.cast_signed()).ok()?;

@@ -109,7 +109,8 @@ impl Blacklist {
     /// They are more than 4 GiB apart.
     pub fn new(mut entries: Vec<BlacklistEntry>) -> Result<Self, BlacklistError> {
         entries.retain(|entry| entry.range.start < entry.range.end);
-        entries.sort_unstable_by_key(|entry| (entry.range.start, entry.reason, entry.range.end));
+        // Each of the kernel's tables is sorted by itself, mostly: this sort makes use of that.
+        entries.sort_by_key(|entry| (entry.range.start, entry.reason, entry.range.end));
         entries.dedup();
         let base = entries.first().map_or(GuestVirtAddr(0), |e| e.range.start);
         let mut reach = 0;

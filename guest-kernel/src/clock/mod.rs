@@ -89,7 +89,7 @@ struct Jiffies {
 impl Clock {
     /// Where a kernel has its clock; `None` where symbols or types don't tell.
     pub fn find(symbols: &Symbols, btf: &Btf) -> Option<Self> {
-        let address = |name: &str| Some(symbols.find(name).ok()?.address);
+        let address = |name: &str| Some(symbols.get(name)?.address);
         let member = |of: &str, path: &str, size: u64| {
             let member = btf.member(of, path).ok()?;
             let whole = member.size == size && member.bits.is_none();

@@ -251,13 +251,20 @@ impl Symbols {
             .map(|(_, i)| self.table.symbol(&self.table.entries[*i as usize]))
     }
 
-    /// The one symbol of a name.
+    /// The one symbol of a name; `None` if there is none, or there are several at different addresses.
+    pub fn get(&self, name: &str) -> Option<Symbol<'_>> {
+        match self.at_different_addresses(name)[..] {
+            [symbol] => Some(symbol),
+            _ => None,
+        }
+    }
+
+    /// The one symbol of a name. Where there is none, it takes some milliseconds to find names that are like it.
     ///
     /// # Errors
     /// There is none, or there are several at different addresses.
     pub fn find(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
-        let mut named: Vec<_> = self.hashed(hash(name)).filter(|s| s.name == name).collect();
-        named.dedup_by_key(|symbol| symbol.address);
+        let named = self.at_different_addresses(name);
         match named[..] {
             [] => Err(LookupError::Unknown {
                 name: name.to_owned(),
@@ -269,6 +276,13 @@ impl Symbols {
                 addresses: named.iter().map(|symbol| symbol.address).collect(),
             }),
         }
+    }
+
+    /// The symbols of a name, one for each address.
+    fn at_different_addresses(&self, name: &str) -> Vec<Symbol<'_>> {
+        let mut named: Vec<_> = self.hashed(hash(name)).filter(|s| s.name == name).collect();
+        named.dedup_by_key(|symbol| symbol.address);
+        named
     }
 
     /// The symbols whose whole name matches a pattern of `*` (any text) and `?` (one character),

@@ -29,10 +29,11 @@ pub struct Tokens<'a> {
 impl<'a> Tokens<'a> {
     /// Everything in `data` that could be a dictionary.
     pub fn find_all(data: &'a [u8]) -> impl Iterator<Item = Self> {
-        let offsets = (0..data.len().saturating_sub(INDEX_LEN - 1)).step_by(ALIGN);
-        offsets
-            .filter(|at| may_be_index(&data[*at..]))
-            .filter_map(|at| Self::at(data, at))
+        let (words, _) = data.as_chunks::<ALIGN>();
+        let pairs = words.windows(2).zip((0..).step_by(ALIGN));
+        pairs
+            .filter(|(pair, _)| may_be_index(pair))
+            .filter_map(|(_, at)| Self::at(data, at))
     }
 
     /// The text that a code stands for.
@@ -68,13 +69,15 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// A quick look: the first offset is 0 and the next ones grow.
-fn may_be_index(data: &[u8]) -> bool {
-    let Some([a, b, c, d, e, f, ..]) = data.first_chunk::<8>() else {
+/// A quick look at two words: the first offset is 0 and the next ones grow.
+fn may_be_index(words: &[[u8; ALIGN]]) -> bool {
+    let [first, next] = words else {
         return false;
     };
-    let second = u16::from_le_bytes([*c, *d]);
-    [*a, *b] == [0, 0] && second > 0 && second < u16::from_le_bytes([*e, *f])
+    let first = u32::from_le_bytes(*first);
+    let second = first >> 16;
+    let third = || u32::from_le_bytes(*next) & 0xffff;
+    first & 0xffff == 0 && second > 0 && second < third()
 }
 
 /// The texts of a table, which must be what the index says, padded with zeros to its end.

@@ -102,7 +102,7 @@ impl Replaced {
 
 impl Rethooks {
     fn find(symbols: &Symbols, btf: &Btf) -> Option<Self> {
-        let trampoline = symbols.find("arch_rethook_trampoline").ok()?.address;
+        let trampoline = symbols.get("arch_rethook_trampoline")?.address;
         let offsets = || {
             Ok::<_, TypeError>(Self {
                 trampoline,
@@ -150,7 +150,7 @@ impl Rethooks {
 
 impl Graph {
     fn find(symbols: &Symbols, btf: &Btf) -> Option<Self> {
-        let trampoline = symbols.find("return_to_handler").ok()?.address;
+        let trampoline = symbols.get("return_to_handler")?.address;
         let offsets = || {
             // From Linux 6.11, several tracers may have something in between the entries.
             let is_words = btf.member("fgraph_ops", "idx").is_ok();

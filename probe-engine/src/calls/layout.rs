@@ -41,7 +41,7 @@ pub const CALL_LEN: u64 = 256;
 pub const CALLER: u64 = 0;
 /// What the return address was before any trampoline's.
 pub const ORIGIN: u64 = 8;
-/// The detour's number, and [`LOSSLESS`] and [`COUNTS`], in 32 bits.
+/// The detour's number and flags, in 32 bits.
 pub const WORD: u64 = 16;
 /// The time stamp counter at the function's entry.
 pub const ENTRY_TSC: u64 = 24;
@@ -54,12 +54,16 @@ pub const LEVEL: u64 = 168;
 pub const TASK: u64 = 176;
 /// Its stack protector's secret, 0 if it has none: no later task at the same address has the same.
 pub const CANARY: u64 = 184;
+/// Where the routine of its detour is that writes its return's record, if it has [`VALUES`].
+pub const AT_RETURN: u64 = 192;
 
 /// In a key: the call isn't whole yet, or is being taken out. Return addresses are aligned.
 pub const UNFINISHED: u64 = 1;
 
 /// The part of [`WORD`] that is the detour's number.
 pub const NUMBER: u32 = NUMBERS - 1;
+/// In [`WORD`]: its return's record has values, which only its detour knows.
+pub const VALUES: u32 = 1 << 26;
 /// In [`WORD`]: its detour is still writing down how it began.
 pub const BEGINS: u32 = 1 << 27;
 /// In [`WORD`]: it has come back to the trampoline, which does the rest.
@@ -87,8 +91,8 @@ const _: () = {
     assert!(TALLIES + NUMBERS as u64 * TALLY_LEN <= CALLS);
     assert!(CALLS + BUCKETS * WAYS * CALL_LEN <= WINDOW);
     assert!(ENTRY + Fetches::ALL.len_bytes() <= LEVEL);
-    assert!(CANARY + 8 <= CALL_LEN);
-    assert!(NUMBER < BEGINS);
+    assert!(AT_RETURN + 8 <= CALL_LEN);
+    assert!(NUMBER < VALUES);
 };
 
 /// The bucket of the call whose return address is at `slot`: its number.

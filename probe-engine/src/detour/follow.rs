@@ -1,25 +1,28 @@
 //! A return probe's part of a detour: has the call that is beginning followed.
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers as reg};
+use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg};
 
 use super::environment::Environment;
 use super::error::DetourError;
 use super::purpose::Follow;
 use super::saved::{Needed, RAX, Saved};
 use super::{fetch, record};
-use crate::calls::layout::{BEGINS, COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER, WORD};
+use crate::calls::layout::{
+    AT_RETURN, BEGINS, COUNTS, ENTER, ENTRY, ENTRY_TSC, LOSSLESS, NUMBER, VALUES, WORD,
+};
 use crate::fetch::Fetches;
 
 /// Numbers of registers that the trampoline's routine takes and changes, besides RAX.
 const ARGUMENTS: [u8; 2] = [10, 11];
 
-/// Follows the call whose return address RSP is at. What is `needed` is afterwards as it was.
+/// Follows the call whose return address RSP is at. What is `needed` is afterwards as it was. `at_return` is the
+/// routine that writes the return's record, if that has values.
 pub(super) fn follow(
     a: &mut CodeAssembler,
     environment: &Environment,
     number: u32,
-    follow: Follow,
+    (follow, at_return): (Follow, Option<CodeLabel>),
     needed: Needed,
 ) -> Result<(), DetourError> {
     let following = environment.following.ok_or(DetourError::Unknown {
@@ -38,25 +41,34 @@ pub(super) fn follow(
     }
     let mut done = a.create_label();
     a.lea(reg::r11, qword_ptr(reg::rsp + stack.depth()))?;
-    a.mov(reg::r10, follow.argument(number))?;
+    a.mov(reg::r10, follow.argument(number, at_return.is_some()))?;
     a.call(following.trampoline.wrapping_add(ENTER).0)?;
     if follow.records {
         a.test(reg::rax, reg::rax)?;
         a.je(done)?;
-        keep(a, &stack, recorded)?;
+        keep(a, &stack, recorded, at_return)?;
     }
     a.set_label(&mut done)?;
     a.zero_bytes()?;
     Ok(stack.restore(a, needed)?)
 }
 
-/// Puts the values, as they are at the probe, and the time into the call at RAX.
-fn keep(a: &mut CodeAssembler, stack: &Saved, fetches: Fetches) -> Result<(), IcedError> {
+/// Puts the registers, as they are at the probe, the time and the routine into the call at RAX.
+fn keep(
+    a: &mut CodeAssembler,
+    stack: &Saved,
+    fetches: Fetches,
+    at_return: Option<CodeLabel>,
+) -> Result<(), IcedError> {
     let call = reg::r11;
     a.mov(call, reg::rax)?;
     let rsp = qword_ptr(reg::rsp + stack.depth());
     for (it, at) in fetches.layout() {
         fetch::write(a, it, stack, rsp, qword_ptr(call + (ENTRY + at)))?;
+    }
+    if let Some(routine) = at_return {
+        a.lea(reg::rax, qword_ptr(routine))?;
+        a.mov(qword_ptr(call + AT_RETURN), reg::rax)?;
     }
     a.mov(reg::r10, reg::rdx)?;
     record::time(a)?;
@@ -75,10 +87,11 @@ impl Follow {
     }
 
     /// What the trampoline's routine takes in R10.
-    fn argument(self, number: u32) -> u64 {
+    fn argument(self, number: u32, has_values: bool) -> u64 {
         let flag = |on, flag| if on { flag } else { 0 };
         let kind = if self.records { BEGINS } else { COUNTS };
-        let word = number & NUMBER | kind | flag(self.lossless, LOSSLESS);
+        let flags = flag(self.lossless, LOSSLESS) | flag(has_values, VALUES);
+        let word = number & NUMBER | kind | flags;
         u64::from(self.limit) << 32 | u64::from(word)
     }
 }

@@ -8,11 +8,12 @@ use super::code::{Detour, Full};
 use super::environment::Environment;
 use super::error::DetourError;
 use super::live::Dead;
+use super::pointers::Routines;
 use super::purpose::{Follow, Purpose, Tag};
 use super::record::{Leaves, Rest};
 use super::region::Region;
 use super::saved::Needed;
-use super::{checks, follow, overwritten, record};
+use super::{at_return, checks, follow, overwritten, record};
 use crate::fetch::Fetches;
 
 /// Generates the detour of a region for the address `at`.
@@ -47,6 +48,12 @@ pub fn generate(
 
     let mut a = CodeAssembler::new(64)?;
     let mut first = a.create_label();
+    let at_return = match &*purpose.at_return {
+        [] => None,
+        _ => Some(a.create_label()),
+    };
+    let values = purpose.values.iter().chain(&*purpose.at_return);
+    let routines = Routines::new(&mut a, values, environment)?;
     let unmet = checks::write(
         &mut a,
         environment,
@@ -55,6 +62,7 @@ pub fn generate(
         first,
     )?;
     if let Some(follow) = purpose.follow {
+        let follow = (follow, at_return);
         follow::follow(&mut a, environment, tag.number, follow, by_record)?;
     }
     let mut rest = Rest::default();
@@ -66,14 +74,21 @@ pub fn generate(
             filter: purpose.filter.as_deref(),
             at: region.start,
         };
-        rest = record::leave(&mut a, environment, &leaves, dead)?;
+        rest = record::leave(&mut a, environment, &leaves, dead, &routines)?;
     }
     let marks = overwritten::write(&mut a, region, &mut first)?;
     // What is rare is behind the rest.
     if let Some(unmet) = unmet {
         unmet.write(&mut a, first)?;
     }
-    rest.write_routines(&mut a, environment)?;
+    if let Some(label) = at_return {
+        let taken = (&*purpose.at_return, &routines);
+        at_return::write(&mut a, environment, taken, label)?;
+    }
+    routines.write(&mut a)?;
+    if let Some(globs) = rest.globs {
+        globs.write(&mut a)?;
+    }
     let trap = match rest.full {
         Some(full) => full.write(&mut a, tag.cell, purpose.lossless)?,
         None => None,

@@ -1,6 +1,7 @@
 //! Detours: code that a probe's jump leads to. It leaves a record or counts, does the work of the
 //! instructions that the jump has overwritten, and jumps back.
 
+mod at_return;
 mod call_table;
 mod checks;
 mod code;
@@ -20,6 +21,7 @@ mod pun;
 mod purpose;
 mod record;
 mod region;
+mod return_record;
 mod saved;
 mod targets;
 mod trampoline;

@@ -16,6 +16,7 @@ use guest_state::x86_64::PAGE_SIZE;
 use guest_state::x86_64::page_entry::{LARGE, PRESENT};
 
 use super::environment::{Environment, Pointers, Root};
+use super::error::DetourError;
 use super::lead_back::LeadBack;
 use crate::value::{Take, Value};
 
@@ -35,6 +36,8 @@ pub(super) const VALUE: AsmRegister64 = reg::r9;
 
 /// The routines of a detour that follow pointers. They are behind the rest of its code.
 pub(super) struct Routines {
+    /// What they need, if any of them is used.
+    pointers: Option<Pointers>,
     lead_back: Option<LeadBack>,
     translate: CodeLabel,
     pub(super) word: CodeLabel,
@@ -44,18 +47,34 @@ pub(super) struct Routines {
 
 impl Routines {
     /// Those of a detour that takes these values.
-    pub(super) fn new(a: &mut CodeAssembler, values: &[Value], environment: &Environment) -> Self {
+    ///
+    /// # Errors
+    /// A value takes following a pointer, which can't be done in this guest.
+    pub(super) fn new<'v>(
+        a: &mut CodeAssembler,
+        values: impl Iterator<Item = &'v Value> + Clone,
+        environment: &Environment,
+    ) -> Result<Self, DetourError> {
         let is_stack = |value: &Value| matches!(value.take, Take::Stack { .. });
         let following = environment.following;
-        Self {
+        let has_stack = values.clone().any(is_stack);
+        let mut in_memory = values.filter(|value| !value.is_in_registers());
+        let pointers = match in_memory.next() {
+            Some(_) => Some(environment.pointers.ok_or(DetourError::Unknown {
+                name: "direct mapping, or a mapping of its RAM,",
+            })?),
+            None => None,
+        };
+        Ok(Self {
+            pointers,
             lead_back: following
-                .filter(|_| values.iter().any(is_stack))
+                .filter(|_| has_stack)
                 .map(|following| LeadBack::new(a, following)),
             translate: a.create_label(),
             word: a.create_label(),
             copy: a.create_label(),
             text: a.create_label(),
-        }
+        })
     }
 
     /// Puts the return addresses back of a copy of the stack, if there may be others in their places.
@@ -63,19 +82,18 @@ impl Routines {
         self.lead_back.as_ref().map(LeadBack::label)
     }
 
-    /// Writes them. All but the one for return addresses take an address in RDI, and end with the carry flag set if it leads nowhere. They use
+    /// Writes them, if any is used. All but the one for return addresses take an address in RDI, and end with the carry flag set if it leads nowhere. They use
     /// RAX, RCX, RSI, RDI, R8, R10 and R11, the last two also RDX.
     ///
     /// - `word`: the 8 bytes there, in RAX.
     /// - `copy`: copies RDX bytes, at least one, to [`VALUE`] + 8. What can be read before the first page that isn't
     ///   there is copied all the same; [`TO`] is behind it.
     /// - `text`: copies up to the first NUL, and RDX bytes at most, at least one; RAX is how many.
-    pub(super) fn write(
-        mut self,
-        a: &mut CodeAssembler,
-        pointers: &Pointers,
-    ) -> Result<(), IcedError> {
-        self.write_translate(a, pointers)?;
+    pub(super) fn write(mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        let Some(pointers) = self.pointers.take() else {
+            return Ok(());
+        };
+        self.write_translate(a, &pointers)?;
         self.write_word(a)?;
         self.write_copy(a)?;
         self.write_text(a)?;

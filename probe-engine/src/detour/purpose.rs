@@ -6,8 +6,8 @@ use crate::condition::Comparison;
 use crate::fetch::Fetch;
 use crate::filter::Filter;
 use crate::probe::{Capture, NoJump, ProbeId};
-use crate::ring::Shape;
-use crate::value::Values;
+use crate::ring::{Shape, layout};
+use crate::value::{Values, encoded_max};
 
 /// What a detour does besides the work of its region: what all probes at its instruction want of it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct Purpose {
     /// How the call that begins here is followed, if it is: the region has to be a function's entry, with RSP
     /// at the return address.
     pub follow: Option<Follow>,
+    /// What the record of its return has besides registers.
+    pub at_return: Values,
     /// What a hit must meet, all of it.
     pub condition: Vec<Comparison>,
     /// Whether a vCPU whose ring is full traps, instead of counting its hit as lost.
@@ -79,8 +81,12 @@ impl Purpose {
         })
     }
 
-    /// Returns true if a record has room for all of it, and so the stack for the values.
+    /// Returns true if records have room for all of it, and so the stack for the values.
     pub(crate) fn fits(&self) -> bool {
+        let of_return = 8 * layout::RETURN_WORDS + encoded_max(&self.at_return);
+        if of_return > 8 * layout::WORDS_MAX {
+            return false;
+        }
         let shape = self.shape().unwrap_or_else(|| Shape {
             values: self.values.clone(),
             ..Shape::default()
@@ -119,6 +125,7 @@ impl Purpose {
             (Some(one), Some(other)) => Some(one.and(other)?),
             (one, other) => one.or(other),
         };
+        self.at_return = union(&self.at_return, &other.at_return);
         self.lossless |= other.lossless;
         self.followers.extend(other.followers);
         Ok(self)

@@ -18,7 +18,7 @@ use super::live::Dead;
 use super::pointers::{Routines, VALUE};
 use super::purpose::Tag;
 use super::saved::{Needed, RAX, RDX, Saved, gpr, scratch};
-use super::values::Frame;
+use super::values::{Frame, Moment};
 use super::{fetch, saved, values};
 use crate::fetch::{Fetch, Fetches};
 use crate::filter::Filter;
@@ -96,24 +96,8 @@ pub(super) struct Leaves<'a> {
 pub(super) struct Rest {
     /// What happens when the ring is full.
     pub(super) full: Option<RingSpace>,
-    routines: Option<Routines>,
-    globs: Option<Globs>,
-}
-
-impl Rest {
-    /// Writes the routines.
-    pub(super) fn write_routines(
-        &mut self,
-        a: &mut CodeAssembler,
-        environment: &Environment,
-    ) -> Result<(), DetourError> {
-        if let Some(routines) = self.routines.take()
-            && let Some(pointers) = &environment.pointers
-        {
-            routines.write(a, pointers)?;
-        }
-        self.globs.take().map_or(Ok(()), |globs| globs.write(a))
-    }
+    /// The routines of a filter.
+    pub(super) globs: Option<Globs>,
 }
 
 /// Leaves a record or a count, with all as it is at the probe.
@@ -122,6 +106,7 @@ pub(super) fn leave(
     environment: &Environment,
     leaves: &Leaves<'_>,
     dead: Dead,
+    routines: &Routines,
 ) -> Result<Rest, DetourError> {
     let observes = leaves.filter.is_some() || leaves.shape.is_some_and(|it| !it.values.is_empty());
     let mut rest = Rest::default();
@@ -156,29 +141,13 @@ pub(super) fn leave(
     }
     let frame = Frame::of(leaves.values, leaves.filter);
     stack.make_room(a, frame.len_bytes())?;
-    let routines = Routines::new(a, leaves.values, environment);
-    if values::follows_pointers(leaves.values) {
-        if environment.pointers.is_none() {
-            let name = "direct mapping, or a mapping of its RAM,";
-            return Err(DetourError::Unknown { name });
-        }
-        values::take(
-            a,
-            environment,
-            (leaves.values, &frame),
-            (&stack, leaves.at),
-            &routines,
-        )?;
-        rest.routines = Some(routines);
-    } else {
-        values::take(
-            a,
-            environment,
-            (leaves.values, &frame),
-            (&stack, leaves.at),
-            &routines,
-        )?;
-    }
+    values::take(
+        a,
+        environment,
+        (leaves.values, &frame),
+        (&stack, Moment::Hit(leaves.at)),
+        routines,
+    )?;
 
     let mut done = a.create_label();
     if let Some(filter) = leaves.filter {
@@ -228,16 +197,13 @@ fn observed(
 ) -> Result<RingSpace, IcedError> {
     let (spare, record, len) = (reg::r10, reg::r11, VALUE);
     let mut full = RingSpace::new(a, done, spare);
-    a.lea(reg::rsi, qword_ptr(reg::rsp + frame.values()))?;
-    a.sub(len, reg::rsi)?;
+    measure(a, frame)?;
     a.mov(spare, environment.block)?;
     full.reserve(a, record, (shape.values_at(), Some(len)))?;
     address(a, environment, spare, record)?;
     let header = layout::header(number, (shape.values_at() / 8) as u8);
     a.mov(reg::rax, layout::open(header))?;
-    a.mov(reg::rdx, len)?;
-    a.shl(reg::rdx, LEN_SHIFT - 3)?;
-    a.add(reg::rax, reg::rdx)?;
+    lengthen(a)?;
     a.mov(qword_ptr(record), reg::rax)?;
 
     time(a)?;
@@ -253,18 +219,44 @@ fn observed(
         let to = qword_ptr(record + (layout::RECORD_VALUES + at));
         fetch::write(a, it, stack, rsp, to)?;
     }
-    let [mut next, mut end_of_values] = std::array::from_fn(|_| a.create_label());
-    a.xor(reg::ecx, reg::ecx)?;
-    a.set_label(&mut next)?;
-    a.cmp(reg::rcx, len)?;
-    a.jae(end_of_values)?;
-    a.mov(reg::rax, qword_ptr(reg::rsi + reg::rcx))?;
-    a.mov(qword_ptr(record + reg::rcx + shape.values_at()), reg::rax)?;
-    a.add(reg::rcx, 8)?;
-    a.jmp(next)?;
-    a.set_label(&mut end_of_values)?;
+    copy_values(a, record, shape.values_at())?;
     end(a, record)?;
     Ok(full)
+}
+
+/// Where values begin that have been taken; they end at [`VALUE`], which becomes their length by [`measure`].
+const TAKEN: AsmRegister64 = reg::rsi;
+
+/// Makes [`VALUE`] the length of the values that have been taken into the frame, which RSP is at.
+pub(super) fn measure(a: &mut CodeAssembler, frame: &Frame) -> Result<(), IcedError> {
+    a.lea(TAKEN, qword_ptr(reg::rsp + frame.values()))?;
+    a.sub(VALUE, TAKEN)
+}
+
+/// Adds the length of the values to that in RAX, a header. RDX is used.
+pub(super) fn lengthen(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(reg::rdx, VALUE)?;
+    a.shl(reg::rdx, LEN_SHIFT - 3)?;
+    a.add(reg::rax, reg::rdx)
+}
+
+/// Copies the values to so many bytes behind the record's start. RAX and RCX are used.
+pub(super) fn copy_values(
+    a: &mut CodeAssembler,
+    record: AsmRegister64,
+    at: u64,
+) -> Result<(), IcedError> {
+    let [mut next, mut out] = std::array::from_fn(|_| a.create_label());
+    a.xor(reg::ecx, reg::ecx)?;
+    a.set_label(&mut next)?;
+    a.cmp(reg::rcx, VALUE)?;
+    a.jae(out)?;
+    a.mov(reg::rax, qword_ptr(TAKEN + reg::rcx))?;
+    a.mov(qword_ptr(record + reg::rcx + at), reg::rax)?;
+    a.add(reg::rcx, 8)?;
+    a.jmp(next)?;
+    a.set_label(&mut out)?;
+    a.zero_bytes()
 }
 
 /// Writes a record of registers, and of the task if that is asked for.
@@ -485,7 +477,7 @@ impl RingSpace {
         self.check(a)?;
         let mut trap = lossless.then(|| Wait::new(a));
         if let Some(trap) = &mut trap {
-            self.trap(a, trap)?;
+            self.trap(a, trap, self.retry)?;
         }
         a.inc(dword_ptr(self.block + place).gs())?;
         a.jmp(self.done)?;
@@ -499,11 +491,16 @@ impl RingSpace {
         a.jne(self.retry)
     }
 
-    /// Writes the trap. What follows is what happens when the host gives up.
-    pub(super) fn trap(&self, a: &mut CodeAssembler, trap: &mut Wait) -> Result<(), IcedError> {
+    /// Writes the trap, behind which it goes on at `retry`. What follows is what happens when the host gives up.
+    pub(super) fn trap(
+        &self,
+        a: &mut CodeAssembler,
+        trap: &mut Wait,
+        retry: CodeLabel,
+    ) -> Result<(), IcedError> {
         a.set_label(&mut trap.int3)?;
         a.int3()?;
-        a.jmp(self.retry)?;
+        a.jmp(retry)?;
         a.set_label(&mut trap.gives_up)
     }
 }

@@ -15,7 +15,7 @@ pub(super) const RDX: u8 = 2;
 pub(super) const RSP: u8 = 4;
 
 /// How many general registers there are.
-pub(super) const GENERAL: u8 = 16;
+const GENERAL: u8 = 16;
 
 /// Bytes of what is pushed.
 const WORD: i32 = 8;
@@ -110,6 +110,37 @@ impl Saved {
     pub(super) fn make_room(&mut self, a: &mut CodeAssembler, bytes: i32) -> Result<(), IcedError> {
         self.0.push(Kept::Room(bytes));
         drop_bytes(a, -bytes)
+    }
+
+    /// Gives back the room that was made last.
+    pub(super) fn drop_room(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        match self.0.last() {
+            Some(Kept::Room(bytes)) => drop_bytes(a, *bytes),
+            _ => Ok(()),
+        }
+    }
+
+    /// Somebody else has pushed so many bytes.
+    pub(super) fn pushed(&mut self, bytes: i32) {
+        self.0.push(Kept::Room(bytes));
+    }
+
+    /// RFLAGS and all registers but RSP, as [`Self::save_all`] puts them aside.
+    pub(super) fn all() -> Self {
+        let registers = (0..GENERAL).filter(|number| *number != RSP);
+        let registers = registers.map(Kept::Register);
+        Self([Kept::Flags].into_iter().chain(registers).collect())
+    }
+
+    /// Puts all of [`Self::all`] aside.
+    pub(super) fn save_all(a: &mut CodeAssembler) -> Result<Self, IcedError> {
+        let mut stack = Self::default();
+        stack.save_flags(a)?;
+        for number in (0..GENERAL).filter(|number| *number != RSP) {
+            stack.save(a, number)?;
+        }
+        debug_assert_eq!(stack.0, Self::all().0);
+        Ok(stack)
     }
 
     /// Bytes that RSP is below what it was at the probe.

@@ -21,16 +21,14 @@ use super::call_table::{BUCKET, SLOT, TABLE, WAY, above, each_key, key, to_bucke
 use super::code::Full;
 use super::environment::{Environment, Following};
 use super::error::DetourError;
-use super::fetch;
 use super::live::Dead;
 use super::record::{self, RingSpace, Wait};
-use super::saved::{GENERAL, Needed, RSP, Saved};
+use super::saved::{Needed, Saved};
+use super::{return_record, values};
 use crate::calls::layout::{
-    ACTIVE, CALLER, CANARY, COUNTED, ENDED, ENTER, ENTRY, ENTRY_TSC, LEVEL, LOSSLESS, MISSED,
-    NUMBER, ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, TRAMPOLINES, UNFINISHED, WORD,
+    ACTIVE, AT_RETURN, CALLER, CANARY, COUNTED, ENDED, ENTER, LEVEL, LOSSLESS, MISSED, NUMBER,
+    ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, TRAMPOLINES, UNFINISHED, VALUES, WORD,
 };
-use crate::fetch::Fetches;
-use crate::ring::layout;
 
 /// The shared code, right at one address only.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,14 +249,12 @@ fn leave(
     environment: &Environment,
     following: &Following,
 ) -> Result<Left, IcedError> {
-    let [mut counts, mut done, mut gone, mut lost] = labels(a);
+    let [mut records, mut whole, mut with_values, mut counts] = labels(a);
+    let [mut done, mut gone, mut lost] = labels(a);
     let [mut recorded, mut missed] = labels(a);
-    let (call, way, word, tally) = (reg::rbx, reg::r12, reg::r14d, reg::r15);
-    let mut stack = Saved::default();
-    stack.save_flags(a)?;
-    for number in (0..GENERAL).filter(|number| *number != RSP) {
-        stack.save(a, number)?;
-    }
+    let (call, word) = (values::CALL, return_record::CALL_WORD);
+    let (way, bucket, tally) = (reg::r12, reg::r13, reg::r15);
+    let stack = Saved::save_all(a)?;
     a.mov(TABLE, following.table.0)?;
     a.lea(SLOT, qword_ptr(reg::rsp + stack.depth()))?;
     to_bucket(a)?;
@@ -275,6 +271,7 @@ fn leave(
     })?;
     a.test(call, call)?;
     a.je(lost)?;
+    a.mov(bucket, BUCKET)?;
     // From here on the host leaves the call to us.
     a.lock()
         .bts(dword_ptr(call + WORD), RETURNS.trailing_zeros())?;
@@ -286,7 +283,12 @@ fn leave(
     to_tally(a, tally, reg::r15d, word)?;
     a.test(word, word)?;
     a.js(counts)?;
-    let mut full = write_record(a, environment, &stack, (call, word), done)?;
+    a.set_label(&mut records)?;
+    a.test(word, VALUES as i32)?;
+    a.jne(with_values)?;
+    let mut full = return_record::write(a, environment, &stack, None, done)?;
+    a.set_label(&mut whole)?;
+    record::end(a, return_record::RECORD)?;
     a.set_label(&mut recorded)?;
     a.jmp(done)?;
 
@@ -295,7 +297,7 @@ fn leave(
     a.set_label(&mut done)?;
     a.lock().dec(dword_ptr(tally + ACTIVE))?;
     a.set_label(&mut gone)?;
-    a.mov(qword_ptr(BUCKET + way * 8), 0)?;
+    a.mov(qword_ptr(bucket + way * 8), 0)?;
     let all = Needed::live(Dead::default());
     stack.restore(a, all)?;
     a.ret()?;
@@ -304,7 +306,15 @@ fn leave(
     a.set_label(&mut lost)?;
     stack.restore(a, all)?;
     a.int3()?;
-    let trap = when_full(a, &mut full, (word, tally))?;
+    let mut no_room = a.create_label();
+    full.check(a)?;
+    a.jmp(no_room)?;
+    // Only the call's detour knows its values.
+    a.set_label(&mut with_values)?;
+    a.call(qword_ptr(call + AT_RETURN))?;
+    a.jae(whole)?;
+    a.set_label(&mut no_room)?;
+    let trap = when_full(a, &full, (word, tally), records)?;
     a.set_label(&mut missed)?;
     a.jmp(done)?;
     Ok(Left {
@@ -314,61 +324,20 @@ fn leave(
     })
 }
 
-/// Writes a return's record; without room for one it goes on at `done`.
-fn write_record(
-    a: &mut CodeAssembler,
-    environment: &Environment,
-    stack: &Saved,
-    (call, word): (AsmRegister64, AsmRegister32),
-    done: CodeLabel,
-) -> Result<RingSpace, IcedError> {
-    let (block, record) = (reg::rsi, reg::rdi);
-    let mut full = RingSpace::new(a, done, block);
-    a.mov(block, environment.block)?;
-    full.reserve(a, record, (layout::RETURN_WORDS * 8, None))?;
-    record::address(a, environment, block, record)?;
-    a.mov(reg::ecx, word)?;
-    a.and(reg::ecx, NUMBER as i32)?;
-    a.mov(reg::rax, layout::open(layout::return_header(0)))?;
-    a.or(reg::rax, reg::rcx)?;
-    a.mov(qword_ptr(record), reg::rax)?;
-    record::time(a)?;
-    a.mov(qword_ptr(record + layout::RECORD_TSC), reg::rax)?;
-    record::task(
-        a,
-        environment,
-        (record, block),
-        Some(layout::RETURN_CONTEXT),
-    )?;
-    // RSP as the caller finds it.
-    let rsp = qword_ptr(SLOT + 8);
-    for (it, at) in Fetches::ALL.layout() {
-        let to = qword_ptr(record + (layout::RECORD_VALUES + at));
-        fetch::write(a, it, stack, rsp, to)?;
-    }
-    let at_entry = Fetches::ALL.layout().map(|(_, at)| ENTRY + at);
-    let of_call = [ORIGIN, ENTRY_TSC].into_iter().chain(at_entry);
-    for (from, to) in of_call.zip((layout::RETURN_CALLER..).step_by(8)) {
-        a.mov(reg::rax, qword_ptr(call + from))?;
-        a.mov(qword_ptr(record + to), reg::rax)?;
-    }
-    record::end(a, record)?;
-    Ok(full)
-}
-
-/// Writes what happens when the ring is full, up to where the call has been counted as missed.
+/// Writes what happens when the ring is full, up to where the call has been counted as missed. Where the host has
+/// made room it goes on at `retry`.
 fn when_full(
     a: &mut CodeAssembler,
-    full: &mut RingSpace,
+    full: &RingSpace,
     (word, tally): (AsmRegister32, AsmRegister64),
+    retry: CodeLabel,
 ) -> Result<Wait, IcedError> {
     let mut trap = Wait::new(a);
-    full.check(a)?;
     a.test(word, LOSSLESS as i32)?;
     a.je(trap.gives_up)?;
     a.mov(reg::eax, word)?;
     a.and(reg::eax, NUMBER as i32)?;
-    full.trap(a, &mut trap)?;
+    full.trap(a, &mut trap, retry)?;
     a.lock().inc(dword_ptr(tally + MISSED))?;
     Ok(trap)
 }

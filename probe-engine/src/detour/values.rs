@@ -6,12 +6,16 @@
 
 use guest_state::GuestVirtAddr;
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg};
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg,
+};
 
 use super::environment::Environment;
 use super::error::DetourError;
 use super::pointers::{Routines, TO as COPIED_TO, VALUE};
 use super::saved::{RSP, Saved, gpr};
+use crate::calls::layout::{ENTRY, ORIGIN};
+use crate::fetch::{Fetch, Fetches};
 use crate::filter::{Filter, Number, Text};
 use crate::value::{Base, FAULT, Load, STATUS, Space, Take, Value, encoded_max};
 
@@ -19,6 +23,19 @@ use crate::value::{Base, FAULT, Load, STATUS, Space, Take, Value, encoded_max};
 pub(super) const USED: [u8; 9] = [0, 1, 2, 6, 7, 8, 9, 10, 11];
 
 const WORD: usize = 8;
+
+/// When values are taken, and so where what they begin with is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Moment {
+    /// At a hit of the instruction at this address. Registers are as they were, but for those put aside.
+    Hit(GuestVirtAddr),
+    /// At the return of a followed call, whose place in the table ([`crate::calls`]) is in [`CALL`]. All registers
+    /// have been put aside.
+    Return,
+}
+
+/// Has the address of the call that returns.
+pub(super) const CALL: AsmRegister64 = reg::rbx;
 
 /// Where values are on the stack: first the addresses of those that a filter looks at, then all of them.
 pub(super) struct Frame {
@@ -79,13 +96,13 @@ fn values_of(filter: &Filter, found: &mut Vec<usize>) {
     }
 }
 
-/// Takes the values of a hit at `at` into the frame, which RSP is at. Then [`VALUE`] is behind the last of them.
+/// Takes values into the frame, which RSP is at. Then [`VALUE`] is behind the last of them.
 /// [`USED`] have been put aside.
 pub(super) fn take(
     a: &mut CodeAssembler,
     environment: &Environment,
     (values, frame): (&[Value], &Frame),
-    (stack, at): (&Saved, GuestVirtAddr),
+    (stack, moment): (&Saved, Moment),
     routines: &Routines,
 ) -> Result<(), DetourError> {
     a.lea(VALUE, qword_ptr(reg::rsp + frame.values()))?;
@@ -95,7 +112,7 @@ pub(super) fn take(
         }
         let mut fault = a.create_label();
         let mut next = a.create_label();
-        base(a, environment, value.base, (stack, at))?;
+        base(a, environment, value.base, (stack, moment))?;
         for load in &value.loads {
             lead(a, *load, fault)?;
             a.call(routines.word)?;
@@ -118,27 +135,37 @@ fn base(
     a: &mut CodeAssembler,
     environment: &Environment,
     base: Base,
-    (stack, at): (&Saved, GuestVirtAddr),
+    (stack, moment): (&Saved, Moment),
 ) -> Result<(), DetourError> {
     let variables = environment.variables;
     let known = |found: Option<i32>, name| found.ok_or(DetourError::Unknown { name });
     match base {
         Base::Register(number) => match stack.of(number) {
             Some(kept) => a.mov(reg::rdi, qword_ptr(reg::rsp + kept))?,
-            None if number == RSP => a.lea(reg::rdi, qword_ptr(reg::rsp + stack.depth()))?,
+            None if number == RSP => {
+                a.lea(reg::rdi, qword_ptr(reg::rsp + moment.rsp(stack)))?;
+            }
             None => a.mov(reg::rdi, gpr(number))?,
         },
-        Base::EntryRegister(_) => {
-            return Err(DetourError::Unknown {
-                name: "register at the function's entry",
-            });
+        Base::EntryRegister(number) => {
+            let mut entry = Fetches::ALL.layout();
+            let found = entry.find(|(fetch, _)| *fetch == Fetch::Register(number));
+            let (Moment::Return, Some((_, at))) = (moment, found) else {
+                return Err(DetourError::Unknown {
+                    name: "register at the function's entry",
+                });
+            };
+            a.mov(reg::rdi, qword_ptr(CALL + (ENTRY + at)))?;
         }
         Base::Flags => {
             let kept = stack.of_flags();
             let kept = kept.ok_or(DetourError::Unknown { name: "rflags" })?;
             a.mov(reg::rdi, qword_ptr(reg::rsp + kept))?;
         }
-        Base::InstructionPointer => a.mov(reg::rdi, at.0)?,
+        Base::InstructionPointer => match moment {
+            Moment::Hit(at) => a.mov(reg::rdi, at.0)?,
+            Moment::Return => a.mov(reg::rdi, qword_ptr(CALL + ORIGIN))?,
+        },
         Base::Constant(constant) => a.mov(reg::rdi, constant)?,
         Base::Task => {
             let current = known(variables.current_task, "current_task")?;
@@ -238,7 +265,13 @@ fn put_len(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.add(VALUE, reg::rax)
 }
 
-/// Returns true if a value takes following a pointer.
-pub(super) fn follows_pointers(values: &[Value]) -> bool {
-    !values.iter().all(Value::is_in_registers)
+impl Moment {
+    /// Where RSP was, in bytes from what it is with all of `stack` put aside. At a return that is behind the return
+    /// address, which has its place there once more.
+    pub(super) fn rsp(self, stack: &Saved) -> i32 {
+        match self {
+            Self::Hit(_) => stack.depth(),
+            Self::Return => stack.depth() + WORD as i32,
+        }
+    }
 }

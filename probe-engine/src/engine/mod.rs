@@ -51,7 +51,6 @@ use returns::follower::Orphans;
 use returns::replaced::Returns;
 use sites::departed::Departed;
 use sites::probe::Probe;
-use sites::switches::Switches;
 use sites::table::Table;
 use sites::wishes::optimization;
 
@@ -192,14 +191,14 @@ impl Engine {
     /// All probes, in the order of their registration.
     pub fn list(&self) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
-        self.infos(&self.table().switches, registry.probes())
+        Self::infos(&self.table(), registry.probes())
     }
 
     /// At most so many of the probes that were registered after this one, all without one, in the order of
     /// their registration.
     pub fn list_after(&self, id: Option<ProbeId>, most: usize) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
-        self.infos(&self.table().switches, registry.after(id).take(most))
+        Self::infos(&self.table(), registry.after(id).take(most))
     }
 
     /// How many probes there are, gone ones too.
@@ -238,16 +237,14 @@ impl Engine {
         self.outstanding.add();
     }
 
-    /// What is told of probes with these switches.
+    /// What is told of probes by this table.
     fn infos<'a>(
-        &self,
-        switches: &Switches,
+        table: &Table,
         probes: impl IntoIterator<Item = &'a Arc<Probe>>,
     ) -> Vec<ProbeInfo> {
-        let table = self.table();
         let info = |probe: &Arc<Probe>| {
             let optimization = optimization(table.site(probe.address()));
-            probe.info(switches, optimization)
+            probe.info(&table.switches, optimization)
         };
         probes.into_iter().map(info).collect()
     }

@@ -149,9 +149,6 @@ pub enum NoJump {
     /// A record has no room for what the probes ask for.
     #[error("its values and registers may be longer than a record")]
     ValuesTooLong,
-    /// The detour of a return looks into no memory.
-    #[error("a return whose values are in memory takes a breakpoint")]
-    ValuesAtReturn,
     /// A breakpoint in the bytes that the jump would overwrite.
     #[error("another breakpoint is inside what a jump overwrites, at {at}")]
     ProbeInside {
@@ -244,7 +241,6 @@ impl NoJump {
             Self::Conditions => "conditions",
             Self::MaxActive => "maxactive",
             Self::ValuesTooLong => "values too long",
-            Self::ValuesAtReturn => "values at return",
             Self::ProbeInside { .. } => "probe inside",
             Self::GuestKprobe { .. } | Self::GuestKprobesChange { .. } => "guest kprobe",
             Self::Tripwire => "tripwire",
@@ -276,7 +272,6 @@ impl NoJump {
             | Self::Conditions
             | Self::MaxActive
             | Self::ValuesTooLong
-            | Self::ValuesAtReturn
             | Self::ProbeInside { .. }
             | Self::GuestBreakpoint { .. }
             | Self::GuestKprobe { .. }

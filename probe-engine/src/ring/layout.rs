@@ -82,13 +82,13 @@ pub const CONTEXT_FLAGS: u64 = 32;
 pub const CONTEXT_LEN: u64 = 40;
 
 /// A record of a return has all registers, as the caller finds them, and then what the return address was,
-/// the time stamp counter at the function's entry, all registers there, and the context at the return.
+/// the time stamp counter at the function's entry, all registers there, the context at the return, and values.
 pub const RETURN_CALLER: u64 = RECORD_VALUES + ALL;
 /// See [`RETURN_CALLER`].
 pub const RETURN_CONTEXT: u64 = RETURN_CALLER + 16 + ALL;
 /// Words of any record at most.
 pub const WORDS_MAX: u64 = 255;
-/// Words of a return's record.
+/// Words of a return's record without values.
 pub const RETURN_WORDS: u64 = (RETURN_CONTEXT + CONTEXT_LEN) / 8;
 
 /// The header of a record of so many words.
@@ -96,9 +96,9 @@ pub const fn header(detour: u32, words: u8) -> u64 {
     MAGIC << 48 | (words as u64) << 32 | detour as u64
 }
 
-/// The header of a return's record.
-pub const fn return_header(detour: u32) -> u64 {
-    header(detour, RETURN_WORDS as u8) | 1 << 40
+/// The header of a return's record of so many words, at least [`RETURN_WORDS`].
+pub const fn return_header(detour: u32, words: u8) -> u64 {
+    header(detour, words) | 1 << 40
 }
 
 /// The header that a record has while it is being written.

@@ -1,5 +1,7 @@
 //! Records, one after the other, in bytes that anybody may have written.
 
+use std::ops::RangeInclusive;
+
 use guest_state::{Registers, Tsc, VcpuId};
 
 use super::layout;
@@ -9,8 +11,11 @@ use crate::value::Recorded;
 use guest_kernel::context::TaskContext;
 
 /// Words of a hit's record.
-const WORDS: std::ops::RangeInclusive<usize> =
+const WORDS: RangeInclusive<usize> =
     layout::RECORD_VALUES as usize / 8..=layout::WORDS_MAX as usize;
+/// Words of a return's record.
+const RETURN_WORDS: RangeInclusive<usize> =
+    layout::RETURN_WORDS as usize..=layout::WORDS_MAX as usize;
 
 /// What a detour has left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,17 +126,18 @@ impl RecordHeader {
             _ => return None,
         };
         let word = layout::with_magic(word, layout::MAGIC);
-        let returns = word == layout::return_header(detour);
         let words = usize::from(len);
+        let returns = word == layout::return_header(detour, len);
+        let lengths = if returns { RETURN_WORDS } else { WORDS };
         // What is given up may be of any length.
-        let is_length = WORDS.contains(&words) || stage == Stage::Taken && words > 0;
-        let hit = word == layout::header(detour, len) && is_length;
-        (returns || hit).then_some((stage, Self { detour, returns }, words))
+        let is_length = lengths.contains(&words) || stage == Stage::Taken && words > 0;
+        let is_one = returns || word == layout::header(detour, len);
+        (is_one && is_length).then_some((stage, Self { detour, returns }, words))
     }
 }
 
 impl Record {
-    /// Reads the words of a hit's record with these values, or of a return's, if it has as many.
+    /// Reads the words of a hit's record, or of a return's, with these values, if it has as many.
     pub(super) fn read(
         vcpu: VcpuId,
         header: RecordHeader,
@@ -156,10 +162,7 @@ impl Record {
             true => Some(Box::new(take_context(words)?)),
             false => None,
         };
-        let values = match header.returns {
-            true => Recorded::default(),
-            false => Recorded::decode(&shape.values, words)?,
-        };
+        let values = Recorded::decode(&shape.values, words)?;
         let record = Self {
             vcpu,
             detour: header.detour,

@@ -494,7 +494,7 @@ fn a_return_s_record_tells_the_call_too() {
     for detour in [3, 2] {
         let at = guest.reserve(0, RETURN_WORDS as u8).unwrap();
         producer.fill(&guest.memory, at, &words).unwrap();
-        let header = return_header(detour);
+        let header = return_header(detour, RETURN_WORDS as u8);
         producer.commit(&guest.memory, at, header).unwrap();
     }
     let (drained, records) = guest.drain();

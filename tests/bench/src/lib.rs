@@ -22,4 +22,5 @@ pub mod rings;
 pub mod scenario;
 pub mod shares;
 pub mod sinks;
+pub mod stops;
 pub mod stream;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bench::image::Image;
 use bench::report::{self, Entry};
 use bench::shares::{self, Moment};
-use bench::{clock, exits, hits, jump, jump_shares, pause, rings, stream};
+use bench::{clock, exits, hits, jump, jump_shares, pause, rings, stops, stream};
 use clap::{Parser, ValueEnum};
 
 /// What probes cost, measured without a guest that runs.
@@ -99,8 +99,10 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         if has_kvm {
             say("hits from exit to entry");
             add(timed(exits::measure()?))?;
+            say("stops for batches");
+            add(timed(stops::measure()?))?;
         } else {
-            say("there is no /dev/kvm: hits from exit to entry are left out");
+            say("there is no /dev/kvm: hits from exit to entry and stops are left out");
         }
         say("hits in the engine");
         let means = cli.criterion.as_deref();

@@ -17,11 +17,11 @@ use crate::scenario::ScenarioError;
 use crate::sinks::Nobody;
 
 /// Probes of a batch.
-const BATCHES: [usize; 4] = [1, 100, 1000, 10_000];
+pub(crate) const BATCHES: [usize; 4] = [1, 100, 1000, 10_000];
 /// Repetitions; the figure is the one in the middle.
 const ROUNDS: usize = 11;
 /// Bytes that leave nothing else in the caches.
-const EVICTING: usize = 128 << 20;
+pub(crate) const EVICTING: usize = 128 << 20;
 
 /// Measures all batches.
 ///
@@ -125,7 +125,7 @@ impl Display for Cache {
 }
 
 /// What to say of so many times the probes that take so many times as long.
-fn growth(probes: f64, time: f64) -> String {
+pub(crate) fn growth(probes: f64, time: f64) -> String {
     let verdict = if time <= probes { "kept" } else { "missed" };
     format!(
         "; {probes:.0} times the probes of the figure before take {time:.1} times as long (limit: no \

@@ -77,7 +77,7 @@ fn shape(header: RecordHeader) -> Option<Shape> {
 /// Words of the records of a detour that there is, and its header.
 fn layout_of(detour: u32) -> (u64, u64) {
     if detour == RETURNS {
-        return (RETURN_WORDS, return_header(detour));
+        return (RETURN_WORDS, return_header(detour, RETURN_WORDS as u8));
     }
     let header = RecordHeader {
         detour,

@@ -70,9 +70,6 @@ impl Engine {
     /// What is told of these probes, as far as they are still there.
     pub fn describe(&self, ids: &[ProbeId]) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
-        self.infos(
-            &self.table().switches,
-            ids.iter().filter_map(|id| registry.get(*id)),
-        )
+        Self::infos(&self.table(), ids.iter().filter_map(|id| registry.get(*id)))
     }
 }

@@ -83,9 +83,9 @@ impl Engine {
         Ok(())
     }
 
-    /// How the probes of a removal ended.
+    /// How the probes of a removal ended: what they were until then.
     pub fn describe_removed(&self, removal: &Removal) -> Vec<ProbeInfo> {
-        self.infos(&removal.plan.before.table.switches, &removal.removed)
+        Self::infos(&removal.plan.before.table, &removal.removed)
     }
 
     fn plan_removal(&self, before: Generation, ids: &[ProbeId]) -> Result<Removal, ChangeError> {

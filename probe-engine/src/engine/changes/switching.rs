@@ -77,7 +77,7 @@ impl Engine {
 
     /// The probes that were switched, none where it was the switch of all.
     pub fn describe_switched(&self, switching: &Switching) -> Vec<ProbeInfo> {
-        self.infos(&switching.plan.after.table.switches, &switching.probes)
+        Self::infos(&switching.plan.after.table, &switching.probes)
     }
 
     fn plan_switch(

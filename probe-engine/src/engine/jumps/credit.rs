@@ -110,9 +110,10 @@ impl Credit {
                     at: site.virt,
                     purpose: Arc::clone(&jump.purpose),
                     shape: jump.purpose.shape(),
-                    records_returns: follow
-                        .filter(|it| it.records)
-                        .map(|_| Shape::of(Fetches::ALL)),
+                    records_returns: follow.filter(|it| it.records).map(|_| Shape {
+                        values: Arc::clone(&jump.purpose.at_return),
+                        ..Shape::of(Fetches::ALL)
+                    }),
                     code: jump.detour.at,
                     full: jump.detour.full,
                     counted: rings.total(jump.number),
@@ -262,12 +263,14 @@ impl Credit {
                 };
                 let piece = match probe.options.stack {
                     0 => None,
-                    _ => record
-                        .values
-                        .bytes_of(&known.purpose.values, &stack_piece()),
+                    _ => {
+                        let all = known.recorded_values(returns);
+                        record.values.bytes_of(all, &stack_piece())
+                    }
                 };
+                let caller = record.call.as_ref().map(|call| call.caller);
                 let registers = Registers {
-                    rip: known.at.0,
+                    rip: caller.unwrap_or(known.at.0),
                     ..record.registers
                 };
                 let stack =
@@ -389,7 +392,15 @@ impl KnownDetour {
         let wanted = &probe.options.values;
         match &record.call {
             None => record.values.choose(&self.purpose.values, wanted),
-            Some(call) => at_return(wanted, record, call),
+            Some(call) => at_return(wanted, record, call, &self.purpose.at_return),
+        }
+    }
+
+    /// What records of hits, or of returns, have besides registers.
+    fn recorded_values(&self, returns: bool) -> &[Value] {
+        match returns {
+            true => &self.purpose.at_return,
+            false => &self.purpose.values,
         }
     }
 
@@ -444,8 +455,8 @@ fn precedes(one: u64, other: u64) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
 }
 
-/// The values of a return, all of which are in registers.
-fn at_return(wanted: &[Value], record: &Record, call: &Returned) -> Recorded {
+/// The values of a return: those of memory are `recorded`, the others are told from registers.
+fn at_return(wanted: &[Value], record: &Record, call: &Returned, recorded: &[Value]) -> Recorded {
     let registers = Registers {
         rip: call.caller,
         ..record.registers
@@ -458,7 +469,11 @@ fn at_return(wanted: &[Value], record: &Record, call: &Returned) -> Recorded {
     };
     let mut encoder = Encoder::default();
     for value in wanted {
-        encoder.push(value::take(value, &bases, &mut |_, _| false).as_deref());
+        if value.is_in_registers() {
+            encoder.push(value::take(value, &bases, &mut |_, _| false).as_deref());
+        } else {
+            encoder.push(record.values.bytes_of(recorded, value));
+        }
     }
     encoder.end()
 }

@@ -44,7 +44,7 @@ impl Engine {
     /// CPUs had variables of their own.
     fn pointers(&self, memory: &dyn GuestMemory, image: &ImageMap) -> Option<Pointers> {
         let read = |name| {
-            let symbol = self.kernel.symbols.find(name).ok()?;
+            let symbol = self.kernel.symbols.get(name)?;
             let (phys, _) = image.to_phys(symbol.address)?;
             memory.read_u64(phys).ok()
         };

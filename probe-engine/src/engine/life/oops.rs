@@ -89,7 +89,7 @@ impl Engine {
 
     /// Where a function calls the one that copies text.
     fn copies_text(&self, body: &KernelBody<'_>, name: &str) -> Option<Place> {
-        let copies = self.kernel.symbols.find(COPIES_TEXT).ok()?.address;
+        let copies = self.kernel.symbols.get(COPIES_TEXT)?.address;
         let function = body.function(&entry(name)).ok()?;
         let text = body.text(function.start, function.size as usize)?.ok()?;
         let mut done = 0;

@@ -8,7 +8,7 @@ use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::switches::Switches;
-use crate::probe::{Capture, NoJump, Optimization, ProbeKind};
+use crate::probe::{Capture, NoJump, Optimization, Options, ProbeKind};
 use crate::value::{Value, Values, stack_piece};
 
 impl Site {
@@ -67,15 +67,13 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
                 _ => with_stack(purpose),
             })
         }
-        ProbeKind::Return { .. } if !probe.options.values.iter().all(Value::is_in_registers) => {
-            Err(NoJump::ValuesAtReturn)
-        }
         ProbeKind::Return { .. } => Ok(Purpose {
             follow: Some(Follow {
-                records: probe.options.capture.fetches().is_some(),
+                records: is_recorded(&probe.options),
                 limit: probe.max_active,
                 lossless: probe.options.lossless,
             }),
+            at_return: at_return(&probe.options),
             condition: probe.options.condition.clone(),
             followers: vec![probe.id],
             ..Purpose::default()
@@ -83,6 +81,21 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
         ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
         ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
     }
+}
+
+/// Returns true if a return leaves a record: for an event, or for the host to decide whether it meets a filter.
+fn is_recorded(options: &Options) -> bool {
+    options.capture.fetches().is_some() || options.filter.is_some()
+}
+
+/// What the record of a return has besides registers. What can be told from those is.
+fn at_return(options: &Options) -> Values {
+    if !is_recorded(options) {
+        return Values::default();
+    }
+    let stack = (options.stack > 0).then(stack_piece);
+    let in_memory = options.values.iter().filter(|it| !it.is_in_registers());
+    once(&in_memory.cloned().chain(stack).collect())
 }
 
 /// The values, each of them once.

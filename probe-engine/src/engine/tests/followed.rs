@@ -8,10 +8,13 @@ use super::fixture::{Fixture, PHYS, STACK, TEXT, gs_base, spec, vcpu_at};
 use super::jumps::{jumps, jumps_and};
 use crate::arena::{CALLS, RINGS, TRAMPOLINE};
 use crate::calls::layout as table;
+use crate::condition::Relation;
 use crate::detour;
 use crate::event::Detail;
+use crate::filter::{Filter, Number};
 use crate::probe::{Capture, Optimization, ProbeId, ProbeInfo, ProbeKind, ProbeSpec};
 use crate::ring::layout;
+use crate::value::{Base, Load, Space, Take, Taken, Value};
 
 const CALLER: u64 = 0xffff_ffff_8100_0700;
 
@@ -53,6 +56,11 @@ fn block(f: &Fixture) -> u64 {
 
 /// What the trampoline does with the first vCPU's ring: word `n` of the record is `n`.
 pub fn put_return(f: &Fixture) {
+    put_return_with(f, &[]);
+}
+
+/// The same with these words of values.
+fn put_return_with(f: &Fixture, values: &[u64]) {
     let head = block(f) + layout::HEAD;
     let position = f.word(head);
     let ring = f.engine.arena.phys(RINGS).unwrap().0 + position;
@@ -60,8 +68,13 @@ pub fn put_return(f: &Fixture) {
         f.set_word(ring + word * 8, word);
     }
     f.set_word(ring + layout::RETURN_CALLER, CALLER);
-    f.set_word(ring, layout::return_header(0));
-    f.set_word(head, position + layout::RETURN_WORDS * 8);
+    let mut words = layout::RETURN_WORDS;
+    for value in values {
+        f.set_word(ring + words * 8, *value);
+        words += 1;
+    }
+    f.set_word(ring, layout::return_header(0, words as u8));
+    f.set_word(head, position + words * 8);
 }
 
 /// Adds to a counter of detour 0.
@@ -112,6 +125,73 @@ fn returns_that_are_only_counted_and_missed_ones_are_counted() {
     f.engine.drain(&*f.memory);
     let info = f.info(probe.id);
     assert_eq!((info.hits, info.missed), (6, 2));
+}
+
+#[test]
+fn a_return_tells_of_registers_and_of_memory_that_its_detour_has_looked_at() {
+    let word = |base, take| Value {
+        base,
+        loads: Vec::new(),
+        take,
+    };
+    let at = Load {
+        offset: 8,
+        space: Space::Any,
+    };
+    let values = [
+        word(Base::Register(0), Take::Word),
+        word(Base::Register(0), Take::Memory { at, len: 2 }),
+        word(Base::EntryRegister(0), Take::Word),
+        word(Base::EntryRegister(7), Take::Text { at, most: 12 }),
+    ];
+    let f = jumps();
+    let probe = followed(&f, |spec| spec.options.values = values.into());
+    // The text can't be read.
+    put_return_with(&f, &[2, 0x1234, u64::MAX]);
+    f.engine.drain_all(&*f.memory);
+    let event = f.events().remove(0);
+    assert_eq!(event.probe, probe.id);
+    let number = |number: u64| Taken::Bytes(number.to_le_bytes().to_vec());
+    let expected = [
+        number(3),
+        Taken::Bytes(vec![0x34, 0x12]),
+        number(22),
+        Taken::Fault,
+    ];
+    assert_eq!(event.values.iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn of_returns_that_are_only_counted_those_count_that_meet_the_filter() {
+    let f = jumps();
+    let rax_is = |constant| Filter::Number {
+        of: Number::Value {
+            index: 0,
+            shift: 0,
+            width: 64,
+            signed: false,
+        },
+        relation: Relation::Equal,
+        constant,
+    };
+    let rax = Value {
+        base: Base::Register(0),
+        loads: Vec::new(),
+        take: Take::Word,
+    };
+    for (constant, hits) in [(3, 1), (4, 0)] {
+        let probe = followed(&f, |spec| {
+            spec.options.capture = Capture::Count;
+            spec.options.values = [rax.clone()].into();
+            spec.options.filter = Some(rax_is(constant).into());
+        });
+        put_return(&f);
+        f.engine.drain_all(&*f.memory);
+        let info = f.info(probe.id);
+        assert_eq!((info.hits, info.missed), (hits, 0), "rax is {constant}");
+        assert!(f.events().is_empty());
+        f.unregister(&[probe.id]);
+    }
 }
 
 #[test]

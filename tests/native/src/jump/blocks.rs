@@ -344,7 +344,7 @@ impl Blocks {
             }
             records.push(Record {
                 detour: header as u32,
-                returns: header == return_header(header as u32),
+                returns: header == return_header(header as u32, words as u8),
                 tsc: values[1],
                 task: values[2],
                 registers: values[3..].to_vec(),

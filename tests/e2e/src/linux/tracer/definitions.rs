@@ -25,13 +25,8 @@ impl Definition {
     }
 
     fn reason(&self) -> Option<NoJumpReason> {
-        if LONG.contains(&self.name()) {
-            return Some(NoJumpReason::ValuesTooLong);
-        }
-        // Values in memory are taken at the return, by a breakpoint.
-        let in_memory = ["(", "->", "=@", "$comm", "$stack0"];
-        let at_return = self.is_return() && in_memory.iter().any(|it| self.ours.contains(it));
-        at_return.then_some(NoJumpReason::ValuesAtReturn)
+        let is_long = LONG.contains(&self.name());
+        is_long.then_some(NoJumpReason::ValuesTooLong)
     }
 
     /// The event's name.
@@ -48,10 +43,6 @@ impl Definition {
             Some((function, offset)) => (function, Some(offset)),
             None => (place, None),
         }
-    }
-
-    fn is_return(&self) -> bool {
-        self.ours.starts_with('r') || self.ours.contains("%return")
     }
 
     /// How many values it has.

@@ -28,7 +28,8 @@ fn load(random: &mut Random) -> Load {
     Load { offset, space }
 }
 
-fn value(world: &World, random: &mut Random) -> Value {
+/// A value to take.
+pub fn value(world: &World, random: &mut Random) -> Value {
     let base = match random.below(10) {
         0 => Base::Flags,
         1 => Base::InstructionPointer,
@@ -134,7 +135,7 @@ fn filter(random: &mut Random, taken: &[Taken], depth: u32) -> Filter {
 }
 
 /// A record's words for these values.
-fn encoded(taken: &[Taken]) -> Vec<u64> {
+pub fn encoded(taken: &[Taken]) -> Vec<u64> {
     let mut words = Vec::new();
     for value in taken {
         let Taken::Bytes(bytes) = value else {
@@ -152,7 +153,7 @@ fn encoded(taken: &[Taken]) -> Vec<u64> {
 }
 
 /// Clears what is behind the last byte of each value: nobody reads it.
-fn without_padding(mut words: Vec<u64>) -> Vec<u64> {
+pub fn without_padding(mut words: Vec<u64>) -> Vec<u64> {
     let mut at = 0;
     while at < words.len() {
         let len = words[at];

@@ -1,7 +1,7 @@
 //! Detours that follow pointers: what they take is what an interpreter takes that walks the same page tables,
 //! whatever the pointers and the tables are.
 
-mod any_memory;
+pub(super) mod any_memory;
 mod stack;
 mod task;
 
@@ -25,14 +25,14 @@ const TABLES: u64 = 64;
 const CELL: u32 = 4;
 
 /// A guest's memory with random page tables, and addresses that are worth following.
-struct World {
+pub(super) struct World {
     ram: Ram,
     levels: u8,
     addresses: Vec<u64>,
 }
 
 impl World {
-    fn new(random: &mut Random) -> Self {
+    pub(super) fn new(random: &mut Random) -> Self {
         let levels = if random.once_in(3) { 5 } else { 4 };
         let mut world = Self {
             ram: Ram::new(),
@@ -127,7 +127,7 @@ impl World {
     }
 
     /// A pointer: to something that is mapped, near its ends, into the direct mapping, or anywhere.
-    fn pointer(&self, random: &mut Random) -> u64 {
+    pub(super) fn pointer(&self, random: &mut Random) -> u64 {
         let near = |random: &mut Random, page: u64| {
             let offset = match random.below(4) {
                 0 => PAGE - 1 - random.below(12),
@@ -150,12 +150,12 @@ impl World {
         }
     }
 
-    fn pointers(&self) -> Pointers {
+    pub(super) fn pointers(&self) -> Pointers {
         self.ram.pointers(self.levels)
     }
 
     /// Reads as a detour may: byte by byte, as neighbours may be on other pages.
-    fn read(&self, at: u64, into: &mut [u8]) -> bool {
+    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let mode = match self.levels {
             5 => PagingMode::FiveLevel,
             _ => PagingMode::FourLevel,

@@ -1,5 +1,7 @@
 //! Calls that detours follow, at the limits of their table and of the rings.
 
+mod values;
+
 use guest_state::{GuestVirtAddr, Registers};
 use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
@@ -35,6 +37,7 @@ struct Probed {
     cpu: Cpu,
     blocks: Blocks,
     text: Text,
+    environment: Environment,
     shared: Trampoline,
     registers: Registers,
 }
@@ -53,6 +56,22 @@ impl Probed {
     }
 
     fn with(records: bool, lossless: bool, jumper: [u8; JUMPER.len()]) -> Self {
+        let mut probed = Self::unprobed();
+        let purpose = Purpose {
+            follow: Some(Follow {
+                records,
+                limit: LIMIT,
+                lossless,
+            }),
+            ..Purpose::default()
+        };
+        probed.probe((0, &FUNCTION), FIRST_NUMBER, &purpose);
+        probed.probe((SECOND, &jumper), SECOND_NUMBER, &purpose);
+        probed
+    }
+
+    /// No function yet.
+    fn unprobed() -> Self {
         let cpu = Cpu::new().unwrap();
         let blocks = Blocks::new(1).unwrap();
         let mut text = Text::new(4 * SHARED).unwrap();
@@ -63,29 +82,6 @@ impl Probed {
         let shared = trampoline(&environment).unwrap();
         assert!(shared.code.len() <= TRAMPOLINE_LEN as usize);
         text.put(SHARED, &shared.code);
-        let functions = [
-            (0, &FUNCTION[..], FIRST_NUMBER),
-            (SECOND, &jumper, SECOND_NUMBER),
-        ];
-        for (at, code, number) in functions {
-            let region = region::at(text.address(at), code).unwrap();
-            let purpose = Purpose {
-                follow: Some(Follow {
-                    records,
-                    limit: LIMIT,
-                    lossless,
-                }),
-                ..Purpose::default()
-            };
-            let tag = Tag { number, cell: 0 };
-            let place = DETOURS + at * 8;
-            let to = GuestVirtAddr(text.address(place));
-            let detour =
-                generate(&environment, &region, Dead::default(), &purpose, tag, to).unwrap();
-            text.put(place, &detour.code);
-            text.put(at, code);
-            text.put(at, &region::patched(&region, &detour));
-        }
         let values = std::array::from_fn(|number| 0x1111_1111_1111 * number as u64);
         let registers = Registers {
             rsp: cpu.layout().data + 4096,
@@ -96,9 +92,22 @@ impl Probed {
             cpu,
             blocks,
             text,
+            environment,
             shared,
             registers,
         }
+    }
+
+    /// Puts a function there, with a jump at its entry.
+    fn probe(&mut self, (at, code): (usize, &[u8]), number: u32, purpose: &Purpose) {
+        let region = region::at(self.text.address(at), code).unwrap();
+        let (tag, dead) = (Tag { number, cell: 0 }, Dead::default());
+        let place = DETOURS + at * 8;
+        let to = GuestVirtAddr(self.text.address(place));
+        let detour = generate(&self.environment, &region, dead, purpose, tag, to).unwrap();
+        self.text.put(place, &detour.code);
+        self.text.put(at, code);
+        self.text.put(at, &region::patched(&region, &detour));
     }
 
     /// Where the return address of the function is.
@@ -120,7 +129,7 @@ impl Probed {
     fn check(&self, state: &State) {
         let expected = Registers {
             rax: 7,
-            rip: self.cpu.layout().code + JUMP_LEN as u64,
+            rip: self.caller(),
             ..self.registers
         };
         assert_eq!((state.registers, state.fault), (expected, None));
@@ -148,14 +157,25 @@ impl Probed {
             ..self.registers
         };
         let mut words = single::recorded(Fetches::ALL, &exit);
-        words.push(self.cpu.layout().code + JUMP_LEN as u64);
+        words.extend(self.of_call());
+        words
+    }
+
+    /// What the return tells of the call, but for when it began.
+    fn of_call(&self) -> Vec<u64> {
         let entry = Registers {
             rsp: self.slot(),
             ..self.registers
         };
+        let mut words = vec![self.caller()];
         words.extend(single::recorded(Fetches::ALL, &entry));
         words.extend(self.blocks.context_words(0));
         words
+    }
+
+    /// Where the call returns to.
+    fn caller(&self) -> u64 {
+        self.cpu.layout().code + JUMP_LEN as u64
     }
 
     /// The detours of the returns in the ring, each of which has to tell what it has to.
