@@ -48,6 +48,7 @@ pub fn no_jump(optimization: &Optimization) -> &'static str {
         NoJumpReason::Conditions => "conditions",
         NoJumpReason::Maxactive => "maxactive",
         NoJumpReason::ValuesTooLong => "values too long",
+        NoJumpReason::ValuesAtReturn => "values at return",
         NoJumpReason::Module => "module",
         NoJumpReason::Milestone => "milestone",
         NoJumpReason::ProbeInside => "probe inside",
