@@ -86,18 +86,17 @@ impl Context {
         self.files.join(name).to_string_lossy().into_owned()
     }
 
-    /// A kernel to boot, unpacked where unpacking it takes most of its boot: the emulated CPU of
-    /// `lab-intel` is several times slower than the other one. As [`file`](Self::file) else.
+    /// A kernel to boot, unpacked in the labs, where unpacking it takes most of its boot. As [`file`](Self::file)
+    /// else.
     pub fn kernel(&self, name: &str) -> String {
         let unpacked = match name {
             files::BZIMAGE_6_1 => files::VMLINUX_6_1,
             files::BZIMAGE_6_12 => files::VMLINUX_6_12,
             other => other,
         };
-        self.file(if self.place == Place::LabIntel {
-            unpacked
-        } else {
-            name
+        self.file(match self.place {
+            Place::Host => name,
+            Place::LabAmd | Place::LabIntel => unpacked,
         })
     }
 

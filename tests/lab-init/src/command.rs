@@ -1,4 +1,4 @@
-//! Running the task's command as a child of PID 1.
+//! Running the task's commands as children of PID 1.
 
 use std::io::{self, Read};
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use crate::port::Port;
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The task names no program.
-    #[error("the task has an empty command")]
+    #[error("the task has no command, or an empty one")]
     Empty,
     /// The program can't be started.
     #[error("can't start {0} in the lab (it must be in the lab's files and statically linked)")]
@@ -22,10 +22,21 @@ pub enum CommandError {
     Follow(#[from] io::Error),
 }
 
-/// Runs the command to its end and sends its output as it comes. Whatever it left running is
+/// Runs the task's commands, also those after one that fails. Returns how the first that failed has ended, or else
+/// the last.
+pub fn run_all(task: &Task, port: &Port) -> Result<Exit, CommandError> {
+    let mut ended: Option<Exit> = None;
+    for command in &task.commands {
+        let exit = run(command, &task.env, port)?;
+        ended = ended.filter(|before| !before.success()).or(Some(exit));
+    }
+    ended.ok_or(CommandError::Empty)
+}
+
+/// Runs a command to its end and sends its output as it comes. Whatever it left running is
 /// killed, so that the output ends with it.
-pub fn run(task: &Task, port: &Port) -> Result<Exit, CommandError> {
-    let (program, arguments) = task.command.split_first().ok_or(CommandError::Empty)?;
+fn run(command: &[String], env: &[(String, String)], port: &Port) -> Result<Exit, CommandError> {
+    let (program, arguments) = command.split_first().ok_or(CommandError::Empty)?;
     let (mut output, writer) = io::pipe()?;
     let mut command = Command::new(program);
     command
@@ -34,7 +45,7 @@ pub fn run(task: &Task, port: &Port) -> Result<Exit, CommandError> {
         .env("PATH", "/bin")
         .env("HOME", "/tmp")
         .env("VMPROBE_RESULTS", RESULTS_PATH)
-        .envs(task.env.iter().map(|(name, value)| (name, value)))
+        .envs(env.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(writer.try_clone()?)
         .stderr(writer);

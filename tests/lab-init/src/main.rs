@@ -1,5 +1,5 @@
-//! PID 1 of the lab machine (L1): mounts what a program needs, loads KVM, runs one command, sends
-//! its output, results and exit status over the report port, and powers the machine off.
+//! PID 1 of the lab machine (L1): mounts what a program needs, loads KVM, runs the commands, sends
+//! their output, results and exit status over the report port, and powers the machine off.
 
 mod command;
 mod machine;
@@ -33,7 +33,7 @@ fn run_task(port: &Port) -> Result<Exit, Box<dyn Error>> {
         machine::load_module(module)?;
     }
     machine::loopback_up()?;
-    let exit = command::run(&task, port)?;
+    let exit = command::run_all(&task, port)?;
     if Path::new(RESULTS_PATH).exists() {
         let results = std::fs::read(RESULTS_PATH)?;
         for frame in Frame::split(&results, Frame::Results) {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the command leaves the bytes it wants to hand back; it finds the path in the environment
-/// variable `VMPROBE_RESULTS`.
+/// Where the commands leave the bytes that they want to hand back: each adds to what is there. They find the
+/// path in the environment variable `VMPROBE_RESULTS`.
 pub const RESULTS_PATH: &str = "/results";
 
 /// A kernel module to load.
@@ -17,14 +17,14 @@ pub struct Module {
     pub parameters: String,
 }
 
-/// One task: modules to load, then one command to run.
+/// One task: modules to load, then commands to run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
     /// Kernel modules in the order to load them.
     pub modules: Vec<Module>,
-    /// The program, as a path in the lab machine, and its arguments.
-    pub command: Vec<String>,
-    /// Environment variables of the command; it gets no others but `PATH`, `HOME` and
+    /// What to run, one after the other: each a program, as a path in the lab machine, and its arguments.
+    pub commands: Vec<Vec<String>>,
+    /// Environment variables of the commands; they get no others but `PATH`, `HOME` and
     /// `VMPROBE_RESULTS`.
     pub env: Vec<(String, String)>,
 }

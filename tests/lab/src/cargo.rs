@@ -16,10 +16,10 @@ pub enum BuildError {
     #[error("cargo failed")]
     Cargo(#[from] ToolError),
     /// The compiler refused; it has said why on standard error.
-    #[error("{package} doesn't build; see cargo's messages above")]
+    #[error("one of {programs} doesn't build; see cargo's messages above")]
     Compile {
-        /// The package.
-        package: String,
+        /// Their names.
+        programs: String,
     },
     /// Cargo's answer isn't understood.
     #[error("can't read the answer of `cargo metadata`")]
@@ -34,24 +34,48 @@ pub enum BuildError {
     },
 }
 
-/// Builds a program of this workspace, optimized and with all libraries inside, and returns its
-/// path. It is in a folder of its own under cargo's target folder, so that other builds stay valid.
-///
-/// # Errors
-/// If it doesn't build.
-pub fn static_binary(package: &str, bin: &str) -> Result<PathBuf, BuildError> {
-    build(package, "--bin", bin)
+/// A program of this workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program {
+    package: &'static str,
+    /// Cargo's option that names it.
+    kind: &'static str,
+    name: &'static str,
 }
 
-/// As [`static_binary`], but an integration test, which is a program that runs the test's cases.
-///
-/// # Errors
-/// If it doesn't build.
-pub fn static_test(package: &str, test: &str) -> Result<PathBuf, BuildError> {
-    build(package, "--test", test)
+impl Program {
+    /// A program of a package.
+    #[must_use]
+    pub const fn bin(package: &'static str, name: &'static str) -> Self {
+        let kind = "--bin";
+        Self {
+            package,
+            kind,
+            name,
+        }
+    }
+
+    /// An integration test of a package, which is a program that runs the test's cases.
+    #[must_use]
+    pub const fn test(package: &'static str, name: &'static str) -> Self {
+        let kind = "--test";
+        Self {
+            package,
+            kind,
+            name,
+        }
+    }
 }
 
-fn build(package: &str, kind: &str, name: &str) -> Result<PathBuf, BuildError> {
+/// Builds programs, optimized and with all libraries inside, and returns their paths. They are in a folder of
+/// their own under cargo's target folder, so that other builds stay valid.
+///
+/// All at once is a good deal faster than one after the other: cargo chooses the features of what they share by all
+/// that it is told to build, and builds it anew for another choice.
+///
+/// # Errors
+/// If one doesn't build.
+pub fn static_programs<const N: usize>(programs: [Program; N]) -> Result<[PathBuf; N], BuildError> {
     #[derive(Deserialize)]
     struct Metadata {
         target_directory: PathBuf,
@@ -63,9 +87,12 @@ fn build(package: &str, kind: &str, name: &str) -> Result<PathBuf, BuildError> {
     let mut build = cargo();
     build
         .args(["build", "--profile=lab", "--quiet", "--target", TARGET])
-        .args(["--message-format=json-render-diagnostics"])
-        .args(["--package", package, kind, name, "--target-dir"])
-        .arg(metadata.target_directory.join("static"))
+        .args(["--message-format=json-render-diagnostics", "--target-dir"])
+        .arg(metadata.target_directory.join("static"));
+    for program in &programs {
+        build.args(["--package", program.package, program.kind, program.name]);
+    }
+    build
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .stdin(Stdio::null())
@@ -75,18 +102,22 @@ fn build(package: &str, kind: &str, name: &str) -> Result<PathBuf, BuildError> {
         .map_err(|e| ToolError::Start("cargo".into(), e))?;
     if !output.status.success() {
         return Err(BuildError::Compile {
-            package: package.into(),
+            programs: programs.map(|program| program.name).join(", "),
         });
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    program(&messages, name).ok_or_else(|| BuildError::NoProgram {
-        package: package.into(),
-        name: name.into(),
-    })
+    let mut paths = programs.map(|_| PathBuf::new());
+    for (path, Program { package, name, .. }) in paths.iter_mut().zip(programs) {
+        *path = executable(&messages, name).ok_or_else(|| BuildError::NoProgram {
+            package: package.into(),
+            name: name.into(),
+        })?;
+    }
+    Ok(paths)
 }
 
 /// The program of this name among what cargo says that it has made: one message a line.
-fn program(messages: &str, name: &str) -> Option<PathBuf> {
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     #[derive(Deserialize)]
     struct Message {
         target: Option<Target>,
@@ -120,7 +151,7 @@ mod tests {
 {"reason":"compiler-artifact","target":{"name":"debug"},"executable":"/t/debug-1"}
 {"reason":"build-finished","success":true}
 no message"#;
-        assert_eq!(program(messages, "debug"), Some("/t/debug-1".into()));
-        assert_eq!(program(messages, "absent"), None);
+        assert_eq!(executable(messages, "debug"), Some("/t/debug-1".into()));
+        assert_eq!(executable(messages, "absent"), None);
     }
 }

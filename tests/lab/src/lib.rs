@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let program = lab::static_binary("e2e", "e2e")?;
+//! let [program] = lab::static_programs([lab::Program::bin("e2e", "e2e")])?;
 //! let mut lab = lab::Lab::new(vec!["/bin/e2e".into(), "--all".into()]);
 //! lab.files.push((program, "/bin/e2e".into()));
 //! let run = lab.run()?;
@@ -34,7 +34,7 @@ mod tool;
 pub use apt::AptError;
 pub use bochs::{Bochs, BochsError, ensure_bochs};
 pub use cache::{CacheError, cache_dir};
-pub use cargo::{BuildError, static_binary, static_test};
+pub use cargo::{BuildError, Program, static_programs};
 pub use emulator::{BochsCpu, Emulator};
 pub use initramfs::Initramfs;
 pub use kernels::{Kernel, KernelError, Kernels, ModuleError, ensure_kernels};

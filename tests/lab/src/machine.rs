@@ -11,7 +11,7 @@ use lab_init::{Exit, Module, Task};
 
 use crate::bochs::{BochsError, ensure_bochs};
 use crate::cache::{self, CacheError};
-use crate::cargo::{BuildError, static_binary};
+use crate::cargo::{BuildError, Program, static_programs};
 use crate::emulator::Emulator;
 use crate::initramfs::Initramfs;
 use crate::kernels::{Kernel, KernelError, ModuleError, ensure_kernels};
@@ -31,10 +31,12 @@ pub struct Lab {
     pub memory_mib: u32,
     /// Files to copy in: path on this machine, absolute path in L1. Permissions are kept.
     pub files: Vec<(PathBuf, String)>,
+    /// Programs to run before, as `command`. One that fails keeps none from running, but the run counts as failed.
+    pub before: Vec<Vec<String>>,
     /// The program, by its path in L1, and its arguments. It must be statically linked.
     pub command: Vec<String>,
-    /// Environment variables of the program. `VMPROBE_RESULTS` is set already: the path of the
-    /// file that the program may write to hand data back.
+    /// Environment variables of the programs. `VMPROBE_RESULTS` is set already: the path of the
+    /// file that they may add to, to hand data back.
     pub env: Vec<(String, String)>,
     /// Time from power-on until the program must have ended.
     pub time_limit: Duration,
@@ -139,6 +141,7 @@ impl Lab {
             smp: Self::CPUS,
             memory_mib: 3072,
             files: Vec::new(),
+            before: Vec::new(),
             command,
             env: Vec::new(),
             time_limit: Duration::from_secs(600),
@@ -163,7 +166,7 @@ impl Lab {
     /// As [`Lab::run`].
     pub fn run_to(&self, output: &mut dyn Write) -> Result<LabRun, LabError> {
         let kernel = ensure_kernels()?.v6_1;
-        let init = static_binary("lab-init", "lab-init")?;
+        let [init] = static_programs([Program::bin("lab-init", "lab-init")])?;
         let log = self.log()?;
         let options = Options {
             smp: self.smp,
@@ -248,11 +251,12 @@ impl Lab {
             }
             image = image.file(to, &read(from)?, metadata.permissions().mode() & 0o7777);
         }
-        let (command, env) = (self.command.clone(), self.env.clone());
+        let mut commands = self.before.clone();
+        commands.push(self.command.clone());
         let task = Task {
             modules,
-            command,
-            env,
+            commands,
+            env: self.env.clone(),
         }
         .to_json();
         let task = task.map_err(|e| LabError::Image(e.into()))?;

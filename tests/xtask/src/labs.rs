@@ -4,7 +4,6 @@ use std::fmt;
 use std::io::{self, Write};
 use std::num::ParseIntError;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -21,7 +20,6 @@ use crate::test::{self, TestError};
 const LIMIT: Duration = Duration::from_secs(55 * 60);
 /// The same where all tests run, however long they take.
 const LIMIT_ALL: Duration = Duration::from_secs(4 * 60 * 60);
-const MONITOR_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Memory of the lab machine: the largest guest, and the files, which it keeps in memory.
 const MEMORY_MIB: u32 = 3072;
 /// Memory of this machine that a lab machine takes, with the emulator's own.
@@ -98,6 +96,8 @@ struct LabMachine {
     cpus: u8,
     /// Of the Intel lab.
     quantum: u8,
+    /// It runs the monitor's own tests before.
+    monitor: bool,
 }
 
 /// One of the machines that divide a part of the tests between them.
@@ -155,16 +155,15 @@ impl Part {
         }
     }
 
-    /// How many machines divide it between them in a lab. Each takes some ten minutes, a boot of its own
-    /// included, so that they fill the CPUs of this machine evenly.
+    /// How many machines divide it between them in a lab: few, as each boots first, but so many that they fill the
+    /// CPUs of this machine evenly.
     fn shards(self, name: Name) -> u8 {
         match (self, name) {
             (Self::All, Name::Amd) => 7,
             (Self::All, Name::Intel) => 10,
             (Self::Everyday | Self::Rest, Name::Amd) => 3,
             (Self::Rest, Name::Intel) => 7,
-            (Self::Everyday, Name::Intel) => 2,
-            (Self::Interleaved, _) => 1,
+            (Self::Everyday, Name::Intel) | (Self::Interleaved, _) => 1,
         }
     }
 }
@@ -210,6 +209,7 @@ impl LabOptions {
             shard,
             cpus: self.lab_cpus.unwrap_or(cpus),
             quantum: self.quantum,
+            monitor: false,
         };
         if filtered {
             return vec![machine(Part::All, Lab::CPUS, Shard::WHOLE)];
@@ -237,6 +237,9 @@ impl LabOptions {
                 });
             }
         }
+        if let (Some(first), false) = (machines.first_mut(), self.rest) {
+            first.monitor = true;
+        }
         machines
     }
 }
@@ -245,7 +248,7 @@ impl LabOptions {
 /// machine, in the order to begin them in.
 ///
 /// # Errors
-/// If a program is missing. A machine that dies is told of in its run.
+/// If it isn't known what a machine will run. One that dies is told of in its run.
 pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>, TestError> {
     let filtered = work.filter.is_some();
     let mut machines = Vec::new();
@@ -257,29 +260,24 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
         ));
         machines.extend(options.machines(name, filtered));
     }
-    // Those with several CPUs take longest. Stable, so that each lab's begin in their order.
-    machines.sort_by_key(|machine| machine.part != Part::Interleaved);
+    // Those that take longest: several CPUs, and the slower of the emulators. Stable, so that each lab's begin in
+    // their order.
+    machines.sort_by_key(|machine| {
+        let interleaved = machine.part == Part::Interleaved;
+        (!interleaved, machine.name != Name::Intel)
+    });
     let mut jobs: Vec<Job<'a>> = Vec::new();
     for machine in machines {
-        let claims = test::e2e_claims(work.programs, &machine.arguments(work.filter))?;
+        let mut claims = test::e2e_claims(work.programs, &machine.arguments(work.filter))?;
+        if machine.monitor {
+            claims.push(test::monitor_claim());
+        }
         // A filter may leave nothing to do.
         if !claims.is_empty() {
             jobs.push(Box::new(move || {
                 say(&format!("# {}", machine.description()));
                 test::run_at(machine.name.place(), claims, || {
                     machine.tests(work, options)
-                })
-            }));
-        }
-    }
-    if !filtered && !options.rest {
-        let program = lab::static_test("vmm", "debug")?;
-        for name in options.names(filtered) {
-            let program = program.clone();
-            jobs.push(Box::new(move || {
-                say(&format!("# {}: the monitor's tests", name.place()));
-                test::run_at(name.place(), vec![test::monitor_claim()], || {
-                    monitor_tests(name, program, options)
                 })
             }));
         }
@@ -293,10 +291,21 @@ impl LabMachine {
         command.extend(self.arguments(work.filter));
         command.extend(test::seed_arguments(work.seed));
         let mut lab = Lab::new(command);
+        if self.monitor {
+            lab.before.push(vec![Programs::MONITOR_TESTS.to_owned()]);
+        }
         lab.emulator = self.name.emulator(options, self.quantum);
         lab.files = work.files.in_lab("/boot");
         lab.files.extend(work.programs.in_lab());
-        lab.env = environment(&[("VMPROBE_FILES", "/boot"), ("VMPROBE_BIN_DIR", "/bin")]);
+        let env = [
+            ("TMPDIR", "/tmp"),
+            ("VMPROBE_FILES", "/boot"),
+            ("VMPROBE_BIN_DIR", "/bin"),
+            ("VMPROBE_PLACE", self.name.place()),
+        ];
+        lab.env = env
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
         lab.smp = self.cpus;
         lab.memory_mib = MEMORY_MIB;
         lab.time_limit = match options.all || options.rest {
@@ -314,8 +323,13 @@ impl LabMachine {
             }
             _ => String::new(),
         };
+        let monitor = if self.monitor {
+            "the monitor's and "
+        } else {
+            ""
+        };
         let (label, part) = (self.label(), self.part.name());
-        format!("{label}: {part} tests, CPUs: {}{turns}", self.cpus)
+        format!("{label}: {monitor}{part} tests, CPUs: {}{turns}", self.cpus)
     }
 
     /// What its lines begin with.
@@ -332,27 +346,6 @@ impl LabMachine {
         arguments.extend(["--shard".to_owned(), self.shard.to_string()]);
         arguments
     }
-}
-
-/// The monitor's tests of steps and watchpoints, which are unit tests too: this machine's KVM may
-/// have none to test.
-fn monitor_tests(
-    name: Name,
-    program: PathBuf,
-    options: &LabOptions,
-) -> Result<Vec<Record>, TestError> {
-    let mut lab = Lab::new(vec!["/bin/debug".to_owned()]);
-    lab.emulator = name.emulator(options, options.quantum);
-    lab.files = vec![(program, "/bin/debug".into())];
-    lab.env = environment(&[("VMPROBE_PLACE", name.place())]);
-    lab.time_limit = MONITOR_LIMIT;
-    records(name.place(), &lab, false)
-}
-
-fn environment(more: &[(&str, &str)]) -> Vec<(String, String)> {
-    let all = more.iter().chain(&[("TMPDIR", "/tmp")]);
-    all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect()
 }
 
 /// Runs a machine to its end, with a label before each of its lines.
@@ -448,8 +441,7 @@ mod tests {
         let machine = |part, shard: &str, cpus, quantum| (part, shard.to_owned(), cpus, quantum);
         let everyday = machines(&options(false, None), false);
         let expected = [
-            machine(Part::Everyday, "1/2", 1, 16),
-            machine(Part::Everyday, "2/2", 1, 16),
+            machine(Part::Everyday, "1/1", 1, 16),
             machine(Part::Interleaved, "1/1", 2, 16),
         ];
         assert_eq!(everyday, expected);
@@ -485,6 +477,20 @@ mod tests {
         assert_eq!(left, ["9/10", "10/10"]);
         assert_eq!(shards("6"), Ok(6..=6));
         assert!(shards("6-").is_err() && shards("").is_err());
+    }
+
+    #[test]
+    fn the_first_machine_of_each_lab_runs_the_monitor_s_tests_unless_tests_are_left_out() {
+        let with = |options: &LabOptions, name, filtered| -> Vec<bool> {
+            let machines = options.machines(name, filtered).into_iter();
+            machines.map(|machine| machine.monitor).collect()
+        };
+        let mut options = options(false, None);
+        assert_eq!(with(&options, Name::Amd, false), [true, false, false]);
+        assert_eq!(with(&options, Name::Intel, false), [true, false]);
+        assert_eq!(with(&options, Name::Amd, true), [false]);
+        options.rest = true;
+        assert_eq!(with(&options, Name::Amd, false), [false; 3]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lab::BuildError;
+use lab::{BuildError, Program};
 use serde::Deserialize;
 
 use crate::command::{self, CommandError};
@@ -25,7 +25,9 @@ pub struct Programs {
     pub e2e: PathBuf,
     /// PID 1 of the Linux guests.
     pub guest: PathBuf,
-    /// The folder that all of them are in.
+    /// The monitor's tests of steps and watchpoints, which each lab runs too.
+    pub monitor_tests: PathBuf,
+    /// The folder that the programs are in.
     pub folder: PathBuf,
 }
 
@@ -36,27 +38,38 @@ impl Programs {
     /// If one doesn't build.
     pub fn build() -> Result<Self, BuildError> {
         say("building the programs for the tests (static, optimized; some minutes the first time)");
-        let vmprobed = lab::static_binary("vmprobe-server", "vmprobed")?;
+        let [vmprobed, vmprobe, e2e, guest, monitor_tests] = lab::static_programs([
+            Program::bin("vmprobe-server", "vmprobed"),
+            Program::bin("vmprobe-cli", "vmprobe"),
+            Program::bin("e2e", "e2e"),
+            Program::bin("guest", "guest"),
+            Program::test("vmm", "debug"),
+        ])?;
         Ok(Self {
             folder: vmprobed.parent().map(PathBuf::from).unwrap_or_default(),
             vmprobed,
-            vmprobe: lab::static_binary("vmprobe-cli", "vmprobe")?,
-            e2e: lab::static_binary("e2e", "e2e")?,
-            guest: lab::static_binary("guest", "guest")?,
+            vmprobe,
+            e2e,
+            guest,
+            monitor_tests,
         })
     }
 }
 
 impl Programs {
+    /// Where the monitor's tests are in the lab.
+    pub const MONITOR_TESTS: &str = "/bin/monitor-tests";
+
     /// Those that run in the lab, and their paths there.
     pub fn in_lab(&self) -> Vec<(PathBuf, String)> {
         let programs = [
-            (&self.vmprobed, "vmprobed"),
-            (&self.vmprobe, "vmprobe"),
-            (&self.e2e, "e2e"),
+            (&self.vmprobed, "/bin/vmprobed"),
+            (&self.vmprobe, "/bin/vmprobe"),
+            (&self.e2e, "/bin/e2e"),
+            (&self.monitor_tests, Self::MONITOR_TESTS),
         ];
         programs
-            .map(|(path, name)| (path.clone(), format!("/bin/{name}")))
+            .map(|(path, inside)| (path.clone(), inside.to_owned()))
             .into()
     }
 }
