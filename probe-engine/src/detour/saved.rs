@@ -134,13 +134,15 @@ impl Saved {
 
     /// Puts all of [`Self::all`] aside.
     pub(super) fn save_all(a: &mut CodeAssembler) -> Result<Self, IcedError> {
-        let mut stack = Self::default();
-        stack.save_flags(a)?;
-        for number in (0..GENERAL).filter(|number| *number != RSP) {
-            stack.save(a, number)?;
+        let all = Self::all();
+        for kept in &all.0 {
+            match kept {
+                Kept::Register(number) => a.push(gpr(*number))?,
+                Kept::Flags => a.pushfq()?,
+                Kept::Held | Kept::Room(_) => {}
+            }
         }
-        debug_assert_eq!(stack.0, Self::all().0);
-        Ok(stack)
+        Ok(all)
     }
 
     /// Bytes that RSP is below what it was at the probe.

@@ -17,7 +17,8 @@ use crate::engine::returns::standing::{
 };
 use crate::probe::NoJump;
 
-/// Bytes of stack that the code of ours that follows calls uses at most, and some more.
+/// Bytes of stack, and some more, that code of ours uses at most where it enters a call in the table or looks for the
+/// one that returns. What writes the record of a return may use more: its call is marked as returning by then.
 const DEPTH: u64 = 512;
 
 impl Engine {

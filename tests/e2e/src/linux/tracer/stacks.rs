@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use vmprobe_client::v1::{Event, Probe};
+
 use super::super::guest::{Guest, VM, files};
 use super::super::jumps;
 use crate::context::Context;
@@ -26,6 +28,18 @@ pub const TESTS: &[Test] = &[
         ids: &["TR07"],
         needs: Needs::Linux,
         run: |cx| stacks(cx, files::BZIMAGE_6_1, true),
+    },
+    Test {
+        name: "the_stack_at_a_breakpoint_s_return_is_that_of_the_callers_of_its_entry",
+        ids: &["TR07"],
+        needs: Needs::Linux,
+        run: |cx| at_returns(cx, false),
+    },
+    Test {
+        name: "the_stack_at_a_jump_s_return_is_that_of_the_callers_of_its_entry",
+        ids: &["TR07"],
+        needs: Needs::Linux,
+        run: |cx| at_returns(cx, true),
     },
 ];
 
@@ -137,6 +151,57 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         pass_with(format!(
             "{compared} stacks of up to {deepest} functions; {through_module} led through a module"
         ))
+    })
+}
+
+/// A return goes to the first caller, whose own callers have not changed since the entry.
+fn at_returns(cx: &Context, jump: bool) -> TestResult {
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 1).await?;
+        guest.client.set_optimization(VM, jump).await?;
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        let texts = ["p:in vfs_open stack=40", "r:out vfs_open stack=40"];
+        let probes = guest.probes(&texts).await?;
+        let names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
+        if jump {
+            for name in &names {
+                jumps::jump(&guest, name).await?;
+            }
+        }
+        guest.work(&format!("files count={CALLS}")).await?;
+        let removed = guest.remove(&names).await?;
+        let hits = removed.iter().map(|probe| probe.hits).sum();
+        let (all, lost) = events::next(&mut stream, hits).await?;
+        check_eq!(lost, 0, "lost events");
+        let of = |probe: &Probe| -> Vec<&Event> {
+            let mine = all.iter().filter(|event| event.probe_id == probe.id);
+            mine.collect()
+        };
+        let (entries, returns) = (of(&probes[0]), of(&probes[1]));
+        check!(returns.len() >= CALLS, "returns: {}", returns.len());
+        check_eq!(entries.len(), returns.len(), "entries and returns");
+        let mut deepest = 0;
+        for (entry, back) in entries.into_iter().zip(returns) {
+            let callers = entry.stack.get(1..).unwrap_or_default();
+            check!(
+                back.stack.len() >= LEAST,
+                "a return's stack: {:x?}",
+                back.stack
+            );
+            // A jump has copied a piece of each.
+            let as_deep = back.stack.len().min(callers.len());
+            let is_whole = !entry.stack_incomplete && !back.stack_incomplete;
+            check!(
+                back.stack[..as_deep] == callers[..as_deep]
+                    && (!is_whole || back.stack.len() == callers.len()),
+                "the callers at the entry are {callers:x?}, at the return {:x?}",
+                back.stack
+            );
+            check!(jump || is_whole, "a breakpoint's stack is incomplete");
+            deepest = deepest.max(back.stack.len());
+        }
+        guest.finish().await?;
+        pass_with(format!("stacks of up to {deepest} callers"))
     })
 }
 
