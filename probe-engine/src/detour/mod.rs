@@ -22,6 +22,7 @@ mod purpose;
 mod record;
 mod region;
 mod return_record;
+mod ring_space;
 mod saved;
 mod targets;
 mod trampoline;

@@ -9,7 +9,8 @@ use iced_x86::code_asm::{
 use super::environment::Environment;
 use super::fetch;
 use super::pointers::VALUE;
-use super::record::{self, RingSpace};
+use super::record;
+use super::ring_space::RingSpace;
 use super::saved::Saved;
 use super::values::{CALL, Frame, Moment};
 use crate::calls::layout::{ENTRY, ENTRY_TSC, NUMBER, ORIGIN};

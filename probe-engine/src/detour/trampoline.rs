@@ -22,7 +22,8 @@ use super::code::Full;
 use super::environment::{Environment, Following};
 use super::error::DetourError;
 use super::live::Dead;
-use super::record::{self, RingSpace, Wait};
+use super::record;
+use super::ring_space::{RingSpace, Wait};
 use super::saved::{Needed, Saved};
 use super::{return_record, values};
 use crate::calls::layout::{

@@ -1,7 +1,6 @@
 //! Running tests in the labs: which of them in which machine.
 
 use std::fmt;
-use std::io::{self, Write};
 use std::num::ParseIntError;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use lab::{BochsCpu, Emulator, Lab, LabRun};
 
 use crate::files::Files;
 use crate::jobs::Job;
+use crate::lines::Lines;
 use crate::machine::Programs;
 use crate::record::{self, PLACES, Record};
 use crate::say;
@@ -361,59 +361,6 @@ fn records(label: &str, lab: &Lab, may_be_empty: bool) -> Result<Vec<Record>, Te
     )
 }
 
-/// Shows whole lines, each behind a label, so that those of several machines stay apart.
-struct Lines<'a> {
-    label: &'a str,
-    rest: Vec<u8>,
-}
-
-impl<'a> Lines<'a> {
-    fn new(label: &'a str) -> Self {
-        Self {
-            label,
-            rest: Vec::new(),
-        }
-    }
-
-    /// The lines that are whole.
-    fn take(&mut self, bytes: &[u8]) -> Vec<String> {
-        self.rest.extend_from_slice(bytes);
-        let mut lines = Vec::new();
-        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
-            let text = String::from_utf8_lossy(&line[..end]);
-            lines.push(labelled(self.label, &text));
-        }
-        lines
-    }
-
-    /// Ends the last line, if it isn't whole.
-    fn end(&mut self) {
-        if !self.rest.is_empty() {
-            // It keeps all that it is given.
-            let _ = self.write(b"\n");
-        }
-    }
-}
-
-/// A line of a place or machine, among those of others.
-pub fn labelled(label: &str, line: &str) -> String {
-    format!("{label:<14} | {line}")
-}
-
-impl Write for Lines<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for line in self.take(bytes) {
-            say(&line);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -508,13 +455,5 @@ mod tests {
         for name in Name::ALL {
             assert_eq!(name.place(), name.emulator(&options, 16).place());
         }
-    }
-
-    #[test]
-    fn lines_come_whole_whatever_the_pieces() {
-        let mut lines = Lines::new("lab-amd");
-        assert!(lines.take(b"pa").is_empty());
-        let both = ["lab-amd        | pass", "lab-amd        | "];
-        assert_eq!(lines.take(b"ss\n\nx"), both);
     }
 }

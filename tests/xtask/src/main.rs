@@ -12,6 +12,7 @@ mod jobs;
 mod labs;
 #[cfg(test)]
 mod layering;
+mod lines;
 mod machine;
 mod pictures;
 mod record;

@@ -17,7 +17,7 @@ use crate::jobs::{self, Job};
 use crate::labs::{self, LabOptions, Work};
 use crate::machine::{DoctorError, Host, Programs};
 use crate::record::{self, Claim, Record, Run, Status};
-use crate::{chain, requirements, root, say};
+use crate::{chain, lines, requirements, root, say};
 
 /// Longest time of each part. Only nets: no test waits for time.
 const UNIT_LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -292,7 +292,7 @@ fn on_host(
         .env("VMPROBE_RESULTS", &results)
         .env("VMPROBE_FILES", &files.folder)
         .env("VMPROBE_BIN_DIR", &programs.folder);
-    let show = |line: &str| say(&labs::labelled(HOST, line));
+    let show = |line: &str| say(&lines::labelled(HOST, line));
     let status = command::run(&mut e2e, E2E_LIMIT, show)?;
     let lines = fs::read_to_string(&results).map_err(io("read"))?;
     fs::remove_file(&results).map_err(io("remove"))?;

@@ -14,18 +14,17 @@ use std::sync::Arc;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, VcpuId};
 
 use crate::calls::Tally;
-use crate::detour::{Full, Purpose};
 use crate::engine::hits::merge::Merger;
+use crate::engine::jumps::known_detour::{KnownDetour, event, is_met, is_return};
 use crate::engine::sites::jump::Jump;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Probes, Site, are_same};
 use crate::engine::sites::table::Table;
-use crate::event::{Detail, Event, EventSink, Stack};
+use crate::event::{Event, EventSink, Stack};
 use crate::fetch::Fetches;
-use crate::filter::Subject;
-use crate::probe::{Capture, ProbeId, ProbeKind};
-use crate::ring::{Record, RecordHeader, Returned, Rings, Shape, Unfinished};
-use crate::value::{self, Bases, Encoder, Recorded, Value, stack_piece};
+use crate::probe::{Capture, ProbeId};
+use crate::ring::{Record, RecordHeader, Rings, Shape, Unfinished};
+use crate::value::stack_piece;
 
 /// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
 /// the probes of a later one.
@@ -55,24 +54,6 @@ struct Era {
     ends: Vec<u64>,
     /// The probes of those detours that have others since.
     former: HashMap<u32, Probes>,
-}
-
-/// A detour.
-#[derive(Debug)]
-pub(crate) struct KnownDetour {
-    /// The probed instruction.
-    at: GuestVirtAddr,
-    purpose: Arc<Purpose>,
-    /// What is in its records of hits.
-    shape: Option<Shape>,
-    /// What is in its records of returns.
-    records_returns: Option<Shape>,
-    code: GuestVirtAddr,
-    full: Option<Full>,
-    /// What its counter had come to when it was last looked at.
-    counted: u64,
-    /// The probes that are enabled while its jump is in the text, or were when it was last.
-    probes: Probes,
 }
 
 impl Credit {
@@ -381,57 +362,6 @@ impl Credit {
     }
 }
 
-impl KnownDetour {
-    /// Whether any of its probes is still there.
-    fn counts(&self) -> bool {
-        self.probes.iter().any(|probe| !probe.is_removed())
-    }
-
-    /// The values of a record that a probe asks for.
-    fn values_of(&self, probe: &Probe, record: &Record) -> Recorded {
-        let wanted = &probe.options.values;
-        match &record.call {
-            None => record.values.choose(&self.purpose.values, wanted),
-            Some(call) => at_return(wanted, record, call, &self.purpose.at_return),
-        }
-    }
-
-    /// What records of hits, or of returns, have besides registers.
-    fn recorded_values(&self, returns: bool) -> &[Value] {
-        match returns {
-            true => &self.purpose.at_return,
-            false => &self.purpose.values,
-        }
-    }
-
-    /// The probed instruction.
-    pub(crate) fn at(&self) -> GuestVirtAddr {
-        self.at
-    }
-
-    /// The probes that its hits are of.
-    pub(crate) fn probes(&self) -> &[Arc<Probe>] {
-        &self.probes
-    }
-
-    /// Its code, and where that comes to with a ring full.
-    pub(crate) fn waits_at(&self) -> Option<(GuestVirtAddr, Full)> {
-        Some((self.code, self.full?))
-    }
-
-    /// What is in its records of hits, or of returns, if it leaves such.
-    fn shape(&self, returns: bool) -> Option<&Shape> {
-        match returns {
-            true => self.records_returns.as_ref(),
-            false => self.shape.as_ref(),
-        }
-    }
-}
-
-fn is_return(probe: &Probe) -> bool {
-    matches!(probe.kind, ProbeKind::Return { .. })
-}
-
 /// Whether a probe notices now what happens at an address.
 fn is_active(table: &Table, at: GuestVirtAddr, probe: &Arc<Probe>) -> bool {
     let site = table.site(at);
@@ -453,73 +383,4 @@ pub(crate) fn ranges(numbers: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
 /// Whether a position of a ring is before another one, at most half of all positions away.
 fn precedes(one: u64, other: u64) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
-}
-
-/// The values of a return: those of memory are `recorded`, the others are told from registers.
-fn at_return(wanted: &[Value], record: &Record, call: &Returned, recorded: &[Value]) -> Recorded {
-    let registers = Registers {
-        rip: call.caller,
-        ..record.registers
-    };
-    let bases = Bases {
-        registers: &registers,
-        entry: Some(&call.entry),
-        task: Some(record.task),
-        cpu: record.vcpu.0,
-    };
-    let mut encoder = Encoder::default();
-    for value in wanted {
-        if value.is_in_registers() {
-            encoder.push(value::take(value, &bases, &mut |_, _| false).as_deref());
-        } else {
-            encoder.push(record.values.bytes_of(recorded, value));
-        }
-    }
-    encoder.end()
-}
-
-/// Whether a return meets the filter of its probe.
-fn is_met(probe: &Probe, record: &Record, values: &Recorded) -> bool {
-    let Some(filter) = &probe.options.filter else {
-        return true;
-    };
-    filter.holds(&Subject {
-        values: &values.iter().collect::<Vec<_>>(),
-        context: record.context.as_deref(),
-        cpu: record.vcpu.0,
-    })
-}
-
-/// What a record tells of a probe, but for its values.
-fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
-    let with_rip = |registers: &Registers, rip| Registers {
-        rip,
-        ..wanted.take(registers)
-    };
-    let (rip, detail) = match &record.call {
-        None => (at.0, Detail::Pre),
-        Some(call) => {
-            let detail = Detail::Return {
-                caller: GuestVirtAddr(call.caller),
-                entry_tsc: call.entry_tsc,
-                entry: Box::new(with_rip(&call.entry, at.0)),
-                tail_call: false,
-            };
-            (call.caller, detail)
-        }
-    };
-    let context = &record.context;
-    Event {
-        probe: probe.id,
-        context: context.clone().filter(|_| probe.options.context),
-        values: Recorded::default(),
-        stack: Stack::default(),
-        time_ns: 0,
-        flags: context.as_ref().map(|_| record.registers.rflags),
-        vcpu: record.vcpu,
-        tsc: record.tsc,
-        registers: with_rip(&record.registers, rip),
-        task: record.task,
-        detail,
-    }
 }

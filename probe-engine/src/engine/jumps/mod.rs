@@ -2,6 +2,7 @@
 
 pub(crate) mod commit;
 pub(crate) mod credit;
+pub(crate) mod known_detour;
 pub(crate) mod module_text;
 pub(crate) mod optimizer;
 pub(crate) mod outstanding;

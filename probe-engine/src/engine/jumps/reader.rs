@@ -8,7 +8,8 @@ use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, StoppedGuest};
 
 use crate::calls::{Call, Calls};
 use crate::detour::Environment;
-use crate::engine::jumps::credit::{Credit, KnownDetour, ranges};
+use crate::engine::jumps::credit::{Credit, ranges};
+use crate::engine::jumps::known_detour::KnownDetour;
 use crate::engine::lock::{Lock, Rank};
 use crate::engine::returns::follower::Follower;
 use crate::engine::sites::probe::Probe;

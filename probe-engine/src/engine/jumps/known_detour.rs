@@ -1,0 +1,154 @@
+//! What is known of one detour, and what a record of it tells each of its probes.
+
+use std::sync::Arc;
+
+use guest_state::{GuestVirtAddr, Registers};
+
+use crate::detour::{Full, Purpose};
+use crate::engine::sites::probe::Probe;
+use crate::engine::sites::site::Probes;
+use crate::event::{Detail, Event, Stack};
+use crate::fetch::Fetches;
+use crate::filter::Subject;
+use crate::probe::ProbeKind;
+use crate::ring::{Record, Returned, Shape};
+use crate::value::{self, Bases, Encoder, Recorded, Value};
+
+/// A detour.
+#[derive(Debug)]
+pub(crate) struct KnownDetour {
+    /// The probed instruction.
+    pub(super) at: GuestVirtAddr,
+    pub(super) purpose: Arc<Purpose>,
+    /// What is in its records of hits.
+    pub(super) shape: Option<Shape>,
+    /// What is in its records of returns.
+    pub(super) records_returns: Option<Shape>,
+    pub(super) code: GuestVirtAddr,
+    pub(super) full: Option<Full>,
+    /// What its counter had come to when it was last looked at.
+    pub(super) counted: u64,
+    /// The probes that are enabled while its jump is in the text, or were when it was last.
+    pub(super) probes: Probes,
+}
+
+impl KnownDetour {
+    /// Whether any of its probes is still there.
+    pub(super) fn counts(&self) -> bool {
+        self.probes.iter().any(|probe| !probe.is_removed())
+    }
+
+    /// The values of a record that a probe asks for.
+    pub(super) fn values_of(&self, probe: &Probe, record: &Record) -> Recorded {
+        let wanted = &probe.options.values;
+        match &record.call {
+            None => record.values.choose(&self.purpose.values, wanted),
+            Some(call) => at_return(wanted, record, call, &self.purpose.at_return),
+        }
+    }
+
+    /// What records of hits, or of returns, have besides registers.
+    pub(super) fn recorded_values(&self, returns: bool) -> &[Value] {
+        match returns {
+            true => &self.purpose.at_return,
+            false => &self.purpose.values,
+        }
+    }
+
+    /// The probed instruction.
+    pub(crate) fn at(&self) -> GuestVirtAddr {
+        self.at
+    }
+
+    /// The probes that its hits are of.
+    pub(crate) fn probes(&self) -> &[Arc<Probe>] {
+        &self.probes
+    }
+
+    /// Its code, and where that comes to with a ring full.
+    pub(crate) fn waits_at(&self) -> Option<(GuestVirtAddr, Full)> {
+        Some((self.code, self.full?))
+    }
+
+    /// What is in its records of hits, or of returns, if it leaves such.
+    pub(super) fn shape(&self, returns: bool) -> Option<&Shape> {
+        match returns {
+            true => self.records_returns.as_ref(),
+            false => self.shape.as_ref(),
+        }
+    }
+}
+
+/// Whether returns are what a probe is about.
+pub(super) fn is_return(probe: &Probe) -> bool {
+    matches!(probe.kind, ProbeKind::Return { .. })
+}
+
+/// The values of a return: those of memory are `recorded`, the others are told from registers.
+fn at_return(wanted: &[Value], record: &Record, call: &Returned, recorded: &[Value]) -> Recorded {
+    let registers = Registers {
+        rip: call.caller,
+        ..record.registers
+    };
+    let bases = Bases {
+        registers: &registers,
+        entry: Some(&call.entry),
+        task: Some(record.task),
+        cpu: record.vcpu.0,
+    };
+    let mut encoder = Encoder::default();
+    for value in wanted {
+        if value.is_in_registers() {
+            encoder.push(value::take(value, &bases, &mut |_, _| false).as_deref());
+        } else {
+            encoder.push(record.values.bytes_of(recorded, value));
+        }
+    }
+    encoder.end()
+}
+
+/// Whether a return meets the filter of its probe.
+pub(super) fn is_met(probe: &Probe, record: &Record, values: &Recorded) -> bool {
+    let Some(filter) = &probe.options.filter else {
+        return true;
+    };
+    filter.holds(&Subject {
+        values: &values.iter().collect::<Vec<_>>(),
+        context: record.context.as_deref(),
+        cpu: record.vcpu.0,
+    })
+}
+
+/// What a record tells of a probe, but for its values.
+pub(super) fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
+    let with_rip = |registers: &Registers, rip| Registers {
+        rip,
+        ..wanted.take(registers)
+    };
+    let (rip, detail) = match &record.call {
+        None => (at.0, Detail::Pre),
+        Some(call) => {
+            let detail = Detail::Return {
+                caller: GuestVirtAddr(call.caller),
+                entry_tsc: call.entry_tsc,
+                entry: Box::new(with_rip(&call.entry, at.0)),
+                tail_call: false,
+            };
+            (call.caller, detail)
+        }
+    };
+    let context = &record.context;
+    Event {
+        probe: probe.id,
+        context: context.clone().filter(|_| probe.options.context),
+        values: Recorded::default(),
+        stack: Stack::default(),
+        time_ns: 0,
+        flags: context.as_ref().map(|_| record.registers.rflags),
+        vcpu: record.vcpu,
+        tsc: record.tsc,
+        registers: with_rip(&record.registers, rip),
+        task: record.task,
+        detail,
+    }
+}
