@@ -65,6 +65,12 @@ pub enum Cause {
         /// The function.
         function: String,
     },
+    /// The same in a function of a module.
+    #[error("no BTF for {function}: load the module first, or use $arg1 or %di")]
+    NoModuleTypes {
+        /// The function, with its module.
+        function: String,
+    },
     /// No parameter of the name.
     #[error("{function} has no parameter {name:?}{}", choice(.similar, .all))]
     NoParameter {
@@ -77,22 +83,14 @@ pub enum Cause {
         /// All names that there are.
         all: Vec<String>,
     },
-    /// A parameter that is passed in several registers, in others, or in memory.
+    /// A parameter that is passed in memory.
     #[error(
-        "parameter {name:?} is {type_text:?}, passed by value; where it and those after it are depends on more \
-         than the types tell"
+        "parameter {name:?} is {type_text:?}, passed by value on the stack; where there it and those after it are \
+         depends on more than the types tell"
     )]
     ByValue {
         /// The parameter.
         name: String,
-        /// Its type.
-        type_text: String,
-    },
-    /// A value that isn't in one register.
-    #[error(
-        "{type_text:?} is returned by value, in other places than %ax alone; give a type for %ax"
-    )]
-    ReturnedByValue {
         /// Its type.
         type_text: String,
     },

@@ -24,8 +24,8 @@ enum What {
     Text,
     /// A text that is given.
     Constant(String),
-    /// A value as C writes it.
-    Whole(TypeId),
+    /// A value as C writes it, so many bytes into what is taken.
+    Whole(TypeId, usize),
 }
 
 /// A number in the bytes of a value.
@@ -70,7 +70,12 @@ impl Format {
     }
 
     pub(crate) fn whole(id: TypeId) -> Self {
-        let what = What::Whole(id);
+        Self::part(id, 0)
+    }
+
+    /// What begins so many bytes into all that is taken.
+    pub(crate) fn part(id: TypeId, from: usize) -> Self {
+        let what = What::Whole(id, from);
         Self { what, count: None }
     }
 
@@ -86,7 +91,7 @@ impl Format {
                 Style::SymbolString => v1::ArgumentFormat::String,
             },
             What::Text | What::Constant(_) => v1::ArgumentFormat::String,
-            What::Whole(_) => v1::ArgumentFormat::Text,
+            What::Whole(..) => v1::ArgumentFormat::Text,
         }
     }
 
@@ -148,7 +153,8 @@ impl Format {
                 other => other.map(text),
             },
             (What::Text, None) => taken.first().map(text),
-            (_, None) | (What::Whole(_), _) => match taken.first() {
+            (What::Whole(id, from), _) => shower.whole(*id, *from, taken),
+            (_, None) => match taken.first() {
                 Some(Taken::Bytes(bytes)) => shower.single(&self.what, bytes),
                 other => other.map(text),
             },
@@ -179,15 +185,25 @@ impl Shower<'_> {
     fn single(&self, what: &What, bytes: &[u8]) -> Option<Kind> {
         match what {
             What::Number(number) => self.number(number, bytes),
-            What::Whole(id) => {
-                let text = match self.types {
-                    Some(types) => types.value_text(*id, bytes, TEXT_MAX),
-                    None => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-                };
-                Some(Kind::Text(text.into_bytes()))
-            }
-            What::Text | What::Constant(_) => Some(Kind::Text(bytes.to_vec())),
+            What::Text | What::Constant(_) | What::Whole(..) => Some(Kind::Text(bytes.to_vec())),
         }
+    }
+
+    /// What begins so many bytes into the values that were taken for it.
+    fn whole(&self, id: TypeId, from: usize, taken: &[Taken]) -> Option<Kind> {
+        let mut bytes = Vec::new();
+        for value in taken {
+            match value {
+                Taken::Bytes(more) => bytes.extend(more),
+                Taken::Fault => return Some(text(value)),
+            }
+        }
+        let bytes = bytes.get(from..).filter(|_| !taken.is_empty())?;
+        let text = match self.types {
+            Some(types) => types.value_text(id, bytes, TEXT_MAX),
+            None => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+        };
+        Some(Kind::Text(text.into_bytes()))
     }
 
     fn number(&self, number: &Number, bytes: &[u8]) -> Option<Kind> {

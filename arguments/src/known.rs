@@ -32,7 +32,7 @@ pub enum Place {
 pub struct Known<'a> {
     /// Its symbols.
     pub symbols: &'a Symbols,
-    /// Its types, if it has them.
+    /// Its types, if it has them; for a function of a module those of the module, if these are known.
     pub types: Option<&'a Btf>,
     /// Where a task has its name.
     pub variables: &'a Variables,
@@ -42,7 +42,7 @@ impl<'a> From<&'a Kernel> for Known<'a> {
     fn from(kernel: &'a Kernel) -> Self {
         Self {
             symbols: &kernel.symbols,
-            types: kernel.types.as_ref(),
+            types: kernel.types.as_deref(),
             variables: &kernel.variables,
         }
     }

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use guest_kernel::btf::Btf;
 use guest_kernel::btf::synthetic::Builder;
 use guest_kernel::percpu::Variables;
@@ -15,7 +17,7 @@ mod taken;
 /// A kernel with some functions.
 struct Guest {
     symbols: Symbols,
-    types: Btf,
+    types: Arc<Btf>,
     variables: Variables,
 }
 
@@ -39,7 +41,7 @@ impl Guest {
             .collect();
         Self {
             symbols: Symbols::from_vmlinux(&vmlinux(&symbols, Layout::V6_4)).unwrap(),
-            types: Btf::parse(&section()).unwrap(),
+            types: Arc::new(Btf::parse(&section().bytes()).unwrap()),
             variables: Variables {
                 comm: Some(0x750),
                 ..Variables::default()
@@ -71,7 +73,7 @@ impl Guest {
 }
 
 /// `vfs_read`, and others whose parameters are of all types.
-fn section() -> Vec<u8> {
+fn section() -> Builder {
     let mut b = Builder::new();
     let int = b.signed("int", 4);
     let long = b.signed("long int", 8);
@@ -163,8 +165,43 @@ fn section() -> Vec<u8> {
         &[("first", int), ("path", path), ("after", int)],
         path,
     );
+    let pte = b.structure("pte_t", 8, &[("pte", unsigned, 0)]);
+    let either = b.union("", 8, &[("kernel", void, 0), ("user", void, 0)]);
+    let pointer = b.structure("sockptr_t", 16, &[("", either, 0), ("is_kernel", bool, 8)]);
+    let half = b.structure("half", 4, &[("b", small, 0), ("c", small, 2)]);
+    let parts = b.structure("parts", 8, &[("a", small, 2), ("half", half, 4)]);
+    let pair = b.structure("pair", 16, &[("low", unsigned, 0), ("high", unsigned, 8)]);
+    let packed = b.structure("packed", 12, &[("a", int, 0), ("b", unsigned, 4)]);
+    let big = b.structure("big", 24, &[("pair", pair, 0), ("rest", unsigned, 16)]);
+    b.function_returning(
+        "in_words",
+        &[
+            ("first", int),
+            ("pte", pte),
+            ("pointer", pointer),
+            ("parts", parts),
+            ("after", int),
+            ("pair", pair),
+            ("more", int),
+        ],
+        pointer,
+    );
+    b.function_returning(
+        "in_memory",
+        &[
+            ("first", int),
+            ("big", big),
+            ("packed", packed),
+            ("after", int),
+            ("c", int),
+            ("d", int),
+            ("e", int),
+            ("f", int),
+        ],
+        big,
+    );
     b.function("nothing", &[]);
-    b.bytes()
+    b
 }
 
 const AT_ENTRY: Function<'_> = Function {

@@ -1,5 +1,7 @@
 //! Everything that is read from a kernel's image.
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::banner;
@@ -23,7 +25,7 @@ pub struct Kernel {
     /// Its symbols.
     pub symbols: Symbols,
     /// Its types; `None` if it was built without BTF (`CONFIG_DEBUG_INFO_BTF`).
-    pub types: Option<Btf>,
+    pub types: Option<Arc<Btf>>,
     /// What in it can't be probed.
     pub blacklist: Blacklist,
     /// The instructions whose faults it has fix-ups for.
@@ -96,7 +98,7 @@ impl Kernel {
             resched: ReschedBits::of(&version),
             version,
             symbols,
-            types: btf,
+            types: btf.map(Arc::new),
             blacklist,
             exceptions,
             int3s,

@@ -41,6 +41,10 @@ pub struct Chain {
     pub at: Option<Load>,
     /// Its type, where that is known.
     pub typed: Option<Typed>,
+    /// The words of a structure that registers hold; none for other values.
+    pub words: Vec<Base>,
+    /// How many bits into these words the value is.
+    pub inside: u64,
     /// Whether the word is one of the stack's, by its number.
     pub is_stack_entry: bool,
 }
@@ -54,7 +58,18 @@ impl Chain {
             followed: 0,
             at: None,
             typed: None,
+            words: Vec::new(),
+            inside: 0,
             is_stack_entry: false,
+        }
+    }
+
+    /// A structure in registers.
+    pub fn words(words: Vec<Base>) -> Self {
+        let base = words.first().copied().unwrap_or(Base::Constant(0));
+        Self {
+            words,
+            ..Self::word(base)
         }
     }
 
@@ -85,6 +100,7 @@ impl Chain {
 
     /// What is in memory at so many bytes from the address that the value is.
     pub fn dereference(mut self, offset: i64, space: Space) -> Result<Self, Cause> {
+        self.words.clear();
         self.loads.extend(self.at);
         self.at = Some(Load { offset, space });
         self.typed = None;

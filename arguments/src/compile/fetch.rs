@@ -1,6 +1,6 @@
 //! From the tree of an argument to where its value is.
 
-use guest_kernel::btf::{Parameter, Prototype, Shape, TypeId};
+use guest_kernel::btf::{Prototype, Shape, TypeId};
 use guest_kernel::symbols::similar_names;
 use guest_state::GuestVirtAddr;
 use probe_engine::value::{Base, Space};
@@ -8,12 +8,10 @@ use vmprobe_spec::argument::{Fetch, Span, Value};
 
 use super::chain::{Chain, Typed};
 use super::compiler::{Compiler, wrong};
+use super::passed::ARGUMENTS;
 use crate::error::{Cause, CompileError};
 use crate::known::Place;
 
-/// The registers of the first arguments: rdi, rsi, rdx, rcx, r8, r9 (System V ABI, AMD64 supplement, 3.2.3;
-/// arch/x86/include/asm/ptrace.h, `regs_get_kernel_argument`).
-const ARGUMENTS: [u8; 6] = [7, 6, 2, 1, 8, 9];
 const RSP: u8 = 4;
 const RAX: u8 = 0;
 const REGISTERS: u8 = 16;
@@ -151,13 +149,15 @@ impl Compiler<'_> {
                 function: self.function.name.to_owned(),
             });
         }
-        Ok(chain.of_type(Typed::new(prototype.returns)))
+        self.returned_chain(prototype.returns)
     }
 
     /// The prototype of the probed function, if the types have it.
     pub fn prototype(&self) -> Option<Prototype<'_>> {
         // The kernel's own types don't tell of modules' functions, which may have the same names.
-        let types = self.known.types.filter(|_| self.function.module.is_empty());
+        let in_module = !self.function.module.is_empty();
+        let types = self.known.types;
+        let types = types.filter(|types| types.is_module_s() == in_module);
         types?.prototype(self.function.name)
     }
 
@@ -165,7 +165,10 @@ impl Compiler<'_> {
         let function = match (self.function.module, self.function.name) {
             ("", "") => "this address".to_owned(),
             ("", name) => name.to_owned(),
-            (module, name) => format!("{module}:{name}"),
+            (module, name) => {
+                let function = format!("{module}:{name}");
+                return Cause::NoModuleTypes { function };
+            }
         };
         Cause::NoTypes { function }
     }
@@ -194,44 +197,13 @@ impl Compiler<'_> {
         Ok((index, chain))
     }
 
-    /// A parameter of that number from 0.
-    pub fn parameter_chain(
-        &self,
-        prototype: &Prototype<'_>,
-        index: u32,
-        parameter: &Parameter<'_>,
-    ) -> Result<Chain, Cause> {
-        let chain = self.argument(index + 1)?;
-        // One register for each holds for words only (System V ABI, AMD64 supplement, 3.2.3).
-        for earlier in prototype.parameters.iter().take(index as usize + 1) {
-            let is_word = match self.shape(earlier.type_id)? {
-                Shape::Pointer(_) => true,
-                Shape::Integer(integer) => integer.size <= 8,
-                Shape::Enumeration { size, .. } => size <= 8,
-                _ => false,
-            };
-            if !is_word {
-                return Err(Cause::ByValue {
-                    name: earlier.name.to_owned(),
-                    type_text: self.type_text(earlier.type_id),
-                });
-            }
-        }
-        Ok(chain.of_type(Typed::new(parameter.type_id)))
-    }
-
     fn member(&self, chain: Chain, arrow: bool, name: &str) -> Result<Chain, Cause> {
         let types = self.known.types.ok_or(Cause::Untyped)?;
         let typed = chain.typed.ok_or(Cause::Untyped)?;
         let type_text = || types.type_text(typed.id);
         let (chain, of) = match (self.shape(typed.id)?, arrow) {
             (Shape::Pointer(to), true) => (chain.dereference(0, Space::Any)?, to),
-            (Shape::Composite(_), false) if chain.at.is_some() => (chain, typed.id),
-            (Shape::Composite(_), false) => {
-                return Err(Cause::ReturnedByValue {
-                    type_text: type_text(),
-                });
-            }
+            (Shape::Composite(_), false) => (chain, typed.id),
             (shape, true) => {
                 return Err(Cause::NotPointer {
                     type_text: type_text(),
@@ -264,6 +236,9 @@ impl Compiler<'_> {
             name: name.to_owned(),
             similar: similar_names(name, types.field_names(of).into_iter()),
         })?;
+        if chain.at.is_none() {
+            return self.member_in_words(chain, &field);
+        }
         let (shift, bits) = match field.bits {
             0 => (0, 0),
             bits => ((field.bit_offset % 8) as u8, bits),

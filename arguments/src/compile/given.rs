@@ -21,7 +21,7 @@ impl Compiler<'_> {
         if let Some(count) = kind.count.filter(|count| !(1..=ARRAY_MAX).contains(count)) {
             return Err(Cause::ArrayLength { count });
         }
-        let number = match kind.base {
+        let mut number = match kind.base {
             BaseType::String => return self.string(chain, false, kind.count),
             BaseType::UserString => return self.string(chain, true, kind.count),
             BaseType::SymbolString => return symbol_string(chain, kind.count),
@@ -38,6 +38,12 @@ impl Compiler<'_> {
                 container,
             } => bit_field(width, offset, container)?,
         };
+        // A member of a structure in registers.
+        let shift = chain.typed.map_or(0, |typed| typed.shift);
+        if chain.at.is_none() && shift > 0 {
+            number.bits = Some(within(number, shift)?);
+            number.size = 8;
+        }
         let size = u16::from(number.size);
         let len = match kind.count {
             None => size,
@@ -144,6 +150,26 @@ fn symbol_string(chain: Chain, count: Option<u32>) -> Result<(Vec<Value>, Format
         return Err(Cause::NoSymbolString);
     }
     Ok(number(chain, Style::SymbolString, 8))
+}
+
+/// The bits of a number that begins so many bits into a word.
+fn within(number: Number, shift: u8) -> Result<BitField, Cause> {
+    let bits = number.bits.unwrap_or(BitField {
+        shift: 0,
+        len: number.size.saturating_mul(8),
+    });
+    let (width, offset) = (bits.len, shift.saturating_add(bits.shift));
+    if u16::from(width) + u16::from(offset) > 64 {
+        return Err(Cause::BitField {
+            width,
+            offset,
+            container: 64,
+        });
+    }
+    Ok(BitField {
+        shift: offset,
+        len: width,
+    })
 }
 
 /// A number of so many bits.

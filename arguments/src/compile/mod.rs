@@ -13,6 +13,7 @@ mod compiler;
 mod fetch;
 mod given;
 mod own;
+mod passed;
 
 pub use compiler::STRING_MAX;
 use compiler::{Compiler, number, wrong};

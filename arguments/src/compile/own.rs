@@ -41,9 +41,7 @@ impl Compiler<'_> {
                 }
             }
             Shape::Composite(_) | Shape::Float(_) if in_memory => self.whole(chain, typed),
-            Shape::Composite(_) => Err(Cause::ReturnedByValue {
-                type_text: self.type_text(typed.id),
-            }),
+            Shape::Composite(_) if !chain.words.is_empty() => Ok(of_words(&chain, typed)),
             _ => Err(unshowable()),
         }
     }
@@ -55,6 +53,14 @@ impl Compiler<'_> {
         let value = chain.take(shortened(size));
         Ok((vec![value], Format::whole(typed.id)))
     }
+}
+
+/// A structure in registers, shown as C writes it.
+fn of_words(chain: &Chain, typed: Typed) -> (Vec<Value>, Format) {
+    let words = chain.words.iter();
+    let values = words.map(|base| Chain::word(*base).take(8)).collect();
+    // Structures in structures begin at whole bytes.
+    (values, Format::part(typed.id, (chain.inside / 8) as usize))
 }
 
 /// At most as many bytes as a value can have.

@@ -110,7 +110,10 @@ fn names_need_types() {
     };
     check(
         in_module,
-        vec![(argument(path("count")), "no BTF for ext4:vfs_read")],
+        vec![(
+            argument(path("count")),
+            "no BTF for ext4:vfs_read: load the module first",
+        )],
     );
     let address = Function {
         name: "",
@@ -205,24 +208,37 @@ fn steps_that_the_types_do_not_have_are_refused() {
     );
     check(
         Function {
-            name: "by_value",
-            ..AT_RETURN
+            name: "in_memory",
+            ..AT_ENTRY
         },
         vec![
             (
-                argument(path("$retval")),
-                "\"struct path\" is returned by value",
-            ),
-            (argument(path("$retval.mnt")), "returned by value"),
-            (
-                argument(path("path.mnt")),
-                "parameter \"path\" is \"struct path\"",
+                argument(path("big.rest")),
+                "parameter \"big\" is \"struct big\", passed by value on the stack",
             ),
             (
-                argument(path("after")),
-                "parameter \"path\" is \"struct path\"",
+                argument(path("packed")),
+                "parameter \"big\" is \"struct big\"",
             ),
-            (argument(value(Fetch::AllArguments)), "parameter \"path\""),
+            (argument(path("f")), "parameter \"big\""),
+            (argument(value(Fetch::AllArguments)), "parameter \"big\""),
+        ],
+    );
+    check(
+        Function {
+            name: "in_words",
+            ..AT_RETURN
+        },
+        vec![
+            (argument(path("pair.low")), "argument 6"),
+            (
+                argument(path("pointer->is_kernel")),
+                "is no pointer; use `.`",
+            ),
+            (
+                of_type(path("parts.half.c"), BaseType::Hex(64)),
+                "b64@48/64 is no bit field",
+            ),
         ],
     );
 }
@@ -470,7 +486,9 @@ proptest! {
         value in any_value(),
         kind in prop::option::of((any_type(), prop::option::of(any::<u32>()))),
         place in prop::sample::select(vec![Place::Entry, Place::Inside, Place::Return]),
-        name in prop::sample::select(vec!["vfs_read", "many", "by_value", "unknown"]),
+        name in prop::sample::select(vec![
+            "vfs_read", "many", "by_value", "in_words", "in_memory", "unknown",
+        ]),
         taken in prop::collection::vec(any::<u8>(), 0..300),
     ) {
         use probe_engine::value::{LOADS_MAX, Taken, VALUE_MAX};

@@ -189,6 +189,36 @@ fn types_of_the_kernel_are_shown_as_c_has_them() {
 }
 
 #[test]
+fn a_structure_in_registers_is_put_together_of_their_words() {
+    let guest = Guest::new();
+    let function = Function {
+        name: "in_words",
+        ..AT_ENTRY
+    };
+    let low = 0x0003_0002_0001_0000_u64.to_le_bytes();
+    let high = 0x5501_u64.to_le_bytes();
+    let taken = [low, high].map(|word| Taken::Bytes(word.to_vec()));
+    let shown = |name: &str, taken: &[Taken]| {
+        let compiled = guest.one(function, &argument(path(name)));
+        let value = compiled
+            .format
+            .show(Some(&guest.types), &guest.symbols, taken);
+        text(&value)
+    };
+    let pointer = shown("pointer", &taken);
+    assert!(
+        pointer.contains("0x3000200010000") && pointer.contains("is_kernel"),
+        "{pointer}"
+    );
+    let half = shown("parts.half", &taken[..1]);
+    assert!(half.contains(".b=2") || half.contains("b = 2"), "{half}");
+    assert_eq!(shown("parts.a", &taken[..1]), "1");
+    assert_eq!(shown("parts.half.c", &taken[..1]), "3");
+    assert_eq!(shown("pointer", &[]), "nothing");
+    assert_eq!(shown("pointer", &[Taken::Fault]), "(fault)");
+}
+
+#[test]
 fn a_text_that_is_given_needs_no_value() {
     let guest = Guest::new();
     let constant = guest.one(AT_ENTRY, &argument(value(Fetch::Text("hello".to_owned()))));

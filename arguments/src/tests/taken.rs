@@ -43,6 +43,51 @@ fn words_are_taken_as_they_are() {
 }
 
 #[test]
+fn arguments_of_a_module_s_function_are_had_by_the_module_s_types() {
+    let guest = Guest::new();
+    let mut b = Builder::of_module(&section());
+    // The kernel's `int` is its first type.
+    let inode = b.structure("ext4_inode", 32, &[("i_flags", 1, 20)]);
+    let inode = b.pointer(inode);
+    b.function_returning("vfs_read", &[("clean", 1), ("raw", inode)], inode);
+    let module = Btf::parse_module(&b.bytes(), &guest.types).unwrap();
+    let known = Known {
+        types: Some(&module),
+        ..guest.known()
+    };
+    let short = |function: Function<'_>, argument: &Argument| {
+        let mut all = compile(argument, 0, &function, &known)?;
+        Ok::<_, CompileError>(shorts(&all.remove(0)))
+    };
+    let in_module = Function {
+        module: "ext4",
+        ..AT_ENTRY
+    };
+    let flags = argument(path("raw->i_flags"));
+    assert_eq!(short(in_module, &flags).unwrap(), "si +20/4: signed4");
+    let returned = Function {
+        place: Place::Return,
+        ..in_module
+    };
+    let flags = argument(path("$retval->i_flags"));
+    assert_eq!(short(returned, &flags).unwrap(), "ax +20/4: signed4");
+    // The kernel has functions with these names: another one, and one that the module doesn't have.
+    let error = |function, name| {
+        short(function, &argument(path(name)))
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(error(in_module, "count").contains("no parameter \"count\""));
+    let other = Function {
+        name: "many",
+        ..in_module
+    };
+    assert!(error(other, "a").contains("no BTF for ext4:many"));
+    // With the module's types, those of the kernel's functions are not known either.
+    assert!(error(AT_ENTRY, "count").contains("no BTF for vfs_read"));
+}
+
+#[test]
 fn arguments_are_in_the_registers_of_the_calling_convention_and_then_on_the_stack() {
     let cases = |registers: [&'static str; 6]| {
         let numbered = (1..).zip(registers);
@@ -334,7 +379,60 @@ fn a_return_has_the_entrys_arguments_and_the_types_value() {
     };
     check(
         by_value,
-        vec![(of_type(path("$retval"), BaseType::Hex(64)), "ax: hex8")],
+        vec![
+            (of_type(path("$retval"), BaseType::Hex(64)), "ax: hex8"),
+            (argument(path("$retval")), "ax, dx: text"),
+            (argument(path("$retval.mnt")), "ax: hex8"),
+            (argument(path("$retval.dentry->d_iname")), "dx +56/40: text"),
+            (argument(path("path.dentry")), "entry-dx: hex8"),
+            (argument(path("after")), "entry-cx: signed4"),
+        ],
+    );
+    let in_memory = Function {
+        name: "in_memory",
+        ..many
+    };
+    check(
+        in_memory,
+        vec![
+            (argument(path("$retval.rest")), "ax +16/8: unsigned8"),
+            // The first register has the address of what is returned.
+            (argument(path("first")), "entry-si: signed4"),
+            (argument(path("after")), "entry-dx: signed4"),
+        ],
+    );
+}
+
+#[test]
+fn structures_are_in_as_many_registers_as_they_have_words_or_on_the_stack() {
+    let in_words = Function {
+        name: "in_words",
+        ..AT_ENTRY
+    };
+    check(
+        in_words,
+        vec![
+            (argument(path("first")), "di: signed4"),
+            (argument(path("pte")), "si: text"),
+            (argument(path("pte.pte")), "si: unsigned8"),
+            (of_type(path("pte"), BaseType::Hex(64)), "si: hex8"),
+            (argument(path("pointer")), "dx, cx: text"),
+            (argument(path("pointer.user")), "dx: hex8"),
+            (argument(path("pointer.is_kernel")), "cx: unsigned1"),
+            (
+                of_type(path("pointer.user"), BaseType::UserString),
+                "dx +0u\"256: string",
+            ),
+            (argument(path("parts.a")), "r8: unsigned4"),
+            (argument(path("parts.half")), "r8: text"),
+            (argument(path("parts.half.c")), "r8: unsigned8"),
+            (of_type(path("parts.half.c"), BaseType::Hex(8)), "r8: hex8"),
+            (argument(path("after")), "r9: signed4"),
+            // No register is left for both of its words.
+            (argument(path("pair")), "sp +8/16: text"),
+            (argument(path("pair.high")), "sp +16/8: unsigned8"),
+            (argument(path("more")), "sp +24: signed4"),
+        ],
     );
 }
 

@@ -79,6 +79,7 @@ and the number of bits. Such members can be arguments: 'p vfs_read file->f_inode
 Examples:
   vmprobe types 'struct file'
   vmprobe types 'struct tcp_*'
+  vmprobe types 'tun:struct tun_file'
   vmprobe types '*' | wc -l";
 
 /// The probes of a trace.

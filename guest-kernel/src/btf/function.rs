@@ -24,6 +24,7 @@ pub struct Parameter<'a> {
     pub type_id: TypeId,
 }
 
+/// Of a module's types, these know the module's functions only: the kernel's may have the same names.
 impl Btf {
     /// Returns true if there is a C function of this name, which keeps to the ABI.
     pub fn has_function(&self, name: &str) -> bool {
@@ -70,7 +71,7 @@ impl Btf {
     }
 
     fn function(&self, name: &str) -> Option<TypeRecord<'_>> {
-        let mut named = self.named(name).map(|(_, record)| record);
+        let mut named = self.own_named(name).map(|(_, record)| record);
         named.find(|record| record.kind == Kind::Function)
     }
 }

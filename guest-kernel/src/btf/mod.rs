@@ -4,6 +4,8 @@
 //! by a crate: the existing ones copy all of it into maps, which takes ten times the memory,
 //! or need files and another licence. A record is decoded when it is needed.
 
+use std::sync::Arc;
+
 use crate::image::Image;
 use crate::symbols::{Symbols, hash};
 
@@ -27,12 +29,15 @@ pub use member::{Array, BitField, Member};
 use raw::{Kind, RawTypes, TypeRecord};
 pub use types::{Field, Integer, Shape, TypeId};
 
-/// All types of a kernel. Takes about as much memory as the section, and a third more.
+/// All types of a kernel, or of one of its modules and the kernel. Takes about as much memory as the section, and a
+/// third more.
 #[derive(Debug)]
 pub struct Btf {
-    raw: RawTypes,
+    raw: Arc<RawTypes>,
     /// Hash of each type's name and its number, sorted.
     by_name: Vec<(u32, u32)>,
+    /// The kernel's, of a module's.
+    base: Option<Arc<Btf>>,
 }
 
 impl Btf {
@@ -56,7 +61,19 @@ impl Btf {
     /// # Errors
     /// See [`BtfError`].
     pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
-        let raw = RawTypes::parse(data)?;
+        Self::layer(data, None)
+    }
+
+    /// Reads the bytes of a module's section, which refers to the kernel's types.
+    ///
+    /// # Errors
+    /// See [`BtfError`].
+    pub fn parse_module(data: &[u8], kernel: &Arc<Self>) -> Result<Self, BtfError> {
+        Self::layer(data, Some(Arc::clone(kernel)))
+    }
+
+    fn layer(data: &[u8], base: Option<Arc<Self>>) -> Result<Self, BtfError> {
+        let raw = RawTypes::parse(data, base.as_ref().map(|base| Arc::clone(&base.raw)))?;
         let mut by_name: Vec<_> = raw
             .iter()
             .filter(|(_, record)| !record.name.is_empty())
@@ -64,7 +81,16 @@ impl Btf {
             .collect();
         by_name.sort_unstable();
         by_name.shrink_to_fit();
-        Ok(Self { raw, by_name })
+        Ok(Self {
+            raw: Arc::new(raw),
+            by_name,
+            base,
+        })
+    }
+
+    /// Returns true if these are a module's, with the kernel's.
+    pub fn is_module_s(&self) -> bool {
+        self.base.is_some()
     }
 
     /// The size of a struct, union, enum, typedef or basic type in bytes, by its name alone:
@@ -108,8 +134,15 @@ impl Btf {
         })
     }
 
-    /// All types of a name.
+    /// All types of a name, a module's own before the kernel's.
     fn named(&self, name: &str) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
+        let base = self.base.as_deref();
+        let base = base.into_iter().flat_map(move |base| base.own_named(name));
+        self.own_named(name).chain(base)
+    }
+
+    /// All types of a name that aren't the base's.
+    fn own_named(&self, name: &str) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
         let wanted = hash(name);
         let start = self.by_name.partition_point(|(hash, _)| *hash < wanted);
         self.by_name[start..]

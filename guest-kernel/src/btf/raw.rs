@@ -2,6 +2,8 @@
 //!
 //! Source: Linux `Documentation/bpf/btf.rst` and `include/uapi/linux/btf.h`.
 
+use std::sync::Arc;
+
 use super::error::BtfError;
 
 const MAGIC: u16 = 0xeb9f;
@@ -95,17 +97,23 @@ fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
 }
 
 /// The records and names of a BTF section, with where each record is.
+///
+/// A module's section ("split BTF") goes on where the kernel's ends: its types have the numbers behind the kernel's,
+/// its names the offsets behind the kernel's, and it refers to the kernel's by theirs.
 #[derive(Debug)]
 pub struct RawTypes {
+    /// The kernel's, of a module's.
+    base: Option<Arc<RawTypes>>,
     types: Vec<u8>,
     names: Vec<u8>,
-    /// Where each record begins in `types`; the first is of type 1.
+    /// Where each record begins in `types`, from the type [`Self::first`] on.
     starts: Vec<u32>,
 }
 
 impl RawTypes {
-    /// Reads the header and finds the records; their contents are read when they are needed.
-    pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
+    /// Reads the header and finds the records; their contents are read when they are needed. `base` is the kernel's,
+    /// where the section is a module's.
+    pub fn parse(data: &[u8], base: Option<Arc<Self>>) -> Result<Self, BtfError> {
         let header = data.get(..HEADER).ok_or(BtfError::Truncated)?;
         let [first, len, types_at, types_len, names_at, names_len] = words(header);
         if first as u16 != MAGIC || (first >> 16) as u8 != VERSION {
@@ -135,22 +143,33 @@ impl RawTypes {
             }
         }
         Ok(Self {
+            base,
             types,
             names,
             starts,
         })
     }
 
-    /// All types with their numbers.
+    /// Its own types with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, TypeRecord<'_>)> {
-        (1..)
+        (self.first()..)
             .zip(&self.starts)
             .filter_map(|(id, start)| Some((id, self.at(*start as usize)?)))
     }
 
     /// A type by its number; `None` for `void` and numbers that aren't there.
     pub fn get(&self, id: u32) -> Option<TypeRecord<'_>> {
-        self.at(*self.starts.get((id as usize).checked_sub(1)?)? as usize)
+        match id.checked_sub(self.first()) {
+            Some(own) => self.at(*self.starts.get(own as usize)? as usize),
+            None => self.base.as_ref()?.get(id),
+        }
+    }
+
+    /// The number of its first type.
+    fn first(&self) -> u32 {
+        // `void` has no record. A section has less than 4 GiB.
+        let base = self.base.as_ref();
+        base.map_or(1, |base| base.first() + base.starts.len() as u32)
     }
 
     /// A type, through its aliases and qualifiers.
@@ -179,7 +198,14 @@ impl RawTypes {
 
     /// The name at an offset; empty for what has none.
     pub fn name(&self, at: u32) -> &str {
-        let bytes = self.names.get(at as usize..).unwrap_or_default();
+        let mut at = at as usize;
+        if let Some(base) = &self.base {
+            match at.checked_sub(base.names.len()) {
+                Some(own) => at = own,
+                None => return base.name(at as u32),
+            }
+        }
+        let bytes = self.names.get(at..).unwrap_or_default();
         let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
         str::from_utf8(&bytes[..len]).unwrap_or_default()
     }

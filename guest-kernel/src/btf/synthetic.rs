@@ -6,6 +6,8 @@ pub struct Builder {
     types: Vec<u8>,
     names: Vec<u8>,
     count: u32,
+    /// Bytes of names of the kernel's, of a module's types.
+    names_before: u32,
 }
 
 impl Default for Builder {
@@ -14,6 +16,7 @@ impl Default for Builder {
             types: vec![],
             names: vec![0],
             count: 0,
+            names_before: 0,
         }
     }
 }
@@ -24,11 +27,21 @@ impl Builder {
         Self::default()
     }
 
+    /// No types yet of a module, of a kernel with these.
+    pub fn of_module(kernel: &Self) -> Self {
+        Self {
+            types: vec![],
+            names: vec![],
+            count: kernel.count,
+            names_before: kernel.names.len() as u32,
+        }
+    }
+
     fn name(&mut self, name: &str) -> u32 {
         if name.is_empty() {
             return 0;
         }
-        let at = self.names.len() as u32;
+        let at = self.names_before + self.names.len() as u32;
         self.names.extend(name.bytes().chain([0]));
         at
     }

@@ -6,6 +6,10 @@ use super::*;
 mod as_c;
 
 fn section() -> Vec<u8> {
+    builder().bytes()
+}
+
+fn builder() -> Builder {
     let mut b = Builder::new();
     let int = b.int("int", 4);
     let long = b.int("long unsigned int", 8);
@@ -37,11 +41,38 @@ fn section() -> Vec<u8> {
     b.enumeration("state", &[("LIVE", 0), ("COMING", 1), ("NONE", -1)]);
     b.function("do_init_module", &[("mod", pointer), ("count", int)]);
     b.function("nothing", &[]);
-    b.bytes()
+    b
 }
 
 fn btf() -> Btf {
     Btf::parse(&section()).unwrap()
+}
+
+#[test]
+fn a_module_s_types_go_on_where_its_kernel_s_end() {
+    let kernel = builder();
+    let mut b = Builder::of_module(&kernel);
+    // The kernel's `int`, which is its first type.
+    let tun = b.structure("tun_file", 24, &[("flags", 1, 8), ("index", 1, 16)]);
+    let tun = b.pointer(tun);
+    b.function("nothing", &[("tfile", tun), ("clean", 1)]);
+    let kernel = Arc::new(Btf::parse(&kernel.bytes()).unwrap());
+    let module = Btf::parse_module(&b.bytes(), &kernel).unwrap();
+    assert_eq!(module.size_of("tun_file"), Ok(24));
+    assert_eq!(module.size_of("module"), Ok(200));
+    assert_eq!(module.member("tun_file", "index").unwrap().offset, 16);
+    assert_eq!(module.member("module", "list.prev").unwrap().offset, 16);
+    assert!(kernel.size_of("tun_file").is_err());
+    let declared = module.declaration("tun_file").unwrap();
+    assert!(declared.contains("int flags;"), "{declared}");
+    // Both have such a function; the module's is meant.
+    let names = |types: &Btf| types.parameters("nothing").map(|names| names.join(" "));
+    assert_eq!(names(&module).as_deref(), Some("tfile clean"));
+    assert_eq!(names(&kernel).as_deref(), Some(""));
+    assert_eq!(module.parameters("do_init_module"), None);
+    assert!(module.is_module_s() && !kernel.is_module_s());
+    let own = module.types_matching("*", 10);
+    assert_eq!(own, ["struct tun_file"]);
 }
 
 #[test]

@@ -14,6 +14,37 @@ pub struct ModuleReader {
     /// The head of the list.
     pub(super) list: GuestVirtAddr,
     pub(super) layout: ModuleLayout,
+    /// Where the types of modules are; `None` in a kernel that doesn't keep them (`CONFIG_DEBUG_INFO_BTF_MODULES`).
+    pub(super) types: Option<TypesAt>,
+}
+
+/// Where modules' types are (`kernel/bpf/btf.c`): offsets in bytes.
+#[derive(Debug, Clone)]
+pub(super) struct TypesAt {
+    /// The head of the list of them.
+    pub(super) list: GuestVirtAddr,
+    /// In `struct btf_module`: the entry of the list, the module, and its types.
+    pub(super) entry: u64,
+    pub(super) module: u64,
+    pub(super) types: u64,
+    /// In `struct btf`: where the section is, and its length.
+    pub(super) data: u64,
+    pub(super) size: u64,
+}
+
+impl TypesAt {
+    fn find(btf: &Btf, symbols: &Symbols) -> Option<Self> {
+        let of_module = |path| Some(btf.member("btf_module", path).ok()?.offset);
+        let of_types = |path| Some(btf.member("btf", path).ok()?.offset);
+        Some(Self {
+            list: symbols.find("btf_modules").ok()?.address,
+            entry: of_module("list")?,
+            module: of_module("module")?,
+            types: of_module("btf")?,
+            data: of_types("data")?,
+            size: of_types("data_size")?,
+        })
+    }
 }
 
 impl ModuleReader {
@@ -29,6 +60,7 @@ impl ModuleReader {
         Ok(Self {
             list,
             layout: ModuleLayout::new(btf)?,
+            types: TypesAt::find(btf, symbols),
         })
     }
 }

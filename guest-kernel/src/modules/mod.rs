@@ -19,7 +19,7 @@ use guest_state::x86_64::paging::VirtFault;
 use thiserror::Error;
 
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings};
-use crate::btf::TypeError;
+use crate::btf::{BtfError, TypeError};
 use crate::symbols::LookupError;
 
 mod layout;
@@ -33,6 +33,7 @@ pub mod synthetic;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod types;
 
 pub use layout::ModuleReader;
 
@@ -71,6 +72,15 @@ pub enum ModuleError {
         module: GuestVirtAddr,
         /// What is wrong.
         what: &'static str,
+    },
+    /// Its types are damaged.
+    #[error("the types of the guest's module at {module} make no sense")]
+    Types {
+        /// Its `struct module`.
+        module: GuestVirtAddr,
+        /// What is wrong.
+        #[source]
+        source: BtfError,
     },
     /// Its own tables are damaged.
     #[error("the tables of the guest's module {name} make no sense")]

@@ -10,7 +10,7 @@ use super::{Module, ModuleError, ModuleFunction, ModuleReader, ModuleState};
 use crate::kernel_memory::KernelMemory;
 
 /// More modules than any guest loads. A longer list is taken to be circular.
-const MAX_MODULES: usize = 1 << 14;
+pub(super) const MAX_MODULES: usize = 1 << 14;
 /// More text than any module has, in bytes. Graphics drivers have about 8 MiB.
 pub(super) const MAX_TEXT: u64 = 64 << 20;
 /// More symbols than any module has.
@@ -115,7 +115,7 @@ impl ModuleReader {
         self.reading(memory, tables, module).with_functions()
     }
 
-    fn reading<'a>(
+    pub(super) fn reading<'a>(
         &'a self,
         memory: &'a dyn GuestMemory,
         tables: PageTables,

@@ -20,6 +20,10 @@ pub const CODE: u64 = 0x2000;
 pub const INIT_CODE: u64 = 0x3000;
 /// Its symbols.
 pub const DATA: u64 = 0x4000;
+/// The head of the list of modules' types.
+pub const TYPES_LIST: u64 = 0x110;
+/// The types of the first module.
+pub const TYPES: u64 = 0x5800;
 
 /// How `struct module` says where its text is.
 #[derive(Clone, Copy, PartialEq)]
@@ -35,6 +39,11 @@ pub const VERSIONS: [Version; 2] = [Version::V6_1, Version::V6_12];
 
 /// The types of such a kernel.
 pub fn btf(version: Version) -> Btf {
+    Btf::parse(&types(version).bytes()).unwrap()
+}
+
+/// As [`btf`], before they are put together.
+pub fn types(version: Version) -> Builder {
     let mut b = Builder::new();
     let int = b.int("unsigned int", 4);
     let char = b.int("char", 1);
@@ -96,8 +105,16 @@ pub fn btf(version: Version) -> Btf {
         let memories = b.array(memory, 7);
         members.push(("mem", memories, 400));
     }
-    b.structure("module", 600, &members);
-    Btf::parse(&b.bytes()).unwrap()
+    let module = b.structure("module", 600, &members);
+    let module = b.pointer(module);
+    let btf = b.structure("btf", 64, &[("data", pointer, 0), ("data_size", int, 16)]);
+    let btf = b.pointer(btf);
+    b.structure(
+        "btf_module",
+        32,
+        &[("list", list, 0), ("module", module, 16), ("btf", btf, 24)],
+    );
+    b
 }
 
 /// Members that point at tables, and those that say how long they are.
@@ -184,6 +201,20 @@ impl Guest {
             self.put(from, entry);
             from = entry;
         }
+    }
+
+    /// Gives a module types, behind those of another one.
+    pub fn types(&self, module: u64, section: &[u8]) {
+        let (other, own, btf, data) = (TYPES, TYPES + 0x40, TYPES + 0x80, TYPES + 0x100);
+        for (at, next) in [(TYPES_LIST, other), (other, own), (own, TYPES_LIST)] {
+            self.put(at, next);
+        }
+        self.put(other + 16, 0xdead);
+        self.put(own + 16, module);
+        self.put(own + 24, btf);
+        self.put(btf, data);
+        self.write(btf + 16, &(section.len() as u32).to_le_bytes());
+        self.write(data, section);
     }
 
     /// Sets the bounds of text and init text.

@@ -1,8 +1,12 @@
+use std::sync::Arc;
+
 use guest_state::GuestPhysAddr;
 use guest_state::x86_64::paging::{PageTables, PagingMode};
 use proptest::prelude::*;
 
-use super::synthetic::{CODE, DATA, Guest, INIT_CODE, LIST, MODULE, VERSIONS, Version, btf};
+use super::synthetic::{
+    CODE, DATA, Guest, INIT_CODE, LIST, MODULE, TYPES, TYPES_LIST, VERSIONS, Version, btf, types,
+};
 use super::*;
 use crate::blacklist::{BlacklistEntry, Reason};
 use crate::btf::Btf;
@@ -22,6 +26,7 @@ fn reader(version: Version) -> ModuleReader {
         .map(|(name, offset)| (TEXT + offset, 'T', name.to_owned()))
         .to_vec();
     symbols.push((LIST, 'd', "modules".to_owned()));
+    symbols.push((TYPES_LIST, 'd', "btf_modules".to_owned()));
     let symbols = Symbols::from_elf_symtab(&unstripped(&symbols)).unwrap();
     ModuleReader::new(&btf(version), &symbols).unwrap()
 }
@@ -209,6 +214,34 @@ fn nonsense_is_refused() {
         let error = damaged(damage);
         assert!(error.contains(message), "{error}");
     }
+}
+
+#[test]
+fn a_module_s_types_are_read_with_its_kernel_s() {
+    let guest = Guest::new(Version::V6_12);
+    let kernel = types(guest.version);
+    let mut b = Builder::of_module(&kernel);
+    b.structure("ext4_inode", 8, &[("i_mode", 1, 4)]);
+    let kernel = Arc::new(btf(guest.version));
+    let read = |guest: &Guest, module| {
+        let reader = reader(guest.version);
+        reader.types(&*guest.memory, TABLES, GuestVirtAddr(module), &kernel)
+    };
+    // Nobody has put a list there.
+    assert!(read(&guest, MODULE).is_err());
+    guest.put(TYPES_LIST, TYPES_LIST);
+    assert!(read(&guest, MODULE).unwrap().is_none());
+    guest.types(MODULE, &b.bytes());
+    let found = read(&guest, MODULE).unwrap().unwrap();
+    assert_eq!(found.member("ext4_inode", "i_mode").unwrap().offset, 4);
+    assert!(read(&guest, 0x9999).unwrap().is_none());
+    let error = |guest: &Guest| read(guest, MODULE).unwrap_err().to_string();
+    guest.write(TYPES + 0x100, b"no types");
+    assert!(error(&guest).contains("make no sense"), "{}", error(&guest));
+    guest.write(TYPES + 0x90, &u32::MAX.to_le_bytes());
+    assert!(error(&guest).contains("too long"), "{}", error(&guest));
+    guest.put(TYPES, TYPES);
+    assert!(error(&guest).contains("no end"), "{}", error(&guest));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use guest_kernel::Kernel;
+use guest_kernel::btf::Btf;
 use guest_kernel::context::{ReschedBits, TaskContext, decode};
 use guest_state::x86_64::flags::IF;
 use parking_lot::RwLock;
@@ -24,6 +25,8 @@ pub struct Asked {
     arguments: Vec<Compiled>,
     filter: String,
     stack: u32,
+    /// What the types of the arguments are: those of the probe's module, or of the kernel.
+    types: Option<Arc<Btf>>,
 }
 
 /// The same of all probes of a VM that are asked for something.
@@ -44,7 +47,8 @@ impl AskedProbes {
         }
     }
 
-    /// Works out what a probe asks for by text, and has the engine's form of it take that.
+    /// Works out what a probe asks for by text, and has the engine's form of it take that. `module_types` knows the
+    /// types of a module.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the wrong field.
@@ -53,13 +57,18 @@ impl AskedProbes {
         field: ProbeField,
         asked: &v1::ProbeSpec,
         spec: &mut ProbeSpec,
+        module_types: &mut dyn FnMut(&str) -> Option<Arc<Btf>>,
     ) -> Result<Asked, Status> {
-        let found = self.compile_one(asked, spec);
+        let found = self.compile_one(asked, spec, module_types);
         found.map_err(|wrong| status::invalid(format!("{field}.{}", wrong.field), wrong.why))
     }
 
-    fn compile_one(&self, asked: &v1::ProbeSpec, spec: &mut ProbeSpec) -> Result<Asked, Wrong> {
-        let known = Known::from(&*self.kernel);
+    fn compile_one(
+        &self,
+        asked: &v1::ProbeSpec,
+        spec: &mut ProbeSpec,
+        module_types: &mut dyn FnMut(&str) -> Option<Arc<Btf>>,
+    ) -> Result<Asked, Wrong> {
         let name;
         let place = match spec.kind {
             ProbeKind::Return { .. } | ProbeKind::Exits { .. } => Place::Return,
@@ -86,6 +95,16 @@ impl AskedProbes {
                     place: if at_start { place } else { Place::Inside },
                 }
             }
+        };
+        let types = match function.module {
+            _ if asked.arguments.is_empty() => None,
+            "" => None,
+            module => module_types(module),
+        };
+        let types = types.or_else(|| self.kernel.types.clone());
+        let known = Known {
+            types: types.as_deref(),
+            ..Known::from(&*self.kernel)
         };
         let mut arguments: Vec<Compiled> = Vec::new();
         for (index, text) in asked.arguments.iter().enumerate() {
@@ -142,6 +161,7 @@ impl AskedProbes {
             arguments,
             filter: asked.filter.clone(),
             stack: asked.stack,
+            types,
         })
     }
 
@@ -219,7 +239,7 @@ impl Asked {
 
     /// The values of the arguments, of what a hit has taken.
     fn values(&self, kernel: &Kernel, mut taken: &[Taken]) -> Vec<v1::Value> {
-        let types = kernel.types.as_ref();
+        let types = self.types.as_deref();
         let show = |argument: &Compiled| {
             let count = argument.values.len().min(taken.len());
             let (own, rest) = taken.split_at(count);

@@ -1,8 +1,9 @@
 //! Probes on all functions that match a pattern.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use guest_kernel::btf::Btf;
 use probe_engine::action::HitAction;
 use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
 use tonic::{Code, Status};
@@ -75,6 +76,15 @@ impl Machine {
         &self,
         batch: &Expanded,
     ) -> Result<(Vec<ProbeSpec>, Vec<Arc<Asked>>), Status> {
+        let mut known: HashMap<String, Option<Arc<Btf>>> = HashMap::new();
+        let mut module_types = |module: &str| match known.get(module) {
+            Some(types) => types.clone(),
+            None => {
+                let types = self.module_types(module);
+                known.insert(module.to_owned(), types.clone());
+                types
+            }
+        };
         let probes = batch.specs.iter().zip(&batch.fields);
         let compiled = probes.map(|(spec, field)| {
             let mut engine_s = convert::spec(*field, spec)?;
@@ -82,7 +92,9 @@ impl Machine {
             if let Some(index) = actions.position(HitAction::changes_guest) {
                 self.may_change_guest(format!("{field}.actions[{index}]"))?;
             }
-            let asked = self.asked.compile(*field, spec, &mut engine_s)?;
+            let asked = self
+                .asked
+                .compile(*field, spec, &mut engine_s, &mut module_types)?;
             Ok((engine_s, Arc::new(asked)))
         });
         compiled.collect()

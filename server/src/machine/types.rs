@@ -1,4 +1,6 @@
-//! The types of the guest's kernel.
+//! The types of the guest's kernel and its modules.
+
+use std::sync::Arc;
 
 use guest_kernel::btf::{Btf, TypeError};
 use tonic::{Code, Status};
@@ -9,34 +11,56 @@ use crate::page::Page;
 use crate::status;
 
 impl Machine {
-    /// The declaration of a type.
+    /// The declaration of a type: of the kernel's, or with a module's name before it of the module's.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` for a kernel without types, `NOT_FOUND` for a name that no type has.
+    /// `FAILED_PRECONDITION` for a kernel without types, `NOT_FOUND` for a name that no type has and a module
+    /// without types.
     pub fn describe_type(&self, name: &str) -> Result<String, Status> {
-        describe(self.types()?, name)
+        let (types, name) = self.types("name", name)?;
+        describe(&types, name)
     }
 
-    /// A page of the names of the types that match a pattern. The key of a name is its place among those that
-    /// match.
+    /// A page of the names of the types that match a pattern: of the kernel's, or with a module's name before it of
+    /// those that only the module has. The key of a name is its place among those that match.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` for a kernel without types.
+    /// `FAILED_PRECONDITION` for a kernel without types, `NOT_FOUND` for a module without.
     pub fn list_types(
         &self,
         pattern: &str,
         page: &Page<usize>,
     ) -> Result<v1::ListTypesResponse, Status> {
-        Ok(list(self.types()?, pattern, page))
+        let (types, pattern) = self.types("pattern", pattern)?;
+        Ok(list(&types, pattern, page))
     }
 
-    fn types(&self) -> Result<&Btf, Status> {
+    /// The types that a field's text is about, and what is left of it: `MODULE:NAME`, or `NAME` of the kernel.
+    fn types<'a>(&self, field: &'static str, text: &'a str) -> Result<(Arc<Btf>, &'a str), Status> {
         let types = self.engine.kernel().types.as_ref();
-        types.ok_or_else(|| {
+        let types = types.ok_or_else(|| {
             Status::failed_precondition(
                 "the guest's kernel carries no type information (BTF): it was built without \
                  CONFIG_DEBUG_INFO_BTF",
             )
+        })?;
+        let Some((module, name)) = text.split_once(':') else {
+            return Ok((Arc::clone(types), text));
+        };
+        let types = self.module_types(module).ok_or_else(|| {
+            let why = format!(
+                "no types of a module {module:?}: it isn't loaded, or was built without BTF"
+            );
+            status::with_field(Code::NotFound, field, why)
+        })?;
+        Ok((types, name))
+    }
+
+    /// The types of a loaded module, with those of its kernel, read while the guest stands still.
+    pub(super) fn module_types(&self, module: &str) -> Option<Arc<Btf>> {
+        self.stopped(|stopped| {
+            self.find_kernel(stopped).ok()?;
+            self.engine.module_types(stopped, module)
         })
     }
 }

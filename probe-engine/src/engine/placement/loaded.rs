@@ -1,8 +1,10 @@
 //! The guest's modules as bodies of code.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use guest_kernel::blacklist::Blacklist;
+use guest_kernel::btf::Btf;
 use guest_kernel::kprobes::GuestKprobes;
 use guest_kernel::modules::{Module, ModuleError, ModuleReader, ModuleState};
 use guest_state::x86_64::paging;
@@ -62,6 +64,13 @@ impl Engine {
             list: None,
             read: HashMap::new(),
         }
+    }
+
+    /// The types of a loaded module, with those of its kernel. `None` if it isn't loaded, or has no types that can be
+    /// read.
+    pub fn module_types(&self, guest: &dyn StoppedGuest, name: &str) -> Option<Arc<Btf>> {
+        let kernel = self.kernel.types.as_ref()?;
+        self.loaded_modules(guest).types(name, kernel)
     }
 
     /// The module that is the first argument of the function which a vCPU enters, or why it can't
@@ -143,6 +152,16 @@ impl LoadedModules<'_> {
             Some((at, tables)) => self.read(name, at, tables),
             None => Ok(None),
         }
+    }
+
+    /// The types of the module of a name, with those of its kernel.
+    fn types(&mut self, name: &str, kernel: &Arc<Btf>) -> Option<Arc<Btf>> {
+        let memory = self.memory;
+        let reader = self.reader.as_ref().ok()?;
+        let mut named = self.list().ok()?.iter().filter(|(other, ..)| other == name);
+        let (_, at, tables) = named.next()?;
+        let types = reader.types(memory, *tables, *at, kernel).ok()?;
+        types.map(Arc::new)
     }
 
     /// The module in whose text an address is.

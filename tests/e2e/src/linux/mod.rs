@@ -70,6 +70,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         clock::TESTS,
         tracer::TESTS,
         tracer::filters::TESTS,
+        tracer::modules::TESTS,
         tracer::stacks::TESTS,
         tracer::stacks_followed::TESTS,
         tracer::pointers::TESTS,

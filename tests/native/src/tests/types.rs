@@ -111,6 +111,34 @@ fn names_lead_where_debians_kernels_have_their_members() {
     }
 }
 
+#[test]
+fn structures_that_debians_kernels_pass_in_registers_have_their_members() {
+    // A register each for `kuid_t`, two for `sockptr_t`; `len` comes behind it.
+    let cases = [
+        ("from_kuid_munged", path(&["kuid", ".val"]), 6),
+        ("sock_setsockopt", path(&["optval", ".kernel"]), 1),
+        ("sock_setsockopt", path(&["optval", ".is_kernel"]), 8),
+        ("sock_setsockopt", path(&["optlen"]), 9),
+    ];
+    for (release, kernel) in &*KERNELS {
+        for (name, value, register) in &cases {
+            let function = Function {
+                name,
+                module: "",
+                place: Place::Entry,
+            };
+            let known = Known::from(kernel);
+            let compiled = compile(&argument(value.clone(), None), 0, &function, &known);
+            let values = compiled.unwrap().remove(0).values;
+            let [value] = values.as_slice() else {
+                panic!("{release}: {name}: {values:?}");
+            };
+            assert_eq!(value.base, Base::Register(*register), "{release}: {name}");
+            assert_eq!(value.take, Take::Word, "{release}: {name}");
+        }
+    }
+}
+
 /// What isn't compiled is refused for a reason that the function's types show.
 #[test]
 fn all_functions_of_debians_kernels_have_their_arguments_by_name() {
@@ -161,7 +189,7 @@ fn all_functions_of_debians_kernels_have_their_arguments_by_name() {
         assert!(functions > 20_000, "{release}: {functions}");
         let refused: u32 = refused.values().sum();
         assert!(
-            refused * 20 < functions,
+            refused * 50 < functions,
             "{release}: {refused} of {functions}"
         );
     }

@@ -13,7 +13,7 @@ pub struct Definition {
 }
 
 impl Definition {
-    fn new(text: &str) -> Self {
+    pub fn new(text: &str) -> Self {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         let mut it = Self {
             ours: text.to_owned(),

@@ -2,6 +2,7 @@
 
 mod definitions;
 pub mod filters;
+pub mod modules;
 pub mod pointers;
 pub mod selftests;
 pub mod stacks;
