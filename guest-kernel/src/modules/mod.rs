@@ -12,6 +12,7 @@
 //! - `free_module(mod)`: its text is about to be freed, after its exit function has run, or its
 //!   init function has failed.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
@@ -20,7 +21,7 @@ use thiserror::Error;
 
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings};
 use crate::btf::{BtfError, TypeError};
-use crate::symbols::LookupError;
+use crate::symbols::{LookupError, glob};
 
 mod layout;
 mod read;
@@ -151,6 +152,21 @@ impl Module {
         self.functions
             .iter()
             .filter(move |function| function.name == name)
+    }
+
+    /// Its functions that a pattern of `*` (any text) and `?` (one character) matches, without those whose name another
+    /// one has too, and without parts of functions that the compiler has put elsewhere, and padding.
+    pub fn matching<'a>(&'a self, pattern: &'a str) -> impl Iterator<Item = &'a ModuleFunction> {
+        let mut count: HashMap<&str, usize> = HashMap::new();
+        for function in &self.functions {
+            *count.entry(&function.name).or_default() += 1;
+        }
+        self.functions.iter().filter(move |function| {
+            let is_part = function.name.starts_with("__pfx_") || function.name.ends_with(".cold");
+            !is_part
+                && glob::matches(pattern, &function.name)
+                && count.get(function.name.as_str()) == Some(&1)
+        })
     }
 
     /// The function that an address lies in, and how far.

@@ -217,6 +217,19 @@ fn nonsense_is_refused() {
 }
 
 #[test]
+fn functions_are_found_by_patterns_unless_others_have_their_names() {
+    let module = Guest::new(Version::V6_12).read().unwrap();
+    let found = |pattern| -> Vec<_> {
+        let found = module.matching(pattern);
+        found.map(|function| function.name.as_str()).collect()
+    };
+    assert_eq!(found("ext4_*"), ["ext4_read", "ext4_write"]);
+    assert_eq!(found("ext4_?ead"), ["ext4_read"]);
+    assert_eq!(found("same"), [""; 0]);
+    assert!(!found("*").contains(&"same"));
+}
+
+#[test]
 fn a_module_s_types_are_read_with_its_kernel_s() {
     let guest = Guest::new(Version::V6_12);
     let kernel = types(guest.version);

@@ -44,25 +44,38 @@ impl Machine {
                 continue;
             };
             let field = || format!("{probe}.symbol.symbol");
-            if !place.module.is_empty() {
-                let why = "functions of a module can't be chosen by a pattern: name each";
-                return Err(status::invalid(field(), why));
-            }
             let before = expanded.specs.len();
-            for function in self.functions(&place.symbol, is_return(spec)) {
+            let kind = kind(spec);
+            let mut add = |function: &str| {
                 convert::check_batch(expanded.specs.len() + 1)?;
                 expanded.specs.push(on_function(spec, place, function));
                 expanded.fields.push(probe);
+                Ok::<_, Status>(())
+            };
+            match place.module.as_str() {
+                "" => self.functions(&place.symbol, kind).try_for_each(&mut add)?,
+                module => {
+                    let found = self.functions_in_module(module, &place.symbol, kind);
+                    let found = found.ok_or_else(|| {
+                        let why = format!(
+                            "module {module:?} isn't loaded, so a pattern of its functions matches nothing: load it first"
+                        );
+                        status::with_field(Code::NotFound, field(), why)
+                    })?;
+                    found.iter().try_for_each(|name| add(name))?;
+                }
             }
             if expanded.specs.len() == before {
-                return Err(status::with_field(
-                    Code::NotFound,
-                    field(),
-                    format!(
-                        "no function that can be probed matches `{}`: `vmprobe list` shows what matches",
-                        place.symbol
+                let symbol = &place.symbol;
+                let why = match place.module.as_str() {
+                    "" => format!(
+                        "no function that can be probed matches `{symbol}`: `vmprobe list` shows what matches"
                     ),
-                ));
+                    module => format!(
+                        "no function of module {module:?} that can be probed matches `{symbol}`"
+                    ),
+                };
+                return Err(status::with_field(Code::NotFound, field(), why));
             }
         }
         Ok(())
@@ -105,12 +118,8 @@ impl Machine {
     fn functions<'a>(
         &'a self,
         pattern: &'a str,
-        returns: bool,
+        kind: ProbeKind,
     ) -> impl Iterator<Item = &'a str> + 'a {
-        let kind = match returns {
-            true => ProbeKind::Return { maxactive: None },
-            false => ProbeKind::PRE,
-        };
         let symbols = self.engine.symbols();
         let mut seen = HashSet::new();
         let functions = symbols.find_matching(pattern).filter(move |symbol| {
@@ -126,6 +135,20 @@ impl Machine {
             self.engine.can_probe(&self.memory, &place, kind)
         })
     }
+
+    /// The same of a loaded module's; `None` if it isn't loaded.
+    fn functions_in_module(
+        &self,
+        module: &str,
+        pattern: &str,
+        kind: ProbeKind,
+    ) -> Option<Vec<String>> {
+        self.stopped(|stopped| {
+            self.find_kernel(stopped).ok()?;
+            self.engine
+                .functions_in_module(stopped, module, pattern, kind)
+        })
+    }
 }
 
 /// The place of a probe whose symbol is a pattern.
@@ -136,8 +159,12 @@ fn pattern(spec: &v1::ProbeSpec) -> Option<&SymbolPlace> {
     }
 }
 
-fn is_return(spec: &v1::ProbeSpec) -> bool {
-    matches!(spec.kind, Some(Kind::Return(_)))
+/// What decides whether a function takes the probe.
+fn kind(spec: &v1::ProbeSpec) -> ProbeKind {
+    match spec.kind {
+        Some(Kind::Return(_)) => ProbeKind::Return { maxactive: None },
+        _ => ProbeKind::PRE,
+    }
 }
 
 fn on_function(spec: &v1::ProbeSpec, place: &SymbolPlace, function: &str) -> v1::ProbeSpec {

@@ -15,6 +15,13 @@ impl Engine {
         })
     }
 
+    /// Returns true if the guest's list of modules can be read while it runs, by the page tables that it had when it
+    /// last stood still.
+    pub fn can_read_modules(&self, memory: &dyn GuestMemory) -> bool {
+        self.modules_of(memory)
+            .is_some_and(|modules| modules.reader.loaded(memory, modules.tables).is_ok())
+    }
+
     /// The function of a loaded module that an address is in.
     pub fn resolve_in_module(
         &self,

@@ -17,6 +17,11 @@ impl Engine {
         Some(phys)
     }
 
+    /// Learns the page tables that modules are read by while the guest runs.
+    pub fn learn_page_tables(&self, guest: &dyn StoppedGuest) {
+        self.kernel_tables(guest);
+    }
+
     /// The kernel's own page tables, then those that the vCPUs use: until the
     /// kernel has set its own up, only these map its stacks.
     ///

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::engine::placement::body::{Body, Function, ModuleName};
 use crate::engine::sites::table::Table;
 use crate::error::RegisterError;
-use crate::probe::Place;
+use crate::probe::{Place, ProbeKind};
 
 /// A module and the page tables that map it.
 #[derive(Debug)]
@@ -71,6 +71,33 @@ impl Engine {
     pub fn module_types(&self, guest: &dyn StoppedGuest, name: &str) -> Option<Arc<Btf>> {
         let kernel = self.kernel.types.as_ref()?;
         self.loaded_modules(guest).types(name, kernel)
+    }
+
+    /// The names of a loaded module's functions that a pattern matches and that take a probe, in the order of their
+    /// addresses. `None` if the module isn't loaded, or can't be read.
+    pub fn functions_in_module(
+        &self,
+        guest: &dyn StoppedGuest,
+        module: &str,
+        pattern: &str,
+        kind: ProbeKind,
+    ) -> Option<Vec<String>> {
+        let table = self.table();
+        let kprobes = GuestKprobes::default();
+        let mut modules = self.loaded_modules(guest);
+        let loaded = modules.find(module).ok()??;
+        let memory = guest.memory();
+        let body = loaded.body(memory, &table, &kprobes);
+        let takes_probe = |name: &str| {
+            let place = Place::Symbol {
+                module: Some(module.to_owned()),
+                name: name.to_owned(),
+                offset: 0,
+            };
+            self.locate(memory, &body, &place, kind).is_ok()
+        };
+        let names = loaded.module.matching(pattern).map(|it| &it.name);
+        Some(names.filter(|name| takes_probe(name)).cloned().collect())
     }
 
     /// The module that is the first argument of the function which a vCPU enters, or why it can't

@@ -83,7 +83,10 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Debugger => debugger::run(plan.count),
         Workload::Module => module::run(plan),
         Workload::Churn => module::churn(plan),
-        Workload::Load => module::load(&module::file(&plan.module)?).map(|()| json!({})),
+        Workload::Load => {
+            module::load(&module::file(&plan.module)?)?;
+            Ok(json!({ "text": module::text(&plan.module)? }))
+        }
         Workload::Unload => module::unload(&plan.module).map(|()| json!({})),
         Workload::Sweep => sweep::run(plan.count),
         Workload::Fault => fault::run(plan.count),

@@ -94,6 +94,14 @@ pub fn load(path: &str) -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("can't load {path}: {error}")))
 }
 
+/// Where a loaded module's text begins, as the kernel writes it.
+pub fn text(name: &str) -> io::Result<String> {
+    let path = format!("/sys/module/{name}/sections/.text");
+    let text = fs::read_to_string(&path);
+    let text = text.map_err(|error| io::Error::other(format!("can't read {path}: {error}")))?;
+    Ok(text.trim().to_owned())
+}
+
 /// Loads a module; flags as `finit_module(2)` has them.
 pub fn load_opened(file: &File, flags: libc::c_int) -> io::Result<()> {
     let no_parameters = c"";

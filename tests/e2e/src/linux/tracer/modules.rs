@@ -37,10 +37,18 @@ const PROBES: [&str; 3] = [
 fn modules(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         let mut guest = Guest::ready(cx, kernel, 1).await?;
-        let error = guest.refusal("p tun:tun_chr_open file").await?.to_string();
-        check!(error.contains("load the module first"), "{error}");
-        guest.work("load module=tun").await?;
+        let loaded = guest.work("load module=tun").await?;
+        found_at(&guest, &loaded).await?;
+        for (text, why) in [
+            ("p no_such:tun_chr_open file", "load the module first"),
+            ("p no_such:tun_chr_*", "isn't loaded"),
+            ("p tun:no_such_*", "no function of module"),
+        ] {
+            let error = guest.refusal(text).await?.to_string();
+            check!(error.contains(why), "{text}: {error}");
+        }
         types(&guest).await?;
+        pattern(&mut guest).await?;
         for jump in [false, true] {
             compare(&mut guest, jump, kernel == files::BZIMAGE_6_12).await?;
         }
@@ -50,6 +58,16 @@ fn modules(cx: &Context, kernel: &'static str) -> TestResult {
             PROBES.len()
         ))
     })
+}
+
+/// An address in the module is told to be there, although the guest has not stood still for any probe yet.
+async fn found_at(guest: &Guest, loaded: &serde_json::Value) -> Result<(), Failure> {
+    let text = loaded["text"].as_str().unwrap_or_default();
+    let address = u64::from_str_radix(text.trim_start_matches("0x"), 16);
+    let address = address.map_err(|error| wrong!("the module's text at {text:?}: {error}"))?;
+    let found = guest.client.locate(VM, address).await?;
+    check_eq!(found.module, "tun", "module at {text}");
+    Ok(())
 }
 
 /// What the module's types are told to be.
@@ -70,6 +88,26 @@ async fn types(guest: &Guest) -> Result<(), Failure> {
     let unknown = guest.client.describe_type(VM, "no_such:file").await;
     let error = unknown.unwrap_or_else(|error| error.to_string());
     check!(error.contains("no types of a module"), "{error}");
+    Ok(())
+}
+
+/// A probe on each function of the module that matches.
+async fn pattern(guest: &mut Guest) -> Result<(), Failure> {
+    let probes = guest.probes(&["p:all tun:tun_chr_*"]).await?;
+    let names: Vec<&str> = probes.iter().map(|probe| probe.name.as_str()).collect();
+    for name in ["all.tun_chr_open", "all.tun_chr_poll", "all.tun_chr_close"] {
+        check!(names.contains(&name), "no {name} in {names:?}");
+    }
+    guest
+        .work(&format!("threads syscall=tun count={CALLS}"))
+        .await?;
+    for probe in guest.remove(&names).await? {
+        let expected = match probe.name.as_str() {
+            "all.tun_chr_open" | "all.tun_chr_close" => CALLS as u64,
+            _ => 0,
+        };
+        check_eq!(probe.hits, expected, "hits of {}", probe.name);
+    }
     Ok(())
 }
 
