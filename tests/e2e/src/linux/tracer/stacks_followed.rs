@@ -30,7 +30,7 @@ fn followed(cx: &Context) -> TestResult {
         let mut stream = guest.client.events(VM, Vec::new()).await?;
         guest.probes(&[&format!("p:s {PLACE} stack=40")]).await?;
         jump(&guest, "s").await?;
-        let mut kinds = Vec::new();
+        let mut kinds: Vec<BTreeSet<Vec<u64>>> = Vec::new();
         let mut hits = 0;
         for is_followed in [false, true] {
             let mut names = Vec::new();
@@ -63,12 +63,18 @@ fn followed(cx: &Context) -> TestResult {
                 );
             }
         }
-        check_eq!(
-            kinds[1],
-            kinds[0],
-            "stacks with calls followed, and without"
-        );
+        // A jump has copied a piece of the stack. How much of that a system call's own frame takes is drawn anew for
+        // each call (`add_random_kstack_offset`), so the last callers may be missing.
+        let all = kinds.iter().flatten();
+        let whole = all.clone().max_by_key(|stack| stack.len());
+        let whole = whole.cloned().unwrap_or_default();
+        for (stacks, with) in kinds.iter().zip(["without calls followed", "with"]) {
+            check!(
+                !stacks.is_empty() && stacks.iter().all(|stack| whole.starts_with(stack)),
+                "stacks {with}: {stacks:x?}, the longest of all: {whole:x?}"
+            );
+        }
         guest.finish().await?;
-        pass_with(format!("{hits} stacks of {} kinds", kinds[0].len()))
+        pass_with(format!("{hits} stacks of up to {} callers", whole.len()))
     })
 }
