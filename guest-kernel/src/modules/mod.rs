@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings};
 use crate::btf::{BtfError, TypeError};
-use crate::symbols::{LookupError, glob};
+use crate::symbols::{LookupError, glob, is_part_of_function};
 
 mod layout;
 mod read;
@@ -155,15 +155,14 @@ impl Module {
     }
 
     /// Its functions that a pattern of `*` (any text) and `?` (one character) matches, without those whose name another
-    /// one has too, and without parts of functions that the compiler has put elsewhere, and padding.
+    /// one has too, and without [parts of functions](is_part_of_function).
     pub fn matching<'a>(&'a self, pattern: &'a str) -> impl Iterator<Item = &'a ModuleFunction> {
         let mut count: HashMap<&str, usize> = HashMap::new();
         for function in &self.functions {
             *count.entry(&function.name).or_default() += 1;
         }
         self.functions.iter().filter(move |function| {
-            let is_part = function.name.starts_with("__pfx_") || function.name.ends_with(".cold");
-            !is_part
+            !is_part_of_function(&function.name)
                 && glob::matches(pattern, &function.name)
                 && count.get(function.name.as_str()) == Some(&1)
         })

@@ -35,6 +35,12 @@ use table::{SymbolEntry, SymbolTable};
 /// How many similar names an error lists.
 const SIMILAR: usize = 5;
 
+/// Returns true for what has a symbol and is no function: a part of one that the compiler has put elsewhere, and the
+/// padding in front of one (`FUNCTION_PADDING_BYTES` in the kernel's Makefile).
+pub fn is_part_of_function(name: &str) -> bool {
+    name.starts_with("__pfx_") || name.ends_with(".cold")
+}
+
 /// The symbol that an address belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resolved<'a> {

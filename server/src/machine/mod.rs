@@ -8,6 +8,7 @@ mod blacklist;
 mod create;
 mod find_kernel;
 mod inspect;
+mod modules;
 mod optimize;
 mod optimizer_thread;
 mod patterns;

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use guest_kernel::btf::Btf;
+use guest_kernel::symbols::is_part_of_function;
 use probe_engine::action::HitAction;
 use probe_engine::probe::{Place, ProbeKind, ProbeSpec};
 use tonic::{Code, Status};
@@ -123,8 +124,9 @@ impl Machine {
         let symbols = self.engine.symbols();
         let mut seen = HashSet::new();
         let functions = symbols.find_matching(pattern).filter(move |symbol| {
-            let is_part = symbol.name.starts_with("__pfx_") || symbol.name.ends_with(".cold");
-            symbols.is_text(symbol.address) && !is_part && seen.insert(symbol.name)
+            symbols.is_text(symbol.address)
+                && !is_part_of_function(symbol.name)
+                && seen.insert(symbol.name)
         });
         functions.map(|symbol| symbol.name).filter(move |name| {
             let place = Place::Symbol {
@@ -133,20 +135,6 @@ impl Machine {
                 offset: 0,
             };
             self.engine.can_probe(&self.memory, &place, kind)
-        })
-    }
-
-    /// The same of a loaded module's; `None` if it isn't loaded.
-    fn functions_in_module(
-        &self,
-        module: &str,
-        pattern: &str,
-        kind: ProbeKind,
-    ) -> Option<Vec<String>> {
-        self.stopped(|stopped| {
-            self.find_kernel(stopped).ok()?;
-            self.engine
-                .functions_in_module(stopped, module, pattern, kind)
         })
     }
 }

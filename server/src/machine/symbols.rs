@@ -2,7 +2,6 @@
 
 use guest_kernel::symbols::LookupError;
 use guest_state::GuestVirtAddr;
-use probe_engine::engine::ModuleSymbol;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
@@ -62,21 +61,6 @@ impl Machine {
             offset: found.offset,
             size: found.function.size,
             module: found.module,
-        })
-    }
-
-    /// The function of a module that an address is in. The guest stands still for it where it has not yet done so since
-    /// its kernel has set up the page tables that map modules.
-    fn in_module(&self, address: GuestVirtAddr) -> Option<ModuleSymbol> {
-        let find = || self.engine.resolve_in_module(&self.memory, address);
-        let found = find();
-        if found.is_some() || self.engine.can_read_modules(&self.memory) {
-            return found;
-        }
-        self.stopped(|stopped| {
-            self.find_kernel(stopped).ok()?;
-            self.engine.learn_page_tables(stopped);
-            find()
         })
     }
 }

@@ -55,14 +55,6 @@ impl Machine {
         })?;
         Ok((types, name))
     }
-
-    /// The types of a loaded module, with those of its kernel, read while the guest stands still.
-    pub(super) fn module_types(&self, module: &str) -> Option<Arc<Btf>> {
-        self.stopped(|stopped| {
-            self.find_kernel(stopped).ok()?;
-            self.engine.module_types(stopped, module)
-        })
-    }
 }
 
 fn describe(types: &Btf, name: &str) -> Result<String, Status> {

@@ -66,40 +66,6 @@ impl Engine {
         }
     }
 
-    /// The types of a loaded module, with those of its kernel. `None` if it isn't loaded, or has no types that can be
-    /// read.
-    pub fn module_types(&self, guest: &dyn StoppedGuest, name: &str) -> Option<Arc<Btf>> {
-        let kernel = self.kernel.types.as_ref()?;
-        self.loaded_modules(guest).types(name, kernel)
-    }
-
-    /// The names of a loaded module's functions that a pattern matches and that take a probe, in the order of their
-    /// addresses. `None` if the module isn't loaded, or can't be read.
-    pub fn functions_in_module(
-        &self,
-        guest: &dyn StoppedGuest,
-        module: &str,
-        pattern: &str,
-        kind: ProbeKind,
-    ) -> Option<Vec<String>> {
-        let table = self.table();
-        let kprobes = GuestKprobes::default();
-        let mut modules = self.loaded_modules(guest);
-        let loaded = modules.find(module).ok()??;
-        let memory = guest.memory();
-        let body = loaded.body(memory, &table, &kprobes);
-        let takes_probe = |name: &str| {
-            let place = Place::Symbol {
-                module: Some(module.to_owned()),
-                name: name.to_owned(),
-                offset: 0,
-            };
-            self.locate(memory, &body, &place, kind).is_ok()
-        };
-        let names = loaded.module.matching(pattern).map(|it| &it.name);
-        Some(names.filter(|name| takes_probe(name)).cloned().collect())
-    }
-
     /// The module that is the first argument of the function which a vCPU enters, or why it can't
     /// be read.
     pub(crate) fn module_at(
@@ -151,6 +117,45 @@ impl Engine {
         Ok(Loaded { module, tables })
     }
 
+    /// The types of a module of a guest that runs, with those of its kernel. `None` if it isn't loaded all the time that
+    /// takes, or has no types that can be read.
+    pub fn module_types(&self, memory: &dyn GuestMemory, name: &str) -> Option<Arc<Btf>> {
+        let kernel = self.kernel.types.as_ref()?;
+        let reader = self.kernel.modules.as_ref().ok()?;
+        let find = || Some(self.find_running(memory, name).ok()??.0);
+        let at = find()?;
+        let types = reader.types(memory, self.running_tables().ok()?, at, kernel);
+        let types = types.ok()??;
+        (find() == Some(at)).then(|| Arc::new(types))
+    }
+
+    /// The names of those functions of a module of a guest that runs that a pattern matches and that take a probe, in
+    /// the order of their addresses. `None` if it isn't loaded, or can't be read.
+    pub fn functions_in_module(
+        &self,
+        memory: &dyn GuestMemory,
+        module: &str,
+        pattern: &str,
+        kind: ProbeKind,
+    ) -> Option<Vec<String>> {
+        let (at, _) = self.find_running(memory, module).ok()??;
+        let loaded = self.read_running(memory, at).ok()?;
+        let table = self.table();
+        // The guest may be changing them: the registration looks again.
+        let kprobes = GuestKprobes::default();
+        let body = loaded.body(memory, &table, &kprobes);
+        let takes_probe = |name: &str| {
+            let place = Place::Symbol {
+                module: Some(module.to_owned()),
+                name: name.to_owned(),
+                offset: 0,
+            };
+            self.locate(memory, &body, &place, kind).is_ok()
+        };
+        let names = loaded.module.matching(pattern).map(|it| &it.name);
+        Some(names.filter(|name| takes_probe(name)).cloned().collect())
+    }
+
     fn running_tables(&self) -> Result<PageTables, String> {
         let tables = self.last_tables.get();
         tables.ok_or_else(|| "the kernel's page tables aren't known yet".to_owned())
@@ -179,16 +184,6 @@ impl LoadedModules<'_> {
             Some((at, tables)) => self.read(name, at, tables),
             None => Ok(None),
         }
-    }
-
-    /// The types of the module of a name, with those of its kernel.
-    fn types(&mut self, name: &str, kernel: &Arc<Btf>) -> Option<Arc<Btf>> {
-        let memory = self.memory;
-        let reader = self.reader.as_ref().ok()?;
-        let mut named = self.list().ok()?.iter().filter(|(other, ..)| other == name);
-        let (_, at, tables) = named.next()?;
-        let types = reader.types(memory, *tables, *at, kernel).ok()?;
-        types.map(Arc::new)
     }
 
     /// The module in whose text an address is.
