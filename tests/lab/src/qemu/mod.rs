@@ -17,7 +17,7 @@ use crate::tool::{self, ToolError};
 const RELEASE: &str = "trixie";
 
 /// The changes, by file name; each says in its head what it is for.
-const PATCHES: [(&str, &str); 3] = [
+const PATCHES: [(&str, &str); 5] = [
     (
         "qemu-bp-intercept.patch",
         include_str!("../../qemu-bp-intercept.patch"),
@@ -29,6 +29,14 @@ const PATCHES: [(&str, &str); 3] = [
     (
         "qemu-ignne-race.patch",
         include_str!("../../qemu-ignne-race.patch"),
+    ),
+    (
+        "qemu-jump-cache.patch",
+        include_str!("../../qemu-jump-cache.patch"),
+    ),
+    (
+        "qemu-svm-tlb.patch",
+        include_str!("../../qemu-svm-tlb.patch"),
     ),
 ];
 const SCRIPT: &str = include_str!("../../build-qemu.sh");
