@@ -276,8 +276,10 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
         if !claims.is_empty() {
             jobs.push(Box::new(move || {
                 say(&format!("# {}", machine.description()));
-                test::run_at(machine.name.place(), claims, || {
-                    machine.tests(work, options)
+                test::timed(&machine.label(), || {
+                    test::run_at(machine.name.place(), claims, || {
+                        machine.tests(work, options)
+                    })
                 })
             }));
         }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use lab::{BuildError, LabError};
@@ -100,7 +100,7 @@ pub fn run(options: &Options) -> Result<bool, TestError> {
     let mut counts = Counts::default();
     let mut runs = Vec::new();
     if !options.skip_unit && !options.labs.leaves_everyday_out() {
-        match unit_tests() {
+        match timed("unit tests", unit_tests) {
             Ok((part, run)) => {
                 counts.add(part);
                 runs.push(run);
@@ -123,6 +123,14 @@ pub fn run(options: &Options) -> Result<bool, TestError> {
         "{passed} passed, {failed} failed, {skipped} skipped"
     ));
     Ok(failed == 0 && passed > 0)
+}
+
+/// Does a part of the tests, and says how long it took: what to look at first when they take too long.
+pub fn timed<T>(what: &str, part: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = part();
+    say(&format!("# {what} took {} s", begun.elapsed().as_secs()));
+    result
 }
 
 /// `cargo test` of the whole workspace, on this machine. The run has the records of those that prove
@@ -177,7 +185,7 @@ fn end_to_end(options: &Options, mut runs: Vec<Run>) -> Result<Counts, TestError
         // Should this run not come to its end, no older one must pass for it.
         let _there_may_be_none = fs::remove_file(conformance_file());
     }
-    let programs = Programs::build()?;
+    let programs = timed("building the programs for the labs", Programs::build)?;
     let files = Files::for_tests(&programs)?;
     let host = Host::examine(&programs)?;
     say(&format!("# on this machine: {}", host.verdict));
