@@ -110,9 +110,6 @@ pub enum Reason {
     /// `-` without `>`.
     #[error("a member follows with `->`, as in file->f_inode")]
     LoneHyphen,
-    /// `PARAMETER.MEMBER`.
-    #[error("a parameter is no structure, but may be a pointer to one: use `->`")]
-    DotOnParameter,
     /// A name of a parameter that can't be one.
     #[error("a parameter's name has letters, digits and _ only")]
     BadParameter,
@@ -186,7 +183,6 @@ impl Reason {
             Self::BadImmediate => "BAD_IMM",
             Self::OpenText => "IMMSTR_NO_CLOSE",
             Self::LoneHyphen => "BAD_HYPHEN",
-            Self::DotOnParameter => "NOSUP_DAT_ARG",
             Self::BadParameter => "NO_BTFARG",
             Self::BadMember => "NO_BTF_FIELD",
             Self::OpenArray => "ARRAY_NO_CLOSE",

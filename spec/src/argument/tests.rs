@@ -90,6 +90,8 @@ fn every_value_is_read() {
         ),
         ("count", variable("count")),
         ("_a1", variable("_a1")),
+        ("kuid.val", member(variable("kuid"), false, "val")),
+        ("$retval.val", member(Fetch::ReturnValue, false, "val")),
         (
             "file->f_inode->i_ino",
             member(member(variable("file"), true, "f_inode"), true, "i_ino"),
@@ -228,7 +230,7 @@ fn an_error_has_its_place_and_its_reason() {
         ("\\\"", 2..2, Reason::OpenText),
         ("\\\"abc:string", 5..5, Reason::OpenText),
         ("file-.foo", 4..5, Reason::LoneHyphen),
-        ("file.foo", 5..8, Reason::DotOnParameter),
+        ("file.", 5..5, Reason::BadMember),
         ("fi*le", 0..5, Reason::BadParameter),
         ("file->", 6..6, Reason::BadMember),
         ("file->a..b", 8..10, Reason::BadMember),

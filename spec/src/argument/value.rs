@@ -153,7 +153,7 @@ fn immediate(rest: Piece<'_>) -> Result<Fetch, Wrong> {
         .ok_or_else(|| Reason::BadImmediate.at(rest.span()))
 }
 
-/// `PARAMETER` and `PARAMETER->MEMBER.MEMBER`
+/// `PARAMETER`, `PARAMETER->MEMBER.MEMBER`, and `PARAMETER.MEMBER` of a structure in registers
 fn parameter(text: Piece<'_>) -> Result<Value, Wrong> {
     let (name, rest) = text.take(|c| c.is_ascii_alphanumeric() || c == '_');
     let of = value(Fetch::Variable(name.text.to_owned()), name);
@@ -172,9 +172,6 @@ fn members_of(of: Value, members: Piece<'_>, otherwise: Reason) -> Result<Value,
                 Some(name) => (true, name),
                 None => return Err(Reason::LoneHyphen.at(rest.at..rest.at + 1)),
             },
-            '.' if first => {
-                return Err(Reason::DotOnParameter.at(rest.at + 1..rest.end()));
-            }
             '.' => (false, rest.skip(1)),
             _ if first => return Err(otherwise.at(start..rest.end())),
             _ => return Err(Reason::BadMember.at(rest.span())),

@@ -193,6 +193,8 @@ named! {
         /// A process of its own reads the file `at`, or writes it where that is `FILE=TEXT`; says how the process
         /// ended and what the kernel's log has got since.
         Oops = "oops",
+        /// Gives a file to `count` users in turn, asks whose it is, and sets an option of a socket.
+        Owned = "owned",
         /// Puts the kernel's own tools at the places `at`, changes them and takes them away as lines of
         /// console input ask, until the line `quit`; see [`crate::workload::tools`].
         Tools = "tools",

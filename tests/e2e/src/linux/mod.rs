@@ -70,6 +70,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         clock::TESTS,
         tracer::TESTS,
         tracer::filters::TESTS,
+        tracer::by_value::TESTS,
         tracer::modules::TESTS,
         tracer::stacks::TESTS,
         tracer::stacks_followed::TESTS,

@@ -20,6 +20,7 @@ mod module;
 mod names;
 mod nested;
 mod oops;
+mod owned;
 mod pages;
 mod pairs;
 mod probeable;
@@ -106,6 +107,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Fill => fill::run(plan),
         Workload::Tools => tools::run(),
         Workload::Oops => oops::run(plan),
+        Workload::Owned => owned::run(plan.count),
         Workload::Log => Ok(json!({ "complaints": klog::complaints()? })),
         Workload::Say => {
             let between = Duration::from_millis(plan.sleep_ms);

@@ -1,5 +1,6 @@
 //! The tracer beside the guest's own: the same definitions, the same hits, the same values.
 
+pub mod by_value;
 mod definitions;
 pub mod filters;
 pub mod modules;

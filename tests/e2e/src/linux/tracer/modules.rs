@@ -181,7 +181,7 @@ fn facts(ours: &BTreeMap<String, Vec<String>>, kind: &str) -> Result<(), Failure
 }
 
 /// The value of that name in a line.
-fn value<'a>(line: &'a str, name: &str) -> &'a str {
+pub fn value<'a>(line: &'a str, name: &str) -> &'a str {
     let values = line.split(' ');
     let mut found = values.filter_map(|value| value.strip_prefix(name)?.strip_prefix('='));
     found.next().unwrap_or_default()
