@@ -65,11 +65,12 @@ Examples:
   vmprobe top --once";
 
 pub const LIST_EXAMPLES: &str = "\
-Functions of modules aren't listed. Whether the instruction at a function's start can be probed is
-known for certain only when it is probed.
+With a loaded module's name before it, a pattern matches the module's functions. Whether the
+instruction at a function's start can be probed is known for certain only when it is probed.
 
 Examples:
   vmprobe list 'tcp_*'
+  vmprobe list 'tun:*'
   vmprobe list --all 'do_*' | grep noinstr";
 
 pub const TYPES_EXAMPLES: &str = "\

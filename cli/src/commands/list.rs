@@ -14,7 +14,12 @@ pub async fn list(list: &ListFunctions) -> Result<(), Failure> {
     let pattern = &list.pattern;
     let found = functions(&client, &vm, pattern).await?;
     if found.is_empty() {
-        let text = format!("no function of this kernel matches `{pattern}`");
+        let text = match pattern.split_once(':') {
+            Some((module, pattern)) => {
+                format!("no function of module {module:?} matches `{pattern}`")
+            }
+            None => format!("no function of this kernel matches `{pattern}`"),
+        };
         return Err(ClientError::NotFound(text).into());
     }
     if list.json {

@@ -1,4 +1,4 @@
-//! The functions of the guest's kernel, and which of them can be probed.
+//! The functions of the guest's kernel and its modules, and which of them can be probed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,7 +15,8 @@ pub struct Function {
     pub why_not: Option<String>,
 }
 
-/// The functions that match a name or a pattern with `*` and `?`, each name once, sorted.
+/// The functions that match a name or a pattern with `*` and `?`, each name once, sorted. With a module's name before
+/// it, `tun:tun_*`, it matches the module's functions, whose names have that before them too.
 ///
 /// # Errors
 /// See [`Client::lookup_symbols`] and [`Client::blacklist`].
@@ -25,8 +26,15 @@ pub async fn functions(
     pattern: &str,
 ) -> Result<Vec<Function>, ClientError> {
     let (symbols, _) = client.lookup_symbols(vm, pattern, u32::MAX).await?;
+    let module = pattern.split_once(':').map(|(module, _)| module);
     let text = symbols.into_iter().filter(|symbol| is_text(&symbol.kind));
-    let found: Vec<(String, u64)> = text.map(|symbol| (symbol.name, symbol.address)).collect();
+    let place = |name: String| match module {
+        Some(module) => format!("{module}:{name}"),
+        None => name,
+    };
+    let found: Vec<(String, u64)> = text
+        .map(|symbol| (place(symbol.name), symbol.address))
+        .collect();
     if found.is_empty() {
         return Ok(Vec::new());
     }
@@ -35,7 +43,11 @@ pub async fn functions(
     while let Some(batch) = entries.next().await? {
         refused.extend(batch.iter().filter_map(refusal));
     }
-    let init = freed_text(client, vm).await?;
+    let init = match module {
+        // What is freed of a module isn't among its functions any more.
+        Some(_) => 0..0,
+        None => freed_text(client, vm).await?,
+    };
     Ok(sorted(found, &refused, &init))
 }
 

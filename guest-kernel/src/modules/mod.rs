@@ -12,7 +12,6 @@
 //! - `free_module(mod)`: its text is about to be freed, after its exit function has run, or its
 //!   init function has failed.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
@@ -21,8 +20,9 @@ use thiserror::Error;
 
 use crate::blacklist::{Blacklist, BlacklistError, ExceptionTable, Landings};
 use crate::btf::{BtfError, TypeError};
-use crate::symbols::{LookupError, glob, is_part_of_function};
+use crate::symbols::LookupError;
 
+mod functions;
 mod layout;
 mod read;
 #[cfg(any(test, feature = "testing"))]
@@ -36,6 +36,7 @@ mod tables;
 mod tests;
 mod types;
 
+pub use functions::{ModuleFunction, ModuleFunctions};
 pub use layout::ModuleReader;
 
 /// Why the modules of a kernel can't be read.
@@ -118,8 +119,8 @@ pub struct Module {
     pub text: Range<GuestVirtAddr>,
     /// The text that is freed when its init function has returned; empty from then on.
     pub init_text: Range<GuestVirtAddr>,
-    /// Its functions, in the order of their addresses. Several may have the same name.
-    pub functions: Vec<ModuleFunction>,
+    /// Its functions.
+    pub functions: ModuleFunctions,
     /// What can't be probed in it, without what the kernel patches only while it loads the module.
     pub blacklist: Blacklist,
     /// Its instructions with a fix-up.
@@ -130,49 +131,9 @@ pub struct Module {
     pub is_live_patch: bool,
 }
 
-/// A function of a module.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModuleFunction {
-    /// Its name.
-    pub name: String,
-    /// Where it begins.
-    pub address: GuestVirtAddr,
-    /// Its length in bytes: as the module's symbol table has it, or else to the next function.
-    pub size: u64,
-}
-
 impl Module {
     /// Returns true if an address is in its text or init text.
     pub fn is_text(&self, address: GuestVirtAddr) -> bool {
         self.text.contains(&address) || self.init_text.contains(&address)
-    }
-
-    /// Its functions of a name.
-    pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a ModuleFunction> {
-        self.functions
-            .iter()
-            .filter(move |function| function.name == name)
-    }
-
-    /// Its functions that a pattern of `*` (any text) and `?` (one character) matches, without those whose name another
-    /// one has too, and without [parts of functions](is_part_of_function).
-    pub fn matching<'a>(&'a self, pattern: &'a str) -> impl Iterator<Item = &'a ModuleFunction> {
-        let mut count: HashMap<&str, usize> = HashMap::new();
-        for function in &self.functions {
-            *count.entry(&function.name).or_default() += 1;
-        }
-        self.functions.iter().filter(move |function| {
-            !is_part_of_function(&function.name)
-                && glob::matches(pattern, &function.name)
-                && count.get(function.name.as_str()) == Some(&1)
-        })
-    }
-
-    /// The function that an address lies in, and how far.
-    pub fn resolve(&self, address: GuestVirtAddr) -> Option<(&ModuleFunction, u64)> {
-        let end = self.functions.partition_point(|f| f.address <= address);
-        let function = self.functions[..end].last()?;
-        let offset = address.offset_from(function.address)?;
-        (offset < function.size).then_some((function, offset))
     }
 }

@@ -6,7 +6,7 @@ use guest_state::x86_64::paging::{PageTables, VirtFault};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use super::layout::TextAt;
-use super::{Module, ModuleError, ModuleFunction, ModuleReader, ModuleState};
+use super::{Module, ModuleError, ModuleFunction, ModuleFunctions, ModuleReader, ModuleState};
 use crate::kernel_memory::KernelMemory;
 
 /// More modules than any guest loads. A longer list is taken to be circular.
@@ -172,7 +172,7 @@ impl Reading<'_> {
             state,
             text,
             init_text,
-            functions: Vec::new(),
+            functions: ModuleFunctions::default(),
             blacklist: Default::default(),
             exceptions: Default::default(),
             landings: Default::default(),
@@ -211,11 +211,8 @@ impl Reading<'_> {
         Ok(base..end.ok_or_else(|| self.damaged("its text has no end"))?)
     }
 
-    /// The functions in some texts, sorted.
-    fn functions(
-        &self,
-        texts: &[Range<GuestVirtAddr>],
-    ) -> Result<Vec<ModuleFunction>, ModuleError> {
+    /// The functions in some texts.
+    fn functions(&self, texts: &[Range<GuestVirtAddr>]) -> Result<ModuleFunctions, ModuleError> {
         let layout = self.reader.layout.symbols;
         let address = |at| self.guest.address(at).map_err(self.fault());
         let table = address(self.at(layout.at))?;
@@ -259,9 +256,9 @@ impl Reading<'_> {
                 size: size.min(text.end.0 - address.0),
             });
         }
-        functions.sort_by(|a, b| (a.address, &a.name).cmp(&(b.address, &b.name)));
+        functions.sort_by_key(|function| function.address);
         fill_sizes(&mut functions, texts);
-        Ok(functions)
+        Ok(functions.into_iter().collect())
     }
 }
 

@@ -53,7 +53,7 @@ impl Reading<'_> {
         };
         if let Some(at) = layout.functions {
             for place in self.places(at, module, &code)? {
-                if let Some((function, _)) = module.resolve(place.start) {
+                if let Some((function, _)) = module.functions.resolve(place.start) {
                     entries.push(whole(function, Reason::KprobeBlacklist));
                 }
             }

@@ -91,10 +91,13 @@ fn functions_in_the_text_are_found_with_their_sizes() {
         ("init_module", INIT_CODE + 0x10, 0x30),
     ];
     assert_eq!(found, expected);
-    assert_eq!(module.named("same").count(), 2);
-    let (function, offset) = module.resolve(GuestVirtAddr(CODE + 0x45)).unwrap();
+    assert_eq!(module.functions.named("same").count(), 2);
+    let (function, offset) = module
+        .functions
+        .resolve(GuestVirtAddr(CODE + 0x45))
+        .unwrap();
     assert_eq!((function.name.as_str(), offset), ("ext4_write", 5));
-    assert_eq!(module.resolve(GuestVirtAddr(CODE + 0x30)), None);
+    assert_eq!(module.functions.resolve(GuestVirtAddr(CODE + 0x30)), None);
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn init_text_that_is_gone_has_no_functions() {
         let module = guest.read().unwrap();
         assert_eq!(module.state, ModuleState::Live);
         assert!(module.init_text.is_empty());
-        assert_eq!(module.named("init_module").count(), 0);
+        assert_eq!(module.functions.named("init_module").count(), 0);
     }
 }
 
@@ -217,16 +220,27 @@ fn nonsense_is_refused() {
 }
 
 #[test]
-fn functions_are_found_by_patterns_unless_others_have_their_names() {
+fn functions_are_found_by_names_and_patterns() {
     let module = Guest::new(Version::V6_12).read().unwrap();
     let found = |pattern| -> Vec<_> {
-        let found = module.matching(pattern);
+        let found = module.functions.matching(pattern);
         found.map(|function| function.name.as_str()).collect()
     };
     assert_eq!(found("ext4_*"), ["ext4_read", "ext4_write"]);
     assert_eq!(found("ext4_?ead"), ["ext4_read"]);
-    assert_eq!(found("same"), [""; 0]);
-    assert!(!found("*").contains(&"same"));
+    assert_eq!(found("same"), ["same"; 2]);
+    assert_eq!(found("*").len(), module.functions.len());
+    let unique = |name| module.functions.is_unique(name);
+    assert!(unique("ext4_read") && !unique("same") && unique("nothing"));
+    for function in module.functions.iter() {
+        assert!(
+            module
+                .functions
+                .named(&function.name)
+                .any(|it| it == function)
+        );
+    }
+    assert_eq!(module.functions.named("ext4").count(), 0);
 }
 
 #[test]

@@ -1,11 +1,12 @@
-//! What can't be probed in the guest's kernel, read bit by bit.
+//! What can't be probed in the guest's kernel or one of its modules, read bit by bit.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use guest_kernel::blacklist::{BlacklistEntry, Patched};
-use guest_kernel::symbols::Resolved;
+use guest_kernel::modules::Module;
+use guest_kernel::symbols::{Resolved, Symbol};
 use guest_state::GuestVirtAddr;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
@@ -13,11 +14,13 @@ use vmprobe_proto::v1;
 use super::Machine;
 use crate::{convert, limits, status};
 
-/// Reads what can't be probed in a VM's kernel, in address order. A range that spans several symbols
+/// Reads what can't be probed in a VM's kernel, or in a module as it is loaded now, in address order. A range that spans several symbols
 /// is told symbol by symbol, as in the kernel's own `/sys/kernel/debug/kprobes/blacklist`.
 #[derive(Debug)]
 pub struct BlacklistReader {
     machine: Arc<Machine>,
+    /// None for the kernel.
+    module: Option<Module>,
     /// Addresses of the symbols that are asked for; none for all.
     wanted: Option<HashSet<u64>>,
     /// The kernel has made the changes to its text that it makes only once.
@@ -26,19 +29,32 @@ pub struct BlacklistReader {
 }
 
 impl BlacklistReader {
-    /// A reader of what lies in symbols that match a pattern, or of everything when it is empty.
+    /// A reader of what lies in symbols that match a pattern, or of everything when it is empty. With a module's
+    /// name before it, the pattern is about the module's functions.
     /// Blocks: looks through all symbols.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a pattern longer than any name, `NOT_FOUND` when no symbol matches.
+    /// `INVALID_ARGUMENT` for a pattern longer than any name, `NOT_FOUND` when no symbol matches, or the module isn't
+    /// loaded.
     pub fn new(machine: Arc<Machine>, pattern: &str) -> Result<Self, Status> {
-        let wanted = match pattern {
-            "" => None,
-            pattern => Some(wanted(&machine, pattern)?),
+        if pattern.len() > limits::PATTERN_BYTES {
+            let most = limits::PATTERN_BYTES;
+            let why = format!("a pattern has at most {most} characters");
+            return Err(status::invalid(FIELD, why));
+        }
+        let (module, pattern) = match pattern.split_once(':') {
+            Some((module, pattern)) => (Some(machine.module(FIELD, module)?), pattern),
+            None => (None, pattern),
+        };
+        let wanted = match (pattern, &module) {
+            ("", _) => None,
+            (pattern, Some(module)) => Some(wanted_in(module, pattern)?),
+            (pattern, None) => Some(wanted(&machine, pattern)?),
         };
         Ok(Self {
             started: machine.engine.is_started(),
             machine,
+            module,
             wanted,
             at: Position::default(),
         })
@@ -48,12 +64,18 @@ impl BlacklistReader {
     /// entries that aren't asked for. Nothing when all are read. Blocks for a bounded time.
     pub fn next(&mut self) -> Option<Vec<v1::BlacklistEntry>> {
         let engine = &self.machine.engine;
+        let module = self.module.as_ref();
+        let list = module.map_or_else(|| engine.blacklist(), |module| &module.blacklist);
+        let resolve = |at| match module {
+            Some(module) => resolve_in(module, at),
+            None => engine.symbols().resolve(at),
+        };
         let stands =
             |entry: &BlacklistEntry| !self.started || entry.reason.patched() != Patched::Once;
-        let entries = engine.blacklist().entries().filter(stands);
+        let entries = list.entries().filter(stands);
         let entries = entries.skip(self.at.entry);
         let ranges = entries.map(|entry| (entry.range, entry.reason));
-        let pieces = stretch(ranges, &mut self.at, |at| engine.symbols().resolve(at))?;
+        let pieces = stretch(ranges, &mut self.at, resolve)?;
         let is_wanted = |piece: &Piece<'_, _>| match (&self.wanted, piece.symbol) {
             (None, _) => true,
             (Some(wanted), Some(found)) => wanted.contains(&found.symbol.address.0),
@@ -76,15 +98,37 @@ impl BlacklistReader {
     }
 }
 
+/// The field of a request that has the pattern.
+const FIELD: &str = "pattern";
+
+/// A function of a module as the symbol that covers an address.
+fn resolve_in(module: &Module, at: GuestVirtAddr) -> Option<Resolved<'_>> {
+    let (function, offset) = module.functions.resolve(at)?;
+    Some(Resolved {
+        symbol: Symbol {
+            name: &function.name,
+            address: function.address,
+            kind: 't',
+        },
+        offset,
+        size: function.size,
+    })
+}
+
+/// Addresses of a module's functions that match a pattern.
+fn wanted_in(module: &Module, pattern: &str) -> Result<HashSet<u64>, Status> {
+    let functions = module.functions.matching(pattern);
+    let found: HashSet<u64> = functions.map(|function| function.address.0).collect();
+    if found.is_empty() {
+        let name = &module.name;
+        let why = format!("no function of module {name:?} matches `{pattern}`");
+        return Err(status::with_field(Code::NotFound, FIELD, why));
+    }
+    Ok(found)
+}
+
 /// Addresses of the symbols that match a pattern.
 fn wanted(machine: &Machine, pattern: &str) -> Result<HashSet<u64>, Status> {
-    if pattern.len() > limits::PATTERN_BYTES {
-        let most = limits::PATTERN_BYTES;
-        return Err(status::invalid(
-            "pattern",
-            format!("a pattern has at most {most} characters"),
-        ));
-    }
     let symbols = machine.engine.symbols();
     let found: HashSet<u64> = symbols
         .find_matching(pattern)
@@ -97,7 +141,7 @@ fn wanted(machine: &Machine, pattern: &str) -> Result<HashSet<u64>, Status> {
         Err(error) if !pattern.contains(['*', '?']) => error.to_string(),
         _ => format!("no symbol of the guest's kernel matches `{pattern}`"),
     };
-    Err(status::with_field(Code::NotFound, "pattern", message))
+    Err(status::with_field(Code::NotFound, FIELD, message))
 }
 
 /// How far the entries are read.
@@ -154,7 +198,6 @@ fn stretch<'a, R: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use guest_kernel::symbols::Symbol;
 
     /// Functions of 16 bytes each, from 0x1000 to 0x100000.
     fn resolve(at: GuestVirtAddr) -> Option<Resolved<'static>> {

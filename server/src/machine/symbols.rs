@@ -5,34 +5,36 @@ use guest_state::GuestVirtAddr;
 use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
-use super::Machine;
+use super::{Machine, modules};
 use crate::page::Page;
 use crate::{convert, status};
 
 impl Machine {
-    /// A page of the symbols that match a pattern; what a name that none has may have meant. The key of a
-    /// symbol is its place among those that match.
-    pub fn lookup_symbols(&self, pattern: &str, page: &Page<usize>) -> v1::LookupSymbolsResponse {
+    /// A page of the symbols that match a pattern: of the kernel's, or with a module's name before it of the
+    /// module's functions. Also what a name that none has may have meant.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for a module that isn't loaded.
+    pub fn lookup_symbols(
+        &self,
+        pattern: &str,
+        page: &Page<usize>,
+    ) -> Result<v1::LookupSymbolsResponse, Status> {
+        if let Some((module, pattern)) = pattern.split_once(':') {
+            let module = self.module("pattern", module)?;
+            let matching = module.functions.matching(pattern);
+            return Ok(found(matching.map(modules::symbol), page));
+        }
         let symbols = self.engine.symbols();
-        let matching = symbols.find_matching(pattern).enumerate();
-        let before = page.after().map_or(0, |last| last.saturating_add(1));
-        let (found, next_page_token) = page.cut(matching.skip(before), |(place, _)| *place);
-        let mut similar = Vec::new();
-        if found.is_empty()
-            && before == 0
+        let mut answer = found(symbols.find_matching(pattern).map(convert::symbol), page);
+        if answer.symbols.is_empty()
+            && page.after().is_none()
             && !pattern.contains(['*', '?'])
             && let Err(LookupError::Unknown { similar: like, .. }) = symbols.find(pattern)
         {
-            similar = like;
+            answer.similar = like;
         }
-        v1::LookupSymbolsResponse {
-            symbols: found
-                .into_iter()
-                .map(|(_, symbol)| convert::symbol(symbol))
-                .collect(),
-            next_page_token,
-            similar,
-        }
+        Ok(answer)
     }
 
     /// The symbol that covers an address, and where the address is in it.
@@ -53,14 +55,24 @@ impl Machine {
             status::with_field(Code::NotFound, "address", why)
         })?;
         Ok(v1::ResolveAddressResponse {
-            symbol: Some(v1::Symbol {
-                name: found.function.name,
-                address: found.function.address.0,
-                kind: "t".to_owned(),
-            }),
+            symbol: Some(modules::symbol(&found.function)),
             offset: found.offset,
             size: found.function.size,
             module: found.module,
         })
+    }
+}
+
+/// A page of symbols. The key of a symbol is its place among all of them.
+fn found(
+    symbols: impl Iterator<Item = v1::Symbol>,
+    page: &Page<usize>,
+) -> v1::LookupSymbolsResponse {
+    let before = page.after().map_or(0, |last| last.saturating_add(1));
+    let (found, next_page_token) = page.cut(symbols.enumerate().skip(before), |(place, _)| *place);
+    v1::LookupSymbolsResponse {
+        symbols: found.into_iter().map(|(_, symbol)| symbol).collect(),
+        next_page_token,
+        similar: Vec::new(),
     }
 }

@@ -38,7 +38,7 @@ impl SymbolService for Symbols {
         }
         let page = Page::asked(page_size, &page_token, ("symbols", &vm, &pattern))?;
         let machine = self.0.get(&vm)?;
-        let work = move || Ok(machine.lookup_symbols(&pattern, &page));
+        let work = move || machine.lookup_symbols(&pattern, &page);
         Ok(Response::new(blocking(work).await?))
     }
 

@@ -40,7 +40,7 @@ fn module() -> Module {
         state: ModuleState::Coming,
         text: range(CODE),
         init_text: range(INIT_CODE),
-        functions: vec![],
+        functions: Default::default(),
         blacklist: Default::default(),
         exceptions: Default::default(),
         landings: Default::default(),

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use guest_kernel::modules::{Module, ModuleFunction, ModuleReader, ModuleState};
+use guest_kernel::modules::{Module, ModuleFunction, ModuleFunctions, ModuleReader, ModuleState};
 use guest_kernel::unwind::Unwinder;
 use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr};
@@ -130,7 +130,8 @@ impl Known {
         if found.functions.is_empty() {
             let functions = modules.functions(found)?;
             if kept > MOST_FUNCTIONS {
-                list.iter_mut().for_each(|it| it.functions = Vec::new());
+                list.iter_mut()
+                    .for_each(|it| it.functions = Default::default());
             }
             list.get_mut(number)?.functions = functions;
         }
@@ -158,13 +159,13 @@ impl Known {
 
 impl ModulesOf<'_> {
     /// The functions of a module, if it is still there.
-    fn functions(self, module: &Module) -> Option<Vec<ModuleFunction>> {
+    fn functions(self, module: &Module) -> Option<ModuleFunctions> {
         let read = self
             .reader
             .with_functions(self.memory, self.tables, module.address);
-        let mut read = read.ok()?;
-        read.functions.retain(|it| module.is_text(it.address));
-        Some(read.functions)
+        let read = read.ok()?.functions;
+        let of_texts = read.iter().filter(|it| module.is_text(it.address));
+        Some(of_texts.cloned().collect())
     }
 
     /// All modules with code that may run; `None` if the guest is just changing their list.

@@ -71,7 +71,7 @@ impl Engine {
             targets.insert(*label);
         }
         let function = |at| {
-            let (function, _) = module.resolve(at)?;
+            let (function, _) = module.functions.resolve(at)?;
             Some((function.address, function.size))
         };
         let without_gs = detour::functions_losing_gs(function, start, &text);

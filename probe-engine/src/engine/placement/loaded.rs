@@ -7,6 +7,7 @@ use guest_kernel::blacklist::Blacklist;
 use guest_kernel::btf::Btf;
 use guest_kernel::kprobes::GuestKprobes;
 use guest_kernel::modules::{Module, ModuleError, ModuleReader, ModuleState};
+use guest_kernel::symbols::is_part_of_function;
 use guest_state::x86_64::paging;
 use guest_state::x86_64::paging::{FaultCause, PageTables};
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, StoppedGuest, Vcpu};
@@ -129,8 +130,17 @@ impl Engine {
         (find() == Some(at)).then(|| Arc::new(types))
     }
 
+    /// A module of a guest that runs; `None` if it isn't loaded, or can't be read.
+    pub fn module(&self, memory: &dyn GuestMemory, name: &str) -> Option<Module> {
+        let (at, _) = self.find_running(memory, name).ok()??;
+        let module = self.read_running(memory, at).ok()?.module;
+        // Another one may have taken its place.
+        (module.name == name).then_some(module)
+    }
+
     /// The names of those functions of a module of a guest that runs that a pattern matches and that take a probe, in
-    /// the order of their addresses. `None` if it isn't loaded, or can't be read.
+    /// the order of their addresses. Parts of functions are left out, and those that others share their name with.
+    /// `None` if the module isn't loaded, or can't be read.
     pub fn functions_in_module(
         &self,
         memory: &dyn GuestMemory,
@@ -152,8 +162,12 @@ impl Engine {
             };
             self.locate(memory, &body, &place, kind).is_ok()
         };
-        let names = loaded.module.matching(pattern).map(|it| &it.name);
-        Some(names.filter(|name| takes_probe(name)).cloned().collect())
+        let functions = &loaded.module.functions;
+        let names = functions.matching(pattern).map(|it| &it.name);
+        let is_meant = |name: &str| {
+            !is_part_of_function(name) && functions.is_unique(name) && takes_probe(name)
+        };
+        Some(names.filter(|name| is_meant(name)).cloned().collect())
     }
 
     fn running_tables(&self) -> Result<PageTables, String> {
@@ -267,7 +281,7 @@ pub(crate) struct ModuleBody<'a> {
 impl ModuleBody<'_> {
     fn named(&self, place: &Place, name: &str, offset: u64) -> Result<Function, RegisterError> {
         let module = &self.loaded.module;
-        let mut functions = module.named(name);
+        let mut functions = module.functions.named(name);
         let unknown = || RegisterError::NotInModule {
             module: module.name.clone(),
             symbol: name.to_owned(),
@@ -305,7 +319,7 @@ impl Body for ModuleBody<'_> {
         match place {
             Place::Symbol { name, offset, .. } => self.named(place, name, *offset),
             Place::Address(address) => {
-                let found = self.loaded.module.resolve(*address);
+                let found = self.loaded.module.functions.resolve(*address);
                 let (function, offset) = found.ok_or_else(|| RegisterError::NotText {
                     place: place.to_string(),
                     address: *address,

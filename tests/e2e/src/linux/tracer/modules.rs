@@ -1,9 +1,13 @@
 //! Arguments by name and type in modules, whose types the kernel keeps apart from its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use vmprobe_client::v1::{BlacklistEntry, BlacklistKind};
 
 use super::super::guest::{Guest, VM, files};
 use super::super::jumps;
+use super::super::list::vmprobe;
+use super::super::whole::blacklist;
 use super::definitions::Definition;
 use super::{by_event, define, text};
 use crate::context::Context;
@@ -48,6 +52,7 @@ fn modules(cx: &Context, kernel: &'static str) -> TestResult {
             check!(error.contains(why), "{text}: {error}");
         }
         types(&guest).await?;
+        listed(cx, &guest).await?;
         pattern(&mut guest).await?;
         for jump in [false, true] {
             compare(&mut guest, jump, kernel == files::BZIMAGE_6_12).await?;
@@ -88,6 +93,42 @@ async fn types(guest: &Guest) -> Result<(), Failure> {
     let unknown = guest.client.describe_type(VM, "no_such:file").await;
     let error = unknown.unwrap_or_else(|error| error.to_string());
     check!(error.contains("no types of a module"), "{error}");
+    Ok(())
+}
+
+/// What is listed of the module's functions: where each is and what rules a probe on it out.
+async fn listed(cx: &Context, guest: &Guest) -> Result<(), Failure> {
+    let (all, more) = guest.client.lookup_symbols(VM, "tun:*", 0).await?;
+    check!(!more && all.len() > 50, "{} functions of tun", all.len());
+    for function in &all {
+        let found = guest.client.locate(VM, function.address).await?;
+        check_eq!(
+            (found.module.as_str(), found.offset),
+            ("tun", 0),
+            "place of {function:?}"
+        );
+    }
+    let ruled_out = blacklist(guest, "tun:").await?;
+    let kinds: BTreeSet<_> = ruled_out.iter().map(BlacklistEntry::kind).collect();
+    check!(
+        kinds.contains(&BlacklistKind::Ftrace),
+        "kinds of entries: {kinds:?}"
+    );
+    let one = blacklist(guest, "tun:tun_chr_open").await?;
+    let of_open = ruled_out.iter().filter(|it| it.symbol == "tun_chr_open");
+    check!(one.iter().eq(of_open), "entries of tun_chr_open: {one:?}");
+    let shown = vmprobe(cx, guest, &["list", "tun:tun_chr_*"])?;
+    check!(
+        shown.iter().any(|line| line == "tun:tun_chr_open"),
+        "`vmprobe list` shows {shown:?}"
+    );
+    for pattern in ["no_such:*", "tun:no_such_*"] {
+        let error = blacklist(guest, pattern).await;
+        let error = error
+            .err()
+            .map_or_else(String::new, |error| error.to_string());
+        check!(error.contains("module"), "{pattern}: {error}");
+    }
     Ok(())
 }
 
