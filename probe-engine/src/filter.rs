@@ -194,6 +194,48 @@ impl Pattern {
     }
 }
 
+/// An element of a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Element {
+    /// This byte.
+    Byte(u8),
+    /// Any byte.
+    Any,
+    /// One of the bytes whose bit is set: bit n % 8 of byte n / 8 is that of n.
+    OneOf([u8; 32]),
+    /// Any text.
+    Text,
+}
+
+/// The elements of a pattern, one after the other.
+pub(crate) fn elements(pattern: &[u8]) -> Vec<Element> {
+    let mut elements = Vec::new();
+    let mut at = 0;
+    while let Some(byte) = pattern.get(at) {
+        let (element, next) = match byte {
+            b'*' => (Element::Text, at + 1),
+            b'?' => (Element::Any, at + 1),
+            b'[' => one_of(pattern, at),
+            byte => (Element::Byte(*byte), at + 1),
+        };
+        elements.push(element);
+        at = next;
+    }
+    elements
+}
+
+/// The brackets at `at`, and where the pattern goes on behind them.
+fn one_of(pattern: &[u8], at: usize) -> (Element, usize) {
+    let mut set = [0; 32];
+    for byte in 0..=u8::MAX {
+        if class(pattern, at, byte).is_some() {
+            set[usize::from(byte / 8)] |= 1 << (byte % 8);
+        }
+    }
+    let next = brackets(pattern, at).map_or(at + 1, |brackets| brackets.behind);
+    (Element::OneOf(set), next)
+}
+
 /// Whether a text is like a pattern. The last `*` is tried at each place, which is enough: what an earlier one
 /// has taken needs no more.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
@@ -229,15 +271,10 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
 /// Where the pattern goes on behind the brackets at `at`, if the byte is one of those in them. Brackets that
 /// aren't closed stand for themselves.
 fn class(pattern: &[u8], at: usize, byte: u8) -> Option<usize> {
-    let inside = &pattern[at + 1..];
-    let negated = inside.first() == Some(&b'!');
-    let first = usize::from(negated);
-    // A bracket right behind the opening one is one of the bytes.
-    let close = inside.iter().skip(first + 1).position(|it| *it == b']');
-    let Some(close) = close.map(|close| close + first + 1) else {
+    let Some(brackets) = brackets(pattern, at) else {
         return (byte == b'[').then_some(at + 1);
     };
-    let mut members = &inside[first..close];
+    let mut members = brackets.members;
     let mut is_member = false;
     while let Some((low, rest)) = members.split_first() {
         members = rest;
@@ -248,7 +285,30 @@ fn class(pattern: &[u8], at: usize, byte: u8) -> Option<usize> {
         }
         is_member |= (*low..=high).contains(&byte);
     }
-    (is_member != negated).then_some(at + 1 + close + 1)
+    (is_member != brackets.negated).then_some(brackets.behind)
+}
+
+/// Brackets of a pattern.
+struct Brackets<'a> {
+    negated: bool,
+    members: &'a [u8],
+    /// Where the pattern goes on.
+    behind: usize,
+}
+
+/// The brackets at `at`; `None` if they aren't closed.
+fn brackets(pattern: &[u8], at: usize) -> Option<Brackets<'_>> {
+    let inside = &pattern[at + 1..];
+    let negated = inside.first() == Some(&b'!');
+    let first = usize::from(negated);
+    // A bracket right behind the opening one is one of the bytes.
+    let close = inside.iter().skip(first + 1).position(|it| *it == b']');
+    let close = close? + first + 1;
+    Some(Brackets {
+        negated,
+        members: &inside[first..close],
+        behind: at + 1 + close + 1,
+    })
 }
 
 #[cfg(test)]

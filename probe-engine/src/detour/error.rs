@@ -47,9 +47,7 @@ pub enum DetourError {
         name: &'static str,
     },
     /// A pattern that no detour matches.
-    #[error(
-        "a pattern with brackets, or of more than 64 characters, is matched at a breakpoint only"
-    )]
+    #[error("a pattern as long as the filter's is matched at a breakpoint only")]
     Pattern,
     /// The region isn't what it says.
     #[error("the region at {at} isn't made of whole instructions")]

@@ -1,55 +1,25 @@
 //! The code of a filter: decides by the values on the stack, and by the task.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, ptr, qword_ptr, registers as reg,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
     word_ptr,
 };
 
 use super::environment::Environment;
 use super::error::DetourError;
+use super::globs::Globs;
 use super::values::Frame;
 use crate::condition::Relation;
 use crate::filter::{Filter, Number, Pattern, Text};
 
-/// Longest pattern that is matched in a detour.
-const PATTERN_MAX: usize = 64;
 /// Bytes of `task_struct.comm`, its NUL included (`TASK_COMM_LEN`, `include/linux/sched.h`).
 const COMM_LEN: usize = 16;
-
-/// What a filter's code needs besides: a routine, and the patterns that it matches. They are behind the rest of the
-/// detour's code.
-pub(super) struct Globs {
-    routine: CodeLabel,
-    patterns: Vec<(CodeLabel, Vec<u8>)>,
-}
 
 /// The code of a filter under way.
 pub(super) struct FilterCode<'a> {
     pub(super) environment: &'a Environment,
     pub(super) frame: &'a Frame,
     pub(super) globs: Globs,
-}
-
-impl Globs {
-    pub(super) fn new(a: &mut CodeAssembler) -> Self {
-        Self {
-            routine: a.create_label(),
-            patterns: Vec::new(),
-        }
-    }
-
-    /// Writes the routine and the patterns, if there are any.
-    pub(super) fn write(self, a: &mut CodeAssembler) -> Result<(), DetourError> {
-        if self.patterns.is_empty() {
-            return Ok(());
-        }
-        glob(a, self.routine)?;
-        for (mut label, pattern) in self.patterns {
-            a.set_label(&mut label)?;
-            a.db(&pattern)?;
-        }
-        Ok(())
-    }
 }
 
 impl FilterCode<'_> {
@@ -229,9 +199,6 @@ impl FilterCode<'_> {
         pattern: &[u8],
         no: CodeLabel,
     ) -> Result<(), DetourError> {
-        if pattern.contains(&b'[') || pattern.len() > PATTERN_MAX || pattern.is_empty() {
-            return Err(DetourError::Pattern);
-        }
         match of {
             Text::Value(index) => {
                 self.to_value(a, index)?;
@@ -256,13 +223,7 @@ impl FilterCode<'_> {
                 a.mov(reg::rcx, reg::rdi)?;
             }
         }
-        let label = a.create_label();
-        a.lea(reg::rdi, ptr(label))?;
-        a.lea(reg::rdx, qword_ptr(reg::rdi + pattern.len()))?;
-        a.call(self.globs.routine)?;
-        a.jb(no)?;
-        self.globs.patterns.push((label, pattern.to_vec()));
-        Ok(())
+        self.globs.matches(a, pattern, no)
     }
 }
 
@@ -345,55 +306,4 @@ fn same_bytes(
         a.jne(no)?;
     }
     Ok(())
-}
-
-/// Writes the routine that matches the text from RSI to RCX with the pattern from RDI to RDX: the carry flag is
-/// set if it doesn't. Uses RAX, R8 and R10. The last `*` is tried at each place, as in [`Pattern`].
-fn glob(a: &mut CodeAssembler, mut routine: CodeLabel) -> Result<(), DetourError> {
-    let [mut next, mut same, mut star, mut back, mut tail, mut no] =
-        std::array::from_fn(|_| a.create_label());
-    a.set_label(&mut routine)?;
-    a.xor(reg::r8d, reg::r8d)?;
-    a.set_label(&mut next)?;
-    a.cmp(reg::rsi, reg::rcx)?;
-    a.je(tail)?;
-    a.cmp(reg::rdi, reg::rdx)?;
-    a.je(back)?;
-    a.mov(reg::al, byte_ptr(reg::rdi))?;
-    a.cmp(reg::al, i32::from(b'*'))?;
-    a.je(star)?;
-    a.cmp(reg::al, i32::from(b'?'))?;
-    a.je(same)?;
-    a.cmp(reg::al, byte_ptr(reg::rsi))?;
-    a.jne(back)?;
-    a.set_label(&mut same)?;
-    a.inc(reg::rdi)?;
-    a.inc(reg::rsi)?;
-    a.jmp(next)?;
-    a.set_label(&mut star)?;
-    a.inc(reg::rdi)?;
-    a.mov(reg::r8, reg::rdi)?;
-    a.mov(reg::r10, reg::rsi)?;
-    a.jmp(next)?;
-    a.set_label(&mut back)?;
-    a.test(reg::r8, reg::r8)?;
-    a.je(no)?;
-    a.inc(reg::r10)?;
-    a.mov(reg::rsi, reg::r10)?;
-    a.mov(reg::rdi, reg::r8)?;
-    a.jmp(next)?;
-    a.set_label(&mut no)?;
-    a.stc()?;
-    a.ret()?;
-    let mut matches = a.create_label();
-    a.set_label(&mut tail)?;
-    a.cmp(reg::rdi, reg::rdx)?;
-    a.je(matches)?;
-    a.cmp(byte_ptr(reg::rdi), i32::from(b'*'))?;
-    a.jne(no)?;
-    a.inc(reg::rdi)?;
-    a.jmp(tail)?;
-    a.set_label(&mut matches)?;
-    a.clc()?;
-    Ok(a.ret()?)
 }

@@ -11,6 +11,7 @@ mod fetch;
 mod filter;
 mod follow;
 mod generate;
+mod globs;
 mod ground;
 mod gs;
 mod lead_back;

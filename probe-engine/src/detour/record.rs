@@ -13,7 +13,8 @@ use iced_x86::code_asm::{
 
 use super::environment::Environment;
 use super::error::DetourError;
-use super::filter::{FilterCode, Globs};
+use super::filter::FilterCode;
+use super::globs::Globs;
 use super::live::Dead;
 use super::pointers::{Routines, VALUE};
 use super::purpose::Tag;

@@ -47,6 +47,14 @@ const PROBES: &[(&str, bool)] = &[
         false,
     ),
     (
+        "p:u do_sys_openat2 name=+u0($arg2):ustring if name ~ \"[!a-z][h-j]n?[a-z]\"",
+        true,
+    ),
+    (
+        "p:v do_sys_openat2 name=+u0($arg2):ustring if name ~ \"*[a-z][!t]\"",
+        false,
+    ),
+    (
         "p:f do_sys_openat2 dfd=$arg1:s32 if dfd == -100 && comm == \"init\"",
         true,
     ),
