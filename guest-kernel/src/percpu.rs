@@ -3,7 +3,7 @@
 //! Sources: Linux `arch/x86/kernel/setup_percpu.c` (`__per_cpu_offset`, and that GS base is the same),
 //! `include/asm-generic/vmlinux.lds.h` (`__per_cpu_start`, `__per_cpu_end`),
 //! `arch/x86/include/asm/current.h` (`current_task`, and from 6.2 to 6.14 `pcpu_hot`),
-//! `arch/x86/include/asm/preempt.h` (`__preempt_count`).
+//! `arch/x86/include/asm/preempt.h` (`__preempt_count`), `arch/x86/include/asm/irq_stack.h` (`hardirq_stack_ptr`).
 
 #[cfg(test)]
 mod tests;
@@ -39,6 +39,9 @@ pub struct Variables {
     pub comm: Option<u32>,
     /// What to add to GS base for the CPU's preemption count (32 bits).
     pub preempt_count: Option<i32>,
+    /// What to add to GS base for where the CPU's stack for interrupts has its top word (64 bits). While that stack is
+    /// in use, the word there is what RSP was before.
+    pub interrupt_stack: Option<i32>,
     /// Where a task has the flags of its `thread_info` (64 bits).
     pub thread_flags: Option<u32>,
     /// Where a task counts how often it may not move to another CPU, and the size of that in bytes
@@ -78,6 +81,7 @@ impl Variables {
             on_cpu: member("task_struct", "on_cpu", 4),
             comm: member("task_struct", "comm", 16),
             preempt_count: one_of("__preempt_count", "preempt_count", 4),
+            interrupt_stack: one_of("hardirq_stack_ptr", "hardirq_stack_ptr", 8),
             thread_flags: member("task_struct", "thread_info.flags", 8),
             migration_disabled: sized(&[("migration_disabled", 2), ("migration_disabled", 4)]),
         }

@@ -19,12 +19,14 @@ fn variables_of_their_own_are_found_by_name() {
         (0x1_fb80, "current_task"),
         (0x1_9160, "cpu_number"),
         (0x1_fb84, "__preempt_count"),
+        (0x1_fb88, "hardirq_stack_ptr"),
     ];
     let found = Variables::find(&symbols(&[&AREA[..], &variables].concat()), None);
     let expected = Variables {
         current_task: Some(0x1_fb80),
         cpu_number: Some(0x1_9160),
         preempt_count: Some(0x1_fb84),
+        interrupt_stack: Some(0x1_fb88),
         ..Variables::default()
     };
     assert_eq!(found, expected);
@@ -54,6 +56,7 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         ("current_task", pointer, 0),
         ("preempt_count", int, 8),
         ("cpu_number", int, 12),
+        ("hardirq_stack_ptr", pointer, 32),
     ];
     types.structure("pcpu_hot", 64, &hot);
     let members = [
@@ -79,6 +82,7 @@ fn variables_in_a_common_structure_and_members_of_tasks_are_found_by_types() {
         on_cpu: Some(52),
         comm: None,
         preempt_count: Some(0x3_0008),
+        interrupt_stack: Some(0x3_0020),
         thread_flags: Some(8),
         migration_disabled: Some((900, 2)),
     };

@@ -29,18 +29,17 @@ impl LeadBack {
         self.label
     }
 
-    /// Writes it. The copy begins so far `behind` what a register has and ends at `end`, and is of the address in RDI. Uses RAX, RCX, RDX, RSI,
-    /// RDI, R8 and R10; those that are given stay.
+    /// Writes it. The copy is from RSI to `end`, and is of the address in RDI. Uses RAX, RCX, RDX, RSI, RDI, R8 and
+    /// R10; `end` and `kept` stay.
     pub(super) fn write(
         mut self,
         a: &mut CodeAssembler,
-        (base, behind): (AsmRegister64, i32),
         end: AsmRegister64,
+        kept: AsmRegister64,
     ) -> Result<(), IcedError> {
         let (word, ours, away, level) = (reg::rsi, reg::rdi, reg::rdx, reg::r8d);
         let [mut next, mut skip, mut out] = std::array::from_fn(|_| a.create_label());
         a.set_label(&mut self.label)?;
-        a.lea(word, qword_ptr(base + behind))?;
         a.mov(away, reg::rdi)?;
         a.sub(away, word)?;
         a.mov(ours, self.following.trampoline.0)?;
@@ -51,8 +50,8 @@ impl LeadBack {
         a.cmp(qword_ptr(word), ours)?;
         a.jne(skip)?;
 
-        for kept in [base, end] {
-            a.push(kept)?;
+        for stays in [kept, end] {
+            a.push(stays)?;
         }
         a.lea(SLOT, qword_ptr(word + away))?;
         a.mov(TABLE, self.following.table.0)?;
@@ -68,8 +67,8 @@ impl LeadBack {
             a.mov(reg::rax, qword_ptr(call + ORIGIN))?;
             a.mov(qword_ptr(word), reg::rax)
         })?;
-        for kept in [end, base] {
-            a.pop(kept)?;
+        for stays in [end, kept] {
+            a.pop(stays)?;
         }
         a.mov(ours, self.following.trampoline.0)?;
         a.set_label(&mut skip)?;

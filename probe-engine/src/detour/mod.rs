@@ -25,6 +25,7 @@ mod region;
 mod return_record;
 mod ring_space;
 mod saved;
+mod stack_pieces;
 mod targets;
 mod trampoline;
 mod values;

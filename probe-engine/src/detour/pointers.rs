@@ -42,6 +42,7 @@ pub(super) struct Routines {
     translate: CodeLabel,
     pub(super) word: CodeLabel,
     pub(super) copy: CodeLabel,
+    pub(super) more: CodeLabel,
     pub(super) text: CodeLabel,
 }
 
@@ -73,6 +74,7 @@ impl Routines {
             translate: a.create_label(),
             word: a.create_label(),
             copy: a.create_label(),
+            more: a.create_label(),
             text: a.create_label(),
         })
     }
@@ -82,12 +84,13 @@ impl Routines {
         self.lead_back.as_ref().map(LeadBack::label)
     }
 
-    /// Writes them, if any is used. All but the one for return addresses take an address in RDI, and end with the carry flag set if it leads nowhere. They use
-    /// RAX, RCX, RSI, RDI, R8, R10 and R11, the last two also RDX.
+    /// Writes them, if any is used. All but the one for return addresses take an address in RDI, and end with the
+    /// carry flag set if it leads nowhere. They use RAX, RCX, RSI, RDI, R8, R10 and R11, the last three also RDX.
     ///
     /// - `word`: the 8 bytes there, in RAX.
     /// - `copy`: copies RDX bytes, at least one, to [`VALUE`] + 8. What can be read before the first page that isn't
     ///   there is copied all the same; [`TO`] is behind it.
+    /// - `more`: the same, to [`TO`].
     /// - `text`: copies up to the first NUL, and RDX bytes at most, at least one; RAX is how many.
     pub(super) fn write(mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let Some(pointers) = self.pointers.take() else {
@@ -98,7 +101,7 @@ impl Routines {
         self.write_copy(a)?;
         self.write_text(a)?;
         self.lead_back
-            .map_or(Ok(()), |routine| routine.write(a, (VALUE, 8), TO))
+            .map_or(Ok(()), |routine| routine.write(a, TO, VALUE))
     }
 
     /// RSI is where the address in RDI can be read, and RCX how many bytes of its page are left there. Uses RAX,
@@ -205,6 +208,8 @@ impl Routines {
     fn write_copy(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         a.set_label(&mut self.copy)?;
         a.lea(TO, qword_ptr(VALUE + 8))?;
+        a.set_label(&mut self.more)?;
+        a.zero_bytes()?;
         self.copy_pages(a)
     }
 

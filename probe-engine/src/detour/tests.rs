@@ -28,6 +28,7 @@ const ENVIRONMENT: Environment = Environment {
         on_cpu: None,
         comm: None,
         preempt_count: None,
+        interrupt_stack: None,
         thread_flags: None,
         migration_disabled: None,
     },

@@ -14,6 +14,7 @@ use super::environment::Environment;
 use super::error::DetourError;
 use super::pointers::{Routines, TO as COPIED_TO, VALUE};
 use super::saved::{RSP, Saved, gpr};
+use super::stack_pieces;
 use crate::calls::layout::{ENTRY, ORIGIN};
 use crate::fetch::{Fetch, Fetches};
 use crate::filter::{Filter, Number, Text};
@@ -119,7 +120,7 @@ pub(super) fn take(
             a.jb(fault)?;
             a.mov(reg::rdi, reg::rax)?;
         }
-        end(a, value.take, fault, routines)?;
+        end(a, environment, value.take, fault, routines)?;
         a.jmp(next)?;
         a.set_label(&mut fault)?;
         a.mov(qword_ptr(VALUE), FAULT as i32)?;
@@ -200,6 +201,7 @@ fn lead(a: &mut CodeAssembler, load: Load, fault: CodeLabel) -> Result<(), Detou
 /// Takes what RDI leads to, and moves [`VALUE`] behind it.
 fn end(
     a: &mut CodeAssembler,
+    environment: &Environment,
     take: Take,
     fault: CodeLabel,
     routines: &Routines,
@@ -231,14 +233,7 @@ fn end(
         }
         Take::Stack { at, most } => {
             lead(a, at, fault)?;
-            a.mov(reg::edx, u32::from(most.max(1)))?;
-            a.push(reg::rdi)?;
-            a.call(routines.copy)?;
-            a.pop(reg::rdi)?;
-            if let Some(lead_back) = routines.lead_back() {
-                a.call(lead_back)?;
-            }
-            // Where the copy came to, whether that is all or not.
+            stack_pieces::take(a, environment, most, routines)?;
             a.lea(reg::rax, qword_ptr(COPIED_TO - WORD))?;
             a.sub(reg::rax, VALUE)?;
             put_len(a)?;

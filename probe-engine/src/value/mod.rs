@@ -88,13 +88,14 @@ pub enum Take {
         /// How many bytes at most, at most [`VALUE_MAX`].
         most: u16,
     },
-    /// The stack from where the word leads to, as far as it is there. A detour puts the return addresses back
-    /// that its trampoline's ([`crate::calls`]) stand in the place of: when the record is read, the calls may
-    /// have come to their ends.
+    /// The stack from where the word leads to, as far as it is there. If it is the CPU's stack for interrupts, that
+    /// up to its top word, and then the stack that the interrupt has left: see [`stack_pieces`]. A detour puts the
+    /// return addresses back that its trampoline's ([`crate::calls`]) stand in the place of: when the record is read,
+    /// the calls may have come to their ends.
     Stack {
         /// How it is reached.
         at: Load,
-        /// How many bytes at most, at most [`VALUE_MAX`].
+        /// How many bytes of both at most; with [`PIECE`] at most [`VALUE_MAX`].
         most: u16,
     },
 }
@@ -110,7 +111,8 @@ impl Value {
         match self.take {
             Take::Word => 8,
             Take::Memory { len, .. } => len,
-            Take::Text { most, .. } | Take::Stack { most, .. } => most,
+            Take::Text { most, .. } => most,
+            Take::Stack { most, .. } => PIECE + most,
         }
     }
 }
@@ -128,9 +130,24 @@ pub(crate) fn stack_piece() -> Value {
                 offset: 0,
                 space: Space::Any,
             },
-            most: VALUE_MAX,
+            most: VALUE_MAX - PIECE,
         },
     }
+}
+
+/// Bytes before the pieces of a stack: how long the first one is.
+pub const PIECE: u16 = 8;
+/// Length of a CPU's stack for interrupts (`IRQ_STACK_SIZE`, Linux `arch/x86/include/asm/page_64_types.h`).
+pub const INTERRUPT_STACK_LEN: u64 = 16 << 10;
+
+/// The pieces of a stack that a value has, each with its address: one at `start`, and one where the last word of that
+/// leads to. Either may be empty.
+pub fn stack_pieces(start: u64, bytes: &[u8]) -> [(u64, &[u8]); 2] {
+    let (len, bytes) = bytes.split_first_chunk().unwrap_or((&[0; 8], &[]));
+    let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
+    let (first, second) = bytes.split_at(len.min(bytes.len()));
+    let left = first.last_chunk().copied().map_or(0, u64::from_le_bytes);
+    [(start, first), (left, second)]
 }
 
 /// A value as it was taken.

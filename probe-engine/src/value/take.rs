@@ -2,7 +2,7 @@
 
 use guest_state::Registers;
 
-use super::{Base, Load, Space, Take, Value};
+use super::{Base, INTERRUPT_STACK_LEN, Load, Space, Take, Value};
 
 /// Where values begin at a hit.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +15,8 @@ pub struct Bases<'a> {
     pub task: Option<u64>,
     /// The number of the vCPU.
     pub cpu: u32,
+    /// Where the CPU's stack for interrupts has its top word, if that is known.
+    pub interrupt_stack: Option<u64>,
 }
 
 /// Reads memory at a virtual address; returns false if part of it isn't there.
@@ -55,7 +57,10 @@ pub fn take(value: &Value, bases: &Bases<'_>, read: &mut ReadVirt<'_>) -> Option
             read(address(word, at)?, &mut bytes).then_some(bytes)
         }
         Take::Text { at, most } => text(address(word, at)?, most.into(), read),
-        Take::Stack { at, most } => Some(prefix(address(word, at)?, most.into(), read)),
+        Take::Stack { at, most } => {
+            let at = address(word, at)?;
+            Some(stack(at, most.into(), bases.interrupt_stack, read))
+        }
     }
 }
 
@@ -76,6 +81,22 @@ fn prefix(at: u64, most: usize, read: &mut ReadVirt<'_>) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// The pieces of a stack, with the length of the first one before them.
+fn stack(at: u64, most: usize, top: Option<u64>, read: &mut ReadVirt<'_>) -> Vec<u8> {
+    let to_top = top.map(|top| top.wrapping_sub(at));
+    let to_top = to_top.filter(|len| *len <= INTERRUPT_STACK_LEN - 8);
+    let to_end = to_top.map(|len| len as usize + 8);
+    let to_end = to_end.filter(|len| *len < most);
+    let first = prefix(at, to_end.unwrap_or(most), read);
+    let left = first.last_chunk().copied().map(u64::from_le_bytes);
+    let second = match (to_end, left) {
+        (Some(len), Some(left)) if first.len() == len => prefix(left, most - len, read),
+        _ => Vec::new(),
+    };
+    let len = (first.len() as u64).to_le_bytes();
+    [&len[..], &first, &second].concat()
 }
 
 /// Where a pointer leads, if it may be followed.

@@ -43,6 +43,7 @@ fn taken(value: &Value) -> Option<Vec<u8>> {
         entry: Some(&entry),
         task: None,
         cpu: 3,
+        interrupt_stack: Some(0x2ff8),
     };
     take(value, &bases, &mut read)
 }
@@ -101,6 +102,40 @@ fn a_text_ends_at_its_nul_or_its_bound_and_needs_no_memory_behind_that() {
 }
 
 #[test]
+fn a_stack_for_interrupts_is_taken_up_to_its_top_word() {
+    let at = |offset, most| {
+        let at = ANY(offset);
+        taken(&value(Base::Register(7), &[], Take::Stack { at, most })).unwrap()
+    };
+    // From the first address to the end of the stack, whose last word leads nowhere here.
+    let bytes = at(0x1fd0, 64);
+    let [(start, first), (left, second)] = stack_pieces(0x2fe0, &bytes);
+    assert_eq!((start, first.len()), (0x2fe0, 0x20));
+    assert_eq!((left, second.len()), (0xffff_fefd_fcfb_faf9 << 8 | 0xf8, 0));
+    // It does not reach the top word.
+    let bytes = at(0x1fd0, 0x20);
+    assert_eq!(stack_pieces(0, &bytes)[0].1.len(), 0x20);
+    // It begins behind it.
+    let bytes = at(0x1ff0, 64);
+    assert_eq!(stack_pieces(0, &bytes)[0].1.len(), 0);
+}
+
+#[test]
+fn pieces_of_a_stack_are_within_what_was_recorded() {
+    let [(start, first), (left, second)] = stack_pieces(5, &[]);
+    assert_eq!((start, left), (5, 0));
+    assert!(first.is_empty() && second.is_empty());
+    let mut bytes = 8_u64.to_le_bytes().to_vec();
+    bytes.extend(0x5000_u64.to_le_bytes());
+    bytes.extend([1, 2, 3]);
+    let [(_, first), (left, second)] = stack_pieces(5, &bytes);
+    assert_eq!((first.len(), left, second), (8, 0x5000, &[1, 2, 3][..]));
+    bytes[0] = 0xff;
+    let [(_, first), (_, second)] = stack_pieces(5, &bytes);
+    assert_eq!((first.len(), second.len()), (11, 0));
+}
+
+#[test]
 fn a_user_s_pointer_into_the_kernel_is_not_followed() {
     let user = Load {
         offset: 0,
@@ -115,6 +150,7 @@ fn a_user_s_pointer_into_the_kernel_is_not_followed() {
         entry: None,
         task: None,
         cpu: 0,
+        interrupt_stack: None,
     };
     let mut everything = |_: u64, _: &mut [u8]| true;
     assert!(take(&at(0x7fff_ffff_f000), &bases, &mut everything).is_some());

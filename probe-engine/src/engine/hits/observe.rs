@@ -153,6 +153,7 @@ impl Engine {
             entry,
             task,
             cpu,
+            interrupt_stack: None,
         };
         let mut read = |at, into: &mut [u8]| {
             tables.is_some_and(|tables| read_virt(memory, tables, GuestVirtAddr(at), into).is_ok())

@@ -95,6 +95,7 @@ fn at_return(wanted: &[Value], record: &Record, call: &Returned, recorded: &[Val
         entry: Some(&call.entry),
         task: Some(record.task),
         cpu: record.vcpu.0,
+        interrupt_stack: None,
     };
     let mut encoder = Encoder::default();
     for value in wanted {

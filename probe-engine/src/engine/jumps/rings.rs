@@ -15,6 +15,7 @@ use crate::engine::jumps::reader::ReaderState;
 use crate::percpu::PerCpu;
 use crate::probe::NoJump;
 use crate::ring::{self, layout};
+use crate::value::stack_pieces;
 
 /// Where the kernel has its direct mapping unless it says otherwise (`__PAGE_OFFSET_BASE_L4` in
 /// `arch/x86/include/asm/page_64_types.h`).
@@ -195,16 +196,16 @@ impl Engine {
         let of_cpu = self.last_tables.get().map(|tables| (*first_cpu, tables));
         let time = |tsc| of_cpu.map_or(0, |of_cpu| self.time(memory, of_cpu, tsc));
         let stack = |record: &ring::Record, registers: &Registers, bytes: &[u8], most| {
-            let piece = CapturedStack {
-                start: GuestVirtAddr(registers.rsp),
+            let pieces = stack_pieces(registers.rsp, bytes).map(|(start, bytes)| CapturedStack {
+                start: GuestVirtAddr(start),
                 bytes,
-            };
+            });
             let task = Some(record.task).filter(|task| *task != 0);
             self.stack(
                 registers,
                 task,
                 (memory, AsOf::Time(record.tsc)),
-                &mut |at| piece.read(at),
+                &mut |at| pieces.iter().find_map(|piece| piece.read(at)),
                 most,
             )
         };

@@ -21,6 +21,7 @@ const APART: usize = 64 * 1024;
 /// Where the variables are that detours read.
 const TASK: usize = 0x1100;
 const CPU: usize = 0x1108;
+const INTERRUPT_STACK: usize = 0x1110;
 /// Where in a task its numbers are.
 const PID: usize = 0x4e0;
 const TGID: usize = 0x4e4;
@@ -130,6 +131,11 @@ impl Blocks {
         self.low as u64 + (vcpu * APART) as u64
     }
 
+    /// Says where the top word of a vCPU's stack for interrupts is.
+    pub fn set_interrupt_stack(&self, vcpu: usize, top: u64) {
+        self.put(self.gs_base(vcpu) + INTERRUPT_STACK as u64, top);
+    }
+
     fn block(&self, vcpu: usize) -> u64 {
         self.gs_base(self.vcpus + vcpu)
     }
@@ -161,6 +167,7 @@ impl Blocks {
                 tgid: Some(TGID as u32),
                 stack_canary: Some(CANARY as u32),
                 comm: Some(COMM as u32),
+                interrupt_stack: variable(INTERRUPT_STACK),
                 ..Variables::default()
             },
             following: None,

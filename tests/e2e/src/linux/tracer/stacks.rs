@@ -8,7 +8,7 @@ use super::super::guest::{Guest, VM, files};
 use super::super::jumps;
 use crate::context::Context;
 use crate::events;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+use crate::test::{Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -55,6 +55,8 @@ const PLACES: &[&str] = &[
 /// Where both look in a module, and behind it: calls lead from the kernel through the module into the kernel.
 const MODULE: &str = "tun";
 const IN_MODULE: &[&str] = &["tun:tun_chr_open", "sk_alloc"];
+/// Where the timer's interrupt comes in: what is behind it was interrupted.
+const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt";
 /// The least functions of a stack of which callers are missing.
 const LEAST: usize = 5;
 /// Events of an interrupt that are compared: there are many.
@@ -107,9 +109,11 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let lines = report["lines"].as_array();
         let lines = lines.ok_or_else(|| wrong!("no lines in {report}"))?;
         let theirs = written(lines.iter().filter_map(|line| line.as_str()));
+        let mut symbols = Symbols::default();
         let mut compared = 0;
         let mut deepest = 0;
         let mut through_module = 0;
+        let mut through_interrupt = 0;
         for (index, (probe, place)) in probes.iter().zip(&places).enumerate() {
             let in_module = IN_MODULE.contains(place);
             let place = place.rsplit(':').next().unwrap_or_default();
@@ -121,7 +125,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             let of_probe = all.iter().filter(|event| event.probe_id == probe.id);
             let mut ours = Vec::new();
             for event in of_probe {
-                let (functions, of_module) = functions(&guest, &event.stack).await?;
+                let (functions, of_module) = symbols.functions(&guest, &event.stack).await;
                 ours.push((functions, event.stack_incomplete));
                 if in_module {
                     check!(of_module > 0, "no function of {MODULE}: {:?}", ours.last());
@@ -133,12 +137,16 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
                 let start = theirs.iter().position(|function| function == place);
                 let start = start.ok_or_else(|| wrong!("{place} isn't in {theirs:?}"))?;
                 let theirs = &theirs[start..];
-                // A jump has copied a piece of the stack, in an interrupt of the interrupt's own: its callers up to
-                // there. How long a system call's is, is drawn anew for each call (`add_random_kstack_offset`).
+                // A jump has copied a piece of the stack, in an interrupt one of the interrupt's own and one of what
+                // it has interrupted. How long a system call's is, is drawn anew for each call
+                // (`add_random_kstack_offset`).
+                let entry = theirs.iter().position(|function| function == INTERRUPT);
+                let least = entry.map_or(LEAST, |entry| entry + 2);
                 let is_same = |(ours, is_cut): &(Stack, bool)| match *is_cut {
-                    true => jump && ours.len() >= LEAST && theirs.starts_with(ours),
+                    true => jump && ours.len() >= least && theirs.starts_with(ours),
                     false => *ours == theirs,
                 };
+                through_interrupt += usize::from(entry.is_some_and(|entry| entry + 1 < theirs.len()));
                 check!(
                     ours.iter().any(is_same),
                     "none of ours of {place} is {theirs:?}: {ours:?}"
@@ -148,8 +156,10 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             }
         }
         guest.finish().await?;
+        check!(through_interrupt > 0, "no interrupt of the kernel");
         pass_with(format!(
-            "{compared} stacks of up to {deepest} functions; {through_module} led through a module"
+            "{compared} stacks of up to {deepest} functions; {through_module} led through a module, \
+             {through_interrupt} from an interrupt into the kernel"
         ))
     })
 }
@@ -205,20 +215,51 @@ fn at_returns(cx: &Context, jump: bool) -> TestResult {
     })
 }
 
-/// The functions that addresses are in, by the addresses themselves as the guest's trace does (`seq_print_ip_sym`
-/// in `kernel/trace/trace_output.c`): one behind an interrupt's entry may be a function's first.
-/// Also how many of them are in [`MODULE`].
-async fn functions(guest: &Guest, stack: &[u64]) -> Result<(Stack, usize), Failure> {
-    let mut functions = Vec::new();
-    let mut of_module = 0;
-    for address in stack {
-        // The guest's own trampolines for its tracing have no symbol.
-        let found = guest.client.locate(VM, *address).await.ok();
-        of_module += usize::from(found.as_ref().is_some_and(|found| found.module == MODULE));
-        let name = found.and_then(|found| Some(found.symbol?.name));
-        functions.push(name.unwrap_or_else(|| format!("{address:#x}")));
+/// The functions that addresses are in, each asked for once: an interrupt has the same ones again and again.
+#[derive(Default)]
+struct Symbols {
+    known: BTreeMap<u64, Symbol>,
+}
+
+/// The function that an address is in.
+#[derive(Clone)]
+struct Symbol {
+    name: String,
+    in_module: bool,
+}
+
+impl Symbols {
+    /// The functions by the addresses themselves, as the guest's trace does (`seq_print_ip_sym` in
+    /// `kernel/trace/trace_output.c`): one behind an interrupt's entry may be a function's first. Also how many of
+    /// them are in [`MODULE`].
+    async fn functions(&mut self, guest: &Guest, stack: &[u64]) -> (Stack, usize) {
+        let mut functions = Vec::new();
+        let mut of_module = 0;
+        for address in stack {
+            let symbol = match self.known.get(address) {
+                Some(symbol) => symbol.clone(),
+                None => {
+                    let symbol = symbol(guest, *address).await;
+                    self.known.insert(*address, symbol.clone());
+                    symbol
+                }
+            };
+            of_module += usize::from(symbol.in_module);
+            functions.push(symbol.name);
+        }
+        (functions, of_module)
     }
-    Ok((functions, of_module))
+}
+
+/// The guest's own trampolines for its tracing have no symbol.
+async fn symbol(guest: &Guest, address: u64) -> Symbol {
+    let found = guest.client.locate(VM, address).await.ok();
+    Symbol {
+        in_module: found.as_ref().is_some_and(|found| found.module == MODULE),
+        name: found
+            .and_then(|found| Some(found.symbol?.name))
+            .unwrap_or_else(|| format!("{address:#x}")),
+    }
 }
 
 /// The stacks in the lines of a trace, by the event that is before each of them.

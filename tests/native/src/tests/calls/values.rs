@@ -82,6 +82,7 @@ impl Tried<'_> {
             entry: Some(&entry),
             task: Some(self.probed.blocks.task(0)),
             cpu: 0,
+            interrupt_stack: None,
         };
         let take = |value: &Value| {
             let mut read = |at, into: &mut [u8]| self.world.read(at, into);

@@ -7,12 +7,13 @@ use probe_engine::detour::{Dead, Purpose};
 use probe_engine::fetch::Fetches;
 use probe_engine::filter::{Filter, Number, Pattern, Subject, Text};
 use probe_engine::probe::Capture;
-use probe_engine::value::{Base, Bases, Load, Space, Take, Taken, Value, take};
+use probe_engine::value::{Base, Bases, Load, Space, Take, Taken, Value, stack_pieces, take};
 use seeded_random::Random;
 
-use super::{Probed, World};
+use super::{PAGE, Probed, TABLES, World};
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
+use crate::jump::ram::{DIRECT_MAP, LOW};
 use crate::report::proves;
 
 fn load(random: &mut Random) -> Load {
@@ -106,12 +107,15 @@ fn test(random: &mut Random, taken: &[Taken]) -> Filter {
         0 => Pattern::Same(text),
         1 => Pattern::Same(text.iter().copied().skip(1).collect()),
         _ => {
-            let mut pattern: Vec<u8> = text.into_iter().filter(|byte| *byte != b'[').collect();
-            pattern.truncate(40);
+            let mut pattern = text;
+            pattern.truncate(200);
             for _ in 0..1 + random.below(3) {
                 let at = random.below(pattern.len() as u64 + 1) as usize;
                 let end = (at + random.below(4) as usize).min(pattern.len());
-                pattern.splice(at..end, [random.pick(b"**?a")]);
+                let change: [&[u8]; _] = [
+                    b"*", b"*", b"?", b"a", b"[a-z]", b"[!a]", b"[]!-~]", b"[", b"[!",
+                ];
+                pattern.splice(at..end, random.pick(&change).iter().copied());
             }
             Pattern::Glob(pattern)
         }
@@ -170,6 +174,14 @@ pub fn without_padding(mut words: Vec<u64>) -> Vec<u64> {
     words
 }
 
+/// Whether a value has a piece of the stack that an interrupt has left.
+fn leads_on(value: &Value, taken: &Taken) -> bool {
+    match (value.take, taken) {
+        (Take::Stack { .. }, Taken::Bytes(bytes)) => !stack_pieces(0, bytes)[1].1.is_empty(),
+        _ => false,
+    }
+}
+
 #[test]
 fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
     const WORLDS: u64 = 40;
@@ -180,6 +192,7 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
         let mut cpu = Cpu::new().unwrap();
         let blocks = Blocks::new(1).unwrap();
         let (mut faults, mut all, mut met, mut filtered) = (0, 0, 0, 0);
+        let mut interrupted = 0;
         for _ in 0..WORLDS {
             let world = World::new(&mut random);
             let context = TaskContext {
@@ -193,16 +206,37 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
             environment.pointers = Some(world.pointers());
             for _ in 0..HITS {
                 let layout = cpu.layout();
-                let numbers = std::array::from_fn(|_| world.pointer(&mut random));
+                let mut numbers = std::array::from_fn(|_| world.pointer(&mut random));
+                // A stack for interrupts, which a register leads to.
+                let page = LOW.start.0 + TABLES * PAGE;
+                let word = page + 2048 + 8 * random.below(100);
+                world.put(word, world.pointer(&mut random));
+                let top = DIRECT_MAP + word;
+                let register = random.pick(&[0, 3, 7, 12]);
+                numbers[register] = top.wrapping_add(8).wrapping_sub(random.below(300));
                 let registers = Registers {
                     rsp: layout.data + 4096 + 8 * random.below(16),
                     rip: layout.code,
                     rflags: random.bits() & 0x8d5,
                     ..Registers::numbered(numbers)
                 };
-                let values: Vec<_> = (0..1 + random.below(4))
+                blocks.set_interrupt_stack(0, top);
+                let mut values: Vec<_> = (0..1 + random.below(4))
                     .map(|_| value(&world, &mut random))
                     .collect();
+                if random.once_in(4) {
+                    values.push(Value {
+                        base: Base::Register(register as u8),
+                        loads: Vec::new(),
+                        take: Take::Stack {
+                            at: Load {
+                                offset: 0,
+                                space: Space::Any,
+                            },
+                            most: random.pick(&[100, 500]),
+                        },
+                    });
+                }
                 let bases = Bases {
                     registers: &Registers {
                         rflags: registers.rflags | 0x202,
@@ -211,6 +245,7 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
                     entry: None,
                     task: Some(blocks.task(0)),
                     cpu: 0,
+                    interrupt_stack: Some(top),
                 };
                 let taken = |value: &Value| {
                     let mut read = |at, into: &mut [u8]| world.read(at, into);
@@ -226,6 +261,10 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
                     })
                 });
                 all += taken.len();
+                let stacks = values.iter().zip(&taken);
+                interrupted += stacks
+                    .filter(|(value, taken)| leads_on(value, taken))
+                    .count();
                 faults += taken.iter().filter(|it| **it == Taken::Fault).count();
                 filtered += u32::from(filter.is_some());
                 met += u32::from(filter.is_some() && meets);
@@ -263,7 +302,11 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
             faults > all / 20 && faults < all * 19 / 20,
             "{faults} of {all}"
         );
+        assert!(interrupted > 100, "{interrupted} stacks of interrupts");
         assert!(met > 100 && filtered - met > 100, "{met} of {filtered}");
-        format!("{all} values, {faults} of them of bad pointers; {met} of {filtered} filters met")
+        format!(
+            "{all} values, {faults} of them of bad pointers, {interrupted} of interrupted stacks; {met} of \
+             {filtered} filters met"
+        )
     });
 }

@@ -29,7 +29,8 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
         environment.following = Some(blocks.following(TRAMPOLINE));
         let page = LOW.start.0 + TABLES * PAGE;
         let stack = DIRECT_MAP + page;
-        let mut expected = vec![WORDS * 8];
+        // Of the whole value and of its first piece.
+        let mut expected = vec![8 + WORDS * 8, WORDS * 8];
         let (mut followed, mut unknown) = (0, 0);
         for word in 0..WORDS {
             let slot = stack + word * 8;
