@@ -14,8 +14,8 @@ use vmprobe_proto::v1;
 use super::Machine;
 use crate::{convert, limits, status};
 
-/// Reads what can't be probed in a VM's kernel, or in a module as it is loaded now, in address order. A range that spans several symbols
-/// is told symbol by symbol, as in the kernel's own `/sys/kernel/debug/kprobes/blacklist`.
+/// Reads what can't be probed in a VM's kernel, or in a module as it is loaded now, in address order. A range that
+/// spans several symbols is told symbol by symbol, as in the kernel's own `/sys/kernel/debug/kprobes/blacklist`.
 #[derive(Debug)]
 pub struct BlacklistReader {
     machine: Arc<Machine>,

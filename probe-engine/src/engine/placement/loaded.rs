@@ -132,10 +132,14 @@ impl Engine {
 
     /// A module of a guest that runs; `None` if it isn't loaded, or can't be read.
     pub fn module(&self, memory: &dyn GuestMemory, name: &str) -> Option<Module> {
+        Some(self.load_running(memory, name)?.module)
+    }
+
+    fn load_running(&self, memory: &dyn GuestMemory, name: &str) -> Option<Loaded> {
         let (at, _) = self.find_running(memory, name).ok()??;
-        let module = self.read_running(memory, at).ok()?.module;
+        let loaded = self.read_running(memory, at).ok()?;
         // Another one may have taken its place.
-        (module.name == name).then_some(module)
+        (loaded.module.name == name).then_some(loaded)
     }
 
     /// The names of those functions of a module of a guest that runs that a pattern matches and that take a probe, in
@@ -148,8 +152,7 @@ impl Engine {
         pattern: &str,
         kind: ProbeKind,
     ) -> Option<Vec<String>> {
-        let (at, _) = self.find_running(memory, module).ok()??;
-        let loaded = self.read_running(memory, at).ok()?;
+        let loaded = self.load_running(memory, module)?;
         let table = self.table();
         // The guest may be changing them: the registration looks again.
         let kprobes = GuestKprobes::default();
