@@ -5,7 +5,8 @@
 #   WORK   an empty folder to build in; the result is WORK/qemu-system-x86_64
 #   PATCH  changes to apply to it, in this order; absolute paths
 #
-# Only the x86 system emulator with the software CPU is built: no accelerator, no display, no network.
+# Only the x86 system emulator with the software CPU and the devices of the lab machine is built: no accelerator, no
+# display, no network.
 set -eu
 
 dsc=$(realpath "$1")
@@ -35,11 +36,13 @@ step 'fetch the build tools from PyPI'
     'meson>=1.5,<1.9' ninja tomli pycotap
 
 step 'configure'
+echo 'CONFIG_Q35=y' >configs/devices/x86_64-softmmu/lab.mak
 PATH="$work/venv/bin:$PATH"
 mkdir "$work/build"
 cd "$work/build"
 ../src/configure --python="$work/venv/bin/python3" --ninja="$work/venv/bin/ninja" \
     --target-list=x86_64-softmmu --without-default-features --enable-tcg --enable-fdt=system \
+    --without-default-devices --with-devices-x86_64=lab --disable-debug-info \
     --disable-docs --disable-tools --disable-guest-agent --disable-install-blobs
 
 step 'compile'

@@ -8,17 +8,44 @@ use crate::test::{Needs, Test};
 pub enum Part {
     /// All tests.
     All,
-    /// All but [`THOROUGH`] ones, and in `lab-intel` but those with Linux guests that it has no time for
-    /// every day.
+    /// All but [`THOROUGH`] ones; in `lab-intel` only [`EVERYDAY_INTEL`] of those with Linux guests.
     Everyday,
     /// What [`Self::Everyday`] leaves out of [`Self::All`].
     Rest,
     /// The tests about what happens at the same time, for a machine whose CPUs interleave finely.
     Interleaved,
+    /// Those of them that there is time for every day.
+    EverydayInterleaved,
 }
 
-/// Tests that no lab has the time for every day: what others show for one kernel, or for a part of the cases.
+/// Tests that there isn't time for every day but in `lab-intel`, which has a list of its own: what others show for one
+/// kernel, for a part of the cases, or there.
 const THOROUGH: &[&str] = &[
+    "an_xz_payload_boots_to_user_space",
+    "a_guest_sees_its_2_vcpus",
+    "a_guest_sees_its_4_vcpus",
+    "an_event_has_the_time_that_the_log_of_6_1_has",
+    "jumps_of_6_12_tell_the_same_values_as_the_guest_s_own_events",
+    "members_of_structures_that_registers_hold_are_what_a_process_passes_to_6_12",
+    "the_stack_of_a_jump_is_the_one_that_the_guest_s_own_trigger_writes_in_6_12",
+    "what_6_1_lists_as_not_probeable_is_refused_for_the_listed_reason",
+    "every_switch_under_4_vcpus_leaves_hits_and_missed_ones_at_what_the_guest_executed",
+    "instructions_of_every_kind_run_under_probes_in_6_1",
+    "a_return_told_at_the_functions_own_rets_leaves_the_return_address_alone",
+    "the_guest_s_function_graph_and_our_returns_without_exits_share_return_addresses",
+    "the_guest_s_kprobes_and_ours_count_the_same_calls_on_6_1",
+    "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
+    "with_4_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
+    "a_probe_in_a_module_comes_and_goes_with_the_module_on_6_12",
+    "probes_in_a_module_of_6_1_are_jumps_that_come_and_go_with_it",
+    "a_hit_of_a_jump_costs_no_exit_on_1_vcpu",
+    "jumps_that_stay_count_every_call_of_4_vcpus_while_they_are_made_and_unmade",
+    "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
+    "calls_jumps_relative_operands_and_ends_of_functions_are_executed_in_detours",
+    "the_guest_s_kprobes_and_our_jumps_count_the_same_calls_on_6_12",
+    "every_function_of_6_12_can_be_a_jump_while_the_guest_works",
+    "a_kprobe_of_the_guest_s_that_is_not_armed_yet_keeps_its_bytes_on_6_1",
+    "every_function_of_6_1_can_be_probed_while_the_guest_works",
     "the_guest_s_function_tracers_and_our_probes_in_every_order_on_6_1",
     "the_guest_s_kprobes_and_our_probes_in_every_order_on_6_1",
     "the_guest_s_kprobes_and_our_probes_in_every_order_on_6_12",
@@ -46,7 +73,7 @@ const THOROUGH: &[&str] = &[
 
 /// Tests with Linux guests that run in `lab-intel` every day: one of each row at least, and what has to do with what
 /// the CPU itself does. What is the same on any CPU is shown in `lab-amd` every day.
-const EVERYDAY: &[&str] = &[
+const EVERYDAY_INTEL: &[&str] = &[
     "debian_6_12_bzimage_boots_to_user_space",
     "a_guest_sees_its_8_vcpus",
     "a_reboot_by_triple_fault_is_named_so",
@@ -98,18 +125,25 @@ const INTERLEAVED: &[&str] = &[
     "every_switch_under_4_vcpus_leaves_hits_and_missed_ones_at_what_the_guest_executed",
 ];
 
+/// Those of them that others of the same rows stand for every day, as they take minutes each.
+const INTERLEAVED_FOR_LONG: &[&str] = &[
+    "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
+    "vcpus_that_stand_in_a_region_when_it_is_patched_go_on_rightly",
+];
+
 impl Part {
     /// Whether a test belongs to it, at this place.
     pub fn has(self, test: &Test, place: Place) -> bool {
         let is_in = |names: &[&str]| names.contains(&test.name);
         match self {
             Self::All => true,
-            Self::Everyday if is_in(THOROUGH) => false,
-            Self::Everyday => {
-                place != Place::LabIntel || test.needs != Needs::Linux || is_in(EVERYDAY)
+            Self::Everyday if place == Place::LabIntel => {
+                test.needs != Needs::Linux || is_in(EVERYDAY_INTEL)
             }
+            Self::Everyday => !is_in(THOROUGH),
             Self::Rest => !Self::Everyday.has(test, place),
             Self::Interleaved => is_in(INTERLEAVED),
+            Self::EverydayInterleaved => is_in(INTERLEAVED) && !is_in(INTERLEAVED_FOR_LONG),
         }
     }
 }
@@ -120,7 +154,8 @@ mod tests {
 
     #[test]
     fn the_names_are_those_of_tests_with_linux_guests() {
-        for name in EVERYDAY.iter().chain(INTERLEAVED).chain(THOROUGH) {
+        let all = [EVERYDAY_INTEL, INTERLEAVED, INTERLEAVED_FOR_LONG, THOROUGH];
+        for name in all.into_iter().flatten() {
             let found = crate::tests().find(|test| test.name == *name);
             let needs = found.map(|test| test.needs);
             assert_eq!(needs, Some(Needs::Linux), "{name}");
@@ -131,17 +166,29 @@ mod tests {
     const RARE: [&str; 2] = ["JP09", "BN08"];
 
     #[test]
-    fn each_row_is_proved_every_day_in_lab_intel_too() {
+    fn each_row_is_proved_every_day_in_both_labs() {
         let proves = |test: &Test, id: &str| test.ids.contains(&id);
-        let is_run = |test: &&Test| {
-            [Part::Everyday, Part::Interleaved]
-                .iter()
-                .any(|part| part.has(test, Place::LabIntel))
-        };
-        let ids = crate::tests().flat_map(|test| test.ids);
-        for id in ids.filter(|id| !RARE.contains(id)) {
-            let found = crate::tests().filter(is_run).any(|test| proves(test, id));
-            assert!(found, "no test of {id}");
+        for place in [Place::LabAmd, Place::LabIntel] {
+            let parts: &[Part] = match place {
+                Place::LabIntel => &[Part::Everyday, Part::EverydayInterleaved],
+                _ => &[Part::Everyday],
+            };
+            let is_run = |test: &&Test| parts.iter().any(|part| part.has(test, place));
+            let ids = crate::tests().flat_map(|test| test.ids);
+            for id in ids.filter(|id| place != Place::LabIntel || !RARE.contains(id)) {
+                let found = crate::tests().filter(is_run).any(|test| proves(test, id));
+                assert!(found, "no test of {id} at {place:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_runs_every_day_and_the_rest_are_all_tests_of_a_lab() {
+        for place in [Place::LabAmd, Place::LabIntel] {
+            for test in crate::tests() {
+                let parts = [Part::Everyday, Part::Rest].map(|part| part.has(test, place));
+                assert_ne!(parts[0], parts[1], "{} at {place:?}", test.name);
+            }
         }
     }
 }

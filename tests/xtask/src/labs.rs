@@ -85,6 +85,8 @@ pub enum Part {
     Rest,
     /// Those about what happens at the same time.
     Interleaved,
+    /// Those of them that there is time for every day.
+    EverydayInterleaved,
 }
 
 /// One run of a lab machine.
@@ -152,6 +154,7 @@ impl Part {
             Self::Everyday => "everyday",
             Self::Rest => "rest",
             Self::Interleaved => "interleaved",
+            Self::EverydayInterleaved => "everyday-interleaved",
         }
     }
 
@@ -164,7 +167,7 @@ impl Part {
             (Self::Everyday, Name::Amd) => 5,
             (Self::Rest, Name::Amd) => 3,
             (Self::Rest, Name::Intel) => 7,
-            (Self::Everyday, Name::Intel) | (Self::Interleaved, _) => 1,
+            (Self::Everyday, Name::Intel) | (Self::Interleaved | Self::EverydayInterleaved, _) => 1,
         }
     }
 }
@@ -227,16 +230,16 @@ impl LabOptions {
             .map(|shard| machine(part, Lab::CPUS, shard))
             .collect();
         if name == Name::Intel && only.is_none() {
-            let interleaved = machine(Part::Interleaved, INTERLEAVED_CPUS, Shard::WHOLE);
-            if part != Part::Rest {
-                machines.push(interleaved.clone());
-            }
-            if part != Part::Everyday {
-                machines.push(LabMachine {
-                    quantum: FINE_QUANTUM,
-                    ..interleaved
-                });
-            }
+            let fine = (Part::Interleaved, FINE_QUANTUM);
+            let interleaved = match part {
+                Part::Everyday => vec![(Part::EverydayInterleaved, self.quantum)],
+                Part::All => vec![(Part::Interleaved, self.quantum), fine],
+                _ => vec![fine],
+            };
+            machines.extend(interleaved.into_iter().map(|(part, quantum)| LabMachine {
+                quantum,
+                ..machine(part, INTERLEAVED_CPUS, Shard::WHOLE)
+            }));
         }
         if let (Some(first), false) = (machines.first_mut(), self.rest) {
             first.monitor = true;
@@ -264,7 +267,7 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
     // Those that take longest: several CPUs, and the slower of the emulators. Stable, so that each lab's begin in
     // their order.
     machines.sort_by_key(|machine| {
-        let interleaved = machine.part == Part::Interleaved;
+        let interleaved = [Part::Interleaved, Part::EverydayInterleaved].contains(&machine.part);
         (!interleaved, machine.name != Name::Intel)
     });
     let mut jobs: Vec<Job<'a>> = Vec::new();
@@ -392,7 +395,7 @@ mod tests {
         let everyday = machines(&options(false, None), false);
         let expected = [
             machine(Part::Everyday, "1/1", 1, 16),
-            machine(Part::Interleaved, "1/1", 2, 16),
+            machine(Part::EverydayInterleaved, "1/1", 2, 16),
         ];
         assert_eq!(everyday, expected);
         let all = machines(&options(true, None), false);
