@@ -103,6 +103,47 @@ impl Filter {
         }
     }
 
+    /// The values that it looks at.
+    pub(crate) fn values(&self) -> Vec<usize> {
+        match self {
+            Self::All(filters) | Self::Any(filters) => {
+                filters.iter().flat_map(Self::values).collect()
+            }
+            Self::Not(filter) => filter.values(),
+            Self::Number {
+                of: Number::Value { index, .. },
+                ..
+            }
+            | Self::Text {
+                of: Text::Value(index),
+                ..
+            } => vec![*index],
+            Self::Number { .. } | Self::Text { .. } => Vec::new(),
+        }
+    }
+
+    /// The same of a list in which its values have these numbers; `None` if one of them isn't there.
+    pub(crate) fn renumbered(&self, number: &impl Fn(usize) -> Option<usize>) -> Option<Self> {
+        let all = |filters: &[Self]| -> Option<Vec<Self>> {
+            filters.iter().map(|it| it.renumbered(number)).collect()
+        };
+        let mut same = self.clone();
+        match &mut same {
+            Self::All(filters) | Self::Any(filters) => *filters = all(filters)?,
+            Self::Not(filter) => **filter = filter.renumbered(number)?,
+            Self::Number {
+                of: Number::Value { index, .. },
+                ..
+            }
+            | Self::Text {
+                of: Text::Value(index),
+                ..
+            } => *index = number(*index)?,
+            Self::Number { .. } | Self::Text { .. } => {}
+        }
+        Some(same)
+    }
+
     /// Returns true if it can be told without the probe's values.
     pub fn is_without_values(&self) -> bool {
         match self {

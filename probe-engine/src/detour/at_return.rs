@@ -8,41 +8,88 @@ use iced_x86::code_asm::{CodeAssembler, CodeLabel};
 
 use super::environment::Environment;
 use super::error::DetourError;
+use super::filter::{self, FilterCode};
+use super::globs::Globs;
 use super::pointers::Routines;
-use super::return_record;
+use super::purpose::Purpose;
+use super::return_record::{self, RECORD};
 use super::saved::Saved;
 use super::values::{self, Frame, Moment};
+use crate::filter::Filter;
 use crate::value::Value;
 
 /// Bytes that a call pushes.
 const RETURN_ADDRESS: i32 = 8;
 
-/// Writes the routine. It takes a call in [`values::CALL`] and its word in [`return_record::CALL_WORD`], and gives
-/// back a record that only has to be made whole, in [`return_record::RECORD`]; or the carry flag, set, if the ring
-/// is full. Besides those it keeps RBP and R12 to R15.
+/// What a routine takes, and for which returns.
+pub(super) struct AtReturn<'a> {
+    /// What is in the record.
+    pub(super) values: &'a [Value],
+    /// What a return must meet to leave one.
+    pub(super) filter: Option<&'a Filter>,
+}
+
+impl<'a> AtReturn<'a> {
+    /// What a purpose wants; `None` if the code that all calls return to can write the record by itself. A filter that
+    /// there is no code for is left to who reads the records.
+    pub(super) fn of(
+        purpose: &'a Purpose,
+        environment: &Environment,
+    ) -> Result<Option<Self>, DetourError> {
+        let values = &*purpose.at_return;
+        let filter = match purpose.filter_at_return.as_deref() {
+            Some(filter) if filter::has_code(filter, environment, values)? => Some(filter),
+            _ => None,
+        };
+        Ok((!values.is_empty() || filter.is_some()).then_some(Self { values, filter }))
+    }
+}
+
+/// Writes the routine, and returns what is to be written behind all else. It takes a call in [`values::CALL`] and its
+/// word in [`return_record::CALL_WORD`], and gives back a record that only has to be made whole, in
+/// [`return_record::RECORD`], which is 0 if the return doesn't meet the filter; or the carry flag, set, if the ring is
+/// full. Besides those it keeps RBP and R12 to R15.
 pub(super) fn write(
     a: &mut CodeAssembler,
     environment: &Environment,
-    (values, routines): (&[Value], &Routines),
+    (of, routines): (&AtReturn<'_>, &Routines),
     mut label: CodeLabel,
-) -> Result<(), DetourError> {
-    let mut none = a.create_label();
+) -> Result<Option<Globs>, DetourError> {
+    let [mut none, mut unmet] = std::array::from_fn(|_| a.create_label());
     a.set_label(&mut label)?;
     // It is called by a pointer (SDM vol. 1, 18.3: indirect branch tracking).
     a.endbr64()?;
     let mut stack = Saved::all();
     stack.pushed(RETURN_ADDRESS);
-    let frame = Frame::of(values, None);
+    let frame = Frame::of(of.values, of.filter);
     stack.make_room(a, frame.len_bytes())?;
-    let taken = (values, &frame);
+    let taken = (of.values, &frame);
     values::take(a, environment, taken, (&stack, Moment::Return), routines)?;
+    let mut globs = None;
+    if let Some(filter) = of.filter {
+        let mut code = FilterCode {
+            environment,
+            frame: &frame,
+            globs: Globs::new(a),
+        };
+        code.branch(a, filter, false, unmet)?;
+        globs = Some(code.globs);
+    }
     let mut full = return_record::write(a, environment, &stack, Some(&frame), none)?;
     stack.drop_room(a)?;
     a.clc()?;
     a.ret()?;
+    if of.filter.is_some() {
+        a.set_label(&mut unmet)?;
+        stack.drop_room(a)?;
+        // The carry flag is clear then.
+        a.xor(RECORD, RECORD)?;
+        a.ret()?;
+    }
     full.check(a)?;
     a.set_label(&mut none)?;
     stack.drop_room(a)?;
     a.stc()?;
-    Ok(a.ret()?)
+    a.ret()?;
+    Ok(globs)
 }

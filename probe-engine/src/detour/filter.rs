@@ -11,6 +11,7 @@ use super::globs::Globs;
 use super::values::Frame;
 use crate::condition::Relation;
 use crate::filter::{Filter, Number, Pattern, Text};
+use crate::value::Value;
 
 /// Bytes of `task_struct.comm`, its NUL included (`TASK_COMM_LEN`, `include/linux/sched.h`).
 const COMM_LEN: usize = 16;
@@ -20,6 +21,22 @@ pub(super) struct FilterCode<'a> {
     pub(super) environment: &'a Environment,
     pub(super) frame: &'a Frame,
     pub(super) globs: Globs,
+}
+
+/// Returns true if there is code for a filter of these values.
+pub(super) fn has_code(
+    filter: &Filter,
+    environment: &Environment,
+    values: &[Value],
+) -> Result<bool, DetourError> {
+    let mut a = CodeAssembler::new(64)?;
+    let mut code = FilterCode {
+        environment,
+        frame: &Frame::of(values, Some(filter)),
+        globs: Globs::new(&mut a),
+    };
+    let unmet = a.create_label();
+    Ok(code.branch(&mut a, filter, false, unmet).is_ok())
 }
 
 impl FilterCode<'_> {

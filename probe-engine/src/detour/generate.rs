@@ -4,6 +4,7 @@ use guest_state::GuestVirtAddr;
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::CodeAssembler;
 
+use super::at_return::{self, AtReturn};
 use super::code::{Detour, Full};
 use super::environment::Environment;
 use super::error::DetourError;
@@ -13,7 +14,7 @@ use super::purpose::{Follow, Purpose, Tag};
 use super::record::{Leaves, Rest};
 use super::region::Region;
 use super::saved::Needed;
-use super::{at_return, checks, follow, overwritten, record};
+use super::{checks, follow, overwritten, record};
 use crate::fetch::Fetches;
 
 /// Generates the detour of a region for the address `at`.
@@ -48,10 +49,8 @@ pub fn generate(
 
     let mut a = CodeAssembler::new(64)?;
     let mut first = a.create_label();
-    let at_return = match &*purpose.at_return {
-        [] => None,
-        _ => Some(a.create_label()),
-    };
+    let at_return = AtReturn::of(purpose, environment)?;
+    let at_return = at_return.map(|it| (it, a.create_label()));
     let values = purpose.values.iter().chain(&*purpose.at_return);
     let routines = Routines::new(&mut a, values, environment)?;
     let unmet = checks::write(
@@ -62,7 +61,8 @@ pub fn generate(
         first,
     )?;
     if let Some(follow) = purpose.follow {
-        let follow = (follow, at_return);
+        let routine = at_return.as_ref().map(|(_, label)| *label);
+        let follow = (follow, routine);
         follow::follow(&mut a, environment, tag.number, follow, by_record)?;
     }
     let mut rest = Rest::default();
@@ -81,12 +81,12 @@ pub fn generate(
     if let Some(unmet) = unmet {
         unmet.write(&mut a, first)?;
     }
-    if let Some(label) = at_return {
-        let taken = (&*purpose.at_return, &routines);
-        at_return::write(&mut a, environment, taken, label)?;
-    }
+    let globs_at_return = match &at_return {
+        Some((taken, label)) => at_return::write(&mut a, environment, (taken, &routines), *label)?,
+        None => None,
+    };
     routines.write(&mut a)?;
-    if let Some(globs) = rest.globs {
+    for globs in [rest.globs, globs_at_return].into_iter().flatten() {
         globs.write(&mut a)?;
     }
     let trap = match rest.full {

@@ -26,6 +26,8 @@ pub struct Purpose {
     pub follow: Option<Follow>,
     /// What the record of its return has besides registers.
     pub at_return: Values,
+    /// What its return must meet to leave a record; its values are those of `at_return`.
+    pub filter_at_return: Option<Arc<Filter>>,
     /// What a hit must meet, all of it.
     pub condition: Vec<Comparison>,
     /// Whether a vCPU whose ring is full traps, instead of counting its hit as lost.
@@ -121,11 +123,20 @@ impl Purpose {
             (Some(one), Some(other)) => Some(one.and(other)),
             (one, other) => one.or(other),
         };
+        let at_return = (other.at_return, other.filter_at_return);
+        if self.follow.is_none() {
+            (self.at_return, self.filter_at_return) = at_return;
+        } else if other.follow.is_some()
+            && (&self.at_return, &self.filter_at_return) != (&at_return.0, &at_return.1)
+        {
+            // Which of them a return is of is decided where its record is read.
+            self.at_return = union(&self.at_return, &at_return.0);
+            self.filter_at_return = None;
+        }
         self.follow = match (self.follow, other.follow) {
             (Some(one), Some(other)) => Some(one.and(other)?),
             (one, other) => one.or(other),
         };
-        self.at_return = union(&self.at_return, &other.at_return);
         self.lossless |= other.lossless;
         self.followers.extend(other.followers);
         Ok(self)
@@ -156,6 +167,8 @@ mod tests {
     use super::*;
     use crate::condition::{Operand, Relation};
     use crate::fetch::Fetches;
+    use crate::filter::Number;
+    use crate::value::stack_piece;
 
     fn hit(capture: Capture) -> Purpose {
         Purpose {
@@ -204,6 +217,31 @@ mod tests {
         assert_eq!(both.follow, Some(expected));
         assert_eq!(both.followers, [ProbeId(1), ProbeId(2)]);
         assert_eq!(call(3, 1).and(call(4, 2)), Err(NoJump::MaxActive));
+    }
+
+    #[test]
+    fn a_detour_asks_the_filter_of_its_returns_if_all_of_its_return_probes_have_it() {
+        let filtered = |constant| Purpose {
+            at_return: [stack_piece()].into(),
+            filter_at_return: Some(Arc::new(Filter::Number {
+                of: Number::Cpu,
+                relation: Relation::Equal,
+                constant,
+            })),
+            ..call(3, 1)
+        };
+        for (one, other, expected) in [
+            (filtered(1), filtered(1), filtered(1).filter_at_return),
+            (filtered(1), filtered(2), None),
+            (filtered(1), call(3, 2), None),
+            (call(3, 2), filtered(1), None),
+            (filtered(1), hit(of(1)), filtered(1).filter_at_return),
+            (hit(of(1)), filtered(1), filtered(1).filter_at_return),
+        ] {
+            let both = one.and(other).unwrap();
+            assert_eq!(both.filter_at_return, expected);
+            assert_eq!(both.at_return, filtered(1).at_return);
+        }
     }
 
     #[test]

@@ -313,7 +313,11 @@ fn leave(
     // Only the call's detour knows its values.
     a.set_label(&mut with_values)?;
     a.call(qword_ptr(call + AT_RETURN))?;
-    a.jae(whole)?;
+    a.jb(no_room)?;
+    a.test(return_record::RECORD, return_record::RECORD)?;
+    a.jne(whole)?;
+    // Its filter isn't met.
+    a.jmp(done)?;
     a.set_label(&mut no_room)?;
     let trap = when_full(a, &full, (word, tally), records)?;
     a.set_label(&mut missed)?;

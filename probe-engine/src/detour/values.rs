@@ -17,7 +17,7 @@ use super::saved::{RSP, Saved, gpr};
 use super::stack_pieces;
 use crate::calls::layout::{ENTRY, ORIGIN};
 use crate::fetch::{Fetch, Fetches};
-use crate::filter::{Filter, Number, Text};
+use crate::filter::Filter;
 use crate::value::{Base, FAULT, Load, STATUS, Space, Take, Value, encoded_max};
 
 /// Registers that are used: those that a C function may change.
@@ -48,10 +48,7 @@ pub(super) struct Frame {
 impl Frame {
     /// The frame of values, some of which a filter looks at.
     pub(super) fn of(values: &[Value], filter: Option<&Filter>) -> Self {
-        let mut looked_at = Vec::new();
-        if let Some(filter) = filter {
-            values_of(filter, &mut looked_at);
-        }
+        let mut looked_at = filter.map_or_else(Vec::new, Filter::values);
         looked_at.sort_unstable();
         looked_at.dedup();
         Self {
@@ -74,26 +71,6 @@ impl Frame {
     pub(super) fn address_of(&self, index: usize) -> Option<i32> {
         let slot = self.looked_at.iter().position(|it| *it == index)?;
         Some((slot * WORD) as i32)
-    }
-}
-
-/// The values that a filter looks at.
-fn values_of(filter: &Filter, found: &mut Vec<usize>) {
-    match filter {
-        Filter::All(filters) | Filter::Any(filters) => {
-            filters.iter().for_each(|filter| values_of(filter, found));
-        }
-        Filter::Not(filter) => values_of(filter, found),
-        Filter::Number { of, .. } => {
-            if let Number::Value { index, .. } = of {
-                found.push(*index);
-            }
-        }
-        Filter::Text { of, .. } => {
-            if let Text::Value(index) = of {
-                found.push(*index);
-            }
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::switches::Switches;
+use crate::filter::Filter;
 use crate::probe::{Capture, NoJump, Optimization, Options, ProbeKind};
 use crate::value::{Value, Values, stack_piece};
 
@@ -67,35 +68,49 @@ fn wants(probe: &Probe, switches: &Switches) -> Result<Purpose, NoJump> {
                 _ => with_stack(purpose),
             })
         }
-        ProbeKind::Return { .. } => Ok(Purpose {
-            follow: Some(Follow {
-                records: is_recorded(&probe.options),
-                limit: probe.max_active,
-                lossless: probe.options.lossless,
-            }),
-            at_return: at_return(&probe.options),
-            condition: probe.options.condition.clone(),
-            followers: vec![probe.id],
-            ..Purpose::default()
-        }),
+        ProbeKind::Return { .. } => {
+            let (at_return, filter_at_return) = at_return(&probe.options);
+            Ok(Purpose {
+                follow: Some(Follow {
+                    records: is_recorded(&probe.options),
+                    limit: probe.max_active,
+                    lossless: probe.options.lossless,
+                }),
+                at_return,
+                filter_at_return,
+                condition: probe.options.condition.clone(),
+                followers: vec![probe.id],
+                ..Purpose::default()
+            })
+        }
         ProbeKind::Exits { .. } => Err(NoJump::OwnReturns),
         ProbeKind::Watch { .. } => Err(NoJump::Watchpoint),
     }
 }
 
-/// Returns true if a return leaves a record: for an event, or for the host to decide whether it meets a filter.
+/// Returns true if a return leaves a record: for an event, or to be counted if it meets a filter.
 fn is_recorded(options: &Options) -> bool {
     options.capture.fetches().is_some() || options.filter.is_some()
 }
 
-/// What the record of a return has besides registers. What can be told from those is.
-fn at_return(options: &Options) -> Values {
+/// What the record of a return has besides registers, and what the return must meet. What can be told from registers
+/// is, but for what the filter looks at.
+fn at_return(options: &Options) -> (Values, Option<Arc<Filter>>) {
     if !is_recorded(options) {
-        return Values::default();
+        return (Values::default(), None);
     }
+    let filter = options.filter.as_deref();
+    let looked_at = filter.map_or_else(Vec::new, Filter::values);
     let stack = (options.stack > 0).then(stack_piece);
-    let in_memory = options.values.iter().filter(|it| !it.is_in_registers());
-    once(&in_memory.cloned().chain(stack).collect())
+    let taken = options.values.iter().enumerate();
+    let taken = taken.filter(|(index, it)| !it.is_in_registers() || looked_at.contains(index));
+    let values = once(&taken.map(|(_, it)| it.clone()).chain(stack).collect());
+    let number = |index: usize| {
+        let value = options.values.get(index)?;
+        values.iter().position(|it| it == value)
+    };
+    let filter = filter.and_then(|it| it.renumbered(&number));
+    (values, filter.map(Arc::new))
 }
 
 /// The values, each of them once.
@@ -141,15 +156,54 @@ pub(crate) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::value::{Base, Take};
+    use crate::condition::Relation;
+    use crate::filter::Number;
+    use crate::value::{Base, Load, Space, Take};
 
-    #[test]
-    fn a_value_that_a_probe_has_twice_is_taken_once() {
-        let register = |number| Value {
+    fn register(number: u8) -> Value {
+        Value {
             base: Base::Register(number),
             loads: Vec::new(),
             take: Take::Word,
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_return_has_what_its_filter_looks_at() {
+        let is_seven = |index| Filter::Number {
+            of: Number::Value {
+                index,
+                shift: 0,
+                width: 64,
+                signed: false,
+            },
+            relation: Relation::Equal,
+            constant: 7,
         };
+        let memory = Value {
+            take: Take::Memory {
+                at: Load {
+                    offset: 0,
+                    space: Space::Any,
+                },
+                len: 8,
+            },
+            ..register(3)
+        };
+        let mut options = Options {
+            values: [register(1), memory.clone(), register(2), register(1)].into(),
+            ..Options::default()
+        };
+        assert_eq!(at_return(&options), ([memory.clone()].into(), None));
+        let all = |filters: [Filter; 2]| Filter::All(filters.into());
+        options.filter = Some(Arc::new(all([is_seven(2), is_seven(1)])));
+        let (values, filter) = at_return(&options);
+        assert_eq!(&*values, [memory, register(2)]);
+        assert_eq!(filter.as_deref(), Some(&all([is_seven(1), is_seven(0)])));
+    }
+
+    #[test]
+    fn a_value_that_a_probe_has_twice_is_taken_once() {
         let of = |numbers: &[u8]| numbers.iter().copied().map(register).collect::<Values>();
         for (all, expected) in [
             (&[][..], &[][..]),

@@ -185,7 +185,8 @@ fn of_returns_that_are_only_counted_those_count_that_meet_the_filter() {
             spec.options.values = [rax.clone()].into();
             spec.options.filter = Some(rax_is(constant).into());
         });
-        put_return(&f);
+        // What the filter looks at is in the record.
+        put_return_with(&f, &[8, 3]);
         f.engine.drain_all(&*f.memory);
         let info = f.info(probe.id);
         assert_eq!((info.hits, info.missed), (hits, 0), "rax is {constant}");

@@ -90,6 +90,14 @@ const PROBES: &[(&str, bool)] = &[
     ),
     ("r:q do_sys_openat2 count fd=$retval:s32 if fd < 0", false),
     (
+        "r:w do_sys_openat2 name=+u0($arg2):ustring fd=$retval:s32 if name ~ \"*[i]n?t\" && fd >= 0",
+        true,
+    ),
+    (
+        "r:x do_sys_openat2 name=+u0($arg2):ustring if name ~ \"*x*\" || tgid > 1",
+        false,
+    ),
+    (
         "p:s do_sys_openat2 count dfd=$arg1:s32 if dfd == -100",
         true,
     ),

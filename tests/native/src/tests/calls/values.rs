@@ -1,8 +1,10 @@
 //! Returns that tell of memory.
 
+use guest_kernel::context::TaskContext;
 use guest_state::Registers;
 use probe_engine::detour::{Follow, Purpose};
 use probe_engine::fetch::Fetches;
+use probe_engine::filter::{Filter, Subject};
 use probe_engine::ring::layout::RING_LEN;
 use probe_engine::value::{Base, Bases, Taken, Value, take};
 use seeded_random::Random;
@@ -12,7 +14,7 @@ use crate::cpu::State;
 use crate::jump::single;
 use crate::report::proves;
 use crate::tests::pointers::World;
-use crate::tests::pointers::any_memory::{encoded, value, without_padding};
+use crate::tests::pointers::any_memory::{encoded, filter, value, without_padding};
 
 /// `xchg %rdi,%rsi; lea 8(%rcx),%rax; ret`
 const FUNCTION: [u8; 8] = [0x48, 0x87, 0xfe, 0x48, 0x8d, 0x41, 0x08, 0xc3];
@@ -50,7 +52,7 @@ struct Tried<'a> {
 }
 
 impl Tried<'_> {
-    fn probe(&mut self, values: &[Value], lossless: bool) {
+    fn probe(&mut self, values: &[Value], filter: Option<&Filter>, lossless: bool) {
         let purpose = Purpose {
             follow: Some(Follow {
                 records: true,
@@ -58,6 +60,7 @@ impl Tried<'_> {
                 lossless,
             }),
             at_return: values.into(),
+            filter_at_return: filter.cloned().map(Into::into),
             ..Purpose::default()
         };
         self.probed.probe((0, &FUNCTION), FIRST_NUMBER, &purpose);
@@ -128,10 +131,17 @@ fn a_return_takes_what_an_interpreter_takes_of_any_memory() {
     const WORLDS: u64 = 30;
     const CALLS: u64 = 60;
     let name = "a_return_takes_what_an_interpreter_takes_of_any_memory";
-    proves(&["TR02", "JP11"], name, || {
+    proves(&["TR02", "TR04", "JP11"], name, || {
         let mut random = Random::new(0x7265_7475);
         let mut probed = Probed::unprobed();
-        let (mut all, mut faults) = (0, 0);
+        let (mut all, mut faults, mut met, mut filtered) = (0, 0, 0, 0);
+        let context = TaskContext {
+            pid: 5,
+            tgid: 4,
+            comm: *b"a comm\0\0\0\0\0\0\0\0\0\0",
+            ..TaskContext::default()
+        };
+        probed.blocks.describe_task(&context);
         for _ in 0..WORLDS {
             let world = World::new(&mut random);
             probed.environment.pointers = Some(world.pointers());
@@ -147,11 +157,25 @@ fn a_return_takes_what_an_interpreter_takes_of_any_memory() {
                     probed: &mut probed,
                     world: &world,
                 };
-                tried.probe(&values, random.once_in(2));
                 let taken = tried.taken(&values);
+                let filter = random.once_in(2).then(|| filter(&mut random, &taken, 2));
+                let meets = filter.as_ref().is_none_or(|filter| {
+                    filter.holds(&Subject {
+                        values: &taken,
+                        context: Some(&context),
+                        cpu: 0,
+                    })
+                });
+                tried.probe(&values, filter.as_ref(), random.once_in(2));
                 let state = tried.probed.begin(0);
                 tried.check(&state);
-                assert_eq!(tried.returned(), [encoded(&taken)], "{values:x?}");
+                let expected = match meets {
+                    true => vec![encoded(&taken)],
+                    false => Vec::new(),
+                };
+                assert_eq!(tried.returned(), expected, "{values:x?} {filter:x?}");
+                filtered += u32::from(filter.is_some());
+                met += u32::from(filter.is_some() && meets);
                 all += taken.len();
                 faults += taken.iter().filter(|it| **it == Taken::Fault).count();
             }
@@ -160,7 +184,8 @@ fn a_return_takes_what_an_interpreter_takes_of_any_memory() {
             faults > all / 20 && faults < all * 19 / 20,
             "{faults} of {all}"
         );
-        format!("{all} values, {faults} of them of bad pointers")
+        assert!(met > 100 && filtered - met > 100, "{met} of {filtered}");
+        format!("{all} values, {faults} of them of bad pointers; {met} of {filtered} filters met")
     });
 }
 
@@ -179,7 +204,7 @@ fn a_return_with_values_waits_for_room_or_counts_as_missed() {
                 probed: &mut probed,
                 world: &world,
             };
-            tried.probe(&values, lossless);
+            tried.probe(&values, None, lossless);
             let taken = tried.taken(&values);
             tried.probed.blocks.set_position(0, RING_LEN, 0);
             let mut state = tried.probed.begin(0);

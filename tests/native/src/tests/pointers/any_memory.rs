@@ -123,7 +123,8 @@ fn test(random: &mut Random, taken: &[Taken]) -> Filter {
     Filter::Text { of, pattern }
 }
 
-fn filter(random: &mut Random, taken: &[Taken], depth: u32) -> Filter {
+/// A filter that looks at these values.
+pub(in crate::tests) fn filter(random: &mut Random, taken: &[Taken], depth: u32) -> Filter {
     let several = |random: &mut Random| {
         let count = random.below(4);
         (0..count)
