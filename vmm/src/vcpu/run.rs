@@ -98,7 +98,7 @@ impl KvmVcpu {
                     break;
                 }
                 RunExit::InternalError(error) => {
-                    let rip = self.registers()?.rip;
+                    let rip = self.context()?.registers.rip;
                     if self.byte_at(rip, shared, &error) != Some(INT3) {
                         shared.exits.count(ExitKind::Other);
                         shared.end.end(self.failed(&error, rip));
