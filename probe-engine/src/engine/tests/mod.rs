@@ -23,5 +23,6 @@ mod returns;
 mod rings;
 mod steps;
 mod switches;
+mod under_way;
 mod watch;
 mod ways;

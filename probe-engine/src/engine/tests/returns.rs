@@ -4,7 +4,7 @@ use guest_state::testing::TestVcpu;
 use guest_state::{Action, Tsc, VcpuId};
 
 use super::fixture::{Fixture, STACK, TEXT, spec, vcpu_at};
-use super::followed;
+use super::under_way;
 use crate::event::Detail;
 use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
 
@@ -235,9 +235,9 @@ fn removing_the_probe_mends_the_frame_of_an_interrupt_right_after_the_return() {
 
 #[test]
 fn a_return_address_of_a_removed_probe_stays_while_a_tool_of_the_guest_s_may_be_taking_it() {
-    for (below, word) in followed::TAKING {
+    for (below, word) in under_way::TAKING {
         let f = Fixture::with_arena();
-        followed::load_traced_module(&f);
+        under_way::load_traced_module(&f);
         let id = f.probe("plain%return").id;
         call(&f, PLAIN, STACK);
         f.set_word(STACK - below, *word);
