@@ -70,21 +70,23 @@ async fn returns_of_files(guest: &mut Guest) -> Result<u64, Failure> {
 fn graph(cx: &Context, way: Way) -> TestResult {
     cx.block_on(async {
         let mut guest = way.ready(cx, files::BZIMAGE_6_12, 4).await?;
-        // Ours first: theirs comes and goes.
+        // Theirs comes while ours are there.
         let mut calls = put(&mut guest, way).await?;
         tracing(&mut guest, GRAPH).await?;
         calls += returns_of_files(&mut guest).await?;
-        tracing(&mut guest, OFF).await?;
-        calls += returns_of_files(&mut guest).await?;
-        guest.remove(&["outer", "inner"]).await?;
-        // Theirs first: ours come and go, each at a time.
-        tracing(&mut guest, GRAPH).await?;
-        calls += put(&mut guest, way).await?;
+        // Ours go, one at a time, and come again.
         guest.remove(&["inner"]).await?;
         guest.work("files count=10").await?;
         guest.remove(&["outer"]).await?;
         guest.work("files count=10").await?;
+        calls += put(&mut guest, way).await?;
+        // Theirs goes.
         tracing(&mut guest, OFF).await?;
+        calls += returns_of_files(&mut guest).await?;
+        guest.remove(&["outer"]).await?;
+        guest.work("files count=10").await?;
+        guest.remove(&["inner"]).await?;
+        guest.work("files count=10").await?;
         guest.finish().await?;
         pass_with(format!("{calls} calls"))
     })
