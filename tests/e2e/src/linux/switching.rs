@@ -13,13 +13,13 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, 
 pub const TESTS: &[Test] = &[
     Test {
         name: "every_switch_under_4_vcpus_leaves_hits_and_missed_ones_at_what_the_guest_executed",
-        ids: &["KP23", "KP06"],
+        ids: &["KP23", "KP06", "TR05"],
         needs: Needs::Linux,
         run: |cx| switching(cx, files::BZIMAGE_6_1),
     },
     Test {
         name: "every_switch_under_4_vcpus_of_6_12_leaves_hits_and_missed_ones_at_what_was_executed",
-        ids: &["KP23", "KP06"],
+        ids: &["KP23", "KP06", "TR05"],
         needs: Needs::Linux,
         run: |cx| switching(cx, files::BZIMAGE_6_12),
     },

@@ -8,13 +8,13 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_
 pub const TESTS: &[Test] = &[
     Test {
         name: "the_guest_s_kprobes_and_ours_count_the_same_calls_on_6_1",
-        ids: &["KP13"],
+        ids: &["KP13", "TR05"],
         needs: Needs::Linux,
         run: |cx| kprobes(cx, files::BZIMAGE_6_1),
     },
     Test {
         name: "the_guest_s_kprobes_and_ours_count_the_same_calls_on_6_12",
-        ids: &["KP13"],
+        ids: &["KP13", "TR05"],
         needs: Needs::Linux,
         run: |cx| kprobes(cx, files::BZIMAGE_6_12),
     },
