@@ -14,7 +14,6 @@ pub mod forms;
 pub mod jump;
 pub mod kernel;
 pub mod registers;
-pub mod report;
 pub mod survey;
 
 mod aim;

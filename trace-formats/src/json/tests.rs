@@ -1,3 +1,4 @@
+use row_report::proves;
 use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::value::Value as ValueKind;
 use vmprobe_proto::v1::{
@@ -53,27 +54,31 @@ fn a_stack_without_all_of_its_callers_says_so() {
 
 #[test]
 fn an_event_is_one_line_with_every_field_in_its_order() {
-    let lines = lines(&samples::probes(), &[samples::with_stack()]);
-    assert_eq!(
-        lines[0],
-        concat!(
-            r#"{"probe":"open","probe_id":1,"kind":"pre","vcpu":1,"tsc":500000,"time_ns":123456789999,"#,
-            r#""task":"0xffff888001234000","#,
-            r#""place":{"address":"0xffffffff812f0c10","symbol":"do_sys_openat2+0x0"},"#,
-            r#""context":{"pid":1234,"tgid":1230,"comm":"cat","interrupts_off":true,"need_resched":false,"#,
-            r#""in_nmi":false,"in_interrupt":false,"in_soft_interrupt":false,"preempt_disabled":1,"#,
-            r#""migrate_disabled":0,"soft_interrupts_off":false,"preempt_need_resched":false,"need_resched_lazy":false},"#,
-            r#""arguments":{"dfd":"0xffffff9c","name":"/etc/passwd"},"#,
-            r#""registers":{"rip":"0xffffffff812f0c10","rsp":"0x0","rflags":"0x0","rax":"0x0","rbx":"0x0","#,
-            r#""rcx":"0x0","rdx":"0x0","rsi":"0x0","rdi":"0xffffff9c","rbp":"0x0","r8":"0x0","r9":"0x0","#,
-            r#""r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0"},"#,
-            r#""stack":[{"address":"0xffffffff812f0c10","symbol":"do_sys_openat2+0x0"},"#,
-            r#"{"address":"0xffffffff8130206a","symbol":"ksys_read+0x6a"},"#,
-            r#"{"address":"0x401000","symbol":null}]}"#
-        )
-    );
-    assert_eq!(lines[1], r#"{"lost":5}"#);
-    check(&lines);
+    let name = "an_event_is_one_line_with_every_field_in_its_order";
+    proves(&["TR08"], name, || {
+        let lines = lines(&samples::probes(), &[samples::with_stack()]);
+        assert_eq!(
+            lines[0],
+            concat!(
+                r#"{"probe":"open","probe_id":1,"kind":"pre","vcpu":1,"tsc":500000,"time_ns":123456789999,"#,
+                r#""task":"0xffff888001234000","#,
+                r#""place":{"address":"0xffffffff812f0c10","symbol":"do_sys_openat2+0x0"},"#,
+                r#""context":{"pid":1234,"tgid":1230,"comm":"cat","interrupts_off":true,"need_resched":false,"#,
+                r#""in_nmi":false,"in_interrupt":false,"in_soft_interrupt":false,"preempt_disabled":1,"#,
+                r#""migrate_disabled":0,"soft_interrupts_off":false,"preempt_need_resched":false,"need_resched_lazy":false},"#,
+                r#""arguments":{"dfd":"0xffffff9c","name":"/etc/passwd"},"#,
+                r#""registers":{"rip":"0xffffffff812f0c10","rsp":"0x0","rflags":"0x0","rax":"0x0","rbx":"0x0","#,
+                r#""rcx":"0x0","rdx":"0x0","rsi":"0x0","rdi":"0xffffff9c","rbp":"0x0","r8":"0x0","r9":"0x0","#,
+                r#""r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0"},"#,
+                r#""stack":[{"address":"0xffffffff812f0c10","symbol":"do_sys_openat2+0x0"},"#,
+                r#"{"address":"0xffffffff8130206a","symbol":"ksys_read+0x6a"},"#,
+                r#"{"address":"0x401000","symbol":null}]}"#
+            )
+        );
+        assert_eq!(lines[1], r#"{"lost":5}"#);
+        check(&lines);
+        String::new()
+    });
 }
 
 #[test]

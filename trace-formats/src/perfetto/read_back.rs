@@ -1,5 +1,6 @@
 //! What Perfetto's own trace processor makes of the traces.
 
+use row_report::proves;
 use trace_processor::query;
 
 use super::*;
@@ -25,37 +26,41 @@ fn answers<const N: usize>(events: &[Event], queries: [&str; N]) -> [Vec<String>
 
 #[test]
 fn perfetto_finds_nothing_wrong_and_every_event_on_its_tracks() {
-    let events = [samples::open(), samples::read(), samples::returned()];
-    let [wrong, slices, threads, flows] = answers(
-        &events,
-        [
-            "select name as it from stats where severity in ('error', 'data_loss') and value > 0",
-            "select slice.ts || ' ' || slice.dur || ' ' || slice.name || ', ' || category || ', ' || \
+    let name = "perfetto_finds_nothing_wrong_and_every_event_on_its_tracks";
+    proves(&["TR08"], name, || {
+        let events = [samples::open(), samples::read(), samples::returned()];
+        let [wrong, slices, threads, flows] = answers(
+            &events,
+            [
+                "select name as it from stats where severity in ('error', 'data_loss') and value > 0",
+                "select slice.ts || ' ' || slice.dur || ' ' || slice.name || ', ' || category || ', ' || \
              ifnull(thread.name, track.name) as it \
              from slice join track on track.id = track_id \
              left join thread_track on thread_track.id = track_id left join thread using (utid) \
              order by slice.ts, slice.id",
-            "select tid || ' ' || thread.name || ' of ' || pid || ' ' || process.name as it \
+                "select tid || ' ' || thread.name || ' of ' || pid || ' ' || process.name as it \
              from thread join process using (upid) where tid = 1234",
-            "select outgoing.ts || ' to ' || incoming.ts as it from flow \
+                "select outgoing.ts || ' to ' || incoming.ts as it from flow \
              join slice outgoing on outgoing.id = slice_out join slice incoming on incoming.id = slice_in",
-        ],
-    );
-    assert_eq!(wrong, [""; 0]);
-    assert_eq!(
-        slices,
-        [
-            "123456789999 0 open, cpu, CPU 1",
-            "123456789999 0 open, kprobes, cat",
-            "123456798999 3000 done, kprobes, cat",
-            "123456799001 0 read, cpu, CPU 0",
-            "123456799001 0 read, kprobes, cat",
-            "123456801999 0 done, cpu, CPU 1",
-            "123456801999 0 5 events lost, lost, lost events",
-        ]
-    );
-    assert_eq!(threads, ["1234 cat of 1230 cat"]);
-    assert_eq!(flows, ["123456799001 to 123456801999"]);
+            ],
+        );
+        assert_eq!(wrong, [""; 0]);
+        assert_eq!(
+            slices,
+            [
+                "123456789999 0 open, cpu, CPU 1",
+                "123456789999 0 open, kprobes, cat",
+                "123456798999 3000 done, kprobes, cat",
+                "123456799001 0 read, cpu, CPU 0",
+                "123456799001 0 read, kprobes, cat",
+                "123456801999 0 done, cpu, CPU 1",
+                "123456801999 0 5 events lost, lost, lost events",
+            ]
+        );
+        assert_eq!(threads, ["1234 cat of 1230 cat"]);
+        assert_eq!(flows, ["123456799001 to 123456801999"]);
+        format!("{} slices", slices.len())
+    });
 }
 
 #[test]

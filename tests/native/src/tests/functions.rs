@@ -1,12 +1,12 @@
 //! Whole functions with jumps in them.
 
+use row_report::proves;
 use seeded_random::Random;
 
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
 use crate::jump::function::{self, Argument, Tried};
 use crate::jump::image::Image;
-use crate::report::proves;
 
 use Argument::{Bytes, Len, Number, Small, Text};
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use row_report::proves;
 use seeded_random::Random;
 
 use crate::case::Case;
@@ -10,7 +11,6 @@ use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
 use crate::jump::draw as purposes;
 use crate::jump::single::{self, Agreed, Probe};
-use crate::report::proves;
 use crate::{draw, kernel};
 
 const SEED: u64 = 11;

@@ -1,10 +1,10 @@
 //! Every form of instruction in Debian's kernels.
 
+use row_report::proves;
 use seeded_random::Random;
 
 use crate::cpu::Cpu;
 use crate::kernel;
-use crate::report::proves;
 use crate::survey::survey;
 
 const SEED: u64 = 3;

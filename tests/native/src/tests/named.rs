@@ -5,11 +5,11 @@
 use guest_state::testing::{TestMemory, TestVcpu};
 use guest_state::{GuestMemory, GuestPhysAddr, Registers};
 use probe_engine::emulate::{Outcome, once};
+use row_report::proves;
 
 use crate::case::Case;
 use crate::compare::{self, Agreed};
 use crate::cpu::{Cpu, Layout, State};
-use crate::report::proves;
 
 /// Flags.
 const ZF: u64 = 1 << 6;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use row_report::proves;
 use seeded_random::Random;
 
 use crate::case::Case;
 use crate::compare::{self, Agreed, Mismatch};
 use crate::cpu::Cpu;
 use crate::draw;
-use crate::report::proves;
 
 /// Until when to go on; a slow machine compares fewer than `MOST` cases.
 const TIME: Duration = Duration::from_secs(8);

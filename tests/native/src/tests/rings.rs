@@ -5,12 +5,12 @@ use probe_engine::detour::{Dead, Detour, Purpose, Tag, generate};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
 use probe_engine::ring::layout::{RECORD_VALUES, RING_LEN};
+use row_report::proves;
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};
 use crate::jump::blocks::Blocks;
 use crate::jump::{region, single};
-use crate::report::proves;
 
 /// `mov $7,%eax`
 const CODE: [u8; 5] = [0xb8, 7, 0, 0, 0];

@@ -9,13 +9,13 @@ use probe_engine::detour::{
 };
 use probe_engine::fetch::Fetches;
 use probe_engine::ring::layout::RING_LEN;
+use row_report::proves;
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};
 use crate::jump::blocks::Blocks;
 use crate::jump::text::Text;
 use crate::jump::{region, single};
-use crate::report::proves;
 
 /// `mov $7,%eax; ret`
 const FUNCTION: [u8; 6] = [0xb8, 7, 0, 0, 0, 0xc3];

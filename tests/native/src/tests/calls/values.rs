@@ -7,12 +7,12 @@ use probe_engine::fetch::Fetches;
 use probe_engine::filter::{Filter, Subject};
 use probe_engine::ring::layout::RING_LEN;
 use probe_engine::value::{Base, Bases, Taken, Value, take};
+use row_report::proves;
 use seeded_random::Random;
 
 use super::{BREAKPOINT, FIRST_NUMBER, LIMIT, Probed, SHARED};
 use crate::cpu::State;
 use crate::jump::single;
-use crate::report::proves;
 use crate::tests::pointers::World;
 use crate::tests::pointers::any_memory::{encoded, filter, value, without_padding};
 

@@ -8,13 +8,13 @@ use probe_engine::fetch::Fetches;
 use probe_engine::filter::{Filter, Number, Pattern, Subject, Text};
 use probe_engine::probe::Capture;
 use probe_engine::value::{Base, Bases, Load, Space, Take, Taken, Value, stack_pieces, take};
+use row_report::proves;
 use seeded_random::Random;
 
 use super::{PAGE, Probed, TABLES, World};
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
 use crate::jump::ram::{DIRECT_MAP, LOW};
-use crate::report::proves;
 
 fn load(random: &mut Random) -> Load {
     let offset = match random.below(4) {

@@ -6,13 +6,13 @@ use probe_engine::detour::{Dead, Purpose};
 use probe_engine::fetch::Fetches;
 use probe_engine::probe::Capture;
 use probe_engine::value::{Base, Load, Space, Take, Value};
+use row_report::proves;
 use seeded_random::Random;
 
 use super::{PAGE, Probed, TABLES, World};
 use crate::cpu::Cpu;
 use crate::jump::blocks::Blocks;
 use crate::jump::ram::{DIRECT_MAP, LOW};
-use crate::report::proves;
 
 #[test]
 fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
