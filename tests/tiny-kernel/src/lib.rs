@@ -44,6 +44,7 @@ impl Names {
 }
 
 /// Assembles a kernel. The code begins in the upper half with a stack in place.
+/// Code of more than 64 KiB lies where the data would be.
 ///
 /// # Errors
 /// If it doesn't assemble.
@@ -153,7 +154,7 @@ fn elf(text: &[u8], symbols: &[(&str, u64)]) -> Vec<u8> {
     }
     // PT_LOAD, readable, writable, executable.
     file.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-    let in_memory = DATA + DATA_SIZE - TEXT;
+    let in_memory = (DATA + DATA_SIZE - TEXT).max(text.len() as u64);
     let virt = UPPER_HALF + TEXT;
     for value in [
         text_at as u64,
