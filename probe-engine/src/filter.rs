@@ -146,12 +146,7 @@ impl Filter {
 
     /// Returns true if it can be told without the probe's values.
     pub fn is_without_values(&self) -> bool {
-        match self {
-            Self::All(filters) | Self::Any(filters) => filters.iter().all(Self::is_without_values),
-            Self::Not(filter) => filter.is_without_values(),
-            Self::Number { of, .. } => !matches!(of, Number::Value { .. }),
-            Self::Text { of, .. } => *of == Text::Comm,
-        }
+        self.values().is_empty()
     }
 }
 

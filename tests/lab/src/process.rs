@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// what it is on a real machine. All emulated CPUs share one time stamp counter, which L1 would
 /// distrust on a busy host and put its guests' clocks on a slow device instead. On such a host it
 /// would take the emulated timer for broken, too, and panic.
-pub(crate) const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 oops=panic mitigations=off tsc=reliable no_timer_check \
-     cryptomgr.notests";
+/// The self-tests of its cryptography only take time.
+pub(crate) const COMMAND_LINE: &str = "console=ttyS0,115200 panic=-1 oops=panic mitigations=off \
+     tsc=reliable no_timer_check cryptomgr.notests";
 
 /// What to boot.
 #[derive(Debug)]

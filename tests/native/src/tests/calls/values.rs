@@ -1,10 +1,9 @@
 //! Returns that tell of memory.
 
-use guest_kernel::context::TaskContext;
 use guest_state::Registers;
 use probe_engine::detour::{Follow, Purpose};
 use probe_engine::fetch::Fetches;
-use probe_engine::filter::{Filter, Subject};
+use probe_engine::filter::Filter;
 use probe_engine::ring::layout::RING_LEN;
 use probe_engine::value::{Base, Bases, Taken, Value, take};
 use row_report::proves;
@@ -14,7 +13,7 @@ use super::{BREAKPOINT, FIRST_NUMBER, LIMIT, Probed, SHARED};
 use crate::cpu::State;
 use crate::jump::single;
 use crate::tests::pointers::World;
-use crate::tests::pointers::any_memory::{encoded, filter, value, without_padding};
+use crate::tests::pointers::any_memory::{encoded, filter, meets, task, value, without_padding};
 
 /// `xchg %rdi,%rsi; lea 8(%rcx),%rax; ret`
 const FUNCTION: [u8; 8] = [0x48, 0x87, 0xfe, 0x48, 0x8d, 0x41, 0x08, 0xc3];
@@ -135,13 +134,7 @@ fn a_return_takes_what_an_interpreter_takes_of_any_memory() {
         let mut random = Random::new(0x7265_7475);
         let mut probed = Probed::unprobed();
         let (mut all, mut faults, mut met, mut filtered) = (0, 0, 0, 0);
-        let context = TaskContext {
-            pid: 5,
-            tgid: 4,
-            comm: *b"a comm\0\0\0\0\0\0\0\0\0\0",
-            ..TaskContext::default()
-        };
-        probed.blocks.describe_task(&context);
+        probed.blocks.describe_task(&task());
         for _ in 0..WORLDS {
             let world = World::new(&mut random);
             probed.environment.pointers = Some(world.pointers());
@@ -159,13 +152,7 @@ fn a_return_takes_what_an_interpreter_takes_of_any_memory() {
                 };
                 let taken = tried.taken(&values);
                 let filter = random.once_in(2).then(|| filter(&mut random, &taken, 2));
-                let meets = filter.as_ref().is_none_or(|filter| {
-                    filter.holds(&Subject {
-                        values: &taken,
-                        context: Some(&context),
-                        cpu: 0,
-                    })
-                });
+                let meets = meets(filter.as_ref(), &taken);
                 tried.probe(&values, filter.as_ref(), random.once_in(2));
                 let state = tried.probed.begin(0);
                 tried.check(&state);

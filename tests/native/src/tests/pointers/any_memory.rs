@@ -123,6 +123,27 @@ fn test(random: &mut Random, taken: &[Taken]) -> Filter {
     Filter::Text { of, pattern }
 }
 
+/// The task that filters are asked about.
+pub(in crate::tests) fn task() -> TaskContext {
+    TaskContext {
+        pid: 5,
+        tgid: 4,
+        comm: *b"a comm\0\0\0\0\0\0\0\0\0\0",
+        ..TaskContext::default()
+    }
+}
+
+/// Whether a hit of [`task`] with these values meets the filter, if there is one.
+pub(in crate::tests) fn meets(filter: Option<&Filter>, taken: &[Taken]) -> bool {
+    filter.is_none_or(|filter| {
+        filter.holds(&Subject {
+            values: taken,
+            context: Some(&task()),
+            cpu: 0,
+        })
+    })
+}
+
 /// A filter that looks at these values.
 pub(in crate::tests) fn filter(random: &mut Random, taken: &[Taken], depth: u32) -> Filter {
     let several = |random: &mut Random| {
@@ -196,13 +217,7 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
         let mut interrupted = 0;
         for _ in 0..WORLDS {
             let world = World::new(&mut random);
-            let context = TaskContext {
-                pid: 5,
-                tgid: 4,
-                comm: *b"a comm\0\0\0\0\0\0\0\0\0\0",
-                ..TaskContext::default()
-            };
-            blocks.describe_task(&context);
+            blocks.describe_task(&task());
             let mut environment = blocks.environment(blocks.gs_base(0));
             environment.pointers = Some(world.pointers());
             for _ in 0..HITS {
@@ -254,13 +269,7 @@ fn a_detour_takes_what_an_interpreter_takes_of_any_memory() {
                 };
                 let taken: Vec<_> = values.iter().map(taken).collect();
                 let filter = random.once_in(2).then(|| filter(&mut random, &taken, 2));
-                let meets = filter.as_ref().is_none_or(|filter| {
-                    filter.holds(&Subject {
-                        values: &taken,
-                        context: Some(&context),
-                        cpu: 0,
-                    })
-                });
+                let meets = meets(filter.as_ref(), &taken);
                 all += taken.len();
                 let stacks = values.iter().zip(&taken);
                 interrupted += stacks
