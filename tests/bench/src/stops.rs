@@ -15,8 +15,8 @@ use crate::report::Entry;
 
 /// Name of the only VM.
 const VM: &str = "stops";
-/// Name of the first function.
-const FUNCTIONS: &str = "functions";
+/// What the functions' names begin with; behind it is their number.
+const FUNCTION: &str = "function_";
 /// Bytes from one function to the next: as many as a line of the cache has.
 const APART: usize = 64;
 /// Times that each batch is registered and removed; the figure is that in the middle.
@@ -57,8 +57,8 @@ fn kernel() -> Result<Vec<u8>, IcedError> {
         a.set_label(&mut again)?;
         a.nop()?;
         a.jmp(again)?;
-        names.here(a, FUNCTIONS)?;
-        for _ in 0..most {
+        for index in 0..most {
+            names.here(a, &format!("{FUNCTION}{index}"))?;
             a.push(rbx)?;
             a.pop(rbx)?;
             a.ret()?;
@@ -103,7 +103,7 @@ async fn middle(client: &Client, count: usize) -> Result<[f64; 2], StopsError> {
     let mut times = [const { Vec::new() }; 2];
     for _ in 0..ROUNDS {
         let specs = (0..count).map(|index| {
-            let text = format!("p {FUNCTIONS}+{} nojump", index * APART);
+            let text = format!("p {FUNCTION}{index} nojump");
             spec::parse(&text).map_err(|_| StopsError::Spec(text))
         });
         let specs = specs.collect::<Result<_, _>>()?;

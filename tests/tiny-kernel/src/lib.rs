@@ -28,17 +28,17 @@ const SLEEP_S5: u32 = 5 << 2 | 1 << 5;
 
 /// Names for places in the code, which become the kernel's symbols.
 #[derive(Debug, Default)]
-pub struct Names(Vec<(&'static str, CodeLabel)>);
+pub struct Names(Vec<(String, CodeLabel)>);
 
 impl Names {
     /// Gives the next instruction a name.
     ///
     /// # Errors
     /// If two names are given to one instruction.
-    pub fn here(&mut self, a: &mut CodeAssembler, name: &'static str) -> Result<(), IcedError> {
+    pub fn here(&mut self, a: &mut CodeAssembler, name: &str) -> Result<(), IcedError> {
         let mut label = a.create_label();
         a.set_label(&mut label)?;
-        self.0.push((name, label));
+        self.0.push((name.to_owned(), label));
         Ok(())
     }
 }

@@ -164,7 +164,7 @@ impl Part {
         match (self, name) {
             (Self::All, Name::Amd) => 7,
             (Self::All, Name::Intel) => 10,
-            (Self::Everyday, Name::Amd) => 5,
+            (Self::Everyday, Name::Amd) => 3,
             (Self::Rest, Name::Amd) => 3,
             (Self::Rest, Name::Intel) => 7,
             (Self::Everyday, Name::Intel) | (Self::Interleaved | Self::EverydayInterleaved, _) => 1,
@@ -439,10 +439,7 @@ mod tests {
             machines.map(|machine| machine.monitor).collect()
         };
         let mut options = options(false, None);
-        assert_eq!(
-            with(&options, Name::Amd, false),
-            [true, false, false, false, false]
-        );
+        assert_eq!(with(&options, Name::Amd, false), [true, false, false]);
         assert_eq!(with(&options, Name::Intel, false), [true, false]);
         assert_eq!(with(&options, Name::Amd, true), [false]);
         options.rest = true;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vmprobe_client::v1::{Capture, Probe};
 use vmprobe_client::words;
 
-use super::{is_jump, settle};
+use super::{is_jump, settle, settle_paused};
 use crate::context::Context;
 use crate::linux::code::decode;
 use crate::linux::documented;
@@ -90,7 +90,12 @@ fn sweep(cx: &Context, kernel: &'static str, version: &str) -> TestResult {
                 .collect();
             let offered = phases.time("offers", offer(&guest, &texts)).await?;
             total.offered(batch, &offered)?;
-            let settled = phases.time("jumps", settle(&guest, &[])).await?.probes;
+            // The first become jumps while the guest executes them.
+            let settled = match total.jumps == 0 {
+                true => phases.time("first jumps", settle(&guest, &[])).await?,
+                false => phases.time("jumps", settle_paused(&guest)).await?,
+            };
+            let settled = settled.probes;
             if works {
                 let work = guest.work("sweep count=1");
                 phases.time("work", work).await?;

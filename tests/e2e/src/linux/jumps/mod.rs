@@ -67,6 +67,18 @@ pub async fn settle(guest: &Guest, names: &[&str]) -> Result<WaitProbesResponse,
     Ok(waited.await?)
 }
 
+/// The same of all probes while the guest is paused: under thousands of breakpoints it would take the lab's
+/// time from who makes jumps of them.
+///
+/// # Errors
+/// Those of the calls.
+pub async fn settle_paused(guest: &Guest) -> Result<WaitProbesResponse, Failure> {
+    guest.client.pause_vm(VM).await?;
+    let settled = settle(guest, &[]).await?;
+    guest.client.resume_vm(VM).await?;
+    Ok(settled)
+}
+
 /// Whether a probe is a jump.
 pub fn is_jump(probe: &Probe) -> bool {
     let optimization = probe.optimization.as_ref();

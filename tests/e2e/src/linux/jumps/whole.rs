@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vmprobe_client::v1::Probe;
 
-use super::{is_jump, settle};
+use super::{is_jump, settle, settle_paused};
 use crate::context::Context;
 use crate::linux::code;
 use crate::linux::functions::{self, Account, Function};
@@ -68,7 +68,12 @@ fn sweep(cx: &Context, kernel: &'static str) -> TestResult {
             let places: Vec<String> = batch.iter().map(|it| it.place.clone()).collect();
             let offered = phases.time("offers", offer(&guest, &places)).await?;
             account.add(&offered)?;
-            let settled = phases.time("jumps", settle(&guest, &[])).await?.probes;
+            // The first become jumps while the guest executes them.
+            let settled = match total.registered == 0 {
+                true => phases.time("first jumps", settle(&guest, &[])).await?,
+                false => phases.time("jumps", settle_paused(&guest)).await?,
+            };
+            let settled = settled.probes;
             if works {
                 let work = guest.work("sweep count=1");
                 phases.time("work", work).await?;
