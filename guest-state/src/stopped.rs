@@ -15,6 +15,9 @@ pub trait StoppedGuest {
     /// Its RAM.
     fn ram(&self) -> Vec<PhysRange>;
 
+    /// Whether its page tables may map 1 GiB by one entry (CPUID leaf 0x80000001, EDX bit 26; SDM vol. 3, 4.1.4).
+    fn has_gigabyte_pages(&self) -> bool;
+
     /// The number of its vCPUs.
     fn vcpus(&self) -> u32;
 
@@ -62,7 +65,7 @@ pub struct Segment {
 /// memory only where it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaMemory {
-    /// Two pages for page tables, below 1 MiB, which a kernel maps but doesn't use.
+    /// 32 pages for page tables, below 1 MiB, which a kernel maps but doesn't use.
     pub tables: GuestPhysAddr,
     /// What the guest can read and execute; its writes there have no effect.
     pub code: PhysRange,

@@ -70,6 +70,10 @@ impl StoppedGuest for TestGuest<'_> {
         }]
     }
 
+    fn has_gigabyte_pages(&self) -> bool {
+        true
+    }
+
     fn vcpus(&self) -> u32 {
         lock(&self.vcpus).len() as u32
     }

@@ -69,6 +69,10 @@ impl StoppedGuest for StoppedVm<'_> {
         self.shared.ram.ranges()
     }
 
+    fn has_gigabyte_pages(&self) -> bool {
+        self.shared.gigabyte_pages
+    }
+
     fn vcpus(&self) -> u32 {
         self.vcpus.len() as u32
     }

@@ -161,6 +161,7 @@ impl Vm {
             end,
             kicks,
             exits: ExitCounters::default(),
+            gigabyte_pages: cpu::has_gigabyte_pages(&kvm)?,
         });
         let ended = Arc::downgrade(&shared);
         shared.end.on_end(move || {

@@ -101,8 +101,7 @@ impl Arena {
     /// on, one after the other: 64 MiB hold all of it, and what shorter memory doesn't hold isn't mapped.
     /// Code and data are whole pages of 2 MiB, at most 1 GiB each; slots need 8 MiB of code.
     ///
-    /// `ram` is the guest's RAM: it is mapped at [`RAM_WINDOW`] once more, read-only, if there is room for the
-    /// page directories of so much.
+    /// `ram` is mapped at [`RAM_WINDOW`] once more, read-only.
     ///
     /// Installing again in the same region, as after a restart of the guest, begins with an empty
     /// arena: nothing may be executing in the old one.
@@ -115,7 +114,7 @@ impl Arena {
         image: &ImageMap,
         symbols: &Symbols,
         region: ArenaMemory,
-        ram: &[PhysRange],
+        ram: Option<MappedRam>,
     ) -> Result<Self, InstallError> {
         let tables = ArenaTables::find(memory, image, symbols, region, ram)?;
         let trampoline = tables.to_phys(slots::TRAMPOLINE);

@@ -14,7 +14,9 @@ use super::data::LARGE_PAGE;
 /// What a page directory maps.
 const GIGABYTE: u64 = PageSize::Size1G.bytes();
 /// Page directories that there is room for, behind the arena's own two.
-const DIRECTORIES: u64 = 30;
+const DIRECTORIES: usize = 30;
+/// Gigabytes of addresses from [`RAM_WINDOW`](super::areas::RAM_WINDOW) on that the kernel leaves unused.
+const ADDRESSES: u64 = 444;
 /// Nothing of the kernel's is below: it keeps off the first MiB (`arch/x86/realmode/init.c`,
 /// `reserve_real_mode`), in which there is also memory of devices.
 const FIRST: u64 = 1 << 20;
@@ -25,19 +27,31 @@ const HIGH: u64 = 4 << 30;
 /// the kernel isolates page tables it leaves the TLB with the kernel's.
 const PAGE: u64 = PRESENT | ACCESSED | LARGE | NO_EXECUTE;
 
-/// The guest's RAM as detours may read it: two ranges of whole pages.
+/// How a gigabyte of physical memory is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mapping {
+    /// By one entry, as all of it is RAM.
+    Whole(u64),
+    /// By a page directory, in pages of 2 MiB.
+    Directory,
+}
+
+/// The guest's RAM as detours may read it: two ranges of whole pages of 4 KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappedRam {
     /// From 1 MiB on.
     pub low: PhysRange,
     /// From 4 GiB on; empty where there is none.
     pub high: PhysRange,
+    /// Page tables may map 1 GiB by one entry.
+    gigabyte_pages: bool,
 }
 
 impl MappedRam {
-    /// Of all RAM what can be mapped. `None` if it isn't where a PC has it, or there are more page directories
-    /// needed than there is room for.
-    pub(super) fn of(ram: &[PhysRange]) -> Option<Self> {
+    /// Of all RAM what can be mapped, with `gigabyte_pages` if the guest's CPUs have them. `None` if it isn't where
+    /// a PC has it, or there is no room for the page directories or the addresses of so much: 444 GiB, without
+    /// `gigabyte_pages` 30.
+    pub fn of(ram: &[PhysRange], gigabyte_pages: bool) -> Option<Self> {
         let end = |from: u64| {
             let part = ram
                 .iter()
@@ -49,19 +63,37 @@ impl MappedRam {
             len: end(start) - start,
         };
         let (low, high) = (range(FIRST), range(HIGH));
-        let fits =
-            low.len > 0 && low.end().0 <= HIGH && high.end().0.div_ceil(GIGABYTE) <= DIRECTORIES;
-        fits.then_some(Self { low, high })
+        let found = Self {
+            low,
+            high,
+            gigabyte_pages,
+        };
+        let directories = found
+            .gigabytes()
+            .filter(|(_, mapping)| *mapping == Mapping::Directory);
+        let fits = low.len > 0
+            && low.end().0 <= HIGH
+            && high.end().0.div_ceil(GIGABYTE) <= ADDRESSES
+            && directories.count() <= DIRECTORIES;
+        fits.then_some(found)
     }
 
-    /// The numbers of the gigabytes of physical memory that have a page directory.
-    pub(super) fn directories(self) -> impl Iterator<Item = u64> {
-        [self.low, self.high].into_iter().flat_map(|part| {
+    /// The numbers of the gigabytes of physical memory that have RAM, and how each is mapped.
+    pub(super) fn gigabytes(self) -> impl Iterator<Item = (u64, Mapping)> {
+        [self.low, self.high].into_iter().flat_map(move |part| {
             let behind = match part.len {
                 0 => part.start.0 / GIGABYTE,
                 _ => part.end().0.div_ceil(GIGABYTE),
             };
-            part.start.0 / GIGABYTE..behind
+            let numbers = part.start.0 / GIGABYTE..behind;
+            numbers.map(move |number| {
+                let start = number * GIGABYTE;
+                let is_whole = part.start.0 <= start && start + GIGABYTE <= part.end().0;
+                match is_whole && self.gigabyte_pages {
+                    true => (number, Mapping::Whole(start | PAGE)),
+                    false => (number, Mapping::Directory),
+                }
+            })
         })
     }
 
@@ -101,26 +133,45 @@ mod tests {
     #[test]
     fn ram_from_1_mib_and_from_4_gib_on_is_mapped() {
         let low = [range(0, 0x9_f000), range(FIRST, 0xc000_0000)];
-        let found = MappedRam::of(&low).unwrap();
+        let found = MappedRam::of(&low, false).unwrap();
         assert_eq!(found.low, range(FIRST, 0xc000_0000));
         assert_eq!(found.high.len, 0);
-        assert_eq!(found.directories().collect::<Vec<_>>(), [0, 1, 2]);
+        let directories = |ram: MappedRam| -> Vec<u64> {
+            let is_one = |(number, mapping)| (mapping == Mapping::Directory).then_some(number);
+            ram.gigabytes().filter_map(is_one).collect()
+        };
+        assert_eq!(directories(found), [0, 1, 2]);
 
         let both = [range(0, 0xc000_0000), range(HIGH, HIGH + GIGABYTE + 4096)];
-        let found = MappedRam::of(&both).unwrap();
+        let found = MappedRam::of(&both, false).unwrap();
         assert_eq!(found.high, range(HIGH, HIGH + GIGABYTE + 4096));
-        assert_eq!(found.directories().collect::<Vec<_>>(), [0, 1, 2, 4, 5]);
+        assert_eq!(directories(found), [0, 1, 2, 4, 5]);
 
         let part = [range(0, (16 << 20) + 100)];
-        assert_eq!(MappedRam::of(&part).unwrap().low, range(FIRST, 16 << 20));
+        let found = MappedRam::of(&part, false).unwrap();
+        assert_eq!(found.low, range(FIRST, 16 << 20));
     }
 
     #[test]
-    fn more_ram_than_there_are_directories_for_is_not_mapped() {
-        let of = |end| MappedRam::of(&[range(0, 0xc000_0000), range(HIGH, end)]);
-        assert!(of(30 << 30).is_some());
-        assert_eq!(of((30 << 30) + 4096), None);
-        assert_eq!(MappedRam::of(&[range(0, FIRST)]), None);
-        assert_eq!(MappedRam::of(&[]), None);
+    fn gigabytes_that_are_ram_throughout_are_mapped_by_one_entry_each_if_the_cpu_can() {
+        let ram = [range(0, 0xc000_0000), range(HIGH, HIGH + GIGABYTE + 4096)];
+        let found = MappedRam::of(&ram, true).unwrap();
+        let whole = |number: u64| (number, Mapping::Whole((number * GIGABYTE) | PAGE));
+        let directory = |number| (number, Mapping::Directory);
+        // The first begins with what is no RAM, the last ends with it.
+        let expected = [directory(0), whole(1), whole(2), whole(4), directory(5)];
+        assert_eq!(found.gigabytes().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn more_ram_than_there_is_room_for_is_not_mapped() {
+        let of = |end, large| MappedRam::of(&[range(0, 0xc000_0000), range(HIGH, end)], large);
+        // One gigabyte has no RAM, so no directory.
+        assert!(of(31 << 30, false).is_some());
+        assert_eq!(of((31 << 30) + 4096, false), None);
+        assert!(of(444 << 30, true).is_some());
+        assert_eq!(of((444 << 30) + 4096, true), None);
+        assert_eq!(MappedRam::of(&[range(0, FIRST)], true), None);
+        assert_eq!(MappedRam::of(&[], true), None);
     }
 }

@@ -16,7 +16,7 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, Memory
 use super::areas::{HOLE, MODULE_BOARDS, RAM_WINDOW};
 use super::data::{self, LARGE_PAGE};
 use super::error::InstallError;
-use super::ram_window::MappedRam;
+use super::ram_window::{MappedRam, Mapping};
 
 /// What a page directory maps.
 const GIGABYTE: u64 = PageSize::Size1G.bytes();
@@ -66,13 +66,12 @@ impl ArenaTables {
         image: &ImageMap,
         symbols: &Symbols,
         region: ArenaMemory,
-        ram: &[PhysRange],
+        ram: Option<MappedRam>,
     ) -> Result<Self, InstallError> {
         check(&region)?;
         let kernel = kernel_table(image, symbols)?;
         let image_directory = symbols.by_name(IMAGE_DIRECTORY).next();
         let image_directory = image_directory.and_then(|it| image.to_phys(it.address));
-        let ram = MappedRam::of(ram);
         let tables = Self {
             region,
             kernel,
@@ -108,13 +107,13 @@ impl ArenaTables {
         for (directory, entries) in self.directories().into_iter().zip(entries) {
             memory.write(directory, &entries)?;
         }
-        for (gigabyte, directory) in self.ram_directories() {
-            if let Some(ram) = self.ram {
+        if let Some(ram) = self.ram {
+            for (gigabyte, directory) in self.ram_directories() {
                 ram.write_directory(memory, gigabyte, directory)?;
             }
         }
-        for (index, directory) in self.entries() {
-            memory.write_u64(entry(self.kernel, index), directory.0 | TABLE)?;
+        for (index, ours) in self.entries() {
+            memory.write_u64(entry(self.kernel, index), ours)?;
         }
         Ok(())
     }
@@ -160,9 +159,15 @@ impl ArenaTables {
         [tables, tables.wrapping_add(PAGE_SIZE)]
     }
 
-    /// The gigabytes of RAM that are mapped, and their directories.
+    /// The gigabytes of RAM that are mapped.
+    fn gigabytes(&self) -> impl Iterator<Item = (u64, Mapping)> {
+        self.ram.into_iter().flat_map(MappedRam::gigabytes)
+    }
+
+    /// Those of them that have directories, with these.
     fn ram_directories(&self) -> impl Iterator<Item = (u64, GuestPhysAddr)> {
-        let numbers = self.ram.into_iter().flat_map(MappedRam::directories);
+        let is_one = |(number, mapping)| (mapping == Mapping::Directory).then_some(number);
+        let numbers = self.gigabytes().filter_map(is_one);
         let first = self
             .region
             .tables
@@ -170,18 +175,27 @@ impl ArenaTables {
         numbers.zip((0..).map(move |page: u64| first.wrapping_add(page * PAGE_SIZE)))
     }
 
-    /// The entries of the kernel's table that are ours, and the directories that they lead to.
-    fn entries(&self) -> impl Iterator<Item = (u64, GuestPhysAddr)> {
-        let hole = OURS.into_iter().zip(self.directories());
+    /// The numbers of the kernel's table's entries that are ours, and what they are.
+    fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
+        let table = |(index, directory): (u64, GuestPhysAddr)| (index, directory.0 | TABLE);
+        let hole = OURS.into_iter().zip(self.directories()).map(table);
+        let of_ram = |gigabyte| FIRST_OF_RAM + gigabyte;
         let ram = self.ram_directories();
-        hole.chain(ram.map(|(gigabyte, directory)| (FIRST_OF_RAM + gigabyte, directory)))
+        let ram = ram.map(move |(gigabyte, directory)| table((of_ram(gigabyte), directory)));
+        let whole = self.gigabytes().filter_map(move |(gigabyte, mapping)| {
+            let Mapping::Whole(ours) = mapping else {
+                return None;
+            };
+            Some((of_ram(gigabyte), ours))
+        });
+        hole.chain(ram).chain(whole)
     }
 
     /// Whether the kernel's table is what it should be.
     fn check(&self, memory: &dyn GuestMemory) -> Result<(), InstallError> {
-        for (index, directory) in self.entries() {
+        for (index, ours) in self.entries() {
             let entry = memory.read_u64(entry(self.kernel, index))?;
-            if entry != 0 && entry != directory.0 | TABLE {
+            if entry != 0 && entry != ours {
                 return Err(InstallError::InUse { index, entry });
             }
         }
@@ -195,8 +209,8 @@ impl ArenaTables {
     }
 
     pub(super) fn is_intact(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
-        for (index, directory) in self.entries() {
-            if memory.read_u64(entry(self.kernel, index))? != directory.0 | TABLE {
+        for (index, ours) in self.entries() {
+            if memory.read_u64(entry(self.kernel, index))? != ours {
                 return Ok(false);
             }
         }

@@ -171,6 +171,10 @@ impl StoppedGuest for Guest {
         self.ram.ranges()
     }
 
+    fn has_gigabyte_pages(&self) -> bool {
+        false
+    }
+
     fn vcpus(&self) -> u32 {
         1
     }

@@ -15,4 +15,6 @@ pub(crate) struct Shared {
     pub(crate) end: Arc<EndSignal>,
     pub(crate) kicks: Arc<KickThreads>,
     pub(crate) exits: ExitCounters,
+    /// The guest's page tables may map 1 GiB by one entry.
+    pub(crate) gigabyte_pages: bool,
 }

@@ -1,5 +1,6 @@
 mod boards;
 mod detours;
+mod ram;
 mod slots;
 
 use std::convert::Infallible;
@@ -86,7 +87,7 @@ impl Guest {
     }
 
     fn install(&self, region: ArenaMemory) -> Result<Arena, InstallError> {
-        Arena::install(&self.memory, &self.image, &self.symbols, region, &[])
+        Arena::install(&self.memory, &self.image, &self.symbols, region, None)
     }
 
     fn arena(&self) -> Arena {

@@ -2,9 +2,9 @@
 
 use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
-use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, PhysRange};
+use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
-use crate::arena::{Arena, HOLE, InstallError, SlotError};
+use crate::arena::{Arena, HOLE, InstallError, MappedRam, SlotError};
 use crate::engine::lock::{Lock, Rank};
 use crate::engine::sites::site::Relocated;
 use crate::insn::Decoded;
@@ -29,7 +29,7 @@ impl CodeArena {
         memory: &dyn GuestMemory,
         image: &ImageMap,
         symbols: &Symbols,
-        (region, ram): (ArenaMemory, &[PhysRange]),
+        (region, ram): (ArenaMemory, Option<MappedRam>),
     ) -> Result<GuestVirtAddr, InstallError> {
         let mut state = self.0.lock();
         let installed = Arena::install(memory, image, symbols, region, ram);

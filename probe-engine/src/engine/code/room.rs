@@ -2,7 +2,7 @@
 
 use guest_state::{ArenaMemory, StoppedGuest, VcpuId};
 
-use crate::arena::InstallError;
+use crate::arena::{InstallError, MappedRam};
 use crate::engine::Engine;
 
 /// Where all vCPUs are, if that can be told.
@@ -28,8 +28,8 @@ impl Engine {
             return Ok(());
         };
         let (memory, symbols) = (guest.memory(), &self.kernel.symbols);
-        let ram = guest.ram();
-        let trampoline = self.arena.install(memory, image, symbols, (region, &ram))?;
+        let ram = MappedRam::of(&guest.ram(), guest.has_gigabyte_pages());
+        let trampoline = self.arena.install(memory, image, symbols, (region, ram))?;
         self.returns.lead_to(trampoline);
         Ok(())
     }

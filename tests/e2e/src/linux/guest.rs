@@ -41,6 +41,8 @@ pub struct Config {
     pub boot: BootMethod,
     /// Number of vCPUs.
     pub vcpus: u32,
+    /// MiB of memory.
+    pub memory_mib: u64,
     /// Arguments of the kernel besides `console=ttyS0`.
     pub kernel_args: &'static str,
     /// What PID 1 does.
@@ -56,13 +58,14 @@ pub struct Config {
 const QUIET: &str = "quiet cryptomgr.notests initcall_blacklist=jent_mod_init";
 
 impl Config {
-    /// Debian's 6.1 kernel on one vCPU with little on its console.
+    /// Debian's 6.1 kernel on one vCPU, in 512 MiB, with little on its console.
     pub fn new(plan: &'static str) -> Self {
         Self {
             kernel: files::BZIMAGE_6_1,
             as_packaged: false,
             boot: BootMethod::Elf,
             vcpus: 1,
+            memory_mib: 512,
             kernel_args: QUIET,
             plan,
             probes: Vec::new(),
@@ -82,7 +85,7 @@ impl Config {
             kernel,
             initramfs: cx.file(files::INITRAMFS),
             cmdline: format!("console=ttyS0 {} -- {}", self.kernel_args, self.plan),
-            memory_mib: 512,
+            memory_mib: self.memory_mib,
             vcpus: self.vcpus,
             boot: self.boot.into(),
             probes: self.probes.clone(),

@@ -71,6 +71,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         tracer::TESTS,
         tracer::filters::TESTS,
         tracer::by_value::TESTS,
+        tracer::large::TESTS,
         tracer::modules::TESTS,
         tracer::stacks::TESTS,
         tracer::stacks_followed::TESTS,

@@ -17,6 +17,8 @@ const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 /// Leaf 1, EDX: the package has more than one logical processor.
 const HTT: u32 = 1 << 28;
+/// Leaf 0x80000001, EDX: page tables may map 1 GiB by one entry.
+const PAGE_1GB: u32 = 1 << 26;
 /// Leaf 0x80000001, ECX (AMD): the logical processors are cores, not threads.
 const CMP_LEGACY: u32 = 1 << 1;
 
@@ -39,9 +41,7 @@ pub(crate) fn configure_cpuid(
     index: u32,
     count: u32,
 ) -> Result<(), CpuError> {
-    let supported = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(CpuError::refused("tell the CPUID leaves"))?;
+    let supported = supported(kvm)?;
     let deadline = kvm.check_extension_raw(KVM_CAP_TSC_DEADLINE_TIMER.into()) > 0;
     if !deadline {
         tracing::debug!("this KVM has no TSC deadline timer; the guest may find no timer at all");
@@ -54,13 +54,23 @@ pub(crate) fn configure_cpuid(
         .map_err(CpuError::refused("set the CPUID leaves"))
 }
 
+/// The leaves that KVM supports.
+fn supported(kvm: &Kvm) -> Result<CpuId, CpuError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(CpuError::refused("tell the CPUID leaves"))
+}
+
+/// Whether the guest's page tables may map 1 GiB by one entry (SDM vol. 3, 4.1.4).
+pub(crate) fn has_gigabyte_pages(kvm: &Kvm) -> Result<bool, CpuError> {
+    let supported = supported(kvm)?;
+    let mut leaves = supported.as_slice().iter();
+    Ok(leaves.any(|leaf| leaf.function == 0x8000_0001 && leaf.edx & PAGE_1GB != 0))
+}
+
 /// Bits of a guest physical address, as CPUID leaf 0x80000008 tells the guest:
 /// EAX 7:0, or, where they are set, 23:16 (AMD APM vol. 3, E.4.7).
 pub(crate) fn physical_address_bits(kvm: &Kvm) -> Result<u32, CpuError> {
-    let supported = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(CpuError::refused("tell the CPUID leaves"))?;
-    Ok(address_bits(supported.as_slice()))
+    Ok(address_bits(supported(kvm)?.as_slice()))
 }
 
 fn address_bits(leaves: &[kvm_cpuid_entry2]) -> u32 {

@@ -3,6 +3,7 @@
 pub mod by_value;
 mod definitions;
 pub mod filters;
+pub mod large;
 pub mod modules;
 pub mod pointers;
 pub mod selftests;
