@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use tokio::time::sleep;
 use vmprobe_client::v1::BootMethod;
 use vmprobe_client::words;
 
@@ -32,7 +29,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// Kinds of changes, in the guest's order; it reports each.
+/// Kinds of changes, in the guest's order; it waits in the middle of each.
 const STEPS: [&str; 10] = [
     "cpus",
     "settings",
@@ -54,10 +51,7 @@ const CHANGED: [&str; 5] = [
     "smp-lock",
 ];
 
-/// Between two readings of the text.
-const BETWEEN: Duration = Duration::from_secs(2);
-
-/// Has the guest make its kernel patch all that it can, and reads the text over and over meanwhile.
+/// Has the guest make its kernel patch all that it can, and reads the text while that is changed.
 fn patching(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
         // With one CPU at first, so that the lock prefixes are patched when the others come.
@@ -73,37 +67,18 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
         let text = Text::of(&guest).await?;
         let own = no_kprobes(&mut guest, &text).await?;
 
-        let before = guest.client.clone();
-        let done = AtomicBool::new(false);
-        let (start, length) = (text.start, text.bytes.len());
         guest
             .say("workload=toggle at=vfs_read,vfs_write hold=yes")
             .await?;
-        let watch = async {
-            let mut seen = Seen::default();
-            while !done.load(Ordering::Relaxed) {
-                let now = read(&before, start, length).await?;
-                seen.add(&text, &now)?;
-                // In the lab each reading takes its time from the guest's.
-                sleep(BETWEEN).await;
-            }
-            Ok::<Seen, Failure>(seen)
-        };
-        let work = async {
-            let done_after = async {
-                for step in STEPS {
-                    let report = guest.console.report(step).await?;
-                    say(&format!("{step}: {} switches", report["switches"]));
-                    guest.say("").await?;
-                }
-                guest.console.report("done").await
-            };
-            let report = done_after.await;
-            done.store(true, Ordering::Relaxed);
-            report
-        };
-        let (seen, report) = tokio::join!(watch, work);
-        let (seen, report) = (seen?, report?);
+        let mut seen = Seen::default();
+        for step in STEPS {
+            guest.console.report(step).await?;
+            let now = guest.memory(text.start, text.bytes.len()).await?;
+            let changed = seen.add(&text, &now)?;
+            say(&format!("{step}: {changed} sites are changed"));
+            guest.say("").await?;
+        }
+        let report = guest.console.report("done").await?;
         for kind in CHANGED {
             check!(
                 seen.sites.get(kind).is_some_and(|sites| !sites.is_empty()),
@@ -126,24 +101,6 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
     })
 }
 
-/// The kernel's text, read while it changes.
-async fn read(
-    client: &vmprobe_client::Client,
-    start: u64,
-    length: usize,
-) -> Result<Vec<u8>, Failure> {
-    const MOST: usize = 1 << 20;
-    let mut bytes = Vec::with_capacity(length);
-    while bytes.len() < length {
-        let at = start + bytes.len() as u64;
-        let more = (length - bytes.len()).min(MOST) as u32;
-        let part = client.read_memory(VM, 0, at, more).await?;
-        check!(!part.is_empty(), "{at:#x} isn't mapped");
-        bytes.extend(part);
-    }
-    Ok(bytes)
-}
-
 /// Which sites have been seen changed.
 #[derive(Debug, Default)]
 struct Seen {
@@ -152,14 +109,15 @@ struct Seen {
 }
 
 impl Seen {
-    /// Fails at a byte that is of no site that the kernel patches while it runs.
-    fn add(&mut self, text: &Text, now: &[u8]) -> Result<(), Failure> {
+    /// How many sites are changed. Fails at a byte that is of no site that the kernel patches while it runs.
+    fn add(&mut self, text: &Text, now: &[u8]) -> Result<usize, Failure> {
         self.readings += 1;
-        for (site, kind) in text.changed(now)? {
-            let sites = self.sites.entry(kind.to_owned()).or_default();
+        let changed = text.changed(now)?;
+        for (site, kind) in &changed {
+            let sites = self.sites.entry((*kind).to_owned()).or_default();
             sites.insert(site.start);
         }
-        Ok(())
+        Ok(changed.len())
     }
 }
 

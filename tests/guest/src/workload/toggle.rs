@@ -11,44 +11,47 @@ use serde_json::{Value, json};
 use super::{debugfs, module, step, tracefs};
 use crate::plan::Plan;
 
+/// Called while what a kind of change switches is as it isn't otherwise.
+type Hold<'a> = &'a dyn Fn() -> io::Result<()>;
+
 /// A kind of change. It gives back how many switches it has found and thrown, both ways.
-type Change = (&'static str, fn(&Plan) -> io::Result<usize>);
+type Change = (&'static str, fn(&Plan, Hold<'_>) -> io::Result<usize>);
 
 /// The last leaves much in the kernel's log.
 const CHANGES: &[Change] = &[
-    ("cpus", |_| cpus()),
-    ("settings", |_| settings()),
-    ("features", |_| features()),
-    ("preemption", |_| preemption()),
-    ("sockets", |_| sockets()),
-    ("counters", |_| counters()),
-    ("events", |_| events()),
+    ("cpus", |_, hold| cpus(hold)),
+    ("settings", |_, hold| settings(hold)),
+    ("features", |_, hold| features(hold)),
+    ("preemption", |_, hold| preemption(hold)),
+    ("sockets", |_, hold| sockets(hold)),
+    ("counters", |_, hold| counters(hold)),
+    ("events", |_, hold| events(hold)),
     ("tracers", tracers),
     ("modules", modules),
-    ("messages", |_| messages()),
+    ("messages", |_, hold| messages(hold)),
 ];
 
 /// Makes each kind of change in turn.
 ///
-/// Steps: one after each kind, called by its name.
+/// Steps: one in the middle of each kind, called by its name.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     tracefs::ready()?;
     debugfs::ready()?;
     let mut found = json!({});
     for (name, change) in CHANGES {
+        let hold = || step(plan, name, json!({}));
         let switches =
-            change(plan).map_err(|error| io::Error::other(format!("{name}: {error}")))?;
+            change(plan, &hold).map_err(|error| io::Error::other(format!("{name}: {error}")))?;
         found[name] = switches.into();
-        step(plan, name, json!({ "switches": switches }))?;
     }
     Ok(json!({ "switches": found }))
 }
 
 /// CPUs that come and go. The first that comes makes the kernel patch all lock prefixes, where it was
 /// booted with one.
-fn cpus() -> io::Result<usize> {
+fn cpus(hold: Hold<'_>) -> io::Result<usize> {
     let mut switched = 0;
-    for switch in ["1", "0", "1"] {
+    for (round, switch) in ["1", "0", "1"].into_iter().enumerate() {
         for cpu in 1.. {
             let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
             let Ok(now) = fs::read_to_string(&file) else {
@@ -58,6 +61,9 @@ fn cpus() -> io::Result<usize> {
                 fs::write(&file, switch)?;
                 switched += 1;
             }
+        }
+        if round == 0 {
+            hold()?;
         }
     }
     Ok(switched)
@@ -75,53 +81,64 @@ const SETTINGS: [&str; 8] = [
     "net/core/netdev_tstamp_prequeue",
 ];
 
-fn settings() -> io::Result<usize> {
-    let mut switched = 0;
-    for name in SETTINGS {
+fn settings(hold: Hold<'_>) -> io::Result<usize> {
+    let read = |name: &str| {
         let file = format!("/proc/sys/{name}");
-        let Ok(before) = fs::read_to_string(&file) else {
-            continue;
-        };
-        for value in ["1", "0", before.trim()] {
-            // Some can't be changed back.
-            switched += usize::from(fs::write(&file, value).is_ok());
-        }
+        let before = fs::read_to_string(&file).ok()?;
+        Some((file, before))
+    };
+    let found: Vec<(String, String)> = SETTINGS.into_iter().filter_map(read).collect();
+    // Some can't be changed back.
+    let set = |file: &str, value: &str| usize::from(fs::write(file, value).is_ok());
+    let mut switched: usize = found.iter().map(|(file, _)| set(file, "1")).sum();
+    hold()?;
+    for (file, before) in &found {
+        switched += set(file, "0") + set(file, before.trim());
     }
     Ok(switched)
 }
 
 /// The scheduler's features, each a static key.
-fn features() -> io::Result<usize> {
+fn features(hold: Hold<'_>) -> io::Result<usize> {
     let file = "/sys/kernel/debug/sched/features";
     let features = fs::read_to_string(file)?;
-    for feature in features.split_whitespace() {
+    let features: Vec<&str> = features.split_whitespace().collect();
+    for feature in &features {
         let opposite = match feature.strip_prefix("NO_") {
             Some(name) => name.to_owned(),
             None => format!("NO_{feature}"),
         };
         fs::write(file, opposite)?;
+        // Some make the kernel complain, or need what it lacks, so that each is thrown by itself.
+        if Some(feature) == features.first() {
+            hold()?;
+        }
         fs::write(file, feature)?;
     }
-    Ok(features.split_whitespace().count())
+    Ok(features.len())
 }
 
 /// The ways of preemption, which are static calls.
-fn preemption() -> io::Result<usize> {
+fn preemption(hold: Hold<'_>) -> io::Result<usize> {
     let file = "/sys/kernel/debug/sched/preempt";
     let Ok(ways) = fs::read_to_string(file) else {
+        hold()?;
         return Ok(0);
     };
     let bare = |way: &str| way.trim_matches(['(', ')']).to_owned();
     let now = ways.split_whitespace().find(|way| way.starts_with('('));
     let now = now.map(bare).unwrap_or_default();
-    for way in ways.split_whitespace().map(bare).chain([now]) {
+    let others = ways.split_whitespace().map(bare);
+    for way in others.filter(|way| *way != now) {
         fs::write(file, way)?;
     }
+    hold()?;
+    fs::write(file, now)?;
     Ok(ways.split_whitespace().count())
 }
 
 /// Sockets whose options are static keys.
-fn sockets() -> io::Result<usize> {
+fn sockets(hold: Hold<'_>) -> io::Result<usize> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     let one: libc::c_int = 1;
     let options = [
@@ -144,12 +161,13 @@ fn sockets() -> io::Result<usize> {
         };
         switched += usize::from(result == 0);
     }
+    hold()?;
     drop(socket);
     Ok(switched)
 }
 
 /// Counters of software events: each kind is a static key, and so is that there are any.
-fn counters() -> io::Result<usize> {
+fn counters(hold: Hold<'_>) -> io::Result<usize> {
     /// `struct perf_event_attr` of the first version (`include/uapi/linux/perf_event.h`): a type, its
     /// own size, what is counted.
     #[repr(C)]
@@ -178,13 +196,15 @@ fn counters() -> io::Result<usize> {
             open.push(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) });
         }
     }
+    hold()?;
     Ok(open.len())
 }
 
 /// All trace events, while nothing is written to the trace.
-fn events() -> io::Result<usize> {
+fn events(hold: Hold<'_>) -> io::Result<usize> {
     tracefs::write("tracing_on", "0")?;
     tracefs::write("events/enable", "1")?;
+    hold()?;
     tracefs::write("events/enable", "0")?;
     tracefs::write("tracing_on", "1")?;
     let events = tracefs::read("available_events")?;
@@ -192,7 +212,7 @@ fn events() -> io::Result<usize> {
 }
 
 /// Every tracer. The first for all functions, the others for those at the plan's places.
-fn tracers(plan: &Plan) -> io::Result<usize> {
+fn tracers(plan: &Plan, hold: Hold<'_>) -> io::Result<usize> {
     tracefs::write("tracing_on", "0")?;
     let tracers = tracefs::read("available_tracers")?;
     let mut switched = 0;
@@ -205,6 +225,9 @@ fn tracers(plan: &Plan) -> io::Result<usize> {
                 continue;
             }
             tracefs::write("current_tracer", tracer)?;
+            if all {
+                hold()?;
+            }
             tracefs::write("current_tracer", "nop")?;
             switched += 1;
         }
@@ -215,7 +238,7 @@ fn tracers(plan: &Plan) -> io::Result<usize> {
 }
 
 /// A module comes and goes, with its own alternatives, keys and calls.
-fn modules(plan: &Plan) -> io::Result<usize> {
+fn modules(plan: &Plan, hold: Hold<'_>) -> io::Result<usize> {
     let plan = Plan {
         count: 1,
         rounds: 2,
@@ -224,18 +247,20 @@ fn modules(plan: &Plan) -> io::Result<usize> {
         ..plan.clone()
     };
     module::run(&plan)?;
+    hold()?;
     Ok(1)
 }
 
 /// The kernel's own messages for those who look for faults: each is a static key.
-fn messages() -> io::Result<usize> {
+fn messages(hold: Hold<'_>) -> io::Result<usize> {
     let file = "/sys/kernel/debug/dynamic_debug/control";
     if !Path::new(file).exists() {
+        hold()?;
         return Ok(0);
     }
     let messages = fs::read_to_string(file)?.lines().count();
-    for change in ["file fs/* +p", "file fs/* -p"] {
-        fs::write(file, change)?;
-    }
+    fs::write(file, "file fs/* +p")?;
+    hold()?;
+    fs::write(file, "file fs/* -p")?;
     Ok(messages)
 }
