@@ -89,6 +89,13 @@ impl KvmVcpu {
     /// Sets what the vCPU is debugged for; [`Debugging::check`] has passed it.
     pub(crate) fn set_debugging(&mut self, wanted: &Debugging) -> Result<(), VcpuError> {
         self.debugging.wanted.clone_from(wanted);
+        if self.capabilities.sync_regs {
+            // The answer to an int3 looks at them nearly always, that to no other exit does.
+            match wanted.breakpoints {
+                true => self.fd.set_sync_valid_reg(SyncReg::SystemRegister),
+                false => self.fd.clear_sync_valid_reg(SyncReg::SystemRegister),
+            }
+        }
         self.set_debug_around_step()
     }
 
@@ -129,6 +136,7 @@ impl KvmVcpu {
         }
     }
 
+    /// The vCPU as it has left guest mode: at nothing later than the end of `KVM_RUN`.
     pub(super) fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
         if !self.capabilities.sync_regs {
             let registers = self.registers()?;
@@ -136,8 +144,11 @@ impl KvmVcpu {
         }
         let shared = self.fd.sync_regs();
         let shadow = Some(shared.events.interrupt.shadow);
+        let shares_control = self.debugging.wanted.breakpoints;
+        let control = shares_control.then(|| registers::control(&shared.sregs));
         Ok(VcpuContext {
             shadow,
+            control,
             ..self.context_with(registers::from_kvm(shared.regs))
         })
     }

@@ -9,6 +9,7 @@
     clippy::redundant_closure_for_method_calls
 )]
 
+mod control;
 mod own_int3;
 mod report;
 mod steps;
