@@ -84,6 +84,7 @@ struct Run {
     ioctls: f64,
 }
 
+/// Runs one guest to its end.
 async fn hits(
     client: &Client,
     sites: usize,
@@ -157,9 +158,13 @@ fn figures(sites: usize, is_read: bool, runs: &[Run], clock: Clock) -> impl Iter
         place: "host",
         ..entry
     };
-    let ioctls = runs.iter().map(|run| run.ioctls).fold(0.0, f64::max);
+    let mut ioctls: Vec<f64> = runs.iter().map(|run| run.ioctls).collect();
+    ioctls.sort_by(f64::total_cmp);
     let how = format!("ioctls of a hit besides KVM_RUN: {sites} sites with push and pop, {events}");
-    let counted = Entry::native("BN02", (ioctls * 1000.0).round() / 1000.0, "calls", how);
+    let rounded = |calls: f64| (calls * 1000.0).round() / 1000.0;
+    let (middle, most) = (ioctls[ioctls.len() / 2], ioctls[ioctls.len() - 1]);
+    let note = format!("at most {} in {RUNS} runs", rounded(most));
+    let counted = Entry::native("BN02", rounded(middle), "calls", how).note(note);
     let times = LIMITS.into_iter().map(move |(quantile, limit)| {
         let values = runs.iter().map(|run| run.ticks.value_at_quantile(quantile));
         let mut values: Vec<f64> = values.map(|ticks| clock.nanoseconds(ticks)).collect();
