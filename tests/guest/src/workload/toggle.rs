@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::{debugfs, module, step, tracefs};
 use crate::plan::Plan;
 
-/// Called while what a kind of change switches is as it isn't otherwise.
+/// Called once by each kind of change: while what it switches is as it isn't otherwise, or, where nothing stays so,
+/// at its end.
 type Hold<'a> = &'a dyn Fn() -> io::Result<()>;
 
 /// A kind of change. It gives back how many switches it has found and thrown, both ways.
