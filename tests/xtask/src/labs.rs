@@ -264,12 +264,7 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
         ));
         machines.extend(options.machines(name, filtered));
     }
-    // Those that take longest: several CPUs, and the slower of the emulators. Stable, so that each lab's begin in
-    // their order.
-    machines.sort_by_key(|machine| {
-        let interleaved = [Part::Interleaved, Part::EverydayInterleaved].contains(&machine.part);
-        (!interleaved, machine.name != Name::Intel)
-    });
+    machines.sort_by_key(LabMachine::place_in_line);
     let mut jobs: Vec<Job<'a>> = Vec::new();
     for machine in machines {
         let mut claims = test::e2e_claims(work.programs, &machine.arguments(work.filter))?;
@@ -292,6 +287,18 @@ pub fn jobs<'a>(work: Work<'a>, options: &'a LabOptions) -> Result<Vec<Job<'a>>,
 }
 
 impl LabMachine {
+    /// When it begins, smallest first: what takes longest, so that the CPUs of this machine are done at about the same
+    /// time. Those are all tests on several CPUs, then the slower of the emulators; what few tests there is time for
+    /// every day on several CPUs takes least. Machines of the same place keep their order.
+    fn place_in_line(&self) -> u8 {
+        match (self.part, self.name) {
+            (Part::Interleaved, _) => 0,
+            (Part::EverydayInterleaved, _) => 3,
+            (_, Name::Intel) => 1,
+            (_, Name::Amd) => 2,
+        }
+    }
+
     fn tests(&self, work: Work<'_>, options: &LabOptions) -> Result<Vec<Record>, TestError> {
         let mut command = vec!["/bin/e2e".to_owned(), "run".to_owned()];
         command.extend(self.arguments(work.filter));
@@ -381,6 +388,35 @@ mod tests {
             quantum: 16,
             model: "m".into(),
         }
+    }
+
+    #[test]
+    fn machines_that_take_longest_begin_first() {
+        let line = |options: &LabOptions| {
+            let mut machines: Vec<_> = Name::ALL
+                .into_iter()
+                .flat_map(|name| options.machines(name, false))
+                .collect();
+            machines.sort_by_key(LabMachine::place_in_line);
+            let labels = machines
+                .iter()
+                .map(|it| format!("{} {:?}", it.label(), it.part));
+            labels.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            line(&options(false, None)),
+            [
+                "lab-intel Everyday",
+                "lab-amd 1/3 Everyday",
+                "lab-amd 2/3 Everyday",
+                "lab-amd 3/3 Everyday",
+                "lab-intel EverydayInterleaved",
+            ]
+        );
+        let all = line(&options(true, None));
+        assert_eq!(all[..2], ["lab-intel Interleaved", "lab-intel Interleaved"]);
+        assert_eq!(all[2], "lab-intel 1/10 All");
+        assert_eq!(all.last().map(String::as_str), Some("lab-amd 7/7 All"));
     }
 
     #[test]
