@@ -8,7 +8,7 @@ use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, MemoryError, PhysRang
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, VolatileMemory, VolatileSlice,
+    GuestRegionMmap, MemoryRegionAddress, VolatileMemory, VolatileSlice,
 };
 
 use crate::x86_64::layout;
@@ -24,6 +24,8 @@ const WORD: usize = 8;
 /// guest uses them.
 #[derive(Clone, Debug)]
 pub struct GuestRam {
+    /// The region at address 0, which has nearly all of what a hit reads and writes: found without a search.
+    low: Arc<GuestRegionMmap>,
     /// What the guest is told about.
     known: Arc<GuestMemoryMmap>,
     /// The same and the arena.
@@ -78,28 +80,30 @@ impl GuestRam {
         let bytes = mib
             .checked_mul(MIB)
             .ok_or_else(|| error("the size overflows".into()))?;
-        let low = bytes.min(layout::DEVICE_HOLE);
-        let mut ranges = vec![(GuestAddress(0), low as usize)];
-        if bytes > low {
-            ranges.push((
-                GuestAddress(layout::DEVICE_HOLE_END),
-                (bytes - low) as usize,
-            ));
+        let region = |start: u64, len: u64| {
+            let region = GuestRegionMmap::from_range(GuestAddress(start), len as usize, None);
+            region.map(Arc::new).map_err(|e| error(e.to_string()))
+        };
+        let collection = |regions: &[Arc<GuestRegionMmap>]| {
+            let all = GuestMemoryMmap::from_arc_regions(regions.to_vec());
+            all.map(Arc::new).map_err(|e| error(e.to_string()))
+        };
+        let low_len = bytes.min(layout::DEVICE_HOLE);
+        let low = region(0, low_len)?;
+        let mut regions = vec![Arc::clone(&low)];
+        if bytes > low_len {
+            regions.push(region(layout::DEVICE_HOLE_END, bytes - low_len)?);
         }
-        let known = GuestMemoryMmap::from_ranges(&ranges).map_err(|e| error(e.to_string()))?;
+        let known = collection(&regions)?;
         let ram_end = known.last_addr().raw_value() + 1;
         let arena = arena_above(ram_end).ok_or_else(|| error("the size overflows".into()))?;
-        let mut all = known.clone();
         for PhysRange { start, len } in [arena.code, arena.data] {
-            let region = GuestRegionMmap::from_range(GuestAddress(start.0), len as usize, None)
-                .map_err(|e| error(e.to_string()))?;
-            all = all
-                .insert_region(Arc::new(region))
-                .map_err(|e| error(e.to_string()))?;
+            regions.push(region(start.0, len)?);
         }
         Ok(Self {
-            known: Arc::new(known),
-            all: Arc::new(all),
+            low,
+            known,
+            all: collection(&regions)?,
             arena,
         })
     }
@@ -130,7 +134,10 @@ impl GuestRam {
 
     /// Memory that is in one region.
     fn slice(&self, at: GuestPhysAddr, len: usize) -> Option<VolatileSlice<'_>> {
-        self.all.get_slice(GuestAddress(at.0), len).ok()
+        match self.low.get_slice(MemoryRegionAddress(at.0), len) {
+            Ok(slice) => Some(slice),
+            Err(_) => self.all.get_slice(GuestAddress(at.0), len).ok(),
+        }
     }
 
     /// The mapping of all memory, for KVM.

@@ -136,20 +136,30 @@ impl KvmVcpu {
         }
     }
 
+    /// RIP at the end of `KVM_RUN`.
+    pub(super) fn rip(&mut self) -> Result<u64, VcpuError> {
+        match self.capabilities.sync_regs {
+            true => Ok(self.fd.sync_regs_mut().regs.rip),
+            false => Ok(self.registers()?.rip),
+        }
+    }
+
     /// The vCPU as it has left guest mode: at nothing later than the end of `KVM_RUN`.
     pub(super) fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
         if !self.capabilities.sync_regs {
             let registers = self.registers()?;
             return Ok(self.context_with(registers));
         }
-        let shared = self.fd.sync_regs();
+        // Half a KiB, of which some is needed: looked at where KVM has put it.
+        let shared = self.fd.sync_regs_mut();
+        let registers = registers::from_kvm(shared.regs);
         let shadow = Some(shared.events.interrupt.shadow);
         let shares_control = self.debugging.wanted.breakpoints;
         let control = shares_control.then(|| registers::control(&shared.sregs));
         Ok(VcpuContext {
             shadow,
             control,
-            ..self.context_with(registers::from_kvm(shared.regs))
+            ..self.context_with(registers)
         })
     }
 

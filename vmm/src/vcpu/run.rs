@@ -98,7 +98,7 @@ impl KvmVcpu {
                     break;
                 }
                 RunExit::InternalError(error) => {
-                    let rip = self.context()?.registers.rip;
+                    let rip = self.rip()?;
                     if self.byte_at(rip, shared, &error) != Some(INT3) {
                         shared.exits.count(ExitKind::Other);
                         shared.end.end(self.failed(&error, rip));
@@ -336,7 +336,7 @@ impl KvmVcpu {
         if error.suberror != InternalError::EMULATION {
             return None;
         }
-        if let Some(byte) = error.instruction.first() {
+        if let Some(byte) = error.instruction().first() {
             return Some(*byte);
         }
         let place = self.fd.translate_gva(rip).ok().filter(|t| t.valid != 0)?;
@@ -351,7 +351,9 @@ impl KvmVcpu {
             format!(
                 "KVM could not emulate an instruction of vCPU {} at {:#x} (bytes {:02x?}); \
                  `vmprobe doctor` tells whether this host's KVM runs Linux",
-                self.id, rip, error.instruction
+                self.id,
+                rip,
+                error.instruction()
             )
         } else {
             format!(

@@ -1,6 +1,6 @@
 //! KVM's exits that belong to debugging: debug exits and internal errors.
 
-use guest_state::x86_64::vector;
+use guest_state::x86_64::{MAX_INSTRUCTION_LEN, vector};
 use kvm_bindings::{kvm_debug_exit_arch, kvm_run};
 
 /// The exit with which a KVM reports an int3. It also decides how one is reinjected.
@@ -41,41 +41,48 @@ impl DebugExit {
     }
 }
 
-/// The contents of a `KVM_EXIT_INTERNAL_ERROR`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The contents of a `KVM_EXIT_INTERNAL_ERROR`. Each int3 is one where KVM emulates kernel-mode code, so reading it
+/// takes no memory from the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InternalError {
     /// `KVM_INTERNAL_ERROR_*` of include/uapi/linux/kvm.h.
     pub suberror: u32,
-    /// The instruction bytes at RIP where KVM gives them.
-    pub instruction: Vec<u8>,
+    /// How many bytes the instruction has, and the bytes; all zero where KVM doesn't give them.
+    counted: [[u8; 8]; 3],
 }
 
 impl InternalError {
+    /// `KVM_INTERNAL_ERROR_EMULATION`.
+    pub(crate) const EMULATION: u32 = 1;
+
     /// Reads the error from the vCPU's `kvm_run` after such an exit.
     pub(crate) fn from_run(run: &kvm_run) -> Self {
         // SAFETY: the exit reason was KVM_EXIT_INTERNAL_ERROR, for which KVM
         // fills this member of the union; any bytes are valid for its integers.
-        let internal = unsafe { run.__bindgen_anon_1.internal };
-        let mut error = Self {
-            suberror: internal.suberror,
-            instruction: Vec::new(),
-        };
+        let internal = unsafe { &run.__bindgen_anon_1.internal };
+        let suberror = internal.suberror;
         // `emulation_failure` of the same union: data[0] is a flag word whose bit 0
         // says that instruction bytes follow: their count, then the bytes.
-        let flagged = internal.ndata >= 4 && internal.data[0] & 1 != 0;
-        if error.suberror == Self::EMULATION && flagged {
-            let raw: Vec<u8> = internal.data[1..4]
-                .iter()
-                .flat_map(|w| w.to_le_bytes())
-                .collect();
-            let count = usize::from(raw[0]).min(15);
-            error.instruction = raw[1..=count].to_vec();
+        let [flags, words @ ..] = internal.data;
+        let flagged = internal.ndata >= 4 && flags & 1 != 0;
+        let counted = match words {
+            [a, b, c, ..] if suberror == Self::EMULATION && flagged => [a, b, c],
+            _ => [0; 3],
+        };
+        Self {
+            suberror,
+            counted: counted.map(u64::to_le_bytes),
         }
-        error
     }
 
-    /// `KVM_INTERNAL_ERROR_EMULATION`.
-    pub(crate) const EMULATION: u32 = 1;
+    /// The instruction bytes at RIP, where KVM gives them.
+    pub(crate) fn instruction(&self) -> &[u8] {
+        let [count, bytes @ ..] = self.counted.as_flattened() else {
+            return &[];
+        };
+        let count = usize::from(*count).min(MAX_INSTRUCTION_LEN);
+        &bytes[..count]
+    }
 }
 
 #[cfg(test)]
@@ -101,16 +108,27 @@ mod tests {
 
     #[test]
     fn an_emulation_failure_tells_its_instruction() {
-        let mut run = kvm_run::default();
-        let mut internal = kvm_bindings::kvm_run__bindgen_ty_1__bindgen_ty_13 {
-            suberror: 1,
-            ndata: 4,
-            data: [0; 16],
-        };
-        internal.data[0] = 1;
-        internal.data[1] = u64::from_le_bytes([3, 0xf3, 0x0f, 0xb8, 0, 0, 0, 0]);
-        run.__bindgen_anon_1.internal = internal;
-        let error = InternalError::from_run(&run);
-        assert_eq!(error.instruction, [0xf3, 0x0f, 0xb8]);
+        let counted = |count| u64::from_le_bytes([count, 0xf3, 0x0f, 0xb8, 1, 2, 3, 4]);
+        let all = [
+            0xf3, 0x0f, 0xb8, 1, 2, 3, 4, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+        ];
+        for (flags, ndata, count, instruction) in [
+            (1, 4, 3, &all[..3]),
+            // More than an instruction can have.
+            (1, 4, 0xff, &all),
+            (0, 4, 3, &[]),
+            (1, 1, 3, &[]),
+        ] {
+            let mut run = kvm_run::default();
+            let mut internal = kvm_bindings::kvm_run__bindgen_ty_1__bindgen_ty_13 {
+                suberror: 1,
+                ndata,
+                data: [u64::MAX; 16],
+            };
+            (internal.data[0], internal.data[1]) = (flags, counted(count));
+            run.__bindgen_anon_1.internal = internal;
+            let error = InternalError::from_run(&run);
+            assert_eq!(error.instruction(), instruction);
+        }
     }
 }
