@@ -2,12 +2,14 @@
 
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::GuestMemory;
+use rustc_hash::FxHashSet;
 
 use crate::engine::Engine;
 use crate::engine::changes::plan::Generation;
 use crate::engine::changes::registration::Registration;
 use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::placement::locate::Located;
+use crate::engine::placement::walk::{TextId, WalkedText, Walks};
 use crate::engine::sites::text_read::TextRead;
 use crate::probe::{Place, ProbeKind, ProbeSpec};
 
@@ -23,6 +25,8 @@ pub struct Draft<'s> {
     /// Whether the kernel had freed its init text.
     init_freed: bool,
     located: Vec<Option<Box<Located>>>,
+    /// Which of the decoded texts are still the guest's, once somebody has looked.
+    current: Option<FxHashSet<TextId>>,
     planned: Option<(Registration, TextRead)>,
     /// What was committed: the generation before it is freed with this, and not while the guest stands still.
     pub(crate) done: Option<Registration>,
@@ -40,24 +44,26 @@ impl Engine {
             memory,
             kprobes: &kprobes,
         };
-        let locate = |spec: &ProbeSpec| {
+        let mut walks = Walks::default();
+        let mut locate = |spec: &ProbeSpec| {
             let is_one = self.is_in_kernel(&spec.place)
                 && matches!(
                     spec.kind,
                     ProbeKind::Instruction { .. } | ProbeKind::Return { .. }
                 );
-            let located = is_one.then(|| self.locate(memory, &body, &spec.place, spec.kind));
+            let located = is_one
+                .then(|| self.locate_among(&mut walks, memory, &body, &spec.place, spec.kind));
             Some(Box::new(located?.ok()?))
         };
         let located: Vec<_> = match self.arena.has_room(specs.len()) {
-            true => specs.iter().map(locate).collect(),
+            true => specs.iter().map(&mut locate).collect(),
             // Room is made at the stop.
             false => specs.iter().map(|_| None).collect(),
         };
         let registration = self.plan_registration(&generation, specs, &located);
         let planned = registration.and_then(|registration| {
-            let located = located.iter().flatten();
-            let decoded = located.map(|it| (it.text.0, &it.text.1[..]));
+            let decoded = longest_texts(&located);
+            let decoded = decoded.iter().map(|it| (it.start, it.bytes()));
             let text = TextRead::of(&generation.table, memory, decoded)?;
             Some((registration, text))
         });
@@ -65,6 +71,7 @@ impl Engine {
             specs,
             init_freed: generation.table.init_freed,
             located,
+            current: None,
             planned,
             done: None,
         }
@@ -107,26 +114,38 @@ impl Draft<'_> {
         is_current.then_some(registration)
     }
 
-    /// Takes what was found for a probe of the batch, if that is still so.
+    /// Takes what was found for a probe of the batch, if that is still so. The guest stands still, and what is in the
+    /// table besides this batch doesn't change.
     pub(crate) fn take(&mut self, index: usize, body: &KernelBody<'_>) -> Option<Box<Located>> {
+        if self.init_freed != body.table.init_freed {
+            return None;
+        }
+        let current = self.current.get_or_insert_with(|| {
+            let texts = longest_texts(&self.located).into_iter();
+            texts
+                .filter(|text| is_in(text, body))
+                .map(WalkedText::id)
+                .collect()
+        });
         let located = self.located.get_mut(index)?.take()?;
-        let same_life = self.init_freed == body.table.init_freed;
-        (same_life && located.is_current(body)).then_some(located)
+        let is_current = current.contains(&located.text.id());
+        (is_current && located.is_clear_of(body.kprobes)).then_some(located)
     }
 }
 
-impl Located {
-    /// Returns true if the text is still the one that was decoded, and none of the guest's kprobes is in it.
-    fn is_current(&self, body: &KernelBody<'_>) -> bool {
-        let (start, read) = &self.text;
-        let text = body.text(*start, read.len());
-        let same = matches!(text, Some(Ok(text)) if text == *read);
-        same && self.is_clear_of(body.kprobes)
-    }
+fn longest_texts(located: &[Option<Box<Located>>]) -> Vec<&WalkedText> {
+    WalkedText::longest(located.iter().flatten().map(|it| &it.text))
+}
 
+/// Returns true if the text is still the one that was decoded.
+fn is_in(text: &WalkedText, body: &KernelBody<'_>) -> bool {
+    let now = body.text(text.start, text.bytes().len());
+    matches!(now, Some(Ok(now)) if now == text.bytes())
+}
+
+impl Located {
+    /// Returns true if none of the guest's kprobes is in the text that was decoded.
     fn is_clear_of(&self, kprobes: &GuestKprobes) -> bool {
-        let (start, read) = &self.text;
-        let range = *start..start.wrapping_add(read.len() as u64);
-        kprobes.overlapping(range).is_none()
+        kprobes.overlapping(self.text.range()).is_none()
     }
 }

@@ -73,8 +73,8 @@ impl Engine {
             && verdicts.iter().any(is_jump)
         {
             for (located, milestone) in self.find_oopses(memory, kprobes, &before.table) {
-                let (at, decoded) = &located.text;
-                whole &= text.add(&before.table, memory, *at, decoded);
+                let decoded = &located.text;
+                whole &= text.add(&before.table, memory, decoded.start, decoded.bytes());
                 self.wait_at(&mut table, located, milestone);
             }
         }

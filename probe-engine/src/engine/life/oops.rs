@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::engine::life::milestones::entry;
 use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::placement::locate::Located;
+use crate::engine::placement::walk::Walks;
 use crate::engine::returns::stack::{WORD, read_word, write_word};
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::table::Table;
@@ -74,7 +75,10 @@ impl Engine {
         };
         // No kprobe may be where the kernel may come in its own handling of int3s. Ours is handled outside.
         let rules_out = |reason| reason != Reason::KprobeBlacklist;
-        let find = |place: &Place| self.locate_if(memory, &body, place, ProbeKind::PRE, rules_out);
+        let find = |place: &Place| {
+            let walks = &mut Walks::default();
+            self.locate_if(walks, memory, &body, place, ProbeKind::PRE, rules_out)
+        };
         let is_there = |name: &&str| self.kernel.symbols.by_name(name).next().is_some();
         let ends = ENDS_TASK.iter().filter(|it| is_there(it));
         let ends = ends.map(|name| (entry(name), Milestone::EndsTask));

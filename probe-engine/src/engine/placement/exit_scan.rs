@@ -11,6 +11,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic};
 use crate::engine::Engine;
 use crate::engine::placement::body::{Body, Function, KernelBody};
 use crate::engine::placement::locate::Located;
+use crate::engine::placement::walk::Walks;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::ways_out::{WayOut, WaysOut};
 use crate::error::RegisterError;
@@ -30,6 +31,7 @@ impl Engine {
     /// One of them can't be told or probed.
     pub(crate) fn ways_out(
         &self,
+        walks: &mut Walks,
         memory: &dyn GuestMemory,
         body: &KernelBody<'_>,
         place: &Place,
@@ -43,7 +45,8 @@ impl Engine {
         let out = find(body, &function, entry.site.virt).map_err(refused)?;
         let mut sites = Vec::new();
         for exit in &out.exits {
-            let located = self.locate(memory, body, &Place::Address(exit.at), ProbeKind::PRE);
+            let at = Place::Address(exit.at);
+            let located = self.locate_among(walks, memory, body, &at, ProbeKind::PRE);
             let located = located.map_err(|error| error.to_string()).and_then(|it| {
                 // Where it has led is known only of one that the engine has executed.
                 let known = exit.is_ret || it.spot.strategy == Strategy::Emulate;

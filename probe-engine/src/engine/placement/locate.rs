@@ -3,17 +3,18 @@
 use std::ops::Range;
 
 use guest_kernel::blacklist::{self, Patched, Reason};
-use guest_state::x86_64::{INT3, MAX_INSTRUCTION_LEN, NOP5};
+use guest_state::x86_64::{MAX_INSTRUCTION_LEN, NOP5};
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::engine::Engine;
 use crate::engine::placement::body::{Body, Function};
+use crate::engine::placement::walk::{WalkedText, Walks};
 use crate::engine::sites::guest_kprobes;
 use crate::engine::sites::jump::Verdict;
 use crate::engine::sites::probe::Spot;
 use crate::engine::sites::site::{Probes, Site};
 use crate::error::RegisterError;
-use crate::insn::{self, Decoded};
+use crate::insn;
 use crate::probe::{Place, ProbeKind};
 
 /// Length of `endbr64` (SDM vol. 2, ENDBR64).
@@ -27,8 +28,8 @@ pub(crate) struct Located {
     pub(crate) spot: Spot,
     /// The other instructions that its probe needs breakpoints on.
     pub(crate) exits: Vec<Site>,
-    /// The text up to its end that it was found in, and where that begins.
-    pub(crate) text: (GuestVirtAddr, Vec<u8>),
+    /// The text up to its end that it was found in.
+    pub(crate) text: WalkedText,
 }
 
 impl Engine {
@@ -41,12 +42,25 @@ impl Engine {
         place: &Place,
         kind: ProbeKind,
     ) -> Result<Located, RegisterError> {
-        self.locate_if(memory, body, place, kind, |_| true)
+        self.locate_among(&mut Walks::default(), memory, body, place, kind)
+    }
+
+    /// The same for one of many places, whose functions have been walked through for others.
+    pub(crate) fn locate_among(
+        &self,
+        walks: &mut Walks,
+        memory: &dyn GuestMemory,
+        body: &dyn Body,
+        place: &Place,
+        kind: ProbeKind,
+    ) -> Result<Located, RegisterError> {
+        self.locate_if(walks, memory, body, place, kind, |_| true)
     }
 
     /// The same where not every entry of the blacklist `matters`.
     pub(crate) fn locate_if(
         &self,
+        walks: &mut Walks,
         memory: &dyn GuestMemory,
         body: &dyn Body,
         place: &Place,
@@ -63,9 +77,11 @@ impl Engine {
         // Room for the asked instruction, and for the entry when that is asked for.
         let wanted =
             usize::try_from(function.offset).map_err(|_| not_loaded())? + 3 * MAX_INSTRUCTION_LEN;
-        let bytes = body.text(start, wanted).ok_or_else(not_loaded)??;
+        let walk = walks
+            .through(body, start, wanted)
+            .ok_or_else(not_loaded)??;
 
-        let entry = entry(body, &bytes, start);
+        let entry = entry(body, walk.bytes(), start);
         let is_return = matches!(kind, ProbeKind::Return { .. } | ProbeKind::Exits { .. });
         let by_name = matches!(place, Place::Symbol { offset: 0, .. });
         let at_start = is_return && (function.offset as usize) < entry.len;
@@ -82,19 +98,16 @@ impl Engine {
         check_blacklist(body, place, first, rules_out)?;
         check_entry(place, &function, &entry, offset, is_return)?;
         guest_kprobes::check(body.kprobes(), &self.table(), &place.to_string(), address)?;
-        let walk = FunctionWalk {
-            body,
-            place,
-            bytes: &bytes,
-            start,
-        };
-        let code = walk.reach(entry.len, offset as usize)?;
+        let code = walk.reach(body, place, entry.len, offset as usize)?;
         let len = code.insn.len();
         let all = address..address.wrapping_add(len as u64);
         check_blacklist(body, place, all, &matters)?;
         let phys = body.phys(address).ok_or_else(not_loaded)?;
-        let original = bytes
-            .get(offset as usize..offset as usize + len)
+        let text = walk.text(offset as usize + len);
+        let original = text
+            .bytes()
+            .get(offset as usize..)
+            .filter(|it| it.len() == len)
             .ok_or_else(not_loaded)?;
         let expects_fault = body.expects_fault(address);
         let (way, strategy, reason) = self.way(memory, &code, original, address, expects_fault);
@@ -125,13 +138,11 @@ impl Engine {
                 .filter(|beyond| *beyond != 0),
             out: None,
         };
-        let mut decoded = bytes;
-        decoded.truncate(offset as usize + len);
         Ok(Located {
             site,
             spot,
             exits: Vec::new(),
-            text: (start, decoded),
+            text,
         })
     }
 }
@@ -235,91 +246,5 @@ pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> Func
     FunctionHead {
         endbr,
         len: endbr + if traced { NOP5.len() } else { 0 },
-    }
-}
-
-/// Linear decoding through one function.
-struct FunctionWalk<'a> {
-    body: &'a dyn Body,
-    place: &'a Place,
-    bytes: &'a [u8],
-    start: GuestVirtAddr,
-}
-
-impl FunctionWalk<'_> {
-    /// The instruction at offset `to`, by way of all between it and `from`.
-    fn reach(&self, from: usize, to: usize) -> Result<Decoded, RegisterError> {
-        let place = || self.place.to_string();
-        let mut at = from;
-        // After a return or jump, or a call that leads over it, an int3 is padding (`CONFIG_SLS`); elsewhere
-        // it hides an instruction of unknown length, unless it is the text's own.
-        let mut reachable = true;
-        loop {
-            let address = self.start.wrapping_add(at as u64);
-            let code = self.decode(at)?;
-            let instruction = || insn::text(&code.insn);
-            if at == to {
-                if insn::is_trap(&code.insn) {
-                    return Err(RegisterError::Trap {
-                        place: place(),
-                        instruction: instruction(),
-                    });
-                }
-                return match insn::forbidden(&code.insn) {
-                    Some(why) => Err(RegisterError::Unsupported {
-                        place: place(),
-                        instruction: instruction(),
-                        why,
-                    }),
-                    None => Ok(code),
-                };
-            }
-            let int3 = self.bytes.get(at) == Some(&INT3);
-            // Up to the end of a function that ends in a call it never comes back from.
-            let padding = self.bytes[at..]
-                .iter()
-                .take(to - at + 1)
-                .all(|byte| *byte == INT3);
-            if int3 && padding {
-                return Err(RegisterError::Trap {
-                    place: place(),
-                    instruction: instruction(),
-                });
-            }
-            let hides = int3 && !self.body.is_own_int3(address);
-            if hides && reachable {
-                return Err(RegisterError::GuestBreakpoint {
-                    place: place(),
-                    at: address,
-                });
-            }
-            reachable = !hides
-                && !insn::never_falls_through(&code.insn)
-                && !insn::calls_over_a_byte(&code.insn);
-            at += code.insn.len();
-            if at > to {
-                return Err(RegisterError::InsideInstruction {
-                    place: place(),
-                    start: address,
-                    instruction: instruction(),
-                });
-            }
-        }
-    }
-
-    fn decode(&self, at: usize) -> Result<Decoded, RegisterError> {
-        let address = self.start.wrapping_add(at as u64);
-        let bytes = self.bytes.get(at..).unwrap_or_default();
-        insn::decode(bytes, address).map_err(|insn::Undecodable| {
-            let shown = bytes
-                .iter()
-                .take(MAX_INSTRUCTION_LEN)
-                .map(|byte| format!("{byte:02x}"));
-            RegisterError::Undecodable {
-                place: self.place.to_string(),
-                at: address,
-                bytes: shown.collect::<Vec<_>>().join(" "),
-            }
-        })
     }
 }

@@ -6,4 +6,5 @@ pub(crate) mod exit_scan;
 pub(crate) mod loaded;
 pub(crate) mod locate;
 pub(crate) mod target;
+pub(crate) mod walk;
 pub(crate) mod way;

@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::engine::placement::body::KernelBody;
 use crate::engine::placement::loaded::LoadedModules;
 use crate::engine::placement::locate::Located;
+use crate::engine::placement::walk::Walks;
 use crate::engine::sites::probe::Spot;
 use crate::engine::sites::table::Table;
 use crate::error::RegisterError;
@@ -30,6 +31,7 @@ pub(crate) struct Finder<'a> {
     engine: &'a Engine,
     kernel: KernelBody<'a>,
     modules: LoadedModules<'a>,
+    walks: Walks,
 }
 
 impl<'a> Finder<'a> {
@@ -48,6 +50,7 @@ impl<'a> Finder<'a> {
                 kprobes,
             },
             modules: engine.loaded_modules(guest),
+            walks: Walks::default(),
         }
     }
 
@@ -83,17 +86,17 @@ impl<'a> Finder<'a> {
             Place::Address(at) => self.modules.around(*at)?,
         };
         let (engine, kernel) = (self.engine, &self.kernel);
-        let memory = kernel.memory;
+        let (memory, walks) = (kernel.memory, &mut self.walks);
         let located = match loaded {
             Some(_) if at_exits => return Err(in_module()),
             Some(loaded) => {
                 let body = loaded.body(memory, kernel.table, kernel.kprobes);
-                engine.locate(memory, &body, place, kind)?
+                engine.locate_among(walks, memory, &body, place, kind)?
             }
             None => {
-                let mut located = engine.locate(memory, kernel, place, kind)?;
+                let mut located = engine.locate_among(walks, memory, kernel, place, kind)?;
                 if at_exits {
-                    let (out, exits) = engine.ways_out(memory, kernel, place, &located)?;
+                    let (out, exits) = engine.ways_out(walks, memory, kernel, place, &located)?;
                     (located.spot.out, located.exits) = (Some(out), exits);
                 }
                 located
