@@ -84,6 +84,11 @@ pub trait EventSink: Send + Sync {
     /// quick, and don't wait for anything that a vCPU does.
     fn event(&self, event: &Event);
 
+    /// Returns false if nobody would get an event that happens now, so that none need be made.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
     /// The guest has come to where probes can become jumps that couldn't before: its kernel has started, or a
     /// module was loaded. Called as [`Self::event`] is.
     fn may_jump(&self) {}

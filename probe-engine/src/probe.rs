@@ -163,6 +163,29 @@ pub struct Options {
     pub actions: Arc<[HitAction]>,
 }
 
+impl Options {
+    /// Returns true if a hit takes no look at anything but registers, and nothing is done at it.
+    pub(crate) fn are_plain(&self) -> bool {
+        let Self {
+            capture: _,
+            condition,
+            values,
+            filter,
+            context,
+            stack,
+            lossless: _,
+            optimize: _,
+            actions,
+        } = self;
+        condition.is_empty()
+            && values.is_empty()
+            && filter.is_none()
+            && !context
+            && *stack == 0
+            && actions.is_empty()
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {

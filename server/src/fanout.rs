@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -26,6 +27,8 @@ const GATHER: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub struct Fanout {
     inner: RwLock<Inner>,
+    /// How many queues there are, for a look without the lock.
+    followed_by: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +54,7 @@ impl Fanout {
 
     /// Returns true if nobody follows events.
     pub fn is_idle(&self) -> bool {
-        self.inner.read().queues.is_empty()
+        self.followed_by.load(Ordering::Acquire) == 0
     }
 
     /// Says that no more hits will come.
@@ -82,10 +85,16 @@ impl Fanout {
             wake: Notify::new(),
         });
         inner.queues.push(Arc::clone(&queue));
+        self.count(&inner);
         Subscription {
             fanout: Arc::clone(self),
             queue,
         }
+    }
+
+    fn count(&self, inner: &Inner) {
+        self.followed_by
+            .store(inner.queues.len(), Ordering::Release);
     }
 
     /// How many subscriptions there are.
@@ -125,6 +134,7 @@ impl Drop for Subscription {
         inner
             .queues
             .retain(|queue| !Arc::ptr_eq(queue, &self.queue));
+        self.fanout.count(&inner);
     }
 }
 

@@ -246,14 +246,11 @@ impl<'a> Emulation<'a> {
     }
 
     fn view(&mut self) -> Result<&SupervisorMemory<'a>, AccessError> {
-        let view = match self.view.take() {
-            Some(view) => view,
-            None => {
-                let control = self.vcpu.control().map_err(|_| AccessError::Unknown)?;
-                SupervisorMemory::new(self.memory, control)?
-            }
-        };
-        Ok(self.view.insert(view))
+        if self.view.is_none() {
+            let control = self.vcpu.control().map_err(|_| AccessError::Unknown)?;
+            self.view = Some(SupervisorMemory::new(self.memory, control)?);
+        }
+        self.view.as_ref().ok_or(AccessError::Unknown)
     }
 
     fn address(&mut self, address: &Address) -> Result<u64, AccessError> {

@@ -37,9 +37,13 @@ struct Events {
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
-        if !self.fanout.is_idle() {
+        if self.is_wanted() {
             self.fanout.publish(self.asked.event(event));
         }
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.fanout.is_idle()
     }
 
     fn may_jump(&self) {

@@ -16,10 +16,10 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> bool {
-        let condition = &probe.options.condition;
-        if condition.is_empty() {
+        if probe.is_plain {
             return true;
         }
+        let condition = &probe.options.condition;
         let of_task = condition.iter().any(|it| it.operand.is_of_task());
         let mut context = Context {
             cpu: vcpu.id().0,

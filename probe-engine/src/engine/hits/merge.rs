@@ -217,6 +217,10 @@ impl EventSink for Merger {
         }
     }
 
+    fn is_wanted(&self) -> bool {
+        self.sink.is_wanted()
+    }
+
     fn may_jump(&self) {
         self.sink.may_jump();
     }

@@ -52,8 +52,10 @@ impl Engine {
             Detail::Pre | Detail::Post | Detail::Fault { .. } => Moment::Before,
         };
         let event = self.send(probe, (memory, vcpu), tsc, registers, detail, observed);
-        self.act(probe, &probe.options.actions, moment, memory, vcpu);
-        if let Some(event) = event.filter(|_| probe.is_attended()) {
+        if !probe.is_plain {
+            self.act(probe, &probe.options.actions, moment, memory, vcpu);
+        }
+        if let Some(event) = event {
             asked.push(Asked {
                 probe: Arc::clone(probe),
                 event,
@@ -77,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// The event, if somebody wants it.
+    /// Sends the event if somebody wants it. The event, if an attendant is to be asked about it.
     fn send(
         &self,
         probe: &Probe,
@@ -87,8 +89,12 @@ impl Engine {
         mut detail: Detail,
         observed: Observed,
     ) -> Option<Event> {
-        let captured = probe.options.capture.fetches();
-        if captured.is_none() && !probe.is_attended() {
+        let captured = probe.capture.fetches();
+        let (is_sent, is_asked) = (
+            captured.is_some() && self.merger.is_wanted(),
+            probe.is_attended(),
+        );
+        if !is_sent && !is_asked {
             return None;
         }
         let wanted = captured.unwrap_or_default();
@@ -110,10 +116,10 @@ impl Engine {
             values: observed.values,
             detail,
         };
-        if captured.is_some() {
+        if is_sent {
             self.merger.event(&event);
         }
-        Some(event)
+        is_asked.then_some(event)
     }
 
     /// Takes what the probe asks for; `None` if the hit doesn't meet its filter.
@@ -125,6 +131,9 @@ impl Engine {
         registers: &Registers,
         detail: &Detail,
     ) -> Option<Observed> {
+        if probe.is_plain {
+            return Some(Observed::default());
+        }
         let Options {
             values,
             filter,

@@ -264,29 +264,23 @@ impl Engine {
             Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {
                 return self.step(site, memory, vcpu, StepIn::Place);
             }
-            Way::Emulate { compiled, .. } => {
-                let before = *vcpu.registers();
-                match emulate::run(compiled, memory, vcpu) {
-                    Outcome::Done => {
-                        self.emulated(site, memory, vcpu);
-                        return Action::Resume;
-                    }
-                    Outcome::Halted => {
-                        self.emulated(site, memory, vcpu);
-                        return Action::Halt;
-                    }
-                    Outcome::Step => {
-                        return self.step(site, memory, vcpu, StepIn::Place);
-                    }
-                    Outcome::Fault {
-                        address,
-                        error_code,
-                    } => {
-                        *vcpu.registers_mut() = before;
-                        (address, error_code)
-                    }
+            Way::Emulate { compiled, .. } => match emulate::run(compiled, memory, vcpu) {
+                Outcome::Done => {
+                    self.emulated(site, memory, vcpu);
+                    return Action::Resume;
                 }
-            }
+                Outcome::Halted => {
+                    self.emulated(site, memory, vcpu);
+                    return Action::Halt;
+                }
+                Outcome::Step => {
+                    return self.step(site, memory, vcpu, StepIn::Place);
+                }
+                Outcome::Fault {
+                    address,
+                    error_code,
+                } => (address, error_code),
+            },
             Way::Boost {
                 copy, foresight, ..
             } => match foresight.look(memory, vcpu) {

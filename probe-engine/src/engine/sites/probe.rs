@@ -10,7 +10,8 @@ use crate::action::ActionFailure;
 use crate::engine::sites::switches::Switches;
 use crate::engine::sites::ways_out::WaysOut;
 use crate::probe::{
-    Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState, Strategy,
+    Capture, Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState,
+    Strategy,
 };
 
 /// Where a probe is at the moment.
@@ -40,7 +41,7 @@ pub(crate) enum Presence {
 
 /// See the module's text.
 ///
-/// What a hit looks at comes first and lies in two neighbouring lines of the cache, see [`Site`].
+/// What a hit of a plain probe looks at comes first and lies in one line of the cache, see [`Site`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Probe {
@@ -52,6 +53,10 @@ pub(crate) struct Probe {
     removed: AtomicBool,
     /// Somebody is asked at each hit.
     attended: AtomicBool,
+    /// Its options ask for nothing but an event with registers, or a count.
+    pub(crate) is_plain: bool,
+    /// As in the options.
+    pub(crate) capture: Capture,
     pub(crate) options: Options,
     missed: AtomicU64,
     /// Calls that never return.
@@ -84,6 +89,8 @@ impl Probe {
             name,
             kind: spec.kind,
             place: spec.place.clone(),
+            is_plain: spec.options.are_plain(),
+            capture: spec.options.capture,
             options: spec.options.clone(),
             removed: AtomicBool::new(false),
             where_now: Mutex::new(spot),

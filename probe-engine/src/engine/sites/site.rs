@@ -89,10 +89,10 @@ pub(crate) type Probes = SmallVec<[Arc<Probe>; 1]>;
 
 /// An address with a breakpoint of ours, or with one that is disarmed.
 ///
-/// What a hit looks at comes first and lies together: with thousands of sites, each line of the cache that a
-/// hit touches costs more than the work on it.
+/// What a hit looks at comes first and lies in two neighbouring lines of the cache: with thousands of sites, each line
+/// that a hit touches costs more than the work on it.
 #[derive(Debug, Clone)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Site {
     /// Those of the probes that notice what happens here, as of when the table was made that the site is in.
     pub(crate) active: Probes,
@@ -110,8 +110,8 @@ pub(crate) struct Site {
     pub(crate) reports_done: bool,
     /// Whether a jump takes the place of the int3.
     pub(crate) verdict: Verdict,
-    pub(crate) phys: GuestPhysAddr,
     pub(crate) way: Way,
+    pub(crate) phys: GuestPhysAddr,
     pub(crate) probes: Probes,
     /// The module whose text it is in.
     pub(crate) module: Option<Arc<str>>,
