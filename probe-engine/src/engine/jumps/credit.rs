@@ -218,6 +218,7 @@ impl Credit {
             return;
         };
         let returns = record.call.is_some();
+        let is_read = merger.is_wanted();
         for probe in self
             .probes_at(record.vcpu, at, record.detour)
             .iter()
@@ -231,12 +232,17 @@ impl Credit {
                 probe.miss();
                 continue;
             }
+            let wanted = probe.capture.fetches().filter(|_| is_read);
+            if !returns && wanted.is_none() {
+                probe.hit();
+                continue;
+            }
             let values = known.values_of(probe, record);
             if returns && !is_met(probe, record, &values) {
                 continue;
             }
             probe.hit();
-            if let Some(wanted) = probe.options.capture.fetches() {
+            if let Some(wanted) = wanted {
                 let event = event(probe, known.at, record, wanted);
                 let time_ns = match probe.options.context {
                     true => time(record.tsc),

@@ -1,7 +1,7 @@
 //! A kernel of a few functions, in memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
@@ -144,15 +144,24 @@ const FUNCTIONS: &[Function] = &[
 
 /// Collects events, and counts how often probes may have begun to wait for jumps.
 #[derive(Default)]
-pub struct Events(Mutex<Vec<Event>>, AtomicUsize);
+pub struct Events {
+    collected: Mutex<Vec<Event>>,
+    may_jump: AtomicUsize,
+    nobody_reads: AtomicBool,
+}
 
 impl EventSink for Events {
     fn event(&self, event: &Event) {
-        self.0.lock().push(event.clone());
+        assert!(self.is_wanted(), "an event that nobody reads was made");
+        self.collected.lock().push(event.clone());
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.nobody_reads.load(Ordering::Relaxed)
     }
 
     fn may_jump(&self) {
-        self.1.fetch_add(1, Ordering::Relaxed);
+        self.may_jump.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -218,7 +227,7 @@ impl Fixture {
 
     /// How often it was said that probes may become jumps that couldn't before.
     pub fn told_of_jumps(&self) -> usize {
-        self.events.1.load(Ordering::Relaxed)
+        self.events.may_jump.load(Ordering::Relaxed)
     }
 
     /// Has what waits become jumps; how many did.
@@ -350,7 +359,12 @@ impl Fixture {
     }
 
     pub fn events(&self) -> Vec<Event> {
-        self.events.0.lock().clone()
+        self.events.collected.lock().clone()
+    }
+
+    /// From now on nobody reads events, or somebody does again.
+    pub fn read_events(&self, on: bool) {
+        self.events.nobody_reads.store(!on, Ordering::Relaxed);
     }
 
     /// Which probe had which event, so far.

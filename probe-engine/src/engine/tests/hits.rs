@@ -29,6 +29,24 @@ fn a_hit_is_recorded_with_the_registers_before_the_instruction() {
 }
 
 #[test]
+fn hits_whose_events_nobody_reads_count_and_go_on_all_the_same() {
+    let f = Fixture::new();
+    let probe = f.probe("plain");
+    f.read_events(false);
+    let hit = || {
+        let mut vcpu = vcpu_at(9);
+        assert_eq!(f.trap(&mut vcpu), Action::Resume);
+        assert_eq!(vcpu.registers.rip, TEXT + 10);
+    };
+    hit();
+    hit();
+    assert_eq!((f.hit_count(probe.id), f.events().len()), (2, 0));
+    f.read_events(true);
+    hit();
+    assert_eq!((f.hit_count(probe.id), f.events().len()), (3, 1));
+}
+
+#[test]
 fn a_page_that_the_host_had_to_bring_in_leaves_nothing_in_the_flags_of_a_hit() {
     let f = Fixture::with_arena();
     let [hit, returned] = [f.probe("plain"), f.probe("plain%return")].map(|probe| probe.id);

@@ -274,6 +274,18 @@ fn probes_of_one_instruction_share_a_jump() {
 }
 
 #[test]
+fn records_that_nobody_reads_count() {
+    let f = jumps();
+    let id = jump(&f, "framed").id;
+    for (on, hits, events) in [(false, 1, 0), (true, 2, 1)] {
+        f.read_events(on);
+        put_record(&f, 0);
+        assert_eq!(f.engine.drain_all(&*f.memory).records, 1);
+        assert_eq!((f.hit_count(id), f.events().len()), (hits, events));
+    }
+}
+
+#[test]
 fn counters_become_hits_or_missed_ones() {
     let f = jumps();
     let mut counting = spec("b=framed");
