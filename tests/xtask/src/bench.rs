@@ -144,7 +144,7 @@ fn engine(folder: &Path) -> Result<Vec<Figure>, BenchError> {
 /// Linux guests: exits and stops.
 fn guests(folder: &Path) -> Result<Vec<Figure>, BenchError> {
     let programs = Programs::build()?;
-    let files = Files::for_bench(&programs)?;
+    let files = Files::for_tests(&programs)?;
     let host = Host::examine(&programs)?;
     say(&format!("# guests: {}", host.verdict));
     let lines = if host.runs_linux {

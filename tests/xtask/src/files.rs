@@ -62,24 +62,14 @@ impl Files {
         Ok(files)
     }
 
-    /// Both kernels, as packaged.
-    ///
-    /// # Errors
-    /// See [`FilesError`].
-    pub fn for_bench(programs: &Programs) -> Result<Self, FilesError> {
-        let mut files = Self::for_demo(programs)?;
-        let kernels = lab::ensure_kernels()?;
-        files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
-        Ok(files)
-    }
-
-    /// All that the tests need.
+    /// All that the tests need, and the benches.
     ///
     /// # Errors
     /// See [`FilesError`].
     pub fn for_tests(programs: &Programs) -> Result<Self, FilesError> {
-        let mut files = Self::for_bench(programs)?;
+        let mut files = Self::for_demo(programs)?;
         let kernels = lab::ensure_kernels()?;
+        files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
         Ok(files)
