@@ -336,7 +336,7 @@ pub enum RegisterError {
         /// What is wrong.
         why: String,
     },
-    /// The name is in use.
+    /// There is a probe of that name at that place.
     #[error(
         "there already is a probe {name:?} (number {id}, at {address}); remove it or give the new \
          one another name"
@@ -349,9 +349,20 @@ pub enum RegisterError {
         /// Where that one is.
         address: GuestVirtAddr,
     },
-    /// Two probes of the batch have the same name.
-    #[error("the name {name:?} occurs twice in the request; give one of the probes another name")]
+    /// Two probes of the batch have the same name and the same place.
+    #[error(
+        "the request has a probe {name:?} twice at one place; leave one out or give it another name"
+    )]
     DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// A probe can't have the name of probes of another kind.
+    #[error(
+        "there are probes {name:?} of another kind, and probes of one name are one event: give the new one another \
+         name"
+    )]
+    OtherKind {
         /// The name.
         name: String,
     },

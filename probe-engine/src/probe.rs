@@ -30,7 +30,7 @@ impl fmt::Display for ProbeId {
 }
 
 /// Where a probe goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Relative to a symbol. Offset 0 of a function is its first instruction after
     /// `endbr64` and the ftrace site; any other offset is meant as it is.

@@ -9,13 +9,17 @@ pub enum Refused {
     BySymbols,
     /// By who knows the guest's types.
     ByTypes,
-    /// By who knows the probes that are there already.
-    ByOtherProbes,
+    /// By who knows the probes that are there already: this one.
+    ByOtherProbes(&'static str),
     /// By nobody: a kernel without types or without arguments at returns refuses it, 6.12 takes it.
     Never,
 }
 
 use Refused::{ByOtherProbes, BySymbols, ByTypes, Here, Never};
+
+/// The event that others of its name have to be like.
+const EVENT: &str = "p:kprobes/testevent kernel_clone";
+const EVENT_WITH_ARGUMENT: &str = "p:kprobes/testevent kernel_clone abcd=\\1";
 
 /// All lines of `kprobe_syntax_errors.tc` in its order; `^` is where the error must be.
 pub const SYNTAX_ERRORS: [(&str, Refused); 58] = [
@@ -76,17 +80,23 @@ pub const SYNTAX_ERRORS: [(&str, Refused); 58] = [
     ),
     ("p vfs_read arg1=^", Here("NO_ARG_BODY")),
     ("p ^vfs_read+3", BySymbols),
-    ("^r:kprobes/testevent do_exit", ByOtherProbes),
-    ("p:kprobes/testevent kernel_clone ^bcd=\\1", ByOtherProbes),
+    ("^r:kprobes/testevent do_exit", ByOtherProbes(EVENT)),
+    (
+        "p:kprobes/testevent kernel_clone ^bcd=\\1",
+        ByOtherProbes(EVENT_WITH_ARGUMENT),
+    ),
     (
         "p:kprobes/testevent kernel_clone ^abcd=\\1:u8",
-        ByOtherProbes,
+        ByOtherProbes(EVENT_WITH_ARGUMENT),
     ),
     (
         "p:kprobes/testevent kernel_clone ^abcd=\\\"foo\"",
-        ByOtherProbes,
+        ByOtherProbes(EVENT_WITH_ARGUMENT),
     ),
-    ("^p:kprobes/testevent kernel_clone abcd=\\1", ByOtherProbes),
+    (
+        "^p:kprobes/testevent kernel_clone abcd=\\1",
+        ByOtherProbes(EVENT_WITH_ARGUMENT),
+    ),
     ("p vfs_read^%hoge", Here("BAD_ADDR_SUFFIX")),
     ("p ^vfs_read+10%return", Here("BAD_RETPROBE")),
     ("p vfs_read args=^$arg*", Here("BAD_VAR_ARGS")),

@@ -115,10 +115,9 @@ impl Wanted {
                 }),
                 Command::Remove { name, only } => {
                     let before = self.definitions.len();
-                    if only.is_empty() {
-                        self.definitions
-                            .retain(|definition| !is_called(&definition.spec.name, &name));
-                    }
+                    self.definitions.retain(|Definition { spec, .. }| {
+                        !is_called(&spec.name, &name) || !is_at(spec, &only)
+                    });
                     if self.definitions.len() == before {
                         return Err(Failure::Removal { file: path(), name });
                     }
@@ -163,6 +162,15 @@ fn is_called(probe: &str, name: &str) -> bool {
         Some((of, "")) => of == group,
         Some(_) => name == probe,
     }
+}
+
+/// Whether the words behind the name in `-:NAME` mean a probe: its place, and its arguments from the first on.
+fn is_at(spec: &ProbeSpec, only: &[String]) -> bool {
+    let Some((place, arguments)) = only.split_first() else {
+        return true;
+    };
+    let is_there = spec::parse(place).is_ok_and(|other| other.place == spec.place);
+    is_there && spec.arguments.starts_with(arguments)
 }
 
 /// Returns true for what can't be the name of a probe, or what begins as definitions do.
@@ -213,6 +221,24 @@ mod tests {
             ("", "open", false),
         ] {
             assert_eq!(is_called(probe, name), meant, "{probe} {name}");
+        }
+    }
+
+    #[test]
+    fn a_removal_may_mean_one_place_and_the_arguments_there() {
+        let definition = spec::parse("p:gone do_exit code=$arg1 %dx").unwrap();
+        for (only, meant) in [
+            (&[][..], true),
+            (&["do_exit"], true),
+            (&["do_exit", "code=$arg1"], true),
+            (&["do_exit", "code=$arg1", "%dx"], true),
+            (&["do_exit", "code=$arg1", "%dx", "%cx"], false),
+            (&["do_exit", "code=$arg2"], false),
+            (&["do_exit+5"], false),
+            (&["do_group_exit"], false),
+        ] {
+            let words: Vec<String> = only.iter().map(|word| (*word).to_owned()).collect();
+            assert_eq!(is_at(&definition, &words), meant, "{only:?}");
         }
     }
 

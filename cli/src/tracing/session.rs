@@ -357,17 +357,20 @@ impl Tracing {
 
 /// The registered probes of these names or ids.
 fn chosen(probes: &[Probe], names: &[String]) -> Result<Vec<Probe>, Failure> {
-    let find = |name: &String| {
-        let mut found = probes.iter();
+    let mut chosen = Vec::new();
+    for name in names {
         let id = name.parse::<u64>();
-        let found = found.find(|probe| {
-            id.as_ref()
-                .map_or(probe.name == *name, |id| probe.id == *id)
-        });
-        let missing = || Failure::NoProbe { name: name.clone() };
-        found.cloned().ok_or_else(missing)
-    };
-    names.iter().map(find).collect()
+        let is_meant = |probe: &&Probe| match id {
+            Ok(id) => probe.id == id,
+            Err(_) => probe.name == *name,
+        };
+        let before = chosen.len();
+        chosen.extend(probes.iter().filter(is_meant).cloned());
+        if chosen.len() == before {
+            return Err(Failure::NoProbe { name: name.clone() });
+        }
+    }
+    Ok(chosen)
 }
 
 #[cfg(test)]
@@ -381,13 +384,13 @@ mod tests {
             name: name.into(),
             ..Default::default()
         };
-        let probes = [probe(1, "a"), probe(2, "b")];
+        let probes = [probe(1, "a"), probe(2, "b"), probe(4, "b")];
         let ids = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             let found = chosen(&probes, &names).ok()?;
             Some(found.iter().map(|probe| probe.id).collect::<Vec<_>>())
         };
-        assert_eq!(ids(&["b", "1"]), Some(vec![2, 1]));
+        assert_eq!(ids(&["b", "1"]), Some(vec![2, 4, 1]));
         assert_eq!(ids(&["c"]), None);
         assert_eq!(ids(&["3"]), None);
     }

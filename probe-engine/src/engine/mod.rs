@@ -206,9 +206,10 @@ impl Engine {
         self.registry.lock().probes().count()
     }
 
-    /// The probe of that name.
-    pub fn find(&self, name: &str) -> Option<ProbeId> {
-        self.registry.lock().by_name(name).map(|probe| probe.id)
+    /// The probes of that name, in the order of their registration.
+    pub fn named(&self, name: &str) -> Vec<ProbeId> {
+        let registry = self.registry.lock();
+        registry.by_name(name).map(|probe| probe.id).collect()
     }
 
     /// Whether an int3 of ours is in the guest's text, or a return address leads

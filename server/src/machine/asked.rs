@@ -207,7 +207,8 @@ impl AskedProbes {
         told
     }
 
-    fn asked(&self, probe: ProbeId) -> Option<Arc<Asked>> {
+    /// What a probe is asked for by text; `None` if for nothing.
+    pub fn asked(&self, probe: ProbeId) -> Option<Arc<Asked>> {
         self.probes.read().get(&probe).cloned()
     }
 
@@ -233,6 +234,11 @@ impl AskedProbes {
 }
 
 impl Asked {
+    /// The arguments, in their order.
+    pub fn arguments(&self) -> &[Compiled] {
+        &self.arguments
+    }
+
     fn is_nothing(&self) -> bool {
         self.arguments.is_empty() && self.filter.is_empty() && self.stack == 0
     }

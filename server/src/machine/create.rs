@@ -108,6 +108,7 @@ impl Machine {
         let (specs, compiled) = self.compile(&batch)?;
         let fields = &batch.fields;
         self.check_room(specs.len())?;
+        self.check_events(&specs, &compiled, fields)?;
         self.stopped(|stopped| {
             if self.engine.has_image_map() {
                 self.install_arena(stopped);

@@ -16,6 +16,7 @@ mod permission;
 mod probes;
 mod read_rings;
 mod reader_thread;
+mod same_event;
 mod symbols;
 mod types;
 

@@ -67,6 +67,7 @@ impl Machine {
         let fields = batch.fields;
         let _alone = self.changing.lock();
         self.check_room(specs.len())?;
+        self.check_events(&specs, &compiled, &fields)?;
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
             self.find_kernel(stopped)?;
@@ -225,11 +226,13 @@ impl Machine {
     pub(super) fn ids(&self, selector: &ProbeSelector) -> Result<Vec<ProbeId>, Status> {
         let mut ids: Vec<ProbeId> = selector.ids.iter().copied().map(ProbeId).collect();
         for (index, name) in selector.names.iter().enumerate() {
-            let id = self.engine.find(name).ok_or_else(|| {
+            let named = self.engine.named(name);
+            if named.is_empty() {
                 let message = format!("no probe is called `{name}`: list the probes");
-                status::with_field(Code::NotFound, format!("selector.names[{index}]"), message)
-            })?;
-            ids.push(id);
+                let field = format!("selector.names[{index}]");
+                return Err(status::with_field(Code::NotFound, field, message));
+            }
+            ids.extend(named);
         }
         Ok(ids)
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod change;
 pub(crate) mod draft;
+pub(crate) mod names;
 pub(crate) mod patches;
 pub(crate) mod plan;
 pub(crate) mod register;

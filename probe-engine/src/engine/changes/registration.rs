@@ -1,10 +1,10 @@
 //! What a registration changes: the new probes, and their sites.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::engine::actions::check::check;
+use crate::engine::changes::names::Names;
 use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::placement::locate::Located;
@@ -76,7 +76,7 @@ impl Engine {
         mut find: impl FnMut(usize, &ProbeSpec) -> Result<Target, RegisterError>,
         table: &mut Table,
     ) -> Result<Vec<Arc<Probe>>, BatchError> {
-        let mut names = HashSet::new();
+        let mut names = Names::new(registry);
         let mut added = Vec::with_capacity(specs.len());
         for (index, spec) in specs.iter().enumerate() {
             let refused = |error| BatchError {
@@ -92,7 +92,7 @@ impl Engine {
                     why,
                 })
                 .map_err(refused)?;
-            let name = new_name(spec, &target, registry, &mut names).map_err(refused)?;
+            let name = names.take(spec, &target).map_err(refused)?;
             let (presence, spot, sites) = match target {
                 Target::Instruction(located) => {
                     let Located {
@@ -142,24 +142,4 @@ impl Engine {
             None => Ok(DEFAULT_MAXACTIVE.max(2 * self.vcpus)),
         }
     }
-}
-
-/// The name that a probe gets, if no other has it; `names` are those of the batch so far.
-fn new_name(
-    spec: &ProbeSpec,
-    target: &Target,
-    registry: &Registry,
-    names: &mut HashSet<Arc<str>>,
-) -> Result<Arc<str>, RegisterError> {
-    let name: Arc<str> = target.name(spec)?.into();
-    if let Some(other) = registry.by_name(&name) {
-        let (id, address) = (other.id, other.address());
-        let name = name.to_string();
-        return Err(RegisterError::AlreadyExists { name, id, address });
-    }
-    if !names.insert(Arc::clone(&name)) {
-        let name = name.to_string();
-        return Err(RegisterError::DuplicateName { name });
-    }
-    Ok(name)
 }

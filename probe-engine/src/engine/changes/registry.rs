@@ -1,8 +1,11 @@
 //! All probes by their numbers and names.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::engine::sites::probe::Probe;
 use crate::error::ChangeError;
@@ -12,7 +15,8 @@ use crate::probe::ProbeId;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Registry {
     probes: BTreeMap<ProbeId, Arc<Probe>>,
-    names: HashMap<Arc<str>, ProbeId>,
+    /// Those of each name, in the order of their registration.
+    names: HashMap<Arc<str>, SmallVec<[ProbeId; 1]>>,
     pub(crate) last_id: u64,
 }
 
@@ -21,8 +25,10 @@ impl Registry {
         self.probes.values()
     }
 
-    pub(crate) fn by_name(&self, name: &str) -> Option<&Arc<Probe>> {
-        self.probes.get(self.names.get(name)?)
+    /// The probes of that name, in the order of their registration.
+    pub(crate) fn by_name(&self, name: &str) -> impl Iterator<Item = &Arc<Probe>> {
+        let ids = self.names.get(name).into_iter().flatten();
+        ids.filter_map(|id| self.probes.get(id))
     }
 
     pub(crate) fn get(&self, id: ProbeId) -> Option<&Arc<Probe>> {
@@ -50,13 +56,20 @@ impl Registry {
 
     pub(crate) fn add(&mut self, probe: &Arc<Probe>) {
         self.last_id = self.last_id.max(probe.id.0);
-        self.names.insert(Arc::clone(&probe.name), probe.id);
+        let named = self.names.entry(Arc::clone(&probe.name)).or_default();
+        named.push(probe.id);
         self.probes.insert(probe.id, Arc::clone(probe));
     }
 
     pub(crate) fn remove(&mut self, id: ProbeId) {
-        if let Some(probe) = self.probes.remove(&id) {
-            self.names.remove(&probe.name);
+        let Some(probe) = self.probes.remove(&id) else {
+            return;
+        };
+        if let Entry::Occupied(mut named) = self.names.entry(Arc::clone(&probe.name)) {
+            named.get_mut().retain(|other| *other != id);
+            if named.get().is_empty() {
+                named.remove();
+            }
         }
     }
 }

@@ -3,6 +3,7 @@ use guest_kernel::blacklist::Reason;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::fixture::{Fixture, PHYS, TEXT, blacklist};
+use crate::error::RegisterError;
 use crate::probe::{ProbeId, ProbeState};
 
 #[test]
@@ -110,9 +111,45 @@ fn numbers_are_never_used_again() {
 fn a_name_finds_its_probe() {
     let f = Fixture::new();
     let probe = f.probe("here=plain");
-    assert_eq!(f.engine.find("here"), Some(probe.id));
-    assert_eq!(f.engine.find("plain"), None);
+    assert_eq!(f.engine.named("here"), [probe.id]);
+    assert_eq!(f.engine.named("plain"), []);
     assert_eq!(probe.address.0, TEXT + 9);
+}
+
+#[test]
+fn probes_of_one_name_are_of_one_kind_and_each_at_its_own_place() {
+    let f = Fixture::with_arena();
+    let batch = f.register(&["event=plain", "event=traced"]).unwrap();
+    let third = f.probe("event=plain+0xa");
+    let ids = [batch[0].id, batch[1].id, third.id];
+    assert_eq!(f.engine.named("event"), ids);
+    for (place, wanted) in [
+        ("event=plain", "AlreadyExists"),
+        ("event=plain+0x9", "AlreadyExists"),
+        ("event=copied%return", "OtherKind"),
+    ] {
+        let refused = format!("{:?}", f.refusal(place));
+        assert!(refused.starts_with(wanted), "{place}: {refused}");
+    }
+    let twice = f.register(&["two=plain", "two=plain+0x9"]).unwrap_err();
+    assert!(
+        matches!(twice, RegisterError::DuplicateName { .. }),
+        "{twice:?}"
+    );
+    // A name that tells the place is of one probe.
+    f.probe("plain");
+    for place in ["plain", "plain+0x9"] {
+        let refused = f.refusal(place);
+        assert!(
+            matches!(refused, RegisterError::AlreadyExists { .. }),
+            "{place}: {refused:?}"
+        );
+    }
+    f.engine.unregister(&f.guest(), &ids[..1]).unwrap();
+    assert_eq!(f.engine.named("event"), ids[1..]);
+    f.engine.unregister(&f.guest(), &ids[1..]).unwrap();
+    assert_eq!(f.engine.named("event"), []);
+    f.probe("event=copied%return");
 }
 
 #[test]

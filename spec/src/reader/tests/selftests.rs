@@ -37,7 +37,7 @@ fn the_syntax_errors_that_need_more_than_the_text_are_few() {
     assert_eq!(count(|refused| matches!(refused, Here(_))), 46);
     assert_eq!(count(|refused| matches!(refused, BySymbols)), 2);
     assert_eq!(count(|refused| matches!(refused, ByTypes)), 3);
-    assert_eq!(count(|refused| matches!(refused, ByOtherProbes)), 5);
+    assert_eq!(count(|refused| matches!(refused, ByOtherProbes(_))), 5);
     assert_eq!(count(|refused| matches!(refused, Never)), 2);
 }
 

@@ -77,6 +77,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         tracer::stacks_followed::TESTS,
         tracer::pointers::TESTS,
         tracer::selftests::TESTS,
+        tracer::verdicts::TESTS,
         probes::TESTS,
         refusals::TESTS,
         patching::TESTS,

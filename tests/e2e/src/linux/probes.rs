@@ -170,7 +170,7 @@ fn refusals(cx: &Context) -> TestResult {
         let in_data = format!("{data:#x}");
         let cases = [
             (
-                "first=vfs_write",
+                "first=vfs_read",
                 "AlreadyExists",
                 "there already is a probe \"first\"",
             ),

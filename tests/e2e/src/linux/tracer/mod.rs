@@ -10,6 +10,7 @@ pub mod selftests;
 pub mod stacks;
 pub mod stacks_followed;
 mod tables;
+pub mod verdicts;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
