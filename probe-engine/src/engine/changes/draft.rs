@@ -25,7 +25,7 @@ pub struct Draft<'s> {
     /// Whether the kernel had freed its init text.
     init_freed: bool,
     located: Vec<Option<Box<Located>>>,
-    /// Which of the decoded texts are still the guest's, once somebody has looked.
+    /// Which of the decoded texts are still the guest's at this stop, once somebody has looked.
     current: Option<FxHashSet<TextId>>,
     planned: Option<(Registration, TextRead)>,
     /// What was committed: the generation before it is freed with this, and not while the guest stands still.
@@ -99,13 +99,16 @@ impl Engine {
 }
 
 impl Draft<'_> {
-    /// Takes the whole change, if it was worked out from this generation and the guest's text is as it was.
+    /// Takes the whole change, if it was worked out from this generation and the guest's text is as it was. To be
+    /// called at each stop before [`Self::take`].
     pub(crate) fn registration(
         &mut self,
         now: &Generation,
         memory: &dyn GuestMemory,
         kprobes: &GuestKprobes,
     ) -> Option<Registration> {
+        // The guest has run since an earlier stop.
+        self.current = None;
         let (registration, text) = self.planned.take()?;
         let mut located = self.located.iter().flatten();
         let is_current = registration.plan.before.is(now)
