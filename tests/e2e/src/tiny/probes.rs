@@ -146,9 +146,9 @@ fn same_place(cx: &Context) -> TestResult {
         guest.client.register_probes(VM, batch).await?;
         let again = guest
             .client
-            .register_probes(VM, vec![one("a=after")?])
+            .register_probes(VM, vec![one("a=body")?])
             .await;
-        check!(again.is_err(), "the name of a probe was given twice");
+        check!(again.is_err(), "a name was given twice at one place");
         guest
             .client
             .unregister_probes(VM, Vec::new(), vec!["b".into()])

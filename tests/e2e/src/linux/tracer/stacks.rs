@@ -41,6 +41,12 @@ pub const TESTS: &[Test] = &[
         needs: Needs::Linux,
         run: |cx| at_returns(cx, true),
     },
+    Test {
+        name: "the_stack_in_an_interrupt_of_user_mode_ends_at_the_interrupt_s_entry",
+        ids: &["TR07"],
+        needs: Needs::Linux,
+        run: in_user_mode,
+    },
 ];
 
 /// How often the guest opens and reads a file.
@@ -161,6 +167,46 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
             "{compared} stacks of up to {deepest} functions; {through_module} led through a module, \
              {through_interrupt} from an interrupt into the kernel"
         ))
+    })
+}
+
+/// A breakpoint and a jump in the timer's interrupt, while the guest counts in user mode.
+fn in_user_mode(cx: &Context) -> TestResult {
+    const INTERRUPTS: usize = 20;
+    cx.block_on(async {
+        let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 1).await?;
+        let mut compared = 0;
+        for jump in [false, true] {
+            guest.client.set_optimization(VM, jump).await?;
+            guest.say("workload=spin").await?;
+            let mut stream = guest.client.events(VM, Vec::new()).await?;
+            guest.probe("p:tick update_process_times stack=40").await?;
+            if jump {
+                jumps::jump(&guest, "tick").await?;
+            }
+            let mut symbols = Symbols::default();
+            let mut of_user_mode = 0;
+            while of_user_mode < INTERRUPTS {
+                let (events, lost) = events::next(&mut stream, 1).await?;
+                check_eq!(lost, 0, "lost events");
+                for event in events {
+                    let (functions, _) = symbols.functions(&guest, &event.stack).await;
+                    if functions.last().is_some_and(|last| last == INTERRUPT) {
+                        check!(
+                            !event.stack_incomplete,
+                            "callers are missing behind {functions:?}, jump: {jump}"
+                        );
+                        of_user_mode += 1;
+                    }
+                }
+            }
+            compared += of_user_mode;
+            guest.say("").await?;
+            guest.console.report("done").await?;
+            guest.remove(&["tick"]).await?;
+        }
+        guest.finish().await?;
+        pass_with(format!("{compared} stacks"))
     })
 }
 
