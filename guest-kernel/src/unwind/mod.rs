@@ -30,5 +30,7 @@ pub use entry::{Base, Frame, OrcEntry, Register};
 pub use error::OrcError;
 pub use modules::ModuleOrcError;
 pub use orc::Orc;
-pub use trace::{CapturedStack, Foreign, MAX_FRAMES, StackTrace, Surroundings, TraceEnd};
+pub use trace::{
+    CapturedStack, FindForeign, Foreign, MAX_FRAMES, ReadWord, StackTrace, Surroundings, TraceEnd,
+};
 pub use unwinder::Unwinder;

@@ -35,6 +35,8 @@ pub(super) enum Interrupted {
     Whole(Whole),
     /// Those of the code that interrupted it right away, if they are known, are still the same.
     Partly(Option<Whole>),
+    /// Only RBP, in the `struct pt_regs` here: code that was put between has used the others.
+    Inserted(GuestVirtAddr),
 }
 
 /// What an interrupt came into.
@@ -69,7 +71,7 @@ impl Interrupted {
     /// anything on the stack.
     pub(super) fn partly(self) -> Self {
         Self::Partly(match self {
-            Self::No => None,
+            Self::No | Self::Inserted(_) => None,
             Self::Whole(whole) => Some(whole),
             Self::Partly(whole) => whole,
         })
@@ -77,7 +79,7 @@ impl Interrupted {
 
     fn whole(self) -> Option<Whole> {
         match self {
-            Self::No => None,
+            Self::No | Self::Inserted(_) => None,
             Self::Whole(whole) => Some(whole),
             Self::Partly(whole) => whole,
         }
@@ -89,11 +91,12 @@ impl Interrupted {
         self,
         memory: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
     ) -> Option<Option<u64>> {
-        match self.whole() {
-            None => Some(None),
-            Some(Whole::Known(registers)) => Some(Some(registers.rbp)),
-            Some(Whole::At(regs)) => memory(regs.wrapping_add(RBP)).map(Some),
-        }
+        let regs = match (self, self.whole()) {
+            (Self::Inserted(regs), _) | (_, Some(Whole::At(regs))) => regs,
+            (_, Some(Whole::Known(registers))) => return Some(Some(registers.rbp)),
+            (_, None) => return Some(None),
+        };
+        memory(regs.wrapping_add(RBP)).map(Some)
     }
 
     /// The value of a register; `None` where it isn't known.

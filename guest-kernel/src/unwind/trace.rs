@@ -48,6 +48,13 @@ pub enum Foreign {
         /// How many bytes the code put in between has pushed on the stack at that place.
         pushed: u64,
     },
+    /// Code of its own, which has used registers, but not RBP.
+    Inserted {
+        /// The kernel's instruction that comes next.
+        original: GuestVirtAddr,
+        /// The stack pointer there.
+        sp: GuestVirtAddr,
+    },
     /// It replaced a return address on the stack.
     Returned {
         /// What was there.
@@ -55,13 +62,20 @@ pub enum Foreign {
     },
 }
 
+/// The 8 bytes at an address of the kernel's; `None` where nothing can be read.
+pub type ReadWord<'a> = dyn FnMut(GuestVirtAddr) -> Option<u64> + 'a;
+
+/// What stands at an address: see [`Surroundings::foreign`].
+pub type FindForeign<'a> =
+    dyn FnMut(GuestVirtAddr, GuestVirtAddr, &mut ReadWord<'_>) -> Option<Foreign> + 'a;
+
 /// What a walk of a stack reads.
 pub struct Surroundings<'a> {
-    /// The 8 bytes at an address of the kernel's; `None` where nothing can be read.
-    pub memory: &'a mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
+    /// How the kernel's memory is read.
+    pub memory: &'a mut ReadWord<'a>,
     /// What an address stands for that isn't in the kernel's code. The second address is where that return
-    /// address is on the stack, or was before it was returned to.
-    pub foreign: &'a mut dyn FnMut(GuestVirtAddr, GuestVirtAddr) -> Option<Foreign>,
+    /// address is on the stack, or was before it was returned to: 8 below the stack pointer.
+    pub foreign: &'a mut FindForeign<'a>,
     /// The `struct task_struct` of the task whose stack it is. With it, return addresses that the kernel's
     /// own kretprobes and function graph tracer replaced are found.
     pub task: Option<GuestVirtAddr>,

@@ -17,7 +17,7 @@ const STACK_LEN: u64 = 32 << 10;
 const MAX_SWITCHES: u32 = 8;
 /// How often an address may stand for another one that stands for another one: a trampoline of the kernel's
 /// and one from outside.
-const MAX_REPLACED: usize = 4;
+const MAX_REPLACED: usize = 6;
 
 /// A word of the stack.
 const WORD: u64 = 8;
@@ -69,7 +69,11 @@ impl<'a, 'b> Walk<'a, 'b> {
             switches: 0,
             guessed: false,
         };
-        (walk.at.ip, walk.at.sp) = walk.before(walk.at.ip, walk.at.sp);
+        let before = walk.before(walk.at.ip, walk.at.sp);
+        (walk.at.ip, walk.at.sp) = (before.ip, before.sp);
+        if !before.has_registers {
+            walk.at.interrupted = Interrupted::No;
+        }
         walk
     }
 
@@ -122,12 +126,16 @@ impl<'a, 'b> Walk<'a, 'b> {
         };
         match entry.frame {
             Frame::Registers => {
-                self.came(found, &mut next)?;
-                next.interrupted = Interrupted::Whole(Whole::At(found));
+                next.interrupted = match self.came(found, &mut next)? {
+                    true => Interrupted::Whole(Whole::At(found)),
+                    false => Interrupted::Inserted(found),
+                };
             }
             Frame::PartialRegisters => {
-                self.came(pt_regs::of_partial(found), &mut next)?;
-                next.interrupted = self.at.interrupted.partly();
+                next.interrupted = match self.came(pt_regs::of_partial(found), &mut next)? {
+                    true => self.at.interrupted.partly(),
+                    false => Interrupted::No,
+                };
             }
             _ => {
                 let slot = found.wrapping_add(WORD.wrapping_neg());
@@ -178,17 +186,19 @@ impl<'a, 'b> Walk<'a, 'b> {
         })
     }
 
-    /// Takes over what an interrupt came into, by the `struct pt_regs` at an address.
+    /// Takes over what an interrupt came into, by the `struct pt_regs` at an address. Whether the registers there are
+    /// the kernel's.
     ///
     /// # Errors
     /// It can't be read, or was user space.
-    pub(super) fn came(&mut self, regs: GuestVirtAddr, next: &mut Place) -> Result<(), TraceEnd> {
+    pub(super) fn came(&mut self, regs: GuestVirtAddr, next: &mut Place) -> Result<bool, TraceEnd> {
         let came = Came::read(regs, self.around.memory).ok_or(TraceEnd::NotThere)?;
         if came.user {
             return Err(TraceEnd::Complete);
         }
-        (next.ip, next.sp) = self.before(came.rip, came.rsp);
-        Ok(())
+        let before = self.before(came.rip, came.rsp);
+        (next.ip, next.sp) = (before.ip, before.sp);
+        Ok(before.has_registers)
     }
 
     /// Goes on from a place, if the stack makes sense there.
@@ -213,37 +223,50 @@ impl<'a, 'b> Walk<'a, 'b> {
     /// The return address at a place of the stack, as the caller pushed it.
     pub(super) fn returned(&mut self, slot: GuestVirtAddr) -> Result<GuestVirtAddr, TraceEnd> {
         let address = self.address(slot)?;
-        Ok(self.original(address, slot).0)
+        Ok(self.before(address, slot.wrapping_add(WORD)).ip)
     }
 
-    /// Where code was before anything was put between, and its stack pointer.
-    fn before(&mut self, ip: GuestVirtAddr, sp: GuestVirtAddr) -> (GuestVirtAddr, GuestVirtAddr) {
-        // Right behind a return, the return address is still below the stack pointer.
-        let slot = sp.wrapping_add(WORD.wrapping_neg());
-        let (ip, pushed) = self.original(ip, slot);
-        (ip, sp.wrapping_add(pushed))
-    }
-
-    /// What an address stands for, and how many bytes have been pushed there.
-    fn original(&mut self, ip: GuestVirtAddr, slot: GuestVirtAddr) -> (GuestVirtAddr, u64) {
-        let (mut address, mut bytes) = (ip, 0_u64);
+    /// Where code with this stack pointer would be if nothing had been put between.
+    fn before(&mut self, ip: GuestVirtAddr, sp: GuestVirtAddr) -> Before {
+        let mut before = Before {
+            ip,
+            sp,
+            has_registers: true,
+        };
         for _ in 0..MAX_REPLACED {
-            address = match (self.around.foreign)(address, slot) {
+            // Right behind a return, the return address is still below the stack pointer.
+            let slot = before.sp.wrapping_add(WORD.wrapping_neg());
+            match (self.around.foreign)(before.ip, slot, self.around.memory) {
                 Some(Foreign::Copy { original, pushed }) => {
-                    bytes = bytes.wrapping_add(pushed);
-                    original
+                    before.ip = original;
+                    before.sp = before.sp.wrapping_add(pushed);
                 }
-                Some(Foreign::Returned { original }) => original,
+                Some(Foreign::Inserted { original, sp }) => {
+                    before = Before {
+                        ip: original,
+                        sp,
+                        has_registers: false,
+                    };
+                }
+                Some(Foreign::Returned { original }) => before.ip = original,
                 None => {
                     let replaced = &self.unwinder.replaced;
                     let (task, memory) = (self.around.task, &mut *self.around.memory);
-                    match replaced.recover(address, slot, task, &mut self.cursors, memory) {
-                        Some(original) => original,
+                    match replaced.recover(before.ip, slot, task, &mut self.cursors, memory) {
+                        Some(original) => before.ip = original,
                         None => break,
                     }
                 }
-            };
+            }
         }
-        (address, bytes)
+        before
     }
+}
+
+/// A place that something was put between.
+struct Before {
+    ip: GuestVirtAddr,
+    sp: GuestVirtAddr,
+    /// The registers are those that the kernel's code had there.
+    has_registers: bool,
 }

@@ -10,7 +10,7 @@ use guest_state::x86_64::PAGE_SIZE;
 use super::areas::{HOLE, SLOT_AREA};
 use super::error::PlaceError;
 use super::space::{Placement, Space};
-use crate::detour::{Detour, JUMP_LEN, Pattern};
+use crate::detour::{Detour, JUMP_LEN, Pattern, WayOut};
 
 pub(super) const PAGE: usize = PAGE_SIZE as usize;
 /// Of an instruction's idle detours so many are looked at, the last ones, before it gets a new one.
@@ -224,6 +224,13 @@ impl Detours {
     pub(super) fn number_at(&self, rip: GuestVirtAddr) -> Option<u32> {
         let (_, (end, number)) = self.spans.range(..=rip).next_back()?;
         (rip < *end).then_some(*number)
+    }
+
+    /// Where a detour's own code at an address leads to, and where the detour is.
+    pub(super) fn way_out(&self, rip: GuestVirtAddr) -> Option<(WayOut, GuestVirtAddr)> {
+        let inside = self.at(rip).filter(|inside| inside.original.is_none())?;
+        let occupant = self.occupants.get(inside.number as usize)?.as_ref()?;
+        Some((occupant.detour.way_out(inside.offset)?, occupant.detour.at))
     }
 
     pub(super) fn at(&self, rip: GuestVirtAddr) -> Option<InDetour> {

@@ -30,6 +30,7 @@ mod reclaim;
 mod slots;
 mod space;
 mod tables;
+mod way_out;
 mod write_detour;
 
 #[cfg(test)]
@@ -50,6 +51,8 @@ pub use error::{InstallError, PlaceError, SlotError};
 pub use ram_window::MappedRam;
 pub use slots::{Inside, Slot};
 pub use space::{Placement, Space};
+
+use crate::detour::Trampoline;
 
 use areas::SLOTS;
 use detours::Detours;
@@ -91,6 +94,8 @@ pub struct Arena {
     tables: ArenaTables,
     slots: Slots,
     detours: Detours,
+    /// What is at [`TRAMPOLINE`].
+    trampoline: Option<Trampoline>,
 }
 
 impl Arena {
@@ -125,6 +130,7 @@ impl Arena {
             tables,
             slots: Slots::default(),
             detours: Detours::new(region.code.len, tables::boards_len(&region)),
+            trampoline: None,
         })
     }
 
@@ -265,16 +271,17 @@ impl Arena {
     /// # Errors
     /// The arena isn't memory.
     pub fn write_trampoline(
-        &self,
+        &mut self,
         memory: &dyn GuestMemory,
-        code: &[u8],
+        trampoline: &Trampoline,
     ) -> Result<bool, MemoryError> {
         let place = self.to_phys(TRAMPOLINE);
-        let fits = code.len() as u64 <= crate::calls::layout::TRAMPOLINE_LEN;
+        let fits = trampoline.code.len() as u64 <= crate::calls::layout::TRAMPOLINE_LEN;
         let Some(place) = place.filter(|_| fits) else {
             return Ok(false);
         };
-        memory.write(place, code)?;
+        memory.write(place, &trampoline.code)?;
+        self.trampoline = Some(trampoline.clone());
         Ok(true)
     }
 

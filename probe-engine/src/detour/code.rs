@@ -2,6 +2,8 @@
 
 use guest_state::GuestVirtAddr;
 
+use super::way_out::{WayOut, way_out};
+
 /// A detour's code, right at one address only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detour {
@@ -36,6 +38,12 @@ impl Detour {
     pub fn has_pushed(&self, offset: u32) -> bool {
         let begins = self.copies.iter().any(|(_, at)| *at == offset);
         !begins && self.original(offset).is_some() && offset != self.behind.1
+    }
+
+    /// What code of ours at `offset` leads to: an instruction that is copied, or back to who has called a routine.
+    pub fn way_out(&self, offset: u32) -> Option<WayOut> {
+        let is_copy = |offset| self.copies.iter().any(|(_, at)| *at == offset);
+        way_out(&self.code, offset, is_copy)
     }
 }
 

@@ -2,14 +2,21 @@
 //!
 //! The calls that return probes follow have the trampoline's address for their return address. What was there
 //! before is in the table of calls only until they return, so the host comes too late for it. Those on a
-//! task's stack are its own: nobody else ends them meanwhile.
+//! task's stack are its own: nobody else ends them meanwhile. A call that the trampoline has begun to end has what
+//! its first instruction has pushed in that place.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, registers as reg};
 
 use super::call_table::{SLOT, TABLE, above, each_key, key, to_bucket, to_call};
 use super::environment::Following;
+use super::trampoline::CALL;
 use crate::calls::layout::ORIGIN;
+
+/// Bytes of a return address.
+const WORD: i32 = 8;
+/// Bytes from RIP to RSP in what an interrupt pushes (SDM vol. 3A, 6.14.2).
+const RIP_TO_RSP: i32 = 24;
 
 /// The routine that does it.
 pub(super) struct LeadBack {
@@ -38,26 +45,54 @@ impl LeadBack {
         kept: AsmRegister64,
     ) -> Result<(), IcedError> {
         let (word, ours, away, level) = (reg::rsi, reg::rdi, reg::rdx, reg::r8d);
-        let [mut next, mut skip, mut out] = std::array::from_fn(|_| a.create_label());
+        let [mut next, mut mine, mut found, mut skip, mut out, mut search] =
+            std::array::from_fn(|_| a.create_label());
         a.set_label(&mut self.label)?;
         a.mov(away, reg::rdi)?;
         a.sub(away, word)?;
         a.mov(ours, self.following.trampoline.0)?;
         a.set_label(&mut next)?;
-        a.lea(reg::rax, qword_ptr(word + 8))?;
+        a.lea(reg::rax, qword_ptr(word + WORD))?;
         a.cmp(reg::rax, end)?;
         a.ja(out)?;
-        a.cmp(qword_ptr(word), ours)?;
+        a.mov(reg::rax, qword_ptr(word))?;
+        a.sub(reg::rax, ours)?;
+        a.je(mine)?;
+        a.cmp(reg::rax, CALL as i32)?;
         a.jne(skip)?;
+        a.set_label(&mut mine)?;
 
         for stays in [kept, end] {
             a.push(stays)?;
         }
         a.lea(SLOT, qword_ptr(word + away))?;
+        a.call(search)?;
+        a.test(level, level)?;
+        a.jne(found)?;
+        // An interrupt may have come in between the function's `ret` and the trampoline: this is its RIP, and what it
+        // has overwritten is right below its RSP.
+        a.lea(reg::rax, qword_ptr(word + (RIP_TO_RSP + WORD)))?;
+        a.cmp(reg::rax, qword_ptr(reg::rsp))?;
+        a.ja(found)?;
+        a.mov(SLOT, qword_ptr(word + RIP_TO_RSP))?;
+        a.sub(SLOT, WORD)?;
+        a.call(search)?;
+        a.set_label(&mut found)?;
+        for stays in [end, kept] {
+            a.pop(stays)?;
+        }
+        a.mov(ours, self.following.trampoline.0)?;
+        a.set_label(&mut skip)?;
+        a.add(word, WORD)?;
+        a.jmp(next)?;
+        a.set_label(&mut out)?;
+        a.ret()?;
+
+        let call = reg::rdi;
+        a.set_label(&mut search)?;
         a.mov(TABLE, self.following.table.0)?;
         to_bucket(a)?;
         a.xor(level, level)?;
-        let call = reg::rdi;
         // Of several calls there the one that began last has put the address there.
         each_key(a, |a, next| {
             a.cmp(key(), SLOT)?;
@@ -67,14 +102,6 @@ impl LeadBack {
             a.mov(reg::rax, qword_ptr(call + ORIGIN))?;
             a.mov(qword_ptr(word), reg::rax)
         })?;
-        for stays in [end, kept] {
-            a.pop(stays)?;
-        }
-        a.mov(ours, self.following.trampoline.0)?;
-        a.set_label(&mut skip)?;
-        a.add(word, 8)?;
-        a.jmp(next)?;
-        a.set_label(&mut out)?;
         a.ret()
     }
 }

@@ -29,6 +29,7 @@ mod stack_pieces;
 mod targets;
 mod trampoline;
 mod values;
+mod way_out;
 
 #[cfg(test)]
 mod tests;
@@ -45,3 +46,4 @@ pub use purpose::{Follow, Purpose, Tag};
 pub use region::{JUMP_LEN, Region, region};
 pub use targets::BranchTargets;
 pub use trampoline::{Trampoline, trampoline};
+pub use way_out::WayOut;

@@ -25,6 +25,7 @@ use super::live::Dead;
 use super::record;
 use super::ring_space::{RingSpace, Wait};
 use super::saved::{Needed, Saved};
+use super::way_out::{WayOut, way_out};
 use super::{return_record, values};
 use crate::calls::layout::{
     ACTIVE, AT_RETURN, CALLER, CANARY, COUNTED, ENDED, ENTER, LEVEL, LOSSLESS, MISSED, NUMBER,
@@ -43,6 +44,19 @@ pub struct Trampoline {
     pub told: [u32; 4],
     /// Bytes that RSP is there below the place of the call's return address.
     pub depth: u64,
+}
+
+impl Trampoline {
+    /// Whether a return address at `offset` stands for that of a followed call, which the code has yet to put there:
+    /// the call's own, and what the code's first instruction has left.
+    pub fn is_return(offset: u32) -> bool {
+        matches!(offset as usize, 0 | CALL)
+    }
+
+    /// What the code at `offset` leads to: what calls return to, or back to who has called [`ENTER`].
+    pub fn way_out(&self, offset: u32) -> Option<WayOut> {
+        way_out(&self.code, offset, |_| false)
+    }
 }
 
 /// Generates the code that is shared, for the address [`super::Following::trampoline`].
@@ -87,8 +101,8 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
     })
 }
 
-/// Bytes of a call.
-const CALL: usize = 5;
+/// Bytes of a call: so far behind the start is what the first instruction pushes.
+pub(super) const CALL: usize = 5;
 
 /// What a detour calls: R11 is the address of a return address; R10's low half is the call's word, its high
 /// half how many calls of the detour may be followed at a time.

@@ -19,6 +19,8 @@ pub mod survey;
 mod aim;
 mod flags;
 mod signals;
+#[cfg_attr(not(test), expect(dead_code, reason = "tests alone step"))]
+mod steps;
 mod stub;
 
 #[cfg(test)]

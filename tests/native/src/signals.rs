@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
 
+use crate::steps;
 use crate::stub::{FLAGS, SIGNAL};
 
 /// What Linux tells of an exception in user mode.
@@ -112,6 +113,9 @@ extern "C" fn on_fault(signal: c_int, _: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: with SA_SIGINFO the third argument is the interrupted context, ours alone until
     // the handler returns.
     let context = unsafe { &mut *context.cast::<ucontext_t>() };
+    if steps::take(signal, context) {
+        return;
+    }
     let found = &mut context.uc_mcontext.gregs;
     let at = |index: c_int| found[index as usize] as u64;
     let registers = [

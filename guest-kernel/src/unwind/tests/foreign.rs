@@ -22,7 +22,7 @@ fn walk_with(
 ) -> StackTrace {
     let around = Surroundings {
         memory: &mut |at| words.read(at),
-        foreign: &mut |at, asked| {
+        foreign: &mut |at, asked, _| {
             let is_it = at.0 == address;
             assert!(!is_it || asked.0 == slot, "{asked}");
             is_it.then_some(foreign)
@@ -89,6 +89,78 @@ fn an_interrupted_copy_is_shown_as_the_original() {
         .put(STACK + 0x210, &[TEXT + OUTERMOST + 1]);
     let ours = (OURS, STACK + 0x1f8, copy(LEAF, 16));
     let trace = walk_with(&words, &at(LEAF, STACK, 0), ours);
+    let expected = [LEAF, INTERRUPT + 4, LEAF, OUTERMOST + 1];
+    assert_eq!(offsets(&trace), expected);
+}
+
+#[test]
+fn an_interrupt_in_code_that_was_put_between_came_in_before_what_comes_next() {
+    const FRAMED: u64 = 0x600;
+    // Of the registers there only RBP is the kernel's.
+    let words = Words::new()
+        .put(STACK, &[TEXT + INTERRUPT + 4])
+        .regs(
+            STACK + 0x10,
+            KERNEL_CS,
+            OURS + 0x40,
+            STACK + 0x200,
+            &[(32, STACK + 0x310), (56, STACK + 0x400)],
+        )
+        .put(STACK + 0x308, &[TEXT + OUTERMOST + 1]);
+    let inserted = Foreign::Inserted {
+        original: GuestVirtAddr(TEXT + FRAMED),
+        sp: GuestVirtAddr(STACK + 0x2f0),
+    };
+    let bases = [
+        (Base::Sp, 0x20, TraceEnd::Complete),
+        (Base::Bp, 0, TraceEnd::Complete),
+        (Base::Register(Register::R10), 0, TraceEnd::NoRegister),
+    ];
+    for (base, offset, end) in bases {
+        let unwinder = unwinder(Some(orc(&[
+            (LEAF, OrcEntry::CALLED),
+            (OUTERMOST, END),
+            (INTERRUPT, entry(Frame::Registers, Base::Sp, 8)),
+            (FRAMED, entry(Frame::Call, base, offset)),
+        ])));
+        let around = Surroundings {
+            memory: &mut |at| words.read(at),
+            foreign: &mut |at, slot, read| {
+                assert_eq!(read(GuestVirtAddr(STACK)), Some(TEXT + INTERRUPT + 4));
+                (at.0 == OURS + 0x40 && slot.0 == STACK + 0x1f8).then_some(inserted)
+            },
+            task: None,
+        };
+        let trace = unwinder.unwind(&at(LEAF, STACK, 0), around, 64);
+        let mut expected = vec![LEAF, INTERRUPT + 4, FRAMED];
+        if end == TraceEnd::Complete {
+            expected.push(OUTERMOST + 1);
+        }
+        assert_eq!(offsets(&trace), expected);
+        assert_eq!(trace.end, end);
+    }
+}
+
+#[test]
+fn code_that_was_put_between_leads_to_what_a_replaced_return_address_was() {
+    let words = Words::new()
+        .put(STACK, &[TEXT + INTERRUPT + 4])
+        .regs(STACK + 0x10, KERNEL_CS, OURS, STACK + 0x200, &[])
+        .put(STACK + 0x300, &[TEXT + OUTERMOST + 1]);
+    let around = Surroundings {
+        memory: &mut |at| words.read(at),
+        foreign: &mut |at, slot, _| match (at.0, slot.0) {
+            (OURS, at) if at == STACK + 0x1f8 => Some(Foreign::Inserted {
+                original: GuestVirtAddr(OURS + 8),
+                sp: GuestVirtAddr(STACK + 0x300),
+            }),
+            // The address was at the place that has been passed by.
+            (at, slot) if (at, slot) == (OURS + 8, STACK + 0x2f8) => Some(returned(LEAF)),
+            _ => None,
+        },
+        task: None,
+    };
+    let trace = table().unwind(&at(LEAF, STACK, 0), around, 64);
     let expected = [LEAF, INTERRUPT + 4, LEAF, OUTERMOST + 1];
     assert_eq!(offsets(&trace), expected);
 }

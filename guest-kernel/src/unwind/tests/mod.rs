@@ -187,7 +187,7 @@ pub(super) fn at(offset: u64, rsp: u64, rbp: u64) -> Registers {
 pub(super) fn walk(unwinder: &Unwinder, words: &Words, start: &Registers) -> StackTrace {
     let around = Surroundings {
         memory: &mut |at| words.read(at),
-        foreign: &mut |_, _| None,
+        foreign: &mut |_, _, _| None,
         task: None,
     };
     unwinder.unwind(start, around, 64)

@@ -73,7 +73,7 @@ proptest! {
                 reads += 1;
                 captured.read(at)
             },
-            foreign: &mut |_, _| None,
+            foreign: &mut |_, _, _| None,
             task: None,
         };
         let trace = unwinder.unwind(&start, around, usize::MAX);
@@ -84,7 +84,7 @@ proptest! {
         // Less was wanted: the same, cut off.
         let around = Surroundings {
             memory: &mut |at| captured.read(at),
-            foreign: &mut |_, _| None,
+            foreign: &mut |_, _, _| None,
             task: None,
         };
         let shorter = unwinder.unwind(&start, around, 3);

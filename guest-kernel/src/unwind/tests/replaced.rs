@@ -73,7 +73,7 @@ fn trace(unwinder: &Unwinder, words: &Words, task: Option<u64>) -> StackTrace {
             reads += 1;
             words.read(at)
         },
-        foreign: &mut |_, _| None,
+        foreign: &mut |_, _, _| None,
         task: task.map(GuestVirtAddr),
     };
     let trace = unwinder.unwind(&at(LEAF, STACK, 0), around, MAX_FRAMES);
@@ -219,7 +219,7 @@ fn trampolines_of_the_kernel_and_others_can_replace_each_other() {
         let words = list(words, &[(node.wrapping_sub(TEXT), STACK)]);
         let around = Surroundings {
             memory: &mut |at| words.read(at),
-            foreign: &mut |at, _| {
+            foreign: &mut |at, _, _| {
                 (at.0 == ours).then_some(Foreign::Returned {
                     original: GuestVirtAddr(foreign),
                 })

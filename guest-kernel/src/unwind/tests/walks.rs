@@ -340,7 +340,7 @@ fn a_trace_is_no_longer_than_wanted_or_than_any_stack() {
     ] {
         let around = Surroundings {
             memory: &mut everywhere,
-            foreign: &mut |_, _| None,
+            foreign: &mut |_, _, _| None,
             task: None,
         };
         let trace = unwinder.unwind(&at(LEAF, STACK, 0), around, frames);
@@ -360,7 +360,7 @@ fn a_captured_piece_of_a_stack_is_unwound_to_its_end() {
         };
         let around = Surroundings {
             memory: &mut |at| stack.read(at),
-            foreign: &mut |_, _| None,
+            foreign: &mut |_, _, _| None,
             task: None,
         };
         let trace = plain().unwind(&at(LEAF, STACK, 0), around, 64);

@@ -13,7 +13,7 @@ const WITH_DETOURS: ArenaMemory = ArenaMemory {
     ..REGION
 };
 
-fn guest_with_detours() -> (Guest, Arena) {
+pub(super) fn guest_with_detours() -> (Guest, Arena) {
     let guest = Guest {
         memory: TestMemory::new(0x200_0000),
         ..Guest::new()
@@ -26,7 +26,7 @@ fn guest_with_detours() -> (Guest, Arena) {
 }
 
 /// Any number, and none is busy.
-const ANY: (u32, &BTreeSet<u32>) = (u32::MAX, &BTreeSet::new());
+pub(super) const ANY: (u32, &BTreeSet<u32>) = (u32::MAX, &BTreeSet::new());
 
 /// What a detour at `at` is: its own number and address, and `more`.
 fn detour(number: u32, at: GuestVirtAddr, more: &[u8]) -> Detour {

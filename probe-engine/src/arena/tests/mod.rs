@@ -2,6 +2,7 @@ mod boards;
 mod detours;
 mod ram;
 mod slots;
+mod way_out;
 
 use std::convert::Infallible;
 

@@ -5,6 +5,7 @@ use guest_kernel::symbols::Symbols;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
 use crate::arena::{Arena, HOLE, InstallError, MappedRam, SlotError};
+use crate::detour::Trampoline;
 use crate::engine::lock::{Lock, Rank};
 use crate::engine::sites::site::Relocated;
 use crate::insn::Decoded;
@@ -100,9 +101,9 @@ impl CodeArena {
     pub(crate) fn write_trampoline(
         &self,
         memory: &dyn GuestMemory,
-        code: &[u8],
+        trampoline: &Trampoline,
     ) -> Result<bool, MemoryError> {
-        let written = self.with(|arena| arena.write_trampoline(memory, code));
+        let written = self.with(|arena| arena.write_trampoline(memory, trampoline));
         written.unwrap_or(Ok(false))
     }
 
@@ -133,6 +134,16 @@ impl CodeArena {
             let in_detour = || arena.detour_at(at)?.original;
             in_slot().or_else(in_detour)
         })?
+    }
+
+    /// See [`Arena::way_out`].
+    pub(crate) fn way_out(
+        &self,
+        at: GuestVirtAddr,
+        sp: GuestVirtAddr,
+        read: &mut dyn FnMut(GuestVirtAddr) -> Option<u64>,
+    ) -> Option<(GuestVirtAddr, GuestVirtAddr)> {
+        self.with(|arena| arena.way_out(at, sp, read))?
     }
 
     /// Whether the exception of a vCPU with its RIP at `at` was that of a call whose return address it has

@@ -3,7 +3,7 @@
 //! At a breakpoint it is unwound while the vCPU stands still. A jump's record has a piece of the stack, which is
 //! unwound when it is read.
 
-use guest_kernel::unwind::{Foreign, StackTrace, Surroundings, TraceEnd, Unwinder};
+use guest_kernel::unwind::{Foreign, ReadWord, StackTrace, Surroundings, TraceEnd, Unwinder};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc};
 
 use crate::arena::TRAMPOLINE;
@@ -14,6 +14,8 @@ use crate::event::Stack;
 /// So often is a stack unwound again because it led into modules whose tables weren't known. Each time all
 /// that is known by then leads further, mostly to its end.
 const ROUNDS: usize = 8;
+/// Bytes of a return address.
+const WORD: u64 = 8;
 
 /// When a stack was as it is read, and so whose return addresses ours stand in the places of.
 #[derive(Clone, Copy)]
@@ -39,7 +41,7 @@ impl Engine {
         let Ok(unwinder) = &self.kernel.unwind else {
             return Stack::default();
         };
-        let mut foreign = |at: GuestVirtAddr, slot: GuestVirtAddr| {
+        let mut foreign = |at: GuestVirtAddr, slot: GuestVirtAddr, read: &mut ReadWord<'_>| {
             let caller = match as_of {
                 AsOf::Now(calls) if at == TRAMPOLINE => {
                     Some(calls?.caller_at(memory, slot.0).ok()??)
@@ -57,9 +59,12 @@ impl Engine {
                     original: GuestVirtAddr(caller),
                 });
             }
-            let original = self.arena.original(at)?;
+            let Some(original) = self.arena.original(at) else {
+                let (original, sp) = self.arena.way_out(at, slot.wrapping_add(WORD), read)?;
+                return Some(Foreign::Inserted { original, sp });
+            };
             let pushed = match self.arena.has_pushed(at) {
-                true => size_of::<u64>() as u64,
+                true => WORD,
                 false => 0,
             };
             Some(Foreign::Copy { original, pushed })

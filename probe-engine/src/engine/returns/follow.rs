@@ -38,7 +38,7 @@ impl Engine {
         calls
             .init(memory)
             .map_err(|error| not(&error.to_string()))?;
-        match self.arena.write_trampoline(memory, &code.code) {
+        match self.arena.write_trampoline(memory, &code) {
             Ok(true) => Ok(Follower {
                 calls,
                 full: code.full,

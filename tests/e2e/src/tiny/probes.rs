@@ -144,10 +144,7 @@ fn same_place(cx: &Context) -> TestResult {
         let one = |text: &str| spec::parse(text).map_err(|error| wrong!("{error}"));
         let batch = vec![one("a=body")?, one("b=body")?, one("c=body")?];
         guest.client.register_probes(VM, batch).await?;
-        let again = guest
-            .client
-            .register_probes(VM, vec![one("a=body")?])
-            .await;
+        let again = guest.client.register_probes(VM, vec![one("a=body")?]).await;
         check!(again.is_err(), "a name was given twice at one place");
         guest
             .client

@@ -1,21 +1,24 @@
 //! Calls that detours follow, at the limits of their table and of the rings.
 
 mod values;
+mod way_out;
 
 use guest_state::{GuestVirtAddr, Registers};
 use probe_engine::calls::layout::{NUMBER, ORPHAN, TRAMPOLINE_LEN, WAYS, bucket};
 use probe_engine::detour::{
-    Dead, Environment, Follow, JUMP_LEN, Purpose, Tag, Trampoline, generate, trampoline,
+    Dead, Detour, Environment, Follow, JUMP_LEN, Purpose, Tag, Trampoline, generate, trampoline,
 };
 use probe_engine::fetch::Fetches;
 use probe_engine::ring::layout::RING_LEN;
 use row_report::proves;
+use seeded_random::Random;
 
 use crate::case::Case;
 use crate::cpu::{Cpu, State};
 use crate::jump::blocks::Blocks;
 use crate::jump::text::Text;
 use crate::jump::{region, single};
+use crate::tests::pointers::World;
 
 /// `mov $7,%eax; ret`
 const FUNCTION: [u8; 6] = [0xb8, 7, 0, 0, 0, 0xc3];
@@ -98,8 +101,18 @@ impl Probed {
         }
     }
 
-    /// Puts a function there, with a jump at its entry.
-    fn probe(&mut self, (at, code): (usize, &[u8]), number: u32, purpose: &Purpose) {
+    /// Has most registers point into a world of memory, or nowhere.
+    fn point_into(&mut self, world: &World, random: &mut Random) {
+        let numbers = std::array::from_fn(|_| world.pointer(random));
+        self.registers = Registers {
+            rsp: self.registers.rsp,
+            rflags: self.registers.rflags,
+            ..Registers::numbered(numbers)
+        };
+    }
+
+    /// Puts a function there, with a jump at its entry, and returns the detour.
+    fn probe(&mut self, (at, code): (usize, &[u8]), number: u32, purpose: &Purpose) -> Detour {
         let region = region::at(self.text.address(at), code).unwrap();
         let (tag, dead) = (Tag { number, cell: 0 }, Dead::default());
         let place = DETOURS + at * 8;
@@ -108,6 +121,7 @@ impl Probed {
         self.text.put(place, &detour.code);
         self.text.put(at, code);
         self.text.put(at, &region::patched(&region, &detour));
+        detour
     }
 
     /// Where the return address of the function is.

@@ -16,10 +16,10 @@ use crate::tests::pointers::World;
 use crate::tests::pointers::any_memory::{encoded, filter, meets, task, value, without_padding};
 
 /// `xchg %rdi,%rsi; lea 8(%rcx),%rax; ret`
-const FUNCTION: [u8; 8] = [0x48, 0x87, 0xfe, 0x48, 0x8d, 0x41, 0x08, 0xc3];
+pub(super) const FUNCTION: [u8; 8] = [0x48, 0x87, 0xfe, 0x48, 0x8d, 0x41, 0x08, 0xc3];
 
 /// What the function's caller finds.
-fn after(registers: &Registers) -> Registers {
+pub(super) fn after(registers: &Registers) -> Registers {
     Registers {
         rdi: registers.rsi,
         rsi: registers.rdi,
@@ -29,7 +29,7 @@ fn after(registers: &Registers) -> Registers {
 }
 
 /// Values to take at a return, of the registers there or at the entry.
-fn values(world: &World, random: &mut Random) -> Vec<Value> {
+pub(super) fn values(world: &World, random: &mut Random) -> Vec<Value> {
     let count = 1 + random.below(4);
     let value = |random: &mut Random| {
         let value = value(world, random);
@@ -139,12 +139,7 @@ fn a_return_takes_what_an_interpreter_takes_of_any_memory() {
             let world = World::new(&mut random);
             probed.environment.pointers = Some(world.pointers());
             for _ in 0..CALLS {
-                let numbers = std::array::from_fn(|_| world.pointer(&mut random));
-                probed.registers = Registers {
-                    rsp: probed.registers.rsp,
-                    rflags: probed.registers.rflags,
-                    ..Registers::numbered(numbers)
-                };
+                probed.point_into(&world, &mut random);
                 let values = values(&world, &mut random);
                 let mut tried = Tried {
                     probed: &mut probed,

@@ -17,7 +17,7 @@ use crate::jump::ram::{DIRECT_MAP, LOW};
 #[test]
 fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
     const TRAMPOLINE: u64 = 0xffff_c900_0012_3000;
-    const WORDS: u64 = 100;
+    const WORDS: usize = 100;
     let name = "a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of";
     proves(&["TR07"], name, || {
         let mut random = Random::new(0x7374_6163);
@@ -30,39 +30,58 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
         let page = LOW.start.0 + TABLES * PAGE;
         let stack = DIRECT_MAP + page;
         // Of the whole value and of its first piece.
-        let mut expected = vec![8 + WORDS * 8, WORDS * 8];
-        let (mut followed, mut unknown) = (0, 0);
-        for word in 0..WORDS {
-            let slot = stack + word * 8;
+        let len = WORDS as u64 * 8;
+        let mut expected = vec![8 + len, len];
+        let (mut followed, mut unknown, mut interrupted) = (0, 0, 0);
+        // What began last at one place has its address there; it may be anywhere in the bucket.
+        let follow = |random: &mut Random, slot| {
             let first = calls::bucket(slot) * calls::WAYS;
-            let (there, led_back) = match random.below(6) {
-                // What began last at one place has its address there; it may be anywhere in the bucket.
+            let levels = [random.below(2) as u32, 2];
+            let last = random.below(calls::WAYS);
+            let other = (last + 1 + random.below(calls::WAYS - 1)) % calls::WAYS;
+            let origins = levels.map(|_| random.bits());
+            for ((way, level), origin) in [other, last].into_iter().zip(levels).zip(origins) {
+                blocks.set_call(first + way, slot, 5);
+                blocks.set_origin(first + way, level, origin);
+            }
+            origins[1]
+        };
+        let mut there = Vec::new();
+        while there.len() < WORDS {
+            let slot = stack + there.len() as u64 * 8;
+            let any = random.bits();
+            let (word, led_back) = match random.below(7) {
                 0 => {
-                    let levels = [random.below(2) as u32, 2];
-                    let last = random.below(calls::WAYS);
-                    let other = (last + 1 + random.below(calls::WAYS - 1)) % calls::WAYS;
-                    let origins = levels.map(|_| random.bits());
-                    for ((way, level), origin) in [other, last].into_iter().zip(levels).zip(origins)
-                    {
-                        blocks.set_call(first + way, slot, 5);
-                        blocks.set_origin(first + way, level, origin);
-                    }
                     followed += 1;
-                    (TRAMPOLINE, origins[1])
+                    (TRAMPOLINE, follow(&mut random, slot))
+                }
+                // What the trampoline's first instruction pushes.
+                1 => {
+                    followed += 1;
+                    (TRAMPOLINE + 5, follow(&mut random, slot))
+                }
+                // Where an interrupt came in, with RSP right above what it has overwritten.
+                2 if there.len() + 4 <= WORDS => {
+                    interrupted += 1;
+                    let rsp = stack - 8 * random.below(400);
+                    let rip = follow(&mut random, rsp - 8);
+                    there.extend([TRAMPOLINE, 0x10, 0x246, rsp]);
+                    expected.extend([rip, 0x10, 0x246, rsp]);
+                    continue;
                 }
                 // Nobody knows the call: the table has been written over.
-                1 => {
+                3 => {
                     unknown += 1;
                     (TRAMPOLINE, TRAMPOLINE)
                 }
-                2 => (TRAMPOLINE + 8, TRAMPOLINE + 8),
-                _ => {
-                    let any = random.bits();
-                    (any, any)
-                }
+                4 => (TRAMPOLINE + 8, TRAMPOLINE + 8),
+                _ => (any, any),
             };
-            world.put(page + word * 8, there);
+            there.push(word);
             expected.push(led_back);
+        }
+        for (word, at) in there.iter().zip((page..).step_by(8)) {
+            world.put(at, *word);
         }
         let piece = Value {
             base: Base::Register(3),
@@ -72,7 +91,7 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
                     offset: 0,
                     space: Space::Any,
                 },
-                most: (WORDS * 8) as u16,
+                most: len as u16,
             },
         };
         let purpose = Purpose {
@@ -93,7 +112,8 @@ fn a_stack_has_the_return_addresses_that_ours_stand_in_the_places_of() {
         };
         let (records, _) = probed.hit(&purpose, Dead::default());
         assert_eq!(records, [expected]);
-        assert!(followed > 5 && unknown > 5, "{followed} {unknown}");
+        let counts = [followed, unknown, interrupted];
+        assert!(counts.iter().all(|count| *count > 3), "{counts:?}");
         format!("{followed} return addresses put back of {WORDS} words")
     });
 }
