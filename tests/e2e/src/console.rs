@@ -84,7 +84,7 @@ impl Console {
                 None => std::mem::take(&mut self.pending),
             };
             let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-            crate::say(&format!("guest | {text}"));
+            crate::note(&format!("guest | {text}"));
             return Ok(Some(text));
         }
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use seeded_random::Random;
 
-use crate::linux::files;
+use crate::linux::{KeptGuests, files};
 use crate::test::{Failure, TestResult};
 
 /// The folder with `vmprobed` and `vmprobe`; by default that of this program.
@@ -51,6 +51,9 @@ pub struct Context {
     pub seed: u64,
     bin: PathBuf,
     files: PathBuf,
+    /// Guests that tests have given back.
+    pub kept: KeptGuests,
+    // Behind the guests, whose connections it drives.
     runtime: tokio::runtime::Runtime,
 }
 
@@ -68,6 +71,7 @@ impl Context {
             seed,
             files: folder(FILES).unwrap_or_else(|| beside.clone()),
             bin: folder(BIN_DIR).unwrap_or(beside),
+            kept: KeptGuests::default(),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
@@ -103,6 +107,17 @@ impl Context {
     /// Random numbers, the same ones for the same seed.
     pub fn random(&self) -> Random {
         Random::new(self.seed)
+    }
+
+    /// Ends the guests that tests have given back.
+    ///
+    /// # Errors
+    /// If one of them doesn't end as it should.
+    pub fn end_kept(&self) -> Result<(), Failure> {
+        while let Some(guest) = self.kept.take_any() {
+            self.runtime.block_on(guest.end())?;
+        }
+        Ok(())
     }
 
     /// Runs the asynchronous part of a test.

@@ -1,5 +1,5 @@
 //! The end-to-end tests, in one static program that runs on any machine with the product's own
-//! programs beside it: `e2e run` runs the tests, each in a process of its own; `e2e demo` shows the
+//! programs beside it: `e2e run` runs the tests, in processes of their own; `e2e demo` shows the
 //! product at work.
 
 mod console;
@@ -46,21 +46,19 @@ enum Command {
         #[command(flatten)]
         run: Run,
     },
-    /// Run tests, each in a process of its own.
+    /// Run tests, in processes of their own.
     Run(Run),
-    /// Run one test in this process.
+    /// Run tests in this process, and write a line of JSON with the outcome of each.
     Exec {
-        /// The test.
-        name: String,
+        /// The tests.
+        #[arg(required = true)]
+        names: Vec<String>,
         /// Where it runs.
         #[arg(long = "where", value_enum)]
         place: Place,
         /// Where its random numbers begin.
         #[arg(long)]
         seed: u64,
-        /// File for the outcome.
-        #[arg(long)]
-        outcome: PathBuf,
     },
     /// Boot a stock kernel and watch its probes from separate processes.
     Demo {
@@ -95,14 +93,9 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Command::Run(run) => runner::run(&run).map_err(Error::from),
-        Command::Exec {
-            name,
-            place,
-            seed,
-            outcome,
-        } => {
+        Command::Exec { names, place, seed } => {
             let cx = Context::new(place, seed);
-            runner::exec(&name, cx, &outcome).map_err(Error::from)
+            runner::exec(&names, cx).map_err(Error::from)
         }
         Command::Demo { results } => Context::new(Place::Host, any_seed())
             .and_then(|cx| demo::run(&cx, results.as_deref()))
@@ -149,6 +142,12 @@ fn list(run: &Run, json: bool) {
             test.ids.join(" ")
         ));
     }
+}
+
+/// Shows a line of what a test does, for the case that it fails.
+fn note(line: &str) {
+    // Nobody to tell is no reason to stop.
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Shows a line at once.

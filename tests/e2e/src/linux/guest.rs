@@ -1,11 +1,15 @@
 //! A Linux guest with the tests' own PID 1.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::Value;
 use vmprobe_client::v1::{BootMethod, CreateVmRequest, Ending, EndingKind, Probe, ProbeSpec};
 use vmprobe_client::{Client, ClientError, spec};
 
+use super::kept::{self, KeptGuests, Kind};
 use crate::console::Console;
 use crate::context::Context;
+use crate::note;
 use crate::server::Server;
 use crate::test::{Failure, wrong};
 
@@ -104,6 +108,10 @@ pub struct Guest {
     /// The probes planted before its first instruction.
     pub probes: Vec<Probe>,
     server: Server,
+    /// What it is, and where it is kept for other tests, if they may have it.
+    keeps: Option<(Kind, KeptGuests)>,
+    /// A workload has changed it for good.
+    is_changed: AtomicBool,
 }
 
 impl Guest {
@@ -137,14 +145,33 @@ impl Guest {
             console,
             probes,
             server,
+            keeps: None,
+            is_changed: AtomicBool::new(false),
         })
     }
 
-    /// Boots a guest that does what lines of input ask for; returns when it is ready for one.
+    /// A guest that does what lines of input ask for and is ready for one. It may have been another test's.
     ///
     /// # Errors
     /// If it doesn't get so far.
     pub async fn ready(cx: &Context, kernel: &'static str, vcpus: u32) -> Result<Self, Failure> {
+        let kind = Kind { kernel, vcpus };
+        let mut guest = match cx.kept.take(kind) {
+            Some(guest) => {
+                note("# the guest has been another test's");
+                guest
+            }
+            None => Self::new(cx, kernel, vcpus).await?,
+        };
+        guest.keeps = Some((kind, cx.kept.clone()));
+        Ok(guest)
+    }
+
+    /// As [`Self::ready`], right behind its boot, for what another test's probes would mislead. It isn't given back.
+    ///
+    /// # Errors
+    /// As said.
+    pub async fn new(cx: &Context, kernel: &'static str, vcpus: u32) -> Result<Self, Failure> {
         let config = Config {
             kernel,
             vcpus,
@@ -189,6 +216,9 @@ impl Guest {
     /// # Errors
     /// If the console has ended.
     pub async fn say(&self, line: &str) -> Result<(), Failure> {
+        if !kept::leaves_nothing(line) {
+            self.is_changed.store(true, Ordering::Relaxed);
+        }
         self.console.send(format!("{line}\n").as_bytes()).await
     }
 
@@ -201,13 +231,45 @@ impl Guest {
         self.console.report("done").await
     }
 
-    /// Ends a guest that is [`ready`](Self::ready), if its kernel has nothing to complain about.
+    /// Ends a guest that is [`ready`](Self::ready), if its kernel has nothing to complain about, or gives it back for
+    /// another test.
     ///
     /// # Errors
     /// If it has, or the guest doesn't switch itself off.
     pub async fn finish(mut self) -> Result<(), Failure> {
-        self.quit().await?;
+        self.healthy().await?;
+        let too_many = match self.keeps.take() {
+            Some((kind, kept)) if !self.is_changed.load(Ordering::Relaxed) => {
+                self.clear().await?;
+                kept.put(kind, self)
+            }
+            _ => Some(self),
+        };
+        match too_many {
+            Some(guest) => guest.end().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a guest that is [`ready`](Self::ready).
+    ///
+    /// # Errors
+    /// If it doesn't switch itself off.
+    pub async fn end(self) -> Result<(), Failure> {
+        self.say("quit").await?;
         self.power_off().await
+    }
+
+    /// Takes all probes away, and makes switches what they are at first.
+    async fn clear(&self) -> Result<(), Failure> {
+        let probes = self.client.list_probes(VM).await?;
+        let ids = probes.iter().map(|probe| probe.id).collect();
+        if !probes.is_empty() {
+            self.client.unregister_probes(VM, ids, Vec::new()).await?;
+        }
+        self.client.arm_probes(VM).await?;
+        self.client.set_optimization(VM, true).await?;
+        Ok(())
     }
 
     /// The same without waiting for it, so that what the server has to tell can be read to its end

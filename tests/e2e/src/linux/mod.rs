@@ -22,6 +22,7 @@ mod instructions;
 mod interleaved;
 mod judge;
 mod jumps;
+mod kept;
 mod kprobes;
 mod labels;
 mod list;
@@ -53,6 +54,7 @@ mod watch;
 mod whole;
 
 pub use guest::files;
+pub use kept::KeptGuests;
 
 use crate::test::Test;
 

@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use vmprobe_client::v1::Probe;
 use vmprobe_client::words;
 
-use crate::say;
+use crate::note;
 
 /// How many probes there are of each kind of reason, and the reason of one of them.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl Reasons {
     /// Shows all, a line for each kind.
     pub fn show(&self) {
         for (reason, (count, one)) in &self.0 {
-            say(&format!("no jump {count:>6} {reason}: {one}"));
+            note(&format!("no jump {count:>6} {reason}: {one}"));
         }
     }
 }

@@ -12,7 +12,7 @@ use super::judge::{Function, Standing, Traps, is_traced};
 use super::offer::{Offered, offer, place};
 use super::own_list::OwnList;
 use crate::context::Context;
-use crate::say;
+use crate::note;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
@@ -175,7 +175,7 @@ fn judge<'a>(
         }
     }
     for error in wrong.iter().take(TOLD) {
-        say(&error.to_string());
+        note(&error.to_string());
     }
     check!(
         wrong.is_empty(),

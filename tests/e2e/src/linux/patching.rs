@@ -11,7 +11,7 @@ use super::guest::{Config, Guest, VM, files};
 use super::own_list::OwnList;
 use super::text::Text;
 use crate::context::Context;
-use crate::say;
+use crate::note;
 use crate::test::{Failure, Needs, Test, TestResult, check, pass_with};
 
 pub const TESTS: &[Test] = &[
@@ -75,7 +75,7 @@ fn patching(cx: &Context, kernel: &'static str) -> TestResult {
             guest.console.report(step).await?;
             let now = guest.memory(text.start, text.bytes.len()).await?;
             let changed = seen.add(&text, &now)?;
-            say(&format!("{step}: {changed} sites are changed"));
+            note(&format!("{step}: {changed} sites are changed"));
             guest.say("").await?;
         }
         let report = guest.console.report("done").await?;

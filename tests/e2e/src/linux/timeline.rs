@@ -91,9 +91,13 @@ fn timeline(cx: &Context) -> TestResult {
 /// Runs the command. It has a server of its own, which must have gone with its guest when the
 /// command has ended.
 fn report(cx: &Context) -> Result<Value, Failure> {
-    // Whatever the command leaves behind becomes a child of this process.
-    set_child_subreaper(Some(getpid()))
-        .map_err(|error| Failure::io("adopt what the command leaves behind")(error.into()))?;
+    // Whatever the command leaves behind becomes a child of this process, which has no other one then.
+    cx.end_kept()?;
+    let adopt = |whether| {
+        set_child_subreaper(whether)
+            .map_err(|error| Failure::io("adopt what the command leaves behind")(error.into()))
+    };
+    adopt(Some(getpid()))?;
     let output = Command::new(cx.program("vmprobe"))
         .args(["boot-timeline", &cx.file(files::BZIMAGE_6_1), "--json"])
         .args(["--initramfs", &cx.file(files::INITRAMFS)])
@@ -102,6 +106,7 @@ fn report(cx: &Context) -> Result<Value, Failure> {
         .output()
         .map_err(Failure::io("start vmprobe"))?;
     let left = waitpid(None, WaitOptions::NOHANG);
+    adopt(None)?;
     let error = String::from_utf8_lossy(&output.stderr);
     check_eq!(output.status.code(), Some(0), "its exit code ({error})");
     check_eq!(

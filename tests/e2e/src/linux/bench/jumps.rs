@@ -42,7 +42,7 @@ pub async fn hits(
     place: &'static str,
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
-    let mut guest = Guest::ready(cx, files::BZIMAGE_6_12, 1).await?;
+    let mut guest = Guest::new(cx, files::BZIMAGE_6_12, 1).await?;
     let client = guest.client.clone();
     let unregister = async |ids| client.unregister_probes(VM, ids, Vec::new()).await;
     let unprobed = time(&mut guest, CALLS).await?;
@@ -302,7 +302,8 @@ pub async fn batches(
     place: &'static str,
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
-    let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 2).await?;
+    let mut guest = Guest::new(cx, files::BZIMAGE_6_1, 2).await?;
+    guest.client.set_optimization(VM, false).await?;
     guest.work("files count=20").await?;
     let most = BATCHES.iter().copied().max().unwrap_or(0);
     let places = entries(&guest, most).await?;

@@ -119,7 +119,8 @@ async fn exits(
     place: &'static str,
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
-    let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 1).await?;
+    let mut guest = Guest::new(cx, files::BZIMAGE_6_1, 1).await?;
+    guest.client.set_optimization(VM, false).await?;
     // What the kernel patches when something is used for the first time.
     guest.work(WORK).await?;
     let mut places = Vec::new();
@@ -240,7 +241,8 @@ async fn batches(
     place: &'static str,
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
-    let mut guest = Guest::breakpoints(cx, files::BZIMAGE_6_1, 2).await?;
+    let mut guest = Guest::new(cx, files::BZIMAGE_6_1, 2).await?;
+    guest.client.set_optimization(VM, false).await?;
     guest.work(WORK).await?;
     let most = BATCHES.iter().map(|(count, _)| *count).max().unwrap_or(0);
     let places = entries(&guest, most).await?;

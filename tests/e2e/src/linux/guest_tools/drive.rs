@@ -14,7 +14,7 @@ use super::cases::{Case, Side, Step, orders};
 use super::ours::{self, Ours};
 use super::theirs::{self, At, Group, Meets};
 use crate::context::Context;
-use crate::say;
+use crate::note;
 use crate::test::{Failure, TestResult, check, check_eq, pass_with, wrong};
 
 /// vCPUs of the guest.
@@ -68,7 +68,7 @@ pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResu
             Ok(()) => guest = Some(driven),
             Err(error) => {
                 let steps = driven.trail.join(", ");
-                say(&format!("case | {case}: {error} (after {steps})"));
+                note(&format!("case | {case}: {error} (after {steps})"));
                 failures.push(format!("{case}: {error} (after {steps})"));
                 // Another guest: who knows what this one is like now.
                 if failures.len() == TOLD {
@@ -81,7 +81,7 @@ pub async fn group(cx: &Context, kernel: &'static str, group: Group) -> TestResu
         driven.finish().await?;
     }
     for (refusal, count) in &refusals {
-        say(&format!("refused {count:>4} {refusal}"));
+        note(&format!("refused {count:>4} {refusal}"));
     }
     check!(
         failures.is_empty(),

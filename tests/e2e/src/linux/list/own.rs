@@ -13,7 +13,7 @@ use crate::linux::judge::{Function, Standing};
 use crate::linux::jumps::{SETTLE, settle};
 use crate::linux::offer::offer;
 use crate::linux::own_list::OwnList;
-use crate::say;
+use crate::note;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
@@ -53,7 +53,7 @@ fn same_list(cx: &Context, kernel: &'static str, least: usize) -> TestResult {
         let drawn = draw(&guest, &own, &mut cx.random(), DRAWN).await?;
         let names = probeable(&mut guest, &drawn).await?;
         let places = behind_sites(&guest, &names).await?;
-        say(&format!("places: {places:?}"));
+        note(&format!("places: {places:?}"));
 
         let lines = breakpoints(cx, &mut guest, &places).await?;
         let without_return = behind_sites(&guest, &WITHOUT_RETURN).await?;
