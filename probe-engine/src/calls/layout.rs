@@ -75,6 +75,9 @@ pub const LOSSLESS: u32 = 1 << 30;
 /// In [`WORD`]: the call has no record.
 pub const COUNTS: u32 = 1 << 31;
 
+/// Where from the trampoline's beginning its first instruction returns to, a call: what that pushes stands for the
+/// followed call's return address until that is put there.
+pub const PUSHED: u64 = 5;
 /// Where from the trampoline's beginning the routine is that detours call.
 pub const ENTER: u64 = 16;
 /// Bytes for the trampoline. Right behind it is the one that breakpoints use.

@@ -10,8 +10,7 @@ use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, reg
 
 use super::call_table::{SLOT, TABLE, above, each_key, key, to_bucket, to_call};
 use super::environment::Following;
-use super::trampoline::CALL;
-use crate::calls::layout::ORIGIN;
+use crate::calls::layout::{ORIGIN, PUSHED};
 
 /// Bytes of a return address.
 const WORD: i32 = 8;
@@ -58,7 +57,7 @@ impl LeadBack {
         a.mov(reg::rax, qword_ptr(word))?;
         a.sub(reg::rax, ours)?;
         a.je(mine)?;
-        a.cmp(reg::rax, CALL as i32)?;
+        a.cmp(reg::rax, PUSHED as i32)?;
         a.jne(skip)?;
         a.set_label(&mut mine)?;
 

@@ -29,7 +29,8 @@ use super::way_out::{WayOut, way_out};
 use super::{return_record, values};
 use crate::calls::layout::{
     ACTIVE, AT_RETURN, CALLER, CANARY, COUNTED, ENDED, ENTER, LEVEL, LOSSLESS, MISSED, NUMBER,
-    ORIGIN, ORPHAN, RETURNS, TALLIES, TALLY_LEN, TASK, TRAMPOLINES, UNFINISHED, VALUES, WORD,
+    ORIGIN, ORPHAN, PUSHED, RETURNS, TALLIES, TALLY_LEN, TASK, TRAMPOLINES, UNFINISHED, VALUES,
+    WORD,
 };
 
 /// The shared code, right at one address only.
@@ -50,7 +51,7 @@ impl Trampoline {
     /// Whether a return address at `offset` stands for that of a followed call, which the code has yet to put there:
     /// the call's own, and what the code's first instruction has left.
     pub fn is_return(offset: u32) -> bool {
-        matches!(offset as usize, 0 | CALL)
+        matches!(offset.into(), 0 | PUSHED)
     }
 
     /// What the code at `offset` leads to: what calls return to, or back to who has called [`ENTER`].
@@ -73,7 +74,7 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
     // 3.4.1.4). The function's `ret` has used its caller's entry up; this call makes up for it. It also
     // leaves room for the caller's address.
     a.call(body)?;
-    a.db(&[INT3; ENTER as usize - CALL])?;
+    a.db(&[INT3; (ENTER - PUSHED) as usize])?;
     enter(&mut a, environment, &following)?;
     a.set_label(&mut body)?;
     let left = leave(&mut a, environment, &following)?;
@@ -100,9 +101,6 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
         code: encoded.inner.code_buffer,
     })
 }
-
-/// Bytes of a call: so far behind the start is what the first instruction pushes.
-pub(super) const CALL: usize = 5;
 
 /// What a detour calls: R11 is the address of a return address; R10's low half is the call's word, its high
 /// half how many calls of the detour may be followed at a time.

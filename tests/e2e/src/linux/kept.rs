@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::guest::Guest;
 
-/// The most guests that wait for a test: as many as a lab machine has memory for, beside one that works.
-const MOST: usize = 4;
+/// The most guests that wait for a test. A lab machine has memory for them, and for those of a test beside them.
+const MOST: usize = 2;
 
 /// Workloads that leave a guest as they have found it.
 const LEAVE_NOTHING: &[&str] = &[
