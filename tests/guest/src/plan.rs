@@ -88,6 +88,11 @@ named! {
         Files = "files",
         /// Opens files by good, bad and long names, and reads into several buffers, `count` times each.
         Names = "names",
+        /// Makes `getpgid` of pointers to all kinds of memory and to none, and says how many of which kind.
+        Hostile = "hostile",
+        /// Makes `getpgid` of one pointer `count` times, while a thread on another CPU makes and ends the mapping
+        /// that it leads to.
+        Unmapped = "unmapped",
         /// Starts a process that ends at once and waits for it, `count` times.
         Forks = "forks",
         /// The same from each CPU in turn, `count` times each.

@@ -14,6 +14,8 @@ const LEAVE_NOTHING: &[&str] = &[
     "cpus",
     "files",
     "names",
+    "hostile",
+    "unmapped",
     "forks",
     "everywhere",
     "pipes",

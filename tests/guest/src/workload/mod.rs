@@ -11,6 +11,7 @@ mod files;
 mod fill;
 mod ftrace;
 mod functions;
+mod hostile;
 mod interleaved;
 mod klog;
 mod kprobe;
@@ -59,6 +60,8 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Cpus => Ok(json!({ "online": threads::online_cpus()?.len() })),
         Workload::Files => files::run(plan.count),
         Workload::Names => names::run(plan.count),
+        Workload::Hostile => hostile::run(),
+        Workload::Unmapped => hostile::unmapped_meanwhile(plan.count),
         Workload::Forks => processes::forks(plan.count),
         Workload::Everywhere => processes::everywhere(plan.count),
         Workload::Pipes => processes::pipes(plan.count),
