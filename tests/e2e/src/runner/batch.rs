@@ -136,9 +136,10 @@ impl Process {
         let (told, outcomes) = mpsc::channel();
         thread::spawn(move || {
             let lines = output.into_iter().flat_map(|it| BufReader::new(it).lines());
+            // What else is on standard output is none.
             let outcomes = lines
                 .map_while(Result::ok)
-                .map_while(|line| serde_json::from_str(&line).ok());
+                .filter_map(|line| serde_json::from_str(&line).ok());
             for outcome in outcomes {
                 if told.send(outcome).is_err() {
                     break;
