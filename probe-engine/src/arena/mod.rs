@@ -65,7 +65,7 @@ pub const TRAMPOLINE: GuestVirtAddr =
     GuestVirtAddr(slots::TRAMPOLINE.0 - crate::calls::layout::TRAMPOLINE_LEN);
 
 /// Whether an address can be one of the arena's code.
-fn is_ours(at: GuestVirtAddr) -> bool {
+pub(crate) fn is_ours(at: GuestVirtAddr) -> bool {
     HOLE.contains(&at) || MODULE_BOARDS.contains(&at)
 }
 

@@ -6,7 +6,7 @@
 use guest_kernel::unwind::{Foreign, ReadWord, StackTrace, Surroundings, TraceEnd, Unwinder};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc};
 
-use crate::arena::TRAMPOLINE;
+use crate::arena::{TRAMPOLINE, is_ours};
 use crate::calls::Calls;
 use crate::engine::Engine;
 use crate::event::Stack;
@@ -58,6 +58,10 @@ impl Engine {
                 return Some(Foreign::Returned {
                     original: GuestVirtAddr(caller),
                 });
+            }
+            // Most addresses are the kernel's own.
+            if !is_ours(at) {
+                return None;
             }
             let Some(original) = self.arena.original(at) else {
                 let (original, sp) = self.arena.way_out(at, slot.wrapping_add(WORD), read)?;

@@ -237,9 +237,9 @@ impl Guest {
     /// # Errors
     /// If it has, or the guest doesn't switch itself off.
     pub async fn finish(mut self) -> Result<(), Failure> {
-        self.healthy().await?;
         let too_many = match self.keeps.take() {
             Some((kind, kept)) if !self.is_changed.load(Ordering::Relaxed) => {
+                self.healthy().await?;
                 self.clear().await?;
                 kept.put(kind, self)
             }
@@ -251,13 +251,23 @@ impl Guest {
         }
     }
 
-    /// Ends a guest that is [`ready`](Self::ready).
+    /// Ends a guest that is [`ready`](Self::ready), if its kernel has nothing to complain about.
     ///
     /// # Errors
-    /// If it doesn't switch itself off.
-    pub async fn end(self) -> Result<(), Failure> {
-        self.say("quit").await?;
+    /// If it has, or the guest doesn't switch itself off.
+    pub async fn end(mut self) -> Result<(), Failure> {
+        self.quit().await?;
         self.power_off().await
+    }
+
+    /// The same without waiting for it, so that what the server has to tell can be read to its end
+    /// before the server ends with [`power_off`](Self::power_off).
+    ///
+    /// # Errors
+    /// If the guest's kernel has something to complain about.
+    pub async fn quit(&mut self) -> Result<(), Failure> {
+        self.healthy().await?;
+        self.say("quit").await
     }
 
     /// Takes all probes away, and makes switches what they are at first.
@@ -270,16 +280,6 @@ impl Guest {
         self.client.arm_probes(VM).await?;
         self.client.set_optimization(VM, true).await?;
         Ok(())
-    }
-
-    /// The same without waiting for it, so that what the server has to tell can be read to its end
-    /// before the server ends with [`power_off`](Self::power_off).
-    ///
-    /// # Errors
-    /// If the guest's kernel has something to complain about.
-    pub async fn quit(&mut self) -> Result<(), Failure> {
-        self.healthy().await?;
-        self.say("quit").await
     }
 
     /// Fails if the log of the guest's kernel tells of trouble.
