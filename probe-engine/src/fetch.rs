@@ -2,7 +2,7 @@
 //!
 //! The list is the same for everybody. A breakpoint takes the values from the stopped vCPU
 //! ([`Fetches::take`]). The code of a detour writes them into a record ([`Fetches::layout`] tells where), and
-//! the reader of the rings gets them from there ([`Fetches::decode`]).
+//! the reader of the rings gets them from there ([`Fetched`]).
 
 use guest_state::Registers;
 
@@ -118,19 +118,35 @@ impl Fetches {
         taken
     }
 
-    /// Takes the values from the front of a record's words; what isn't fetched, and RIP, is 0. `None` if there
-    /// are too few words.
-    pub(crate) fn decode(self, words: &mut &[[u8; 8]]) -> Option<Registers> {
-        let count = self.0.count_ones() as usize;
-        let values = words.split_off(..count)?;
-        if let Some(all) = values.as_array() {
-            return Some(all_of(all));
+    /// Takes the values from the front of a record's words. `None` if there are too few words.
+    pub(crate) fn split_off<'a>(self, words: &mut &'a [[u8; 8]]) -> Option<Fetched<'a>> {
+        let values = words.split_off(..self.0.count_ones() as usize)?;
+        Some(Fetched {
+            fetches: self,
+            values,
+        })
+    }
+}
+
+/// The values of a list as a record has them.
+#[derive(Debug, Clone, Copy)]
+pub struct Fetched<'a> {
+    fetches: Fetches,
+    /// As many as there are fetches.
+    values: &'a [[u8; 8]],
+}
+
+impl Fetched<'_> {
+    /// The values in their registers; what isn't fetched, and RIP, is 0.
+    pub fn registers(self) -> Registers {
+        if let Some(all) = self.values.as_array() {
+            return all_of(all);
         }
         let mut taken = Registers::default();
-        for (fetch, value) in self.iter().zip(values) {
+        for (fetch, value) in self.fetches.iter().zip(self.values) {
             *fetch.of(&mut taken) = u64::from_le_bytes(*value);
         }
-        Some(taken)
+        taken
     }
 }
 
@@ -200,12 +216,12 @@ mod tests {
             let words = list.iter().map(|fetch| 100 + u64::from(fetch.number()));
             let words: Vec<_> = words.chain([7]).map(u64::to_le_bytes).collect();
             let mut left = &words[..];
-            let mut decoded = list.decode(&mut left).unwrap();
+            let mut decoded = list.split_off(&mut left).unwrap().registers();
             assert_eq!(left, [7_u64.to_le_bytes()]);
             decoded.rip = 99;
             assert_eq!(list.take(&values()), decoded, "{list:?}");
             assert_eq!(list.take(&values()).rip, 99);
         }
-        assert_eq!(Fetches::ALL.decode(&mut &[[1; 8]; 16][..]), None);
+        assert!(Fetches::ALL.split_off(&mut &[[1; 8]; 16][..]).is_none());
     }
 }

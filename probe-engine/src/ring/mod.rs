@@ -9,6 +9,7 @@ mod counts;
 pub mod layout;
 pub(crate) mod memory;
 mod reader;
+mod record;
 mod run;
 mod shape;
 #[cfg(any(test, feature = "testing"))]
@@ -18,5 +19,6 @@ pub mod testing;
 mod tests;
 
 pub use reader::{Rings, RingsRead, Unfinished, VcpuMemory};
-pub use run::{Record, RecordHeader, Returned};
+pub use record::{Record, Returned};
+pub use run::RecordHeader;
 pub use shape::Shape;

@@ -9,7 +9,8 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, VcpuId};
 use super::counts::Counts;
 use super::layout::{self, RING_LEN};
 use super::memory::{CHUNK, clear, clear_used};
-use super::run::{Record, RecordHeader, RunEnd, Stage, walk};
+use super::record::Record;
+use super::run::{RecordHeader, RunEnd, Stage, walk};
 use super::shape::Shape;
 
 /// Where a vCPU has what is its own.
@@ -104,7 +105,7 @@ impl Rings {
         &mut self,
         memory: &dyn GuestMemory,
         shape: impl Fn(RecordHeader) -> Option<S>,
-        mut each: impl FnMut(Record),
+        mut each: impl FnMut(Record<'_>),
     ) -> RingsRead {
         self.read(memory, false, shape, |_, record| each(record))
     }
@@ -118,7 +119,7 @@ impl Rings {
         memory: &dyn GuestMemory,
         ahead: bool,
         shape: impl Fn(RecordHeader) -> Option<S>,
-        mut each: impl FnMut(u64, Record),
+        mut each: impl FnMut(u64, Record<'_>),
     ) -> RingsRead {
         let mut drained = RingsRead::default();
         for ring in &mut self.rings {

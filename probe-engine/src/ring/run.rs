@@ -2,13 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use guest_state::{Registers, Tsc, VcpuId};
-
 use super::layout;
-use super::shape::{Shape, take_context};
-use crate::fetch::Fetches;
-use crate::value::Recorded;
-use guest_kernel::context::TaskContext;
 
 /// Words of a hit's record.
 const WORDS: RangeInclusive<usize> =
@@ -16,39 +10,6 @@ const WORDS: RangeInclusive<usize> =
 /// Words of a return's record.
 const RETURN_WORDS: RangeInclusive<usize> =
     layout::RETURN_WORDS as usize..=layout::WORDS_MAX as usize;
-
-/// What a detour has left behind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// The vCPU in whose ring it was. It was there when the probe was hit; a task that was preempted
-    /// in the detour may have written the record on another one.
-    pub vcpu: VcpuId,
-    /// The detour's number.
-    pub detour: u32,
-    /// When it was written, in the guest's ticks.
-    pub tsc: Tsc,
-    /// The current task, `task_struct`'s address; 0 if it isn't known.
-    pub task: u64,
-    /// Those registers that it has; the others are 0, and so is RIP.
-    pub registers: Registers,
-    /// What the current task was, if that is recorded.
-    pub context: Option<Box<TaskContext>>,
-    /// The values that it has.
-    pub values: Recorded,
-    /// The call, if this is of its return.
-    pub call: Option<Box<Returned>>,
-}
-
-/// What the record of a return tells of its call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Returned {
-    /// Where it was made from, and returns to.
-    pub caller: u64,
-    /// When it began, in the guest's ticks.
-    pub entry_tsc: Tsc,
-    /// All registers at its beginning but RIP.
-    pub entry: Registers,
-}
 
 /// What follows the records of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,50 +95,4 @@ impl RecordHeader {
         let is_one = returns || word == layout::header(detour, len);
         (is_one && is_length).then_some((stage, Self { detour, returns }, words))
     }
-}
-
-impl Record {
-    /// Reads the words of a hit's record, or of a return's, with these values, if it has as many.
-    pub(super) fn read(
-        vcpu: VcpuId,
-        header: RecordHeader,
-        mut words: &[[u8; 8]],
-        shape: &Shape,
-    ) -> Option<Self> {
-        let words = &mut words;
-        let _header = next(words)?;
-        let (tsc, task) = (Tsc(next(words)?), next(words)?);
-        let (registers, call) = if header.returns {
-            let registers = Fetches::ALL.decode(words)?;
-            let call = Returned {
-                caller: next(words)?,
-                entry_tsc: Tsc(next(words)?),
-                entry: Fetches::ALL.decode(words)?,
-            };
-            (registers, Some(Box::new(call)))
-        } else {
-            (shape.registers.decode(words)?, None)
-        };
-        let context = match shape.context || header.returns {
-            true => Some(Box::new(take_context(words)?)),
-            false => None,
-        };
-        let values = Recorded::decode(&shape.values, words)?;
-        let record = Self {
-            vcpu,
-            detour: header.detour,
-            tsc,
-            task,
-            registers,
-            context,
-            values,
-            call,
-        };
-        words.is_empty().then_some(record)
-    }
-}
-
-/// Takes the next word.
-fn next(words: &mut &[[u8; 8]]) -> Option<u64> {
-    words.split_off_first().copied().map(u64::from_le_bytes)
 }

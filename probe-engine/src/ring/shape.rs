@@ -43,9 +43,11 @@ impl Shape {
     }
 }
 
-/// Takes the context from the front of a record's words.
-pub(super) fn take_context(words: &mut &[[u8; 8]]) -> Option<TaskContext> {
-    let words = words.split_off(..layout::CONTEXT_LEN as usize / 8)?;
+/// Words of a record that its context takes.
+pub(super) const CONTEXT_WORDS: usize = layout::CONTEXT_LEN as usize / 8;
+
+/// The context in those words of a record.
+pub(super) fn context(words: &[[u8; 8]; CONTEXT_WORDS]) -> Option<TaskContext> {
     let bytes = words.as_flattened();
     let number = |at: u64| {
         let bytes = bytes.get(at as usize..)?.first_chunk()?;

@@ -1,9 +1,11 @@
-//! What a detour does to a ring, without a guest.
+//! What a detour does to a ring, without a guest, and what was read there.
 
-use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
+use guest_kernel::context::TaskContext;
+use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, Registers, Tsc, VcpuId};
 
-use super::VcpuMemory;
 use super::layout::{self, RING_LEN};
+use super::{Record, VcpuMemory};
+use crate::value::Recorded;
 
 /// Writes records into one vCPU's ring, as code on that vCPU does.
 #[derive(Debug, Clone, Copy)]
@@ -69,5 +71,56 @@ impl Producer {
     /// Where a position is in physical memory.
     pub fn phys(&self, at: u64) -> GuestPhysAddr {
         self.place.ring.wrapping_add(at % RING_LEN)
+    }
+}
+
+/// All that a record tells, to be kept: see [`Record`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Told {
+    /// The vCPU in whose ring it was.
+    pub vcpu: VcpuId,
+    /// The detour's number.
+    pub detour: u32,
+    /// When it was written.
+    pub tsc: Tsc,
+    /// The current task.
+    pub task: u64,
+    /// Its registers.
+    pub registers: Registers,
+    /// What the current task was.
+    pub context: Option<TaskContext>,
+    /// Its values.
+    pub values: Recorded,
+    /// The call, if it is of a return.
+    pub call: Option<ToldCall>,
+}
+
+/// What the record of a return tells of its call: see [`super::Returned`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToldCall {
+    /// Where it was made from.
+    pub caller: u64,
+    /// When it began.
+    pub entry_tsc: Tsc,
+    /// The registers at its beginning.
+    pub entry: Registers,
+}
+
+impl From<Record<'_>> for Told {
+    fn from(record: Record<'_>) -> Self {
+        Self {
+            vcpu: record.vcpu,
+            detour: record.detour,
+            tsc: record.tsc,
+            task: record.task,
+            registers: record.registers(),
+            context: record.context(),
+            values: record.values.to_boxed(),
+            call: record.call.as_ref().map(|call| ToldCall {
+                caller: call.caller,
+                entry_tsc: call.entry_tsc,
+                entry: call.entry(),
+            }),
+        }
     }
 }

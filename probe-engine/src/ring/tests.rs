@@ -4,7 +4,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, Registers, Tsc, VcpuI
 use super::layout::{
     CELL, CELLS, HEAD, RETURN_WORDS, RING_LEN, TAIL, header, position, return_header,
 };
-use super::testing::Producer;
+use super::testing::{Producer, Told};
 use super::*;
 use crate::fetch::{Fetch, Fetches};
 use crate::value::Recorded;
@@ -82,11 +82,11 @@ impl Guest {
         at.map(|at| self.finish(vcpu, at, tsc)).is_some()
     }
 
-    fn drain(&mut self) -> (RingsRead, Vec<Record>) {
+    fn drain(&mut self) -> (RingsRead, Vec<Told>) {
         let mut records = vec![];
         let drained = self
             .rings
-            .drain(&self.memory, shape, |record| records.push(record));
+            .drain(&self.memory, shape, |record| records.push(record.into()));
         assert_eq!(drained.records, records.len() as u64);
         (drained, records)
     }
@@ -123,7 +123,7 @@ fn a_record_comes_with_all_that_the_detour_has_written() {
         ..RingsRead::default()
     };
     assert_eq!(drained, expected);
-    let record = |vcpu, detour, tsc, task, registers| Record {
+    let record = |vcpu, detour, tsc, task, registers| Told {
         vcpu: VcpuId(vcpu),
         detour,
         tsc: Tsc(tsc),

@@ -1,6 +1,8 @@
 //! The form that values have in a record: for each of them one word with its length in bytes, or with
 //! [`FAULT`], and then its bytes in as many words as they take.
 
+use std::ops::Deref;
+
 use super::{Taken, Value};
 
 /// In the place of a length: the value could not be taken.
@@ -16,14 +18,14 @@ pub fn encoded_max(values: &[Value]) -> u64 {
     values.iter().map(one).sum()
 }
 
-/// Values as a record has them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Recorded(pub(super) Box<[[u8; WORD]]>);
+/// Values as a record has them: in words of their own, or in those of the record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recorded<Words = Box<[[u8; WORD]]>>(pub(super) Words);
 
-impl Recorded {
+impl<'a> Recorded<&'a [[u8; WORD]]> {
     /// Takes so many values from the front of a record's words. Returns `None` if they aren't there, or are
     /// longer than they can be.
-    pub(crate) fn decode(values: &[Value], words: &mut &[[u8; WORD]]) -> Option<Self> {
+    pub(crate) fn split_off(values: &[Value], words: &mut &'a [[u8; WORD]]) -> Option<Self> {
         let mut left = *words;
         for value in values {
             let status = u64::from_le_bytes(*left.split_off_first()?);
@@ -36,10 +38,11 @@ impl Recorded {
             }
             left.split_off(..usize::from(len).div_ceil(WORD))?;
         }
-        let taken = words.split_off(..words.len() - left.len())?;
-        Some(Self(taken.into()))
+        words.split_off(..words.len() - left.len()).map(Self)
     }
+}
 
+impl<Words: Deref<Target = [[u8; WORD]]>> Recorded<Words> {
     /// The values, in their order.
     pub fn iter(&self) -> impl Iterator<Item = Taken> {
         self.raw().map(|bytes| match bytes {
@@ -48,10 +51,15 @@ impl Recorded {
         })
     }
 
+    /// The same in words of their own.
+    pub(crate) fn to_boxed(&self) -> Recorded {
+        Recorded((*self.0).into())
+    }
+
     /// Those of the values that `wanted` has, in its order; `all` are those that these are of.
-    pub(crate) fn choose(&self, all: &[Value], wanted: &[Value]) -> Self {
+    pub(crate) fn choose(&self, all: &[Value], wanted: &[Value]) -> Recorded {
         if all == wanted {
-            return self.clone();
+            return self.to_boxed();
         }
         let mut encoder = Encoder::default();
         for value in wanted {

@@ -187,15 +187,22 @@ fn what_is_encoded_is_decoded_and_what_is_damaged_is_refused() {
     let mut words = recorded.0.to_vec();
     words.push([9; 8]);
     let mut left = &*words;
-    assert_eq!(Recorded::decode(&values, &mut left), Some(recorded.clone()));
+    assert_eq!(
+        Recorded::split_off(&values, &mut left),
+        Some(Recorded(&*recorded.0))
+    );
     assert_eq!(left, [[9; 8]]);
     for (damaged, status) in [(0, 9), (0, 1 << 16), (2, 12), (5, 5)] {
         let mut words = recorded.0.to_vec();
         words[damaged] = u64::to_le_bytes(status);
-        assert_eq!(Recorded::decode(&values, &mut &*words), None, "{damaged}");
+        assert_eq!(
+            Recorded::split_off(&values, &mut &*words),
+            None,
+            "{damaged}"
+        );
     }
     for len in 0..recorded.0.len() {
-        assert_eq!(Recorded::decode(&values, &mut &recorded.0[..len]), None);
+        assert_eq!(Recorded::split_off(&values, &mut &recorded.0[..len]), None);
     }
     let chosen = recorded.choose(&values, &[values[2].clone(), values[0].clone()]);
     let chosen: Vec<_> = chosen.iter().collect();

@@ -8,8 +8,8 @@ use probe_engine::fetch::{Fetch, Fetches};
 use probe_engine::ring::layout::{
     self, CELL, CELLS, HEAD, RECORD_VALUES, RETURN_WORDS, RING_LEN, TAIL, position, return_header,
 };
-use probe_engine::ring::testing::Producer;
-use probe_engine::ring::{Record, RecordHeader, Rings, Shape, VcpuMemory};
+use probe_engine::ring::testing::{Producer, Told};
+use probe_engine::ring::{RecordHeader, Rings, Shape, VcpuMemory};
 
 use crate::input::Input;
 
@@ -204,10 +204,10 @@ impl Case {
     }
 
     fn drain(&mut self) {
-        let mut records: [Vec<Record>; VCPUS] = Default::default();
+        let mut records: [Vec<Told>; VCPUS] = Default::default();
         let memory = Watched(&self.memory);
         let drained = self.rings.drain(&memory, shape, |record| {
-            records[record.vcpu.0 as usize].push(record);
+            records[record.vcpu.0 as usize].push(record.into());
         });
         let count: usize = records.iter().map(Vec::len).sum();
         assert_eq!(drained.records, count as u64);
@@ -314,7 +314,7 @@ impl Case {
     }
 }
 
-fn check_shape(record: &Record) {
+fn check_shape(record: &Told) {
     let header = RecordHeader {
         detour: record.detour,
         returns: record.call.is_some(),
@@ -326,7 +326,7 @@ fn check_shape(record: &Record) {
     }
 }
 
-fn check_record(record: &Record, written: &Written) {
+fn check_record(record: &Told, written: &Written) {
     let (tsc, task) = (Tsc(written.words[0]), written.words[1]);
     assert_eq!(
         (record.detour, record.tsc, record.task),

@@ -209,10 +209,10 @@ impl Credit {
     pub(crate) fn record(
         &self,
         at: u64,
-        record: &Record,
+        record: &Record<'_>,
         (table, merger): (&Table, &Merger),
         time: impl Fn(Tsc) -> u64,
-        stack: impl Fn(&Record, &Registers, &[u8], u32) -> Stack,
+        stack: impl Fn(&Record<'_>, &Registers, &[u8], u32) -> Stack,
     ) {
         let Some(known) = self.known(record.detour) else {
             return;
@@ -255,13 +255,14 @@ impl Credit {
                         record.values.bytes_of(all, &stack_piece())
                     }
                 };
-                let caller = record.call.as_ref().map(|call| call.caller);
-                let registers = Registers {
-                    rip: caller.unwrap_or(known.at.0),
-                    ..record.registers
-                };
-                let stack =
-                    piece.map(|piece| stack(record, &registers, piece, probe.options.stack));
+                let stack = piece.map(|piece| {
+                    let caller = record.call.as_ref().map(|call| call.caller);
+                    let registers = Registers {
+                        rip: caller.unwrap_or(known.at.0),
+                        ..record.registers()
+                    };
+                    stack(record, &registers, piece, probe.options.stack)
+                });
                 merger.event(&Event {
                     values,
                     stack: stack.unwrap_or_default(),

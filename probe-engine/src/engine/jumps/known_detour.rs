@@ -39,7 +39,7 @@ impl KnownDetour {
     }
 
     /// The values of a record that a probe asks for.
-    pub(super) fn values_of(&self, probe: &Probe, record: &Record) -> Recorded {
+    pub(super) fn values_of(&self, probe: &Probe, record: &Record<'_>) -> Recorded {
         let wanted = &probe.options.values;
         match &record.call {
             None => record.values.choose(&self.purpose.values, wanted),
@@ -85,14 +85,20 @@ pub(super) fn is_return(probe: &Probe) -> bool {
 }
 
 /// The values of a return: those of memory are `recorded`, the others are told from registers.
-fn at_return(wanted: &[Value], record: &Record, call: &Returned, recorded: &[Value]) -> Recorded {
+fn at_return(
+    wanted: &[Value],
+    record: &Record<'_>,
+    call: &Returned<'_>,
+    recorded: &[Value],
+) -> Recorded {
     let registers = Registers {
         rip: call.caller,
-        ..record.registers
+        ..record.registers()
     };
+    let entry = call.entry();
     let bases = Bases {
         registers: &registers,
-        entry: Some(&call.entry),
+        entry: Some(&entry),
         task: Some(record.task),
         cpu: record.vcpu.0,
         interrupt_stack: None,
@@ -109,19 +115,24 @@ fn at_return(wanted: &[Value], record: &Record, call: &Returned, recorded: &[Val
 }
 
 /// Whether a return meets the filter of its probe.
-pub(super) fn is_met(probe: &Probe, record: &Record, values: &Recorded) -> bool {
+pub(super) fn is_met(probe: &Probe, record: &Record<'_>, values: &Recorded) -> bool {
     let Some(filter) = &probe.options.filter else {
         return true;
     };
     filter.holds(&Subject {
         values: &values.iter().collect::<Vec<_>>(),
-        context: record.context.as_deref(),
+        context: record.context().as_ref(),
         cpu: record.vcpu.0,
     })
 }
 
 /// What a record tells of a probe, but for its values.
-pub(super) fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: Fetches) -> Event {
+pub(super) fn event(
+    probe: &Probe,
+    at: GuestVirtAddr,
+    record: &Record<'_>,
+    wanted: Fetches,
+) -> Event {
     let with_rip = |registers: &Registers, rip| Registers {
         rip,
         ..wanted.take(registers)
@@ -132,23 +143,23 @@ pub(super) fn event(probe: &Probe, at: GuestVirtAddr, record: &Record, wanted: F
             let detail = Detail::Return {
                 caller: GuestVirtAddr(call.caller),
                 entry_tsc: call.entry_tsc,
-                entry: Box::new(with_rip(&call.entry, at.0)),
+                entry: Box::new(with_rip(&call.entry(), at.0)),
                 tail_call: false,
             };
             (call.caller, detail)
         }
     };
-    let context = &record.context;
+    let (registers, context) = (record.registers(), record.context());
     Event {
         probe: probe.id,
-        context: context.clone().filter(|_| probe.options.context),
         values: Recorded::default(),
         stack: Stack::default(),
         time_ns: 0,
-        flags: context.as_ref().map(|_| record.registers.rflags),
+        flags: context.as_ref().map(|_| registers.rflags),
+        context: context.filter(|_| probe.options.context).map(Box::new),
         vcpu: record.vcpu,
         tsc: record.tsc,
-        registers: with_rip(&record.registers, rip),
+        registers: with_rip(&registers, rip),
         task: record.task,
         detail,
     }

@@ -195,7 +195,7 @@ impl Engine {
         let shape = |header| credit.shape(header);
         let of_cpu = self.last_tables.get().map(|tables| (*first_cpu, tables));
         let time = |tsc| of_cpu.map_or(0, |of_cpu| self.time(memory, of_cpu, tsc));
-        let stack = |record: &ring::Record, registers: &Registers, bytes: &[u8], most| {
+        let stack = |record: &ring::Record<'_>, registers: &Registers, bytes: &[u8], most| {
             let pieces = stack_pieces(registers.rsp, bytes).map(|(start, bytes)| CapturedStack {
                 start: GuestVirtAddr(start),
                 bytes,

@@ -135,10 +135,10 @@ fn round(plan: Plan) -> Result<Round, RingsError> {
         let cpu_start = cpu_seconds();
         let mut last = [0; VCPUS];
         let (mut arrived, mut wrong) = (0, None);
-        let mut each = |record: Record| {
+        let mut each = |record: Record<'_>| {
             let vcpu = record.vcpu.0;
             let last = &mut last[vcpu as usize];
-            let found = record.registers.rdi;
+            let found = record.registers().rdi;
             if found <= *last {
                 wrong.get_or_insert(RingsError::OutOfOrder {
                     vcpu,
@@ -218,12 +218,12 @@ fn produce(hits: Hits, plan: Plan, stop: &AtomicBool) -> u64 {
     done
 }
 
-fn event(record: &Record) -> Event {
+fn event(record: &Record<'_>) -> Event {
     Event {
         probe: ProbeId(record.detour.into()),
         vcpu: record.vcpu,
         tsc: record.tsc,
-        registers: record.registers,
+        registers: record.registers(),
         task: record.task,
         context: None,
         time_ns: 0,
