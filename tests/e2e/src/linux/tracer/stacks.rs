@@ -77,8 +77,12 @@ const IN_MODULE: &[&str] = &["tun:tun_chr_open", "sk_alloc"];
 const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt";
 /// The least functions of a stack of which callers are missing.
 const LEAST: usize = 5;
-/// Events of an interrupt that are compared: there are many.
+/// Events of an interrupt that are compared, of those into the kernel and of those into user mode: there are many.
 const MOST: usize = 5;
+/// Stacks of interrupts that the guest writes: few of user mode come in a row.
+const WRITTEN: usize = 30;
+/// How often the guest works at most until an interrupt has come into the kernel.
+const ROUNDS: usize = 50;
 
 /// The functions of a stack, the innermost first.
 type Stack = Vec<String>;
@@ -105,8 +109,13 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         let theirs = places.iter().enumerate();
         let theirs = theirs.map(|(index, place)| format!("p:mine/s{index},{place}"));
         let theirs: Vec<String> = theirs.collect();
-        let triggers = (0..places.len())
-            .map(|index| format!("events/mine/s{index}/trigger=stacktrace:{MOST}"));
+        let triggers = places.iter().enumerate().map(|(index, place)| {
+            let written = match *place {
+                "update_process_times" => WRITTEN,
+                _ => MOST,
+            };
+            format!("events/mine/s{index}/trigger=stacktrace:{written}")
+        });
         let triggers: Vec<String> = triggers.collect();
         guest
             .work(&format!("define at={}", theirs.join(";")))
@@ -114,32 +123,52 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
         guest
             .work(&format!("tracing at={}", triggers.join(";")))
             .await?;
-        guest.work(&format!("files count={CALLS}")).await?;
         guest
             .work(&format!("threads syscall=tun count={CALLS}"))
             .await?;
+        let mut symbols = Symbols::default();
+        // The guest has written none of what came before its triggers.
+        let before = guest.client.list_probes(VM).await?;
+        let before = before.iter().map(|probe| probe.hits).sum();
+        let (mut all, lost) = events::next(&mut stream, before).await?;
+        check_eq!(lost, 0, "lost events");
+        for round in 0.. {
+            check!(round < ROUNDS, "no interrupt has come into the kernel");
+            guest.work(&format!("files count={CALLS}")).await?;
+            let (events, lost) = events::next(&mut stream, 1).await?;
+            check_eq!(lost, 0, "lost events");
+            let mut leads_on = false;
+            for event in &events {
+                let (functions, _) = symbols.functions(&guest, &event.stack).await;
+                leads_on |= into_kernel(&functions);
+            }
+            all.extend(events);
+            if leads_on {
+                break;
+            }
+        }
         let report = guest.work("trace").await?;
         let removed = guest.remove(&names).await?;
-        let hits = removed.iter().map(|probe| probe.hits).sum();
-        let (all, lost) = events::next(&mut stream, hits).await?;
-        check_eq!(lost, 0, "lost events");
+        let hits: u64 = removed.iter().map(|probe| probe.hits).sum();
+        let left = hits - all.len() as u64;
+        if left > 0 {
+            let (events, lost) = events::next(&mut stream, left).await?;
+            check_eq!(lost, 0, "lost events");
+            all.extend(events);
+        }
 
         let lines = report["lines"].as_array();
         let lines = lines.ok_or_else(|| wrong!("no lines in {report}"))?;
-        let theirs = written(lines.iter().filter_map(|line| line.as_str()));
         let is_probed = |function: &String| places.iter().any(|place| function_of(place) == function);
-        let mut symbols = Symbols::default();
+        let theirs = written(lines.iter().filter_map(|line| line.as_str()), is_probed);
         let mut compared = 0;
         let mut deepest = 0;
         let mut through_module = 0;
         let mut through_interrupt = 0;
-        for (index, (probe, place)) in probes.iter().zip(&places).enumerate() {
+        for (probe, place) in probes.iter().zip(&places) {
             let in_module = IN_MODULE.contains(place);
             let place = function_of(place);
-            let theirs = theirs
-                .get(&format!("s{index}"))
-                .cloned()
-                .unwrap_or_default();
+            let theirs = theirs.get(place).cloned().unwrap_or_default();
             check!(!theirs.is_empty(), "the guest wrote no stack of {place}");
             let of_probe = all.iter().filter(|event| event.probe_id == probe.id);
             let mut ours = Vec::new();
@@ -151,7 +180,9 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
                     through_module += 1;
                 }
             }
-            for theirs in theirs.iter().take(MOST) {
+            let (of_kernel, others): (Vec<_>, Vec<_>) = theirs.iter().partition(|it| into_kernel(it));
+            let compared_ones = of_kernel.iter().take(MOST).chain(others.iter().take(MOST));
+            for theirs in compared_ones {
                 // The guest's begins with its own tracing.
                 let start = theirs.iter().position(|function| function == place);
                 let start = start.ok_or_else(|| wrong!("{place} isn't in {theirs:?}"))?;
@@ -171,7 +202,7 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
                     *ours == theirs && !is_cut
                         || jump && ours.len() >= least && (theirs.starts_with(ours) && *is_cut || is_in_detour(ours))
                 };
-                through_interrupt += usize::from(entry.is_some_and(|entry| entry + 1 < theirs.len()));
+                through_interrupt += usize::from(into_kernel(theirs));
                 let is_one = ours.iter().any(is_same);
                 let alike = ours.iter().filter(|(ours, _)| ours.get(..least) == theirs.get(..least));
                 check!(is_one, "none of ours of {place} is {theirs:?}: {:?}", alike.collect::<BTreeSet<_>>());
@@ -186,6 +217,12 @@ fn stacks(cx: &Context, kernel: &'static str, jump: bool) -> TestResult {
              {through_interrupt} from an interrupt into the kernel"
         ))
     })
+}
+
+/// Whether a stack leads through an interrupt that has come into the kernel.
+fn into_kernel(functions: &[String]) -> bool {
+    let entry = functions.iter().position(|function| function == INTERRUPT);
+    entry.is_some_and(|entry| entry + 1 < functions.len())
 }
 
 /// The function that a place names, without its module.
@@ -402,28 +439,28 @@ async fn symbol(guest: &Guest, address: u64) -> Symbol {
     }
 }
 
-/// The stacks in the lines of a trace, by the event that is before each of them.
-fn written<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, Vec<Stack>> {
-    let mut found: BTreeMap<String, Vec<Stack>> = BTreeMap::new();
-    let mut event = None;
+/// The stacks in the lines of a trace, by the innermost function of each at which there is an event. An interrupt may come
+/// between an event and its stack, so the line before a stack doesn't tell whose it is.
+fn written<'a>(
+    lines: impl Iterator<Item = &'a str>,
+    is_probed: impl Fn(&String) -> bool,
+) -> BTreeMap<String, Vec<Stack>> {
+    let mut stacks: Vec<Stack> = Vec::new();
     for line in lines {
         if let Some(frame) = line.trim_start().strip_prefix("=> ") {
             let name = frame.split(['+', ' ']).next().unwrap_or_default();
-            if let Some(stack) = event
-                .as_ref()
-                .and_then(|event| found.get_mut(event)?.last_mut())
-            {
-                stack.push(name.to_owned());
-            }
+            stacks
+                .last_mut()
+                .into_iter()
+                .for_each(|stack| stack.push(name.to_owned()));
         } else if line.contains("<stack trace>") {
-            if let Some(event) = &event {
-                found
-                    .entry(String::clone(event))
-                    .or_default()
-                    .push(Stack::new());
-            }
-        } else if let Some((head, _)) = line.split_once(": (") {
-            event = head.rsplit(' ').next().map(str::to_owned);
+            stacks.push(Stack::new());
+        }
+    }
+    let mut found: BTreeMap<String, Vec<Stack>> = BTreeMap::new();
+    for stack in stacks {
+        if let Some(place) = stack.iter().find(|function| is_probed(function)) {
+            found.entry(place.clone()).or_default().push(stack);
         }
     }
     found
