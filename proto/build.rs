@@ -23,7 +23,9 @@ fn main() -> Result<(), Box<dyn error::Error>> {
 
     let descriptors = protox::compile(FILES, [&root])?;
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .codec_path("crate::codec::Codec")
+        .compile_fds(descriptors)?;
 
     println!("cargo::rerun-if-changed=vmprobe");
     Ok(())

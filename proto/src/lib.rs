@@ -4,6 +4,8 @@
 //! What each call, message and field means stands in the `.proto` files; their comments are the
 //! docs of the items here.
 
+pub mod codec;
+
 /// Version 1 of the protocol, protobuf package `vmprobe.v1`.
 pub mod v1 {
     // Generated: a field without a comment in the .proto file has no docs, and the code's style is
