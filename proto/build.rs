@@ -25,6 +25,7 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .codec_path("crate::codec::Codec")
+        .extern_path(".vmprobe.v1.EventBatch", "crate::batch::EventBatch")
         .compile_fds(descriptors)?;
 
     println!("cargo::rerun-if-changed=vmprobe");

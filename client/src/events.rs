@@ -4,9 +4,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio_stream::Stream;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 use vmprobe_proto::v1::stream_events_response::Message as Wire;
-use vmprobe_proto::v1::{Ending, Event, EventBatch, StreamEventsResponse, Subscribed};
+use vmprobe_proto::v1::{Ending, Event, StreamEventsResponse, Subscribed};
 
 use crate::ClientError;
 
@@ -71,8 +71,12 @@ impl EventStream {
 
     fn read(&mut self, answer: StreamEventsResponse) -> Result<Message, ClientError> {
         match answer.message {
-            Some(Wire::Batch(EventBatch { events, lost })) => {
+            Some(Wire::Batch(batch)) => {
+                let lost = batch.lost;
                 self.lost += lost;
+                let events = batch
+                    .into_events()
+                    .map_err(|error| Status::internal(error.to_string()))?;
                 Ok(Message::Batch { lost, events })
             }
             Some(Wire::Ended(ended)) => Ok(Message::Ended(ended.ending.unwrap_or_default())),

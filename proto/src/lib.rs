@@ -1,9 +1,10 @@
 //! The `vmprobe.v1` gRPC protocol: messages, client stubs and server traits, generated from
-//! `proto/vmprobe/v1/*.proto` at build time. Holds no logic.
+//! `proto/vmprobe/v1/*.proto` at build time. Its own code is how they become bytes.
 //!
 //! What each call, message and field means stands in the `.proto` files; their comments are the
 //! docs of the items here.
 
+pub mod batch;
 pub mod codec;
 
 /// Version 1 of the protocol, protobuf package `vmprobe.v1`.
@@ -13,6 +14,8 @@ pub mod v1 {
     #![allow(missing_docs, rust_2018_idioms, clippy::all, clippy::pedantic)]
 
     tonic::include_proto!("vmprobe.v1");
+
+    pub use crate::batch::EventBatch;
 
     /// The encoded `FileDescriptorSet` of this package, for gRPC server reflection.
     pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("descriptors");

@@ -2,8 +2,10 @@
 //!
 //! Each subscriber has a bounded queue of its own. A client that reads too slowly loses its own
 //! newest hits, counted exactly and at the right place in its stream; it slows neither the vCPU nor
-//! the other clients. A hit costs a vCPU thread one short lock for each subscriber that wants it.
+//! the other clients. A hit is encoded once, however many want it, and costs a vCPU thread one short
+//! lock for each of them.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,17 +13,24 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
+use vmprobe_proto::batch::EncodedEvent;
 use vmprobe_proto::v1::{Event, EventBatch};
 
-/// Events in one message to a client: about 90 KiB on the wire, 180 KiB of return probes.
-const BATCH: usize = 512;
+/// Bytes of the events in one message to a client, if there are more than one: some 180 events, or 90 of
+/// return probes. Larger messages leave the CPU's caches and cost the allocator fresh pages.
+const BATCH: usize = 32 * 1024;
 
-/// Events that wait for one client at most: about 24 MiB of memory.
+/// Events that wait for one client at most: about 12 MiB of memory, 24 of return probes.
 pub const QUEUE: usize = 64 * 1024;
 
 /// A woken subscriber lets hits gather for so long, so that a busy probe wakes it a thousand times a
 /// second at most, and not once for each hit.
 const GATHER: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// The event that this thread is publishing.
+    static ENCODED: RefCell<EncodedEvent> = RefCell::default();
+}
 
 /// The hits of one VM.
 #[derive(Debug, Default)]
@@ -39,17 +48,17 @@ struct Inner {
 
 impl Fanout {
     /// Hands a hit to every subscriber that wants it. Never waits for one.
-    pub fn publish(&self, event: Event) {
+    pub fn publish(&self, event: &Event) {
         let inner = self.inner.read();
-        let Some((last, others)) = inner.queues.split_last() else {
+        let mut queues = inner.queues.iter().filter(|queue| queue.wants(event));
+        let Some(first) = queues.next() else {
             return;
         };
-        for queue in others.iter().filter(|queue| queue.wants(&event)) {
-            queue.push(event.clone());
-        }
-        if last.wants(&event) {
-            last.push(event);
-        }
+        ENCODED.with_borrow_mut(|encoded| {
+            encoded.encode(event);
+            first.push(encoded);
+            queues.for_each(|queue| queue.push(encoded));
+        });
     }
 
     /// Returns true if nobody follows events.
@@ -113,7 +122,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next hits, at most [`BATCH`] of them; none when the VM has ended and all are delivered.
+    /// The next hits, in at most [`BATCH`] bytes; none when the VM has ended and all are delivered.
     pub async fn next(&mut self) -> Option<EventBatch> {
         loop {
             match self.queue.take() {
@@ -172,7 +181,7 @@ impl Queue {
         self.probes.is_empty() || self.probes.binary_search(&event.probe_id).is_ok()
     }
 
-    fn push(&self, event: Event) {
+    fn push(&self, event: &EncodedEvent) {
         let mut state = self.state.lock();
         if state.queued >= self.capacity {
             state.lost += 1;
@@ -181,11 +190,11 @@ impl Queue {
         let lost = std::mem::take(&mut state.lost);
         match state.batches.back_mut() {
             // Hits behind a loss begin a batch, since a batch tells only of losses before it.
-            Some(batch) if lost == 0 && batch.events.len() < BATCH => batch.events.push(event),
+            Some(batch) if lost == 0 && batch.has_room(event, BATCH) => batch.push(event),
             _ => {
-                let mut events = Vec::with_capacity(BATCH);
-                events.push(event);
-                state.batches.push_back(EventBatch { events, lost });
+                let mut batch = EventBatch::with_capacity(BATCH, lost);
+                batch.push(event);
+                state.batches.push_back(batch);
             }
         }
         state.queued += 1;
@@ -201,15 +210,12 @@ impl Queue {
     fn take(&self) -> Taken {
         let mut state = self.state.lock();
         if let Some(batch) = state.batches.pop_front() {
-            state.queued -= batch.events.len();
+            state.queued -= batch.len();
             return Taken::Batch(batch);
         }
         let lost = std::mem::take(&mut state.lost);
         if lost > 0 {
-            return Taken::Batch(EventBatch {
-                events: Vec::new(),
-                lost,
-            });
+            return Taken::Batch(EventBatch::with_capacity(0, lost));
         }
         if state.ended {
             return Taken::End;
@@ -227,6 +233,8 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
 
     fn hit(probe_id: u64, tsc: u64) -> Event {
@@ -246,15 +254,16 @@ mod tests {
     }
 
     fn tscs(batch: &EventBatch) -> Vec<u64> {
-        batch.events.iter().map(|event| event.tsc).collect()
+        let events = batch.clone().into_events().unwrap();
+        events.iter().map(|event| event.tsc).collect()
     }
 
     #[tokio::test]
     async fn every_subscriber_gets_every_hit_in_order() {
         let fanout = Arc::new(Fanout::default());
         let mut subscriptions = [fanout.subscribe(vec![]), fanout.subscribe(vec![])];
-        for tsc in 0..2000 {
-            fanout.publish(hit(1, tsc));
+        for tsc in 0..10_000 {
+            fanout.publish(&hit(1, tsc));
         }
         fanout.end();
         for subscription in &mut subscriptions {
@@ -262,11 +271,29 @@ mod tests {
             assert!(
                 batches
                     .iter()
-                    .all(|batch| batch.lost == 0 && batch.events.len() <= BATCH)
+                    .all(|batch| batch.lost == 0 && batch.encoded_len() <= BATCH)
             );
+            assert!(batches.len() > 1, "all in one");
             let all: Vec<u64> = batches.iter().flat_map(tscs).collect();
-            assert_eq!(all, (0..2000).collect::<Vec<_>>());
+            assert_eq!(all, (0..10_000).collect::<Vec<_>>());
         }
+    }
+
+    #[tokio::test]
+    async fn an_event_that_is_larger_than_a_message_has_one_of_its_own() {
+        let fanout = Arc::new(Fanout::default());
+        let mut subscription = fanout.subscribe(vec![]);
+        let large = Event {
+            stack: vec![1; BATCH / 8],
+            ..hit(1, 1)
+        };
+        for event in [&hit(1, 0), &large, &hit(1, 2), &hit(1, 3)] {
+            fanout.publish(event);
+        }
+        fanout.end();
+        let batches = drain(&mut subscription).await;
+        let tscs: Vec<_> = batches.iter().map(tscs).collect();
+        assert_eq!(tscs, [vec![0], vec![1], vec![2, 3]]);
     }
 
     #[tokio::test]
@@ -274,13 +301,13 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut slow = fanout.subscribe_with(vec![], 3);
         for tsc in 0..5 {
-            fanout.publish(hit(1, tsc));
+            fanout.publish(&hit(1, tsc));
         }
         let first = slow.next().await.unwrap();
         assert_eq!((first.lost, tscs(&first)), (0, vec![0, 1, 2]));
 
-        fanout.publish(hit(1, 5));
-        fanout.publish(hit(1, 6));
+        fanout.publish(&hit(1, 5));
+        fanout.publish(&hit(1, 6));
         let second = slow.next().await.unwrap();
         assert_eq!((second.lost, tscs(&second)), (2, vec![5, 6]));
     }
@@ -290,11 +317,11 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut slow = fanout.subscribe_with(vec![], 2);
         for tsc in 0..10 {
-            fanout.publish(hit(1, tsc));
+            fanout.publish(&hit(1, tsc));
         }
         fanout.end();
         let batches = drain(&mut slow).await;
-        let summary: Vec<_> = batches.iter().map(|b| (b.lost, b.events.len())).collect();
+        let summary: Vec<_> = batches.iter().map(|b| (b.lost, b.len())).collect();
         assert_eq!(summary, [(0, 2), (8, 0)]);
     }
 
@@ -304,10 +331,10 @@ mod tests {
         let mut slow = fanout.subscribe_with(vec![], 1);
         let mut quick = fanout.subscribe(vec![]);
         for tsc in 0..100 {
-            fanout.publish(hit(1, tsc));
+            fanout.publish(&hit(1, tsc));
         }
         fanout.end();
-        let quick: usize = drain(&mut quick).await.iter().map(|b| b.events.len()).sum();
+        let quick: usize = drain(&mut quick).await.iter().map(EventBatch::len).sum();
         let slow: u64 = drain(&mut slow).await.iter().map(|b| b.lost).sum();
         assert_eq!((quick, slow), (100, 99));
     }
@@ -317,7 +344,7 @@ mod tests {
         let fanout = Arc::new(Fanout::default());
         let mut chosen = fanout.subscribe_with(vec![9, 4], 10);
         for probe in 0..100 {
-            fanout.publish(hit(probe, probe));
+            fanout.publish(&hit(probe, probe));
         }
         fanout.end();
         let batches = drain(&mut chosen).await;
@@ -335,7 +362,7 @@ mod tests {
         let vcpus: Vec<_> = (0..THREADS)
             .map(|_| {
                 let fanout = Arc::clone(&fanout);
-                std::thread::spawn(move || (0..EACH).for_each(|tsc| fanout.publish(hit(1, tsc))))
+                std::thread::spawn(move || (0..EACH).for_each(|tsc| fanout.publish(&hit(1, tsc))))
             })
             .collect();
         tokio::task::spawn_blocking(|| vcpus.into_iter().for_each(|vcpu| vcpu.join().unwrap()))
@@ -343,7 +370,7 @@ mod tests {
             .unwrap();
         fanout.end();
         let batches = reader.await.unwrap();
-        let total: u64 = batches.iter().map(|b| b.lost + b.events.len() as u64).sum();
+        let total: u64 = batches.iter().map(|b| b.lost + b.len() as u64).sum();
         assert_eq!(total, THREADS * EACH);
     }
 
@@ -369,7 +396,7 @@ mod tests {
         let mut subscription = fanout.subscribe(vec![]);
         let reader = tokio::spawn(async move { subscription.next().await });
         tokio::task::yield_now().await;
-        fanout.publish(hit(1, 7));
+        fanout.publish(&hit(1, 7));
         assert_eq!(tscs(&reader.await.unwrap().unwrap()), [7]);
     }
 }

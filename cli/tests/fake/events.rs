@@ -101,7 +101,9 @@ impl EventService for Fake {
                 let own = events.iter().filter(|event| event.probe_id == probe.id);
                 probe.hits += own.count() as u64;
             }
-            send(Message::Batch(EventBatch { events, lost: 3 })).await;
+            let mut batch: EventBatch = events.into_iter().collect();
+            batch.lost = 3;
+            send(Message::Batch(batch)).await;
             loop {
                 let changed = fake.changed.notified();
                 let ending = fake.state().ending.clone();

@@ -38,7 +38,7 @@ struct Events {
 impl EventSink for Events {
     fn event(&self, event: &Event) {
         if self.is_wanted() {
-            self.fanout.publish(self.asked.event(event));
+            self.fanout.publish(&self.asked.event(event));
         }
     }
 

@@ -45,6 +45,6 @@ impl Server {
 
 impl EventSink for Server {
     fn event(&self, hit: &Event) {
-        self.fanout.publish(event(hit));
+        self.fanout.publish(&event(hit));
     }
 }

@@ -151,7 +151,7 @@ fn publish(fanout: &Fanout, contents: Contents, received: &AtomicU64) {
             thread::sleep(PAUSE);
         }
         hit.tsc = Tsc(number);
-        fanout.publish(told(&hit, contents));
+        fanout.publish(&told(&hit, contents));
     }
 }
 
