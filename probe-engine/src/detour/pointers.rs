@@ -29,6 +29,9 @@ const INDEX: i32 = 511 << 3;
 /// The lowest bit of an address that is an index of a table of level 4.
 const LEVEL_4: u32 = 39;
 
+/// Bytes of a word.
+const WORD: u64 = 8;
+
 /// Where the next byte of a value goes, while it is copied.
 pub(super) const TO: AsmRegister64 = reg::r11;
 /// Where the value's first word is: its length.
@@ -97,7 +100,7 @@ impl Routines {
             return Ok(());
         };
         self.write_translate(a, &pointers)?;
-        self.write_word(a)?;
+        self.write_word(a, &pointers)?;
         self.write_copy(a)?;
         self.write_text(a)?;
         self.lead_back
@@ -179,9 +182,26 @@ impl Routines {
         a.ret()
     }
 
-    fn write_word(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+    /// Most pointers of a kernel's structures are into the direct mapping of its RAM, and their words are whole
+    /// there: these need no more than a look at the bounds (BN17).
+    fn write_word(&mut self, a: &mut CodeAssembler, pointers: &Pointers) -> Result<(), IcedError> {
         let [mut split, mut next, mut out] = std::array::from_fn(|_| a.create_label());
         a.set_label(&mut self.word)?;
+        for ram in pointers.ram.iter().filter(|ram| ram.len != 0) {
+            let mut elsewhere = a.create_label();
+            a.mov(reg::r8, pointers.direct_map.wrapping_add(ram.start.0))?;
+            a.mov(reg::rax, reg::rdi)?;
+            a.sub(reg::rax, reg::r8)?;
+            a.mov(reg::r8, ram.len.saturating_sub(WORD - 1))?;
+            a.cmp(reg::rax, reg::r8)?;
+            a.jae(elsewhere)?;
+            a.mov(reg::r8, pointers.window.wrapping_add(ram.start.0))?;
+            // An addition below the window's end doesn't carry.
+            a.add(reg::rax, reg::r8)?;
+            a.mov(reg::rax, qword_ptr(reg::rax))?;
+            a.ret()?;
+            a.set_label(&mut elsewhere)?;
+        }
         a.call(self.translate)?;
         a.jb(out)?;
         a.cmp(reg::ecx, 8)?;

@@ -27,7 +27,8 @@ const LEN: usize = 0x3000;
 pub const CALLS: u64 = RING_LEN / 320 - 2000;
 /// Calls before a round that aren't measured.
 const WARM_UP: u64 = 1000;
-const ROUNDS: usize = 301;
+/// Rounds of a measurement; the figure is that of the one in the middle.
+pub const ROUNDS: usize = 301;
 /// Calls of the probed function while it is measured.
 pub const HITS: u64 = (CALLS + WARM_UP) * ROUNDS as u64;
 const CELL: u32 = 0;
@@ -154,29 +155,37 @@ impl Subject {
         let _result = unsafe { self.text.call(LOOP, [times, function]) };
     }
 
-    /// What all calls of [`Subject::measure`] have left behind: bytes in the ring, and what was counted.
+    /// What [`ROUNDS`] have left behind: bytes in the ring, and what was counted.
     pub fn traces(&self) -> (u64, u32) {
         const BYTES: u64 = (1 << RING_SHIFT) - 1;
         let counted = self.blocks.cell(0, CELL) + self.blocks.tally(NUMBER).counted;
         (self.blocks.head(0) & BYTES, counted)
     }
 
-    /// Measures on this thread, as the first vCPU.
+    /// Nanoseconds a call in one round, on this thread, as the first vCPU: without the probe, and with it.
+    ///
+    /// # Errors
+    /// The system doesn't let the GS base be set.
+    pub fn round(&mut self, clock: &Clock) -> Result<[f64; 2], JumpError> {
+        self.blocks.enter(0)?;
+        Ok([false, true].map(|on| {
+            self.patch(on);
+            self.call(WARM_UP);
+            self.blocks.discard(0);
+            let (ticks, ()) = clock.time(|| self.call(CALLS));
+            clock.nanoseconds(ticks) / CALLS as f64
+        }))
+    }
+
+    /// Measures [`ROUNDS`] of them.
     ///
     /// # Errors
     /// The system doesn't let the GS base be set.
     pub fn measure(&mut self, clock: &Clock) -> Result<Measured, JumpError> {
-        self.blocks.enter(0)?;
         let mut above = Vec::new();
         let mut unprobed = Vec::new();
         for _ in 0..ROUNDS {
-            let [without, with] = [false, true].map(|on| {
-                self.patch(on);
-                self.call(WARM_UP);
-                self.blocks.discard(0);
-                let (ticks, ()) = clock.time(|| self.call(CALLS));
-                clock.nanoseconds(ticks) / CALLS as f64
-            });
+            let [without, with] = self.round(clock)?;
             above.push(with - without);
             unprobed.push(without);
         }
