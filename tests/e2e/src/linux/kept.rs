@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::guest::Guest;
 
 /// The most guests that wait for a test. A lab machine has memory for them, and for those of a test beside them.
-const MOST: usize = 2;
+const MOST: usize = 4;
 
 /// Workloads that leave a guest as they have found it.
 const LEAVE_NOTHING: &[&str] = &[
