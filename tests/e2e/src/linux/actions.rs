@@ -18,7 +18,13 @@ pub const TESTS: &[Test] = &[
         name: "a_process_gets_what_the_actions_of_probes_make_of_its_calls",
         ids: &["KP20"],
         needs: Needs::Linux,
-        run: acting,
+        run: |cx| acting(cx, files::BZIMAGE_6_12),
+    },
+    Test {
+        name: "a_process_of_6_1_gets_what_the_actions_of_probes_make_of_its_calls",
+        ids: &["KP20"],
+        needs: Needs::Linux,
+        run: |cx| acting(cx, files::BZIMAGE_6_1),
     },
     Test {
         name: "a_client_answers_hits_of_several_vcpus_and_one_that_does_not_is_dropped",
@@ -33,10 +39,10 @@ const LONG: Duration = Duration::from_secs(60);
 /// Time for a probe to become a jump.
 const SETTLED: Duration = Duration::from_secs(120);
 
-/// A guest of Debian's 6.12 that may be changed.
-async fn guest(cx: &Context) -> Result<Guest, Failure> {
+/// A guest that may be changed.
+async fn guest(cx: &Context, kernel: &'static str) -> Result<Guest, Failure> {
     let config = Config {
-        kernel: files::BZIMAGE_6_12,
+        kernel,
         vcpus: 2,
         server_args: &["--allow-changes"],
         ..Config::new("workload=echo")
@@ -56,7 +62,7 @@ async fn answers(guest: &mut Guest) -> Result<Value, Failure> {
 }
 
 /// The definition of a probe, what it does, and the only answer that is another then.
-const CASES: [(&str, &str, &str, i64); 6] = [
+const CASES: [(&str, &str, &str, i64); 8] = [
     ("p:it __x64_sys_getuid", "override 4711", "getuid", 4711),
     ("r:it __x64_sys_getppid", "override 77", "getppid", 77),
     ("r:it __x64_sys_getppid rets", "override 78", "getppid", 78),
@@ -76,14 +82,18 @@ const CASES: [(&str, &str, &str, i64); 6] = [
         "open_error",
         13,
     ),
+    // A module's function, as a file's `open`: -EBUSY and -ENOMEM.
+    ("p:it tun:tun_chr_open", "override -16", "device_error", 16),
+    ("r:it tun:tun_chr_open", "override -12", "device_error", 12),
 ];
 
-fn acting(cx: &Context) -> TestResult {
+fn acting(cx: &Context, kernel: &'static str) -> TestResult {
     cx.block_on(async {
-        let mut guest = guest(cx).await?;
+        let mut guest = guest(cx, kernel).await?;
+        guest.work("load module=tun").await?;
         let plain = answers(&mut guest).await?;
         let expected = json!({
-            "getuid": 0, "getppid": 0, "umask": 0o22, "read": 16, "open_error": null
+            "getuid": 0, "getppid": 0, "umask": 0o22, "read": 16, "open_error": null, "device_error": null
         });
         check_eq!(plain, expected, "what the calls answer by themselves");
         for (definition, text, which, value) in CASES {
@@ -93,6 +103,7 @@ fn acting(cx: &Context) -> TestResult {
             expected[which] = value.into();
             if which == "open_error" {
                 expected["read"] = Value::Null;
+                expected["device_error"] = value.into();
             }
             let removed = guest.remove(&["it"]).await?;
             let why = &removed[0].action_failure;
@@ -170,7 +181,7 @@ async fn shown(cx: &Context, guest: &mut Guest) -> Result<Vec<String>, Failure> 
     check_eq!(done["open_error"], 13, "the error of a denied open");
     let list = vmprobe(cx, guest, &["probe", "list", "--wide"])?;
     let has = |text: &str| list.iter().any(|line| line.contains(text));
-    check!(has("override -13 (1 done)"), "{list:?}");
+    check!(has("override -13 (2 done)"), "{list:?}");
     check!(has("(1 done, 1 failed: "), "{list:?}");
     shown.extend(vmprobe(cx, guest, &["probe", "list"])?);
     shown.extend(list);
@@ -220,7 +231,7 @@ const CALLS: u64 = 3;
 
 fn answering(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut guest = guest(cx).await?;
+        let mut guest = guest(cx, files::BZIMAGE_6_12).await?;
         guest.probe("p:it __x64_sys_getuid").await?;
         jump(&guest).await?;
         let mut hits = attend(&guest, LONG).await?;

@@ -1,6 +1,6 @@
 //! What probes do to a tiny guest: its own result tells.
 
-use iced_x86::code_asm::{ptr, r8, rax, rbx, rdi, rsi};
+use iced_x86::code_asm::{ptr, qword_ptr, r8, rax, rbx, rcx, rdi, rsi};
 use vmprobe_client::spec::{self, actions};
 use vmprobe_client::v1::{Action, Probe, VmState};
 
@@ -27,6 +27,18 @@ pub const TESTS: &[Test] = &[
         ids: &["KP20"],
         needs: Needs::Tiny,
         run: |cx| changed(cx, "write rsi+0x8=2a00000000000000", 0x2a),
+    },
+    Test {
+        name: "tiny_a_register_that_a_probe_sets_is_what_a_locked_instruction_adds",
+        ids: &["KP20"],
+        needs: Needs::Tiny,
+        run: |cx| prefixed(cx, "locked", "set rdi=0x64", [CALLS * 100, 0x0101]),
+    },
+    Test {
+        name: "tiny_a_count_that_a_probe_sets_is_how_often_a_repeated_instruction_is_done",
+        ids: &["KP20"],
+        needs: Needs::Tiny,
+        run: |cx| prefixed(cx, "repeated", "set rcx=5", [CALLS * GIVEN, 0x01_0101_0101]),
     },
     Test {
         name: "tiny_an_action_that_fails_is_counted_and_the_guest_goes_on",
@@ -81,7 +93,7 @@ pub fn kernel() -> Result<Vec<u8>, Failure> {
         names.here(a, "inside")?;
         // Where something has been written it is that.
         let mut done = a.create_label();
-        a.cmp(iced_x86::code_asm::qword_ptr(rsi + 8), 0)?;
+        a.cmp(qword_ptr(rsi + 8), 0)?;
         a.je(done)?;
         a.mov(rax, ptr(rsi + 8))?;
         a.set_label(&mut done)?;
@@ -92,7 +104,11 @@ pub fn kernel() -> Result<Vec<u8>, Failure> {
 
 /// A guest of [`kernel`] on a server that lets it be changed.
 pub async fn guest(cx: &Context) -> Result<Tiny, Failure> {
-    Tiny::new_with(cx, &kernel()?, 64, |command| {
+    changeable(cx, &kernel()?).await
+}
+
+async fn changeable(cx: &Context, kernel: &[u8]) -> Result<Tiny, Failure> {
+    Tiny::new_with(cx, kernel, 64, |command| {
         command.arg("--allow-changes");
     })
     .await
@@ -136,14 +152,58 @@ fn changed(cx: &Context, text: &str, expected: u64) -> TestResult {
         guest.start().await?;
         check_eq!(result(&mut guest).await?, CALLS * expected, "the sum");
         guest.power_off().await?;
-        let probe = only_probe(&guest).await?;
-        check_eq!(
-            (probe.hits, probe.actions_done, probe.actions_failed),
-            (CALLS, CALLS, 0),
-            "hits, actions done and failed ({})",
-            probe.action_failure
-        );
-        pass()
+        acted(&only_probe(&guest).await?)
+    })
+}
+
+/// The probe has been hit, and has done what it is to do, at each call.
+fn acted(probe: &Probe) -> TestResult {
+    check_eq!(
+        (probe.hits, probe.actions_done, probe.actions_failed),
+        (CALLS, CALLS, 0),
+        "hits, actions done and failed ({})",
+        probe.action_failure
+    );
+    pass()
+}
+
+/// Adds [`GIVEN`] in memory by an instruction with `lock`, and sets so many bytes to 1 by one with `rep`, a few
+/// times; sends what is in memory.
+fn prefixed_kernel() -> Result<Vec<u8>, Failure> {
+    let kernel = image::build(|a, names| {
+        let mut again = a.create_label();
+        a.mov(rsi, DATA)?;
+        a.mov(r8, CALLS)?;
+        a.set_label(&mut again)?;
+        a.mov(rax, 1_u64)?;
+        a.lea(rdi, ptr(rsi + 64))?;
+        a.mov(rcx, GIVEN)?;
+        names.here(a, "repeated")?;
+        a.rep().stosb()?;
+        a.mov(rdi, GIVEN)?;
+        names.here(a, "locked")?;
+        a.lock().add(qword_ptr(rsi), rdi)?;
+        a.dec(r8)?;
+        a.jnz(again)?;
+        a.mov(rax, qword_ptr(rsi))?;
+        image::send_rax(a)?;
+        a.mov(rax, qword_ptr(rsi + 64))?;
+        image::send_rax(a)?;
+        image::power_off(a)
+    })?;
+    Ok(kernel)
+}
+
+/// With one action at that instruction, there is `expected` in memory.
+fn prefixed(cx: &Context, place: &str, text: &str, expected: [u64; 2]) -> TestResult {
+    cx.block_on(async {
+        let mut guest = changeable(cx, &prefixed_kernel()?).await?;
+        act(&guest, place, vec![action(text)?]).await?;
+        guest.start().await?;
+        let found = [result(&mut guest).await?, result(&mut guest).await?];
+        check_eq!(found, expected, "the sum, and the bytes that were set");
+        guest.power_off().await?;
+        acted(&only_probe(&guest).await?)
     })
 }
 

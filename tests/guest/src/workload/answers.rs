@@ -5,6 +5,8 @@ use std::io::{self, Read};
 
 use serde_json::{Value, json};
 
+use super::module;
+
 /// A file that is always there.
 const FILE: &str = "/proc/version";
 /// Bytes that are asked for.
@@ -25,12 +27,14 @@ pub fn run() -> io::Result<Value> {
         Ok(mut file) => (Some(file.read(&mut [0; BYTES])?), None),
         Err(error) => (None, error.raw_os_error()),
     };
+    let device = File::open(module::DEVICE).err();
     Ok(json!({
         "getuid": uid,
         "getppid": parent,
         "umask": mask,
         "read": read,
         "open_error": open,
+        "device_error": device.and_then(|error| error.raw_os_error()),
     }))
 }
 
