@@ -4,8 +4,6 @@
 //! all clients that want it; generated code would hold each event as a structure of some 400 bytes and
 //! encode it for each client anew.
 
-use std::hash::Hash;
-
 use prost::DecodeError;
 use prost::Message;
 use prost::bytes::{Buf, BufMut, Bytes, BytesMut};
