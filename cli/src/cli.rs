@@ -1,6 +1,7 @@
 //! The arguments.
 
 mod actions;
+mod devices;
 mod target;
 mod tracing;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
+pub use devices::{DeviceArgs, DiskArg};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
     Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,
@@ -154,6 +156,8 @@ pub struct MachineArgs {
     /// How the kernel is started
     #[arg(long, value_enum, default_value_t = Boot::Elf)]
     pub boot: Boot,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     /// A probe planted before the guest's first instruction (repeatable)
     #[arg(long = "probe", value_name = "PROBE")]
     pub probes: Vec<String>,

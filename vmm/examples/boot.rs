@@ -38,6 +38,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         vcpus: numbers.first().map_or(Ok(1), |n| n.parse())?,
         boot: BootMethod::Elf,
         max_file: vmm::MAX_FILE,
+        devices: vmm::Devices::default(),
     })?;
     // int3s exit and are reinjected, as beside a breakpoint probe.
     let debugging = Debugging {

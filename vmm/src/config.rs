@@ -9,7 +9,11 @@ use guest_state::VcpuError;
 use thiserror::Error;
 
 use crate::{
-    devices::bus::BusError,
+    devices::{
+        bus::BusError,
+        pci::MAX_FUNCTIONS,
+        virtio::{Disk, DiskError},
+    },
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
@@ -45,6 +49,28 @@ pub struct VmConfig {
     pub boot: BootMethod,
     /// The longest kernel or initramfs that is read, in bytes.
     pub max_file: u64,
+    /// What it has besides a console.
+    pub devices: Devices,
+}
+
+/// Devices of a guest on its PCI bus, which is there if any of them is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// Its disks, in the order in which it sees them.
+    pub disks: Vec<Disk>,
+    /// It gets random bytes of the host's.
+    pub entropy: bool,
+}
+
+impl Devices {
+    /// Returns true if there is none.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn len(&self) -> usize {
+        self.disks.len() + usize::from(self.entropy)
+    }
 }
 
 /// Why a VM can't be made. Nothing of the VM is left then.
@@ -56,6 +82,15 @@ pub enum CreateError {
     /// No or too many vCPUs.
     #[error("a guest has 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u32),
+    /// More devices than a bus has slots for.
+    #[error("a guest has at most {MAX_FUNCTIONS} devices on its PCI bus, not {0}")]
+    Devices(usize),
+    /// A file can't be a disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The host has no events for a device.
+    #[error("the host has no events for the guest's devices: {0}")]
+    Events(io::Error),
     /// A file can't be read.
     #[error("the {what} {path} can't be read: {cause}")]
     File {
@@ -142,9 +177,14 @@ impl CreateError {
             Self::File { what, .. } | Self::Empty { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
-            Self::Kvm(_) | Self::Cpu(_) | Self::Vcpu(_) | Self::Bus(_) | Self::Refused { .. } => {
-                None
-            }
+            Self::Devices(_) => Some("devices"),
+            Self::Disk(_) => Some("devices.disks"),
+            Self::Kvm(_)
+            | Self::Cpu(_)
+            | Self::Vcpu(_)
+            | Self::Bus(_)
+            | Self::Events(_)
+            | Self::Refused { .. } => None,
         }
     }
 }
@@ -153,6 +193,10 @@ impl VmConfig {
     pub(crate) fn validate(&self) -> Result<(), CreateError> {
         if self.memory_mib < MIN_MEMORY_MIB {
             return Err(CreateError::Memory(self.memory_mib));
+        }
+        let devices = self.devices.len();
+        if devices > MAX_FUNCTIONS {
+            return Err(CreateError::Devices(devices));
         }
         if !(1..=MAX_VCPUS).contains(&self.vcpus) {
             return Err(CreateError::Vcpus(self.vcpus));

@@ -132,6 +132,11 @@ impl GuestRam {
         &self.known
     }
 
+    /// The same, for devices: what they read and write for the guest is never in the arena.
+    pub(crate) fn shared(&self) -> &Arc<GuestMemoryMmap> {
+        &self.known
+    }
+
     /// Memory that is in one region.
     fn slice(&self, at: GuestPhysAddr, len: usize) -> Option<VolatileSlice<'_>> {
         match self.low.get_slice(MemoryRegionAddress(at.0), len) {

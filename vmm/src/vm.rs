@@ -19,7 +19,13 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     config::{CreateError, VmConfig},
-    devices::{console::Console, guest_end::GuestEnd, serial::SerialPort},
+    devices::{
+        console::Console,
+        events::DeviceEvents,
+        guest_end::GuestEnd,
+        serial::SerialPort,
+        virtio::{self, VirtioDevices},
+    },
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
@@ -31,11 +37,14 @@ use crate::{
         kick::{self, KickThreads},
     },
     x86_64::{
+        acpi::Hardware,
         boot::{
             self, BootMethod,
             bzimage::{KernelFile, read_kernel},
         },
-        chips, cpu, layout, platform,
+        chips, cpu,
+        events::KvmEvents,
+        layout, platform,
         vcpu::capabilities::VcpuCapabilities,
     },
 };
@@ -50,8 +59,9 @@ pub struct Vm {
     segments: Vec<Segment>,
     in_place: bool,
     tsc_hz: u64,
+    devices: VirtioDevices,
     /// The VM's own file, which must outlive the vCPUs.
-    _fd: VmFd,
+    _fd: Arc<VmFd>,
 }
 
 #[derive(Default)]
@@ -118,6 +128,7 @@ impl Vm {
             }
         })?;
         let initramfs = config.read_initramfs()?;
+        let devices = virtio::open(&config.devices)?;
         let kvm = kvm::open()?;
         let ram = GuestRam::new(config.memory_mib)?;
         let bits = cpu::physical_address_bits(&kvm)?;
@@ -131,20 +142,25 @@ impl Vm {
             config.boot,
             initramfs.as_deref(),
             &config.cmdline,
-            config.vcpus,
+            Hardware {
+                vcpus: config.vcpus,
+                has_pci: !devices.is_empty(),
+            },
         )?;
         drop(initramfs);
 
-        let fd = kvm
-            .create_vm()
-            .map_err(CreateError::refused("create a virtual machine"))?;
+        let fd = kvm.create_vm();
+        let fd = Arc::new(fd.map_err(CreateError::refused("create a virtual machine"))?);
         chips::create(&fd)?;
         map_memory(&fd, &ram)?;
         let end = Arc::new(EndSignal::default());
         let console = Arc::new(Console::default());
         let guest_end = GuestEnd::new(Arc::clone(&console), Arc::clone(&end));
         let serial = serial_port(&fd, &console, guest_end.clone())?;
-        let bus = platform::bus(serial, &guest_end)?;
+        let events: Arc<dyn DeviceEvents> = Arc::new(KvmEvents::new(Arc::clone(&fd)));
+        let devices = virtio::attach(devices, layout::PCI_WINDOW, ram.shared(), &events);
+        let devices = devices.map_err(CreateError::Events)?;
+        let bus = platform::bus(serial, &guest_end, devices.functions())?;
         let vcpus = (0..config.vcpus)
             .map(|index| create_vcpu(&kvm, &fd, index, config.vcpus, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
@@ -181,6 +197,7 @@ impl Vm {
             segments: loaded.segments,
             in_place: config.boot == BootMethod::Elf,
             tsc_hz,
+            devices,
             _fd: fd,
         })
     }
@@ -359,6 +376,8 @@ impl Vm {
         for handle in self.threads.lock().handles.drain(..) {
             let _a_panic_became_the_ending = handle.join();
         }
+        // Nobody gives them work any more.
+        self.devices.stop();
     }
 }
 

@@ -3,9 +3,9 @@
 use std::path::{Path, absolute};
 
 use vmprobe_client::spec::{self, SpecError};
-use vmprobe_client::v1::{BootMethod, CreateVmRequest, ProbeSpec};
+use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec};
 
-use crate::cli::{Boot, MachineArgs};
+use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs};
 use crate::failure::Failure;
 use crate::tracing::Definition;
 
@@ -42,6 +42,25 @@ pub fn request(
         boot: boot.into(),
         probes: specs(&machine.probes)?,
         hold,
+        devices: devices(&machine.devices)?,
+    })
+}
+
+/// None where no device is asked for: the guest has no PCI bus then.
+fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
+    let disks = asked.disks.iter().map(disk).collect::<Result<_, _>>()?;
+    let devices = Devices {
+        disks,
+        entropy: asked.entropy,
+    };
+    Ok((devices != Devices::default()).then_some(devices))
+}
+
+fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
+    Ok(Disk {
+        path: path(&asked.path)?,
+        format: asked.format.into(),
+        read_only: asked.read_only,
     })
 }
 

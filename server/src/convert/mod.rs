@@ -2,6 +2,7 @@
 
 mod actions;
 mod blacklist;
+mod devices;
 mod event;
 mod no_jump;
 mod options;
@@ -11,6 +12,7 @@ mod vm;
 
 pub use actions::actions;
 pub use blacklist::blacklist_kind;
+pub use devices::devices;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{check_batch, spec};

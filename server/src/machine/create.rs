@@ -185,6 +185,7 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
         vcpus: request.vcpus.max(1),
         boot,
         max_file: limits.file_mib.saturating_mul(1 << 20),
+        devices: convert::devices(request.devices.as_ref())?,
     })
 }
 

@@ -150,6 +150,15 @@ named! {
         Churn = "churn",
         /// Loads `module`.
         Load = "load",
+        /// Loads the drivers of virtio devices.
+        Drivers = "drivers",
+        /// Writes all of the disk `at` from all CPUs, `count` sectors at a time, makes some of it zeros, and reads it
+        /// back.
+        DiskFill = "disk-fill",
+        /// Reads the disk `at`, which can't be written.
+        DiskLook = "disk-look",
+        /// Reads `count` bytes of the entropy device.
+        Random = "random",
         /// Unloads `module`.
         Unload = "unload",
         /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`

@@ -12,8 +12,20 @@ use crate::machine::Programs;
 use crate::repack::{self, Packer, RepackError};
 use crate::{root, say};
 
-/// Modules that need no other ones.
-const MODULES: [&str; 1] = ["drivers/net/tun"];
+/// Modules that both kernels have.
+const MODULES: [&str; 3] = [
+    "drivers/net/tun",
+    "drivers/block/virtio_blk",
+    "drivers/char/hw_random/virtio-rng",
+];
+/// Modules of 6.1 that 6.12 has built in.
+const MODULES_6_1: [&str; 5] = [
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci",
+];
 
 /// Why the files aren't there.
 #[derive(Debug, thiserror::Error)]
@@ -92,12 +104,12 @@ impl Files {
         Ok(())
     }
 
-    /// PID 1, and the modules for its workload `module`, for both kernels.
+    /// PID 1, and the modules that its workloads load, for both kernels.
     fn initramfs(&mut self, programs: &Programs, kernels: &Kernels) -> Result<(), FilesError> {
         let init = fs::read(&programs.guest).map_err(io_error("read", &programs.guest))?;
         let mut image = Initramfs::new().file("/init", &init, 0o755);
-        for kernel in [&kernels.v6_1, &kernels.v6_12] {
-            for path in MODULES {
+        for (kernel, more) in [(&kernels.v6_1, &MODULES_6_1[..]), (&kernels.v6_12, &[])] {
+            for path in MODULES.iter().chain(more) {
                 let name = path.rsplit('/').next().unwrap_or(path);
                 let to = format!("/lib/modules/{}/{name}.ko", kernel.release);
                 image = image.file(&to, &kernel.module(path)?, 0o644);

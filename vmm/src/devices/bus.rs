@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use vm_device::{
-    DevicePio,
-    bus::{MmioAddress, PioAddress, PioAddressOffset, PioRange},
+    DeviceMmio, DevicePio,
+    bus::{MmioAddress, MmioRange, PioAddress, PioAddressOffset, PioRange},
     device_manager::{IoManager, MmioManager, PioManager},
 };
 
@@ -19,6 +19,16 @@ pub enum BusError {
         first: u16,
         /// The last port.
         last: u16,
+    },
+    /// Another device has some of the addresses, or there are no such addresses.
+    #[error(
+        "{len:#x} addresses from {start:#x} on can't be given to a device: a bug of the monitor"
+    )]
+    Memory {
+        /// The first address.
+        start: u64,
+        /// How many.
+        len: u64,
     },
 }
 
@@ -46,6 +56,21 @@ impl Bus {
         PioRange::new(PioAddress(first), count)
             .and_then(|range| self.io.register_pio(range, device))
             .map_err(|_| BusError::Ports { first, last })
+    }
+
+    /// Attaches `device` to `len` addresses from `start` on.
+    ///
+    /// # Errors
+    /// See [`BusError`].
+    pub(crate) fn attach_memory(
+        &mut self,
+        start: u64,
+        len: u64,
+        device: Arc<dyn DeviceMmio + Send + Sync>,
+    ) -> Result<(), BusError> {
+        MmioRange::new(MmioAddress(start), len)
+            .and_then(|range| self.io.register_mmio(range, device))
+            .map_err(|_| BusError::Memory { start, len })
     }
 
     /// A guest's `in`: fills `data`, one access of `data.len()` bytes or, by a string instruction,

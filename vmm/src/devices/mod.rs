@@ -7,5 +7,8 @@
 pub(crate) mod bus;
 pub(crate) mod console;
 pub(crate) mod end_register;
+pub(crate) mod events;
 pub(crate) mod guest_end;
+pub(crate) mod pci;
 pub(crate) mod serial;
+pub(crate) mod virtio;

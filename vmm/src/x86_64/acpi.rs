@@ -6,7 +6,10 @@
 
 use acpi_tables::{
     Aml, AmlSink,
-    aml::{self, EISAName, IO, Interrupt, Name, Package, Path, ResourceTemplate},
+    aml::{
+        self, AddressSpace as Window, AddressSpaceCacheable, EISAName, IO, Interrupt, Name,
+        Package, Path, ResourceTemplate,
+    },
     fadt::{FADTBuilder, Flags, PmProfile},
     gas::{AccessSize, AddressSpace, GAS},
     madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic},
@@ -31,9 +34,17 @@ const REVISION: u32 = 1;
 /// (ACPI 6.5, table 5.11).
 const BOOT_ARCH_NO_VGA_NO_CMOS: u16 = 1 << 2 | 1 << 5;
 
-/// Writes all tables for `vcpus` processors; returns the address of the root
-/// pointer.
-pub(crate) fn write_tables(ram: &GuestRam, vcpus: u32) -> Result<u64, MemoryError> {
+/// What the tables tell of, besides what every guest has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hardware {
+    /// Number of processors.
+    pub(crate) vcpus: u32,
+    /// There is a PCI bus.
+    pub(crate) has_pci: bool,
+}
+
+/// Writes all tables; returns the address of the root pointer.
+pub(crate) fn write_tables(ram: &GuestRam, hardware: Hardware) -> Result<u64, MemoryError> {
     let rsdp_at = layout::ACPI;
     let mut next = rsdp_at + 64;
     let mut put = |bytes: &[u8]| -> Result<u64, MemoryError> {
@@ -44,9 +55,9 @@ pub(crate) fn write_tables(ram: &GuestRam, vcpus: u32) -> Result<u64, MemoryErro
         Ok(at)
     };
 
-    let dsdt = put(&dsdt())?;
+    let dsdt = put(&dsdt(hardware.has_pci))?;
     let fadt = put(&bytes_of(&fadt(dsdt)))?;
-    let madt = put(&bytes_of(&madt(vcpus)))?;
+    let madt = put(&bytes_of(&madt(hardware.vcpus)))?;
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, REVISION);
     xsdt.add_entry(fadt);
     xsdt.add_entry(madt);
@@ -100,10 +111,13 @@ fn madt(vcpus: u32) -> MADT {
     madt
 }
 
-fn dsdt() -> Vec<u8> {
+fn dsdt(has_pci: bool) -> Vec<u8> {
     // 36 bytes of header, which Sdt::new writes (ACPI 6.5, 5.2.6).
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, REVISION);
-    let devices = [serial(), pvpanic()].concat();
+    let mut devices = [serial(), pvpanic()].concat();
+    if has_pci {
+        devices.extend(pci());
+    }
     dsdt.vec(&aml::Scope::raw(Path::new("_SB_"), devices));
     let soft_off = Package::new(vec![&S5_SLEEP_TYPE, &aml::ZERO, &aml::ZERO, &aml::ZERO]);
     Name::new(Path::new("_S5_"), &soft_off).to_aml_bytes(&mut dsdt);
@@ -131,6 +145,34 @@ fn serial() -> Vec<u8> {
     ))
 }
 
+/// The root of the PCI bus, its configuration ports and the window of its functions' memory. There are no
+/// interrupt lines to tell of.
+fn pci() -> Vec<u8> {
+    let bus = Window::new_bus_number(0u16, 0);
+    let ports = IO::new(
+        layout::PCI_CONFIG_ADDRESS_PORT,
+        layout::PCI_CONFIG_ADDRESS_PORT,
+        1,
+        8,
+    );
+    let window = Window::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        layout::PCI_WINDOW,
+        layout::PCI_WINDOW + (layout::PCI_WINDOW_LEN - 1),
+        None,
+    );
+    let resources = ResourceTemplate::new(vec![&bus, &ports, &window]);
+    bytes_of(&aml::Device::new(
+        Path::new("PCI0"),
+        vec![
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0A03")),
+            &Name::new(Path::new("_UID"), &aml::ZERO),
+            &Name::new(Path::new("_CRS"), &resources),
+        ],
+    ))
+}
+
 /// The device that Linux's pvpanic driver binds to (drivers/misc/pvpanic).
 fn pvpanic() -> Vec<u8> {
     let port = IO::new(layout::PVPANIC_PORT, layout::PVPANIC_PORT, 1, 1);
@@ -151,7 +193,11 @@ mod tests {
     #[test]
     fn every_table_adds_up_to_zero_and_is_found_from_the_root() {
         let ram = GuestRam::new(64).unwrap();
-        let root = write_tables(&ram, 8).unwrap();
+        let hardware = Hardware {
+            vcpus: 8,
+            has_pci: true,
+        };
+        let root = write_tables(&ram, hardware).unwrap();
         let bytes = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
             ram.read(GuestPhysAddr(at), &mut bytes).unwrap();

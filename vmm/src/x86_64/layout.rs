@@ -46,6 +46,10 @@ pub(crate) const ARENA_DATA_LEN: u64 = 64 << 20;
 /// below it or above, so that nothing that runs off the end of the guest's own
 /// memory gets into it.
 pub(crate) const ARENA_ALIGN: u64 = 1 << 30;
+/// Where the memory of PCI functions may be, in the device hole.
+pub(crate) const PCI_WINDOW: u32 = DEVICE_HOLE as u32;
+/// Bytes of it, up to what chips have there.
+pub(crate) const PCI_WINDOW_LEN: u32 = 0x3000_0000;
 /// I/O APIC of KVM's in-kernel interrupt chip.
 pub(crate) const IO_APIC: u32 = 0xfec0_0000;
 /// Local APICs of KVM's in-kernel interrupt chip.
@@ -68,5 +72,9 @@ pub(crate) const PVPANIC_PORT: u16 = 0x505;
 pub(crate) const SLEEP_CONTROL_PORT: u16 = 0x600;
 /// PC reset control register, named in the FADT.
 pub(crate) const RESET_PORT: u16 = 0xcf9;
+/// Port of the address of PCI configuration spaces; the reset register is among its bytes.
+pub(crate) const PCI_CONFIG_ADDRESS_PORT: u16 = 0xcf8;
+/// Ports of the configuration register that is addressed.
+pub(crate) const PCI_CONFIG_DATA_PORT: u16 = 0xcfc;
 /// Keyboard controller command port, where an old kernel asks for a reset.
 pub(crate) const I8042_COMMAND_PORT: u16 = 0x64;

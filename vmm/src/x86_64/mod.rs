@@ -10,6 +10,7 @@
 //!   would serve another kernel too, the compressions of a payload, nothing else uses;
 //! - [`acpi`]: the tables that tell the guest of its processors and devices;
 //! - [`chips`]: interrupt controllers and timers;
+//! - [`events`]: interrupts by message, in KVM's table of interrupt numbers;
 //! - [`platform`]: which devices there are, and where;
 //! - [`cpu`]: what a vCPU starts with;
 //! - [`vcpu`]: registers, debug registers, exceptions and events of a vCPU that has left guest mode,
@@ -21,6 +22,7 @@ pub(crate) mod acpi;
 pub mod boot;
 pub(crate) mod chips;
 pub(crate) mod cpu;
+pub(crate) mod events;
 pub(crate) mod layout;
 pub(crate) mod platform;
 pub(crate) mod vcpu;

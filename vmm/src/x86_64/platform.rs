@@ -7,16 +7,22 @@ use crate::{
         bus::{Bus, BusError},
         end_register::EndRegister,
         guest_end::GuestEnd,
+        pci::{ConfigAddressPort, ConfigDataPort, PciFunction, PciRoot},
         serial::SerialPort,
     },
     x86_64::layout,
 };
 
-/// Attaches all devices to a bus. `end` is how they end the guest.
+/// Attaches all devices to a bus. `end` is how they end the guest; there is a PCI bus if it has
+/// `functions`.
 ///
 /// # Errors
 /// See [`BusError`].
-pub(crate) fn bus(serial: SerialPort, end: &GuestEnd) -> Result<Bus, BusError> {
+pub(crate) fn bus(
+    serial: SerialPort,
+    end: &GuestEnd,
+    functions: Vec<Arc<dyn PciFunction>>,
+) -> Result<Bus, BusError> {
     let mut bus = Bus::default();
     bus.attach_ports(layout::COM1_PORT, layout::COM1_PORTS, Arc::new(serial))?;
     for (port, count, register) in [
@@ -35,7 +41,21 @@ pub(crate) fn bus(serial: SerialPort, end: &GuestEnd) -> Result<Bus, BusError> {
     ] {
         bus.attach_ports(port, count, Arc::new(register))?;
     }
+    if !functions.is_empty() {
+        attach_pci(&mut bus, functions)?;
+    }
     Ok(bus)
+}
+
+fn attach_pci(bus: &mut Bus, functions: Vec<Arc<dyn PciFunction>>) -> Result<(), BusError> {
+    let (window, len) = (layout::PCI_WINDOW.into(), layout::PCI_WINDOW_LEN.into());
+    let root = PciRoot::new(functions, window);
+    // One port, as the reset register is the next. A word written to it is the device's.
+    let address = Arc::new(ConfigAddressPort(Arc::clone(&root)));
+    bus.attach_ports(layout::PCI_CONFIG_ADDRESS_PORT, 1, address)?;
+    let data = Arc::new(ConfigDataPort(Arc::clone(&root)));
+    bus.attach_ports(layout::PCI_CONFIG_DATA_PORT, 4, data)?;
+    bus.attach_memory(window, len, root)
 }
 
 #[cfg(test)]
@@ -53,7 +73,7 @@ mod tests {
         let end = GuestEnd::new(Arc::clone(&console), Arc::clone(&signal));
         let line = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let serial = SerialPort::new(line, &console, end.clone());
-        (bus(serial, &end).unwrap(), console, signal)
+        (bus(serial, &end, Vec::new()).unwrap(), console, signal)
     }
 
     fn print(bus: &Bus, text: &str) {

@@ -67,6 +67,7 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
         vcpus,
         boot: BootMethod::Elf,
         max_file: vmm::MAX_FILE,
+        devices: vmm::Devices::default(),
     })
     .unwrap();
     Tiny {

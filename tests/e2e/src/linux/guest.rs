@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
-use vmprobe_client::v1::{BootMethod, CreateVmRequest, Ending, EndingKind, Probe, ProbeSpec};
+use vmprobe_client::v1::{
+    BootMethod, CreateVmRequest, Devices, Ending, EndingKind, Probe, ProbeSpec,
+};
 use vmprobe_client::{Client, ClientError, spec};
 
 use super::kept::{self, KeptGuests, Kind};
@@ -55,6 +57,8 @@ pub struct Config {
     pub probes: Vec<ProbeSpec>,
     /// Arguments of the server besides those that every test's has.
     pub server_args: &'static [&'static str],
+    /// Its devices, if it has a PCI bus.
+    pub devices: Option<Devices>,
 }
 
 /// Arguments of a kernel that writes little on its console and leaves out the self-tests of its cryptography, which
@@ -74,6 +78,7 @@ impl Config {
             plan,
             probes: Vec::new(),
             server_args: &[],
+            devices: None,
         }
     }
 
@@ -94,6 +99,7 @@ impl Config {
             boot: self.boot.into(),
             probes: self.probes.clone(),
             hold: false,
+            devices: self.devices.clone(),
         }
     }
 }

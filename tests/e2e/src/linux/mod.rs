@@ -9,6 +9,7 @@ mod clock;
 mod code;
 mod decision;
 mod decoder;
+mod devices;
 mod documented;
 mod draw;
 mod early;
@@ -102,6 +103,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         interleaved::TESTS,
         watch::TESTS,
         modules::TESTS,
+        devices::TESTS,
         jumps::TESTS,
         jumps::causes::TESTS,
         jumps::records::TESTS,

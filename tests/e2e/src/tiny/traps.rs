@@ -89,6 +89,7 @@ fn shapes(_: &Context) -> TestResult {
         vcpus: 1,
         boot: BootMethod::Elf,
         max_file: vmm::MAX_FILE,
+        devices: vmm::Devices::default(),
     };
     let vm = Vm::create(&config).map_err(|error| wrong!("{error}"))?;
     vm.stopped(|guest| {

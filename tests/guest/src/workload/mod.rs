@@ -6,6 +6,7 @@ mod console;
 mod debugfs;
 mod debugger;
 mod definitions;
+mod disks;
 mod fault;
 mod files;
 mod fill;
@@ -91,6 +92,10 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
             module::load(&module::file(&plan.module)?)?;
             Ok(json!({ "text": module::text(&plan.module)? }))
         }
+        Workload::Drivers => disks::load_drivers(),
+        Workload::DiskFill => disks::fill(plan),
+        Workload::DiskLook => disks::look(plan),
+        Workload::Random => disks::random(plan),
         Workload::Unload => module::unload(&plan.module).map(|()| json!({})),
         Workload::Sweep => sweep::run(plan.count),
         Workload::Fault => fault::run(plan.count),

@@ -43,7 +43,7 @@ pub(crate) fn load(
     method: BootMethod,
     initramfs: Option<&[u8]>,
     cmdline: &str,
-    vcpus: u32,
+    hardware: acpi::Hardware,
 ) -> Result<LoadedKernel, LoadError> {
     let write = |at: u64, bytes: &[u8]| ram.write(GuestPhysAddr(at), bytes);
     let image = match method {
@@ -67,7 +67,7 @@ pub(crate) fn load(
     let info = params::BootInfo {
         cmdline_len: cmdline.len(),
         initramfs,
-        acpi_root: acpi::write_tables(ram, vcpus)?,
+        acpi_root: acpi::write_tables(ram, hardware)?,
         ram: &ram.ranges(),
     };
     write(

@@ -2,6 +2,10 @@ use super::*;
 use crate::x86_64::boot::bzimage::{Compression, KernelFormat};
 
 const MIB: u64 = 1 << 20;
+const ONE_CPU: acpi::Hardware = acpi::Hardware {
+    vcpus: 1,
+    has_pci: false,
+};
 
 /// A vmlinux of segments (virtual, physical, bytes in memory), each with 16
 /// bytes in the file that hold its number, entered at its first.
@@ -96,7 +100,10 @@ fn an_elf_is_loaded_where_its_segments_say() {
         BootMethod::Elf,
         Some(&initramfs),
         "quiet",
-        2,
+        acpi::Hardware {
+            vcpus: 2,
+            ..ONE_CPU
+        },
     )
     .unwrap();
     assert_eq!(loaded.entry, 0x100_0000);
@@ -131,7 +138,7 @@ fn an_elf_is_loaded_where_its_segments_say() {
 #[test]
 fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
     let ram = GuestRam::new(64).unwrap();
-    let loaded = load(&ram, &packed(), BootMethod::BzImage, None, "quiet", 1).unwrap();
+    let loaded = load(&ram, &packed(), BootMethod::BzImage, None, "quiet", ONE_CPU).unwrap();
     assert_eq!(loaded.entry, 0x100_0200);
     // As linked: that is where it unpacks itself to.
     assert_eq!(loaded.segments.len(), 2);
@@ -149,7 +156,15 @@ fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
 #[test]
 fn a_vmlinux_has_no_bzimage_to_boot() {
     let ram = GuestRam::new(64).unwrap();
-    let error = load(&ram, &two_segments(), BootMethod::BzImage, None, "", 1).unwrap_err();
+    let error = load(
+        &ram,
+        &two_segments(),
+        BootMethod::BzImage,
+        None,
+        "",
+        ONE_CPU,
+    )
+    .unwrap_err();
     assert!(matches!(error, LoadError::NotABzImage));
 }
 
@@ -162,11 +177,11 @@ fn the_initramfs_never_overlaps_what_the_kernel_clears_or_unpacks_into() {
     for (kernel, method, end) in cases {
         let ram = GuestRam::new(64).unwrap();
         let fits = vec![0x77; ((64 - end) * MIB) as usize];
-        load(&ram, &kernel, method, Some(&fits), "", 1).unwrap();
+        load(&ram, &kernel, method, Some(&fits), "", ONE_CPU).unwrap();
         let start = u32::from_le_bytes(read(&ram, layout::ZERO_PAGE + 0x218));
         assert_eq!(u64::from(start), end * MIB);
         let larger = vec![0x77; fits.len() + 1];
-        let error = load(&ram, &kernel, method, Some(&larger), "", 1).unwrap_err();
+        let error = load(&ram, &kernel, method, Some(&larger), "", ONE_CPU).unwrap_err();
         assert!(
             matches!(error, LoadError::InitramfsTooLarge { memory: 65, .. }),
             "{method:?}: {error}"
@@ -181,7 +196,7 @@ fn a_kernel_that_memory_does_not_hold_is_refused() {
         (packed(), BootMethod::BzImage, 24),
     ] {
         let ram = GuestRam::new(16).unwrap();
-        let error = load(&ram, &kernel, method, None, "", 1).unwrap_err();
+        let error = load(&ram, &kernel, method, None, "", ONE_CPU).unwrap_err();
         assert!(error.to_string().contains("only 16 MiB"), "{error}");
         assert!(
             load(
@@ -190,7 +205,7 @@ fn a_kernel_that_memory_does_not_hold_is_refused() {
                 method,
                 None,
                 "",
-                1
+                ONE_CPU,
             )
             .is_err()
         );
@@ -200,7 +215,7 @@ fn a_kernel_that_memory_does_not_hold_is_refused() {
             method,
             None,
             "",
-            1,
+            ONE_CPU,
         )
         .unwrap();
     }
@@ -210,7 +225,7 @@ fn a_kernel_that_memory_does_not_hold_is_refused() {
 fn damaged_segments_are_refused() {
     let ram = GuestRam::new(64).unwrap();
     let error =
-        |file: Vec<u8>| load(&ram, &kernel(file), BootMethod::Elf, None, "", 1).unwrap_err();
+        |file: Vec<u8>| load(&ram, &kernel(file), BootMethod::Elf, None, "", ONE_CPU).unwrap_err();
     let low = error(vmlinux(&[(0, 0x100_0000, 0x1000), (0, 0x7000, 0x1000)]));
     assert!(
         matches!(low, LoadError::KernelTooLow { start: 0x7000 }),

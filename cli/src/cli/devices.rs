@@ -1,0 +1,75 @@
+//! Arguments that give a guest devices.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use vmprobe_client::v1::DiskFormat;
+
+#[derive(Debug, Args)]
+pub struct DeviceArgs {
+    /// A disk (repeatable): an image file or a block device
+    ///
+    /// Behind the file: ",qcow2" for a qcow2 image, ",raw" for a raw one that looks like qcow2, ",ro" for
+    /// a disk that the guest can't write to.
+    #[arg(long = "disk", value_name = "FILE[,qcow2|,raw][,ro]")]
+    pub disks: Vec<DiskArg>,
+    /// Random bytes of the host's, by a virtio device
+    #[arg(long)]
+    pub entropy: bool,
+}
+
+/// A disk, as it is named on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskArg {
+    pub path: PathBuf,
+    pub format: DiskFormat,
+    pub read_only: bool,
+}
+
+impl FromStr for DiskArg {
+    type Err = Infallible;
+
+    /// Words are taken off the end: other commas belong to the file's name.
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let (mut rest, mut format, mut read_only) = (text, DiskFormat::Unspecified, false);
+        while let Some((before, word)) = rest.rsplit_once(',') {
+            match word {
+                "qcow2" => format = DiskFormat::Qcow2,
+                "raw" => format = DiskFormat::Raw,
+                "ro" => read_only = true,
+                _ => break,
+            }
+            rest = before;
+        }
+        Ok(Self {
+            path: rest.into(),
+            format,
+            read_only,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_behind_a_disk_s_file_say_what_it_is() {
+        for (text, path, format, read_only) in [
+            ("disk.img", "disk.img", DiskFormat::Unspecified, false),
+            ("a,b.qcow2,qcow2", "a,b.qcow2", DiskFormat::Qcow2, false),
+            ("/x,ro,raw", "/x", DiskFormat::Raw, true),
+            ("x,ro,y", "x,ro,y", DiskFormat::Unspecified, false),
+            ("ro", "ro", DiskFormat::Unspecified, false),
+        ] {
+            let expected = DiskArg {
+                path: path.into(),
+                format,
+                read_only,
+            };
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Which virtio devices a guest has.
+
+use std::{io, sync::Arc};
+
+use vm_memory::GuestMemoryMmap;
+
+use super::{
+    block::{Block, DiskError},
+    device::VirtioDevice,
+    entropy::Entropy,
+    pci::{MEMORY_LEN, VirtioPci},
+};
+use crate::{
+    config::Devices,
+    devices::{events::DeviceEvents, pci::PciFunction},
+};
+
+/// The virtio devices of a guest.
+#[derive(Default)]
+pub(crate) struct VirtioDevices(Vec<Arc<VirtioPci>>);
+
+impl VirtioDevices {
+    /// The devices as functions of the PCI bus.
+    pub(crate) fn functions(&self) -> Vec<Arc<dyn PciFunction>> {
+        self.0
+            .iter()
+            .map(|device| Arc::clone(device) as _)
+            .collect()
+    }
+
+    /// Stops all devices, for good. What a driver was told is written is on the host's disk cache then.
+    pub(crate) fn stop(&self) {
+        for device in &self.0 {
+            device.stop();
+        }
+    }
+}
+
+/// The devices that `wanted` names, opened: a guest's disks in their order, then the rest. The guest sees
+/// them in this order.
+///
+/// # Errors
+/// A disk can't be used.
+pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, DiskError> {
+    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+    for disk in &wanted.disks {
+        devices.push(Box::new(Block::open(disk)?));
+    }
+    if wanted.entropy {
+        devices.push(Box::new(Entropy));
+    }
+    Ok(devices)
+}
+
+/// Puts devices on the bus, whose window of memory begins at `window`.
+///
+/// # Errors
+/// The host or KVM has no more events.
+pub(crate) fn attach(
+    devices: Vec<Box<dyn VirtioDevice>>,
+    window: u32,
+    memory: &Arc<GuestMemoryMmap>,
+    events: &Arc<dyn DeviceEvents>,
+) -> io::Result<VirtioDevices> {
+    let places = (window..).step_by(MEMORY_LEN as usize);
+    let functions = devices.into_iter().zip(places).enumerate();
+    let functions = functions.map(|(index, (device, address))| {
+        let name = format!("virtio{index}-{:?}", device.id()).to_lowercase();
+        let (memory, events) = (Arc::clone(memory), Arc::clone(events));
+        VirtioPci::new(name, device, address, memory, events).map(Arc::new)
+    });
+    Ok(VirtioDevices(functions.collect::<io::Result<_>>()?))
+}

@@ -1,0 +1,246 @@
+//! The device: takes requests from its queue and does them on the image.
+
+use std::{
+    io::{self, Read, Write},
+    path::Path,
+};
+
+use virtio_queue::{Reader, Writer};
+
+use super::{
+    SECTOR,
+    image::{Disk, DiskError, Image},
+    request::{ByteRange, MAX_RANGES, Request, Status},
+};
+use crate::devices::virtio::{
+    device::{DeviceId, VirtioDevice},
+    queue::{Chain, DeviceQueue, QueueError},
+};
+
+const QUEUE_SIZE: u16 = 256;
+/// Most pieces of data of a request: a chain has a header and a status too.
+const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
+/// Bytes that go between the guest's memory and the image at a time.
+const PIECE: usize = 128 << 10;
+/// Bytes of a disk's name (5.2.6: padded with zeros).
+const NAME_LEN: usize = 20;
+/// Bytes of the disk's blocks, as it tells the driver: what a host's file system writes at once.
+const BLOCK: u32 = 4096;
+
+/// Feature bits (5.2.3).
+const SEG_MAX: u64 = 1 << 2;
+const READ_ONLY: u64 = 1 << 5;
+const BLK_SIZE: u64 = 1 << 6;
+const FLUSH: u64 = 1 << 9;
+const TOPOLOGY: u64 = 1 << 10;
+const DISCARD: u64 = 1 << 13;
+const WRITE_ZEROES: u64 = 1 << 14;
+
+/// A disk.
+pub(crate) struct Block {
+    image: Image,
+    read_only: bool,
+    name: [u8; NAME_LEN],
+    /// Room for a piece, kept from one request to the next.
+    piece: Vec<u8>,
+}
+
+impl Block {
+    /// Opens the disk's file.
+    ///
+    /// # Errors
+    /// See [`DiskError`].
+    pub(crate) fn open(disk: &Disk) -> Result<Self, DiskError> {
+        Ok(Self {
+            image: disk.open()?,
+            read_only: disk.read_only,
+            name: name(&disk.path),
+            piece: vec![0; PIECE],
+        })
+    }
+
+    /// Bytes of whole sectors.
+    fn len(&self) -> u64 {
+        self.image.size() / SECTOR * SECTOR
+    }
+
+    /// Does what a chain asks for. Returns how many bytes of it were filled.
+    fn serve(&mut self, reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> (Status, usize) {
+        let done = Request::read(reader).and_then(|request| {
+            let done = self.perform(&request, reader, writer);
+            done.map_err(|error| self.status_of(&request, &error))
+        });
+        (done.err().unwrap_or(Status::Done), writer.bytes_written())
+    }
+
+    fn status_of(&self, request: &Request, error: &io::Error) -> Status {
+        if error.kind() == io::ErrorKind::Unsupported {
+            return Status::Unsupported;
+        }
+        tracing::debug!("{request:?} failed: {error}");
+        Status::Failed
+    }
+
+    fn perform(
+        &mut self,
+        request: &Request,
+        reader: &mut Reader<'_>,
+        writer: &mut Writer<'_>,
+    ) -> io::Result<()> {
+        let writes = matches!(
+            request,
+            Request::Write { .. } | Request::Discard(_) | Request::Zero(_)
+        );
+        if writes && self.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        match request {
+            Request::Read { at } => self.read(*at, writer),
+            Request::Write { at } => self.write(*at, reader),
+            Request::Flush => {
+                self.image.flush()?;
+                self.image.sync()
+            }
+            Request::Name => writer.write_all(&self.name),
+            Request::Discard(ranges) => self.on_each(ranges, |image, range| {
+                image.discard_to_any(range.start, range.len)
+            }),
+            Request::Zero(ranges) => self.on_each(ranges, |image, range| {
+                if range.unmap {
+                    image.discard_to_zero(range.start, range.len)
+                } else {
+                    image.write_zeroes(range.start, range.len)
+                }
+            }),
+        }
+    }
+
+    fn read(&mut self, mut at: u64, writer: &mut Writer<'_>) -> io::Result<()> {
+        self.check(at, writer.available_bytes() as u64)?;
+        while writer.available_bytes() > 0 {
+            let piece = &mut self.piece[..writer.available_bytes().min(PIECE)];
+            self.image.read(&mut *piece, at)?;
+            writer.write_all(piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, mut at: u64, reader: &mut Reader<'_>) -> io::Result<()> {
+        self.check(at, reader.available_bytes() as u64)?;
+        while reader.available_bytes() > 0 {
+            let piece = &mut self.piece[..reader.available_bytes().min(PIECE)];
+            // Copied once: the guest can't change it between a check and its use.
+            reader.read_exact(piece)?;
+            self.image.write(&*piece, at)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn on_each(
+        &mut self,
+        ranges: &[ByteRange],
+        mut act: impl FnMut(&mut Image, &ByteRange) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for range in ranges {
+            self.check(range.start, range.len)?;
+        }
+        ranges
+            .iter()
+            .try_for_each(|range| act(&mut self.image, range))
+    }
+
+    /// Fails for what isn't whole sectors of the disk.
+    fn check(&self, start: u64, len: u64) -> io::Result<()> {
+        let is_inside = start.checked_add(len).is_some_and(|end| end <= self.len());
+        if is_inside && len.is_multiple_of(SECTOR) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+    }
+}
+
+impl VirtioDevice for Block {
+    fn id(&self) -> DeviceId {
+        DeviceId::Block
+    }
+
+    fn features(&self) -> u64 {
+        let always = SEG_MAX | BLK_SIZE | FLUSH | TOPOLOGY;
+        if self.read_only {
+            always | READ_ONLY
+        } else {
+            always | DISCARD | WRITE_ZEROES
+        }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE_SIZE]
+    }
+
+    /// `struct virtio_blk_config` (5.2.4).
+    fn config(&self) -> Vec<u8> {
+        const BLOCK_SECTORS: u32 = BLOCK / SECTOR as u32;
+        // Most sectors of a range: 1 GiB, as ranges are done whole.
+        const RANGE_SECTORS: u32 = (1 << 30) / SECTOR as u32;
+        let mut config = Vec::new();
+        config.extend((self.len() / SECTOR).to_le_bytes());
+        config.extend(0u32.to_le_bytes());
+        config.extend(MAX_SEGMENTS.to_le_bytes());
+        // No cylinders, heads or sectors of a track.
+        config.extend([0; 4]);
+        config.extend((SECTOR as u32).to_le_bytes());
+        // The physical block is 2 to the power of this many sectors, and begins at the disk's first one;
+        // what is best to write at least and at most.
+        config.extend([BLOCK_SECTORS.ilog2() as u8, 0]);
+        config.extend((BLOCK_SECTORS as u16).to_le_bytes());
+        config.extend(0u32.to_le_bytes());
+        // It caches writes; one queue.
+        config.extend([1, 0]);
+        config.extend(1u16.to_le_bytes());
+        for word in [
+            RANGE_SECTORS,
+            MAX_RANGES as u32,
+            BLOCK_SECTORS,
+            RANGE_SECTORS,
+            MAX_RANGES as u32,
+        ] {
+            config.extend(word.to_le_bytes());
+        }
+        // Zeros may be written by giving up the place in the file.
+        config.extend([1, 0, 0, 0]);
+        config
+    }
+
+    fn queue_ready(&mut self, _: usize, queues: &mut [DeviceQueue]) -> Result<(), QueueError> {
+        let Some(queue) = queues.first_mut() else {
+            return Ok(());
+        };
+        let memory = queue.memory();
+        queue.drain(|queue, chain: Chain| {
+            let mut reader = queue.reader(&memory, &chain)?;
+            let mut writer = queue.writer(&memory, &chain)?;
+            let room = writer.available_bytes().checked_sub(1);
+            let status_at = room.ok_or_else(|| queue.malformed("no room for its status"))?;
+            let mut status_writer = writer
+                .split_at(status_at)
+                .map_err(|_| queue.malformed("no room for its status"))?;
+            let (status, filled) = self.serve(&mut reader, &mut writer);
+            status_writer
+                .write_all(&[status as u8])
+                .map_err(|_| queue.malformed("its status can't be written"))?;
+            queue.finish(&chain, filled as u32 + 1)
+        })
+    }
+}
+
+/// The end of the path's last part, as far as there is room.
+fn name(path: &Path) -> [u8; NAME_LEN] {
+    let mut name = [0; NAME_LEN];
+    let file = path.file_name().unwrap_or_default().as_encoded_bytes();
+    let end = &file[file.len().saturating_sub(NAME_LEN)..];
+    name[..end.len()].copy_from_slice(end);
+    name
+}

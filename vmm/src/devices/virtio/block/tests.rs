@@ -1,0 +1,225 @@
+use std::{fs, io::Write as _};
+
+use proptest::prelude::*;
+use tempfile::NamedTempFile;
+
+use super::{
+    device::Block,
+    image::Disk,
+    request::{MAX_RANGES, Status},
+};
+use crate::devices::virtio::driver::{Buffer, CONFIG_INTERRUPT, Driver};
+
+/// Where a request's parts are in the guest's memory.
+const HEADER_AT: u64 = 0x10_0000;
+const STATUS_AT: u64 = 0x10_1000;
+const DATA_AT: u64 = 0x11_0000;
+const SECTORS: u64 = 1024;
+
+/// Kinds of requests (5.2.6).
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
+const GET_ID: u32 = 8;
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+
+struct Rig {
+    driver: Driver,
+    file: NamedTempFile,
+}
+
+/// A disk whose every sector is full of the low byte of its number.
+fn rig(read_only: bool) -> Rig {
+    let mut file = NamedTempFile::new().unwrap();
+    for sector in 0..SECTORS {
+        file.write_all(&[sector as u8; 512]).unwrap();
+    }
+    let disk = Disk {
+        path: file.path().to_owned(),
+        format: None,
+        read_only,
+    };
+    let driver = Driver::started(Box::new(Block::open(&disk).unwrap()));
+    Rig { driver, file }
+}
+
+impl Rig {
+    /// Makes a request with `data`, the pieces of it after the header. Returns its status, and how many bytes
+    /// were filled, the status included.
+    fn request(&mut self, kind: u32, sector: u64, data: &[Buffer]) -> (u8, u32) {
+        let header = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat();
+        self.driver.set_bytes(HEADER_AT, &header);
+        self.driver.set_bytes(STATUS_AT, &[0xee]);
+        let part = |at, len, writable| Buffer { at, len, writable };
+        let header = part(HEADER_AT, header.len() as u32, false);
+        let status = part(STATUS_AT, 1, true);
+        self.driver.offer(&[&[header], data, &[status]].concat());
+        let filled = self.driver.finished();
+        (self.driver.bytes(STATUS_AT, 1)[0], filled)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        fs::read(self.file.path()).unwrap()
+    }
+}
+
+fn to_fill(len: u32) -> Buffer {
+    Buffer {
+        at: DATA_AT,
+        len,
+        writable: true,
+    }
+}
+
+fn to_read(len: u32) -> Buffer {
+    Buffer {
+        writable: false,
+        ..to_fill(len)
+    }
+}
+
+const DONE: u8 = Status::Done as u8;
+const FAILED: u8 = Status::Failed as u8;
+const UNSUPPORTED: u8 = Status::Unsupported as u8;
+
+#[test]
+fn sectors_are_read_into_several_pieces() {
+    let mut rig = rig(false);
+    let pieces = [
+        Buffer {
+            at: DATA_AT + 0x1000,
+            ..to_fill(100)
+        },
+        to_fill(1024 - 100),
+    ];
+    assert_eq!(rig.request(IN, 7, &pieces), (DONE, 1025));
+    assert_eq!(rig.driver.bytes(DATA_AT + 0x1000, 100), [7; 100]);
+    let rest = rig.driver.bytes(DATA_AT, 924);
+    assert_eq!(rest, [[7; 412].as_slice(), &[8; 512]].concat());
+}
+
+#[test]
+fn a_request_longer_than_what_is_copied_at_a_time_is_done_whole() {
+    let mut rig = rig(false);
+    let all = (SECTORS * 512) as u32;
+    assert_eq!(rig.request(IN, 0, &[to_fill(all)]), (DONE, all + 1));
+    assert_eq!(rig.driver.bytes(DATA_AT, all as usize), rig.bytes());
+    rig.driver.set_bytes(DATA_AT, &vec![0x5a; all as usize]);
+    assert_eq!(rig.request(OUT, 0, &[to_read(all)]), (DONE, 1));
+    assert_eq!(rig.request(FLUSH, 0, &[]), (DONE, 1));
+    assert_eq!(rig.bytes(), vec![0x5a; all as usize]);
+}
+
+#[test]
+fn ranges_become_zeros_or_are_given_up() {
+    let mut rig = rig(false);
+    let range = |sector: u64, sectors: u32, flags: u32| {
+        [
+            &sector.to_le_bytes()[..],
+            &sectors.to_le_bytes(),
+            &flags.to_le_bytes(),
+        ]
+        .concat()
+    };
+    rig.driver
+        .set_bytes(DATA_AT, &[range(1, 2, 0), range(16, 8, 1)].concat());
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &[to_read(32)]), (DONE, 1));
+    rig.driver.set_bytes(DATA_AT, &range(32, 8, 0));
+    assert_eq!(rig.request(DISCARD, 0, &[to_read(16)]), (DONE, 1));
+    let bytes = rig.bytes();
+    for sector in (0..32).chain(40..SECTORS) {
+        let is_zero = (1..3).contains(&sector) || (16..24).contains(&sector);
+        let expected = if is_zero { 0 } else { sector as u8 };
+        let at = sector as usize * 512;
+        assert_eq!(bytes[at..at + 512], [expected; 512], "sector {sector}");
+    }
+    // A flag that means something else, and more ranges than the device takes.
+    rig.driver.set_bytes(DATA_AT, &range(0, 1, 1));
+    assert_eq!(rig.request(DISCARD, 0, &[to_read(16)]), (UNSUPPORTED, 1));
+    let many = range(0, 1, 0).repeat(MAX_RANGES + 1);
+    rig.driver.set_bytes(DATA_AT, &many);
+    let many = [to_read(many.len() as u32)];
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &many), (FAILED, 1));
+    assert_eq!(rig.bytes(), bytes);
+}
+
+#[test]
+fn a_request_beyond_the_end_or_of_half_a_sector_fails_and_changes_nothing() {
+    let mut rig = rig(false);
+    let before = rig.bytes();
+    for (sector, len) in [
+        (SECTORS, 512),
+        (SECTORS - 1, 1024),
+        (u64::MAX, 512),
+        (u64::MAX / 512, 512),
+        (0, 511),
+        (0, 513),
+    ] {
+        for (kind, data) in [(IN, to_fill(len)), (OUT, to_read(len))] {
+            assert_eq!(
+                rig.request(kind, sector, &[data]).0,
+                FAILED,
+                "{sector} {len}"
+            );
+        }
+    }
+    assert_eq!(rig.request(99, 0, &[]), (UNSUPPORTED, 1));
+    assert_eq!(rig.bytes(), before);
+}
+
+#[test]
+fn a_read_only_disk_refuses_what_would_change_it() {
+    let mut rig = rig(true);
+    let before = rig.bytes();
+    for kind in [OUT, DISCARD, WRITE_ZEROES] {
+        assert_eq!(rig.request(kind, 0, &[to_read(512)]).0, FAILED, "{kind}");
+    }
+    assert_eq!(rig.request(IN, 3, &[to_fill(512)]), (DONE, 513));
+    assert_eq!(rig.bytes(), before);
+}
+
+#[test]
+fn the_driver_is_told_the_disk_s_size_and_name() {
+    let mut rig = rig(false);
+    assert_eq!(u64::from_le_bytes(rig.driver.get(0x2000)), SECTORS);
+    assert_eq!(rig.request(GET_ID, 0, &[to_fill(20)]), (DONE, 21));
+    let name = rig.file.path().file_name().unwrap().as_encoded_bytes();
+    let told = rig.driver.bytes(DATA_AT, 20);
+    assert!(told.starts_with(&name[name.len().saturating_sub(20)..]));
+}
+
+#[test]
+fn a_request_without_room_for_its_status_ends_the_device_until_it_is_reset() {
+    let mut rig = rig(false);
+    rig.driver.offer(&[to_read(16)]);
+    rig.driver.events.wait_for(CONFIG_INTERRUPT);
+    rig.driver.reset();
+    rig.driver.start();
+    assert_eq!(rig.request(IN, 0, &[to_fill(512)]), (DONE, 513));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a chain is, the device answers it or asks for a reset; afterwards it serves.
+    #[test]
+    fn hostile_chains_are_answered_or_end_the_device(
+        header in prop::collection::vec(any::<u8>(), 0..40),
+        parts in prop::collection::vec((0u64..8 << 20, 0u32..1 << 20, any::<bool>(), 0u16..18), 1..12),
+        head in 0u16..18,
+    ) {
+        let mut rig = rig(false);
+        rig.driver.set_bytes(HEADER_AT, &header);
+        for (index, (at, len, writable, next)) in parts.iter().enumerate() {
+            let at = if index == 0 { HEADER_AT } else { *at };
+            let flags = u16::from(*next < 16) | if *writable { 2 } else { 0 };
+            rig.driver.describe(index as u16, at, *len, flags, *next);
+        }
+        rig.driver.offer_head(head);
+        rig.driver.events.wait_for_any();
+        rig.driver.reset();
+        rig.driver.start();
+        prop_assert_eq!(rig.request(FLUSH, 0, &[]), (DONE, 1));
+    }
+}

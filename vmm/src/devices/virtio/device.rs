@@ -1,0 +1,83 @@
+//! What a virtio device is to the transport and to its worker.
+
+use std::io;
+
+use event_manager::{EventOps, Events};
+
+use super::queue::{DeviceQueue, QueueError};
+
+/// The kind of a device (5, "Device Types").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum DeviceId {
+    Block = 2,
+    Entropy = 4,
+}
+
+impl DeviceId {
+    /// The PCI class: base class, sub-class and programming interface (PCI Code and ID Assignment 1.11).
+    pub(crate) fn class(self) -> [u8; 3] {
+        match self {
+            // A mass storage controller of no other kind.
+            Self::Block => [0x01, 0x80, 0x00],
+            // A device that fits no class.
+            Self::Entropy => [0xff, 0x00, 0x00],
+        }
+    }
+}
+
+/// A device. It belongs to the transport until the driver starts it, and to its worker's thread until the
+/// driver resets it.
+pub(crate) trait VirtioDevice: Send {
+    /// Its kind.
+    fn id(&self) -> DeviceId;
+
+    /// The feature bits of its kind that it offers. The transport adds its own.
+    fn features(&self) -> u64 {
+        0
+    }
+
+    /// Most elements of each of its queues, powers of two.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Its configuration, as the driver reads it.
+    fn config(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// The driver has accepted `features`. The device watches files of its own, if it has any, by `watch`,
+    /// with [`OWN_EVENT`] in their data.
+    ///
+    /// # Errors
+    /// A file can't be watched: the device isn't started.
+    fn start(&mut self, features: u64, watch: &mut EventOps<'_>) -> io::Result<()> {
+        let _ = (features, watch);
+        Ok(())
+    }
+
+    /// The driver has put something into queue `index`. Takes all there is.
+    ///
+    /// # Errors
+    /// The queue is broken: the device needs a reset.
+    fn queue_ready(&mut self, index: usize, queues: &mut [DeviceQueue]) -> Result<(), QueueError>;
+
+    /// A file that it watches is ready.
+    ///
+    /// # Errors
+    /// A queue is broken: the device needs a reset.
+    fn own_event(
+        &mut self,
+        event: Events,
+        watch: &mut EventOps<'_>,
+        queues: &mut [DeviceQueue],
+    ) -> Result<(), QueueError> {
+        let _ = (event, watch, queues);
+        Ok(())
+    }
+
+    /// The driver has reset the device. Requests under way are done or dropped when it returns.
+    fn reset(&mut self) {}
+}
+
+/// Bit of an event's data: it is for the device itself.
+pub(crate) const OWN_EVENT: u32 = 1 << 31;

@@ -1,0 +1,24 @@
+//! Virtio devices, on PCI (Virtual I/O Device Version 1.2; section numbers below are of it).
+//!
+//! [`device`] says what a device is. [`pci`] is the function that the guest sees: it negotiates, and
+//! starts the device's [`worker`], a thread that sleeps until the guest rings a queue's doorbell or a
+//! file of the device's is ready. A new device is a file or folder here that implements
+//! [`VirtioDevice`], and a line in [`attach`].
+//!
+//! Queues and all that they point to are a hostile guest's: nothing is read twice where the two must
+//! agree, every length is checked, and what makes no sense ends the device, not the monitor.
+
+mod attach;
+mod block;
+mod common_config;
+mod device;
+#[cfg(test)]
+mod driver;
+mod entropy;
+mod interrupts;
+mod pci;
+mod queue;
+mod worker;
+
+pub(crate) use attach::{VirtioDevices, attach, open};
+pub use block::{Disk, DiskError, DiskFormat};

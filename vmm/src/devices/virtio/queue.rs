@@ -1,0 +1,156 @@
+//! A queue, as a device's thread has it.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
+use vm_memory::GuestMemoryMmap;
+
+use super::interrupts::Interrupts;
+
+/// Buffers that the driver has made available in one piece: first those to read, then those to write.
+pub(crate) type Chain = DescriptorChain<Arc<GuestMemoryMmap>>;
+
+/// The queue or a chain in it is none: the driver broke the protocol.
+#[derive(Debug, Error)]
+pub(crate) enum QueueError {
+    #[error("a ring of queue {index} can't be used: {cause}")]
+    Ring {
+        index: usize,
+        cause: virtio_queue::Error,
+    },
+    #[error("a chain of queue {index} can't be used: {cause}")]
+    Chain {
+        index: usize,
+        cause: virtio_queue::Error,
+    },
+    #[error("a request in queue {index} is malformed: {reason}")]
+    Request { index: usize, reason: &'static str },
+}
+
+/// A queue that the driver has enabled.
+pub(crate) struct DeviceQueue {
+    index: usize,
+    queue: Queue,
+    memory: Arc<GuestMemoryMmap>,
+    interrupts: Arc<Interrupts>,
+}
+
+impl DeviceQueue {
+    /// Queue `index` of its device. Returns None where its rings aren't in the guest's memory.
+    pub(crate) fn new(
+        index: usize,
+        queue: Queue,
+        memory: &Arc<GuestMemoryMmap>,
+        interrupts: &Arc<Interrupts>,
+    ) -> Option<Self> {
+        let is_valid = queue.is_valid(&**memory);
+        is_valid.then(|| Self {
+            index,
+            queue,
+            memory: Arc::clone(memory),
+            interrupts: Arc::clone(interrupts),
+        })
+    }
+
+    /// The next chain that the driver has made available.
+    ///
+    /// # Errors
+    /// The ring can't be read, or claims more chains than it has room for.
+    pub(crate) fn next(&mut self) -> Result<Option<Chain>, QueueError> {
+        let ring = ring_error(self.index);
+        let mut available = self.queue.iter(Arc::clone(&self.memory)).map_err(ring)?;
+        Ok(available.next())
+    }
+
+    /// The bytes of a chain that the driver has filled.
+    ///
+    /// # Errors
+    /// A buffer isn't in the guest's memory, or the chain is too long.
+    pub(crate) fn reader<'m>(
+        &self,
+        memory: &'m GuestMemoryMmap,
+        chain: &Chain,
+    ) -> Result<Reader<'m>, QueueError> {
+        let reader = chain.clone().reader(memory);
+        reader.map_err(|cause| self.chain_error(cause))
+    }
+
+    /// The room of a chain that the device is to fill.
+    ///
+    /// # Errors
+    /// As [`reader`](Self::reader).
+    pub(crate) fn writer<'m>(
+        &self,
+        memory: &'m GuestMemoryMmap,
+        chain: &Chain,
+    ) -> Result<Writer<'m>, QueueError> {
+        let writer = chain.clone().writer(memory);
+        writer.map_err(|cause| self.chain_error(cause))
+    }
+
+    /// The memory that chains are in.
+    pub(crate) fn memory(&self) -> Arc<GuestMemoryMmap> {
+        Arc::clone(&self.memory)
+    }
+
+    /// Gives a chain back, `written` bytes of it filled.
+    ///
+    /// # Errors
+    /// The ring can't be written.
+    pub(crate) fn finish(&mut self, chain: &Chain, written: u32) -> Result<(), QueueError> {
+        let head = chain.head_index();
+        let added = self.queue.add_used(&*self.memory, head, written);
+        added.map_err(ring_error(self.index))
+    }
+
+    /// Interrupts the driver if it wants to know of chains that were given back since the last time.
+    ///
+    /// # Errors
+    /// The ring can't be read.
+    pub(crate) fn notify(&mut self) -> Result<(), QueueError> {
+        let wanted = self.queue.needs_notification(&*self.memory);
+        if wanted.map_err(ring_error(self.index))? {
+            self.interrupts.queue_used(self.index);
+        }
+        Ok(())
+    }
+
+    /// Has `serve` take chains until there are none, then interrupts the driver. While chains are taken,
+    /// the driver need not ring the doorbell.
+    ///
+    /// # Errors
+    /// The queue is broken, or `serve` says that a request is.
+    pub(crate) fn drain(
+        &mut self,
+        mut serve: impl FnMut(&mut Self, Chain) -> Result<(), QueueError>,
+    ) -> Result<(), QueueError> {
+        loop {
+            let muted = self.queue.disable_notification(&*self.memory);
+            muted.map_err(ring_error(self.index))?;
+            while let Some(chain) = self.next()? {
+                serve(self, chain)?;
+            }
+            self.notify()?;
+            let more = self.queue.enable_notification(&*self.memory);
+            if !more.map_err(ring_error(self.index))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// For a request that makes no sense.
+    pub(crate) fn malformed(&self, reason: &'static str) -> QueueError {
+        let index = self.index;
+        QueueError::Request { index, reason }
+    }
+
+    fn chain_error(&self, cause: virtio_queue::Error) -> QueueError {
+        let index = self.index;
+        QueueError::Chain { index, cause }
+    }
+}
+
+fn ring_error(index: usize) -> impl FnOnce(virtio_queue::Error) -> QueueError + Copy {
+    move |cause| QueueError::Ring { index, cause }
+}
