@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
-pub use devices::{DeviceArgs, DiskArg};
+pub use devices::{DeviceArgs, DiskArg, ShareArg};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
     Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,

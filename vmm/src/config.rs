@@ -12,7 +12,7 @@ use crate::{
     devices::{
         bus::BusError,
         pci::MAX_FUNCTIONS,
-        virtio::{Disk, DiskError},
+        virtio::{DeviceError, Disk, Share},
     },
     file::{self, FileError},
     kvm::KvmError,
@@ -58,6 +58,8 @@ pub struct VmConfig {
 pub struct Devices {
     /// Its disks, in the order in which it sees them.
     pub disks: Vec<Disk>,
+    /// Folders of the host's that it can mount.
+    pub shares: Vec<Share>,
     /// It gets random bytes of the host's.
     pub entropy: bool,
 }
@@ -69,7 +71,7 @@ impl Devices {
     }
 
     fn len(&self) -> usize {
-        self.disks.len() + usize::from(self.entropy)
+        self.disks.len() + self.shares.len() + usize::from(self.entropy)
     }
 }
 
@@ -85,9 +87,9 @@ pub enum CreateError {
     /// More devices than a bus has slots for.
     #[error("a guest has at most {MAX_FUNCTIONS} devices on its PCI bus, not {0}")]
     Devices(usize),
-    /// A file can't be a disk.
+    /// A device's file or folder can't be used.
     #[error(transparent)]
-    Disk(#[from] DiskError),
+    Device(#[from] DeviceError),
     /// The host has no events for a device.
     #[error("the host has no events for the guest's devices: {0}")]
     Events(io::Error),
@@ -178,7 +180,8 @@ impl CreateError {
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
             Self::Devices(_) => Some("devices"),
-            Self::Disk(_) => Some("devices.disks"),
+            Self::Device(DeviceError::Disk(_)) => Some("devices.disks"),
+            Self::Device(DeviceError::Share(_)) => Some("devices.shares"),
             Self::Kvm(_)
             | Self::Cpu(_)
             | Self::Vcpu(_)

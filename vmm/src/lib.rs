@@ -25,7 +25,7 @@ mod x86_64;
 pub use config::{CreateError, Devices, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
 pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
-pub use devices::virtio::{Disk, DiskError, DiskFormat};
+pub use devices::virtio::{DeviceError, Disk, DiskError, DiskFormat, Share, ShareError, ShareMode};
 pub use ending::Ending;
 pub use exits::ExitCounts;
 pub use file::FileError;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use vmprobe_client::v1::DiskFormat;
+use vmprobe_client::v1::{DiskFormat, ShareMode};
 
 #[derive(Debug, Args)]
 pub struct DeviceArgs {
@@ -15,6 +15,12 @@ pub struct DeviceArgs {
     /// a disk that the guest can't write to.
     #[arg(long = "disk", value_name = "FILE[,qcow2|,raw][,ro]")]
     pub disks: Vec<DiskArg>,
+    /// A folder that the guest can mount (repeatable): mount -t virtiofs TAG WHERE
+    ///
+    /// Behind the folder: ",rw" when the guest's changes are to be made in it, ",cow" when they go to a
+    /// temporary folder over it, ",cow=FOLDER" when they go to that one. The guest can't change it otherwise.
+    #[arg(long = "share", value_name = "TAG=FOLDER[,rw|,cow[=FOLDER]]")]
+    pub shares: Vec<ShareArg>,
     /// Random bytes of the host's, by a virtio device
     #[arg(long)]
     pub entropy: bool,
@@ -51,9 +57,70 @@ impl FromStr for DiskArg {
     }
 }
 
+/// A share, as it is named on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareArg {
+    pub tag: String,
+    pub path: PathBuf,
+    pub mode: ShareMode,
+    pub changes: Option<PathBuf>,
+}
+
+/// A share that can't be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a share is TAG=FOLDER: the tag by which the guest mounts it, then the folder")]
+pub struct NoShare;
+
+impl FromStr for ShareArg {
+    type Err = NoShare;
+
+    /// Only the last word is looked at: other commas belong to the folder's name.
+    fn from_str(text: &str) -> Result<Self, NoShare> {
+        let (tag, rest) = text.split_once('=').ok_or(NoShare)?;
+        let (before, word) = rest.rsplit_once(',').unwrap_or((rest, ""));
+        let (path, mode, changes) = match word.split_once('=') {
+            None if word == "rw" => (before, ShareMode::ReadWrite, None),
+            None if word == "cow" => (before, ShareMode::CopyOnWrite, None),
+            Some(("cow", folder)) => (before, ShareMode::CopyOnWrite, Some(folder.into())),
+            _ => (rest, ShareMode::ReadOnly, None),
+        };
+        if tag.is_empty() || path.is_empty() {
+            return Err(NoShare);
+        }
+        Ok(Self {
+            tag: tag.to_owned(),
+            path: path.into(),
+            mode,
+            changes,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_behind_a_share_s_folder_say_where_changes_go() {
+        for (text, tag, path, mode, changes) in [
+            ("root=/", "root", "/", ShareMode::ReadOnly, None),
+            ("r=/a,b,rw", "r", "/a,b", ShareMode::ReadWrite, None),
+            ("r=a=b,cow", "r", "a=b", ShareMode::CopyOnWrite, None),
+            ("r=/x,cow=/c", "r", "/x", ShareMode::CopyOnWrite, Some("/c")),
+            ("r=/x,y=z", "r", "/x,y=z", ShareMode::ReadOnly, None),
+        ] {
+            let expected = ShareArg {
+                tag: tag.to_owned(),
+                path: path.into(),
+                mode,
+                changes: changes.map(PathBuf::from),
+            };
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "/folder", "=x", "r=", "r=,rw"] {
+            assert_eq!(text.parse::<ShareArg>(), Err(NoShare), "{text}");
+        }
+    }
 
     #[test]
     fn words_behind_a_disk_s_file_say_what_it_is() {

@@ -3,9 +3,9 @@
 use std::path::{Path, absolute};
 
 use vmprobe_client::spec::{self, SpecError};
-use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec};
+use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec, Share};
 
-use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs};
+use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs, ShareArg};
 use crate::failure::Failure;
 use crate::tracing::Definition;
 
@@ -49,8 +49,10 @@ pub fn request(
 /// None where no device is asked for: the guest has no PCI bus then.
 fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
     let disks = asked.disks.iter().map(disk).collect::<Result<_, _>>()?;
+    let shares = asked.shares.iter().map(share).collect::<Result<_, _>>()?;
     let devices = Devices {
         disks,
+        shares,
         entropy: asked.entropy,
     };
     Ok((devices != Devices::default()).then_some(devices))
@@ -61,6 +63,16 @@ fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
         path: path(&asked.path)?,
         format: asked.format.into(),
         read_only: asked.read_only,
+    })
+}
+
+fn share(asked: &ShareArg) -> Result<Share, Failure> {
+    let changes = asked.changes.as_deref().map(path).transpose()?;
+    Ok(Share {
+        tag: asked.tag.clone(),
+        path: path(&asked.path)?,
+        mode: asked.mode.into(),
+        changes: changes.unwrap_or_default(),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tonic::Status;
-use vmm::{Devices, Disk, DiskFormat};
+use vmm::{Devices, Disk, DiskFormat, Share, ShareMode};
 use vmprobe_proto::v1;
 
 use crate::status;
@@ -16,18 +16,31 @@ pub fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
     let Some(asked) = asked else {
         return Ok(Devices::default());
     };
-    let disks = asked.disks.iter().enumerate();
-    let disks = disks.map(|(index, asked)| {
-        disk(asked)
-            .map_err(|(field, why)| status::invalid(format!("devices.disks[{index}].{field}"), why))
-    });
     Ok(Devices {
-        disks: disks.collect::<Result<_, _>>()?,
+        disks: each("disks", &asked.disks, disk)?,
+        shares: each("shares", &asked.shares, share)?,
         entropy: asked.entropy,
     })
 }
 
-fn disk(asked: &v1::Disk) -> Result<Disk, (&'static str, String)> {
+/// A field that is wrong, and why.
+type WrongField = (&'static str, String);
+
+/// The monitor's form of the devices in the field `list`.
+fn each<A, D>(
+    list: &str,
+    asked: &[A],
+    convert: impl Fn(&A) -> Result<D, WrongField>,
+) -> Result<Vec<D>, Status> {
+    let converted = asked.iter().enumerate().map(|(index, asked)| {
+        convert(asked).map_err(|(field, why)| {
+            status::invalid(format!("devices.{list}[{index}].{field}"), why)
+        })
+    });
+    converted.collect()
+}
+
+fn disk(asked: &v1::Disk) -> Result<Disk, WrongField> {
     if asked.path.is_empty() {
         return Err(("path", "the path of a disk's file is missing".to_owned()));
     }
@@ -44,6 +57,33 @@ fn disk(asked: &v1::Disk) -> Result<Disk, (&'static str, String)> {
         path: PathBuf::from(&asked.path),
         format,
         read_only: asked.read_only,
+    })
+}
+
+fn share(asked: &v1::Share) -> Result<Share, WrongField> {
+    if asked.path.is_empty() {
+        return Err(("path", "the path of a share's folder is missing".to_owned()));
+    }
+    let changes = Some(&asked.changes).filter(|path| !path.is_empty());
+    let mode = match v1::ShareMode::try_from(asked.mode) {
+        Ok(v1::ShareMode::CopyOnWrite) => ShareMode::CopyOnWrite {
+            changes: changes.map(PathBuf::from),
+        },
+        Ok(_) if changes.is_some() => {
+            let why = "only a share that is copied on write has a folder for changes";
+            return Err(("changes", why.to_owned()));
+        }
+        Ok(v1::ShareMode::Unspecified | v1::ShareMode::ReadOnly) => ShareMode::ReadOnly,
+        Ok(v1::ShareMode::ReadWrite) => ShareMode::ReadWrite,
+        Err(_) => {
+            let why = format!("mode {} is unknown to this server", asked.mode);
+            return Err(("mode", why));
+        }
+    };
+    Ok(Share {
+        tag: asked.tag.clone(),
+        path: PathBuf::from(&asked.path),
+        mode,
     })
 }
 
@@ -67,6 +107,23 @@ mod tests {
                 },
             ],
             entropy: true,
+            ..Default::default()
+        }
+    }
+
+    fn with_share(share: v1::Share) -> v1::Devices {
+        v1::Devices {
+            shares: vec![share],
+            ..Default::default()
+        }
+    }
+
+    fn shared(path: &str, mode: i32, changes: &str) -> v1::Share {
+        v1::Share {
+            tag: "t".into(),
+            path: path.into(),
+            mode,
+            changes: changes.into(),
         }
     }
 
@@ -88,10 +145,33 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_wrong_is_named_by_its_field() {
+    fn a_share_s_mode_says_where_changes_go() {
+        let changes = |path: Option<&str>| ShareMode::CopyOnWrite {
+            changes: path.map(PathBuf::from),
+        };
+        for (mode, folder, expected) in [
+            (0, "", ShareMode::ReadOnly),
+            (1, "", ShareMode::ReadOnly),
+            (2, "", ShareMode::ReadWrite),
+            (3, "", changes(None)),
+            (3, "/c", changes(Some("/c"))),
+        ] {
+            let asked = with_share(shared("/f", mode, folder));
+            assert_eq!(devices(Some(&asked)).unwrap().shares[0].mode, expected);
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_wrong_is_named_by_its_field() {
         for (asked, field) in [
             (with_disk("", 0), "devices.disks[1].path"),
             (with_disk("/second", 7), "devices.disks[1].format"),
+            (with_share(shared("", 0, "")), "devices.shares[0].path"),
+            (with_share(shared("/f", 9, "")), "devices.shares[0].mode"),
+            (
+                with_share(shared("/f", 1, "/c")),
+                "devices.shares[0].changes",
+            ),
         ] {
             let status = devices(Some(&asked)).unwrap_err();
             let details = status.get_details_bad_request().unwrap();

@@ -159,6 +159,8 @@ named! {
         DiskLook = "disk-look",
         /// Reads `count` bytes of the entropy device.
         Random = "random",
+        /// Mounts the share `at`, reads its files, makes `count` files from each CPU, and unmounts it.
+        Share = "share",
         /// Unloads `module`.
         Unload = "unload",
         /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`

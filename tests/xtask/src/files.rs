@@ -19,12 +19,14 @@ const MODULES: [&str; 3] = [
     "drivers/char/hw_random/virtio-rng",
 ];
 /// Modules of 6.1 that 6.12 has built in.
-const MODULES_6_1: [&str; 5] = [
+const MODULES_6_1: [&str; 7] = [
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio_pci_legacy_dev",
     "drivers/virtio/virtio_pci_modern_dev",
     "drivers/virtio/virtio_pci",
+    "fs/fuse/fuse",
+    "fs/fuse/virtiofs",
 ];
 
 /// Why the files aren't there.

@@ -41,6 +41,7 @@ mod phases;
 mod probes;
 mod refusals;
 mod returns;
+mod shares;
 mod smp;
 mod static_key;
 mod steps;
@@ -104,6 +105,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         watch::TESTS,
         modules::TESTS,
         devices::TESTS,
+        shares::TESTS,
         jumps::TESTS,
         jumps::causes::TESTS,
         jumps::records::TESTS,

@@ -18,14 +18,16 @@ use crate::plan::Plan;
 const SECTOR: u64 = 512;
 /// Modules of the drivers in the order in which they need each other; a kernel that has one of the first built in has
 /// no file of it.
-const DRIVERS: [&str; 7] = [
-    "virtio",
+const DRIVERS: [&str; 9] = [
     "virtio_ring",
+    "virtio",
     "virtio_pci_legacy_dev",
     "virtio_pci_modern_dev",
     "virtio_pci",
     "virtio_blk",
     "virtio-rng",
+    "fuse",
+    "virtiofs",
 ];
 /// `BLKDISCARD` and `BLKZEROOUT` (include/uapi/linux/fs.h): their argument is a start and a length in bytes.
 const BLKDISCARD: libc::c_ulong = 0x1277;
@@ -107,7 +109,9 @@ pub fn fill(plan: &Plan) -> io::Result<Value> {
 
 /// Reads all of the disk `at`, which can't be written.
 pub fn look(plan: &Plan) -> io::Result<Value> {
-    let refused = open(&plan.at, true).err();
+    let refused = open(&plan.at, true)
+        .and_then(|disk| disk.write_all_at(&[0; SECTOR as usize], 0))
+        .err();
     let mut bytes = Vec::new();
     open(&plan.at, false)?.read_to_end(&mut bytes)?;
     let wrong = bytes

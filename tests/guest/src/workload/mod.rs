@@ -30,6 +30,7 @@ mod processes;
 mod readers;
 mod ring_buffer;
 mod scribble;
+mod shares;
 mod static_keys;
 mod sweep;
 mod sys;
@@ -96,6 +97,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::DiskFill => disks::fill(plan),
         Workload::DiskLook => disks::look(plan),
         Workload::Random => disks::random(plan),
+        Workload::Share => shares::run(plan),
         Workload::Unload => module::unload(&plan.module).map(|()| json!({})),
         Workload::Sweep => sweep::run(plan.count),
         Workload::Fault => fault::run(plan.count),

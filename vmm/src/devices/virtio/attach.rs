@@ -2,12 +2,14 @@
 
 use std::{io, sync::Arc};
 
+use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 use super::{
     block::{Block, DiskError},
     device::VirtioDevice,
     entropy::Entropy,
+    fs::{FileSystemDevice, ShareError},
     pci::{MEMORY_LEN, VirtioPci},
 };
 use crate::{
@@ -36,15 +38,37 @@ impl VirtioDevices {
     }
 }
 
-/// The devices that `wanted` names, opened: a guest's disks in their order, then the rest. The guest sees
-/// them in this order.
+/// A device that can't be had.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// A file can't be a disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A folder can't be shared.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+}
+
+/// The devices that `wanted` names, opened: a guest's disks in their order, its shares, then the rest. The
+/// guest sees them in this order.
 ///
 /// # Errors
-/// A disk can't be used.
-pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, DiskError> {
+/// A disk or a share can't be used.
+pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, DeviceError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     for disk in &wanted.disks {
         devices.push(Box::new(Block::open(disk)?));
+    }
+    for (share, index) in wanted.shares.iter().zip(0..) {
+        if wanted.shares[..index]
+            .iter()
+            .any(|other| other.tag == share.tag)
+        {
+            let tag = share.tag.clone();
+            let why = "another share has it";
+            return Err(ShareError::Tag { tag, why }.into());
+        }
+        devices.push(Box::new(FileSystemDevice::open(share)?));
     }
     if wanted.entropy {
         devices.push(Box::new(Entropy));

@@ -12,6 +12,7 @@ use super::queue::{DeviceQueue, QueueError};
 pub(crate) enum DeviceId {
     Block = 2,
     Entropy = 4,
+    FileSystem = 26,
 }
 
 impl DeviceId {
@@ -21,7 +22,7 @@ impl DeviceId {
             // A mass storage controller of no other kind.
             Self::Block => [0x01, 0x80, 0x00],
             // A device that fits no class.
-            Self::Entropy => [0xff, 0x00, 0x00],
+            Self::Entropy | Self::FileSystem => [0xff, 0x00, 0x00],
         }
     }
 }
@@ -45,13 +46,18 @@ pub(crate) trait VirtioDevice: Send {
         Vec::new()
     }
 
-    /// The driver has accepted `features`. The device watches files of its own, if it has any, by `watch`,
-    /// with [`OWN_EVENT`] in their data.
+    /// The driver has accepted `features` and enabled `queues`. The device watches files of its own, if it has
+    /// any, by `watch`, with [`OWN_EVENT`] in their data.
     ///
     /// # Errors
-    /// A file can't be watched: the device isn't started.
-    fn start(&mut self, features: u64, watch: &mut EventOps<'_>) -> io::Result<()> {
-        let _ = (features, watch);
+    /// The device isn't started.
+    fn start(
+        &mut self,
+        features: u64,
+        watch: &mut EventOps<'_>,
+        queues: &[DeviceQueue],
+    ) -> io::Result<()> {
+        let _ = (features, watch, queues);
         Ok(())
     }
 

@@ -44,6 +44,8 @@ pub(crate) struct Driver {
     pub(crate) events: RecordedEvents,
     /// Chains made available and taken back so far, by queue.
     queues: Vec<(u16, u16)>,
+    /// The queue that chains go to.
+    queue: u16,
 }
 
 impl Driver {
@@ -65,7 +67,18 @@ impl Driver {
             memory,
             events,
             queues: vec![(0, 0); queues],
+            queue: 0,
         }
+    }
+
+    /// Has chains go to queue `queue` from now on; at first they go to queue 0.
+    pub(crate) fn use_queue(&mut self, queue: u16) {
+        self.queue = queue;
+    }
+
+    /// Where the rings of the queue in use are.
+    fn rings(&self) -> u64 {
+        RINGS + u64::from(self.queue) * RINGS_LEN
     }
 
     /// A driver whose device serves, with all the features that it offers.
@@ -142,7 +155,7 @@ impl Driver {
         bytes
     }
 
-    /// Makes a chain of `buffers` available in queue 0 and rings its doorbell. Descriptors are used again:
+    /// Makes a chain of `buffers` available and rings the queue's doorbell. Descriptors are used again:
     /// only one chain may be under way.
     pub(crate) fn offer(&mut self, buffers: &[Buffer]) {
         for (buffer, index) in buffers.iter().zip(0u16..) {
@@ -153,18 +166,18 @@ impl Driver {
         self.offer_head(0);
     }
 
-    /// Writes a descriptor of queue 0.
+    /// Writes a descriptor of the queue.
     pub(crate) fn describe(&self, index: u16, at: u64, len: u32, flags: u16, next: u16) {
         let (at, len) = (at.to_le_bytes(), len.to_le_bytes());
         let descriptor = [&at[..], &len, &flags.to_le_bytes(), &next.to_le_bytes()].concat();
-        let place = GuestAddress(RINGS + u64::from(index) * 16);
+        let place = GuestAddress(self.rings() + u64::from(index) * 16);
         self.memory.write_slice(&descriptor, place).unwrap();
     }
 
-    /// Makes the chain from `head` on available in queue 0 and rings its doorbell.
+    /// Makes the chain from `head` on available and rings the queue's doorbell.
     pub(crate) fn offer_head(&mut self, head: u16) {
-        let (available, _) = &mut self.queues[0];
-        let ring = RINGS + AVAILABLE;
+        let ring = self.rings() + AVAILABLE;
+        let (available, _) = &mut self.queues[usize::from(self.queue)];
         let place = ring + 4 + u64::from(*available % QUEUE_SIZE) * 2;
         self.memory
             .write_slice(&head.to_le_bytes(), GuestAddress(place))
@@ -172,28 +185,34 @@ impl Driver {
         *available = available.wrapping_add(1);
         let count = *available;
         self.set_available(count);
-        self.put(0x3000, &0u16.to_le_bytes());
+        let doorbell = 0x3000 + u64::from(self.queue) * 4;
+        self.put(doorbell, &self.queue.to_le_bytes());
     }
 
-    /// Says how many chains there have been in queue 0.
+    /// Says how many chains there have been in the queue.
     pub(crate) fn set_available(&self, count: u16) {
         fence(Ordering::SeqCst);
         self.memory
-            .write_slice(&count.to_le_bytes(), GuestAddress(RINGS + AVAILABLE + 2))
+            .write_slice(
+                &count.to_le_bytes(),
+                GuestAddress(self.rings() + AVAILABLE + 2),
+            )
             .unwrap();
     }
 
     /// Waits until the device has given the chain back. Returns how many bytes it says that it has filled.
     pub(crate) fn finished(&mut self) -> u32 {
-        let used = GuestAddress(RINGS + USED + 2);
-        let (_, taken) = self.queues[0];
-        self.events.wait_for(QUEUE_INTERRUPT);
+        let rings = self.rings();
+        let used = GuestAddress(rings + USED + 2);
+        let (_, taken) = self.queues[usize::from(self.queue)];
+        self.events
+            .wait_for(QUEUE_INTERRUPT + u32::from(self.queue));
         let count: u16 = self.memory.read_obj(used).unwrap();
         assert_eq!(count, taken.wrapping_add(1), "one chain was given back");
-        self.queues[0].1 = count;
-        let entry = RINGS + USED + 4 + u64::from(taken % QUEUE_SIZE) * 8;
+        self.queues[usize::from(self.queue)].1 = count;
+        let entry = rings + USED + 4 + u64::from(taken % QUEUE_SIZE) * 8;
         // The next one is to interrupt as well (2.7.10).
-        let event = RINGS + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
+        let event = rings + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
         self.memory.write_obj(count, GuestAddress(event)).unwrap();
         self.memory.read_obj(GuestAddress(entry + 4)).unwrap()
     }

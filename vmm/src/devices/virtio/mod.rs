@@ -15,10 +15,13 @@ mod device;
 #[cfg(test)]
 mod driver;
 mod entropy;
+mod fs;
 mod interrupts;
 mod pci;
 mod queue;
 mod worker;
 
+pub use attach::DeviceError;
 pub(crate) use attach::{VirtioDevices, attach, open};
 pub use block::{Disk, DiskError, DiskFormat};
+pub use fs::{Share, ShareError, ShareMode};

@@ -193,11 +193,7 @@ impl VirtioPci {
                     reason,
                 });
             };
-            queues.push(BelledQueue {
-                index,
-                queue,
-                doorbell,
-            });
+            queues.push(BelledQueue { queue, doorbell });
         }
         let interrupts = Arc::clone(&self.interrupts);
         Worker::start(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thiserror::Error;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT, Reader, Writer};
 use vm_memory::GuestMemoryMmap;
 
 use super::interrupts::Interrupts;
@@ -24,6 +24,8 @@ pub(crate) enum QueueError {
         index: usize,
         cause: virtio_queue::Error,
     },
+    #[error("a ring of queue {index} can't be used: {why}")]
+    Mirror { index: usize, why: String },
     #[error("a request in queue {index} is malformed: {reason}")]
     Request { index: usize, reason: &'static str },
 }
@@ -51,6 +53,16 @@ impl DeviceQueue {
             memory: Arc::clone(memory),
             interrupts: Arc::clone(interrupts),
         })
+    }
+
+    /// Its number among the device's queues.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Where its rings are, and how far it is in them.
+    pub(crate) fn state(&self) -> QueueState {
+        self.queue.state()
     }
 
     /// The next chain that the driver has made available.
@@ -111,7 +123,7 @@ impl DeviceQueue {
     pub(crate) fn notify(&mut self) -> Result<(), QueueError> {
         let wanted = self.queue.needs_notification(&*self.memory);
         if wanted.map_err(ring_error(self.index))? {
-            self.interrupts.queue_used(self.index);
+            self.interrupt();
         }
         Ok(())
     }
@@ -137,6 +149,17 @@ impl DeviceQueue {
                 return Ok(());
             }
         }
+    }
+
+    /// Interrupts the driver.
+    pub(crate) fn interrupt(&self) {
+        self.interrupts.queue_used(self.index);
+    }
+
+    /// For a ring that can't be used, in the words of whoever uses it.
+    pub(crate) fn mirror_broken(&self, why: String) -> QueueError {
+        let index = self.index;
+        QueueError::Mirror { index, why }
     }
 
     /// For a request that makes no sense.

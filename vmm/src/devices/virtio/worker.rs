@@ -22,7 +22,6 @@ const STOP: u32 = OWN_EVENT - 1;
 
 /// A queue and its doorbell.
 pub(crate) struct BelledQueue {
-    pub(crate) index: usize,
     pub(crate) queue: DeviceQueue,
     pub(crate) doorbell: EventFd,
 }
@@ -50,20 +49,13 @@ impl Worker {
         let mut serving = Serving {
             device,
             features,
-            indices: Vec::with_capacity(queues.len()),
             queues: Vec::with_capacity(queues.len()),
             doorbells: Vec::with_capacity(queues.len()),
             stop: stop.try_clone()?,
             interrupts,
             state: ServingState::Serves,
         };
-        for BelledQueue {
-            index,
-            queue,
-            doorbell,
-        } in queues
-        {
-            serving.indices.push(index);
+        for BelledQueue { queue, doorbell } in queues {
             serving.queues.push(queue);
             serving.doorbells.push(doorbell);
         }
@@ -111,8 +103,6 @@ struct Serving {
     device: Box<dyn VirtioDevice>,
     features: u64,
     queues: Vec<DeviceQueue>,
-    /// The number that each of `queues` has in the device.
-    indices: Vec<usize>,
     doorbells: Vec<EventFd>,
     stop: EventFd,
     interrupts: Arc<Interrupts>,
@@ -173,7 +163,7 @@ impl Serving {
         for (doorbell, place) in self.doorbells.iter().zip(0..) {
             add(doorbell, place)?;
         }
-        self.device.start(self.features, watch)
+        self.device.start(self.features, watch, &self.queues)
     }
 
     fn handle(&mut self, event: Events, watch: &mut EventOps<'_>) -> Result<(), QueueError> {
@@ -186,13 +176,14 @@ impl Serving {
             return self.device.own_event(event, watch, &mut self.queues);
         }
         let place = data as usize;
-        let (Some(doorbell), Some(index)) = (self.doorbells.get(place), self.indices.get(place))
+        let (Some(doorbell), Some(queue)) = (self.doorbells.get(place), self.queues.get(place))
         else {
             return Ok(());
         };
         // It rings until it is read. There may be nothing to read: it was rung before the last reset.
         let _count = doorbell.read();
-        self.device.queue_ready(*index, &mut self.queues)
+        let index = queue.index();
+        self.device.queue_ready(index, &mut self.queues)
     }
 }
 
