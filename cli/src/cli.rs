@@ -2,6 +2,7 @@
 
 mod actions;
 mod devices;
+mod root;
 mod target;
 mod tracing;
 
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
 pub use devices::{DeviceArgs, DiskArg, ShareArg};
+pub use root::RootArgs;
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
     Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,
@@ -23,6 +25,8 @@ Exit codes:
   2    wrong arguments
   run, vm wait: how the guest ended: 0 power-off, 3 reset, 4 panic, 5 triple fault,
        6 killed, 7 its monitor failed; 125 when the command itself failed
+  run --root: that of the command in the guest, 128 and its number for a signal; 125 when
+       the guest ended before it, 127 when it could not be started
   boot-timeline: 0 when the guest got there, else as run
   doctor: that of `vmprobed doctor`";
 
@@ -71,6 +75,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Boot a guest on a server of its own, console on this terminal, until it ends
+    ///
+    /// With --root a folder of this host's is the guest's root: vmprobe run --kernel bzImage --root / -- make check
+    /// runs one command there, with this process' input and output, and ends with its exit code.
     #[command(after_help = PROBE_SYNTAX)]
     Run(Run),
     /// Boot a guest on a server of its own and print what its boot spends its time on
@@ -175,6 +182,8 @@ pub enum Boot {
 pub struct Run {
     #[command(flatten)]
     pub guest: GuestArgs,
+    #[command(flatten)]
+    pub root: RootArgs,
     /// Write events to this file instead of standard error
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,

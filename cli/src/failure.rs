@@ -10,6 +10,9 @@ use vmprobe_client::ClientError;
 use vmprobe_client::spec::{SpecError, render};
 use vmprobe_trace_formats::CreateError;
 
+use crate::host_root::RootError;
+use crate::paths::PathError;
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -67,10 +70,8 @@ pub enum Failure {
     Output(io::Error),
     #[error("can't write events to {}: {cause}", .file.display())]
     EventFile { file: PathBuf, cause: io::Error },
-    #[error("the path {} is not UTF-8, which the protocol wants: rename it", .path.display())]
-    PathNotUtf8 { path: OsString },
-    #[error("can't find the folder this command was started in: {0}")]
-    CurrentFolder(io::Error),
+    #[error(transparent)]
+    Path(#[from] PathError),
     #[error(
         "can't start the server `{}`: {cause}; `vmprobed` is looked for beside this program, then in PATH",
         .program.display()
@@ -80,12 +81,29 @@ pub enum Failure {
     ServerEnded { status: ExitStatus },
     #[error("can't talk to the server of this run: {0}")]
     ServerPipe(io::Error),
+    #[error(transparent)]
+    Root(RootError),
+    #[error(
+        "--initramfs and --root exclude each other: a guest with a folder as its root boots from an initramfs of its own"
+    )]
+    TwoRoots,
+    #[error("the guest ended before its command did: {ending}{said}")]
+    NoCommandEnd { ending: String, said: String },
     #[error("can't set the terminal: {0}")]
     Terminal(io::Error),
     #[error("can't start the asynchronous runtime: {0}")]
     Runtime(io::Error),
     #[error("stopped by signal {0}")]
     Signal(u8),
+}
+
+impl From<RootError> for Failure {
+    fn from(error: RootError) -> Self {
+        match error {
+            RootError::Output(cause) => Self::Output(cause),
+            other => Self::Root(other),
+        }
+    }
 }
 
 impl Failure {

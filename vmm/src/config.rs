@@ -12,7 +12,7 @@ use crate::{
     devices::{
         bus::BusError,
         pci::MAX_FUNCTIONS,
-        virtio::{DeviceError, Disk, Share},
+        virtio::{DeviceError, Devices},
     },
     file::{self, FileError},
     kvm::KvmError,
@@ -51,28 +51,6 @@ pub struct VmConfig {
     pub max_file: u64,
     /// What it has besides a console.
     pub devices: Devices,
-}
-
-/// Devices of a guest on its PCI bus, which is there if any of them is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Devices {
-    /// Its disks, in the order in which it sees them.
-    pub disks: Vec<Disk>,
-    /// Folders of the host's that it can mount.
-    pub shares: Vec<Share>,
-    /// It gets random bytes of the host's.
-    pub entropy: bool,
-}
-
-impl Devices {
-    /// Returns true if there is none.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn len(&self) -> usize {
-        self.disks.len() + self.shares.len() + usize::from(self.entropy)
-    }
 }
 
 /// Why a VM can't be made. Nothing of the VM is left then.
@@ -197,7 +175,7 @@ impl VmConfig {
         if self.memory_mib < MIN_MEMORY_MIB {
             return Err(CreateError::Memory(self.memory_mib));
         }
-        let devices = self.devices.len();
+        let devices = self.devices.count();
         if devices > MAX_FUNCTIONS {
             return Err(CreateError::Devices(devices));
         }

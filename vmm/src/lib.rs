@@ -22,10 +22,12 @@ mod vcpu;
 mod vm;
 mod x86_64;
 
-pub use config::{CreateError, Devices, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
+pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
 pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
-pub use devices::virtio::{DeviceError, Disk, DiskError, DiskFormat, Share, ShareError, ShareMode};
+pub use devices::virtio::{
+    DeviceError, Devices, Disk, DiskError, DiskFormat, Share, ShareError, ShareMode,
+};
 pub use ending::Ending;
 pub use exits::ExitCounts;
 pub use file::FileError;

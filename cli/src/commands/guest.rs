@@ -1,12 +1,13 @@
 //! From arguments to a request for a VM.
 
-use std::path::{Path, absolute};
+use std::path::Path;
 
 use vmprobe_client::spec::{self, SpecError};
 use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec, Share};
 
 use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs, ShareArg};
 use crate::failure::Failure;
+use crate::paths;
 use crate::tracing::Definition;
 
 /// # Errors
@@ -29,11 +30,11 @@ pub fn request(
     }
     Ok(CreateVmRequest {
         name: name.to_owned(),
-        kernel: path(kernel)?,
+        kernel: paths::text(kernel)?,
         initramfs: machine
             .initramfs
             .as_deref()
-            .map(path)
+            .map(paths::text)
             .transpose()?
             .unwrap_or_default(),
         cmdline: machine.cmdline.clone(),
@@ -54,23 +55,24 @@ fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
         disks,
         shares,
         entropy: asked.entropy,
+        vsock: None,
     };
     Ok((devices != Devices::default()).then_some(devices))
 }
 
 fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
     Ok(Disk {
-        path: path(&asked.path)?,
+        path: paths::text(&asked.path)?,
         format: asked.format.into(),
         read_only: asked.read_only,
     })
 }
 
 fn share(asked: &ShareArg) -> Result<Share, Failure> {
-    let changes = asked.changes.as_deref().map(path).transpose()?;
+    let changes = asked.changes.as_deref().map(paths::text).transpose()?;
     Ok(Share {
         tag: asked.tag.clone(),
-        path: path(&asked.path)?,
+        path: paths::text(&asked.path)?,
         mode: asked.mode.into(),
         changes: changes.unwrap_or_default(),
     })
@@ -91,13 +93,4 @@ pub fn specs_with(texts: &[String], options: &[String]) -> Result<Vec<Definition
         Ok(Definition { spec, text })
     };
     texts.iter().map(with).collect()
-}
-
-/// The server may have been started elsewhere; what the user typed counts from here.
-fn path(path: &Path) -> Result<String, Failure> {
-    let absolute = absolute(path).map_err(Failure::CurrentFolder)?;
-    absolute
-        .into_os_string()
-        .into_string()
-        .map_err(|path| Failure::PathNotUtf8 { path })
 }

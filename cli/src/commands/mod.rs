@@ -2,12 +2,14 @@
 
 mod console;
 pub mod doctor;
+pub mod event_file;
 pub mod guest;
 mod latency;
 mod list;
 mod probe;
 mod record;
 pub mod run;
+mod run_root;
 pub mod session;
 mod stack;
 mod symbols;
@@ -23,6 +25,7 @@ use crate::failure::Failure;
 /// Runs any command but `doctor`, and answers with its exit code.
 pub async fn dispatch(command: Command) -> Result<u8, Failure> {
     match command {
+        Command::Run(run) if run.root.root.is_some() => return run_root::run(run).await,
         Command::Run(run) => return run::run(run).await,
         Command::BootTimeline(timeline) => return boot_timeline::boot_timeline(timeline).await,
         Command::Vm(vm) => return vm::vm(vm).await,

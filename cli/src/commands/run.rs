@@ -1,13 +1,9 @@
 //! `vmprobe run`: a server and a guest in one command.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
-
-use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Event, Probe};
+use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Probe};
 use vmprobe_client::{Client, EventStream, Message};
-use vmprobe_trace_formats::{Header, Writer};
 
+use super::event_file::{EventCopy, EventFile};
 use super::session::interrupted;
 use super::{console, guest};
 use crate::cli::Run;
@@ -15,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::note;
 use crate::render;
 use crate::server_process::ServerProcess;
-use crate::tracing::{EventNames, TraceLines, deliver};
+use crate::tracing::EventNames;
 
 const NAME: &str = "guest";
 
@@ -73,69 +69,4 @@ async fn copy_events(
         copy.write(lost, &events).await?;
     }
     copy.finish()
-}
-
-/// Copies events to a file as lines.
-pub struct EventCopy {
-    names: EventNames,
-    lines: TraceLines<Box<dyn Write + Send>>,
-    file: PathBuf,
-}
-
-impl EventCopy {
-    /// `probes` are those that are known already.
-    pub fn new(mut names: EventNames, probes: &[Probe], sink: EventFile) -> Result<Self, Failure> {
-        let EventFile { name: file, to } = sink;
-        let failed = |cause| Failure::EventFile {
-            file: file.clone(),
-            cause,
-        };
-        let mut lines = TraceLines::new(to, names.guest(), Header::None).map_err(failed)?;
-        lines.begin(probes).map_err(failed)?;
-        names.learn(probes);
-        Ok(Self { names, lines, file })
-    }
-
-    pub async fn write(&mut self, lost: u64, events: &[Event]) -> Result<(), Failure> {
-        let new = self.names.prepare(events).await?;
-        let written = deliver(&mut self.lines, &new, lost, events);
-        written.map_err(|cause| self.failed(cause))
-    }
-
-    pub fn finish(&mut self) -> Result<(), Failure> {
-        let finished = self.lines.finish();
-        finished.map_err(|cause| self.failed(cause))
-    }
-
-    fn failed(&self, cause: io::Error) -> Failure {
-        Failure::EventFile {
-            file: self.file.clone(),
-            cause,
-        }
-    }
-}
-
-/// Where event lines go.
-pub struct EventFile {
-    name: PathBuf,
-    to: Box<dyn Write + Send>,
-}
-
-impl EventFile {
-    pub fn open(file: Option<&Path>) -> Result<Self, Failure> {
-        let Some(file) = file else {
-            return Ok(Self {
-                name: "standard error".into(),
-                to: Box::new(BufWriter::new(io::stderr())),
-            });
-        };
-        let name = file.to_owned();
-        match File::create(file) {
-            Ok(created) => Ok(Self {
-                name,
-                to: Box::new(BufWriter::new(created)),
-            }),
-            Err(cause) => Err(Failure::EventFile { file: name, cause }),
-        }
-    }
 }

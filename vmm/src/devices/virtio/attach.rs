@@ -11,11 +11,9 @@ use super::{
     entropy::Entropy,
     fs::{FileSystemDevice, ShareError},
     pci::{MEMORY_LEN, VirtioPci},
+    wanted::Devices,
 };
-use crate::{
-    config::Devices,
-    devices::{events::DeviceEvents, pci::PciFunction},
-};
+use crate::devices::{events::DeviceEvents, pci::PciFunction};
 
 /// The virtio devices of a guest.
 #[derive(Default)]

@@ -19,9 +19,11 @@ mod fs;
 mod interrupts;
 mod pci;
 mod queue;
+mod wanted;
 mod worker;
 
 pub use attach::DeviceError;
 pub(crate) use attach::{VirtioDevices, attach, open};
 pub use block::{Disk, DiskError, DiskFormat};
 pub use fs::{Share, ShareError, ShareMode};
+pub use wanted::Devices;

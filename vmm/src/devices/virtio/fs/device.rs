@@ -29,6 +29,8 @@ const REQUEST_QUEUES: u32 = 1;
 pub(crate) struct FileSystemDevice {
     tag: [u8; TAG_LEN],
     folders: Folders,
+    /// Opened for the next start.
+    opened: Option<Served>,
     serving: Option<Serving>,
 }
 
@@ -42,7 +44,7 @@ struct Serving {
 }
 
 impl FileSystemDevice {
-    /// Finds the folders of the share.
+    /// Opens the folders of the share.
     ///
     /// # Errors
     /// See [`ShareError`].
@@ -52,15 +54,21 @@ impl FileSystemDevice {
         tag[..share.tag.len()].copy_from_slice(share.tag.as_bytes());
         Ok(Self {
             tag,
+            opened: Some(folders.open()?),
             folders,
             serving: None,
         })
     }
 
-    fn begin(&self, queues: &[DeviceQueue]) -> io::Result<Serving> {
+    fn begin(&mut self, queues: &[DeviceQueue]) -> io::Result<Serving> {
         let memory = queues.first().ok_or(io::ErrorKind::NotFound)?.memory();
+        let files = match self.opened.take() {
+            Some(opened) => opened,
+            // All that the driver had open before its reset is gone.
+            None => self.folders.open().map_err(io::Error::other)?,
+        };
         Ok(Serving {
-            files: self.folders.open().map_err(io::Error::other)?,
+            files,
             queues: queues.iter().map(mirror).collect::<io::Result<_>>()?,
             memory: Arc::new(mirror_memory(&memory)?),
             _kept: memory,

@@ -10,6 +10,7 @@ use fuse_backend_rs::{
 };
 
 use super::{
+    opaque::Whiteouts,
     share::{Changes, Share, ShareError, ShareMode},
     view::View,
 };
@@ -53,13 +54,13 @@ impl Folders {
             |cause| ShareError::Folder { path, cause }
         };
         let path = &self.share.path;
-        let lower = folder(path).map_err(failed(path))?;
+        let files = folder(path).map_err(failed(path))?;
         let Some(changes) = &self.changes else {
             let is_writable = self.share.mode == ShareMode::ReadWrite;
-            return Ok(Served::Folder(Server::new(view(lower, is_writable))));
+            return Ok(Served::Folder(Server::new(view(files, is_writable))));
         };
         let upper = folder(changes.path()).map_err(failed(changes.path()))?;
-        let overlay = overlay(upper, lower).map_err(failed(path))?;
+        let overlay = overlay(view(upper, true), view(files, false)).map_err(failed(path))?;
         Ok(Served::Overlay(Server::new(view(overlay, true))))
     }
 }
@@ -80,6 +81,7 @@ fn view<F>(files: F, is_writable: bool) -> View<F> {
         files,
         is_writable,
         as_own_user: !rustix::process::geteuid().is_root(),
+        whiteouts: Whiteouts::default(),
     }
 }
 
@@ -99,7 +101,7 @@ fn folder(path: &Path) -> io::Result<PassthroughFs> {
 }
 
 /// `upper` over `lower`.
-fn overlay(upper: PassthroughFs, lower: PassthroughFs) -> io::Result<OverlayFs> {
+fn overlay(upper: View<PassthroughFs>, lower: View<PassthroughFs>) -> io::Result<OverlayFs> {
     let upper: Arc<BoxedLayer> = Arc::new(Box::new(upper));
     let lower: Arc<BoxedLayer> = Arc::new(Box::new(lower));
     let config = overlayfs::config::Config {

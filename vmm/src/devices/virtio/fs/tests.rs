@@ -16,6 +16,7 @@ const LOOKUP: u32 = 1;
 const READLINK: u32 = 5;
 const MKDIR: u32 = 9;
 const UNLINK: u32 = 10;
+const RMDIR: u32 = 11;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
@@ -244,6 +245,24 @@ fn changes_outlive_a_reset_of_the_device_and_not_the_guest() {
     assert_eq!(guest.content("file").unwrap(), mark.as_bytes());
     drop(guest);
     assert_eq!(temporary(&mark), 0);
+}
+
+#[test]
+fn a_folder_made_anew_shows_nothing_of_the_one_before() {
+    let folder = folder();
+    let mode = ShareMode::CopyOnWrite { changes: None };
+    let mut guest = Guest::with(&share(folder.path(), mode));
+    let inner = guest.look_up(ROOT, "inner").unwrap();
+    guest.ask(UNLINK, inner, b"deep\0").unwrap();
+    guest.ask(RMDIR, ROOT, b"inner\0").unwrap();
+    assert_eq!(guest.look_up(ROOT, "inner"), Err(ENOENT));
+    let mkdir = [&words(&[0o755, 0])[..], b"inner\0"].concat();
+    guest.ask(MKDIR, ROOT, &mkdir).unwrap();
+    guest.0.reset();
+    guest.0.start();
+    guest.ask(INIT, 0, &words(&[7, 38, 0x2_0000, 0])).unwrap();
+    let inner = guest.look_up(ROOT, "inner").unwrap();
+    assert_eq!(guest.look_up(inner, "deep"), Err(ENOENT));
 }
 
 #[test]

@@ -1,0 +1,146 @@
+//! `vmprobe run --root`: one command in a guest whose root is a folder of the host's.
+
+use std::collections::VecDeque;
+
+use vmprobe_client::v1::{CreateVmRequest, Ending};
+use vmprobe_client::{Client, ConsoleOutput, Message};
+use vmprobe_init::PREFIX;
+
+use super::event_file::{EventCopy, EventFile};
+use super::guest;
+use super::session::interrupted;
+use crate::cli::Run;
+use crate::failure::Failure;
+use crate::host_root::{Outcome, Prepared, Streams, prepare};
+use crate::output::note;
+use crate::paths;
+use crate::render;
+use crate::server_process::ServerProcess;
+use crate::tracing::EventNames;
+
+const NAME: &str = "guest";
+/// What the kernel is told besides what the user wants: a panic ends the guest, and the log is for a guest that fails.
+const CMDLINE: &str = "panic=-1";
+/// Lines of the console that are shown when the guest ends before its command.
+const SHOWN_LINES: usize = 40;
+/// Exit code when the command could not be started, as shells have it.
+const NOT_STARTED: u8 = 127;
+
+/// Runs the command; answers with its exit code.
+pub async fn run(run: Run) -> Result<u8, Failure> {
+    if run.guest.machine.initramfs.is_some() {
+        return Err(Failure::TwoRoots);
+    }
+    let prepared = prepare(&run.guest.kernel, &run.root)?;
+    let request = request(&run, &prepared)?;
+    let sink = EventFile::open(run.events.as_deref())?;
+    let streams = Streams::listen(&prepared.socket())?;
+    let server = ServerProcess::start().await?;
+    let result = tokio::select! {
+        result = command_on(server.endpoint(), request, streams, sink) => result,
+        failure = interrupted() => Err(failure),
+    };
+    server.stop().await;
+    Ok(match result? {
+        Outcome::Ended(code) => code,
+        Outcome::NotStarted(reason) => {
+            note(reason);
+            NOT_STARTED
+        }
+    })
+}
+
+fn request(run: &Run, prepared: &Prepared) -> Result<CreateVmRequest, Failure> {
+    let mut request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
+    request.initramfs = paths::text(&prepared.initramfs())?;
+    request.cmdline = format!("{} {CMDLINE}", request.cmdline);
+    let mut devices = request.devices.take().unwrap_or_default();
+    devices
+        .shares
+        .extend(prepared.devices.shares.iter().cloned());
+    devices.vsock = prepared.devices.vsock.clone();
+    request.devices = Some(devices);
+    Ok(request)
+}
+
+/// Creates the guest, and starts it when all that listens to it is in place.
+async fn command_on(
+    endpoint: &str,
+    request: CreateVmRequest,
+    streams: Streams,
+    sink: EventFile,
+) -> Result<Outcome, Failure> {
+    let client = Client::connect(endpoint).await?;
+    let (vm, probes) = client.create_vm(request).await?;
+    let mut events = client.events(NAME, Vec::new()).await?;
+    let (_input, output) = client.attach_console(NAME).await?;
+    let names = EventNames::new(client.clone(), NAME.into(), events.tsc_hz(), vm.vcpus);
+    let mut copy = EventCopy::new(names, &probes, sink)?;
+    client.start_vm(NAME).await?;
+    let copied = async {
+        while let Some(Message::Batch { lost, events }) = events.next().await? {
+            copy.write(lost, &events).await?;
+        }
+        copy.finish()
+    };
+    let served = async {
+        let mut early_end = std::pin::pin!(guest_ended(&client, output));
+        let connected = tokio::select! {
+            connected = streams.connected() => connected?,
+            failure = &mut early_end => return Err(failure),
+        };
+        match connected.serve().await? {
+            Some(outcome) => Ok(outcome),
+            None => Err(early_end.await),
+        }
+    };
+    // The guest switches itself off behind its command, which ends the events.
+    let (outcome, ()) = tokio::try_join!(served, copied)?;
+    Ok(outcome)
+}
+
+/// Waits until the guest has ended: too early, unless its command has ended meanwhile.
+async fn guest_ended(client: &Client, output: ConsoleOutput) -> Failure {
+    let lines = match last_lines(output).await {
+        Ok(lines) => lines,
+        Err(failure) => return failure,
+    };
+    match client.wait_vm(NAME).await {
+        Ok(ending) => no_command_end(&ending, &lines),
+        Err(error) => error.into(),
+    }
+}
+
+/// Reads the console to its end.
+async fn last_lines(mut output: ConsoleOutput) -> Result<VecDeque<String>, Failure> {
+    let (mut lines, mut rest) = (VecDeque::new(), Vec::new());
+    while let Some(chunk) = output.next().await? {
+        rest.extend(chunk.output);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            lines.push_back(line.trim_end().to_owned());
+            if lines.len() > SHOWN_LINES {
+                lines.pop_front();
+            }
+        }
+    }
+    Ok(lines)
+}
+
+fn no_command_end(ending: &Ending, lines: &VecDeque<String>) -> Failure {
+    let own: Vec<&str> = lines
+        .iter()
+        .filter_map(|line| Some(line.split_once(PREFIX)?.1))
+        .collect();
+    let said = if own.is_empty() {
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        format!("\n{}", lines.join("\n"))
+    } else {
+        format!("\n{}", own.join("\n"))
+    };
+    Failure::NoCommandEnd {
+        ending: render::ending(ending),
+        said,
+    }
+}

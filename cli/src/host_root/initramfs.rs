@@ -1,0 +1,162 @@
+//! What a guest with a host's folder as its root boots from.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use cpio::newc;
+use tempfile::TempDir;
+use vmprobe_client::v1::{Devices, Share, ShareMode, Vsock};
+use vmprobe_init::{JOB, Job, MODULES};
+
+use super::error::RootError;
+use super::job;
+use super::modules::Modules;
+use super::release;
+use crate::cli::RootArgs;
+use crate::paths;
+
+/// The program that is the guest's PID 1.
+const INIT: &str = "vmprobe-init";
+/// Drivers that the guest needs.
+const DRIVERS: [&str; 3] = ["virtio_pci", "virtiofs", "vmw_vsock_virtio_transport"];
+/// Tag of the root folder; others have it with a number behind it.
+const ROOT_TAG: &str = "root";
+/// Kinds of files in an initramfs (stat(2)), and their permissions.
+const FOLDER: u32 = 0o040_755;
+const FILE: u32 = 0o100_644;
+const PROGRAM: u32 = 0o100_755;
+const DEVICE: u32 = 0o020_600;
+/// `/dev/console` (Documentation/admin-guide/devices.txt), which the kernel opens for PID 1.
+const CONSOLE: (u32, u32) = (5, 1);
+
+/// What a guest needs, in a folder that is gone with this.
+pub struct Prepared {
+    folder: TempDir,
+    /// Its devices.
+    pub devices: Devices,
+}
+
+impl Prepared {
+    /// The initramfs.
+    pub fn initramfs(&self) -> PathBuf {
+        self.folder.path().join("initramfs")
+    }
+
+    /// The socket of its virtio sockets. The ones that the guest connects to have their port behind it.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("vsock")
+    }
+}
+
+/// Makes ready what `root` asks for on this kernel.
+///
+/// # Errors
+/// See [`RootError`].
+pub fn prepare(kernel: &Path, root: &RootArgs) -> Result<Prepared, RootError> {
+    let job = job::of(root, ROOT_TAG)?;
+    let init = read_init()?;
+    let modules = drivers(kernel, root.modules.as_deref())?;
+    let folder = TempDir::with_prefix("vmprobe-run-").map_err(RootError::Write)?;
+    let mut prepared = Prepared {
+        folder,
+        devices: Devices::default(),
+    };
+    prepared.devices.shares = shares(root, &job)?;
+    prepared.devices.vsock = Some(Vsock {
+        path: paths::text(&prepared.socket())?,
+        ..Default::default()
+    });
+    let written = File::create_new(prepared.initramfs())
+        .and_then(|file| write(BufWriter::new(file), &init, &job, &modules));
+    written.map_err(RootError::Write)?;
+    Ok(prepared)
+}
+
+/// The root, with changes of the guest's in a folder over it, then what it may write to.
+fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
+    let mut shares = Vec::new();
+    if let Some(path) = &root.root {
+        shares.push(Share {
+            tag: job.root.clone(),
+            path: paths::text(path)?,
+            mode: ShareMode::CopyOnWrite.into(),
+            ..Default::default()
+        });
+    }
+    for (place, tag) in &job.mounts {
+        // The folder has the same path in the root as it has there for the host.
+        let base = root.root.as_deref().unwrap_or(Path::new("/"));
+        let path = base.join(place.trim_start_matches('/'));
+        shares.push(Share {
+            tag: tag.clone(),
+            path: paths::text(&path)?,
+            mode: ShareMode::ReadWrite.into(),
+            ..Default::default()
+        });
+    }
+    Ok(shares)
+}
+
+fn read_init() -> Result<Vec<u8>, RootError> {
+    let beside = env::current_exe().ok();
+    let path = beside
+        .and_then(|own| Some(own.parent()?.join(INIT)))
+        .unwrap_or_else(|| INIT.into());
+    fs::read(&path).map_err(|cause| RootError::NoInit { path, cause })
+}
+
+/// A name in the initramfs and the bytes.
+type Entry = (String, Vec<u8>);
+
+/// The modules of the drivers, named so that their order is that in which they are loaded.
+fn drivers(kernel: &Path, given: Option<&Path>) -> Result<Vec<Entry>, RootError> {
+    let folder = match given {
+        Some(folder) => folder.to_owned(),
+        None => {
+            let release = release::of(kernel).map_err(|cause| RootError::Kernel {
+                path: kernel.to_owned(),
+                cause,
+            })?;
+            let folder = release.map(|release| Path::new("/lib/modules").join(release));
+            // A kernel that somebody has just built may have all of them within itself.
+            let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
+                return Ok(Vec::new());
+            };
+            folder
+        }
+    };
+    let modules = Modules::find(&folder)?.with_needs(&DRIVERS)?;
+    let entries = modules.into_iter().zip(0..).map(|(module, place)| {
+        let path = format!("{MODULES}/{place:02}-{}.ko", module.name);
+        (path, module.bytes)
+    });
+    Ok(entries.collect())
+}
+
+fn write(mut to: impl Write, init: &[u8], job: &Job, modules: &[Entry]) -> io::Result<()> {
+    let job = serde_json::to_vec(job)?;
+    for folder in ["/dev", "/proc", "/sys", "/root", MODULES] {
+        to = entry(to, folder, FOLDER, &[])?;
+    }
+    let console = newc::Builder::new("dev/console")
+        .mode(DEVICE)
+        .rdev_major(CONSOLE.0)
+        .rdev_minor(CONSOLE.1);
+    to = console.write(to, 0).finish()?;
+    to = entry(to, "/init", PROGRAM, init)?;
+    to = entry(to, JOB, FILE, &job)?;
+    for (path, bytes) in modules {
+        to = entry(to, path, FILE, bytes)?;
+    }
+    newc::trailer(to)?.flush()
+}
+
+fn entry<W: Write>(to: W, path: &str, mode: u32, bytes: &[u8]) -> io::Result<W> {
+    let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let entry = newc::Builder::new(path.trim_start_matches('/')).mode(mode);
+    let mut writer = entry.write(to, len);
+    writer.write_all(bytes)?;
+    writer.finish()
+}

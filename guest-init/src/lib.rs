@@ -1,0 +1,80 @@
+//! What PID 1 of a guest is told to do, and what it tells its host.
+//!
+//! The guest's initramfs has the program `vmprobe-init`, the job as JSON, and the modules of the drivers that
+//! it needs. Input, output and the command's end go through virtio sockets, each to a port of the host's.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Where the job is in the initramfs.
+pub const JOB: &str = "/job.json";
+/// Where modules are in the initramfs, to be loaded in the order of their names.
+pub const MODULES: &str = "/modules";
+/// What each line begins with that the program writes to the kernel's console.
+pub const PREFIX: &str = "vmprobe-init: ";
+
+/// Ports of the host's that the guest connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// [`Told`] as lines of JSON. The guest ends when the host closes it.
+    Control = 1,
+    /// The command's standard input.
+    Input = 2,
+    /// Its standard output.
+    Output = 3,
+    /// Its standard error.
+    Errors = 4,
+}
+
+impl Port {
+    /// All of them, in the order in which the guest connects.
+    pub const ALL: [Self; 4] = [Self::Control, Self::Input, Self::Output, Self::Errors];
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+/// What a guest does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The tag of the share that is the root folder.
+    pub root: String,
+    /// Shares that are mounted below it: where, and their tags.
+    pub mounts: BTreeMap<String, String>,
+    /// The command: a program, which is looked for in PATH, and its arguments.
+    pub command: Vec<String>,
+    /// Its environment.
+    pub environment: BTreeMap<String, String>,
+    /// The folder that it is started in.
+    pub folder: String,
+    /// The user and the group that it runs as.
+    pub user: u32,
+    /// As above.
+    pub group: u32,
+}
+
+/// What the guest tells its host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "event")]
+pub enum Told {
+    /// The command runs.
+    Started,
+    /// It has ended by itself.
+    Exited {
+        /// Its exit code.
+        code: u8,
+    },
+    /// A signal has ended it.
+    Killed {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// It could not be started.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}

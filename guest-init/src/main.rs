@@ -1,0 +1,78 @@
+//! PID 1 of a guest that runs one command on a folder of its host's, then switches itself off.
+
+mod command;
+mod modules;
+mod mounts;
+
+use std::{
+    error::Error,
+    fs,
+    io::{self, BufRead, BufReader, Write},
+};
+
+use rustix::system::{RebootCommand, reboot};
+use vmprobe_init::{JOB, Job, PREFIX, Port, Told};
+use vsock::{VMADDR_CID_HOST, VsockStream};
+
+fn main() {
+    if std::process::id() != 1 {
+        say("this is PID 1 of a guest, and nothing to run by hand");
+        std::process::exit(2);
+    }
+    if let Err(error) = run() {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        say(&text);
+    }
+    rustix::fs::sync();
+    // If even that fails, PID 1 ends and the kernel panics, which ends the guest as well.
+    let _failed = reboot(RebootCommand::PowerOff);
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    mounts::early()?;
+    let job = fs::read(JOB)?;
+    let job: Job = serde_json::from_slice(&job)?;
+    modules::load_all()?;
+    mounts::enter_root(&job)?;
+    let mut control = connect(Port::Control)?;
+    let [input, output, errors] = [Port::Input, Port::Output, Port::Errors].map(connect);
+    let told = match command::start(&job, input?, output?, errors?) {
+        Ok(running) => {
+            tell(&mut control, &Told::Started)?;
+            running.end()?
+        }
+        Err(error) => Told::Failed {
+            reason: error.to_string(),
+        },
+    };
+    tell(&mut control, &told)?;
+    // The host closes it when it has read what was told.
+    BufReader::new(control).skip_until(b'\0')?;
+    Ok(())
+}
+
+fn connect(port: Port) -> io::Result<VsockStream> {
+    VsockStream::connect_with_cid_port(VMADDR_CID_HOST, port.number()).map_err(|error| {
+        let message = format!(
+            "can't connect to the host by a virtio socket ({error}): the kernel needs \
+             CONFIG_VIRTIO_VSOCKETS"
+        );
+        io::Error::new(error.kind(), message)
+    })
+}
+
+fn tell(control: &mut VsockStream, told: &Told) -> io::Result<()> {
+    let line = serde_json::to_string(told)?;
+    control.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Writes a line to the kernel's console.
+fn say(text: &str) {
+    // Nobody is left to tell if that fails.
+    let _failed = io::stderr().write_all(format!("{PREFIX}{text}\n").as_bytes());
+}

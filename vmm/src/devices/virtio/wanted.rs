@@ -1,0 +1,26 @@
+//! What devices a guest is to have.
+
+use super::{block::Disk, fs::Share};
+
+/// Devices of a guest on its PCI bus, which is there if any of them is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// Its disks, in the order in which it sees them.
+    pub disks: Vec<Disk>,
+    /// Folders of the host's that it can mount.
+    pub shares: Vec<Share>,
+    /// It gets random bytes of the host's.
+    pub entropy: bool,
+}
+
+impl Devices {
+    /// Returns true if there is none.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.disks.len() + self.shares.len() + usize::from(self.entropy)
+    }
+}
