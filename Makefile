@@ -7,7 +7,7 @@ FUZZ_SECONDS = 60
 XTASK = cargo run --quiet --package xtask --
 
 help:
-	@echo 'make build   the programs vmprobed and vmprobe, optimized, in target/release'
+	@echo 'make build   vmprobed, vmprobe and vmprobe-init, optimized, in target/release'
 	@echo 'make demo    boot a stock Debian kernel and watch its probes over gRPC'
 	@echo 'make test    all tests; writes target/conformance.json'
 	@echo 'make test-all  the same with every test in every lab; takes hours'
@@ -22,6 +22,7 @@ setup:
 
 build: setup
 	cargo build --release
+	cargo rustc --release --package vmprobe-init --bin vmprobe-init -- -C target-feature=+crt-static
 
 demo: setup
 	@$(XTASK) demo

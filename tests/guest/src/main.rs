@@ -1,5 +1,5 @@
 //! PID 1 of the Linux guests under test: does one workload, says so on the console, ends the
-//! machine in the way asked for.
+//! machine in the way asked for. As a process of a guest's it is a command, see [`command`].
 //!
 //! Its arguments come from the kernel's command line, after ` -- `:
 //! `console=ttyS0 -- workload=files count=200 end=poweroff`; see [`plan::Plan`] for all of them.
@@ -11,6 +11,7 @@
 //! @guest {"end":"poweroff","event":"ending"}
 //! ```
 
+mod command;
 mod console;
 mod machine;
 mod plan;
@@ -25,6 +26,13 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments == [workload::CHILD] {
         return;
+    }
+    if let [command::COMMAND, ..] = arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        let code = command::run(&arguments[1..]).unwrap_or_else(|error| {
+            eprintln!("{error}");
+            1
+        });
+        std::process::exit(code.into());
     }
     let end = match run(&arguments) {
         Ok(end) => end,

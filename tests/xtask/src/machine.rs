@@ -25,6 +25,8 @@ pub struct Programs {
     pub e2e: PathBuf,
     /// PID 1 of the Linux guests.
     pub guest: PathBuf,
+    /// The product's own PID 1.
+    pub init: PathBuf,
     /// The monitor's tests of steps and watchpoints, which each lab runs too.
     pub monitor_tests: PathBuf,
     /// The folder that the programs are in.
@@ -38,11 +40,12 @@ impl Programs {
     /// If one doesn't build.
     pub fn build() -> Result<Self, BuildError> {
         say("building the programs for the tests (static, optimized; some minutes the first time)");
-        let [vmprobed, vmprobe, e2e, guest, monitor_tests] = lab::static_programs([
+        let [vmprobed, vmprobe, e2e, guest, init, monitor_tests] = lab::static_programs([
             Program::bin("vmprobe-server", "vmprobed"),
             Program::bin("vmprobe-cli", "vmprobe"),
             Program::bin("e2e", "e2e"),
             Program::bin("guest", "guest"),
+            Program::bin("vmprobe-init", "vmprobe-init"),
             Program::test("vmm", "debug"),
         ])?;
         Ok(Self {
@@ -51,6 +54,7 @@ impl Programs {
             vmprobe,
             e2e,
             guest,
+            init,
             monitor_tests,
         })
     }
@@ -66,6 +70,8 @@ impl Programs {
             (&self.vmprobed, "/bin/vmprobed"),
             (&self.vmprobe, "/bin/vmprobe"),
             (&self.e2e, "/bin/e2e"),
+            (&self.guest, "/bin/guest"),
+            (&self.init, "/bin/vmprobe-init"),
             (&self.monitor_tests, Self::MONITOR_TESTS),
         ];
         programs

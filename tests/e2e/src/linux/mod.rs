@@ -41,6 +41,7 @@ mod phases;
 mod probes;
 mod refusals;
 mod returns;
+mod root;
 mod shares;
 mod smp;
 mod static_key;
@@ -106,6 +107,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         modules::TESTS,
         devices::TESTS,
         shares::TESTS,
+        root::TESTS,
         jumps::TESTS,
         jumps::causes::TESTS,
         jumps::records::TESTS,

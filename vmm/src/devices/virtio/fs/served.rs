@@ -85,7 +85,7 @@ fn view<F>(files: F, is_writable: bool) -> View<F> {
     }
 }
 
-/// A folder as it is.
+/// A folder as it is. What the driver offers is taken up as the configuration says only with `do_import`.
 fn folder(path: &Path) -> io::Result<PassthroughFs> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
     let files = PassthroughFs::new(passthrough::Config {
@@ -93,7 +93,7 @@ fn folder(path: &Path) -> io::Result<PassthroughFs> {
         attr_timeout: VALID,
         entry_timeout: VALID,
         xattr: true,
-        do_import: false,
+        do_import: true,
         ..Default::default()
     })?;
     files.import()?;
@@ -105,7 +105,7 @@ fn overlay(upper: View<PassthroughFs>, lower: View<PassthroughFs>) -> io::Result
     let upper: Arc<BoxedLayer> = Arc::new(Box::new(upper));
     let lower: Arc<BoxedLayer> = Arc::new(Box::new(lower));
     let config = overlayfs::config::Config {
-        do_import: false,
+        do_import: true,
         attr_timeout: VALID,
         entry_timeout: VALID,
         ..Default::default()

@@ -38,8 +38,7 @@ impl Guest {
         // Requests go to the second queue.
         driver.use_queue(1);
         let mut guest = Self(driver);
-        let version = words(&[7, 38, 0x2_0000, 0]);
-        let answer = guest.ask(INIT, 0, &version).unwrap();
+        let answer = guest.ask(INIT, 0, &init()).unwrap();
         assert_eq!(answer[..4], 7u32.to_le_bytes());
         guest
     }
@@ -105,6 +104,13 @@ impl Guest {
 
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// `struct fuse_init_in` of a kernel that can do everything.
+fn init() -> Vec<u8> {
+    let mut request = vec![7, 41, 0x2_0000, u32::MAX, u32::MAX];
+    request.resize(16, 0);
+    words(&request)
 }
 
 /// `struct fuse_read_in` and `struct fuse_write_in`, from offset 0 on.
@@ -241,7 +247,7 @@ fn changes_outlive_a_reset_of_the_device_and_not_the_guest() {
     assert_eq!(temporary(&mark), 1);
     guest.0.reset();
     guest.0.start();
-    guest.ask(INIT, 0, &words(&[7, 38, 0x2_0000, 0])).unwrap();
+    guest.ask(INIT, 0, &init()).unwrap();
     assert_eq!(guest.content("file").unwrap(), mark.as_bytes());
     drop(guest);
     assert_eq!(temporary(&mark), 0);
@@ -260,7 +266,7 @@ fn a_folder_made_anew_shows_nothing_of_the_one_before() {
     guest.ask(MKDIR, ROOT, &mkdir).unwrap();
     guest.0.reset();
     guest.0.start();
-    guest.ask(INIT, 0, &words(&[7, 38, 0x2_0000, 0])).unwrap();
+    guest.ask(INIT, 0, &init()).unwrap();
     let inner = guest.look_up(ROOT, "inner").unwrap();
     assert_eq!(guest.look_up(inner, "deep"), Err(ENOENT));
 }
@@ -331,7 +337,7 @@ proptest! {
         }
         guest.0.reset();
         guest.0.start();
-        guest.ask(INIT, 0, &words(&[7, 38, 0x2_0000, 0])).unwrap();
+        guest.ask(INIT, 0, &init()).unwrap();
         guest.look_up(ROOT, "deep").ok();
         prop_assert_eq!(fs::read(outer.path().join("file")).unwrap(), b"content");
         prop_assert_eq!(fs::read(outer.path().join("inner/deep")).unwrap(), b"deep");

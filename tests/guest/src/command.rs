@@ -1,0 +1,65 @@
+//! What this program does when it is no PID 1: small commands for guests that run one.
+
+use std::env;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::process;
+
+/// The first argument of such a command.
+pub const COMMAND: &str = "command";
+
+/// Does what the arguments say; answers with the exit code.
+pub fn run(arguments: &[String]) -> io::Result<u8> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match *arguments {
+        // Copies its input to its output, and says on standard error how much that was.
+        ["copy"] => {
+            let copied = io::copy(&mut io::stdin(), &mut io::stdout())?;
+            eprintln!("{copied} bytes");
+            Ok(0)
+        }
+        // Says who and where it is, and what it has in its environment.
+        ["who", variable] => {
+            let value = env::var(variable).unwrap_or_default();
+            let folder = env::current_dir()?;
+            // SAFETY: it can't fail and touches no memory.
+            let user = unsafe { libc::getuid() };
+            println!("user {user} in {} with {value:?}", folder.display());
+            Ok(0)
+        }
+        // Adds a line to a file and prints the file.
+        ["add", path, line] => {
+            let mut text = fs::read_to_string(path).unwrap_or_default();
+            text.push_str(line);
+            fs::write(path, format!("{text}\n"))?;
+            print!("{}", fs::read_to_string(path)?);
+            Ok(0)
+        }
+        // Ends with an exit code, with something left in its output.
+        ["exit", code] => {
+            print!("no line feed");
+            io::stdout().flush()?;
+            code.parse().map_err(io::Error::other)
+        }
+        // Ends by a signal, and leaves a process behind that holds its output open.
+        ["abort"] => {
+            process::Command::new("/proc/self/exe")
+                .args([COMMAND, "wait"])
+                .spawn()?;
+            process::abort()
+        }
+        // Waits for the end of an input that has none.
+        ["wait"] => loop {
+            let mut byte = [0];
+            if io::stdin().read(&mut byte)? == 0 {
+                std::thread::park();
+            }
+        },
+        // Ends the guest.
+        ["panic"] => {
+            fs::write("/proc/sysrq-trigger", "c")?;
+            Ok(0)
+        }
+        _ => Err(io::Error::other(format!("{arguments:?} is no command"))),
+    }
+}
