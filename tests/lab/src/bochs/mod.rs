@@ -16,7 +16,7 @@ use crate::tool::{self, ToolError};
 const RELEASE: &str = "trixie";
 
 /// The changes, by file name; each says in its head what it is for.
-const PATCHES: [(&str, &str); 3] = [
+const PATCHES: [(&str, &str); 4] = [
     (
         "bochs-posted-interrupts.patch",
         include_str!("../../bochs-posted-interrupts.patch"),
@@ -28,6 +28,10 @@ const PATCHES: [(&str, &str); 3] = [
     (
         "bochs-fault-after-fault.patch",
         include_str!("../../bochs-fault-after-fault.patch"),
+    ),
+    (
+        "bochs-memory-list.patch",
+        include_str!("../../bochs-memory-list.patch"),
     ),
 ];
 const SCRIPT: &str = include_str!("../../build-bochs.sh");
