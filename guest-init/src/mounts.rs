@@ -14,8 +14,11 @@ use rustix::{
 use thiserror::Error;
 use vmprobe_init::Job;
 
-/// Where the root folder is mounted before it becomes the root.
+/// Where the root folder is mounted before it becomes the root; where it is without the guest's changes, and where
+/// those are.
 const ROOT: &str = "/root";
+const LOWER: &str = "/lower";
+const CHANGES: &str = "/changes";
 /// The file system of shares.
 const VIRTIO_FS: &str = "virtiofs";
 
@@ -39,7 +42,7 @@ pub fn early() -> Result<(), MountError> {
 
 /// Makes the root share the root folder, with all that programs expect in it.
 pub fn enter_root(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
-    share(&job.root, ROOT)?;
+    root(&job.root)?;
     for (kind, place, options) in [
         ("proc", "proc", ""),
         ("sysfs", "sys", ""),
@@ -64,6 +67,23 @@ pub fn enter_root(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
     rustix::process::chroot(".")?;
     std::env::set_current_dir("/")?;
     Ok(())
+}
+
+/// Mounts the root share with a folder over it that takes all changes and is gone with the guest.
+fn root(tag: &str) -> Result<(), MountError> {
+    share(tag, LOWER)?;
+    mounted("tmpfs", "tmpfs", CHANGES, "mode=755")?;
+    let [upper, work] = ["upper", "work"].map(|name| format!("{CHANGES}/{name}"));
+    let options = format!("lowerdir={LOWER},upperdir={upper},workdir={work}");
+    let made = make_folder(&upper).and_then(|()| make_folder(&work));
+    made.map_err(|source| MountError {
+        what: "changes".to_owned(),
+        place: upper,
+        hint: "",
+        source,
+    })?;
+    let hint = " (the kernel needs CONFIG_OVERLAY_FS)";
+    mounted("overlay", "overlay", ROOT, &options).map_err(|error| MountError { hint, ..error })
 }
 
 /// Terminals, shared memory and the links that every `/dev` has.

@@ -17,9 +17,8 @@ pub struct DeviceArgs {
     pub disks: Vec<DiskArg>,
     /// A folder that the guest can mount (repeatable): mount -t virtiofs TAG WHERE
     ///
-    /// Behind the folder: ",rw" when the guest's changes are to be made in it, ",cow" when they go to a
-    /// temporary folder over it, ",cow=FOLDER" when they go to that one. The guest can't change it otherwise.
-    #[arg(long = "share", value_name = "TAG=FOLDER[,rw|,cow[=FOLDER]]")]
+    /// The guest can change files in it only with ",rw" behind the folder.
+    #[arg(long = "share", value_name = "TAG=FOLDER[,rw]")]
     pub shares: Vec<ShareArg>,
     /// Random bytes of the host's, by a virtio device
     #[arg(long)]
@@ -63,7 +62,6 @@ pub struct ShareArg {
     pub tag: String,
     pub path: PathBuf,
     pub mode: ShareMode,
-    pub changes: Option<PathBuf>,
 }
 
 /// A share that can't be understood.
@@ -74,15 +72,12 @@ pub struct NoShare;
 impl FromStr for ShareArg {
     type Err = NoShare;
 
-    /// Only the last word is looked at: other commas belong to the folder's name.
+    /// Other commas belong to the folder's name.
     fn from_str(text: &str) -> Result<Self, NoShare> {
         let (tag, rest) = text.split_once('=').ok_or(NoShare)?;
-        let (before, word) = rest.rsplit_once(',').unwrap_or((rest, ""));
-        let (path, mode, changes) = match word.split_once('=') {
-            None if word == "rw" => (before, ShareMode::ReadWrite, None),
-            None if word == "cow" => (before, ShareMode::CopyOnWrite, None),
-            Some(("cow", folder)) => (before, ShareMode::CopyOnWrite, Some(folder.into())),
-            _ => (rest, ShareMode::ReadOnly, None),
+        let (path, mode) = match rest.strip_suffix(",rw") {
+            Some(path) => (path, ShareMode::ReadWrite),
+            None => (rest, ShareMode::ReadOnly),
         };
         if tag.is_empty() || path.is_empty() {
             return Err(NoShare);
@@ -91,7 +86,6 @@ impl FromStr for ShareArg {
             tag: tag.to_owned(),
             path: path.into(),
             mode,
-            changes,
         })
     }
 }
@@ -101,19 +95,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_behind_a_share_s_folder_say_where_changes_go() {
-        for (text, tag, path, mode, changes) in [
-            ("root=/", "root", "/", ShareMode::ReadOnly, None),
-            ("r=/a,b,rw", "r", "/a,b", ShareMode::ReadWrite, None),
-            ("r=a=b,cow", "r", "a=b", ShareMode::CopyOnWrite, None),
-            ("r=/x,cow=/c", "r", "/x", ShareMode::CopyOnWrite, Some("/c")),
-            ("r=/x,y=z", "r", "/x,y=z", ShareMode::ReadOnly, None),
+    fn a_word_behind_a_share_s_folder_says_whether_it_can_be_changed() {
+        for (text, tag, path, mode) in [
+            ("root=/", "root", "/", ShareMode::ReadOnly),
+            ("r=/a,b,rw", "r", "/a,b", ShareMode::ReadWrite),
+            ("r=a=b", "r", "a=b", ShareMode::ReadOnly),
         ] {
             let expected = ShareArg {
                 tag: tag.to_owned(),
                 path: path.into(),
                 mode,
-                changes: changes.map(PathBuf::from),
             };
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }

@@ -9,8 +9,9 @@ use clap::Args;
 pub struct RootArgs {
     /// The folder that is the guest's root, by virtio-fs
     ///
-    /// What the guest changes in it goes to a temporary folder and is gone with the guest. The kernel's drivers
-    /// are loaded from /lib/modules/RELEASE where it has them as modules.
+    /// What the guest changes in it is in the guest's memory and gone with the guest. The kernel's drivers are
+    /// loaded from /lib/modules/RELEASE where it has them as modules: virtio_pci, virtiofs, overlay and
+    /// vmw_vsock_virtio_transport.
     #[arg(long, value_name = "FOLDER", requires = "command")]
     pub root: Option<PathBuf>,
     /// A folder in the root in which the guest's changes stay (repeatable)

@@ -69,12 +69,10 @@ fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
 }
 
 fn share(asked: &ShareArg) -> Result<Share, Failure> {
-    let changes = asked.changes.as_deref().map(paths::text).transpose()?;
     Ok(Share {
         tag: asked.tag.clone(),
         path: paths::text(&asked.path)?,
         mode: asked.mode.into(),
-        changes: changes.unwrap_or_default(),
     })
 }
 

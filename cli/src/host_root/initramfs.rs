@@ -20,7 +20,12 @@ use crate::paths;
 /// The program that is the guest's PID 1.
 const INIT: &str = "vmprobe-init";
 /// Drivers that the guest needs.
-const DRIVERS: [&str; 3] = ["virtio_pci", "virtiofs", "vmw_vsock_virtio_transport"];
+const DRIVERS: [&str; 4] = [
+    "virtio_pci",
+    "virtiofs",
+    "overlay",
+    "vmw_vsock_virtio_transport",
+];
 /// Tag of the root folder; others have it with a number behind it.
 const ROOT_TAG: &str = "root";
 /// Kinds of files in an initramfs (stat(2)), and their permissions.
@@ -74,15 +79,14 @@ pub fn prepare(kernel: &Path, root: &RootArgs) -> Result<Prepared, RootError> {
     Ok(prepared)
 }
 
-/// The root, with changes of the guest's in a folder over it, then what it may write to.
+/// The root, which the guest can't change (PID 1 puts a folder for changes over it), then what it can.
 fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
     let mut shares = Vec::new();
     if let Some(path) = &root.root {
         shares.push(Share {
             tag: job.root.clone(),
             path: paths::text(path)?,
-            mode: ShareMode::CopyOnWrite.into(),
-            ..Default::default()
+            mode: ShareMode::ReadOnly.into(),
         });
     }
     for (place, tag) in &job.mounts {
@@ -93,7 +97,6 @@ fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
             tag: tag.clone(),
             path: paths::text(&path)?,
             mode: ShareMode::ReadWrite.into(),
-            ..Default::default()
         });
     }
     Ok(shares)

@@ -64,15 +64,7 @@ fn share(asked: &v1::Share) -> Result<Share, WrongField> {
     if asked.path.is_empty() {
         return Err(("path", "the path of a share's folder is missing".to_owned()));
     }
-    let changes = Some(&asked.changes).filter(|path| !path.is_empty());
     let mode = match v1::ShareMode::try_from(asked.mode) {
-        Ok(v1::ShareMode::CopyOnWrite) => ShareMode::CopyOnWrite {
-            changes: changes.map(PathBuf::from),
-        },
-        Ok(_) if changes.is_some() => {
-            let why = "only a share that is copied on write has a folder for changes";
-            return Err(("changes", why.to_owned()));
-        }
         Ok(v1::ShareMode::Unspecified | v1::ShareMode::ReadOnly) => ShareMode::ReadOnly,
         Ok(v1::ShareMode::ReadWrite) => ShareMode::ReadWrite,
         Err(_) => {
@@ -118,12 +110,11 @@ mod tests {
         }
     }
 
-    fn shared(path: &str, mode: i32, changes: &str) -> v1::Share {
+    fn shared(path: &str, mode: i32) -> v1::Share {
         v1::Share {
             tag: "t".into(),
             path: path.into(),
             mode,
-            changes: changes.into(),
         }
     }
 
@@ -145,18 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn a_share_s_mode_says_where_changes_go() {
-        let changes = |path: Option<&str>| ShareMode::CopyOnWrite {
-            changes: path.map(PathBuf::from),
-        };
-        for (mode, folder, expected) in [
-            (0, "", ShareMode::ReadOnly),
-            (1, "", ShareMode::ReadOnly),
-            (2, "", ShareMode::ReadWrite),
-            (3, "", changes(None)),
-            (3, "/c", changes(Some("/c"))),
+    fn a_share_s_mode_says_whether_it_can_be_changed() {
+        for (mode, expected) in [
+            (0, ShareMode::ReadOnly),
+            (1, ShareMode::ReadOnly),
+            (2, ShareMode::ReadWrite),
         ] {
-            let asked = with_share(shared("/f", mode, folder));
+            let asked = with_share(shared("/f", mode));
             assert_eq!(devices(Some(&asked)).unwrap().shares[0].mode, expected);
         }
     }
@@ -166,12 +152,8 @@ mod tests {
         for (asked, field) in [
             (with_disk("", 0), "devices.disks[1].path"),
             (with_disk("/second", 7), "devices.disks[1].format"),
-            (with_share(shared("", 0, "")), "devices.shares[0].path"),
-            (with_share(shared("/f", 9, "")), "devices.shares[0].mode"),
-            (
-                with_share(shared("/f", 1, "/c")),
-                "devices.shares[0].changes",
-            ),
+            (with_share(shared("", 0)), "devices.shares[0].path"),
+            (with_share(shared("/f", 9)), "devices.shares[0].mode"),
         ] {
             let status = devices(Some(&asked)).unwrap_err();
             let details = status.get_details_bad_request().unwrap();

@@ -13,10 +13,11 @@ use crate::repack::{self, Packer, RepackError};
 use crate::{root, say};
 
 /// Modules that both kernels have.
-const MODULES: [&str; 3] = [
+const MODULES: [&str; 4] = [
     "drivers/net/tun",
     "drivers/block/virtio_blk",
     "drivers/char/hw_random/virtio-rng",
+    "fs/overlayfs/overlay",
 ];
 /// Modules of 6.1 that 6.12 has built in.
 const MODULES_6_1: [&str; 7] = [

@@ -12,7 +12,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRe
 use vm_memory_0_17 as old;
 
 use super::{
-    served::{Folders, Served},
+    served::Served,
     share::{Share, ShareError, TAG_LEN},
 };
 use crate::devices::virtio::{
@@ -28,7 +28,7 @@ const REQUEST_QUEUES: u32 = 1;
 /// A share as a device.
 pub(crate) struct FileSystemDevice {
     tag: [u8; TAG_LEN],
-    folders: Folders,
+    share: Share,
     /// Opened for the next start.
     opened: Option<Served>,
     serving: Option<Serving>,
@@ -44,18 +44,18 @@ struct Serving {
 }
 
 impl FileSystemDevice {
-    /// Opens the folders of the share.
+    /// Opens the share's folder.
     ///
     /// # Errors
     /// See [`ShareError`].
     pub(crate) fn open(share: &Share) -> Result<Self, ShareError> {
-        let folders = Folders::new(share)?;
+        let opened = Served::open(share)?;
         let mut tag = [0; TAG_LEN];
         tag[..share.tag.len()].copy_from_slice(share.tag.as_bytes());
         Ok(Self {
             tag,
-            opened: Some(folders.open()?),
-            folders,
+            opened: Some(opened),
+            share: share.clone(),
             serving: None,
         })
     }
@@ -65,7 +65,7 @@ impl FileSystemDevice {
         let files = match self.opened.take() {
             Some(opened) => opened,
             // All that the driver had open before its reset is gone.
-            None => self.folders.open().map_err(io::Error::other)?,
+            None => Served::open(&self.share).map_err(io::Error::other)?,
         };
         Ok(Serving {
             files,

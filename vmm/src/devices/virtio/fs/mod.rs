@@ -5,8 +5,6 @@
 //! folder: `..` and symbolic links are the guest's own to follow.
 
 mod device;
-mod layer;
-mod opaque;
 mod served;
 mod share;
 #[cfg(test)]

@@ -16,7 +16,6 @@ const LOOKUP: u32 = 1;
 const READLINK: u32 = 5;
 const MKDIR: u32 = 9;
 const UNLINK: u32 = 10;
-const RMDIR: u32 = 11;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
@@ -147,11 +146,7 @@ fn folder() -> TempDir {
 #[test]
 fn a_guest_reads_the_host_s_files_in_each_mode() {
     let folder = folder();
-    for mode in [
-        ShareMode::ReadOnly,
-        ShareMode::ReadWrite,
-        ShareMode::CopyOnWrite { changes: None },
-    ] {
+    for mode in [ShareMode::ReadOnly, ShareMode::ReadWrite] {
         let mut guest = Guest::with(&share(folder.path(), mode));
         assert_eq!(guest.content("file").unwrap(), b"content");
         let inner = guest.look_up(ROOT, "inner").unwrap();
@@ -169,16 +164,11 @@ fn a_guest_reads_the_host_s_files_in_each_mode() {
 fn no_name_leads_out_of_the_folder() {
     let folder = folder();
     let inside = folder.path().join("inner");
-    for mode in [
-        ShareMode::ReadWrite,
-        ShareMode::CopyOnWrite { changes: None },
-    ] {
-        let mut guest = Guest::with(&share(&inside, mode));
-        for name in ["../file", "..", "/etc/passwd", "x/../../file", "", "."] {
-            match guest.look_up(ROOT, name) {
-                Err(_) => {}
-                Ok(node) => assert_eq!(node, ROOT, "{name:?}"),
-            }
+    let mut guest = Guest::with(&share(&inside, ShareMode::ReadWrite));
+    for name in ["../file", "..", "/etc/passwd", "x/../../file", "", "."] {
+        match guest.look_up(ROOT, name) {
+            Err(_) => {}
+            Ok(node) => assert_eq!(node, ROOT, "{name:?}"),
         }
     }
     let mut guest = Guest::with(&share(folder.path(), ShareMode::ReadWrite));
@@ -204,71 +194,31 @@ fn a_read_only_share_refuses_every_change() {
 }
 
 #[test]
-fn changes_are_made_in_the_folder_or_in_the_one_over_it() {
-    let changed = |mode| {
-        let folder = folder();
-        let mut guest = Guest::with(&share(folder.path(), mode));
-        let file = guest.look_up(ROOT, "file").unwrap();
-        let handle = guest.open(file, OPEN, libc::O_RDWR).unwrap();
-        guest.write(file, handle, b"CON").unwrap();
-        let inner = guest.look_up(ROOT, "inner").unwrap();
-        guest.ask(UNLINK, inner, b"deep\0").unwrap();
-        assert_eq!(guest.content("file").unwrap(), b"CONtent");
-        assert_eq!(guest.look_up(inner, "deep"), Err(ENOENT));
-        folder
-    };
-    let folder = changed(ShareMode::ReadWrite);
-    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"CONtent");
-    assert!(!folder.path().join("inner/deep").exists());
-
-    let changes = tempfile::tempdir().unwrap();
-    let folder = changed(ShareMode::CopyOnWrite {
-        changes: Some(changes.path().to_owned()),
-    });
-    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"content");
-    assert!(folder.path().join("inner/deep").exists());
-    assert_eq!(fs::read(changes.path().join("file")).unwrap(), b"CONtent");
-}
-
-#[test]
-fn changes_outlive_a_reset_of_the_device_and_not_the_guest() {
+fn a_share_that_can_be_written_is_changed_on_the_host() {
     let folder = folder();
-    let mode = ShareMode::CopyOnWrite { changes: None };
-    let mut guest = Guest::with(&share(folder.path(), mode));
-    let temporary = |text: &str| {
-        let folders = fs::read_dir(std::env::temp_dir()).unwrap();
-        let found = folders.filter_map(|found| fs::read(found.ok()?.path().join("file")).ok());
-        found.filter(|bytes| bytes == text.as_bytes()).count()
-    };
-    let mark = format!("mark {}", folder.path().display());
+    let mut guest = Guest::with(&share(folder.path(), ShareMode::ReadWrite));
     let file = guest.look_up(ROOT, "file").unwrap();
     let handle = guest.open(file, OPEN, libc::O_RDWR).unwrap();
-    guest.write(file, handle, mark.as_bytes()).unwrap();
-    assert_eq!(temporary(&mark), 1);
-    guest.0.reset();
-    guest.0.start();
-    guest.ask(INIT, 0, &init()).unwrap();
-    assert_eq!(guest.content("file").unwrap(), mark.as_bytes());
-    drop(guest);
-    assert_eq!(temporary(&mark), 0);
+    guest.write(file, handle, b"CON").unwrap();
+    let inner = guest.look_up(ROOT, "inner").unwrap();
+    guest.ask(UNLINK, inner, b"deep\0").unwrap();
+    assert_eq!(guest.content("file").unwrap(), b"CONtent");
+    assert_eq!(guest.look_up(inner, "deep"), Err(ENOENT));
+    assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"CONtent");
+    assert!(!folder.path().join("inner/deep").exists());
 }
 
 #[test]
-fn a_folder_made_anew_shows_nothing_of_the_one_before() {
+fn a_device_that_was_reset_serves_again_and_has_nothing_open() {
     let folder = folder();
-    let mode = ShareMode::CopyOnWrite { changes: None };
-    let mut guest = Guest::with(&share(folder.path(), mode));
-    let inner = guest.look_up(ROOT, "inner").unwrap();
-    guest.ask(UNLINK, inner, b"deep\0").unwrap();
-    guest.ask(RMDIR, ROOT, b"inner\0").unwrap();
-    assert_eq!(guest.look_up(ROOT, "inner"), Err(ENOENT));
-    let mkdir = [&words(&[0o755, 0])[..], b"inner\0"].concat();
-    guest.ask(MKDIR, ROOT, &mkdir).unwrap();
+    let mut guest = Guest::with(&share(folder.path(), ShareMode::ReadOnly));
+    let file = guest.look_up(ROOT, "file").unwrap();
+    let handle = guest.open(file, OPEN, libc::O_RDONLY).unwrap();
     guest.0.reset();
     guest.0.start();
     guest.ask(INIT, 0, &init()).unwrap();
-    let inner = guest.look_up(ROOT, "inner").unwrap();
-    assert_eq!(guest.look_up(inner, "deep"), Err(ENOENT));
+    assert!(guest.read(file, READ, handle).is_err());
+    assert_eq!(guest.content("file").unwrap(), b"content");
 }
 
 #[test]
@@ -289,11 +239,6 @@ fn a_share_that_can_not_be_is_refused_by_name() {
         let error = refused("t", &folder.path().join(path), ShareMode::ReadOnly);
         assert!(matches!(error, ShareError::Folder { .. }), "{error}");
     }
-    for changes in ["inner", "missing"] {
-        let changes = Some(folder.path().join(changes));
-        let error = refused("t", folder.path(), ShareMode::CopyOnWrite { changes });
-        assert!(matches!(error, ShareError::Changes { .. }), "{error}");
-    }
 }
 
 proptest! {
@@ -307,15 +252,10 @@ proptest! {
             (0u32..60, 0u64..6, prop::collection::vec(any::<u8>(), 0..200), -40i32..40, 1u32..200),
             1..40,
         ),
-        copy_on_write in any::<bool>(),
     ) {
         let outer = folder();
-        let mode = if copy_on_write {
-            ShareMode::CopyOnWrite { changes: None }
-        } else {
-            ShareMode::ReadOnly
-        };
-        let mut guest = Guest::with(&share(&outer.path().join("inner"), mode));
+        let inner = share(&outer.path().join("inner"), ShareMode::ReadOnly);
+        let mut guest = Guest::with(&inner);
         guest.look_up(ROOT, "deep").unwrap();
         for (operation, node, body, more, room) in requests {
             let told = (40 + body.len() as i32 + more).max(0) as u32;
@@ -338,7 +278,7 @@ proptest! {
         guest.0.reset();
         guest.0.start();
         guest.ask(INIT, 0, &init()).unwrap();
-        guest.look_up(ROOT, "deep").ok();
+        guest.look_up(ROOT, "deep").unwrap();
         prop_assert_eq!(fs::read(outer.path().join("file")).unwrap(), b"content");
         prop_assert_eq!(fs::read(outer.path().join("inner/deep")).unwrap(), b"deep");
     }

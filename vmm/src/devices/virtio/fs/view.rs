@@ -10,8 +10,6 @@ use fuse_backend_rs::{
     },
 };
 
-use super::opaque::{self, Whiteouts};
-
 /// A file system as a guest sees it: all of its functions, but those that change something only if it may.
 pub(super) struct View<F> {
     pub(super) files: F,
@@ -19,7 +17,6 @@ pub(super) struct View<F> {
     /// Whoever the guest's process is, the host sees this process' own user: it isn't root and can't become
     /// another user.
     pub(super) as_own_user: bool,
-    pub(super) whiteouts: Whiteouts,
 }
 
 impl<F> View<F> {
@@ -73,25 +70,6 @@ impl<F: FileSystem> FileSystem for View<F> {
         self.files.open(context, inode, flags, fuse_flags)
     }
 
-    fn mkdir(
-        &self,
-        context: &Context,
-        parent: Self::Inode,
-        name: &CStr,
-        mode: u32,
-        umask: u32,
-    ) -> io::Result<Entry> {
-        self.may_change()?;
-        let parent: u64 = parent.into();
-        let made = self
-            .files
-            .mkdir(context, parent.into(), name, mode, umask)?;
-        if self.whiteouts.was_at(parent, name) {
-            opaque::set_opaque(&self.files, context, made.inode)?;
-        }
-        Ok(made)
-    }
-
     hand_on! {
     look:
         fn init(capable: FsOptions) -> io::Result<FsOptions>;
@@ -136,6 +114,8 @@ impl<F: FileSystem> FileSystem for View<F> {
             -> io::Result<Entry>;
         fn mknod(context: &Context, parent: Self::Inode, name: &CStr, mode: u32, device: u32,
             umask: u32) -> io::Result<Entry>;
+        fn mkdir(context: &Context, parent: Self::Inode, name: &CStr, mode: u32, umask: u32)
+            -> io::Result<Entry>;
         fn unlink(context: &Context, parent: Self::Inode, name: &CStr) -> io::Result<()>;
         fn rmdir(context: &Context, parent: Self::Inode, name: &CStr) -> io::Result<()>;
         fn rename(context: &Context, from: Self::Inode, old: &CStr, to: Self::Inode, new: &CStr,
