@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
-pub use devices::{DeviceArgs, DiskArg, ShareArg};
+pub use devices::{DeviceArgs, DiskArg, ShareArg, VsockArg};
 pub use root::RootArgs;
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{

@@ -17,7 +17,7 @@ use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{BatchError, ChangeError, RegisterError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use vmm::{CreateError, DeviceError, DiskError, FileError};
+use vmm::{CreateError, DeviceError, DiskError, FileError, VsockError};
 
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
@@ -34,9 +34,10 @@ pub fn with_field(code: Code, field: impl Into<String>, message: impl Into<Strin
 /// Why a VM was not made.
 pub fn create(error: &CreateError) -> Status {
     let code = match error {
-        CreateError::Kvm(_) | CreateError::Device(DeviceError::Disk(DiskError::Busy { .. })) => {
-            Code::FailedPrecondition
-        }
+        CreateError::Kvm(_)
+        | CreateError::Device(
+            DeviceError::Disk(DiskError::Busy { .. }) | DeviceError::Vsock(VsockError::InUse { .. }),
+        ) => Code::FailedPrecondition,
         CreateError::Ram(_) | CreateError::Events(_) => Code::ResourceExhausted,
         CreateError::File {
             cause: FileError::TooLarge { .. },

@@ -158,8 +158,7 @@ impl CreateError {
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
             Self::Devices(_) => Some("devices"),
-            Self::Device(DeviceError::Disk(_)) => Some("devices.disks"),
-            Self::Device(DeviceError::Share(_)) => Some("devices.shares"),
+            Self::Device(error) => Some(error.field()),
             Self::Kvm(_)
             | Self::Cpu(_)
             | Self::Vcpu(_)

@@ -26,7 +26,8 @@ pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
 pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 pub use devices::virtio::{
-    DeviceError, Devices, Disk, DiskError, DiskFormat, Share, ShareError, ShareMode,
+    DeviceError, Devices, Disk, DiskError, DiskFormat, Share, ShareError, ShareMode, Vsock,
+    VsockError,
 };
 pub use ending::Ending;
 pub use exits::ExitCounts;

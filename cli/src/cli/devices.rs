@@ -1,6 +1,7 @@
 //! Arguments that give a guest devices.
 
 use std::convert::Infallible;
+use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -23,6 +24,12 @@ pub struct DeviceArgs {
     /// Random bytes of the host's, by a virtio device
     #[arg(long)]
     pub entropy: bool,
+    /// A socket device: PATH is the Unix socket by which processes of this host connect to the guest
+    ///
+    /// They write "CONNECT PORT" and a line feed first. A guest that connects to port P of CID 2 gets to the Unix
+    /// socket PATH_P. Behind the path: the guest's CID, which is 3 otherwise.
+    #[arg(long, value_name = "PATH[,cid=N]")]
+    pub vsock: Option<VsockArg>,
 }
 
 /// A disk, as it is named on the command line.
@@ -90,6 +97,27 @@ impl FromStr for ShareArg {
     }
 }
 
+/// A socket device, as it is named on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VsockArg {
+    pub path: PathBuf,
+    /// 0 where none is named.
+    pub cid: u32,
+}
+
+impl FromStr for VsockArg {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        let (path, cid) = match text.rsplit_once(",cid=") {
+            Some((path, cid)) => (path, cid.parse()?),
+            None => (text, 0),
+        };
+        let path = path.into();
+        Ok(Self { path, cid })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +138,20 @@ mod tests {
         }
         for text in ["", "/folder", "=x", "r=", "r=,rw"] {
             assert_eq!(text.parse::<ShareArg>(), Err(NoShare), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cid_may_be_behind_the_socket_s_path() {
+        for (text, path, cid) in [
+            ("/run/vm.sock", "/run/vm.sock", 0),
+            ("a,b,cid=42", "a,b", 42),
+        ] {
+            let path = path.into();
+            assert_eq!(text.parse(), Ok(VsockArg { path, cid }), "{text}");
+        }
+        for text in ["x,cid=", "x,cid=-1", "x,cid=4294967296", "x,cid=3,y"] {
+            assert!(text.parse::<VsockArg>().is_err(), "{text}");
         }
     }
 

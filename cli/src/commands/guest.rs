@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use vmprobe_client::spec::{self, SpecError};
-use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec, Share};
+use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec, Share, Vsock};
 
-use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs, ShareArg};
+use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs, ShareArg, VsockArg};
 use crate::failure::Failure;
 use crate::paths;
 use crate::tracing::Definition;
@@ -55,7 +55,7 @@ fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
         disks,
         shares,
         entropy: asked.entropy,
-        vsock: None,
+        vsock: asked.vsock.as_ref().map(vsock).transpose()?,
     };
     Ok((devices != Devices::default()).then_some(devices))
 }
@@ -73,6 +73,13 @@ fn share(asked: &ShareArg) -> Result<Share, Failure> {
         tag: asked.tag.clone(),
         path: paths::text(&asked.path)?,
         mode: asked.mode.into(),
+    })
+}
+
+fn vsock(asked: &VsockArg) -> Result<Vsock, Failure> {
+    Ok(Vsock {
+        path: paths::text(&asked.path)?,
+        cid: asked.cid,
     })
 }
 

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 
 use tonic::Status;
-use vmm::{Devices, Disk, DiskFormat, Share, ShareMode};
+use vmm::{Devices, Disk, DiskFormat, Share, ShareMode, Vsock};
 use vmprobe_proto::v1;
 
 use crate::status;
+
+/// The CID of a guest for which the request names none. Those below are reserved.
+const DEFAULT_CID: u32 = 3;
 
 /// The monitor's form of the devices that a request asks for.
 ///
@@ -20,7 +23,21 @@ pub fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
         disks: each("disks", &asked.disks, disk)?,
         shares: each("shares", &asked.shares, share)?,
         entropy: asked.entropy,
+        vsock: asked.vsock.as_ref().map(vsock).transpose()?,
     })
+}
+
+fn vsock(asked: &v1::Vsock) -> Result<Vsock, Status> {
+    if asked.path.is_empty() {
+        let why = "the path of the socket device's Unix socket is missing";
+        return Err(status::invalid("devices.vsock.path", why));
+    }
+    let cid = match asked.cid {
+        0 => DEFAULT_CID,
+        cid => cid,
+    };
+    let path = PathBuf::from(&asked.path);
+    Ok(Vsock { path, cid })
 }
 
 /// A field that is wrong, and why.
@@ -118,6 +135,17 @@ mod tests {
         }
     }
 
+    fn with_vsock(path: &str, cid: u32) -> v1::Devices {
+        let vsock = Some(v1::Vsock {
+            path: path.into(),
+            cid,
+        });
+        v1::Devices {
+            vsock,
+            ..Default::default()
+        }
+    }
+
     #[test]
     fn devices_keep_their_order_and_switches() {
         let asked = with_disk("/second", v1::DiskFormat::Qcow2.into());
@@ -159,6 +187,18 @@ mod tests {
             let details = status.get_details_bad_request().unwrap();
             assert_eq!(details.field_violations[0].field, field);
         }
+    }
+
+    #[test]
+    fn a_socket_device_has_cid_3_unless_another_is_named() {
+        for (asked, cid) in [(0, 3), (77, 77)] {
+            let devices = devices(Some(&with_vsock("/vsock", asked))).unwrap();
+            let path = PathBuf::from("/vsock");
+            assert_eq!(devices.vsock, Some(Vsock { path, cid }));
+        }
+        let status = devices(Some(&with_vsock("", 0))).unwrap_err();
+        let details = status.get_details_bad_request().unwrap();
+        assert_eq!(details.field_violations[0].field, "devices.vsock.path");
     }
 
     #[test]

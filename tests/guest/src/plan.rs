@@ -161,6 +161,9 @@ named! {
         Random = "random",
         /// Mounts the share `at`, reads its files, makes `count` files from each CPU, and unmounts it.
         Share = "share",
+        /// From each CPU, `count` connections to the port `at` of the host and as many from there to the next port, each
+        /// of which brings back what it was sent.
+        Sockets = "sockets",
         /// Unloads `module`.
         Unload = "unload",
         /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`

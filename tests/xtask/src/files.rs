@@ -13,11 +13,14 @@ use crate::repack::{self, Packer, RepackError};
 use crate::{root, say};
 
 /// Modules that both kernels have.
-const MODULES: [&str; 4] = [
+const MODULES: [&str; 7] = [
     "drivers/net/tun",
     "drivers/block/virtio_blk",
     "drivers/char/hw_random/virtio-rng",
     "fs/overlayfs/overlay",
+    "net/vmw_vsock/vsock",
+    "net/vmw_vsock/vmw_vsock_virtio_transport_common",
+    "net/vmw_vsock/vmw_vsock_virtio_transport",
 ];
 /// Modules of 6.1 that 6.12 has built in.
 const MODULES_6_1: [&str; 7] = [

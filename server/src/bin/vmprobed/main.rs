@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -47,12 +48,29 @@ fn main() -> ExitCode {
         return doctor::report(json);
     }
     args::start_log();
+    allow_files();
     match start(&args.serve) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("vmprobed: {failure}");
             failure.exit_code()
         }
+    }
+}
+
+/// Lets the process have as many files open as the system allows it: a guest's connections take one each, and
+/// would leave none for clients.
+fn allow_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!(
+            "the limit of open files stays at {:?}: {error}",
+            limit.current
+        );
     }
 }
 

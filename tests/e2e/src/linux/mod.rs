@@ -53,6 +53,7 @@ mod timeline;
 mod tools;
 mod tracer;
 mod vcpus;
+mod vsock;
 mod watch;
 mod whole;
 
@@ -108,6 +109,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         devices::TESTS,
         shares::TESTS,
         root::TESTS,
+        vsock::TESTS,
         jumps::TESTS,
         jumps::causes::TESTS,
         jumps::records::TESTS,

@@ -18,7 +18,7 @@ use crate::plan::Plan;
 const SECTOR: u64 = 512;
 /// Modules of the drivers in the order in which they need each other; a kernel that has one of the first built in has
 /// no file of it.
-const DRIVERS: [&str; 9] = [
+const DRIVERS: [&str; 12] = [
     "virtio_ring",
     "virtio",
     "virtio_pci_legacy_dev",
@@ -28,6 +28,9 @@ const DRIVERS: [&str; 9] = [
     "virtio-rng",
     "fuse",
     "virtiofs",
+    "vsock",
+    "vmw_vsock_virtio_transport_common",
+    "vmw_vsock_virtio_transport",
 ];
 /// `BLKDISCARD` and `BLKZEROOUT` (include/uapi/linux/fs.h): their argument is a start and a length in bytes.
 const BLKDISCARD: libc::c_ulong = 0x1277;

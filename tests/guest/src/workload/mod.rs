@@ -21,6 +21,7 @@ mod listing;
 mod module;
 mod names;
 mod nested;
+mod numbers;
 mod oops;
 mod owned;
 mod pages;
@@ -31,6 +32,7 @@ mod readers;
 mod ring_buffer;
 mod scribble;
 mod shares;
+mod sockets;
 mod static_keys;
 mod sweep;
 mod sys;
@@ -98,6 +100,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::DiskLook => disks::look(plan),
         Workload::Random => disks::random(plan),
         Workload::Share => shares::run(plan),
+        Workload::Sockets => sockets::run(plan),
         Workload::Unload => module::unload(&plan.module).map(|()| json!({})),
         Workload::Sweep => sweep::run(plan.count),
         Workload::Fault => fault::run(plan.count),

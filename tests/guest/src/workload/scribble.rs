@@ -9,7 +9,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use super::threads;
+use super::{numbers, threads};
 use crate::plan::Plan;
 
 /// What is known of the memory: at first there are words that count and point, in the second half rings.
@@ -52,7 +52,7 @@ pub fn overwrite(plan: &Plan) -> io::Result<Value> {
     let words = plan.count as usize / WORD;
     let memory = map(address(plan)?, words * WORD)?;
     super::step(plan, "begins", json!({ "words": words }))?;
-    let mut next = numbers(plan.seed);
+    let mut next = numbers::from(plan.seed);
     let calls = meanwhile(plan, BOUT, || {
         for index in (0..plan.rounds).flat_map(|_| 0..words) {
             // SAFETY: the index is within the mapping; nothing of this program is there.
@@ -90,17 +90,6 @@ fn address(plan: &Plan) -> io::Result<i64> {
         .map_err(|error| io::Error::other(format!("at={}: {error}", plan.at)))
 }
 
-/// Random numbers that begin with a seed.
-fn numbers(seed: u64) -> impl FnMut() -> u64 {
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    }
-}
-
 /// The memory, for as long as this process lives.
 fn map(at: i64, length: usize) -> io::Result<*mut u64> {
     let file = File::options().read(true).write(true).open("/dev/mem")?;
@@ -124,7 +113,7 @@ fn map(at: i64, length: usize) -> io::Result<*mut u64> {
 
 /// How many words were written.
 fn scribble(memory: *mut u64, rounds: u64, seed: u64) -> u64 {
-    let mut next = numbers(seed);
+    let mut next = numbers::from(seed);
     let word = |index: usize| memory.wrapping_add(index);
     // SAFETY: all indexes are within the mapping; others write there, too, and any value is right.
     let read = |index: usize| unsafe { word(index).read_volatile() };

@@ -11,6 +11,7 @@ use super::{
     entropy::Entropy,
     fs::{FileSystemDevice, ShareError},
     pci::{MEMORY_LEN, VirtioPci},
+    vsock::{VsockDevice, VsockError},
     wanted::Devices,
 };
 use crate::devices::{events::DeviceEvents, pci::PciFunction};
@@ -45,13 +46,27 @@ pub enum DeviceError {
     /// A folder can't be shared.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// The socket of a socket device can't be made.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
+}
+
+impl DeviceError {
+    /// The field of a VM's configuration that is to blame.
+    pub(crate) fn field(&self) -> &'static str {
+        match self {
+            Self::Disk(_) => "devices.disks",
+            Self::Share(_) => "devices.shares",
+            Self::Vsock(error) => error.field(),
+        }
+    }
 }
 
 /// The devices that `wanted` names, opened: a guest's disks in their order, its shares, then the rest. The
 /// guest sees them in this order.
 ///
 /// # Errors
-/// A disk or a share can't be used.
+/// A disk or a share can't be used, or a socket can't be made.
 pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, DeviceError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     for disk in &wanted.disks {
@@ -70,6 +85,9 @@ pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, Devic
     }
     if wanted.entropy {
         devices.push(Box::new(Entropy));
+    }
+    if let Some(vsock) = &wanted.vsock {
+        devices.push(Box::new(VsockDevice::open(vsock)?));
     }
     Ok(devices)
 }

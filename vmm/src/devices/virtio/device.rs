@@ -12,6 +12,7 @@ use super::queue::{DeviceQueue, QueueError};
 pub(crate) enum DeviceId {
     Block = 2,
     Entropy = 4,
+    Vsock = 19,
     FileSystem = 26,
 }
 
@@ -21,6 +22,8 @@ impl DeviceId {
         match self {
             // A mass storage controller of no other kind.
             Self::Block => [0x01, 0x80, 0x00],
+            // A communication controller of no other kind.
+            Self::Vsock => [0x07, 0x80, 0x00],
             // A device that fits no class.
             Self::Entropy | Self::FileSystem => [0xff, 0x00, 0x00],
         }

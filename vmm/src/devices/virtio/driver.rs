@@ -78,7 +78,7 @@ impl Driver {
 
     /// Where the rings of the queue in use are.
     fn rings(&self) -> u64 {
-        RINGS + u64::from(self.queue) * RINGS_LEN
+        rings(self.queue)
     }
 
     /// A driver whose device serves, with all the features that it offers.
@@ -117,7 +117,7 @@ impl Driver {
         assert_eq!(self.status(), 0x0b);
         self.put(0x10, &0u16.to_le_bytes());
         for queue in 0..self.queues.len() as u16 {
-            let rings = RINGS + u64::from(queue) * RINGS_LEN;
+            let rings = rings(queue);
             self.memory
                 .write_slice(&[0; RINGS_LEN as usize], GuestAddress(rings))
                 .unwrap();
@@ -158,12 +158,19 @@ impl Driver {
     /// Makes a chain of `buffers` available and rings the queue's doorbell. Descriptors are used again:
     /// only one chain may be under way.
     pub(crate) fn offer(&mut self, buffers: &[Buffer]) {
-        for (buffer, index) in buffers.iter().zip(0u16..) {
-            let is_last = usize::from(index) + 1 == buffers.len();
+        self.offer_from(self.queue, 0, buffers);
+    }
+
+    /// Makes a chain of `buffers` available in `queue`, which is the one in use then. It takes as many
+    /// descriptors, from `head` on.
+    pub(crate) fn offer_from(&mut self, queue: u16, head: u16, buffers: &[Buffer]) {
+        self.use_queue(queue);
+        for (buffer, index) in buffers.iter().zip(head..) {
+            let is_last = usize::from(index - head) + 1 == buffers.len();
             let flags = if is_last { 0 } else { NEXT } | if buffer.writable { WRITE } else { 0 };
             self.describe(index, buffer.at, buffer.len, flags, index + 1);
         }
-        self.offer_head(0);
+        self.offer_head(head);
     }
 
     /// Writes a descriptor of the queue.
@@ -200,21 +207,38 @@ impl Driver {
             .unwrap();
     }
 
-    /// Waits until the device has given the chain back. Returns how many bytes it says that it has filled.
+    /// Waits until the device has given the chain back, the only one under way. Returns how many bytes it says
+    /// that it has filled.
     pub(crate) fn finished(&mut self) -> u32 {
-        let rings = self.rings();
-        let used = GuestAddress(rings + USED + 2);
-        let (_, taken) = self.queues[usize::from(self.queue)];
-        self.events
-            .wait_for(QUEUE_INTERRUPT + u32::from(self.queue));
-        let count: u16 = self.memory.read_obj(used).unwrap();
-        assert_eq!(count, taken.wrapping_add(1), "one chain was given back");
-        self.queues[usize::from(self.queue)].1 = count;
-        let entry = rings + USED + 4 + u64::from(taken % QUEUE_SIZE) * 8;
+        let queue = self.queue;
+        self.events.wait_for(QUEUE_INTERRUPT + u32::from(queue));
+        let (_, len) = self.finished_in(queue);
+        let (_, taken) = self.queues[usize::from(queue)];
+        assert_eq!(self.used_count(queue), taken, "one chain was given back");
+        len
+    }
+
+    /// Waits until the device has given a chain of `queue` back. Returns its head, and how many bytes the
+    /// device says that it has filled.
+    pub(crate) fn finished_in(&mut self, queue: u16) -> (u16, u32) {
+        let (_, taken) = self.queues[usize::from(queue)];
+        while self.used_count(queue) == taken {
+            self.events.wait_for(QUEUE_INTERRUPT + u32::from(queue));
+        }
+        let next = taken.wrapping_add(1);
+        self.queues[usize::from(queue)].1 = next;
         // The next one is to interrupt as well (2.7.10).
-        let event = rings + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
-        self.memory.write_obj(count, GuestAddress(event)).unwrap();
-        self.memory.read_obj(GuestAddress(entry + 4)).unwrap()
+        let event = rings(queue) + AVAILABLE + 4 + u64::from(QUEUE_SIZE) * 2;
+        self.memory.write_obj(next, GuestAddress(event)).unwrap();
+        fence(Ordering::SeqCst);
+        let entry = rings(queue) + USED + 4 + u64::from(taken % QUEUE_SIZE) * 8;
+        let word = |at: u64| self.memory.read_obj::<u32>(GuestAddress(at)).unwrap();
+        (word(entry) as u16, word(entry + 4))
+    }
+
+    fn used_count(&self, queue: u16) -> u16 {
+        let place = GuestAddress(rings(queue) + USED + 2);
+        self.memory.read_obj(place).unwrap()
     }
 
     /// Bytes of the guest's memory.
@@ -230,4 +254,9 @@ impl Driver {
     pub(crate) fn set_bytes(&self, at: u64, bytes: &[u8]) {
         self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
     }
+}
+
+/// Where the rings of `queue` are.
+fn rings(queue: u16) -> u64 {
+    RINGS + u64::from(queue) * RINGS_LEN
 }

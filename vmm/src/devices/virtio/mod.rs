@@ -19,6 +19,7 @@ mod fs;
 mod interrupts;
 mod pci;
 mod queue;
+mod vsock;
 mod wanted;
 mod worker;
 
@@ -26,4 +27,5 @@ pub use attach::DeviceError;
 pub(crate) use attach::{VirtioDevices, attach, open};
 pub use block::{Disk, DiskError, DiskFormat};
 pub use fs::{Share, ShareError, ShareMode};
+pub use vsock::{Vsock, VsockError};
 pub use wanted::Devices;

@@ -55,7 +55,7 @@ impl DeviceQueue {
         })
     }
 
-    /// Its number among the device's queues.
+    /// Its number in the device. Those that the driver hasn't enabled have none in the slice of queues.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
@@ -73,6 +73,12 @@ impl DeviceQueue {
         let ring = ring_error(self.index);
         let mut available = self.queue.iter(Arc::clone(&self.memory)).map_err(ring)?;
         Ok(available.next())
+    }
+
+    /// Takes back the last [`next`](Self::next): the chain is the next one again. For a device that has nothing
+    /// to fill it with after all.
+    pub(crate) fn put_back(&mut self) {
+        self.queue.go_to_previous_position();
     }
 
     /// The bytes of a chain that the driver has filled.
@@ -128,6 +134,25 @@ impl DeviceQueue {
         Ok(())
     }
 
+    /// Lets the driver leave the doorbell alone: chains are taken without it.
+    ///
+    /// # Errors
+    /// The ring can't be written.
+    pub(crate) fn mute_doorbell(&mut self) -> Result<(), QueueError> {
+        let muted = self.queue.disable_notification(&*self.memory);
+        muted.map_err(ring_error(self.index))
+    }
+
+    /// Has the driver ring the doorbell for the next chain. Returns true if there are chains already, for
+    /// which it may not have done so.
+    ///
+    /// # Errors
+    /// The ring can't be read or written.
+    pub(crate) fn unmute_doorbell(&mut self) -> Result<bool, QueueError> {
+        let more = self.queue.enable_notification(&*self.memory);
+        more.map_err(ring_error(self.index))
+    }
+
     /// Has `serve` take chains until there are none, then interrupts the driver. While chains are taken,
     /// the driver need not ring the doorbell.
     ///
@@ -138,14 +163,12 @@ impl DeviceQueue {
         mut serve: impl FnMut(&mut Self, Chain) -> Result<(), QueueError>,
     ) -> Result<(), QueueError> {
         loop {
-            let muted = self.queue.disable_notification(&*self.memory);
-            muted.map_err(ring_error(self.index))?;
+            self.mute_doorbell()?;
             while let Some(chain) = self.next()? {
                 serve(self, chain)?;
             }
             self.notify()?;
-            let more = self.queue.enable_notification(&*self.memory);
-            if !more.map_err(ring_error(self.index))? {
+            if !self.unmute_doorbell()? {
                 return Ok(());
             }
         }

@@ -1,6 +1,6 @@
 //! What devices a guest is to have.
 
-use super::{block::Disk, fs::Share};
+use super::{block::Disk, fs::Share, vsock::Vsock};
 
 /// Devices of a guest on its PCI bus, which is there if any of them is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct Devices {
     pub shares: Vec<Share>,
     /// It gets random bytes of the host's.
     pub entropy: bool,
+    /// Its sockets are connected to sockets of the host.
+    pub vsock: Option<Vsock>,
 }
 
 impl Devices {
@@ -21,6 +23,9 @@ impl Devices {
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.disks.len() + self.shares.len() + usize::from(self.entropy)
+        self.disks.len()
+            + self.shares.len()
+            + usize::from(self.entropy)
+            + usize::from(self.vsock.is_some())
     }
 }
