@@ -36,7 +36,8 @@ pub fn create(error: &CreateError) -> Status {
     let code = match error {
         CreateError::Kvm(_)
         | CreateError::Device(
-            DeviceError::Disk(DiskError::Busy { .. }) | DeviceError::Vsock(VsockError::InUse { .. }),
+            DeviceError::Disk(DiskError::Busy { .. })
+            | DeviceError::Vsock(VsockError::InUse { .. }),
         ) => Code::FailedPrecondition,
         CreateError::Ram(_) | CreateError::Events(_) => Code::ResourceExhausted,
         CreateError::File {

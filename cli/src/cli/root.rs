@@ -10,9 +10,15 @@ pub struct RootArgs {
     /// The folder that is the guest's root, by virtio-fs
     ///
     /// What the guest changes in it is in the guest's memory and gone with the guest. The kernel's drivers are
-    /// loaded from /lib/modules/RELEASE where it has them as modules: virtio_pci, virtiofs, overlay and
-    /// vmw_vsock_virtio_transport.
-    #[arg(long, value_name = "FOLDER", requires = "command")]
+    /// loaded from /lib/modules/RELEASE where it has them as modules: `virtio_pci`, virtiofs, overlay and
+    /// `vmw_vsock_virtio_transport`. The command's streams take the guest's socket device, so it can't have one by
+    /// --vsock as well.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        requires = "command",
+        conflicts_with = "vsock"
+    )]
     pub root: Option<PathBuf>,
     /// A folder in the root in which the guest's changes stay (repeatable)
     #[arg(long = "rw", value_name = "FOLDER", requires = "root")]

@@ -36,7 +36,7 @@ const CPUS: u32 = 2;
 /// The port of the host's that the guest connects to; the next one is the guest's.
 const PORT: u32 = 5000;
 /// Connections in each direction.
-const CONNECTIONS: u32 = 1500;
+const CONNECTIONS: u32 = 1200;
 /// Processes of the host that connect to the guest at a time, as threads.
 const CALLERS: u32 = 3;
 /// Most bytes that a connection from the host carries each way; one in so many carries all of them, the others few.
@@ -76,8 +76,8 @@ fn serve(listener: &UnixListener, count: u32) -> io::Result<u64> {
     Ok(all)
 }
 
-/// Connects to a port of the guest's, as its users do.
-fn call(path: &Path, port: u32) -> io::Result<UnixStream> {
+/// Connects to a port of the guest's, as its users do. Returns the answer's line too.
+fn call(path: &Path, port: u32) -> io::Result<(UnixStream, String)> {
     let mut stream = UnixStream::connect(path)?;
     writeln!(stream, "CONNECT {port}")?;
     let mut line = String::new();
@@ -86,7 +86,7 @@ fn call(path: &Path, port: u32) -> io::Result<UnixStream> {
     if !line.starts_with("OK ") {
         return Err(io::Error::other(format!("the answer is {line:?}")));
     }
-    Ok(stream)
+    Ok((stream, line))
 }
 
 /// So many connections to a port of the guest's, each of which has to bring back what was sent. Returns how many bytes
@@ -101,7 +101,7 @@ fn send(path: &Path, port: u32, count: u32, mut random: Random) -> io::Result<u6
         };
         let mut bytes = vec![0; len as usize];
         random.fill(&mut bytes);
-        let mut stream = call(path, port)?;
+        let (mut stream, _) = call(path, port)?;
         let mut back = Vec::new();
         let mut writing = stream.try_clone()?;
         thread::scope(|scope| {
@@ -120,6 +120,16 @@ fn send(path: &Path, port: u32, count: u32, mut random: Random) -> io::Result<u6
         all += len;
     }
     Ok(all)
+}
+
+/// The conversation that `docs/guests.md` shows, which is with the first process that connects. Returns how many bytes
+/// come back.
+fn documented(path: &Path) -> io::Result<(String, u64)> {
+    let (mut stream, mut lines) = call(path, PORT + 1)?;
+    stream.write_all(b"hello\n")?;
+    stream.shutdown(Shutdown::Write)?;
+    let len = stream.read_to_string(&mut lines)?;
+    Ok((lines, len as u64))
 }
 
 fn joined(thread: JoinHandle<io::Result<u64>>, what: &str) -> Result<u64, Failure> {
@@ -162,15 +172,18 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
         guest.say(&ask).await?;
         let ready = guest.console.report("listening").await?;
         check_eq!(ready["cid"], CID, "the guest's CID");
+        let (lines, mut bytes) = documented(&path).map_err(Failure::io("talk to the guest"))?;
+        check_eq!(lines, "OK 1073741824\nhello\n", "the answers to a process");
         let callers: Vec<_> = (0..CALLERS)
             .map(|caller| {
                 let path = path.clone();
                 let random = Random::new(u64::from(caller));
-                thread::spawn(move || send(&path, PORT + 1, CONNECTIONS / CALLERS, random))
+                let count = CONNECTIONS / CALLERS - u32::from(caller == 0);
+                thread::spawn(move || send(&path, PORT + 1, count, random))
             })
             .collect();
         let done = guest.console.report("done").await?;
-        let mut bytes = joined(server, "the host's server")?;
+        bytes += joined(server, "the host's server")?;
         for caller in callers {
             bytes += joined(caller, "a caller")?;
         }

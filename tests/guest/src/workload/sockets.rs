@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{numbers, step, threads};
 use crate::plan::Plan;
 
-/// `VMADDR_CID_HOST` and `VMADDR_CID_ANY` (include/uapi/linux/vm_sockets.h).
+/// `VMADDR_CID_HOST` and `VMADDR_CID_ANY` (`include/uapi/linux/vm_sockets.h`).
 const HOST: u32 = 2;
 const ANY: u32 = u32::MAX;
 /// `IOCTL_VM_SOCKETS_GET_LOCAL_CID`: which CID the guest has.

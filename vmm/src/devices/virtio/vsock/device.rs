@@ -170,12 +170,7 @@ impl VirtioDevice for VsockDevice {
         u64::from(self.cid).to_le_bytes().to_vec()
     }
 
-    fn start(
-        &mut self,
-        _: u64,
-        watch: &mut EventOps<'_>,
-        _: &[DeviceQueue],
-    ) -> io::Result<()> {
+    fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
         let events = Events::with_data(self.multiplexer.file(), OWN_EVENT, EventSet::IN);
         watch.add(events).map_err(io::Error::other)?;
         // Somebody may have called before.

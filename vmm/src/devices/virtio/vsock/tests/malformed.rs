@@ -54,7 +54,7 @@ fn packets_that_are_none_need_a_reset_of_the_device() {
         &|guest| {
             guest
                 .driver
-                .offer_from(TX, 0, &[short(HEADER_LEN as u32 - 1)])
+                .offer_from(TX, 0, &[short(HEADER_LEN as u32 - 1)]);
         },
         // Shorter than its header says.
         &|guest| {
