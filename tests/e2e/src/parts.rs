@@ -70,6 +70,8 @@ const THOROUGH: &[&str] = &[
     "with_4_vcpus_of_6_12_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
     "nothing_is_written_into_freed_init_text_of_6_1_that_the_guest_has_filled_anew",
     "every_byte_that_6_12_changes_in_its_text_is_one_that_the_list_says_it_patches",
+    "folders_of_the_host_s_are_mounted_by_6_1_while_probes_are_jumps",
+    "a_command_runs_on_a_folder_of_the_host_s_in_6_1",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: one of each row at least, and what has to do with what
@@ -112,6 +114,8 @@ const EVERYDAY_INTEL: &[&str] = &[
     "the_stack_of_a_jump_is_the_one_that_the_guest_s_own_trigger_writes_in_6_12",
     "jumps_that_follow_every_register_of_hundreds_of_functions_never_fault",
     "a_definition_that_the_kernel_refuses_is_refused_at_the_same_column",
+    "disks_and_entropy_of_6_12_work_while_probes_are_jumps",
+    "folders_of_the_host_s_are_mounted_by_6_12_while_probes_are_jumps",
 ];
 
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.

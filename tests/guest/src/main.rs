@@ -27,12 +27,11 @@ fn main() {
     if arguments == [workload::CHILD] {
         return;
     }
-    if let [command::COMMAND, ..] = arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        let code = command::run(&arguments[1..]).unwrap_or_else(|error| {
-            eprintln!("{error}");
-            1
-        });
-        std::process::exit(code.into());
+    if arguments
+        .first()
+        .is_some_and(|first| first == command::COMMAND)
+    {
+        std::process::exit(command::run(&arguments[1..]).map_or(1, i32::from));
     }
     let end = match run(&arguments) {
         Ok(end) => end,
