@@ -9,7 +9,7 @@ build='gcc libc6-dev make pkg-config ca-certificates'
 lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
 # The tests: what others read our files with. Perfetto's reader needs Node.js, which may be there from elsewhere.
-tests='trace-cmd'
+tests='trace-cmd gdb-minimal'
 command -v node >/dev/null || tests="$tests nodejs"
 command -v npm >/dev/null || tests="$tests npm"
 

@@ -6,7 +6,7 @@ use std::{env, error, fs};
 
 use prost::Message;
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "vmprobe/v1/common.proto",
     "vmprobe/v1/vm.proto",
     "vmprobe/v1/console.proto",
@@ -14,6 +14,7 @@ const FILES: [&str; 8] = [
     "vmprobe/v1/probe.proto",
     "vmprobe/v1/event.proto",
     "vmprobe/v1/hit.proto",
+    "vmprobe/v1/debug.proto",
     "vmprobe/v1/symbol.proto",
 ];
 

@@ -1,6 +1,7 @@
 //! The arguments.
 
 mod actions;
+mod debugging;
 mod devices;
 mod root;
 mod target;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
+pub use debugging::{DumpArgs, Gdb};
 pub use devices::{DeviceArgs, DiskArg, ShareArg, VsockArg};
 pub use root::RootArgs;
 pub use target::{ServerArgs, TargetArgs};
@@ -120,6 +122,12 @@ pub enum Command {
     Types(Types),
     /// Look up symbols of the guest's kernel
     Symbols(SymbolsArgs),
+    /// Let gdb debug a guest's kernel
+    #[command(after_help = debugging::GDB_EXAMPLES)]
+    Gdb(Gdb),
+    /// Write a guest's memory and vCPUs to an ELF core file, for crash and drgn
+    #[command(after_help = debugging::DUMP_EXAMPLES)]
+    Dump(DumpArgs),
     /// Attach to a VM's console; on a terminal, Ctrl-] detaches
     Console(TargetArgs),
 }

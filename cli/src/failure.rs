@@ -3,11 +3,13 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use vmprobe_client::ClientError;
 use vmprobe_client::spec::{SpecError, render};
+use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
 use crate::host_root::RootError;
@@ -62,6 +64,19 @@ pub enum Failure {
          give a definition such as 'p:open do_sys_openat2', or use `vmprobe probe add`"
     )]
     NothingToActAt,
+    #[error(transparent)]
+    Gdb(#[from] ServeError),
+    #[error("can't write the dump to {}: {cause}", .file.display())]
+    DumpFile { file: PathBuf, cause: io::Error },
+    #[error("can't wait for gdb on {address}: {cause}; choose another address with --listen")]
+    GdbListen {
+        address: SocketAddr,
+        cause: io::Error,
+    },
+    #[error(
+        "{address} can be reached from other hosts, and gdb's protocol has no authentication: listen on 127.0.0.1"
+    )]
+    GdbNotLoopback { address: SocketAddr },
     #[error("no stage of this kernel's boot can be probed: {reason}")]
     NoStage { reason: String },
     #[error("the server doesn't know the frequency of the guest's TSC, so there are no times")]

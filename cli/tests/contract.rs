@@ -398,3 +398,28 @@ async fn a_boot_timeline_to_a_place_that_can_t_be_probed_fails_before_the_start(
     assert_eq!(done.errors, "vmprobe: this kernel has no symbol nowhere\n");
     assert!(!fake.calls().contains(&"start"));
 }
+
+#[tokio::test]
+async fn a_dump_has_a_hole_where_the_server_sends_nothing() {
+    let (_fake, server) = Fake::with_guest().await;
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest.core");
+    // One that is there is replaced.
+    fs::write(&file, vec![7; 5 * 4096]).unwrap();
+    let done = vmprobe(&server, &["dump", "-o", file.to_str().unwrap()]).await;
+    assert_eq!(done.code, Some(0), "{}", done.errors);
+    assert!(
+        done.errors.contains("0 MiB of them not zero"),
+        "{}",
+        done.errors
+    );
+    let expected = [[1; 4096], [0; 4096], [2; 4096]].concat();
+    assert!(fs::read(&file).unwrap() == expected);
+    let nowhere = ["dump", "-o", "/no/folder/guest.core"];
+    let done = vmprobe(&server, &nowhere).await;
+    assert_eq!(done.code, Some(1));
+    assert!(
+        done.errors.contains("can't write the dump to /no/folder"),
+        "{}",
+        done.errors
+    );
+}

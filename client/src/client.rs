@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
 use vmprobe_proto::v1::console_service_client::ConsoleServiceClient;
+use vmprobe_proto::v1::debug_service_client::DebugServiceClient;
 use vmprobe_proto::v1::event_service_client::EventServiceClient;
 use vmprobe_proto::v1::hit_service_client::HitServiceClient;
 use vmprobe_proto::v1::host_service_client::HostServiceClient;
@@ -11,15 +12,15 @@ use vmprobe_proto::v1::probe_service_client::ProbeServiceClient;
 use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
-    CreateVmRequest, CreateVmResponse, DeleteVmRequest, Ending, GetHostRequest, GetHostResponse,
-    GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe, ProbeSelector,
-    ReadMemoryRequest, ReadRegistersRequest, Registers, ResumeVmRequest, StartVmRequest,
-    StreamEventsRequest, Vm, WaitVmRequest,
+    CreateVmRequest, CreateVmResponse, DeleteVmRequest, DumpVmRequest, Ending, GetHostRequest,
+    GetHostResponse, GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe,
+    ProbeSelector, ReadMemoryRequest, ReadRegistersRequest, Registers, ResumeVmRequest,
+    StartVmRequest, StreamEventsRequest, Vm, WaitVmRequest,
 };
 
 use crate::console::{self, ConsoleInput, ConsoleOutput};
 use crate::error::innermost;
-use crate::{ClientError, EventStream, HeldHits};
+use crate::{ClientError, DebugSession, Dump, EventStream, HeldHits};
 
 /// Where a server listens unless told otherwise.
 pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:7070";
@@ -156,7 +157,7 @@ impl Client {
     }
 
     /// Guest memory at a virtual address, at most 1 MiB, as the page tables of `vcpu` map it.
-    /// Shorter than asked for where the first unmapped page begins.
+    /// Shorter than asked for where the first unmapped page begins. Probes aren't seen in it.
     pub async fn read_memory(
         &self,
         vm: &str,
@@ -164,13 +165,27 @@ impl Client {
         address: u64,
         length: u32,
     ) -> Result<Vec<u8>, ClientError> {
-        let request = ReadMemoryRequest {
+        self.read_memory_by(ReadMemoryRequest {
             vm: vm.into(),
             vcpu,
             address,
             length,
-        };
+            as_is: false,
+        })
+        .await
+    }
+
+    /// As [`Client::read_memory`], with the request's fields as they are given, `as_is` among them.
+    pub async fn read_memory_by(&self, request: ReadMemoryRequest) -> Result<Vec<u8>, ClientError> {
         Ok(self.vms().read_memory(request).await?.into_inner().data)
+    }
+
+    /// A VM's memory and vCPUs as an ELF core file. A running guest is paused until the dump is dropped or over.
+    pub async fn dump(&self, vm: &str) -> Result<Dump, ClientError> {
+        let answer = self.vms().dump_vm(DumpVmRequest { vm: vm.into() }).await?;
+        Ok(Dump {
+            stream: answer.into_inner(),
+        })
     }
 
     /// Attaches to a VM's console: what it has written so far, then what it writes.
@@ -204,6 +219,14 @@ impl Client {
         };
         let mut service = HitServiceClient::new(self.channel.clone());
         HeldHits::begin(&mut service, vm, probes, time).await
+    }
+
+    /// Pauses a VM, and debugs its guest until the session is dropped.
+    ///
+    /// # Errors
+    /// [`ClientError::AlreadyExists`] when another client debugs it.
+    pub async fn debug(&self, vm: &str) -> Result<DebugSession, ClientError> {
+        DebugSession::begin(&mut DebugServiceClient::new(self.channel.clone()), vm).await
     }
 
     /// Follows the hits of the probes with these ids, of all probes when there are none. When this

@@ -25,6 +25,8 @@
 
 mod client;
 mod console;
+mod debug;
+mod dump;
 mod error;
 mod events;
 mod hits;
@@ -34,6 +36,8 @@ pub mod words;
 
 pub use client::{Client, DEFAULT_ENDPOINT};
 pub use console::{ConsoleChunk, ConsoleInput, ConsoleOutput};
+pub use debug::{DebugEvent, DebugSession};
+pub use dump::{Dump, DumpPart};
 pub use error::ClientError;
 pub use events::{EventStream, Message};
 pub use hits::{HeldHits, HitMessage};

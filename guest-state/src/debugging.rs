@@ -34,6 +34,9 @@ pub enum Access {
     Write,
     /// Reads and writes, but not the fetching of instructions.
     ReadWrite,
+    /// The execution of the instruction that begins there; the length is 1. The trap comes before it, with RIP
+    /// at it, and comes again as long as the vCPU resumes there (SDM vol. 3, 17.3.1.1).
+    Execute,
 }
 
 /// Why vCPUs can't be debugged for something. What they were debugged for before stays.
@@ -48,6 +51,14 @@ pub enum DebuggingError {
     #[error("a watchpoint is 1, 2, 4 or 8 bytes long, not {len} as at {address}")]
     Length {
         /// The watchpoint's address.
+        address: GuestVirtAddr,
+        /// Its length in bytes.
+        len: u8,
+    },
+    /// A length that a breakpoint can't have.
+    #[error("a hardware breakpoint is 1 byte long, not {len} as at {address}")]
+    ExecuteLength {
+        /// The breakpoint's address.
         address: GuestVirtAddr,
         /// Its length in bytes.
         len: u8,
@@ -72,11 +83,14 @@ impl Watchpoint {
     /// Checks that a debug register can watch it (SDM vol. 3, 17.2.5).
     ///
     /// # Errors
-    /// [`DebuggingError::Length`] and [`DebuggingError::Misaligned`].
+    /// [`DebuggingError::Length`], [`DebuggingError::ExecuteLength`] and [`DebuggingError::Misaligned`].
     pub fn check(&self) -> Result<(), DebuggingError> {
         let Self { address, len, .. } = *self;
         if ![1, 2, 4, 8].contains(&len) {
             return Err(DebuggingError::Length { address, len });
+        }
+        if self.access == Access::Execute && len != 1 {
+            return Err(DebuggingError::ExecuteLength { address, len });
         }
         if !address.0.is_multiple_of(len.into()) {
             return Err(DebuggingError::Misaligned { address, len });

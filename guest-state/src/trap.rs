@@ -12,8 +12,8 @@ use crate::x86_64::DEBUG_REGISTERS;
 pub enum Trap {
     /// An int3. RIP is the address of the int3 itself.
     Breakpoint,
-    /// Watched data was accessed. RIP is behind the instruction that did it. The action is to be
-    /// [`Action::Resume`].
+    /// Watched data was accessed. RIP is behind the instruction that did it, or at the instruction whose
+    /// execution is watched for ([`crate::Access::Execute`]). The action is to be [`Action::Resume`].
     ///
     /// The instruction of a step that accesses watched data makes two traps: the step's end, whose action
     /// counts, and then this one, whose action doesn't.
@@ -23,6 +23,10 @@ pub enum Trap {
     /// The vCPU need not stand still any more that [`Action::Hold`] has stopped. Its registers are as they were
     /// left, or as somebody has set them meanwhile.
     Released,
+    /// A debugger wants the vCPU to execute one instruction of the guest's while all others stand still. It is
+    /// about to enter guest mode for that, and stands still again when an answer calls [`Vcpu::pause_guest`]. It
+    /// isn't halted any more.
+    StepWanted,
 }
 
 /// How a step ended.

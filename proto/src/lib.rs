@@ -43,6 +43,7 @@ mod tests {
             services,
             [
                 "ConsoleService",
+                "DebugService",
                 "EventService",
                 "HitService",
                 "HostService",

@@ -8,6 +8,7 @@ mod admission;
 mod blocking;
 mod console;
 mod convert;
+mod core_file;
 pub mod doctor;
 mod fanout;
 mod limits;

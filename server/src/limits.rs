@@ -81,3 +81,15 @@ pub const HIT_READ_BYTES: u32 = 1 << 16;
 
 /// Bytes of guest memory that a client writes at a hit at a time.
 pub const HIT_WRITE_BYTES: RangeInclusive<usize> = 1..=4096;
+
+/// Bytes of guest memory that a debugger reads at a time.
+pub const DEBUG_READ_BYTES: u32 = 1 << 16;
+
+/// Bytes of guest memory that a debugger writes at a time.
+pub const DEBUG_WRITE_BYTES: RangeInclusive<usize> = 1..=4096;
+
+/// Breakpoints of a debugger.
+pub const BREAKPOINTS: usize = 1000;
+
+/// Bytes of guest memory in one part of a dump.
+pub const DUMP_BYTES: u64 = 1 << 20;

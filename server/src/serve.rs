@@ -12,6 +12,7 @@ use tonic::transport::server::{Router, TcpIncoming};
 use tower_layer::{Identity, Stack};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
+use vmprobe_proto::v1::debug_service_server::DebugServiceServer;
 use vmprobe_proto::v1::event_service_server::EventServiceServer;
 use vmprobe_proto::v1::hit_service_server::HitServiceServer;
 use vmprobe_proto::v1::host_service_server::HostServiceServer;
@@ -22,7 +23,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 use crate::admission::Admission;
 use crate::limits::{self, Limits};
 use crate::machines::Machines;
-use crate::services::{Consoles, Events, Hits, Host, Probes, Symbols, Vms};
+use crate::services::{Consoles, Debuggers, Events, Hits, Host, Probes, Symbols, Vms};
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -183,6 +184,9 @@ async fn router(
     reporter.set_serving::<ProbeServiceServer<Probes>>().await;
     reporter.set_serving::<EventServiceServer<Events>>().await;
     reporter.set_serving::<HitServiceServer<Hits>>().await;
+    reporter
+        .set_serving::<DebugServiceServer<Debuggers>>()
+        .await;
     reporter.set_serving::<SymbolServiceServer<Symbols>>().await;
     reporter
         .set_serving::<ConsoleServiceServer<Consoles>>()
@@ -211,6 +215,7 @@ async fn router(
         )
         .add_service(EventServiceServer::new(Events(shared())))
         .add_service(HitServiceServer::new(Hits(shared())))
+        .add_service(DebugServiceServer::new(Debuggers(shared())))
         .add_service(SymbolServiceServer::new(Symbols(shared())))
         .add_service(ConsoleServiceServer::new(Consoles(shared())))
         .add_service(HostServiceServer::new(Host::default())))

@@ -126,7 +126,9 @@ pub fn change(error: &ChangeError) -> Status {
 fn debugging(error: &DebuggingError) -> Status {
     let code = match error {
         DebuggingError::TooMany(_) => Code::ResourceExhausted,
-        DebuggingError::Length { .. } | DebuggingError::Misaligned { .. } => Code::InvalidArgument,
+        DebuggingError::Length { .. }
+        | DebuggingError::ExecuteLength { .. }
+        | DebuggingError::Misaligned { .. } => Code::InvalidArgument,
         DebuggingError::Vcpu(error) => return vcpu(error),
     };
     with_field(code, "probes", error.to_string())

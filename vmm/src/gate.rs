@@ -70,11 +70,22 @@ pub(crate) trait Kick: Send + Sync + std::fmt::Debug {
     fn kick(&self, index: usize);
 }
 
+/// What a vCPU is let in for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// To run.
+    Run,
+    /// To execute one instruction in a guest that is paused.
+    Step,
+}
+
 #[derive(Debug)]
 struct State {
     inside: Vec<bool>,
     holder: Option<Holder>,
     paused: bool,
+    /// The vCPU that may enter although the guest is paused.
+    stepping: Option<usize>,
     ended: bool,
     stops: Stops,
 }
@@ -83,8 +94,13 @@ impl State {
     fn may_enter(&self, vcpu: usize) -> bool {
         match self.holder {
             Some(holder) => holder == Holder::Vcpu(vcpu),
-            None => !self.paused,
+            None => !self.paused || self.stepping == Some(vcpu),
         }
+    }
+
+    fn pause(&mut self) {
+        self.paused = true;
+        self.stepping = None;
     }
 }
 
@@ -95,6 +111,7 @@ impl Gate {
             inside: vec![false; vcpus],
             holder: None,
             paused: true,
+            stepping: None,
             ended: false,
             stops: Stops::default(),
         };
@@ -111,17 +128,20 @@ impl Gate {
         let _set_once = self.kick.set(kick);
     }
 
-    /// Waits until vCPU `vcpu` may go into guest mode, and lets it in. Returns false if
+    /// Waits until vCPU `vcpu` may go into guest mode, and lets it in. Returns None if
     /// the guest has ended.
-    pub(crate) fn enter(&self, vcpu: usize) -> bool {
+    pub(crate) fn enter(&self, vcpu: usize) -> Option<Entry> {
         let mut state = self.state.lock();
         loop {
             if state.ended {
-                return false;
+                return None;
             }
             if state.may_enter(vcpu) {
                 state.inside[vcpu] = true;
-                return true;
+                return Some(match state.stepping {
+                    Some(stepping) if stepping == vcpu => Entry::Step,
+                    _ => Entry::Run,
+                });
             }
             self.changed.wait(&mut state);
         }
@@ -163,7 +183,7 @@ impl Gate {
     /// own thread may call it. A vCPU that steps alone finishes first.
     pub(crate) fn pause_soon(&self) {
         let mut state = self.state.lock();
-        state.paused = true;
+        state.pause();
         self.closed.store(true, Ordering::Release);
         for vcpu in 0..state.inside.len() {
             if state.inside[vcpu] && !state.may_enter(vcpu) {
@@ -208,11 +228,13 @@ impl Gate {
 
     fn take(&self, holder: Holder) -> Hold<'_> {
         let mut state = self.state.lock();
-        // A paused guest executes nothing, not even a lone step. A control thread
-        // may stop it, as that executes nothing.
-        let waits = |state: &State| {
-            state.holder.is_some() || (state.paused && holder != Holder::Control && !state.ended)
+        // A paused guest executes nothing, not even a lone step, unless a debugger steps that
+        // vCPU. A control thread may stop it, as that executes nothing.
+        let may_take = |state: &State| match holder {
+            Holder::Control => true,
+            Holder::Vcpu(vcpu) => !state.paused || state.stepping == Some(vcpu) || state.ended,
         };
+        let waits = |state: &State| state.holder.is_some() || !may_take(state);
         while waits(&state) {
             self.changed.wait(&mut state);
         }
@@ -242,6 +264,7 @@ impl Gate {
         let mut state = self.state.lock();
         if !paused {
             state.paused = false;
+            state.stepping = None;
             self.reopen(&state);
             return;
         }
@@ -249,8 +272,19 @@ impl Gate {
         while state.holder.is_some() && !state.ended {
             self.changed.wait(&mut state);
         }
-        state.paused = true;
+        state.pause();
         drop(self.empty(state));
+    }
+
+    /// Lets one vCPU of a paused guest enter, and no other, until the next pause. Returns false if
+    /// the guest isn't paused.
+    pub(crate) fn step(&self, vcpu: usize) -> bool {
+        let mut state = self.state.lock();
+        if state.paused {
+            state.stepping = Some(vcpu);
+            self.changed.notify_all();
+        }
+        state.paused
     }
 
     /// Counts of the stops that are over.
@@ -329,7 +363,7 @@ mod tests {
                 let work = Arc::new(AtomicU64::new(0));
                 let counter = Arc::clone(&work);
                 let thread = thread::spawn(move || {
-                    while gate.enter(index) {
+                    while gate.enter(index).is_some() {
                         while !gate.must_leave(index) {
                             counter.fetch_add(1, Ordering::Relaxed);
                             thread::yield_now();
@@ -390,7 +424,7 @@ mod tests {
                 let (gate, alone) = (Arc::clone(&gate), Arc::clone(&alone));
                 thread::spawn(move || {
                     for _ in 0..200 {
-                        assert!(gate.enter(index));
+                        assert!(gate.enter(index).is_some());
                         gate.leave(index);
                         let hold = gate.enter_alone(index).unwrap();
                         assert_eq!(alone.fetch_add(1, Ordering::SeqCst), 0);
@@ -428,7 +462,7 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert!(!gate.enter(0));
+        assert!(gate.enter(0).is_none());
     }
 
     #[test]
@@ -470,12 +504,31 @@ mod tests {
     fn a_vcpu_can_pause_the_guest_that_it_belongs_to() {
         let gate = Gate::new(1);
         gate.set_paused(false);
-        assert!(gate.enter(0));
+        assert_eq!(gate.enter(0), Some(Entry::Run));
         assert!(!gate.must_leave(0));
         gate.pause_soon();
         assert!(gate.must_leave(0) && gate.is_paused());
         gate.leave(0);
         gate.set_paused(false);
-        assert!(gate.enter(0));
+        assert_eq!(gate.enter(0), Some(Entry::Run));
+    }
+
+    #[test]
+    fn one_vcpu_of_a_paused_guest_steps_also_alone_until_the_next_pause() {
+        let gate = Gate::new(2);
+        assert!(gate.step(1));
+        assert_eq!(gate.enter(1), Some(Entry::Step));
+        assert!(!gate.must_leave(1) && gate.must_leave(0));
+        gate.leave(1);
+        let hold = gate.enter_alone(1).unwrap();
+        gate.leave(1);
+        drop(hold);
+        assert_eq!(gate.enter(1), Some(Entry::Step));
+        gate.pause_soon();
+        assert!(gate.must_leave(1));
+        gate.leave(1);
+        gate.set_paused(false);
+        assert!(!gate.step(1), "a guest that runs has nobody to step");
+        assert_eq!(gate.enter(1), Some(Entry::Run));
     }
 }

@@ -39,3 +39,4 @@ pub use stopped_vm::StoppedVm;
 pub use vm::{StartError, StateError, Vm, VmState};
 pub use x86_64::boot::{self, BootMethod, LoadError};
 pub use x86_64::cpu::CpuError;
+pub use x86_64::vcpu::registers::SegmentRegisters;

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::{
     gate::Hold,
     vcpu::{KvmVcpu, Shared},
+    x86_64::vcpu::registers::SegmentRegisters,
 };
 
 /// A VM whose vCPUs are all out of guest mode until this is dropped.
@@ -48,6 +49,14 @@ impl<'a> StoppedVm<'a> {
     /// When there is no such vCPU, or KVM refuses.
     pub fn syscall_entry(&self, vcpu: VcpuId) -> Result<GuestVirtAddr, VcpuError> {
         self.vcpu(vcpu)?.lock().syscall_entry().map(GuestVirtAddr)
+    }
+
+    /// What a vCPU has besides general and control registers.
+    ///
+    /// # Errors
+    /// When there is no such vCPU, or KVM refuses.
+    pub fn segments(&self, vcpu: VcpuId) -> Result<SegmentRegisters, VcpuError> {
+        self.vcpu(vcpu)?.lock().segments()
     }
 
     fn vcpu(&self, id: VcpuId) -> Result<&Mutex<KvmVcpu>, VcpuError> {

@@ -92,6 +92,9 @@ pub enum StateError {
     /// Started before.
     #[error("the VM has been started already")]
     Started,
+    /// Not paused.
+    #[error("the VM isn't paused")]
+    NotPaused,
     /// Ended.
     #[error("the VM has ended")]
     Ended,
@@ -324,6 +327,19 @@ impl Vm {
         self.running()?;
         self.shared.gate.set_paused(false);
         Ok(())
+    }
+
+    /// Lets one vCPU of a paused VM enter guest mode, and no other, until the next pause. Its trap handler is
+    /// asked first ([`guest_state::Trap::StepWanted`]) unless the vCPU is in the middle of a step already.
+    ///
+    /// # Errors
+    /// When it isn't paused.
+    pub fn step(&self, vcpu: VcpuId) -> Result<(), StateError> {
+        self.running()?;
+        match self.shared.gate.step(vcpu.0 as usize) {
+            true => Ok(()),
+            false => Err(StateError::NotPaused),
+        }
     }
 
     /// Has vCPUs that the trap handler holds ask it again whether it does

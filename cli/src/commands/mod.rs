@@ -2,7 +2,9 @@
 
 mod console;
 pub mod doctor;
+mod dump;
 pub mod event_file;
+mod gdb;
 pub mod guest;
 mod latency;
 mod list;
@@ -39,6 +41,8 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::List(list) => list::list(&list).await?,
         Command::Types(types) => types::types(&types).await?,
         Command::Symbols(symbols) => symbols::symbols(symbols).await?,
+        Command::Dump(dump) => dump::dump(&dump).await?,
+        Command::Gdb(gdb) => gdb::gdb(&gdb).await?,
         Command::Console(target) => console::console(&target).await?,
         Command::Doctor(doctor) => return Err(doctor::replace_this_process(&doctor)),
     }

@@ -4,6 +4,21 @@ use super::*;
 
 #[tonic::async_trait]
 impl VmService for Fake {
+    type DumpVmStream = Answers<DumpVmResponse>;
+
+    /// A page at the start of the file, and one behind a hole.
+    async fn dump_vm(&self, _: Request<DumpVmRequest>) -> Answer<Self::DumpVmStream> {
+        let part = |offset, byte| {
+            Ok(DumpVmResponse {
+                size: 3 * 4096,
+                offset,
+                data: vec![byte; 4096],
+            })
+        };
+        let parts = tokio_stream::iter([part(0, 1), part(2 * 4096, 2)]);
+        Ok(Response::new(Box::pin(parts)))
+    }
+
     async fn create_vm(&self, request: Request<CreateVmRequest>) -> Answer<CreateVmResponse> {
         let request = request.into_inner();
         let mut state = self.called("create");

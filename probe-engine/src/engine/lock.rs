@@ -36,6 +36,8 @@ pub(crate) enum Rank {
     Held,
     /// Who is asked at hits, and the vCPUs that wait for answers.
     Attendants,
+    /// Who debugs the guest.
+    Debugger,
 }
 
 /// A lock with its place in the order. A build with debug assertions checks that each thread keeps to it, so

@@ -15,6 +15,7 @@
 mod actions;
 mod changes;
 mod code;
+mod debugger;
 mod hits;
 mod jumps;
 mod life;
@@ -33,6 +34,7 @@ use arc_swap::ArcSwap;
 use arc_swap::Guard;
 use changes::registry::Registry;
 use code::arena::CodeArena;
+use debugger::state::DebuggerState;
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
@@ -61,6 +63,7 @@ pub use actions::attendants::{AnswerError, AttendError, Attendant, HeldHit};
 pub use changes::draft::Draft;
 pub use changes::removal::Removal;
 pub use changes::switching::Switching;
+pub use debugger::state::{Debugger, DebuggerError, Stop, StopReason};
 pub use hits::known_modules::ModuleSymbol;
 pub use hits::merge::Merger;
 pub use jumps::prepared::Prepared;
@@ -98,6 +101,7 @@ pub struct Engine {
     last_tables: LastTables,
     known_modules: KnownModules,
     attendants: Attendants,
+    debugger: DebuggerState,
 }
 
 impl Engine {
@@ -128,6 +132,7 @@ impl Engine {
             last_tables: LastTables::new(),
             known_modules: KnownModules::new(),
             attendants: Attendants::new(),
+            debugger: DebuggerState::new(),
         }
     }
 

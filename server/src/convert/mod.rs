@@ -8,6 +8,7 @@ mod no_jump;
 mod options;
 mod probe;
 mod spec;
+mod vcpu;
 mod vm;
 
 pub use actions::actions;
@@ -16,4 +17,5 @@ pub use devices::devices;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{check_batch, spec};
+pub use vcpu::{general, vcpu_state};
 pub use vm::{arena, ending, exits, stops};

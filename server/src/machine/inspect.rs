@@ -1,7 +1,6 @@
 //! Looking into a stopped guest: registers and memory.
 
-use guest_state::x86_64::paging;
-use guest_state::x86_64::paging::PageTables;
+use guest_state::x86_64::paging::{self, PageTables};
 use guest_state::{GuestVirtAddr, StoppedGuest, VcpuId};
 use tonic::Status;
 use vmm::StoppedVm;
@@ -22,23 +21,32 @@ impl Machine {
     }
 
     /// Guest memory at a virtual address, up to the first page that is mapped neither for the vCPU nor,
-    /// of the kernel's addresses, for the kernel. Blocks.
-    pub fn read_memory(&self, vcpu: u32, address: u64, length: u32) -> Result<Vec<u8>, Status> {
+    /// of the kernel's addresses, for the kernel. Probes aren't seen in it, unless it is read as it is. Blocks.
+    pub fn read_memory(
+        &self,
+        vcpu: u32,
+        address: u64,
+        length: u32,
+        as_is: bool,
+    ) -> Result<Vec<u8>, Status> {
         self.check_vcpu(vcpu)?;
         self.stopped(|stopped| {
             let tables = page_tables(stopped, VcpuId(vcpu))?;
+            let (memory, at) = (stopped.memory(), GuestVirtAddr(address));
             let mut bytes = vec![0; length as usize];
-            let at = GuestVirtAddr(address);
-            let kernel = self.engine.kernel_root();
-            let read = paging::read_virt_or(stopped.memory(), tables, kernel, at, &mut bytes);
-            if let Err(fault) = read {
-                bytes.truncate(fault.done);
-            }
+            let done = if as_is {
+                let kernel = self.engine.kernel_root();
+                let read = paging::read_virt_or(memory, tables, kernel, at, &mut bytes);
+                read.map_or_else(|fault| fault.done, |()| bytes.len())
+            } else {
+                self.engine.read_memory(memory, tables, at, &mut bytes)
+            };
+            bytes.truncate(done);
             Ok(bytes)
         })
     }
 
-    fn check_vcpu(&self, vcpu: u32) -> Result<(), Status> {
+    pub(super) fn check_vcpu(&self, vcpu: u32) -> Result<(), Status> {
         let vcpus = self.config.vcpus;
         if vcpu < vcpus {
             return Ok(());

@@ -6,6 +6,8 @@ mod attend;
 mod bell;
 mod blacklist;
 mod create;
+mod debug;
+mod dump;
 mod find_kernel;
 mod inspect;
 mod modules;
@@ -40,6 +42,7 @@ use asked::AskedProbes;
 pub use attend::{Attendance, Told};
 pub use blacklist::BlacklistReader;
 pub use create::memory_mib;
+pub use debug::DebugSession;
 pub use probes::Changed;
 
 use optimizer_thread::OptimizerThread;

@@ -1,6 +1,7 @@
 //! One file for each gRPC service.
 
 mod console;
+mod debug;
 mod event;
 mod hit;
 mod host;
@@ -9,6 +10,7 @@ mod symbol;
 mod vm;
 
 pub use console::Consoles;
+pub use debug::Debuggers;
 pub use event::Events;
 pub use hit::Hits;
 pub use host::Host;

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 use vmprobe_proto::v1::vm_service_server::VmService;
 use vmprobe_proto::v1::{
-    CreateVmRequest, CreateVmResponse, DeleteVmRequest, DeleteVmResponse, GetVmRequest,
-    GetVmResponse, KillVmRequest, KillVmResponse, ListVmsRequest, ListVmsResponse, PauseVmRequest,
-    PauseVmResponse, ReadMemoryRequest, ReadMemoryResponse, ReadRegistersRequest,
-    ReadRegistersResponse, ResumeVmRequest, ResumeVmResponse, StartVmRequest, StartVmResponse,
-    WaitVmRequest, WaitVmResponse,
+    CreateVmRequest, CreateVmResponse, DeleteVmRequest, DeleteVmResponse, DumpVmRequest,
+    DumpVmResponse, GetVmRequest, GetVmResponse, KillVmRequest, KillVmResponse, ListVmsRequest,
+    ListVmsResponse, PauseVmRequest, PauseVmResponse, ReadMemoryRequest, ReadMemoryResponse,
+    ReadRegistersRequest, ReadRegistersResponse, ResumeVmRequest, ResumeVmResponse, StartVmRequest,
+    StartVmResponse, WaitVmRequest, WaitVmResponse,
 };
 
 use crate::blocking::blocking;
@@ -39,8 +41,29 @@ impl Vms {
     }
 }
 
+/// Parts of a dump on their way to a client beside those that gRPC holds.
+const PARTS_AHEAD: usize = 4;
+
 #[async_trait]
 impl VmService for Vms {
+    type DumpVmStream = ReceiverStream<Result<DumpVmResponse, Status>>;
+
+    async fn dump_vm(
+        &self,
+        request: Request<DumpVmRequest>,
+    ) -> Result<Response<Self::DumpVmStream>, Status> {
+        let machine = self.0.get(&request.get_ref().vm)?;
+        let (sender, stream) = mpsc::channel(PARTS_AHEAD);
+        // On its own thread to the end: it ends as soon as nobody takes the parts.
+        tokio::spawn(blocking(move || {
+            if let Err(why) = machine.dump(&sender) {
+                let _whoever_has_gone_needs_no_reason = sender.blocking_send(Err(why));
+            }
+            Ok(())
+        }));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
     async fn create_vm(
         &self,
         request: Request<CreateVmRequest>,
@@ -192,6 +215,7 @@ impl VmService for Vms {
             vcpu,
             address,
             length,
+            as_is,
         } = request.into_inner();
         if length > limits::MEMORY_BYTES {
             let most = limits::MEMORY_BYTES;
@@ -201,7 +225,7 @@ impl VmService for Vms {
             ));
         }
         let machine = self.0.get(&vm)?;
-        let data = blocking(move || machine.read_memory(vcpu, address, length)).await?;
+        let data = blocking(move || machine.read_memory(vcpu, address, length, as_is)).await?;
         Ok(Response::new(ReadMemoryResponse { data }))
     }
 }

@@ -5,7 +5,9 @@
 mod console;
 mod context;
 mod demo;
+mod drgn;
 mod events;
+mod gdb;
 mod guest_ram;
 mod held_thread;
 mod linux;

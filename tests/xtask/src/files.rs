@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError};
 
+use crate::drgn::{self, DrgnError};
+use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
 use crate::repack::{self, Packer, RepackError};
 use crate::{root, say};
@@ -45,6 +47,12 @@ pub enum FilesError {
     /// A kernel can't be packed anew.
     #[error(transparent)]
     Repack(#[from] RepackError),
+    /// No gdb for the lab.
+    #[error(transparent)]
+    Gdb(#[from] GdbError),
+    /// No drgn for the lab.
+    #[error(transparent)]
+    Drgn(#[from] DrgnError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -61,6 +69,8 @@ pub struct Files {
     /// The folder of the cache with those that are made of packages.
     cached: PathBuf,
     names: Vec<&'static str>,
+    /// gdb and drgn and what they need, with their paths in the lab machine.
+    debuggers: Vec<(PathBuf, String)>,
 }
 
 impl Files {
@@ -73,6 +83,7 @@ impl Files {
             folder: made(root().join("target").join("guests"))?,
             cached: made(lab::cache_dir()?.join("guests"))?,
             names: Vec::new(),
+            debuggers: Vec::new(),
         };
         let kernels = lab::ensure_kernels()?;
         files.link("vmlinuz-6.1", &kernels.v6_1.vmlinuz)?;
@@ -90,6 +101,11 @@ impl Files {
         files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
+        files.debuggers = gdb::in_lab()?;
+        files.debuggers.extend(drgn::in_lab("/boot/drgn")?);
+        // Both need some libraries.
+        files.debuggers.sort();
+        files.debuggers.dedup();
         Ok(files)
     }
 
@@ -97,6 +113,11 @@ impl Files {
     pub fn in_lab(&self, folder: &str) -> Vec<(PathBuf, String)> {
         let pair = |name: &&str| (self.folder.join(name), format!("{folder}/{name}"));
         self.names.iter().map(pair).collect()
+    }
+
+    /// gdb and drgn and what they need, and their paths in the lab machine.
+    pub fn debuggers(&self) -> &[(PathBuf, String)] {
+        &self.debuggers
     }
 
     fn link(&mut self, name: &'static str, to: &Path) -> Result<(), FilesError> {

@@ -9,7 +9,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, UseTree, Visibility};
 
 /// The folders of the product's crates.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 12] = [
     "guest-state",
     "guest-kernel",
     "vmm",
@@ -20,6 +20,7 @@ const CRATES: [&str; 11] = [
     "arguments",
     "server",
     "client",
+    "gdb",
     "cli",
 ];
 /// Where the engine's folders are.

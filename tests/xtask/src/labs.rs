@@ -310,6 +310,9 @@ impl LabMachine {
         lab.emulator = self.name.emulator(options, self.quantum);
         lab.files = work.files.in_lab("/boot");
         lab.files.extend(work.programs.in_lab());
+        if self.name == Name::Amd {
+            lab.files.extend(work.files.debuggers().iter().cloned());
+        }
         let env = [
             ("TMPDIR", "/tmp"),
             ("VMPROBE_FILES", "/boot"),

@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 12] = [
+    let forbidden: [(&str, &[&str]); 13] = [
         (
             "guest-state",
             &[
@@ -160,6 +160,17 @@ fn no_layer_is_built_with_what_it_must_not_know() {
                 "probe-engine",
                 "vmprobe-server",
                 "kvm-ioctls",
+            ],
+        ),
+        (
+            "vmprobe-gdb",
+            &[
+                "vmm",
+                "probe-engine",
+                "vmprobe-server",
+                "vmprobe-cli",
+                "kvm-ioctls",
+                "clap",
             ],
         ),
         (

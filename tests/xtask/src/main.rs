@@ -5,7 +5,9 @@
 mod bench;
 mod command;
 mod demo;
+mod drgn;
 mod files;
+mod gdb;
 #[cfg(test)]
 mod imports;
 mod jobs;

@@ -1,12 +1,17 @@
 //! A vCPU of KVM's: its state, which other threads read and change while it is out of guest mode.
 
 use guest_state::{ControlRegisters, Debugging, GuestVirtAddr, Registers, VcpuError, VcpuId};
+use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
 use kvm_ioctls::{SyncReg, VcpuFd};
 
 use super::step_timer::StepTimer;
 use crate::x86_64::vcpu::{
-    capabilities::VcpuCapabilities, context::VcpuContext, exit::BreakpointExit,
-    guest_debug::DebugState, msr, registers,
+    capabilities::VcpuCapabilities,
+    context::VcpuContext,
+    exit::BreakpointExit,
+    guest_debug::DebugState,
+    msr,
+    registers::{self, SegmentRegisters},
 };
 
 /// A vCPU of KVM's. The holder of its lock may read and change it while it is out of
@@ -76,6 +81,14 @@ impl KvmVcpu {
         Ok(registers::control(&sregs))
     }
 
+    pub(crate) fn segments(&self) -> Result<SegmentRegisters, VcpuError> {
+        let sregs = self.fd.get_sregs();
+        let sregs = sregs.map_err(|e| self.refused("read the segment registers", &e))?;
+        let kernel_gs_base = msr::read(&self.fd, msr::KERNEL_GS_BASE)
+            .ok_or_else(|| self.refused("read KERNEL_GS_BASE", &"no such MSR"))?;
+        Ok(registers::segments(&sregs, kernel_gs_base))
+    }
+
     /// The MSR LSTAR.
     pub(crate) fn syscall_entry(&self) -> Result<u64, VcpuError> {
         msr::read(&self.fd, msr::LSTAR).ok_or_else(|| self.refused("read LSTAR", &"no such MSR"))
@@ -97,6 +110,18 @@ impl KvmVcpu {
             }
         }
         self.set_debug_around_step()
+    }
+
+    /// Lets a halted vCPU go on without an interrupt, as if one had come that changes nothing. Kernels halt in a loop.
+    pub(super) fn wake(&self) -> Result<(), VcpuError> {
+        let state = self.fd.get_mp_state();
+        let mut state = state.map_err(|e| self.refused("read the state", &e))?;
+        if state.mp_state != KVM_MP_STATE_HALTED {
+            return Ok(());
+        }
+        state.mp_state = KVM_MP_STATE_RUNNABLE;
+        let set = self.fd.set_mp_state(state);
+        set.map_err(|e| self.refused("wake", &e))
     }
 
     /// Tells KVM what to debug for; `more` are `KVM_GUESTDBG_INJECT_*`. A step

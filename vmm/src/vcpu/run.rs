@@ -39,6 +39,8 @@ pub(super) enum Begin<'g> {
     Alone(Hold<'g>, Step),
     /// The answer to [`Trap::Released`].
     Released,
+    /// The answer to [`Trap::StepWanted`].
+    StepWanted,
 }
 
 /// What one `KVM_RUN` returned with. Its I/O is done.
@@ -72,9 +74,13 @@ impl KvmVcpu {
             Begin::Released => {
                 leave = self.trapped(shared, handler, DebugEvent::Released, &mut hold)?;
             }
-            Begin::Run if self.debugging.step.is_some() => {
+            Begin::Run | Begin::StepWanted if self.debugging.step.is_some() => {
                 // The time out of guest mode doesn't count.
                 self.time_step(true)?;
+            }
+            Begin::StepWanted => {
+                self.wake()?;
+                leave = self.trapped(shared, handler, DebugEvent::StepWanted, &mut hold)?;
             }
             Begin::Run => {}
         }
@@ -193,7 +199,7 @@ impl KvmVcpu {
         let breakpoint_exit = self.breakpoint_exit;
         let mut context = match event {
             // Not from the shared page: the registers may have been set since.
-            DebugEvent::Released => self.context_with(self.registers()?),
+            DebugEvent::Released | DebugEvent::StepWanted => self.context_with(self.registers()?),
             _ => self.context()?,
         };
         let mut action = None;

@@ -11,7 +11,7 @@ use super::{
     run::{Begin, LeaveReason},
     shared::Shared,
 };
-use crate::ending::Ending;
+use crate::{ending::Ending, gate::Entry};
 
 /// Runs vCPU `index`, whose state is in `cell`, on the calling thread until the guest
 /// ends. The vCPU is in guest mode whenever the gate lets it in.
@@ -36,7 +36,10 @@ pub(crate) fn run_thread(
                     let entered = shared.gate.enter_when_released(index, until);
                     entered.then_some(Begin::Released)
                 }
-                LeaveReason::Stopped => shared.gate.enter(index).then_some(Begin::Run),
+                LeaveReason::Stopped => shared.gate.enter(index).map(|entry| match entry {
+                    Entry::Run => Begin::Run,
+                    Entry::Step => Begin::StepWanted,
+                }),
             };
             let Some(begin) = begin else {
                 return Ok(());

@@ -5,4 +5,5 @@ pub(crate) mod attend;
 pub(crate) mod attendants;
 pub(crate) mod check;
 pub(crate) mod moment;
+pub(crate) mod read;
 pub(crate) mod write;

@@ -23,7 +23,7 @@ use crate::engine::sites::site::{Site, Way};
 use crate::event::Detail;
 
 /// What an instruction may raise of which nothing is known.
-const USUAL: [u8; 4] = [
+pub(crate) const USUAL: [u8; 4] = [
     vector::PAGE_FAULT,
     vector::GENERAL_PROTECTION,
     vector::INVALID_OPCODE,
@@ -115,6 +115,10 @@ impl Engine {
         end: StepEnd,
     ) -> Action {
         let Some(step) = self.steps.end(vcpu.id()) else {
+            // A debugger's, who has gone.
+            if let StepEnd::Exception(vector) = end {
+                clear_saved_trap_flag(memory, vcpu, vector);
+            }
             return Action::Resume;
         };
         self.plant_again(&step, memory);
@@ -216,8 +220,15 @@ impl Engine {
     }
 }
 
+/// Takes the trap flag that stepping has used out of the frame of the exception that a stepped instruction has raised.
+pub(crate) fn clear_saved_trap_flag(memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu, vector: u8) {
+    if let Some(frame) = ExceptionFrame::read(memory, vcpu, vector) {
+        frame.write(memory, vcpu, frame.rip);
+    }
+}
+
 /// Entry points of the guest's handlers of these exceptions.
-fn handlers(
+pub(crate) fn handlers(
     memory: &dyn GuestMemory,
     vcpu: &mut dyn Vcpu,
     vectors: [u8; 4],

@@ -21,12 +21,10 @@ use crate::probe::ProbeKind;
 
 impl TrapHandler for Engine {
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
-        match trap {
-            Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
-            Trap::Watchpoint(hit) => self.on_watchpoint(memory, vcpu, hit),
-            Trap::Step(end) => self.after_step(memory, vcpu, end),
-            Trap::Released => self.released(memory, vcpu),
+        if self.debugger.is_attached() {
+            return self.trap_debugged(memory, vcpu, trap);
         }
+        self.answer_trap(memory, vcpu, trap)
     }
 
     fn held_until(&self, vcpu: VcpuId) -> Option<Instant> {
@@ -48,6 +46,26 @@ impl TrapHandler for Engine {
 }
 
 impl Engine {
+    /// Answers a trap as if there were no debugger.
+    pub(crate) fn answer_trap(
+        &self,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+        trap: Trap,
+    ) -> Action {
+        match trap {
+            Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
+            Trap::Watchpoint(hit) => self.on_watchpoint(memory, vcpu, hit),
+            Trap::Step(end) => self.after_step(memory, vcpu, end),
+            Trap::Released => self.released(memory, vcpu),
+            Trap::StepWanted => {
+                // The debugger that wanted it has gone.
+                vcpu.pause_guest();
+                Action::Resume
+            }
+        }
+    }
+
     /// Answers an int3; RIP is at it. Reports the hit and gets past the probed
     /// instruction, or says how to.
     pub(crate) fn on_breakpoint(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
@@ -81,6 +99,9 @@ impl Engine {
         memory: &dyn GuestMemory,
         vcpu: &mut dyn Vcpu,
     ) -> Action {
+        if self.stop_at(site, vcpu) {
+            return Action::Resume;
+        }
         let before = Registers {
             rip: site.virt.0,
             ..*vcpu.registers()

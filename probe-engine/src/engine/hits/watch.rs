@@ -87,6 +87,9 @@ impl Engine {
             }
             for probe in probes {
                 probe.exit();
+                if went_on.is_some() && self.stop_behind(probe, vcpu) {
+                    continue;
+                }
                 if went_on.is_none() || !self.meets_condition(probe, memory, vcpu) {
                     continue;
                 }

@@ -189,6 +189,25 @@ impl Table {
         }
     }
 
+    /// Puts the original bytes into memory that was read at a physical address.
+    pub(crate) fn unmask_physical(&self, at: GuestPhysAddr, bytes: &mut [u8]) {
+        let end = at.0.saturating_add(bytes.len() as u64);
+        for site in self.sites.values().chain(&self.held) {
+            let (start, jump) = (site.phys.0, site.jump());
+            let len = jump.map_or(1, |jump| jump.len()) as u64;
+            if start >= end || start + len <= at.0 {
+                continue;
+            }
+            let before = at.0.saturating_sub(start) as usize;
+            let from = &mut bytes[start.saturating_sub(at.0) as usize..];
+            match jump {
+                Some(jump) => jump.unmask_tail(before, from),
+                None if site.armed && from[0] == INT3 => from[0] = site.original,
+                None => {}
+            }
+        }
+    }
+
     /// The jump in whose displacement `at` is an int3, by its site, and where the instruction is that
     /// the int3 stands for.
     pub(crate) fn tripwire(&self, at: GuestVirtAddr) -> Option<(&Arc<Site>, GuestVirtAddr)> {

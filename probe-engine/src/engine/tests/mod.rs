@@ -3,6 +3,7 @@
 mod actions;
 mod boost;
 mod changes;
+mod debugger;
 mod draft;
 mod ended;
 mod exits;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 use vmprobe_client::v1::{
-    BootMethod, CreateVmRequest, Devices, Ending, EndingKind, Probe, ProbeSpec,
+    BootMethod, CreateVmRequest, Devices, Ending, EndingKind, Probe, ProbeSpec, ReadMemoryRequest,
 };
 use vmprobe_client::{Client, ClientError, spec};
 
@@ -338,7 +338,7 @@ impl Guest {
         }
     }
 
-    /// Guest memory, all of it or a failure.
+    /// Guest memory as it is, with what probes have put there; all of it or a failure.
     ///
     /// # Errors
     /// If not all is mapped.
@@ -349,7 +349,14 @@ impl Guest {
         while bytes.len() < length {
             let more = (length - bytes.len()).min(MOST) as u32;
             let at = address + bytes.len() as u64;
-            let part = self.client.read_memory(VM, 0, at, more).await?;
+            let request = ReadMemoryRequest {
+                vm: VM.into(),
+                vcpu: 0,
+                address: at,
+                length: more,
+                as_is: true,
+            };
+            let part = self.client.read_memory_by(request).await?;
             if part.is_empty() {
                 return Err(wrong!("{at:#x} isn't mapped"));
             }

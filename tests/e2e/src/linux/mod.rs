@@ -7,6 +7,7 @@ mod boot;
 mod boot_option;
 mod clock;
 mod code;
+mod debugger;
 mod decision;
 mod decoder;
 mod devices;
@@ -110,6 +111,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         shares::TESTS,
         root::TESTS,
         vsock::TESTS,
+        debugger::TESTS,
         jumps::TESTS,
         jumps::causes::TESTS,
         jumps::records::TESTS,

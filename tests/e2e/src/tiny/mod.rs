@@ -2,6 +2,7 @@
 //! product's own server. They prove on any real KVM what needs no Linux.
 
 pub mod actions;
+mod debugger;
 pub mod held;
 mod interrupts;
 mod memory;
@@ -48,6 +49,8 @@ pub const TESTS: &[Test] = &[
     single::REPEATED,
     system::LOADS,
     watch::SIZES,
+    debugger::SESSION,
+    debugger::GDB,
 ];
 
 /// A kernel that switches itself off.

@@ -51,7 +51,9 @@ impl TrapHandler for Recorder {
                 let _ = memory.write(GuestPhysAddr(rip - 2), &[INT3]);
                 Action::Resume
             }
-            Trap::Watchpoint(_) | Trap::Step(_) | Trap::Released => Action::Reinject,
+            Trap::Watchpoint(_) | Trap::Step(_) | Trap::Released | Trap::StepWanted => {
+                Action::Reinject
+            }
         }
     }
 

@@ -76,6 +76,8 @@ pub(crate) enum DebugEvent {
     Astray,
     /// It may go on from where it was held.
     Released,
+    /// It is to execute one instruction.
+    StepWanted,
 }
 
 impl DebugEvent {
@@ -86,6 +88,7 @@ impl DebugEvent {
             Self::Debug { cause, .. } => cause.traps(),
             Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
             Self::Released => [Some(Trap::Released), None],
+            Self::StepWanted => [Some(Trap::StepWanted), None],
         };
         traps.into_iter().flatten()
     }
@@ -93,7 +96,7 @@ impl DebugEvent {
     /// Returns true if the step under way has ended with it.
     pub(crate) fn ends_step(self) -> bool {
         match self {
-            Self::Breakpoint | Self::Released => false,
+            Self::Breakpoint | Self::Released | Self::StepWanted => false,
             Self::Debug { cause, .. } => cause.step.is_some(),
             Self::Astray => true,
         }
@@ -200,6 +203,7 @@ impl DebugState {
 /// See [`RegisterUse::register`].
 fn condition(watchpoint: &Watchpoint) -> u64 {
     let access = match watchpoint.access {
+        Access::Execute => 0,
         Access::Write => 1,
         Access::ReadWrite => 3,
     };
@@ -260,7 +264,7 @@ mod tests {
 
     #[test]
     fn dr7_is_encoded_as_the_manual_says() {
-        use Access::{ReadWrite, Write};
+        use Access::{Execute, ReadWrite, Write};
         // Address, length, access; G bit and condition in the last.
         for (watchpoints, dr7) in [
             (vec![watch(0x10, 1, Write)], 0x0001_0602),
@@ -268,6 +272,7 @@ mod tests {
             (vec![watch(0x10, 4, Write)], 0x000d_0602),
             (vec![watch(0x10, 8, Write)], 0x0009_0602),
             (vec![watch(0x10, 8, ReadWrite)], 0x000b_0602),
+            (vec![watch(0x11, 1, Execute)], 0x0000_0602),
             (
                 vec![watch(0x10, 1, Write), watch(0x20, 4, ReadWrite)],
                 0x00f1_060a,

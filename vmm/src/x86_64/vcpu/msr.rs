@@ -14,6 +14,8 @@ const MSR_TSC: u32 = 0x10;
 
 /// Where `syscall` goes (AMD APM vol. 2, 6.1.1).
 pub(crate) const LSTAR: u32 = 0xc000_0082;
+/// What `swapgs` makes the base of GS (SDM vol. 4, table 2-2).
+pub(crate) const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
 /// What is added to the host's counter to get the vCPU's, where that stays the
 /// same. A host whose own counter is unstable has KVM compute another offset each

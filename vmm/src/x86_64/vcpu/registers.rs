@@ -50,6 +50,35 @@ pub(crate) fn control(sregs: &kvm_sregs) -> ControlRegisters {
     }
 }
 
+/// What a vCPU has besides general and control registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the register of that name")]
+pub struct SegmentRegisters {
+    pub cs: u16,
+    pub ss: u16,
+    pub ds: u16,
+    pub es: u16,
+    pub fs: u16,
+    pub gs: u16,
+    pub cr8: u64,
+    /// The MSR `KERNEL_GS_BASE`.
+    pub kernel_gs_base: u64,
+}
+
+/// Takes the segment registers out of KVM's system registers.
+pub(crate) fn segments(sregs: &kvm_sregs, kernel_gs_base: u64) -> SegmentRegisters {
+    SegmentRegisters {
+        cs: sregs.cs.selector,
+        ss: sregs.ss.selector,
+        ds: sregs.ds.selector,
+        es: sregs.es.selector,
+        fs: sregs.fs.selector,
+        gs: sregs.gs.selector,
+        cr8: sregs.cr8,
+        kernel_gs_base,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,6 +36,8 @@ pub(crate) fn reinject(
             Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_DB))
         }
         // It was no exception.
-        DebugEvent::Astray | DebugEvent::Released => Ok(Reinjected::Delivered),
+        DebugEvent::Astray | DebugEvent::Released | DebugEvent::StepWanted => {
+            Ok(Reinjected::Delivered)
+        }
     }
 }

@@ -1,0 +1,270 @@
+//! The registers of a vCPU as gdb numbers them.
+//!
+//! Source: the features `org.gnu.gdb.i386.core` and `org.gnu.gdb.i386.segments` of gdb's manual (G.5.8), whose registers
+//! come in the order of gdb's own `features/i386/64bit-core.xml`. What `target.xml` says is what is done here.
+
+use std::num::NonZeroUsize;
+
+use gdbstub::arch::{Arch, RegId, Registers};
+use vmprobe_client::v1;
+
+/// x86-64 in 64-bit mode, with the registers of a kernel.
+pub(crate) enum X86_64 {}
+
+impl Arch for X86_64 {
+    type Usize = u64;
+    type Registers = VcpuRegisters;
+    type BreakpointKind = usize;
+    type RegId = Number;
+
+    fn target_description_xml() -> Option<&'static str> {
+        Some(include_str!("target.xml"))
+    }
+}
+
+/// General registers, RIP and the flags: those that can be set.
+const GENERAL: usize = 18;
+const RIP: usize = 16;
+const FLAGS: usize = 17;
+/// Segment selectors.
+const SELECTORS: usize = 6;
+/// The FPU's stack, then its control registers, which nobody asks the server for.
+const FPU_STACK: usize = 8;
+const FPU_CONTROL: usize = 8;
+/// The first of the bases of segments and control registers.
+const SYSTEM: usize = GENERAL + SELECTORS + FPU_STACK + FPU_CONTROL;
+const SYSTEM_COUNT: usize = 9;
+/// All registers.
+const COUNT: usize = SYSTEM + SYSTEM_COUNT;
+
+/// The number of a register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Number(pub(crate) usize);
+
+impl Number {
+    /// Its length in bytes.
+    fn len(self) -> usize {
+        const FPU: usize = GENERAL + SELECTORS;
+        const FPU_END: usize = FPU + FPU_STACK;
+        match self.0 {
+            FLAGS..FPU => 4,
+            FPU..FPU_END => 10,
+            FPU_END..SYSTEM => 4,
+            _ => 8,
+        }
+    }
+}
+
+impl RegId for Number {
+    fn from_raw_id(id: usize) -> Option<(Self, Option<NonZeroUsize>)> {
+        let number = Self(id);
+        (id < COUNT).then(|| (number, NonZeroUsize::new(number.len())))
+    }
+
+    fn to_raw_id(&self) -> Option<usize> {
+        Some(self.0)
+    }
+}
+
+/// The registers of a vCPU.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct VcpuRegisters(pub(crate) v1::VcpuState);
+
+impl VcpuRegisters {
+    /// The value of a register, in its length; `None` for one that isn't known.
+    pub(crate) fn get(&self, number: Number) -> Option<Vec<u8>> {
+        let state = &self.0;
+        let general = state.registers.unwrap_or_default();
+        let value = match number.0 {
+            index @ 0..GENERAL => read(&general, index),
+            18 => state.cs.into(),
+            19 => state.ss.into(),
+            20 => state.ds.into(),
+            21 => state.es.into(),
+            22 => state.fs.into(),
+            23 => state.gs.into(),
+            40 => state.fs_base,
+            41 => state.gs_base,
+            42 => state.kernel_gs_base,
+            43 => state.cr0,
+            44 => state.cr2,
+            45 => state.cr3,
+            46 => state.cr4,
+            47 => state.cr8,
+            48 => state.efer,
+            _ => return None,
+        };
+        let mut bytes = value.to_le_bytes().to_vec();
+        bytes.truncate(number.len());
+        Some(bytes)
+    }
+
+    /// Sets a register. Returns false for one that can't be set, or for too few bytes.
+    pub(crate) fn set(&mut self, number: Number, bytes: &[u8]) -> bool {
+        let len = number.len();
+        let general = self.0.registers.get_or_insert_default();
+        let place = (number.0 < GENERAL).then(|| place(general, number.0));
+        let (Some(place), Some(bytes)) = (place, bytes.get(..len)) else {
+            return false;
+        };
+        let mut value = [0; 8];
+        value[..len].copy_from_slice(bytes);
+        *place = u64::from_le_bytes(value);
+        true
+    }
+}
+
+impl Registers for VcpuRegisters {
+    type ProgramCounter = u64;
+
+    fn pc(&self) -> u64 {
+        read(&self.0.registers.unwrap_or_default(), RIP)
+    }
+
+    fn gdb_serialize(&self, mut write_byte: impl FnMut(Option<u8>)) {
+        for number in (0..COUNT).map(Number) {
+            match self.get(number) {
+                Some(bytes) => bytes.into_iter().for_each(|byte| write_byte(Some(byte))),
+                None => (0..number.len()).for_each(|_| write_byte(None)),
+            }
+        }
+    }
+
+    /// Those that can't be set stay as they are.
+    fn gdb_deserialize(&mut self, mut bytes: &[u8]) -> Result<(), ()> {
+        for number in (0..GENERAL).map(Number) {
+            let (value, rest) = bytes.split_at_checked(number.len()).ok_or(())?;
+            self.set(number, value);
+            bytes = rest;
+        }
+        Ok(())
+    }
+}
+
+fn read(registers: &v1::Registers, index: usize) -> u64 {
+    let mut copy = *registers;
+    *place(&mut copy, index)
+}
+
+/// A register by gdb's number, of those that can be set.
+fn place(r: &mut v1::Registers, index: usize) -> &mut u64 {
+    match index {
+        0 => &mut r.rax,
+        1 => &mut r.rbx,
+        2 => &mut r.rcx,
+        3 => &mut r.rdx,
+        4 => &mut r.rsi,
+        5 => &mut r.rdi,
+        6 => &mut r.rbp,
+        7 => &mut r.rsp,
+        8 => &mut r.r8,
+        9 => &mut r.r9,
+        10 => &mut r.r10,
+        11 => &mut r.r11,
+        12 => &mut r.r12,
+        13 => &mut r.r13,
+        14 => &mut r.r14,
+        15 => &mut r.r15,
+        RIP => &mut r.rip,
+        _ => &mut r.rflags,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bits of each register, in the order of the description.
+    fn described() -> Vec<(String, usize)> {
+        let xml = X86_64::target_description_xml().unwrap();
+        let attribute = |text: &str, name: &str| {
+            let start = text.split_once(&format!("{name}=\"")).unwrap().1;
+            start.split_once('"').unwrap().0.to_owned()
+        };
+        xml.split("<reg ")
+            .skip(1)
+            .map(|reg| {
+                let bits = attribute(reg, "bitsize").parse().unwrap();
+                (attribute(reg, "name"), bits)
+            })
+            .collect()
+    }
+
+    fn state() -> VcpuRegisters {
+        VcpuRegisters(v1::VcpuState {
+            registers: Some(v1::Registers {
+                rax: 0x0102_0304_0506_0708,
+                rbp: 6,
+                rsp: 7,
+                r15: 15,
+                rip: 0xffff_ffff_8100_0000,
+                rflags: 0x246,
+                ..Default::default()
+            }),
+            cs: 0x10,
+            gs: 0x2b,
+            fs_base: 40,
+            gs_base: 41,
+            efer: 0xd01,
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn each_register_is_as_long_as_its_description_says() {
+        let described = described();
+        assert_eq!(described.len(), COUNT);
+        for (index, (name, bits)) in described.iter().enumerate() {
+            assert_eq!(Number(index).len() * 8, *bits, "{name}");
+        }
+        assert_eq!(Number::from_raw_id(COUNT), None);
+    }
+
+    #[test]
+    fn registers_have_the_numbers_of_their_description() {
+        let (state, described) = (state(), described());
+        for (name, value) in [
+            ("rax", 0x0102_0304_0506_0708_u64),
+            ("rbp", 6),
+            ("rsp", 7),
+            ("r15", 15),
+            ("rip", 0xffff_ffff_8100_0000),
+            ("eflags", 0x246),
+            ("cs", 0x10),
+            ("gs", 0x2b),
+            ("fs_base", 40),
+            ("gs_base", 41),
+            ("efer", 0xd01),
+        ] {
+            let index = described.iter().position(|(it, _)| it == name).unwrap();
+            let bytes = state.get(Number(index)).unwrap();
+            assert_eq!(bytes, value.to_le_bytes()[..bytes.len()], "{name}");
+        }
+        assert_eq!(state.get(Number(24)), None, "the FPU's aren't known");
+    }
+
+    #[test]
+    fn a_whole_set_of_registers_goes_to_gdb_and_back() {
+        let state = state();
+        let mut bytes = Vec::new();
+        state.gdb_serialize(|byte| bytes.push(byte.unwrap_or(0)));
+        let bits: usize = described().iter().map(|(_, bits)| bits).sum();
+        assert_eq!(bytes.len() * 8, bits);
+        let mut back = VcpuRegisters::default();
+        back.gdb_deserialize(&bytes).unwrap();
+        assert_eq!(back.0.registers, state.0.registers);
+        assert_eq!(back.gdb_deserialize(&bytes[..50]), Err(()));
+        assert_eq!(state.pc(), 0xffff_ffff_8100_0000);
+    }
+
+    #[test]
+    fn only_general_registers_can_be_set() {
+        let mut state = state();
+        assert!(state.set(Number(0), &7_u64.to_le_bytes()));
+        assert!(state.set(Number(FLAGS), &2_u32.to_le_bytes()));
+        assert!(!state.set(Number(0), &[1, 2]));
+        assert!(!state.set(Number(18), &[0; 4]));
+        let general = state.0.registers.unwrap();
+        assert_eq!((general.rax, general.rflags), (7, 2));
+    }
+}

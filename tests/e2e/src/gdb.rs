@@ -1,0 +1,132 @@
+//! Debian's gdb, attached to a guest by `vmprobe gdb`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::context::{Context, Place};
+use crate::note;
+use crate::test::{Failure, wrong};
+
+/// A `vmprobe gdb` that waits for gdb. It ends when this is dropped.
+#[derive(Debug)]
+pub struct GdbServer {
+    process: Child,
+    address: String,
+}
+
+impl GdbServer {
+    /// Starts it for the only VM of a server.
+    ///
+    /// # Errors
+    /// If it doesn't wait for gdb.
+    pub fn start(cx: &Context, endpoint: &str) -> Result<Self, Failure> {
+        let mut process = Command::new(cx.program("vmprobe"))
+            .args(["gdb", "--listen", "127.0.0.1:0", "--server", endpoint])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Failure::io("start vmprobe gdb"))?;
+        let errors = process.stderr.take();
+        let mut lines = BufReader::new(errors.ok_or_else(|| wrong!("no standard error"))?).lines();
+        let first = lines.next().transpose();
+        let first = first.map_err(Failure::io("read what vmprobe gdb says"))?;
+        let first = first.unwrap_or_default();
+        let address = first.split_once("target remote ").map(|(_, rest)| rest);
+        let address = address.and_then(|rest| rest.split_once('`'));
+        let Some((address, _)) = address else {
+            return Err(wrong!("vmprobe gdb says `{first}`"));
+        };
+        // Nobody else reads what it says later.
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                note(&format!("# {line}"));
+            }
+        });
+        Ok(Self {
+            process,
+            address: address.to_owned(),
+        })
+    }
+
+    /// Sends bytes as whoever connects may, and leaves.
+    ///
+    /// # Errors
+    /// If it doesn't take the connection.
+    pub fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let connected = TcpStream::connect(&self.address);
+        let sent = connected.and_then(|mut connection| connection.write_all(bytes));
+        sent.map_err(Failure::io("connect to vmprobe gdb"))
+    }
+
+    /// gdb, attached, with these commands to do one after the other; it has ended then, and detached. `symbols` is the
+    /// ELF file of the guest's kernel.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn gdb(
+        &self,
+        cx: &Context,
+        symbols: Option<&Path>,
+        commands: &[String],
+    ) -> Result<Command, Failure> {
+        let mut gdb = Command::new(match cx.place {
+            Place::Host => "gdb",
+            Place::LabAmd | Place::LabIntel => "/bin/gdb",
+        });
+        gdb.args(["-nx", "-batch"]).args(symbols);
+        let attach = format!("target remote {}", self.address);
+        let first = ["set confirm off", "set pagination off", &attach];
+        for command in first.into_iter().chain(commands.iter().map(String::as_str)) {
+            gdb.args(["-ex", command]);
+        }
+        gdb.stdin(Stdio::null());
+        Ok(gdb)
+    }
+
+    /// What gdb says to these commands, line by line.
+    ///
+    /// # Errors
+    /// If it can't be started, or fails.
+    pub fn ask(
+        &self,
+        cx: &Context,
+        symbols: Option<&Path>,
+        commands: &[String],
+    ) -> Result<Vec<String>, Failure> {
+        let mut gdb = self.gdb(cx, symbols, commands)?;
+        let output = gdb.output().map_err(Failure::io("start gdb"))?;
+        let lines = |bytes: &[u8]| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let said = lines(&output.stdout);
+        for line in said.iter().chain(&lines(&output.stderr)) {
+            note(&format!("# gdb: {line}"));
+        }
+        match output.status.success() {
+            true => Ok(said),
+            false => Err(wrong!("gdb ended with {}", output.status)),
+        }
+    }
+}
+
+impl Drop for GdbServer {
+    fn drop(&mut self) {
+        let _it_may_have_ended = self.process.kill();
+        let _it_has_ended = self.process.wait();
+    }
+}
+
+/// The value that gdb has printed last with this prefix, such as `$3 = `.
+///
+/// # Errors
+/// If there is none.
+pub fn printed<'l>(lines: &'l [String], prefix: &str) -> Result<&'l str, Failure> {
+    let found = lines
+        .iter()
+        .rev()
+        .find_map(|line| line.strip_prefix(prefix));
+    found.ok_or_else(|| wrong!("gdb has printed no `{prefix}`: {lines:?}"))
+}

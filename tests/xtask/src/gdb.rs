@@ -1,0 +1,94 @@
+//! Debian's gdb for the lab machine, with the libraries that it needs.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Why there is no gdb.
+#[derive(Debug, thiserror::Error)]
+pub enum GdbError {
+    /// A program isn't there.
+    #[error("can't start {0} (deploy/setup.sh installs it)")]
+    Start(&'static str, #[source] io::Error),
+    /// gdb needs more than libraries.
+    #[error(
+        "gdb needs Python's own files, which the lab doesn't have: install Debian's package gdb-minimal in its place"
+    )]
+    Python,
+    /// A library isn't there.
+    #[error("gdb lacks the library {0}: install Debian's package gdb-minimal anew")]
+    Library(String),
+}
+
+/// gdb and its libraries, each with its path in the lab machine.
+///
+/// # Errors
+/// If it isn't there, or can't run in the lab.
+pub fn in_lab() -> Result<Vec<(PathBuf, String)>, GdbError> {
+    let configuration = run("gdb", &["-nx", "--configuration"])?;
+    if !configuration.contains("--without-python") {
+        return Err(GdbError::Python);
+    }
+    let found = run("sh", &["-c", "command -v gdb"])?;
+    let gdb = found.trim().to_owned();
+    let libraries = libraries_of(&gdb)?;
+    let mut files = vec![(PathBuf::from(&gdb), "/bin/gdb".to_owned())];
+    files.extend(
+        libraries
+            .into_iter()
+            .map(|path| (PathBuf::from(&path), path)),
+    );
+    Ok(files)
+}
+
+/// The paths of all libraries that a program or a library needs.
+///
+/// # Errors
+/// If one isn't there.
+pub fn libraries_of(path: &str) -> Result<BTreeSet<String>, GdbError> {
+    libraries(&run("ldd", &[path])?)
+}
+
+/// The paths of the libraries that `ldd` lists.
+fn libraries(listed: &str) -> Result<BTreeSet<String>, GdbError> {
+    let mut paths = BTreeSet::new();
+    for line in listed.lines() {
+        let (name, path) = line.split_once(" => ").unwrap_or(("", line));
+        if path.contains("not found") {
+            return Err(GdbError::Library(name.trim().to_owned()));
+        }
+        // The kernel's own has no path.
+        let path = path.split_whitespace().next().unwrap_or_default();
+        if path.starts_with('/') {
+            paths.insert(path.to_owned());
+        }
+    }
+    Ok(paths)
+}
+
+fn run(program: &'static str, arguments: &[&str]) -> Result<String, GdbError> {
+    let output: io::Result<Output> = Command::new(program).args(arguments).output();
+    let output = output.map_err(|cause| GdbError::Start(program, cause))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_comes_with_all_its_libraries_and_its_loader() {
+        let listed = "\tlinux-vdso.so.1 (0x00007ffd)\n\
+                      \tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f01)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 (0x00007f02)\n";
+        let found: Vec<String> = libraries(listed).unwrap().into_iter().collect();
+        let expected = [
+            "/lib/x86_64-linux-gnu/libz.so.1",
+            "/lib64/ld-linux-x86-64.so.2",
+        ];
+        assert_eq!(found, expected);
+        let missing = libraries("\tlibz.so.1 => not found\n").unwrap_err();
+        assert!(matches!(missing, GdbError::Library(name) if name == "libz.so.1"));
+    }
+}
