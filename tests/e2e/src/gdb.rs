@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::context::{Context, Place};
+use crate::context::Context;
 use crate::note;
 use crate::test::{Failure, wrong};
 
@@ -71,10 +71,7 @@ impl GdbServer {
         symbols: Option<&Path>,
         commands: &[String],
     ) -> Result<Command, Failure> {
-        let mut gdb = Command::new(match cx.place {
-            Place::Host => "gdb",
-            Place::LabAmd | Place::LabIntel => "/bin/gdb",
-        });
+        let mut gdb = Command::new(cx.program("gdb"));
         gdb.args(["-nx", "-batch"]).args(symbols);
         let attach = format!("target remote {}", self.address);
         let first = ["set confirm off", "set pagination off", &attach];

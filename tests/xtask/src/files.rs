@@ -101,6 +101,8 @@ impl Files {
         files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
+        // Beside the other programs, as in the lab.
+        link(&programs.folder.join("gdb"), &gdb::program()?)?;
         files.debuggers = gdb::in_lab()?;
         files.debuggers.extend(drgn::in_lab("/boot/drgn")?);
         // Both need some libraries.
@@ -121,12 +123,7 @@ impl Files {
     }
 
     fn link(&mut self, name: &'static str, to: &Path) -> Result<(), FilesError> {
-        let path = self.folder.join(name);
-        // An old link may lead to a kernel that is no more.
-        if fs::read_link(&path).ok().as_deref() != Some(to) {
-            let _there_may_be_none = fs::remove_file(&path);
-            std::os::unix::fs::symlink(to, &path).map_err(io_error("link", &path))?;
-        }
+        link(&self.folder.join(name), to)?;
         self.names.push(name);
         Ok(())
     }
@@ -188,6 +185,15 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// Makes `path` a link to `to`. An old one may lead to what is no more.
+fn link(path: &Path, to: &Path) -> Result<(), FilesError> {
+    if fs::read_link(path).ok().as_deref() != Some(to) {
+        let _there_may_be_none = fs::remove_file(path);
+        std::os::unix::fs::symlink(to, path).map_err(io_error("link", path))?;
+    }
+    Ok(())
 }
 
 fn made(folder: PathBuf) -> Result<PathBuf, FilesError> {

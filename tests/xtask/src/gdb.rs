@@ -5,35 +5,42 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use lab::PackageError;
+
+/// The package whose gdb needs nothing of Python's. It can't be installed beside `gdb`.
+const PACKAGE: &str = "gdb-minimal";
+const DEBIAN: &str = "bookworm";
+
 /// Why there is no gdb.
 #[derive(Debug, thiserror::Error)]
 pub enum GdbError {
-    /// A program isn't there.
+    /// Its package can't be had.
+    #[error("there is no gdb")]
+    Package(#[from] PackageError),
+    /// A program can't be started.
     #[error("can't start {0} (deploy/setup.sh installs it)")]
     Start(&'static str, #[source] io::Error),
-    /// gdb needs more than libraries.
-    #[error(
-        "gdb needs Python's own files, which the lab doesn't have: install Debian's package gdb-minimal in its place"
-    )]
-    Python,
     /// A library isn't there.
-    #[error("gdb lacks the library {0}: install Debian's package gdb-minimal anew")]
+    #[error("the library {0} is missing; run deploy/setup.sh, which installs what gdb needs")]
     Library(String),
+}
+
+/// gdb's program.
+///
+/// # Errors
+/// If it can't be fetched.
+pub fn program() -> Result<PathBuf, GdbError> {
+    Ok(lab::ensure_package(DEBIAN, PACKAGE)?.join("usr/bin/gdb"))
 }
 
 /// gdb and its libraries, each with its path in the lab machine.
 ///
 /// # Errors
-/// If it isn't there, or can't run in the lab.
+/// If it isn't there, or lacks a library.
 pub fn in_lab() -> Result<Vec<(PathBuf, String)>, GdbError> {
-    let configuration = run("gdb", &["-nx", "--configuration"])?;
-    if !configuration.contains("--without-python") {
-        return Err(GdbError::Python);
-    }
-    let found = run("sh", &["-c", "command -v gdb"])?;
-    let gdb = found.trim().to_owned();
-    let libraries = libraries_of(&gdb)?;
-    let mut files = vec![(PathBuf::from(&gdb), "/bin/gdb".to_owned())];
+    let gdb = program()?;
+    let libraries = libraries_of(&gdb.to_string_lossy())?;
+    let mut files = vec![(gdb, "/bin/gdb".to_owned())];
     files.extend(
         libraries
             .into_iter()

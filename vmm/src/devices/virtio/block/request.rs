@@ -7,12 +7,12 @@ use virtio_queue::Reader;
 use super::SECTOR;
 
 /// Kinds of requests.
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
-const WRITE_ZEROES: u32 = 13;
+pub(super) const IN: u32 = 0;
+pub(super) const OUT: u32 = 1;
+pub(super) const FLUSH: u32 = 4;
+pub(super) const GET_ID: u32 = 8;
+pub(super) const DISCARD: u32 = 11;
+pub(super) const WRITE_ZEROES: u32 = 13;
 
 /// Most ranges of a request that discards or writes zeros.
 pub(super) const MAX_RANGES: usize = 16;

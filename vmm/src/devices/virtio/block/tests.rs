@@ -1,12 +1,12 @@
-use std::{fs, io::Write as _};
+use std::{fs, io::Write as _, process::Command};
 
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
 
 use super::{
     device::Block,
-    image::Disk,
-    request::{MAX_RANGES, Status},
+    image::{Disk, DiskFormat},
+    request::{DISCARD, FLUSH, GET_ID, IN, MAX_RANGES, OUT, Status, WRITE_ZEROES},
 };
 use crate::devices::virtio::driver::{Buffer, CONFIG_INTERRUPT, Driver};
 
@@ -15,14 +15,6 @@ const HEADER_AT: u64 = 0x10_0000;
 const STATUS_AT: u64 = 0x10_1000;
 const DATA_AT: u64 = 0x11_0000;
 const SECTORS: u64 = 1024;
-
-/// Kinds of requests (5.2.6).
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
-const WRITE_ZEROES: u32 = 13;
 
 struct Rig {
     driver: Driver,
@@ -35,9 +27,14 @@ fn rig(read_only: bool) -> Rig {
     for sector in 0..SECTORS {
         file.write_all(&[sector as u8; 512]).unwrap();
     }
+    rig_of(file, None, read_only)
+}
+
+/// A disk in this file.
+fn rig_of(file: NamedTempFile, format: Option<DiskFormat>, read_only: bool) -> Rig {
     let disk = Disk {
         path: file.path().to_owned(),
-        format: None,
+        format,
         read_only,
     };
     let driver = Driver::started(Box::new(Block::open(&disk).unwrap()));
@@ -166,6 +163,43 @@ fn a_request_beyond_the_end_or_of_half_a_sector_fails_and_changes_nothing() {
     }
     assert_eq!(rig.request(99, 0, &[]), (UNSUPPORTED, 1));
     assert_eq!(rig.bytes(), before);
+}
+
+/// Runs QEMU's own program for images, which must find nothing wrong.
+fn qemu_img(arguments: &[&str]) {
+    let run = Command::new("qemu-img").args(arguments).output();
+    let output = run.expect("qemu-img, of Debian's qemu-utils, which deploy/setup.sh installs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "qemu-img {arguments:?}: {said}");
+}
+
+#[test]
+fn qemu_reads_what_is_written_to_a_qcow2_image_that_it_has_made() {
+    let file = NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    qemu_img(&["create", "-q", "-f", "qcow2", &path, "1M"]);
+    let mut rig = rig_of(file, Some(DiskFormat::Qcow2), false);
+    let all = 1u32 << 20;
+    let data: Vec<u8> = (0..all).map(|at| (at / 512 + at) as u8).collect();
+    let len = all / 2 + 512;
+    rig.driver.set_bytes(DATA_AT, &data);
+    assert_eq!(rig.request(OUT, 0, &[to_read(len)]), (DONE, 1));
+    assert_eq!(rig.request(OUT, 2047, &[to_read(512)]), (DONE, 1));
+    let range = [&1u64.to_le_bytes()[..], &2u32.to_le_bytes(), &[0; 4]].concat();
+    rig.driver.set_bytes(DATA_AT, &range);
+    assert_eq!(rig.request(WRITE_ZEROES, 0, &[to_read(16)]), (DONE, 1));
+    assert_eq!(rig.request(FLUSH, 0, &[]), (DONE, 1));
+    // Its lock is gone with it.
+    drop(rig.driver);
+    qemu_img(&["check", "-q", &path]);
+    let plain = NamedTempFile::new().unwrap();
+    let to = plain.path().to_str().unwrap();
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &path, to]);
+    let mut expected = vec![0; all as usize];
+    expected[..len as usize].copy_from_slice(&data[..len as usize]);
+    expected[2047 * 512..].copy_from_slice(&data[..512]);
+    expected[512..3 * 512].fill(0);
+    assert!(fs::read(plain.path()).unwrap() == expected);
 }
 
 #[test]
