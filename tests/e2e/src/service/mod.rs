@@ -1,5 +1,6 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
+mod devices;
 mod limits;
 mod no_kvm;
 
@@ -44,6 +45,7 @@ pub const TESTS: &[Test] = &[
         needs: Needs::None,
         run: doctor,
     },
+    devices::REFUSED,
     limits::FILES,
     limits::CALLS,
     limits::STREAMS,
@@ -258,11 +260,19 @@ fn bad_kernels(cx: &Context) -> TestResult {
             "a VM's name has",
         ),
     ];
+    all_refused(cx, &cases)
+}
+
+/// A request that is refused, with this code and this part of the message.
+type Refused = (CreateVmRequest, &'static str, &'static str);
+
+/// Checks that each request is refused, and that nothing is left of it.
+fn all_refused(cx: &Context, cases: &[Refused]) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
         let client = server.client().await?;
         // The first calls start the runtime's own threads.
-        for (request, ..) in &cases {
+        for (request, ..) in cases {
             let _refused = client.create_vm(request.clone()).await;
         }
         let (files, threads) = (server.open_files()?, vm_threads(&server)?);
@@ -275,7 +285,7 @@ fn bad_kernels(cx: &Context) -> TestResult {
                 format!("{error:?}").starts_with(code),
                 "{request:?}: {error:?}, not {code}"
             );
-            check!(error.to_string().contains(message), "{request:?}: {error}");
+            check!(error.to_string().contains(*message), "{request:?}: {error}");
         }
         check_eq!(client.list_vms().await?.len(), 0, "VMs left behind");
         check_eq!(

@@ -1,0 +1,148 @@
+//! Devices that can't be had.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use vmprobe_client::v1::{CreateVmRequest, Devices, Disk, DiskFormat, Share, Vsock};
+
+use super::all_refused;
+use crate::context::Context;
+use crate::test::{Failure, Needs, Test, TestResult};
+
+pub const REFUSED: Test = Test {
+    name: "devices_that_can_not_be_had_are_refused_and_leave_nothing_behind",
+    ids: &["VM05", "VM09"],
+    needs: Needs::None,
+    run: refused,
+};
+
+/// Files that can't be devices.
+struct Files {
+    folder: PathBuf,
+    /// A disk that somebody has locked, and what holds the lock.
+    busy: String,
+    _lock: File,
+}
+
+impl Files {
+    fn new() -> Result<Self, Failure> {
+        let folder = std::env::temp_dir().join(format!("devices-{}", std::process::id()));
+        let made = || {
+            fs::create_dir_all(folder.join("within"))?;
+            fs::write(folder.join("short"), [0; 511])?;
+            fs::write(
+                folder.join("like-qcow2"),
+                b"QFI\xfb and no more".repeat(100),
+            )?;
+            fs::write(folder.join("text"), "text\n".repeat(1000))?;
+            fs::write(folder.join("busy"), [0; 4096])?;
+            let lock = File::open(folder.join("busy"))?;
+            lock.try_lock_shared().map_err(std::io::Error::other)?;
+            Ok(lock)
+        };
+        let lock = made().map_err(Failure::io("make files of devices"))?;
+        Ok(Self {
+            busy: folder.join("busy").to_string_lossy().into_owned(),
+            folder,
+            _lock: lock,
+        })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _it_is_in_the_temporary_folder = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn disk(path: String, format: DiskFormat) -> Devices {
+    Devices {
+        disks: vec![Disk {
+            path,
+            format: format.into(),
+            read_only: false,
+        }],
+        ..Default::default()
+    }
+}
+
+fn shares(shares: &[(&str, String)]) -> Devices {
+    let share = |(tag, path): &(&str, String)| Share {
+        tag: (*tag).to_owned(),
+        path: path.clone(),
+        ..Default::default()
+    };
+    Devices {
+        shares: shares.iter().map(share).collect(),
+        ..Default::default()
+    }
+}
+
+fn vsock(path: String, cid: u32) -> Devices {
+    Devices {
+        vsock: Some(Vsock { path, cid }),
+        ..Default::default()
+    }
+}
+
+fn refused(cx: &Context) -> TestResult {
+    const WRONG: &str = "InvalidArgument";
+    const NOT_NOW: &str = "FailedPrecondition";
+    const RAW: DiskFormat = DiskFormat::Raw;
+    let files = Files::new()?;
+    let path = |name: &str| files.path(name);
+    let folder = path("within");
+    let devices = [
+        (disk(String::new(), RAW), WRONG, "path of a disk's file"),
+        (disk(path("missing"), RAW), WRONG, "can't be opened"),
+        (disk(folder.clone(), RAW), WRONG, "neither a file nor"),
+        (disk(path("short"), RAW), WRONG, "at least one sector"),
+        (disk(files.busy.clone(), RAW), NOT_NOW, "is in use"),
+        (
+            disk(path("text"), DiskFormat::Qcow2),
+            WRONG,
+            "no image of the format qcow2",
+        ),
+        (
+            disk(path("like-qcow2"), DiskFormat::Unspecified),
+            WRONG,
+            "looks like a qcow2 image",
+        ),
+        (shares(&[("", folder.clone())]), WRONG, "it is empty"),
+        (shares(&[("t", path("missing"))]), WRONG, "can't be shared"),
+        (shares(&[("t", path("text"))]), WRONG, "can't be shared"),
+        (
+            shares(&[("t", folder.clone()), ("t", folder)]),
+            WRONG,
+            "another share has it",
+        ),
+        (vsock(path("text"), 3), WRONG, "is no socket"),
+        (vsock(path("s"), 2), WRONG, "can't have the CID 2"),
+        (vsock(path("missing/s"), 3), WRONG, "can't be made"),
+        (
+            shares(&vec![("t", path("within")); 32]),
+            WRONG,
+            "at most 31",
+        ),
+    ];
+    let kernel = files.folder.join("kernel");
+    fs::write(&kernel, crate::tiny::power_off_image()?).map_err(Failure::io("write a kernel"))?;
+    let cases = devices.map(|(devices, code, message)| {
+        let request = CreateVmRequest {
+            kernel: text(&kernel),
+            memory_mib: 64,
+            devices: Some(devices),
+            ..Default::default()
+        };
+        (request, code, message)
+    });
+    all_refused(cx, &cases)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
