@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use guest_state::x86_64::PAGE_SIZE;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, MemoryError, PhysRange};
+use rustix::mm::Advice;
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
@@ -82,7 +83,9 @@ impl GuestRam {
             .ok_or_else(|| error("the size overflows".into()))?;
         let region = |start: u64, len: u64| {
             let region = GuestRegionMmap::from_range(GuestAddress(start), len as usize, None);
-            region.map(Arc::new).map_err(|e| error(e.to_string()))
+            let region = region.map_err(|e| error(e.to_string()))?;
+            leave_out_of_core_dumps(&region);
+            Ok(Arc::new(region))
         };
         let collection = |regions: &[Arc<GuestRegionMmap>]| {
             let all = GuestMemoryMmap::from_arc_regions(regions.to_vec());
@@ -215,6 +218,16 @@ impl GuestMemory for GuestRam {
     }
 }
 
+/// Keeps the guest's memory, with all its secrets, out of core dumps of this process (madvise(2)).
+fn leave_out_of_core_dumps(region: &GuestRegionMmap) {
+    let (start, len) = (region.as_ptr().cast(), region.size());
+    // SAFETY: `start` and `len` are the whole of a mapping that `region` owns, and the advice leaves its content alone.
+    let advised = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontDump) };
+    if let Err(error) = advised {
+        tracing::warn!("core dumps of this process would have the guest's memory: {error}");
+    }
+}
+
 /// Stores 2, 4 or 8 bytes in one access, so that the guest sees all of them or none. Returns false where
 /// they aren't so many, or not aligned.
 fn store_whole(slice: &VolatileSlice<'_>, from: &[u8]) -> bool {
@@ -255,6 +268,32 @@ mod tests {
         let mut back = [0; 4];
         ram.read(at((6 << 30) - 4), &mut back).unwrap();
         assert_eq!(back, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn no_memory_of_a_guest_gets_into_core_dumps() {
+        let ram = GuestRam::new(5 * 1024).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        // Neighbours may be one mapping.
+        let mut mappings = Vec::new();
+        for line in maps.lines() {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let bound = |text| usize::from_str_radix(text, 16).ok();
+            if let Some((Some(start), Some(end))) = range.map(|(a, b)| (bound(a), bound(b))) {
+                mappings.push((start..end, false));
+            } else if line.starts_with("VmFlags:") && line.split(' ').any(|flag| flag == "dd") {
+                mappings.last_mut().unwrap().1 = true;
+            }
+        }
+        for region in ram.all().iter() {
+            let start = region.as_ptr() as usize;
+            let mapping = mappings.iter().find(|(range, _)| range.contains(&start));
+            let (range, left_out) = mapping.unwrap();
+            assert!(*left_out && start + region.size() <= range.end);
+        }
     }
 
     #[test]
