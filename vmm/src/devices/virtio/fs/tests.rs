@@ -14,6 +14,7 @@ const ANSWER_LEN: u32 = 0x8000;
 /// Operations (include/uapi/linux/fuse.h).
 const LOOKUP: u32 = 1;
 const READLINK: u32 = 5;
+const MKNOD: u32 = 8;
 const MKDIR: u32 = 9;
 const UNLINK: u32 = 10;
 const OPEN: u32 = 14;
@@ -206,6 +207,28 @@ fn a_share_that_can_be_written_is_changed_on_the_host() {
     assert_eq!(guest.look_up(inner, "deep"), Err(ENOENT));
     assert_eq!(fs::read(folder.path().join("file")).unwrap(), b"CONtent");
     assert!(!folder.path().join("inner/deep").exists());
+}
+
+#[test]
+fn a_guest_makes_pipes_and_files_on_the_host_but_no_devices() {
+    let folder = folder();
+    let mut guest = Guest::with(&share(folder.path(), ShareMode::ReadWrite));
+    for (kind, expected) in [
+        (libc::S_IFCHR, Err(-libc::EPERM)),
+        (libc::S_IFBLK, Err(-libc::EPERM)),
+        (libc::S_IFIFO, Ok(())),
+        (libc::S_IFREG, Ok(())),
+    ] {
+        let name = format!("made-{kind:o}");
+        let body = [
+            &words(&[kind | 0o600, 0x0103, 0, 0])[..],
+            name.as_bytes(),
+            &[0],
+        ]
+        .concat();
+        assert_eq!(guest.ask(MKNOD, ROOT, &body).map(drop), expected, "{name}");
+        assert_eq!(folder.path().join(&name).exists(), expected.is_ok());
+    }
 }
 
 #[test]

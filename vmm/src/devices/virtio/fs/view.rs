@@ -70,6 +70,23 @@ impl<F: FileSystem> FileSystem for View<F> {
         self.files.open(context, inode, flags, fuse_flags)
     }
 
+    /// A device that the guest makes would be one of the host's.
+    fn mknod(
+        &self,
+        context: &Context,
+        parent: Self::Inode,
+        name: &CStr,
+        mode: u32,
+        device: u32,
+        umask: u32,
+    ) -> io::Result<Entry> {
+        self.may_change()?;
+        if [libc::S_IFCHR, libc::S_IFBLK].contains(&(mode & libc::S_IFMT)) {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        self.files.mknod(context, parent, name, mode, device, umask)
+    }
+
     hand_on! {
     look:
         fn init(capable: FsOptions) -> io::Result<FsOptions>;
@@ -112,8 +129,6 @@ impl<F: FileSystem> FileSystem for View<F> {
             handle: Option<Self::Handle>, valid: SetattrValid) -> io::Result<(stat64, Duration)>;
         fn symlink(context: &Context, target: &CStr, parent: Self::Inode, name: &CStr)
             -> io::Result<Entry>;
-        fn mknod(context: &Context, parent: Self::Inode, name: &CStr, mode: u32, device: u32,
-            umask: u32) -> io::Result<Entry>;
         fn mkdir(context: &Context, parent: Self::Inode, name: &CStr, mode: u32, umask: u32)
             -> io::Result<Entry>;
         fn unlink(context: &Context, parent: Self::Inode, name: &CStr) -> io::Result<()>;
