@@ -25,6 +25,8 @@ mod x86_64;
 pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
 pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
+#[cfg(feature = "testing")]
+pub use devices::virtio::testing;
 pub use devices::virtio::{
     DeviceError, Devices, Disk, DiskError, DiskFormat, Share, ShareError, ShareMode, Vsock,
     VsockError,

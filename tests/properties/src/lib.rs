@@ -1,4 +1,4 @@
-//! What holds for any bytes that reach the engine, or the readers of probes' text.
+//! What holds for any bytes that reach the engine, the readers of probes' text, or devices.
 //!
 //! Each property is a function of bytes that panics when it doesn't hold. Here they are tried with
 //! the corpus in `fuzz/corpus/` and with random bytes; `make fuzz` looks for more.
@@ -10,6 +10,7 @@
 )]
 
 mod decode;
+mod devices;
 mod emulate;
 mod grammar;
 mod input;
@@ -22,6 +23,7 @@ mod types;
 mod tests;
 
 pub use decode::decode;
+pub use devices::devices;
 pub use emulate::emulate;
 pub use grammar::{definitions_of as definitions, filters};
 pub use relocate::relocate;

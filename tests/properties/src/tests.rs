@@ -3,7 +3,7 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decode, definitions, emulate, filters, relocate, rings, symbols, types};
+use super::{decode, definitions, devices, emulate, filters, relocate, rings, symbols, types};
 
 /// Tries a target's corpus.
 fn corpus(target: &str, property: fn(&[u8])) {
@@ -20,6 +20,7 @@ fn corpus(target: &str, property: fn(&[u8])) {
 fn the_corpus_of_each_property_holds() {
     corpus("decode", decode);
     corpus("definitions", definitions);
+    corpus("devices", devices);
     corpus("emulate", emulate);
     corpus("filters", filters);
     corpus("relocate", relocate);
@@ -114,5 +115,17 @@ proptest! {
         bytes in vec(any::<u8>(), 0..64),
     ) {
         types(&[vec![choice], bytes].concat());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_driver_leaves_a_device_that_serves_after_a_reset(
+        kind in any::<u8>(),
+        actions in vec(any::<u8>(), 0..400),
+    ) {
+        devices(&[vec![kind], actions].concat());
     }
 }

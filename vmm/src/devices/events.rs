@@ -52,7 +52,7 @@ pub(crate) trait DeviceEvents: Send + Sync {
     fn remove_doorbell(&self, address: u64, event: &EventFd) -> io::Result<()>;
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod recorded {
     //! Interrupts and doorbells that are noted instead.
 
@@ -87,6 +87,7 @@ pub(crate) mod recorded {
         }
 
         /// Waits until any interrupt is raised, and forgets all.
+        #[cfg(test)]
         pub(crate) fn wait_for_any(&self) {
             let mut raised = self.raised.lock();
             while raised.is_empty() {

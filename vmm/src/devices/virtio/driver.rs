@@ -71,6 +71,11 @@ impl Driver {
         }
     }
 
+    /// How many queues the device has.
+    pub(crate) fn queue_count(&self) -> u8 {
+        self.queues.len() as u8
+    }
+
     /// Has chains go to queue `queue` from now on; at first they go to queue 0.
     pub(crate) fn use_queue(&mut self, queue: u16) {
         self.queue = queue;

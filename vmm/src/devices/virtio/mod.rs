@@ -12,13 +12,21 @@ mod attach;
 mod block;
 mod common_config;
 mod device;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
+#[allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a driver for tests, of which some need what others don't"
+)]
 mod driver;
 mod entropy;
 mod fs;
 mod interrupts;
 mod pci;
 mod queue;
+#[cfg(any(test, feature = "testing"))]
+#[allow(clippy::expect_used, reason = "a property that doesn't hold panics")]
+pub mod testing;
 mod vsock;
 mod wanted;
 mod worker;
