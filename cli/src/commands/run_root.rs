@@ -19,7 +19,7 @@ use crate::server_process::ServerProcess;
 use crate::tracing::EventNames;
 
 const NAME: &str = "guest";
-/// What the kernel is told besides what the user wants: a panic ends the guest, and the log is for a guest that fails.
+/// What the kernel is told besides what the user wants: a panic ends the guest.
 const CMDLINE: &str = "panic=-1";
 /// Lines of the console that are shown when the guest ends before its command.
 const SHOWN_LINES: usize = 40;

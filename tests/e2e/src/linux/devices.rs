@@ -1,11 +1,12 @@
 //! Disks and entropy by virtio devices, with the kernel's own drivers, while probes are at work.
 
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use imago::file::File as ImageFile;
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder};
+use tempfile::TempDir;
 use vmprobe_client::v1::{Devices, Disk, DiskFormat, Probe};
 
 use super::guest::{Config, Guest, files};
@@ -44,22 +45,6 @@ const PROBES: [&str; 5] = [
     "submit=submit_bio",
     "request=virtio_blk:virtio_queue_rq",
 ];
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("disks-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(Failure::io("make a folder for disks"))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _it_is_in_the_temporary_folder = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What sectors are filled with: each with its number, again and again.
 fn pattern(len: u64) -> Vec<u8> {
@@ -110,8 +95,8 @@ fn check_disk(bytes: &[u8], what: &str) -> Result<(), Failure> {
 }
 
 fn devices(cx: &Context, kernel: &'static str) -> TestResult {
-    let folder = Folder::new()?;
-    let path = |name: &str| folder.0.join(name);
+    let folder = TempDir::new().map_err(Failure::io("make a folder for disks"))?;
+    let path = |name: &str| folder.path().join(name);
     let (raw, qcow2, fixed) = (path("raw"), path("image.qcow2"), path("fixed"));
     let made = fs::write(&raw, vec![0xee; RAW_LEN as usize])
         .and_then(|()| create_qcow2(&qcow2))

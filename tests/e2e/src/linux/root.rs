@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use tempfile::TempDir;
+
 use super::guest::files;
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, wrong};
@@ -26,15 +28,6 @@ pub const TESTS: &[Test] = &[
 
 /// More input than all buffers on its way hold.
 const INPUT: usize = 3 << 20;
-
-/// A folder that is gone with this.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _it_is_in_the_temporary_folder = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What runs commands.
 struct Runner<'c> {
@@ -107,9 +100,8 @@ fn unpack_modules(cx: &Context, release: &str, to: &Path) -> std::io::Result<()>
 }
 
 fn commands(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
-    let base = std::env::temp_dir().join(format!("root-{release}-{}", std::process::id()));
-    let folder = Folder(base);
-    let (root, modules) = (folder.0.join("root"), folder.0.join("modules"));
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let (root, modules) = (folder.path().join("root"), folder.path().join("modules"));
     let made = fs::create_dir_all(root.join("kept"))
         .and_then(|()| fs::copy(cx.program("guest"), root.join("guest")))
         .and_then(|_| fs::write(root.join("file"), "of the host\n"))

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tempfile::TempDir;
 use vmprobe_client::v1::{Devices, Share, ShareMode};
 
 use super::guest::{Config, Guest, files};
@@ -75,15 +76,9 @@ fn check_changes(folder: &Path) -> Result<(), Failure> {
 }
 
 fn shares(cx: &Context, kernel: &'static str) -> TestResult {
-    let base = std::env::temp_dir().join(format!("shares-{}", std::process::id()));
-    let outcome = shares_below(cx, kernel, &base);
-    let _it_is_in_the_temporary_folder = fs::remove_dir_all(&base);
-    outcome
-}
-
-fn shares_below(cx: &Context, kernel: &'static str, base: &Path) -> TestResult {
+    let base = TempDir::new().map_err(Failure::io("make a folder for folders to share"))?;
     let made = |name: &str| -> Result<PathBuf, Failure> {
-        let path = base.join(name);
+        let path = base.path().join(name);
         fs::create_dir_all(&path).map_err(Failure::io("make a folder to share"))?;
         Ok(path)
     };

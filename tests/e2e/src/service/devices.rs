@@ -1,8 +1,9 @@
 //! Devices that can't be had.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use tempfile::TempDir;
 use vmprobe_client::v1::{CreateVmRequest, Devices, Disk, DiskFormat, Share, Vsock};
 
 use super::all_refused;
@@ -18,7 +19,7 @@ pub const REFUSED: Test = Test {
 
 /// Files that can't be devices.
 struct Files {
-    folder: PathBuf,
+    folder: TempDir,
     /// A disk that somebody has locked, and what holds the lock.
     busy: String,
     _lock: File,
@@ -26,9 +27,10 @@ struct Files {
 
 impl Files {
     fn new() -> Result<Self, Failure> {
-        let folder = std::env::temp_dir().join(format!("devices-{}", std::process::id()));
+        let temporary = TempDir::new().map_err(Failure::io("make a folder for devices"))?;
+        let folder = temporary.path();
         let made = || {
-            fs::create_dir_all(folder.join("within"))?;
+            fs::create_dir(folder.join("within"))?;
             fs::write(folder.join("short"), [0; 511])?;
             fs::write(
                 folder.join("like-qcow2"),
@@ -42,20 +44,14 @@ impl Files {
         };
         let lock = made().map_err(Failure::io("make files of devices"))?;
         Ok(Self {
-            busy: folder.join("busy").to_string_lossy().into_owned(),
-            folder,
+            busy: text(&folder.join("busy")),
+            folder: temporary,
             _lock: lock,
         })
     }
 
     fn path(&self, name: &str) -> String {
-        self.folder.join(name).to_string_lossy().into_owned()
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _it_is_in_the_temporary_folder = fs::remove_dir_all(&self.folder);
+        text(&self.folder.path().join(name))
     }
 }
 
@@ -129,7 +125,7 @@ fn refused(cx: &Context) -> TestResult {
             "at most 31",
         ),
     ];
-    let kernel = files.folder.join("kernel");
+    let kernel = files.folder.path().join("kernel");
     fs::write(&kernel, crate::tiny::power_off_image()?).map_err(Failure::io("write a kernel"))?;
     let cases = devices.map(|(devices, code, message)| {
         let request = CreateVmRequest {
