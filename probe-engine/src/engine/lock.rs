@@ -38,6 +38,8 @@ pub(crate) enum Rank {
     Attendants,
     /// Who debugs the guest.
     Debugger,
+    /// The instructions that sites share.
+    SharedWays,
 }
 
 /// A lock with its place in the order. A build with debug assertions checks that each thread keeps to it, so

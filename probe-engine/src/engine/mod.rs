@@ -48,6 +48,7 @@ use jumps::reader::Reader;
 use jumps::whole_text::Optimizer;
 use life::last_tables::LastTables;
 use lock::{Lock, Rank};
+use placement::shared_ways::SharedWays;
 use returns::exits::Exits;
 use returns::follower::Orphans;
 use returns::replaced::Returns;
@@ -89,6 +90,7 @@ pub struct Engine {
     table: ArcSwap<Table>,
     departed: Departed,
     arena: CodeArena,
+    shared_ways: SharedWays,
     steps: Steps,
     clock: GuestClock,
     merger: Merger,
@@ -120,6 +122,7 @@ impl Engine {
             table: ArcSwap::from_pointee(Table::new(image)),
             departed: Departed::new(),
             arena: CodeArena::new(),
+            shared_ways: SharedWays::new(),
             steps: Steps::new(),
             clock: GuestClock::default(),
             merger: Merger::new(sink),

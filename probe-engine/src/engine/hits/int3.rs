@@ -29,7 +29,7 @@ pub(crate) fn find<'t>(
     // Where the guest holds a jump, no int3 is ours.
     let is_ours = |site: &&Arc<Site>| site.has_int3() && table.held(site.virt).is_none();
     // User mode can't execute at an address of the kernel.
-    let site = table.site(rip);
+    let site = table.hit_site(rip);
     if let Some(site) = site.filter(is_ours) {
         return Found::Ours(site);
     }

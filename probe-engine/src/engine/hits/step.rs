@@ -39,7 +39,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
         at: StepIn,
     ) -> Action {
-        let raises = match &site.way {
+        let raises = match &*site.way {
             Way::Step { raises, .. } => *raises,
             Way::Emulate { .. } | Way::Boost { .. } => USUAL,
         };

@@ -280,7 +280,7 @@ impl Engine {
             self.emulated(site, memory, vcpu);
             return Action::Resume;
         }
-        let fault = match &site.way {
+        let fault = match &*site.way {
             // Nothing that is done here comes to the notice of the debug registers.
             Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {
                 return self.step(site, memory, vcpu, StepIn::Place);

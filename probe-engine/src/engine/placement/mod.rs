@@ -5,6 +5,7 @@ pub(crate) mod body;
 pub(crate) mod exit_scan;
 pub(crate) mod loaded;
 pub(crate) mod locate;
+pub(crate) mod shared_ways;
 pub(crate) mod target;
 pub(crate) mod walk;
 pub(crate) mod way;

@@ -1,5 +1,7 @@
 //! How an instruction is executed under its probe: decided once, when the probe is placed.
 
+use std::sync::Arc;
+
 use guest_state::{GuestMemory, GuestVirtAddr};
 
 use crate::emulate::{Touched, compile};
@@ -20,16 +22,13 @@ impl Engine {
         original: &[u8],
         at: GuestVirtAddr,
         expects_fault: bool,
-    ) -> (Way, Strategy, String) {
+    ) -> (Arc<Way>, Strategy, String) {
         let why = match compile(&code.insn, code.prefixes) {
             Ok(compiled) => {
                 let reason = "the engine does it".to_owned();
                 let touched = Touched::by(&code.insn, false);
-                return (
-                    Way::Emulate { compiled, touched },
-                    Strategy::Emulate,
-                    reason,
-                );
+                let way = self.shared_ways.emulate(original, compiled, touched);
+                return (way, Strategy::Emulate, reason);
             }
             Err(why) => why,
         };
@@ -56,7 +55,7 @@ impl Engine {
                     foresight,
                     repeats,
                 };
-                (way, Strategy::Boost, reason)
+                (Arc::new(way), Strategy::Boost, reason)
             }
             (copy, held_back) => {
                 let way = Way::Step {
@@ -69,7 +68,7 @@ impl Engine {
                     Some(held_back) => format!("{why}, and {held_back}"),
                     None => why.to_owned(),
                 };
-                (way, Strategy::Step, reason)
+                (Arc::new(way), Strategy::Step, reason)
             }
         }
     }

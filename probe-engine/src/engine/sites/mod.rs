@@ -6,6 +6,7 @@ pub(crate) mod guest_kprobes;
 pub(crate) mod jump;
 pub(crate) mod probe;
 pub(crate) mod site;
+pub(crate) mod site_map;
 pub(crate) mod switches;
 pub(crate) mod table;
 pub(crate) mod text_read;

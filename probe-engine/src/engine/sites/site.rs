@@ -89,8 +89,8 @@ pub(crate) type Probes = SmallVec<[Arc<Probe>; 1]>;
 
 /// An address with a breakpoint of ours, or with one that is disarmed.
 ///
-/// What a hit looks at comes first and lies in two neighbouring lines of the cache: with thousands of sites, each line
-/// that a hit touches costs more than the work on it.
+/// What a hit looks at comes first and lies in one line of the cache: with thousands of sites, each line that a hit
+/// touches costs more than the work on it.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Site {
@@ -110,7 +110,7 @@ pub(crate) struct Site {
     pub(crate) reports_done: bool,
     /// Whether a jump takes the place of the int3.
     pub(crate) verdict: Verdict,
-    pub(crate) way: Way,
+    pub(crate) way: Arc<Way>,
     pub(crate) phys: GuestPhysAddr,
     pub(crate) probes: Probes,
     /// The module whose text it is in.
@@ -175,7 +175,7 @@ impl Site {
 
     /// Whether it is a repeated string instruction, of which a step is one round.
     pub(crate) fn repeats(&self) -> bool {
-        match self.way {
+        match *self.way {
             Way::Emulate { .. } => false,
             Way::Boost { repeats, .. } | Way::Step { repeats, .. } => repeats,
         }
@@ -183,7 +183,7 @@ impl Site {
 
     /// The copy of the instruction, if there is one.
     pub(crate) fn copy(&self) -> Option<&Relocated> {
-        match &self.way {
+        match &*self.way {
             Way::Emulate { .. } => None,
             Way::Boost { copy, .. } => Some(copy),
             Way::Step { copy, .. } => copy.as_ref(),
@@ -205,7 +205,7 @@ impl Site {
     /// Has the copy of a boosted instruction trap if somebody now wants to know
     /// that the instruction is done.
     pub(crate) fn trap_when_done(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
-        match &self.way {
+        match &*self.way {
             Way::Boost { copy, .. } => copy.trap_when_done(memory, self.wants_post()),
             Way::Emulate { .. } | Way::Step { .. } => Ok(()),
         }
@@ -219,7 +219,7 @@ impl Site {
         }
         memory.replace(self.phys, INT3, self.original)?;
         if self.wants_post()
-            && let Way::Boost { copy, .. } = &self.way
+            && let Way::Boost { copy, .. } = &*self.way
         {
             copy.trap_when_done(memory, false)?;
         }
@@ -245,5 +245,17 @@ impl Relocated {
         on: bool,
     ) -> Result<(), MemoryError> {
         memory.write(self.end_phys, &[if on { INT3 } else { NOP }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{offset_of, size_of};
+
+    use super::*;
+
+    #[test]
+    fn what_a_hit_looks_at_lies_in_one_line_of_the_cache() {
+        assert!(offset_of!(Site, way) + size_of::<Arc<Way>>() <= 64);
     }
 }

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Site};
+use crate::engine::sites::site_map::SiteMap;
 use crate::engine::sites::switches::Switches;
 
 /// Everything that a trap has to look at. Never changes once published.
@@ -19,7 +20,7 @@ pub(crate) struct Table {
     pub(crate) image: Option<ImageMap>,
     /// Whether the kernel has freed its init text.
     pub(crate) init_freed: bool,
-    sites: FxHashMap<u64, Arc<Site>>,
+    sites: SiteMap,
     /// Where a jump's displacement has an int3: the site that the jump is at, and how far it is from
     /// there.
     tripwires: FxHashMap<u64, (u64, u8)>,
@@ -81,11 +82,16 @@ impl Table {
     }
 
     pub(crate) fn site(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
-        self.sites.get(&at.0)
+        self.sites.get(at)
+    }
+
+    /// As [`site`](Self::site), for a hit: see [`SiteMap::fetch`].
+    pub(crate) fn hit_site(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
+        self.sites.fetch(at)
     }
 
     pub(crate) fn site_at_phys(&self, at: GuestPhysAddr) -> Option<&Arc<Site>> {
-        self.sites.get(self.by_phys.get(&at.0)?)
+        self.sites.get(GuestVirtAddr(*self.by_phys.get(&at.0)?))
     }
 
     pub(crate) fn sites(&self) -> impl Iterator<Item = &Arc<Site>> + Clone {
@@ -99,7 +105,7 @@ impl Table {
             site.verdict = Verdict::Waiting;
         }
         self.by_phys.insert(site.phys.0, site.virt.0);
-        self.sites.insert(site.virt.0, Arc::new(site));
+        self.sites.insert(site);
     }
 
     /// Puts a probe on an instruction.
@@ -114,11 +120,9 @@ impl Table {
 
     /// Says of a site whether it is a jump.
     pub(crate) fn judge(&mut self, at: GuestVirtAddr, verdict: Verdict) {
-        if let Some(site) = self.sites.get_mut(&at.0) {
-            *site = Arc::new(Site {
-                verdict,
-                ..Site::clone(site)
-            });
+        if let Some(site) = self.sites.get(at) {
+            let site = Site::clone(site);
+            self.sites.insert(Site { verdict, ..site });
         }
     }
 
@@ -134,14 +138,14 @@ impl Table {
     }
 
     pub(crate) fn remove(&mut self, at: GuestVirtAddr) {
-        if let Some(site) = self.sites.remove(&at.0) {
+        if let Some(site) = self.sites.remove(at) {
             self.by_phys.remove(&site.phys.0);
         }
     }
 
     /// Changes the site at an address; one that nobody uses any more is removed.
     pub(crate) fn change(&mut self, at: GuestVirtAddr, change: impl FnOnce(&mut Site)) {
-        let Some(site) = self.sites.get(&at.0) else {
+        let Some(site) = self.sites.get(at) else {
             return;
         };
         let mut site = Site::clone(site);
@@ -155,12 +159,11 @@ impl Table {
 
     /// Takes over what the switches now say.
     pub(crate) fn rearm(&mut self) {
-        for site in self.sites.values_mut() {
-            let next = Site::clone(site).armed_if_wanted(&self.switches);
-            if !next.is_as(site) {
-                *site = Arc::new(next);
-            }
-        }
+        let switches = &self.switches;
+        self.sites.replace(|site| {
+            let next = Site::clone(site).armed_if_wanted(switches);
+            (!next.is_as(site)).then_some(next)
+        });
     }
 
     /// Puts the original bytes into text that was read at `at`.
@@ -214,7 +217,7 @@ impl Table {
         let (site, offset) = self.tripwires.get(&at.0)?;
         let site = self
             .held(GuestVirtAddr(*site))
-            .or_else(|| self.sites.get(site))?;
+            .or_else(|| self.sites.get(GuestVirtAddr(*site)))?;
         Some((site, site.jump()?.copy(*offset)?))
     }
 
@@ -319,14 +322,13 @@ impl Table {
 
     /// Other probes have come or gone: sites that are no jumps for a reason that may be gone wait again.
     pub(crate) fn reconsider(&mut self) {
-        for site in self.sites.values_mut() {
-            if matches!(&site.verdict, Verdict::Not(why) if why.for_now()) {
-                *site = Arc::new(Site {
-                    verdict: Verdict::Waiting,
-                    ..Site::clone(site)
-                });
-            }
-        }
+        self.sites.replace(|site| {
+            let waits = matches!(&site.verdict, Verdict::Not(why) if why.for_now());
+            waits.then(|| Site {
+                verdict: Verdict::Waiting,
+                ..Site::clone(site)
+            })
+        });
     }
 
     /// Whether a site can't be a jump before the guest has taken something of its own away.
