@@ -14,8 +14,8 @@ use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, DumpVmRequest, Ending, GetHostRequest,
     GetHostResponse, GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe,
-    ProbeSelector, ReadMemoryRequest, ReadRegistersRequest, Registers, ResumeVmRequest,
-    StartVmRequest, StreamEventsRequest, Vm, WaitVmRequest,
+    ProbeSelector, ReadMemoryRequest, ReadRegistersRequest, ReadStackRequest, ReadStackResponse,
+    Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm, WaitVmRequest,
 };
 
 use crate::console::{self, ConsoleInput, ConsoleOutput};
@@ -154,6 +154,16 @@ impl Client {
         };
         let answer = self.vms().read_registers(request).await?.into_inner();
         answer.registers.ok_or(ClientError::Protocol("registers"))
+    }
+
+    /// Where a vCPU stands: its task, and its call stack in the kernel.
+    pub async fn read_stack(&self, vm: &str, vcpu: u32) -> Result<ReadStackResponse, ClientError> {
+        let request = ReadStackRequest {
+            vm: vm.into(),
+            vcpu,
+            limit: 0,
+        };
+        Ok(self.vms().read_stack(request).await?.into_inner())
     }
 
     /// Guest memory at a virtual address, at most 1 MiB, as the page tables of `vcpu` map it.

@@ -67,6 +67,7 @@ pub use changes::switching::Switching;
 pub use debugger::state::{Debugger, DebuggerError, Stop, StopReason};
 pub use hits::known_modules::ModuleSymbol;
 pub use hits::merge::Merger;
+pub use hits::vcpu_stack::{StoppedVcpu, VcpuStack};
 pub use jumps::prepared::Prepared;
 pub use jumps::rings::Drained;
 pub use returns::under_way::FollowedCall;

@@ -17,5 +17,5 @@ pub use devices::devices;
 pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{check_batch, spec};
-pub use vcpu::{general, vcpu_state};
+pub use vcpu::{general, vcpu_stack, vcpu_state};
 pub use vm::{arena, ending, exits, stops};

@@ -1,6 +1,7 @@
 //! The registers of a vCPU, for debuggers.
 
 use guest_state::{ControlRegisters, Registers};
+use probe_engine::engine::VcpuStack;
 use vmm::SegmentRegisters;
 use vmprobe_proto::v1;
 
@@ -29,6 +30,17 @@ pub fn vcpu_state(
         cr4: control.cr4,
         cr8: segments.cr8,
         efer: control.efer,
+    }
+}
+
+/// The protocol's form of where a vCPU stands.
+pub fn vcpu_stack(found: &VcpuStack) -> v1::ReadStackResponse {
+    let task = found.task.as_ref();
+    v1::ReadStackResponse {
+        addresses: found.stack.addresses.to_vec(),
+        is_cut: found.stack.is_cut,
+        pid: task.map(|task| task.pid),
+        comm: task.map(|task| String::from_utf8_lossy(task.name()).into_owned()),
     }
 }
 

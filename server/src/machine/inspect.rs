@@ -1,13 +1,14 @@
 //! Looking into a stopped guest: registers and memory.
 
-use guest_state::x86_64::paging::{self, PageTables};
+use guest_state::x86_64::paging::{self, PageTables, UPPER_HALF};
 use guest_state::{GuestVirtAddr, StoppedGuest, VcpuId};
+use probe_engine::engine::StoppedVcpu;
 use tonic::Status;
 use vmm::StoppedVm;
 use vmprobe_proto::v1;
 
 use super::Machine;
-use crate::{convert, status};
+use crate::{convert, limits, status};
 
 impl Machine {
     /// The general registers of a vCPU. Blocks.
@@ -17,6 +18,35 @@ impl Machine {
             let found = stopped.registers(VcpuId(vcpu));
             let found = found.map_err(|error| status::vcpu(&error))?;
             Ok(convert::registers(&found))
+        })
+    }
+
+    /// Where a vCPU stands: its task, and its call stack. Blocks.
+    pub fn read_stack(&self, vcpu: u32, limit: u32) -> Result<v1::ReadStackResponse, Status> {
+        self.check_vcpu(vcpu)?;
+        let most = match limit {
+            0 => limits::STACK_ADDRESSES,
+            limit => limit.min(limits::STACK_ADDRESSES),
+        };
+        self.stopped(|stopped| {
+            let id = VcpuId(vcpu);
+            let failed = |error| status::vcpu(&error);
+            let registers = stopped.registers(id).map_err(failed)?;
+            let control = stopped.control(id).map_err(failed)?;
+            let in_kernel = control.cpl == 0;
+            // Between the kernel's entry and its `swapgs` it has the user's GS base (arch/x86/entry/entry_64.S).
+            let variables = match in_kernel && control.gs_base >= UPPER_HALF.0 {
+                true => control.gs_base,
+                false => stopped.segments(id).map_err(failed)?.kernel_gs_base,
+            };
+            let stands = StoppedVcpu {
+                registers: &registers,
+                in_kernel,
+                tables: page_tables(stopped, id)?,
+                variables: GuestVirtAddr(variables),
+            };
+            let found = self.engine.vcpu_stack(stopped.memory(), &stands, most);
+            Ok(convert::vcpu_stack(&found))
         })
     }
 

@@ -10,8 +10,9 @@ use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, DeleteVmResponse, DumpVmRequest,
     DumpVmResponse, GetVmRequest, GetVmResponse, KillVmRequest, KillVmResponse, ListVmsRequest,
     ListVmsResponse, PauseVmRequest, PauseVmResponse, ReadMemoryRequest, ReadMemoryResponse,
-    ReadRegistersRequest, ReadRegistersResponse, ResumeVmRequest, ResumeVmResponse, StartVmRequest,
-    StartVmResponse, WaitVmRequest, WaitVmResponse,
+    ReadRegistersRequest, ReadRegistersResponse, ReadStackRequest, ReadStackResponse,
+    ResumeVmRequest, ResumeVmResponse, StartVmRequest, StartVmResponse, WaitVmRequest,
+    WaitVmResponse,
 };
 
 use crate::blocking::blocking;
@@ -227,5 +228,15 @@ impl VmService for Vms {
         let machine = self.0.get(&vm)?;
         let data = blocking(move || machine.read_memory(vcpu, address, length, as_is)).await?;
         Ok(Response::new(ReadMemoryResponse { data }))
+    }
+
+    async fn read_stack(
+        &self,
+        request: Request<ReadStackRequest>,
+    ) -> Result<Response<ReadStackResponse>, Status> {
+        let ReadStackRequest { vm, vcpu, limit } = request.into_inner();
+        let machine = self.0.get(&vm)?;
+        let stack = blocking(move || machine.read_stack(vcpu, limit)).await?;
+        Ok(Response::new(stack))
     }
 }

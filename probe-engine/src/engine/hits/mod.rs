@@ -14,4 +14,5 @@ pub(crate) mod stack;
 pub(crate) mod step;
 pub(crate) mod stepping;
 pub(crate) mod trap;
+pub(crate) mod vcpu_stack;
 pub(crate) mod watch;
