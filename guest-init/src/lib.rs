@@ -37,11 +37,21 @@ impl Port {
     }
 }
 
+/// Where the guest's root file system comes from. The guest puts a folder of its own over it, which takes all changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Root {
+    /// The share with this tag.
+    Share(String),
+    /// The first disk, or the first of its partitions that has a root file system.
+    Disk,
+}
+
 /// What a guest does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// The tag of the share that is the root folder.
-    pub root: String,
+    /// The root file system.
+    pub root: Root,
     /// Shares that are mounted below it: where, and their tags.
     pub mounts: BTreeMap<String, String>,
     /// The command: a program, which is looked for in PATH, and its arguments.

@@ -1,6 +1,7 @@
 //! PID 1 of a guest that runs one command on a folder of its host's, then switches itself off.
 
 mod command;
+mod disk;
 mod modules;
 mod mounts;
 

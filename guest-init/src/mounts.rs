@@ -12,7 +12,9 @@ use rustix::{
     mount::{MountFlags, mount, mount_move},
 };
 use thiserror::Error;
-use vmprobe_init::Job;
+use vmprobe_init::{Job, Root};
+
+use crate::disk;
 
 /// Where the root folder is mounted before it becomes the root; where it is without the guest's changes, and where
 /// those are.
@@ -26,10 +28,10 @@ const VIRTIO_FS: &str = "virtiofs";
 #[derive(Debug, Error)]
 #[error("can't mount {what} at {place}{hint}")]
 pub struct MountError {
-    what: String,
-    place: String,
-    hint: &'static str,
-    source: io::Error,
+    pub what: String,
+    pub place: String,
+    pub hint: &'static str,
+    pub source: io::Error,
 }
 
 /// Mounts what the kernel tells and takes by files.
@@ -40,7 +42,7 @@ pub fn early() -> Result<(), MountError> {
     Ok(())
 }
 
-/// Makes the root share the root folder, with all that programs expect in it.
+/// Makes the job's root the root folder, with all that programs expect in it.
 pub fn enter_root(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
     root(&job.root)?;
     for (kind, place, options) in [
@@ -69,9 +71,12 @@ pub fn enter_root(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Mounts the root share with a folder over it that takes all changes and is gone with the guest.
-fn root(tag: &str) -> Result<(), MountError> {
-    share(tag, LOWER)?;
+/// Mounts the root with a folder over it that takes all changes and is gone with the guest.
+fn root(root: &Root) -> Result<(), MountError> {
+    match root {
+        Root::Share(tag) => share(tag, LOWER)?,
+        Root::Disk => disk::mount_root(LOWER)?,
+    }
     mounted("tmpfs", "tmpfs", CHANGES, "mode=755")?;
     let [upper, work] = ["upper", "work"].map(|name| format!("{CHANGES}/{name}"));
     let options = format!("lowerdir={LOWER},upperdir={upper},workdir={work}");
@@ -121,7 +126,7 @@ fn share(tag: &str, place: &str) -> Result<(), MountError> {
     mounted(VIRTIO_FS, tag, place, "").map_err(|error| MountError { hint, ..error })
 }
 
-fn make_folder(path: &str) -> io::Result<()> {
+pub fn make_folder(path: &str) -> io::Result<()> {
     if Path::new(path).is_dir() {
         return Ok(());
     }

@@ -4,18 +4,21 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::DiskArg;
+
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "A folder as root")]
 pub struct RootArgs {
-    /// The folder that is the guest's root, by virtio-fs
+    /// The folder that is the guest's root, by virtio-fs, or a disk image with a root file system
     ///
-    /// What the guest changes in it is in the guest's memory and gone with the guest. The kernel's drivers are
+    /// What the guest changes in it is in the guest's memory and gone with the guest. An image is raw, or qcow2 with
+    /// ",qcow2" behind it; its first partition with a root file system is taken. The kernel's drivers are
     /// loaded from /lib/modules/RELEASE where it has them as modules: `virtio_pci`, virtiofs, overlay and
     /// `vmw_vsock_virtio_transport`. The command's streams take the guest's socket device, so it can't have one by
     /// --vsock as well.
     #[arg(
         long,
-        value_name = "FOLDER",
+        value_name = "FOLDER|IMAGE",
         requires = "command",
         conflicts_with = "vsock"
     )]
@@ -38,4 +41,21 @@ pub struct RootArgs {
     /// The command, and its arguments
     #[arg(last = true, value_name = "COMMAND", requires = "root")]
     pub command: Vec<String>,
+}
+
+impl RootArgs {
+    /// Returns true if the root is an image, and not a folder.
+    pub fn is_disk(&self) -> bool {
+        self.image().is_some()
+    }
+
+    /// The image that is the root, if it is one: whatever is there and is no folder.
+    pub fn image(&self) -> Option<DiskArg> {
+        let root = self.root.as_deref().filter(|root| !root.is_dir())?;
+        let disk: DiskArg = root.to_str()?.parse().ok()?;
+        disk.path.exists().then_some(DiskArg {
+            read_only: true,
+            ..disk
+        })
+    }
 }

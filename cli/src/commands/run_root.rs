@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use tokio::io::{stderr, stdout};
 use vmprobe_client::v1::{CreateVmRequest, Ending};
 use vmprobe_client::{Client, ConsoleOutput, Message};
 use vmprobe_init::PREFIX;
@@ -11,7 +12,7 @@ use super::guest;
 use super::session::interrupted;
 use crate::cli::Run;
 use crate::failure::Failure;
-use crate::host_root::{Outcome, Prepared, Streams, prepare};
+use crate::host_root::{CommandInput, Outcome, Prepared, Streams, prepare};
 use crate::output::note;
 use crate::paths;
 use crate::render;
@@ -55,10 +56,7 @@ fn request(run: &Run, prepared: &Prepared) -> Result<CreateVmRequest, Failure> {
     request.initramfs = paths::text(&prepared.initramfs())?;
     request.cmdline = format!("{} {CMDLINE}", request.cmdline);
     let mut devices = request.devices.take().unwrap_or_default();
-    devices
-        .shares
-        .extend(prepared.devices.shares.iter().cloned());
-    devices.vsock = prepared.devices.vsock.clone();
+    prepared.add_to(&mut devices);
     request.devices = Some(devices);
     Ok(request)
 }
@@ -89,7 +87,8 @@ async fn command_on(
             connected = streams.connected() => connected?,
             failure = &mut early_end => return Err(failure),
         };
-        match connected.serve().await? {
+        let own = CommandInput::Own;
+        match connected.serve(own, stdout(), stderr()).await? {
             Some(outcome) => Ok(outcome),
             None => Err(early_end.await),
         }

@@ -42,6 +42,15 @@ pub enum RootError {
         /// The root.
         root: PathBuf,
     },
+    /// The root is neither a folder nor an image.
+    #[error("the guest's root {} isn't there: it is a folder of this host's or a disk image", .0.display())]
+    NoRoot(PathBuf),
+    /// A folder of an image can't be one of the host's.
+    #[error(
+        "--rw names folders of the host's, and the guest's root is an image: give a folder with --share, or use the \
+         image as a disk"
+    )]
+    WritableOnDisk,
     /// A file of its own can't be written.
     #[error("can't write what the guest boots from: {0}")]
     Write(io::Error),

@@ -7,25 +7,23 @@ use std::path::{Path, PathBuf};
 
 use cpio::newc;
 use tempfile::TempDir;
-use vmprobe_client::v1::{Devices, Share, ShareMode, Vsock};
-use vmprobe_init::{JOB, Job, MODULES};
+use vmprobe_client::v1::{Devices, Disk, Share, ShareMode, Vsock};
+use vmprobe_init::{JOB, Job, MODULES, Root};
 
 use super::error::RootError;
 use super::job;
 use super::modules::Modules;
 use super::release;
-use crate::cli::RootArgs;
+use crate::cli::{DiskArg, RootArgs};
 use crate::paths;
 
 /// The program that is the guest's PID 1.
 const INIT: &str = "vmprobe-init";
 /// Drivers that the guest needs.
-const DRIVERS: [&str; 4] = [
-    "virtio_pci",
-    "virtiofs",
-    "overlay",
-    "vmw_vsock_virtio_transport",
-];
+const DRIVERS: [&str; 3] = ["virtio_pci", "overlay", "vmw_vsock_virtio_transport"];
+/// Those for a folder as the root, and those for an image: file systems of distributions' disks among them.
+const FOLDER_DRIVERS: [&str; 1] = ["virtiofs"];
+const DISK_DRIVERS: [&str; 6] = ["virtio_blk", "ext4", "xfs", "btrfs", "erofs", "squashfs"];
 /// Tag of the root folder; others have it with a number behind it.
 const ROOT_TAG: &str = "root";
 /// Kinds of files in an initramfs (stat(2)), and their permissions.
@@ -40,13 +38,21 @@ const CONSOLE: (u32, u32) = (5, 1);
 pub struct Prepared {
     folder: TempDir,
     /// Its devices.
-    pub devices: Devices,
+    devices: Devices,
 }
 
 impl Prepared {
     /// The initramfs.
     pub fn initramfs(&self) -> PathBuf {
         self.folder.path().join("initramfs")
+    }
+
+    /// Gives a guest the devices that it needs besides its own. The root's disk is the first.
+    pub fn add_to(&self, devices: &mut Devices) {
+        let own = self.devices.clone();
+        devices.disks.splice(0..0, own.disks);
+        devices.shares.extend(own.shares);
+        devices.vsock = own.vsock;
     }
 
     /// The socket of its virtio sockets. The ones that the guest connects to have their port behind it.
@@ -60,14 +66,20 @@ impl Prepared {
 /// # Errors
 /// See [`RootError`].
 pub fn prepare(kernel: &Path, root: &RootArgs) -> Result<Prepared, RootError> {
+    if let Some(path) = root.root.as_deref().filter(|path| !path.is_dir())
+        && !root.is_disk()
+    {
+        return Err(RootError::NoRoot(path.to_owned()));
+    }
     let job = job::of(root, ROOT_TAG)?;
     let init = read_init()?;
-    let modules = drivers(kernel, root.modules.as_deref())?;
+    let modules = drivers(kernel, root.modules.as_deref(), &job.root)?;
     let folder = TempDir::with_prefix("vmprobe-run-").map_err(RootError::Write)?;
     let mut prepared = Prepared {
         folder,
         devices: Devices::default(),
     };
+    prepared.devices.disks = disks(root)?;
     prepared.devices.shares = shares(root, &job)?;
     prepared.devices.vsock = Some(Vsock {
         path: paths::text(&prepared.socket())?,
@@ -82,9 +94,9 @@ pub fn prepare(kernel: &Path, root: &RootArgs) -> Result<Prepared, RootError> {
 /// The root, which the guest can't change (PID 1 puts a folder for changes over it), then what it can.
 fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
     let mut shares = Vec::new();
-    if let Some(path) = &root.root {
+    if let (Some(path), Root::Share(tag)) = (&root.root, &job.root) {
         shares.push(Share {
-            tag: job.root.clone(),
+            tag: tag.clone(),
             path: paths::text(path)?,
             mode: ShareMode::ReadOnly.into(),
         });
@@ -102,6 +114,18 @@ fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
     Ok(shares)
 }
 
+/// The image that is the root, which the guest can't change.
+fn disks(root: &RootArgs) -> Result<Vec<Disk>, RootError> {
+    let disk = |image: DiskArg| {
+        Ok(Disk {
+            path: paths::text(&image.path)?,
+            format: image.format.into(),
+            read_only: image.read_only,
+        })
+    };
+    root.image().into_iter().map(disk).collect()
+}
+
 fn read_init() -> Result<Vec<u8>, RootError> {
     let beside = env::current_exe().ok();
     let path = beside
@@ -114,7 +138,7 @@ fn read_init() -> Result<Vec<u8>, RootError> {
 type Entry = (String, Vec<u8>);
 
 /// The modules of the drivers, named so that their order is that in which they are loaded.
-fn drivers(kernel: &Path, given: Option<&Path>) -> Result<Vec<Entry>, RootError> {
+fn drivers(kernel: &Path, given: Option<&Path>, root: &Root) -> Result<Vec<Entry>, RootError> {
     let folder = match given {
         Some(folder) => folder.to_owned(),
         None => {
@@ -130,7 +154,12 @@ fn drivers(kernel: &Path, given: Option<&Path>) -> Result<Vec<Entry>, RootError>
             folder
         }
     };
-    let modules = Modules::find(&folder)?.with_needs(&DRIVERS)?;
+    let of_root = match root {
+        Root::Share(_) => &FOLDER_DRIVERS[..],
+        Root::Disk => &DISK_DRIVERS[..],
+    };
+    let wanted = [&DRIVERS[..], of_root].concat();
+    let modules = Modules::find(&folder)?.with_needs(&wanted)?;
     let entries = modules.into_iter().zip(0..).map(|(module, place)| {
         let path = format!("{MODULES}/{place:02}-{}.ko", module.name);
         (path, module.bytes)

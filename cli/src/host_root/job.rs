@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, absolute};
 
 use rustix::process::{getgid, getuid};
-use vmprobe_init::Job;
+use vmprobe_init::{Job, Root};
 
 use super::error::RootError;
 use crate::cli::RootArgs;
@@ -16,11 +16,12 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Variables that go to the guest if they are there.
 const PASSED_ON: [&str; 4] = ["TERM", "LANG", "LC_ALL", "TZ"];
 
-/// The job that `root` asks for. `tag` is the root folder's.
+/// The job that `root` asks for. `tag` is what shares' tags begin with.
 ///
 /// # Errors
 /// A folder that isn't in the root, or whose path the protocol can't take.
 pub fn of(root: &RootArgs, tag: &str) -> Result<Job, RootError> {
+    let on_disk = root.is_disk();
     let (user, group) = if root.as_user {
         (getuid().as_raw(), getgid().as_raw())
     } else {
@@ -29,6 +30,9 @@ pub fn of(root: &RootArgs, tag: &str) -> Result<Job, RootError> {
     let base = root.root.as_deref().unwrap_or(Path::new("/"));
     let base = absolute(base).map_err(PathError::CurrentFolder)?;
     let mut mounts = BTreeMap::new();
+    if on_disk && !root.writable.is_empty() {
+        return Err(RootError::WritableOnDisk);
+    }
     for (path, number) in root.writable.iter().zip(1..) {
         mounts.insert(inside(&base, path)?, format!("{tag}{number}"));
     }
@@ -36,10 +40,14 @@ pub fn of(root: &RootArgs, tag: &str) -> Result<Job, RootError> {
     // Elsewhere the folder that the user is in means nothing.
     let folder = match &root.folder {
         Some(folder) => paths::text(folder)?,
+        None if on_disk => "/".to_owned(),
         None => inside(&base, &here).unwrap_or_else(|_| "/".to_owned()),
     };
     Ok(Job {
-        root: tag.to_owned(),
+        root: match on_disk {
+            true => Root::Disk,
+            false => Root::Share(tag.to_owned()),
+        },
         mounts,
         command: root.command.clone(),
         environment: environment(root),

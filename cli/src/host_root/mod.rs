@@ -13,4 +13,4 @@ mod streams;
 
 pub use error::RootError;
 pub use initramfs::{Prepared, prepare};
-pub use streams::{Outcome, Streams};
+pub use streams::{CommandInput, Outcome, Streams};

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, copy};
+use tokio::io::{AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufReader, copy};
 use tokio::net::{UnixListener, UnixStream};
 use vmprobe_init::{Port, Told};
 
@@ -17,6 +17,15 @@ pub enum Outcome {
     Ended(u8),
     /// It could not be started.
     NotStarted(String),
+}
+
+/// What a command reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandInput {
+    /// The standard input of this process.
+    Own,
+    /// Nothing.
+    Nothing,
 }
 
 /// Where the guest connects to.
@@ -67,14 +76,20 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Copies until the command has ended and all its output is written. None if the guest has ended before it.
+    /// Copies until the command has ended and all its output is written. The command reads this process' input, or
+    /// nothing. None if the guest has ended before it.
     ///
     /// # Errors
     /// A socket fails, or output can't be written.
-    pub async fn serve(self) -> Result<Option<Outcome>, RootError> {
-        tokio::spawn(copy_in(self.input));
-        let written = tokio::spawn(copy_out(self.output, tokio::io::stdout()));
-        let errors = tokio::spawn(copy_out(self.errors, tokio::io::stderr()));
+    pub async fn serve(
+        self,
+        input: CommandInput,
+        output: impl AsyncWrite + Unpin + Send + 'static,
+        errors: impl AsyncWrite + Unpin + Send + 'static,
+    ) -> Result<Option<Outcome>, RootError> {
+        tokio::spawn(copy_in(input, self.input));
+        let written = tokio::spawn(copy_out(self.output, output));
+        let errors = tokio::spawn(copy_out(self.errors, errors));
         let outcome = ended(BufReader::new(self.control)).await?;
         for copied in [written, errors] {
             copied
@@ -115,9 +130,9 @@ async fn ended(mut control: BufReader<UnixStream>) -> Result<Option<Outcome>, Ro
 }
 
 /// Copies standard input, whose end is the command's as well.
-async fn copy_in(mut to: UnixStream) {
+async fn copy_in(from: CommandInput, mut to: UnixStream) {
     // A process in the background would be stopped by reading its terminal.
-    if terminal::input() != Input::Background {
+    if from == CommandInput::Own && terminal::input() != Input::Background {
         // A command that reads no more has closed it.
         let _ended = copy(&mut tokio::io::stdin(), &mut to).await;
     }
@@ -128,7 +143,7 @@ async fn copy_in(mut to: UnixStream) {
 
 async fn copy_out(
     mut from: UnixStream,
-    mut to: impl tokio::io::AsyncWrite + Unpin,
+    mut to: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
     copy(&mut from, &mut to).await?;
     to.flush().await
@@ -159,6 +174,14 @@ mod tests {
         control.read_to_end(&mut rest).await.unwrap();
     }
 
+    async fn serve(streams: Streams) -> Result<Option<Outcome>, RootError> {
+        let connected = streams.connected().await?;
+        let nothing = CommandInput::Nothing;
+        connected
+            .serve(nothing, tokio::io::sink(), tokio::io::sink())
+            .await
+    }
+
     #[tokio::test]
     async fn the_end_that_the_guest_tells_of_is_the_command_s() {
         for (told, outcome) in [
@@ -175,7 +198,7 @@ mod tests {
             let socket = folder.path().join("vsock");
             let streams = Streams::listen(&socket).unwrap();
             let told = [Told::Started, told];
-            let served = async { streams.connected().await?.serve().await };
+            let served = serve(streams);
             let (served, ()) = tokio::join!(served, guest(&socket, &told));
             assert_eq!(served.unwrap(), Some(outcome));
         }
@@ -192,7 +215,7 @@ mod tests {
                 drop(UnixStream::connect(path(port)).await.unwrap());
             }
         };
-        let served = async { streams.connected().await?.serve().await };
+        let served = serve(streams);
         let (served, ()) = tokio::join!(served, silent);
         assert_eq!(served.unwrap(), None);
     }

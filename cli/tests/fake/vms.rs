@@ -101,4 +101,8 @@ impl VmService for Fake {
     async fn read_memory(&self, _: Request<ReadMemoryRequest>) -> Answer<ReadMemoryResponse> {
         Ok(Response::new(ReadMemoryResponse::default()))
     }
+
+    async fn read_stack(&self, _: Request<ReadStackRequest>) -> Answer<ReadStackResponse> {
+        Ok(Response::new(ReadStackResponse::default()))
+    }
 }
