@@ -254,6 +254,7 @@ fn the_engine_and_what_it_is_made_of_forbid_unsafe_code() {
         "guest-kernel",
         "probe-engine",
         "vmprobe-arguments",
+        "vmprobe-kernel-log",
     ] {
         let sources = sources(&metadata, name);
         let (_, root) = sources
@@ -274,6 +275,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "vmprobe-proto",
         "vmprobe-spec",
         "vmprobe-arguments",
+        "vmprobe-kernel-log",
         "vmprobe-trace-formats",
         "vmprobe-client",
         "vmprobe-cli",
@@ -288,9 +290,9 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
 }
 
 #[test]
-fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
+fn the_engine_and_the_readers_of_kernels_and_of_text_depend_on_nothing_else() {
     let metadata = metadata();
-    let expected: [(&str, &[&str]); 5] = [
+    let expected: [(&str, &[&str]); 6] = [
         ("guest-state", &["thiserror"]),
         (
             "guest-kernel",
@@ -309,6 +311,7 @@ fn the_engine_the_kernel_and_the_probe_language_depend_on_nothing_else() {
                 "thiserror",
             ],
         ),
+        ("vmprobe-kernel-log", &[]),
         (
             "vmprobe-spec",
             &["annotate-snippets", "thiserror", "vmprobe-proto"],
