@@ -51,7 +51,7 @@ fuzz: setup
 	@command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
 	@cargo +nightly --version >/dev/null 2>&1 \
 	|| { echo 'fuzz: the nightly toolchain is missing; rustup toolchain install nightly'; exit 1; }
-	@for target in decode definitions devices emulate filters relocate rings symbols types; do \
+	@for target in decode definitions devices emulate filters kernel_log relocate rings symbols types; do \
 		found=fuzz/target/found/$$target; mkdir -p $$found; \
 		cargo +nightly fuzz run --sanitizer none $$target $$found fuzz/corpus/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -max_len=512 || exit; \

@@ -1,4 +1,4 @@
-//! What holds for any bytes that reach the engine, the readers of probes' text, or devices.
+//! What holds for any bytes that reach the engine, the readers of text, or devices.
 //!
 //! Each property is a function of bytes that panics when it doesn't hold. Here they are tried with
 //! the corpus in `fuzz/corpus/` and with random bytes; `make fuzz` looks for more.
@@ -14,6 +14,7 @@ mod devices;
 mod emulate;
 mod grammar;
 mod input;
+mod kernel_log;
 mod relocate;
 mod rings;
 mod symbols;
@@ -26,6 +27,7 @@ pub use decode::decode;
 pub use devices::devices;
 pub use emulate::emulate;
 pub use grammar::{definitions_of as definitions, filters};
+pub use kernel_log::kernel_log;
 pub use relocate::relocate;
 pub use rings::rings;
 pub use symbols::symbols;

@@ -3,7 +3,9 @@ use std::path::Path;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decode, definitions, devices, emulate, filters, relocate, rings, symbols, types};
+use super::{
+    decode, definitions, devices, emulate, filters, kernel_log, relocate, rings, symbols, types,
+};
 
 /// Tries a target's corpus.
 fn corpus(target: &str, property: fn(&[u8])) {
@@ -23,6 +25,7 @@ fn the_corpus_of_each_property_holds() {
     corpus("devices", devices);
     corpus("emulate", emulate);
     corpus("filters", filters);
+    corpus("kernel_log", kernel_log);
     corpus("relocate", relocate);
     corpus("rings", rings);
     corpus("symbols", symbols);
@@ -127,5 +130,61 @@ proptest! {
         actions in vec(any::<u8>(), 0..400),
     ) {
         devices(&[vec![kind], actions].concat());
+    }
+}
+
+/// Pieces of what a console says.
+const CONSOLE: &[&str] = &[
+    "\n",
+    "\r\n",
+    "[    1.000000] ",
+    "[    9.000000][    T1] ",
+    "[    1.500000][    C0] ",
+    "\x1b[1m",
+    "\x1b]",
+    "    ",
+    "# ",
+    "====================\n",
+    "------------[ cut here ]------------\n",
+    "---[ end trace 0000000000000000 ]---\n",
+    "---[ end Kernel panic\n",
+    "Oops: 0000 [#1] SMP\n",
+    "BUG: ",
+    "KASAN: x in f+0x1/0x2\n",
+    "kernel NULL pointer dereference\n",
+    "WARNING: CPU: 0 PID: 1 at f+0x1/0x2\n",
+    "WARNING: suspicious RCU usage\n",
+    "INFO: task a:1 blocked for more than 1 seconds.\n",
+    "rcu: INFO: rcu_preempt self-detected stall on CPU\n",
+    "NMI backtrace for cpu 1\n",
+    "Kernel panic - not syncing: x\n",
+    "a invoked oom-killer: gfp_mask=0\n",
+    "Out of memory: Killed process 1 (a) \n",
+    "Linux version 6\n",
+    "CPU: 0 PID: 1 Comm: a Not tainted\n",
+    "Call Trace:\n <TASK>\n f+0x1/0x2\n ? g+0x1/0x2\n </TASK>\n",
+    "RIP: 0010:f+0x1/0x2\n",
+    "KTAP version 1\n",
+    "# Subtest: a\n",
+    "1..2\n",
+    "1..18446744073709551615\n",
+    "ok 1 a\n",
+    "not ok 2 b # SKIP c\n",
+    "ok 18446744073709551615 a\n",
+    "Bail out!\n",
+];
+
+proptest! {
+    #[test]
+    fn any_console_is_read_within_bounds(bytes in vec(any::<u8>(), 0..256)) {
+        kernel_log(&bytes);
+    }
+
+    #[test]
+    fn any_pieces_of_reports_and_results_are_read_within_bounds(
+        chunk in any::<u8>(),
+        pieces in vec(prop::sample::select(CONSOLE), 0..64),
+    ) {
+        kernel_log(&[vec![chunk], pieces.concat().into_bytes()].concat());
     }
 }
