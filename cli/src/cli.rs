@@ -1,6 +1,7 @@
 //! The arguments.
 
 mod actions;
+mod ci;
 mod debugging;
 mod devices;
 mod root;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
+pub use ci::{Ci, CiTest};
 pub use debugging::{DumpArgs, Gdb};
 pub use devices::{DeviceArgs, DiskArg, ShareArg, VsockArg};
 pub use root::RootArgs;
@@ -88,6 +90,9 @@ pub enum Command {
     /// every initcall. The guest is killed when it gets to where PID 1's program is executed.
     #[command(after_help = PROBE_SYNTAX)]
     BootTimeline(BootTimeline),
+    /// Boot kernels, run a test on each, and report
+    #[command(after_help = ci::CI_EXAMPLES)]
+    Ci(Box<Ci>),
     /// Say whether this host can run guests, and what is missing
     Doctor(Doctor),
     /// Create and control VMs

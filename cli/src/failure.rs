@@ -12,6 +12,7 @@ use vmprobe_client::spec::{SpecError, render};
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
+use crate::ci::CiError;
 use crate::host_root::RootError;
 use crate::paths::PathError;
 
@@ -104,6 +105,8 @@ pub enum Failure {
     TwoRoots,
     #[error("the guest ended before its command did: {ending}{said}")]
     NoCommandEnd { ending: String, said: String },
+    #[error(transparent)]
+    Ci(#[from] CiError),
     #[error("can't set the terminal: {0}")]
     Terminal(io::Error),
     #[error("can't start the asynchronous runtime: {0}")]
@@ -142,6 +145,7 @@ impl Failure {
             | Self::NoReturn { .. }
             | Self::NotFlame { .. }
             | Self::Create(CreateError::Ending(_)) => Some(2),
+            Self::Ci(error) if error.is_usage() => Some(2),
             _ if self.is_closed_pipe() => Some(0),
             _ => None,
         }

@@ -80,7 +80,15 @@ fn mount_any(device: &str, place: &str, kinds: &[String]) -> io::Result<()> {
         for options in OPTIONS {
             let options = CString::new(options)?;
             let flags = MountFlags::RDONLY;
-            if mount(device, place, kind.as_str(), flags, Some(options.as_c_str())).is_ok() {
+            if mount(
+                device,
+                place,
+                kind.as_str(),
+                flags,
+                Some(options.as_c_str()),
+            )
+            .is_ok()
+            {
                 return Ok(());
             }
         }

@@ -34,7 +34,7 @@ pub async fn latency(latency: &Latency) -> Result<(), Failure> {
 }
 
 /// The return probe of a function. Its events need no registers.
-fn definition(text: &str) -> Result<String, Failure> {
+pub fn definition(text: &str) -> Result<String, Failure> {
     let spec = spec::parse(text)?;
     match &spec.kind {
         Some(Kind::Return(_)) => Ok(text.to_owned()),

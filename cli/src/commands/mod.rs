@@ -6,7 +6,7 @@ mod dump;
 pub mod event_file;
 mod gdb;
 pub mod guest;
-mod latency;
+pub mod latency;
 mod list;
 mod probe;
 mod record;
@@ -21,6 +21,7 @@ mod types;
 mod vm;
 
 use crate::boot_timeline;
+use crate::ci;
 use crate::cli::Command;
 use crate::failure::Failure;
 
@@ -30,6 +31,7 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::Run(run) if run.root.root.is_some() => return run_root::run(run).await,
         Command::Run(run) => return run::run(run).await,
         Command::BootTimeline(timeline) => return boot_timeline::boot_timeline(timeline).await,
+        Command::Ci(asked) => return ci::ci(&asked).await,
         Command::Vm(vm) => return vm::vm(vm).await,
         Command::Probe(probe) => probe::probe(probe).await?,
         Command::Trace(trace) => trace::trace(trace).await?,

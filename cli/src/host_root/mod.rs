@@ -13,4 +13,5 @@ mod streams;
 
 pub use error::RootError;
 pub use initramfs::{Prepared, prepare};
+pub use release::of as release_of;
 pub use streams::{CommandInput, Outcome, Streams};

@@ -141,10 +141,7 @@ async fn copy_in(from: CommandInput, mut to: UnixStream) {
     std::future::pending::<()>().await;
 }
 
-async fn copy_out(
-    mut from: UnixStream,
-    mut to: impl AsyncWrite + Unpin,
-) -> io::Result<()> {
+async fn copy_out(mut from: UnixStream, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
     copy(&mut from, &mut to).await?;
     to.flush().await
 }

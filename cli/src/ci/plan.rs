@@ -1,0 +1,253 @@
+//! The jobs: each test on each kernel.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vmprobe_kernel_log::Kind;
+
+use super::error::CiError;
+use super::expectation::{self, Expectation};
+use super::matrix::Matrix;
+use super::settings::Settings;
+use crate::cli::{Ci, DiskArg};
+use crate::host_root;
+
+/// How long a job may take if nobody says it.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// MiB of a guest's memory, as above.
+const MEMORY: u64 = 512;
+
+/// One test on one kernel.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Unique among the jobs; the kernel's name, a slash and the test's, where there are several tests.
+    pub name: String,
+    pub kernel: PathBuf,
+    pub settings: Settings,
+    pub expectations: Vec<Expectation>,
+    /// Reports of the kernel that fail no job.
+    pub allowed: Vec<Kind>,
+    pub disks: Vec<DiskArg>,
+}
+
+impl Job {
+    pub fn timeout(&self) -> Duration {
+        self.settings.timeout.unwrap_or(TIMEOUT)
+    }
+
+    pub fn memory(&self) -> u64 {
+        self.settings.memory.unwrap_or(MEMORY)
+    }
+
+    pub fn vcpus(&self) -> u32 {
+        self.settings.vcpus.unwrap_or(1)
+    }
+
+    pub fn retries(&self) -> u32 {
+        self.settings.retries.unwrap_or(0)
+    }
+
+    fn new(name: String, settings: Settings) -> Result<Self, CiError> {
+        let kernel = settings.kernel.clone();
+        let kernel = kernel.ok_or_else(|| CiError::NoFile { name: name.clone() })?;
+        match (&settings.root, &settings.run) {
+            (None, Some(_)) => return Err(CiError::NoRoot { job: name }),
+            (Some(_), None) => return Err(CiError::NoRun { job: name }),
+            _ => {}
+        }
+        let expectations = expectation::all(&settings);
+        let expectations = expectations.map_err(|(what, text, reason)| CiError::Word {
+            job: name.clone(),
+            what,
+            text,
+            reason,
+        })?;
+        let kinds = settings.allow.iter().map(|word| kind(word, &name));
+        let allowed = kinds.collect::<Result<_, _>>()?;
+        let disks = settings.disk.iter().map(|text| match text.parse() {
+            Ok(disk) => disk,
+            Err(error) => match error {},
+        });
+        Ok(Self {
+            disks: disks.collect(),
+            name,
+            kernel,
+            expectations,
+            allowed,
+            settings,
+        })
+    }
+}
+
+fn kind(word: &str, job: &str) -> Result<Kind, CiError> {
+    let found = Kind::ALL.into_iter().find(|kind| kind.word() == word);
+    found.ok_or_else(|| CiError::Word {
+        job: job.to_owned(),
+        what: "--allow",
+        text: word.to_owned(),
+        reason: format!(
+            "kinds of reports are {}",
+            Kind::ALL.map(Kind::word).join(", ")
+        ),
+    })
+}
+
+/// The jobs that are asked for.
+///
+/// # Errors
+/// See [`CiError`].
+pub fn jobs(asked: &Ci) -> Result<Vec<Job>, CiError> {
+    let matrix = asked.matrix.as_deref().map(Matrix::read).transpose()?;
+    let Matrix {
+        defaults,
+        kernels,
+        mut tests,
+    } = matrix.unwrap_or_default();
+    let mut kernels: Vec<(String, Settings)> = kernels.into_iter().collect();
+    if !asked.kernels.is_empty() {
+        kernels = named(&asked.kernels);
+    }
+    if kernels.is_empty() {
+        return Err(CiError::NoKernel);
+    }
+    if tests.is_empty() {
+        tests.insert(String::new(), Settings::default());
+    }
+    let given = Settings::from(&asked.test);
+    let mut jobs = Vec::new();
+    for (test, settings) in &tests {
+        let is_there = |wanted: &&String| kernels.iter().any(|(name, _)| name == *wanted);
+        if let Some(lacking) = settings.only.iter().find(|wanted| !is_there(wanted)) {
+            let there = kernels.iter().map(|(name, _)| name.as_str());
+            return Err(CiError::Only {
+                test: test.clone(),
+                kernel: lacking.clone(),
+                there: there.collect::<Vec<_>>().join(", "),
+            });
+        }
+    }
+    for (kernel, of_kernel) in &kernels {
+        for (test, of_test) in &tests {
+            if !of_test.only.is_empty() && !of_test.only.contains(kernel) {
+                continue;
+            }
+            let name = match test.as_str() {
+                "" => kernel.clone(),
+                test => format!("{kernel}/{test}"),
+            };
+            let settings = defaults.with(of_kernel).with(of_test).with(&given);
+            jobs.push(Job::new(name, settings)?);
+        }
+    }
+    Ok(jobs)
+}
+
+/// The kernels of the command line, each with a name of its own.
+fn named(asked: &[String]) -> Vec<(String, Settings)> {
+    let mut kernels: Vec<(String, Settings)> = Vec::new();
+    for text in asked {
+        let (name, file) = match text.split_once('=') {
+            // A file may have that character in its name.
+            Some((name, file)) if !name.is_empty() && !Path::new(text).exists() => {
+                (name.to_owned(), PathBuf::from(file))
+            }
+            _ => (name_of(Path::new(text)), PathBuf::from(text)),
+        };
+        let mut unique = name.clone();
+        let mut number = 2;
+        while kernels.iter().any(|(name, _)| *name == unique) {
+            unique = format!("{name}#{number}");
+            number += 1;
+        }
+        let kernel = Some(file);
+        kernels.push((
+            unique,
+            Settings {
+                kernel,
+                ..Settings::default()
+            },
+        ));
+    }
+    kernels
+}
+
+/// A kernel's release, or the name of its file. A file that can't be read is told of when it is booted.
+fn name_of(file: &Path) -> String {
+    let release = host_root::release_of(file).ok().flatten();
+    let name = || {
+        file.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+    };
+    release.or_else(name).unwrap_or_else(|| "kernel".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        ci: Ci,
+    }
+
+    fn plan(words: &[&str]) -> Result<Vec<Job>, CiError> {
+        jobs(&Line::try_parse_from([&["ci"], words].concat()).unwrap().ci)
+    }
+
+    #[test]
+    fn each_test_is_for_each_kernel_unless_it_says_for_which() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("matrix.toml");
+        let text = "
+            defaults = { root = \"r\", memory = 64 }
+            kernels.a.kernel = \"ka\"
+            kernels.b = { kernel = \"kb\", memory = 128 }
+            tests.one.run = \"x\"
+            tests.two = { run = \"y\", only = [\"b\"] }
+        ";
+        fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let jobs = plan(&[file, "--vcpus", "3"]).unwrap();
+        let seen: Vec<_> = jobs
+            .iter()
+            .map(|job| (job.name.as_str(), job.memory(), job.vcpus()))
+            .collect();
+        let expected = [("a/one", 64, 3), ("b/one", 128, 3), ("b/two", 128, 3)];
+        assert_eq!(seen, expected);
+        assert_eq!(jobs[0].kernel, folder.path().join("ka"));
+    }
+
+    #[test]
+    fn kernels_of_the_command_line_have_names_of_their_own() {
+        let words = [
+            "--kernel", "old=/x/a", "--kernel", "/x/b", "--kernel", "/y/b",
+        ];
+        let jobs = plan(&words).unwrap();
+        let seen: Vec<_> = jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(seen, ["old", "b", "b#2"]);
+        assert_eq!(jobs[0].kernel, PathBuf::from("/x/a"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_before_anything_is_booted() {
+        for (words, part) in [
+            (&["--root", "/", "--allow", "warning"][..], "no `run`"),
+            (&["--allow", "wanting"], "kinds of reports are oops"),
+            (&["--expect", "p x+"], "--expect `p x+`"),
+            (
+                &["--max-latency", "r f", "soon"],
+                "--max-latency `r f soon`",
+            ),
+            (&["--coverage", "f=3"], "such as 60%"),
+        ] {
+            let words = [&["--kernel", "k"], words].concat();
+            let text = plan(&words).unwrap_err().to_string();
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What is shown while jobs run: bars on a terminal, plain lines elsewhere.
+
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use crate::output::print;
+
+/// How often a bar's time is renewed.
+const TICK: Duration = Duration::from_millis(250);
+/// Characters of a console's line beside a bar.
+const SHOWN: usize = 100;
+
+/// What all jobs show.
+#[derive(Debug)]
+pub struct Progress {
+    bars: Option<MultiProgress>,
+    /// Each line of output says which job it is from.
+    with_names: bool,
+    quiet: bool,
+}
+
+impl Progress {
+    /// `jobs` run in all. `quiet` shows no output.
+    pub fn new(jobs: usize, quiet: bool) -> Arc<Self> {
+        Arc::new(Self {
+            bars: io::stderr().is_terminal().then(MultiProgress::new),
+            with_names: jobs > 1,
+            quiet,
+        })
+    }
+
+    /// Shows a line above the bars.
+    pub fn line(&self, text: &str) {
+        // A pipe whose reader has gone is found out by the report.
+        let show = || drop(print([text]));
+        match &self.bars {
+            Some(bars) => bars.suspend(show),
+            None => show(),
+        }
+    }
+
+    /// Begins to show a job.
+    pub fn job(self: &Arc<Self>, name: &str) -> JobProgress {
+        let bar = self.bars.as_ref().map(|bars| {
+            let bar = bars.add(ProgressBar::new_spinner());
+            if let Ok(style) = ProgressStyle::with_template("{prefix:.bold} {elapsed} {wide_msg}") {
+                bar.set_style(style);
+            }
+            bar.set_prefix(name.to_owned());
+            bar.enable_steady_tick(TICK);
+            bar
+        });
+        if bar.is_none() && self.with_names {
+            self.line(&format!("start {name}"));
+        }
+        JobProgress {
+            all: Arc::clone(self),
+            name: name.to_owned(),
+            bar,
+        }
+    }
+}
+
+/// What one job shows.
+#[derive(Clone, Debug)]
+pub struct JobProgress {
+    all: Arc<Progress>,
+    name: String,
+    bar: Option<ProgressBar>,
+}
+
+impl JobProgress {
+    /// A line of the guest's console.
+    pub fn console(&self, line: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(line.chars().take(SHOWN).collect::<String>());
+        }
+    }
+
+    /// A line of the command's output.
+    pub fn output(&self, line: &str) {
+        if self.all.quiet {
+            return;
+        }
+        match self.all.with_names {
+            true => self.all.line(&format!("{} | {line}", self.name)),
+            false => self.all.line(line),
+        }
+    }
+
+    /// The job is over.
+    pub fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
