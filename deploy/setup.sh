@@ -10,7 +10,7 @@ lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison python3
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
 # The tests: what others read our files with, and the libraries of a gdb that isn't installed. Perfetto's reader
 # needs Node.js, which may be there from elsewhere.
-tests='trace-cmd qemu-utils libdebuginfod1 libexpat1 libgmp10 libipt2 libreadline8 libxxhash0'
+tests='trace-cmd qemu-utils e2fsprogs libdebuginfod1 libexpat1 libgmp10 libipt2 libreadline8 libxxhash0'
 command -v node >/dev/null || tests="$tests nodejs"
 command -v npm >/dev/null || tests="$tests npm"
 

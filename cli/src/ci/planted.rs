@@ -9,7 +9,7 @@ use super::event_watch::Seen;
 use super::expectation::{Expectation, Kind};
 use super::outcome::{Called, Check, Coverage};
 use crate::failure::Failure;
-use crate::tracing::register_as_asked;
+use crate::tracing::{Definition, name_all, register_as_asked};
 
 /// Probes of a guest that has not begun to run.
 #[derive(Debug)]
@@ -34,8 +34,13 @@ impl<'j> Planted<'j> {
             expectations: Vec::new(),
             probes: Vec::new(),
         };
-        for expectation in expectations {
-            let definition = std::slice::from_ref(&expectation.definition);
+        // Several expectations may be about one function.
+        let there = client.list_probes(vm).await?;
+        let definitions = expectations.iter().map(|it| it.definition.clone());
+        let mut definitions: Vec<Definition> = definitions.collect();
+        name_all(&mut definitions, there.into_iter().map(|probe| probe.name));
+        for (expectation, definition) in expectations.iter().zip(&definitions) {
+            let definition = std::slice::from_ref(definition);
             let registered = register_as_asked(client, vm, definition).await?.probes;
             let ids = registered.iter().map(|probe| probe.id).collect();
             planted.expectations.push((expectation, ids));

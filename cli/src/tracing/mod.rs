@@ -13,5 +13,5 @@ pub use definitions::{Definition, Wanted};
 pub use functions::{Function, functions};
 pub use lines::TraceLines;
 pub use names::EventNames;
-pub use register::register_as_asked;
+pub use register::{name_all, register_as_asked};
 pub use session::{deliver, follow};

@@ -85,7 +85,7 @@ fn has_pattern(spec: &ProbeSpec) -> bool {
 /// Gives those without a name the kernel's default one, such as `p_vfs_read_0` (`__trace_kprobe_create` in
 /// `kernel/trace/trace_kprobe.c`), with a number behind it where that is taken. A pattern has the letter only:
 /// the server appends the function's name, such as in `p.vfs_read`.
-fn name_all(definitions: &mut [Definition], taken: impl IntoIterator<Item = String>) {
+pub fn name_all(definitions: &mut [Definition], taken: impl IntoIterator<Item = String>) {
     // The names of a pattern's probes begin with its own name.
     let stem = |name: String| match name.split_once('.') {
         Some((stem, _)) => [stem.to_owned(), name],

@@ -12,6 +12,7 @@ use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
 use crate::repack::{self, Packer, RepackError};
+use crate::root_files::{self, RootFilesError};
 use crate::{root, say};
 
 /// Modules that both kernels have.
@@ -47,6 +48,9 @@ pub enum FilesError {
     /// A kernel can't be packed anew.
     #[error(transparent)]
     Repack(#[from] RepackError),
+    /// No root file systems for commands.
+    #[error(transparent)]
+    RootFiles(#[from] RootFilesError),
     /// No gdb for the lab.
     #[error(transparent)]
     Gdb(#[from] GdbError),
@@ -101,6 +105,8 @@ impl Files {
         files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
+        files.link("busybox", &root_files::busybox()?)?;
+        files.link("root.img", &root_files::image(&files.cached)?)?;
         // Beside the other programs, as in the lab.
         link(&programs.folder.join("gdb"), &gdb::program()?)?;
         files.debuggers = gdb::in_lab()?;

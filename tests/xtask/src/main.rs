@@ -20,6 +20,7 @@ mod pictures;
 mod record;
 mod repack;
 mod requirements;
+mod root_files;
 mod test;
 
 use std::error::Error;

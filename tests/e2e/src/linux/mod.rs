@@ -5,6 +5,7 @@ mod after;
 pub mod bench;
 mod boot;
 mod boot_option;
+mod ci;
 mod clock;
 mod code;
 mod debugger;
@@ -67,6 +68,7 @@ use crate::test::Test;
 pub fn tables() -> impl Iterator<Item = &'static [Test]> {
     [
         boot::TESTS,
+        ci::TESTS,
         vcpus::TESTS,
         endings::TESTS,
         pause::TESTS,

@@ -81,7 +81,7 @@ impl Runner<'_> {
 }
 
 /// Unpacks the modules of one kernel from the guests' initramfs.
-fn unpack_modules(cx: &Context, release: &str, to: &Path) -> std::io::Result<()> {
+pub fn unpack_modules(cx: &Context, release: &str, to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
     let mut archive = fs::File::open(cx.file(files::INITRAMFS))?;
     loop {
