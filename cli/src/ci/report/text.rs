@@ -2,7 +2,8 @@
 
 use super::super::outcome::{Attempt, JobResult};
 
-/// Lines of a report's stack, and of the console and the output, that are shown of a job that has failed.
+/// Lines of a report's stack, and of the console and the output, that are shown of a job that has failed. Reports in
+/// JSON have more of them, and the frames that the kernel isn't sure of.
 const STACK: usize = 12;
 const TAIL: usize = 20;
 
@@ -36,8 +37,8 @@ pub fn job(result: &JobResult) -> Vec<String> {
             continue;
         }
         lines.push(format!("  stack of {}:", report.report.title));
-        let shown = report.stack.iter().take(STACK);
-        lines.extend(shown.map(|frame| format!("    {frame}")));
+        let sure = report.stack.iter().filter(|frame| !frame.starts_with('?'));
+        lines.extend(sure.take(STACK).map(|frame| format!("    {frame}")));
     }
     for stands in &last.standing {
         let task = stands.task.as_ref();
@@ -49,7 +50,9 @@ pub fn job(result: &JobResult) -> Vec<String> {
     }
     part(&mut lines, "last events", &last.last_events);
     part(&mut lines, "output", &last.output);
-    part(&mut lines, "console", &last.console);
+    if last.reports.is_empty() {
+        part(&mut lines, "console", &last.console);
+    }
     lines
 }
 
@@ -102,7 +105,6 @@ mod tests {
                 "  test suite/second: failed: exit=1",
                 "  stack of BUG: kernel NULL pointer dereference, address: 0000000000000000:",
                 "    vfs_mkdir+0x9/0x130",
-                "    ? do_syscall_64+0x5c/0x90",
                 "  output:",
                 "    not ok 2 second",
             ]
