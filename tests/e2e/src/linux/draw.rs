@@ -50,8 +50,8 @@ pub async fn draw(
         } else if is_traced(&bytes) {
             Standing::Open
         } else {
-            // A part of a function that the compiler has split off stands as that does.
-            match base {
+            // A part of a function that the compiler has split off stands as that does. One of init text is gone.
+            match base.filter(|base| text.contains(base)) {
                 Some(base) if is_traced(&guest.memory(base, MAX_LEN).await?) => Standing::Open,
                 _ => Standing::Untraced,
             }

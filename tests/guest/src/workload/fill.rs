@@ -10,18 +10,17 @@ use super::step;
 use crate::plan::Plan;
 
 const PAGE: usize = 4096;
-/// What is left free for the kernel, in KiB.
-const LEFT: usize = 24 << 10;
 /// What each page begins with, and its number among the pages behind that.
 const MARK: u64 = 0x656c_6c69_6646_7376;
 
-/// Takes all free memory but a little, a page at a time, and fills it; waits; then finds what it has
+/// Takes all free memory but `count` MiB, a page at a time, and fills it; waits; then finds what it has
 /// filled it with.
 ///
 /// Steps: `filled`.
 pub fn run(plan: &Plan) -> io::Result<Value> {
     let free = free()?;
-    let pages = free.saturating_sub(LEFT) * 1024 / PAGE;
+    let left = (plan.count as usize) << 10;
+    let pages = free.saturating_sub(left) * 1024 / PAGE;
     let length = pages * PAGE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
