@@ -320,3 +320,89 @@ fn a_test_that_prints_much_has_its_last_lines() {
     assert_eq!(lines.len(), vmprobe_kernel_log::ktap::MAX_DIAGNOSTICS);
     assert_eq!(lines.last().unwrap(), "# line 999");
 }
+
+/// The console of Linux 6.12.8 in the configuration of the lab's test kernel (`tests/lab/test-kernel.config`), in
+/// QEMU, with `kunit.enable=1`.
+#[test]
+fn results_of_a_real_boot_are_read() {
+    let results = results_of(include_str!("consoles/kunit.txt"));
+    assert_eq!(results.problems, [""; 0]);
+    assert!(results.is_success());
+    let mut suites: Vec<(&str, usize)> = Vec::new();
+    for case in &results.cases {
+        match suites.last_mut() {
+            Some((suite, cases)) if *suite == case.path[0] => *cases += 1,
+            _ => suites.push((&case.path[0], 1)),
+        }
+    }
+    let expected = [
+        ("example_init", 1),
+        ("hash", 2),
+        ("kunit_executor_test", 8),
+        ("kunit-try-catch-test", 2),
+        ("kunit-resource-test", 12),
+        ("kunit-log-test", 2),
+        ("kunit_status", 2),
+        ("kunit_current", 2),
+        ("kunit_device", 3),
+        ("kunit_fault", 1),
+        ("kunit_platform_device", 4),
+        ("kunit_platform_driver", 2),
+        ("string-stream-test", 12),
+        ("kunit-assert", 11),
+        ("example", 12),
+        ("bitfields", 2),
+        ("list-kunit-test", 39),
+        ("hlist", 18),
+        ("klist", 8),
+    ];
+    assert_eq!(suites, expected);
+    let skipped: Vec<_> = results
+        .cases
+        .iter()
+        .filter(|case| matches!(case.outcome, Outcome::Skip { .. }))
+        .map(|case| case.path.join("/"))
+        .collect();
+    let expected = [
+        "kunit-log-test/kunit_log_newline_test",
+        "kunit_fault",
+        "example/example_skip_test",
+        "example/example_mark_skipped_test",
+        "example/example_params_test/example value 3",
+        "example/example_params_test/example value 0",
+    ];
+    assert_eq!(skipped, expected);
+    let ordering = ["kunit-resource-test", "kunit_resource_test_action_ordering"];
+    let ordering = results.cases.iter().find(|case| case.path == ordering);
+    assert_eq!(
+        ordering.unwrap().diagnostics,
+        ["action_order_2", "action_order_2", "action_order_1"]
+    );
+}
+
+#[test]
+fn a_real_boot_that_stops_anywhere_leaves_one_test_unfinished() {
+    let console = include_str!("consoles/kunit.txt");
+    let lines: Vec<_> = console.lines().collect();
+    let begins = lines
+        .iter()
+        .position(|line| line.ends_with(" 1..19"))
+        .unwrap();
+    let ends = lines
+        .iter()
+        .position(|line| line.ends_with("] ok 19 klist"))
+        .unwrap();
+    for end in begins..ends {
+        let results = results_of(&lines[..=end].join("\n"));
+        let unfinished = results
+            .cases
+            .iter()
+            .filter(|case| case.outcome == Outcome::Unfinished);
+        assert!(unfinished.count() <= 1, "{}", lines[end]);
+        assert!(
+            !results.is_success() && !results.problems.is_empty(),
+            "{}",
+            lines[end]
+        );
+    }
+}

@@ -161,7 +161,10 @@ fn a_report_behind_a_prompt_is_found() {
 #[test]
 fn a_log_that_a_program_shows_is_not_reported_again() {
     let console = stamped(OOPS);
-    check(&format!("{console}{console}"), &[OOPS_TOLD]);
+    check(
+        &format!("{console}[    3.500000] Run /init\r\n{console}"),
+        &[OOPS_TOLD],
+    );
 }
 
 #[test]
@@ -556,4 +559,69 @@ fn a_report_without_an_end_is_cut_at_its_bound() {
 fn each_kind_has_a_word_of_its_own() {
     let words: std::collections::HashSet<_> = Kind::ALL.iter().map(|kind| kind.word()).collect();
     assert_eq!(words.len(), Kind::ALL.len());
+}
+
+/// Consoles of Linux 6.12.8 in the configuration of the lab's test kernel (`tests/lab/test-kernel.config`), in QEMU.
+/// The faults are those of `drivers/misc/lkdtm`.
+#[test]
+fn reports_on_real_consoles_are_found() {
+    check(
+        include_str!("consoles/exception-warning-bug.txt"),
+        &[
+            "kasan: BUG: KASAN: null-ptr-deref in lkdtm_EXCEPTION+0xc/0x20 | at 7.233001 | cpu 1 | sh/44 | in lkdtm_EXCEPTION+0xc | 36 lines | [dump_stack_lvl+0x62 kasan_report+0xec lkdtm_EXCEPTION+0xc lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "oops: BUG: kernel NULL pointer dereference, address: 0000000000000000 | at 7.245751 | cpu 1 | sh/44 | in lkdtm_EXCEPTION+0xc | 57 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "warning: WARNING: CPU: 0 PID: 46 at drivers/misc/lkdtm/bugs.c:112 lkdtm_WARNING+0xf/0x20 | at 8.399906 | cpu 0 | sh/46 | in lkdtm_WARNING+0xf | 59 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "bug: kernel BUG at drivers/misc/lkdtm/bugs.c:105! | at 9.595801 | cpu 0 | sh/48 | in lkdtm_BUG+0x5 | 59 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+        ],
+    );
+    check(
+        include_str!("consoles/use-after-free.txt"),
+        &[
+            "kasan: BUG: KASAN: slab-use-after-free in lkdtm_READ_AFTER_FREE+0xb3/0x1b0 | at 5.662811 | cpu 0 | sh/44 | in lkdtm_READ_AFTER_FREE+0xb3 | 93 lines | [dump_stack_lvl+0x62 print_report+0xc4 kasan_report+0xec lkdtm_READ_AFTER_FREE+0xb3 lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+        ],
+    );
+    check(
+        include_str!("consoles/lock-left-held.txt"),
+        &[
+            "lockdep: WARNING: lock held when returning to user space! | at 5.800957 | sh/45 | 7 lines | []",
+            "sleep-in-atomic: BUG: scheduling while atomic: sh/45/0x00000002 | at 5.806327 | cpu 0 | sh/45 | in irqentry_exit_to_user_mode+0x95 | 22 lines | [dump_stack_lvl+0x7c __schedule_bug+0x80 __schedule+0xc7e schedule+0x73 irqentry_exit_to_user_mode+0x95 asm_exc_page_fault+0x22]",
+        ],
+    );
+    check(
+        include_str!("consoles/hung-task.txt"),
+        &[
+            "hung-task: INFO: task init:45 blocked for more than 10 seconds. | at 22.263225 | init/45 | in lkdtm_HUNG_TASK+0x44 | 45 lines | [__schedule+0x5ba schedule+0x73 lkdtm_HUNG_TASK+0x44 lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "hung-task: INFO: task init:45 blocked for more than 20 seconds. | at 32.502943 | init/45 | in lkdtm_HUNG_TASK+0x44 | 45 lines | [__schedule+0x5ba schedule+0x73 lkdtm_HUNG_TASK+0x44 lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+        ],
+    );
+    check(
+        include_str!("consoles/sysrq-panic.txt"),
+        &[
+            "panic: Kernel panic - not syncing: sysrq triggered crash | at 6.649283 | cpu 1 | init/1 | in sysrq_handle_crash+0x39 | 31 lines | [panic+0x3f4 sysrq_handle_crash+0x39 __handle_sysrq+0x127 write_sysrq_trigger+0x62 proc_reg_write+0xd6 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+        ],
+    );
+    check(
+        include_str!("consoles/panic-on-warning.txt"),
+        &[
+            "warning: WARNING: CPU: 0 PID: 43 at drivers/misc/lkdtm/bugs.c:117 lkdtm_WARNING_MESSAGE+0x20/0x30 | at 6.758960 | cpu 0 | sh/43 | in lkdtm_WARNING_MESSAGE+0x20 | 49 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "panic: Kernel panic - not syncing: kernel: panic_on_warn set ... | at 6.778846 | cpu 0 | sh/43 | in lkdtm_do_action+0x22 | 48 lines | [panic+0x3f4 check_panic_on_warn+0x59 __warn+0xac report_bug+0x1c6 handle_bug+0x4f exc_invalid_op+0x13 asm_exc_invalid_op+0x16 lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+        ],
+    );
+    check(
+        include_str!("consoles/rcu-stall.txt"),
+        &[
+            "rcu-stall: rcu: INFO: rcu_sched self-detected stall on CPU | at 36.432490 | cpu 1 | init/44 | in lkdtm_SOFTLOCKUP+0xe | 64 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+        ],
+    );
+    check(
+        include_str!("consoles/warnings-in-kasan.txt"),
+        &[
+            "warning: WARNING: CPU: 0 PID: 46 at lib/stackdepot.c:451 depot_fetch_stack+0x83/0xa0 | at 45.723605 | cpu 0 | sh/46 | in depot_fetch_stack+0x83 | 23 lines | []",
+            "warning: WARNING: CPU: 0 PID: 46 at lib/stackdepot.c:719 stack_depot_print+0x36/0x40 | at 45.723605 | cpu 0 | sh/46 | in stack_depot_print+0x36 | 24 lines | []",
+            "warning: WARNING: CPU: 0 PID: 46 at lib/stackdepot.c:451 depot_fetch_stack+0x83/0xa0 | at 45.723605 | cpu 0 | sh/46 | in depot_fetch_stack+0x83 | 24 lines | []",
+            "warning: WARNING: CPU: 0 PID: 46 at lib/stackdepot.c:719 stack_depot_print+0x36/0x40 | at 45.723605 | cpu 0 | sh/46 | in stack_depot_print+0x36 | 24 lines | []",
+            "kasan: BUG: KASAN: slab-out-of-bounds in recursive_loop+0x10d/0x130 | at 45.721754 | cpu 0 | sh/46 | 46 lines | []",
+            "oops: BUG: kernel NULL pointer dereference, address: 0000000000000000 | at 45.814047 | cpu 1 | init/44 | 36 lines | []",
+        ],
+    );
 }

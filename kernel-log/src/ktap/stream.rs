@@ -114,7 +114,7 @@ impl Stream {
             return;
         }
         // `kunit_print_attr` in lib/kunit/attributes.c: it is about the suite.
-        if text.trim_start().starts_with("# module: ") {
+        if text.trim_start().starts_with("# module:") {
             return;
         }
         if self.pending.len() == MAX_DIAGNOSTICS {

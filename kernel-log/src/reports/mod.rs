@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::bound::start_of;
-use crate::head::head;
+use crate::head::{Head, head};
 use crate::line::{Caller, Line};
 use crate::lines::MAX_LINE;
 use crate::report::Report;
@@ -34,13 +34,13 @@ const REMEMBERED: usize = 64;
 /// kernel's: `Oops:` must have an error code and a number behind it, for example. A guest that wants to be taken
 /// for one with a fault still can do that, by `/dev/kmsg`.
 ///
-/// A program that shows the log, as `dmesg` does, repeats times. A report with the time and the title of an earlier
-/// one is left out.
+/// A program that shows the log, as `dmesg` does, goes back in time. A report that comes so, with the time and the
+/// title of an earlier one, is left out.
 ///
 /// # Where a report ends
 ///
 /// Most have an end mark. The others end with their stack, or with the first line that isn't like their own. A
-/// report also ends when another one begins, when it has [`MAX_REPORT_LINES`](crate::MAX_REPORT_LINES), when nothing of
+/// report also ends when another one begins (but those between two rules, such as KASAN's, go on behind it), when it has [`MAX_REPORT_LINES`](crate::MAX_REPORT_LINES), when nothing of
 /// it has come for 5 seconds by the kernel's clock, and when a kernel boots.
 ///
 /// With `CONFIG_PRINTK_CALLER` the lines of several CPUs are told apart. Without, what another one prints in the
@@ -52,6 +52,8 @@ pub struct Reports {
     tracks: Vec<Track>,
     done: VecDeque<Report>,
     told: VecDeque<(Duration, String)>,
+    /// The latest time so far.
+    latest: Duration,
     /// Lines so far, to know whose track was used last.
     lines: u64,
 }
@@ -61,6 +63,8 @@ pub struct Reports {
 struct Track {
     caller: Option<Caller>,
     open: Option<Open>,
+    /// A report that the open one is within.
+    outer: Option<Open>,
     lead: Option<Lead>,
     used: u64,
 }
@@ -89,6 +93,7 @@ impl Reports {
             self.lines += 1;
             self.take(&line);
         }
+        self.latest = self.latest.max(line.at.unwrap_or_default());
         self.done.pop_front()
     }
 
@@ -106,33 +111,38 @@ impl Reports {
             self.close_silent(now);
         }
         let index = self.track(line);
-        let track = &mut self.tracks[index];
-        track.used = self.lines;
-        let ruled = track.lead.as_ref().is_some_and(|lead| lead.ruled);
-        let head = head(line.text, ruled);
-        if let Some(open) = &mut track.open {
+        self.tracks[index].used = self.lines;
+        // Behind the end of one report the line may be part of the one that is around it.
+        loop {
+            let track = &mut self.tracks[index];
+            let ruled = track.lead.as_ref().is_some_and(|lead| lead.ruled);
+            let head = head(line.text, ruled);
+            let Some(open) = &mut track.open else {
+                return self.begin(index, line, head);
+            };
             match open.part(line.text, head) {
                 Part::Inside => {
                     open.take(line.text, line.at, head);
-                    // A report may begin within this one, which then has lost its end.
-                    track.announce(line);
-                    return;
+                    // A report may begin within this one.
+                    return track.announce(line);
                 }
                 Part::Last => {
                     open.take(line.text, line.at, head);
                     track.lead = None;
-                    let report = track.open.take().map(Open::close);
-                    return self.tell(report);
+                    return self.close(index, None);
                 }
-                Part::Behind => {
-                    let report = track.open.take().map(|open| match head {
-                        Some(head) => open.close_for(head),
-                        None => open.close(),
-                    });
-                    self.tell(report);
-                }
+                Part::Behind => match head {
+                    Some(head) if track.outer.is_none() && open.may_surround(head) => {
+                        track.outer = track.open.take();
+                    }
+                    _ => self.close(index, head),
+                },
             }
         }
+    }
+
+    /// Begins a report, if the line is a head, where none is open.
+    fn begin(&mut self, index: usize, line: &Line<'_>, head: Option<Head>) {
         let track = &mut self.tracks[index];
         let Some(head) = head else {
             return track.announce(line);
@@ -142,11 +152,20 @@ impl Reports {
         let before = lead.map(|lead| lead.lines).unwrap_or_default();
         let mut open = Open::new(head, line.text, at, before);
         open.last = line.at;
+        open.late = line.at.is_some_and(|at| at < self.latest);
+        track.open = Some(open);
         if head.alone {
-            self.tell(Some(open.close()));
-        } else {
-            track.open = Some(open);
+            self.close(index, None);
         }
+    }
+
+    /// Closes the open report of a track, maybe for the next one. The one that is around it goes on, unless the
+    /// kernel panics.
+    fn close(&mut self, index: usize, next: Option<Head>) {
+        let track = &mut self.tracks[index];
+        let open = track.open.take();
+        track.open = track.outer.take();
+        self.tell(open, next);
     }
 
     /// The track that a line belongs to.
@@ -174,6 +193,7 @@ impl Reports {
         let track = Track {
             caller,
             open: None,
+            outer: None,
             lead: None,
             used: self.lines,
         };
@@ -186,35 +206,38 @@ impl Reports {
         let silent = silent.min_by_key(|(_, track)| (track.open.is_some(), track.used));
         let index = silent.map_or(0, |(index, _)| index);
         let old = std::mem::replace(&mut self.tracks[index], track);
-        self.tell(old.open.map(Open::close));
+        self.tell(old.open, None);
+        self.tell(old.outer, None);
         index
     }
 
     fn close_silent(&mut self, now: Duration) {
         for index in 0..self.tracks.len() {
-            let open = &mut self.tracks[index].open;
-            let last = open.as_ref().and_then(|open| open.last);
+            let track = &self.tracks[index];
+            let last = track.open.as_ref().and_then(|open| open.last);
             if last.is_some_and(|last| now.saturating_sub(last) > PAUSE) {
-                let report = open.take().map(Open::close);
-                self.tell(report);
+                self.close(index, None);
+                self.close(index, None);
             }
         }
     }
 
     fn close_all(&mut self) {
-        let tracks = std::mem::take(&mut self.tracks);
-        for open in tracks.into_iter().filter_map(|track| track.open) {
-            self.tell(Some(open.close()));
+        for track in std::mem::take(&mut self.tracks) {
+            self.tell(track.open, None);
+            self.tell(track.outer, None);
         }
     }
 
-    fn tell(&mut self, report: Option<Report>) {
-        let Some(report) = report else {
+    fn tell(&mut self, open: Option<Open>, next: Option<Head>) {
+        let Some(open) = open else {
             return;
         };
+        let late = open.late;
+        let report = open.close(next);
         if let Some(at) = report.at {
             let told = (at, report.title.clone());
-            if self.told.contains(&told) {
+            if late && self.told.contains(&told) {
                 return;
             }
             if self.told.len() == REMEMBERED {

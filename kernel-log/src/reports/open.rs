@@ -93,8 +93,12 @@ pub(super) struct Open {
     /// Lines with `Call Trace:` so far.
     stacks: usize,
     in_stack: bool,
+    /// The list of locks has begun that a report without a stack ends with.
+    listed_locks: bool,
     /// Of its last line.
     pub(super) last: Option<Duration>,
+    /// It began at a time that was over.
+    pub(super) late: bool,
     /// Other callers whose lines belong to it.
     helpers: Vec<Caller>,
 }
@@ -119,7 +123,9 @@ impl Open {
             died: head.die,
             stacks: 0,
             in_stack: false,
+            listed_locks: false,
             last: at,
+            late: false,
             helpers: Vec::new(),
         };
         open.keep(title);
@@ -148,6 +154,8 @@ impl Open {
                 }
                 text.trim() == "</TASK>"
             }
+            // `lockdep_sys_exit` in kernel/locking/lockdep.c prints locks last, and no stack.
+            End::Stack if self.listed_locks && !is_lock(text) => return Part::Behind,
             End::Stack if self.report.lines.len() >= most_before_stack(self.report.kind) => {
                 return Part::Behind;
             }
@@ -177,6 +185,11 @@ impl Open {
         }
     }
 
+    /// Whether another report can be within this one: what KASAN prints of memory that is broken may warn in its turn.
+    pub(super) fn may_surround(&self, head: Head) -> bool {
+        self.end == End::Rule && head.kind != Kind::Panic && end_of(head.kind) != End::Rule
+    }
+
     /// Takes a line in.
     pub(super) fn take(&mut self, text: &str, at: Option<Duration>, head: Option<Head>) {
         self.died |= head.is_some_and(|head| head.die);
@@ -195,6 +208,8 @@ impl Open {
     fn learn(&mut self, text: &str) {
         let found = facts(text);
         let report = &mut self.report;
+        self.listed_locks |=
+            report.title.contains("lock held when returning") && text.contains(" held by ");
         let bare = has_bare_stacks(report.kind);
         // Behind the first stack there are other CPUs and tasks.
         if self.stacks == 0 || bare {
@@ -235,12 +250,15 @@ impl Open {
         false
     }
 
-    /// The report, whole.
-    pub(super) fn close(mut self) -> Report {
+    /// The report. Another one may cut it short; a panic does so regularly, in front of the other's end mark
+    /// (`check_panic_on_warn` in `kernel/panic.c`).
+    pub(super) fn close(mut self, next: Option<Head>) -> Report {
+        let panics = next.is_some_and(|next| next.kind == Kind::Panic);
         let ends = match self.end {
             End::Stack | End::Dump | End::Kill => true,
             // With a negative `panic=` the kernel reboots without a word.
             End::Panic if self.stacks > 0 => true,
+            _ if panics && self.stacks > 0 => true,
             _ => self.report.lines.last().is_some_and(|text| {
                 is_rule(text) || text.starts_with("---[ end ") || text.starts_with("Rebooting in ")
             }),
@@ -248,20 +266,16 @@ impl Open {
         self.report.truncated = !ends || self.report.lines.len() >= MAX_REPORT_LINES;
         self.report
     }
-
-    /// The report, which another one cuts short. A panic does so regularly, in front of the other's end mark
-    /// (`check_panic_on_warn` in `kernel/panic.c`).
-    pub(super) fn close_for(self, next: Head) -> Report {
-        let complete = next.kind == Kind::Panic && self.stacks > 0;
-        let mut report = self.close();
-        report.truncated &= !complete;
-        report
-    }
 }
 
 /// A line of `=`: the shortest one is lockdep's, of 25.
 pub(super) fn is_rule(text: &str) -> bool {
     text.len() >= 20 && text.bytes().all(|byte| byte == b'=')
+}
+
+/// A lock in a list of those that are held (`print_lock` in `kernel/locking/lockdep.c`).
+fn is_lock(text: &str) -> bool {
+    text.starts_with(" #")
 }
 
 /// A line of a stack: a frame, or a mark such as `<IRQ>` or `</TASK>` (`show_trace_log_lvl` in
