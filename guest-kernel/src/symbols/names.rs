@@ -87,7 +87,7 @@ impl NameTable {
             }
             let kind = *table.text.as_bytes().get(begin)?;
             let name = begin + 1;
-            if !kind.is_ascii_alphabetic() || name == table.text.len() || name > MAX_TEXT {
+            if !is_kind(kind) || name == table.text.len() || name > MAX_TEXT {
                 return None;
             }
             let len = (table.text.len() - name) as u16;
@@ -100,6 +100,12 @@ impl NameTable {
         }
         Some(table)
     }
+}
+
+/// What `nm` prints as a symbol's type: a letter, or `?` for a symbol of a section that it can't name, such as the
+/// empty `.data_nosave` of a kernel without hibernation.
+fn is_kind(kind: u8) -> bool {
+    kind.is_ascii_alphabetic() || kind == b'?'
 }
 
 /// Where the codes of the name at `at` begin, and how many bytes they are. Two bytes of length

@@ -39,6 +39,7 @@ fn kernel(layout: Layout) -> Vec<Definition> {
     add(TEXT + 0xf00, 'T', "start_kernel");
     add(TEXT + 0xf80, 'T', "_einittext");
     add(TEXT + TEXT_LEN, 'R', "linux_banner");
+    add(TEXT + TEXT_LEN, '?', "__nosave_begin");
     symbols
 }
 
