@@ -27,11 +27,12 @@ pub async fn run_all(asked: &Ci, jobs: Vec<Job>) -> Result<Vec<JobResult>, Failu
     let progress = Progress::new(jobs.len(), asked.quiet);
     let mut running = JoinSet::new();
     for (number, job) in jobs.into_iter().enumerate() {
-        let (places, progress) = (Arc::clone(&places), Arc::clone(&progress));
+        let progress = Arc::clone(&progress);
         let artifacts = asked.artifacts.clone();
+        // Jobs begin in their order. The semaphore is never closed.
+        let place = Arc::clone(&places).acquire_owned().await;
         running.spawn(async move {
-            // It is never closed.
-            let _place = places.acquire_owned().await;
+            let _place = place;
             let result = run_one(&job, artifacts.as_deref(), &progress).await?;
             for line in text::job(&result) {
                 progress.line(&line);

@@ -27,15 +27,21 @@ pub const TESTS: &[Test] = &[
         run: |cx| jobs(cx, files::BZIMAGE_6_1, "6.1."),
     },
     Test {
+        name: "a_kernel_s_own_tests_and_its_faults_are_told_by_ci",
+        ids: &["VM06", "VM12"],
+        needs: Needs::Linux,
+        run: faults,
+    },
+    Test {
         name: "a_job_of_ci_runs_on_a_disk_image_that_stays_as_it_is",
-        ids: &["VM06"],
+        ids: &["VM06", "VM12"],
         needs: Needs::Linux,
         run: image,
     },
 ];
 
 /// What else the shell's program is called as.
-const NAMES: [&str; 6] = ["sh", "cat", "echo", "mkdir", "printf", "sleep"];
+const NAMES: [&str; 7] = ["sh", "cat", "echo", "mkdir", "mount", "printf", "sleep"];
 /// The jobs. The limit of `hangs` only bounds how long the test takes: its guest never ends.
 const MATRIX: &str = r#"
 [defaults]
@@ -68,6 +74,37 @@ run = "sleep 1000000"
 timeout = "25s"
 vcpus = 2
 probe = ["p:early start_kernel"]
+"#;
+
+/// The jobs of a kernel with KUnit, KASAN and lockdep, which has faults to order (drivers/misc/lkdtm).
+const FAULTS: &str = r#"
+[defaults]
+memory = 256
+
+[tests.kunit]
+append = ["kunit.enable=1", "kunit_shutdown=poweroff"]
+
+[tests.oops]
+root = "root"
+run = "mount -t debugfs none /sys/kernel/debug; echo EXCEPTION > /sys/kernel/debug/provoke-crash/DIRECT"
+
+[tests.kasan]
+root = "root"
+run = "mount -t debugfs none /sys/kernel/debug; echo WRITE_AFTER_FREE > /sys/kernel/debug/provoke-crash/DIRECT"
+
+[tests.allowed]
+root = "root"
+run = "mount -t debugfs none /sys/kernel/debug; echo WARNING > /sys/kernel/debug/provoke-crash/DIRECT"
+allow = ["warning"]
+
+[tests.lock]
+root = "root"
+run = "mount -t debugfs none /sys/kernel/debug; echo SPINLOCKUP > /sys/kernel/debug/provoke-crash/DIRECT"
+
+[tests.hung]
+root = "root"
+run = "mount -t debugfs none /sys/kernel/debug; echo HUNG_TASK > /sys/kernel/debug/provoke-crash/DIRECT"
+timeout = "40s"
 "#;
 
 /// Runs `vmprobe ci` in a folder.
@@ -261,6 +298,93 @@ fn jobs(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
     pass()
 }
 
+/// The reports of a run, as kind and title.
+fn kinds(attempt: &Value) -> Vec<(&str, &str)> {
+    let reports = attempt["reports"].as_array().map_or(&[][..], Vec::as_slice);
+    reports
+        .iter()
+        .map(|it| {
+            (
+                it["kind"].as_str().unwrap_or_default(),
+                it["title"].as_str().unwrap_or_default(),
+            )
+        })
+        .collect()
+}
+
+fn faults(cx: &Context) -> TestResult {
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let at = folder.path();
+    let made =
+        make_root(cx, &at.join("root")).and_then(|()| fs::write(at.join("matrix.toml"), FAULTS));
+    made.map_err(Failure::io("make a root folder"))?;
+    let kernel = format!("t={}", cx.file("test-kernel"));
+    let arguments = [
+        "matrix.toml",
+        "--kernel",
+        &kernel,
+        "--jobs",
+        "2",
+        "--json",
+        "report.json",
+        "--junit",
+        "report.xml",
+    ];
+    let output = ci(cx, at, &arguments)?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    check_eq!(output.status.code(), Some(1), "exit code: {told}");
+    let report = read(&at.join("report.json"))?;
+    let report: Value =
+        serde_json::from_str(&report).map_err(|error| wrong!("the report is no JSON: {error}"))?;
+
+    let kunit = attempt(&report, "t/kunit")?;
+    check_eq!(kunit["passed"], true, "whether KUnit passes: {told}");
+    let tests = kunit["tests"].as_array().map_or(&[][..], Vec::as_slice);
+    let outcome = |path: [&str; 2]| {
+        let found = tests
+            .iter()
+            .find(|test| test["path"] == serde_json::json!(path));
+        found
+            .map(|test| test["outcome"].clone())
+            .unwrap_or_default()
+    };
+    check_eq!(
+        outcome(["example", "example_simple_test"]),
+        "pass",
+        "a test that passes"
+    );
+    check_eq!(
+        outcome(["example", "example_skip_test"]),
+        "skip",
+        "a test that is skipped"
+    );
+    check!(tests.len() > 100, "only {} tests", tests.len());
+    let junit = read(&at.join("report.xml"))?;
+    let case = r#"<testcase name="example_simple_test" classname="t/kunit.example""#;
+    check!(junit.contains(case), "{case} isn't in JUnit's report");
+
+    for (job, kind, function) in [
+        ("t/oops", "oops", "lkdtm_EXCEPTION"),
+        ("t/kasan", "kasan", "lkdtm_WRITE_AFTER_FREE"),
+        ("t/allowed", "warning", "lkdtm_WARNING"),
+        ("t/lock", "lockdep", "lkdtm_do_action"),
+        ("t/hung", "hung-task", "lkdtm_HUNG_TASK"),
+    ] {
+        let it = attempt(&report, job)?;
+        let reports = it["reports"].as_array().map_or(&[][..], Vec::as_slice);
+        let found = reports.iter().find(|report| report["kind"] == kind);
+        let found = found.ok_or_else(|| wrong!("no {kind} in {job}: {:?}", kinds(it)))?;
+        let lines = found["lines"].to_string();
+        check!(
+            lines.contains(function),
+            "{job} doesn't tell of {function}: {lines}"
+        );
+        let passed = job == "t/allowed";
+        check_eq!(it["passed"], passed, "whether {job} passes: {told}");
+    }
+    pass()
+}
+
 fn image(cx: &Context) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let at = folder.path();
@@ -291,6 +415,18 @@ fn image(cx: &Context) -> TestResult {
     );
     let after = fs::read(&disk).map_err(Failure::io("read the disk"))?;
     check!(before == after, "the disk has been changed");
+
+    let mut crashing = arguments;
+    crashing[9] = "echo c > /proc/sysrq-trigger";
+    let output = ci(cx, at, &crashing)?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    check_eq!(output.status.code(), Some(1), "exit code: {told}");
+    let panic = "kernel: panic: Kernel panic - not syncing: sysrq triggered crash";
+    check!(told.contains(panic), "no panic in {told}");
+    check!(
+        told.contains("    sysrq_handle_crash+0x"),
+        "no stack in {told}"
+    );
 
     let lacking = [
         "--kernel",
