@@ -40,8 +40,9 @@ const REMEMBERED: usize = 64;
 /// # Where a report ends
 ///
 /// Most have an end mark. The others end with their stack, or with the first line that isn't like their own. A
-/// report also ends when another one begins (but those between two rules, such as KASAN's, go on behind it), when it has [`MAX_REPORT_LINES`](crate::MAX_REPORT_LINES), when nothing of
-/// it has come for 5 seconds by the kernel's clock, and when a kernel boots.
+/// report also ends when another one begins, when it has [`MAX_REPORT_LINES`](crate::MAX_REPORT_LINES), when nothing
+/// of it has come for 5 seconds by the kernel's clock, and when a kernel boots. Those between two rules, such as
+/// KASAN's, go on behind a warning that comes in the middle of them.
 ///
 /// With `CONFIG_PRINTK_CALLER` the lines of several CPUs are told apart. Without, what another one prints in the
 /// middle of a report becomes part of it.
