@@ -561,8 +561,8 @@ fn each_kind_has_a_word_of_its_own() {
     assert_eq!(words.len(), Kind::ALL.len());
 }
 
-/// Consoles of Linux 6.12.8 in the configuration of the lab's test kernel (`tests/lab/test-kernel.config`), in QEMU.
-/// The faults are those of `drivers/misc/lkdtm`.
+/// Consoles of Linux 6.12.8 in the configuration of the lab's test kernel (`tests/lab/test-kernel.config`), in QEMU,
+/// the one of the soft lockup as a guest of ours. The faults are those of `drivers/misc/lkdtm`.
 #[test]
 fn reports_on_real_consoles_are_found() {
     check(
@@ -622,6 +622,14 @@ fn reports_on_real_consoles_are_found() {
             "warning: WARNING: CPU: 0 PID: 46 at lib/stackdepot.c:719 stack_depot_print+0x36/0x40 | at 45.723605 | cpu 0 | sh/46 | in stack_depot_print+0x36 | 24 lines | []",
             "kasan: BUG: KASAN: slab-out-of-bounds in recursive_loop+0x10d/0x130 | at 45.721754 | cpu 0 | sh/46 | 46 lines | []",
             "oops: BUG: kernel NULL pointer dereference, address: 0000000000000000 | at 45.814047 | cpu 1 | init/44 | 36 lines | []",
+        ],
+    );
+    check(
+        include_str!("consoles/soft-lockup.txt"),
+        &[
+            "soft-lockup: watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [init:45] | at 41.457400 | cpu 1 | init/45 | in lkdtm_SOFTLOCKUP+0xe | 58 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "rcu-stall: rcu: INFO: rcu_sched self-detected stall on CPU | at 42.557830 | cpu 1 | init/45 | in lkdtm_SOFTLOCKUP+0xe | 66 lines | [lkdtm_do_action+0x22 direct_entry+0xa6 full_proxy_write+0x91 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
+            "panic: Kernel panic - not syncing: sysrq triggered crash | at 52.162940 | cpu 0 | init/1 | in sysrq_handle_crash+0x39 | 36 lines | [panic+0x3f4 sysrq_handle_crash+0x39 __handle_sysrq+0x127 write_sysrq_trigger+0x62 proc_reg_write+0xd6 vfs_write+0x191 ksys_write+0xb8 do_syscall_64+0x64 entry_SYSCALL_64_after_hwframe+0x4b]",
         ],
     );
 }
