@@ -5,8 +5,8 @@ set -eu
 
 # The build itself: a C toolchain for the linker and for -sys crates.
 build='gcc libc6-dev make pkg-config ca-certificates'
-# The labs: QEMU and Bochs are built from Debian's source packages, kernels are unpacked from theirs.
-lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison python3 python3-venv
+# The labs: QEMU, Bochs and a test kernel are built from Debian's source packages, kernels are unpacked from theirs.
+lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison bc libelf-dev python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
 # The tests: what others read our files with, and the libraries of a gdb that isn't installed. Perfetto's reader
 # needs Node.js, which may be there from elsewhere.

@@ -132,6 +132,26 @@ impl Release {
         self.only_file(package, into, "xz")
     }
 
+    /// Fetches the upstream part of the newest version of a source package that the mirror has, as
+    /// [`upstream_source`](Self::upstream_source) does. A mirror may list versions whose files it has dropped.
+    pub(crate) fn any_upstream_source(
+        &self,
+        package: &str,
+        into: &Path,
+    ) -> Result<PathBuf, AptError> {
+        let listed = self.run(Command::new("apt-cache").args(["madison", package]));
+        let listed = listed.map_err(|e| self.fetch_error(package, e))?;
+        let mut problem = None;
+        for version in source_versions(&listed) {
+            match self.upstream_source(&format!("{package}={version}"), into) {
+                Ok(path) => return Ok(path),
+                // The newest version is the one whose absence has to be explained.
+                Err(error) => problem = problem.or(Some(error)),
+            }
+        }
+        Err(problem.unwrap_or_else(|| self.unexpected(package, "it has no source".into())))
+    }
+
     /// Fetches a binary package into a folder and returns the path of its `.deb`.
     pub(crate) fn download(&self, package: &str, into: &Path) -> Result<PathBuf, AptError> {
         step(&format!("fetching {package}"));
@@ -205,6 +225,24 @@ fn sources_of(mirror: &Mirror, suite: &str) -> Result<String, AptError> {
     Ok(line("deb") + &line("deb-src"))
 }
 
+/// The versions of a source package that `apt-cache madison` lists, newest first.
+fn source_versions(listed: &str) -> Vec<&str> {
+    let mut versions: Vec<_> = listed
+        .lines()
+        .filter(|line| line.trim_end().ends_with("Sources"))
+        .filter_map(|line| line.split('|').nth(1))
+        .map(str::trim)
+        .collect();
+    // By their numbers alone: they are versions of one package in one release.
+    let numbers = |version: &&str| -> Vec<u64> {
+        let parts = version.split(|c: char| !c.is_ascii_digit());
+        parts.filter_map(|part| part.parse().ok()).collect()
+    };
+    versions.sort_by_key(|version| std::cmp::Reverse(numbers(version)));
+    versions.dedup();
+    versions
+}
+
 fn dependency_in(control: &str, prefix: &str) -> Option<String> {
     let depends = control
         .lines()
@@ -221,6 +259,18 @@ fn dependency_in(control: &str, prefix: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_source_comes_first() {
+        let listed = " linux | 6.12.8-1 | http://m.test/debian trixie/main Sources\n\
+                      \x20linux | 6.12.117-1 | http://m.test/debian trixie/main Sources\n\
+                      \x20linux | 6.12.38-1 | http://m.test/debian trixie/main amd64 Packages\n\
+                      \x20linux | 6.12.9-2 | http://s.test/debian trixie-security/main Sources\n\
+                      \x20linux | 6.12.9-2 | http://m.test/debian trixie/main Sources\n";
+        let expected = ["6.12.117-1", "6.12.9-2", "6.12.8-1"];
+        assert_eq!(source_versions(listed), expected);
+        assert!(source_versions("").is_empty());
+    }
 
     #[test]
     fn the_kernel_behind_a_meta_package_is_found() {

@@ -30,6 +30,7 @@ mod process;
 mod progress;
 mod qemu;
 mod report;
+mod test_kernel;
 mod tool;
 
 pub use apt::AptError;
@@ -43,4 +44,5 @@ pub use lab_init::{Exit, FrameError};
 pub use machine::{Lab, LabError, LabRun};
 pub use packages::{PackageError, ensure_package};
 pub use qemu::{Qemu, QemuError, ensure_qemu};
+pub use test_kernel::{TestKernel, TestKernelError, ensure_test_kernel};
 pub use tool::ToolError;

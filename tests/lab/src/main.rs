@@ -1,4 +1,5 @@
-//! `lab setup` makes all that the lab needs; `lab run` runs one static program in it.
+//! `lab setup` makes all that the lab needs; `lab run` runs one static program in it; `lab test-kernel` makes a kernel
+//! that tests itself.
 
 use std::error::Error;
 use std::io::Write;
@@ -21,6 +22,8 @@ struct Cli {
 enum Command {
     /// Build QEMU and Bochs and fetch the kernels, unless the cache has them.
     Setup,
+    /// Build the kernel that tests itself and finds its own faults, unless the cache has it, and print its path.
+    TestKernel,
     /// Run a statically linked program as root in the lab machine; its exit status becomes ours.
     Run(Run),
 }
@@ -78,6 +81,7 @@ enum Vendor {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup => setup(),
+        Command::TestKernel => test_kernel(),
         Command::Run(run) => run_program(run),
     };
     result.unwrap_or_else(|error| {
@@ -105,6 +109,13 @@ fn setup() -> Result<ExitCode, Box<dyn Error>> {
             kernel.release, kernel.package_version
         ));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn test_kernel() -> Result<ExitCode, Box<dyn Error>> {
+    let kernel = lab::ensure_test_kernel()?;
+    say(&format!("lab: test kernel of {}", kernel.source));
+    writeln!(std::io::stdout(), "{}", kernel.vmlinuz.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
