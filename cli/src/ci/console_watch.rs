@@ -69,7 +69,7 @@ pub async fn watch(
         lines.push(&chunk.output).into_iter().for_each(&mut take);
     }
     lines.finish().into_iter().for_each(take);
-    found.extend(reports.finish());
+    found.extend(std::iter::from_fn(|| reports.finish()));
     Ok(Told {
         reports: found,
         tests: parser.finish(),

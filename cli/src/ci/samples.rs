@@ -50,7 +50,7 @@ fn exit_3() -> Attempt {
 pub fn failed() -> JobResult {
     let mut reports = Reports::new();
     let mut found: Vec<_> = OOPS.lines().filter_map(|line| reports.line(line)).collect();
-    found.extend(reports.finish());
+    found.extend(std::iter::from_fn(|| reports.finish()));
     let report = KernelReport {
         report: found.remove(0),
         stack: ["vfs_mkdir+0x9/0x130", "? do_syscall_64+0x5c/0x90"]

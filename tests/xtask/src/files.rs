@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError};
+use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError, TestKernelError};
 
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
@@ -48,6 +48,9 @@ pub enum FilesError {
     /// A kernel can't be packed anew.
     #[error(transparent)]
     Repack(#[from] RepackError),
+    /// No kernel that tests itself.
+    #[error(transparent)]
+    TestKernel(#[from] TestKernelError),
     /// No root file systems for commands.
     #[error(transparent)]
     RootFiles(#[from] RootFilesError),
@@ -105,6 +108,7 @@ impl Files {
         files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
+        files.link("test-kernel", &lab::ensure_test_kernel()?.vmlinuz)?;
         files.link("busybox", &root_files::busybox()?)?;
         files.link("root.img", &root_files::image(&files.cached)?)?;
         // Beside the other programs, as in the lab.
