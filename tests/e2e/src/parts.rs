@@ -21,6 +21,7 @@ pub enum Part {
 /// Tests that there isn't time for every day but in `lab-intel`, which has a list of its own: what others show for one
 /// kernel, for a part of the cases, or there.
 const THOROUGH: &[&str] = &[
+    "jobs_of_ci_on_6_1_are_judged_by_all_that_they_do",
     "an_xz_payload_boots_to_user_space",
     "a_guest_sees_its_2_vcpus",
     "a_guest_sees_its_4_vcpus",

@@ -80,6 +80,7 @@ probe = ["p:early start_kernel"]
 const FAULTS: &str = r#"
 [defaults]
 memory = 256
+timeout = "2m"
 
 [tests.kunit]
 append = ["kunit.enable=1", "kunit_shutdown=poweroff"]
@@ -100,6 +101,7 @@ allow = ["warning"]
 [tests.lock]
 root = "root"
 run = "mount -t debugfs none /sys/kernel/debug; echo SPINLOCKUP > /sys/kernel/debug/provoke-crash/DIRECT"
+timeout = "30s"
 
 [tests.hung]
 root = "root"
