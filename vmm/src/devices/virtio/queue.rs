@@ -75,6 +75,28 @@ impl DeviceQueue {
         Ok(available.next())
     }
 
+    /// The next chain. If there is none, returns None, and the driver rings the doorbell for the next one: it was told
+    /// of those that were given back. For a device that has [muted the doorbell](Self::mute_doorbell).
+    ///
+    /// # Errors
+    /// As [`next`](Self::next), or the ring can't be written.
+    pub(crate) fn next_or_listen(&mut self) -> Result<Option<Chain>, QueueError> {
+        if let Some(chain) = self.next()? {
+            return Ok(Some(chain));
+        }
+        self.notify()?;
+        if !self.unmute_doorbell()? {
+            return Ok(None);
+        }
+        // One came meanwhile. Only a hostile driver takes it back.
+        self.mute_doorbell()?;
+        let chain = self.next()?;
+        if chain.is_none() {
+            self.unmute_doorbell()?;
+        }
+        Ok(chain)
+    }
+
     /// Takes back the last [`next`](Self::next): the chain is the next one again. For a device that has nothing
     /// to fill it with after all.
     pub(crate) fn put_back(&mut self) {

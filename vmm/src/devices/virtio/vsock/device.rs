@@ -87,13 +87,8 @@ impl VsockDevice {
                 queue.notify()?;
                 return Ok(false);
             }
-            let Some(chain) = queue.next()? else {
-                queue.notify()?;
-                if !queue.unmute_doorbell()? {
-                    return Ok(false);
-                }
-                queue.mute_doorbell()?;
-                continue;
+            let Some(chain) = queue.next_or_listen()? else {
+                return Ok(false);
             };
             let mut reader = queue.reader(&memory, &chain)?;
             let mut header = [0; HEADER_LEN];
@@ -125,14 +120,9 @@ impl VsockDevice {
                 queue.notify()?;
                 return Ok(false);
             }
-            let Some(chain) = queue.next()? else {
-                queue.notify()?;
-                // It rings when it has room again.
-                if !queue.unmute_doorbell()? {
-                    return Ok(false);
-                }
-                queue.mute_doorbell()?;
-                continue;
+            // It rings when it has room again.
+            let Some(chain) = queue.next_or_listen()? else {
+                return Ok(false);
             };
             let mut writer = queue.writer(&memory, &chain)?;
             let room = writer.available_bytes().saturating_sub(HEADER_LEN);
