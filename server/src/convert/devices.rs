@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tonic::Status;
-use vmm::{Devices, Disk, DiskFormat, Share, ShareMode, Vsock};
+use vmm::{Devices, Disk, DiskFormat, RateLimit, Share, ShareMode, Vsock};
 use vmprobe_proto::v1;
 
 use crate::status;
@@ -22,6 +22,7 @@ pub fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
     Ok(Devices {
         disks: each("disks", &asked.disks, disk)?,
         shares: each("shares", &asked.shares, share)?,
+        networks: Vec::new(),
         entropy: asked.entropy,
         vsock: asked.vsock.as_ref().map(vsock).transpose()?,
     })
@@ -74,6 +75,7 @@ fn disk(asked: &v1::Disk) -> Result<Disk, WrongField> {
         path: PathBuf::from(&asked.path),
         format,
         read_only: asked.read_only,
+        limit: RateLimit::default(),
     })
 }
 
@@ -155,6 +157,7 @@ mod tests {
             path: path.into(),
             format,
             read_only,
+            limit: RateLimit::default(),
         };
         let expected = [
             disk("/first", None, false),

@@ -10,6 +10,7 @@ use super::{
     device::VirtioDevice,
     entropy::Entropy,
     fs::{FileSystemDevice, ShareError},
+    net::{NetDevice, NetError},
     pci::{MEMORY_LEN, VirtioPci},
     vsock::{VsockDevice, VsockError},
     wanted::Devices,
@@ -46,6 +47,9 @@ pub enum DeviceError {
     /// A folder can't be shared.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// A network can't be had.
+    #[error(transparent)]
+    Network(#[from] NetError),
     /// The socket of a socket device can't be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
@@ -57,16 +61,17 @@ impl DeviceError {
         match self {
             Self::Disk(_) => "devices.disks",
             Self::Share(_) => "devices.shares",
+            Self::Network(_) => "devices.networks",
             Self::Vsock(error) => error.field(),
         }
     }
 }
 
-/// The devices that `wanted` names, opened: a guest's disks in their order, its shares, then the rest. The
+/// The devices that `wanted` names, opened: a guest's disks in their order, its shares, its networks, then the rest. The
 /// guest sees them in this order.
 ///
 /// # Errors
-/// A disk or a share can't be used, or a socket can't be made.
+/// A disk, a share or a network can't be used, or a socket can't be made.
 pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, DeviceError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     for disk in &wanted.disks {
@@ -82,6 +87,9 @@ pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, Devic
             return Err(ShareError::Tag { tag, why }.into());
         }
         devices.push(Box::new(FileSystemDevice::open(share)?));
+    }
+    for network in &wanted.networks {
+        devices.push(Box::new(NetDevice::open(network)?));
     }
     if wanted.entropy {
         devices.push(Box::new(Entropy));

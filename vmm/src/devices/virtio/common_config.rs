@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use virtio_queue::{Queue, QueueT};
 
-use super::interrupts::Interrupts;
+use super::{device_config::DeviceConfig, interrupts::Interrupts};
 
 /// Bytes of the registers.
 pub(crate) const LEN: usize = 0x38;
@@ -17,6 +17,7 @@ const DRIVER_FEATURE: usize = 0x0c;
 const CONFIG_VECTOR: usize = 0x10;
 const NUM_QUEUES: usize = 0x12;
 const DEVICE_STATUS: usize = 0x14;
+const CONFIG_GENERATION: usize = 0x15;
 const QUEUE_SELECT: usize = 0x16;
 const QUEUE_SIZE: usize = 0x18;
 const QUEUE_VECTOR: usize = 0x1a;
@@ -61,11 +62,17 @@ pub(crate) struct CommonConfig {
     status: u8,
     queue_select: u16,
     queues: Vec<Queue>,
+    config: DeviceConfig,
 }
 
 impl CommonConfig {
-    /// Registers of a device that offers `features` of its own and has `queues`.
-    pub(crate) fn new(features: u64, queues: Vec<Queue>, interrupts: Arc<Interrupts>) -> Self {
+    /// Registers of a device that offers `features` of its own and has `queues` and `config`.
+    pub(crate) fn new(
+        features: u64,
+        queues: Vec<Queue>,
+        interrupts: Arc<Interrupts>,
+        config: DeviceConfig,
+    ) -> Self {
         Self {
             interrupts,
             offered: features | VERSION_1 | EVENT_INDEX | INDIRECT_DESCRIPTORS,
@@ -75,6 +82,7 @@ impl CommonConfig {
             status: 0,
             queue_select: 0,
             queues,
+            config,
         }
     }
 
@@ -140,6 +148,7 @@ impl CommonConfig {
         );
         put(NUM_QUEUES, &(self.queues.len() as u16).to_le_bytes());
         put(DEVICE_STATUS, &[self.status()]);
+        put(CONFIG_GENERATION, &[self.config.generation()]);
         put(QUEUE_SELECT, &self.queue_select.to_le_bytes());
         let selected = usize::from(self.queue_select);
         let Some(queue) = self.queues.get(selected) else {
@@ -278,7 +287,7 @@ mod tests {
         let msix = Msix::new(&RecordedEvents::default(), 3).unwrap();
         let queues = vec![Queue::new(256).unwrap(), Queue::new(64).unwrap()];
         let interrupts = Arc::new(Interrupts::new(msix, queues.len()));
-        CommonConfig::new(OWN_FEATURE, queues, interrupts)
+        CommonConfig::new(OWN_FEATURE, queues, interrupts, DeviceConfig::default())
     }
 
     fn read<const N: usize>(registers: &CommonConfig, offset: usize) -> [u8; N] {
@@ -358,6 +367,16 @@ mod tests {
         registers.reset();
         assert_eq!(registers.enabled_queues().count(), 0);
         assert_eq!(read(&registers, QUEUE_SIZE), 256u16.to_le_bytes());
+    }
+
+    #[test]
+    fn a_change_of_the_configuration_has_another_generation() {
+        let mut registers = registers();
+        assert_eq!(read(&registers, CONFIG_GENERATION), [0]);
+        registers.config.change(0, &[1]);
+        assert_eq!(read(&registers, CONFIG_GENERATION), [1]);
+        registers.reset();
+        assert_eq!(read(&registers, CONFIG_GENERATION), [1]);
     }
 
     #[test]

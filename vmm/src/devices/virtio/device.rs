@@ -4,12 +4,16 @@ use std::io;
 
 use event_manager::{EventOps, Events};
 
-use super::queue::{DeviceQueue, QueueError};
+use super::{
+    device_config::DeviceConfig,
+    queue::{DeviceQueue, QueueError},
+};
 
 /// The kind of a device (5, "Device Types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum DeviceId {
+    Network = 1,
     Block = 2,
     Entropy = 4,
     Vsock = 19,
@@ -20,6 +24,8 @@ impl DeviceId {
     /// The PCI class: base class, sub-class and programming interface (PCI Code and ID Assignment 1.11).
     pub(crate) fn class(self) -> [u8; 3] {
         match self {
+            // An Ethernet controller.
+            Self::Network => [0x02, 0x00, 0x00],
             // A mass storage controller of no other kind.
             Self::Block => [0x01, 0x80, 0x00],
             // A communication controller of no other kind.
@@ -45,8 +51,8 @@ pub(crate) trait VirtioDevice: Send {
     fn queue_sizes(&self) -> &[u16];
 
     /// Its configuration, as the driver reads it.
-    fn config(&self) -> Vec<u8> {
-        Vec::new()
+    fn config(&self) -> DeviceConfig {
+        DeviceConfig::default()
     }
 
     /// The driver has accepted `features` and enabled `queues`. The device watches files of its own, if it has

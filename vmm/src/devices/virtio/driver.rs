@@ -42,6 +42,8 @@ pub(crate) struct Driver {
     pub(crate) device: VirtioPci,
     pub(crate) memory: Arc<GuestMemoryMmap>,
     pub(crate) events: RecordedEvents,
+    /// Features that it doesn't accept.
+    pub(crate) refused: u64,
     /// Chains made available and taken back so far, by queue.
     queues: Vec<(u16, u16)>,
     /// The queue that chains go to.
@@ -66,6 +68,7 @@ impl Driver {
             device: device.unwrap(),
             memory,
             events,
+            refused: 0,
             queues: vec![(0, 0); queues],
             queue: 0,
         }
@@ -115,8 +118,9 @@ impl Driver {
         for select in [0u32, 1] {
             self.put(0, &select.to_le_bytes());
             self.put(8, &select.to_le_bytes());
-            let offered = self.get::<4>(4);
-            self.put(0xc, &offered);
+            let offered = u32::from_le_bytes(self.get(4));
+            let refused = (self.refused >> (32 * select)) as u32;
+            self.put(0xc, &(offered & !refused).to_le_bytes());
         }
         self.put(0x14, &[0x0b]);
         assert_eq!(self.status(), 0x0b);
@@ -241,7 +245,8 @@ impl Driver {
         (word(entry) as u16, word(entry + 4))
     }
 
-    fn used_count(&self, queue: u16) -> u16 {
+    /// How many chains of the queue the device has given back so far.
+    pub(crate) fn used_count(&self, queue: u16) -> u16 {
         let place = GuestAddress(rings(queue) + USED + 2);
         self.memory.read_obj(place).unwrap()
     }

@@ -45,11 +45,16 @@ impl Interrupts {
         self.msix.signal(self.queue_vector(index));
     }
 
+    /// The device's configuration has changed (4.1.5.4).
+    pub(crate) fn config_changed(&self) {
+        self.status.fetch_or(CONFIG_INTERRUPT, Ordering::Relaxed);
+        self.msix.signal(self.config_vector());
+    }
+
     /// The device can do nothing more until it is reset (2.1.2).
     pub(crate) fn need_reset(&self) {
         self.needs_reset.store(true, Ordering::Relaxed);
-        self.status.fetch_or(CONFIG_INTERRUPT, Ordering::Relaxed);
-        self.msix.signal(self.config_vector());
+        self.config_changed();
     }
 
     pub(crate) fn needs_reset(&self) -> bool {

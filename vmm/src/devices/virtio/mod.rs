@@ -12,6 +12,7 @@ mod attach;
 mod block;
 mod common_config;
 mod device;
+mod device_config;
 #[cfg(any(test, feature = "testing"))]
 #[allow(
     clippy::unwrap_used,
@@ -22,8 +23,10 @@ mod driver;
 mod entropy;
 mod fs;
 mod interrupts;
+mod net;
 mod pci;
 mod queue;
+mod rate;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::expect_used, reason = "a property that doesn't hold panics")]
 pub mod testing;
@@ -35,5 +38,7 @@ pub use attach::DeviceError;
 pub(crate) use attach::{VirtioDevices, attach, open};
 pub use block::{Disk, DiskError, DiskFormat};
 pub use fs::{Share, ShareError, ShareMode};
+pub use net::{Mac, NetBackend, NetError, Network, NoMac};
+pub use rate::RateLimit;
 pub use vsock::{Vsock, VsockError};
 pub use wanted::Devices;

@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     common_config::{self, CommonConfig, Request},
     device::{DeviceId, VirtioDevice},
+    device_config::DeviceConfig,
     interrupts::Interrupts,
     queue::DeviceQueue,
     worker::{BelledQueue, Worker},
@@ -74,7 +75,7 @@ pub(crate) struct VirtioPci {
     interrupts: Arc<Interrupts>,
     events: Arc<dyn DeviceEvents>,
     memory: Arc<GuestMemoryMmap>,
-    device_config: Vec<u8>,
+    device_config: DeviceConfig,
     doorbells: Vec<EventFd>,
     /// Where its capabilities for interrupts and for the window are.
     msix_at: usize,
@@ -137,13 +138,19 @@ impl VirtioPci {
         let window_at = add_window(&mut config);
 
         let interrupts = Arc::new(Interrupts::new(msix, queues.len()));
-        let common = CommonConfig::new(device.features(), queues, Arc::clone(&interrupts));
+        let device_config = device.config();
+        let common = CommonConfig::new(
+            device.features(),
+            queues,
+            Arc::clone(&interrupts),
+            device_config.clone(),
+        );
         Ok(Self {
             name,
             interrupts,
             events,
             memory,
-            device_config: device.config(),
+            device_config,
             doorbells,
             msix_at,
             window_at,
@@ -258,9 +265,7 @@ impl VirtioPci {
                 *first = self.interrupts.take_status();
             }
         } else if let Some(offset) = DEVICE_CONFIG.offset(at) {
-            for (byte, at) in data.iter_mut().zip(offset..) {
-                *byte = self.device_config.get(at).copied().unwrap_or(0);
-            }
+            self.device_config.read(offset, data);
         } else if let Some(offset) = VECTOR_TABLE.offset(at) {
             self.interrupts.msix().read_table(offset, data);
         } else if let Some(offset) = PENDING_VECTORS.offset(at) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT, Reader, Writer};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::interrupts::Interrupts;
 
@@ -36,6 +36,8 @@ pub(crate) struct DeviceQueue {
     queue: Queue,
     memory: Arc<GuestMemoryMmap>,
     interrupts: Arc<Interrupts>,
+    /// Chains were given back by which it can't be told whether the driver wants to know of them.
+    must_notify: bool,
 }
 
 impl DeviceQueue {
@@ -52,6 +54,7 @@ impl DeviceQueue {
             queue,
             memory: Arc::clone(memory),
             interrupts: Arc::clone(interrupts),
+            must_notify: false,
         })
     }
 
@@ -95,6 +98,11 @@ impl DeviceQueue {
             self.unmute_doorbell()?;
         }
         Ok(chain)
+    }
+
+    /// How many elements it has: a driver can make as many chains available at a time.
+    pub(crate) fn size(&self) -> usize {
+        self.queue.size().into()
     }
 
     /// Takes back the last [`next`](Self::next): the chain is the next one again. For a device that has nothing
@@ -144,13 +152,55 @@ impl DeviceQueue {
         added.map_err(ring_error(self.index))
     }
 
+    /// Gives chains back all at once, with how many bytes of each are filled: the driver sees all of them or none
+    /// (as 5.1.6.4.2 has it for the buffers of a packet).
+    ///
+    /// # Errors
+    /// The ring can't be written.
+    pub(crate) fn finish_together(&mut self, chains: &[(Chain, u32)]) -> Result<(), QueueError> {
+        let Some(((last, last_filled), first)) = chains.split_last() else {
+            return Ok(());
+        };
+        let index = self.index;
+        let ring = ring_error(index);
+        let used_ring = GuestAddress(self.queue.used_ring());
+        let mut next = self.queue.next_used();
+        for (chain, filled) in first {
+            let head = chain.head_index();
+            if head >= self.queue.size() {
+                return Err(ring(virtio_queue::Error::InvalidDescriptorIndex));
+            }
+            // `struct virtq_used_elem` (2.7.8), behind the flags and the index.
+            let element = [u32::from(head).to_le(), filled.to_le()];
+            let at = 4 + u64::from(next % self.queue.size()) * 8;
+            let place = used_ring.checked_add(at);
+            let place = place.ok_or(ring(virtio_queue::Error::AddressOverflow))?;
+            self.memory
+                .write_obj(element, place)
+                .map_err(|cause| ring(virtio_queue::Error::GuestMemory(cause)))?;
+            next = next.wrapping_add(1);
+        }
+        if !first.is_empty() {
+            self.queue.set_next_used(next);
+            self.must_notify = true;
+        }
+        // This one stores the index, which the driver looks at.
+        self.finish(last, *last_filled)
+    }
+
+    /// Has the driver look at the device's configuration again.
+    pub(crate) fn config_changed(&self) {
+        self.interrupts.config_changed();
+    }
+
     /// Interrupts the driver if it wants to know of chains that were given back since the last time.
     ///
     /// # Errors
     /// The ring can't be read.
     pub(crate) fn notify(&mut self) -> Result<(), QueueError> {
         let wanted = self.queue.needs_notification(&*self.memory);
-        if wanted.map_err(ring_error(self.index))? {
+        let wanted = wanted.map_err(ring_error(self.index))?;
+        if std::mem::take(&mut self.must_notify) || wanted {
             self.interrupt();
         }
         Ok(())

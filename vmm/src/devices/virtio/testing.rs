@@ -1,6 +1,6 @@
 //! What holds of every device, whatever its driver does.
 
-use std::fs;
+use std::{fs, os::unix::net::UnixDatagram};
 
 use super::{
     block::{Block, Disk},
@@ -8,6 +8,8 @@ use super::{
     driver::{Buffer, Driver},
     entropy::Entropy,
     fs::{FileSystemDevice, Share, ShareMode},
+    net::testing::on_wire,
+    rate::RateLimit,
     vsock::{Vsock, VsockDevice},
 };
 use crate::devices::pci::PciFunction;
@@ -20,9 +22,9 @@ const REQUEST_AT: u64 = 0x10_0000;
 const ANSWER_AT: u64 = 0x11_0000;
 
 /// The kinds of devices.
-const KINDS: u8 = 4;
+const KINDS: u8 = 5;
 
-/// Has a hostile driver do what `bytes` say to a device of the kind `kind`, of which there are four (others stand
+/// Has a hostile driver do what `bytes` say to a device of the kind `kind`, of which there are five (others stand
 /// for these too): it writes descriptors, rings, memory and registers. Afterwards a reset brings back a device that
 /// serves, and a file beside the one that it has been given is as before.
 ///
@@ -35,6 +37,9 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
     fs::write(path.join("shared/file"), "inside").expect("a file");
     fs::write(path.join("beside"), "outside").expect("a file");
     fs::write(path.join("disk"), [7; 64 << 10]).expect("a disk");
+    let (wire, theirs) = UnixDatagram::pair().expect("a pair of sockets");
+    wire.set_nonblocking(true)
+        .expect("a socket that doesn't block");
     let device: Box<dyn VirtioDevice> = match kind % KINDS {
         0 => Box::new(Entropy),
         1 => Box::new(
@@ -42,6 +47,7 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
                 path: path.join("disk"),
                 format: None,
                 read_only: false,
+                limit: RateLimit::default(),
             })
             .expect("a disk"),
         ),
@@ -53,24 +59,28 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
             })
             .expect("a share"),
         ),
-        _ => Box::new(
+        3 => Box::new(
             VsockDevice::open(&Vsock {
                 path: path.join("socket"),
                 cid: 3,
             })
             .expect("sockets"),
         ),
+        _ => Box::new(on_wire(theirs)),
     };
     let mut driver = Driver::started(device);
     let mut bytes = bytes.iter().copied();
     while let Some(action) = bytes.next() {
         act(&mut driver, action, &mut bytes);
+        // The network has something for the guest too.
+        let _the_device_may_read_none = wire.send(&[action; 700]);
     }
     driver.use_queue(0);
     driver.reset();
+    while wire.recv(&mut [0; 1]).is_ok() {}
     driver.start();
     assert_eq!(driver.status() & !NEEDS_RESET, SERVES);
-    serves(&mut driver, kind % KINDS);
+    serves(&mut driver, kind % KINDS, &wire);
     drop(driver);
     let beside = fs::read(path.join("beside")).expect("the file beside");
     assert_eq!(beside, b"outside");
@@ -118,7 +128,7 @@ fn act(driver: &mut Driver, action: u8, bytes: &mut impl Iterator<Item = u8>) {
 }
 
 /// Makes a request that every such device answers.
-fn serves(driver: &mut Driver, kind: u8) {
+fn serves(driver: &mut Driver, kind: u8, wire: &UnixDatagram) {
     let part = |at, len, writable| Buffer { at, len, writable };
     match kind {
         0 => {
@@ -148,6 +158,16 @@ fn serves(driver: &mut Driver, kind: u8) {
             driver.set_bytes(REQUEST_AT, &request);
             driver.offer(&[part(REQUEST_AT, 104, false), part(ANSWER_AT, 256, true)]);
             assert!(driver.finished() > 16);
+        }
+        4 => {
+            let packet = [0x5a; 100];
+            driver.set_bytes(REQUEST_AT, &packet);
+            driver.use_queue(1);
+            driver.offer(&[part(REQUEST_AT, 100, false)]);
+            driver.finished();
+            let mut sent = [0; 200];
+            let len = wire.recv(&mut sent).expect("the packet");
+            assert_eq!(&sent[..len], packet);
         }
         _ => {}
     }

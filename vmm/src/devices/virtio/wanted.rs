@@ -1,6 +1,6 @@
 //! What devices a guest is to have.
 
-use super::{block::Disk, fs::Share, vsock::Vsock};
+use super::{block::Disk, fs::Share, net::Network, vsock::Vsock};
 
 /// Devices of a guest on its PCI bus, which is there if any of them is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub struct Devices {
     pub disks: Vec<Disk>,
     /// Folders of the host's that it can mount.
     pub shares: Vec<Share>,
+    /// Its network devices, in the order in which it sees them.
+    pub networks: Vec<Network>,
     /// It gets random bytes of the host's.
     pub entropy: bool,
     /// Its sockets are connected to sockets of the host.
@@ -25,6 +27,7 @@ impl Devices {
     pub(crate) fn count(&self) -> usize {
         self.disks.len()
             + self.shares.len()
+            + self.networks.len()
             + usize::from(self.entropy)
             + usize::from(self.vsock.is_some())
     }

@@ -3,9 +3,13 @@
 use std::{
     io::{self, Read, Write},
     path::Path,
+    time::Instant,
 };
 
+use event_manager::{EventOps, Events};
 use virtio_queue::{Reader, Writer};
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::epoll::EventSet;
 
 use super::{
     SECTOR,
@@ -13,8 +17,10 @@ use super::{
     request::{ByteRange, MAX_RANGES, Request, Status},
 };
 use crate::devices::virtio::{
-    device::{DeviceId, VirtioDevice},
+    device::{DeviceId, OWN_EVENT, VirtioDevice},
+    device_config::DeviceConfig,
     queue::{Chain, DeviceQueue, QueueError},
+    rate::{Alarm, Limiter},
 };
 
 const QUEUE_SIZE: u16 = 256;
@@ -41,6 +47,8 @@ pub(crate) struct Block {
     image: Image,
     read_only: bool,
     name: [u8; NAME_LEN],
+    limiter: Limiter,
+    alarm: Alarm,
     /// Room for a piece, kept from one request to the next.
     piece: Vec<u8>,
 }
@@ -55,6 +63,11 @@ impl Block {
             image: disk.open()?,
             read_only: disk.read_only,
             name: name(&disk.path),
+            limiter: Limiter::new(disk.limit, Instant::now()),
+            alarm: Alarm::new().map_err(|cause| DiskError::Open {
+                path: disk.path.clone(),
+                cause,
+            })?,
             piece: vec![0; PIECE],
         })
     }
@@ -62,6 +75,47 @@ impl Block {
     /// Bytes of whole sectors.
     fn len(&self) -> u64 {
         self.image.size() / SECTOR * SECTOR
+    }
+
+    /// Answers requests until there are none, or until the limit is reached.
+    fn turn(&mut self, queues: &mut [DeviceQueue]) -> Result<(), QueueError> {
+        let Some(queue) = queues.first_mut() else {
+            return Ok(());
+        };
+        let memory = queue.memory();
+        queue.mute_doorbell()?;
+        loop {
+            let wait = self.limiter.wait(Instant::now());
+            self.alarm.set_or_tell(wait);
+            if wait.is_some() {
+                return queue.notify();
+            }
+            let Some(chain) = queue.next_or_listen()? else {
+                return Ok(());
+            };
+            self.answer(queue, &memory, &chain)?;
+        }
+    }
+
+    fn answer(
+        &mut self,
+        queue: &mut DeviceQueue,
+        memory: &GuestMemoryMmap,
+        chain: &Chain,
+    ) -> Result<(), QueueError> {
+        let mut reader = queue.reader(memory, chain)?;
+        let mut writer = queue.writer(memory, chain)?;
+        let room = writer.available_bytes().checked_sub(1);
+        let status_at = room.ok_or_else(|| queue.malformed("no room for its status"))?;
+        let mut status_writer = writer
+            .split_at(status_at)
+            .map_err(|_| queue.malformed("no room for its status"))?;
+        let (status, filled) = self.serve(&mut reader, &mut writer);
+        self.limiter.take((reader.bytes_read() + filled) as u64);
+        status_writer
+            .write_all(&[status as u8])
+            .map_err(|_| queue.malformed("its status can't be written"))?;
+        queue.finish(chain, filled as u32 + 1)
     }
 
     /// Does what a chain asks for. Returns how many bytes of it were filled.
@@ -181,7 +235,7 @@ impl VirtioDevice for Block {
     }
 
     /// `struct virtio_blk_config` (5.2.4).
-    fn config(&self) -> Vec<u8> {
+    fn config(&self) -> DeviceConfig {
         const BLOCK_SECTORS: u32 = BLOCK / SECTOR as u32;
         // Most sectors of a range: 1 GiB, as ranges are done whole.
         const RANGE_SECTORS: u32 = (1 << 30) / SECTOR as u32;
@@ -211,28 +265,30 @@ impl VirtioDevice for Block {
         }
         // Zeros may be written by giving up the place in the file.
         config.extend([1, 0, 0, 0]);
-        config
+        config.into()
+    }
+
+    fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
+        let alarm = Events::with_data(&self.alarm, OWN_EVENT, EventSet::IN);
+        watch.add(alarm).map_err(io::Error::other)
     }
 
     fn queue_ready(&mut self, _: usize, queues: &mut [DeviceQueue]) -> Result<(), QueueError> {
-        let Some(queue) = queues.first_mut() else {
-            return Ok(());
-        };
-        let memory = queue.memory();
-        queue.drain(|queue, chain: Chain| {
-            let mut reader = queue.reader(&memory, &chain)?;
-            let mut writer = queue.writer(&memory, &chain)?;
-            let room = writer.available_bytes().checked_sub(1);
-            let status_at = room.ok_or_else(|| queue.malformed("no room for its status"))?;
-            let mut status_writer = writer
-                .split_at(status_at)
-                .map_err(|_| queue.malformed("no room for its status"))?;
-            let (status, filled) = self.serve(&mut reader, &mut writer);
-            status_writer
-                .write_all(&[status as u8])
-                .map_err(|_| queue.malformed("its status can't be written"))?;
-            queue.finish(&chain, filled as u32 + 1)
-        })
+        self.turn(queues)
+    }
+
+    /// The limit lets it go on. The turn sets the alarm anew, or to no time.
+    fn own_event(
+        &mut self,
+        _: Events,
+        _: &mut EventOps<'_>,
+        queues: &mut [DeviceQueue],
+    ) -> Result<(), QueueError> {
+        self.turn(queues)
+    }
+
+    fn reset(&mut self) {
+        self.alarm.set_or_tell(None);
     }
 }
 

@@ -14,6 +14,7 @@ use imago::{
 use thiserror::Error;
 
 use super::SECTOR;
+use crate::devices::virtio::rate::RateLimit;
 
 /// What a qcow2 image begins with (QEMU's `docs/interop/qcow2.txt`).
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -28,6 +29,8 @@ pub struct Disk {
     pub format: Option<DiskFormat>,
     /// The guest can't write to it.
     pub read_only: bool,
+    /// Most that the guest reads and writes of it in a second, together.
+    pub limit: RateLimit,
 }
 
 /// How a disk's bytes are in a file.
@@ -211,6 +214,7 @@ mod tests {
             path: path.to_owned(),
             format,
             read_only: false,
+            limit: RateLimit::default(),
         }
     }
 
@@ -268,6 +272,7 @@ mod tests {
         let writer = disk(&path, None);
         let reader = Disk {
             read_only: true,
+            limit: RateLimit::default(),
             ..writer.clone()
         };
         let first = reader.open().unwrap();

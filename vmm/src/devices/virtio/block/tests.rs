@@ -1,4 +1,10 @@
-use std::{fs, io::Write as _, process::Command};
+use std::{
+    fs,
+    io::Write as _,
+    num::NonZeroU64,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
@@ -8,7 +14,10 @@ use super::{
     image::{Disk, DiskFormat},
     request::{DISCARD, FLUSH, GET_ID, IN, MAX_RANGES, OUT, Status, WRITE_ZEROES},
 };
-use crate::devices::virtio::driver::{Buffer, CONFIG_INTERRUPT, Driver};
+use crate::devices::virtio::{
+    driver::{Buffer, CONFIG_INTERRUPT, Driver},
+    rate::RateLimit,
+};
 
 /// Where a request's parts are in the guest's memory.
 const HEADER_AT: u64 = 0x10_0000;
@@ -27,15 +36,21 @@ fn rig(read_only: bool) -> Rig {
     for sector in 0..SECTORS {
         file.write_all(&[sector as u8; 512]).unwrap();
     }
-    rig_of(file, None, read_only)
+    rig_of(file, None, read_only, RateLimit::default())
 }
 
 /// A disk in this file.
-fn rig_of(file: NamedTempFile, format: Option<DiskFormat>, read_only: bool) -> Rig {
+fn rig_of(
+    file: NamedTempFile,
+    format: Option<DiskFormat>,
+    read_only: bool,
+    limit: RateLimit,
+) -> Rig {
     let disk = Disk {
         path: file.path().to_owned(),
         format,
         read_only,
+        limit,
     };
     let driver = Driver::started(Box::new(Block::open(&disk).unwrap()));
     Rig { driver, file }
@@ -178,7 +193,7 @@ fn qemu_reads_what_is_written_to_a_qcow2_image_that_it_has_made() {
     let file = NamedTempFile::new().unwrap();
     let path = file.path().to_str().unwrap().to_owned();
     qemu_img(&["create", "-q", "-f", "qcow2", &path, "1M"]);
-    let mut rig = rig_of(file, Some(DiskFormat::Qcow2), false);
+    let mut rig = rig_of(file, Some(DiskFormat::Qcow2), false, RateLimit::default());
     let all = 1u32 << 20;
     let data: Vec<u8> = (0..all).map(|at| (at / 512 + at) as u8).collect();
     let len = all / 2 + 512;
@@ -231,6 +246,42 @@ fn a_request_without_room_for_its_status_ends_the_device_until_it_is_reset() {
     rig.driver.reset();
     rig.driver.start();
     assert_eq!(rig.request(IN, 0, &[to_fill(512)]), (DONE, 513));
+}
+
+#[test]
+fn requests_beyond_the_limit_wait_and_are_answered() {
+    let disk = || {
+        let file = NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        file
+    };
+    // Forty in a second, of which four at once: the others wait 25 ms each.
+    let limit = RateLimit {
+        bytes: None,
+        operations: NonZeroU64::new(40),
+    };
+    let start = Instant::now();
+    let mut rig = rig_of(disk(), None, false, limit);
+    for _ in 0..10 {
+        assert_eq!(rig.request(IN, 0, &[to_fill(512)]), (DONE, 513));
+    }
+    let least = Duration::from_millis(6 * 25);
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
+    // A million bytes in a second, in both directions: the third request waits until the second one is paid for.
+    let limit = RateLimit {
+        bytes: NonZeroU64::new(1_000_000),
+        operations: None,
+    };
+    let start = Instant::now();
+    let mut rig = rig_of(disk(), None, false, limit);
+    assert_eq!(rig.request(IN, 0, &[to_fill(102_400)]), (DONE, 102_401));
+    assert_eq!(rig.request(OUT, 0, &[to_read(102_400)]), (DONE, 1));
+    // A reset takes nothing back.
+    rig.driver.reset();
+    rig.driver.start();
+    assert_eq!(rig.request(IN, 0, &[to_fill(512)]), (DONE, 513));
+    let least = Duration::from_millis(104);
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
 }
 
 proptest! {

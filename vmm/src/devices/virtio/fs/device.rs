@@ -17,6 +17,7 @@ use super::{
 };
 use crate::devices::virtio::{
     device::{DeviceId, VirtioDevice},
+    device_config::DeviceConfig,
     queue::{DeviceQueue, QueueError},
 };
 
@@ -86,8 +87,10 @@ impl VirtioDevice for FileSystemDevice {
     }
 
     /// `struct virtio_fs_config` (5.11.4).
-    fn config(&self) -> Vec<u8> {
-        [&self.tag[..], &REQUEST_QUEUES.to_le_bytes()].concat()
+    fn config(&self) -> DeviceConfig {
+        [&self.tag[..], &REQUEST_QUEUES.to_le_bytes()]
+            .concat()
+            .into()
     }
 
     fn start(

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::devices::virtio::{
     device::{DeviceId, OWN_EVENT, VirtioDevice},
+    device_config::DeviceConfig,
     queue::{DeviceQueue, QueueError},
 };
 
@@ -156,8 +157,8 @@ impl VirtioDevice for VsockDevice {
     }
 
     /// `struct virtio_vsock_config` (5.10.4).
-    fn config(&self) -> Vec<u8> {
-        u64::from(self.cid).to_le_bytes().to_vec()
+    fn config(&self) -> DeviceConfig {
+        u64::from(self.cid).to_le_bytes().to_vec().into()
     }
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {

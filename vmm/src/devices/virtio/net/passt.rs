@@ -1,0 +1,145 @@
+//! Passt, a program that lets a guest use the host's network without a privilege: it ends the guest's connections and
+//! makes them anew by sockets of its own (<https://passt.top>).
+
+use std::{
+    io,
+    os::{
+        fd::{OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use vmm_sys_util::epoll::EventSet;
+
+use super::{
+    backend::{Backend, Lost},
+    stream::FrameStream,
+    wanted::NetError,
+};
+
+/// The program, which is looked up in the PATH, and its arguments: it gets a socket as its standard input. Any other
+/// descriptor would have to be kept open for it in a process with several threads.
+const PROGRAM: &str = "passt";
+const ARGUMENTS: [&str; 4] = ["--foreground", "--quiet", "--fd", "0"];
+
+/// A connection to one that runs.
+///
+/// # Errors
+/// Nobody listens there.
+pub(super) fn connect(path: &Path) -> Result<UnixStream, NetError> {
+    let connected = UnixStream::connect(path).and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    connected.map_err(|cause| NetError::ConnectPasst {
+        path: path.to_owned(),
+        cause,
+    })
+}
+
+/// A passt that was started for a guest, and ends with this.
+pub(super) struct Passt {
+    frames: FrameStream,
+    process: Child,
+}
+
+impl Passt {
+    /// Starts it. What it has to say goes to this process's standard error.
+    ///
+    /// # Errors
+    /// It isn't there, or the system refuses it.
+    pub(super) fn start() -> Result<Self, NetError> {
+        Self::start_as(Command::new(PROGRAM).args(ARGUMENTS))
+    }
+
+    fn start_as(command: &mut Command) -> Result<Self, NetError> {
+        let failed = |cause| NetError::StartPasst { cause };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        ours.set_nonblocking(true).map_err(failed)?;
+        let process = command
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|cause| match cause.kind() {
+                io::ErrorKind::NotFound => NetError::NoPasst,
+                _ => failed(cause),
+            })?;
+        Ok(Self {
+            frames: FrameStream::new(ours),
+            process,
+        })
+    }
+}
+
+impl Drop for Passt {
+    fn drop(&mut self) {
+        // It ends by itself when its socket is closed, but nobody is to wait for that.
+        if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
+            tracing::warn!("passt can't be ended: {error}");
+        }
+    }
+}
+
+impl Backend for Passt {
+    fn file(&self) -> RawFd {
+        self.frames.file()
+    }
+
+    fn check(&mut self, events: EventSet) -> Result<(), Lost> {
+        self.frames.check(events)
+    }
+
+    fn receive(&mut self, packet: &mut [u8]) -> Result<Option<usize>, Lost> {
+        self.frames.receive(packet)
+    }
+
+    fn can_send(&mut self) -> Result<bool, Lost> {
+        self.frames.can_send()
+    }
+
+    fn send(&mut self, packet: &[u8]) -> Result<(), Lost> {
+        self.frames.send(packet)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::devices::virtio::net::{HEADER_LEN, MAX_PACKET};
+
+    #[test]
+    fn a_program_that_is_not_there_and_a_socket_without_a_listener_are_named() {
+        let missing = Passt::start_as(&mut Command::new("passt-that-is-not-there")).err();
+        assert!(matches!(missing, Some(NetError::NoPasst)), "{missing:?}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let refused = connect(&path).unwrap_err();
+        let is_named = refused.to_string().contains(&path.display().to_string());
+        assert!(
+            is_named && matches!(refused, NetError::ConnectPasst { .. }),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn a_program_is_started_with_the_socket_and_is_gone_with_the_device() {
+        // It sends back what it gets.
+        let mut command = Command::new("sh");
+        let mut passt = Passt::start_as(command.args(["-c", "exec cat >&0"])).unwrap();
+        passt.frames.socket().set_nonblocking(false).unwrap();
+        let packet = [&[0; HEADER_LEN][..], &[0x5a; 60]].concat();
+        assert!(passt.can_send().unwrap());
+        passt.send(&packet).unwrap();
+        let mut back = [0; MAX_PACKET];
+        let len = passt.receive(&mut back).unwrap();
+        assert_eq!(len.map(|len| &back[..len]), Some(&packet[..]));
+        let process = format!("/proc/{}", passt.process.id());
+        assert!(fs::metadata(&process).is_ok());
+        drop(passt);
+        assert!(fs::metadata(&process).is_err());
+    }
+}
