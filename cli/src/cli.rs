@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use actions::ActionArgs;
 pub use ci::{Ci, CiTest};
 pub use debugging::{DumpArgs, Gdb};
-pub use devices::{DeviceArgs, DiskArg, ShareArg, VsockArg};
+pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, ShareArg, VsockArg};
 pub use root::RootArgs;
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
@@ -237,7 +237,7 @@ pub struct Doctor {
 pub enum VmCommand {
     /// Create a VM and start it
     #[command(after_help = PROBE_SYNTAX)]
-    Create(Create),
+    Create(Box<Create>),
     /// List the server's VMs
     List(List),
     /// Wait until the guest has ended; exits with the guest's exit code

@@ -17,7 +17,7 @@ use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{BatchError, ChangeError, RegisterError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
-use vmm::{CreateError, DeviceError, DiskError, FileError, VsockError};
+use vmm::{CreateError, DeviceError, DiskError, FileError, NetError, VsockError};
 
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
@@ -37,9 +37,20 @@ pub fn create(error: &CreateError) -> Status {
         CreateError::Kvm(_)
         | CreateError::Device(
             DeviceError::Disk(DiskError::Busy { .. })
+            | DeviceError::Network(
+                NetError::TapBusy { .. }
+                | NetError::TapForbidden { .. }
+                | NetError::NoTun { .. }
+                | NetError::NoPasst
+                | NetError::StartPasst { .. },
+            )
             | DeviceError::Vsock(VsockError::InUse { .. }),
         ) => Code::FailedPrecondition,
-        CreateError::Ram(_) | CreateError::Events(_) => Code::ResourceExhausted,
+        CreateError::Ram(_)
+        | CreateError::Events(_)
+        | CreateError::Device(DeviceError::Network(NetError::Host { .. })) => {
+            Code::ResourceExhausted
+        }
         CreateError::File {
             cause: FileError::TooLarge { .. },
             ..

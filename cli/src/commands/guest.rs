@@ -1,11 +1,18 @@
 //! From arguments to a request for a VM.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use vmprobe_client::spec::{self, SpecError};
-use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, ProbeSpec, Share, Vsock};
+use vmprobe_client::v1::network::Backend;
+use vmprobe_client::v1::{
+    BootMethod, CreateVmRequest, Devices, Disk, Network, Passt, ProbeSpec, RateLimit, Share, Tap,
+    Vsock,
+};
 
-use crate::cli::{Boot, DeviceArgs, DiskArg, MachineArgs, ShareArg, VsockArg};
+use crate::cli::{
+    BackendArg, Boot, DeviceArgs, DiskArg, LimitArg, MachineArgs, NetworkArg, ShareArg, VsockArg,
+};
 use crate::failure::Failure;
 use crate::paths;
 use crate::tracing::Definition;
@@ -51,9 +58,11 @@ pub fn request(
 fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
     let disks = asked.disks.iter().map(disk).collect::<Result<_, _>>()?;
     let shares = asked.shares.iter().map(share).collect::<Result<_, _>>()?;
+    let networks = asked.networks.iter().map(network);
     let devices = Devices {
         disks,
         shares,
+        networks: networks.collect::<Result<_, _>>()?,
         entropy: asked.entropy,
         vsock: asked.vsock.as_ref().map(vsock).transpose()?,
     };
@@ -65,6 +74,34 @@ fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
         path: paths::text(&asked.path)?,
         format: asked.format.into(),
         read_only: asked.read_only,
+        limit: limit(asked.limit),
+    })
+}
+
+fn network(asked: &NetworkArg) -> Result<Network, Failure> {
+    let backend = match &asked.backend {
+        BackendArg::Tap(name) => Backend::Tap(Tap { name: name.clone() }),
+        BackendArg::Passt(socket) => Backend::Passt(Passt {
+            socket: socket
+                .as_deref()
+                .map(paths::text)
+                .transpose()?
+                .unwrap_or_default(),
+        }),
+    };
+    Ok(Network {
+        backend: Some(backend),
+        mac: asked.mac.clone(),
+        limit: limit(asked.limit),
+    })
+}
+
+/// None where nothing is limited.
+fn limit(asked: LimitArg) -> Option<RateLimit> {
+    let number = |limit: Option<NonZeroU64>| limit.map_or(0, NonZeroU64::get);
+    (asked != LimitArg::default()).then_some(RateLimit {
+        bytes_per_second: number(asked.bytes),
+        operations_per_second: number(asked.operations),
     })
 }
 

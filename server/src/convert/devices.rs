@@ -1,9 +1,10 @@
 //! The devices of a guest.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use tonic::Status;
-use vmm::{Devices, Disk, DiskFormat, RateLimit, Share, ShareMode, Vsock};
+use vmm::{Devices, Disk, DiskFormat, NetBackend, Network, RateLimit, Share, ShareMode, Vsock};
 use vmprobe_proto::v1;
 
 use crate::status;
@@ -22,7 +23,7 @@ pub fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
     Ok(Devices {
         disks: each("disks", &asked.disks, disk)?,
         shares: each("shares", &asked.shares, share)?,
-        networks: Vec::new(),
+        networks: each("networks", &asked.networks, network)?,
         entropy: asked.entropy,
         vsock: asked.vsock.as_ref().map(vsock).transpose()?,
     })
@@ -75,8 +76,43 @@ fn disk(asked: &v1::Disk) -> Result<Disk, WrongField> {
         path: PathBuf::from(&asked.path),
         format,
         read_only: asked.read_only,
-        limit: RateLimit::default(),
+        limit: limit(asked.limit.as_ref()),
     })
+}
+
+fn network(asked: &v1::Network) -> Result<Network, WrongField> {
+    let backend = match &asked.backend {
+        Some(v1::network::Backend::Tap(tap)) if tap.name.is_empty() => {
+            return Err((
+                "tap.name",
+                "the name of the tap interface is missing".to_owned(),
+            ));
+        }
+        Some(v1::network::Backend::Tap(tap)) => NetBackend::Tap(tap.name.clone()),
+        Some(v1::network::Backend::Passt(passt)) => {
+            let socket = Some(&passt.socket).filter(|path| !path.is_empty());
+            NetBackend::Passt(socket.map(PathBuf::from))
+        }
+        None => {
+            let why = "a network device is connected to a tap interface or to passt: name one";
+            return Err(("backend", why.to_owned()));
+        }
+    };
+    let mac = Some(&asked.mac).filter(|mac| !mac.is_empty());
+    let mac = mac.map(|mac| mac.parse()).transpose();
+    Ok(Network {
+        backend,
+        mac: mac.map_err(|error: vmm::NoMac| ("mac", error.to_string()))?,
+        limit: limit(asked.limit.as_ref()),
+    })
+}
+
+fn limit(asked: Option<&v1::RateLimit>) -> RateLimit {
+    let asked = asked.copied().unwrap_or_default();
+    RateLimit {
+        bytes: NonZeroU64::new(asked.bytes_per_second),
+        operations: NonZeroU64::new(asked.operations_per_second),
+    }
 }
 
 fn share(asked: &v1::Share) -> Result<Share, WrongField> {
@@ -115,11 +151,40 @@ mod tests {
                     path: path.into(),
                     format,
                     read_only: true,
+                    limit: Some(limited(7, 0)),
                 },
             ],
             entropy: true,
             ..Default::default()
         }
+    }
+
+    fn limited(bytes_per_second: u64, operations_per_second: u64) -> v1::RateLimit {
+        v1::RateLimit {
+            bytes_per_second,
+            operations_per_second,
+        }
+    }
+
+    fn with_network(backend: Option<v1::network::Backend>, mac: &str) -> v1::Devices {
+        v1::Devices {
+            networks: vec![v1::Network {
+                backend,
+                mac: mac.into(),
+                limit: Some(limited(0, 9)),
+            }],
+            ..Default::default()
+        }
+    }
+
+    fn tap(name: &str) -> Option<v1::network::Backend> {
+        let name = name.to_owned();
+        Some(v1::network::Backend::Tap(v1::Tap { name }))
+    }
+
+    fn passt(socket: &str) -> Option<v1::network::Backend> {
+        let socket = socket.to_owned();
+        Some(v1::network::Backend::Passt(v1::Passt { socket }))
     }
 
     fn with_share(share: v1::Share) -> v1::Devices {
@@ -153,17 +218,42 @@ mod tests {
         let asked = with_disk("/second", v1::DiskFormat::Qcow2.into());
         let devices = devices(Some(&asked)).unwrap();
         assert!(devices.entropy);
-        let disk = |path: &str, format, read_only| Disk {
+        let disk = |path: &str, format, read_only, bytes| Disk {
             path: path.into(),
             format,
             read_only,
-            limit: RateLimit::default(),
+            limit: RateLimit {
+                bytes: NonZeroU64::new(bytes),
+                operations: None,
+            },
         };
         let expected = [
-            disk("/first", None, false),
-            disk("/second", Some(DiskFormat::Qcow2), true),
+            disk("/first", None, false, 0),
+            disk("/second", Some(DiskFormat::Qcow2), true, 7),
         ];
         assert_eq!(devices.disks, expected);
+    }
+
+    #[test]
+    fn a_network_has_its_back_end_its_address_and_its_limit() {
+        let socket = NetBackend::Passt(Some("/run/passt".into()));
+        for (backend, mac, expected) in [
+            (
+                tap("tap0"),
+                "02:00:00:12:34:56",
+                NetBackend::Tap("tap0".into()),
+            ),
+            (passt(""), "", NetBackend::Passt(None)),
+            (passt("/run/passt"), "", socket),
+        ] {
+            let asked = with_network(backend, mac);
+            let [network] = devices(Some(&asked)).unwrap().networks.try_into().unwrap();
+            assert_eq!(network.backend, expected);
+            assert_eq!(network.limit.operations, NonZeroU64::new(9));
+            assert_eq!(network.limit.bytes, None);
+            let told = network.mac.map(|mac| mac.to_string()).unwrap_or_default();
+            assert_eq!(told, mac);
+        }
     }
 
     #[test]
@@ -183,6 +273,9 @@ mod tests {
         for (asked, field) in [
             (with_disk("", 0), "devices.disks[1].path"),
             (with_disk("/second", 7), "devices.disks[1].format"),
+            (with_network(None, ""), "devices.networks[0].backend"),
+            (with_network(tap(""), ""), "devices.networks[0].tap.name"),
+            (with_network(tap("t"), "02:0"), "devices.networks[0].mac"),
             (with_share(shared("", 0)), "devices.shares[0].path"),
             (with_share(shared("/f", 9)), "devices.shares[0].mode"),
         ] {

@@ -106,6 +106,7 @@ fn devices(cx: &Context, kernel: &'static str) -> TestResult {
         path: path.to_string_lossy().into_owned(),
         format: format.into(),
         read_only,
+        ..Disk::default()
     };
     let config = Config {
         kernel,

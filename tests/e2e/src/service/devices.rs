@@ -60,7 +60,7 @@ fn disk(path: String, format: DiskFormat) -> Devices {
         disks: vec![Disk {
             path,
             format: format.into(),
-            read_only: false,
+            ..Disk::default()
         }],
         ..Default::default()
     }
