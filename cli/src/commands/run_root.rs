@@ -32,7 +32,8 @@ pub async fn run(run: Run) -> Result<u8, Failure> {
     if run.guest.machine.initramfs.is_some() {
         return Err(Failure::TwoRoots);
     }
-    let prepared = prepare(&run.guest.kernel, &run.root)?;
+    let has_network = !run.guest.machine.devices.networks.is_empty();
+    let prepared = prepare(&run.guest.kernel, &run.root, has_network)?;
     let request = request(&run, &prepared)?;
     let sink = EventFile::open(run.events.as_deref())?;
     let streams = Streams::listen(&prepared.socket())?;

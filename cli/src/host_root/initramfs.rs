@@ -24,6 +24,8 @@ const DRIVERS: [&str; 3] = ["virtio_pci", "overlay", "vmw_vsock_virtio_transport
 /// Those for a folder as the root, and those for an image: file systems of distributions' disks among them.
 const FOLDER_DRIVERS: [&str; 1] = ["virtiofs"];
 const DISK_DRIVERS: [&str; 6] = ["virtio_blk", "ext4", "xfs", "btrfs", "erofs", "squashfs"];
+/// The one for networks.
+const NETWORK_DRIVER: &str = "virtio_net";
 /// Tag of the root folder; others have it with a number behind it.
 const ROOT_TAG: &str = "root";
 /// Kinds of files in an initramfs (stat(2)), and their permissions.
@@ -61,11 +63,11 @@ impl Prepared {
     }
 }
 
-/// Makes ready what `root` asks for on this kernel.
+/// Makes ready what `root` asks for on this kernel, and the driver of networks if the guest has some.
 ///
 /// # Errors
 /// See [`RootError`].
-pub fn prepare(kernel: &Path, root: &RootArgs) -> Result<Prepared, RootError> {
+pub fn prepare(kernel: &Path, root: &RootArgs, has_network: bool) -> Result<Prepared, RootError> {
     if let Some(path) = root.root.as_deref().filter(|path| !path.is_dir())
         && !root.is_disk()
     {
@@ -73,7 +75,13 @@ pub fn prepare(kernel: &Path, root: &RootArgs) -> Result<Prepared, RootError> {
     }
     let job = job::of(root, ROOT_TAG)?;
     let init = read_init()?;
-    let modules = drivers(kernel, root.modules.as_deref(), &job.root)?;
+    let of_root = match job.root {
+        Root::Share(_) => &FOLDER_DRIVERS[..],
+        Root::Disk => &DISK_DRIVERS[..],
+    };
+    let mut wanted = [&DRIVERS[..], of_root].concat();
+    wanted.extend(has_network.then_some(NETWORK_DRIVER));
+    let modules = drivers(kernel, root.modules.as_deref(), &wanted)?;
     let folder = TempDir::with_prefix("vmprobe-run-").map_err(RootError::Write)?;
     let mut prepared = Prepared {
         folder,
@@ -137,8 +145,8 @@ fn read_init() -> Result<Vec<u8>, RootError> {
 /// A name in the initramfs and the bytes.
 type Entry = (String, Vec<u8>);
 
-/// The modules of the drivers, named so that their order is that in which they are loaded.
-fn drivers(kernel: &Path, given: Option<&Path>, root: &Root) -> Result<Vec<Entry>, RootError> {
+/// The modules of the drivers that are wanted, named so that their order is that in which they are loaded.
+fn drivers(kernel: &Path, given: Option<&Path>, wanted: &[&str]) -> Result<Vec<Entry>, RootError> {
     let folder = match given {
         Some(folder) => folder.to_owned(),
         None => {
@@ -154,12 +162,7 @@ fn drivers(kernel: &Path, given: Option<&Path>, root: &Root) -> Result<Vec<Entry
             folder
         }
     };
-    let of_root = match root {
-        Root::Share(_) => &FOLDER_DRIVERS[..],
-        Root::Disk => &DISK_DRIVERS[..],
-    };
-    let wanted = [&DRIVERS[..], of_root].concat();
-    let modules = Modules::find(&folder)?.with_needs(&wanted)?;
+    let modules = Modules::find(&folder)?.with_needs(wanted)?;
     let entries = modules.into_iter().zip(0..).map(|(module, place)| {
         let path = format!("{MODULES}/{place:02}-{}.ko", module.name);
         (path, module.bytes)
