@@ -15,7 +15,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use actions::ActionArgs;
 pub use ci::{Ci, CiTest};
 pub use debugging::{DumpArgs, Gdb};
-pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, ShareArg, VsockArg};
+pub use devices::{
+    BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, NoLimit, ShareArg, VsockArg,
+};
 pub use root::RootArgs;
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Disk, Ending, EndingKind, Probe};
+use vmprobe_client::v1::{BootMethod, CreateVmRequest, Devices, Ending, EndingKind, Probe};
 use vmprobe_client::{Client, ClientError, EventStream};
 
 use super::artifacts::Artifacts;
@@ -18,7 +18,7 @@ use super::progress::JobProgress;
 use super::standing;
 use crate::cli::RootArgs;
 use crate::commands::event_file::{EventCopy, EventFile};
-use crate::commands::guest::specs;
+use crate::commands::guest::{self, specs};
 use crate::failure::Failure;
 use crate::host_root::{CommandInput, Outcome, Prepared, Streams, prepare};
 use crate::paths;
@@ -69,7 +69,7 @@ async fn try_to_run(
     progress: &JobProgress,
 ) -> Result<Attempt, Failure> {
     let prepared = match job.settings.root {
-        Some(_) => Some(prepare(&job.kernel, &root(job))?),
+        Some(_) => Some(prepare(&job.kernel, &root(job), false)?),
         None => None,
     };
     let streams = prepared.as_ref().map(|it| Streams::listen(&it.socket()));
@@ -104,15 +104,9 @@ fn root(job: &Job) -> RootArgs {
 }
 
 fn request(job: &Job, prepared: Option<&Prepared>) -> Result<CreateVmRequest, Failure> {
-    let disks = job.disks.iter().map(|disk| {
-        Ok(Disk {
-            path: paths::text(&disk.path)?,
-            format: disk.format.into(),
-            read_only: disk.read_only,
-        })
-    });
+    let disks = job.disks.iter().map(guest::disk);
     let mut devices = Devices {
-        disks: disks.collect::<Result<_, Failure>>()?,
+        disks: disks.collect::<Result<_, _>>()?,
         ..Devices::default()
     };
     let mut initramfs = job.settings.initramfs.clone();

@@ -9,7 +9,7 @@ use super::error::CiError;
 use super::expectation::{self, Expectation};
 use super::matrix::Matrix;
 use super::settings::Settings;
-use crate::cli::{Ci, DiskArg};
+use crate::cli::{Ci, DiskArg, NoLimit};
 use crate::host_root;
 
 /// How long a job may take if nobody says it.
@@ -64,12 +64,16 @@ impl Job {
         })?;
         let kinds = settings.allow.iter().map(|word| kind(word, &name));
         let allowed = kinds.collect::<Result<_, _>>()?;
-        let disks = settings.disk.iter().map(|text| match text.parse() {
-            Ok(disk) => disk,
-            Err(error) => match error {},
+        let disks = settings.disk.iter().map(|text| {
+            text.parse().map_err(|error: NoLimit| CiError::Word {
+                job: name.clone(),
+                what: "--disk",
+                text: text.clone(),
+                reason: error.to_string(),
+            })
         });
         Ok(Self {
-            disks: disks.collect(),
+            disks: disks.collect::<Result<_, _>>()?,
             name,
             kernel,
             expectations,

@@ -69,7 +69,9 @@ fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
     Ok((devices != Devices::default()).then_some(devices))
 }
 
-fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
+/// # Errors
+/// A path that is no text.
+pub fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
     Ok(Disk {
         path: paths::text(&asked.path)?,
         format: asked.format.into(),
@@ -97,7 +99,7 @@ fn network(asked: &NetworkArg) -> Result<Network, Failure> {
 }
 
 /// None where nothing is limited.
-fn limit(asked: LimitArg) -> Option<RateLimit> {
+pub fn limit(asked: LimitArg) -> Option<RateLimit> {
     let number = |limit: Option<NonZeroU64>| limit.map_or(0, NonZeroU64::get);
     (asked != LimitArg::default()).then_some(RateLimit {
         bytes_per_second: number(asked.bytes),

@@ -15,6 +15,7 @@ use super::job;
 use super::modules::Modules;
 use super::release;
 use crate::cli::{DiskArg, RootArgs};
+use crate::commands::guest;
 use crate::paths;
 
 /// The program that is the guest's PID 1.
@@ -129,6 +130,7 @@ fn disks(root: &RootArgs) -> Result<Vec<Disk>, RootError> {
             path: paths::text(&image.path)?,
             format: image.format.into(),
             read_only: image.read_only,
+            limit: guest::limit(image.limit),
         })
     };
     root.image().into_iter().map(disk).collect()

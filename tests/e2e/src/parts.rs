@@ -38,6 +38,7 @@ const THOROUGH: &[&str] = &[
     "a_probe_that_stays_counts_every_call_of_4_vcpus_while_others_come_and_go",
     "with_4_vcpus_of_6_1_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
     "vsock_connections_of_6_1_carry_bytes_both_ways_while_probes_are_jumps",
+    "connections_of_6_1_through_a_tap_carry_bytes_both_ways_while_probes_are_jumps",
     "a_probe_in_a_module_comes_and_goes_with_the_module_on_6_12",
     "probes_in_a_module_of_6_1_are_jumps_that_come_and_go_with_it",
     "a_hit_of_a_jump_costs_no_exit_on_1_vcpu",

@@ -164,6 +164,17 @@ named! {
         /// From each CPU, `count` connections to the port `at` of the host and as many from there to the next port, each
         /// of which brings back what it was sent.
         Sockets = "sockets",
+        /// Sets up network interfaces, `at` has `NAME=ADDRESS`, separated by commas.
+        Network = "network",
+        /// As `sockets`, by TCP: `at` has the host's address and port.
+        Connections = "connections",
+        /// The part of `connections` that the guest begins.
+        Calls = "calls",
+        /// Sends `count` bytes by TCP to the address and port `at`, which reads them all.
+        Upload = "upload",
+        /// Sends bytes by TCP without end to the address and port behind `NAME=` in `at`, until the link of the
+        /// interface NAME is down.
+        Flood = "flood",
         /// Unloads `module`.
         Unload = "unload",
         /// A round of files, pipes, processes, memory, signals, timers, sockets and the like, `count`

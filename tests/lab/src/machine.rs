@@ -234,7 +234,9 @@ impl Lab {
         let read = |path: &Path| fs::read(path).map_err(|e| LabError::File(path.to_owned(), e));
         let mut image = Initramfs::new().file("/init", &read(init)?, 0o755);
         let mut modules = Vec::new();
-        for (path, parameters) in self.emulator.kvm_modules() {
+        // Tests make tap interfaces.
+        let others = [("drivers/net/tun", "")];
+        for (path, parameters) in self.emulator.kvm_modules().into_iter().chain(others) {
             let name = path.rsplit('/').next().unwrap_or(path);
             let to = format!("/lib/modules/{name}.ko");
             image = image.file(&to, &kernel.module(path)?, 0o644);

@@ -11,13 +11,17 @@ use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError, Test
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
+use crate::passt::{self, PasstError};
 use crate::repack::{self, Packer, RepackError};
 use crate::root_files::{self, RootFilesError};
 use crate::{root, say};
 
 /// Modules that both kernels have.
-const MODULES: [&str; 7] = [
+const MODULES: [&str; 10] = [
     "drivers/net/tun",
+    "net/core/failover",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
     "drivers/block/virtio_blk",
     "drivers/char/hw_random/virtio-rng",
     "fs/overlayfs/overlay",
@@ -60,6 +64,9 @@ pub enum FilesError {
     /// No drgn for the lab.
     #[error(transparent)]
     Drgn(#[from] DrgnError),
+    /// No passt for the tests.
+    #[error(transparent)]
+    Passt(#[from] PasstError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -76,8 +83,8 @@ pub struct Files {
     /// The folder of the cache with those that are made of packages.
     cached: PathBuf,
     names: Vec<&'static str>,
-    /// gdb and drgn and what they need, with their paths in the lab machine.
-    debuggers: Vec<(PathBuf, String)>,
+    /// gdb, drgn and passt and what they need, with their paths in the lab machine.
+    others: Vec<(PathBuf, String)>,
 }
 
 impl Files {
@@ -90,7 +97,7 @@ impl Files {
             folder: made(root().join("target").join("guests"))?,
             cached: made(lab::cache_dir()?.join("guests"))?,
             names: Vec::new(),
-            debuggers: Vec::new(),
+            others: Vec::new(),
         };
         let kernels = lab::ensure_kernels()?;
         files.link("vmlinuz-6.1", &kernels.v6_1.vmlinuz)?;
@@ -113,11 +120,13 @@ impl Files {
         files.link("root.img", &root_files::image(&files.cached)?)?;
         // Beside the other programs, as in the lab.
         link(&programs.folder.join("gdb"), &gdb::program()?)?;
-        files.debuggers = gdb::in_lab()?;
-        files.debuggers.extend(drgn::in_lab("/boot/drgn")?);
-        // Both need some libraries.
-        files.debuggers.sort();
-        files.debuggers.dedup();
+        link(&programs.folder.join("passt"), &passt::program()?)?;
+        files.others = gdb::in_lab()?;
+        files.others.extend(drgn::in_lab("/boot/drgn")?);
+        files.others.extend(passt::in_lab()?);
+        // They need some libraries.
+        files.others.sort();
+        files.others.dedup();
         Ok(files)
     }
 
@@ -127,9 +136,9 @@ impl Files {
         self.names.iter().map(pair).collect()
     }
 
-    /// gdb and drgn and what they need, and their paths in the lab machine.
-    pub fn debuggers(&self) -> &[(PathBuf, String)] {
-        &self.debuggers
+    /// gdb, drgn and passt and what they need, and their paths in the lab machine.
+    pub fn others(&self) -> &[(PathBuf, String)] {
+        &self.others
     }
 
     fn link(&mut self, name: &'static str, to: &Path) -> Result<(), FilesError> {

@@ -311,7 +311,7 @@ impl LabMachine {
         lab.files = work.files.in_lab("/boot");
         lab.files.extend(work.programs.in_lab());
         if self.name == Name::Amd {
-            lab.files.extend(work.files.debuggers().iter().cloned());
+            lab.files.extend(work.files.others().iter().cloned());
         }
         let env = [
             ("TMPDIR", "/tmp"),

@@ -1,5 +1,6 @@
 //! A Linux guest with the tests' own PID 1.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
@@ -136,8 +137,21 @@ impl Guest {
     /// # Errors
     /// If the server refuses it.
     pub async fn hold(cx: &Context, config: &Config) -> Result<Self, Failure> {
+        Self::hold_on(cx, config, |_| {}).await
+    }
+
+    /// As [`hold`](Self::hold), with something changed about the server's command before.
+    ///
+    /// # Errors
+    /// As said.
+    pub async fn hold_on(
+        cx: &Context,
+        config: &Config,
+        change: impl FnOnce(&mut Command),
+    ) -> Result<Self, Failure> {
         let server = Server::start_with(cx, |command| {
             command.args(config.server_args);
+            change(command);
         })?;
         let client = server.client().await?;
         let request = CreateVmRequest {

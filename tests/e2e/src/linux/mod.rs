@@ -32,11 +32,13 @@ mod list;
 mod mask;
 mod missed;
 mod modules;
+mod net;
 mod no_jump;
 mod offer;
 mod offsets;
 mod oops;
 mod own_list;
+mod passt;
 mod patching;
 mod pause;
 mod phases;
@@ -112,6 +114,8 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         devices::TESTS,
         shares::TESTS,
         root::TESTS,
+        net::TESTS,
+        passt::TESTS,
         vsock::TESTS,
         debugger::TESTS,
         jumps::TESTS,

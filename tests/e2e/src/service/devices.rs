@@ -4,7 +4,10 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use tempfile::TempDir;
-use vmprobe_client::v1::{CreateVmRequest, Devices, Disk, DiskFormat, Share, Vsock};
+use vmprobe_client::v1::network::Backend;
+use vmprobe_client::v1::{
+    CreateVmRequest, Devices, Disk, DiskFormat, Network, Passt, Share, Tap, Vsock,
+};
 
 use super::all_refused;
 use crate::context::Context;
@@ -85,6 +88,26 @@ fn vsock(path: String, cid: u32) -> Devices {
     }
 }
 
+fn network(backend: Option<Backend>, mac: &str) -> Devices {
+    Devices {
+        networks: vec![Network {
+            backend,
+            mac: mac.to_owned(),
+            limit: None,
+        }],
+        ..Default::default()
+    }
+}
+
+fn tap(name: &str) -> Option<Backend> {
+    let name = name.to_owned();
+    Some(Backend::Tap(Tap { name }))
+}
+
+fn passt(socket: String) -> Option<Backend> {
+    Some(Backend::Passt(Passt { socket }))
+}
+
 fn refused(cx: &Context) -> TestResult {
     const WRONG: &str = "InvalidArgument";
     const NOT_NOW: &str = "FailedPrecondition";
@@ -115,6 +138,23 @@ fn refused(cx: &Context) -> TestResult {
             shares(&[("t", folder.clone()), ("t", folder)]),
             WRONG,
             "another share has it",
+        ),
+        (
+            network(tap("no such name"), ""),
+            WRONG,
+            "is no name of a tap interface",
+        ),
+        (network(tap("tap-missing"), ""), WRONG, "`ip tuntap add dev"),
+        (
+            network(tap("lo"), "1:2"),
+            WRONG,
+            "is no address of a network",
+        ),
+        (network(None, ""), WRONG, "a tap interface or to passt"),
+        (
+            network(passt(path("missing")), ""),
+            WRONG,
+            "start it with `passt --socket",
         ),
         (vsock(path("text"), 3), WRONG, "is no socket"),
         (vsock(path("s"), 2), WRONG, "can't have the CID 2"),

@@ -18,7 +18,7 @@ use crate::plan::Plan;
 const SECTOR: u64 = 512;
 /// Modules of the drivers in the order in which they need each other; a kernel that has one of the first built in has
 /// no file of it.
-const DRIVERS: [&str; 12] = [
+const DRIVERS: [&str; 15] = [
     "virtio_ring",
     "virtio",
     "virtio_pci_legacy_dev",
@@ -26,6 +26,9 @@ const DRIVERS: [&str; 12] = [
     "virtio_pci",
     "virtio_blk",
     "virtio-rng",
+    "failover",
+    "net_failover",
+    "virtio_net",
     "fuse",
     "virtiofs",
     "vsock",

@@ -21,6 +21,7 @@ mod listing;
 mod module;
 mod names;
 mod nested;
+mod network;
 mod numbers;
 mod oops;
 mod owned;
@@ -101,6 +102,11 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::Random => disks::random(plan),
         Workload::Share => shares::run(plan),
         Workload::Sockets => sockets::run(plan),
+        Workload::Network => network::set_up(plan),
+        Workload::Connections => network::connections(plan),
+        Workload::Calls => network::calls(plan),
+        Workload::Upload => network::upload(plan),
+        Workload::Flood => network::flood(plan),
         Workload::Unload => module::unload(&plan.module).map(|()| json!({})),
         Workload::Sweep => sweep::run(plan.count),
         Workload::Fault => fault::run(plan.count),

@@ -14,7 +14,10 @@ use super::{
     HEADER_LEN, MAX_FRAME, MAX_PACKET, MIN_FRAME,
     backend::{Backend, Lost},
     feature,
-    wanted::{Mac, NetError, Network},
+    passt::{self, Passt},
+    stream::FrameStream,
+    tap::Tap,
+    wanted::{Mac, NetBackend, NetError, Network},
 };
 use crate::devices::virtio::{
     device::{DeviceId, OWN_EVENT, VirtioDevice},
@@ -86,12 +89,17 @@ enum Pause {
 }
 
 impl NetDevice {
-    /// A device whose back end is open from now on.
+    /// A device whose back end is opened, or started.
     ///
     /// # Errors
     /// See [`NetError`].
     pub(crate) fn open(wanted: &Network) -> Result<Self, NetError> {
-        Self::new(wanted.backend.open()?, wanted).map_err(|cause| NetError::Host { cause })
+        let backend: Box<dyn Backend> = match &wanted.backend {
+            NetBackend::Tap(name) => Box::new(Tap::open(name)?),
+            NetBackend::Passt(None) => Box::new(Passt::start()?),
+            NetBackend::Passt(Some(path)) => Box::new(FrameStream::new(passt::connect(path)?)),
+        };
+        Self::new(backend, wanted).map_err(|cause| NetError::Host { cause })
     }
 
     /// A device with this back end instead.

@@ -9,12 +9,6 @@ use std::{
 
 use thiserror::Error;
 
-use super::{
-    backend::Backend,
-    passt::{self, Passt},
-    stream::FrameStream,
-    tap::Tap,
-};
 use crate::devices::virtio::rate::RateLimit;
 
 /// A network device for a guest.
@@ -36,20 +30,6 @@ pub enum NetBackend {
     /// Passt, which lets the guest use the host's network as a process of the host does: the one that listens on this
     /// Unix socket, or one that is started for the guest and ends with it.
     Passt(Option<PathBuf>),
-}
-
-impl NetBackend {
-    /// Opens or starts it.
-    ///
-    /// # Errors
-    /// See [`NetError`].
-    pub(super) fn open(&self) -> Result<Box<dyn Backend>, NetError> {
-        Ok(match self {
-            Self::Tap(name) => Box::new(Tap::open(name)?),
-            Self::Passt(None) => Box::new(Passt::start()?),
-            Self::Passt(Some(path)) => Box::new(FrameStream::new(passt::connect(path)?)),
-        })
-    }
 }
 
 /// The address of a network device (IEEE 802, 8): it is written as `02:00:00:12:34:56`.
