@@ -168,7 +168,7 @@ named! {
         Network = "network",
         /// As `sockets`, by TCP: `at` has the host's address and port.
         Connections = "connections",
-        /// The part of `connections` that the guest begins.
+        /// The part of `connections` that the guest begins, where neither side ends one before the other.
         Calls = "calls",
         /// Sends `count` bytes by TCP to the address and port `at`, which reads them all.
         Upload = "upload",

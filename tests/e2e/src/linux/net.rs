@@ -128,7 +128,7 @@ fn send(guest: SocketAddrV4, count: u32, mut random: Random) -> io::Result<u64> 
 }
 
 /// Reads a connection to its end. Returns the number of bytes, and the time from the first one.
-pub(super) fn read_all(listener: &TcpListener) -> io::Result<(u64, Duration)> {
+fn read_all(listener: &TcpListener) -> io::Result<(u64, Duration)> {
     let (mut stream, _) = listener.accept()?;
     let mut first = [0];
     stream.read_exact(&mut first)?;

@@ -16,12 +16,18 @@ use vmprobe_client::v1::network::Backend;
 use vmprobe_client::v1::{self, Devices, Network};
 
 use super::guest::{Config, Guest, VM, files};
-use super::net::{BEFORE_LOSS, CPUS, joined, listen, read_all, serve, tap};
+use super::net::{BEFORE_LOSS, CPUS, joined, listen, serve, tap};
 use crate::context::{Context, Place};
 use crate::server::Server;
 use crate::test::{Failure, Needs, Outcome, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
+    Test {
+        name: "connections_of_6_12_by_passt_carry_bytes_until_it_dies_and_it_ends_with_the_guest",
+        ids: &["VM05"],
+        needs: Needs::Linux,
+        run: |cx| with_passt(cx, |cx| connections(cx, files::BZIMAGE_6_12)),
+    },
     Test {
         name: "a_server_without_passt_says_which_package_it_is",
         ids: &["VM05", "VM09"],
@@ -248,11 +254,9 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
         lose(&mut guest, "eth2", HOSTS[2], || kill(own.0.id())).await?;
         // The first one goes on.
         let (listener, address) = listen(HOSTS[0])?;
-        let reader = thread::spawn(move || read_all(&listener));
-        guest
-            .work(&format!("upload at={address} count=1000"))
-            .await?;
-        check_eq!(joined(reader, "the host")?.0, 1000, "bytes");
+        let server = thread::spawn(move || serve(&listener, CPUS));
+        let done = guest.work(&format!("calls at={address} count=1")).await?;
+        check_eq!(done["bytes"], joined(server, "the host")?, "bytes");
         guest.end().await?;
         let left = Path::new("/proc").join(processes[0].to_string());
         check!(!left.exists(), "passt has outlived its guest");
