@@ -35,31 +35,16 @@ const SHELL: [&str; 2] = ["/bin/sh", "-c"];
 /// Runs a job once. What keeps it from starting is its result as well.
 pub async fn run(job: &Job, artifacts: &Artifacts, progress: &JobProgress) -> Attempt {
     let begun = Instant::now();
-    match try_to_run(job, artifacts, progress).await {
-        Ok(attempt) => Attempt {
-            time: begun.elapsed(),
-            ..attempt
-        },
-        Err(failure) => not_run(&failure, begun),
-    }
+    let run = try_to_run(job, artifacts, progress, begun).await;
+    run.unwrap_or_else(|failure| not_run(&failure, begun))
 }
 
 /// The result of a job that can't be run.
 fn not_run(failure: &Failure, begun: Instant) -> Attempt {
     let end = End::NoStart(failure.to_string());
     Attempt {
-        time: begun.elapsed(),
         checks: vec![judged(&end, true)],
-        end,
-        reports: Vec::new(),
-        cases: Vec::new(),
-        problems: Vec::new(),
-        coverage: Vec::new(),
-        standing: Vec::new(),
-        last_events: Vec::new(),
-        lost: 0,
-        console: Vec::new(),
-        output: Vec::new(),
+        ..Attempt::ended(end, begun.elapsed())
     }
 }
 
@@ -67,6 +52,7 @@ async fn try_to_run(
     job: &Job,
     artifacts: &Artifacts,
     progress: &JobProgress,
+    begun: Instant,
 ) -> Result<Attempt, Failure> {
     let prepared = match job.settings.root {
         Some(_) => Some(prepare(&job.kernel, &root(job), false)?),
@@ -79,6 +65,7 @@ async fn try_to_run(
         job,
         artifacts,
         progress,
+        begun,
     };
     let result = guest.run(&server, prepared.as_ref(), streams).await;
     server.stop().await;
@@ -138,6 +125,7 @@ struct Guest<'j> {
     job: &'j Job,
     artifacts: &'j Artifacts,
     progress: &'j JobProgress,
+    begun: Instant,
 }
 
 /// What reads what a guest tells, each to the guest's end.
@@ -205,16 +193,11 @@ impl Guest<'_> {
             detail: it.report.title.clone(),
         }));
         checks.extend(expected);
-        let printed: Printed = match printed {
-            Some(printed) => printed,
-            None => Printed::default(),
-        };
+        let printed: Printed = printed.unwrap_or_default();
         let mut tests = told.tests;
         tests.cases.extend(printed.tests.cases);
         tests.problems.extend(printed.tests.problems);
         Ok(Attempt {
-            end,
-            time: Default::default(),
             checks,
             reports,
             cases: tests.cases,
@@ -225,6 +208,7 @@ impl Guest<'_> {
             lost: seen.lost,
             console: told.tail,
             output: printed.tail,
+            ..Attempt::ended(end, self.begun.elapsed())
         })
     }
 

@@ -78,6 +78,24 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// One of which nothing is known but its end.
+    pub fn ended(end: End, time: Duration) -> Self {
+        Self {
+            end,
+            time,
+            checks: Vec::new(),
+            reports: Vec::new(),
+            cases: Vec::new(),
+            problems: Vec::new(),
+            coverage: Vec::new(),
+            standing: Vec::new(),
+            last_events: Vec::new(),
+            lost: 0,
+            console: Vec::new(),
+            output: Vec::new(),
+        }
+    }
+
     pub fn passed(&self) -> bool {
         let failed = |case: &Case| case.outcome.is_failure();
         self.checks.iter().all(|check| check.passed)

@@ -15,20 +15,7 @@ const OOPS: &str = "\
 [    1.000000] ---[ end trace 0000000000000000 ]---";
 
 fn attempt(end: End, seconds: f64) -> Attempt {
-    Attempt {
-        end,
-        time: Duration::from_secs_f64(seconds),
-        checks: Vec::new(),
-        reports: Vec::new(),
-        cases: Vec::new(),
-        problems: Vec::new(),
-        coverage: Vec::new(),
-        standing: Vec::new(),
-        last_events: Vec::new(),
-        lost: 0,
-        console: Vec::new(),
-        output: Vec::new(),
-    }
+    Attempt::ended(end, Duration::from_secs_f64(seconds))
 }
 
 fn check(name: &str, passed: bool, detail: &str) -> Check {

@@ -169,18 +169,12 @@ fn check_of(attempt: &Value, name: &str) -> Result<(bool, String), Failure> {
     Ok((found.1, found.2.clone()))
 }
 
-fn jobs(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
-    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
-    let at = folder.path();
-    let made = make_root(cx, &at.join("root"))
-        .and_then(|()| unpack_modules(cx, release, &at.join("modules")))
-        .and_then(|()| fs::write(at.join("matrix.toml"), MATRIX));
-    made.map_err(Failure::io("make a root folder"))?;
-    let kernel = format!("k={}", cx.kernel(kernel));
+/// Runs the folder's matrix on a kernel, of whose jobs some fail. What it has printed, and its report.
+fn matrix(cx: &Context, folder: &Path, kernel: &str) -> Result<(String, Value), Failure> {
     let arguments = [
         "matrix.toml",
         "--kernel",
-        &kernel,
+        kernel,
         "--jobs",
         "2",
         "--json",
@@ -190,20 +184,29 @@ fn jobs(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
         "--artifacts",
         "kept",
     ];
-    let output = ci(cx, at, &arguments)?;
-    let (told, errors) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
+    let output = ci(cx, folder, &arguments)?;
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
     check_eq!(output.status.code(), Some(1), "exit code: {told}{errors}");
+    let report = serde_json::from_str(&read(&folder.join("report.json"))?);
+    let report = report.map_err(|error| wrong!("the report is no JSON: {error}"))?;
+    Ok((told, report))
+}
+
+fn jobs(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let at = folder.path();
+    let made = make_root(cx, &at.join("root"))
+        .and_then(|()| unpack_modules(cx, release, &at.join("modules")))
+        .and_then(|()| fs::write(at.join("matrix.toml"), MATRIX));
+    made.map_err(Failure::io("make a root folder"))?;
+    let kernel = format!("k={}", cx.kernel(kernel));
+    let (told, report) = matrix(cx, at, &kernel)?;
     check_eq!(
         told.lines().last(),
         Some("1 passed, 4 failed"),
         "the last line of {told}"
     );
-    let report = read(&at.join("report.json"))?;
-    let report: Value =
-        serde_json::from_str(&report).map_err(|error| wrong!("the report is no JSON: {error}"))?;
 
     let passes = attempt(&report, "k/passes")?;
     for (name, passed, detail) in checks(passes) {
@@ -321,23 +324,7 @@ fn faults(cx: &Context) -> TestResult {
         make_root(cx, &at.join("root")).and_then(|()| fs::write(at.join("matrix.toml"), FAULTS));
     made.map_err(Failure::io("make a root folder"))?;
     let kernel = format!("t={}", cx.file("test-kernel"));
-    let arguments = [
-        "matrix.toml",
-        "--kernel",
-        &kernel,
-        "--jobs",
-        "2",
-        "--json",
-        "report.json",
-        "--junit",
-        "report.xml",
-    ];
-    let output = ci(cx, at, &arguments)?;
-    let told = String::from_utf8_lossy(&output.stdout);
-    check_eq!(output.status.code(), Some(1), "exit code: {told}");
-    let report = read(&at.join("report.json"))?;
-    let report: Value =
-        serde_json::from_str(&report).map_err(|error| wrong!("the report is no JSON: {error}"))?;
+    let (told, report) = matrix(cx, at, &kernel)?;
 
     let kunit = attempt(&report, "t/kunit")?;
     check_eq!(kunit["passed"], true, "whether KUnit passes: {told}");
