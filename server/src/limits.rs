@@ -82,7 +82,7 @@ pub const HIT_READ_BYTES: u32 = 1 << 16;
 /// Bytes of guest memory that a client writes at a hit at a time.
 pub const HIT_WRITE_BYTES: RangeInclusive<usize> = 1..=4096;
 
-/// Addresses of one ReadStack at most: so many has an event at most, too.
+/// Addresses of one `ReadStack` at most: so many has an event at most, too.
 pub const STACK_ADDRESSES: u32 = 64;
 
 /// Bytes of guest memory that a debugger reads at a time.

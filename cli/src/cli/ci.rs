@@ -107,7 +107,7 @@ pub struct CiTest {
     /// A probe that is not to be hit (repeatable)
     #[arg(long, value_name = "PROBE")]
     pub expect_none: Vec<String>,
-    /// A function and the longest time that a call of it is to take, such as 'r vfs_fsync' 5ms (repeatable)
+    /// A function and the longest time that a call of it is to take, such as `r vfs_fsync` 5ms (repeatable)
     #[arg(long, num_args = 2, value_names = ["PROBE", "TIME"])]
     pub max_latency: Vec<String>,
     /// Functions of which to count the calls, as a pattern, and how many of them are to be called at least:

@@ -76,7 +76,7 @@ vcpus = 2
 probe = ["p:early start_kernel"]
 "#;
 
-/// The jobs of a kernel with KUnit, KASAN and lockdep, which has faults to order (drivers/misc/lkdtm).
+/// The jobs of a kernel with `KUnit`, KASAN and lockdep, which has faults to order (drivers/misc/lkdtm).
 const FAULTS: &str = r#"
 [defaults]
 memory = 256
