@@ -10,6 +10,7 @@ mod output;
 mod paths;
 mod render;
 mod server_process;
+mod tail;
 mod terminal;
 mod tracing;
 

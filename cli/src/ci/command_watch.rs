@@ -6,8 +6,8 @@ use vmprobe_kernel_log::{Lines, MAX_LINE};
 
 use super::artifacts::Artifact;
 use super::progress::JobProgress;
-use super::tail::Tail;
 use crate::failure::Failure;
+use crate::tail::Tail;
 
 /// Lines of the output that a report shows.
 const TAIL: usize = 200;

@@ -7,8 +7,8 @@ use vmprobe_kernel_log::{Frame, Kind, Lines, Place, Report, Reports};
 use super::artifacts::Artifact;
 use super::progress::JobProgress;
 use super::standing::place_of;
-use super::tail::Tail;
 use crate::failure::Failure;
+use crate::tail::Tail;
 
 /// Lines of the console that a report shows.
 const TAIL: usize = 100;

@@ -22,7 +22,6 @@ mod runner;
 mod samples;
 mod settings;
 mod standing;
-mod tail;
 
 use std::fs::{self, File};
 use std::io::BufWriter;

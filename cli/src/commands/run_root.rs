@@ -1,11 +1,10 @@
 //! `vmprobe run --root`: one command in a guest whose root is a folder of the host's.
 
-use std::collections::VecDeque;
-
 use tokio::io::{stderr, stdout};
 use vmprobe_client::v1::{CreateVmRequest, Ending};
 use vmprobe_client::{Client, ConsoleOutput, Message};
 use vmprobe_init::PREFIX;
+use vmprobe_kernel_log::Lines;
 
 use super::event_file::{EventCopy, EventFile};
 use super::guest;
@@ -17,6 +16,7 @@ use crate::output::note;
 use crate::paths;
 use crate::render;
 use crate::server_process::ServerProcess;
+use crate::tail::Tail;
 use crate::tracing::EventNames;
 
 const NAME: &str = "guest";
@@ -112,29 +112,23 @@ async fn guest_ended(client: &Client, output: ConsoleOutput) -> Failure {
 }
 
 /// Reads the console to its end.
-async fn last_lines(mut output: ConsoleOutput) -> Result<VecDeque<String>, Failure> {
-    let (mut lines, mut rest) = (VecDeque::new(), Vec::new());
+async fn last_lines(mut output: ConsoleOutput) -> Result<Vec<String>, Failure> {
+    let (mut lines, mut last) = (Lines::new(), Tail::new(SHOWN_LINES));
     while let Some(chunk) = output.next().await? {
-        rest.extend(chunk.output);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            let line = String::from_utf8_lossy(&line);
-            lines.push_back(line.trim_end().to_owned());
-            if lines.len() > SHOWN_LINES {
-                lines.pop_front();
-            }
+        for line in lines.push(&chunk.output) {
+            last.push(line);
         }
     }
-    Ok(lines)
+    lines.finish().into_iter().for_each(|line| last.push(line));
+    Ok(last.into_lines())
 }
 
-fn no_command_end(ending: &Ending, lines: &VecDeque<String>) -> Failure {
+fn no_command_end(ending: &Ending, lines: &[String]) -> Failure {
     let own: Vec<&str> = lines
         .iter()
         .filter_map(|line| Some(line.split_once(PREFIX)?.1))
         .collect();
     let said = if own.is_empty() {
-        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         format!("\n{}", lines.join("\n"))
     } else {
         format!("\n{}", own.join("\n"))
