@@ -154,7 +154,7 @@ impl Function {
                     let jump = matches!((bytes[0], len), (0xe9, 5) | (0xeb, 2));
                     jump || bytes.starts_with(&NOP5) || bytes.starts_with(&NOP2)
                 }
-                "static-call" => is_static_call(bytes),
+                "static-call" => is_static_call(bytes) || self.is_in_returning_call(code.start),
                 "bug" => bytes.starts_with(&[0x0f, 0x0b]),
                 "smp-lock" => is_boundary && LOCK.contains(&bytes[0]),
                 // The first one of all has another name as well.
@@ -167,6 +167,16 @@ impl Function {
                 _ => false,
             },
         }
+    }
+
+    /// Whether an int3 belongs to the static call before it: one that does nothing at a function's end returns, and
+    /// fills its five bytes up.
+    fn is_in_returning_call(&self, at: usize) -> bool {
+        let begins = |back: &usize| {
+            let start = at.checked_sub(*back);
+            start.is_some_and(|start| self.bytes[start..].starts_with(&RETURNING_CALL))
+        };
+        (1..RETURNING_CALL.len()).any(|back| begins(&back))
     }
 
     /// What the kernel has to answer where the product rightly says this.
@@ -215,11 +225,14 @@ fn is_static_call_trampoline(bytes: &[u8]) -> bool {
     mark == Some(&[0x0f, 0xb9, 0xcc]) && matches!(bytes[0], 0xe9 | 0xc3)
 }
 
+/// What a static call that does nothing at a function's end is (`retinsn` in `arch/x86/kernel/static_call.c`).
+const RETURNING_CALL: [u8; 5] = [0xc3, INT3, INT3, INT3, INT3];
+
 /// Whether these bytes are what the kernel makes of a static call (`__static_call_transform` in
 /// `arch/x86/kernel/static_call.c`).
 fn is_static_call(bytes: &[u8]) -> bool {
     let call = matches!(bytes, [0xe8 | 0xe9, ..] | [0x0f, 0x80..=0x8f, ..]);
-    let ret = bytes.starts_with(&[0xc3, INT3, INT3, INT3, INT3]);
+    let ret = bytes.starts_with(&RETURNING_CALL);
     call || ret || bytes.starts_with(&NOP5) || XOR5.iter().any(|xor| bytes.starts_with(xor))
 }
 
@@ -327,6 +340,25 @@ mod tests {
         assert!(is_static_call_trampoline(&ret));
         assert!(!is_static_call_trampoline(&jump[..5]));
         assert!(!is_static_call_trampoline(&function(Standing::Open).bytes));
+    }
+
+    #[test]
+    fn a_static_call_that_returns_has_the_int3s_behind_it() {
+        let mut open = function(Standing::Open);
+        open.bytes = [&[0x90][..], &RETURNING_CALL, &[INT3; 15]].concat();
+        open.size = 7;
+        open.code = decoder::decode(&open.bytes, open.size).unwrap();
+        let judge = |offset| {
+            open.judge(
+                offset,
+                &listed("static-call"),
+                Answer::Refused,
+                Traps::NoPlace,
+            )
+        };
+        for (offset, is_one) in [(0, false), (1, true), (2, true), (5, true), (6, false)] {
+            assert_eq!(judge(offset).is_ok(), is_one, "{offset}");
+        }
     }
 
     #[test]
