@@ -87,16 +87,13 @@ pub async fn symbolised(client: &Client, vm: &str, report: Report) -> KernelRepo
                 offset,
                 size,
                 module,
-            } => {
-                let mut text = format!("{name}+{offset:#x}");
-                if let Some(size) = size {
-                    text += &format!("/{size:#x}");
-                }
-                if let Some(module) = module {
-                    text += &format!(" [{module}]");
-                }
-                text
+            } => vmprobe_trace_formats::Place {
+                name: name.clone(),
+                offset: *offset,
+                size: *size,
+                module: module.clone().unwrap_or_default(),
             }
+            .to_string(),
             Place::Address(address) => place_of(client, vm, *address).await,
         };
         stack.push(match reliable {

@@ -3,12 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_client::{EventStream, Message};
 use vmprobe_trace_formats::{Header, Writer};
 
 use crate::commands::event_file::EventCopy;
+use crate::commands::latency::call_ns;
 use crate::failure::Failure;
 use crate::tracing::{EventNames, TraceLines, deliver};
 
@@ -33,15 +33,10 @@ pub struct Seen {
 
 impl Seen {
     fn add(&mut self, event: Event, tsc_hz: u64) {
-        if let Some(Detail::Return(returned)) = &event.detail
-            && !returned.tail_call
-        {
-            let ticks = event.tsc.saturating_sub(returned.entry_tsc);
-            let ns = u128::from(ticks) * 1_000_000_000 / u128::from(tsc_hz.max(1));
-            let time = Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
+        if let Some(ns) = call_ns(&event, tsc_hz) {
             let calls = self.calls.entry(event.probe_id).or_default();
             calls.count += 1;
-            calls.longest = calls.longest.max(time);
+            calls.longest = calls.longest.max(Duration::from_nanos(ns));
         }
         if self.last.len() == LAST {
             self.last.pop_front();
@@ -102,6 +97,7 @@ pub async fn watch(mut stream: EventStream, mut copy: Option<EventCopy>) -> Resu
 #[cfg(test)]
 mod tests {
     use vmprobe_client::v1::Return;
+    use vmprobe_client::v1::event::Detail;
 
     use super::*;
 

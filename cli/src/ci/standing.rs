@@ -2,6 +2,8 @@
 
 use vmprobe_client::{Client, ClientError};
 
+use crate::tracing::place;
+
 /// Where a vCPU stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
@@ -36,19 +38,6 @@ pub async fn of_all(client: &Client, vm: &str, vcpus: u32) -> Result<Vec<Standin
 
 /// An address as the kernel writes it, `vfs_read+0x15/0x2e0 [module]`, or the bare number where it is in no function.
 pub async fn place_of(client: &Client, vm: &str, address: u64) -> String {
-    let bare = || format!("{address:#x}");
-    let Ok(found) = client.locate(vm, address).await else {
-        return bare();
-    };
-    let Some(symbol) = found.symbol else {
-        return bare();
-    };
-    let mut text = format!("{}+{:#x}", symbol.name, found.offset);
-    if found.size > 0 {
-        text += &format!("/{:#x}", found.size);
-    }
-    if !found.module.is_empty() {
-        text += &format!(" [{}]", found.module);
-    }
-    text
+    let found = client.locate(vm, address).await.ok().and_then(place);
+    found.map_or_else(|| format!("{address:#x}"), |place| place.to_string())
 }

@@ -14,7 +14,7 @@ use crate::cli::{
     BackendArg, Boot, DeviceArgs, DiskArg, LimitArg, MachineArgs, NetworkArg, ShareArg, VsockArg,
 };
 use crate::failure::Failure;
-use crate::paths;
+use crate::paths::{self, PathError};
 use crate::tracing::Definition;
 
 /// # Errors
@@ -71,7 +71,7 @@ fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
 
 /// # Errors
 /// A path that is no text.
-pub fn disk(asked: &DiskArg) -> Result<Disk, Failure> {
+pub fn disk(asked: &DiskArg) -> Result<Disk, PathError> {
     Ok(Disk {
         path: paths::text(&asked.path)?,
         format: asked.format.into(),
@@ -99,7 +99,7 @@ fn network(asked: &NetworkArg) -> Result<Network, Failure> {
 }
 
 /// None where nothing is limited.
-pub fn limit(asked: LimitArg) -> Option<RateLimit> {
+fn limit(asked: LimitArg) -> Option<RateLimit> {
     let number = |limit: Option<NonZeroU64>| limit.map_or(0, NonZeroU64::get);
     (asked != LimitArg::default()).then_some(RateLimit {
         bytes_per_second: number(asked.bytes),

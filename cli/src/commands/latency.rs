@@ -47,6 +47,17 @@ pub fn definition(text: &str) -> Result<String, Failure> {
     }
 }
 
+/// How long the call took whose return an event tells of, in nanoseconds. None of another event, and of a tail call,
+/// which goes on elsewhere.
+pub fn call_ns(event: &Event, tsc_hz: u64) -> Option<u64> {
+    let Some(Detail::Return(returned)) = &event.detail else {
+        return None;
+    };
+    let ticks = event.tsc.saturating_sub(returned.entry_tsc);
+    let ns = u128::from(ticks) * 1_000_000_000 / u128::from(tsc_hz.max(1));
+    (!returned.tail_call).then(|| u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
 /// Durations of each probe's calls.
 struct Latencies {
     tsc_hz: u64,
@@ -95,15 +106,11 @@ impl Writer for Latencies {
     }
 
     fn event(&mut self, event: &Event) -> io::Result<()> {
-        let (Some(Detail::Return(returned)), Some((_, histogram))) =
-            (&event.detail, self.probes.get_mut(&event.probe_id))
-        else {
-            return Ok(());
-        };
-        if !returned.tail_call {
-            let ticks = event.tsc.saturating_sub(returned.entry_tsc);
-            let ns = u128::from(ticks) * 1_000_000_000 / u128::from(self.tsc_hz.max(1));
-            histogram.add(u64::try_from(ns).unwrap_or(u64::MAX));
+        if let (Some(ns), Some((_, histogram))) = (
+            call_ns(event, self.tsc_hz),
+            self.probes.get_mut(&event.probe_id),
+        ) {
+            histogram.add(ns);
         }
         Ok(())
     }

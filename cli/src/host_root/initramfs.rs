@@ -14,9 +14,9 @@ use super::error::RootError;
 use super::job;
 use super::modules::Modules;
 use super::release;
-use crate::cli::{DiskArg, RootArgs};
+use crate::cli::RootArgs;
 use crate::commands::guest;
-use crate::paths;
+use crate::paths::{self, PathError};
 
 /// The program that is the guest's PID 1.
 const INIT: &str = "vmprobe-init";
@@ -125,15 +125,9 @@ fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
 
 /// The image that is the root, which the guest can't change.
 fn disks(root: &RootArgs) -> Result<Vec<Disk>, RootError> {
-    let disk = |image: DiskArg| {
-        Ok(Disk {
-            path: paths::text(&image.path)?,
-            format: image.format.into(),
-            read_only: image.read_only,
-            limit: guest::limit(image.limit),
-        })
-    };
-    root.image().into_iter().map(disk).collect()
+    let image = root.image();
+    let disks = image.iter().map(guest::disk);
+    Ok(disks.collect::<Result<_, PathError>>()?)
 }
 
 fn read_init() -> Result<Vec<u8>, RootError> {

@@ -12,6 +12,6 @@ mod session;
 pub use definitions::{Definition, Wanted};
 pub use functions::{Function, functions};
 pub use lines::TraceLines;
-pub use names::EventNames;
+pub use names::{EventNames, place};
 pub use register::{name_all, register_as_asked};
 pub use session::{deliver, follow};

@@ -136,7 +136,8 @@ impl EventNames {
     }
 }
 
-fn place(answer: ResolveAddressResponse) -> Option<Place> {
+/// What covers the address that the server was asked for.
+pub fn place(answer: ResolveAddressResponse) -> Option<Place> {
     let symbol = answer.symbol?;
     Some(Place {
         size: (answer.size > 0).then_some(answer.size),
