@@ -4,28 +4,28 @@
 //! [`Server::bind`] takes an address, [`Server::serve`] answers calls until it is told to end, and
 //! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
 
-mod admission;
 mod blocking;
 mod console;
 mod convert;
 mod core_file;
 pub mod doctor;
 mod fanout;
+mod front;
 mod limits;
 mod machine;
-mod machines;
+mod one_vm;
 mod page;
-mod serve;
 mod services;
 mod status;
+pub mod vm_process;
 
-/// The way of events to clients, for measurements.
+/// The way of events to clients in one process, for measurements.
 #[cfg(feature = "testing")]
 pub mod testing {
     pub use crate::convert::event;
     pub use crate::fanout::{Fanout, Subscription};
-    pub use crate::serve::Publishers;
+    pub use crate::one_vm::Publishers;
 }
 
+pub use front::{BindError, ServeError, ServeOptions, Server, VmProgram};
 pub use limits::Limits;
-pub use serve::{BindError, ServeError, ServeOptions, Server};

@@ -25,6 +25,8 @@ pub struct Limits {
     pub streams: usize,
     /// Whether probes and clients may change the guest: set registers, skip functions, write memory.
     pub changes: bool,
+    /// Whether the threads of VMs have filters of system calls.
+    pub seccomp: bool,
 }
 
 impl Default for Limits {
@@ -38,6 +40,7 @@ impl Default for Limits {
             calls: 256,
             streams: 256,
             changes: false,
+            seccomp: true,
         }
     }
 }

@@ -17,6 +17,7 @@ use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{BatchError, ChangeError, RegisterError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
+use vmm::confinement::ConfinementError;
 use vmm::{CreateError, DeviceError, DiskError, FileError, NetError, VsockError};
 
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
@@ -71,6 +72,11 @@ pub fn create(error: &CreateError) -> Status {
         Some(field) => with_field(code, field, error.to_string()),
         None => Status::new(code, error.to_string()),
     }
+}
+
+/// Why a VM's process can't be confined.
+pub fn confinement(error: &ConfinementError) -> Status {
+    Status::failed_precondition(error.to_string())
 }
 
 /// Where a request has one of a batch's probes, such as `probes[17]`.

@@ -27,7 +27,7 @@ use vmprobe_client::v1::{
     Condition, CreateVmRequest, ListVmsRequest, ProbeOptions, ProbeSpec, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{BindError, ServeError, ServeOptions, Server};
+use vmprobe_server::{BindError, ServeError, ServeOptions, Server, VmProgram};
 
 struct Running {
     endpoint: String,
@@ -70,7 +70,12 @@ fn loopback(port: u16) -> ServeOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], port)),
         insecure_listen_anywhere: false,
         limits: vmprobe_server::Limits::default(),
+        program: program(),
     }
+}
+
+fn program() -> VmProgram {
+    VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into())
 }
 
 fn address(address: u64) -> ProbeSpec {
@@ -324,6 +329,7 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
         listen,
         insecure_listen_anywhere: false,
         limits: vmprobe_server::Limits::default(),
+        program: program(),
     })
     .await;
     assert!(
@@ -335,6 +341,7 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
             listen,
             insecure_listen_anywhere: true,
             limits: vmprobe_server::Limits::default(),
+            program: program(),
         })
         .await
         .is_ok()

@@ -10,6 +10,7 @@
 //! which measures what a host's KVM does.
 
 mod config;
+pub mod confinement;
 mod devices;
 mod ending;
 mod exits;

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
 
 use guest_state::{ArenaMemory, Segment, TrapHandler, VcpuId};
@@ -19,6 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     config::{CreateError, VmConfig},
+    confinement::{Confinement, Role},
     devices::{
         console::Console,
         events::DeviceEvents,
@@ -60,6 +61,7 @@ pub struct Vm {
     in_place: bool,
     tsc_hz: u64,
     devices: VirtioDevices,
+    confinement: Confinement,
     /// The VM's own file, which must outlive the vCPUs.
     _fd: Arc<VmFd>,
 }
@@ -118,11 +120,11 @@ pub enum StartError {
 
 impl Vm {
     /// Makes a VM with its kernel in place, ready to execute its first
-    /// instruction.
+    /// instruction. Its threads will be confined by `confinement`.
     ///
     /// # Errors
     /// See [`CreateError`]; nothing is left behind.
-    pub fn create(config: &VmConfig) -> Result<Self, CreateError> {
+    pub fn create(config: &VmConfig, confinement: &Confinement) -> Result<Self, CreateError> {
         config.validate()?;
         let kernel = read_kernel(config.read("kernel", &config.kernel)?).map_err(|cause| {
             CreateError::Kernel {
@@ -161,7 +163,13 @@ impl Vm {
         let guest_end = GuestEnd::new(Arc::clone(&console), Arc::clone(&end));
         let serial = serial_port(&fd, &console, guest_end.clone())?;
         let events: Arc<dyn DeviceEvents> = Arc::new(KvmEvents::new(Arc::clone(&fd)));
-        let devices = virtio::attach(devices, layout::PCI_WINDOW, ram.shared(), &events);
+        let devices = virtio::attach(
+            devices,
+            layout::PCI_WINDOW,
+            ram.shared(),
+            &events,
+            confinement,
+        );
         let devices = devices.map_err(CreateError::Events)?;
         let bus = platform::bus(serial, &guest_end, devices.functions())?;
         let vcpus = (0..config.vcpus)
@@ -201,6 +209,7 @@ impl Vm {
             in_place: config.boot == BootMethod::Elf,
             tsc_hz,
             devices,
+            confinement: confinement.clone(),
             _fd: fd,
         })
     }
@@ -272,14 +281,14 @@ impl Vm {
             let (cell, shared) = (Arc::clone(cell), Arc::clone(&self.shared));
             let (handler, console) = (Arc::clone(handler), Arc::clone(&self.console));
             let running = Arc::clone(&running);
-            let spawned = thread::Builder::new()
-                .name(format!("vcpu{index}"))
-                .spawn(move || {
-                    vcpu::run_thread(index, &cell, &shared, &*handler);
-                    if running.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        console.close();
-                    }
-                });
+            let run = move || {
+                vcpu::run_thread(index, &cell, &shared, &*handler);
+                if running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    console.close();
+                }
+            };
+            let name = format!("vcpu{index}");
+            let spawned = self.confinement.spawn(Role::Vcpu, name, run);
             match spawned {
                 Ok(handle) => threads.handles.push(handle),
                 Err(cause) => {

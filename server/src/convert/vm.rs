@@ -4,6 +4,17 @@ use std::time::Duration;
 
 use vmprobe_proto::v1;
 
+/// Memory of a guest for which the request gives none, in MiB.
+const DEFAULT_MEMORY_MIB: u64 = 512;
+
+/// MiB of memory that a request asks for.
+pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
+    match request.memory_mib {
+        0 => DEFAULT_MEMORY_MIB,
+        given => given,
+    }
+}
+
 /// The protocol's form of how often vCPUs left guest mode.
 pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
     v1::Exits {

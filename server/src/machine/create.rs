@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 
 use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
@@ -12,6 +11,7 @@ use probe_engine::event::{Event, EventSink};
 use tokio::sync::watch;
 use tonic::Status;
 use vmm::boot::bzimage::KernelFormat;
+use vmm::confinement::{Confinement, Role};
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
@@ -23,9 +23,6 @@ use crate::fanout::Fanout;
 use crate::limits::Limits;
 use crate::status::ProbeField;
 use crate::{convert, status};
-
-/// Memory of a guest for which the request gives none, in MiB.
-const DEFAULT_MEMORY_MIB: u64 = 512;
 
 /// Hands the engine's events to those who follow them.
 struct Events {
@@ -52,7 +49,8 @@ impl EventSink for Events {
 }
 
 impl Machine {
-    /// Builds a VM and plants its first probes; the guest has not run yet. Blocks.
+    /// Builds a VM and plants its first probes; the guest has not run yet. Then `confinement` is sealed, and what runs
+    /// from now on is confined by it. Blocks.
     ///
     /// # Errors
     /// What is wrong with the request or the host; then nothing of the VM is left.
@@ -60,10 +58,11 @@ impl Machine {
         name: &str,
         request: &v1::CreateVmRequest,
         limits: &Limits,
+        confinement: &Confinement,
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
         let config = config(request, limits)?;
         let first = first_probes(request)?;
-        let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
+        let mut vm = Vm::create(&config, confinement).map_err(|error| status::create(&error))?;
         let (kernel, version) = read_kernel(&mut vm)?;
 
         let events = Arc::new(Fanout::default());
@@ -91,8 +90,12 @@ impl Machine {
             reader: ReaderThread::default(),
             max_probes: limits.probes,
             allow_changes: limits.changes,
+            confinement: confinement.clone(),
         });
         let probes = machine.plant_first(&first)?;
+        confinement
+            .seal()
+            .map_err(|error| status::confinement(&error))?;
         machine.start_threads(ended).inspect_err(|_| {
             // Those that were started end with the guest.
             machine.kill();
@@ -143,9 +146,10 @@ impl Machine {
         work: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) -> Result<(), Status> {
         let machine = Arc::clone(self);
-        let thread = thread::Builder::new()
-            .name(format!("{}-{what}", self.name))
-            .spawn(move || work(&machine));
+        let name = format!("{}-{what}", self.name);
+        let thread = self
+            .confinement
+            .spawn(Role::Engine, name, move || work(&machine));
         thread.map(drop).map_err(|error| {
             Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
         })
@@ -181,20 +185,12 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
             .filter(|path| !path.is_empty())
             .map(PathBuf::from),
         cmdline: request.cmdline.clone(),
-        memory_mib: memory_mib(request),
+        memory_mib: convert::memory_mib(request),
         vcpus: request.vcpus.max(1),
         boot,
         max_file: limits.file_mib.saturating_mul(1 << 20),
         devices: convert::devices(request.devices.as_ref())?,
     })
-}
-
-/// MiB of memory that a request asks for.
-pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
-    match request.memory_mib {
-        0 => DEFAULT_MEMORY_MIB,
-        given => given,
-    }
 }
 
 /// The probes of a request, by the fields that they are in: its own, then those on the kernel's command line.

@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use tokio::sync::watch;
 use tonic::Status;
+use vmm::confinement::Confinement;
 use vmm::{GuestRam, StartError, StoppedVm, Vm, VmConfig, VmState};
 use vmprobe_proto::v1;
 
@@ -41,7 +42,6 @@ use crate::fanout::Fanout;
 use asked::AskedProbes;
 pub use attend::{Attendance, Told};
 pub use blacklist::BlacklistReader;
-pub use create::memory_mib;
 pub use debug::DebugSession;
 pub use probes::Changed;
 
@@ -67,6 +67,7 @@ pub struct Machine {
     max_probes: usize,
     /// Whether clients may change the guest.
     allow_changes: bool,
+    confinement: Confinement,
 }
 
 /// What a description of the VM repeats of its making.
@@ -101,11 +102,6 @@ impl Machine {
     /// The VM's name.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// MiB of the guest's memory.
-    pub fn memory_mib(&self) -> u64 {
-        self.config.memory_mib
     }
 
     /// What the VM is and does.

@@ -10,7 +10,7 @@ use vmprobe_proto::v1::{AttachConsoleRequest, AttachConsoleResponse};
 
 use crate::console::ConsoleReader;
 use crate::machine::Machine;
-use crate::machines::Machines;
+use crate::one_vm::OneVm;
 use crate::status;
 
 /// Messages on their way to a client beside those that gRPC holds.
@@ -18,7 +18,7 @@ const AHEAD: usize = 2;
 
 /// The service.
 #[derive(Debug)]
-pub struct Consoles(pub Arc<Machines>);
+pub struct Consoles(pub Arc<OneVm>);
 
 #[async_trait]
 impl ConsoleService for Consoles {

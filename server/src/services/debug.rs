@@ -18,7 +18,7 @@ use vmprobe_proto::v1::{
 
 use crate::blocking::blocking;
 use crate::machine::{DebugSession, Machine};
-use crate::machines::Machines;
+use crate::one_vm::OneVm;
 use crate::status;
 
 /// Responses on their way to a client beside those that gRPC holds.
@@ -26,7 +26,7 @@ const AHEAD: usize = 16;
 
 /// The service.
 #[derive(Debug)]
-pub struct Debuggers(pub Arc<Machines>);
+pub struct Debuggers(pub Arc<OneVm>);
 
 type Sender = mpsc::Sender<Result<DebugResponse, Status>>;
 

@@ -11,7 +11,7 @@ use vmprobe_proto::v1::{Ended, StreamEventsRequest, StreamEventsResponse, Subscr
 
 use crate::fanout::Subscription;
 use crate::machine::Machine;
-use crate::machines::Machines;
+use crate::one_vm::OneVm;
 
 /// Batches on their way to a client beside those that gRPC holds; the rest waits, bounded and
 /// counted, in the subscription.
@@ -19,7 +19,7 @@ const AHEAD: usize = 2;
 
 /// The service.
 #[derive(Debug)]
-pub struct Events(pub Arc<Machines>);
+pub struct Events(pub Arc<OneVm>);
 
 type Sender = mpsc::Sender<Result<StreamEventsResponse, Status>>;
 

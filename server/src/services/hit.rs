@@ -13,7 +13,7 @@ use vmprobe_proto::v1::{BeginHits, Ended, HandleHitsRequest, HandleHitsResponse,
 
 use crate::blocking::blocking;
 use crate::machine::{Attendance, Machine, Told};
-use crate::machines::Machines;
+use crate::one_vm::OneVm;
 use crate::{limits, status};
 
 /// Messages on their way to a client beside those that gRPC holds: more than a guest has vCPUs, so that a client
@@ -22,7 +22,7 @@ const AHEAD: usize = 64;
 
 /// The service.
 #[derive(Debug)]
-pub struct Hits(pub Arc<Machines>);
+pub struct Hits(pub Arc<OneVm>);
 
 type Sender = mpsc::Sender<Result<HandleHitsResponse, Status>>;
 

@@ -17,7 +17,7 @@ use vmprobe_proto::v1::{
 
 use crate::blocking::blocking;
 use crate::machine::BlacklistReader;
-use crate::machines::Machines;
+use crate::one_vm::OneVm;
 use crate::page::Page;
 use crate::{limits, status};
 
@@ -26,7 +26,7 @@ const AHEAD: usize = 2;
 
 /// The service.
 #[derive(Debug)]
-pub struct Probes(pub Arc<Machines>);
+pub struct Probes(pub Arc<OneVm>);
 
 #[async_trait]
 impl ProbeService for Probes {

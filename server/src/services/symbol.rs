@@ -10,13 +10,13 @@ use vmprobe_proto::v1::{
 };
 
 use crate::blocking::blocking;
-use crate::machines::Machines;
+use crate::one_vm::OneVm;
 use crate::page::Page;
 use crate::{limits, status};
 
 /// The service.
 #[derive(Debug)]
-pub struct Symbols(pub Arc<Machines>);
+pub struct Symbols(pub Arc<OneVm>);
 
 #[async_trait]
 impl SymbolService for Symbols {

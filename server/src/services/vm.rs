@@ -1,4 +1,4 @@
-//! `VmService`: the life cycle of VMs.
+//! `VmService`: the life cycle of the VM of this process.
 
 use std::sync::Arc;
 
@@ -16,15 +16,13 @@ use vmprobe_proto::v1::{
 };
 
 use crate::blocking::blocking;
-use crate::doctor;
-use crate::machine::{Machine, memory_mib};
-use crate::machines::Machines;
-use crate::page::Page;
+use crate::machine::Machine;
+use crate::one_vm::OneVm;
 use crate::{limits, status};
 
 /// The service.
 #[derive(Debug)]
-pub struct Vms(pub Arc<Machines>);
+pub struct Vms(pub Arc<OneVm>);
 
 impl Vms {
     /// Does something to a VM on a thread that may block; answers with the VM.
@@ -69,25 +67,8 @@ impl VmService for Vms {
         &self,
         request: Request<CreateVmRequest>,
     ) -> Result<Response<CreateVmResponse>, Status> {
-        let request = request.into_inner();
-        let reservation = self.0.reserve(&request.name, memory_mib(&request))?;
-        let place = self.0.creation().await?;
-        let limits = *self.0.limits();
-        // On its own thread to the end, even if the client goes away: a name is never left half
-        // taken.
-        let (machine, probes) = blocking(move || {
-            let _until_it_is_made = place;
-            let (machine, probes) = Machine::create(reservation.name(), &request, &limits)?;
-            if !request.hold {
-                machine.start()?;
-            }
-            doctor::warn_if_unfit();
-            reservation
-                .fill(Arc::clone(&machine))
-                .inspect_err(|_| machine.kill())?;
-            Ok((machine, probes))
-        })
-        .await?;
+        let (vm, request) = (Arc::clone(&self.0), request.into_inner());
+        let (machine, probes) = blocking(move || vm.create(request)).await?;
         tracing::info!(vm = machine.name(), "created");
         Ok(Response::new(CreateVmResponse {
             vm: Some(machine.describe()),
@@ -119,20 +100,12 @@ impl VmService for Vms {
 
     async fn list_vms(
         &self,
-        request: Request<ListVmsRequest>,
+        _: Request<ListVmsRequest>,
     ) -> Result<Response<ListVmsResponse>, Status> {
-        let ListVmsRequest {
-            page_size,
-            page_token,
-        } = request.into_inner();
-        let page: Page<String> = Page::asked(page_size, &page_token, "VMs")?;
-        let is_later = |name: &str| page.after().is_none_or(|last| name > last.as_str());
-        let machines = self.0.list().into_iter();
-        let later = machines.filter(|machine| is_later(machine.name()));
-        let (found, next_page_token) = page.cut(later, |machine| machine.name().to_owned());
+        let machines = self.0.machine().into_iter();
         Ok(Response::new(ListVmsResponse {
-            vms: found.iter().map(|machine| machine.describe()).collect(),
-            next_page_token,
+            vms: machines.map(|machine| machine.describe()).collect(),
+            next_page_token: String::new(),
         }))
     }
 
@@ -190,8 +163,7 @@ impl VmService for Vms {
         let machine = self.0.get(&request.get_ref().vm)?;
         machine.kill();
         machine.ended().await;
-        self.0.remove(&machine);
-        tracing::info!(vm = machine.name(), "deleted");
+        self.0.remove();
         Ok(Response::new(DeleteVmResponse {}))
     }
 

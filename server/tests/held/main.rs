@@ -21,7 +21,7 @@ use vmprobe_client::v1::{
     CreateVmRequest, Probe, ProbeSpec, ProbeState, ReturnProbe, Strategy, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{Limits, ServeOptions, Server};
+use vmprobe_server::{Limits, ServeOptions, Server, VmProgram};
 
 const VM: &str = "a";
 
@@ -45,6 +45,7 @@ async fn with_vm_and<F: Future<Output = ()>>(
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         insecure_listen_anywhere: false,
         limits,
+        program: VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into()),
     };
     let server = Server::bind(options).await.unwrap();
     let endpoint = format!("http://{}", server.address());

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError};
 use vmprobe_server::testing::Publishers;
-use vmprobe_server::{BindError, Limits, ServeOptions, Server};
+use vmprobe_server::{BindError, Limits, ServeOptions, Server, VmProgram};
 
 /// Memory of a guest in MiB.
 const GUEST_MIB: u64 = 64;
@@ -37,13 +37,15 @@ pub enum InProcessError {
 pub async fn with_server<R, E: From<InProcessError>>(
     work: impl AsyncFnOnce(&Client, &Publishers) -> Result<R, E>,
 ) -> Result<R, E> {
+    let publishers = Publishers::default();
     let options = ServeOptions {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         insecure_listen_anywhere: false,
         limits: Limits::default(),
+        program: VmProgram::Here(publishers.clone()),
     };
     let server = Server::bind(options).await.map_err(InProcessError::from)?;
-    let (address, publishers) = (server.address(), server.publishers());
+    let address = server.address();
     let (end, ended) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(async {
         // Also when nobody is left to say so.

@@ -31,7 +31,7 @@ impl GuestRam {
     /// # Errors
     /// If it isn't found, or this process may not read it.
     pub async fn of(guest: &Guest) -> Result<Self, Failure> {
-        let process = format!("/proc/{}", guest.server_process());
+        let process = guest.process()?.folder();
         let file = File::options()
             .read(true)
             .write(true)

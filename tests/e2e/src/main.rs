@@ -12,6 +12,7 @@ mod guest_ram;
 mod held_thread;
 mod linux;
 mod parts;
+mod process;
 mod runner;
 mod server;
 mod service;

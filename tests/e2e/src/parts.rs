@@ -118,6 +118,7 @@ const EVERYDAY_INTEL: &[&str] = &[
     "a_definition_that_the_kernel_refuses_is_refused_at_the_same_column",
     "disks_and_entropy_of_6_12_work_while_probes_are_jumps",
     "folders_of_the_host_s_are_mounted_by_6_12_while_probes_are_jumps",
+    "each_thread_of_a_vm_is_confined_to_what_it_is_for",
     "a_job_of_ci_runs_on_a_disk_image_that_stays_as_it_is",
 ];
 

@@ -1,12 +1,14 @@
 //! The product's server, as a process of its own.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use tonic::transport::{Channel, Endpoint};
 use vmprobe_client::Client;
 
 use crate::context::Context;
+use crate::process::Process;
 use crate::test::{Failure, wrong};
 
 /// A running `vmprobed` on a free loopback port. It ends with its standard input: when this is
@@ -35,8 +37,18 @@ impl Server {
     /// # Errors
     /// If it can't be started or ends at once.
     pub fn start_with(cx: &Context, change: impl FnOnce(&mut Command)) -> Result<Self, Failure> {
-        let program = cx.program("vmprobed");
-        let mut command = Command::new(&program);
+        Self::start_program(&cx.program("vmprobed"), change)
+    }
+
+    /// As [`start_with`](Self::start_with), of a program that is somewhere else.
+    ///
+    /// # Errors
+    /// As said.
+    pub fn start_program(
+        program: &Path,
+        change: impl FnOnce(&mut Command),
+    ) -> Result<Self, Failure> {
+        let mut command = Command::new(program);
         command
             .args(["--listen", "127.0.0.1:0", "--exit-with-stdin"])
             .stdin(Stdio::piped())
@@ -87,59 +99,29 @@ impl Server {
         channel.map_err(|error| wrong!("can't connect: {error}"))
     }
 
-    /// The number of its process.
-    pub fn process(&self) -> u32 {
-        self.child.id()
+    /// Its process.
+    pub fn process(&self) -> Process {
+        Process(self.child.id())
     }
 
-    /// A number from its `/proc/PID/status`, such as `VmRSS` (KiB) or `Threads`.
+    /// The processes of its VMs.
     ///
     /// # Errors
-    /// If the process has gone or has no such number.
-    pub fn status(&self, field: &str) -> Result<u64, Failure> {
-        let path = format!("/proc/{}/status", self.child.id());
-        let text = std::fs::read_to_string(&path).map_err(Failure::io(format!("read {path}")))?;
-        let number = text.lines().find_map(|line| {
-            let rest = line.strip_prefix(field)?.strip_prefix(':')?;
-            rest.split_whitespace().next()?.parse().ok()
-        });
-        number.ok_or_else(|| wrong!("{path} has no number {field}"))
+    /// If it has gone.
+    pub fn vm_processes(&self) -> Result<Vec<Process>, Failure> {
+        let mut started = self.process().started()?;
+        started.retain(|process| process.vm().is_some());
+        Ok(started)
     }
 
-    /// How many files it has open.
+    /// The process of the VM of this name.
     ///
     /// # Errors
-    /// If the process has gone.
-    pub fn open_files(&self) -> Result<usize, Failure> {
-        let path = format!("/proc/{}/fd", self.child.id());
-        let entries = std::fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
-        Ok(entries.count())
-    }
-
-    /// The names of its threads.
-    ///
-    /// # Errors
-    /// If the process has gone.
-    pub fn thread_names(&self) -> Result<Vec<String>, Failure> {
-        let path = format!("/proc/{}/task", self.child.id());
-        let entries = std::fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
-        // A thread may end between the listing and the reading.
-        let name = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm"));
-        let names = entries.flatten().filter_map(|entry| name(entry).ok());
-        Ok(names.map(|name| name.trim().to_owned()).collect())
-    }
-
-    /// How long its threads have worked, all but those of vCPUs, in ticks of the clock (`proc(5)`).
-    ///
-    /// # Errors
-    /// If the process has gone.
-    pub fn work(&self) -> Result<u64, Failure> {
-        let path = format!("/proc/{}/task", self.child.id());
-        let entries = std::fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
-        let read = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("stat"));
-        // A thread may end between the listing and the reading.
-        let threads = entries.flatten().filter_map(|entry| read(entry).ok());
-        Ok(threads.filter_map(|line| thread_work(&line)).sum())
+    /// If there is none.
+    pub fn vm_process(&self, vm: &str) -> Result<Process, Failure> {
+        let mut started = self.vm_processes()?.into_iter();
+        let found = started.find(|process| process.vm().as_deref() == Some(vm));
+        found.ok_or_else(|| wrong!("the server has no process for the VM {vm}"))
     }
 
     /// Ends it and returns its exit code.
@@ -162,16 +144,4 @@ impl Drop for Server {
         // The test's own verdict stands by now.
         let _ = self.child.wait();
     }
-}
-
-/// The user and system time of a line of `/proc/PID/task/TID/stat`; nothing if it is a vCPU's.
-fn thread_work(line: &str) -> Option<u64> {
-    // The name is in parentheses, and may have some itself.
-    let (head, rest) = line.rsplit_once(") ")?;
-    if head.split_once('(')?.1.starts_with("vcpu") {
-        return None;
-    }
-    let fields: Vec<&str> = rest.split_whitespace().collect();
-    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some(number(11)? + number(12)?)
 }

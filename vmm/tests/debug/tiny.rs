@@ -18,6 +18,7 @@ use iced_x86::{
     IcedError,
     code_asm::{CodeAssembler, al, dword_ptr, dx, rax, rsp},
 };
+use vmm::confinement::Confinement;
 use vmm::{BootMethod, Ending, StoppedVm, Vm, VmConfig};
 
 /// Where the code is and runs. The stack grows down from here.
@@ -59,16 +60,19 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
         COUNT.fetch_add(1, Ordering::Relaxed)
     ));
     std::fs::write(&file, elf(&a.assemble(TEXT).unwrap())).unwrap();
-    let vm = Vm::create(&VmConfig {
-        kernel: file.clone(),
-        initramfs: None,
-        cmdline: String::new(),
-        memory_mib: 64,
-        vcpus,
-        boot: BootMethod::Elf,
-        max_file: vmm::MAX_FILE,
-        devices: vmm::Devices::default(),
-    })
+    let vm = Vm::create(
+        &VmConfig {
+            kernel: file.clone(),
+            initramfs: None,
+            cmdline: String::new(),
+            memory_mib: 64,
+            vcpus,
+            boot: BootMethod::Elf,
+            max_file: vmm::MAX_FILE,
+            devices: vmm::Devices::default(),
+        },
+        &Confinement::none(),
+    )
     .unwrap();
     Tiny {
         vm: Arc::new(vm),

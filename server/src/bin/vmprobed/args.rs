@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
-use vmprobe_server::{Limits, ServeOptions};
+use vmprobe_server::{Limits, ServeOptions, VmProgram, vm_process};
 
 const EXIT_CODES: &str = "\
 Prints one line, `listening on http://ADDRESS`, on standard output; logs go to standard
@@ -35,6 +35,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Run one VM for the server that is at the other end of standard input
+    #[command(hide = true)]
+    Vm(vm_process::Arguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -54,6 +57,10 @@ pub struct Serve {
     /// time later; what a skipped function would have locked, counted or freed isn't
     #[arg(long, env = "VMPROBED_ALLOW_CHANGES")]
     pub allow_changes: bool,
+    /// Let the threads of VMs make any system call. A guest that breaks out of its VM can do more then: only for
+    /// finding out what a filter forbids
+    #[arg(long, env = "VMPROBED_NO_SECCOMP")]
+    pub no_seccomp: bool,
     #[command(flatten)]
     pub most: Most,
 }
@@ -107,7 +114,10 @@ impl Serve {
                 calls: self.most.max_calls,
                 streams: self.most.max_streams,
                 changes: self.allow_changes,
+                seccomp: !self.no_seccomp,
             },
+            // This very program, also when another was installed in its place.
+            program: VmProgram::Process("/proc/self/exe".into()),
         }
     }
 }

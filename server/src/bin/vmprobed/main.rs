@@ -10,12 +10,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use vmprobe_server::vm_process::{self, VmProcessError};
 use vmprobe_server::{BindError, ServeError, Server, doctor};
 
 use crate::args::{Args, Command, Serve};
-
-/// Threads for what blocks, whatever the limits.
-const MOST_THREADS: usize = 16 * 1024;
 
 /// Why the server didn't start, or stopped.
 #[derive(Debug, Error)]
@@ -30,6 +28,8 @@ enum ServerFailure {
     Bind(#[from] BindError),
     #[error(transparent)]
     Serve(#[from] ServeError),
+    #[error(transparent)]
+    Vm(#[from] VmProcessError),
 }
 
 impl ServerFailure {
@@ -49,7 +49,11 @@ fn main() -> ExitCode {
     }
     args::start_log();
     allow_files();
-    match start(&args.serve) {
+    let served = match &args.command {
+        Some(Command::Vm(arguments)) => vm_process::run(arguments).map_err(ServerFailure::from),
+        _ => start(&args.serve),
+    };
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("vmprobed: {failure}");
@@ -75,11 +79,7 @@ fn allow_files() {
 }
 
 fn start(serve: &Serve) -> Result<(), ServerFailure> {
-    let limits = serve.options().limits;
-    // A call or a stream takes one thread that may block at most, so none waits for another's.
-    let threads = limits.calls.saturating_add(limits.streams);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .max_blocking_threads(threads.clamp(1, MOST_THREADS))
         .enable_all()
         .build()
         .map_err(ServerFailure::Runtime)?;

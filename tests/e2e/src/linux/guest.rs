@@ -13,6 +13,7 @@ use super::kept::{self, KeptGuests, Kind};
 use crate::console::Console;
 use crate::context::Context;
 use crate::note;
+use crate::process::Process;
 use crate::server::Server;
 use crate::test::{Failure, wrong};
 
@@ -221,14 +222,12 @@ impl Guest {
         &self.server.endpoint
     }
 
-    /// Its server.
-    pub fn server(&self) -> &Server {
-        &self.server
-    }
-
-    /// The number of its server's process.
-    pub fn server_process(&self) -> u32 {
-        self.server.process()
+    /// Its process.
+    ///
+    /// # Errors
+    /// If it has gone.
+    pub fn process(&self) -> Result<Process, Failure> {
+        self.server.vm_process(VM)
     }
 
     /// Types a line.

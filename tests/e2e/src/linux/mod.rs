@@ -8,6 +8,7 @@ mod boot_option;
 mod ci;
 mod clock;
 mod code;
+mod confinement;
 mod debugger;
 mod decision;
 mod decoder;
@@ -117,6 +118,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         net::TESTS,
         passt::TESTS,
         vsock::TESTS,
+        confinement::TESTS,
         debugger::TESTS,
         jumps::TESTS,
         jumps::causes::TESTS,

@@ -182,22 +182,6 @@ impl Drop for OwnPasst {
     }
 }
 
-/// The processes of passt's that a server has started, in the order of their numbers.
-fn started_by(server: u32) -> Result<Vec<u32>, Failure> {
-    let path = format!("/proc/{server}/task");
-    let tasks = fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
-    let mut children: Vec<u32> = Vec::new();
-    for task in tasks.filter_map(Result::ok) {
-        let listed = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        let numbers = listed
-            .split_whitespace()
-            .filter_map(|text| text.parse::<u32>().ok());
-        children.extend(numbers);
-    }
-    children.sort_unstable();
-    Ok(children)
-}
-
 fn connections(cx: &Context, kernel: &'static str) -> TestResult {
     let mut taps: Vec<Tap> = Vec::new();
     for (name, address) in ["va", "vb", "vc"].into_iter().zip(HOSTS) {
@@ -226,7 +210,7 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
     };
     cx.block_on(async {
         let mut guest = Guest::hold_on(cx, &config, |command| prepare(cx, command)).await?;
-        let processes = started_by(guest.server_process())?;
+        let processes = guest.process()?.started()?;
         check_eq!(processes.len(), 2, "processes that were started");
         guest.client.start_vm(VM).await?;
         guest.console.report("ready").await?;
@@ -250,7 +234,7 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
             check_eq!(done["bytes"], served, "bytes that both sides have counted");
             bytes += served;
         }
-        lose(&mut guest, "eth1", HOSTS[1], || kill(processes[1])).await?;
+        lose(&mut guest, "eth1", HOSTS[1], || kill(processes[1].0)).await?;
         lose(&mut guest, "eth2", HOSTS[2], || kill(own.0.id())).await?;
         // The first one goes on.
         let (listener, address) = listen(HOSTS[0])?;
@@ -258,7 +242,7 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
         let done = guest.work(&format!("calls at={address} count=1")).await?;
         check_eq!(done["bytes"], joined(server, "the host")?, "bytes");
         guest.end().await?;
-        let left = Path::new("/proc").join(processes[0].to_string());
+        let left = Path::new("/proc").join(processes[0].0.to_string());
         check!(!left.exists(), "passt has outlived its guest");
         pass_with(format!("{bytes} bytes"))
     })

@@ -51,7 +51,7 @@ fn size(cx: &Context, memory_mib: u64, last: u64) -> TestResult {
             "what the guest read back"
         );
         guest.power_off().await?;
-        let rss = guest.server.status("VmRSS")?;
+        let rss = guest.server.vm_process(VM)?.status("VmRSS")?;
         check!(
             rss < RSS_LIMIT,
             "the server holds {rss} KiB for a guest that used one page"

@@ -236,7 +236,8 @@ fn stream_left(cx: &Context) -> TestResult {
         let spec = spec::parse("probe=body").map_err(|error| wrong!("{error}"))?;
         guest.client.register_probes(VM, vec![spec]).await?;
         guest.start().await?;
-        let files = guest.server.open_files()?;
+        let (server, process) = (guest.server.process(), guest.server.vm_process(VM)?);
+        let files = (server.open_files()?, process.open_files()?);
         let mut stays = guest.client.events(VM, Vec::new()).await?;
         for _ in 0..20 {
             // A connection of its own that is cut with its stream open.
@@ -259,7 +260,7 @@ fn stream_left(cx: &Context) -> TestResult {
         check_eq!(events, PASSES, "events of the client that stayed");
         guest.power_off().await?;
         // The server closes a connection when it learns of its end: soon, but not at once.
-        while guest.server.open_files()? > files {
+        while server.open_files()? > files.0 || process.open_files()? > files.1 {
             tokio::task::yield_now().await;
         }
         pass()

@@ -9,6 +9,7 @@ use guest_state::{
     Vcpu, VcpuId,
 };
 use iced_x86::code_asm::ebx;
+use vmm::confinement::Confinement;
 use vmm::{BootMethod, Ending, Vm, VmConfig};
 
 use super::image::{self, TEXT};
@@ -93,7 +94,7 @@ fn shapes(_: &Context) -> TestResult {
         max_file: vmm::MAX_FILE,
         devices: vmm::Devices::default(),
     };
-    let vm = Vm::create(&config).map_err(|error| wrong!("{error}"))?;
+    let vm = Vm::create(&config, &Confinement::none()).map_err(|error| wrong!("{error}"))?;
     vm.stopped(|guest| {
         for at in [first, first + 2] {
             guest

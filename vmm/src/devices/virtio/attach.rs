@@ -15,6 +15,7 @@ use super::{
     vsock::{VsockDevice, VsockError},
     wanted::Devices,
 };
+use crate::confinement::Confinement;
 use crate::devices::{events::DeviceEvents, pci::PciFunction};
 
 /// The virtio devices of a guest.
@@ -100,7 +101,7 @@ pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, Devic
     Ok(devices)
 }
 
-/// Puts devices on the bus, whose window of memory begins at `window`.
+/// Puts devices on the bus, whose window of memory begins at `window`. Their threads are confined.
 ///
 /// # Errors
 /// The host or KVM has no more events.
@@ -109,13 +110,15 @@ pub(crate) fn attach(
     window: u32,
     memory: &Arc<GuestMemoryMmap>,
     events: &Arc<dyn DeviceEvents>,
+    confinement: &Confinement,
 ) -> io::Result<VirtioDevices> {
     let places = (window..).step_by(MEMORY_LEN as usize);
     let functions = devices.into_iter().zip(places).enumerate();
     let functions = functions.map(|(index, (device, address))| {
         let name = format!("virtio{index}-{:?}", device.id()).to_lowercase();
         let (memory, events) = (Arc::clone(memory), Arc::clone(events));
-        VirtioPci::new(name, device, address, memory, events).map(Arc::new)
+        let confinement = confinement.clone();
+        VirtioPci::new(name, device, address, memory, events, confinement).map(Arc::new)
     });
     Ok(VirtioDevices(functions.collect::<io::Result<_>>()?))
 }

@@ -8,6 +8,7 @@ use super::{
     device_config::DeviceConfig,
     queue::{DeviceQueue, QueueError},
 };
+use crate::confinement::Role;
 
 /// The kind of a device (5, "Device Types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,17 @@ impl DeviceId {
             Self::Vsock => [0x07, 0x80, 0x00],
             // A device that fits no class.
             Self::Entropy | Self::FileSystem => [0xff, 0x00, 0x00],
+        }
+    }
+
+    /// What the thread of such a device is there for.
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::Network => Role::Network,
+            Self::Block => Role::Block,
+            Self::Entropy => Role::Entropy,
+            Self::Vsock => Role::Vsock,
+            Self::FileSystem => Role::FileSystem,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{device::VirtioDevice, pci::VirtioPci};
+use crate::confinement::Confinement;
 use crate::devices::{events::recorded::RecordedEvents, pci::PciFunction};
 
 /// Where the function's memory begins, and the guest's own ends.
@@ -63,6 +64,7 @@ impl Driver {
             FUNCTION,
             Arc::clone(&memory),
             Arc::new(events.clone()),
+            Confinement::none(),
         );
         Self {
             device: device.unwrap(),

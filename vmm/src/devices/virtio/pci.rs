@@ -15,6 +15,7 @@ use super::{
     queue::DeviceQueue,
     worker::{BelledQueue, Worker},
 };
+use crate::confinement::Confinement;
 use crate::devices::{
     events::DeviceEvents,
     pci::{CapabilityId, ConfigSpace, Identity, Msix, PciFunction, TABLE_ENTRY_LEN},
@@ -77,6 +78,7 @@ pub(crate) struct VirtioPci {
     memory: Arc<GuestMemoryMmap>,
     device_config: DeviceConfig,
     doorbells: Vec<EventFd>,
+    confinement: Confinement,
     /// Where its capabilities for interrupts and for the window are.
     msix_at: usize,
     window_at: usize,
@@ -99,7 +101,8 @@ enum DeviceState {
 }
 
 impl VirtioPci {
-    /// A function for `device`, at `address` until the guest moves it. Its thread will be called `name`.
+    /// A function for `device`, at `address` until the guest moves it. Its thread will be called `name`, and confined
+    /// by `confinement`.
     ///
     /// # Errors
     /// The host or KVM has no more events.
@@ -109,6 +112,7 @@ impl VirtioPci {
         address: u32,
         memory: Arc<GuestMemoryMmap>,
         events: Arc<dyn DeviceEvents>,
+        confinement: Confinement,
     ) -> io::Result<Self> {
         let sizes = device.queue_sizes();
         debug_assert!(sizes.len() <= MAX_QUEUES);
@@ -152,6 +156,7 @@ impl VirtioPci {
             memory,
             device_config,
             doorbells,
+            confinement,
             msix_at,
             window_at,
             state: Mutex::new(State {
@@ -209,6 +214,7 @@ impl VirtioPci {
             common.accepted(),
             queues,
             interrupts,
+            &self.confinement,
         )
         .map_err(|error| Unstarted {
             device: None,

@@ -4,7 +4,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
@@ -16,6 +16,7 @@ use super::{
     interrupts::Interrupts,
     queue::{DeviceQueue, QueueError},
 };
+use crate::confinement::Confinement;
 
 /// Data of the event that stops the thread; a queue's has its place among the enabled ones.
 const STOP: u32 = OWN_EVENT - 1;
@@ -33,7 +34,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts `device`, whose driver has accepted `features`, on a thread called `name`.
+    /// Starts `device`, whose driver has accepted `features`, on a thread called `name` that is confined to what
+    /// its kind needs.
     ///
     /// # Errors
     /// The host has no thread or no event file. The device is gone then.
@@ -43,9 +45,11 @@ impl Worker {
         features: u64,
         queues: Vec<BelledQueue>,
         interrupts: Arc<Interrupts>,
+        confinement: &Confinement,
     ) -> io::Result<Self> {
         // Blocking: a broken device's thread sleeps in a read of it.
         let stop = EventFd::new(libc::EFD_CLOEXEC)?;
+        let role = device.id().role();
         let mut serving = Serving {
             device,
             features,
@@ -59,9 +63,7 @@ impl Worker {
             serving.queues.push(queue);
             serving.doorbells.push(doorbell);
         }
-        let thread = thread::Builder::new()
-            .name(name)
-            .spawn(move || serve(serving))?;
+        let thread = confinement.spawn(role, name, move || serve(serving))?;
         Ok(Self {
             stop,
             thread: Some(thread),

@@ -125,7 +125,7 @@ fn overflow(cx: &Context) -> TestResult {
         let request = format!("threads syscall=umask count={TOO_MANY}");
         let calls = TOO_MANY * u64::from(VCPUS);
 
-        let held = HeldThread::asleep(guest.server_process(), READER)?;
+        let held = HeldThread::asleep(guest.process()?.0, READER)?;
         guest.work(&request).await?;
         drop(held);
         let full = guest.listed("a").await?;
@@ -160,7 +160,7 @@ fn lossless(cx: &Context) -> TestResult {
         let before = jump(&guest, "a").await?;
         let calls = TOO_MANY * u64::from(VCPUS);
 
-        let held = HeldThread::asleep(guest.server_process(), READER)?;
+        let held = HeldThread::asleep(guest.process()?.0, READER)?;
         guest
             .work(&format!("threads syscall=umask count={TOO_MANY}"))
             .await?;

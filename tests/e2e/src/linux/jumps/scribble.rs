@@ -228,27 +228,27 @@ impl Bounds {
     /// so far.
     async fn measure(guest: &Guest, written: u64) -> Result<Self, Failure> {
         let probes = guest.client.list_probes(VM).await?.len();
-        let started = guest.server().work()?;
+        let started = guest.process()?.work()?;
         ask(guest, probes).await?;
         Ok(Self {
             probes,
-            calm: guest.server().work()? - started,
-            memory: guest.server().status("VmRSS")? + written / 1024 + MORE_MEMORY,
+            calm: guest.process()?.work()? - started,
+            memory: guest.process()?.status("VmRSS")? + written / 1024 + MORE_MEMORY,
         })
     }
 
     /// Asks the server, which has to answer, with no more memory and no more work than before.
     async fn check(&self, guest: &Guest) -> Result<String, Failure> {
-        let (begun, started) = (Instant::now(), guest.server().work()?);
+        let (begun, started) = (Instant::now(), guest.process()?.work()?);
         ask(guest, self.probes).await?;
-        let busy = guest.server().work()? - started;
+        let busy = guest.process()?.work()? - started;
         let ticks = begun.elapsed().as_millis() as u64 * CLOCK_TICKS / 1000;
         check!(
             busy <= TIMES * self.calm + CLOCK_TICKS + ticks / SHARE,
             "the server's own threads worked for {busy} ticks of {ticks}, and for {} before",
             self.calm
         );
-        let memory = guest.server().status("VmRSS")?;
+        let memory = guest.process()?.status("VmRSS")?;
         check!(
             memory <= self.memory,
             "the server has {memory} KiB, and may have {}",

@@ -1,4 +1,4 @@
-//! The listening socket and all services on it.
+//! The listening socket and what is on it.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tonic::transport::server::{Router, TcpIncoming};
 use tower_layer::{Identity, Stack};
 use vmprobe_proto::v1;
@@ -20,22 +21,22 @@ use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
-use crate::admission::Admission;
+use super::admission::Admission;
+use super::host::Host;
+use super::process::{VmProcess, VmProgram};
+use super::relay::Relay;
+use super::vms::Vms;
 use crate::limits::{self, Limits};
-use crate::machines::Machines;
-use crate::services::{Consoles, Debuggers, Events, Hits, Host, Probes, Symbols, Vms};
+use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Symbols};
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
-
-/// How long killed guests may take to end when the server ends.
-const END: Duration = Duration::from_secs(5);
 
 /// A client that answers no ping for so long has gone; its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Where to listen, and what to give.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// The address; port 0 takes any free port.
     pub listen: SocketAddr,
@@ -44,6 +45,8 @@ pub struct ServeOptions {
     pub insecure_listen_anywhere: bool,
     /// What clients can ask for at most.
     pub limits: Limits,
+    /// What runs the VMs.
+    pub program: VmProgram,
 }
 
 /// Why the server can't listen.
@@ -84,7 +87,7 @@ pub enum ServeError {
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    machines: Arc<Machines>,
+    vms: Arc<Vms>,
 }
 
 impl Server {
@@ -106,7 +109,7 @@ impl Server {
         Ok(Self {
             listener,
             address,
-            machines: Arc::new(Machines::new(options.limits)),
+            vms: Arc::new(Vms::new(options.limits, options.program)),
         })
     }
 
@@ -116,20 +119,13 @@ impl Server {
         self.address
     }
 
-    /// The ways to publish events of its VMs.
-    #[cfg(feature = "testing")]
-    #[must_use]
-    pub fn publishers(&self) -> Publishers {
-        Publishers(Arc::clone(&self.machines))
-    }
-
     /// Answers calls until `end` completes; then kills all guests, ends all streams and returns.
     ///
     /// # Errors
     /// [`ServeError`] when the transport fails.
     pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let machines = Arc::clone(&self.machines);
-        let router = router(&machines).await?;
+        let vms = Arc::clone(&self.vms);
+        let router = router(&vms).await?;
         let (drain, drained) = oneshot::channel::<()>();
         let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
         let serving = router.serve_with_incoming_shutdown(incoming, async {
@@ -141,46 +137,35 @@ impl Server {
             served = &mut serving => return Ok(served?),
             () = end => {}
         }
-        let machines = machines.close();
-        machines.iter().for_each(|machine| machine.kill());
-        let ended = async {
-            for machine in &machines {
-                machine.ended().await;
-            }
-        };
-        if tokio::time::timeout(END, ended).await.is_err() {
-            tracing::error!("a guest did not end in {END:?}; it ends with this process");
+        let processes = vms.close();
+        let mut killed = JoinSet::new();
+        for process in processes.clone() {
+            killed.spawn(async move { process.kill_guest().await });
         }
+        killed.join_all().await;
         // Fails when serving is over already.
         let _ = drain.send(());
         // What a client doesn't read by then, it has lost.
         tokio::time::timeout(DRAIN, serving)
             .await
             .unwrap_or(Ok(()))?;
+        vms.forget();
+        // Each ends with the way to it.
+        let ended: Vec<_> = processes.into_iter().map(VmProcess::end).collect();
+        for ended in ended {
+            ended.await;
+        }
         Ok(())
     }
 }
 
-/// The ways to publish events of a server's VMs, beside those of the VMs' own probes.
-#[cfg(feature = "testing")]
-#[derive(Clone, Debug)]
-pub struct Publishers(Arc<Machines>);
-
-#[cfg(feature = "testing")]
-impl Publishers {
-    /// That of the VM of this name, if there is one.
-    #[must_use]
-    pub fn of(&self, vm: &str) -> Option<Arc<crate::fanout::Fanout>> {
-        let machine = self.0.get(vm).ok()?;
-        Some(Arc::clone(machine.events()))
-    }
-}
-
 async fn router(
-    machines: &Arc<Machines>,
-) -> Result<Router<Stack<Admission, Identity>>, ServeError> {
+    vms: &Arc<Vms>,
+) -> Result<Router<Stack<Relay, Stack<Admission, Identity>>>, ServeError> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    reporter.set_serving::<VmServiceServer<Vms>>().await;
+    reporter
+        .set_serving::<VmServiceServer<services::Vms>>()
+        .await;
     reporter.set_serving::<ProbeServiceServer<Probes>>().await;
     reporter.set_serving::<EventServiceServer<Events>>().await;
     reporter.set_serving::<HitServiceServer<Hits>>().await;
@@ -197,26 +182,15 @@ async fn router(
             .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let shared = || Arc::clone(machines);
     Ok(tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
-        .layer(Admission::new(machines.limits()))
+        .layer(Admission::new(vms.limits()))
+        // The services of VMs are behind it.
+        .layer(Relay::new(Arc::clone(vms)))
         .add_service(health)
         .add_service(describe().build_v1()?)
         // The only one that Python's grpcio-reflection and older tools ask for.
         .add_service(describe().build_v1alpha()?)
-        .add_service(
-            VmServiceServer::new(Vms(shared())).max_decoding_message_size(limits::REQUEST_BYTES),
-        )
-        .add_service(
-            ProbeServiceServer::new(Probes(shared()))
-                .max_decoding_message_size(limits::REQUEST_BYTES),
-        )
-        .add_service(EventServiceServer::new(Events(shared())))
-        .add_service(HitServiceServer::new(Hits(shared())))
-        .add_service(DebugServiceServer::new(Debuggers(shared())))
-        .add_service(SymbolServiceServer::new(Symbols(shared())))
-        .add_service(ConsoleServiceServer::new(Consoles(shared())))
         .add_service(HostServiceServer::new(Host::default())))
 }

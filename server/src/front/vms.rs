@@ -8,41 +8,42 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
+use super::process::{VmProcess, VmProgram};
 use crate::limits::{self, Limits};
-use crate::machine::Machine;
 use crate::status;
 
 /// All VMs of the server.
 #[derive(Debug)]
-pub struct Machines {
-    slots: Mutex<MachineTable>,
+pub struct Vms {
+    slots: Mutex<VmTable>,
     limits: Limits,
+    program: VmProgram,
     /// Places for those that are being made.
     creations: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
-struct MachineTable {
-    by_name: BTreeMap<String, MachineEntry>,
+struct VmTable {
+    by_name: BTreeMap<String, VmEntry>,
     /// Number of the next VM without a name of its own.
     next: u64,
     closed: bool,
 }
 
 #[derive(Debug)]
-enum MachineEntry {
+enum VmEntry {
     /// Being built; the name is taken, and so much memory.
     Reserved {
         memory_mib: u64,
     },
-    Ready(Arc<Machine>),
+    Ready(Arc<VmProcess>),
 }
 
-impl MachineEntry {
+impl VmEntry {
     fn memory_mib(&self) -> u64 {
         match self {
             Self::Reserved { memory_mib } => *memory_mib,
-            Self::Ready(machine) => machine.memory_mib(),
+            Self::Ready(process) => process.memory_mib(),
         }
     }
 }
@@ -50,17 +51,18 @@ impl MachineEntry {
 /// A name for a VM under construction; dropping it gives the name back.
 #[derive(Debug)]
 pub struct Reservation {
-    machines: Arc<Machines>,
+    vms: Arc<Vms>,
     name: String,
 }
 
-impl Machines {
-    /// None yet, and room for as many as `limits` say.
-    pub fn new(limits: Limits) -> Self {
+impl Vms {
+    /// None yet, and room for as many as `limits` say. Each will be run by `program`.
+    pub fn new(limits: Limits, program: VmProgram) -> Self {
         let creations = limits.creations.clamp(1, Semaphore::MAX_PERMITS);
         Self {
             slots: Mutex::default(),
             limits,
+            program,
             creations: Arc::new(Semaphore::new(creations)),
         }
     }
@@ -68,6 +70,11 @@ impl Machines {
     /// What there is room for.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// What runs them.
+    pub fn program(&self) -> &VmProgram {
+        &self.program
     }
 
     /// Waits for a place among those that make a VM.
@@ -97,7 +104,7 @@ impl Machines {
             )));
         }
         let most = self.limits.guest_memory_mib;
-        let taken = slots.by_name.values().map(MachineEntry::memory_mib);
+        let taken = slots.by_name.values().map(VmEntry::memory_mib);
         let taken = taken.fold(0, u64::saturating_add);
         if taken.saturating_add(memory_mib) > most {
             return Err(status::with_field(
@@ -120,9 +127,9 @@ impl Machines {
                 "a VM called `{name}` exists: choose another name, or delete that one"
             ))),
             Entry::Vacant(vacant) => {
-                vacant.insert(MachineEntry::Reserved { memory_mib });
+                vacant.insert(VmEntry::Reserved { memory_mib });
                 Ok(Reservation {
-                    machines: Arc::clone(self),
+                    vms: Arc::clone(self),
                     name,
                 })
             }
@@ -134,14 +141,14 @@ impl Machines {
     /// # Errors
     /// `NOT_FOUND`, which names those that there are; `INVALID_ARGUMENT` for an empty name;
     /// `FAILED_PRECONDITION` while it is being built.
-    pub fn get(&self, name: &str) -> Result<Arc<Machine>, Status> {
+    pub fn get(&self, name: &str) -> Result<Arc<VmProcess>, Status> {
         if name.is_empty() {
             return Err(status::invalid("vm", "the name of a VM is missing"));
         }
         let slots = self.slots.lock();
         match slots.by_name.get(name) {
-            Some(MachineEntry::Ready(machine)) => Ok(Arc::clone(machine)),
-            Some(MachineEntry::Reserved { .. }) => Err(Status::failed_precondition(format!(
+            Some(VmEntry::Ready(process)) => Ok(Arc::clone(process)),
+            Some(VmEntry::Reserved { .. }) => Err(Status::failed_precondition(format!(
                 "VM `{name}` is still being created"
             ))),
             None if slots.by_name.is_empty() => Err(Status::not_found(format!(
@@ -158,33 +165,40 @@ impl Machines {
     }
 
     /// All VMs that are built, by name.
-    pub fn list(&self) -> Vec<Arc<Machine>> {
+    pub fn list(&self) -> Vec<Arc<VmProcess>> {
         let slots = self.slots.lock();
-        let machines = slots.by_name.values().filter_map(|slot| match slot {
-            MachineEntry::Ready(machine) => Some(Arc::clone(machine)),
-            MachineEntry::Reserved { .. } => None,
+        let vms = slots.by_name.values().filter_map(|slot| match slot {
+            VmEntry::Ready(process) => Some(Arc::clone(process)),
+            VmEntry::Reserved { .. } => None,
         });
-        machines.collect()
+        vms.collect()
     }
 
     /// Forgets this VM; another of the same name stays.
-    pub fn remove(&self, machine: &Arc<Machine>) {
+    pub fn remove(&self, process: &Arc<VmProcess>) {
         let mut slots = self.slots.lock();
-        if let Entry::Occupied(entry) = slots.by_name.entry(machine.name().to_owned())
-            && matches!(entry.get(), MachineEntry::Ready(there) if Arc::ptr_eq(there, machine))
+        if let Entry::Occupied(entry) = slots.by_name.entry(process.name().to_owned())
+            && matches!(entry.get(), VmEntry::Ready(there) if Arc::ptr_eq(there, process))
         {
             entry.remove();
         }
     }
 
     /// Takes no new VM from now on; answers with those that there are.
-    pub fn close(&self) -> Vec<Arc<Machine>> {
+    pub fn close(&self) -> Vec<Arc<VmProcess>> {
         self.slots.lock().closed = true;
         self.list()
     }
 }
 
-impl MachineTable {
+impl Vms {
+    /// Forgets all.
+    pub fn forget(&self) {
+        self.slots.lock().by_name.clear();
+    }
+}
+
+impl VmTable {
     fn fresh_name(&mut self) -> String {
         loop {
             let name = format!("vm{}", self.next);
@@ -206,22 +220,22 @@ impl Reservation {
     ///
     /// # Errors
     /// `UNAVAILABLE` when the server began to shut down meanwhile.
-    pub fn fill(self, machine: Arc<Machine>) -> Result<(), Status> {
-        let mut slots = self.machines.slots.lock();
+    pub fn fill(self, process: Arc<VmProcess>) -> Result<(), Status> {
+        let mut slots = self.vms.slots.lock();
         if slots.closed {
             return Err(Status::unavailable("the server is shutting down"));
         }
         slots
             .by_name
-            .insert(self.name.clone(), MachineEntry::Ready(machine));
+            .insert(self.name.clone(), VmEntry::Ready(process));
         Ok(())
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut slots = self.machines.slots.lock();
-        if let Some(MachineEntry::Reserved { .. }) = slots.by_name.get(&self.name) {
+        let mut slots = self.vms.slots.lock();
+        if let Some(VmEntry::Reserved { .. }) = slots.by_name.get(&self.name) {
             slots.by_name.remove(&self.name);
         }
     }
@@ -245,37 +259,39 @@ fn check_name(name: &str) -> Result<String, Status> {
 mod tests {
     use super::*;
 
+    fn vms(limits: Limits) -> Arc<Vms> {
+        let program = VmProgram::Process("/proc/self/exe".into());
+        Arc::new(Vms::new(limits, program))
+    }
+
     #[test]
     fn a_reserved_name_is_taken_until_it_is_dropped() {
-        let machines = Arc::new(Machines::new(Limits::default()));
-        let reservation = machines.reserve("a", 64).unwrap();
+        let vms = vms(Limits::default());
+        let reservation = vms.reserve("a", 64).unwrap();
         assert_eq!(
-            machines.reserve("a", 64).unwrap_err().code(),
+            vms.reserve("a", 64).unwrap_err().code(),
             Code::AlreadyExists
         );
-        assert_eq!(
-            machines.get("a").unwrap_err().code(),
-            Code::FailedPrecondition
-        );
+        assert_eq!(vms.get("a").unwrap_err().code(), Code::FailedPrecondition);
         drop(reservation);
-        assert_eq!(machines.get("a").unwrap_err().code(), Code::NotFound);
-        assert!(machines.reserve("a", 64).is_ok());
+        assert_eq!(vms.get("a").unwrap_err().code(), Code::NotFound);
+        assert!(vms.reserve("a", 64).is_ok());
     }
 
     #[test]
     fn a_vm_without_a_name_gets_a_free_one() {
-        let machines = Arc::new(Machines::new(Limits::default()));
-        let taken = machines.reserve("vm0", 64).unwrap();
-        let made = machines.reserve("", 64).unwrap();
+        let vms = vms(Limits::default());
+        let taken = vms.reserve("vm0", 64).unwrap();
+        let made = vms.reserve("", 64).unwrap();
         assert_eq!((taken.name(), made.name()), ("vm0", "vm1"));
     }
 
     #[test]
     fn a_name_that_would_not_print_well_is_refused() {
-        let machines = Arc::new(Machines::new(Limits::default()));
+        let vms = vms(Limits::default());
         for name in ["a b", "a/b", "ä", "a\n", &"x".repeat(65)] {
             assert_eq!(
-                machines.reserve(name, 64).unwrap_err().code(),
+                vms.reserve(name, 64).unwrap_err().code(),
                 Code::InvalidArgument,
                 "{name}"
             );
@@ -284,26 +300,23 @@ mod tests {
 
     #[test]
     fn one_vm_too_many_exhausts_the_server() {
-        let machines = Arc::new(Machines::new(Limits::default()));
+        let vms = vms(Limits::default());
         let taken: Vec<_> = (0..Limits::default().vms)
-            .map(|_| machines.reserve("", 64).unwrap())
+            .map(|_| vms.reserve("", 64).unwrap())
             .collect();
         assert_eq!(
-            machines.reserve("", 64).unwrap_err().code(),
+            vms.reserve("", 64).unwrap_err().code(),
             Code::ResourceExhausted
         );
         drop(taken);
-        assert!(machines.reserve("", 64).is_ok());
+        assert!(vms.reserve("", 64).is_ok());
     }
 
     #[test]
     fn a_server_that_shuts_down_takes_no_vm() {
-        let machines = Arc::new(Machines::new(Limits::default()));
-        machines.close();
-        assert_eq!(
-            machines.reserve("a", 64).unwrap_err().code(),
-            Code::Unavailable
-        );
+        let vms = vms(Limits::default());
+        vms.close();
+        assert_eq!(vms.reserve("a", 64).unwrap_err().code(), Code::Unavailable);
     }
 
     #[test]
@@ -312,16 +325,16 @@ mod tests {
             guest_memory_mib: 1000,
             ..Limits::default()
         };
-        let machines = Arc::new(Machines::new(limits));
-        let first = machines.reserve("a", 600).unwrap();
+        let vms = vms(limits);
+        let first = vms.reserve("a", 600).unwrap();
         for too_much in [401, u64::MAX] {
-            let refused = machines.reserve("b", too_much).unwrap_err();
+            let refused = vms.reserve("b", too_much).unwrap_err();
             assert_eq!(refused.code(), Code::ResourceExhausted);
             let message = refused.message();
             assert!(message.contains("--max-guest-memory"), "{message}");
         }
-        assert!(machines.reserve("b", 400).is_ok());
+        assert!(vms.reserve("b", 400).is_ok());
         drop(first);
-        assert!(machines.reserve("b", 1000).is_ok());
+        assert!(vms.reserve("b", 1000).is_ok());
     }
 }

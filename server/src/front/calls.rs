@@ -1,0 +1,134 @@
+//! The calls of `VmService` that are about VMs as such, also about those whose processes have died.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use http::{Request as HttpRequest, Response as HttpResponse};
+use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic::server::{Grpc, UnaryService};
+use tonic::{Request, Response, Status};
+use vmprobe_proto::codec::Codec;
+use vmprobe_proto::v1;
+
+use super::process::VmProcess;
+use super::vms::Vms;
+use crate::page::Page;
+use crate::{convert, doctor, limits, status};
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// What becomes of a call.
+type Answer = Box<dyn FnOnce(HttpRequest<Body>) -> BoxFuture<HttpResponse<Body>> + Send>;
+
+/// What answers calls of this path, if they are answered here.
+pub fn answer(vms: &Arc<Vms>, path: &str) -> Option<Answer> {
+    let vms = Arc::clone(vms);
+    match path.strip_prefix("/vmprobe.v1.VmService/")? {
+        "CreateVm" => Some(with(vms, create)),
+        "ListVms" => Some(with(vms, list)),
+        "GetVm" => Some(with(vms, get)),
+        "WaitVm" => Some(with(vms, wait)),
+        "DeleteVm" => Some(with(vms, delete)),
+        _ => None,
+    }
+}
+
+fn with<Q, R, F>(vms: Arc<Vms>, call: fn(Arc<Vms>, Q) -> F) -> Answer
+where
+    Q: prost::Message + Default + 'static,
+    R: prost::Message + Default + 'static,
+    F: Future<Output = Result<R, Status>> + Send + 'static,
+{
+    Box::new(move |request| {
+        Box::pin(async move {
+            let codec = Codec::<R, Q>::default();
+            let grpc = Grpc::new(codec).max_decoding_message_size(limits::REQUEST_BYTES);
+            { grpc }.unary(Unary { vms, call }, request).await
+        })
+    })
+}
+
+/// A function as a service of tonic's.
+struct Unary<Q, F> {
+    vms: Arc<Vms>,
+    call: fn(Arc<Vms>, Q) -> F,
+}
+
+impl<Q, R, F> UnaryService<Q> for Unary<Q, F>
+where
+    F: Future<Output = Result<R, Status>> + Send + 'static,
+{
+    type Response = R;
+    type Future = BoxFuture<Result<Response<R>, Status>>;
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        let answer = (self.call)(Arc::clone(&self.vms), request.into_inner());
+        Box::pin(async { answer.await.map(Response::new) })
+    }
+}
+
+async fn create(
+    vms: Arc<Vms>,
+    request: v1::CreateVmRequest,
+) -> Result<v1::CreateVmResponse, Status> {
+    let reservation = vms.reserve(&request.name, convert::memory_mib(&request))?;
+    let place = vms.creation().await?;
+    // To the end, even if the client goes away: a name is never left half taken.
+    let created = tokio::spawn(async move {
+        let _until_it_is_made = place;
+        let name = reservation.name().to_owned();
+        let request = v1::CreateVmRequest { name, ..request };
+        let (process, created) = VmProcess::start(vms.program(), request, vms.limits()).await?;
+        reservation.fill(Arc::new(process))?;
+        doctor::warn_if_unfit();
+        Ok(created)
+    });
+    created.await.map_err(|error| status::cut_off(&error))?
+}
+
+async fn list(vms: Arc<Vms>, request: v1::ListVmsRequest) -> Result<v1::ListVmsResponse, Status> {
+    let v1::ListVmsRequest {
+        page_size,
+        page_token,
+    } = request;
+    let page: Page<String> = Page::asked(page_size, &page_token, "VMs")?;
+    let is_later = |name: &str| page.after().is_none_or(|last| name > last.as_str());
+    let later = vms.list().into_iter();
+    let later = later.filter(|process| is_later(process.name()));
+    let (found, next_page_token) = page.cut(later, |process| process.name().to_owned());
+    let mut described = JoinSet::new();
+    for process in found {
+        described.spawn(async move { process.describe().await });
+    }
+    let mut vms = described.join_all().await;
+    vms.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(v1::ListVmsResponse {
+        vms,
+        next_page_token,
+    })
+}
+
+async fn get(vms: Arc<Vms>, request: v1::GetVmRequest) -> Result<v1::GetVmResponse, Status> {
+    let process = vms.get(&request.vm)?;
+    Ok(v1::GetVmResponse {
+        vm: Some(process.describe().await),
+    })
+}
+
+async fn wait(vms: Arc<Vms>, request: v1::WaitVmRequest) -> Result<v1::WaitVmResponse, Status> {
+    let process = vms.get(&request.vm)?;
+    Ok(v1::WaitVmResponse {
+        ending: Some(process.guest_ended().await),
+    })
+}
+
+async fn delete(
+    vms: Arc<Vms>,
+    request: v1::DeleteVmRequest,
+) -> Result<v1::DeleteVmResponse, Status> {
+    let process = vms.get(&request.vm)?;
+    process.delete_guest().await;
+    vms.remove(&process);
+    tracing::info!(vm = process.name(), "deleted");
+    Ok(v1::DeleteVmResponse {})
+}

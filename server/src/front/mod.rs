@@ -1,0 +1,19 @@
+//! What clients talk to: one process, which has no guest.
+//!
+//! Each VM is a process of its own ([`process`]), which serves its calls on a socket that only this process has. A
+//! call that names a VM is passed on to it, message by message as they are ([`relay`]); those about VMs as such are
+//! answered here ([`calls`]). A VM's process that dies takes its guest with it, and nothing else.
+
+mod addressed;
+mod admission;
+mod calls;
+mod host;
+mod process;
+mod raw;
+mod relay;
+mod serve;
+mod vms;
+
+pub use process::VmProgram;
+pub(crate) use process::{CONNECTION_WINDOW, STREAM_WINDOW};
+pub use serve::{BindError, ServeError, ServeOptions, Server};

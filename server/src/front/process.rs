@@ -1,0 +1,292 @@
+//! The process of a VM, as seen from the one that clients talk to.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustix::process::Signal;
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+use vmprobe_proto::v1;
+use vmprobe_proto::v1::vm_service_client::VmServiceClient;
+
+use crate::limits::Limits;
+use crate::vm_process::{self, Arguments};
+
+/// How long a killed guest may take to end before its process is killed.
+const END: Duration = Duration::from_secs(5);
+/// How long a process whose VM was deleted may take, so that clients read the ends of their streams.
+const LINGER: Duration = Duration::from_secs(60);
+/// How long a process may take to end whose socket is closed already.
+const GONE: Duration = Duration::from_secs(5);
+/// Bytes under way of one stream. Of all of them together there are as many as HTTP/2 allows, so that streams which
+/// their clients don't read hold up no other.
+pub(crate) const STREAM_WINDOW: u32 = 1 << 20;
+pub(crate) const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+
+/// What runs a VM.
+#[derive(Clone, Debug)]
+pub enum VmProgram {
+    /// A process of this program, `vmprobed`, for each VM.
+    Process(PathBuf),
+    /// This process: for measurements.
+    #[cfg(feature = "testing")]
+    Here(crate::testing::Publishers),
+}
+
+/// How a process has ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended(Option<ExitStatus>);
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(Some(status)) = self else {
+            return write!(f, "it answers no more");
+        };
+        write!(f, "{status}")?;
+        if status.signal() == Some(Signal::SYS.as_raw()) {
+            let why = "a system call that its filter forbids, which the server's log names";
+            write!(f, ": {why}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The process of a VM, and the way to it. The process ends when this is dropped and no call is under way.
+#[derive(Debug)]
+pub struct VmProcess {
+    name: String,
+    memory_mib: u64,
+    channel: Channel,
+    /// What was last known of the VM.
+    known: Mutex<v1::Vm>,
+    ended: watch::Receiver<Option<Ended>>,
+    /// Dropped with this.
+    _in_use: oneshot::Sender<()>,
+}
+
+impl VmProcess {
+    /// Starts a process, and has it make the VM of `request`, whose name is given.
+    ///
+    /// # Errors
+    /// The host has no process, or what the process answers; nothing is left then.
+    pub async fn start(
+        program: &VmProgram,
+        request: v1::CreateVmRequest,
+        limits: &Limits,
+    ) -> Result<(Self, v1::CreateVmResponse), Status> {
+        let failed = |error: io::Error| {
+            Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
+        };
+        let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
+        ours.set_nonblocking(true).map_err(failed)?;
+        let arguments = Arguments::of(&request, limits);
+        let (in_use, dropped) = oneshot::channel();
+        let ended = match program {
+            VmProgram::Process(path) => {
+                let child = Command::new(path)
+                    .args(arguments.to_command_line())
+                    .stdin(OwnedFd::from(theirs))
+                    .stdout(Stdio::null())
+                    // Ctrl-C on the terminal is for the server, which ends its guests.
+                    .process_group(0)
+                    .spawn()
+                    .map_err(failed)?;
+                watch_child(child, dropped)
+            }
+            #[cfg(feature = "testing")]
+            VmProgram::Here(publishers) => {
+                theirs.set_nonblocking(true).map_err(failed)?;
+                let connection = UnixStream::from_std(theirs).map_err(failed)?;
+                let vm = publishers.new_vm(&arguments.name, arguments.limits());
+                let (end, ended) = watch::channel(None);
+                tokio::spawn(async move {
+                    let _why_is_told_by_the_calls = vm_process::serve(connection, vm).await;
+                    end.send_replace(Some(Ended(None)));
+                });
+                drop(dropped);
+                ended
+            }
+        };
+        let stream = UnixStream::from_std(ours).map_err(failed)?;
+        let mut process = Self {
+            name: request.name.clone(),
+            memory_mib: crate::convert::memory_mib(&request),
+            channel: connect(stream)
+                .await
+                .map_err(|error| Status::from_error(error.into()))?,
+            known: Mutex::default(),
+            ended,
+            _in_use: in_use,
+        };
+        let created = process.client().create_vm(request).await;
+        match created {
+            Ok(created) => {
+                let created = created.into_inner();
+                *process.known.get_mut() = created.vm.clone().unwrap_or_default();
+                Ok((process, created))
+            }
+            Err(status) => Err(process.explain(status).await),
+        }
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// MiB of the guest's memory.
+    pub fn memory_mib(&self) -> u64 {
+        self.memory_mib
+    }
+
+    /// The way to its services.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    fn client(&self) -> VmServiceClient<Channel> {
+        VmServiceClient::new(self.channel()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// What the VM is and does. That of a process that has died is its last known one, ended.
+    pub async fn describe(&self) -> v1::Vm {
+        let request = v1::GetVmRequest {
+            vm: self.name.clone(),
+        };
+        match self.client().get_vm(request).await {
+            Ok(response) => {
+                let vm = response.into_inner().vm.unwrap_or_default();
+                self.known.lock().clone_from(&vm);
+                vm
+            }
+            Err(_) => {
+                let ending = self.lost().await;
+                let mut known = self.known.lock();
+                known.state = v1::VmState::Ended.into();
+                known.ending.get_or_insert(ending);
+                known.clone()
+            }
+        }
+    }
+
+    /// Waits for the guest's end.
+    pub async fn guest_ended(&self) -> v1::Ending {
+        let request = v1::WaitVmRequest {
+            vm: self.name.clone(),
+        };
+        let waited = self.client().wait_vm(request).await;
+        match waited
+            .ok()
+            .and_then(|response| response.into_inner().ending)
+        {
+            Some(ending) => ending,
+            None => self.describe().await.ending.unwrap_or_default(),
+        }
+    }
+
+    /// Ends the guest and gives its files and memory back. A process that doesn't do it ends when this is dropped, or
+    /// is killed then.
+    pub async fn delete_guest(&self) {
+        let request = v1::DeleteVmRequest {
+            vm: self.name.clone(),
+        };
+        let _it_has_died_or_hangs = timeout(END, self.client().delete_vm(request)).await;
+    }
+
+    /// Ends the guest; what is known of it can still be asked for.
+    pub async fn kill_guest(&self) {
+        let request = v1::KillVmRequest {
+            vm: self.name.clone(),
+        };
+        let _it_has_died_or_hangs = timeout(END, self.client().kill_vm(request)).await;
+    }
+
+    /// Lets the process go that has no guest any more, and waits until it has ended. One that doesn't end is killed.
+    pub fn end(self: Arc<Self>) -> impl Future<Output = ()> {
+        let mut ended = self.ended.clone();
+        drop(self);
+        async move {
+            if timeout(GONE, ended.wait_for(Option::is_some))
+                .await
+                .is_err()
+            {
+                tracing::error!("a VM's process is still there after {GONE:?}");
+            }
+        }
+    }
+
+    /// A failure of a call, or, where the process has died under it, that.
+    pub async fn explain(&self, status: Status) -> Status {
+        // Those that the process answers come from no other error.
+        if std::error::Error::source(&status).is_none() {
+            return status;
+        }
+        Status::failed_precondition(self.lost().await.detail)
+    }
+
+    /// How the guest of a process has ended that answers no more.
+    async fn lost(&self) -> v1::Ending {
+        let mut ended = self.ended.clone();
+        let ended = match timeout(GONE, ended.wait_for(Option::is_some)).await {
+            Ok(Ok(ended)) => ended.unwrap_or(Ended(None)),
+            _ => Ended(None),
+        };
+        v1::Ending {
+            kind: v1::EndingKind::Failed.into(),
+            exit_code: vm_process::FAILED_EXIT_CODE,
+            detail: format!(
+                "the process of VM `{}` has ended ({ended}), and its guest with it; other VMs go on",
+                self.name
+            ),
+        }
+    }
+}
+
+/// Waits for the end of a process, and sees to it once `dropped` is.
+fn watch_child(mut child: Child, dropped: oneshot::Receiver<()>) -> watch::Receiver<Option<Ended>> {
+    let (end, ended) = watch::channel(None);
+    tokio::spawn(async move {
+        let status = tokio::select! {
+            status = child.wait() => status,
+            _ = dropped => match timeout(LINGER, child.wait()).await {
+                Ok(status) => status,
+                Err(_) => match child.kill().await {
+                    Ok(()) => child.wait().await,
+                    Err(error) => Err(error),
+                },
+            },
+        };
+        end.send_replace(Some(Ended(status.ok())));
+    });
+    ended
+}
+
+/// A channel over a stream that is connected already.
+async fn connect(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
+    let stream = Arc::new(Mutex::new(Some(stream)));
+    // The address is for nobody: there is one stream, once.
+    Endpoint::from_static("http://vm")
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .connect_with_connector(tower::service_fn(move |_| {
+            let stream = stream.lock().take();
+            async move {
+                let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+                stream.map(TokioIo::new).ok_or_else(gone)
+            }
+        }))
+        .await
+}

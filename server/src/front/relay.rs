@@ -1,0 +1,157 @@
+//! Calls on their way to the process of their VM.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::ready;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{Extensions, Request as HttpRequest, Response as HttpResponse};
+use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
+use tonic::server::{Grpc, StreamingService};
+use tonic::{Request, Response, Status, Streaming};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::addressed::{self, Address};
+use super::calls;
+use super::process::VmProcess;
+use super::raw::RawCodec;
+use super::vms::Vms;
+use crate::limits;
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+
+/// Passes calls on that name a VM.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    vms: Arc<Vms>,
+    addresses: Arc<HashMap<String, Address>>,
+}
+
+impl Relay {
+    /// To these VMs.
+    pub fn new(vms: Arc<Vms>) -> Self {
+        Self {
+            vms,
+            addresses: Arc::new(addressed::addresses()),
+        }
+    }
+}
+
+impl<S> Layer<S> for Relay {
+    type Service = Relaying<S>;
+
+    fn layer(&self, inner: S) -> Relaying<S> {
+        Relaying {
+            relay: self.clone(),
+            inner,
+        }
+    }
+}
+
+/// A service that only those calls reach that name no VM.
+#[derive(Clone, Debug)]
+pub struct Relaying<S> {
+    relay: Relay,
+    inner: S,
+}
+
+impl<S> Service<HttpRequest<Body>> for Relaying<S>
+where
+    S: Service<HttpRequest<Body>, Response = HttpResponse<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = HttpResponse<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Result<HttpResponse<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
+        let path = request.uri().path();
+        if let Some(answer) = calls::answer(&self.relay.vms, path) {
+            return Box::pin(async move { Ok(answer(request).await) });
+        }
+        let Some(address) = self.relay.addresses.get(path).copied() else {
+            return Box::pin(self.inner.call(request));
+        };
+        let Some(path) = request.uri().path_and_query().cloned() else {
+            return Box::pin(ready(Ok(Status::unimplemented("no path").into_http())));
+        };
+        let call = RelayedCall {
+            vms: Arc::clone(&self.relay.vms),
+            address,
+            path,
+        };
+        Box::pin(async move {
+            let grpc = Grpc::new(RawCodec).max_decoding_message_size(limits::REQUEST_BYTES);
+            Ok({ grpc }.streaming(call, request).await)
+        })
+    }
+}
+
+/// One call.
+struct RelayedCall {
+    vms: Arc<Vms>,
+    address: Address,
+    path: PathAndQuery,
+}
+
+impl StreamingService<Bytes> for RelayedCall {
+    type Response = Bytes;
+    type ResponseStream = Messages;
+    type Future = BoxFuture<Result<Response<Messages>, Status>>;
+
+    fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
+        let (vms, address, path) = (Arc::clone(&self.vms), self.address, self.path.clone());
+        Box::pin(async move {
+            let (metadata, _, mut messages) = request.into_parts();
+            let first = messages.message().await?;
+            let first = first.ok_or_else(|| address.missing())?;
+            let process = vms.get(&address.vm(first.clone())?)?;
+            // A client that has gone ends its messages.
+            let rest = messages.map_while(Result::ok);
+            let messages = tokio_stream::once(first).chain(rest);
+            let request = Request::from_parts(metadata, Extensions::new(), messages);
+            pass_on(process, request, path).await
+        })
+    }
+}
+
+/// Has the VM's process answer.
+async fn pass_on(
+    process: Arc<VmProcess>,
+    request: Request<impl Stream<Item = Bytes> + Send + 'static>,
+    path: PathAndQuery,
+) -> Result<Response<Messages>, Status> {
+    // What the process may send is limited there, and by what the client takes.
+    let client = tonic::client::Grpc::new(process.channel());
+    let mut client = client.max_decoding_message_size(usize::MAX);
+    let response = match client.ready().await {
+        Ok(()) => client.streaming(request, path, RawCodec).await,
+        Err(error) => Err(Status::from_error(error.into())),
+    };
+    let response = match response {
+        Ok(response) => response,
+        Err(status) => return Err(process.explain(status).await),
+    };
+    Ok(response.map(|messages| {
+        Box::pin(messages.then(move |message| {
+            let process = Arc::clone(&process);
+            async move {
+                match message {
+                    Ok(message) => Ok(message),
+                    Err(status) => Err(process.explain(status).await),
+                }
+            }
+        })) as Messages
+    }))
+}

@@ -1,0 +1,115 @@
+//! The VM of this process.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tonic::Status;
+use vmm::confinement::Confinement;
+use vmprobe_proto::v1;
+
+use crate::limits::Limits;
+use crate::machine::Machine;
+use crate::status;
+
+/// A VM with a name, once it is made, and until it is deleted.
+#[derive(Debug)]
+pub struct OneVm {
+    name: String,
+    limits: Limits,
+    confinement: Confinement,
+    machine: Mutex<Option<Arc<Machine>>>,
+}
+
+impl OneVm {
+    /// Not made yet. Its threads will be confined by `confinement`.
+    pub fn new(name: String, limits: Limits, confinement: Confinement) -> Self {
+        Self {
+            name,
+            limits,
+            confinement,
+            machine: Mutex::default(),
+        }
+    }
+
+    /// Makes the VM, plants its first probes, and starts it unless the request says `hold`. Blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the request or the host, or that it is made already.
+    pub fn create(
+        self: &Arc<Self>,
+        request: v1::CreateVmRequest,
+    ) -> Result<(Arc<Machine>, Vec<v1::Probe>), Status> {
+        let ended = |error: io::Error| Status::internal(error.to_string());
+        let this = Arc::clone(self);
+        // Where files can still be opened.
+        let make = move || {
+            let mut slot = this.machine.lock();
+            if slot.is_some() {
+                let name = &this.name;
+                return Err(Status::already_exists(format!(
+                    "VM `{name}` is made already"
+                )));
+            }
+            let Self {
+                name,
+                limits,
+                confinement,
+                ..
+            } = &*this;
+            let (machine, probes) = Machine::create(name, &request, limits, confinement)?;
+            if !request.hold {
+                machine.start()?;
+            }
+            *slot = Some(Arc::clone(&machine));
+            Ok((machine, probes))
+        };
+        self.confinement.make(make).map_err(ended)?
+    }
+
+    /// The VM, by its name.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` when it isn't called that or there is none; `INVALID_ARGUMENT` for an empty name.
+    pub fn get(&self, name: &str) -> Result<Arc<Machine>, Status> {
+        if name.is_empty() {
+            return Err(status::invalid("vm", "the name of a VM is missing"));
+        }
+        let machine = self.machine.lock().clone();
+        machine
+            .filter(|machine| machine.name() == name)
+            .ok_or_else(|| Status::not_found(format!("no VM is called `{name}` here")))
+    }
+
+    /// The VM, if there is one.
+    pub fn machine(&self) -> Option<Arc<Machine>> {
+        self.machine.lock().clone()
+    }
+
+    /// Forgets the VM.
+    pub fn remove(&self) {
+        self.machine.lock().take();
+    }
+}
+
+/// The ways to publish events of VMs in this process, beside those of the VMs' own probes.
+#[cfg(feature = "testing")]
+#[derive(Clone, Debug, Default)]
+pub struct Publishers(Arc<Mutex<Vec<Arc<OneVm>>>>);
+
+#[cfg(feature = "testing")]
+impl Publishers {
+    /// That of the VM of this name, if there is one.
+    #[must_use]
+    pub fn of(&self, vm: &str) -> Option<Arc<crate::fanout::Fanout>> {
+        let machine = self.0.lock().iter().find_map(|one| one.get(vm).ok())?;
+        Some(Arc::clone(machine.events()))
+    }
+
+    /// A VM that will be found here.
+    pub(crate) fn new_vm(&self, name: &str, limits: Limits) -> Arc<OneVm> {
+        let vm = Arc::new(OneVm::new(name.to_owned(), limits, Confinement::none()));
+        self.0.lock().push(Arc::clone(&vm));
+        vm
+    }
+}

@@ -1,0 +1,84 @@
+//! The files that threads reach, by landlock (Documentation/userspace-api/landlock.rst).
+
+use std::{io, path::PathBuf, sync::Once};
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+};
+
+use super::ConfinementError;
+
+/// What is restricted, as far as the host's kernel can: all of Linux 6.15.
+const RESTRICTED: ABI = ABI::V7;
+
+/// What a VM reaches of the host's files once it runs, beside those that are open. A path that isn't there gives
+/// nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Folders that the guest reads.
+    pub read: Vec<PathBuf>,
+    /// Folders that the guest changes.
+    pub write: Vec<PathBuf>,
+    /// Folders with the guest's socket, which is removed at its end.
+    pub sockets: Vec<PathBuf>,
+}
+
+impl Access {
+    /// Whether there are folders that the guest sees.
+    pub(super) fn has_folders(&self) -> bool {
+        !self.read.is_empty() || !self.write.is_empty()
+    }
+
+    fn rights(&self) -> [(&Vec<PathBuf>, BitFlags<AccessFs>); 3] {
+        [
+            (&self.read, AccessFs::from_read(RESTRICTED)),
+            (&self.write, AccessFs::from_all(RESTRICTED)),
+            (&self.sockets, AccessFs::RemoveFile.into()),
+        ]
+    }
+}
+
+/// Rules for threads.
+pub(super) struct FileRules(RulesetCreated);
+
+impl FileRules {
+    /// Nothing but `access`; nor TCP, nor sockets of names in no folder.
+    ///
+    /// # Errors
+    /// The host's kernel refuses.
+    pub(super) fn new(access: &Access) -> Result<Self, ConfinementError> {
+        let mut rules = Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(RESTRICTED))?
+            .handle_access(AccessNet::from_all(RESTRICTED))?
+            // Signals are not: kernels before 6.15 take the domains of a process's own threads apart.
+            .scope(Scope::AbstractUnixSocket)?
+            .create()?;
+        for (paths, rights) in access.rights() {
+            for folder in paths.iter().filter_map(|path| PathFd::new(path).ok()) {
+                rules = rules.add_rule(PathBeneath::new(folder, rights))?;
+            }
+        }
+        Ok(Self(rules))
+    }
+
+    /// Has them hold for the calling thread, and those that it starts, for good, as far as the host's kernel can.
+    ///
+    /// # Errors
+    /// The host's kernel refuses.
+    pub(super) fn enforce(&self) -> Result<(), ConfinementError> {
+        static WARN: Once = Once::new();
+        let copy = |error: io::Error| ConfinementError::Host("file", error);
+        let held = self.0.try_clone().map_err(copy)?.restrict_self()?;
+        if held.ruleset == RulesetStatus::NotEnforced {
+            WARN.call_once(|| {
+                tracing::warn!(
+                    "the kernel of this host has no landlock (Linux 5.13, `landlock` among the kernel's `lsm=`): a \
+                     VM's process is kept from files by its user's rights alone"
+                );
+            });
+        }
+        Ok(())
+    }
+}

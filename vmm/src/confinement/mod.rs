@@ -1,0 +1,174 @@
+//! What a process that runs one VM may still do once the guest runs.
+//!
+//! A guest that finds a hole in the monitor is in this process. Three things keep it there. Each thread has a
+//! seccomp filter of its own ([`Role`], `filters/`): a system call that its work doesn't need ends the process.
+//! Landlock keeps all threads from the host's files, but for the folders that the guest was given ([`Access`]).
+//! And no thread keeps a capability, but those of a root's shares. Files that are opened for the VM are opened
+//! before that.
+//!
+//! A thread hands its filters down to the threads that it starts (seccomp(2), "execve, fork and clone"). So that a
+//! vCPU's thread, which starts a device when the driver says so, needs no more than its own calls, one thread
+//! starts all others: the [`Starter`]. It also makes the VM, before it is restricted itself.
+
+mod allocator;
+mod capabilities;
+mod files;
+mod filters;
+mod role;
+mod starter;
+mod violation;
+
+use std::{
+    fmt, io,
+    sync::Arc,
+    thread::{Builder, JoinHandle},
+};
+
+use thiserror::Error;
+
+pub use files::Access;
+pub use role::Role;
+
+use files::FileRules;
+use filters::Filters;
+use starter::Starter;
+
+/// Why a process can't be confined.
+#[derive(Debug, Error)]
+pub enum ConfinementError {
+    /// A filter of ours is wrong: a bug.
+    #[error("the filter of system calls of a thread is wrong: {0}")]
+    Filter(String),
+    /// The host's kernel takes no filter.
+    #[error(
+        "this host's kernel takes no filter of system calls ({0}): build it with CONFIG_SECCOMP_FILTER, or start \
+         vmprobed with --no-seccomp"
+    )]
+    Seccomp(seccompiler::Error),
+    /// The host's kernel refuses to restrict files.
+    #[error(
+        "this host's kernel doesn't restrict the files of a thread, though it knows landlock: {0}"
+    )]
+    Landlock(#[from] landlock::RulesetError),
+    /// Capabilities stay.
+    #[error("the capabilities of a thread can't be dropped: {0}")]
+    Capabilities(io::Error),
+    /// A file or a thread is missing.
+    #[error("the host has no {0} to confine the process with: {1}")]
+    Host(&'static str, io::Error),
+}
+
+/// How a process is confined: each of its VM's threads gets its restrictions from it.
+#[derive(Clone, Default)]
+pub struct Confinement(Option<Arc<Confined>>);
+
+struct Confined {
+    /// None where they were not wanted.
+    filters: Option<Filters>,
+    files: FileRules,
+    /// Whether the threads of file systems keep the capabilities that a root's files need.
+    keeps_file_capabilities: bool,
+    starter: Starter,
+}
+
+impl fmt::Debug for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Confinement")
+            .field(&self.0.is_some())
+            .finish()
+    }
+}
+
+impl Confinement {
+    /// None: threads may do what the process may.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Prepares this process for a VM that reaches the files of `access` once it runs. Call it before the process
+    /// has other threads; then let each thread [`enter`](Self::enter) its role. `with_filters` is false where
+    /// seccomp isn't wanted.
+    ///
+    /// # Errors
+    /// See [`ConfinementError`].
+    pub fn prepare(access: &Access, with_filters: bool) -> Result<Self, ConfinementError> {
+        violation::install_handler();
+        allocator::settle();
+        let filters = with_filters.then(Filters::compile).transpose()?;
+        let starter = Starter::new().map_err(|error| ConfinementError::Host("thread", error))?;
+        Ok(Self(Some(Arc::new(Confined {
+            filters,
+            files: FileRules::new(access)?,
+            keeps_file_capabilities: access.has_folders(),
+            starter,
+        }))))
+    }
+
+    /// Runs `work` on the thread that starts others, which is not restricted before [`seal`](Self::seal): what makes
+    /// the VM and opens its files.
+    ///
+    /// # Errors
+    /// It has ended: work before has panicked.
+    pub fn make<R: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> io::Result<R> {
+        match &self.0 {
+            Some(confined) => confined.starter.run(work),
+            None => Ok(work()),
+        }
+    }
+
+    /// Restricts the thread that starts others. All that it starts from now on is restricted.
+    ///
+    /// # Errors
+    /// See [`ConfinementError`].
+    pub fn seal(&self) -> Result<(), ConfinementError> {
+        let this = self.clone();
+        let sealed = self.make(move || this.enter(Role::Starter));
+        sealed.map_err(|error| ConfinementError::Host("thread", error))?
+    }
+
+    /// Restricts the calling thread to what `role` needs, for good.
+    ///
+    /// # Errors
+    /// See [`ConfinementError`].
+    pub fn enter(&self, role: Role) -> Result<(), ConfinementError> {
+        let Some(confined) = &self.0 else {
+            return Ok(());
+        };
+        confined.files.enforce()?;
+        let keeps = confined.keeps_file_capabilities && role.keeps_file_capabilities();
+        capabilities::drop_all_but(keeps).map_err(ConfinementError::Capabilities)?;
+        match &confined.filters {
+            Some(filters) => filters.apply(role),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a thread that is restricted to what `role` needs before it does any work.
+    ///
+    /// # Errors
+    /// The host has no thread.
+    pub fn spawn<R: Send + 'static>(
+        &self,
+        role: Role,
+        name: String,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> io::Result<JoinHandle<R>> {
+        let builder = Builder::new().name(name);
+        let Some(confined) = &self.0 else {
+            return builder.spawn(work);
+        };
+        let this = self.clone();
+        let confined_work = move || {
+            if let Err(error) = this.enter(role) {
+                tracing::error!("a thread can't be confined, and the VM ends: {error}");
+                std::process::abort();
+            }
+            work()
+        };
+        confined.starter.run(move || builder.spawn(confined_work))?
+    }
+}

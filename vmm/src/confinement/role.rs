@@ -1,0 +1,75 @@
+//! What a thread is there for.
+
+/// A kind of thread. Each has a filter in `filters/`, with the reason for each of its system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Runs a vCPU and decides about its traps.
+    Vcpu,
+    /// Prepares jumps, reads rings, or waits for the guest's end.
+    Engine,
+    /// Serves a disk.
+    Block,
+    /// Serves a network device.
+    Network,
+    /// Serves a shared folder.
+    FileSystem,
+    /// Serves the socket device.
+    Vsock,
+    /// Serves the entropy device.
+    Entropy,
+    /// Answers the calls of clients.
+    Service,
+    /// Makes the VM, and starts the threads of all other roles but the service's.
+    Starter,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Vcpu,
+        Self::Engine,
+        Self::Block,
+        Self::Network,
+        Self::FileSystem,
+        Self::Vsock,
+        Self::Entropy,
+        Self::Service,
+        Self::Starter,
+    ];
+
+    /// The rules of its filter beside those of every thread, in JSON.
+    pub(super) fn rules(self) -> &'static str {
+        match self {
+            Self::Vcpu => include_str!("filters/vcpu.json"),
+            Self::Engine => include_str!("filters/engine.json"),
+            Self::Block => include_str!("filters/block.json"),
+            Self::Network => include_str!("filters/network.json"),
+            Self::FileSystem => include_str!("filters/file_system.json"),
+            Self::Vsock => include_str!("filters/vsock.json"),
+            Self::Entropy => include_str!("filters/entropy.json"),
+            Self::Service => include_str!("filters/service.json"),
+            Self::Starter => include_str!("filters/starter.json"),
+        }
+    }
+
+    /// Roles whose threads this one starts, and whose filters must therefore be within its own.
+    pub(super) fn starts(self) -> &'static [Self] {
+        match self {
+            Self::Starter => &[
+                Self::Vcpu,
+                Self::Engine,
+                Self::Block,
+                Self::Network,
+                Self::FileSystem,
+                Self::Vsock,
+                Self::Entropy,
+            ],
+            _ => &[],
+        }
+    }
+
+    /// Whether it acts on files for the guest's users, which a root's needs capabilities for.
+    pub(super) fn keeps_file_capabilities(self) -> bool {
+        matches!(self, Self::FileSystem | Self::Starter)
+    }
+}

@@ -1,0 +1,75 @@
+//! What becomes of a thread that makes a system call that its filter forbids.
+
+use std::{mem, ptr, sync::Once};
+
+use libc::{c_int, c_void, siginfo_t};
+use vmm_sys_util::signal::register_signal_handler;
+
+/// Length of a thread's name with the zero behind it (`TASK_COMM_LEN`).
+const NAME_LEN: usize = 16;
+
+/// Installs the signal's handler, once a process.
+pub(super) fn install_handler() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        if let Err(error) = register_signal_handler(libc::SIGSYS, on_forbidden_call) {
+            tracing::error!("no handler tells of forbidden system calls: {error}");
+        }
+    });
+}
+
+/// Says on standard error which thread has made which call, and ends the process by the same signal. Only what is
+/// safe in a signal handler is done (signal-safety(7)).
+extern "C" fn on_forbidden_call(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel passes a siginfo_t. That of SIGSYS has, behind three ints and their padding, the address of
+    // the call (8 bytes) and its number (an int): asm-generic/siginfo.h, `_sigsys`.
+    let call = unsafe { info.cast::<u8>().add(24).cast::<c_int>().read() };
+    let mut name = [0_u8; NAME_LEN];
+    // SAFETY: PR_GET_NAME writes at most 16 bytes to the address.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let name_len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_LEN);
+    let mut digits = [0_u8; 12];
+    for part in [
+        b"vmprobed: the thread ".as_slice(),
+        &name[..name_len],
+        b" has made system call ",
+        decimal(call, &mut digits),
+        b", which its filter forbids; the VM ends. This is a bug of vmprobe, or an attack of the guest's\n",
+    ] {
+        // SAFETY: the pointer and the length are those of a slice. Nothing helps if it can't be written.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+    // SAFETY: all zeros is the default action without flags. The signal comes again when this returns, as it is
+    // raised while it is blocked.
+    unsafe {
+        let default: libc::sigaction = mem::zeroed();
+        libc::sigaction(libc::SIGSYS, &default, ptr::null_mut());
+        libc::raise(libc::SIGSYS);
+    }
+}
+
+/// A number's digits, at the end of `digits`.
+fn decimal(number: c_int, digits: &mut [u8; 12]) -> &[u8] {
+    let mut left = number.unsigned_abs();
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+        if left == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_written_in_digits() {
+        for number in [0, 7, 59, 435, c_int::MAX] {
+            assert_eq!(decimal(number, &mut [0; 12]), number.to_string().as_bytes());
+        }
+    }
+}
