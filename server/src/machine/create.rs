@@ -135,21 +135,22 @@ impl Machine {
         self: &Arc<Self>,
         ended: watch::Sender<Option<v1::Ending>>,
     ) -> Result<(), Status> {
-        self.start_thread("end", move |machine| machine.watch_for_the_end(&ended))?;
-        self.start_thread("jumps", Self::optimize_in_background)?;
-        self.start_thread("rings", Self::read_rings)
+        self.start_thread(Role::End, "end", move |machine| {
+            machine.watch_for_the_end(&ended);
+        })?;
+        self.start_thread(Role::Engine, "jumps", Self::optimize_in_background)?;
+        self.start_thread(Role::Engine, "rings", Self::read_rings)
     }
 
     fn start_thread(
         self: &Arc<Self>,
+        role: Role,
         what: &str,
         work: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) -> Result<(), Status> {
         let machine = Arc::clone(self);
         let name = format!("{}-{what}", self.name);
-        let thread = self
-            .confinement
-            .spawn(Role::Engine, name, move || work(&machine));
+        let thread = self.confinement.spawn(role, name, move || work(&machine));
         thread.map(drop).map_err(|error| {
             Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
         })

@@ -159,6 +159,9 @@ named! {
         DiskLook = "disk-look",
         /// Reads `count` bytes of the entropy device.
         Random = "random",
+        /// Works with files on the disk `at` and with processes, `count` folders in each of `rounds` rounds, and times
+        /// them.
+        Mixed = "mixed",
         /// Mounts the share `at`, reads its files, makes `count` files from each CPU, and unmounts it.
         Share = "share",
         /// From each CPU, `count` connections to the port `at` of the host and as many from there to the next port, each

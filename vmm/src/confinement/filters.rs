@@ -38,8 +38,8 @@ impl Filters {
     }
 }
 
-fn wrong(why: impl ToString) -> ConfinementError {
-    ConfinementError::Filter(why.to_string())
+fn wrong(why: impl Into<String>) -> ConfinementError {
+    ConfinementError::Filter(why.into())
 }
 
 fn compile(role: Role) -> Result<BpfProgram, ConfinementError> {
@@ -53,15 +53,16 @@ fn compile(role: Role) -> Result<BpfProgram, ConfinementError> {
         }
     });
     let text = filters.to_string();
-    let mut compiled = compile_from_json(text.as_bytes(), TargetArch::x86_64).map_err(wrong)?;
+    let mut compiled = compile_from_json(text.as_bytes(), TargetArch::x86_64)
+        .map_err(|error| wrong(error.to_string()))?;
     compiled.remove(NAME).ok_or_else(|| wrong("it is missing"))
 }
 
-/// The rules of a role: its own, those of every role, and those of the roles that it starts.
+/// The rules of a role: its own, those of every role, and those of the roles that it includes.
 fn rules(role: Role) -> Result<Vec<Value>, ConfinementError> {
     let mut rules = Vec::new();
-    let started = role.starts().iter().map(|started| started.rules());
-    for text in [EVERY, role.rules()].into_iter().chain(started) {
+    let included = role.includes().iter().map(|included| included.rules());
+    for text in [EVERY, role.rules()].into_iter().chain(included) {
         rules.extend(parse(text)?);
     }
     // One rule that allows a call whatever its arguments makes those with conditions void.
@@ -74,7 +75,8 @@ fn rules(role: Role) -> Result<Vec<Value>, ConfinementError> {
 
 /// The rules of a file, with this process's number in its place.
 fn parse(text: &str) -> Result<Vec<Value>, ConfinementError> {
-    let mut rules: Vec<Map<String, Value>> = serde_json::from_str(text).map_err(wrong)?;
+    let mut rules: Vec<Map<String, Value>> =
+        serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
     for rule in &mut rules {
         let conditions = rule.get_mut("args").and_then(Value::as_array_mut);
         for condition in conditions.into_iter().flatten() {

@@ -5,8 +5,10 @@
 pub enum Role {
     /// Runs a vCPU and decides about its traps.
     Vcpu,
-    /// Prepares jumps, reads rings, or waits for the guest's end.
+    /// Prepares jumps, or reads rings.
     Engine,
+    /// Waits for the guest's end, and takes its devices apart.
+    End,
     /// Serves a disk.
     Block,
     /// Serves a network device.
@@ -25,9 +27,10 @@ pub enum Role {
 
 impl Role {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Vcpu,
         Self::Engine,
+        Self::End,
         Self::Block,
         Self::Network,
         Self::FileSystem,
@@ -42,6 +45,7 @@ impl Role {
         match self {
             Self::Vcpu => include_str!("filters/vcpu.json"),
             Self::Engine => include_str!("filters/engine.json"),
+            Self::End => include_str!("filters/end.json"),
             Self::Block => include_str!("filters/block.json"),
             Self::Network => include_str!("filters/network.json"),
             Self::FileSystem => include_str!("filters/file_system.json"),
@@ -52,12 +56,15 @@ impl Role {
         }
     }
 
-    /// Roles whose threads this one starts, and whose filters must therefore be within its own.
-    pub(super) fn starts(self) -> &'static [Self] {
+    /// Roles whose calls are allowed to this one as well: those of threads that it starts, as they are within its
+    /// filter, and those of devices that write their last when they are taken apart.
+    pub(super) fn includes(self) -> &'static [Self] {
         match self {
+            Self::End => &[Self::Block],
             Self::Starter => &[
                 Self::Vcpu,
                 Self::Engine,
+                Self::End,
                 Self::Block,
                 Self::Network,
                 Self::FileSystem,

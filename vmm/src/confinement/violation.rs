@@ -1,12 +1,23 @@
 //! What becomes of a thread that makes a system call that its filter forbids.
 
-use std::{mem, ptr, sync::Once};
+use std::sync::Once;
 
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::signal::register_signal_handler;
 
 /// Length of a thread's name with the zero behind it (`TASK_COMM_LEN`).
 const NAME_LEN: usize = 16;
+
+/// What a signal tells of a forbidden call (asm-generic/siginfo.h, `_sigsys`).
+#[repr(C)]
+struct ForbiddenCall {
+    signal: c_int,
+    error: c_int,
+    code: c_int,
+    /// Of the instruction.
+    address: usize,
+    number: c_int,
+}
 
 /// Installs the signal's handler, once a process.
 pub(super) fn install_handler() {
@@ -21,9 +32,8 @@ pub(super) fn install_handler() {
 /// Says on standard error which thread has made which call, and ends the process by the same signal. Only what is
 /// safe in a signal handler is done (signal-safety(7)).
 extern "C" fn on_forbidden_call(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
-    // SAFETY: the kernel passes a siginfo_t. That of SIGSYS has, behind three ints and their padding, the address of
-    // the call (8 bytes) and its number (an int): asm-generic/siginfo.h, `_sigsys`.
-    let call = unsafe { info.cast::<u8>().add(24).cast::<c_int>().read() };
+    // SAFETY: the kernel passes a siginfo_t, whose beginning this is for SIGSYS.
+    let call = unsafe { &*info.cast::<ForbiddenCall>() }.number;
     let mut name = [0_u8; NAME_LEN];
     // SAFETY: PR_GET_NAME writes at most 16 bytes to the address.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
@@ -39,13 +49,11 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut siginfo_t, _: *mut c_void) 
         // SAFETY: the pointer and the length are those of a slice. Nothing helps if it can't be written.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: all zeros is the default action without flags. The signal comes again when this returns, as it is
-    // raised while it is blocked.
-    unsafe {
-        let default: libc::sigaction = mem::zeroed();
-        libc::sigaction(libc::SIGSYS, &default, ptr::null_mut());
-        libc::raise(libc::SIGSYS);
-    }
+    // SAFETY: it involves no memory.
+    unsafe { libc::signal(libc::SIGSYS, libc::SIG_DFL) };
+    // Blocked while this runs, so it comes when this returns.
+    // SAFETY: it involves no memory.
+    unsafe { libc::raise(libc::SIGSYS) };
 }
 
 /// A number's digits, at the end of `digits`.

@@ -27,8 +27,8 @@ const THREADS: [&str; 10] = [
 ];
 /// The thread of a file system, which acts for the users of the guest.
 const FILE_SYSTEM: &str = "-filesys";
-/// Capabilities of files (linux/capability.h): CAP_CHOWN to CAP_FSETID, CAP_SETGID, CAP_SETUID, CAP_MKNOD and
-/// CAP_SETFCAP.
+/// Capabilities of files (linux/capability.h): `CAP_CHOWN` to `CAP_FSETID`, `CAP_SETGID`, `CAP_SETUID`, `CAP_MKNOD`
+/// and `CAP_SETFCAP`.
 const OF_FILES: u64 = 0b1_1111 | 1 << 6 | 1 << 7 | 1 << 27 | 1 << 31;
 
 fn confined(cx: &Context) -> TestResult {

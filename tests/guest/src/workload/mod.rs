@@ -18,6 +18,7 @@ mod klog;
 mod kprobe;
 mod kprobe_switched;
 mod listing;
+mod mixed;
 mod module;
 mod names;
 mod nested;
@@ -101,6 +102,7 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::DiskLook => disks::look(plan),
         Workload::Random => disks::random(plan),
         Workload::Share => shares::run(plan),
+        Workload::Mixed => mixed::run(plan),
         Workload::Sockets => sockets::run(plan),
         Workload::Network => network::set_up(plan),
         Workload::Connections => network::connections(plan),

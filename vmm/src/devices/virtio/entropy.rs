@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use rustix::rand::{GetRandomFlags, getrandom};
+
 use super::{
     device::{DeviceId, VirtioDevice},
     queue::{DeviceQueue, QueueError},
@@ -32,8 +34,8 @@ impl VirtioDevice for Entropy {
             let mut writer = queue.writer(&memory, &chain)?;
             let mut bytes = [0; REQUEST_LIMIT];
             let bytes = &mut bytes[..writer.available_bytes().min(REQUEST_LIMIT)];
-            let written = match getrandom::fill(bytes) {
-                Ok(()) => writer.write(bytes).unwrap_or(0),
+            let written = match getrandom(&mut *bytes, GetRandomFlags::empty()) {
+                Ok(filled) => writer.write(&bytes[..filled]).unwrap_or(0),
                 Err(error) => {
                     tracing::warn!("the host has no random bytes: {error}");
                     0

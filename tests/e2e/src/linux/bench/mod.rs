@@ -2,6 +2,7 @@
 //! told by the server; what depends on how fast exits are is not measured here.
 
 mod jumps;
+mod workload;
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -70,6 +71,7 @@ pub fn run(cx: &Context, results: Option<PathBuf>) -> Result<bool, Failure> {
         batches(cx, place, &mut figures).await?;
         jumps::hits(cx, place, &mut figures).await?;
         jumps::batches(cx, place, &mut figures).await?;
+        workload::measure(cx, place, &mut figures).await?;
         pass()
     })?;
     let mut file = match results {

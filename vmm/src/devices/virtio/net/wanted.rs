@@ -7,6 +7,7 @@ use std::{
     str::FromStr,
 };
 
+use rustix::rand::{GetRandomFlags, getrandom};
 use thiserror::Error;
 
 use crate::devices::virtio::rate::RateLimit;
@@ -47,7 +48,7 @@ impl Mac {
     /// The system has no random bytes.
     pub(super) fn draw() -> io::Result<Self> {
         let mut bytes = [0; 6];
-        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+        getrandom(&mut bytes, GetRandomFlags::empty())?;
         bytes[0] = bytes[0] & !GROUP | LOCAL;
         Ok(Self(bytes))
     }
