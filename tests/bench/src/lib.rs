@@ -22,5 +22,6 @@ pub mod rings;
 pub mod scenario;
 pub mod shares;
 pub mod sinks;
+pub mod start;
 pub mod stops;
 pub mod stream;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bench::image::Image;
 use bench::report::{self, Entry};
 use bench::shares::{self, Moment};
-use bench::{clock, exits, hits, jump, jump_shares, pause, rings, stops, stream};
+use bench::{clock, exits, hits, jump, jump_shares, pause, rings, start, stops, stream};
 use clap::{Parser, ValueEnum};
 
 /// What probes cost, measured without a guest that runs.
@@ -25,6 +25,9 @@ struct Cli {
     /// For the shares of all instructions, take one function of so many.
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
+    /// The server's program, whose starts are measured.
+    #[arg(long)]
+    server: Option<PathBuf>,
     /// Only this part.
     #[arg(long, value_enum)]
     only: Option<Part>,
@@ -41,6 +44,8 @@ enum Part {
     Hits,
     /// Events on their way to a client.
     Stream,
+    /// From a process's start to its guest's first instruction.
+    Start,
 }
 
 fn main() -> ExitCode {
@@ -79,6 +84,12 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         }
     }
     let kernels = lab::ensure_kernels()?;
+    if let (true, true, Some(server)) = (is_wanted(Part::Start), has_kvm, &cli.server) {
+        say("starts of guests");
+        let kernels = [&kernels.v6_1, &kernels.v6_12];
+        let kernels = kernels.map(|kernel| (&*kernel.release, &*kernel.vmlinuz));
+        add(timed(start::measure(server, &kernels)?))?;
+    }
     if is_wanted(Part::Shares) {
         for kernel in [&kernels.v6_1, &kernels.v6_12] {
             let (release, image) = (&kernel.release, Image::read(&kernel.vmlinuz)?);

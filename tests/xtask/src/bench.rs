@@ -129,9 +129,20 @@ fn engine(folder: &Path) -> Result<Vec<Figure>, BenchError> {
         .env("CRITERION_HOME", &criterion);
     succeed("criterion", &mut bench)?;
     say("# the engine: shares of strategies, single hits, batches");
+    let mut build = cargo();
+    build.args([
+        "build",
+        "--release",
+        "--quiet",
+        "--package",
+        "vmprobe-server",
+    ]);
+    succeed("the server's build", &mut build)?;
     let mut measure = cargo();
     measure
         .args(["run", "--release", "--quiet", "--package", "bench", "--"])
+        .arg("--server")
+        .arg(root().join("target/release/vmprobed"))
         .arg("--out")
         .arg(&out)
         .arg("--criterion")

@@ -60,7 +60,7 @@ impl Role {
     /// filter, and those of devices that write their last when they are taken apart.
     pub(super) fn includes(self) -> &'static [Self] {
         match self {
-            Self::End => &[Self::Block],
+            Self::End => &[Self::Block, Self::Network, Self::Vsock, Self::FileSystem],
             Self::Starter => &[
                 Self::Vcpu,
                 Self::Engine,

@@ -3,14 +3,21 @@
 
 use std::{
     io,
+    net::Shutdown,
     os::{
         fd::{OwnedFd, RawFd},
         unix::net::UnixStream,
     },
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
+    process::{Pid, PidfdFlags, pidfd_open},
+};
 use vmm_sys_util::epoll::EventSet;
 
 use super::{
@@ -23,6 +30,8 @@ use super::{
 /// descriptor would have to be kept open for it in a process with several threads.
 const PROGRAM: &str = "passt";
 const ARGUMENTS: [&str; 4] = ["--foreground", "--quiet", "--fd", "0"];
+/// How long one may take to end.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection to one that runs.
 ///
@@ -75,10 +84,28 @@ impl Passt {
 
 impl Drop for Passt {
     fn drop(&mut self) {
-        // It ends by itself when its socket is closed, but nobody is to wait for that.
-        if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
-            tracing::warn!("passt can't be ended: {error}");
+        // It ends when its socket is closed, and at once when it is killed. One that root has started has become
+        // another user's, whom this process may not kill.
+        let _it_may_have_closed_it_itself = self.frames.socket().shutdown(Shutdown::Both);
+        let _it_may_not_be_ours = self.process.kill();
+        match self.ends_in(PATIENCE) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!("passt goes on, {PATIENCE:?} after its socket was closed"),
+            Err(error) => tracing::warn!("passt's end can't be waited for: {error}"),
         }
+    }
+}
+
+impl Passt {
+    /// Waits until the process has ended; false if it takes longer than this.
+    fn ends_in(&mut self, time: Duration) -> io::Result<bool> {
+        // The number is that of a child that nobody has waited for: it is nobody else's.
+        let process = Pid::from_child(&self.process);
+        let file = pidfd_open(process, PidfdFlags::empty())?;
+        let mut ends = [PollFd::new(&file, PollFlags::IN)];
+        let limit = Timespec::try_from(time).map_err(io::Error::other)?;
+        retry_on_intr(|| poll(&mut ends, Some(&limit)))?;
+        Ok(self.process.try_wait()?.is_some())
     }
 }
 

@@ -43,7 +43,7 @@ impl FrameStream {
         }
     }
 
-    #[cfg(test)]
+    /// The socket.
     pub(super) fn socket(&self) -> &UnixStream {
         &self.socket
     }
