@@ -12,12 +12,13 @@ use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError};
 
 use crate::exits::kernel;
+use crate::image::{Image, ImageError};
 use crate::in_process::InProcessError;
 use crate::report::Entry;
 
 const VM: &str = "start";
 /// Memory of a guest in MiB.
-const GUEST_MIB: u64 = 512;
+const GUEST_MIB: u64 = 128;
 /// Starts; the figure is that of the one in the middle.
 const RUNS: usize = 11;
 /// What may be taken at most.
@@ -33,6 +34,9 @@ pub enum StartError {
     /// The server refuses.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// A kernel can't be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// A process isn't what it should be.
     #[error("the {0} isn't there")]
     Missing(&'static str),
@@ -52,7 +56,8 @@ struct Start {
     memory: u64,
 }
 
-/// Measures starts of a guest of a few bytes, and of each of these kernels, by this server's program.
+/// Measures starts of a guest of a few bytes, and of each of these kernels, by this server's program: of the bzImage
+/// and of the ELF file in it.
 ///
 /// # Errors
 /// See [`StartError`].
@@ -61,13 +66,26 @@ pub fn measure(server: &Path, kernels: &[(&str, &Path)]) -> Result<Vec<Entry>, S
     let tiny = std::env::temp_dir().join(format!("vmprobe-bench-start-{}", std::process::id()));
     let code = kernel(2, 1).map_err(InProcessError::from)?;
     fs::write(&tiny, code).map_err(failed("write a kernel"))?;
-    let mut all = vec![("a kernel of a few bytes", tiny.as_path())];
-    all.extend(kernels);
+    let mut all = vec![("a kernel of a few bytes".to_owned(), tiny.clone())];
+    for (release, vmlinuz) in kernels {
+        let vmlinux = std::env::temp_dir().join(format!("vmprobe-bench-{release}"));
+        let image = Image::read(vmlinuz)?;
+        fs::write(&vmlinux, image.elf).map_err(failed("write a kernel"))?;
+        all.push((
+            format!("{release}, as its package has it"),
+            (*vmlinuz).to_owned(),
+        ));
+        all.push((format!("{release}, unpacked"), vmlinux));
+    }
     let mut entries = Vec::new();
     for (what, kernel) in all {
+        let own = kernel.starts_with(std::env::temp_dir());
         let mut starts = Vec::new();
         for _ in 0..RUNS {
-            starts.push(runtime.block_on(start(server, kernel))?);
+            starts.push(runtime.block_on(start(server, &kernel))?);
+        }
+        if own {
+            fs::remove_file(&kernel).map_err(failed("remove a kernel"))?;
         }
         let middle = |value: fn(&Start) -> f64| {
             let mut values: Vec<f64> = starts.iter().map(value).collect();
@@ -82,7 +100,10 @@ pub fn measure(server: &Path, kernels: &[(&str, &Path)]) -> Result<Vec<Entry>, S
                 "BN13",
                 (whole * 10.0).round() / 10.0,
                 "ms",
-                format!("start of vmprobed until a guest of {what} runs, as its client is told; median of {RUNS}"),
+                format!(
+                    "start of vmprobed until a guest of {what} runs, in {GUEST_MIB} MiB, as its client is told; \
+                     median of {RUNS}"
+                ),
             )
             .note(format!(
                 "{least:.1} to {most:.1}; {vm:.1} from the request, with the start of the VM's process; limit {limit}: {}",
@@ -103,7 +124,6 @@ pub fn measure(server: &Path, kernels: &[(&str, &Path)]) -> Result<Vec<Entry>, S
             )),
         );
     }
-    fs::remove_file(&tiny).map_err(failed("remove a kernel"))?;
     Ok(entries)
 }
 
@@ -158,7 +178,6 @@ async fn start(program: &Path, kernel: &Path) -> Result<Start, StartError> {
     };
     client.create_vm(request).await?;
     let (whole, vm) = (began.elapsed(), asked.elapsed());
-    client.pause_vm(VM).await?;
     let memory = memory(server.child.id())?;
     client.delete_vm(VM).await?;
     Ok(Start { whole, vm, memory })
