@@ -189,7 +189,8 @@ pub struct MachineArgs {
 pub enum Boot {
     /// The ELF inside the kernel file, entered in 64-bit mode
     Elf,
-    /// A bzImage as it is: its own decompressor runs in the guest
+    /// A bzImage as it is: its own decompressor runs in the guest, and moves the kernel (KASLR) unless `nokaslr` is
+    /// on the command line
     Bzimage,
 }
 

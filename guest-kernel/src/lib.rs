@@ -18,7 +18,9 @@ mod kernel;
 mod kernel_memory;
 pub mod kprobes;
 pub mod modules;
+mod moved;
 pub mod percpu;
+mod relocations;
 pub mod symbols;
 pub mod unwind;
 
@@ -26,3 +28,4 @@ pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
 pub use int3s::Int3s;
 pub use kernel::{Kernel, KernelError};
+pub use moved::{Move, MoveError};

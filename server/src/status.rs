@@ -100,7 +100,6 @@ pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
         E::GuestBreakpoint { .. }
         | E::GuestKprobe { .. }
         | E::InitTextFreed { .. }
-        | E::ImageUnknown { .. }
         | E::NoArena { .. }
         | E::NoModules { .. }
         | E::Module { .. } => Code::FailedPrecondition,
@@ -201,10 +200,6 @@ mod tests {
             ),
             (
                 RegisterError::InitTextFreed { place: place() },
-                Code::FailedPrecondition,
-            ),
-            (
-                RegisterError::ImageUnknown { place: place() },
                 Code::FailedPrecondition,
             ),
             (

@@ -17,6 +17,7 @@ use crate::{
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
+    unpack::UnpackError,
     x86_64::{
         boot::{BootMethod, LoadError, bzimage::KernelFileError},
         cpu::CpuError,
@@ -38,8 +39,7 @@ pub struct VmConfig {
     pub kernel: PathBuf,
     /// An initramfs for it.
     pub initramfs: Option<PathBuf>,
-    /// The kernel's command line. Nothing is added but what
-    /// [`BootMethod::BzImage`] needs.
+    /// The kernel's command line. Nothing is added.
     pub cmdline: String,
     /// Guest memory in MiB, at least [`MIN_MEMORY_MIB`].
     pub memory_mib: u64,
@@ -120,6 +120,9 @@ pub enum CreateError {
     /// Kernel, initramfs and command line can't be put into guest memory.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A bzImage did not unpack itself.
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
     /// KVM refused a vCPU's set-up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
@@ -157,11 +160,13 @@ impl CreateError {
             Self::File { what, .. } | Self::Empty { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
+            Self::Unpack(UnpackError::TooLong { .. } | UnpackError::Ended { .. }) => Some("kernel"),
             Self::Devices(_) => Some("devices"),
             Self::Device(error) => Some(error.field()),
             Self::Kvm(_)
             | Self::Cpu(_)
             | Self::Vcpu(_)
+            | Self::Unpack(_)
             | Self::Bus(_)
             | Self::Events(_)
             | Self::Refused { .. } => None,

@@ -9,7 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use guest_state::{ArenaMemory, Segment, TrapHandler, VcpuId};
+use guest_state::{ArenaMemory, GuestPhysAddr, Segment, TrapHandler, VcpuId};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VmFd};
 use parking_lot::Mutex;
@@ -32,6 +32,7 @@ use crate::{
     kvm,
     ram::GuestRam,
     stopped_vm::StoppedVm,
+    unpack::unpack,
     vcpu::{
         self, KvmVcpu, Shared,
         kick::{self, KickThreads},
@@ -39,7 +40,7 @@ use crate::{
     x86_64::{
         acpi::Hardware,
         boot::{
-            self, BootMethod,
+            self,
             bzimage::{KernelFile, read_kernel},
         },
         chips, cpu,
@@ -57,7 +58,8 @@ pub struct Vm {
     threads: Mutex<Threads>,
     kernel: Option<KernelFile>,
     segments: Vec<Segment>,
-    in_place: bool,
+    entry: GuestPhysAddr,
+    unpacked_itself: bool,
     tsc_hz: u64,
     devices: VirtioDevices,
     /// The VM's own file, which must outlive the vCPUs.
@@ -118,7 +120,7 @@ pub enum StartError {
 
 impl Vm {
     /// Makes a VM with its kernel in place, ready to execute its first
-    /// instruction.
+    /// instruction. A bzImage that unpacks itself has done so.
     ///
     /// # Errors
     /// See [`CreateError`]; nothing is left behind.
@@ -188,17 +190,23 @@ impl Vm {
                 shared.gate.end();
             }
         });
+        let vcpus: Vec<_> = vcpus
+            .into_iter()
+            .map(|(vcpu, _)| Arc::new(Mutex::new(vcpu)))
+            .collect();
+        let entry = match (loaded.last_jump, vcpus.first()) {
+            (Some(jump), Some(boot_cpu)) => unpack(boot_cpu, &shared, &console, jump)?,
+            _ => GuestPhysAddr(loaded.entry),
+        };
         Ok(Self {
             shared,
-            vcpus: vcpus
-                .into_iter()
-                .map(|(vcpu, _)| Arc::new(Mutex::new(vcpu)))
-                .collect(),
+            vcpus,
             console,
             threads: Mutex::default(),
             kernel: Some(kernel),
             segments: loaded.segments,
-            in_place: config.boot == BootMethod::Elf,
+            entry,
+            unpacked_itself: loaded.last_jump.is_some(),
             tsc_hz,
             devices,
             _fd: fd,
@@ -216,11 +224,14 @@ impl Vm {
         &self.segments
     }
 
-    /// Returns true if the segments are in memory before the first instruction. A
-    /// bzImage that is booted as it is unpacks itself, to where it was linked to be or,
-    /// with KASLR, elsewhere.
-    pub fn kernel_in_place(&self) -> bool {
-        self.in_place
+    /// Where the kernel begins. With KASLR that is elsewhere than its file says.
+    pub fn entry(&self) -> GuestPhysAddr {
+        self.entry
+    }
+
+    /// Returns true if the kernel came to be in memory by its own decompressor.
+    pub fn has_unpacked_itself(&self) -> bool {
+        self.unpacked_itself
     }
 
     /// Hertz of the guest's time stamp counter.

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use guest_kernel::ImageMap;
-use guest_kernel::Kernel;
+use guest_kernel::{ImageMap, Kernel, Move};
 use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
@@ -64,7 +63,11 @@ impl Machine {
         let config = config(request, limits)?;
         let first = first_probes(request)?;
         let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
-        let (kernel, version) = read_kernel(&mut vm)?;
+        let Read {
+            kernel,
+            version,
+            image,
+        } = read_kernel(&mut vm)?;
 
         let events = Arc::new(Fanout::default());
         let kernel = Arc::new(kernel);
@@ -75,7 +78,7 @@ impl Machine {
             asked: Arc::clone(&asked),
             optimizer: Arc::clone(&optimizer.bell),
         });
-        let engine = Arc::new(Engine::new(kernel, image_map(&vm), vm.vcpus(), sink));
+        let engine = Arc::new(Engine::new(kernel, image, vm.vcpus(), sink));
         let (ended, ending) = watch::channel(None);
         let machine = Arc::new(Self {
             name: name.to_owned(),
@@ -110,12 +113,10 @@ impl Machine {
         self.check_room(specs.len())?;
         self.check_events(&specs, &compiled, fields)?;
         self.stopped(|stopped| {
-            if self.engine.has_image_map() {
-                self.install_arena(stopped);
-                self.engine
-                    .arm_milestones(stopped)
-                    .map_err(|error| status::register(&error.into(), fields))?;
-            }
+            self.install_arena(stopped);
+            self.engine
+                .arm_milestones(stopped)
+                .map_err(|error| status::register(&error.into(), fields))?;
             let probes = self.engine.register(stopped, &specs);
             let probes = probes.map_err(|error| status::register(&error, fields))?;
             if !probes.is_empty() {
@@ -215,29 +216,38 @@ fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
     Ok(first)
 }
 
-/// Takes what is needed of the kernel's file, and frees the rest: what probing needs to know, and
-/// its version.
-fn read_kernel(vm: &mut Vm) -> Result<(Kernel, String), Status> {
-    let file = vm
+/// What is read of a kernel's file.
+struct Read {
+    /// What probing needs to know, at the addresses where the kernel is.
+    kernel: Kernel,
+    version: String,
+    /// Where the kernel is in guest memory.
+    image: ImageMap,
+}
+
+/// Takes what is needed of the kernel's file, and frees the rest.
+fn read_kernel(vm: &mut Vm) -> Result<Read, Status> {
+    let mut file = vm
         .take_kernel()
         .ok_or_else(|| Status::internal("the kernel was read twice"))?;
+    let moved = match vm.has_unpacked_itself() {
+        true => Move::relocate(&mut file.elf, vm.entry(), vm.memory())
+            .map_err(|error| status::invalid("kernel", error.to_string()))?,
+        false => Move::default(),
+    };
     let kernel = Kernel::from_image(&file.elf)
         .map_err(|error| status::invalid("kernel", error.to_string()))?;
     let version = match file.format {
         KernelFormat::BzImage { version, .. } => version,
         KernelFormat::Elf => kernel.version.clone(),
     };
-    Ok((kernel, version))
-}
-
-/// Where the kernel image is in guest memory; none while only the guest knows.
-fn image_map(vm: &Vm) -> Option<ImageMap> {
-    vm.kernel_in_place().then(|| linked_image(vm))
-}
-
-/// Where the kernel image is once it is where it was linked to be.
-pub(super) fn linked_image(vm: &Vm) -> ImageMap {
-    ImageMap::new(vm.segments().to_vec())
+    let segments = vm.segments().iter().map(|linked| moved.segment(*linked));
+    let image = ImageMap::new(segments.collect());
+    Ok(Read {
+        kernel,
+        version,
+        image,
+    })
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ mod blacklist;
 mod create;
 mod debug;
 mod dump;
-mod find_kernel;
 mod inspect;
 mod modules;
 mod optimize;

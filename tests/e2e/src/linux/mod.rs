@@ -32,6 +32,7 @@ mod list;
 mod mask;
 mod missed;
 mod modules;
+mod moved;
 mod net;
 mod no_jump;
 mod offer;
@@ -70,6 +71,7 @@ use crate::test::Test;
 pub fn tables() -> impl Iterator<Item = &'static [Test]> {
     [
         boot::TESTS,
+        moved::TESTS,
         ci::TESTS,
         vcpus::TESTS,
         endings::TESTS,

@@ -14,7 +14,10 @@ use object::{
 use vm_memory::{ByteValued, GuestAddress};
 
 use super::{
-    bzimage::KernelFile, error::LoadError, firmware, gdt, load_address, method::BootMethod,
+    bzimage::{self, KernelFile},
+    error::LoadError,
+    firmware, gdt, last_jump, load_address,
+    method::BootMethod,
     page_tables, params,
 };
 use crate::{
@@ -30,9 +33,10 @@ const ENTRY_64: u64 = 0x200;
 pub(crate) struct LoadedKernel {
     /// Guest physical address where the boot CPU begins.
     pub(crate) entry: u64,
-    /// The kernel's segments, where they are linked to be. With
-    /// [`BootMethod::BzImage`] the kernel has yet to unpack itself there.
+    /// The kernel's segments, where they are linked to be.
     pub(crate) segments: Vec<Segment>,
+    /// With [`BootMethod::BzImage`], the last jump of the decompressor, which has yet to unpack the kernel.
+    pub(crate) last_jump: Option<GuestPhysAddr>,
 }
 
 /// Loads `kernel`, its command line, its initramfs and the tables that describe
@@ -50,7 +54,7 @@ pub(crate) fn load(
         BootMethod::Elf => load_elf(ram, &kernel.elf)?,
         BootMethod::BzImage => load_bzimage(ram, kernel)?,
     };
-    let cmdline = params::command_line(cmdline, method, &image.header)?;
+    params::check_command_line(cmdline, &image.header)?;
     write(layout::CMDLINE, cmdline.as_bytes())?;
     write(layout::CMDLINE + cmdline.len() as u64, &[0])?;
 
@@ -112,7 +116,11 @@ fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<LoadedImage, LoadError> {
         return Err(LoadError::BadKernel { reason });
     }
     Ok(LoadedImage {
-        loaded: LoadedKernel { entry, segments },
+        loaded: LoadedKernel {
+            entry,
+            segments,
+            last_jump: None,
+        },
         header: params::plain_header(),
         end,
         initramfs_limit: layout::DEVICE_HOLE,
@@ -149,6 +157,7 @@ fn segments(elf: &[u8]) -> Result<Vec<Segment>, LoadError> {
 fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<LoadedImage, LoadError> {
     let file = kernel.bzimage.as_deref().ok_or(LoadError::NotABzImage)?;
     let header = params::bzimage_header(file)?;
+    let last_jump = find_last_jump(file, &header).ok_or(LoadError::NoLastJump)?;
     // It may be loaded elsewhere if it is relocatable, but this is where it runs with
     // no need to move itself.
     let start = header.pref_address;
@@ -172,11 +181,20 @@ fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<LoadedImage, Load
         loaded: LoadedKernel {
             entry: result.kernel_load.0 + ENTRY_64,
             segments: segments(&kernel.elf)?,
+            last_jump: Some(GuestPhysAddr(result.kernel_load.0 + last_jump)),
         },
         header,
         end,
         initramfs_limit,
     })
+}
+
+/// The decompressor's last jump, in bytes from where the bzImage is loaded.
+fn find_last_jump(file: &[u8], header: &setup_header) -> Option<u64> {
+    let code = file.get(bzimage::setup_len(header.setup_sects)..)?;
+    let payload = header.payload_offset as usize;
+    let payload = payload..payload.checked_add(header.payload_length as usize)?;
+    last_jump::find(code, payload).map(|at| at as u64)
 }
 
 #[cfg(test)]

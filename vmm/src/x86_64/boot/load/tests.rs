@@ -2,6 +2,8 @@ use super::*;
 use crate::x86_64::boot::bzimage::{Compression, KernelFormat};
 
 const MIB: u64 = 1 << 20;
+/// Offset of the decompressor's last jump in what is loaded of the bzImage.
+const LAST_JUMP: usize = 0x900;
 const ONE_CPU: acpi::Hardware = acpi::Hardware {
     vcpus: 1,
     has_pci: false,
@@ -54,7 +56,11 @@ fn bzimage() -> Vec<u8> {
     put(0x238, &2047_u32.to_le_bytes()); // cmdline_size
     put(0x258, &0x100_0000_u64.to_le_bytes()); // pref_address
     put(0x260, &0x80_0000_u32.to_le_bytes()); // init_size
+    put(0x248, &0x100_u32.to_le_bytes()); // payload_offset
+    put(0x24c, &0x700_u32.to_le_bytes()); // payload_length
     file.extend([0x90; 0x1000]);
+    let last_jump = [0xe8, 0, 0, 0, 0, 0x5e, 0xff, 0xe0];
+    file[0x400 + LAST_JUMP - 6..][..8].copy_from_slice(&last_jump);
     file
 }
 
@@ -142,8 +148,11 @@ fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
     assert_eq!(loaded.entry, 0x100_0200);
     // As linked: that is where it unpacks itself to.
     assert_eq!(loaded.segments.len(), 2);
-    assert_eq!(read(&ram, 0x100_0000), [0x90; 0x1000]);
-    assert_eq!(&read(&ram, layout::CMDLINE), b"nokaslr quiet\0");
+    assert_eq!(read(&ram, 0x100_0000), [0x90; 0x800]);
+    let jump = 0x100_0000 + LAST_JUMP as u64;
+    assert_eq!(loaded.last_jump, Some(GuestPhysAddr(jump)));
+    assert_eq!(read(&ram, jump), last_jump::JUMP);
+    assert_eq!(&read(&ram, layout::CMDLINE), b"quiet\0");
     assert_eq!(&read(&ram, layout::ZERO_PAGE + 0x202), b"HdrS");
     assert_eq!(
         read(&ram, layout::ZERO_PAGE + 0x260),
@@ -151,6 +160,17 @@ fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
     );
     // Nothing of the file but its header is in the zero page.
     assert_eq!(read(&ram, layout::ZERO_PAGE + 0x1e8), [3]);
+}
+
+#[test]
+fn a_bzimage_whose_kernel_can_t_be_waited_for_is_refused() {
+    let ram = GuestRam::new(64).unwrap();
+    let mut kernel = packed();
+    for byte in kernel.bzimage.iter_mut().flatten().filter(|b| **b == 0xe0) {
+        *byte = 0xe1;
+    }
+    let error = load(&ram, &kernel, BootMethod::BzImage, None, "", ONE_CPU).unwrap_err();
+    assert!(matches!(error, LoadError::NoLastJump), "{error}");
 }
 
 #[test]
