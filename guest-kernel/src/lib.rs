@@ -8,6 +8,7 @@
 mod banner;
 pub mod blacklist;
 pub mod btf;
+mod build_id;
 pub mod clock;
 pub mod context;
 mod image;
@@ -24,6 +25,7 @@ mod relocations;
 pub mod symbols;
 pub mod unwind;
 
+pub use build_id::BuildId;
 pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
 pub use int3s::Int3s;
