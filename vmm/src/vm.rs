@@ -30,7 +30,7 @@ use crate::{
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
     kvm,
-    ram::GuestRam,
+    ram::{GuestRam, RamConfig},
     stopped_vm::StoppedVm,
     unpack::unpack,
     vcpu::{
@@ -40,10 +40,11 @@ use crate::{
     x86_64::{
         acpi::Hardware,
         boot::{
-            self,
+            self, Entry,
             bzimage::{KernelFile, read_kernel},
         },
-        chips, cpu,
+        chips,
+        cpu::{self, Topology},
         events::KvmEvents,
         layout, platform,
         vcpu::capabilities::VcpuCapabilities,
@@ -135,7 +136,16 @@ impl Vm {
         let initramfs = config.read_initramfs()?;
         let devices = virtio::open(&config.devices)?;
         let kvm = kvm::open()?;
-        let ram = GuestRam::new(config.memory_mib)?;
+        let most = kvm.get_max_vcpus();
+        if config.vcpus as usize > most {
+            let vcpus = config.vcpus;
+            return Err(CreateError::HostVcpus { vcpus, most });
+        }
+        let ram = GuestRam::with(RamConfig {
+            mib: config.memory_mib,
+            vcpus: config.vcpus,
+            huge_pages: config.huge_pages,
+        })?;
         let bits = cpu::physical_address_bits(&kvm)?;
         let end = ram.arena().data.end().0;
         if end > 1 << bits {
@@ -149,6 +159,7 @@ impl Vm {
             &config.cmdline,
             Hardware {
                 vcpus: config.vcpus,
+                nodes: config.numa_nodes,
                 has_pci: !devices.is_empty(),
             },
         )?;
@@ -167,7 +178,7 @@ impl Vm {
         let devices = devices.map_err(CreateError::Events)?;
         let bus = platform::bus(serial, &guest_end, devices.functions())?;
         let vcpus = (0..config.vcpus)
-            .map(|index| create_vcpu(&kvm, &fd, index, config.vcpus, loaded.entry))
+            .map(|index| create_vcpu(&kvm, &fd, index, config, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
         let tsc_hz = vcpus.first().map_or(0, |(_, hz)| *hz);
         let count = vcpus.len();
@@ -196,7 +207,7 @@ impl Vm {
             .collect();
         let entry = match (loaded.last_jump, vcpus.first()) {
             (Some(jump), Some(boot_cpu)) => unpack(boot_cpu, &shared, &console, jump)?,
-            _ => GuestPhysAddr(loaded.entry),
+            _ => loaded.entry.address(),
         };
         Ok(Self {
             shared,
@@ -460,18 +471,19 @@ fn serial_port(
     Ok(port)
 }
 
-/// Makes vCPU `index` of `count`. Returns the hertz of its TSC too.
+/// Makes vCPU `index`. Returns the hertz of its TSC too.
 fn create_vcpu(
     kvm: &Kvm,
     fd: &VmFd,
     index: u32,
-    count: u32,
-    entry: u64,
+    config: &VmConfig,
+    entry: Entry,
 ) -> Result<(KvmVcpu, u64), CreateError> {
+    let topology = Topology::new(index, config.vcpus, config.numa_nodes);
     let vcpu = fd
-        .create_vcpu(u64::from(index))
+        .create_vcpu(u64::from(topology.apic_id()))
         .map_err(CreateError::refused("create a vCPU"))?;
-    cpu::configure_cpuid(kvm, &vcpu, index, count)?;
+    cpu::configure_cpuid(kvm, &vcpu, &topology)?;
     cpu::configure_common(&vcpu)?;
     if index == 0 {
         cpu::configure_boot_cpu(&vcpu, entry)?;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use guest_kernel::{ImageMap, Kernel, Move};
+use guest_kernel::symbols::GivenSymbols;
+use guest_kernel::{ImageMap, Kernel, KernelError, Move};
 use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
@@ -17,7 +18,7 @@ use vmprobe_proto::v1;
 use super::asked::AskedProbes;
 use super::bell::Bell;
 use super::patterns::Expanded;
-use super::{Described, Machine, OptimizerThread, ReaderThread};
+use super::{Described, Machine, OptimizerThread, ReaderThread, symbol_file};
 use crate::fanout::Fanout;
 use crate::limits::Limits;
 use crate::status::ProbeField;
@@ -62,12 +63,13 @@ impl Machine {
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
         let config = config(request, limits)?;
         let first = first_probes(request)?;
+        let symbols = symbol_file::read(&request.symbols, limits)?;
         let mut vm = Vm::create(&config).map_err(|error| status::create(&error))?;
         let Read {
             kernel,
             version,
             image,
-        } = read_kernel(&mut vm)?;
+        } = read_kernel(&mut vm, symbols)?;
 
         let events = Arc::new(Fanout::default());
         let kernel = Arc::new(kernel);
@@ -171,6 +173,7 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
     let boot = match v1::BootMethod::try_from(request.boot) {
         Ok(v1::BootMethod::Unspecified | v1::BootMethod::Elf) => BootMethod::Elf,
         Ok(v1::BootMethod::Bzimage) => BootMethod::BzImage,
+        Ok(v1::BootMethod::Pvh) => BootMethod::Pvh,
         Err(_) => {
             let message = format!("boot method {} is unknown to this server", request.boot);
             return Err(status::invalid("boot", message));
@@ -183,6 +186,8 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
             .map(PathBuf::from),
         cmdline: request.cmdline.clone(),
         memory_mib: memory_mib(request),
+        huge_pages: request.huge_pages,
+        numa_nodes: request.numa_nodes.max(1),
         vcpus: request.vcpus.max(1),
         boot,
         max_file: limits.file_mib.saturating_mul(1 << 20),
@@ -226,7 +231,7 @@ struct Read {
 }
 
 /// Takes what is needed of the kernel's file, and frees the rest.
-fn read_kernel(vm: &mut Vm) -> Result<Read, Status> {
+fn read_kernel(vm: &mut Vm, symbols: Option<GivenSymbols>) -> Result<Read, Status> {
     let mut file = vm
         .take_kernel()
         .ok_or_else(|| Status::internal("the kernel was read twice"))?;
@@ -235,8 +240,17 @@ fn read_kernel(vm: &mut Vm) -> Result<Read, Status> {
             .map_err(|error| status::invalid("kernel", error.to_string()))?,
         false => Move::default(),
     };
-    let kernel = Kernel::from_image(&file.elf)
-        .map_err(|error| status::invalid("kernel", error.to_string()))?;
+    let kernel = match symbols {
+        Some(symbols) => Kernel::with_symbols(&file.elf, symbols.moved_by(moved.virt)),
+        None => Kernel::from_image(&file.elf),
+    };
+    let kernel = kernel.map_err(|error| {
+        let field = match error {
+            KernelError::Given(_) => "symbols",
+            _ => "kernel",
+        };
+        status::invalid(field, error.to_string())
+    })?;
     let version = match file.format {
         KernelFormat::BzImage { version, .. } => version,
         KernelFormat::Elf => kernel.version.clone(),

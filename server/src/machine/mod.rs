@@ -18,6 +18,7 @@ mod probes;
 mod read_rings;
 mod reader_thread;
 mod same_event;
+mod symbol_file;
 mod symbols;
 mod types;
 

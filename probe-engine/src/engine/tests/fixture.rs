@@ -49,6 +49,7 @@ const REGION: ArenaMemory = ArenaMemory {
         start: GuestPhysAddr(0x60_0000),
         len: 0x20_0000,
     },
+    vcpus: VCPUS,
 };
 
 /// The same with room for detours and rings. Nobody touches most of it.
@@ -62,6 +63,7 @@ const WIDE: ArenaMemory = ArenaMemory {
         start: GuestPhysAddr(0x1000_0000),
         len: 0x400_0000,
     },
+    vcpus: VCPUS,
 };
 /// Where the variables of the first CPU begin, and how far those of the next are.
 const PER_CPU: u64 = 0xffff_8880_0f00_0000;

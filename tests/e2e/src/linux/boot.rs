@@ -65,6 +65,19 @@ pub const TESTS: &[Test] = &[
             )
         },
     },
+    Test {
+        name: "a_kernel_that_is_entered_by_pvh_boots_to_user_space",
+        ids: &["VM11"],
+        needs: Needs::Linux,
+        run: |cx| {
+            boots(
+                cx,
+                files::VMLINUX_6_12,
+                BootMethod::Pvh,
+                "Linux version 6.12.",
+            )
+        },
+    },
 ];
 
 fn boots(cx: &Context, kernel: &'static str, boot: BootMethod, version: &str) -> TestResult {

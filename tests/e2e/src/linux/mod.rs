@@ -19,6 +19,7 @@ mod endings;
 mod flags;
 mod freed;
 mod functions;
+mod given;
 pub mod guest;
 mod guest_tools;
 mod instructions;
@@ -43,6 +44,7 @@ mod passt;
 mod patching;
 mod pause;
 mod phases;
+mod placed;
 mod probes;
 mod refusals;
 mod returns;
@@ -72,6 +74,8 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
     [
         boot::TESTS,
         moved::TESTS,
+        given::TESTS,
+        placed::TESTS,
         ci::TESTS,
         vcpus::TESTS,
         endings::TESTS,

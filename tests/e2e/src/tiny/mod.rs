@@ -13,6 +13,7 @@ mod privileged;
 mod probes;
 mod serial;
 mod single;
+mod smp;
 mod system;
 mod traps;
 mod vm;
@@ -44,6 +45,7 @@ pub const TESTS: &[Test] = &[
     privileged::INTERRUPTS,
     privileged::HALT,
     privileged::BRANCHES,
+    smp::ALL,
     single::PRIVILEGED,
     single::TRAP_FLAG,
     single::REPEATED,

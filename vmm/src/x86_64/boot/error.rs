@@ -37,6 +37,11 @@ pub enum LoadError {
          has it where it is looked for), and probes are planted there; boot it as ELF (`--boot elf`)"
     )]
     NoLastJump,
+    /// A boot by PVH of a kernel that can't.
+    #[error(
+        "the kernel has no entry for PVH (it was built without CONFIG_PVH); boot it as ELF (`--boot elf`)"
+    )]
+    NoPvhEntry,
     /// A kernel file that contradicts itself.
     #[error("the kernel can't be loaded: {reason}; give another build of it")]
     BadKernel {
@@ -119,6 +124,7 @@ impl LoadError {
             Self::NotABzImage
             | Self::No64BitEntry
             | Self::NoLastJump
+            | Self::NoPvhEntry
             | Self::BadKernel { .. }
             | Self::KernelTooLow { .. }
             | Self::KernelOutOfReach { .. } => "kernel",

@@ -7,6 +7,9 @@ pub enum BootMethod {
     /// directly. There is no KASLR.
     #[default]
     Elf,
+    /// As [`Self::Elf`], but the kernel is entered in 32-bit mode, by the protocol that hypervisors have for guests
+    /// without firmware (PVH).
+    Pvh,
     /// The bzImage unpacks itself, as on a real machine, to a random place if it is built so (KASLR) and the
     /// command line has no `nokaslr`. It has done so, and not yet entered the kernel, when the VM is made.
     BzImage,

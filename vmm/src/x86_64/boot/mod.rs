@@ -14,7 +14,8 @@ mod method;
 mod page_tables;
 mod params;
 mod payload;
+mod pvh;
 
 pub use error::LoadError;
-pub(crate) use load::load;
+pub(crate) use load::{Entry, load};
 pub use method::BootMethod;

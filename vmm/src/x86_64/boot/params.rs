@@ -109,7 +109,7 @@ pub(super) fn zero_page(header: setup_header, info: &BootInfo<'_>) -> boot_param
 
 /// The memory map: all RAM is the kernel's but for the PC's hole below 1 MiB,
 /// where the ACPI tables are.
-fn e820(ram: &[PhysRange]) -> Vec<boot_e820_entry> {
+pub(super) fn e820(ram: &[PhysRange]) -> Vec<boot_e820_entry> {
     let entry = |start: u64, end: u64, r#type: u32| boot_e820_entry {
         addr: start,
         size: end - start,
