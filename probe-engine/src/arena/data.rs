@@ -53,6 +53,9 @@ impl Stretch {
 
 /// All that is mapped of the data: the blocks' window, as far as the memory goes, the table of calls and
 /// each ring if they are wholly inside it, the rings twice in a row.
+///
+/// A guest that writes over its heads may lead a detour to a ring of any number. So the places of those that no vCPU
+/// has are mapped as well, to the memory of others: what is written there is no worse than the guest's own writing.
 pub(super) fn stretches(region: &ArenaMemory) -> impl Iterator<Item = Stretch> {
     let (data, blocks_len) = (region.data, blocks_len(region.vcpus));
     let blocks = Stretch {
@@ -66,8 +69,9 @@ pub(super) fn stretches(region: &ArenaMemory) -> impl Iterator<Item = Stretch> {
         len: CALLS_LEN,
     };
     let first_ring = blocks_len + CALLS_LEN;
-    let rings = (0..layout::RINGS.min(region.vcpus.into())).flat_map(move |ring| {
-        let offset = first_ring + ring * layout::RING_LEN;
+    let vcpus = u64::from(region.vcpus.max(1));
+    let rings = (0..layout::RINGS).flat_map(move |ring| {
+        let offset = first_ring + ring % vcpus * layout::RING_LEN;
         [0, 1].map(|round| Stretch {
             virt: RINGS.wrapping_add((2 * ring + round) * layout::RING_LEN),
             phys: data.start.wrapping_add(offset),
