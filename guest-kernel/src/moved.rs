@@ -6,9 +6,9 @@
 
 use guest_state::x86_64::paging::UPPER_HALF;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Segment};
-use object::elf::{FileHeader64, PT_LOAD, ProgramHeader64};
+use object::elf::{FileHeader64, PT_LOAD, ProgramHeader64, SHT_SYMTAB, Sym64};
 use object::pod;
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 use object::{LittleEndian, U64};
 use thiserror::Error;
 
@@ -82,6 +82,7 @@ impl Move {
         let found = Self { virt, phys };
         relocations.apply(file, &segments, virt);
         found.compare(file, &segments, entry, memory)?;
+        found.move_symbols(file)?;
         found.move_headers(file)?;
         Ok(found)
     }
@@ -123,6 +124,30 @@ impl Move {
                     let at = GuestVirtAddr(segment.virt.wrapping_add(offset));
                     return Err(MoveError::Differs { entry, at });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the symbols of a file that isn't stripped. A bzImage's is, as the kernel's own build makes it.
+    fn move_symbols(&self, file: &mut [u8]) -> Result<(), MoveError> {
+        let header = FileHeader64::<LittleEndian>::parse(&*file)?;
+        let sections = header.section_headers(LittleEndian, &*file)?;
+        let tables: Vec<_> = sections
+            .iter()
+            .filter(|section| section.sh_type(LittleEndian) == SHT_SYMTAB)
+            .filter_map(|section| {
+                let start = usize::try_from(section.sh_offset(LittleEndian)).ok()?;
+                let len = usize::try_from(section.sh_size(LittleEndian)).ok()?;
+                Some((start, len / size_of::<Sym64<LittleEndian>>()))
+            })
+            .collect();
+        for (start, count) in tables {
+            let table = file.get_mut(start..).unwrap_or_default();
+            let symbols = pod::slice_from_bytes_mut::<Sym64<LittleEndian>>(table, count);
+            for symbol in symbols.map(|(symbols, _)| symbols).unwrap_or_default() {
+                let moved = self.virt_of(symbol.st_value.get(LittleEndian));
+                symbol.st_value.set(LittleEndian, moved);
             }
         }
         Ok(())

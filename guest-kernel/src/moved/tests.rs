@@ -128,6 +128,34 @@ fn a_kernel_that_has_moved_is_found_and_its_file_is_one_that_is_linked_there() {
 }
 
 #[test]
+fn the_symbols_of_a_file_that_is_not_stripped_move_with_the_kernel() {
+    use crate::symbols::Symbols;
+    use crate::symbols::synthetic::{TEXT as LINKED, TEXT_LEN, unstripped};
+
+    let symbols = [(0, "_stext"), (0x40, "inside"), (0x80, "_etext")];
+    let symbols = symbols.map(|(at, name)| (LINKED + at, 'T', name.to_owned()));
+    let mut file = unstripped(&symbols);
+    // The entry and the physical address of the only segment.
+    file[24..32].copy_from_slice(&TEXT.to_le_bytes());
+    file[88..96].copy_from_slice(&TEXT.to_le_bytes());
+    let half = 0x1000 + 0x10;
+    file[half..half + 4].copy_from_slice(&0x8100_0040_u32.to_le_bytes());
+    file.extend([0; 4]);
+    file.extend([0; 4]);
+    file.extend((LINKED as u32 + 0x10).to_le_bytes());
+    let memory = TestMemory::new(MEMORY);
+    let mut text = file[0x1000..][..TEXT_LEN as usize].to_vec();
+    let moved = 0x8100_0040 + AWAY.virt as u32;
+    text[half - 0x1000..][..4].copy_from_slice(&moved.to_le_bytes());
+    let place = GuestPhysAddr(TEXT + AWAY.phys);
+    memory.write(place, &text).unwrap();
+    assert_eq!(Move::relocate(&mut file, place, &memory).unwrap(), AWAY);
+    let symbols = Symbols::from_vmlinux(&file).unwrap();
+    let inside = symbols.find("inside").unwrap().address;
+    assert_eq!(inside.0, LINKED + 0x40 + AWAY.virt);
+}
+
+#[test]
 fn a_kernel_that_has_stayed_has_not_moved() {
     let stayed = Move::default();
     let mut file = vmlinux(&OLDER);

@@ -16,6 +16,7 @@ mod single;
 mod smp;
 mod system;
 mod traps;
+mod unpack;
 mod vm;
 mod watch;
 
@@ -46,6 +47,8 @@ pub const TESTS: &[Test] = &[
     privileged::HALT,
     privileged::BRANCHES,
     smp::ALL,
+    unpack::MOVED,
+    unpack::FAILED,
     single::PRIVILEGED,
     single::TRAP_FLAG,
     single::REPEATED,
