@@ -7,7 +7,7 @@ use super::guest::{Config, Guest, VM, files};
 use super::jumps::{self, jump};
 use crate::context::Context;
 use crate::events;
-use crate::test::{Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -15,6 +15,12 @@ pub const TESTS: &[Test] = &[
         ids: &["VM11"],
         needs: Needs::Linux,
         run: above,
+    },
+    Test {
+        name: "a_guest_of_huge_pages_takes_them_when_it_is_made_and_gives_them_back",
+        ids: &["VM11"],
+        needs: Needs::Linux,
+        run: huge_pages,
     },
     Test {
         name: "a_guest_sees_the_numa_nodes_that_it_was_asked_for",
@@ -56,6 +62,71 @@ fn above(cx: &Context) -> TestResult {
         }
         guest.finish().await?;
         pass_with(format!("a page at {physical:#x}"))
+    })
+}
+
+/// The host's huge pages of 2 MiB: how many there are to be, and how many are free.
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+
+/// The host is given as many as the guest takes. Where that needs more privilege than the test has, it is only tried
+/// what happens without.
+fn huge_pages(cx: &Context) -> TestResult {
+    const MEMORY_MIB: u64 = 512;
+    const PAGES: u64 = MEMORY_MIB / 2;
+    let config = Config {
+        kernel: files::BZIMAGE_6_12,
+        memory_mib: MEMORY_MIB,
+        ..Config::new("workload=echo")
+    };
+    let change = |request: &mut CreateVmRequest| request.huge_pages = true;
+    let number = |path: &str| -> Result<u64, Failure> {
+        let text = std::fs::read_to_string(path).map_err(Failure::io("read huge pages"))?;
+        text.trim()
+            .parse()
+            .map_err(|_| wrong!("{path} has {text:?}"))
+    };
+    cx.block_on(async {
+        let (before, free) = (number(HUGE_PAGES)?, number(FREE_HUGE_PAGES)?);
+        if free < PAGES {
+            let refused = Guest::hold_changed(cx, &config, change).await;
+            let refused = refused.map(drop).map_err(|error| error.to_string());
+            let told =
+                format!("take {PAGES} huge pages of 2 MiB, and the host has {free} that are free");
+            check!(
+                refused.as_ref().is_err_and(|error| error.contains(&told)),
+                "too few huge pages: {refused:?}"
+            );
+            let more = before + PAGES - free;
+            if std::fs::write(HUGE_PAGES, more.to_string()).is_err() {
+                return pass_with("huge pages can't be had here".to_owned());
+            }
+        }
+        let free = number(FREE_HUGE_PAGES)?;
+        check!(free >= PAGES, "the host has only {free} free huge pages");
+        let mut guest = Guest::hold_changed(cx, &config, change).await?;
+        // Reserved ones count as free until they are touched.
+        guest.client.start_vm(VM).await?;
+        guest.console.report("ready").await?;
+        let used = free - number(FREE_HUGE_PAGES)?;
+        check!((1..=PAGES).contains(&used), "{used} huge pages are used");
+        let probe = guest.probe("do_sys_openat2").await?;
+        let before_work = jump(&guest, &probe.name).await?;
+        guest.work("files count=3").await?;
+        let now = guest.listed(&probe.name).await?;
+        check!(
+            now.hits >= before_work.hits + 3,
+            "3 files were opened: {now:?}"
+        );
+        guest.finish().await?;
+        check_eq!(
+            number(FREE_HUGE_PAGES)?,
+            free,
+            "free huge pages after the guest"
+        );
+        std::fs::write(HUGE_PAGES, before.to_string())
+            .map_err(Failure::io("give huge pages back"))?;
+        pass_with(format!("{used} of {PAGES} huge pages were used"))
     })
 }
 
