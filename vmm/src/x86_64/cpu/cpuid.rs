@@ -109,7 +109,7 @@ impl Topology {
             _ => core_bits(vcpus.div_ceil(nodes)).max(LEAST_NODE_BITS),
         };
         Self {
-            apic_id: node << bits | index - first,
+            apic_id: node << bits | (index - first),
             node,
             count: first_of_node(node + 1, vcpus, nodes) - first,
             bits,
