@@ -11,6 +11,7 @@ pub mod btf;
 mod build_id;
 pub mod clock;
 pub mod context;
+mod file_segments;
 mod image;
 mod image_map;
 mod instruction;

@@ -6,12 +6,13 @@
 
 use guest_state::x86_64::paging::UPPER_HALF;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Segment};
-use object::elf::{FileHeader64, PT_LOAD, ProgramHeader64, SHT_SYMTAB, Sym64};
+use object::elf::{FileHeader64, ProgramHeader64, SHT_SYMTAB, Sym64};
 use object::pod;
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+use object::read::elf::{FileHeader, SectionHeader};
 use object::{LittleEndian, U64};
 use thiserror::Error;
 
+use crate::file_segments::FileSegments;
 use crate::relocations::Relocations;
 
 /// By how much a kernel has moved itself from where it is linked to be. Both may wrap around.
@@ -71,7 +72,7 @@ impl Move {
         let header = FileHeader64::<LittleEndian>::parse(&*file)?;
         let linked = header.e_entry(LittleEndian);
         let phys = entry.0.wrapping_sub(linked);
-        let segments = Segments::of(file)?;
+        let segments = FileSegments::of(file)?;
         let relocations = Relocations::behind(file);
         let in_memory = |linked: u64| {
             let mut word = [0; 4];
@@ -107,7 +108,7 @@ impl Move {
     fn compare(
         &self,
         file: &[u8],
-        segments: &Segments,
+        segments: &FileSegments,
         entry: GuestPhysAddr,
         memory: &dyn GuestMemory,
     ) -> Result<(), MoveError> {
@@ -177,49 +178,6 @@ impl Move {
             header.p_paddr.set(LittleEndian, phys);
         }
         Ok(())
-    }
-}
-
-/// What the file holds of one segment.
-#[derive(Debug)]
-struct FileSegment {
-    virt: u64,
-    phys: u64,
-    offset: usize,
-    len: usize,
-}
-
-/// The segments to load, as linked.
-#[derive(Debug)]
-pub(crate) struct Segments {
-    all: Vec<FileSegment>,
-}
-
-impl Segments {
-    fn of(file: &[u8]) -> Result<Self, MoveError> {
-        let header = FileHeader64::<LittleEndian>::parse(file)?;
-        let headers = header.program_headers(LittleEndian, file)?;
-        let loaded = headers.iter().filter(|h| h.p_type(LittleEndian) == PT_LOAD);
-        let all = loaded.filter_map(|header| {
-            let (offset, len) = header.file_range(LittleEndian);
-            let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
-            file.get(offset..offset.checked_add(len)?)?;
-            Some(FileSegment {
-                virt: header.p_vaddr(LittleEndian),
-                phys: header.p_paddr(LittleEndian),
-                offset,
-                len,
-            })
-        });
-        Ok(Self { all: all.collect() })
-    }
-
-    /// Where in the file `len` bytes are that are linked to be at a physical address.
-    pub(crate) fn offset(&self, phys: u64, len: usize) -> Option<usize> {
-        self.all.iter().find_map(|segment| {
-            let offset = usize::try_from(phys.checked_sub(segment.phys)?).ok()?;
-            (offset.checked_add(len)? <= segment.len).then(|| segment.offset + offset)
-        })
     }
 }
 

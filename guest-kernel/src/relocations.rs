@@ -16,7 +16,7 @@ use object::LittleEndian;
 use object::elf::{FileHeader64, SHT_NOBITS};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
-use crate::moved::Segments;
+use crate::file_segments::FileSegments;
 
 /// `__START_KERNEL_map` (`arch/x86/include/asm/page_64_types.h`): the virtual address at which physical address 0 would
 /// be by the kernel's links. The places are so translated, also those of per-CPU variables that are linked at 0.
@@ -69,7 +69,7 @@ impl Relocations {
     pub(crate) fn find_move(
         &self,
         file: &[u8],
-        segments: &Segments,
+        segments: &FileSegments,
         in_memory: impl Fn(u64) -> Option<u32>,
     ) -> u64 {
         let places = self.halves.iter().chain(&self.words);
@@ -83,7 +83,7 @@ impl Relocations {
     }
 
     /// Changes the file as the decompressor changes the kernel.
-    pub(crate) fn apply(&self, file: &mut [u8], segments: &Segments, moved: u64) {
+    pub(crate) fn apply(&self, file: &mut [u8], segments: &FileSegments, moved: u64) {
         let half = moved as u32;
         for (places, half) in [(&self.halves, half), (&self.inverse, half.wrapping_neg())] {
             for word in places {
@@ -107,7 +107,7 @@ fn place(entry: [u8; ENTRY]) -> u64 {
 
 fn change<const N: usize>(
     file: &mut [u8],
-    segments: &Segments,
+    segments: &FileSegments,
     place: u64,
     change: impl Fn([u8; N]) -> [u8; N],
 ) {

@@ -1,15 +1,14 @@
 //! Symbols from a file beside the kernel: its unstripped vmlinux, or its `System.map`.
 
-use guest_state::x86_64::paging::UPPER_HALF;
-use thiserror::Error;
-
 use super::belongs;
+use super::given_error::GivenError;
 use super::symtab;
 use super::system_map;
 use super::table::SymbolTable;
-use super::{Source, Symbols, SymbolsError};
+use super::{Source, Symbols};
 use crate::build_id::{self, BuildId};
-use crate::image::{Image, ImageError};
+use crate::image::Image;
+use guest_state::x86_64::paging::UPPER_HALF;
 
 /// Symbols that were given with a kernel, at the addresses to which the kernel is linked.
 #[derive(Debug)]
@@ -17,53 +16,6 @@ pub struct GivenSymbols {
     table: SymbolTable,
     source: Source,
     build_id: Option<BuildId>,
-}
-
-/// Why given symbols can't be used.
-#[derive(Debug, Error)]
-pub enum GivenError {
-    /// An ELF file that can't be read.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// An ELF file without symbols.
-    #[error(
-        "the symbol file is an ELF file without a symbol table (.symtab): give the vmlinux of the kernel's build as \
-         it was before it was stripped, or its System.map"
-    )]
-    Stripped,
-    /// Neither ELF nor a list of symbols.
-    #[error(
-        "line {line} of the symbol file isn't an address, a letter and a name, as in a System.map: {text:?}; give the \
-         vmlinux of the kernel's build, or its System.map"
-    )]
-    Line {
-        /// The line's number, from 1 on.
-        line: usize,
-        /// How it begins.
-        text: String,
-    },
-    /// No symbol says where the text is.
-    #[error("the symbol file can't be used: {0}")]
-    Symbols(#[from] SymbolsError),
-    /// Other numbers of the builds.
-    #[error(
-        "the symbol file is of another build than the kernel: its build ID is {given}, the kernel's is {kernel}; give \
-         the vmlinux of this very build"
-    )]
-    OtherBuild {
-        /// The file's.
-        given: BuildId,
-        /// The kernel's.
-        kernel: BuildId,
-    },
-    /// What the kernel has elsewhere than the symbols say.
-    #[error(
-        "the symbol file doesn't belong to the kernel: {why}; give the vmlinux or the System.map of this very build"
-    )]
-    Foreign {
-        /// What differs.
-        why: String,
-    },
 }
 
 impl GivenSymbols {

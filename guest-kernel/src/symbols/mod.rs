@@ -14,6 +14,7 @@ use crate::image::{Image, ImageError};
 mod addresses;
 mod belongs;
 mod given;
+mod given_error;
 pub(crate) mod glob;
 mod kallsyms;
 mod names;
@@ -31,7 +32,8 @@ mod table;
 mod tests;
 mod tokens;
 
-pub use given::{GivenError, GivenSymbols};
+pub use given::GivenSymbols;
+pub use given_error::GivenError;
 pub use similar::similar_names;
 pub use table::Symbol;
 use table::{SymbolEntry, SymbolTable};

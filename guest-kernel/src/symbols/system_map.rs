@@ -1,7 +1,7 @@
 //! Lists of symbols as text: `System.map`, which is what `nm -n` prints of a vmlinux (`scripts/mksysmap` of the kernel's
 //! build), and `/proc/kallsyms`.
 
-use super::given::GivenError;
+use super::given_error::GivenError;
 use super::table::{SymbolEntry, SymbolTable};
 
 /// What an error shows of a line, in characters.
