@@ -1,5 +1,6 @@
 //! From a filter's text to what a hit is judged by.
 
+use guest_kernel::percpu::Variables;
 use probe_engine::condition::Relation;
 use probe_engine::filter::{Filter, Number, Pattern, Text};
 use thiserror::Error;
@@ -56,6 +57,14 @@ pub enum FilterCause {
         /// How many bits it has.
         bits: u8,
     },
+    /// Something of a task, in a kernel without types.
+    #[error(
+        "where a task has its `{field}` isn't known: the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)"
+    )]
+    NoTask {
+        /// The name.
+        field: String,
+    },
 }
 
 /// What a name in a filter stands for.
@@ -64,33 +73,40 @@ enum Field {
     Text(Text),
 }
 
-/// Compiles a filter for a probe with these arguments.
+/// Compiles a filter for a probe with these arguments, of a kernel with these variables.
 ///
 /// # Errors
 /// [`FilterError`] with the part of the text that doesn't fit, and why.
 pub fn compile_filter(
     filter: &tree::Filter,
     arguments: &[Compiled],
+    variables: &Variables,
 ) -> Result<Filter, FilterError> {
+    let one = |filter: &tree::Filter| compile_filter(filter, arguments, variables);
     let all = |filters: &[tree::Filter]| {
-        let compiled = filters.iter().map(|it| compile_filter(it, arguments));
+        let compiled = filters.iter().map(one);
         compiled.collect::<Result<Vec<_>, _>>()
     };
     Ok(match filter {
         tree::Filter::All(filters) => Filter::All(all(filters)?),
         tree::Filter::Any(filters) => Filter::Any(all(filters)?),
-        tree::Filter::Not(filter) => Filter::Not(Box::new(compile_filter(filter, arguments)?)),
-        tree::Filter::Test(test) => self::test(test, arguments)?,
+        tree::Filter::Not(filter) => Filter::Not(Box::new(one(filter)?)),
+        tree::Filter::Test(test) => self::test(test, arguments, variables)?,
     })
 }
 
-fn test(test: &tree::Test, arguments: &[Compiled]) -> Result<Filter, FilterError> {
+fn test(
+    test: &tree::Test,
+    arguments: &[Compiled],
+    variables: &Variables,
+) -> Result<Filter, FilterError> {
     let name = || test.field.clone();
     let wrong = |span: &Span, cause| FilterError {
         span: span.clone(),
         cause,
     };
-    let field = field(&test.field, arguments).map_err(|cause| wrong(&test.field_span, cause))?;
+    let field = field(&test.field, arguments, variables);
+    let field = field.map_err(|cause| wrong(&test.field_span, cause))?;
     match (field, &test.constant) {
         (Field::Number(of, bits), Constant::Number { bits: constant, .. }) => {
             let Some(relation) = relation(test.relation) else {
@@ -135,7 +151,7 @@ fn test(test: &tree::Test, arguments: &[Compiled]) -> Result<Filter, FilterError
 }
 
 /// What a name stands for. An argument's name comes first.
-fn field(name: &str, arguments: &[Compiled]) -> Result<Field, FilterCause> {
+fn field(name: &str, arguments: &[Compiled], variables: &Variables) -> Result<Field, FilterCause> {
     let mut index = 0;
     for argument in arguments {
         if argument.name == name {
@@ -158,10 +174,16 @@ fn field(name: &str, arguments: &[Compiled]) -> Result<Field, FilterCause> {
         }
         index += argument.values.len();
     }
+    let of_task = |offset: Option<u32>, field| match offset {
+        Some(_) => Ok(field),
+        None => Err(FilterCause::NoTask {
+            field: name.to_owned(),
+        }),
+    };
     Ok(match name {
-        "comm" => Field::Text(Text::Comm),
-        "pid" | "common_pid" => Field::Number(Number::Pid, 32),
-        "tgid" => Field::Number(Number::Tgid, 32),
+        "comm" => of_task(variables.comm, Field::Text(Text::Comm))?,
+        "pid" | "common_pid" => of_task(variables.pid, Field::Number(Number::Pid, 32))?,
+        "tgid" => of_task(variables.tgid, Field::Number(Number::Tgid, 32))?,
         "cpu" | "common_cpu" => Field::Number(Number::Cpu, 32),
         _ => {
             let own = arguments.iter().map(|argument| argument.name.as_str());
@@ -196,4 +218,34 @@ fn fits(constant: u64, bits: u8) -> bool {
     let as_unsigned = constant << unused >> unused == constant;
     let extended = (constant << unused).cast_signed() >> unused;
     as_unsigned || extended.cast_unsigned() == constant
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_without_types_doesn_t_tell_of_a_task_is_no_field() {
+        let known = Variables {
+            comm: Some(0x500),
+            pid: Some(0x300),
+            tgid: Some(0x304),
+            ..Variables::default()
+        };
+        for (text, field) in [
+            ("comm == \"sh\"", "comm"),
+            ("cpu == 1 && pid == 7", "pid"),
+            ("!(tgid == 7)", "tgid"),
+        ] {
+            let filter = tree::parse(text).unwrap();
+            assert!(compile_filter(&filter, &[], &known).is_ok(), "{text}");
+            let error = compile_filter(&filter, &[], &Variables::default()).unwrap_err();
+            let cause = FilterCause::NoTask {
+                field: field.to_owned(),
+            };
+            assert_eq!(error.cause, cause, "{text}");
+        }
+        let filter = tree::parse("cpu == 1").unwrap();
+        assert!(compile_filter(&filter, &[], &Variables::default()).is_ok());
+    }
 }

@@ -163,6 +163,9 @@ pub struct GuestArgs {
 /// What a guest has besides its kernel.
 #[derive(Debug, Args)]
 pub struct MachineArgs {
+    /// Symbols of the kernel, in place of those in it: its unstripped vmlinux, or its System.map
+    #[arg(long, value_name = "FILE")]
+    pub symbols: Option<PathBuf>,
     /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
@@ -172,9 +175,15 @@ pub struct MachineArgs {
     /// Guest memory in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
     pub memory: u64,
+    /// Make guest memory of the host's huge pages, of which enough have to be free
+    #[arg(long)]
+    pub huge_pages: bool,
     /// Virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub vcpus: u32,
+    /// NUMA nodes that memory and virtual CPUs are divided among
+    #[arg(long = "numa", value_name = "NODES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub numa_nodes: u32,
     /// How the kernel is started
     #[arg(long, value_enum, default_value_t = Boot::Elf)]
     pub boot: Boot,
@@ -189,8 +198,11 @@ pub struct MachineArgs {
 pub enum Boot {
     /// The ELF inside the kernel file, entered in 64-bit mode
     Elf,
-    /// A bzImage as it is: its own decompressor runs in the guest
+    /// A bzImage as it is: its own decompressor runs in the guest, and moves the kernel (KASLR) unless `nokaslr` is
+    /// on the command line
     Bzimage,
+    /// The ELF inside the kernel file, entered by PVH, in 32-bit mode
+    Pvh,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,7 @@
 //! Where the kernel image is in physical memory.
 
+use std::ops::Range;
+
 use guest_state::{GuestPhysAddr, GuestVirtAddr, Segment};
 
 /// The kernel image, as loaded. Its text stays there: x86-64 Linux moves itself
@@ -23,6 +25,13 @@ impl ImageMap {
             let offset = at.offset_from(segment.virt)?;
             let left = segment.len.checked_sub(offset).filter(|left| *left != 0)?;
             Some((segment.phys.checked_add(offset)?, left))
+        })
+    }
+
+    /// Whether a part of the image is in this range.
+    pub fn overlaps(&self, range: &Range<GuestVirtAddr>) -> bool {
+        self.segments.iter().any(|segment| {
+            segment.virt < range.end && segment.virt.wrapping_add(segment.len) > range.start
         })
     }
 }
@@ -52,6 +61,16 @@ mod tests {
         ] {
             let phys = phys.map(|(at, left)| (GuestPhysAddr(at), left));
             assert_eq!(map.to_phys(GuestVirtAddr(virt)), phys, "{virt:#x}");
+        }
+        for (start, end, overlaps) in [
+            (0, 0x1000, false),
+            (0xfff, 0x1001, true),
+            (0x1010, 0x1020, true),
+            (0x1100, 0x3000, false),
+            (0x1100, 0x3001, true),
+        ] {
+            let range = GuestVirtAddr(start)..GuestVirtAddr(end);
+            assert_eq!(map.overlaps(&range), overlaps, "{start:#x} to {end:#x}");
         }
     }
 }

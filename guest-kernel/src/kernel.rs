@@ -14,7 +14,7 @@ use crate::int3s::Int3s;
 use crate::kprobes::KprobeReader;
 use crate::modules::ModuleReader;
 use crate::percpu::Variables;
-use crate::symbols::{Symbols, SymbolsError};
+use crate::symbols::{GivenError, GivenSymbols, Symbols, SymbolsError};
 use crate::unwind::{OrcError, Unwinder};
 
 /// A kernel's symbols and tables.
@@ -59,6 +59,9 @@ pub enum KernelError {
     /// It has no symbols.
     #[error(transparent)]
     Symbols(#[from] SymbolsError),
+    /// The symbols that were given aren't its own.
+    #[error(transparent)]
+    Given(#[from] GivenError),
     /// Its tables of what it patches are damaged.
     #[error(transparent)]
     Tables(#[from] BlacklistError),
@@ -76,11 +79,25 @@ impl Kernel {
     pub fn from_image(file: &[u8]) -> Result<Self, KernelError> {
         let image = Image::parse(file)?;
         let symbols = Symbols::from_image(&image)?;
-        let btf = Btf::from_image(&image, &symbols)?;
-        let tables = ImageTables::of(&image, &symbols, btf.as_ref())?;
+        Self::new(&image, symbols)
+    }
+
+    /// The same with symbols that were given beside it, whether it has any itself or not.
+    ///
+    /// # Errors
+    /// Also if the symbols are another kernel's.
+    pub fn with_symbols(file: &[u8], given: GivenSymbols) -> Result<Self, KernelError> {
+        let image = Image::parse(file)?;
+        let symbols = given.of_image(&image)?;
+        Self::new(&image, symbols)
+    }
+
+    fn new(image: &Image<'_>, symbols: Symbols) -> Result<Self, KernelError> {
+        let btf = Btf::from_image(image, &symbols)?;
+        let tables = ImageTables::of(image, &symbols, btf.as_ref())?;
         let (blacklist, exceptions) = (tables.blacklist()?, tables.exceptions()?);
         let landings = tables.landings()?;
-        let int3s = Int3s::find(&image, [symbols.text(), symbols.init_text()]);
+        let int3s = Int3s::find(image, [symbols.text(), symbols.init_text()]);
         let modules = match &btf {
             Some(btf) => ModuleReader::new(btf, &symbols).map_err(|error| error.to_string()),
             None => Err("the kernel was built without BTF (CONFIG_DEBUG_INFO_BTF)".to_owned()),
@@ -91,8 +108,8 @@ impl Kernel {
         let kprobes = kprobes.flatten();
         let variables = Variables::find(&symbols, btf.as_ref());
         let clock = btf.as_ref().and_then(|btf| Clock::find(&symbols, btf));
-        let version = banner::version(&image, &symbols).unwrap_or_default();
-        let unwind = Unwinder::from_image(&image, &symbols, btf.as_ref());
+        let version = banner::version(image, &symbols).unwrap_or_default();
+        let unwind = Unwinder::from_image(image, &symbols, btf.as_ref());
         let has_ftrace = symbols.by_name("__start_mcount_loc").next().is_some();
         Ok(Self {
             resched: ReschedBits::of(&version),

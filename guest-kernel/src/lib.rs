@@ -8,8 +8,10 @@
 mod banner;
 pub mod blacklist;
 pub mod btf;
+mod build_id;
 pub mod clock;
 pub mod context;
+mod file_segments;
 mod image;
 mod image_map;
 mod instruction;
@@ -18,11 +20,15 @@ mod kernel;
 mod kernel_memory;
 pub mod kprobes;
 pub mod modules;
+mod moved;
 pub mod percpu;
+mod relocations;
 pub mod symbols;
 pub mod unwind;
 
+pub use build_id::BuildId;
 pub use image::{Image, ImageError};
 pub use image_map::ImageMap;
 pub use int3s::Int3s;
 pub use kernel::{Kernel, KernelError};
+pub use moved::{Move, MoveError};

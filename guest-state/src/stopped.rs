@@ -71,4 +71,6 @@ pub struct ArenaMemory {
     pub code: PhysRange,
     /// What the guest can read and write.
     pub data: PhysRange,
+    /// The number of vCPUs that the data is laid out for.
+    pub vcpus: u32,
 }

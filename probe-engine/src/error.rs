@@ -170,15 +170,6 @@ pub enum RegisterError {
         /// What was asked for.
         place: String,
     },
-    /// The kernel hasn't been found in memory yet.
-    #[error(
-        "the kernel's place in guest memory is not known yet, so {place} can't be probed; boot the \
-         extracted kernel image, or wait until the guest's kernel is running"
-    )]
-    ImageUnknown {
-        /// What was asked for.
-        place: String,
-    },
     /// Text, but not of the loaded image.
     #[error(
         "{place} ({address}) is not part of the kernel image as loaded; check that the symbols \

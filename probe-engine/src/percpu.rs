@@ -13,7 +13,7 @@ use guest_state::x86_64::PAGE_SIZE;
 use guest_state::{GuestMemory, GuestVirtAddr};
 use thiserror::Error;
 
-use crate::arena::{BLOCKS, CALLS, RINGS, TRAMPOLINE};
+use crate::arena::{BLOCKS, CALLS, RINGS, TRAMPOLINE, blocks_len};
 use crate::detour::{Environment, Following, Pointers};
 use crate::ring::layout;
 
@@ -58,7 +58,7 @@ impl PerCpu {
         let from_lowest = |offset: &u64| above(offset).wrapping_sub(lowest).cast_unsigned();
         let mut sorted: Vec<_> = offsets.iter().map(from_lowest).zip(0..).collect();
         sorted.sort_unstable();
-        let window = BLOCKS.end.0 - BLOCKS.start.0;
+        let window = blocks_len(vcpus);
         let span = sorted.last().map_or(0, |(distance, _)| *distance);
         if span > window - PAGE_SIZE {
             return Err(PerCpuError::TooFar { span, window });

@@ -106,7 +106,6 @@ pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
         E::GuestBreakpoint { .. }
         | E::GuestKprobe { .. }
         | E::InitTextFreed { .. }
-        | E::ImageUnknown { .. }
         | E::NoArena { .. }
         | E::NoModules { .. }
         | E::Module { .. } => Code::FailedPrecondition,
@@ -207,10 +206,6 @@ mod tests {
             ),
             (
                 RegisterError::InitTextFreed { place: place() },
-                Code::FailedPrecondition,
-            ),
-            (
-                RegisterError::ImageUnknown { place: place() },
                 Code::FailedPrecondition,
             ),
             (

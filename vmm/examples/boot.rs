@@ -36,6 +36,8 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             kernel: kernel.into(),
             initramfs: Some(initramfs.into()),
             cmdline: cmdline.clone(),
+            huge_pages: false,
+            numa_nodes: 1,
             memory_mib: numbers.get(1).map_or(Ok(512), |n| n.parse())?,
             vcpus: numbers.first().map_or(Ok(1), |n| n.parse())?,
             boot: BootMethod::Elf,

@@ -17,6 +17,7 @@ use crate::{
     file::{self, FileError},
     kvm::KvmError,
     ram::RamError,
+    unpack::UnpackError,
     x86_64::{
         boot::{BootMethod, LoadError, bzimage::KernelFileError},
         cpu::CpuError,
@@ -26,7 +27,9 @@ use crate::{
 /// Fewest MiB of memory that a VM can have.
 pub const MIN_MEMORY_MIB: u64 = 64;
 /// Most vCPUs that a VM can have.
-pub const MAX_VCPUS: u32 = 8;
+pub const MAX_VCPUS: u32 = 64;
+/// Most NUMA nodes that a VM can have.
+pub const MAX_NODES: u32 = 8;
 /// The longest kernel or initramfs for those who have no limit of their own, in bytes: a vmlinux with
 /// all its debug information has half of it.
 pub const MAX_FILE: u64 = 2 << 30;
@@ -38,11 +41,14 @@ pub struct VmConfig {
     pub kernel: PathBuf,
     /// An initramfs for it.
     pub initramfs: Option<PathBuf>,
-    /// The kernel's command line. Nothing is added but what
-    /// [`BootMethod::BzImage`] needs.
+    /// The kernel's command line. Nothing is added.
     pub cmdline: String,
     /// Guest memory in MiB, at least [`MIN_MEMORY_MIB`].
     pub memory_mib: u64,
+    /// Whether it consists of the host's huge pages of 2 MiB, which have to be free.
+    pub huge_pages: bool,
+    /// Nodes that memory and vCPUs are divided among, for NUMA: 1 to [`MAX_NODES`].
+    pub numa_nodes: u32,
     /// 1 to [`MAX_VCPUS`].
     pub vcpus: u32,
     /// How the kernel is started.
@@ -62,6 +68,30 @@ pub enum CreateError {
     /// No or too many vCPUs.
     #[error("a guest has 1 to {MAX_VCPUS} vCPUs, not {0}")]
     Vcpus(u32),
+    /// More vCPUs than the host's KVM has.
+    #[error("a guest has at most {most} vCPUs on this host's KVM, not {vcpus}")]
+    HostVcpus {
+        /// What was asked for.
+        vcpus: u32,
+        /// What there can be (`KVM_CAP_MAX_VCPUS`).
+        most: usize,
+    },
+    /// No or too many NUMA nodes.
+    #[error("a guest has 1 to {MAX_NODES} NUMA nodes, not {0}")]
+    Nodes(u32),
+    /// Too little for each NUMA node.
+    #[error(
+        "{memory} MiB of memory and {vcpus} vCPUs are too little for {nodes} NUMA nodes: each has a vCPU and \
+         {MIN_MEMORY_MIB} MiB at least"
+    )]
+    SmallNodes {
+        /// Memory in MiB.
+        memory: u64,
+        /// vCPUs.
+        vcpus: u32,
+        /// Nodes.
+        nodes: u32,
+    },
     /// More devices than a bus has slots for.
     #[error("a guest has at most {MAX_FUNCTIONS} devices on its PCI bus, not {0}")]
     Devices(usize),
@@ -120,6 +150,9 @@ pub enum CreateError {
     /// Kernel, initramfs and command line can't be put into guest memory.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A bzImage did not unpack itself.
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
     /// KVM refused a vCPU's set-up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
@@ -152,16 +185,20 @@ impl CreateError {
     pub fn field(&self) -> Option<&'static str> {
         match self {
             Self::Memory(_) => Some("memory_mib"),
+            Self::Ram(RamError::HugePages { .. }) => Some("huge_pages"),
             Self::Ram(_) | Self::Arena { .. } => Some("memory_mib"),
-            Self::Vcpus(_) => Some("vcpus"),
+            Self::Nodes(_) | Self::SmallNodes { .. } => Some("numa_nodes"),
+            Self::Vcpus(_) | Self::HostVcpus { .. } => Some("vcpus"),
             Self::File { what, .. } | Self::Empty { what, .. } => Some(what),
             Self::Kernel { .. } => Some("kernel"),
             Self::Load(error) => Some(error.field()),
+            Self::Unpack(UnpackError::TooLong { .. } | UnpackError::Ended { .. }) => Some("kernel"),
             Self::Devices(_) => Some("devices"),
             Self::Device(error) => Some(error.field()),
             Self::Kvm(_)
             | Self::Cpu(_)
             | Self::Vcpu(_)
+            | Self::Unpack(_)
             | Self::Bus(_)
             | Self::Events(_)
             | Self::Refused { .. } => None,
@@ -180,6 +217,17 @@ impl VmConfig {
         }
         if !(1..=MAX_VCPUS).contains(&self.vcpus) {
             return Err(CreateError::Vcpus(self.vcpus));
+        }
+        let (memory, vcpus, nodes) = (self.memory_mib, self.vcpus, self.numa_nodes);
+        if !(1..=MAX_NODES).contains(&nodes) {
+            return Err(CreateError::Nodes(nodes));
+        }
+        if nodes > 1 && (vcpus < nodes || memory / u64::from(nodes) < MIN_MEMORY_MIB) {
+            return Err(CreateError::SmallNodes {
+                memory,
+                vcpus,
+                nodes,
+            });
         }
         Ok(())
     }

@@ -41,7 +41,10 @@ pub enum FileError {
 /// What is read is as long as the file says it is when it is opened. A file whose content the host's
 /// kernel makes up while it is read (`/proc/kmsg`, where a read may wait for ever) says that it has 0
 /// bytes, so nothing is read of it.
-pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+///
+/// # Errors
+/// See [`FileError`].
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     // Without O_NONBLOCK a FIFO waits in open() for a writer, and a terminal for its carrier; with
     // O_NOCTTY a terminal doesn't become this process' own.
     let file = OpenOptions::new()

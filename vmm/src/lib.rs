@@ -19,11 +19,12 @@ mod gate;
 mod kvm;
 mod ram;
 mod stopped_vm;
+mod unpack;
 mod vcpu;
 mod vm;
 mod x86_64;
 
-pub use config::{CreateError, MAX_FILE, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
+pub use config::{CreateError, MAX_FILE, MAX_NODES, MAX_VCPUS, MIN_MEMORY_MIB, VmConfig};
 pub use devices::bus::BusError;
 pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 #[cfg(feature = "testing")]
@@ -34,11 +35,12 @@ pub use devices::virtio::{
 };
 pub use ending::Ending;
 pub use exits::ExitCounts;
-pub use file::FileError;
+pub use file::{FileError, read as read_file};
 pub use gate::Stops;
 pub use kvm::KvmError;
 pub use ram::{GuestRam, RamError};
 pub use stopped_vm::StoppedVm;
+pub use unpack::UnpackError;
 pub use vm::{StartError, StateError, Vm, VmState};
 pub use x86_64::boot::{self, BootMethod, LoadError};
 pub use x86_64::cpu::CpuError;

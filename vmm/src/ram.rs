@@ -9,7 +9,7 @@ use rustix::mm::Advice;
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MemoryRegionAddress, VolatileMemory, VolatileSlice,
+    GuestRegionMmap, MemoryRegionAddress, MmapRegion, VolatileMemory, VolatileSlice,
 };
 
 use crate::x86_64::layout;
@@ -18,6 +18,21 @@ use crate::x86_64::layout;
 pub(crate) const MIB: u64 = 1 << 20;
 /// Bytes of a word.
 const WORD: usize = 8;
+/// MiB of a huge page: the size that every x86-64 processor has (SDM vol. 3, 4.5).
+const HUGE_PAGE_MIB: u64 = 2;
+/// Where the host tells how many huge pages of that size nobody has yet (Documentation/admin-guide/mm/hugetlbpage.rst).
+const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+
+/// The memory of a guest to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RamConfig {
+    /// MiB of the guest's own memory.
+    pub(crate) mib: u64,
+    /// vCPUs, for which the arena has room.
+    pub(crate) vcpus: u32,
+    /// The guest's own memory consists of huge pages, which are the guest's from the start.
+    pub(crate) huge_pages: bool,
+}
 
 /// Memory of one guest: what the guest knows as its own, and the arena. Clones share it.
 ///
@@ -36,7 +51,7 @@ pub struct GuestRam {
 
 /// The arena of a guest whose memory ends at `ram_end`: at least a page above it, and above the device
 /// hole.
-fn arena_above(ram_end: u64) -> Option<ArenaMemory> {
+fn arena_above(ram_end: u64, vcpus: u32) -> Option<ArenaMemory> {
     let free = ram_end
         .max(layout::DEVICE_HOLE_END)
         .checked_add(PAGE_SIZE)?;
@@ -50,7 +65,8 @@ fn arena_above(ram_end: u64) -> Option<ArenaMemory> {
     Some(ArenaMemory {
         tables: GuestPhysAddr(layout::ARENA_TABLES),
         code,
-        data: range(code.end().0, layout::ARENA_DATA_LEN)?,
+        data: range(code.end().0, layout::arena_data_len(vcpus))?,
+        vcpus,
     })
 }
 
@@ -68,15 +84,46 @@ pub enum RamError {
         /// The host's own words.
         cause: String,
     },
+    /// The host has too few huge pages.
+    #[error(
+        "{mib} MiB of memory take {needed} huge pages of {HUGE_PAGE_MIB} MiB, and the host has {free} that are free; \
+         have more of them (`sysctl vm.nr_hugepages=...`), ask for less memory, or do without huge pages"
+    )]
+    HugePages {
+        /// What was asked for.
+        mib: u64,
+        /// Huge pages of it.
+        needed: u64,
+        /// What the host says of free ones.
+        free: String,
+    },
+    /// Memory that isn't a multiple of a huge page.
+    #[error("{0} MiB of memory are not a multiple of a huge page, which has {HUGE_PAGE_MIB} MiB")]
+    NotHuge(u64),
 }
 
 impl GuestRam {
-    /// Maps `mib` MiB of guest memory: below the device hole as much as fits,
-    /// the rest from 4 GiB on. The arena comes above.
+    /// Maps `mib` MiB of memory for a guest of one vCPU.
     ///
     /// # Errors
     /// The host has no room for it.
     pub fn new(mib: u64) -> Result<Self, RamError> {
+        Self::with(RamConfig {
+            mib,
+            vcpus: 1,
+            huge_pages: false,
+        })
+    }
+
+    /// Maps guest memory: below the device hole as much as fits, the rest from 4 GiB on. The arena comes above.
+    ///
+    /// # Errors
+    /// The host has no room for it.
+    pub(crate) fn with(config: RamConfig) -> Result<Self, RamError> {
+        let mib = config.mib;
+        if config.huge_pages && !mib.is_multiple_of(HUGE_PAGE_MIB) {
+            return Err(RamError::NotHuge(mib));
+        }
         let error = |cause: String| RamError::Map { mib, cause };
         let bytes = mib
             .checked_mul(MIB)
@@ -87,19 +134,28 @@ impl GuestRam {
             leave_out_of_core_dumps(&region);
             Ok(Arc::new(region))
         };
+        let own = |start: u64, len: u64| match config.huge_pages {
+            true => huge_region(start, len).ok_or_else(|| RamError::HugePages {
+                mib,
+                needed: mib / HUGE_PAGE_MIB,
+                free: free_huge_pages(),
+            }),
+            false => region(start, len).inspect(|region| ask_for_huge_pages(region)),
+        };
         let collection = |regions: &[Arc<GuestRegionMmap>]| {
             let all = GuestMemoryMmap::from_arc_regions(regions.to_vec());
             all.map(Arc::new).map_err(|e| error(e.to_string()))
         };
         let low_len = bytes.min(layout::DEVICE_HOLE);
-        let low = region(0, low_len)?;
+        let low = own(0, low_len)?;
         let mut regions = vec![Arc::clone(&low)];
         if bytes > low_len {
-            regions.push(region(layout::DEVICE_HOLE_END, bytes - low_len)?);
+            regions.push(own(layout::DEVICE_HOLE_END, bytes - low_len)?);
         }
         let known = collection(&regions)?;
         let ram_end = known.last_addr().raw_value() + 1;
-        let arena = arena_above(ram_end).ok_or_else(|| error("the size overflows".into()))?;
+        let arena =
+            arena_above(ram_end, config.vcpus).ok_or_else(|| error("the size overflows".into()))?;
         for PhysRange { start, len } in [arena.code, arena.data] {
             regions.push(region(start.0, len)?);
         }
@@ -215,6 +271,35 @@ impl GuestMemory for GuestRam {
         let mut word = [0; WORD];
         self.read(at, &mut word)?;
         Ok(u64::from_le_bytes(word))
+    }
+}
+
+/// Memory of the host's huge pages, all of them taken now. None if there are too few (mmap(2), `MAP_HUGETLB`: without
+/// `MAP_NORESERVE` they are reserved).
+fn huge_region(start: u64, len: u64) -> Option<Arc<GuestRegionMmap>> {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+    let mapping = MmapRegion::build(None, usize::try_from(len).ok()?, prot, flags).ok()?;
+    let region = GuestRegionMmap::new(mapping, GuestAddress(start))?;
+    leave_out_of_core_dumps(&region);
+    Some(Arc::new(region))
+}
+
+/// How many huge pages the host has that nobody has taken, in its words.
+fn free_huge_pages() -> String {
+    match std::fs::read_to_string(FREE_HUGE_PAGES) {
+        Ok(free) => free.trim().to_owned(),
+        Err(_) => "none".to_owned(),
+    }
+}
+
+/// Lets the host use huge pages where memory comes to be used, if it can (madvise(2), transparent huge pages).
+fn ask_for_huge_pages(region: &GuestRegionMmap) {
+    let (start, len) = (region.as_ptr().cast(), region.size());
+    // SAFETY: `start` and `len` are the whole of a mapping that `region` owns, and the advice leaves its content alone.
+    let advised = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
+    if let Err(error) = advised {
+        tracing::debug!("the host makes no huge pages of guest memory: {error}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use guest_state::{ArenaMemory, Segment, TrapHandler, VcpuId};
+use guest_state::{ArenaMemory, GuestPhysAddr, Segment, TrapHandler, VcpuId};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VmFd};
 use parking_lot::Mutex;
@@ -31,8 +31,9 @@ use crate::{
     exits::{ExitCounters, ExitCounts},
     gate::{Gate, Stops},
     kvm,
-    ram::GuestRam,
+    ram::{GuestRam, RamConfig},
     stopped_vm::StoppedVm,
+    unpack::unpack,
     vcpu::{
         self, KvmVcpu, Shared,
         kick::{self, KickThreads},
@@ -40,10 +41,11 @@ use crate::{
     x86_64::{
         acpi::Hardware,
         boot::{
-            self, BootMethod,
+            self, Entry,
             bzimage::{KernelFile, read_kernel},
         },
-        chips, cpu,
+        chips,
+        cpu::{self, Topology},
         events::KvmEvents,
         layout, platform,
         vcpu::capabilities::VcpuCapabilities,
@@ -58,7 +60,8 @@ pub struct Vm {
     threads: Mutex<Threads>,
     kernel: Option<KernelFile>,
     segments: Vec<Segment>,
-    in_place: bool,
+    entry: GuestPhysAddr,
+    unpacked_itself: bool,
     tsc_hz: u64,
     devices: VirtioDevices,
     confinement: Confinement,
@@ -120,7 +123,8 @@ pub enum StartError {
 
 impl Vm {
     /// Makes a VM with its kernel in place, ready to execute its first
-    /// instruction. Its threads will be confined by `confinement`.
+    /// instruction. A bzImage that unpacks itself has done so. Its threads will be
+    /// confined by `confinement`.
     ///
     /// # Errors
     /// See [`CreateError`]; nothing is left behind.
@@ -135,7 +139,16 @@ impl Vm {
         let initramfs = config.read_initramfs()?;
         let devices = virtio::open(&config.devices)?;
         let kvm = kvm::open()?;
-        let ram = GuestRam::new(config.memory_mib)?;
+        let most = kvm.get_max_vcpus();
+        if config.vcpus as usize > most {
+            let vcpus = config.vcpus;
+            return Err(CreateError::HostVcpus { vcpus, most });
+        }
+        let ram = GuestRam::with(RamConfig {
+            mib: config.memory_mib,
+            vcpus: config.vcpus,
+            huge_pages: config.huge_pages,
+        })?;
         let bits = cpu::physical_address_bits(&kvm)?;
         let end = ram.arena().data.end().0;
         if end > 1 << bits {
@@ -149,6 +162,7 @@ impl Vm {
             &config.cmdline,
             Hardware {
                 vcpus: config.vcpus,
+                nodes: config.numa_nodes,
                 has_pci: !devices.is_empty(),
             },
         )?;
@@ -173,7 +187,7 @@ impl Vm {
         let devices = devices.map_err(CreateError::Events)?;
         let bus = platform::bus(serial, &guest_end, devices.functions())?;
         let vcpus = (0..config.vcpus)
-            .map(|index| create_vcpu(&kvm, &fd, index, config.vcpus, loaded.entry))
+            .map(|index| create_vcpu(&kvm, &fd, index, config, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
         let tsc_hz = vcpus.first().map_or(0, |(_, hz)| *hz);
         let count = vcpus.len();
@@ -196,17 +210,23 @@ impl Vm {
                 shared.gate.end();
             }
         });
+        let vcpus: Vec<_> = vcpus
+            .into_iter()
+            .map(|(vcpu, _)| Arc::new(Mutex::new(vcpu)))
+            .collect();
+        let entry = match (loaded.last_jump, vcpus.first()) {
+            (Some(jump), Some(boot_cpu)) => unpack(boot_cpu, &shared, &console, jump)?,
+            _ => loaded.entry.address(),
+        };
         Ok(Self {
             shared,
-            vcpus: vcpus
-                .into_iter()
-                .map(|(vcpu, _)| Arc::new(Mutex::new(vcpu)))
-                .collect(),
+            vcpus,
             console,
             threads: Mutex::default(),
             kernel: Some(kernel),
             segments: loaded.segments,
-            in_place: config.boot == BootMethod::Elf,
+            entry,
+            unpacked_itself: loaded.last_jump.is_some(),
             tsc_hz,
             devices,
             confinement: confinement.clone(),
@@ -225,11 +245,14 @@ impl Vm {
         &self.segments
     }
 
-    /// Returns true if the segments are in memory before the first instruction. A
-    /// bzImage that is booted as it is unpacks itself, to where it was linked to be or,
-    /// with KASLR, elsewhere.
-    pub fn kernel_in_place(&self) -> bool {
-        self.in_place
+    /// Where the kernel begins. With KASLR that is elsewhere than its file says.
+    pub fn entry(&self) -> GuestPhysAddr {
+        self.entry
+    }
+
+    /// Returns true if the kernel came to be in memory by its own decompressor.
+    pub fn has_unpacked_itself(&self) -> bool {
+        self.unpacked_itself
     }
 
     /// Hertz of the guest's time stamp counter.
@@ -458,18 +481,19 @@ fn serial_port(
     Ok(port)
 }
 
-/// Makes vCPU `index` of `count`. Returns the hertz of its TSC too.
+/// Makes vCPU `index`. Returns the hertz of its TSC too.
 fn create_vcpu(
     kvm: &Kvm,
     fd: &VmFd,
     index: u32,
-    count: u32,
-    entry: u64,
+    config: &VmConfig,
+    entry: Entry,
 ) -> Result<(KvmVcpu, u64), CreateError> {
+    let topology = Topology::new(index, config.vcpus, config.numa_nodes);
     let vcpu = fd
-        .create_vcpu(u64::from(index))
+        .create_vcpu(u64::from(topology.apic_id()))
         .map_err(CreateError::refused("create a vCPU"))?;
-    cpu::configure_cpuid(kvm, &vcpu, index, count)?;
+    cpu::configure_cpuid(kvm, &vcpu, &topology)?;
     cpu::configure_common(&vcpu)?;
     if index == 0 {
         cpu::configure_boot_cpu(&vcpu, entry)?;

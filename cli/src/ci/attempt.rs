@@ -117,6 +117,7 @@ fn request(job: &Job, prepared: Option<&Prepared>) -> Result<CreateVmRequest, Fa
         probes: specs(&job.settings.probe)?,
         hold: true,
         devices: (devices != Devices::default()).then_some(devices),
+        ..CreateVmRequest::default()
     })
 }
 

@@ -28,6 +28,7 @@ pub fn request(
     let boot = match machine.boot {
         Boot::Elf => BootMethod::Elf,
         Boot::Bzimage => BootMethod::Bzimage,
+        Boot::Pvh => BootMethod::Pvh,
     };
     if let Some(Err(error)) = spec::from_cmdline(&machine.cmdline)
         .into_iter()
@@ -38,12 +39,7 @@ pub fn request(
     Ok(CreateVmRequest {
         name: name.to_owned(),
         kernel: paths::text(kernel)?,
-        initramfs: machine
-            .initramfs
-            .as_deref()
-            .map(paths::text)
-            .transpose()?
-            .unwrap_or_default(),
+        initramfs: optional(machine.initramfs.as_deref())?,
         cmdline: machine.cmdline.clone(),
         memory_mib: machine.memory,
         vcpus: machine.vcpus,
@@ -51,7 +47,15 @@ pub fn request(
         probes: specs(&machine.probes)?,
         hold,
         devices: devices(&machine.devices)?,
+        symbols: optional(machine.symbols.as_deref())?,
+        huge_pages: machine.huge_pages,
+        numa_nodes: machine.numa_nodes,
     })
+}
+
+/// The text of a path; empty if there is none.
+fn optional(path: Option<&Path>) -> Result<String, PathError> {
+    path.map_or(Ok(String::new()), paths::text)
 }
 
 /// None where no device is asked for: the guest has no PCI bus then.

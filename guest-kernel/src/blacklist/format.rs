@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
+use guest_state::x86_64::paging::UPPER_HALF;
 
 use super::BlacklistError;
 use crate::btf::Btf;
@@ -156,6 +157,9 @@ impl Format {
             });
             Some(match end {
                 Some(end) => Ok(start..end),
+                // 0 stands for a weak function in whose place there is another (`scripts/sorttable.c`). A kernel that
+                // moves itself adds its move to it.
+                None if start < UPPER_HALF => return None,
                 None => Err(BlacklistError::NotCode {
                     table: table.name.to_owned(),
                     entry: i,

@@ -241,10 +241,12 @@ fn each_table_gives_the_bytes_that_the_kernel_patches() {
 }
 
 #[test]
-fn absolute_tables_are_read_and_zeros_in_them_passed_over() {
+fn absolute_tables_are_read_and_zeros_in_them_passed_over_also_when_the_kernel_has_moved() {
     let mut kernel = Kernel::new();
     let bounds = ["__start_mcount_loc", "__stop_mcount_loc"];
-    kernel.absolute(bounds, &[0x104, 0_u64.wrapping_sub(TEXT), 0x200]);
+    let none = 0_u64.wrapping_sub(TEXT);
+    let moved = none.wrapping_add(0x13c0_0000);
+    kernel.absolute(bounds, &[0x104, none, 0x200, moved]);
     let sites = [0x104, 0x200].map(|offset| entry(Reason::FtraceSite, offset, 5));
     assert_eq!(kernel.entries(), sites);
     let blacklist = kernel.read().unwrap();

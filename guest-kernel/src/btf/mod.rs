@@ -52,6 +52,9 @@ impl Btf {
         let (Some(start), Some(end)) = (start, end) else {
             return Ok(None);
         };
+        if start == end {
+            return Ok(None);
+        }
         let data = image.bytes(&(start..end)).ok_or(BtfError::Truncated)?;
         Self::parse(data).map(Some)
     }

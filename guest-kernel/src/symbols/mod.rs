@@ -12,6 +12,9 @@ use thiserror::Error;
 use crate::image::{Image, ImageError};
 
 mod addresses;
+mod belongs;
+mod given;
+mod given_error;
 pub(crate) mod glob;
 mod kallsyms;
 mod names;
@@ -23,11 +26,14 @@ mod symtab;
     reason = "only tests use it, with names of theirs"
 )]
 pub mod synthetic;
+mod system_map;
 mod table;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
+pub use given::GivenSymbols;
+pub use given_error::GivenError;
 pub use similar::similar_names;
 pub use table::Symbol;
 use table::{SymbolEntry, SymbolTable};
@@ -59,6 +65,8 @@ pub enum Source {
     Kallsyms,
     /// The ELF symbol table of an unstripped vmlinux.
     ElfSymtab,
+    /// A list of symbols as text.
+    SystemMap,
 }
 
 /// Why there are no symbols.
@@ -69,14 +77,15 @@ pub enum SymbolsError {
     Image(#[from] ImageError),
     /// Neither kallsyms nor ELF symbols.
     #[error(
-        "the kernel holds no symbols; build it with CONFIG_KALLSYMS=y (distributions do), or give \
-         its unstripped vmlinux"
+        "the kernel holds no symbols; build it with CONFIG_KALLSYMS=y (distributions do), or give its unstripped \
+         vmlinux or its System.map (`--symbols FILE`)"
     )]
     None,
     /// Kallsyms in an arrangement that isn't known.
     #[error(
         "the kernel's kallsyms tables name {count} symbols, but their addresses are stored in a \
-         way that vmprobe doesn't know; give its unstripped vmlinux, and report the kernel's version"
+         way that vmprobe doesn't know; give its unstripped vmlinux or its System.map (`--symbols FILE`), and report \
+         the kernel's version"
     )]
     UnknownAddresses {
         /// How many symbols are named.

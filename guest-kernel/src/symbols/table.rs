@@ -7,7 +7,7 @@ use guest_state::GuestVirtAddr;
 pub struct Symbol<'a> {
     /// Its name. Several static functions may have the same.
     pub name: &'a str,
-    /// Where it is, without KASLR. For a per-CPU variable of Linux up to 6.14 this is its offset
+    /// Where it is. For a per-CPU variable of Linux up to 6.14 this is its offset
     /// in the per-CPU area.
     pub address: GuestVirtAddr,
     /// Its type by the letters of `nm`: `T` and `t` are text, upper case is global, `A` absolute.

@@ -29,8 +29,8 @@ pub const MODULE_BOARDS: Range<GuestVirtAddr> =
     GuestVirtAddr(0xffff_ffff_8c00_0000)..GuestVirtAddr(0xffff_ffff_9000_0000);
 
 /// The bottom of the hole: a window for the vCPUs' blocks ([`crate::ring::layout`]), which lie in it at
-/// distances that are the guest's choice.
-pub const BLOCKS: Range<GuestVirtAddr> = HOLE.start..GuestVirtAddr(HOLE.start.0 + (16 << 20));
+/// distances that are the guest's choice. Memory is there as far as [`super::blocks_len`] says.
+pub const BLOCKS: Range<GuestVirtAddr> = HOLE.start..GuestVirtAddr(HOLE.start.0 + (64 << 20));
 
 /// Behind the blocks: the table of the calls that are followed ([`crate::calls::layout`]).
 pub const CALLS: Range<GuestVirtAddr> =

@@ -1,7 +1,7 @@
 //! Where the guest finds what in the arena's data.
 
 use guest_state::x86_64::paging::PageSize;
-use guest_state::{GuestPhysAddr, GuestVirtAddr, PhysRange};
+use guest_state::{ArenaMemory, GuestPhysAddr, GuestVirtAddr};
 
 use super::areas::{BLOCKS, CALLS, HOLE, RINGS};
 use crate::ring::layout;
@@ -9,19 +9,30 @@ use crate::ring::layout;
 /// What one entry of a page directory maps.
 pub(super) const LARGE_PAGE: u64 = PageSize::Size2M.bytes();
 
-/// The blocks' part of the memory is its beginning.
-const BLOCKS_LEN: u64 = BLOCKS.end.0 - BLOCKS.start.0;
-/// The part for calls is right behind.
+/// The least bytes for blocks, whose part of the memory is its beginning.
+const MIN_BLOCKS_LEN: u64 = 16 << 20;
+/// Bytes of it for a vCPU, where there are many: Linux has its CPUs' variables 256 KiB apart in a usual configuration,
+/// and 512 KiB with its checks of locks (`pcpu_build_alloc_info` in `mm/percpu.c`).
+const BLOCKS_LEN_A_VCPU: u64 = 1 << 20;
+/// The part for calls is right behind, and then come the rings.
 const CALLS_LEN: u64 = CALLS.end.0 - CALLS.start.0;
-/// Where the rings' part of the memory begins, from its start.
-const FIRST_RING: u64 = 32 << 20;
 
 const _: () = {
     assert!(layout::RING_LEN.is_multiple_of(LARGE_PAGE));
-    assert!(BLOCKS_LEN.is_multiple_of(LARGE_PAGE) && CALLS_LEN.is_multiple_of(LARGE_PAGE));
-    assert!(BLOCKS_LEN + CALLS_LEN <= FIRST_RING);
+    assert!(MIN_BLOCKS_LEN.is_multiple_of(LARGE_PAGE) && CALLS_LEN.is_multiple_of(LARGE_PAGE));
+    assert!(blocks_len(layout::RINGS as u32) <= BLOCKS.end.0 - BLOCKS.start.0);
     assert!(CALLS.start.0 >= BLOCKS.end.0 && RINGS.0 >= CALLS.end.0);
+    assert!(RINGS.0 + 2 * layout::RINGS * layout::RING_LEN <= HOLE.start.0 + (1 << 30));
 };
+
+/// Bytes for the blocks of so many vCPUs.
+pub const fn blocks_len(vcpus: u32) -> u64 {
+    let len = (vcpus as u64 * BLOCKS_LEN_A_VCPU).next_multiple_of(LARGE_PAGE);
+    match len > MIN_BLOCKS_LEN {
+        true => len,
+        false => MIN_BLOCKS_LEN,
+    }
+}
 
 /// A part of the hole and the memory that is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,19 +53,25 @@ impl Stretch {
 
 /// All that is mapped of the data: the blocks' window, as far as the memory goes, the table of calls and
 /// each ring if they are wholly inside it, the rings twice in a row.
-pub(super) fn stretches(data: PhysRange) -> impl Iterator<Item = Stretch> {
+///
+/// A guest that writes over its heads may lead a detour to a ring of any number. So the places of those that no vCPU
+/// has are mapped as well, to the memory of others: what is written there is no worse than the guest's own writing.
+pub(super) fn stretches(region: &ArenaMemory) -> impl Iterator<Item = Stretch> {
+    let (data, blocks_len) = (region.data, blocks_len(region.vcpus));
     let blocks = Stretch {
         virt: BLOCKS.start,
         phys: data.start,
-        len: data.len.min(BLOCKS_LEN),
+        len: data.len.min(blocks_len),
     };
     let calls = Stretch {
         virt: CALLS.start,
-        phys: data.start.wrapping_add(BLOCKS_LEN),
+        phys: data.start.wrapping_add(blocks_len),
         len: CALLS_LEN,
     };
+    let first_ring = blocks_len + CALLS_LEN;
+    let vcpus = u64::from(region.vcpus.max(1));
     let rings = (0..layout::RINGS).flat_map(move |ring| {
-        let offset = FIRST_RING + ring * layout::RING_LEN;
+        let offset = first_ring + ring % vcpus * layout::RING_LEN;
         [0, 1].map(|round| Stretch {
             virt: RINGS.wrapping_add((2 * ring + round) * layout::RING_LEN),
             phys: data.start.wrapping_add(offset),

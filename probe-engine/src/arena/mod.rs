@@ -46,6 +46,7 @@ use guest_kernel::ImageMap;
 use guest_kernel::symbols::Symbols;
 
 pub use areas::{BLOCKS, CALLS, HOLE, MODULE_BOARDS, RAM_WINDOW, RINGS, SLOT_AREA, SLOT_LEN};
+pub use data::blocks_len;
 pub use detours::{InDetour, Placed};
 pub use error::{InstallError, PlaceError, SlotError};
 pub use ram_window::MappedRam;
@@ -102,8 +103,8 @@ impl Arena {
     /// Builds page tables in `region` and points the kernel's at them. The image has to be in memory;
     /// the kernel need not have begun to run.
     ///
-    /// Of the data the first 16 MiB are at [`BLOCKS`], the next at [`CALLS`], and the rings are from 32 MiB
-    /// on, one after the other: 64 MiB hold all of it, and what shorter memory doesn't hold isn't mapped.
+    /// Of the data the first [`blocks_len`] bytes are at [`BLOCKS`], the next 16 MiB at [`CALLS`], and then come the
+    /// vCPUs' rings, one after the other. What shorter memory doesn't hold isn't mapped.
     /// Code and data are whole pages of 2 MiB, at most 1 GiB each; slots need 8 MiB of code.
     ///
     /// `ram` is mapped at [`RAM_WINDOW`] once more, read-only.
@@ -126,10 +127,11 @@ impl Arena {
         let trampoline = trampoline.ok_or(InstallError::BadRegion { region })?;
         memory.write(trampoline, &[INT3; SLOT_LEN])?;
         tables.install(memory)?;
+        let boards_len = tables.boards_len();
         Ok(Self {
             tables,
             slots: Slots::default(),
-            detours: Detours::new(region.code.len, tables::boards_len(&region)),
+            detours: Detours::new(region.code.len, boards_len),
             trampoline: None,
         })
     }

@@ -55,6 +55,8 @@ pub(super) struct ArenaTables {
     kernel: GuestPhysAddr,
     /// Its page directory for the image.
     image_directory: Option<GuestPhysAddr>,
+    /// How many bytes of springboards there can be.
+    boards_len: u64,
     /// The guest's RAM, as far as it is mapped for detours.
     ram: Option<MappedRam>,
 }
@@ -76,6 +78,7 @@ impl ArenaTables {
             region,
             kernel,
             image_directory: image_directory.map(|(phys, _)| phys),
+            boards_len: boards_len(&region, image),
             ram,
         };
         tables.check(memory)?;
@@ -87,7 +90,7 @@ impl ArenaTables {
         let region = self.region;
         let mut entries = [[0; PAGE_SIZE as usize]; OURS.len()];
         let [data, code] = &mut entries;
-        for stretch in data::stretches(region.data) {
+        for stretch in data::stretches(&region) {
             map(
                 data,
                 data::entry(stretch.virt),
@@ -121,10 +124,7 @@ impl ArenaTables {
     /// Maps [`MODULE_BOARDS`], unless the kernel uses these addresses. Whether they are mapped. The kernel has to
     /// have started: before, it maps all that an image could take.
     pub(super) fn open_boards(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
-        let Some(directory) = self
-            .image_directory
-            .filter(|_| boards_len(&self.region) > 0)
-        else {
+        let Some(directory) = self.image_directory.filter(|_| self.boards_len > 0) else {
             return Ok(false);
         };
         let above = memory.read_u64(entry(self.kernel, KERNELS[0]))?;
@@ -146,6 +146,11 @@ impl ArenaTables {
             memory.write_u64(at, ours)?;
         }
         Ok(true)
+    }
+
+    /// How many bytes of springboards there can be.
+    pub(super) fn boards_len(&self) -> u64 {
+        self.boards_len
     }
 
     /// The RAM that is mapped for detours.
@@ -219,23 +224,24 @@ impl ArenaTables {
 
     /// Where an address of the arena is in physical memory.
     pub(super) fn to_phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
-        let ArenaMemory { code, data, .. } = self.region;
+        let code = self.region.code;
         let in_code = at
             .offset_from(GuestVirtAddr(HOLE.end.0 - code.len))
             .filter(|offset| *offset < code.len)
             .map(|offset| code.start.wrapping_add(offset));
         let in_boards = at
             .offset_from(MODULE_BOARDS.start)
-            .filter(|offset| *offset < boards_len(&self.region))
+            .filter(|offset| *offset < self.boards_len)
             .map(|offset| code.start.wrapping_add(offset));
         let in_code = in_code.or(in_boards);
-        in_code.or_else(|| data::stretches(data).find_map(|stretch| stretch.to_phys(at)))
+        in_code.or_else(|| data::stretches(&self.region).find_map(|stretch| stretch.to_phys(at)))
     }
 }
 
-/// How many bytes of the code are mapped at [`MODULE_BOARDS`]: the first ones, if there is as much code as can be.
-pub(super) fn boards_len(region: &ArenaMemory) -> u64 {
-    if region.code.len == GIGABYTE {
+/// How many bytes of the code are mapped at [`MODULE_BOARDS`]: the first ones, if there is as much code as can be, and
+/// the kernel isn't there, to which it may have moved itself.
+fn boards_len(region: &ArenaMemory, image: &ImageMap) -> u64 {
+    if region.code.len == GIGABYTE && !image.overlaps(&MODULE_BOARDS) {
         BOARDS_LEN
     } else {
         0
@@ -244,7 +250,9 @@ pub(super) fn boards_len(region: &ArenaMemory) -> u64 {
 
 /// Checks that the memory is made of whole pages.
 fn check(region: &ArenaMemory) -> Result<(), InstallError> {
-    let ArenaMemory { tables, code, data } = *region;
+    let ArenaMemory {
+        tables, code, data, ..
+    } = *region;
     let whole = |part: PhysRange| {
         let end = part.start.0.checked_add(part.len);
         (part.start.0 | part.len).is_multiple_of(LARGE_PAGE)

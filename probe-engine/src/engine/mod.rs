@@ -39,7 +39,6 @@ use guest_kernel::ImageMap;
 use guest_kernel::Kernel;
 use guest_kernel::blacklist::Blacklist;
 use guest_kernel::symbols::Symbols;
-use guest_state::{GuestMemory, MemoryError};
 use hits::guest_clock::GuestClock;
 use hits::known_modules::KnownModules;
 use hits::stepping::Steps;
@@ -72,13 +71,6 @@ pub use jumps::prepared::Prepared;
 pub use jumps::rings::Drained;
 pub use returns::under_way::FollowedCall;
 
-/// How far the kernel has come (`enum system_states`, `include/linux/kernel.h`).
-const SYSTEM_STATE: &str = "system_state";
-/// `SYSTEM_FREEING_INITMEM`: set right before init text is freed (`kernel_init` in `init/main.c`), when
-/// alternatives, static calls and the like are long in place. Before Linux 5.13 the number is that of
-/// `SYSTEM_RUNNING`, set right after.
-const FREES_INIT_TEXT: u32 = 2;
-
 /// The probes of one VM. All methods may be called from several threads.
 ///
 /// Its parts own their locks. A thread that needs several takes them in the order of [`Rank`].
@@ -108,11 +100,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine with no probes, for a guest with so many vCPUs. `image` is `None`
-    /// while it isn't known where the kernel is in guest memory.
+    /// An engine with no probes, for a guest with so many vCPUs, whose kernel is in guest memory as `image` tells, and
+    /// at the addresses that `kernel` tells.
     pub fn new(
         kernel: impl Into<Arc<Kernel>>,
-        image: Option<ImageMap>,
+        image: ImageMap,
         vcpus: u32,
         sink: Arc<dyn EventSink>,
     ) -> Self {
@@ -140,40 +132,13 @@ impl Engine {
         }
     }
 
-    /// Tells where the kernel is in guest memory, once that is known, and whether it has started
-    /// already, see [`Self::has_started`]. If it hasn't, wait for that by [`Self::arm_milestones`].
-    pub fn set_image_map(&self, image: ImageMap, started: bool) {
+    /// Has the engine take the kernel for one that has made all changes to its own text that it makes only once, and
+    /// has freed its init text. A guest that is watched from its first instruction tells that by itself.
+    pub fn assume_started(&self) {
         let _registry = self.registry.lock();
         let mut table = Table::clone(&self.table());
-        table.image = Some(image);
-        table.init_freed = started;
+        table.init_freed = true;
         self.publish(&Arc::new(table));
-    }
-
-    /// Whether it is known where the kernel is in guest memory.
-    pub fn has_image_map(&self) -> bool {
-        self.table().image.is_some()
-    }
-
-    /// Whether a kernel that was running unwatched has made all changes to its own text that it makes only
-    /// once, and frees its init text or has freed it. `None` if that can't be told.
-    ///
-    /// # Errors
-    /// Its image isn't in guest memory.
-    pub fn has_started(
-        &self,
-        memory: &dyn GuestMemory,
-        image: &ImageMap,
-    ) -> Result<Option<bool>, MemoryError> {
-        let Some(symbol) = self.kernel.symbols.by_name(SYSTEM_STATE).next() else {
-            return Ok(None);
-        };
-        let Some((phys, _)) = image.to_phys(symbol.address) else {
-            return Ok(None);
-        };
-        let mut state = [0; 4];
-        memory.read(phys, &mut state)?;
-        Ok(Some(u32::from_le_bytes(state) >= FREES_INIT_TEXT))
     }
 
     /// What the kernel's image tells.

@@ -108,9 +108,13 @@ fn offsets_that_can_be_no_cpu_s_variables_are_refused_with_the_reason() {
         );
     }
     let limit = layout::RINGS;
-    let nine: Vec<_> = (0..9).map(|cpu| FIRST + cpu * MIB).collect();
-    assert_eq!(find(&nine), Err(PerCpuError::TooMany { vcpus: 9, limit }));
-    assert_eq!(find(&nine[..8]).unwrap().blocks().len(), 8);
+    // 512 KiB apart, as with checks of locks.
+    let many: Vec<_> = (0..=limit).map(|cpu| FIRST + cpu * MIB / 2).collect();
+    let vcpus = many.len() as u32;
+    assert_eq!(find(&many), Err(PerCpuError::TooMany { vcpus, limit }));
+    let found = find(&many[1..]).unwrap();
+    assert_eq!(found.blocks().len() as u64, limit);
+    assert_eq!(u64::from(found.cells()), (MIB / 2 - 64) / 4);
 }
 
 #[test]

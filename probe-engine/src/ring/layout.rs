@@ -19,9 +19,9 @@ pub const CELLS: u64 = 64;
 pub const CELL: u64 = 4;
 
 /// The lowest bit of a ring's number in [`HEAD`] and [`TAIL`]; below are the bytes since the ring's
-/// beginning, over all rounds: more than come together in decades. Whoever gets to another vCPU
+/// beginning, over all rounds: more than come together in years of a GB a second. Whoever gets to another vCPU
 /// between reading a head and changing it finds another number there.
-pub const RING_SHIFT: u32 = 61;
+pub const RING_SHIFT: u32 = 58;
 
 const _: () = assert!(RINGS <= 1 << (u64::BITS - RING_SHIFT));
 
@@ -35,7 +35,7 @@ pub const fn position(ring: u8, bytes: u64) -> u64 {
 pub const RING_LEN: u64 = 4 << 20;
 
 /// Rings there are, as many as a VM has vCPUs at most.
-pub const RINGS: u64 = 8;
+pub const RINGS: u64 = 64;
 
 /// A record begins with its header: 0 until its writer has space, then with [`OPEN`], the first word that
 /// he writes, and with this in its place when the record is whole, by the last byte that he writes. The

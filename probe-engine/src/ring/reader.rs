@@ -36,7 +36,7 @@ pub struct Rings {
 }
 
 /// What one [`Rings::drain`] has found.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingsRead {
     /// Records.
     pub records: u64,
@@ -45,6 +45,16 @@ pub struct RingsRead {
     /// Whether a vCPU's ring has a record that isn't whole yet, with others behind it perhaps: somebody
     /// was interrupted while he wrote it.
     pub blocked: [bool; layout::RINGS as usize],
+}
+
+impl Default for RingsRead {
+    fn default() -> Self {
+        Self {
+            records: 0,
+            damaged: 0,
+            blocked: [false; layout::RINGS as usize],
+        }
+    }
 }
 
 impl RingsRead {

@@ -140,7 +140,7 @@ impl AskedProbes {
             };
             let parsed = filter::parse(&asked.filter);
             let parsed = parsed.map_err(|error| wrong(error.span.start, &error.reason))?;
-            let found = compile_filter(&parsed, &arguments);
+            let found = compile_filter(&parsed, &arguments, &self.kernel.variables);
             spec.options.filter = Some(Arc::new(
                 found.map_err(|error| wrong(error.span.start, &error.cause))?,
             ));

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use guest_kernel::ImageMap;
-use guest_kernel::Kernel;
+use guest_kernel::symbols::GivenSymbols;
+use guest_kernel::{ImageMap, Kernel, KernelError, Move};
 use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
@@ -18,7 +18,7 @@ use vmprobe_proto::v1;
 use super::asked::AskedProbes;
 use super::bell::Bell;
 use super::patterns::Expanded;
-use super::{Described, Machine, OptimizerThread, ReaderThread};
+use super::{Described, Machine, OptimizerThread, ReaderThread, symbol_file};
 use crate::fanout::Fanout;
 use crate::limits::Limits;
 use crate::status::ProbeField;
@@ -62,8 +62,13 @@ impl Machine {
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
         let config = config(request, limits)?;
         let first = first_probes(request)?;
+        let symbols = symbol_file::read(&request.symbols, limits)?;
         let mut vm = Vm::create(&config, confinement).map_err(|error| status::create(&error))?;
-        let (kernel, version) = read_kernel(&mut vm)?;
+        let Read {
+            kernel,
+            version,
+            image,
+        } = read_kernel(&mut vm, symbols)?;
 
         let events = Arc::new(Fanout::default());
         let kernel = Arc::new(kernel);
@@ -74,7 +79,7 @@ impl Machine {
             asked: Arc::clone(&asked),
             optimizer: Arc::clone(&optimizer.bell),
         });
-        let engine = Arc::new(Engine::new(kernel, image_map(&vm), vm.vcpus(), sink));
+        let engine = Arc::new(Engine::new(kernel, image, vm.vcpus(), sink));
         let (ended, ending) = watch::channel(None);
         let machine = Arc::new(Self {
             name: name.to_owned(),
@@ -113,12 +118,10 @@ impl Machine {
         self.check_room(specs.len())?;
         self.check_events(&specs, &compiled, fields)?;
         self.stopped(|stopped| {
-            if self.engine.has_image_map() {
-                self.install_arena(stopped);
-                self.engine
-                    .arm_milestones(stopped)
-                    .map_err(|error| status::register(&error.into(), fields))?;
-            }
+            self.install_arena(stopped);
+            self.engine
+                .arm_milestones(stopped)
+                .map_err(|error| status::register(&error.into(), fields))?;
             let probes = self.engine.register(stopped, &specs);
             let probes = probes.map_err(|error| status::register(&error, fields))?;
             if !probes.is_empty() {
@@ -175,6 +178,7 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
     let boot = match v1::BootMethod::try_from(request.boot) {
         Ok(v1::BootMethod::Unspecified | v1::BootMethod::Elf) => BootMethod::Elf,
         Ok(v1::BootMethod::Bzimage) => BootMethod::BzImage,
+        Ok(v1::BootMethod::Pvh) => BootMethod::Pvh,
         Err(_) => {
             let message = format!("boot method {} is unknown to this server", request.boot);
             return Err(status::invalid("boot", message));
@@ -187,6 +191,8 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
             .map(PathBuf::from),
         cmdline: request.cmdline.clone(),
         memory_mib: convert::memory_mib(request),
+        huge_pages: request.huge_pages,
+        numa_nodes: request.numa_nodes.max(1),
         vcpus: request.vcpus.max(1),
         boot,
         max_file: limits.file_mib.saturating_mul(1 << 20),
@@ -212,29 +218,47 @@ fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
     Ok(first)
 }
 
-/// Takes what is needed of the kernel's file, and frees the rest: what probing needs to know, and
-/// its version.
-fn read_kernel(vm: &mut Vm) -> Result<(Kernel, String), Status> {
-    let file = vm
+/// What is read of a kernel's file.
+struct Read {
+    /// What probing needs to know, at the addresses where the kernel is.
+    kernel: Kernel,
+    version: String,
+    /// Where the kernel is in guest memory.
+    image: ImageMap,
+}
+
+/// Takes what is needed of the kernel's file, and frees the rest.
+fn read_kernel(vm: &mut Vm, symbols: Option<GivenSymbols>) -> Result<Read, Status> {
+    let mut file = vm
         .take_kernel()
         .ok_or_else(|| Status::internal("the kernel was read twice"))?;
-    let kernel = Kernel::from_image(&file.elf)
-        .map_err(|error| status::invalid("kernel", error.to_string()))?;
+    let moved = match vm.has_unpacked_itself() {
+        true => Move::relocate(&mut file.elf, vm.entry(), vm.memory())
+            .map_err(|error| status::invalid("kernel", error.to_string()))?,
+        false => Move::default(),
+    };
+    let kernel = match symbols {
+        Some(symbols) => Kernel::with_symbols(&file.elf, symbols.moved_by(moved.virt)),
+        None => Kernel::from_image(&file.elf),
+    };
+    let kernel = kernel.map_err(|error| {
+        let field = match error {
+            KernelError::Given(_) => "symbols",
+            _ => "kernel",
+        };
+        status::invalid(field, error.to_string())
+    })?;
     let version = match file.format {
         KernelFormat::BzImage { version, .. } => version,
         KernelFormat::Elf => kernel.version.clone(),
     };
-    Ok((kernel, version))
-}
-
-/// Where the kernel image is in guest memory; none while only the guest knows.
-fn image_map(vm: &Vm) -> Option<ImageMap> {
-    vm.kernel_in_place().then(|| linked_image(vm))
-}
-
-/// Where the kernel image is once it is where it was linked to be.
-pub(super) fn linked_image(vm: &Vm) -> ImageMap {
-    ImageMap::new(vm.segments().to_vec())
+    let segments = vm.segments().iter().map(|linked| moved.segment(*linked));
+    let image = ImageMap::new(segments.collect());
+    Ok(Read {
+        kernel,
+        version,
+        image,
+    })
 }
 
 #[cfg(test)]

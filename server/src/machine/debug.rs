@@ -314,7 +314,6 @@ impl Machine {
         self.check_room(1)?;
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
-            self.find_kernel(stopped)?;
             let ids = self.engine.register_drafted(stopped, &mut draft);
             ids.map_err(|error| status::register(&error, &[]))
         };

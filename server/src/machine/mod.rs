@@ -8,7 +8,6 @@ mod blacklist;
 mod create;
 mod debug;
 mod dump;
-mod find_kernel;
 mod inspect;
 mod modules;
 mod optimize;
@@ -19,6 +18,7 @@ mod probes;
 mod read_rings;
 mod reader_thread;
 mod same_event;
+mod symbol_file;
 mod symbols;
 mod types;
 

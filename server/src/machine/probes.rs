@@ -70,7 +70,6 @@ impl Machine {
         self.check_events(&specs, &compiled, &fields)?;
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
-            self.find_kernel(stopped)?;
             let probes = self.engine.register_drafted(stopped, &mut draft);
             let ids = probes.map_err(|error| status::register(&error, &fields))?;
             self.asked.remember(ids.iter().copied(), &compiled);

@@ -30,7 +30,7 @@ pub(crate) const EVICTING: usize = 128 << 20;
 pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError> {
     let kernel = image.kernel()?;
     let guest = Guest::new(image, &kernel.symbols)?;
-    let engine = Engine::new(kernel, Some(image.map()), 1, Arc::new(Nobody));
+    let engine = Engine::new(kernel, image.map(), 1, Arc::new(Nobody));
     guest.install_arena(&engine)?;
     let mut specs: Vec<ProbeSpec> = Vec::new();
     for function in functions::all(engine.symbols()) {

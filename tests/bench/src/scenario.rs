@@ -134,7 +134,7 @@ impl Scenario {
     pub fn new(image: &Image, plan: Plan, sink: Arc<dyn EventSink>) -> Result<Self, ScenarioError> {
         let kernel = image.kernel()?;
         let guest = Guest::new(image, &kernel.symbols)?;
-        let engine = Engine::new(kernel, Some(image.map()), 1, sink);
+        let engine = Engine::new(kernel, image.map(), 1, sink);
         guest.install_arena(&engine)?;
         let mut scenario = Self {
             vcpu: guest.vcpu.clone(),

@@ -202,9 +202,9 @@ impl Survey {
     pub(crate) fn new(image: &Image, moment: Moment) -> Result<Self, SharesError> {
         let kernel = image.kernel()?;
         let guest = Guest::new(image, &kernel.symbols)?;
-        let engine = Engine::new(kernel, Some(image.map()), 1, Arc::new(Nobody));
+        let engine = Engine::new(kernel, image.map(), 1, Arc::new(Nobody));
         if moment == Moment::Started {
-            engine.set_image_map(image.map(), true);
+            engine.assume_started();
         }
         guest.install_arena(&engine)?;
         let registered = 0;

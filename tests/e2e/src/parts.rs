@@ -23,6 +23,8 @@ pub enum Part {
 const THOROUGH: &[&str] = &[
     "jobs_of_ci_on_6_1_are_judged_by_all_that_they_do",
     "an_xz_payload_boots_to_user_space",
+    "a_kernel_6_12_that_moves_itself_is_probed_from_its_first_instruction_on",
+    "calls_on_each_of_64_vcpus_are_hits_of_breakpoints_and_of_jumps",
     "a_guest_sees_its_2_vcpus",
     "a_guest_sees_its_4_vcpus",
     "an_event_has_the_time_that_the_log_of_6_1_has",
@@ -80,6 +82,7 @@ const THOROUGH: &[&str] = &[
 /// the CPU itself does. What is the same on any CPU is shown in `lab-amd` every day.
 const EVERYDAY_INTEL: &[&str] = &[
     "debian_6_12_bzimage_boots_to_user_space",
+    "a_kernel_that_is_entered_by_pvh_boots_to_user_space",
     "a_guest_sees_its_8_vcpus",
     "a_reboot_by_triple_fault_is_named_so",
     "a_paused_busy_guest_executes_nothing_and_goes_on_afterwards",

@@ -84,6 +84,10 @@ named! {
         Answers = "answers",
         /// Counts the CPUs that are online.
         Cpus = "cpus",
+        /// Lists the NUMA nodes, with their CPUs and memory.
+        Nodes = "nodes",
+        /// Opens a file that isn't there `count` times, by a name in memory above 4 GiB.
+        Above = "above",
         /// Opens `/init`, reads 64 bytes and closes it, `count` times.
         Files = "files",
         /// Opens files by good, bad and long names, and reads into several buffers, `count` times each.

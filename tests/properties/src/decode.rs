@@ -109,12 +109,7 @@ fn engine() -> Engine {
         phys: PHYS,
         len: 2 * SIZE as u64,
     }]);
-    Engine::new(
-        Kernel::from_symbols(symbols),
-        Some(image),
-        1,
-        Arc::new(Deaf),
-    )
+    Engine::new(Kernel::from_symbols(symbols), image, 1, Arc::new(Deaf))
 }
 
 fn read(memory: &TestMemory) -> [u8; 2 * SIZE] {

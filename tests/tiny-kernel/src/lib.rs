@@ -4,6 +4,8 @@
 //! themselves. As Linux does, they then map themselves into the upper half and go on there; their
 //! data they use by its physical address.
 
+pub mod bzimage;
+
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, al, cr3, dx, ecx, ptr, rax, rbx, rcx, rsp};
 use iced_x86::{BlockEncoderOptions, IcedError};
 

@@ -9,4 +9,4 @@ mod thread;
 
 pub(crate) use kvm_vcpu::KvmVcpu;
 pub(crate) use shared::Shared;
-pub(crate) use thread::run_thread;
+pub(crate) use thread::{run_thread, run_until_paused};

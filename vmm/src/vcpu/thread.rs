@@ -21,7 +21,7 @@ pub(crate) fn run_thread(
     shared: &Shared,
     handler: &dyn TrapHandler,
 ) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), VcpuError> {
+    end_on_failure(index, shared, || {
         // Not kept locked: a stopped vCPU is for others to look at.
         let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
         let mut left = LeaveReason::Stopped;
@@ -48,8 +48,31 @@ pub(crate) fn run_thread(
             shared.gate.leave(index);
             left = result?;
         }
-    }));
-    let failure = match outcome {
+    });
+}
+
+/// Runs vCPU `index`, the only one of its guest that runs, on the calling thread until it is paused by its own trap
+/// handler, or the guest has ended. The handler holds nothing and steps nothing.
+pub(crate) fn run_until_paused(
+    index: usize,
+    cell: &Mutex<KvmVcpu>,
+    shared: &Shared,
+    handler: &dyn TrapHandler,
+) {
+    end_on_failure(index, shared, || {
+        let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
+        while !shared.gate.is_paused() && shared.gate.enter(index).is_some() {
+            let result = cell.lock().run(shared, handler, Begin::Run);
+            shared.gate.leave(index);
+            result?;
+        }
+        Ok(())
+    });
+}
+
+/// Ends the guest if running a vCPU of it fails or panics.
+fn end_on_failure(index: usize, shared: &Shared, run: impl FnOnce() -> Result<(), VcpuError>) {
+    let failure = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("the thread of vCPU {index} panicked: a bug of the monitor"),

@@ -23,12 +23,13 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use crate::{
     devices::end_register::{RESET_VALUE, S5_SLEEP_TYPE},
     ram::GuestRam,
-    x86_64::layout,
+    x86_64::{cpu::Topology, layout, numa},
 };
 
 const OEM: [u8; 6] = *b"VMPROB";
 const OEM_TABLE: [u8; 8] = *b"VMPROBE ";
 const REVISION: u32 = 1;
+const IDS: ([u8; 6], [u8; 8], u32) = (OEM, OEM_TABLE, REVISION);
 
 /// FADT `IAPC_BOOT_ARCH`: there is no VGA (bit 2) and no CMOS clock (bit 5)
 /// (ACPI 6.5, table 5.11).
@@ -39,6 +40,8 @@ const BOOT_ARCH_NO_VGA_NO_CMOS: u16 = 1 << 2 | 1 << 5;
 pub(crate) struct Hardware {
     /// Number of processors.
     pub(crate) vcpus: u32,
+    /// Number of NUMA nodes.
+    pub(crate) nodes: u32,
     /// There is a PCI bus.
     pub(crate) has_pci: bool,
 }
@@ -57,10 +60,15 @@ pub(crate) fn write_tables(ram: &GuestRam, hardware: Hardware) -> Result<u64, Me
 
     let dsdt = put(&dsdt(hardware.has_pci))?;
     let fadt = put(&bytes_of(&fadt(dsdt)))?;
-    let madt = put(&bytes_of(&madt(hardware.vcpus)))?;
+    let madt = put(&bytes_of(&madt(hardware.vcpus, hardware.nodes)))?;
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, REVISION);
     xsdt.add_entry(fadt);
     xsdt.add_entry(madt);
+    if hardware.nodes > 1 {
+        let affinity = numa::srat(IDS, &ram.ranges(), (hardware.vcpus, hardware.nodes));
+        xsdt.add_entry(put(&affinity)?);
+        xsdt.add_entry(put(&numa::slit(IDS, hardware.nodes))?);
+    }
     let xsdt = put(&bytes_of(&xsdt))?;
     ram.write(GuestPhysAddr(rsdp_at), &bytes_of(&Rsdp::new(OEM, xsdt)))?;
     Ok(rsdp_at)
@@ -97,17 +105,20 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.finalize()
 }
 
-fn madt(vcpus: u32) -> MADT {
+fn madt(vcpus: u32, nodes: u32) -> MADT {
     let mut madt = MADT::new(
         OEM,
         OEM_TABLE,
         REVISION,
         LocalInterruptController::Address(layout::LOCAL_APIC),
     );
-    for cpu in 0..vcpus as u8 {
-        madt.add_structure(ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled));
+    let mut last = 0;
+    for cpu in 0..vcpus {
+        last = Topology::new(cpu, vcpus, nodes).apic_id() as u8;
+        let enabled = EnabledStatus::Enabled;
+        madt.add_structure(ProcessorLocalApic::new(cpu as u8, last, enabled));
     }
-    madt.add_structure(IoApic::new(vcpus as u8, layout::IO_APIC, 0));
+    madt.add_structure(IoApic::new(last + 1, layout::IO_APIC, 0));
     madt
 }
 
@@ -194,7 +205,8 @@ mod tests {
     fn every_table_adds_up_to_zero_and_is_found_from_the_root() {
         let ram = GuestRam::new(64).unwrap();
         let hardware = Hardware {
-            vcpus: 8,
+            vcpus: 64,
+            nodes: 8,
             has_pci: true,
         };
         let root = write_tables(&ram, hardware).unwrap();
@@ -222,6 +234,9 @@ mod tests {
         let madt = table(pointer(xsdt_at + 44));
         assert_eq!(&madt[..4], b"APIC");
         // 44 bytes of header, 8 for each processor, 12 for the I/O APIC.
-        assert_eq!(madt.len(), 44 + 8 * 8 + 12);
+        assert_eq!(madt.len(), 44 + 64 * 8 + 12);
+        for (entry, signature) in [(52, b"SRAT"), (60, b"SLIT")] {
+            assert_eq!(&table(pointer(xsdt_at + entry))[..4], signature);
+        }
     }
 }

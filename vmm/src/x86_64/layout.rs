@@ -4,6 +4,10 @@
 pub(crate) const GDT: u64 = 0x500;
 /// The Linux "zero page", `struct boot_params`.
 pub(crate) const ZERO_PAGE: u64 = 0x7000;
+/// `hvm_start_info` of a kernel that is entered by PVH, which has no zero page; its list of modules; its memory map.
+pub(crate) const START_INFO: u64 = ZERO_PAGE;
+pub(crate) const START_MODULES: u64 = START_INFO + 0x100;
+pub(crate) const START_MAP: u64 = START_INFO + 0x200;
 /// Stack pointer at entry; Linux sets its own at once.
 pub(crate) const BOOT_STACK: u64 = 0x8ff0;
 /// Page tables used at entry: one PML4, one PDPT, four page directories.
@@ -39,9 +43,15 @@ pub(crate) const ARENA_TABLES: u64 = 0xc_0000;
 /// target may have to be far from the jump. It is only address space until it is
 /// used.
 pub(crate) const ARENA_CODE_LEN: u64 = 1 << 30;
-/// Bytes of the arena for data: room for rings of records. As the guest can write
-/// there, this is memory that it can have beyond its own.
-pub(crate) const ARENA_DATA_LEN: u64 = 64 << 20;
+/// Bytes of the arena for data for so many vCPUs: room for their counters, the table of calls that are followed, and
+/// their rings of records of 4 MiB each (`probe-engine/src/arena/data.rs`). As the guest can write there, this is
+/// memory that it can have beyond its own.
+pub(crate) fn arena_data_len(vcpus: u32) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let vcpus = u64::from(vcpus);
+    let counters = vcpus.max(16).next_multiple_of(2) * MIB;
+    counters + 16 * MIB + vcpus.max(8) * 4 * MIB
+}
 /// What the arena's address is a multiple of: nothing else comes within 1 GiB
 /// below it or above, so that nothing that runs off the end of the guest's own
 /// memory gets into it.

@@ -24,5 +24,6 @@ pub(crate) mod chips;
 pub(crate) mod cpu;
 pub(crate) mod events;
 pub(crate) mod layout;
+mod numa;
 pub(crate) mod platform;
 pub(crate) mod vcpu;

@@ -65,6 +65,8 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
             kernel: file.clone(),
             initramfs: None,
             cmdline: String::new(),
+            huge_pages: false,
+            numa_nodes: 1,
             memory_mib: 64,
             vcpus,
             boot: BootMethod::Elf,

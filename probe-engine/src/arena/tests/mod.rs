@@ -32,6 +32,7 @@ const REGION: ArenaMemory = ArenaMemory {
         start: GuestPhysAddr(0x40_0000),
         len: 0x40_0000,
     },
+    vcpus: 8,
 };
 const MEMORY: usize = 0x100_0000;
 
@@ -184,35 +185,44 @@ fn all_of_the_region_is_mapped_at_the_two_ends_of_the_hole() {
 #[test]
 fn each_ring_is_mapped_twice_in_a_row_and_blocks_and_calls_once() {
     const MIB: u64 = 1 << 20;
-    let data = PhysRange {
-        start: GuestPhysAddr(1 << 30),
-        len: 64 * MIB,
-    };
-    let guest = Guest::new();
-    let arena = guest.install(ArenaMemory { data, ..REGION }).unwrap();
-    let mut expected = vec![
-        (BLOCKS.start.0, 0, 16 * MIB),
-        (CALLS.start.0, 16 * MIB, 16 * MIB),
-    ];
-    for ring in 0..8 {
-        for round in [0, 4 * MIB] {
-            let at = RINGS.0 + ring * 8 * MIB + round;
-            expected.push((at, 32 * MIB + ring * 4 * MIB, 4 * MIB));
+    for (vcpus, blocks) in [(8, 16 * MIB), (17, 18 * MIB), (64, 64 * MIB)] {
+        let data = PhysRange {
+            start: GuestPhysAddr(1 << 30),
+            len: blocks + 16 * MIB + u64::from(vcpus) * 4 * MIB,
+        };
+        let region = ArenaMemory {
+            data,
+            vcpus,
+            ..REGION
+        };
+        let guest = Guest::new();
+        let arena = guest.install(region).unwrap();
+        let mut expected = vec![
+            (BLOCKS.start.0, 0, blocks),
+            (CALLS.start.0, blocks, 16 * MIB),
+        ];
+        // Also of numbers that no vCPU has: the guest can write any into its heads.
+        for number in 0..64 {
+            let ring = number % u64::from(vcpus);
+            for round in [0, 4 * MIB] {
+                let at = RINGS.0 + number * 8 * MIB + round;
+                expected.push((at, blocks + 16 * MIB + ring * 4 * MIB, 4 * MIB));
+            }
         }
-    }
-    for at in (HOLE.start.0..HOLE.start.0 + (1 << 30)).step_by(2 * MIB as usize) {
-        let mut found = expected.iter().filter_map(|(virt, offset, len)| {
-            let inside = at.checked_sub(*virt).filter(|inside| inside < len)?;
-            Some(GuestPhysAddr(data.start.0 + offset + inside))
-        });
-        let phys = found.next();
-        for last in [0, 2 * MIB - 1] {
-            let at = GuestVirtAddr(at + last);
-            let phys = phys.map(|phys| phys.wrapping_add(last));
-            assert_eq!(arena.to_phys(at), phys, "{at}");
-            let page = guest.walk(at).ok();
-            assert_eq!(page.as_ref().map(|page| page.phys), phys, "{at}");
-            assert!(page.is_none_or(|page| page.writable && !page.executable && !page.user));
+        for at in (HOLE.start.0..HOLE.start.0 + (1 << 30)).step_by(2 * MIB as usize) {
+            let mut found = expected.iter().filter_map(|(virt, offset, len)| {
+                let inside = at.checked_sub(*virt).filter(|inside| inside < len)?;
+                Some(GuestPhysAddr(data.start.0 + offset + inside))
+            });
+            let phys = found.next();
+            for last in [0, 2 * MIB - 1] {
+                let at = GuestVirtAddr(at + last);
+                let phys = phys.map(|phys| phys.wrapping_add(last));
+                assert_eq!(arena.to_phys(at), phys, "{at}");
+                let page = guest.walk(at).ok();
+                assert_eq!(page.as_ref().map(|page| page.phys), phys, "{at}");
+                assert!(page.is_none_or(|page| page.writable && !page.executable && !page.user));
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct CodeArena(Lock<Result<Box<Arena>, String>>);
 
 impl CodeArena {
     pub(crate) fn new() -> Self {
-        let why = "the kernel's place in guest memory is not known yet".to_owned();
+        let why = "it has not been asked for".to_owned();
         Self(Lock::new(Rank::Arena, Err(why)))
     }
 

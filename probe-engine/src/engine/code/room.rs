@@ -24,12 +24,11 @@ impl Engine {
         region: ArenaMemory,
     ) -> Result<(), InstallError> {
         let table = self.table();
-        let Some(image) = &table.image else {
-            return Ok(());
-        };
         let (memory, symbols) = (guest.memory(), &self.kernel.symbols);
         let ram = MappedRam::of(&guest.ram(), guest.has_gigabyte_pages());
-        let trampoline = self.arena.install(memory, image, symbols, (region, ram))?;
+        let trampoline = self
+            .arena
+            .install(memory, &table.image, symbols, (region, ram))?;
         self.returns.lead_to(trampoline);
         Ok(())
     }

@@ -133,7 +133,7 @@ impl Engine {
         into: &mut [u8],
     ) -> usize {
         let table = self.table();
-        if let Some((phys, left)) = table.image.as_ref().and_then(|image| image.to_phys(at)) {
+        if let Some((phys, left)) = table.image.to_phys(at) {
             let len = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             return match memory.read(phys, &mut into[..len]) {
                 Ok(()) => len,

@@ -35,11 +35,7 @@ pub(crate) fn find<'t>(
     }
     let known = match site {
         Some(site) => Some(site.phys),
-        None => table
-            .image
-            .as_ref()
-            .and_then(|image| image.to_phys(rip))
-            .map(|(phys, _)| phys),
+        None => table.image.to_phys(rip).map(|(phys, _)| phys),
     };
     let Some(phys) = known.or_else(|| translate(memory, vcpu, rip)) else {
         return Found::Foreign;

@@ -65,8 +65,7 @@ impl Engine {
     fn lay_out_rings(&self, memory: &dyn GuestMemory) -> Result<ReaderState, NoJump> {
         let not = |reason: String| NoJump::NoRings { reason };
         let table = self.table();
-        let image = table.image.as_ref();
-        let image = image.ok_or_else(|| not("it isn't known where the kernel is".to_owned()))?;
+        let image = &table.image;
         let kernel = &self.kernel;
         let (symbols, variables) = (&kernel.symbols, &kernel.variables);
         let percpu = PerCpu::find(memory, image, symbols, variables, self.vcpus);

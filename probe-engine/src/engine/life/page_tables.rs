@@ -9,11 +9,11 @@ use crate::engine::Engine;
 const KERNEL_PAGE_TABLE: &str = "init_top_pgt";
 
 impl Engine {
-    /// The kernel's own top page table, if it is known where it is; empty until the kernel has set it up.
+    /// The kernel's own top page table; empty until the kernel has set it up.
     pub fn kernel_root(&self) -> Option<GuestPhysAddr> {
         let symbol = self.kernel.symbols.by_name(KERNEL_PAGE_TABLE).next()?;
         let table = self.table();
-        let (phys, _) = table.image.as_ref()?.to_phys(symbol.address)?;
+        let (phys, _) = table.image.to_phys(symbol.address)?;
         Some(phys)
     }
 

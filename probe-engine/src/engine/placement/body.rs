@@ -79,9 +79,6 @@ impl Body for KernelBody<'_> {
         if self.table.init_freed && symbols.init_text().contains(&address) {
             return Err(RegisterError::InitTextFreed { place });
         }
-        if self.table.image.is_none() {
-            return Err(RegisterError::ImageUnknown { place });
-        }
         Ok(function)
     }
 
@@ -90,7 +87,7 @@ impl Body for KernelBody<'_> {
     }
 
     fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr> {
-        let (phys, _) = self.table.image.as_ref()?.to_phys(at)?;
+        let (phys, _) = self.table.image.to_phys(at)?;
         Some(phys)
     }
 

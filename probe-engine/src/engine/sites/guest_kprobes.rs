@@ -32,9 +32,9 @@ impl Engine {
     /// The guest's kprobes, by the page tables that it had when it stood still.
     pub(crate) fn known_kprobes(&self, memory: &dyn GuestMemory) -> GuestKprobes {
         let table = self.table();
-        match (&self.kernel.kprobes, &table.image) {
-            (Some(reader), Some(image)) => reader.read(memory, image, self.last_tables.get()),
-            _ => GuestKprobes::default(),
+        match &self.kernel.kprobes {
+            Some(reader) => reader.read(memory, &table.image, self.last_tables.get()),
+            None => GuestKprobes::default(),
         }
     }
 

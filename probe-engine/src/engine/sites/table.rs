@@ -17,7 +17,7 @@ use crate::engine::sites::switches::Switches;
 /// Everything that a trap has to look at. Never changes once published.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
-    pub(crate) image: Option<ImageMap>,
+    pub(crate) image: ImageMap,
     /// Whether the kernel has freed its init text.
     pub(crate) init_freed: bool,
     sites: SiteMap,
@@ -41,7 +41,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(image: Option<ImageMap>) -> Self {
+    pub(crate) fn new(image: ImageMap) -> Self {
         Self {
             image,
             ..Self::default()
@@ -362,7 +362,7 @@ impl Table {
         at: GuestVirtAddr,
         len: usize,
     ) -> Option<Result<Vec<u8>, MemoryError>> {
-        let (phys, left) = self.image.as_ref()?.to_phys(at)?;
+        let (phys, left) = self.image.to_phys(at)?;
         let mut bytes = vec![0; len.min(usize::try_from(left).unwrap_or(usize::MAX))];
         if let Err(error) = memory.read(phys, &mut bytes) {
             return Some(Err(error));

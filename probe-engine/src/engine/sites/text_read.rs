@@ -37,8 +37,7 @@ impl TextRead {
         at: GuestVirtAddr,
         decoded: &[u8],
     ) -> bool {
-        let image = table.image.as_ref();
-        let place = image.and_then(|image| image.to_phys(at));
+        let place = table.image.to_phys(at);
         place.is_some_and(|(place, _)| self.add_at(place, table, memory, at, decoded))
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use guest_kernel::kprobes::synthetic::reader;
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 
-use super::fixture::{Fixture, image, spec, vcpu_at};
+use super::fixture::{Fixture, spec, vcpu_at};
 use super::guest_kprobes::kprobe;
 use super::jumps::jumps;
 use crate::engine::Switching;
@@ -85,7 +85,7 @@ fn init_text_that_is_freed_until_the_guest_stops_is_refused() {
     let f = Fixture::new();
     let specs = [spec("init_fn")];
     let mut draft = f.engine.draft(&*f.memory, &specs);
-    f.engine.set_image_map(image(), true);
+    f.start();
     let refused = f.engine.register_drafted(&f.guest(), &mut draft);
     let refused = refused.map_err(|refused| refused.error);
     assert!(matches!(refused, Err(RegisterError::InitTextFreed { .. })));

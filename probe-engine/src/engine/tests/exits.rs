@@ -279,7 +279,7 @@ fn a_function_that_is_only_a_return_has_its_calls_told() {
 #[test]
 fn the_kernels_returns_by_way_of_a_thunk_are_returns() {
     let site = (WIDE + 1, 5, Reason::ReturnThunk);
-    let f = Fixture::with(Some(super::fixture::image()), |kernel| {
+    let f = Fixture::with(super::fixture::image(), |kernel| {
         kernel.blacklist = blacklist(&[site]);
     });
     // nop; jmp __fentry__, which stands for the thunk
@@ -325,7 +325,7 @@ fn functions_whose_returns_would_not_all_be_seen_are_refused_with_the_place() {
         assert_eq!(f.bytes_at(0x10_0000, 0x1000), text);
         assert_eq!(f.engine.table().len(), 0);
     }
-    let ruled_out = Fixture::with(Some(super::fixture::image()), |kernel| {
+    let ruled_out = Fixture::with(super::fixture::image(), |kernel| {
         kernel.blacklist = blacklist(&[(PLAIN_RET, 1, Reason::StaticCall)]);
     });
     let message = try_exits(&ruled_out, "plain", 1).unwrap_err().to_string();

@@ -36,8 +36,6 @@ const IMAGE_LEN: u64 = 0x3000;
 const PER_CPU_OFFSET: u64 = 0xb40;
 /// Offset of the kernel's table of its own kprobes, see [`kprobes::synthetic::SYMBOLS`].
 pub const KPROBES: u64 = 0xc00;
-/// Offset of the kernel's word of how far it has come.
-pub const SYSTEM_STATE: u64 = 0xb20;
 /// Offset of `level3_kernel_pgt`.
 pub const TABLE: u64 = 0x2000;
 /// The arena's memory.
@@ -51,6 +49,7 @@ const REGION: ArenaMemory = ArenaMemory {
         start: GuestPhysAddr(0x60_0000),
         len: 0x20_0000,
     },
+    vcpus: VCPUS,
 };
 
 /// The same with room for detours and rings. Nobody touches most of it.
@@ -64,6 +63,7 @@ const WIDE: ArenaMemory = ArenaMemory {
         start: GuestPhysAddr(0x1000_0000),
         len: 0x400_0000,
     },
+    vcpus: VCPUS,
 };
 /// Where the variables of the first CPU begin, and how far those of the next are.
 const PER_CPU: u64 = 0xffff_8880_0f00_0000;
@@ -174,12 +174,7 @@ pub struct Fixture {
 impl Fixture {
     /// With the image in memory and known.
     pub fn new() -> Self {
-        Self::with(Some(image()), |_| {})
-    }
-
-    /// Before it is known where the image is.
-    pub fn unmapped() -> Self {
-        Self::with(None, |_| {})
+        Self::with(image(), |_| {})
     }
 
     /// With executable memory for copies and returns.
@@ -189,7 +184,7 @@ impl Fixture {
 
     /// The same, knowing something more of the kernel.
     pub fn with_arena_and(know: impl FnOnce(&mut Kernel)) -> Self {
-        let f = Self::with(Some(image()), know);
+        let f = Self::with(image(), know);
         f.engine.install_arena(&f.guest(), REGION).unwrap();
         f
     }
@@ -210,7 +205,7 @@ impl Fixture {
     }
 
     fn with_cpus_apart(apart: u64, more: &[Function], know: impl FnOnce(&mut Kernel)) -> Self {
-        let f = Self::in_memory(0x8000_0000, Some(image()), more, know);
+        let f = Self::in_memory(0x8000_0000, image(), more, know);
         for cpu in 0..u64::from(VCPUS) {
             f.set_word(PHYS + PER_CPU_OFFSET + 8 * cpu, PER_CPU + cpu * apart);
         }
@@ -221,8 +216,7 @@ impl Fixture {
 
     /// The kernel has freed its init text.
     pub fn start(&self) {
-        let image = self.engine.table().image.clone();
-        self.engine.set_image_map(image.unwrap(), true);
+        self.engine.assume_started();
     }
 
     /// How often it was said that probes may become jumps that couldn't before.
@@ -247,14 +241,14 @@ impl Fixture {
         self.bytes_at(phys.0, len)
     }
 
-    /// With an image, if it is known where, and what else is known of the kernel.
-    pub fn with(image: Option<ImageMap>, know: impl FnOnce(&mut Kernel)) -> Self {
+    /// With an image, and what else is known of the kernel.
+    pub fn with(image: ImageMap, know: impl FnOnce(&mut Kernel)) -> Self {
         Self::in_memory(MEMORY, image, &[], know)
     }
 
     fn in_memory(
         len: usize,
-        image: Option<ImageMap>,
+        image: ImageMap,
         more: &[Function],
         know: impl FnOnce(&mut Kernel),
     ) -> Self {
@@ -270,7 +264,6 @@ impl Fixture {
             (0x900, 'T', "_sinittext"),
             (0xa00, 'T', "_einittext"),
             (0xb00, 'D', "table"),
-            (SYSTEM_STATE, 'D', "system_state"),
             (PER_CPU_OFFSET, 'D', "__per_cpu_offset"),
             (0x1000, 'D', "_end"),
             (TABLE, 'D', "level3_kernel_pgt"),

@@ -1,6 +1,6 @@
 use guest_state::Action;
 
-use super::fixture::{Fixture, PHYS, SYSTEM_STATE, TEXT, image, vcpu_at};
+use super::fixture::{Fixture, TEXT, vcpu_at};
 use crate::probe::ProbeState;
 
 #[test]
@@ -85,21 +85,4 @@ fn init_text_that_is_freed_leaves_no_slot_in_use() {
     assert_eq!((f.byte(0x910), f.reclaim()), (0x0f, 1));
     f.unregister(&[id]);
     assert_eq!(f.byte(0x910), 0x0f);
-}
-
-#[test]
-fn a_kernel_that_is_found_while_it_starts_is_waited_for() {
-    let f = Fixture::unmapped();
-    for (state, started) in [(0_u64, false), (1, false), (2, true), (3, true)] {
-        f.set_word(PHYS + SYSTEM_STATE, state);
-        let found = f.engine.has_started(&*f.memory, &image());
-        assert_eq!(found.unwrap(), Some(started), "system_state {state}");
-    }
-    f.engine.set_image_map(image(), false);
-    f.engine.arm_milestones(&f.guest()).unwrap();
-    let init = f.probe("init_fn").id;
-    assert!(!f.engine.is_started());
-    f.trap(&mut vcpu_at(0xc9));
-    assert!(f.engine.is_started());
-    assert_eq!(f.info(init).state, ProbeState::Gone);
 }

@@ -16,7 +16,7 @@ const INIT_CODE: u64 = guest_kernel::modules::synthetic::INIT_CODE;
 
 /// A kernel that has the module `ext4`, not in its list yet.
 fn fixture() -> (Fixture, Guest) {
-    let f = Fixture::with(Some(image()), |kernel| {
+    let f = Fixture::with(image(), |kernel| {
         let reader = ModuleReader::new(&btf(Version::V6_12), &kernel.symbols);
         kernel.modules = Ok(reader.unwrap());
     });

@@ -63,10 +63,3 @@ fn the_same_probe_twice_is_refused_and_the_first_named() {
     let message = f.register(&["traced", "traced"]).unwrap_err().to_string();
     assert!(message.contains("twice"), "{message}");
 }
-
-#[test]
-fn without_an_image_map_nothing_can_be_probed() {
-    let f = Fixture::unmapped();
-    let message = f.refusal("plain").to_string();
-    assert!(message.contains("not known yet"), "{message}");
-}

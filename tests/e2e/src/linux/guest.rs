@@ -102,6 +102,7 @@ impl Config {
             probes: self.probes.clone(),
             hold: false,
             devices: self.devices.clone(),
+            ..CreateVmRequest::default()
         }
     }
 }
@@ -141,6 +142,23 @@ impl Guest {
         Self::hold_on(cx, config, |_| {}).await
     }
 
+    /// As [`hold`](Self::hold), with something changed about the request before.
+    ///
+    /// # Errors
+    /// As said.
+    pub async fn hold_changed(
+        cx: &Context,
+        config: &Config,
+        change: impl FnOnce(&mut CreateVmRequest),
+    ) -> Result<Self, Failure> {
+        let server = Server::start_with(cx, |command| {
+            command.args(config.server_args);
+        })?;
+        let mut request = config.request(cx);
+        change(&mut request);
+        Self::hold_at(server, request).await
+    }
+
     /// As [`hold`](Self::hold), with something changed about the server's command before.
     ///
     /// # Errors
@@ -154,10 +172,14 @@ impl Guest {
             command.args(config.server_args);
             change(command);
         })?;
+        Self::hold_at(server, config.request(cx)).await
+    }
+
+    async fn hold_at(server: Server, request: CreateVmRequest) -> Result<Self, Failure> {
         let client = server.client().await?;
         let request = CreateVmRequest {
             hold: true,
-            ..config.request(cx)
+            ..request
         };
         let (_, probes) = client.create_vm(request).await?;
         let console = Console::attach(&client, VM).await?;

@@ -20,6 +20,7 @@ mod endings;
 mod flags;
 mod freed;
 mod functions;
+mod given;
 pub mod guest;
 mod guest_tools;
 mod instructions;
@@ -33,6 +34,7 @@ mod list;
 mod mask;
 mod missed;
 mod modules;
+mod moved;
 mod net;
 mod no_jump;
 mod offer;
@@ -43,6 +45,7 @@ mod passt;
 mod patching;
 mod pause;
 mod phases;
+mod placed;
 mod probes;
 mod refusals;
 mod returns;
@@ -71,6 +74,9 @@ use crate::test::Test;
 pub fn tables() -> impl Iterator<Item = &'static [Test]> {
     [
         boot::TESTS,
+        moved::TESTS,
+        given::TESTS,
+        placed::TESTS,
         ci::TESTS,
         vcpus::TESTS,
         endings::TESTS,

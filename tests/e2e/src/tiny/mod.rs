@@ -13,8 +13,10 @@ mod privileged;
 mod probes;
 mod serial;
 mod single;
+mod smp;
 mod system;
 mod traps;
+mod unpack;
 mod vm;
 mod watch;
 
@@ -44,6 +46,9 @@ pub const TESTS: &[Test] = &[
     privileged::INTERRUPTS,
     privileged::HALT,
     privileged::BRANCHES,
+    smp::ALL,
+    unpack::MOVED,
+    unpack::FAILED,
     single::PRIVILEGED,
     single::TRAP_FLAG,
     single::REPEATED,

@@ -88,6 +88,8 @@ fn shapes(_: &Context) -> TestResult {
         kernel: path,
         initramfs: None,
         cmdline: String::new(),
+        huge_pages: false,
+        numa_nodes: 1,
         memory_mib: 64,
         vcpus: 1,
         boot: BootMethod::Elf,

@@ -43,17 +43,38 @@ impl Tiny {
         memory_mib: u64,
         change: impl FnOnce(&mut Command),
     ) -> Result<Self, Failure> {
+        let server = Server::start_with(cx, change)?;
+        Self::on(server, kernel, |request| request.memory_mib = memory_mib).await
+    }
+
+    /// Makes a VM of this kernel, with something changed about its request, which asks for 64 MiB.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub async fn with(
+        cx: &Context,
+        kernel: &[u8],
+        change: impl FnOnce(&mut CreateVmRequest),
+    ) -> Result<Self, Failure> {
+        Self::on(Server::start(cx)?, kernel, change).await
+    }
+
+    async fn on(
+        server: Server,
+        kernel: &[u8],
+        change: impl FnOnce(&mut CreateVmRequest),
+    ) -> Result<Self, Failure> {
         let path = std::env::temp_dir().join("tiny-kernel");
         std::fs::write(&path, kernel).map_err(Failure::io("write the tiny kernel"))?;
-        let server = Server::start_with(cx, change)?;
         let client = server.client().await?;
-        let request = CreateVmRequest {
+        let mut request = CreateVmRequest {
             name: VM.into(),
             kernel: path.to_string_lossy().into_owned(),
-            memory_mib,
+            memory_mib: 64,
             hold: true,
             ..Default::default()
         };
+        change(&mut request);
         client.create_vm(request).await?;
         let console = Console::attach(&client, VM).await?;
         Ok(Self {

@@ -28,6 +28,7 @@ mod oops;
 mod owned;
 mod pages;
 mod pairs;
+mod placed;
 mod probeable;
 mod processes;
 mod readers;
@@ -64,6 +65,8 @@ pub fn run(plan: &Plan) -> io::Result<Value> {
         Workload::None => Ok(json!({})),
         Workload::Answers => answers::run(),
         Workload::Cpus => Ok(json!({ "online": threads::online_cpus()?.len() })),
+        Workload::Nodes => placed::nodes(),
+        Workload::Above => placed::above(plan.count),
         Workload::Files => files::run(plan.count),
         Workload::Names => names::run(plan.count),
         Workload::Hostile => hostile::run(),

@@ -192,11 +192,7 @@ impl<'a> SetupHeader<'a> {
                 found: "32-bit x86".to_owned(),
             });
         }
-        let setup_sects = match usize::from(fixed[SETUP_SECTS]) {
-            0 => DEFAULT_SETUP_SECTS,
-            n => n,
-        };
-        let setup_len = (1 + setup_sects) * SECTOR;
+        let setup_len = setup_len(fixed[SETUP_SECTS]);
         let start = setup_len as u64 + u32_at(PAYLOAD_OFFSET);
         let end = start + u32_at(PAYLOAD_LENGTH);
         // Both ends are below 2^34, so they fit.
@@ -206,6 +202,15 @@ impl<'a> SetupHeader<'a> {
         let version = version_text(file, usize::from(u16_at(KERNEL_VERSION)), setup_len);
         Ok(Self { version, payload })
     }
+}
+
+/// Bytes of a bzImage before what a boot loader loads of it, by the header's `setup_sects`.
+pub(super) fn setup_len(setup_sects: u8) -> usize {
+    let sectors = match usize::from(setup_sects) {
+        0 => DEFAULT_SETUP_SECTS,
+        n => n,
+    };
+    (1 + sectors) * SECTOR
 }
 
 /// `kernel_version` is the offset, less 0x200, of a NUL-ended text inside the setup code.

@@ -17,7 +17,7 @@ pub enum LoadError {
     /// The kernel would cut the command line.
     #[error("the kernel command line has {len} bytes, this kernel takes {max}; shorten it")]
     CommandLineTooLong {
-        /// Its length in bytes, with the `nokaslr` that a bzImage is given.
+        /// Its length in bytes.
         len: usize,
         /// The most that the kernel takes.
         max: usize,
@@ -31,6 +31,17 @@ pub enum LoadError {
          a newer kernel"
     )]
     No64BitEntry,
+    /// A bzImage whose kernel can't be waited for.
+    #[error(
+        "the jump with which the bzImage enters the kernel that it has unpacked can't be found (Linux since 3.14 \
+         has it where it is looked for), and probes are planted there; boot it as ELF (`--boot elf`)"
+    )]
+    NoLastJump,
+    /// A boot by PVH of a kernel that can't.
+    #[error(
+        "the kernel has no entry for PVH (it was built without CONFIG_PVH); boot it as ELF (`--boot elf`)"
+    )]
+    NoPvhEntry,
     /// A kernel file that contradicts itself.
     #[error("the kernel can't be loaded: {reason}; give another build of it")]
     BadKernel {
@@ -112,6 +123,8 @@ impl LoadError {
             | Self::MemoryTooSmall(_) => "memory_mib",
             Self::NotABzImage
             | Self::No64BitEntry
+            | Self::NoLastJump
+            | Self::NoPvhEntry
             | Self::BadKernel { .. }
             | Self::KernelTooLow { .. }
             | Self::KernelOutOfReach { .. } => "kernel",

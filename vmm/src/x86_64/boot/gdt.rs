@@ -12,11 +12,13 @@ use crate::x86_64::layout;
 pub(crate) const CODE: u16 = 0x10;
 /// `__BOOT_DS`.
 pub(crate) const DATA: u16 = 0x18;
+/// Code in 32-bit mode.
+pub(crate) const CODE_32: u16 = 0x30;
 /// A task state segment, which a processor in long mode must have.
 pub(crate) const TASK: u16 = 0x20;
 
 /// Descriptors by selector / 8; the task segment's takes two places.
-const TABLE: [u64; 6] = [
+const TABLE: [u64; 7] = [
     0,
     0,
     // Present, code, readable, accessed; 64-bit, 4 KiB granularity.
@@ -26,6 +28,8 @@ const TABLE: [u64; 6] = [
     // Present, busy 64-bit TSS at 0, of the architectural 0x68 bytes.
     0x0000_8b00_0000_0067,
     0,
+    // Present, code, readable, accessed; 32-bit, 4 KiB granularity.
+    0x00cf_9b00_0000_ffff,
 ];
 
 /// The table as it goes into guest memory at [`layout::GDT`].

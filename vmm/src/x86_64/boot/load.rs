@@ -5,7 +5,12 @@
 use std::io::Cursor;
 
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, Segment};
-use linux_loader::loader::{KernelLoader, bootparam::setup_header, bzimage::BzImage, elf::Elf};
+use linux_loader::loader::{
+    KernelLoader,
+    bootparam::setup_header,
+    bzimage::BzImage,
+    elf::{Elf, PvhBootCapability},
+};
 use object::{
     LittleEndian,
     elf::{FileHeader64, PT_LOAD},
@@ -14,8 +19,11 @@ use object::{
 use vm_memory::{ByteValued, GuestAddress};
 
 use super::{
-    bzimage::KernelFile, error::LoadError, firmware, gdt, load_address, method::BootMethod,
-    page_tables, params,
+    bzimage::{self, KernelFile},
+    error::LoadError,
+    firmware, gdt, last_jump, load_address,
+    method::BootMethod,
+    page_tables, params, pvh,
 };
 use crate::{
     ram::GuestRam,
@@ -25,14 +33,33 @@ use crate::{
 /// Where a bzImage's 64-bit entry point is, in bytes from its load address.
 const ENTRY_64: u64 = 0x200;
 
+/// Where the boot CPU begins, by its guest physical address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// In 64-bit mode (Linux `Documentation/arch/x86/boot.rst`, "64-bit Boot Protocol").
+    Bits64(u64),
+    /// In 32-bit mode without paging, as PVH wants it.
+    Pvh(u64),
+}
+
+impl Entry {
+    /// The address.
+    pub(crate) fn address(self) -> GuestPhysAddr {
+        match self {
+            Self::Bits64(at) | Self::Pvh(at) => GuestPhysAddr(at),
+        }
+    }
+}
+
 /// A kernel in guest memory.
 #[derive(Debug)]
 pub(crate) struct LoadedKernel {
-    /// Guest physical address where the boot CPU begins.
-    pub(crate) entry: u64,
-    /// The kernel's segments, where they are linked to be. With
-    /// [`BootMethod::BzImage`] the kernel has yet to unpack itself there.
+    /// Where the boot CPU begins, and how.
+    pub(crate) entry: Entry,
+    /// The kernel's segments, where they are linked to be.
     pub(crate) segments: Vec<Segment>,
+    /// With [`BootMethod::BzImage`], the last jump of the decompressor, which has yet to unpack the kernel.
+    pub(crate) last_jump: Option<GuestPhysAddr>,
 }
 
 /// Loads `kernel`, its command line, its initramfs and the tables that describe
@@ -47,10 +74,10 @@ pub(crate) fn load(
 ) -> Result<LoadedKernel, LoadError> {
     let write = |at: u64, bytes: &[u8]| ram.write(GuestPhysAddr(at), bytes);
     let image = match method {
-        BootMethod::Elf => load_elf(ram, &kernel.elf)?,
+        BootMethod::Elf | BootMethod::Pvh => load_elf(ram, &kernel.elf, method)?,
         BootMethod::BzImage => load_bzimage(ram, kernel)?,
     };
-    let cmdline = params::command_line(cmdline, method, &image.header)?;
+    params::check_command_line(cmdline, &image.header)?;
     write(layout::CMDLINE, cmdline.as_bytes())?;
     write(layout::CMDLINE + cmdline.len() as u64, &[0])?;
 
@@ -70,10 +97,13 @@ pub(crate) fn load(
         acpi_root: acpi::write_tables(ram, hardware)?,
         ram: &ram.ranges(),
     };
-    write(
-        layout::ZERO_PAGE,
-        params::zero_page(image.header, &info).as_slice(),
-    )?;
+    match method {
+        BootMethod::Pvh => pvh::write(ram, &info)?,
+        BootMethod::Elf | BootMethod::BzImage => {
+            let zero_page = params::zero_page(image.header, &info);
+            write(layout::ZERO_PAGE, zero_page.as_slice())?;
+        }
+    }
     write(layout::PAGE_TABLES, &page_tables::bytes())?;
     write(layout::GDT, &gdt::bytes())?;
     write(layout::RESET_VECTOR, &firmware::RESET_VECTOR_CODE)?;
@@ -90,7 +120,7 @@ struct LoadedImage {
     initramfs_limit: u64,
 }
 
-fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<LoadedImage, LoadError> {
+fn load_elf(ram: &GuestRam, elf: &[u8], method: BootMethod) -> Result<LoadedImage, LoadError> {
     let segments = segments(elf)?;
     let mut end = 0;
     for segment in &segments {
@@ -103,16 +133,25 @@ fn load_elf(ram: &GuestRam, elf: &[u8]) -> Result<LoadedImage, LoadError> {
             reason: e.to_string(),
         }
     })?;
-    let entry = result.kernel_load.0;
+    let entry = match (method, result.pvh_boot_cap) {
+        (BootMethod::Pvh, PvhBootCapability::PvhEntryPresent(at)) => Entry::Pvh(at.0),
+        (BootMethod::Pvh, _) => return Err(LoadError::NoPvhEntry),
+        _ => Entry::Bits64(result.kernel_load.0),
+    };
+    let at = entry.address();
     if !segments
         .iter()
-        .any(|s| (s.phys.0..s.phys.0 + s.len).contains(&entry))
+        .any(|s| (s.phys.0..s.phys.0 + s.len).contains(&at.0))
     {
-        let reason = format!("its entry point {entry:#x} is in none of its segments");
+        let reason = format!("its entry point {at} is in none of its segments");
         return Err(LoadError::BadKernel { reason });
     }
     Ok(LoadedImage {
-        loaded: LoadedKernel { entry, segments },
+        loaded: LoadedKernel {
+            entry,
+            segments,
+            last_jump: None,
+        },
         header: params::plain_header(),
         end,
         initramfs_limit: layout::DEVICE_HOLE,
@@ -149,6 +188,7 @@ fn segments(elf: &[u8]) -> Result<Vec<Segment>, LoadError> {
 fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<LoadedImage, LoadError> {
     let file = kernel.bzimage.as_deref().ok_or(LoadError::NotABzImage)?;
     let header = params::bzimage_header(file)?;
+    let last_jump = find_last_jump(file, &header).ok_or(LoadError::NoLastJump)?;
     // It may be loaded elsewhere if it is relocatable, but this is where it runs with
     // no need to move itself.
     let start = header.pref_address;
@@ -170,13 +210,22 @@ fn load_bzimage(ram: &GuestRam, kernel: &KernelFile) -> Result<LoadedImage, Load
     };
     Ok(LoadedImage {
         loaded: LoadedKernel {
-            entry: result.kernel_load.0 + ENTRY_64,
+            entry: Entry::Bits64(result.kernel_load.0 + ENTRY_64),
             segments: segments(&kernel.elf)?,
+            last_jump: Some(GuestPhysAddr(result.kernel_load.0 + last_jump)),
         },
         header,
         end,
         initramfs_limit,
     })
+}
+
+/// The decompressor's last jump, in bytes from where the bzImage is loaded.
+fn find_last_jump(file: &[u8], header: &setup_header) -> Option<u64> {
+    let code = file.get(bzimage::setup_len(header.setup_sects)..)?;
+    let payload = header.payload_offset as usize;
+    let payload = payload..payload.checked_add(header.payload_length as usize)?;
+    last_jump::find(code, payload).map(|at| at as u64)
 }
 
 #[cfg(test)]

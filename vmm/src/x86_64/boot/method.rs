@@ -4,9 +4,13 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BootMethod {
     /// The vmlinux inside is put where it is linked to run, and entered
-    /// directly. Its addresses are known from the start; there is no KASLR.
+    /// directly. There is no KASLR.
     #[default]
     Elf,
-    /// The bzImage is entered and unpacks itself, as on a real machine.
+    /// As [`Self::Elf`], but the kernel is entered in 32-bit mode, by the protocol that hypervisors have for guests
+    /// without firmware (PVH).
+    Pvh,
+    /// The bzImage unpacks itself, as on a real machine, to a random place if it is built so (KASLR) and the
+    /// command line has no `nokaslr`. It has done so, and not yet entered the kernel, when the VM is made.
     BzImage,
 }

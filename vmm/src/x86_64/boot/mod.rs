@@ -7,13 +7,15 @@ pub mod bzimage;
 mod error;
 mod firmware;
 pub(crate) mod gdt;
+pub(crate) mod last_jump;
 mod load;
 mod load_address;
 mod method;
 mod page_tables;
 mod params;
 mod payload;
+mod pvh;
 
 pub use error::LoadError;
-pub(crate) use load::load;
+pub(crate) use load::{Entry, load};
 pub use method::BootMethod;

@@ -9,7 +9,7 @@ use linux_loader::loader::bootparam::{
 };
 use vm_memory::ByteValued;
 
-use super::{error::LoadError, method::BootMethod};
+use super::error::LoadError;
 use crate::x86_64::layout;
 
 /// Offset of the setup header in a bzImage and in the zero page.
@@ -109,7 +109,7 @@ pub(super) fn zero_page(header: setup_header, info: &BootInfo<'_>) -> boot_param
 
 /// The memory map: all RAM is the kernel's but for the PC's hole below 1 MiB,
 /// where the ACPI tables are.
-fn e820(ram: &[PhysRange]) -> Vec<boot_e820_entry> {
+pub(super) fn e820(ram: &[PhysRange]) -> Vec<boot_e820_entry> {
     let entry = |start: u64, end: u64, r#type: u32| boot_e820_entry {
         addr: start,
         size: end - start,
@@ -128,40 +128,23 @@ fn e820(ram: &[PhysRange]) -> Vec<boot_e820_entry> {
     map
 }
 
-/// The command line as the kernel gets it, without its NUL.
-///
-/// A bzImage unpacks itself to a random place unless `nokaslr` is among the
-/// words; it is put in front, as what follows a `--` is init's. The word `kaslr`
-/// keeps it out.
+/// Checks that the kernel takes a command line as it is, without its NUL.
 ///
 /// # Errors
 /// [`LoadError::CommandLineNul`], [`LoadError::CommandLineTooLong`].
-pub(super) fn command_line(
-    given: &str,
-    method: BootMethod,
-    header: &setup_header,
-) -> Result<String, LoadError> {
+pub(super) fn check_command_line(given: &str, header: &setup_header) -> Result<(), LoadError> {
     if let Some(at) = given.find('\0') {
         return Err(LoadError::CommandLineNul { at });
     }
-    let random = given
-        .split_ascii_whitespace()
-        .any(|word| word == "kaslr" || word == "nokaslr");
-    let line = match method {
-        BootMethod::BzImage if !random => format!("nokaslr {given}").trim_end().to_owned(),
-        _ => given.to_owned(),
-    };
     let max = match header.cmdline_size as usize {
         0 => layout::CMDLINE_MAX - 1,
         size => size.min(layout::CMDLINE_MAX - 1),
     };
-    if line.len() > max {
-        return Err(LoadError::CommandLineTooLong {
-            len: line.len(),
-            max,
-        });
+    let len = given.len();
+    if len > max {
+        return Err(LoadError::CommandLineTooLong { len, max });
     }
-    Ok(line)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -170,46 +153,29 @@ mod tests {
 
     use super::*;
 
-    fn line(given: &str, method: BootMethod) -> Result<String, LoadError> {
-        command_line(given, method, &plain_header())
-    }
-
-    #[test]
-    fn a_bzimage_is_told_to_stay_where_it_is_unless_the_user_says_otherwise() {
-        let cases = [
-            ("", "nokaslr"),
-            ("console=ttyS0 -- x", "nokaslr console=ttyS0 -- x"),
-            ("kaslr quiet", "kaslr quiet"),
-            ("quiet nokaslr", "quiet nokaslr"),
-            ("mykaslr=kaslr", "nokaslr mykaslr=kaslr"),
-        ];
-        for (given, expected) in cases {
-            assert_eq!(line(given, BootMethod::BzImage).unwrap(), expected);
-            assert_eq!(line(given, BootMethod::Elf).unwrap(), given);
-        }
-    }
-
     #[test]
     fn a_command_line_that_the_kernel_would_cut_is_refused() {
+        let check = |given: &str| check_command_line(given, &plain_header());
         let longest = "x".repeat(layout::CMDLINE_MAX - 1);
-        assert!(line(&longest, BootMethod::Elf).is_ok());
-        // The word that we add counts too.
-        for error in [
-            line(&format!("{longest}x"), BootMethod::Elf).unwrap_err(),
-            line(&longest, BootMethod::BzImage).unwrap_err(),
-        ] {
-            assert!(
-                matches!(error, LoadError::CommandLineTooLong { max: 2047, .. }),
-                "{error}"
-            );
-        }
-        let error = line("a\0b", BootMethod::Elf).unwrap_err();
+        assert!(check(&longest).is_ok());
+        let error = check(&format!("{longest}x")).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                LoadError::CommandLineTooLong {
+                    len: 2048,
+                    max: 2047
+                }
+            ),
+            "{error}"
+        );
+        let error = check("a\0b").unwrap_err();
         assert!(matches!(error, LoadError::CommandLineNul { at: 1 }));
         let small = setup_header {
             cmdline_size: 3,
             ..plain_header()
         };
-        assert!(command_line("abcd", BootMethod::Elf, &small).is_err());
+        assert!(check_command_line("abcd", &small).is_err());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The CPUID leaves of a vCPU: those that KVM supports, with a topology of one package of
-//! single-threaded cores whose APIC ids are 0, 1, 2 ...
+//! The CPUID leaves of a vCPU: those that KVM supports, with a topology of one package for each NUMA node, of
+//! single-threaded cores. The APIC ids of the only package are 0, 1, 2 ...
 //!
 //! Leaves: Intel SDM vol. 2A, "CPUID"; AMD APM vol. 3, appendix E.
 
@@ -26,11 +26,14 @@ const CMP_LEGACY: u32 = 1 << 1;
 const TOPOLOGY: [u32; 2] = [0xb, 0x1f];
 /// AMD's own later topology leaf, which describes the host's package.
 const AMD_TOPOLOGY: u32 = 0x8000_0026;
+/// The least bits of an APIC id for the cores of a node, where there are several: Linux takes some of AMD's processors
+/// to share caches among 8 ids (`cacheinfo_amd_init_llc_id` in `arch/x86/kernel/cpu/cacheinfo.c`).
+const LEAST_NODE_BITS: u32 = 3;
 /// Level types of the extended topology leaves, in ECX bits 15:8.
 const LEVEL_THREAD: u32 = 1 << 8;
 const LEVEL_CORE: u32 = 2 << 8;
 
-/// Sets the CPUID leaves of vCPU `index` of `count`.
+/// Sets the CPUID leaves of a vCPU.
 ///
 /// The guest has no legacy timer to measure its local APIC's timer with, so the
 /// TSC deadline mode is announced wherever KVM has it; KVM itself leaves that to
@@ -38,15 +41,14 @@ const LEVEL_CORE: u32 = 2 << 8;
 pub(crate) fn configure_cpuid(
     kvm: &Kvm,
     vcpu: &VcpuFd,
-    index: u32,
-    count: u32,
+    topology: &Topology,
 ) -> Result<(), CpuError> {
     let supported = supported(kvm)?;
     let deadline = kvm.check_extension_raw(KVM_CAP_TSC_DEADLINE_TIMER.into()) > 0;
     if !deadline {
         tracing::debug!("this KVM has no TSC deadline timer; the guest may find no timer at all");
     }
-    let leaves = Topology::new(index, count).describe(supported.as_slice(), deadline);
+    let leaves = topology.describe(supported.as_slice(), deadline);
     let leaves = CpuId::from_entries(&leaves).map_err(|_| CpuError::TooManyLeaves {
         count: leaves.len(),
     })?;
@@ -85,22 +87,43 @@ fn address_bits(leaves: &[kvm_cpuid_entry2]) -> u32 {
     .clamp(LEAST, 52)
 }
 
-/// The place of one vCPU among all.
-struct Topology {
-    index: u32,
+/// The place of one vCPU among all. Each NUMA node is a package.
+#[derive(Debug)]
+pub(crate) struct Topology {
+    apic_id: u32,
+    node: u32,
+    /// Cores in the package.
     count: u32,
-    /// Bits of the APIC id that tell the cores apart.
+    /// Bits of the APIC id that tell the cores of a package apart.
     bits: u32,
 }
 
 impl Topology {
-    fn new(index: u32, count: u32) -> Self {
-        let count = count.max(1);
+    /// vCPU `index` of `vcpus` in `nodes` NUMA nodes.
+    pub(crate) fn new(index: u32, vcpus: u32, nodes: u32) -> Self {
+        let (vcpus, nodes) = (vcpus.max(1), nodes.max(1));
+        let node = node_of(index, vcpus, nodes);
+        let first = first_of_node(node, vcpus, nodes);
+        let bits = match nodes {
+            1 => core_bits(vcpus),
+            _ => core_bits(vcpus.div_ceil(nodes)).max(LEAST_NODE_BITS),
+        };
         Self {
-            index,
-            count,
-            bits: count.next_power_of_two().trailing_zeros(),
+            apic_id: node << bits | (index - first),
+            node,
+            count: first_of_node(node + 1, vcpus, nodes) - first,
+            bits,
         }
+    }
+
+    /// The vCPU's APIC id, by which KVM and the guest know it.
+    pub(crate) fn apic_id(&self) -> u32 {
+        self.apic_id
+    }
+
+    /// Its NUMA node.
+    pub(crate) fn node(&self) -> u32 {
+        self.node
     }
 
     /// APIC ids set apart for the package, as far as `max`.
@@ -129,8 +152,11 @@ impl Topology {
                     leaf.ecx = leaf.ecx & !0xf0ff | counts;
                 }
                 0x8000_001d if amd => self.shared_cache(leaf, 0xfff),
-                // The APIC id; the core's id, one thread each; the only node.
-                0x8000_001e if amd => (leaf.eax, leaf.ebx, leaf.ecx) = (self.index, self.index, 0),
+                // The APIC id; the core's id, one thread each; the node, one in each package.
+                0x8000_001e if amd => {
+                    let core = self.apic_id & (self.ids(0x100) - 1);
+                    (leaf.eax, leaf.ebx, leaf.ecx) = (self.apic_id, core, self.node);
+                }
                 _ => {}
             }
         }
@@ -142,7 +168,7 @@ impl Topology {
 
     fn features(&self, leaf: &mut kvm_cpuid_entry2, deadline: bool) {
         // EBX: the APIC id in bits 31:24, ids in this package in bits 23:16.
-        leaf.ebx = leaf.ebx & 0xffff | self.index << 24 | self.ids(0xff) << 16;
+        leaf.ebx = leaf.ebx & 0xffff | self.apic_id << 24 | self.ids(0xff) << 16;
         set(&mut leaf.ecx, HYPERVISOR, true);
         set(&mut leaf.ecx, TSC_DEADLINE, deadline);
         set(&mut leaf.edx, HTT, self.count > 1);
@@ -156,7 +182,7 @@ impl Topology {
         }
     }
 
-    /// EAX 25:14: ids that share this cache, less one. All share the third level.
+    /// EAX 25:14: ids that share this cache, less one. All of a package share the third level.
     fn shared_cache(&self, leaf: &mut kvm_cpuid_entry2, mask: u32) {
         let level = leaf.eax >> 5 & 7;
         let sharing = if level >= 3 {
@@ -176,7 +202,7 @@ impl Topology {
             eax,
             ebx,
             ecx: ecx | index,
-            edx: self.index,
+            edx: self.apic_id,
             ..kvm_cpuid_entry2::default()
         };
         [
@@ -185,6 +211,22 @@ impl Topology {
             level(2, 0, 0, 0),
         ]
     }
+}
+
+/// The first of so many vCPUs that belongs to a NUMA node. Nodes differ by one vCPU at most.
+fn first_of_node(node: u32, vcpus: u32, nodes: u32) -> u32 {
+    (node * vcpus).div_ceil(nodes)
+}
+
+/// The node of a vCPU.
+fn node_of(vcpu: u32, vcpus: u32, nodes: u32) -> u32 {
+    let later = (1..nodes).filter(|node| first_of_node(*node, vcpus, nodes) <= vcpu);
+    later.count() as u32
+}
+
+/// Bits that tell so many cores apart.
+fn core_bits(cores: u32) -> u32 {
+    cores.next_power_of_two().trailing_zeros()
 }
 
 fn set(register: &mut u32, bits: u32, on: bool) {
@@ -252,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_core_of_several_on_intel() {
-        let leaves = Topology::new(2, 3).describe(&host(*b"Genu", 0x1f), true);
+        let leaves = Topology::new(2, 3, 1).describe(&host(*b"Genu", 0x1f), true);
         let features = find(&leaves, 1, 0);
         assert_eq!(
             features,
@@ -272,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_core_of_several_on_amd() {
-        let leaves = Topology::new(1, 4).describe(&host(*b"Auth", 0x10), true);
+        let leaves = Topology::new(1, 4, 1).describe(&host(*b"Auth", 0x10), true);
         assert_eq!(find(&leaves, 1, 0)[1], 0x0104_0800);
         assert_eq!(find(&leaves, 0x8000_0001, 0)[2], CMP_LEGACY | 1);
         assert_eq!(find(&leaves, 0x8000_0008, 0)[2], 0x2003);
@@ -289,28 +331,57 @@ mod tests {
     #[test]
     fn a_lone_core_has_no_siblings() {
         for vendor in [*b"Genu", *b"Auth"] {
-            let leaves = Topology::new(0, 1).describe(&host(vendor, 0xb), false);
+            let leaves = Topology::new(0, 1, 1).describe(&host(vendor, 0xb), false);
             let features = find(&leaves, 1, 0);
             assert_eq!(features, [0x306a9, 0x0001_0800, HYPERVISOR | 1, 1]);
             assert_eq!(find(&leaves, 4, 3)[0], 0x163);
             assert_eq!(find(&leaves, 0xb, 1), [0, 1, 0x201, 0]);
         }
-        let leaves = Topology::new(0, 1).describe(&host(*b"Auth", 0xb), false);
+        let leaves = Topology::new(0, 1, 1).describe(&host(*b"Auth", 0xb), false);
         assert_eq!(find(&leaves, 0x8000_0001, 0)[2], 1);
         assert_eq!(find(&leaves, 0x8000_0008, 0)[2], 0);
+    }
+
+    #[test]
+    fn each_node_is_a_package_with_apic_ids_and_a_cache_of_its_own() {
+        // The last of six in two nodes: the third core of the second package.
+        let last = Topology::new(5, 6, 2);
+        assert_eq!((last.apic_id(), last.node()), (1 << 3 | 2, 1));
+        let leaves = last.describe(&host(*b"Auth", 0xb), true);
+        assert_eq!(find(&leaves, 1, 0)[1], 0x0a08_0800);
+        assert_eq!(find(&leaves, 0xb, 1), [3, 3, 0x201, 0xa]);
+        assert_eq!(find(&leaves, 0x8000_0008, 0)[2], 0x3002);
+        assert_eq!(find(&leaves, 0x8000_001d, 3)[0], 7 << 14 | 0x163);
+        assert_eq!(find(&leaves, 0x8000_001e, 0), [0xa, 2, 1, 0]);
+
+        let ids = |vcpus, nodes| -> Vec<_> {
+            let place = |vcpu| Topology::new(vcpu, vcpus, nodes);
+            (0..vcpus)
+                .map(place)
+                .map(|it| (it.node(), it.apic_id()))
+                .collect()
+        };
+        assert_eq!(ids(4, 1), [(0, 0), (0, 1), (0, 2), (0, 3)]);
+        assert_eq!(
+            ids(7, 3),
+            [(0, 0), (0, 1), (0, 2), (1, 8), (1, 9), (2, 16), (2, 17)]
+        );
+        // As many as there can be stay below the id that means all.
+        let highest = (1..=8).map(|nodes| ids(64, nodes).last().map(|(_, id)| *id));
+        assert!(highest.flatten().all(|id| id < 0xff));
     }
 
     #[test]
     fn a_processor_without_extended_topology_gets_none() {
         let mut old = host(*b"Auth", 7);
         old.retain(|l| l.function != 0xb);
-        let leaves = Topology::new(0, 2).describe(&old, true);
+        let leaves = Topology::new(0, 2, 1).describe(&old, true);
         assert_eq!(leaves.len(), old.len() - 1);
     }
 
     #[test]
     fn more_cores_than_a_field_holds_do_not_spill_over() {
-        let leaves = Topology::new(254, 255).describe(&host(*b"Genu", 0xb), true);
+        let leaves = Topology::new(254, 255, 1).describe(&host(*b"Genu", 0xb), true);
         assert_eq!(find(&leaves, 1, 0)[1], 0xfeff_0800);
         assert_eq!(find(&leaves, 4, 0)[0], 63 << 26 | 0x121);
         assert_eq!(find(&leaves, 4, 3)[0], 63 << 26 | 255 << 14 | 0x163);

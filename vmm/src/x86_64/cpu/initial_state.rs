@@ -5,11 +5,17 @@ use kvm_bindings::{kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
 use super::CpuError;
-use crate::x86_64::{boot::gdt, layout, vcpu::msr};
+use crate::x86_64::{
+    boot::{Entry, gdt},
+    layout,
+    vcpu::msr,
+};
 
 /// CR0 (SDM vol. 3, 2.5): protection, extension type, numeric error, paging.
 /// Without the reset state's "cache disable" and "not write-through".
 const CR0: u64 = cr0::PE | cr0::ET | cr0::NE | cr0::PG;
+/// CR0 at an entry by PVH: protection and what is always set.
+const PVH_CR0: u64 = cr0::PE | cr0::ET;
 /// CR4: physical address extension, which 64-bit paging needs.
 const CR4: u64 = cr4::PAE;
 /// EFER: long mode enabled and active.
@@ -39,14 +45,25 @@ const MXCSR: u32 = 0x1f80;
 /// Sets the boot CPU up as the 64-bit boot protocol wants it (Linux
 /// `Documentation/arch/x86/boot.rst`): long mode, flat segments, the page tables
 /// that `boot::load` made, RSI at the zero page.
-pub(crate) fn configure_boot_cpu(vcpu: &VcpuFd, entry: u64) -> Result<(), CpuError> {
+///
+/// For PVH (Xen `docs/misc/pvh.pandoc`): protected mode without paging, flat segments, EBX at the start info.
+pub(crate) fn configure_boot_cpu(vcpu: &VcpuFd, entry: Entry) -> Result<(), CpuError> {
     let mut sregs = vcpu
         .get_sregs()
         .map_err(CpuError::refused("read the control registers"))?;
-    enter_long_mode(&mut sregs);
+    let registers = match entry {
+        Entry::Bits64(at) => {
+            enter_long_mode(&mut sregs);
+            entry_registers(at)
+        }
+        Entry::Pvh(at) => {
+            enter_protected_mode(&mut sregs);
+            pvh_registers(at)
+        }
+    };
     vcpu.set_sregs(&sregs)
         .map_err(CpuError::refused("set the control registers"))?;
-    vcpu.set_regs(&entry_registers(entry))
+    vcpu.set_regs(&registers)
         .map_err(CpuError::refused("set the registers"))
 }
 
@@ -55,11 +72,23 @@ fn enter_long_mode(sregs: &mut kvm_sregs) {
     sregs.cr3 = layout::PAGE_TABLES;
     sregs.cr4 = CR4;
     sregs.efer = EFER;
+    load_segments(sregs, gdt::CODE);
+}
+
+fn enter_protected_mode(sregs: &mut kvm_sregs) {
+    sregs.cr0 = PVH_CR0;
+    sregs.cr3 = 0;
+    sregs.cr4 = 0;
+    sregs.efer = 0;
+    load_segments(sregs, gdt::CODE_32);
+}
+
+fn load_segments(sregs: &mut kvm_sregs, code: u16) {
     sregs.gdt = gdt::register();
     // No interrupt can be taken: a fault before the kernel has its own table is a
     // triple fault, not a jump to nowhere.
     sregs.idt = kvm_dtable::default();
-    sregs.cs = gdt::segment(gdt::CODE);
+    sregs.cs = gdt::segment(code);
     let data = gdt::segment(gdt::DATA);
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     sregs.tr = gdt::segment(gdt::TASK);
@@ -71,6 +100,15 @@ fn entry_registers(entry: u64) -> kvm_regs {
         rsi: layout::ZERO_PAGE,
         rsp: layout::BOOT_STACK,
         rbp: layout::BOOT_STACK,
+        rflags: RFLAGS,
+        ..kvm_regs::default()
+    }
+}
+
+fn pvh_registers(entry: u64) -> kvm_regs {
+    kvm_regs {
+        rip: entry,
+        rbx: layout::START_INFO,
         rflags: RFLAGS,
         ..kvm_regs::default()
     }
@@ -144,6 +182,27 @@ mod tests {
             (0x100_0000, layout::ZERO_PAGE, 2)
         );
         assert_eq!(regs.rsp % 16, 0);
+    }
+
+    #[test]
+    fn by_pvh_the_boot_cpu_is_in_flat_32_bit_mode_without_paging() {
+        let mut sregs = kvm_sregs {
+            efer: EFER,
+            ..kvm_sregs::default()
+        };
+        enter_protected_mode(&mut sregs);
+        assert_eq!((sregs.cr0, sregs.cr4, sregs.efer), (0x11, 0, 0));
+        let code = sregs.cs;
+        assert_eq!(
+            (code.base, code.limit, code.db, code.l),
+            (0, u32::MAX, 1, 0)
+        );
+        assert_eq!((sregs.ds.limit, sregs.ss.selector), (u32::MAX, 0x18));
+        let regs = pvh_registers(0x100_0040);
+        assert_eq!(
+            (regs.rip, regs.rbx, regs.rflags),
+            (0x100_0040, layout::START_INFO, 2)
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod cpuid;
 mod initial_state;
 
-pub(crate) use cpuid::{configure_cpuid, has_gigabyte_pages, physical_address_bits};
+pub(crate) use cpuid::{Topology, configure_cpuid, has_gigabyte_pages, physical_address_bits};
 pub(crate) use initial_state::{configure_boot_cpu, configure_common};
 
 use thiserror::Error;

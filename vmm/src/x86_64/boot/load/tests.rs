@@ -2,8 +2,11 @@ use super::*;
 use crate::x86_64::boot::bzimage::{Compression, KernelFormat};
 
 const MIB: u64 = 1 << 20;
+/// Offset of the decompressor's last jump in what is loaded of the bzImage.
+const LAST_JUMP: usize = 0x900;
 const ONE_CPU: acpi::Hardware = acpi::Hardware {
     vcpus: 1,
+    nodes: 1,
     has_pci: false,
 };
 
@@ -54,7 +57,11 @@ fn bzimage() -> Vec<u8> {
     put(0x238, &2047_u32.to_le_bytes()); // cmdline_size
     put(0x258, &0x100_0000_u64.to_le_bytes()); // pref_address
     put(0x260, &0x80_0000_u32.to_le_bytes()); // init_size
+    put(0x248, &0x100_u32.to_le_bytes()); // payload_offset
+    put(0x24c, &0x700_u32.to_le_bytes()); // payload_length
     file.extend([0x90; 0x1000]);
+    let last_jump = [0xe8, 0, 0, 0, 0, 0x5e, 0xff, 0xe0];
+    file[0x400 + LAST_JUMP - 6..][..8].copy_from_slice(&last_jump);
     file
 }
 
@@ -106,7 +113,7 @@ fn an_elf_is_loaded_where_its_segments_say() {
         },
     )
     .unwrap();
-    assert_eq!(loaded.entry, 0x100_0000);
+    assert_eq!(loaded.entry, Entry::Bits64(0x100_0000));
     assert_eq!(
         loaded.segments,
         [
@@ -135,15 +142,96 @@ fn an_elf_is_loaded_where_its_segments_say() {
     );
 }
 
+/// The same with a note of an entry for PVH (elf(5): two lengths, the type `XEN_ELFNOTE_PHYS32_ENTRY`, name, content).
+fn with_pvh_entry(kernel: KernelFile, entry: u32) -> KernelFile {
+    let mut elf = kernel.elf;
+    let note = elf.len() as u64;
+    for word in [4_u32, 4, 18] {
+        elf.extend(word.to_le_bytes());
+    }
+    elf.extend(b"Xen\0");
+    elf.extend(entry.to_le_bytes());
+    // The headers go behind all else, with one more.
+    let headers = elf.len() as u64;
+    elf.extend_from_within(64..64 + 2 * 56);
+    let mut header = [0; 56];
+    header[..4].copy_from_slice(&4_u32.to_le_bytes()); // PT_NOTE
+    header[8..16].copy_from_slice(&note.to_le_bytes());
+    header[32..40].copy_from_slice(&20_u64.to_le_bytes());
+    header[48..56].copy_from_slice(&4_u64.to_le_bytes());
+    elf.extend(header);
+    elf[32..40].copy_from_slice(&headers.to_le_bytes());
+    elf[56..58].copy_from_slice(&3_u16.to_le_bytes());
+    KernelFile { elf, ..kernel }
+}
+
+#[test]
+fn a_kernel_with_an_entry_for_pvh_finds_all_from_the_start_info() {
+    let ram = GuestRam::new(64).unwrap();
+    let kernel = with_pvh_entry(two_segments(), 0x100_0040);
+    let initramfs = [0x55; 5000];
+    let loaded = load(
+        &ram,
+        &kernel,
+        BootMethod::Pvh,
+        Some(&initramfs),
+        "quiet",
+        ONE_CPU,
+    )
+    .unwrap();
+    assert_eq!(loaded.entry, Entry::Pvh(0x100_0040));
+    assert_eq!(read(&ram, 0x100_0000), [1_u8; 16]);
+    let word = |at: u64| u64::from_le_bytes(read(&ram, at));
+    let half = |at: u64| u32::from_le_bytes(read(&ram, at));
+    let start = layout::START_INFO;
+    assert_eq!((half(start), half(start + 4)), (0x336e_c578, 1));
+    assert_eq!(&read(&ram, word(start + 24)), b"quiet\0");
+    assert_eq!(&read(&ram, word(start + 32)), b"RSD PTR ");
+    assert_eq!(half(start + 12), 1);
+    let module = word(start + 16);
+    assert_eq!(word(module + 8), 5000);
+    assert_eq!(read(&ram, word(module)), initramfs);
+    let (map, count) = (word(start + 40), half(start + 48));
+    let ranges: Vec<_> = (0..u64::from(count))
+        .map(|index| map + index * 24)
+        .map(|at| (word(at), word(at + 8), half(at + 16)))
+        .collect();
+    assert_eq!(
+        ranges,
+        [
+            (0, 0x9_fc00, 1),
+            (0x9_fc00, 0x6_0400, 2),
+            (0x10_0000, 63 * MIB, 1),
+        ]
+    );
+}
+
+#[test]
+fn a_kernel_without_an_entry_for_pvh_is_refused() {
+    let ram = GuestRam::new(64).unwrap();
+    let refused =
+        |kernel: &KernelFile| load(&ram, kernel, BootMethod::Pvh, None, "", ONE_CPU).unwrap_err();
+    let error = refused(&two_segments());
+    assert!(matches!(error, LoadError::NoPvhEntry), "{error}");
+    let error = refused(&with_pvh_entry(two_segments(), 0x40_0000));
+    assert!(
+        error.to_string().contains("in none of its segments"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
     let ram = GuestRam::new(64).unwrap();
     let loaded = load(&ram, &packed(), BootMethod::BzImage, None, "quiet", ONE_CPU).unwrap();
-    assert_eq!(loaded.entry, 0x100_0200);
+    assert_eq!(loaded.entry, Entry::Bits64(0x100_0200));
     // As linked: that is where it unpacks itself to.
     assert_eq!(loaded.segments.len(), 2);
-    assert_eq!(read(&ram, 0x100_0000), [0x90; 0x1000]);
-    assert_eq!(&read(&ram, layout::CMDLINE), b"nokaslr quiet\0");
+    assert_eq!(read(&ram, 0x100_0000), [0x90; 0x800]);
+    let jump = 0x100_0000 + LAST_JUMP as u64;
+    assert_eq!(loaded.last_jump, Some(GuestPhysAddr(jump)));
+    assert_eq!(read(&ram, jump), last_jump::JUMP);
+    assert_eq!(&read(&ram, layout::CMDLINE), b"quiet\0");
     assert_eq!(&read(&ram, layout::ZERO_PAGE + 0x202), b"HdrS");
     assert_eq!(
         read(&ram, layout::ZERO_PAGE + 0x260),
@@ -151,6 +239,17 @@ fn a_bzimage_is_loaded_where_it_prefers_to_be_and_entered_in_64_bit_mode() {
     );
     // Nothing of the file but its header is in the zero page.
     assert_eq!(read(&ram, layout::ZERO_PAGE + 0x1e8), [3]);
+}
+
+#[test]
+fn a_bzimage_whose_kernel_can_t_be_waited_for_is_refused() {
+    let ram = GuestRam::new(64).unwrap();
+    let mut kernel = packed();
+    for byte in kernel.bzimage.iter_mut().flatten().filter(|b| **b == 0xe0) {
+        *byte = 0xe1;
+    }
+    let error = load(&ram, &kernel, BootMethod::BzImage, None, "", ONE_CPU).unwrap_err();
+    assert!(matches!(error, LoadError::NoLastJump), "{error}");
 }
 
 #[test]
