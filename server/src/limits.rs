@@ -99,3 +99,8 @@ pub const BREAKPOINTS: usize = 1000;
 
 /// Bytes of guest memory in one part of a dump.
 pub const DUMP_BYTES: u64 = 1 << 20;
+
+/// Bytes under way of one stream between the server and a VM's process, and of all of them. The second is as much as
+/// HTTP/2 allows, so that streams which their clients don't read hold up no other.
+pub const STREAM_WINDOW: u32 = 1 << 20;
+pub const CONNECTION_WINDOW: u32 = (1 << 31) - 1;

@@ -3,7 +3,7 @@
 //! The server is at the other end of the socket that is the process's standard input, and speaks the same gRPC on it as
 //! clients do. The process ends with the socket, and its guest with the process.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::thread::set_name;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
@@ -29,13 +30,14 @@ use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
-use crate::front::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::limits::{self, Limits};
 use crate::one_vm::OneVm;
 use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Symbols, Vms};
 
 /// The exit code of `vmprobe run` for a guest whose monitor has failed.
 pub const FAILED_EXIT_CODE: u32 = 7;
+/// The program's name, in lists of processes.
+pub(crate) const PROGRAM: &str = "vmprobed";
 /// Threads for what blocks, whatever the limits.
 const MOST_THREADS: usize = 16 * 1024;
 /// Threads for what doesn't.
@@ -186,6 +188,8 @@ fn here(folder: &Path) -> PathBuf {
 /// # Errors
 /// See [`VmProcessError`].
 pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
+    // Else it is that of the path by which it was started, `/proc/self/exe`.
+    let _it_is_only_shown = CString::new(PROGRAM).map(|name| set_name(&name));
     let connection = io::stdin().as_fd().try_clone_to_owned();
     let connection = StdUnixStream::from(connection.map_err(VmProcessError::Connection)?);
     connection
@@ -224,8 +228,8 @@ pub(crate) async fn serve(connection: UnixStream, vm: Arc<OneVm>) -> Result<(), 
     };
     let shared = || Arc::clone(&vm);
     let router = tonic::transport::Server::builder()
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(limits::STREAM_WINDOW)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW)
         // The server lets calls in, and is trusted with how it ends them.
         .max_concurrent_streams(Some(u32::MAX))
         .http2_max_pending_accept_reset_streams(Some(usize::MAX))

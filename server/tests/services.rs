@@ -158,24 +158,6 @@ async fn a_call_without_a_vm_s_name_names_the_field() {
 }
 
 #[tokio::test]
-async fn a_type_without_a_name_or_with_a_long_one_names_the_field() {
-    let running = Running::start().await;
-    let client = running.client().await;
-    for name in [String::new(), "x".repeat(513)] {
-        for (error, field) in [
-            (client.describe_type("a", &name).await.unwrap_err(), "name"),
-            (client.list_types("a", &name).await.unwrap_err(), "pattern"),
-        ] {
-            let ClientError::InvalidArgument { fields, .. } = error else {
-                panic!("{error:?}")
-            };
-            assert_eq!(fields, [field]);
-        }
-    }
-    running.stop().await;
-}
-
-#[tokio::test]
 async fn a_vm_that_can_t_be_made_leaves_nothing_behind() {
     let running = Running::start().await;
     let client = running.client().await;

@@ -15,5 +15,4 @@ mod serve;
 mod vms;
 
 pub use process::VmProgram;
-pub(crate) use process::{CONNECTION_WINDOW, STREAM_WINDOW};
 pub use serve::{BindError, ServeError, ServeOptions, Server};

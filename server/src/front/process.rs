@@ -22,7 +22,7 @@ use tonic::transport::{Channel, Endpoint};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 
-use crate::limits::Limits;
+use crate::limits::{self, Limits};
 use crate::vm_process::{self, Arguments};
 
 /// How long a killed guest may take to end before its process is killed.
@@ -31,11 +31,6 @@ const END: Duration = Duration::from_secs(5);
 const LINGER: Duration = Duration::from_secs(60);
 /// How long a process may take to end whose socket is closed already.
 const GONE: Duration = Duration::from_secs(5);
-/// Bytes under way of one stream. Of all of them together there are as many as HTTP/2 allows, so that streams which
-/// their clients don't read hold up no other.
-pub(crate) const STREAM_WINDOW: u32 = 1 << 20;
-pub(crate) const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-
 /// What runs a VM.
 #[derive(Clone, Debug)]
 pub enum VmProgram {
@@ -97,6 +92,8 @@ impl VmProcess {
         let ended = match program {
             VmProgram::Process(path) => {
                 let child = Command::new(path)
+                    // What lists of processes show.
+                    .arg0(vm_process::PROGRAM)
                     .args(arguments.to_command_line())
                     .stdin(OwnedFd::from(theirs))
                     .stdout(Stdio::null())
@@ -279,8 +276,8 @@ async fn connect(stream: UnixStream) -> Result<Channel, tonic::transport::Error>
     let stream = Arc::new(Mutex::new(Some(stream)));
     // The address is for nobody: there is one stream, once.
     Endpoint::from_static("http://vm")
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(limits::STREAM_WINDOW)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW)
         .connect_with_connector(tower::service_fn(move |_| {
             let stream = stream.lock().take();
             async move {

@@ -292,3 +292,21 @@ async fn a_kernel_that_patches_nothing_has_an_empty_blacklist() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_type_without_a_name_or_with_a_long_one_names_the_field() {
+    with_vm("", |client| async move {
+        for name in [String::new(), "x".repeat(513)] {
+            for (error, field) in [
+                (client.describe_type(VM, &name).await.unwrap_err(), "name"),
+                (client.list_types(VM, &name).await.unwrap_err(), "pattern"),
+            ] {
+                let ClientError::InvalidArgument { fields, .. } = error else {
+                    panic!("{error:?}")
+                };
+                assert_eq!(fields, [field]);
+            }
+        }
+    })
+    .await;
+}

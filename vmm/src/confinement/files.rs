@@ -7,7 +7,7 @@ use landlock::{
     Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
-use super::ConfinementError;
+use super::error::ConfinementError;
 
 /// What is restricted, as far as the host's kernel can: all of Linux 6.15.
 const RESTRICTED: ABI = ABI::V7;

@@ -8,7 +8,7 @@ use std::{collections::HashMap, process};
 use seccompiler::{BpfProgram, TargetArch, apply_filter, compile_from_json};
 use serde_json::{Map, Value, json};
 
-use super::{ConfinementError, Role};
+use super::{error::ConfinementError, role::Role};
 
 const EVERY: &str = include_str!("filters/every.json");
 

@@ -12,6 +12,7 @@
 
 mod allocator;
 mod capabilities;
+mod error;
 mod files;
 mod filters;
 mod role;
@@ -24,39 +25,13 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use thiserror::Error;
-
+pub use error::ConfinementError;
 pub use files::Access;
 pub use role::Role;
 
 use files::FileRules;
 use filters::Filters;
 use starter::Starter;
-
-/// Why a process can't be confined.
-#[derive(Debug, Error)]
-pub enum ConfinementError {
-    /// A filter of ours is wrong: a bug.
-    #[error("the filter of system calls of a thread is wrong: {0}")]
-    Filter(String),
-    /// The host's kernel takes no filter.
-    #[error(
-        "this host's kernel takes no filter of system calls ({0}): build it with CONFIG_SECCOMP_FILTER, or start \
-         vmprobed with --no-seccomp"
-    )]
-    Seccomp(seccompiler::Error),
-    /// The host's kernel refuses to restrict files.
-    #[error(
-        "this host's kernel doesn't restrict the files of a thread, though it knows landlock: {0}"
-    )]
-    Landlock(#[from] landlock::RulesetError),
-    /// Capabilities stay.
-    #[error("the capabilities of a thread can't be dropped: {0}")]
-    Capabilities(io::Error),
-    /// A file or a thread is missing.
-    #[error("the host has no {0} to confine the process with: {1}")]
-    Host(&'static str, io::Error),
-}
 
 /// How a process is confined: each of its VM's threads gets its restrictions from it.
 #[derive(Clone, Default)]

@@ -1,0 +1,30 @@
+//! Why a process can't be confined.
+
+use std::io;
+
+use thiserror::Error;
+
+/// Why a process can't be confined.
+#[derive(Debug, Error)]
+pub enum ConfinementError {
+    /// A filter of ours is wrong: a bug.
+    #[error("the filter of system calls of a thread is wrong: {0}")]
+    Filter(String),
+    /// The host's kernel takes no filter.
+    #[error(
+        "this host's kernel takes no filter of system calls ({0}): build it with CONFIG_SECCOMP_FILTER, or start \
+         vmprobed with --no-seccomp"
+    )]
+    Seccomp(seccompiler::Error),
+    /// The host's kernel refuses to restrict files.
+    #[error(
+        "this host's kernel doesn't restrict the files of a thread, though it knows landlock: {0}"
+    )]
+    Landlock(#[from] landlock::RulesetError),
+    /// Capabilities stay.
+    #[error("the capabilities of a thread can't be dropped: {0}")]
+    Capabilities(io::Error),
+    /// A file or a thread is missing.
+    #[error("the host has no {0} to confine the process with: {1}")]
+    Host(&'static str, io::Error),
+}
