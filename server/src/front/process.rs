@@ -96,7 +96,8 @@ impl VmProcess {
                     .arg0(vm_process::PROGRAM)
                     .args(arguments.to_command_line())
                     .stdin(OwnedFd::from(theirs))
-                    .stdout(Stdio::null())
+                    // It has nothing to say there; what would, belongs to the log.
+                    .stdout(Stdio::from(io::stderr()))
                     // Ctrl-C on the terminal is for the server, which ends its guests.
                     .process_group(0)
                     .spawn()

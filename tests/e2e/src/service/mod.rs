@@ -237,7 +237,7 @@ fn bad_kernels(cx: &Context) -> TestResult {
                 ..of(good.clone())
             },
             "InvalidArgument",
-            "1 to 8 vCPUs, not 1000",
+            "1 to 64 vCPUs, not 1000",
         ),
         (
             CreateVmRequest {
