@@ -18,7 +18,7 @@ pub use debugging::{DumpArgs, Gdb};
 pub use devices::{
     BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, NoLimit, ShareArg, VsockArg,
 };
-pub use root::RootArgs;
+pub use root::{RootArgs, RootPlace};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
     Flame, Latency, ListFunctions, Record, Stack, Top, Trace, TracedArgs, Types, UntilArgs,

@@ -4,12 +4,12 @@ use std::{
     io,
     net::Shutdown,
     os::unix::process::CommandExt,
-    process::{Command, Stdio},
+    process::{self, Stdio},
     thread::{self, JoinHandle},
 };
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
-use vmprobe_init::{Job, Told};
+use vmprobe_init::{Command, Told};
 use vsock::VsockStream;
 
 /// A command that has been started.
@@ -18,26 +18,26 @@ pub struct Running {
     output: Vec<JoinHandle<()>>,
 }
 
-/// Starts the job's command, with each of its streams connected to the host.
+/// Starts a command, with each of its streams connected to the host.
 ///
 /// Streams go through pipes: programs open `/dev/stdout`, and that can't be done with a socket.
 pub fn start(
-    job: &Job,
+    command: &Command,
     input: VsockStream,
     output: VsockStream,
     errors: VsockStream,
 ) -> io::Result<Running> {
-    let (program, arguments) = job
-        .command
+    let (program, arguments) = command
+        .words
         .split_first()
         .ok_or_else(|| io::Error::other("there is no command"))?;
-    let mut child = Command::new(program)
+    let mut child = process::Command::new(program)
         .args(arguments)
         .env_clear()
-        .envs(&job.environment)
-        .current_dir(&job.folder)
-        .uid(job.user)
-        .gid(job.group)
+        .envs(&command.environment)
+        .current_dir(&command.folder)
+        .uid(command.user)
+        .gid(command.group)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

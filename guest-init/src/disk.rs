@@ -2,7 +2,7 @@
 
 use std::{ffi::CString, fs, io, path::Path, thread, time::Duration};
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::mounts::{MountError, make_folder};
 
@@ -17,11 +17,13 @@ const OPTIONS: [&str; 4] = ["", "noload", "norecovery", "rescue=nologreplay"];
 /// Folders of which a root file system has one.
 const FOLDERS: [&str; 2] = ["usr", "bin"];
 
-/// Mounts the disk's root file system, read-only: the disk's own, or that of its first partition that has one.
+/// Mounts the disk's root file system: the disk's own, or that of its first partition that has one.
+///
+/// It can be written once it is known to be the root: what else is on the disk stays as it is.
 ///
 /// # Errors
 /// There is no disk, or none of its file systems is one that the kernel knows and a root.
-pub fn mount_root(place: &str) -> Result<(), MountError> {
+pub fn mount_root(place: &str, is_writable: bool) -> Result<(), MountError> {
     let failed = |hint, source| MountError {
         what: format!("the root on /dev/{DISK}"),
         place: place.to_owned(),
@@ -37,7 +39,11 @@ pub fn mount_root(place: &str) -> Result<(), MountError> {
     for device in devices {
         if mount_any(&device, place, &kinds).is_ok() {
             if FOLDERS.iter().any(|it| Path::new(place).join(it).is_dir()) {
-                return Ok(());
+                return match is_writable {
+                    true => mount_remount(place, MountFlags::empty(), c"")
+                        .map_err(|error| failed(" so that it can be written", error.into())),
+                    false => Ok(()),
+                };
             }
             let _another_is_mounted_over_it = unmount(place, UnmountFlags::empty());
         }

@@ -1,7 +1,7 @@
 //! What PID 1 of a guest is told to do, and what it tells its host.
 //!
 //! The guest's initramfs has the program `vmprobe-init`, the job as JSON, and the modules of the drivers that
-//! it needs. Input, output and the command's end go through virtio sockets, each to a port of the host's.
+//! it needs. A command's input, output and end go through virtio sockets, each to a port of the host's.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Port {
     }
 }
 
-/// Where the guest's root file system comes from. The guest puts a folder of its own over it, which takes all changes.
+/// Where the guest's root file system comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Root {
@@ -47,15 +47,44 @@ pub enum Root {
     Disk,
 }
 
+/// Where the guest's changes of its root go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Changes {
+    /// Into a folder in the guest's memory, which is put over the root.
+    Memory,
+    /// Into the root itself.
+    Root,
+}
+
 /// What a guest does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The root file system.
     pub root: Root,
+    /// Where changes of it go.
+    pub changes: Changes,
     /// Shares that are mounted below it: where, and their tags.
     pub mounts: BTreeMap<String, String>,
-    /// The command: a program, which is looked for in PATH, and its arguments.
-    pub command: Vec<String>,
+    /// What runs in it.
+    pub task: Task,
+}
+
+/// What runs in the root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// One command. The guest ends with it.
+    Command(Command),
+    /// A program of the root's that takes the place of PID 1, such as `/sbin/init`. The guest ends when that ends it.
+    Init(String),
+}
+
+/// One command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// A program, which is looked for in PATH, and its arguments.
+    pub words: Vec<String>,
     /// Its environment.
     pub environment: BTreeMap<String, String>,
     /// The folder that it is started in.

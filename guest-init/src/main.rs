@@ -1,7 +1,9 @@
-//! PID 1 of a guest that runs one command on a folder of its host's, then switches itself off.
+//! PID 1 of a guest whose root is a folder of its host's or a disk. It runs one command there and switches the guest
+//! off, or makes way for the root's own PID 1.
 
 mod command;
 mod disk;
+mod init;
 mod modules;
 mod mounts;
 
@@ -12,7 +14,7 @@ use std::{
 };
 
 use rustix::system::{RebootCommand, reboot};
-use vmprobe_init::{JOB, Job, PREFIX, Port, Told};
+use vmprobe_init::{Command, JOB, Job, PREFIX, Port, Task, Told};
 use vsock::{VMADDR_CID_HOST, VsockStream};
 
 fn main() {
@@ -40,9 +42,16 @@ fn run() -> Result<(), Box<dyn Error>> {
     let job: Job = serde_json::from_slice(&job)?;
     modules::load_all()?;
     mounts::enter_root(&job)?;
+    match job.task {
+        Task::Command(command) => run_command(&command),
+        Task::Init(program) => Err(init::become_init(&program).into()),
+    }
+}
+
+fn run_command(command: &Command) -> Result<(), Box<dyn Error>> {
     let mut control = connect(Port::Control)?;
     let [input, output, errors] = [Port::Input, Port::Output, Port::Errors].map(connect);
-    let told = match command::start(&job, input?, output?, errors?) {
+    let told = match command::start(command, input?, output?, errors?) {
         Ok(running) => {
             tell(&mut control, &Told::Started)?;
             running.end()?

@@ -12,7 +12,7 @@ use rustix::{
     mount::{MountFlags, mount, mount_move},
 };
 use thiserror::Error;
-use vmprobe_init::{Job, Root};
+use vmprobe_init::{Changes, JOB, Job, MODULES, Root, Task};
 
 use crate::disk;
 
@@ -21,6 +21,14 @@ use crate::disk;
 const ROOT: &str = "/root";
 const LOWER: &str = "/lower";
 const CHANGES: &str = "/changes";
+/// The file systems of the kernel's that programs expect in a root: kind, place and options.
+const SYSTEM_MOUNTS: [(&str, &str, &str); 5] = [
+    ("proc", "proc", ""),
+    ("sysfs", "sys", ""),
+    ("devtmpfs", "dev", ""),
+    ("tmpfs", "run", "mode=755"),
+    ("tmpfs", "tmp", "mode=1777"),
+];
 /// The file system of shares.
 const VIRTIO_FS: &str = "virtiofs";
 
@@ -42,28 +50,30 @@ pub fn early() -> Result<(), MountError> {
     Ok(())
 }
 
-/// Makes the job's root the root folder, with all that programs expect in it.
+/// Makes the job's root the root folder, with all that its task expects in it.
 pub fn enter_root(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
-    root(&job.root)?;
-    for (kind, place, options) in [
-        ("proc", "proc", ""),
-        ("sysfs", "sys", ""),
-        ("devtmpfs", "dev", ""),
-        ("tmpfs", "tmp", "mode=1777"),
-        ("tmpfs", "run", "mode=755"),
-    ] {
+    root(job)?;
+    let own: &[_] = match job.task {
+        // A system mounts the others as it likes, and keeps these (systemd's src/shared/mount-setup.c).
+        Task::Init(_) => &SYSTEM_MOUNTS[..SYSTEM_MOUNTS.len() - 1],
+        Task::Command(_) => &SYSTEM_MOUNTS,
+    };
+    for (kind, place, options) in own {
         let place = format!("{ROOT}/{place}");
         // A folder that isn't there can't be made in a root that can't be written: programs may miss it.
         if make_folder(&place).is_ok() {
             mounted(kind, kind, &place, options)?;
         }
     }
-    inside_dev()?;
+    if matches!(job.task, Task::Command(_)) {
+        inside_dev()?;
+    }
     for (place, tag) in &job.mounts {
         let place = format!("{ROOT}/{}", place.trim_start_matches('/'));
         make_folder(&place)?;
         share(tag, &place)?;
     }
+    forget_initramfs();
     std::env::set_current_dir(ROOT)?;
     mount_move(".", "/")?;
     rustix::process::chroot(".")?;
@@ -71,11 +81,24 @@ pub fn enter_root(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Mounts the root with a folder over it that takes all changes and is gone with the guest.
-fn root(root: &Root) -> Result<(), MountError> {
-    match root {
-        Root::Share(tag) => share(tag, LOWER)?,
-        Root::Disk => disk::mount_root(LOWER)?,
+/// Gives back the memory of the files that the guest has booted from. What can't be removed stays.
+fn forget_initramfs() {
+    let _it_stays = fs::remove_dir_all(MODULES);
+    for file in [JOB, "/init"] {
+        let _it_stays = fs::remove_file(file);
+    }
+}
+
+/// Mounts the root. A folder over it takes the changes that it isn't to keep.
+fn root(job: &Job) -> Result<(), MountError> {
+    let is_kept = job.changes == Changes::Root;
+    let place = if is_kept { ROOT } else { LOWER };
+    match &job.root {
+        Root::Share(tag) => share(tag, place)?,
+        Root::Disk => disk::mount_root(place, is_kept)?,
+    }
+    if is_kept {
+        return Ok(());
     }
     mounted("tmpfs", "tmpfs", CHANGES, "mode=755")?;
     let [upper, work] = ["upper", "work"].map(|name| format!("{CHANGES}/{name}"));

@@ -20,7 +20,7 @@ use crate::cli::RootArgs;
 use crate::commands::event_file::{EventCopy, EventFile};
 use crate::commands::guest::{self, specs};
 use crate::failure::Failure;
-use crate::host_root::{CommandInput, Outcome, Prepared, Streams, prepare};
+use crate::host_root::{CommandInput, Outcome, Streams, prepare};
 use crate::paths;
 use crate::render;
 use crate::server_process::ServerProcess;
@@ -54,10 +54,14 @@ async fn try_to_run(
     progress: &JobProgress,
     begun: Instant,
 ) -> Result<Attempt, Failure> {
+    let mut request = request(job)?;
     let prepared = match job.settings.root {
-        Some(_) => Some(prepare(&job.kernel, &root(job), false)?),
+        Some(_) => Some(prepare(&job.kernel, &root(job), request.devices.as_ref())?),
         None => None,
     };
+    if let Some(prepared) = &prepared {
+        prepared.add_to(&mut request)?;
+    }
     let streams = prepared.as_ref().map(|it| Streams::listen(&it.socket()));
     let streams = streams.transpose()?;
     let server = ServerProcess::start().await?;
@@ -67,7 +71,7 @@ async fn try_to_run(
         progress,
         begun,
     };
-    let result = guest.run(&server, prepared.as_ref(), streams).await;
+    let result = guest.run(&server, request, streams).await;
     server.stop().await;
     result
 }
@@ -87,29 +91,23 @@ fn root(job: &Job) -> RootArgs {
             .chain(command)
             .map(str::to_owned)
             .collect(),
+        ..RootArgs::default()
     }
 }
 
-fn request(job: &Job, prepared: Option<&Prepared>) -> Result<CreateVmRequest, Failure> {
+fn request(job: &Job) -> Result<CreateVmRequest, Failure> {
     let disks = job.disks.iter().map(guest::disk);
-    let mut devices = Devices {
+    let devices = Devices {
         disks: disks.collect::<Result<_, _>>()?,
         ..Devices::default()
     };
-    let mut initramfs = job.settings.initramfs.clone();
-    if let Some(prepared) = prepared {
-        prepared.add_to(&mut devices);
-        initramfs = Some(prepared.initramfs());
-    }
+    let initramfs = job.settings.initramfs.as_deref();
     let words = [CMDLINE.to_owned()].into_iter();
     let words: Vec<String> = words.chain(job.settings.append.clone()).collect();
     Ok(CreateVmRequest {
         name: NAME.to_owned(),
         kernel: paths::text(&job.kernel)?,
-        initramfs: match initramfs {
-            Some(file) => paths::text(&file)?,
-            None => String::new(),
-        },
+        initramfs: initramfs.map(paths::text).transpose()?.unwrap_or_default(),
         cmdline: words.join(" "),
         memory_mib: job.memory(),
         vcpus: job.vcpus(),
@@ -139,11 +137,11 @@ impl Guest<'_> {
     async fn run(
         &self,
         server: &ServerProcess,
-        prepared: Option<&Prepared>,
+        request: CreateVmRequest,
         streams: Option<Streams>,
     ) -> Result<Attempt, Failure> {
         let client = Client::connect(server.endpoint()).await?;
-        let (vm, mut probes) = client.create_vm(request(self.job, prepared)?).await?;
+        let (vm, mut probes) = client.create_vm(request).await?;
         let planted = Planted::plant(&client, NAME, &self.job.expectations).await?;
         probes.extend(planted.probes.iter().cloned());
         let events = client.events(NAME, Vec::new()).await?;

@@ -1,4 +1,4 @@
-//! `vmprobe run`: a server and a guest in one command.
+//! `vmprobe run`: a server and a guest in one command, and the guest's console on this terminal.
 
 use vmprobe_client::v1::{CreateVmRequest, Ending, EndingKind, Probe};
 use vmprobe_client::{Client, EventStream, Message};
@@ -8,6 +8,7 @@ use super::session::interrupted;
 use super::{console, guest};
 use crate::cli::Run;
 use crate::failure::Failure;
+use crate::host_root::{Prepared, prepare};
 use crate::output::note;
 use crate::render;
 use crate::server_process::ServerProcess;
@@ -17,7 +18,8 @@ const NAME: &str = "guest";
 
 /// Runs a guest from its start to its end; answers with its exit code.
 pub async fn run(run: Run) -> Result<u8, Failure> {
-    let request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
+    let mut request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
+    let _in_use_until_the_end = boot_root(&run, &mut request)?;
     let sink = EventFile::open(run.events.as_deref())?;
     let server = ServerProcess::start().await?;
     let result = tokio::select! {
@@ -30,6 +32,19 @@ pub async fn run(run: Run) -> Result<u8, Failure> {
         note(format!("the guest ended: {}", render::ending(&ending)));
     }
     Ok(u8::try_from(ending.exit_code).unwrap_or(u8::MAX))
+}
+
+/// Has the guest boot the system in its root, if it is to.
+fn boot_root(run: &Run, request: &mut CreateVmRequest) -> Result<Option<Prepared>, Failure> {
+    if run.root.root.is_none() {
+        return Ok(None);
+    }
+    if run.guest.machine.initramfs.is_some() {
+        return Err(Failure::TwoRoots);
+    }
+    let prepared = prepare(&run.guest.kernel, &run.root, request.devices.as_ref())?;
+    prepared.add_to(request)?;
+    Ok(Some(prepared))
 }
 
 /// Creates the guest, and starts it when all that listens to it is in place.

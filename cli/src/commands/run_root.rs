@@ -1,4 +1,4 @@
-//! `vmprobe run --root`: one command in a guest whose root is a folder of the host's.
+//! `vmprobe run --root`: one command in a guest whose root is a folder of the host's or an image.
 
 use tokio::io::{stderr, stdout};
 use vmprobe_client::v1::{CreateVmRequest, Ending};
@@ -11,9 +11,8 @@ use super::guest;
 use super::session::interrupted;
 use crate::cli::Run;
 use crate::failure::Failure;
-use crate::host_root::{CommandInput, Outcome, Prepared, Streams, prepare};
+use crate::host_root::{CommandInput, Outcome, Streams, prepare};
 use crate::output::note;
-use crate::paths;
 use crate::render;
 use crate::server_process::ServerProcess;
 use crate::tail::Tail;
@@ -32,9 +31,10 @@ pub async fn run(run: Run) -> Result<u8, Failure> {
     if run.guest.machine.initramfs.is_some() {
         return Err(Failure::TwoRoots);
     }
-    let has_network = !run.guest.machine.devices.networks.is_empty();
-    let prepared = prepare(&run.guest.kernel, &run.root, has_network)?;
-    let request = request(&run, &prepared)?;
+    let mut request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
+    let prepared = prepare(&run.guest.kernel, &run.root, request.devices.as_ref())?;
+    prepared.add_to(&mut request)?;
+    request.cmdline = format!("{} {CMDLINE}", request.cmdline);
     let sink = EventFile::open(run.events.as_deref())?;
     let streams = Streams::listen(&prepared.socket())?;
     let server = ServerProcess::start().await?;
@@ -50,16 +50,6 @@ pub async fn run(run: Run) -> Result<u8, Failure> {
             NOT_STARTED
         }
     })
-}
-
-fn request(run: &Run, prepared: &Prepared) -> Result<CreateVmRequest, Failure> {
-    let mut request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
-    request.initramfs = paths::text(&prepared.initramfs())?;
-    request.cmdline = format!("{} {CMDLINE}", request.cmdline);
-    let mut devices = request.devices.take().unwrap_or_default();
-    prepared.add_to(&mut devices);
-    request.devices = Some(devices);
-    Ok(request)
 }
 
 /// Creates the guest, and starts it when all that listens to it is in place.

@@ -47,8 +47,8 @@ pub enum RootError {
     NoRoot(PathBuf),
     /// A folder of an image can't be one of the host's.
     #[error(
-        "--rw names folders of the host's, and the guest's root is an image: give a folder with --share, or use the \
-         image as a disk"
+        "--rw names folders of the host's, and the guest's root is an image: give a folder with --share, or keep \
+         all changes with \",rw\" behind the image"
     )]
     WritableOnDisk,
     /// A file of its own can't be written.

@@ -1,4 +1,4 @@
-//! What a guest with a host's folder as its root boots from.
+//! What a guest with a host's folder or an image as its root boots from.
 
 use std::env;
 use std::fs::{self, File};
@@ -7,26 +7,25 @@ use std::path::{Path, PathBuf};
 
 use cpio::newc;
 use tempfile::TempDir;
-use vmprobe_client::v1::{Devices, Disk, Share, ShareMode, Vsock};
-use vmprobe_init::{JOB, Job, MODULES, Root};
+use vmprobe_client::v1::{CreateVmRequest, Devices, Share, ShareMode, Vsock};
+use vmprobe_init::{Changes, JOB, Job, MODULES, Task};
 
 use super::error::RootError;
 use super::job;
 use super::modules::Modules;
 use super::release;
-use crate::cli::RootArgs;
+use crate::cli::{RootArgs, RootPlace};
 use crate::commands::guest;
-use crate::paths::{self, PathError};
+use crate::paths;
 
 /// The program that is the guest's PID 1.
 const INIT: &str = "vmprobe-init";
-/// Drivers that the guest needs.
-const DRIVERS: [&str; 3] = ["virtio_pci", "overlay", "vmw_vsock_virtio_transport"];
-/// Those for a folder as the root, and those for an image: file systems of distributions' disks among them.
-const FOLDER_DRIVERS: [&str; 1] = ["virtiofs"];
-const DISK_DRIVERS: [&str; 6] = ["virtio_blk", "ext4", "xfs", "btrfs", "erofs", "squashfs"];
-/// The one for networks.
-const NETWORK_DRIVER: &str = "virtio_net";
+/// The driver of the bus that all devices are on.
+const BUS_DRIVER: &str = "virtio_pci";
+/// The one of the folder for changes.
+const CHANGES_DRIVER: &str = "overlay";
+/// Those of the file systems that distributions' disks have.
+const DISK_FILE_SYSTEMS: [&str; 5] = ["ext4", "xfs", "btrfs", "erofs", "squashfs"];
 /// Tag of the root folder; others have it with a number behind it.
 const ROOT_TAG: &str = "root";
 /// Kinds of files in an initramfs (stat(2)), and their permissions.
@@ -46,74 +45,106 @@ pub struct Prepared {
 
 impl Prepared {
     /// The initramfs.
-    pub fn initramfs(&self) -> PathBuf {
+    fn initramfs(&self) -> PathBuf {
         self.folder.path().join("initramfs")
     }
 
-    /// Gives a guest the devices that it needs besides its own. The root's disk is the first.
-    pub fn add_to(&self, devices: &mut Devices) {
+    /// Has a guest boot from it, with the devices that it needs besides its own. The root's disk is the first.
+    ///
+    /// # Errors
+    /// The path of a folder for temporary files that is no text.
+    pub fn add_to(&self, request: &mut CreateVmRequest) -> Result<(), RootError> {
+        request.initramfs = paths::text(&self.initramfs())?;
+        let devices = request.devices.get_or_insert_default();
         let own = self.devices.clone();
         devices.disks.splice(0..0, own.disks);
         devices.shares.extend(own.shares);
-        devices.vsock = own.vsock;
+        if own.vsock.is_some() {
+            devices.vsock = own.vsock;
+        }
+        Ok(())
     }
 
-    /// The socket of its virtio sockets. The ones that the guest connects to have their port behind it.
+    /// The socket of a command's virtio sockets. The ones that the guest connects to have their port behind it.
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("vsock")
     }
 }
 
-/// Makes ready what `root` asks for on this kernel, and the driver of networks if the guest has some.
+/// Makes ready what `root` asks for on this kernel, for a guest that has these devices besides.
 ///
 /// # Errors
 /// See [`RootError`].
-pub fn prepare(kernel: &Path, root: &RootArgs, has_network: bool) -> Result<Prepared, RootError> {
-    if let Some(path) = root.root.as_deref().filter(|path| !path.is_dir())
-        && !root.is_disk()
-    {
-        return Err(RootError::NoRoot(path.to_owned()));
-    }
-    let job = job::of(root, ROOT_TAG)?;
-    let init = read_init()?;
-    let of_root = match job.root {
-        Root::Share(_) => &FOLDER_DRIVERS[..],
-        Root::Disk => &DISK_DRIVERS[..],
+pub fn prepare(
+    kernel: &Path,
+    root: &RootArgs,
+    others: Option<&Devices>,
+) -> Result<Prepared, RootError> {
+    let Some((place, changes)) = root.place() else {
+        let missing = root.root.clone().unwrap_or_default();
+        return Err(RootError::NoRoot(missing));
     };
-    let mut wanted = [&DRIVERS[..], of_root].concat();
-    wanted.extend(has_network.then_some(NETWORK_DRIVER));
-    let modules = drivers(kernel, root.modules.as_deref(), &wanted)?;
+    let job = job::of(root, (&place, changes), ROOT_TAG)?;
+    let init = read_init()?;
     let folder = TempDir::with_prefix("vmprobe-run-").map_err(RootError::Write)?;
     let mut prepared = Prepared {
         folder,
         devices: Devices::default(),
     };
-    prepared.devices.disks = disks(root)?;
-    prepared.devices.shares = shares(root, &job)?;
-    prepared.devices.vsock = Some(Vsock {
-        path: paths::text(&prepared.socket())?,
-        ..Default::default()
-    });
+    match &place {
+        RootPlace::Folder(folder) => prepared.devices.shares = shares(folder, &job)?,
+        RootPlace::Disk(disk) => prepared.devices.disks = vec![guest::disk(disk)?],
+    }
+    if let Task::Command(_) = job.task {
+        prepared.devices.vsock = Some(Vsock {
+            path: paths::text(&prepared.socket())?,
+            ..Default::default()
+        });
+    }
+    let mut wanted = vec![BUS_DRIVER];
+    if changes == Changes::Memory {
+        wanted.push(CHANGES_DRIVER);
+    }
+    for devices in [Some(&prepared.devices), others].into_iter().flatten() {
+        wanted.extend(drivers_of(devices));
+    }
+    if let RootPlace::Disk(_) = place {
+        wanted.extend(DISK_FILE_SYSTEMS);
+    }
+    let modules = modules(kernel, root.modules.as_deref(), &wanted)?;
     let written = File::create_new(prepared.initramfs())
         .and_then(|file| write(BufWriter::new(file), &init, &job, &modules));
     written.map_err(RootError::Write)?;
     Ok(prepared)
 }
 
-/// The root, which the guest can't change (PID 1 puts a folder for changes over it), then what it can.
-fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
-    let mut shares = Vec::new();
-    if let (Some(path), Root::Share(tag)) = (&root.root, &job.root) {
-        shares.push(Share {
-            tag: tag.clone(),
-            path: paths::text(path)?,
-            mode: ShareMode::ReadOnly.into(),
-        });
-    }
+/// The drivers of devices, by their modules' names.
+fn drivers_of(devices: &Devices) -> Vec<&'static str> {
+    let all = [
+        ("virtio_blk", !devices.disks.is_empty()),
+        ("virtiofs", !devices.shares.is_empty()),
+        ("virtio_net", !devices.networks.is_empty()),
+        ("virtio_rng", devices.entropy),
+        ("vmw_vsock_virtio_transport", devices.vsock.is_some()),
+    ];
+    let wanted = all.into_iter().filter(|(_, is_wanted)| *is_wanted);
+    wanted.map(|(driver, _)| driver).collect()
+}
+
+/// The root, which the guest can't change unless it is to keep changes, then the folders in it that it can change.
+fn shares(root: &Path, job: &Job) -> Result<Vec<Share>, RootError> {
+    let mode = match job.changes {
+        Changes::Memory => ShareMode::ReadOnly,
+        Changes::Root => ShareMode::ReadWrite,
+    };
+    let mut shares = vec![Share {
+        tag: ROOT_TAG.to_owned(),
+        path: paths::text(root)?,
+        mode: mode.into(),
+    }];
     for (place, tag) in &job.mounts {
         // The folder has the same path in the root as it has there for the host.
-        let base = root.root.as_deref().unwrap_or(Path::new("/"));
-        let path = base.join(place.trim_start_matches('/'));
+        let path = root.join(place.trim_start_matches('/'));
         shares.push(Share {
             tag: tag.clone(),
             path: paths::text(&path)?,
@@ -121,13 +152,6 @@ fn shares(root: &RootArgs, job: &Job) -> Result<Vec<Share>, RootError> {
         });
     }
     Ok(shares)
-}
-
-/// The image that is the root, which the guest can't change.
-fn disks(root: &RootArgs) -> Result<Vec<Disk>, RootError> {
-    let image = root.image();
-    let disks = image.iter().map(guest::disk);
-    Ok(disks.collect::<Result<_, PathError>>()?)
 }
 
 fn read_init() -> Result<Vec<u8>, RootError> {
@@ -142,7 +166,7 @@ fn read_init() -> Result<Vec<u8>, RootError> {
 type Entry = (String, Vec<u8>);
 
 /// The modules of the drivers that are wanted, named so that their order is that in which they are loaded.
-fn drivers(kernel: &Path, given: Option<&Path>, wanted: &[&str]) -> Result<Vec<Entry>, RootError> {
+fn modules(kernel: &Path, given: Option<&Path>, wanted: &[&str]) -> Result<Vec<Entry>, RootError> {
     let folder = match given {
         Some(folder) => folder.to_owned(),
         None => {

@@ -5,10 +5,10 @@ use std::env;
 use std::path::{Path, absolute};
 
 use rustix::process::{getgid, getuid};
-use vmprobe_init::{Job, Root};
+use vmprobe_init::{Changes, Command, Job, Root, Task};
 
 use super::error::RootError;
-use crate::cli::RootArgs;
+use crate::cli::{RootArgs, RootPlace};
 use crate::paths::{self, PathError};
 
 /// What a command finds in its environment besides what the user passes on.
@@ -16,40 +16,54 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Variables that go to the guest if they are there.
 const PASSED_ON: [&str; 4] = ["TERM", "LANG", "LC_ALL", "TZ"];
 
-/// The job that `root` asks for. `tag` is what shares' tags begin with.
+/// The job that `root` asks for, where the root is at `place`. `tag` is what shares' tags begin with.
 ///
 /// # Errors
 /// A folder that isn't in the root, or whose path the protocol can't take.
-pub fn of(root: &RootArgs, tag: &str) -> Result<Job, RootError> {
-    let on_disk = root.is_disk();
+pub fn of(
+    root: &RootArgs,
+    (place, changes): (&RootPlace, Changes),
+    tag: &str,
+) -> Result<Job, RootError> {
+    let base = match place {
+        RootPlace::Folder(folder) => Some(absolute(folder).map_err(PathError::CurrentFolder)?),
+        RootPlace::Disk(_) => None,
+    };
+    let mut mounts = BTreeMap::new();
+    for (path, number) in root.writable.iter().zip(1..) {
+        let base = base.as_deref().ok_or(RootError::WritableOnDisk)?;
+        mounts.insert(inside(base, path)?, format!("{tag}{number}"));
+    }
+    Ok(Job {
+        root: match place {
+            RootPlace::Folder(_) => Root::Share(tag.to_owned()),
+            RootPlace::Disk(_) => Root::Disk,
+        },
+        changes,
+        mounts,
+        task: match &root.init {
+            Some(program) => Task::Init(program.clone()),
+            None => Task::Command(command(root, base.as_deref())?),
+        },
+    })
+}
+
+/// The command, in a root that is the host's folder `base` or no folder of the host's.
+fn command(root: &RootArgs, base: Option<&Path>) -> Result<Command, RootError> {
     let (user, group) = if root.as_user {
         (getuid().as_raw(), getgid().as_raw())
     } else {
         (0, 0)
     };
-    let base = root.root.as_deref().unwrap_or(Path::new("/"));
-    let base = absolute(base).map_err(PathError::CurrentFolder)?;
-    let mut mounts = BTreeMap::new();
-    if on_disk && !root.writable.is_empty() {
-        return Err(RootError::WritableOnDisk);
-    }
-    for (path, number) in root.writable.iter().zip(1..) {
-        mounts.insert(inside(&base, path)?, format!("{tag}{number}"));
-    }
     let here = env::current_dir().map_err(PathError::CurrentFolder)?;
     // Elsewhere the folder that the user is in means nothing.
+    let same_folder = || base.and_then(|base| inside(base, &here).ok());
     let folder = match &root.folder {
         Some(folder) => paths::text(folder)?,
-        None if on_disk => "/".to_owned(),
-        None => inside(&base, &here).unwrap_or_else(|_| "/".to_owned()),
+        None => same_folder().unwrap_or_else(|| "/".to_owned()),
     };
-    Ok(Job {
-        root: match on_disk {
-            true => Root::Disk,
-            false => Root::Share(tag.to_owned()),
-        },
-        mounts,
-        command: root.command.clone(),
+    Ok(Command {
+        words: root.command.clone(),
         environment: environment(root),
         folder,
         user,
@@ -92,11 +106,22 @@ fn inside(base: &Path, path: &Path) -> Result<String, RootError> {
 mod tests {
     use super::*;
 
-    fn root(at: &str) -> RootArgs {
+    fn asked() -> RootArgs {
         RootArgs {
-            root: Some(at.into()),
             command: vec!["make".to_owned(), "check".to_owned()],
             ..Default::default()
+        }
+    }
+
+    fn job(asked: &RootArgs, at: &str) -> Result<Job, RootError> {
+        let place = RootPlace::Folder(at.into());
+        of(asked, (&place, Changes::Memory), "root")
+    }
+
+    fn command_of(asked: &RootArgs) -> Command {
+        match job(asked, "/").unwrap().task {
+            Task::Command(command) => command,
+            Task::Init(program) => panic!("{program} is the system's"),
         }
     }
 
@@ -104,28 +129,46 @@ mod tests {
     fn a_folder_that_may_be_written_has_its_path_in_the_root() {
         let asked = RootArgs {
             writable: vec!["/srv/tree/out".into()],
-            ..root("/srv/tree")
+            ..asked()
         };
-        let job = of(&asked, "root").unwrap();
-        let mounts: Vec<_> = job.mounts.into_iter().collect();
+        let mounts: Vec<_> = job(&asked, "/srv/tree")
+            .unwrap()
+            .mounts
+            .into_iter()
+            .collect();
         assert_eq!(mounts, [("/out".to_owned(), "root1".to_owned())]);
         let outside = RootArgs {
             writable: vec!["/etc".into()],
-            ..asked
+            ..asked.clone()
         };
         assert!(matches!(
-            of(&outside, "root"),
+            job(&outside, "/srv/tree"),
             Err(RootError::NotInRoot { .. })
         ));
+        let disk = RootPlace::Disk("/srv/image".parse().unwrap());
+        let refused = of(&asked, (&disk, Changes::Root), "root");
+        assert!(matches!(refused, Err(RootError::WritableOnDisk)));
+    }
+
+    #[test]
+    fn a_system_s_program_is_the_whole_task() {
+        let asked = RootArgs {
+            init: Some("/sbin/init".to_owned()),
+            ..RootArgs::default()
+        };
+        let disk = RootPlace::Disk("/srv/image".parse().unwrap());
+        let job = of(&asked, (&disk, Changes::Root), "root").unwrap();
+        assert_eq!(job.root, Root::Disk);
+        assert_eq!(job.task, Task::Init("/sbin/init".to_owned()));
     }
 
     #[test]
     fn variables_are_passed_on_or_set() {
         let asked = RootArgs {
             environment: vec!["A=b=c".to_owned(), "NO_SUCH_VARIABLE".to_owned()],
-            ..root("/")
+            ..asked()
         };
-        let environment = of(&asked, "root").unwrap().environment;
+        let environment = command_of(&asked).environment;
         assert_eq!(environment["A"], "b=c");
         assert_eq!(environment["PATH"], PATH);
         assert!(!environment.contains_key("NO_SUCH_VARIABLE"));
@@ -133,11 +176,11 @@ mod tests {
 
     #[test]
     fn a_command_is_root_s_or_the_user_s() {
-        assert_eq!(of(&root("/"), "root").unwrap().user, 0);
+        assert_eq!(command_of(&asked()).user, 0);
         let asked = RootArgs {
             as_user: true,
-            ..root("/")
+            ..asked()
         };
-        assert_eq!(of(&asked, "root").unwrap().user, getuid().as_raw());
+        assert_eq!(command_of(&asked).user, getuid().as_raw());
     }
 }
