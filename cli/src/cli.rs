@@ -2,6 +2,7 @@
 
 mod actions;
 mod ci;
+mod cloud_init;
 mod debugging;
 mod devices;
 mod root;
@@ -14,10 +15,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
 pub use ci::{Ci, CiTest};
+pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};
-pub use devices::{
-    BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, NoLimit, ShareArg, VsockArg,
-};
+pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, NoLimit, ShareArg, VsockArg};
 pub use root::{RootArgs, RootPlace};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
@@ -211,6 +211,8 @@ pub struct Run {
     pub guest: GuestArgs,
     #[command(flatten)]
     pub root: RootArgs,
+    #[command(flatten)]
+    pub cloud_init: CloudInitArgs,
     /// Write events to this file instead of standard error
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,

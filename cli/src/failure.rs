@@ -13,6 +13,7 @@ use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
 use crate::ci::CiError;
+use crate::cloud_init::CloudInitError;
 use crate::host_root::RootError;
 use crate::paths::PathError;
 
@@ -99,6 +100,8 @@ pub enum Failure {
     ServerPipe(io::Error),
     #[error(transparent)]
     Root(RootError),
+    #[error(transparent)]
+    CloudInit(#[from] CloudInitError),
     #[error(
         "--initramfs and --root exclude each other: a guest with a folder as its root boots from an initramfs of its own"
     )]

@@ -3,6 +3,7 @@
 mod boot_timeline;
 mod ci;
 mod cli;
+mod cloud_init;
 mod commands;
 mod failure;
 mod host_root;

@@ -54,7 +54,7 @@ pub struct RootArgs {
         value_name = "COMMAND",
         requires = "root",
         group = "task",
-        conflicts_with = "vsock"
+        conflicts_with_all = ["vsock", "cloud_init", "user_data"]
     )]
     pub command: Vec<String>,
 }

@@ -7,6 +7,7 @@ use super::event_file::{EventCopy, EventFile};
 use super::session::interrupted;
 use super::{console, guest};
 use crate::cli::Run;
+use crate::cloud_init::Seed;
 use crate::failure::Failure;
 use crate::host_root::{Prepared, prepare};
 use crate::output::note;
@@ -19,6 +20,10 @@ const NAME: &str = "guest";
 /// Runs a guest from its start to its end; answers with its exit code.
 pub async fn run(run: Run) -> Result<u8, Failure> {
     let mut request = guest::request(NAME, &run.guest.kernel, &run.guest.machine, true)?;
+    let seed = Seed::make(&run.cloud_init)?;
+    if let Some(seed) = &seed {
+        seed.add_to(&mut request)?;
+    }
     let _in_use_until_the_end = boot_root(&run, &mut request)?;
     let sink = EventFile::open(run.events.as_deref())?;
     let server = ServerProcess::start().await?;

@@ -26,6 +26,9 @@ const BUS_DRIVER: &str = "virtio_pci";
 const CHANGES_DRIVER: &str = "overlay";
 /// Those of the file systems that distributions' disks have.
 const DISK_FILE_SYSTEMS: [&str; 5] = ["ext4", "xfs", "btrfs", "erofs", "squashfs"];
+/// Those that a system mounts by itself: boot partitions and seeds of cloud-init's with the tables of characters that they
+/// want, CD-ROMs, and what systemd mounts when it is looked at.
+const SYSTEM_FILE_SYSTEMS: [&str; 5] = ["vfat", "nls_cp437", "nls_ascii", "isofs", "autofs4"];
 /// Tag of the root folder; others have it with a number behind it.
 const ROOT_TAG: &str = "root";
 /// Kinds of files in an initramfs (stat(2)), and their permissions.
@@ -110,6 +113,9 @@ pub fn prepare(
     }
     if let RootPlace::Disk(_) = place {
         wanted.extend(DISK_FILE_SYSTEMS);
+    }
+    if let Task::Init(_) = job.task {
+        wanted.extend(SYSTEM_FILE_SYSTEMS);
     }
     let modules = modules(kernel, root.modules.as_deref(), &wanted)?;
     let written = File::create_new(prepared.initramfs())
