@@ -8,9 +8,9 @@ build='gcc libc6-dev make pkg-config ca-certificates'
 # The labs: QEMU, Bochs and a test kernel are built from Debian's source packages, kernels are unpacked from theirs.
 lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison bc libelf-dev python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
-# The tests: what others read our files with, and the libraries of a gdb that isn't installed. Perfetto's reader
-# needs Node.js, which may be there from elsewhere.
-tests='trace-cmd qemu-utils e2fsprogs libdebuginfod1 libexpat1 libgmp10 libipt2 libreadline8 libxxhash0'
+# The tests: what others read our files with, what makes a distribution's disk, and the libraries of a gdb that isn't
+# installed. Perfetto's reader needs Node.js, which may be there from elsewhere.
+tests='trace-cmd qemu-utils e2fsprogs fdisk mmdebstrap uidmap libdebuginfod1 libexpat1 libgmp10 libipt2 libreadline8 libxxhash0'
 command -v node >/dev/null || tests="$tests nodejs"
 command -v npm >/dev/null || tests="$tests npm"
 

@@ -18,6 +18,7 @@ mod server;
 mod service;
 mod shard;
 mod tables;
+mod terminal;
 mod test;
 mod tiny;
 

@@ -61,6 +61,7 @@ pub enum AptError {
 #[derive(Debug)]
 pub(crate) struct Release {
     name: &'static str,
+    sources: PathBuf,
     options: Vec<String>,
     _lock: Lock,
 }
@@ -96,6 +97,7 @@ impl Release {
         ];
         let release = Self {
             name,
+            sources: list,
             options: options.into(),
             _lock: lock,
         };
@@ -107,6 +109,11 @@ impl Release {
                 source,
             })?;
         Ok(release)
+    }
+
+    /// The list of its sources, as apt takes it.
+    pub(crate) fn sources(&self) -> &Path {
+        &self.sources
     }
 
     /// Fetches a source package into a folder and returns the path of its `.dsc`.

@@ -1,5 +1,5 @@
 //! `lab setup` makes all that the lab needs; `lab run` runs one static program in it; `lab test-kernel` makes a kernel
-//! that tests itself.
+//! that tests itself, and `lab debian-disk` a disk with a distribution on it.
 
 use std::error::Error;
 use std::io::Write;
@@ -24,6 +24,8 @@ enum Command {
     Setup,
     /// Build the kernel that tests itself and finds its own faults, unless the cache has it, and print its path.
     TestKernel,
+    /// Make the disk with Debian on it, unless the cache has it, and print its path.
+    DebianDisk,
     /// Run a statically linked program as root in the lab machine; its exit status becomes ours.
     Run(Run),
 }
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup => setup(),
         Command::TestKernel => test_kernel(),
+        Command::DebianDisk => debian_disk(),
         Command::Run(run) => run_program(run),
     };
     result.unwrap_or_else(|error| {
@@ -116,6 +119,12 @@ fn test_kernel() -> Result<ExitCode, Box<dyn Error>> {
     let kernel = lab::ensure_test_kernel()?;
     say(&format!("lab: test kernel of {}", kernel.source));
     writeln!(std::io::stdout(), "{}", kernel.vmlinuz.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn debian_disk() -> Result<ExitCode, Box<dyn Error>> {
+    let disk = lab::ensure_debian_disk()?;
+    writeln!(std::io::stdout(), "{}", disk.display())?;
     Ok(ExitCode::SUCCESS)
 }
 

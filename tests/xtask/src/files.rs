@@ -6,7 +6,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lab::{CacheError, Initramfs, Kernel, KernelError, Kernels, ModuleError, TestKernelError};
+use lab::{
+    CacheError, DebianDiskError, Initramfs, Kernel, KernelError, Kernels, ModuleError,
+    TestKernelError,
+};
 
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
@@ -39,6 +42,16 @@ const MODULES_6_1: [&str; 7] = [
     "fs/fuse/fuse",
     "fs/fuse/virtiofs",
 ];
+/// Modules of 6.12 that a system on a disk loads: what a seed of cloud-init's is mounted by.
+const MODULES_6_12: [&str; 4] = [
+    "fs/fat/fat",
+    "fs/fat/vfat",
+    "fs/nls/nls_cp437",
+    "fs/nls/nls_ascii",
+];
+
+/// The disk with Debian on it.
+const DEBIAN_DISK: &str = "debian.qcow2";
 
 /// Why the files aren't there.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +71,9 @@ pub enum FilesError {
     /// No root file systems for commands.
     #[error(transparent)]
     RootFiles(#[from] RootFilesError),
+    /// No disk of a distribution's.
+    #[error(transparent)]
+    DebianDisk(#[from] DebianDiskError),
     /// No gdb for the lab.
     #[error(transparent)]
     Gdb(#[from] GdbError),
@@ -83,7 +99,8 @@ pub struct Files {
     /// The folder of the cache with those that are made of packages.
     cached: PathBuf,
     names: Vec<&'static str>,
-    /// gdb, drgn and passt and what they need, with their paths in the lab machine.
+    /// What only one lab has, with the paths in its machine: gdb, drgn and passt and what they need, and a distribution's
+    /// disk.
     others: Vec<(PathBuf, String)>,
 }
 
@@ -124,6 +141,9 @@ impl Files {
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);
+        let debian = lab::ensure_debian_disk()?;
+        link(&files.folder.join(DEBIAN_DISK), &debian)?;
+        files.others.push((debian, format!("/boot/{DEBIAN_DISK}")));
         // They need some libraries.
         files.others.sort();
         files.others.dedup();
@@ -136,7 +156,7 @@ impl Files {
         self.names.iter().map(pair).collect()
     }
 
-    /// gdb, drgn and passt and what they need, and their paths in the lab machine.
+    /// What only `lab-amd` has, and the paths in its machine.
     pub fn others(&self) -> &[(PathBuf, String)] {
         &self.others
     }
@@ -151,7 +171,10 @@ impl Files {
     fn initramfs(&mut self, programs: &Programs, kernels: &Kernels) -> Result<(), FilesError> {
         let init = fs::read(&programs.guest).map_err(io_error("read", &programs.guest))?;
         let mut image = Initramfs::new().file("/init", &init, 0o755);
-        for (kernel, more) in [(&kernels.v6_1, &MODULES_6_1[..]), (&kernels.v6_12, &[])] {
+        for (kernel, more) in [
+            (&kernels.v6_1, &MODULES_6_1[..]),
+            (&kernels.v6_12, &MODULES_6_12),
+        ] {
             for path in MODULES.iter().chain(more) {
                 let name = path.rsplit('/').next().unwrap_or(path);
                 let to = format!("/lib/modules/{}/{name}.ko", kernel.release);

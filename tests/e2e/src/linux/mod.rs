@@ -56,6 +56,7 @@ mod static_key;
 mod steps;
 mod switches;
 mod switching;
+mod system;
 mod text;
 mod timeline;
 mod tools;
@@ -121,6 +122,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         devices::TESTS,
         shares::TESTS,
         root::TESTS,
+        system::TESTS,
         net::TESTS,
         passt::TESTS,
         vsock::TESTS,

@@ -1,0 +1,197 @@
+//! A distribution's disk: Debian with systemd.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+use vmprobe_client::Client;
+use vmprobe_client::v1::Probe;
+
+use super::guest::files;
+use super::jumps::is_jump;
+use super::root::unpack_modules;
+use crate::context::Context;
+use crate::terminal::Terminal;
+use crate::test::{Failure, Needs, Outcome, Test, TestResult, check_eq, pass_with, wrong};
+
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "debian_with_systemd_boots_from_its_disk_to_a_login_under_probes_on_1_vcpu",
+        ids: &["VM05", "VM09"],
+        needs: Needs::Linux,
+        run: |cx| with_disk(cx, |cx, disk| login(cx, disk, "1")),
+    },
+    Test {
+        name: "debian_with_systemd_boots_from_its_disk_to_a_login_under_probes_on_4_vcpus",
+        ids: &["VM05", "VM09"],
+        needs: Needs::Linux,
+        run: |cx| with_disk(cx, |cx, disk| login(cx, disk, "4")),
+    },
+    Test {
+        name: "cloud_init_sets_debian_up_by_what_the_command_line_names",
+        ids: &["VM05", "VM09"],
+        needs: Needs::Linux,
+        run: |cx| with_disk(cx, seeded),
+    },
+];
+
+/// The name that `vmprobe run` gives its VM.
+const VM: &str = "guest";
+/// Root's password on the disk, as `tests/lab/build-debian-disk.sh` sets it.
+const PASSWORD: &str = "vmprobe";
+/// What is left out of the boot: where the labs emulate a CPU it takes long, and isn't what the tests are about.
+const QUIET: &str = "console=ttyS0 quiet cryptomgr.notests initcall_blacklist=jent_mod_init";
+/// A file, how often the guest opens it, and how many bytes it reads from elsewhere, how often.
+const MARKER: &str = "/root/marker";
+const OPENS: u64 = 50;
+const READ_LEN: u64 = 12345;
+const READS: u64 = 37;
+
+/// What cloud-init is told.
+const USER_DATA: &str = "#cloud-config
+hostname: seeded
+users:
+  - name: guest
+    plain_text_passwd: told by the seed
+    lock_passwd: false
+    shell: /bin/bash
+write_files:
+  - path: /etc/seeded
+    content: of the seed
+runcmd:
+  - [sh, -c, 'cat /etc/seeded >/var/tmp/ran']
+";
+
+/// A copy of the disk, and the kernel's modules for it.
+struct Disk {
+    folder: TempDir,
+}
+
+impl Disk {
+    /// How the disk is named as a root.
+    fn root(&self, words: &str) -> String {
+        format!("{}{words}", self.folder.path().join("disk").display())
+    }
+
+    /// `vmprobe run` with it as the root.
+    fn run(&self, cx: &Context, words: &str, options: &[&str]) -> Command {
+        let mut command = Command::new(cx.program("vmprobe"));
+        command
+            .args(["run", "--kernel", &cx.kernel(files::BZIMAGE_6_12)])
+            .args(["--root", &self.root(words), "--modules"])
+            .arg(self.folder.path().join("modules"))
+            .args(options);
+        command
+    }
+}
+
+/// Runs a test where the disk is.
+fn with_disk(cx: &Context, test: impl Fn(&Context, &Disk) -> TestResult) -> TestResult {
+    let image = cx.file("debian.qcow2");
+    if !Path::new(&image).exists() {
+        return Ok(Outcome::Skip("Debian's disk isn't here".to_owned()));
+    }
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let made = fs::copy(image, folder.path().join("disk"))
+        .and_then(|_| unpack_modules(cx, "6.12.", &folder.path().join("modules")));
+    made.map_err(Failure::io("copy Debian's disk"))?;
+    test(cx, &Disk { folder })
+}
+
+fn login(cx: &Context, disk: &Disk, vcpus: &str) -> TestResult {
+    let opened =
+        format!("p:opened do_sys_openat2 nojump name=$arg2:ustring if name == \"{MARKER}\"");
+    let read = format!("p:read vfs_read len=$arg3 if len == {READ_LEN}");
+    let options = [
+        "--init",
+        "--vcpus",
+        vcpus,
+        "--memory",
+        "512",
+        "--cmdline",
+        QUIET,
+        "--probe",
+        &opened,
+        "--probe",
+        &read,
+    ];
+    let events = disk.folder.path().join("events");
+    let mut command = disk.run(cx, ",qcow2,rw", &options);
+    let mut terminal = Terminal::start(command.arg("--events").arg(&events))?;
+    terminal.log_in("login: ", ("root", PASSWORD), "# ")?;
+    let state = terminal.command("systemctl is-system-running --wait");
+    let state =
+        state.map_err(|error| wrong!("{error}; {:?}", terminal.command("systemctl --failed")))?;
+    check_eq!(state.trim(), "running", "what systemd says");
+    let cpus = terminal.command("nproc")?;
+    check_eq!(cpus.trim(), vcpus, "CPUs of the system");
+    terminal.command(&format!("echo kept >{MARKER}"))?;
+    // The shell has opened it once to write.
+    terminal.command(&format!(
+        "for i in $(seq {}); do read x <{MARKER}; done",
+        OPENS - 1
+    ))?;
+    terminal.command(&format!(
+        "dd if=/dev/zero of=/dev/null bs={READ_LEN} count={READS}"
+    ))?;
+
+    let endpoint = terminal.endpoint.clone();
+    cx.block_on(async {
+        let probes = Client::connect(&endpoint).await?.list_probes(VM).await?;
+        for (name, hits, as_jump) in [("opened", OPENS, false), ("read", READS, true)] {
+            let probe = probes.iter().find(|probe| probe.name == name);
+            let probe: &Probe = probe.ok_or_else(|| wrong!("no probe {name}"))?;
+            check_eq!(probe.hits, hits, "hits of {name}");
+            check_eq!(probe.missed, 0, "missed hits of {name}");
+            check_eq!(is_jump(probe), as_jump, "whether {name} is a jump");
+        }
+        pass_with(String::new())
+    })?;
+    terminal.type_line("systemctl poweroff")?;
+    check_eq!(terminal.end()?, Some(0), "exit code of vmprobe run");
+    let told = fs::read_to_string(&events).map_err(Failure::io("read the events"))?;
+    let count = |name: &str| told.lines().filter(|line| line.contains(name)).count() as u64;
+    check_eq!(count(" opened: "), OPENS, "events of opened");
+    check_eq!(count(" read: "), READS, "events of read");
+
+    // What the system has changed is on its disk; a command there leaves the disk as it is.
+    let shell = ["--", "/bin/sh", "-c", "cat /root/marker && rm /root/marker"];
+    for _ in 0..2 {
+        let output = disk.run(cx, ",qcow2", &shell).output();
+        let output = output.map_err(Failure::io("run vmprobe run"))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        check_eq!(output.stdout, b"kept\n", "the file in the root: {errors}");
+    }
+    pass_with(format!("{} hits", OPENS + READS))
+}
+
+fn seeded(cx: &Context, disk: &Disk) -> TestResult {
+    let user_data = disk.folder.path().join("user-data");
+    fs::write(&user_data, USER_DATA).map_err(Failure::io("write what cloud-init is told"))?;
+    let options = [
+        "--init",
+        "--memory",
+        "512",
+        "--cmdline",
+        QUIET,
+        "--user-data",
+    ];
+    let mut command = disk.run(cx, ",qcow2", &options);
+    let mut terminal = Terminal::start(command.arg(&user_data))?;
+    // The system has the name that it is given before anybody can log in.
+    terminal.log_in("seeded login: ", ("guest", "told by the seed"), "$ ")?;
+    let state = terminal.command("systemctl is-system-running --wait");
+    let state =
+        state.map_err(|error| wrong!("{error}; {:?}", terminal.command("systemctl --failed")))?;
+    check_eq!(state.trim(), "running", "what systemd says");
+    for file in ["/etc/seeded", "/var/tmp/ran"] {
+        let text = terminal.command(&format!("cat {file}; echo"))?;
+        check_eq!(text.trim(), "of the seed", "{file}");
+    }
+    terminal.type_line("su -c 'systemctl poweroff'")?;
+    terminal.wait_for("Password: ")?;
+    terminal.type_line(PASSWORD)?;
+    check_eq!(terminal.end()?, Some(0), "exit code of vmprobe run");
+    pass_with(String::new())
+}

@@ -1,0 +1,186 @@
+//! A person at the console of `vmprobe run`: what is typed goes to its input, and what its output shows is waited for.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use crate::test::{Failure, wrong};
+
+/// What `vmprobe run` says of its server, on standard error.
+const SERVER: &str = "this guest's server is ";
+/// What bash sends before a command runs: text that is pasted comes without marks again.
+const PASTE_OFF: &str = "\x1b[?2004l";
+/// Bytes of the console that a failure shows.
+const SHOWN: usize = 3000;
+
+/// A guest on a terminal. It is killed when this is dropped.
+pub struct Terminal {
+    child: Child,
+    input: ChildStdin,
+    output: Receiver<Vec<u8>>,
+    /// Where the guest's server listens.
+    pub endpoint: String,
+    /// What has been shown and not yet been waited for.
+    shown: Vec<u8>,
+}
+
+impl Terminal {
+    /// Starts `vmprobe run`.
+    ///
+    /// # Errors
+    /// If it ends before it tells of its server.
+    pub fn start(command: &mut Command) -> Result<Self, Failure> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Failure::io("start vmprobe run"))?;
+        let none = || wrong!("vmprobe run lacks a stream");
+        let input = child.stdin.take().ok_or_else(none)?;
+        let output = follow(child.stdout.take().ok_or_else(none)?);
+        let endpoint = server(child.stderr.take().ok_or_else(none)?)?;
+        Ok(Self {
+            child,
+            input,
+            output,
+            endpoint,
+            shown: Vec::new(),
+        })
+    }
+
+    /// Types a line.
+    ///
+    /// # Errors
+    /// If nobody reads it.
+    pub fn type_line(&mut self, line: &str) -> Result<(), Failure> {
+        self.type_bytes(format!("{line}\n").as_bytes())
+    }
+
+    /// Types bytes.
+    ///
+    /// # Errors
+    /// If nobody reads them.
+    pub fn type_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let typed = self.input.write_all(bytes);
+        let typed = typed.and_then(|()| self.input.flush());
+        typed.map_err(Failure::io("type on the console"))
+    }
+
+    /// Waits until a text is shown, and returns what was shown before it.
+    ///
+    /// # Errors
+    /// If the guest ends first.
+    pub fn wait_for(&mut self, text: &str) -> Result<String, Failure> {
+        loop {
+            let found = self
+                .shown
+                .windows(text.len())
+                .position(|it| it == text.as_bytes());
+            if let Some(at) = found {
+                let mut before: Vec<u8> = self.shown.drain(..at + text.len()).collect();
+                before.truncate(at);
+                return Ok(String::from_utf8_lossy(&before).into_owned());
+            }
+            match self.output.recv() {
+                Ok(chunk) => self.shown.extend(chunk),
+                Err(_) => {
+                    let last = &self.shown[self.shown.len().saturating_sub(SHOWN)..];
+                    let last = String::from_utf8_lossy(last);
+                    return Err(wrong!("the guest has ended before {text:?}: {last}"));
+                }
+            }
+        }
+    }
+
+    /// Logs in by a password where this is asked, up to the end of the shell's prompt.
+    ///
+    /// # Errors
+    /// If the guest ends first.
+    pub fn log_in(
+        &mut self,
+        asked: &str,
+        (user, password): (&str, &str),
+        prompt: &str,
+    ) -> Result<(), Failure> {
+        self.wait_for(asked)?;
+        self.type_line(user)?;
+        self.wait_for("Password: ")?;
+        self.type_line(password)?;
+        self.wait_for(prompt)?;
+        Ok(())
+    }
+
+    /// Has the shell run a command, and returns what that shows. It is to end with 0.
+    ///
+    /// # Errors
+    /// If it ends with anything else, or the guest does before.
+    pub fn command(&mut self, command: &str) -> Result<String, Failure> {
+        // The terminal shows what is typed, so that must not have the mark in it.
+        self.type_line(&format!("{command}; echo \"[en\"d=$?]"))?;
+        let shown = self.wait_for("[end=")?;
+        let code = self.wait_for("]")?;
+        let output = shown.split_once('\n').map_or("", |(_, output)| output);
+        match code.as_str() {
+            "0" => Ok(output.replace('\r', "").replace(PASTE_OFF, "")),
+            _ => Err(wrong!("{command} has ended with {code}: {output}")),
+        }
+    }
+
+    /// Waits for the guest's end and returns the exit code of `vmprobe run`.
+    ///
+    /// # Errors
+    /// If it can't be waited for.
+    pub fn end(mut self) -> Result<Option<i32>, Failure> {
+        while self.output.recv().is_ok() {}
+        let status = self.child.wait();
+        Ok(status.map_err(Failure::io("wait for vmprobe run"))?.code())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _it_may_have_ended = self.child.kill();
+        let _it_has_ended = self.child.wait();
+    }
+}
+
+/// Hands on all that is read, and shows it in the test's output line by line.
+fn follow(mut from: ChildStdout) -> Receiver<Vec<u8>> {
+    let (to, chunks) = channel();
+    thread::spawn(move || {
+        let (mut buffer, mut line) = ([0; 4096], Vec::new());
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            for byte in &buffer[..len] {
+                match byte {
+                    b'\n' => {
+                        crate::note(&format!("guest | {}", String::from_utf8_lossy(&line)));
+                        line.clear();
+                    }
+                    b'\r' => {}
+                    other => line.push(*other),
+                }
+            }
+            if to.send(buffer[..len].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    chunks
+}
+
+/// Waits for the line about the server. What comes behind it is shown in the test's output.
+fn server(errors: ChildStderr) -> Result<String, Failure> {
+    let mut lines = BufReader::new(errors).lines().map_while(Result::ok);
+    let mut said = Vec::new();
+    for line in lines.by_ref() {
+        if let Some((_, endpoint)) = line.split_once(SERVER) {
+            let endpoint = endpoint.to_owned();
+            thread::spawn(move || lines.for_each(|line| crate::note(&line)));
+            return Ok(endpoint);
+        }
+        said.push(line);
+    }
+    Err(wrong!("vmprobe run has ended: {}", said.join("\n")))
+}
