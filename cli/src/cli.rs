@@ -17,7 +17,7 @@ pub use actions::ActionArgs;
 pub use ci::{Ci, CiTest};
 pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};
-pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, NoLimit, ShareArg, VsockArg};
+pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, ShareArg, VsockArg};
 pub use root::{RootArgs, RootPlace};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{

@@ -97,8 +97,10 @@ fn root(job: &Job) -> RootArgs {
 
 fn request(job: &Job) -> Result<CreateVmRequest, Failure> {
     let disks = job.disks.iter().map(guest::disk);
+    let networks = job.networks.iter().map(guest::network);
     let devices = Devices {
         disks: disks.collect::<Result<_, _>>()?,
+        networks: networks.collect::<Result<_, _>>()?,
         ..Devices::default()
     };
     let initramfs = job.settings.initramfs.as_deref();

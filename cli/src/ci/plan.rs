@@ -1,6 +1,8 @@
 //! The jobs: each test on each kernel.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use vmprobe_kernel_log::Kind;
@@ -9,7 +11,7 @@ use super::error::CiError;
 use super::expectation::{self, Expectation};
 use super::matrix::Matrix;
 use super::settings::Settings;
-use crate::cli::{Ci, DiskArg, NoLimit};
+use crate::cli::{Ci, DiskArg, NetworkArg};
 use crate::host_root;
 
 /// How long a job may take if nobody says it.
@@ -28,6 +30,7 @@ pub struct Job {
     /// Reports of the kernel that fail no job.
     pub allowed: Vec<Kind>,
     pub disks: Vec<DiskArg>,
+    pub networks: Vec<NetworkArg>,
 }
 
 impl Job {
@@ -64,16 +67,9 @@ impl Job {
         })?;
         let kinds = settings.allow.iter().map(|word| kind(word, &name));
         let allowed = kinds.collect::<Result<_, _>>()?;
-        let disks = settings.disk.iter().map(|text| {
-            text.parse().map_err(|error: NoLimit| CiError::Word {
-                job: name.clone(),
-                what: "--disk",
-                text: text.clone(),
-                reason: error.to_string(),
-            })
-        });
         Ok(Self {
-            disks: disks.collect::<Result<_, _>>()?,
+            disks: parsed(&name, "--disk", &settings.disk)?,
+            networks: parsed(&name, "--net", &settings.net)?,
             name,
             kernel,
             expectations,
@@ -81,6 +77,23 @@ impl Job {
             settings,
         })
     }
+}
+
+/// The devices that an option of a job asks for.
+fn parsed<T: FromStr<Err: Display>>(
+    job: &str,
+    what: &'static str,
+    texts: &[String],
+) -> Result<Vec<T>, CiError> {
+    let parse = |text: &String| {
+        text.parse().map_err(|error: T::Err| CiError::Word {
+            job: job.to_owned(),
+            what,
+            text: text.clone(),
+            reason: error.to_string(),
+        })
+    };
+    texts.iter().map(parse).collect()
 }
 
 fn kind(word: &str, job: &str) -> Result<Kind, CiError> {
@@ -248,6 +261,8 @@ mod tests {
                 "--max-latency `r f soon`",
             ),
             (&["--coverage", "f=3"], "such as 60%"),
+            (&["--disk", "x,rate=0"], "--disk `x,rate=0`"),
+            (&["--net", "user"], "--net `user`"),
         ] {
             let words = [&["--kernel", "k"], words].concat();
             let text = plan(&words).unwrap_err().to_string();

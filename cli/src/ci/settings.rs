@@ -7,6 +7,9 @@ use serde::{Deserialize, Deserializer};
 
 use crate::cli::CiTest;
 
+/// What a network has before the path of a socket.
+const SOCKET: &str = "passt=";
+
 /// See the module. A key that isn't given is none, or an empty list.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -30,6 +33,7 @@ pub struct Settings {
     pub memory: Option<u64>,
     pub vcpus: Option<u32>,
     pub disk: Vec<String>,
+    pub net: Vec<String>,
     pub probe: Vec<String>,
     pub expect: Vec<String>,
     pub expect_none: Vec<String>,
@@ -81,6 +85,7 @@ impl Settings {
             memory: last(&self.memory, &more.memory),
             vcpus: last(&self.vcpus, &more.vcpus),
             disk: all(&self.disk, &more.disk),
+            net: all(&self.net, &more.net),
             probe: all(&self.probe, &more.probe),
             expect: all(&self.expect, &more.expect),
             expect_none: all(&self.expect_none, &more.expect_none),
@@ -94,14 +99,19 @@ impl Settings {
     #[must_use]
     pub fn based_on(self, base: &Path) -> Self {
         let joined = |path: PathBuf| base.join(path);
-        let text = |disk: String| base.join(disk).to_string_lossy().into_owned();
+        let text = |path: &str| base.join(path).to_string_lossy().into_owned();
+        let network = |asked: String| match asked.strip_prefix(SOCKET) {
+            Some(socket) => format!("{SOCKET}{}", text(socket)),
+            None => asked,
+        };
         Self {
             kernel: self.kernel.map(joined),
             root: self.root.map(joined),
             rw: self.rw.into_iter().map(joined).collect(),
             modules: self.modules.map(joined),
             initramfs: self.initramfs.map(joined),
-            disk: self.disk.into_iter().map(text).collect(),
+            disk: self.disk.iter().map(|disk| text(disk)).collect(),
+            net: self.net.into_iter().map(network).collect(),
             ..self
         }
     }
@@ -127,6 +137,7 @@ impl From<&CiTest> for Settings {
             memory: given.memory,
             vcpus: given.vcpus,
             disk: given.disk.clone(),
+            net: given.net.clone(),
             probe: given.probe.clone(),
             expect: given.expect.clone(),
             expect_none: given.expect_none.clone(),
@@ -170,11 +181,16 @@ mod tests {
             root: Some("tree".into()),
             chdir: Some("work".into()),
             disk: vec!["a.qcow2,qcow2".to_owned(), "/b".to_owned()],
+            net: ["passt", "passt=s,pps=1", "passt=/s", "tap=t"]
+                .map(str::to_owned)
+                .into(),
             ..Settings::default()
         };
         let based = settings.based_on(Path::new("/ci"));
         assert_eq!(based.root, Some("/ci/tree".into()));
         assert_eq!(based.chdir, Some("work".into()));
         assert_eq!(based.disk, ["/ci/a.qcow2,qcow2", "/b"]);
+        let networks = ["passt", "passt=/ci/s,pps=1", "passt=/s", "tap=t"];
+        assert_eq!(based.net, networks);
     }
 }

@@ -98,6 +98,14 @@ pub struct CiTest {
     /// A disk (repeatable), as `vmprobe run` takes it
     #[arg(long, value_name = "FILE[,qcow2|,raw][,ro]")]
     pub disk: Vec<String>,
+    /// A network device (repeatable), as `vmprobe run` takes it
+    ///
+    /// "passt" gives each job a network of its own, by which it reaches what this host reaches, and needs no privilege.
+    #[arg(
+        long,
+        value_name = "tap=NAME|passt[=SOCKET][,mac=ADDRESS][,rate=N][,pps=N]"
+    )]
+    pub net: Vec<String>,
     /// A probe whose events are recorded (repeatable)
     #[arg(long, value_name = "PROBE")]
     pub probe: Vec<String>,

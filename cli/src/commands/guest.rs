@@ -84,7 +84,9 @@ pub fn disk(asked: &DiskArg) -> Result<Disk, PathError> {
     })
 }
 
-fn network(asked: &NetworkArg) -> Result<Network, Failure> {
+/// # Errors
+/// A path that is no text.
+pub fn network(asked: &NetworkArg) -> Result<Network, PathError> {
     let backend = match &asked.backend {
         BackendArg::Tap(name) => Backend::Tap(Tap { name: name.clone() }),
         BackendArg::Passt(socket) => Backend::Passt(Passt {
