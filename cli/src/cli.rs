@@ -169,9 +169,9 @@ pub struct MachineArgs {
     /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
-    /// Kernel command line
-    #[arg(long, value_name = "TEXT", default_value = "console=ttyS0")]
-    pub cmdline: String,
+    /// Kernel command line [default: console=ttyS0, or with --console virtio: earlyprintk=ttyS0 console=hvc0]
+    #[arg(long, value_name = "TEXT")]
+    pub cmdline: Option<String>,
     /// Guest memory in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
     pub memory: u64,
@@ -187,11 +187,35 @@ pub struct MachineArgs {
     /// How the kernel is started
     #[arg(long, value_enum, default_value_t = Boot::Elf)]
     pub boot: Boot,
+    /// What the guest's console is
+    #[arg(long, value_enum, default_value_t = ConsoleKind::Serial)]
+    pub console: ConsoleKind,
     #[command(flatten)]
     pub devices: DeviceArgs,
     /// A probe planted before the guest's first instruction (repeatable)
     #[arg(long = "probe", value_name = "PROBE")]
     pub probes: Vec<String>,
+}
+
+impl MachineArgs {
+    /// The kernel's command line. By default the console is the one that the guest has; with a virtio console the serial
+    /// port shows what the kernel writes before it has that one's driver.
+    pub fn cmdline(&self) -> &str {
+        match (&self.cmdline, self.console) {
+            (Some(cmdline), _) => cmdline,
+            (None, ConsoleKind::Serial) => "console=ttyS0",
+            (None, ConsoleKind::Virtio) => "earlyprintk=ttyS0 console=hvc0",
+        }
+    }
+}
+
+/// A guest's console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConsoleKind {
+    /// The serial port, ttyS0 in Linux
+    Serial,
+    /// A virtio device beside it, hvc0 in Linux, which costs fewer exits; what is typed goes there
+    Virtio,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::getpgrp;
 use rustix::stdio::stdin;
 use rustix::termios::{
-    OptionalActions, OutputModes, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr,
+    OptionalActions, OutputModes, Termios, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
 };
 
 use crate::failure::Failure;
@@ -32,6 +32,12 @@ pub fn input() -> Input {
         Ok(group) if group == getpgrp() => Input::Terminal,
         _ => Input::Background,
     }
+}
+
+/// Columns and rows of the terminal, if standard input is one that knows them.
+pub fn size() -> Option<(u16, u16)> {
+    let size = tcgetwinsize(stdin()).ok()?;
+    Some((size.ws_col, size.ws_row))
 }
 
 /// Keys go to the guest one by one, unechoed, Ctrl-C included, until this is dropped.

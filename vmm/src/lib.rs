@@ -30,8 +30,8 @@ pub use devices::console::{Console, ConsoleChunk, ConsoleSubscription};
 #[cfg(feature = "testing")]
 pub use devices::virtio::testing;
 pub use devices::virtio::{
-    DeviceError, Devices, Disk, DiskError, DiskFormat, Mac, NetBackend, NetError, Network, NoMac,
-    RateLimit, Share, ShareError, ShareMode, Vsock, VsockError,
+    ConsoleSize, DeviceError, Devices, Disk, DiskError, DiskFormat, Mac, NetBackend, NetError,
+    Network, NoMac, RateLimit, Share, ShareError, ShareMode, VirtioConsole, Vsock, VsockError,
 };
 pub use ending::Ending;
 pub use exits::ExitCounts;

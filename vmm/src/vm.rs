@@ -137,7 +137,14 @@ impl Vm {
             }
         })?;
         let initramfs = config.read_initramfs()?;
-        let devices = virtio::open(&config.devices)?;
+        let end = Arc::new(EndSignal::default());
+        let console = Arc::new(Console::default());
+        let guest_end = GuestEnd::new(Arc::clone(&console), Arc::clone(&end));
+        let ends = virtio::Ends {
+            console: &console,
+            guest_end: &guest_end,
+        };
+        let devices = virtio::open(&config.devices, &ends)?;
         let kvm = kvm::open()?;
         let most = kvm.get_max_vcpus();
         if config.vcpus as usize > most {
@@ -150,9 +157,12 @@ impl Vm {
             huge_pages: config.huge_pages,
         })?;
         let bits = cpu::physical_address_bits(&kvm)?;
-        let end = ram.arena().data.end().0;
-        if end > 1 << bits {
-            return Err(CreateError::Arena { end, bits });
+        let arena_end = ram.arena().data.end().0;
+        if arena_end > 1 << bits {
+            return Err(CreateError::Arena {
+                end: arena_end,
+                bits,
+            });
         }
         let loaded = boot::load(
             &ram,
@@ -172,10 +182,10 @@ impl Vm {
         let fd = Arc::new(fd.map_err(CreateError::refused("create a virtual machine"))?);
         chips::create(&fd)?;
         map_memory(&fd, &ram)?;
-        let end = Arc::new(EndSignal::default());
-        let console = Arc::new(Console::default());
-        let guest_end = GuestEnd::new(Arc::clone(&console), Arc::clone(&end));
         let serial = serial_port(&fd, &console, guest_end.clone())?;
+        if config.devices.console.is_none() {
+            console.connect_input(serial.input());
+        }
         let events: Arc<dyn DeviceEvents> = Arc::new(KvmEvents::new(Arc::clone(&fd)));
         let devices = virtio::attach(
             devices,
@@ -476,9 +486,7 @@ fn serial_port(
     })?;
     fd.register_irqfd(&line, layout::COM1_IRQ)
         .map_err(CreateError::refused("connect the serial port"))?;
-    let port = SerialPort::new(line, console, end);
-    console.connect_input(port.input());
-    Ok(port)
+    Ok(SerialPort::new(line, console, end))
 }
 
 /// Makes vCPU `index`. Returns the hertz of its TSC too.

@@ -7,14 +7,16 @@ use vmprobe_client::spec::{self, SpecError};
 use vmprobe_client::v1::network::Backend;
 use vmprobe_client::v1::{
     BootMethod, CreateVmRequest, Devices, Disk, Network, Passt, ProbeSpec, RateLimit, Share, Tap,
-    Vsock,
+    VirtioConsole, Vsock,
 };
 
 use crate::cli::{
-    BackendArg, Boot, DeviceArgs, DiskArg, LimitArg, MachineArgs, NetworkArg, ShareArg, VsockArg,
+    BackendArg, Boot, ConsoleKind, DeviceArgs, DiskArg, LimitArg, MachineArgs, NetworkArg,
+    ShareArg, VsockArg,
 };
 use crate::failure::Failure;
 use crate::paths::{self, PathError};
+use crate::terminal;
 use crate::tracing::Definition;
 
 /// # Errors
@@ -30,7 +32,7 @@ pub fn request(
         Boot::Bzimage => BootMethod::Bzimage,
         Boot::Pvh => BootMethod::Pvh,
     };
-    if let Some(Err(error)) = spec::from_cmdline(&machine.cmdline)
+    if let Some(Err(error)) = spec::from_cmdline(machine.cmdline())
         .into_iter()
         .find(Result::is_err)
     {
@@ -40,13 +42,13 @@ pub fn request(
         name: name.to_owned(),
         kernel: paths::text(kernel)?,
         initramfs: optional(machine.initramfs.as_deref())?,
-        cmdline: machine.cmdline.clone(),
+        cmdline: machine.cmdline().to_owned(),
         memory_mib: machine.memory,
         vcpus: machine.vcpus,
         boot: boot.into(),
         probes: specs(&machine.probes)?,
         hold,
-        devices: devices(&machine.devices)?,
+        devices: devices(&machine.devices, machine.console)?,
         symbols: optional(machine.symbols.as_deref())?,
         huge_pages: machine.huge_pages,
         numa_nodes: machine.numa_nodes,
@@ -59,7 +61,7 @@ fn optional(path: Option<&Path>) -> Result<String, PathError> {
 }
 
 /// None where no device is asked for: the guest has no PCI bus then.
-fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
+fn devices(asked: &DeviceArgs, console: ConsoleKind) -> Result<Option<Devices>, Failure> {
     let disks = asked.disks.iter().map(disk).collect::<Result<_, _>>()?;
     let shares = asked.shares.iter().map(share).collect::<Result<_, _>>()?;
     let networks = asked.networks.iter().map(network);
@@ -69,8 +71,18 @@ fn devices(asked: &DeviceArgs) -> Result<Option<Devices>, Failure> {
         networks: networks.collect::<Result<_, _>>()?,
         entropy: asked.entropy,
         vsock: asked.vsock.as_ref().map(vsock).transpose()?,
+        console: (console == ConsoleKind::Virtio).then(virtio_console),
     };
     Ok((devices != Devices::default()).then_some(devices))
+}
+
+/// A console of the size of this terminal, if there is one.
+fn virtio_console() -> VirtioConsole {
+    let (columns, rows) = terminal::size().unwrap_or_default();
+    VirtioConsole {
+        columns: columns.into(),
+        rows: rows.into(),
+    }
 }
 
 /// # Errors

@@ -132,6 +132,7 @@ fn drivers_of(devices: &Devices) -> Vec<&'static str> {
         ("virtio_net", !devices.networks.is_empty()),
         ("virtio_rng", devices.entropy),
         ("vmw_vsock_virtio_transport", devices.vsock.is_some()),
+        ("virtio_console", devices.console.is_some()),
     ];
     let wanted = all.into_iter().filter(|(_, is_wanted)| *is_wanted);
     wanted.map(|(driver, _)| driver).collect()

@@ -4,7 +4,10 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use tonic::Status;
-use vmm::{Devices, Disk, DiskFormat, NetBackend, Network, RateLimit, Share, ShareMode, Vsock};
+use vmm::{
+    ConsoleSize, Devices, Disk, DiskFormat, NetBackend, Network, RateLimit, Share, ShareMode,
+    VirtioConsole, Vsock,
+};
 use vmprobe_proto::v1;
 
 use crate::status;
@@ -26,6 +29,24 @@ pub fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
         networks: each("networks", &asked.networks, network)?,
         entropy: asked.entropy,
         vsock: asked.vsock.as_ref().map(vsock).transpose()?,
+        console: asked.console.as_ref().map(console).transpose()?,
+    })
+}
+
+fn console(asked: &v1::VirtioConsole) -> Result<VirtioConsole, Status> {
+    let side = |field: &str, characters: u32| {
+        u16::try_from(characters).map_err(|_| {
+            let why = format!("a terminal has at most {} {field}", u16::MAX);
+            status::invalid(format!("devices.console.{field}"), why)
+        })
+    };
+    let size = ConsoleSize {
+        columns: side("columns", asked.columns)?,
+        rows: side("rows", asked.rows)?,
+    };
+    let is_known = size.columns > 0 && size.rows > 0;
+    Ok(VirtioConsole {
+        size: is_known.then_some(size),
     })
 }
 
@@ -281,6 +302,30 @@ mod tests {
         ] {
             let status = devices(Some(&asked)).unwrap_err();
             let details = status.get_details_bad_request().unwrap();
+            assert_eq!(details.field_violations[0].field, field);
+        }
+    }
+
+    #[test]
+    fn a_console_has_a_size_where_both_sides_are_known() {
+        let with_console = |columns, rows| v1::Devices {
+            console: Some(v1::VirtioConsole { columns, rows }),
+            ..Default::default()
+        };
+        let size = |columns, rows| Some(ConsoleSize { columns, rows });
+        for (columns, rows, size) in [
+            (80, 25, size(80, 25)),
+            (65535, 1, size(65535, 1)),
+            (80, 0, None),
+            (0, 0, None),
+        ] {
+            let devices = devices(Some(&with_console(columns, rows))).unwrap();
+            assert_eq!(devices.console, Some(VirtioConsole { size }));
+        }
+        for (columns, rows, field) in [(65536, 1, "columns"), (1, u32::MAX, "rows")] {
+            let status = devices(Some(&with_console(columns, rows))).unwrap_err();
+            let details = status.get_details_bad_request().unwrap();
+            let field = format!("devices.console.{field}");
             assert_eq!(details.field_violations[0].field, field);
         }
     }

@@ -9,8 +9,6 @@ use crate::test::{Failure, wrong};
 
 /// What `vmprobe run` says of its server, on standard error.
 const SERVER: &str = "this guest's server is ";
-/// What bash sends before a command runs: text that is pasted comes without marks again.
-const PASTE_OFF: &str = "\x1b[?2004l";
 /// Bytes of the console that a failure shows.
 const SHOWN: usize = 3000;
 
@@ -117,13 +115,13 @@ impl Terminal {
     /// # Errors
     /// If it ends with anything else, or the guest does before.
     pub fn command(&mut self, command: &str) -> Result<String, Failure> {
-        // The terminal shows what is typed, so that must not have the mark in it.
-        self.type_line(&format!("{command}; echo \"[en\"d=$?]"))?;
-        let shown = self.wait_for("[end=")?;
+        // The terminal shows what is typed, so that must not have the marks in it.
+        self.type_line(&format!("echo \"[be\"gin]; {command}; echo \"[en\"d=$?]"))?;
+        self.wait_for("[begin]\r\n")?;
+        let output = self.wait_for("[end=")?;
         let code = self.wait_for("]")?;
-        let output = shown.split_once('\n').map_or("", |(_, output)| output);
         match code.as_str() {
-            "0" => Ok(output.replace('\r', "").replace(PASTE_OFF, "")),
+            "0" => Ok(output.replace('\r', "")),
             _ => Err(wrong!("{command} has ended with {code}: {output}")),
         }
     }

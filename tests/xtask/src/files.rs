@@ -33,7 +33,8 @@ const MODULES: [&str; 10] = [
     "net/vmw_vsock/vmw_vsock_virtio_transport",
 ];
 /// Modules of 6.1 that 6.12 has built in.
-const MODULES_6_1: [&str; 7] = [
+const MODULES_6_1: [&str; 8] = [
+    "drivers/char/virtio_console",
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio_pci_legacy_dev",

@@ -19,6 +19,8 @@ pub enum Role {
     Vsock,
     /// Serves the entropy device.
     Entropy,
+    /// Serves the virtio console.
+    Console,
     /// Answers the calls of clients.
     Service,
     /// Makes the VM, and starts the threads of all other roles but the service's.
@@ -27,7 +29,7 @@ pub enum Role {
 
 impl Role {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Vcpu,
         Self::Engine,
         Self::End,
@@ -36,6 +38,7 @@ impl Role {
         Self::FileSystem,
         Self::Vsock,
         Self::Entropy,
+        Self::Console,
         Self::Service,
         Self::Starter,
     ];
@@ -51,6 +54,7 @@ impl Role {
             Self::FileSystem => include_str!("filters/file_system.json"),
             Self::Vsock => include_str!("filters/vsock.json"),
             Self::Entropy => include_str!("filters/entropy.json"),
+            Self::Console => include_str!("filters/console.json"),
             Self::Service => include_str!("filters/service.json"),
             Self::Starter => include_str!("filters/starter.json"),
         }
@@ -70,6 +74,7 @@ impl Role {
                 Self::FileSystem,
                 Self::Vsock,
                 Self::Entropy,
+                Self::Console,
             ],
             _ => &[],
         }

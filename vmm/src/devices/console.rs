@@ -1,4 +1,4 @@
-//! What the guest wrote to its serial port, kept for readers.
+//! What the guest wrote to its serial port and its virtio console, kept for readers.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ const PANIC_END: &str = "---[ end Kernel panic - not syncing: ";
 /// Longest line that is searched for these.
 const LINE_LIMIT: usize = 512;
 
-/// The output of a guest's serial console.
+/// The output of a guest's consoles, in one stream.
 #[derive(Default)]
 pub struct Console {
     state: Mutex<State>,
@@ -233,7 +233,7 @@ impl Drop for ConsoleSubscription {
     }
 }
 
-/// The serial port's side of the console.
+/// A device's side of the console.
 pub(crate) struct ConsoleWriter {
     console: Arc<Console>,
 }

@@ -62,6 +62,7 @@ mod timeline;
 mod tools;
 mod tracer;
 mod vcpus;
+mod virtio_console;
 mod vsock;
 mod watch;
 mod whole;
@@ -123,6 +124,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         shares::TESTS,
         root::TESTS,
         system::TESTS,
+        virtio_console::TESTS,
         net::TESTS,
         passt::TESTS,
         vsock::TESTS,

@@ -7,6 +7,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::{
     block::{Block, DiskError},
+    console::ConsoleDevice,
     device::VirtioDevice,
     entropy::Entropy,
     fs::{FileSystemDevice, ShareError},
@@ -15,8 +16,10 @@ use super::{
     vsock::{VsockDevice, VsockError},
     wanted::Devices,
 };
-use crate::confinement::Confinement;
-use crate::devices::{events::DeviceEvents, pci::PciFunction};
+use crate::{
+    confinement::Confinement,
+    devices::{console::Console, events::DeviceEvents, guest_end::GuestEnd, pci::PciFunction},
+};
 
 /// The virtio devices of a guest.
 #[derive(Default)]
@@ -54,6 +57,9 @@ pub enum DeviceError {
     /// The socket of a socket device can't be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
+    /// The host has no file for a console.
+    #[error("the host has no file for the guest's console: {0}")]
+    Console(io::Error),
 }
 
 impl DeviceError {
@@ -64,8 +70,17 @@ impl DeviceError {
             Self::Share(_) => "devices.shares",
             Self::Network(_) => "devices.networks",
             Self::Vsock(error) => error.field(),
+            Self::Console(_) => "devices.console",
         }
     }
+}
+
+/// What devices have at their other end.
+pub(crate) struct Ends<'e> {
+    /// The VM's console.
+    pub(crate) console: &'e Arc<Console>,
+    /// The guest's end, which a console can tell of.
+    pub(crate) guest_end: &'e GuestEnd,
 }
 
 /// The devices that `wanted` names, opened: a guest's disks in their order, its shares, its networks, then the rest. The
@@ -73,7 +88,10 @@ impl DeviceError {
 ///
 /// # Errors
 /// A disk, a share or a network can't be used, or a socket can't be made.
-pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, DeviceError> {
+pub(crate) fn open(
+    wanted: &Devices,
+    ends: &Ends<'_>,
+) -> Result<Vec<Box<dyn VirtioDevice>>, DeviceError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     for disk in &wanted.disks {
         devices.push(Box::new(Block::open(disk)?));
@@ -97,6 +115,10 @@ pub(crate) fn open(wanted: &Devices) -> Result<Vec<Box<dyn VirtioDevice>>, Devic
     }
     if let Some(vsock) = &wanted.vsock {
         devices.push(Box::new(VsockDevice::open(vsock)?));
+    }
+    if let Some(console) = wanted.console {
+        let device = ConsoleDevice::new(console, ends.console, ends.guest_end);
+        devices.push(Box::new(device.map_err(DeviceError::Console)?));
     }
     Ok(devices)
 }

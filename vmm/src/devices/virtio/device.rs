@@ -16,6 +16,7 @@ use crate::confinement::Role;
 pub(crate) enum DeviceId {
     Network = 1,
     Block = 2,
+    Console = 3,
     Entropy = 4,
     Vsock = 19,
     FileSystem = 26,
@@ -30,7 +31,7 @@ impl DeviceId {
             // A mass storage controller of no other kind.
             Self::Block => [0x01, 0x80, 0x00],
             // A communication controller of no other kind.
-            Self::Vsock => [0x07, 0x80, 0x00],
+            Self::Console | Self::Vsock => [0x07, 0x80, 0x00],
             // A device that fits no class.
             Self::Entropy | Self::FileSystem => [0xff, 0x00, 0x00],
         }
@@ -42,6 +43,7 @@ impl DeviceId {
             Self::Network => Role::Network,
             Self::Block => Role::Block,
             Self::Entropy => Role::Entropy,
+            Self::Console => Role::Console,
             Self::Vsock => Role::Vsock,
             Self::FileSystem => Role::FileSystem,
         }

@@ -11,6 +11,7 @@
 mod attach;
 mod block;
 mod common_config;
+mod console;
 mod device;
 mod device_config;
 #[cfg(any(test, feature = "testing"))]
@@ -35,8 +36,10 @@ mod wanted;
 mod worker;
 
 pub use attach::DeviceError;
+pub(crate) use attach::Ends;
 pub(crate) use attach::{VirtioDevices, attach, open};
 pub use block::{Disk, DiskError, DiskFormat};
+pub use console::{ConsoleSize, VirtioConsole};
 pub use fs::{Share, ShareError, ShareMode};
 pub use net::{Mac, NetBackend, NetError, Network, NoMac};
 pub use rate::RateLimit;

@@ -1,9 +1,10 @@
 //! What holds of every device, whatever its driver does.
 
-use std::{fs, os::unix::net::UnixDatagram};
+use std::{fs, os::unix::net::UnixDatagram, sync::Arc};
 
 use super::{
     block::{Block, Disk},
+    console::{ConsoleDevice, VirtioConsole},
     device::VirtioDevice,
     driver::{Buffer, Driver},
     entropy::Entropy,
@@ -12,7 +13,10 @@ use super::{
     rate::RateLimit,
     vsock::{Vsock, VsockDevice},
 };
-use crate::devices::pci::PciFunction;
+use crate::{
+    devices::{console::Console, guest_end::GuestEnd, pci::PciFunction},
+    ending::EndSignal,
+};
 
 /// The device's status when it serves, and when it needs a reset as well.
 const SERVES: u8 = 0x0f;
@@ -22,9 +26,9 @@ const REQUEST_AT: u64 = 0x10_0000;
 const ANSWER_AT: u64 = 0x11_0000;
 
 /// The kinds of devices.
-const KINDS: u8 = 5;
+const KINDS: u8 = 6;
 
-/// Has a hostile driver do what `bytes` say to a device of the kind `kind`, of which there are five (others stand
+/// Has a hostile driver do what `bytes` say to a device of the kind `kind`, of which there are six (others stand
 /// for these too): it writes descriptors, rings, memory and registers. Afterwards a reset brings back a device that
 /// serves, and a file beside the one that it has been given is as before.
 ///
@@ -40,6 +44,7 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
     let (wire, theirs) = UnixDatagram::pair().expect("a pair of sockets");
     wire.set_nonblocking(true)
         .expect("a socket that doesn't block");
+    let console = Arc::new(Console::default());
     let device: Box<dyn VirtioDevice> = match kind % KINDS {
         0 => Box::new(Entropy),
         1 => Box::new(
@@ -66,13 +71,19 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
             })
             .expect("sockets"),
         ),
-        _ => Box::new(on_wire(theirs)),
+        4 => Box::new(on_wire(theirs)),
+        _ => {
+            let end = GuestEnd::new(Arc::clone(&console), Arc::new(EndSignal::default()));
+            let device = ConsoleDevice::new(VirtioConsole::default(), &console, &end);
+            Box::new(device.expect("a console"))
+        }
     };
     let mut driver = Driver::started(device);
     let mut bytes = bytes.iter().copied();
     while let Some(action) = bytes.next() {
         act(&mut driver, action, &mut bytes);
-        // The network has something for the guest too.
+        // The network has something for the guest too, and so has who types.
+        console.send(&[action; 70]);
         let _the_device_may_read_none = wire.send(&[action; 700]);
     }
     driver.use_queue(0);
@@ -80,7 +91,7 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
     while wire.recv(&mut [0; 1]).is_ok() {}
     driver.start();
     assert_eq!(driver.status() & !NEEDS_RESET, SERVES);
-    serves(&mut driver, kind % KINDS, &wire);
+    serves(&mut driver, kind % KINDS, &wire, &console);
     drop(driver);
     let beside = fs::read(path.join("beside")).expect("the file beside");
     assert_eq!(beside, b"outside");
@@ -128,7 +139,7 @@ fn act(driver: &mut Driver, action: u8, bytes: &mut impl Iterator<Item = u8>) {
 }
 
 /// Makes a request that every such device answers.
-fn serves(driver: &mut Driver, kind: u8, wire: &UnixDatagram) {
+fn serves(driver: &mut Driver, kind: u8, wire: &UnixDatagram, console: &Console) {
     let part = |at, len, writable| Buffer { at, len, writable };
     match kind {
         0 => {
@@ -168,6 +179,14 @@ fn serves(driver: &mut Driver, kind: u8, wire: &UnixDatagram) {
             let mut sent = [0; 200];
             let len = wire.recv(&mut sent).expect("the packet");
             assert_eq!(&sent[..len], packet);
+        }
+        5 => {
+            let before = console.read(0).next;
+            driver.set_bytes(REQUEST_AT, b"shown");
+            driver.use_queue(1);
+            driver.offer(&[part(REQUEST_AT, 5, false)]);
+            driver.finished();
+            assert_eq!(console.read(before).bytes, b"shown");
         }
         _ => {}
     }

@@ -1,6 +1,6 @@
 //! What devices a guest is to have.
 
-use super::{block::Disk, fs::Share, net::Network, vsock::Vsock};
+use super::{block::Disk, console::VirtioConsole, fs::Share, net::Network, vsock::Vsock};
 
 /// Devices of a guest on its PCI bus, which is there if any of them is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Devices {
     pub entropy: bool,
     /// Its sockets are connected to sockets of the host.
     pub vsock: Option<Vsock>,
+    /// Its console is a virtio device beside the serial port.
+    pub console: Option<VirtioConsole>,
 }
 
 impl Devices {
@@ -30,5 +32,6 @@ impl Devices {
             + self.networks.len()
             + usize::from(self.entropy)
             + usize::from(self.vsock.is_some())
+            + usize::from(self.console.is_some())
     }
 }
