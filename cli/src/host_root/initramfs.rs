@@ -36,8 +36,9 @@ const FOLDER: u32 = 0o040_755;
 const FILE: u32 = 0o100_644;
 const PROGRAM: u32 = 0o100_755;
 const DEVICE: u32 = 0o020_600;
-/// `/dev/console` (Documentation/admin-guide/devices.txt), which the kernel opens for PID 1.
-const CONSOLE: (u32, u32) = (5, 1);
+/// Devices (Documentation/admin-guide/devices.txt): the console, which the kernel opens for PID 1, and the null device,
+/// which stands for it where the console's driver is a module.
+const DEVICES: [(&str, u32, u32); 2] = [("dev/console", 5, 1), ("dev/null", 1, 3)];
 
 /// What a guest needs, in a folder that is gone with this.
 pub struct Prepared {
@@ -202,11 +203,11 @@ fn write(mut to: impl Write, init: &[u8], job: &Job, modules: &[Entry]) -> io::R
     for folder in ["/dev", "/proc", "/sys", "/root", MODULES] {
         to = entry(to, folder, FOLDER, &[])?;
     }
-    let console = newc::Builder::new("dev/console")
-        .mode(DEVICE)
-        .rdev_major(CONSOLE.0)
-        .rdev_minor(CONSOLE.1);
-    to = console.write(to, 0).finish()?;
+    for (path, major, minor) in DEVICES {
+        let device = newc::Builder::new(path).mode(DEVICE);
+        let device = device.rdev_major(major).rdev_minor(minor);
+        to = device.write(to, 0).finish()?;
+    }
     to = entry(to, "/init", PROGRAM, init)?;
     to = entry(to, JOB, FILE, &job)?;
     for (path, bytes) in modules {
