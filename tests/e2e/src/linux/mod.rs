@@ -54,6 +54,7 @@ mod shares;
 mod smp;
 mod static_key;
 mod steps;
+mod streams;
 mod switches;
 mod switching;
 mod system;

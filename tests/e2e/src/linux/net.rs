@@ -1,9 +1,9 @@
 //! Networks by virtio devices, with the kernel's own driver, while probes are at work.
 
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
-use std::thread::{self, JoinHandle};
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use interfaces::Tap;
@@ -14,6 +14,7 @@ use vmprobe_client::v1::{self, Devices, Disk, Network, Probe, RateLimit};
 
 use super::guest::{Config, Guest, files};
 use super::jumps;
+use super::streams::{joined, send, serve};
 use crate::context::Context;
 use crate::test::{Failure, Needs, Outcome, Test, TestResult, check, check_eq, pass_with, wrong};
 
@@ -39,10 +40,8 @@ const LIMITED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 119, 2, 1), Ipv4Addr::new(10, 
 const MAC: &str = "02:00:00:77:00:01";
 /// Connections in each direction.
 const CONNECTIONS: u32 = 60;
-/// Most bytes that a connection from the host carries each way; one in so many carries all of them, the others few.
-const MOST: u64 = 600_000;
-const FEW: u64 = 3000;
-const ONE_IN: u64 = 8;
+/// One connection from the host in so many carries the most bytes.
+const LONG_ONE_IN: u64 = 8;
 /// Bytes in a second of the network that is limited, and of the disk; and what goes through each.
 const RATE: u64 = 1 << 20;
 const UPLOAD: u64 = 3 << 19;
@@ -75,58 +74,6 @@ pub(super) fn listen(address: Ipv4Addr) -> Result<(TcpListener, SocketAddrV4), F
     bound.map_err(Failure::io("listen for the guest"))
 }
 
-/// Sends back what comes over each of so many connections. Returns how many bytes that was.
-pub(super) fn serve(listener: &TcpListener, count: u32) -> io::Result<u64> {
-    let served: Vec<JoinHandle<io::Result<u64>>> = (0..count)
-        .map(|_| {
-            let (mut stream, _) = listener.accept()?;
-            Ok(thread::spawn(move || {
-                let mut back = stream.try_clone()?;
-                let count = io::copy(&mut stream, &mut back)?;
-                back.shutdown(Shutdown::Write)?;
-                Ok(count)
-            }))
-        })
-        .collect::<io::Result<_>>()?;
-    let mut all = 0;
-    for thread in served {
-        all += thread.join().unwrap_or_else(|_| Err(panicked()))?;
-    }
-    Ok(all)
-}
-
-/// So many connections to the guest, each of which has to bring back what was sent. Returns how many bytes that was.
-fn send(guest: SocketAddrV4, count: u32, mut random: Random) -> io::Result<u64> {
-    let mut all = 0;
-    for _ in 0..count {
-        let len = if random.once_in(ONE_IN) {
-            MOST
-        } else {
-            random.below(FEW)
-        };
-        let mut bytes = vec![0; len as usize];
-        random.fill(&mut bytes);
-        let mut stream = TcpStream::connect(guest)?;
-        let mut back = Vec::new();
-        let mut writing = stream.try_clone()?;
-        thread::scope(|scope| {
-            let written = scope.spawn(|| {
-                writing.write_all(&bytes)?;
-                writing.shutdown(Shutdown::Write)
-            });
-            let read = stream.read_to_end(&mut back);
-            let written = written.join();
-            written.unwrap_or_else(|_| Err(panicked()))?;
-            read
-        })?;
-        if back != bytes {
-            return Err(io::Error::other("other bytes came back"));
-        }
-        all += len;
-    }
-    Ok(all)
-}
-
 /// Reads a connection to its end. Returns the number of bytes, and the time from the first one.
 fn read_all(listener: &TcpListener) -> io::Result<(u64, Duration)> {
     let (mut stream, _) = listener.accept()?;
@@ -135,16 +82,6 @@ fn read_all(listener: &TcpListener) -> io::Result<(u64, Duration)> {
     let start = Instant::now();
     let rest = io::copy(&mut stream, &mut io::sink())?;
     Ok((rest + 1, start.elapsed()))
-}
-
-fn panicked() -> io::Error {
-    io::Error::other("a thread panicked")
-}
-
-pub(super) fn joined<T>(thread: JoinHandle<io::Result<T>>, what: &str) -> Result<T, Failure> {
-    let result = thread.join();
-    let result = result.map_err(|_| wrong!("{what}: a thread panicked"))?;
-    result.map_err(|error| wrong!("{what}: {error}"))
 }
 
 /// A tap interface of this process's, or why it can't have one.
@@ -249,7 +186,10 @@ async fn connections(guest: &mut Guest, tap: &Tap) -> Result<String, Failure> {
     guest.say(&ask).await?;
     guest.console.report("listening").await?;
     let to = SocketAddrV4::new(NETWORK[1], address.port() + 1);
-    let caller = thread::spawn(move || send(to, CONNECTIONS, Random::new(3)));
+    let caller = thread::spawn(move || {
+        let connect = || TcpStream::connect(to);
+        send(connect, CONNECTIONS, LONG_ONE_IN, Random::new(3))
+    });
     let done = guest.console.report("done").await?;
     let bytes = joined(server, "the host's server")? + joined(caller, "the host's caller")?;
 

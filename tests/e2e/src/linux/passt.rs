@@ -16,7 +16,8 @@ use vmprobe_client::v1::network::Backend;
 use vmprobe_client::v1::{self, Devices, Network};
 
 use super::guest::{Config, Guest, VM, files};
-use super::net::{BEFORE_LOSS, CPUS, joined, listen, serve, tap};
+use super::net::{BEFORE_LOSS, CPUS, listen, tap};
+use super::streams::{joined, serve};
 use crate::context::{Context, Place};
 use crate::server::Server;
 use crate::test::{Failure, Needs, Outcome, Test, TestResult, check, check_eq, pass_with, wrong};
@@ -89,7 +90,7 @@ fn missing(cx: &Context) -> TestResult {
 }
 
 /// Runs a test where passt can run: it needs a route to somewhere, and a root that isn't the kernel's first one.
-fn with_passt(cx: &Context, test: fn(&Context) -> TestResult) -> TestResult {
+pub(super) fn with_passt(cx: &Context, test: fn(&Context) -> TestResult) -> TestResult {
     if !cx.program("passt").exists() {
         return Ok(Outcome::Skip("passt isn't here".to_owned()));
     }
@@ -111,7 +112,7 @@ fn with_passt(cx: &Context, test: fn(&Context) -> TestResult) -> TestResult {
 }
 
 /// Makes a command find the tests' passt, and gives it a root that passt can leave.
-fn prepare(cx: &Context, command: &mut Command) {
+pub(super) fn prepare(cx: &Context, command: &mut Command) {
     if let Some(folder) = cx.program("passt").parent() {
         command.env("PATH", folder);
     }

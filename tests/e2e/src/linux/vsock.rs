@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use seeded_random::Random;
 use tempfile::TempDir;
@@ -13,8 +13,9 @@ use vmprobe_client::v1::{Devices, Probe, Vsock};
 
 use super::guest::{Config, Guest, files};
 use super::jumps;
+use super::streams::{joined, send, serve};
 use crate::context::Context;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -39,10 +40,8 @@ const PORT: u32 = 5000;
 const CONNECTIONS: u32 = 1200;
 /// Processes of the host that connect to the guest at a time, as threads.
 const CALLERS: u32 = 3;
-/// Most bytes that a connection from the host carries each way; one in so many carries all of them, the others few.
-const MOST: u64 = 600_000;
-const FEW: u64 = 3000;
-const ONE_IN: u64 = 50;
+/// One connection from the host in so many carries the most bytes.
+const LONG_ONE_IN: u64 = 50;
 
 /// Functions that each connection, or each call on one, passes once; and two that packets pass. They are in three
 /// modules.
@@ -55,26 +54,6 @@ const PROBES: [&str; 7] = [
     "packet_out=vmw_vsock_virtio_transport:virtio_transport_send_pkt",
     "packet_in=vmw_vsock_virtio_transport_common:virtio_transport_recv_pkt",
 ];
-
-/// Sends back what comes over each of so many connections. Returns how many bytes that was.
-fn serve(listener: &UnixListener, count: u32) -> io::Result<u64> {
-    let mut all = 0;
-    let served: Vec<JoinHandle<io::Result<u64>>> = (0..count)
-        .map(|_| {
-            let (mut stream, _) = listener.accept()?;
-            Ok(thread::spawn(move || {
-                let mut back = stream.try_clone()?;
-                io::copy(&mut stream, &mut back)
-            }))
-        })
-        .collect::<io::Result<_>>()?;
-    for thread in served {
-        all += thread
-            .join()
-            .unwrap_or_else(|_| Err(io::Error::other("panicked")))?;
-    }
-    Ok(all)
-}
 
 /// Connects to a port of the guest's, as its users do. Returns the answer's line too.
 fn call(path: &Path, port: u32) -> io::Result<(UnixStream, String)> {
@@ -89,39 +68,6 @@ fn call(path: &Path, port: u32) -> io::Result<(UnixStream, String)> {
     Ok((stream, line))
 }
 
-/// So many connections to a port of the guest's, each of which has to bring back what was sent. Returns how many bytes
-/// that was.
-fn send(path: &Path, port: u32, count: u32, mut random: Random) -> io::Result<u64> {
-    let mut all = 0;
-    for _ in 0..count {
-        let len = if random.once_in(ONE_IN) {
-            MOST
-        } else {
-            random.below(FEW)
-        };
-        let mut bytes = vec![0; len as usize];
-        random.fill(&mut bytes);
-        let (mut stream, _) = call(path, port)?;
-        let mut back = Vec::new();
-        let mut writing = stream.try_clone()?;
-        thread::scope(|scope| {
-            let written = scope.spawn(|| {
-                writing.write_all(&bytes)?;
-                writing.shutdown(Shutdown::Write)
-            });
-            let read = stream.read_to_end(&mut back);
-            let written = written.join();
-            written.unwrap_or_else(|_| Err(io::Error::other("panicked")))?;
-            read
-        })?;
-        if back != bytes {
-            return Err(io::Error::other("other bytes came back"));
-        }
-        all += len;
-    }
-    Ok(all)
-}
-
 /// The conversation that `docs/guests.md` shows, which is with the first process that connects. Returns how many bytes
 /// come back.
 fn documented(path: &Path) -> io::Result<(String, u64)> {
@@ -130,12 +76,6 @@ fn documented(path: &Path) -> io::Result<(String, u64)> {
     stream.shutdown(Shutdown::Write)?;
     let len = stream.read_to_string(&mut lines)?;
     Ok((lines, len as u64))
-}
-
-fn joined(thread: JoinHandle<io::Result<u64>>, what: &str) -> Result<u64, Failure> {
-    let result = thread.join();
-    let result = result.map_err(|_| wrong!("{what}: a thread panicked"))?;
-    result.map_err(|error| wrong!("{what}: {error}"))
 }
 
 fn connections(cx: &Context, kernel: &'static str) -> TestResult {
@@ -179,7 +119,10 @@ fn connections(cx: &Context, kernel: &'static str) -> TestResult {
                 let path = path.clone();
                 let random = Random::new(u64::from(caller));
                 let count = CONNECTIONS / CALLERS - u32::from(caller == 0);
-                thread::spawn(move || send(&path, PORT + 1, count, random))
+                thread::spawn(move || {
+                    let connect = || Ok(call(&path, PORT + 1)?.0);
+                    send(connect, count, LONG_ONE_IN, random)
+                })
             })
             .collect();
         let done = guest.console.report("done").await?;

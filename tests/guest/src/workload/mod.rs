@@ -37,6 +37,7 @@ mod scribble;
 mod shares;
 mod sockets;
 mod static_keys;
+mod streams;
 mod sweep;
 mod sys;
 mod threads;

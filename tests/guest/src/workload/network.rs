@@ -9,31 +9,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{numbers, step, threads};
+use super::streams::{self, Ends, PIECE, Place, Stream};
+use super::{step, threads};
 use crate::plan::Plan;
-
-/// Most bytes that a connection carries each way; one in so many carries all of them, the others few.
-const MOST: usize = 600_000;
-const FEW: usize = 3000;
-const ONE_IN: u64 = 8;
-/// Bytes of one call of `write` or `read`.
-const PIECE: usize = 64 << 10;
-
-/// What was done, in calls of the kernel.
-#[derive(Default)]
-struct Counts {
-    connects: AtomicU64,
-    accepts: AtomicU64,
-    writes: AtomicU64,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Counts {
-    fn add(counter: &AtomicU64, count: u64) {
-        counter.fetch_add(count, Ordering::Relaxed);
-    }
-}
 
 /// Sets up interfaces; `at` has `NAME=ADDRESS`, separated by commas. The report has what the kernel says of each.
 pub fn set_up(plan: &Plan) -> io::Result<Value> {
@@ -62,43 +40,23 @@ pub fn connections(plan: &Plan) -> io::Result<Value> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, host.port() + 1))?;
     let cpus = threads::online_cpus()?.len();
     step(plan, "listening", json!({ "cpus": cpus }))?;
-    let counts = Counts::default();
-    threads::on_each_cpu(|cpu| {
-        thread::scope(|scope| {
-            // It is bound to the same CPU.
-            let served =
-                scope.spawn(|| (0..plan.count).try_for_each(|_| serve(&listener, &counts)));
-            let mut random = numbers::from(plan.seed + cpu as u64);
-            let sent =
-                (0..plan.count).try_for_each(|_| send(host, random(), Ends::OneByOne, &counts));
-            let served = served.join();
-            sent.and(served.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
-        })
-    })?;
-    Ok(json!({
-        "connects": counts.connects.into_inner(),
-        "accepts": counts.accepts.into_inner(),
-        "writes": counts.writes.into_inner(),
-        "reads": counts.reads.into_inner(),
-        "bytes": counts.bytes.into_inner(),
-    }))
+    let place = Tcp { host, listener };
+    Ok(streams::both_ways(plan, &place)?.report())
 }
 
 /// From each CPU, `count` connections to the address `at` of the host, each of which has to bring back what was sent.
 /// Neither side ends one before that: passt of 2023 keeps the second end of a connection to itself.
 pub fn calls(plan: &Plan) -> io::Result<Value> {
     let host = address(plan)?;
-    let counts = Counts::default();
-    threads::on_each_cpu(|cpu| {
-        let mut random = numbers::from(plan.seed + cpu as u64);
-        (0..plan.count).try_for_each(|_| send(host, random(), Ends::AtOnce, &counts))
-    })?;
-    Ok(json!({ "bytes": counts.bytes.into_inner() }))
+    // Nobody connects to it.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let place = Tcp { host, listener };
+    Ok(streams::to_host(plan, &place, Ends::AtOnce)?.report())
 }
 
 /// Sends `count` bytes to the address `at` of the host, and waits until it has read them all.
 pub fn upload(plan: &Plan) -> io::Result<Value> {
-    let mut stream = TcpStream::connect(address(plan)?)?;
+    let stream = TcpStream::connect(address(plan)?)?;
     let piece = [0x5a; PIECE];
     let mut rest = plan.count as usize;
     while rest > 0 {
@@ -124,7 +82,7 @@ pub fn flood(plan: &Plan) -> io::Result<Value> {
         scope.spawn(|| {
             // It fails when the stream is shut.
             while let Ok(count) = (&stream).write(&[0x5a; PIECE]) {
-                Counts::add(&sent, count as u64);
+                sent.fetch_add(count as u64, Ordering::Relaxed);
             }
         });
         let waited = wait_for_carrier(name, "0");
@@ -151,84 +109,35 @@ fn address(plan: &Plan) -> io::Result<SocketAddrV4> {
     plan.at.parse().map_err(io::Error::other)
 }
 
-/// How a connection ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ends {
-    /// The guest ends its direction when it has sent all, and the host the other one afterwards.
-    OneByOne,
-    /// Both directions when all has come back.
-    AtOnce,
+/// The guest's end of TCP.
+struct Tcp {
+    host: SocketAddrV4,
+    listener: TcpListener,
 }
 
-/// Sends bytes drawn from `random` to the host, and compares what comes back.
-fn send(host: SocketAddrV4, random: u64, ends: Ends, counts: &Counts) -> io::Result<()> {
-    let len = match random % ONE_IN {
-        0 => MOST,
-        _ => (random >> 32) as usize % FEW,
-    };
-    let mut next = numbers::from(random);
-    let bytes: Vec<u8> = (0..len.div_ceil(8))
-        .flat_map(|_| next().to_le_bytes())
-        .take(len)
-        .collect();
-    Counts::add(&counts.connects, 1);
-    let stream = TcpStream::connect(host)?;
-    let mut back = Vec::new();
-    thread::scope(|scope| {
-        // What comes back need not wait until all is sent.
-        let written = scope.spawn(|| {
-            write_all(&stream, &bytes, counts)?;
-            match ends {
-                Ends::OneByOne => stream.shutdown(Shutdown::Write),
-                Ends::AtOnce => Ok(()),
-            }
-        });
-        let mut piece = vec![0; PIECE];
-        let read = loop {
-            if ends == Ends::AtOnce && back.len() >= len {
-                break Ok(());
-            }
-            match read(&stream, &mut piece, counts) {
-                Ok(0) => break Ok(()),
-                Ok(count) => back.extend_from_slice(&piece[..count]),
-                Err(error) => break Err(error),
-            }
-        };
-        let written = written.join();
-        read.and(written.unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))))
-    })?;
-    if back != bytes {
-        return Err(io::Error::other("other bytes came back"));
+impl Place for Tcp {
+    type Stream = TcpStream;
+    const LONG_ONE_IN: u64 = 8;
+
+    fn connect(&self) -> io::Result<TcpStream> {
+        TcpStream::connect(self.host)
     }
-    Counts::add(&counts.bytes, len as u64);
-    Ok(())
-}
 
-/// Accepts a connection, and sends back what comes until its end.
-fn serve(listener: &TcpListener, counts: &Counts) -> io::Result<()> {
-    let (stream, _) = listener.accept()?;
-    Counts::add(&counts.accepts, 1);
-    let mut bytes = vec![0; PIECE];
-    loop {
-        let count = read(&stream, &mut bytes, counts)?;
-        if count == 0 {
-            return Ok(());
-        }
-        write_all(&stream, &bytes[..count], counts)?;
-        Counts::add(&counts.bytes, count as u64);
+    fn accept(&self) -> io::Result<TcpStream> {
+        Ok(self.listener.accept()?.0)
     }
 }
 
-fn read(mut stream: &TcpStream, bytes: &mut [u8], counts: &Counts) -> io::Result<usize> {
-    Counts::add(&counts.reads, 1);
-    stream.read(bytes)
-}
-
-fn write_all(mut stream: &TcpStream, mut bytes: &[u8], counts: &Counts) -> io::Result<()> {
-    while !bytes.is_empty() {
-        Counts::add(&counts.writes, 1);
-        let written = stream.write(bytes)?;
-        bytes = &bytes[written..];
+impl Stream for TcpStream {
+    fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        Read::read(&mut &*self, bytes)
     }
-    Ok(())
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        Write::write(&mut &*self, bytes)
+    }
+
+    fn end_writing(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
 }
