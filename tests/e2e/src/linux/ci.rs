@@ -125,7 +125,7 @@ fn read(path: &Path) -> Result<String, Failure> {
 }
 
 /// A root folder with a shell.
-fn make_root(cx: &Context, root: &Path) -> std::io::Result<()> {
+pub(super) fn make_root(cx: &Context, root: &Path) -> std::io::Result<()> {
     let bin = root.join("bin");
     for name in ["bin", "etc"] {
         fs::create_dir_all(root.join(name))?;

@@ -6,6 +6,7 @@ pub mod bench;
 mod boot;
 mod boot_option;
 mod ci;
+mod ci_net;
 mod clock;
 mod code;
 mod confinement;
@@ -81,6 +82,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         given::TESTS,
         placed::TESTS,
         ci::TESTS,
+        ci_net::TESTS,
         vcpus::TESTS,
         endings::TESTS,
         pause::TESTS,
