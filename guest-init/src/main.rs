@@ -23,29 +23,50 @@ fn main() {
         std::process::exit(2);
     }
     if let Err(error) = run() {
-        let mut text = error.to_string();
-        let mut cause = error.source();
+        let mut text = error.source.to_string();
+        let mut cause = error.source.source();
         while let Some(error) = cause {
             text = format!("{text}: {error}");
             cause = error.source();
         }
         say(&text);
+        if error.has_system {
+            // The kernel panics when PID 1 ends: a system that doesn't boot is no guest that has switched itself off.
+            std::process::exit(1);
+        }
     }
     rustix::fs::sync();
     // If even that fails, PID 1 ends and the kernel panics, which ends the guest as well.
     let _failed = reboot(RebootCommand::PowerOff);
 }
 
-fn run() -> Result<(), Box<dyn Error>> {
+/// Why the job isn't done.
+struct JobError {
+    source: Box<dyn Error>,
+    /// The job is to boot the root's system. Nobody waits for a command's end then.
+    has_system: bool,
+}
+
+fn run() -> Result<(), JobError> {
+    let failed = |has_system| move |source| JobError { source, has_system };
+    let job = read_job().map_err(failed(false))?;
+    let has_system = matches!(job.task, Task::Init(_));
+    let done = prepare(&job).and_then(|()| match &job.task {
+        Task::Command(command) => run_command(command),
+        Task::Init(program) => Err(init::become_init(program).into()),
+    });
+    done.map_err(failed(has_system))
+}
+
+fn read_job() -> Result<Job, Box<dyn Error>> {
     mounts::early()?;
     let job = fs::read(JOB)?;
-    let job: Job = serde_json::from_slice(&job)?;
+    Ok(serde_json::from_slice(&job)?)
+}
+
+fn prepare(job: &Job) -> Result<(), Box<dyn Error>> {
     modules::load_all()?;
-    mounts::enter_root(&job)?;
-    match job.task {
-        Task::Command(command) => run_command(&command),
-        Task::Init(program) => Err(init::become_init(&program).into()),
-    }
+    mounts::enter_root(job)
 }
 
 fn run_command(command: &Command) -> Result<(), Box<dyn Error>> {

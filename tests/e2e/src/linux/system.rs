@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 use vmprobe_client::Client;
@@ -13,7 +13,7 @@ use super::jumps::is_jump;
 use super::root::unpack_modules;
 use crate::context::Context;
 use crate::terminal::Terminal;
-use crate::test::{Failure, Needs, Outcome, Test, TestResult, check_eq, pass_with, wrong};
+use crate::test::{Failure, Needs, Outcome, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[
     Test {
@@ -34,10 +34,18 @@ pub const TESTS: &[Test] = &[
         needs: Needs::Linux,
         run: |cx| with_disk(cx, seeded),
     },
+    Test {
+        name: "a_root_without_a_system_is_told_and_ends_the_guest_by_a_panic",
+        ids: &["VM09"],
+        needs: Needs::Linux,
+        run: without_system,
+    },
 ];
 
 /// The name that `vmprobe run` gives its VM.
 const VM: &str = "guest";
+/// Exit code of `vmprobe run` when the guest has panicked.
+const PANIC: i32 = 4;
 /// Root's password on the disk, as `tests/lab/build-debian-disk.sh` sets it.
 const PASSWORD: &str = "vmprobe";
 /// What is left out of the boot: where the labs emulate a CPU it takes long, and isn't what the tests are about.
@@ -193,5 +201,25 @@ fn seeded(cx: &Context, disk: &Disk) -> TestResult {
     terminal.wait_for("Password: ")?;
     terminal.type_line(PASSWORD)?;
     check_eq!(terminal.end()?, Some(0), "exit code of vmprobe run");
+    pass_with(String::new())
+}
+
+fn without_system(cx: &Context) -> TestResult {
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let (root, modules) = (folder.path().join("root"), folder.path().join("modules"));
+    let made = fs::create_dir(&root).and_then(|()| unpack_modules(cx, "6.12.", &modules));
+    made.map_err(Failure::io("make a root folder"))?;
+    let mut command = Command::new(cx.program("vmprobe"));
+    command.args(["run", "--kernel", &cx.kernel(files::BZIMAGE_6_12)]);
+    command.args(["--memory", "256", "--cmdline", QUIET, "--init", "--root"]);
+    command.arg(&root).arg("--modules").arg(&modules);
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(Failure::io("run vmprobe run"))?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    check_eq!(output.status.code(), Some(PANIC), "exit code: {told}");
+    check!(
+        told.contains("can't run /sbin/init of the guest's root"),
+        "{told}"
+    );
     pass_with(String::new())
 }
