@@ -49,7 +49,7 @@ pub fn connections(plan: &Plan) -> io::Result<Value> {
 pub fn calls(plan: &Plan) -> io::Result<Value> {
     let host = address(plan)?;
     // Nobody connects to it.
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let place = Tcp { host, listener };
     Ok(streams::to_host(plan, &place, Ends::AtOnce)?.report())
 }
