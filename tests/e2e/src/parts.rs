@@ -76,6 +76,8 @@ const THOROUGH: &[&str] = &[
     "every_byte_that_6_12_changes_in_its_text_is_one_that_the_list_says_it_patches",
     "folders_of_the_host_s_are_mounted_by_6_1_while_probes_are_jumps",
     "a_command_runs_on_a_folder_of_the_host_s_in_6_1",
+    "debian_with_systemd_boots_from_its_disk_to_a_login_under_probes_on_1_vcpu",
+    "a_shell_on_the_virtio_console_of_6_1_gets_all_input_and_shows_all_output",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: one of each row at least, and what has to do with what
@@ -123,6 +125,8 @@ const EVERYDAY_INTEL: &[&str] = &[
     "folders_of_the_host_s_are_mounted_by_6_12_while_probes_are_jumps",
     "each_thread_of_a_vm_is_confined_to_what_it_is_for",
     "a_job_of_ci_runs_on_a_disk_image_that_stays_as_it_is",
+    "a_shell_on_the_virtio_console_of_6_12_gets_all_input_and_shows_all_output",
+    "a_job_of_ci_fetches_a_file_of_the_host_s_through_a_tap",
 ];
 
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.
