@@ -28,7 +28,14 @@ const CHANGES_DRIVER: &str = "overlay";
 const DISK_FILE_SYSTEMS: [&str; 5] = ["ext4", "xfs", "btrfs", "erofs", "squashfs"];
 /// Those that a system mounts by itself: boot partitions and seeds of cloud-init's with the tables of characters that they
 /// want, CD-ROMs, and what systemd mounts when it is looked at.
-const SYSTEM_FILE_SYSTEMS: [&str; 5] = ["vfat", "nls_cp437", "nls_ascii", "isofs", "autofs4"];
+const SYSTEM_FILE_SYSTEMS: [&str; 6] = [
+    "vfat",
+    "nls_cp437",
+    "nls_ascii",
+    "isofs",
+    "autofs4",
+    "binfmt_misc",
+];
 /// Tag of the root folder; others have it with a number behind it.
 const ROOT_TAG: &str = "root";
 /// Kinds of files in an initramfs (stat(2)), and their permissions.

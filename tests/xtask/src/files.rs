@@ -44,7 +44,8 @@ const MODULES_6_1: [&str; 8] = [
     "fs/fuse/virtiofs",
 ];
 /// Modules of 6.12 that a system on a disk loads: what a seed of cloud-init's is mounted by.
-const MODULES_6_12: [&str; 5] = [
+const MODULES_6_12: [&str; 6] = [
+    "fs/binfmt_misc",
     "fs/autofs/autofs4",
     "fs/fat/fat",
     "fs/fat/vfat",

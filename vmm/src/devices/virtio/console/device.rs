@@ -27,7 +27,7 @@ const QUEUE_SIZES: [u16; 2] = [64, 64];
 pub(super) const F_SIZE: u64 = 1 << 0;
 /// Bytes that are moved in one piece.
 const PIECE: usize = 4096;
-/// Longest output of one chain. Linux' driver writes 32 KiB at most (drivers/char/virtio_console.c).
+/// Longest output of one chain. Linux' driver writes 32 KiB at most (`drivers/char/virtio_console.c`).
 pub(super) const MAX_OUTPUT: usize = 1 << 20;
 /// Most chains of each queue that are served before the thread looks at its other events.
 const CHAINS: usize = 64;
