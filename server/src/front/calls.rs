@@ -1,11 +1,12 @@
 //! The calls of `VmService` that are about VMs as such, also about those whose processes have died.
 
-use std::pin::Pin;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use http::{Request as HttpRequest, Response as HttpResponse};
 use tokio::task::JoinSet;
 use tonic::body::Body;
+use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, UnaryService};
 use tonic::{Request, Response, Status};
 use vmprobe_proto::codec::Codec;
@@ -16,9 +17,9 @@ use super::vms::Vms;
 use crate::page::Page;
 use crate::{convert, doctor, limits, status};
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// What becomes of a call.
-type Answer = Box<dyn FnOnce(HttpRequest<Body>) -> BoxFuture<HttpResponse<Body>> + Send>;
+type Answer =
+    Box<dyn FnOnce(HttpRequest<Body>) -> BoxFuture<HttpResponse<Body>, Infallible> + Send>;
 
 /// What answers calls of this path, if they are answered here.
 pub fn answer(vms: &Arc<Vms>, path: &str) -> Option<Answer> {
@@ -43,7 +44,7 @@ where
         Box::pin(async move {
             let codec = Codec::<R, Q>::default();
             let grpc = Grpc::new(codec).max_decoding_message_size(limits::REQUEST_BYTES);
-            { grpc }.unary(Unary { vms, call }, request).await
+            Ok({ grpc }.unary(Unary { vms, call }, request).await)
         })
     })
 }
@@ -59,7 +60,7 @@ where
     F: Future<Output = Result<R, Status>> + Send + 'static,
 {
     type Response = R;
-    type Future = BoxFuture<Result<Response<R>, Status>>;
+    type Future = BoxFuture<Response<R>, Status>;
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
         let answer = (self.call)(Arc::clone(&self.vms), request.into_inner());

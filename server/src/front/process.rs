@@ -212,15 +212,13 @@ impl VmProcess {
         let _it_has_died_or_hangs = timeout(END, self.client().kill_vm(request)).await;
     }
 
-    /// Lets the process go that has no guest any more, and waits until it has ended. One that doesn't end is killed.
+    /// Lets the process go that has no guest any more, and waits until it has ended. One that takes too long is told in
+    /// the log.
     pub fn end(self: Arc<Self>) -> impl Future<Output = ()> {
-        let mut ended = self.ended.clone();
+        let ended = self.ended.clone();
         drop(self);
         async move {
-            if timeout(GONE, ended.wait_for(Option::is_some))
-                .await
-                .is_err()
-            {
+            if soon(ended).await.is_none() {
                 tracing::error!("a VM's process is still there after {GONE:?}");
             }
         }
@@ -237,11 +235,7 @@ impl VmProcess {
 
     /// How the guest of a process has ended that answers no more.
     async fn lost(&self) -> v1::Ending {
-        let mut ended = self.ended.clone();
-        let ended = match timeout(GONE, ended.wait_for(Option::is_some)).await {
-            Ok(Ok(ended)) => ended.unwrap_or(Ended(None)),
-            _ => Ended(None),
-        };
+        let ended = soon(self.ended.clone()).await.unwrap_or(Ended(None));
         v1::Ending {
             kind: v1::EndingKind::Failed.into(),
             exit_code: vm_process::FAILED_EXIT_CODE,
@@ -251,6 +245,13 @@ impl VmProcess {
             ),
         }
     }
+}
+
+/// Waits for the end of a process whose socket is closed; none if it takes too long.
+async fn soon(mut ended: watch::Receiver<Option<Ended>>) -> Option<Ended> {
+    let ended = timeout(GONE, ended.wait_for(Option::is_some)).await.ok()?;
+    // Where nobody watches the process any more, it is over, and nobody knows how.
+    ended.map_or(Some(Ended(None)), |ended| *ended)
 }
 
 /// Waits for the end of a process, and sees to it once `dropped` is.

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,6 +11,7 @@ use http::uri::PathAndQuery;
 use http::{Extensions, Request as HttpRequest, Response as HttpResponse};
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
+use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 use tower_layer::Layer;
@@ -24,7 +24,6 @@ use super::raw::RawCodec;
 use super::vms::Vms;
 use crate::limits;
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
 /// Passes calls on that name a VM.
@@ -69,22 +68,20 @@ where
 {
     type Response = HttpResponse<Body>;
     type Error = Infallible;
-    type Future = BoxFuture<Result<HttpResponse<Body>, Infallible>>;
+    type Future = BoxFuture<HttpResponse<Body>, Infallible>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
-        let path = request.uri().path();
-        if let Some(answer) = calls::answer(&self.relay.vms, path) {
-            return Box::pin(async move { Ok(answer(request).await) });
+        let uri = request.uri();
+        if let Some(answer) = calls::answer(&self.relay.vms, uri.path()) {
+            return answer(request);
         }
-        let Some(address) = self.relay.addresses.get(path).copied() else {
+        let address = self.relay.addresses.get(uri.path()).copied();
+        let Some((address, path)) = address.zip(uri.path_and_query().cloned()) else {
             return Box::pin(self.inner.call(request));
-        };
-        let Some(path) = request.uri().path_and_query().cloned() else {
-            return Box::pin(ready(Ok(Status::unimplemented("no path").into_http())));
         };
         let call = RelayedCall {
             vms: Arc::clone(&self.relay.vms),
@@ -108,7 +105,7 @@ struct RelayedCall {
 impl StreamingService<Bytes> for RelayedCall {
     type Response = Bytes;
     type ResponseStream = Messages;
-    type Future = BoxFuture<Result<Response<Messages>, Status>>;
+    type Future = BoxFuture<Response<Messages>, Status>;
 
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
         let (vms, address, path) = (Arc::clone(&self.vms), self.address, self.path.clone());

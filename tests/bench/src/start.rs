@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError};
@@ -63,12 +64,13 @@ struct Start {
 /// See [`StartError`].
 pub fn measure(server: &Path, kernels: &[(&str, &Path)]) -> Result<Vec<Entry>, StartError> {
     let runtime = Runtime::new().map_err(failed("start a runtime"))?;
-    let tiny = std::env::temp_dir().join(format!("vmprobe-bench-start-{}", std::process::id()));
+    let folder = TempDir::new().map_err(failed("make a folder for kernels"))?;
+    let tiny = folder.path().join("tiny");
     let code = kernel(2, 1).map_err(InProcessError::from)?;
     fs::write(&tiny, code).map_err(failed("write a kernel"))?;
-    let mut all = vec![("a kernel of a few bytes".to_owned(), tiny.clone())];
+    let mut all = vec![("a kernel of a few bytes".to_owned(), tiny)];
     for (release, vmlinuz) in kernels {
-        let vmlinux = std::env::temp_dir().join(format!("vmprobe-bench-{release}"));
+        let vmlinux = folder.path().join(release);
         let image = Image::read(vmlinuz)?;
         fs::write(&vmlinux, image.elf).map_err(failed("write a kernel"))?;
         all.push((
@@ -79,13 +81,9 @@ pub fn measure(server: &Path, kernels: &[(&str, &Path)]) -> Result<Vec<Entry>, S
     }
     let mut entries = Vec::new();
     for (what, kernel) in all {
-        let own = kernel.starts_with(std::env::temp_dir());
         let mut starts = Vec::new();
         for _ in 0..RUNS {
             starts.push(runtime.block_on(start(server, &kernel))?);
-        }
-        if own {
-            fs::remove_file(&kernel).map_err(failed("remove a kernel"))?;
         }
         let middle = |value: fn(&Start) -> f64| {
             let mut values: Vec<f64> = starts.iter().map(value).collect();
@@ -137,12 +135,12 @@ fn verdict(is_kept: bool) -> &'static str {
 /// A server, which ends with this.
 struct Server {
     child: Child,
-    _input: Option<ChildStdin>,
+    input: Option<ChildStdin>,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self._input.take());
+        drop(self.input.take());
         let _its_end_says_nothing = self.child.wait();
     }
 }
@@ -160,7 +158,7 @@ async fn start(program: &Path, kernel: &Path) -> Result<Start, StartError> {
         .take()
         .ok_or(StartError::Missing("server's output"))?;
     let server = Server {
-        _input: child.stdin.take(),
+        input: child.stdin.take(),
         child,
     };
     let mut line = String::new();

@@ -61,7 +61,8 @@ fn compile(role: Role) -> Result<BpfProgram, ConfinementError> {
 /// The rules of a role: its own, those of every role, and those of the roles that it includes.
 fn rules(role: Role) -> Result<Vec<Value>, ConfinementError> {
     let mut rules = Vec::new();
-    let included = role.includes().iter().map(|included| included.rules());
+    let included = Role::ALL.into_iter().filter(|other| role.includes(*other));
+    let included = included.map(Role::rules);
     for text in [EVERY, role.rules()].into_iter().chain(included) {
         rules.extend(parse(text)?);
     }

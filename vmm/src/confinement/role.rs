@@ -60,23 +60,16 @@ impl Role {
         }
     }
 
-    /// Roles whose calls are allowed to this one as well: those of threads that it starts, as they are within its
-    /// filter, and those of devices that write their last when they are taken apart.
-    pub(super) fn includes(self) -> &'static [Self] {
+    /// Whether the calls of another role are allowed to this one as well: those of threads that it starts, as they are
+    /// within its filter, and those of devices that write their last when they are taken apart.
+    pub(super) fn includes(self, other: Self) -> bool {
         match self {
-            Self::End => &[Self::Block, Self::Network, Self::Vsock, Self::FileSystem],
-            Self::Starter => &[
-                Self::Vcpu,
-                Self::Engine,
-                Self::End,
-                Self::Block,
-                Self::Network,
-                Self::FileSystem,
-                Self::Vsock,
-                Self::Entropy,
-                Self::Console,
-            ],
-            _ => &[],
+            Self::Starter => !matches!(other, Self::Starter | Self::Service),
+            Self::End => matches!(
+                other,
+                Self::Block | Self::Network | Self::FileSystem | Self::Vsock
+            ),
+            _ => false,
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use tempfile::TempDir;
-use vmprobe_client::v1::{Devices, Disk, Share, ShareMode, Vsock};
+use vmprobe_client::v1::{Devices, Disk, Share, ShareMode, VirtioConsole, Vsock};
 
 use super::guest::{Config, Guest, files};
 use super::jumps;
@@ -21,9 +21,9 @@ pub const TESTS: &[Test] = &[Test {
 
 const DISK_LEN: usize = 1 << 20;
 /// Ends of the names of threads that there must be: a name has 15 characters.
-const THREADS: [&str; 10] = [
+const THREADS: [&str; 11] = [
     "vcpu0", "vcpu1", "-end", "-jumps", "-rings", "-block", "-filesys", "-entropy", "-vsock",
-    "starter",
+    "-console", "starter",
 ];
 /// The thread of a file system, which acts for the users of the guest.
 const FILE_SYSTEM: &str = "-filesys";
@@ -55,6 +55,7 @@ fn confined(cx: &Context) -> TestResult {
                 path: path("socket"),
                 cid: 0,
             }),
+            console: Some(VirtioConsole::default()),
             ..Devices::default()
         }),
         ..Config::new("workload=echo")

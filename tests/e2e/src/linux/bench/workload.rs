@@ -66,74 +66,107 @@ pub async fn measure(
     let hot = hottest(&mut guest).await?;
     let texts: Vec<String> = hot.iter().map(|place| format!("p {place}")).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    for (kind, limit) in [("jumps", Some(1.1)), ("breakpoints", None)] {
-        let makes_jumps = kind == "jumps";
-        guest.client.set_optimization(VM, makes_jumps).await?;
-        let probes = guest.client.register_probes(VM, specs(&texts)?).await?;
-        settle(&guest, &[]).await?;
-        let (mut ratios, mut times) = (Vec::new(), [Vec::new(), Vec::new()]);
-        for _ in 0..REPEATS {
-            let mut sums = [0.0; 2];
-            for armed in ABBA {
-                match armed {
-                    true => guest.client.arm_probes(VM).await.map(drop)?,
-                    false => guest.client.disarm_probes(VM).await.map(drop)?,
-                }
-                settle(&guest, &[]).await?;
-                sums[usize::from(armed)] += block(&mut guest).await?;
-            }
-            ratios.push(sums[1] / sums[0]);
-            times
-                .iter_mut()
-                .zip(sums)
-                .for_each(|(all, sum)| all.push(sum));
-        }
-        guest.client.arm_probes(VM).await?;
-        let settled = settle(&guest, &[]).await?.probes;
-        let jumps = settled.iter().filter(|probe| is_jump(probe)).count();
-        check!(
-            makes_jumps || jumps == 0,
-            "{jumps} probes are jumps, and none should be"
-        );
-        let ids = probes.iter().map(|probe| probe.id).collect();
-        let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
-        let hits: u64 = removed.iter().map(|probe| probe.hits).sum();
-        let missed: u64 = removed.iter().map(|probe| probe.missed).sum();
-        let rounds = REPEATS as u64 * ROUNDS * 2;
-        ratios.sort_by(f64::total_cmp);
-        let ratio = ratios[REPEATS / 2];
+    for (kind, limit) in [(Kind::Jumps, Some(1.1)), (Kind::Breakpoints, None)] {
+        let compared = compare(&mut guest, &texts, kind).await?;
         let verdict = match limit {
-            Some(limit) if ratio <= limit => format!("limit {limit}: kept"),
+            Some(limit) if compared.ratio <= limit => format!("limit {limit}: kept"),
             Some(limit) => format!("limit {limit}: missed"),
             None => "reported".to_owned(),
         };
-        let [unprobed, probed] = times.map(|mut all| {
-            all.sort_by(f64::total_cmp);
-            all[REPEATS / 2] / (2.0 * ROUNDS as f64 * FOLDERS as f64) / 1e3
-        });
         figures.push(Figure {
             id: "BN15",
-            value: rounded(ratio),
+            value: rounded(compared.ratio),
             unit: "ratio",
             place,
             how: format!(
-                "files on an ext4 disk and processes, with the {} hottest functions probed as {kind} / unprobed, same \
+                "files on an ext4 disk and processes, with the {} hottest functions probed as {} / unprobed, same \
                  guest, blocks in the order unprobed, probed, probed, unprobed",
-                hot.len()
+                hot.len(),
+                kind.name()
             ),
-            note: format!(
-                "{verdict}; median of {REPEATS} ({:.2} to {:.2}); {unprobed:.0} us a folder unprobed, {probed:.0} \
-                 probed; {jumps} of {} were jumps; {} hits a folder, {missed} of {} missed",
-                ratios[0],
-                ratios[REPEATS - 1],
-                probes.len(),
-                (hits + missed) / (rounds * FOLDERS),
-                hits + missed,
-            ),
+            note: format!("{verdict}; {}", compared.note),
         });
     }
-    guest.client.set_optimization(VM, true).await?;
     guest.finish().await
+}
+
+/// How the functions are probed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Jumps,
+    Breakpoints,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Jumps => "jumps",
+            Self::Breakpoints => "breakpoints",
+        }
+    }
+}
+
+/// What a comparison came to.
+struct Compared {
+    ratio: f64,
+    note: String,
+}
+
+/// Compares the workload's time under these probes with that without.
+async fn compare(guest: &mut Guest, texts: &[&str], kind: Kind) -> Result<Compared, Failure> {
+    guest
+        .client
+        .set_optimization(VM, kind == Kind::Jumps)
+        .await?;
+    let probes = guest.client.register_probes(VM, specs(texts)?).await?;
+    let jumps = settle(guest, &[]).await?.probes;
+    let jumps = jumps.iter().filter(|probe| is_jump(probe)).count();
+    check!(
+        kind == Kind::Jumps || jumps == 0,
+        "{jumps} probes are jumps, and none should be"
+    );
+    let (mut ratios, mut times) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for _ in 0..REPEATS {
+        let mut sums = [0.0; 2];
+        for armed in ABBA {
+            match armed {
+                true => guest.client.arm_probes(VM).await.map(drop)?,
+                false => guest.client.disarm_probes(VM).await.map(drop)?,
+            }
+            settle(guest, &[]).await?;
+            sums[usize::from(armed)] += block(guest).await?;
+        }
+        ratios.push(sums[1] / sums[0]);
+        times
+            .iter_mut()
+            .zip(sums)
+            .for_each(|(all, sum)| all.push(sum));
+    }
+    guest.client.arm_probes(VM).await?;
+    let ids = probes.iter().map(|probe| probe.id).collect();
+    let removed = guest.client.unregister_probes(VM, ids, Vec::new()).await?;
+    let hits: u64 = removed.iter().map(|probe| probe.hits).sum();
+    let missed: u64 = removed.iter().map(|probe| probe.missed).sum();
+    // Of one of a repeat's two sums.
+    let folders = 2 * ROUNDS * FOLDERS;
+    let [unprobed, probed] = times.map(|mut all| {
+        all.sort_by(f64::total_cmp);
+        all[REPEATS / 2] / folders as f64 / 1e3
+    });
+    ratios.sort_by(f64::total_cmp);
+    let note = format!(
+        "median of {REPEATS} ({:.2} to {:.2}); {unprobed:.0} us a folder unprobed, {probed:.0} probed; {jumps} of {} \
+         were jumps; {} hits a folder, {missed} of {} missed",
+        ratios[0],
+        ratios[REPEATS - 1],
+        probes.len(),
+        (hits + missed) / (REPEATS as u64 * folders),
+        hits + missed,
+    );
+    Ok(Compared {
+        ratio: ratios[REPEATS / 2],
+        note,
+    })
 }
 
 /// Nanoseconds of a block, all its rounds.

@@ -80,6 +80,17 @@ impl Passt {
             process,
         })
     }
+
+    /// Waits until the process has ended; false if it takes longer than this.
+    fn ends_in(&mut self, time: Duration) -> io::Result<bool> {
+        // The number is that of a child that nobody has waited for: it is nobody else's.
+        let process = Pid::from_child(&self.process);
+        let file = pidfd_open(process, PidfdFlags::empty())?;
+        let mut ends = [PollFd::new(&file, PollFlags::IN)];
+        let limit = Timespec::try_from(time).map_err(io::Error::other)?;
+        retry_on_intr(|| poll(&mut ends, Some(&limit)))?;
+        Ok(self.process.try_wait()?.is_some())
+    }
 }
 
 impl Drop for Passt {
@@ -93,19 +104,6 @@ impl Drop for Passt {
             Ok(false) => tracing::warn!("passt goes on, {PATIENCE:?} after its socket was closed"),
             Err(error) => tracing::warn!("passt's end can't be waited for: {error}"),
         }
-    }
-}
-
-impl Passt {
-    /// Waits until the process has ended; false if it takes longer than this.
-    fn ends_in(&mut self, time: Duration) -> io::Result<bool> {
-        // The number is that of a child that nobody has waited for: it is nobody else's.
-        let process = Pid::from_child(&self.process);
-        let file = pidfd_open(process, PidfdFlags::empty())?;
-        let mut ends = [PollFd::new(&file, PollFlags::IN)];
-        let limit = Timespec::try_from(time).map_err(io::Error::other)?;
-        retry_on_intr(|| poll(&mut ends, Some(&limit)))?;
-        Ok(self.process.try_wait()?.is_some())
     }
 }
 
