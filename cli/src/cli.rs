@@ -83,9 +83,10 @@ pub enum Command {
     /// Boot a guest on a server of its own, console on this terminal, until it ends
     ///
     /// With --root a folder of this host's is the guest's root: vmprobe run --kernel bzImage --root / -- make check
-    /// runs one command there, with this process' input and output, and ends with its exit code.
+    /// runs one command there, with this process' input and output, and ends with its exit code. With --init instead of a
+    /// command, the system in the folder or on the disk is booted.
     #[command(after_help = PROBE_SYNTAX)]
-    Run(Run),
+    Run(Box<Run>),
     /// Boot a guest on a server of its own and print what its boot spends its time on
     ///
     /// Probes well-known functions on the way from the kernel's first C function to PID 1, and

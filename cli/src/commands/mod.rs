@@ -28,8 +28,8 @@ use crate::failure::Failure;
 /// Runs any command but `doctor`, and answers with its exit code.
 pub async fn dispatch(command: Command) -> Result<u8, Failure> {
     match command {
-        Command::Run(run) if !run.root.command.is_empty() => return run_root::run(run).await,
-        Command::Run(run) => return run::run(run).await,
+        Command::Run(run) if !run.root.command.is_empty() => return run_root::run(*run).await,
+        Command::Run(run) => return run::run(*run).await,
         Command::BootTimeline(timeline) => return boot_timeline::boot_timeline(timeline).await,
         Command::Ci(asked) => return ci::ci(&asked).await,
         Command::Vm(vm) => return vm::vm(vm).await,

@@ -81,7 +81,7 @@ pub fn flood(plan: &Plan) -> io::Result<Value> {
     thread::scope(|scope| {
         scope.spawn(|| {
             // It fails when the stream is shut.
-            while let Ok(count) = (&stream).write(&[0x5a; PIECE]) {
+            while let Ok(count) = stream.write(&[0x5a; PIECE]) {
                 sent.fetch_add(count as u64, Ordering::Relaxed);
             }
         });
