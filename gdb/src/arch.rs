@@ -1,7 +1,7 @@
 //! The registers of a vCPU as gdb numbers them.
 //!
-//! Source: the features `org.gnu.gdb.i386.core` and `org.gnu.gdb.i386.segments` of gdb's manual (G.5.8), whose registers
-//! come in the order of gdb's own `features/i386/64bit-core.xml`. What `target.xml` says is what is done here.
+//! Source: the features `org.gnu.gdb.i386.core`, `.sse` and `.segments` of gdb's manual (G.5.8), whose registers come in
+//! the order of gdb's own `features/i386/64bit-core.xml` and `64bit-sse.xml`. What `target.xml` says is what is done here.
 
 use std::num::NonZeroUsize;
 
@@ -28,11 +28,16 @@ const RIP: usize = 16;
 const FLAGS: usize = 17;
 /// Segment selectors.
 const SELECTORS: usize = 6;
-/// The FPU's stack, then its control registers, which nobody asks the server for.
-const FPU_STACK: usize = 8;
-const FPU_CONTROL: usize = 8;
+/// The FPU's stack, and what it has besides.
+const ST: usize = GENERAL + SELECTORS;
+const ST_LEN: usize = 10;
+const FPU_CONTROL: usize = ST + 8;
+/// The registers of SSE.
+const XMM: usize = FPU_CONTROL + 8;
+const XMM_LEN: usize = 16;
+const MXCSR: usize = XMM + 16;
 /// The first of the bases of segments and control registers.
-const SYSTEM: usize = GENERAL + SELECTORS + FPU_STACK + FPU_CONTROL;
+const SYSTEM: usize = MXCSR + 1;
 const SYSTEM_COUNT: usize = 9;
 /// All registers.
 const COUNT: usize = SYSTEM + SYSTEM_COUNT;
@@ -44,12 +49,12 @@ pub(crate) struct Number(pub(crate) usize);
 impl Number {
     /// Its length in bytes.
     fn len(self) -> usize {
-        const FPU: usize = GENERAL + SELECTORS;
-        const FPU_END: usize = FPU + FPU_STACK;
         match self.0 {
-            FLAGS..FPU => 4,
-            FPU..FPU_END => 10,
-            FPU_END..SYSTEM => 4,
+            FLAGS..ST => 4,
+            ST..FPU_CONTROL => ST_LEN,
+            FPU_CONTROL..XMM => 4,
+            XMM..MXCSR => XMM_LEN,
+            MXCSR => 4,
             _ => 8,
         }
     }
@@ -83,16 +88,19 @@ impl VcpuRegisters {
             21 => state.es.into(),
             22 => state.fs.into(),
             23 => state.gs.into(),
-            40 => state.fs_base,
-            41 => state.gs_base,
-            42 => state.kernel_gs_base,
-            43 => state.cr0,
-            44 => state.cr2,
-            45 => state.cr3,
-            46 => state.cr4,
-            47 => state.cr8,
-            48 => state.efer,
-            _ => return None,
+            index @ ST..SYSTEM => return fpu(state.fpu.as_ref()?, index),
+            index => *[
+                state.fs_base,
+                state.gs_base,
+                state.kernel_gs_base,
+                state.cr0,
+                state.cr2,
+                state.cr3,
+                state.cr4,
+                state.cr8,
+                state.efer,
+            ]
+            .get(index - SYSTEM)?,
         };
         let mut bytes = value.to_le_bytes().to_vec();
         bytes.truncate(number.len());
@@ -139,6 +147,29 @@ impl Registers for VcpuRegisters {
         }
         Ok(())
     }
+}
+
+/// A register of the FPU or of SSE by gdb's number.
+fn fpu(fpu: &v1::FpuState, index: usize) -> Option<Vec<u8>> {
+    let of = |bytes: &[u8], len, number| bytes.chunks_exact(len).nth(number).map(<[u8]>::to_vec);
+    let value = match index {
+        ST..FPU_CONTROL => return of(&fpu.st, ST_LEN, index - ST),
+        XMM..MXCSR => return of(&fpu.xmm, XMM_LEN, index - XMM),
+        MXCSR => fpu.mxcsr,
+        // An address is in two registers, the upper half of it where 32-bit code has a segment.
+        _ => *[
+            fpu.control,
+            fpu.status,
+            fpu.tags,
+            (fpu.instruction >> 32) as u32,
+            fpu.instruction as u32,
+            (fpu.operand >> 32) as u32,
+            fpu.operand as u32,
+            fpu.opcode,
+        ]
+        .get(index - FPU_CONTROL)?,
+    };
+    Some(value.to_le_bytes().to_vec())
 }
 
 fn read(registers: &v1::Registers, index: usize) -> u64 {
@@ -206,6 +237,16 @@ mod tests {
             fs_base: 40,
             gs_base: 41,
             efer: 0xd01,
+            fpu: Some(v1::FpuState {
+                st: (0..80).collect(),
+                control: 0x37f,
+                tags: 0xfffc,
+                instruction: 0x0102_0304_0506_0708,
+                opcode: 0x7ff,
+                xmm: (0..=255).collect(),
+                mxcsr: 0x1f80,
+                ..Default::default()
+            }),
             ..Default::default()
         })
     }
@@ -235,12 +276,22 @@ mod tests {
             ("fs_base", 40),
             ("gs_base", 41),
             ("efer", 0xd01),
+            ("st1", 0x1110_0f0e_0d0c_0b0a),
+            ("fctrl", 0x37f),
+            ("ftag", 0xfffc),
+            ("fiseg", 0x0102_0304),
+            ("fioff", 0x0506_0708),
+            ("fop", 0x7ff),
+            ("xmm2", 0x2726_2524_2322_2120),
+            ("mxcsr", 0x1f80),
         ] {
             let index = described.iter().position(|(it, _)| it == name).unwrap();
             let bytes = state.get(Number(index)).unwrap();
-            assert_eq!(bytes, value.to_le_bytes()[..bytes.len()], "{name}");
+            let len = bytes.len().min(8);
+            assert_eq!(bytes[..len], value.to_le_bytes()[..len], "{name}");
         }
-        assert_eq!(state.get(Number(24)), None, "the FPU's aren't known");
+        let without = VcpuRegisters::default();
+        assert_eq!(without.get(Number(ST)), None, "the FPU's aren't known");
     }
 
     #[test]

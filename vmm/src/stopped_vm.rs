@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::{
     gate::Hold,
     vcpu::{KvmVcpu, Shared},
-    x86_64::vcpu::registers::SegmentRegisters,
+    x86_64::vcpu::{fpu::FpuRegisters, registers::SegmentRegisters},
 };
 
 /// A VM whose vCPUs are all out of guest mode until this is dropped.
@@ -57,6 +57,14 @@ impl<'a> StoppedVm<'a> {
     /// When there is no such vCPU, or KVM refuses.
     pub fn segments(&self, vcpu: VcpuId) -> Result<SegmentRegisters, VcpuError> {
         self.vcpu(vcpu)?.lock().segments()
+    }
+
+    /// The registers of a vCPU's FPU and of SSE.
+    ///
+    /// # Errors
+    /// When there is no such vCPU, or KVM refuses.
+    pub fn fpu(&self, vcpu: VcpuId) -> Result<FpuRegisters, VcpuError> {
+        self.vcpu(vcpu)?.lock().fpu()
     }
 
     fn vcpu(&self, id: VcpuId) -> Result<&Mutex<KvmVcpu>, VcpuError> {

@@ -2,7 +2,7 @@
 
 use guest_state::{ControlRegisters, Registers};
 use probe_engine::engine::VcpuStack;
-use vmm::SegmentRegisters;
+use vmm::{FpuRegisters, SegmentRegisters};
 use vmprobe_proto::v1;
 
 use super::event::registers;
@@ -12,6 +12,7 @@ pub fn vcpu_state(
     general: &Registers,
     control: &ControlRegisters,
     segments: &SegmentRegisters,
+    fpu: &FpuRegisters,
 ) -> v1::VcpuState {
     v1::VcpuState {
         registers: Some(registers(general)),
@@ -30,6 +31,21 @@ pub fn vcpu_state(
         cr4: control.cr4,
         cr8: segments.cr8,
         efer: control.efer,
+        fpu: Some(fpu_state(fpu)),
+    }
+}
+
+fn fpu_state(fpu: &FpuRegisters) -> v1::FpuState {
+    v1::FpuState {
+        st: fpu.st.concat(),
+        control: fpu.control.into(),
+        status: fpu.status.into(),
+        tags: fpu.tags.into(),
+        opcode: fpu.opcode.into(),
+        instruction: fpu.instruction,
+        operand: fpu.operand,
+        xmm: fpu.xmm.concat(),
+        mxcsr: fpu.mxcsr,
     }
 }
 

@@ -292,7 +292,8 @@ impl Machine {
             let mut registers = stopped.registers(vcpu)?;
             registers.rip = self.engine.stands_at(GuestVirtAddr(registers.rip)).0;
             let (control, segments) = (stopped.control(vcpu)?, stopped.segments(vcpu)?);
-            Ok(convert::vcpu_state(&registers, &control, &segments))
+            let fpu = stopped.fpu(vcpu)?;
+            Ok(convert::vcpu_state(&registers, &control, &segments, &fpu))
         };
         read().map_err(|error| status::vcpu(&error))
     }

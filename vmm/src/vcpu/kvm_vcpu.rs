@@ -9,6 +9,7 @@ use crate::x86_64::vcpu::{
     capabilities::VcpuCapabilities,
     context::VcpuContext,
     exit::BreakpointExit,
+    fpu::{self, FpuRegisters},
     guest_debug::DebugState,
     msr,
     registers::{self, SegmentRegisters},
@@ -87,6 +88,12 @@ impl KvmVcpu {
         let kernel_gs_base = msr::read(&self.fd, msr::KERNEL_GS_BASE)
             .ok_or_else(|| self.refused("read KERNEL_GS_BASE", &"no such MSR"))?;
         Ok(registers::segments(&sregs, kernel_gs_base))
+    }
+
+    pub(crate) fn fpu(&self) -> Result<FpuRegisters, VcpuError> {
+        let fpu = self.fd.get_fpu();
+        let fpu = fpu.map_err(|e| self.refused("read the FPU's registers", &e))?;
+        Ok(fpu::from_kvm(&fpu))
     }
 
     /// The MSR LSTAR.

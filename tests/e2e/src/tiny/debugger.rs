@@ -1,7 +1,7 @@
 //! Debugging a tiny guest: by a client, and by Debian's gdb.
 
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, rax, rbp, rdi, rsp};
+use iced_x86::code_asm::{CodeAssembler, cr4, ptr, qword_ptr, rax, rbp, rdi, rsp, xmm3};
 use vmprobe_client::v1::{Breakpoint, BreakpointKind, EndingKind, GuestStopped, StopReason};
 use vmprobe_client::{ClientError, DebugEvent, DebugSession, spec};
 
@@ -28,6 +28,11 @@ pub const GDB: Test = Test {
 /// What `inner` counts its calls in.
 const COUNTER: u64 = UPPER_HALF + DATA + 0x2000;
 const CALLS: u64 = 200;
+/// The control register's bit without which instructions of SSE are invalid (SDM vol. 3, 2.5).
+const CR4_OSFXSR: i32 = 1 << 9;
+/// What XMM3 has, and pi as the FPU has it (SDM vol. 1, 8.3.8).
+const IN_XMM3: u64 = 0x0123_4567_89ab_cdef;
+const PI: [u8; 10] = [0x35, 0xc2, 0x68, 0x21, 0xa2, 0xda, 0x0f, 0xc9, 0x00, 0x40];
 /// `push rbp; mov rbp, rsp`.
 const PROLOGUE: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
 
@@ -42,12 +47,23 @@ fn function(
     a.ret()
 }
 
-/// `main` calls `outer` some times, and that calls `inner`, each time with one more.
-fn kernel() -> Result<Vec<u8>, IcedError> {
+/// `main` calls `outer` some times, and that calls `inner`, each time with one more. With `fpu`, ST(0) is pi and ST(1)
+/// 1 then, and XMM3 has a number.
+fn kernel(fpu: bool) -> Result<Vec<u8>, IcedError> {
     image::build(|a: &mut CodeAssembler, names: &mut Names| {
         let (mut outer, mut inner) = (a.create_label(), a.create_label());
         let mut again = a.create_label();
         names.here(a, "main")?;
+        if fpu {
+            a.mov(rax, cr4)?;
+            a.or(rax, CR4_OSFXSR)?;
+            a.mov(cr4, rax)?;
+            a.fninit()?;
+            a.fld1()?;
+            a.fldpi()?;
+            a.mov(rax, IN_XMM3)?;
+            a.movq(xmm3, rax)?;
+        }
         a.mov(rax, COUNTER)?;
         a.mov(qword_ptr(rax), 0)?;
         a.set_label(&mut again)?;
@@ -72,6 +88,11 @@ fn kernel() -> Result<Vec<u8>, IcedError> {
             a.popfq()
         })
     })
+}
+
+/// This machine's own KVM emulates a kernel's instructions, but not all of the FPU's.
+fn has_fpu(cx: &Context) -> bool {
+    cx.place != Place::Host
 }
 
 async fn address(guest: &Tiny, name: &str) -> Result<u64, Failure> {
@@ -100,7 +121,8 @@ async fn registers(session: &mut DebugSession) -> Result<vmprobe_client::v1::Reg
 }
 
 fn session(cx: &Context) -> TestResult {
-    let kernel = kernel()?;
+    let has_fpu = has_fpu(cx);
+    let kernel = kernel(has_fpu)?;
     cx.block_on(async {
         let guest = Tiny::new_with(cx, &kernel, 64, |command| {
             command.arg("--allow-changes");
@@ -130,6 +152,13 @@ fn session(cx: &Context) -> TestResult {
         check_eq!(stopped.breakpoint, Some(breakpoint), "its breakpoint");
         let now = registers(&mut session).await?;
         check_eq!((now.rip, now.rdi), (inner + 4, 0), "RIP and RDI");
+        if has_fpu {
+            let fpu = session.read_vcpu(0).await?.fpu.unwrap_or_default();
+            check_eq!(fpu.st[..10], PI, "ST(0)");
+            // The registers 6 and 7 are in use, and valid.
+            check_eq!(fpu.tags, 0x0fff, "the tag word");
+            check_eq!(fpu.xmm[48..56], IN_XMM3.to_le_bytes(), "XMM3");
+        }
         let text = session.read_memory(0, inner, 4).await?;
         check_eq!(text, PROLOGUE, "the text without the breakpoint");
         let text = guest.client.read_memory(VM, 0, inner + 4, 3).await?;
@@ -193,7 +222,8 @@ fn gdb(cx: &Context) -> TestResult {
     if cx.place == Place::LabIntel {
         return Ok(Outcome::Skip("gdb is in the other lab".to_owned()));
     }
-    let kernel = kernel()?;
+    let has_fpu = has_fpu(cx);
+    let kernel = kernel(has_fpu)?;
     cx.block_on(async {
         let guest = Tiny::new(cx, &kernel, 64).await?;
         let inner = address(&guest, "inner").await?;
@@ -227,6 +257,13 @@ fn gdb(cx: &Context) -> TestResult {
             commands.extend(["delete", &watch, "continue", "continue", "delete"]);
             commands.extend(["hbreak outer", "continue", "printf \"outer %d\\n\", $rdi"]);
         }
+        if has_fpu {
+            commands.extend([
+                "printf \"pi %.6Lf\\n\", $st0",
+                "printf \"tags %#x\\n\", $ftag",
+                "printf \"xmm3 %#lx\\n\", $xmm3.v2_int64[0]",
+            ]);
+        }
         let commands: Vec<String> = commands.into_iter().map(str::to_owned).collect();
         let lines = server.ask(cx, Some(&symbols), &commands)?;
         let has = |text: &str| lines.iter().any(|line| line.contains(text));
@@ -247,6 +284,11 @@ fn gdb(cx: &Context) -> TestResult {
             check_eq!(seen("New value = "), 2, "accesses that gdb has seen");
             check!(has("New value = 3"), "not the value that was written");
             check_eq!(printed(&lines, "outer ")?, "3", "the call behind them");
+        }
+        if has_fpu {
+            check_eq!(printed(&lines, "pi ")?, "3.141593", "ST(0)");
+            check_eq!(printed(&lines, "tags ")?, "0xfff", "the tag word");
+            check_eq!(printed(&lines, "xmm3 ")?, format!("{IN_XMM3:#x}"), "XMM3");
         }
         // gdb has gone, so the guest goes on.
         guest.ends_by(EndingKind::PowerOff, 0).await?;

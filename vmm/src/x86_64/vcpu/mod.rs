@@ -6,6 +6,7 @@ pub(crate) mod context;
 mod deliver;
 mod events;
 pub(crate) mod exit;
+pub(crate) mod fpu;
 pub(crate) mod guest_debug;
 pub(crate) mod msr;
 pub(crate) mod registers;
