@@ -1,6 +1,6 @@
 //! A queue, as a device's thread has it.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use thiserror::Error;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueState, QueueT, Reader, Writer};
@@ -28,6 +28,8 @@ pub(crate) enum QueueError {
     Mirror { index: usize, why: String },
     #[error("a request in queue {index} is malformed: {reason}")]
     Request { index: usize, reason: &'static str },
+    #[error("the host doesn't do what queue {index} asks for: {cause}")]
+    Host { index: usize, cause: io::Error },
 }
 
 /// A queue that the driver has enabled.
@@ -261,6 +263,12 @@ impl DeviceQueue {
     pub(crate) fn malformed(&self, reason: &'static str) -> QueueError {
         let index = self.index;
         QueueError::Request { index, reason }
+    }
+
+    /// For what the host refuses, although the driver may ask for it.
+    pub(crate) fn refused(&self, cause: io::Error) -> QueueError {
+        let index = self.index;
+        QueueError::Host { index, cause }
     }
 
     fn chain_error(&self, cause: virtio_queue::Error) -> QueueError {

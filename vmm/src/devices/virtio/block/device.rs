@@ -13,8 +13,10 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::{
     SECTOR,
-    image::{Disk, DiskError, Image},
-    request::{ByteRange, MAX_RANGES, Request, Status},
+    image::{Disk, DiskError, Image, OpenDisk},
+    request::{ByteRange, HEADER_LEN, MAX_RANGES, Request, Status},
+    ring::Ring,
+    transfer::Transfer,
 };
 use crate::devices::virtio::{
     device::{DeviceId, OWN_EVENT, VirtioDevice},
@@ -49,6 +51,8 @@ pub(crate) struct Block {
     name: [u8; NAME_LEN],
     limiter: Limiter,
     alarm: Alarm,
+    /// Transfers that go on at the same time, where the image is raw and the host can do that.
+    ring: Option<Ring>,
     /// Room for a piece, kept from one request to the next.
     piece: Vec<u8>,
 }
@@ -59,8 +63,17 @@ impl Block {
     /// # Errors
     /// See [`DiskError`].
     pub(crate) fn open(disk: &Disk) -> Result<Self, DiskError> {
+        let OpenDisk { image, raw } = disk.open()?;
+        let ring = raw.and_then(|file| {
+            // The kernel closes a ring and its file some time after this process has.
+            let ring = Ring::new(&file, QUEUE_SIZE);
+            // Containers forbid it often (Docker's default profile).
+            ring.inspect_err(|error| tracing::debug!("a disk does without io_uring: {error}"))
+                .ok()
+        });
         Ok(Self {
-            image: disk.open()?,
+            image,
+            ring,
             read_only: disk.read_only,
             name: name(&disk.path),
             limiter: Limiter::new(disk.limit, Instant::now()),
@@ -72,12 +85,19 @@ impl Block {
         })
     }
 
+    /// The same where the host has no `io_uring`.
+    #[cfg(test)]
+    pub(super) fn without_ring(mut self) -> Self {
+        self.ring = None;
+        self
+    }
+
     /// Bytes of whole sectors.
     fn len(&self) -> u64 {
         self.image.size() / SECTOR * SECTOR
     }
 
-    /// Answers requests until there are none, or until the limit is reached.
+    /// Begins or answers requests until there are none, or until the limit is reached, and answers those that are done.
     fn turn(&mut self, queues: &mut [DeviceQueue]) -> Result<(), QueueError> {
         let Some(queue) = queues.first_mut() else {
             return Ok(());
@@ -87,7 +107,17 @@ impl Block {
         loop {
             let wait = self.limiter.wait(Instant::now());
             self.alarm.set_or_tell(wait);
-            if wait.is_some() {
+            let may_begin = wait.is_none() && !self.ring.as_ref().is_some_and(Ring::is_full);
+            if may_begin && let Some(chain) = queue.next()? {
+                self.answer(queue, &memory, &chain)?;
+                continue;
+            }
+            if self.finish_done(queue)? {
+                // Which makes room in the ring, and the driver may have more.
+                continue;
+            }
+            if !may_begin {
+                // The alarm, or the next transfer that is done, is the next event.
                 return queue.notify();
             }
             let Some(chain) = queue.next_or_listen()? else {
@@ -95,6 +125,48 @@ impl Block {
             };
             self.answer(queue, &memory, &chain)?;
         }
+    }
+
+    /// Has the host begin transfers, and tells the driver of those that are done. Returns false if none is.
+    fn finish_done(&mut self, queue: &mut DeviceQueue) -> Result<bool, QueueError> {
+        let Some(ring) = &mut self.ring else {
+            return Ok(false);
+        };
+        ring.submit().map_err(|error| queue.refused(error))?;
+        let mut any = false;
+        while let Some((transfer, result)) =
+            ring.next_done().map_err(|error| queue.refused(error))?
+        {
+            any = true;
+            let (status, filled) = match result {
+                Ok(()) => (Status::Done, transfer.filled() as u32),
+                Err(error) => {
+                    tracing::debug!("{:?} failed: {error}", transfer.operation);
+                    (Status::Failed, 0)
+                }
+            };
+            transfer
+                .tell(status)
+                .map_err(|_| queue.malformed("its status can't be written"))?;
+            queue.finish(&transfer.chain, filled + 1)?;
+        }
+        Ok(any)
+    }
+
+    /// Has a request begin that can go on while others do, and is all right. Returns false if it isn't one.
+    fn begin(&mut self, request: &Request, chain: &Chain) -> io::Result<bool> {
+        let is_refused = self.read_only && matches!(request, Request::Write { .. });
+        if self.ring.is_none() || is_refused {
+            return Ok(false);
+        }
+        let transfer = Transfer::of(request, chain);
+        let transfer = transfer.filter(|it| self.check(it.at, it.len).is_ok());
+        let (Some(transfer), Some(ring)) = (transfer, &mut self.ring) else {
+            return Ok(false);
+        };
+        self.limiter.take(HEADER_LEN as u64 + transfer.len);
+        ring.begin(transfer)?;
+        Ok(true)
     }
 
     fn answer(
@@ -110,7 +182,15 @@ impl Block {
         let mut status_writer = writer
             .split_at(status_at)
             .map_err(|_| queue.malformed("no room for its status"))?;
-        let (status, filled) = self.serve(&mut reader, &mut writer);
+        let request = Request::read(&mut reader);
+        if let Ok(request) = &request
+            && self
+                .begin(request, chain)
+                .map_err(|error| queue.refused(error))?
+        {
+            return Ok(());
+        }
+        let (status, filled) = self.serve(request, &mut reader, &mut writer);
         self.limiter.take((reader.bytes_read() + filled) as u64);
         status_writer
             .write_all(&[status as u8])
@@ -119,8 +199,13 @@ impl Block {
     }
 
     /// Does what a chain asks for. Returns how many bytes of it were filled.
-    fn serve(&mut self, reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> (Status, usize) {
-        let done = Request::read(reader).and_then(|request| {
+    fn serve(
+        &mut self,
+        request: Result<Request, Status>,
+        reader: &mut Reader<'_>,
+        writer: &mut Writer<'_>,
+    ) -> (Status, usize) {
+        let done = request.and_then(|request| {
             let done = self.perform(&request, reader, writer);
             done.map_err(|error| self.status_of(&request, &error))
         });
@@ -270,25 +355,36 @@ impl VirtioDevice for Block {
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
         let alarm = Events::with_data(&self.alarm, OWN_EVENT, EventSet::IN);
-        watch.add(alarm).map_err(io::Error::other)
+        watch.add(alarm).map_err(io::Error::other)?;
+        if let Some(ring) = &self.ring {
+            let done = Events::with_data(ring.file(), OWN_EVENT, EventSet::IN);
+            watch.add(done).map_err(io::Error::other)?;
+        }
+        Ok(())
     }
 
     fn queue_ready(&mut self, _: usize, queues: &mut [DeviceQueue]) -> Result<(), QueueError> {
         self.turn(queues)
     }
 
-    /// The limit lets it go on. The turn sets the alarm anew, or to no time.
+    /// The limit lets it go on, or a transfer is done. The turn sets the alarm anew, or to no time.
     fn own_event(
         &mut self,
         _: Events,
         _: &mut EventOps<'_>,
         queues: &mut [DeviceQueue],
     ) -> Result<(), QueueError> {
+        if let Some(ring) = &self.ring {
+            ring.woken();
+        }
         self.turn(queues)
     }
 
     fn reset(&mut self) {
         self.alarm.set_or_tell(None);
+        if let Some(ring) = &mut self.ring {
+            ring.wait_for_all();
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
+    },
     path::PathBuf,
 };
 
@@ -106,12 +109,19 @@ pub enum DiskError {
     },
 }
 
-/// An opened disk, locked as long as it is open.
+/// An opened disk's bytes.
 pub(super) type Image = FormatAccess<ImageFile>;
+
+/// An opened disk, locked as long as it is open.
+pub(super) struct OpenDisk {
+    pub(super) image: Image,
+    /// The file without its lock, if the disk's bytes are in it as they are.
+    pub(super) raw: Option<File>,
+}
 
 impl Disk {
     /// Opens the disk, and locks it against guests that write to it too.
-    pub(super) fn open(&self) -> Result<Image, DiskError> {
+    pub(super) fn open(&self) -> Result<OpenDisk, DiskError> {
         let path = || self.path.clone();
         let file = self.open_file()?;
         let format = match self.format {
@@ -120,6 +130,10 @@ impl Disk {
                 return Err(DiskError::Ambiguous { path: path() });
             }
             None => DiskFormat::Raw,
+        };
+        let raw = match format {
+            DiskFormat::Raw => self.open_again(&file).ok(),
+            DiskFormat::Qcow2 => None,
         };
         let opened = open_image(file, format, !self.read_only);
         let image = opened.map_err(|cause| match cause.kind() {
@@ -134,7 +148,16 @@ impl Disk {
         if len < SECTOR {
             return Err(DiskError::TooSmall { path: path(), len });
         }
-        Ok(image)
+        Ok(OpenDisk { image, raw })
+    }
+
+    /// Opens a file that is open once more, without its lock: one that the kernel closes later than this process does
+    /// must not keep the disk locked.
+    fn open_again(&self, file: &File) -> io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .write(!self.read_only)
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
 
     fn open_file(&self) -> Result<File, DiskError> {
@@ -253,13 +276,13 @@ mod tests {
             disk(&plain, None),
             disk(&qcow2(&folder, None), Some(DiskFormat::Qcow2)),
         ] {
-            let image = disk.open().unwrap();
+            let image = disk.open().unwrap().image;
             assert_eq!(image.size(), 1 << 20);
             image.write(&[7u8; 1024][..], 512).unwrap();
             image.flush().unwrap();
             drop(image);
             let mut read = vec![1; 2048];
-            disk.open().unwrap().read(&mut read[..], 0).unwrap();
+            disk.open().unwrap().image.read(&mut read[..], 0).unwrap();
             let expected = [[0; 512], [7; 512], [7; 512], [0; 512]].concat();
             assert_eq!(read, expected, "{disk:?}");
         }
@@ -294,7 +317,7 @@ mod tests {
             Err(DiskError::Ambiguous { .. })
         ));
         let file_len = fs::metadata(&path).unwrap().len();
-        let as_raw = disk(&path, Some(DiskFormat::Raw)).open().unwrap();
+        let as_raw = disk(&path, Some(DiskFormat::Raw)).open().unwrap().image;
         assert_eq!(as_raw.size(), file_len);
     }
 

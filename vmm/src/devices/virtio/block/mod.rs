@@ -3,8 +3,10 @@
 mod device;
 mod image;
 mod request;
+mod ring;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 pub(crate) use device::Block;
 pub use image::{Disk, DiskError, DiskFormat};

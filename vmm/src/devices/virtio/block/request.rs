@@ -14,6 +14,9 @@ pub(super) const GET_ID: u32 = 8;
 pub(super) const DISCARD: u32 = 11;
 pub(super) const WRITE_ZEROES: u32 = 13;
 
+/// Bytes of a request's header.
+pub(super) const HEADER_LEN: usize = 16;
+
 /// Most ranges of a request that discards or writes zeros.
 pub(super) const MAX_RANGES: usize = 16;
 /// Flag of a range to be zeros: its place in the file may be given up.
