@@ -78,6 +78,9 @@ enum Command {
         /// File to add the figures to, one line of JSON each.
         #[arg(long, value_name = "FILE", env = "VMPROBE_RESULTS")]
         results: Option<PathBuf>,
+        /// Only this part.
+        #[arg(long, value_enum)]
+        only: Option<linux::bench::Part>,
     },
 }
 
@@ -104,8 +107,12 @@ fn main() -> ExitCode {
         Command::Demo { results } => Context::new(Place::Host, any_seed())
             .and_then(|cx| demo::run(&cx, results.as_deref()))
             .map_err(Error::from),
-        Command::Bench { place, results } => Context::new(place, any_seed())
-            .and_then(|cx| linux::bench::run(&cx, results))
+        Command::Bench {
+            place,
+            results,
+            only,
+        } => Context::new(place, any_seed())
+            .and_then(|cx| linux::bench::run(&cx, results, only))
             .map_err(Error::from),
     };
     match result {

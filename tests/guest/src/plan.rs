@@ -80,6 +80,8 @@ named! {
     Workload {
         /// Nothing.
         None = "none",
+        /// Writes to a port that no device has, which who follows the guest's exits sees.
+        Mark = "mark",
         /// Makes some system calls, and says what each has answered.
         Answers = "answers",
         /// Counts the CPUs that are online.

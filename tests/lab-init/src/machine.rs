@@ -21,11 +21,12 @@ pub enum MachineError {
     Loopback(#[source] io::Error),
 }
 
-/// Mounts `/proc`, `/sys`, `/dev` and `/tmp`.
+/// Mounts `/proc`, `/sys`, the kernel's tracing there, `/dev` and `/tmp`.
 pub fn mount_all() -> Result<(), MachineError> {
-    const MOUNTS: [(&CStr, &CStr); 4] = [
+    const MOUNTS: [(&CStr, &CStr); 5] = [
         (c"proc", c"/proc"),
         (c"sysfs", c"/sys"),
+        (c"tracefs", c"/sys/kernel/tracing"),
         (c"devtmpfs", c"/dev"),
         (c"tmpfs", c"/tmp"),
     ];

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::{self, CommandError};
 use crate::files::{Files, FilesError};
 use crate::machine::{DoctorError, Host, Programs};
+use crate::microvm::{self, MicrovmError};
 use crate::{root, say};
 
 /// Longest time of each part, with what it has to build first. Only nets.
@@ -31,6 +32,9 @@ pub enum BenchError {
     /// A file is missing.
     #[error(transparent)]
     Files(#[from] FilesError),
+    /// There is no QEMU to compare with.
+    #[error(transparent)]
+    Microvm(#[from] MicrovmError),
     /// It isn't known what this machine can do.
     #[error(transparent)]
     Doctor(#[from] DoctorError),
@@ -81,6 +85,31 @@ enum Part {
     Engine,
     /// Linux guests.
     Guests,
+    /// Of those, exits of hits.
+    Exits,
+    /// Stops for batches.
+    Batches,
+    /// Jumps beside the guest's own probes.
+    Jumps,
+    /// A workload with files and processes.
+    Workload,
+    /// Boots beside QEMU's.
+    Boot,
+}
+
+impl Part {
+    /// The arguments of `e2e bench` for it.
+    fn of_guests(self) -> Option<[String; 2]> {
+        let name = match self {
+            Self::Engine | Self::Guests => return None,
+            Self::Exits => "exits",
+            Self::Batches => "batches",
+            Self::Jumps => "jumps",
+            Self::Workload => "workload",
+            Self::Boot => "boot",
+        };
+        Some(["--only", name].map(str::to_owned))
+    }
 }
 
 /// Measures all, shows it, and writes the report; true if all could be measured. A figure that misses
@@ -97,11 +126,12 @@ pub fn run(options: &Options) -> Result<bool, BenchError> {
         let _there_may_be_none = fs::remove_file(&report);
     }
     let mut figures = Vec::new();
-    if options.only != Some(Part::Guests) {
+    if options.only.is_none_or(|part| part == Part::Engine) {
         figures.extend(engine(&folder)?);
     }
     if options.only != Some(Part::Engine) {
-        figures.extend(guests(&folder)?);
+        let only = options.only.and_then(Part::of_guests);
+        figures.extend(guests(&folder, only.into_iter().flatten())?);
     }
     figures.sort_by(|a, b| (&a.id, &a.place).cmp(&(&b.id, &b.place)));
     show(&figures);
@@ -152,13 +182,14 @@ fn engine(folder: &Path) -> Result<Vec<Figure>, BenchError> {
     read("the engine's part", &lines)
 }
 
-/// Linux guests: exits and stops.
-fn guests(folder: &Path) -> Result<Vec<Figure>, BenchError> {
+/// Linux guests, with these arguments for `e2e bench`.
+fn guests(folder: &Path, only: impl Iterator<Item = String>) -> Result<Vec<Figure>, BenchError> {
     let programs = Programs::build()?;
-    let files = Files::for_tests(&programs)?;
+    let mut files = Files::for_tests(&programs)?;
     let host = Host::examine(&programs)?;
     say(&format!("# guests: {}", host.verdict));
     let lines = if host.runs_linux {
+        files.link(microvm::NAME, &microvm::program()?)?;
         let results = folder.join("guests.jsonl");
         let io = |what| {
             let path = results.clone();
@@ -167,6 +198,7 @@ fn guests(folder: &Path) -> Result<Vec<Figure>, BenchError> {
         fs::write(&results, "").map_err(io("write"))?;
         let mut e2e = Command::new(&programs.e2e);
         e2e.args(["bench", "--where", "host"])
+            .args(only)
             .env("VMPROBE_RESULTS", &results)
             .env("VMPROBE_FILES", &files.folder)
             .env("VMPROBE_BIN_DIR", &programs.folder);
@@ -175,9 +207,10 @@ fn guests(folder: &Path) -> Result<Vec<Figure>, BenchError> {
     } else {
         say("# in the lab: upstream kvm-amd in an emulated CPU");
         let command = ["/bin/e2e", "bench", "--where", "lab-amd"];
-        let mut lab = Lab::new(command.map(str::to_owned).into());
+        let mut lab = Lab::new(command.map(str::to_owned).into_iter().chain(only).collect());
         lab.files = files.in_lab("/boot");
         lab.files.extend(programs.in_lab());
+        lab.files.extend(microvm::in_lab("/boot")?);
         lab.env = [
             ("VMPROBE_FILES", "/boot"),
             ("VMPROBE_BIN_DIR", "/bin"),

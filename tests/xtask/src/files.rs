@@ -164,7 +164,11 @@ impl Files {
         &self.others
     }
 
-    fn link(&mut self, name: &'static str, to: &Path) -> Result<(), FilesError> {
+    /// Adds a file by a link to it.
+    ///
+    /// # Errors
+    /// It can't be linked.
+    pub fn link(&mut self, name: &'static str, to: &Path) -> Result<(), FilesError> {
         link(&self.folder.join(name), to)?;
         self.names.push(name);
         Ok(())

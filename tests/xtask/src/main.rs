@@ -16,6 +16,7 @@ mod labs;
 mod layering;
 mod lines;
 mod machine;
+mod microvm;
 mod passt;
 mod pictures;
 mod record;

@@ -18,6 +18,7 @@ mod klog;
 mod kprobe;
 mod kprobe_switched;
 mod listing;
+mod mark;
 mod mixed;
 mod module;
 mod names;
@@ -64,6 +65,7 @@ pub use sweep::CHILD;
 pub fn run(plan: &Plan) -> io::Result<Value> {
     match plan.workload {
         Workload::None => Ok(json!({})),
+        Workload::Mark => mark::run(),
         Workload::Answers => answers::run(),
         Workload::Cpus => Ok(json!({ "online": threads::online_cpus()?.len() })),
         Workload::Nodes => placed::nodes(),

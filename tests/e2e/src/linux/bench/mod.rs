@@ -1,7 +1,9 @@
 //! Figures of a Linux guest: exits a hit, and how long the vCPUs stand still for a batch. Counted or
 //! told by the server; what depends on how fast exits are is not measured here.
 
+mod boot;
 mod jumps;
+mod kvm_trace;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -19,6 +21,21 @@ use super::{code, functions, whole};
 use crate::context::{Context, Place};
 use crate::say;
 use crate::test::{Failure, Outcome, check, pass, wrong};
+
+/// A part of what is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Exits of hits.
+    Exits,
+    /// Stops for batches.
+    Batches,
+    /// Jumps beside the guest's own probes.
+    Jumps,
+    /// A workload with files and processes.
+    Workload,
+    /// Boots beside QEMU's.
+    Boot,
+}
 
 /// One figure of `target/bench/report.json`.
 #[derive(Debug, Clone, Serialize)]
@@ -56,22 +73,34 @@ const BATCHES: [(usize, usize); 4] = [(1, 9), (100, 9), (1000, 5), (10_000, 3)];
 /// for each halving.
 const PART: usize = 500;
 
-/// Measures all and adds it to a file, one line of JSON a figure.
+/// Measures all, or one part, and adds it to a file, one line of JSON a figure.
 ///
 /// # Errors
 /// If something can't be measured.
-pub fn run(cx: &Context, results: Option<PathBuf>) -> Result<bool, Failure> {
+pub fn run(cx: &Context, results: Option<PathBuf>, only: Option<Part>) -> Result<bool, Failure> {
+    let is_wanted = |part| only.is_none_or(|only| only == part);
     let place = match cx.place {
         Place::Host => "host",
         Place::LabAmd | Place::LabIntel => "lab",
     };
     let mut figures = Vec::new();
     let _: Outcome = cx.block_on(async {
-        exits(cx, place, &mut figures).await?;
-        batches(cx, place, &mut figures).await?;
-        jumps::hits(cx, place, &mut figures).await?;
-        jumps::batches(cx, place, &mut figures).await?;
-        workload::measure(cx, place, &mut figures).await?;
+        if is_wanted(Part::Exits) {
+            exits(cx, place, &mut figures).await?;
+        }
+        if is_wanted(Part::Batches) {
+            batches(cx, place, &mut figures).await?;
+        }
+        if is_wanted(Part::Jumps) {
+            jumps::hits(cx, place, &mut figures).await?;
+            jumps::batches(cx, place, &mut figures).await?;
+        }
+        if is_wanted(Part::Workload) {
+            workload::measure(cx, place, &mut figures).await?;
+        }
+        if is_wanted(Part::Boot) {
+            boot::measure(cx, place, &mut figures)?;
+        }
         pass()
     })?;
     let mut file = match results {

@@ -66,8 +66,14 @@ pub async fn measure(
     let hot = hottest(&mut guest).await?;
     let texts: Vec<String> = hot.iter().map(|place| format!("p {place}")).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    for (kind, limit) in [(Kind::Jumps, Some(1.1)), (Kind::Breakpoints, None)] {
-        let compared = compare(&mut guest, &texts, kind).await?;
+    let counting: Vec<String> = texts.iter().map(|text| format!("{text} count")).collect();
+    let counting: Vec<&str> = counting.iter().map(String::as_str).collect();
+    for (kind, texts, limit) in [
+        (Kind::Jumps, &texts, Some(1.1)),
+        (Kind::CountingJumps, &counting, Some(1.1)),
+        (Kind::Breakpoints, &texts, None),
+    ] {
+        let compared = compare(&mut guest, texts, kind).await?;
         let verdict = match limit {
             Some(limit) if compared.ratio <= limit => format!("limit {limit}: kept"),
             Some(limit) => format!("limit {limit}: missed"),
@@ -93,7 +99,11 @@ pub async fn measure(
 /// How the functions are probed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    /// Each hit is a record of all registers.
     Jumps,
+    /// Each hit is counted.
+    CountingJumps,
+    /// As [`Self::Jumps`] records.
     Breakpoints,
 }
 
@@ -101,6 +111,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Jumps => "jumps",
+            Self::CountingJumps => "jumps that count",
             Self::Breakpoints => "breakpoints",
         }
     }
@@ -116,13 +127,13 @@ struct Compared {
 async fn compare(guest: &mut Guest, texts: &[&str], kind: Kind) -> Result<Compared, Failure> {
     guest
         .client
-        .set_optimization(VM, kind == Kind::Jumps)
+        .set_optimization(VM, kind != Kind::Breakpoints)
         .await?;
     let probes = guest.client.register_probes(VM, specs(texts)?).await?;
     let jumps = settle(guest, &[]).await?.probes;
     let jumps = jumps.iter().filter(|probe| is_jump(probe)).count();
     check!(
-        kind == Kind::Jumps || jumps == 0,
+        kind != Kind::Breakpoints || jumps == 0,
         "{jumps} probes are jumps, and none should be"
     );
     let (mut ratios, mut times) = (Vec::new(), [Vec::new(), Vec::new()]);
