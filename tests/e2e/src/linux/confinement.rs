@@ -19,6 +19,8 @@ pub const TESTS: &[Test] = &[Test {
     run: confined,
 }];
 
+/// The virtio console is the guest's console: input goes there.
+const KERNEL_ARGS: &str = "quiet cryptomgr.notests initcall_blacklist=jent_mod_init console=hvc0";
 const DISK_LEN: usize = 1 << 20;
 /// Ends of the names of threads that there must be: a name has 15 characters.
 const THREADS: [&str; 11] = [
@@ -40,6 +42,7 @@ fn confined(cx: &Context) -> TestResult {
     let config = Config {
         kernel: files::BZIMAGE_6_12,
         vcpus: 2,
+        kernel_args: KERNEL_ARGS,
         devices: Some(Devices {
             disks: vec![Disk {
                 path: path("disk"),
