@@ -3,7 +3,8 @@
 #
 #   SOURCE a kernel's source archive (.orig.tar.xz), already verified by apt
 #   CONFIG the options that it is to have; all others are off
-#   WORK   an empty folder to build in; the results are WORK/bzImage and WORK/config
+#   WORK   an empty folder to build in; the results are WORK/bzImage, WORK/config, and WORK/debug with the vmlinux that
+#          has debug information and the kernel's scripts for gdb
 set -eu
 # Ranges of letters below are those of ASCII.
 export LC_ALL=C
@@ -35,6 +36,11 @@ missing=$(grep '^CONFIG_' "$config" | grep -vxFf "$work/build/.config" || true)
 }
 
 step 'compile'
-make -s -j"$(nproc)" O="$work/build" bzImage
+make -s -j"$(nproc)" O="$work/build" bzImage scripts_gdb
 mv "$work/build/arch/x86/boot/bzImage" "$work/bzImage"
 mv "$work/build/.config" "$work/config"
+mkdir -p "$work/debug/scripts"
+# The scripts are links to the source.
+cp -rL "$work/build/scripts/gdb" "$work/debug/scripts/gdb"
+cp -L "$work/build/vmlinux-gdb.py" "$work/debug"
+mv "$work/build/vmlinux" "$work/debug"

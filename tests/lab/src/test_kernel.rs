@@ -1,5 +1,5 @@
-//! A kernel that tests itself and finds faults of its own: `KUnit`, lockdep, KASAN and the watchdogs. It is built from
-//! Debian's source package, once.
+//! A kernel that tests itself and finds faults of its own: `KUnit`, lockdep, KASAN and the watchdogs. It has debug
+//! information, and scripts for gdb. It is built from Debian's source package, once.
 //!
 //! Its configuration is `test-kernel.config`. Debian's stock kernels have none of that built in.
 
@@ -22,6 +22,7 @@ const PACKAGE: &str = "linux";
 const CONFIG: &str = include_str!("../test-kernel.config");
 const SCRIPT: &str = include_str!("../build-kernel.sh");
 const IMAGE: &str = "bzImage";
+const DEBUG: &str = "debug";
 
 /// Why there is no test kernel.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,9 @@ pub enum TestKernelError {
 pub struct TestKernel {
     /// The bzImage.
     pub vmlinuz: PathBuf,
+    /// The folder with its `vmlinux`, which has debug information, and with `vmlinux-gdb.py` and the scripts that this
+    /// loads.
+    pub debug: PathBuf,
     /// The source that it was built from: `linux_6.12.117.orig.tar.xz`.
     pub source: String,
 }
@@ -54,7 +58,7 @@ struct Origin {
     source: String,
 }
 
-/// Finds the test kernel in the cache, or builds it there: about five minutes on two cores, once. The
+/// Finds the test kernel in the cache, or builds it there: about eight minutes on two cores, once. The
 /// cached one is for this configuration and this build script; it needs no network.
 ///
 /// # Errors
@@ -78,7 +82,11 @@ fn cached(home: &Path) -> Option<TestKernel> {
     let origin = fs::read(home.join("origin.json")).ok()?;
     let Origin { source } = serde_json::from_slice(&origin).ok()?;
     let vmlinuz = home.join(IMAGE);
-    vmlinuz.is_file().then_some(TestKernel { vmlinuz, source })
+    vmlinuz.is_file().then(|| TestKernel {
+        vmlinuz,
+        debug: home.join(DEBUG),
+        source,
+    })
 }
 
 fn build(cache: &Path, home: &Path) -> Result<TestKernel, TestKernelError> {
@@ -96,7 +104,7 @@ fn build(cache: &Path, home: &Path) -> Result<TestKernel, TestKernelError> {
     // Outside the build folder, so that it outlives the next try's clean-up of that folder.
     let log = cache.join("test-kernel-build.log");
     step(&format!(
-        "building the test kernel (about 5 minutes, once; log: {})",
+        "building the test kernel (about 8 minutes, once; log: {})",
         log.display()
     ));
     let mut command = Command::new("sh");
@@ -105,7 +113,7 @@ fn build(cache: &Path, home: &Path) -> Result<TestKernel, TestKernelError> {
 
     let ready = work.join("ready");
     cache::make_dir(&ready)?;
-    for file in [IMAGE, "config"] {
+    for file in [IMAGE, DEBUG, "config"] {
         cache::rename(&work.join(file), &ready.join(file))?;
     }
     let source = archive.file_name().unwrap_or_default();

@@ -9,18 +9,15 @@ use std::process::Command;
 use lab::{CacheError, cache_dir};
 
 use crate::gdb::{self, GdbError};
+use crate::python::{self, Loaded, PRINT_LOADED};
 
 /// The version, from `PyPI`.
 const VERSION: &str = "0.3.0";
-/// Prints Python's own program, then the files of all that drgn loads.
-const LOADED: &str = "\
+/// Loads all of drgn that is used, and prints Python's own program.
+const LOAD: &str = "\
 import sys
 import drgn, drgn.helpers.linux.kallsyms
 print(sys._base_executable)
-for module in list(sys.modules.values()):
-    for name in (getattr(module, '__file__', None), getattr(module, '__cached__', None)):
-        if name:
-            print(name)
 ";
 
 /// Why there is no drgn.
@@ -51,7 +48,7 @@ pub fn in_lab(folder: &str) -> Result<Vec<(PathBuf, String)>, DrgnError> {
     let installed = ensure()?;
     let mut python = Command::new("python3");
     python
-        .args(["-c", LOADED])
+        .args(["-c", &format!("{LOAD}{PRINT_LOADED}")])
         .env("PYTHONPATH", &installed)
         .env("PYTHONDONTWRITEBYTECODE", "1");
     let listed = run("python3", &mut python)?;
@@ -68,14 +65,12 @@ pub fn in_lab(folder: &str) -> Result<Vec<(PathBuf, String)>, DrgnError> {
         let entry = entry.map_err(|e| DrgnError::Io("read", own.clone(), e))?;
         loaded.insert(entry.path());
     }
-    let mut libraries = gdb::libraries_of(&program)?;
-    let mut files = vec![(PathBuf::from(&program), "/bin/python3".to_owned())];
-    for path in loaded.iter().filter(|path| path.is_file()) {
-        if path.extension().is_some_and(|extension| extension == "so") {
-            libraries.extend(gdb::libraries_of(&path.to_string_lossy())?);
-        }
-        files.push((path.clone(), inside(path)));
-    }
+    let Loaded {
+        mut files,
+        mut libraries,
+    } = python::loaded(loaded.into_iter(), inside)?;
+    libraries.extend(gdb::libraries_of(&program)?);
+    files.push((PathBuf::from(&program), "/bin/python3".to_owned()));
     let others = libraries.into_iter().map(PathBuf::from);
     let others = others.filter(|path| !path.starts_with(&installed));
     files.extend(others.map(|path| (path.clone(), path.display().to_string())));

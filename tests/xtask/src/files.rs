@@ -102,8 +102,8 @@ pub struct Files {
     /// The folder of the cache with those that are made of packages.
     cached: PathBuf,
     names: Vec<&'static str>,
-    /// What only one lab has, with the paths in its machine: gdb, drgn and passt and what they need, and a distribution's
-    /// disk.
+    /// What only one lab has, with the paths in its machine: gdb, drgn and passt and what they need, a distribution's
+    /// disk, and the test kernel's debug information.
     others: Vec<(PathBuf, String)>,
 }
 
@@ -135,7 +135,8 @@ impl Files {
         files.link("vmlinuz-6.12", &kernels.v6_12.vmlinuz)?;
         files.repacked(&kernels.v6_1)?;
         files.unpacked("vmlinux-6.12", &kernels.v6_12)?;
-        files.link("test-kernel", &lab::ensure_test_kernel()?.vmlinuz)?;
+        let test_kernel = lab::ensure_test_kernel()?;
+        files.link("test-kernel", &test_kernel.vmlinuz)?;
         files.link("busybox", &root_files::busybox()?)?;
         files.link("root.img", &root_files::image(&files.cached)?)?;
         // Beside the other programs, as in the lab.
@@ -147,6 +148,9 @@ impl Files {
         let debian = lab::ensure_debian_disk()?;
         link(&files.folder.join(DEBIAN_DISK), &debian)?;
         files.others.push((debian, format!("/boot/{DEBIAN_DISK}")));
+        files
+            .others
+            .extend(below(&test_kernel.debug, "/boot/debug")?);
         // They need some libraries.
         files.others.sort();
         files.others.dedup();
@@ -243,6 +247,21 @@ fn link(path: &Path, to: &Path) -> Result<(), FilesError> {
         std::os::unix::fs::symlink(to, path).map_err(io_error("link", path))?;
     }
     Ok(())
+}
+
+/// All files below a folder, with their paths below another one.
+fn below(folder: &Path, place: &str) -> Result<Vec<(PathBuf, String)>, FilesError> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io_error("read", folder))? {
+        let path = entry.map_err(io_error("read", folder))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let place = format!("{place}/{name}");
+        match path.is_dir() {
+            true => files.extend(below(&path, &place)?),
+            false => files.push((path, place)),
+        }
+    }
+    Ok(files)
 }
 
 fn made(folder: PathBuf) -> Result<PathBuf, FilesError> {

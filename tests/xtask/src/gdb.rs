@@ -1,15 +1,20 @@
-//! Debian's gdb for the lab machine, with the libraries that it needs.
+//! Debian's gdb for the lab machine, with the libraries and the files of Python that it needs.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use lab::PackageError;
 
-/// The package whose gdb needs nothing of Python's. It can't be installed beside `gdb`.
-const PACKAGE: &str = "gdb-minimal";
+use crate::python::{self, Loaded, PRINT_LOADED};
+
+const PACKAGE: &str = "gdb";
 const DEBIAN: &str = "bookworm";
+/// What the kernel's scripts import of Python's own, as they do today. gdb loads the rest by itself.
+const IMPORTS: &str = "import binascii, math, os, re, struct, traceback, zlib";
+/// Where gdb's own files are in the package, and where it looks for them when it is in `/bin`.
+const DATA: (&str, &str) = ("usr/share/gdb", "/share/gdb");
 
 /// Why there is no gdb.
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +23,8 @@ pub enum GdbError {
     #[error("there is no gdb")]
     Package(#[from] PackageError),
     /// A program can't be started.
-    #[error("can't start {0} (deploy/setup.sh installs it)")]
-    Start(&'static str, #[source] io::Error),
+    #[error("can't start {0} (deploy/setup.sh installs what it needs)")]
+    Start(String, #[source] io::Error),
     /// A library isn't there.
     #[error("the library {0} is missing; run deploy/setup.sh, which installs what gdb needs")]
     Library(String),
@@ -33,14 +38,27 @@ pub fn program() -> Result<PathBuf, GdbError> {
     Ok(lab::ensure_package(DEBIAN, PACKAGE)?.join("usr/bin/gdb"))
 }
 
-/// gdb and its libraries, each with its path in the lab machine.
+/// gdb, its libraries and what it loads of Python, each with its path in the lab machine.
 ///
 /// # Errors
 /// If it isn't there, or lacks a library.
 pub fn in_lab() -> Result<Vec<(PathBuf, String)>, GdbError> {
-    let gdb = program()?;
-    let libraries = libraries_of(&gdb.to_string_lossy())?;
-    let mut files = vec![(gdb, "/bin/gdb".to_owned())];
+    let package = lab::ensure_package(DEBIAN, PACKAGE)?;
+    let gdb = package.join("usr/bin/gdb");
+    let print = format!("python exec({:?})", format!("{IMPORTS}\n{PRINT_LOADED}"));
+    let listed = run(&gdb.to_string_lossy(), &["-nx", "-batch", "-ex", &print])?;
+    let data = package.join(DATA.0);
+    let inside = |path: &Path| match path.strip_prefix(&data) {
+        Ok(rest) => format!("{}/{}", DATA.1, rest.display()),
+        Err(_) => path.display().to_string(),
+    };
+    let listed = listed.lines().map(PathBuf::from);
+    let Loaded {
+        mut files,
+        mut libraries,
+    } = python::loaded(listed, inside)?;
+    libraries.extend(libraries_of(&gdb.to_string_lossy())?);
+    files.push((gdb, "/bin/gdb".to_owned()));
     files.extend(
         libraries
             .into_iter()
@@ -74,9 +92,9 @@ fn libraries(listed: &str) -> Result<BTreeSet<String>, GdbError> {
     Ok(paths)
 }
 
-fn run(program: &'static str, arguments: &[&str]) -> Result<String, GdbError> {
+fn run(program: &str, arguments: &[&str]) -> Result<String, GdbError> {
     let output: io::Result<Output> = Command::new(program).args(arguments).output();
-    let output = output.map_err(|cause| GdbError::Start(program, cause))?;
+    let output = output.map_err(|cause| GdbError::Start(program.to_owned(), cause))?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

@@ -19,6 +19,7 @@ mod machine;
 mod microvm;
 mod passt;
 mod pictures;
+mod python;
 mod record;
 mod repack;
 mod requirements;

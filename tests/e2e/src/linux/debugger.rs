@@ -10,20 +10,28 @@ use vmprobe_client::v1::{
 };
 use vmprobe_client::{DebugEvent, DebugSession};
 
-use super::guest::{Guest, VM, files};
+use super::guest::{Config, Guest, VM, files};
 use super::jumps;
 use super::list::vmprobe;
 use crate::context::{Context, Place};
 use crate::drgn::{self, TaskLayout};
 use crate::gdb::{GdbServer, printed};
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+use crate::test::{Failure, Needs, Outcome, Test, TestResult, check, check_eq, pass_with, wrong};
 
-pub const TESTS: &[Test] = &[Test {
-    name: "gdb_and_a_client_debug_2_vcpus_of_6_12_while_probes_are_jumps",
-    ids: &["VM10"],
-    needs: Needs::Linux,
-    run: debugging,
-}];
+pub const TESTS: &[Test] = &[
+    Test {
+        name: "gdb_and_a_client_debug_2_vcpus_of_6_12_while_probes_are_jumps",
+        ids: &["VM10"],
+        needs: Needs::Linux,
+        run: debugging,
+    },
+    Test {
+        name: "the_kernel_s_own_scripts_for_gdb_tell_of_its_log_and_its_tasks",
+        ids: &["VM10"],
+        needs: Needs::Linux,
+        run: kernel_scripts,
+    },
+];
 
 /// Functions that an idle guest comes to again and again.
 const PROBES: [&str; 3] = ["schedule", "r:back schedule", "tick=update_process_times"];
@@ -298,4 +306,67 @@ fn file_offset(path: &Path, phys: u64) -> Result<u64, Failure> {
     let segment = found.skip(1).find(holds);
     let (offset, start, _) = segment.ok_or_else(|| wrong!("the dump lacks {phys:#x}"))?;
     Ok(offset + (phys - start))
+}
+
+/// Where the test kernel's vmlinux is, which has debug information, with the scripts.
+const DEBUG: &str = "debug";
+/// A task's line of `lx-ps`: its address, its number and its name.
+const PID_1: [&str; 2] = ["1", "init"];
+
+/// gdb has the kernel's `vmlinux` with debug information, and loads its scripts.
+fn kernel_scripts(cx: &Context) -> TestResult {
+    let file = |name: &str| cx.file(&format!("{DEBUG}/{name}"));
+    let vmlinux = file("vmlinux");
+    if !Path::new(&vmlinux).exists() {
+        return Ok(Outcome::Skip("the debug information isn't here".to_owned()));
+    }
+    cx.block_on(async {
+        let config = Config {
+            kernel: "test-kernel",
+            vcpus: 2,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        guest.console.report("ready").await?;
+        let server = GdbServer::start(cx, guest.endpoint())?;
+        let commands = [
+            format!("source {}", file("vmlinux-gdb.py")),
+            "lx-version".to_owned(),
+            "lx-cmdline".to_owned(),
+            "lx-dmesg".to_owned(),
+            "lx-ps".to_owned(),
+            "lx-mounts".to_owned(),
+            // A tick while PID 1 counts on this CPU.
+            "break update_process_times if $lx_current().pid == 1".to_owned(),
+            "continue".to_owned(),
+            "printf \"comm %s\\n\", $lx_current().comm".to_owned(),
+            "backtrace 3".to_owned(),
+            "delete".to_owned(),
+        ];
+        guest.say("workload=spin").await?;
+        let lines = server.ask(cx, Some(Path::new(&vmlinux)), &commands)?;
+        let has = |text: &str| lines.iter().any(|line| line.contains(text));
+        check!(
+            has("Linux version 6."),
+            "lx-version or lx-dmesg says nothing"
+        );
+        check!(has("workload=echo"), "lx-cmdline says nothing");
+        let of_pid_1 = lines.iter().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.len() == 3 && words[0].starts_with("0x") && words[1..] == PID_1
+        });
+        check!(of_pid_1, "lx-ps doesn't list PID 1");
+        check!(has("proc /proc"), "lx-mounts doesn't list /proc");
+        check_eq!(printed(&lines, "comm ")?, "init", "the task of the tick");
+        check!(
+            has("#0  update_process_times (user_tick="),
+            "the argument has no value"
+        );
+        check!(has("#1  ") && has("#2  "), "the callers aren't known");
+        // The guest has gone on.
+        guest.say("").await?;
+        guest.console.report("done").await?;
+        guest.end().await?;
+        pass_with(String::new())
+    })
 }
