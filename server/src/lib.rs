@@ -16,6 +16,7 @@ mod machine;
 mod one_vm;
 mod page;
 mod services;
+mod settings;
 mod status;
 pub mod vm_process;
 
@@ -29,3 +30,4 @@ pub mod testing {
 
 pub use front::{BindError, ServeError, ServeOptions, Server, VmProgram};
 pub use limits::Limits;
+pub use settings::Settings;

@@ -23,10 +23,6 @@ pub struct Limits {
     /// Streams, and calls that wait for something to happen, at the same time. A stream of events
     /// holds some 24 MiB when its client reads too slowly.
     pub streams: usize,
-    /// Whether probes and clients may change the guest: set registers, skip functions, write memory.
-    pub changes: bool,
-    /// Whether the threads of VMs have filters of system calls.
-    pub seccomp: bool,
 }
 
 impl Default for Limits {
@@ -39,8 +35,6 @@ impl Default for Limits {
             probes: 250_000,
             calls: 256,
             streams: 256,
-            changes: false,
-            seccomp: true,
         }
     }
 }

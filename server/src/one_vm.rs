@@ -8,25 +8,25 @@ use tonic::Status;
 use vmm::confinement::Confinement;
 use vmprobe_proto::v1;
 
-use crate::limits::Limits;
 use crate::machine::Machine;
+use crate::settings::Settings;
 use crate::status;
 
 /// A VM with a name, once it is made, and until it is deleted.
 #[derive(Debug)]
 pub struct OneVm {
     name: String,
-    limits: Limits,
+    settings: Settings,
     confinement: Confinement,
     machine: Mutex<Option<Arc<Machine>>>,
 }
 
 impl OneVm {
     /// Not made yet. Its threads will be confined by `confinement`.
-    pub fn new(name: String, limits: Limits, confinement: Confinement) -> Self {
+    pub fn new(name: String, settings: Settings, confinement: Confinement) -> Self {
         Self {
             name,
-            limits,
+            settings,
             confinement,
             machine: Mutex::default(),
         }
@@ -53,11 +53,11 @@ impl OneVm {
             }
             let Self {
                 name,
-                limits,
+                settings,
                 confinement,
                 ..
             } = &*this;
-            let (machine, probes) = Machine::create(name, &request, limits, confinement)?;
+            let (machine, probes) = Machine::create(name, &request, settings, confinement)?;
             if !request.hold {
                 machine.start()?;
             }
@@ -107,8 +107,8 @@ impl Publishers {
     }
 
     /// A VM that will be found here.
-    pub(crate) fn new_vm(&self, name: &str, limits: Limits) -> Arc<OneVm> {
-        let vm = Arc::new(OneVm::new(name.to_owned(), limits, Confinement::none()));
+    pub(crate) fn new_vm(&self, name: &str, settings: Settings) -> Arc<OneVm> {
+        let vm = Arc::new(OneVm::new(name.to_owned(), settings, Confinement::none()));
         self.0.lock().push(Arc::clone(&vm));
         vm
     }

@@ -11,6 +11,7 @@
 //! | `INTERNAL` | KVM or the server failed |
 
 use std::fmt::{Display, Formatter};
+use std::io;
 
 use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, VcpuError};
@@ -23,6 +24,11 @@ use vmm::{CreateError, DeviceError, DiskError, FileError, NetError, VsockError};
 /// A wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
     with_field(Code::InvalidArgument, field, message)
+}
+
+/// The host has no thread.
+pub fn no_thread(error: &io::Error) -> Status {
+    Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
 }
 
 /// A failure that one field of the request is to blame for.

@@ -33,6 +33,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 use crate::limits::{self, Limits};
 use crate::one_vm::OneVm;
 use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Symbols, Vms};
+use crate::settings::Settings;
 
 /// The exit code of `vmprobe run` for a guest whose monitor has failed.
 pub const FAILED_EXIT_CODE: u32 = 7;
@@ -88,6 +89,9 @@ pub struct Arguments {
     /// Streams and waiting calls at the same time
     #[arg(long, value_name = "N")]
     pub max_streams: usize,
+    /// Where kernels that were unpacked are kept
+    #[arg(long, value_name = "FOLDER")]
+    pub kernel_cache: Option<PathBuf>,
     /// Clients may change what runs in the guest
     #[arg(long)]
     pub allow_changes: bool,
@@ -98,7 +102,8 @@ pub struct Arguments {
 
 impl Arguments {
     /// Those for the VM that a request asks for.
-    pub fn of(request: &v1::CreateVmRequest, limits: &Limits) -> Self {
+    pub fn of(request: &v1::CreateVmRequest, settings: &Settings) -> Self {
+        let limits = &settings.limits;
         let devices = request.devices.clone().unwrap_or_default();
         let is_written = |share: &v1::Share| share.mode() == v1::ShareMode::ReadWrite;
         let (write, read): (Vec<_>, Vec<_>) = devices.shares.into_iter().partition(is_written);
@@ -117,8 +122,9 @@ impl Arguments {
             max_probes: limits.probes,
             max_calls: limits.calls,
             max_streams: limits.streams,
-            allow_changes: limits.changes,
-            no_seccomp: !limits.seccomp,
+            kernel_cache: settings.kernel_cache.clone(),
+            allow_changes: settings.changes,
+            no_seccomp: !settings.seccomp,
         }
     }
 
@@ -135,9 +141,10 @@ impl Arguments {
             words.extend([option.into(), number.to_string().into()]);
         }
         for (option, paths) in [
-            ("--read", &self.read),
-            ("--write", &self.write),
-            ("--sockets", &self.sockets),
+            ("--read", &*self.read),
+            ("--write", &*self.write),
+            ("--sockets", &*self.sockets),
+            ("--kernel-cache", self.kernel_cache.as_slice()),
         ] {
             for path in paths {
                 words.extend([option.into(), path.into()]);
@@ -153,16 +160,19 @@ impl Arguments {
         words
     }
 
-    /// Its limits; what isn't there is the server's.
-    pub fn limits(&self) -> Limits {
-        Limits {
-            file_mib: self.max_file,
-            probes: self.max_probes,
-            calls: self.max_calls,
-            streams: self.max_streams,
+    /// Its settings; limits that aren't there are the server's.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            limits: Limits {
+                file_mib: self.max_file,
+                probes: self.max_probes,
+                calls: self.max_calls,
+                streams: self.max_streams,
+                ..Limits::default()
+            },
             changes: self.allow_changes,
             seccomp: !self.no_seccomp,
-            ..Limits::default()
+            kernel_cache: self.kernel_cache.clone(),
         }
     }
 
@@ -198,7 +208,8 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
     let confinement = Confinement::prepare(&arguments.access(), !arguments.no_seccomp)?;
     // The runtime's threads are started by this one, and are as confined as it.
     confinement.enter(Role::Service)?;
-    let (name, limits) = (arguments.name.clone(), arguments.limits());
+    let (name, settings) = (arguments.name.clone(), arguments.settings());
+    let limits = &settings.limits;
     let threads = limits.calls.saturating_add(limits.streams);
     let workers = std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(WORKERS));
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -210,7 +221,11 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
         .map_err(VmProcessError::Runtime)?;
     let served = runtime.block_on(async {
         let connection = UnixStream::from_std(connection).map_err(VmProcessError::Connection)?;
-        serve(connection, Arc::new(OneVm::new(name, limits, confinement))).await
+        serve(
+            connection,
+            Arc::new(OneVm::new(name, settings, confinement)),
+        )
+        .await
     });
     runtime.shutdown_background();
     served
@@ -345,17 +360,20 @@ mod tests {
             }),
             ..Default::default()
         };
-        let limits = Limits {
-            probes: 7,
+        let settings = Settings {
+            limits: Limits {
+                probes: 7,
+                ..Limits::default()
+            },
             changes: true,
             seccomp: false,
-            ..Limits::default()
+            kernel_cache: Some("/k".into()),
         };
-        let words = Arguments::of(&request, &limits).to_command_line();
+        let words = Arguments::of(&request, &settings).to_command_line();
         let words = [vec!["vmprobed".into()], words].concat();
         let Program::Vm(arguments) = Program::try_parse_from(words).unwrap();
         assert_eq!(arguments.name, "-a");
-        assert_eq!(arguments.limits(), limits);
+        assert_eq!(arguments.settings(), settings);
         let folders = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
         assert_eq!(arguments.read, folders(&["/r"]));
         assert_eq!(arguments.write, folders(&["/w"]));

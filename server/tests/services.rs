@@ -69,7 +69,7 @@ fn loopback(port: u16) -> ServeOptions {
     ServeOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], port)),
         insecure_listen_anywhere: false,
-        limits: vmprobe_server::Limits::default(),
+        settings: vmprobe_server::Settings::default(),
         program: program(),
     }
 }
@@ -310,7 +310,7 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
     let refused = Server::bind(ServeOptions {
         listen,
         insecure_listen_anywhere: false,
-        limits: vmprobe_server::Limits::default(),
+        settings: vmprobe_server::Settings::default(),
         program: program(),
     })
     .await;
@@ -322,7 +322,7 @@ async fn an_address_that_other_hosts_reach_needs_a_flag() {
         Server::bind(ServeOptions {
             listen,
             insecure_listen_anywhere: true,
-            limits: vmprobe_server::Limits::default(),
+            settings: vmprobe_server::Settings::default(),
             program: program(),
         })
         .await

@@ -31,21 +31,20 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let [kernel, initramfs, cmdline, numbers @ ..] = args.as_slice() else {
         return Err("usage: boot KERNEL INITRAMFS CMDLINE [VCPUS [MIB]]".into());
     };
-    let vm = Vm::create(
-        &VmConfig {
-            kernel: kernel.into(),
-            initramfs: Some(initramfs.into()),
-            cmdline: cmdline.clone(),
-            huge_pages: false,
-            numa_nodes: 1,
-            memory_mib: numbers.get(1).map_or(Ok(512), |n| n.parse())?,
-            vcpus: numbers.first().map_or(Ok(1), |n| n.parse())?,
-            boot: BootMethod::Elf,
-            max_file: vmm::MAX_FILE,
-            devices: vmm::Devices::default(),
-        },
-        &Confinement::none(),
-    )?;
+    let config = VmConfig {
+        kernel: kernel.into(),
+        initramfs: Some(initramfs.into()),
+        cmdline: cmdline.clone(),
+        huge_pages: false,
+        numa_nodes: 1,
+        memory_mib: numbers.get(1).map_or(Ok(512), |n| n.parse())?,
+        vcpus: numbers.first().map_or(Ok(1), |n| n.parse())?,
+        boot: BootMethod::Elf,
+        max_file: vmm::MAX_FILE,
+        kernel_cache: None,
+        devices: vmm::Devices::default(),
+    };
+    let vm = Vm::create(&config, &config.read_kernel()?, &Confinement::none())?;
     // int3s exit and are reinjected, as beside a breakpoint probe.
     let debugging = Debugging {
         breakpoints: true,

@@ -19,7 +19,10 @@ use crate::{
     ram::RamError,
     unpack::UnpackError,
     x86_64::{
-        boot::{BootMethod, LoadError, bzimage::KernelFileError},
+        boot::{
+            BootMethod, LoadError,
+            bzimage::{KernelFile, KernelFileError, read_kernel_with},
+        },
         cpu::CpuError,
     },
 };
@@ -55,6 +58,9 @@ pub struct VmConfig {
     pub boot: BootMethod,
     /// The longest kernel or initramfs that is read, in bytes.
     pub max_file: u64,
+    /// The folder where kernels that were unpacked are kept for the next time. It is made if it isn't there. None: they
+    /// are unpacked each time.
+    pub kernel_cache: Option<PathBuf>,
     /// What it has besides a console.
     pub devices: Devices,
 }
@@ -234,6 +240,19 @@ impl VmConfig {
 }
 
 impl VmConfig {
+    /// Reads its kernel, and unpacks it if it is a bzImage.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, or with the file.
+    pub fn read_kernel(&self) -> Result<KernelFile, CreateError> {
+        self.validate()?;
+        let bytes = self.read("kernel", &self.kernel)?;
+        read_kernel_with(bytes, self.kernel_cache.as_deref()).map_err(|cause| CreateError::Kernel {
+            path: self.kernel.clone(),
+            cause,
+        })
+    }
+
     /// The bytes of one of its files.
     pub(crate) fn read(&self, what: &'static str, path: &Path) -> Result<Vec<u8>, CreateError> {
         file::read(path, self.max_file).map_err(|cause| CreateError::File {

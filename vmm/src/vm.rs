@@ -40,10 +40,7 @@ use crate::{
     },
     x86_64::{
         acpi::Hardware,
-        boot::{
-            self, Entry,
-            bzimage::{KernelFile, read_kernel},
-        },
+        boot::{self, Entry, bzimage::KernelFile},
         chips,
         cpu::{self, Topology},
         events::KvmEvents,
@@ -58,7 +55,6 @@ pub struct Vm {
     vcpus: Vec<Arc<Mutex<KvmVcpu>>>,
     console: Arc<Console>,
     threads: Mutex<Threads>,
-    kernel: Option<KernelFile>,
     segments: Vec<Segment>,
     entry: GuestPhysAddr,
     unpacked_itself: bool,
@@ -123,19 +119,17 @@ pub enum StartError {
 
 impl Vm {
     /// Makes a VM with its kernel in place, ready to execute its first
-    /// instruction. A bzImage that unpacks itself has done so. Its threads will be
-    /// confined by `confinement`.
+    /// instruction. `kernel` is what [`VmConfig::read_kernel`] has read. A bzImage that unpacks itself has done so. Its
+    /// threads will be confined by `confinement`.
     ///
     /// # Errors
     /// See [`CreateError`]; nothing is left behind.
-    pub fn create(config: &VmConfig, confinement: &Confinement) -> Result<Self, CreateError> {
+    pub fn create(
+        config: &VmConfig,
+        kernel: &KernelFile,
+        confinement: &Confinement,
+    ) -> Result<Self, CreateError> {
         config.validate()?;
-        let kernel = read_kernel(config.read("kernel", &config.kernel)?).map_err(|cause| {
-            CreateError::Kernel {
-                path: config.kernel.clone(),
-                cause,
-            }
-        })?;
         let initramfs = config.read_initramfs()?;
         let end = Arc::new(EndSignal::default());
         let console = Arc::new(Console::default());
@@ -166,7 +160,7 @@ impl Vm {
         }
         let loaded = boot::load(
             &ram,
-            &kernel,
+            kernel,
             config.boot,
             initramfs.as_deref(),
             &config.cmdline,
@@ -233,7 +227,6 @@ impl Vm {
             vcpus,
             console,
             threads: Mutex::default(),
-            kernel: Some(kernel),
             segments: loaded.segments,
             entry,
             unpacked_itself: loaded.last_jump.is_some(),
@@ -242,12 +235,6 @@ impl Vm {
             confinement: confinement.clone(),
             _fd: fd,
         })
-    }
-
-    /// Takes the kernel's file out, so that its memory can be freed once its
-    /// symbols are known. Returns None the second time.
-    pub fn take_kernel(&mut self) -> Option<KernelFile> {
-        self.kernel.take()
     }
 
     /// The kernel's segments, where they were linked to be.

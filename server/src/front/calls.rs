@@ -79,7 +79,7 @@ async fn create(
         let _until_it_is_made = place;
         let name = reservation.name().to_owned();
         let request = v1::CreateVmRequest { name, ..request };
-        let (process, created) = VmProcess::start(vms.program(), request, vms.limits()).await?;
+        let (process, created) = VmProcess::start(vms.program(), request, vms.settings()).await?;
         reservation.fill(Arc::new(process))?;
         doctor::warn_if_unfit();
         Ok(created)

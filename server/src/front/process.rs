@@ -22,7 +22,8 @@ use tonic::transport::{Channel, Endpoint};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 
-use crate::limits::{self, Limits};
+use crate::limits;
+use crate::settings::Settings;
 use crate::vm_process::{self, Arguments};
 
 /// How long a killed guest may take to end before its process is killed.
@@ -80,14 +81,14 @@ impl VmProcess {
     pub async fn start(
         program: &VmProgram,
         request: v1::CreateVmRequest,
-        limits: &Limits,
+        settings: &Settings,
     ) -> Result<(Self, v1::CreateVmResponse), Status> {
         let failed = |error: io::Error| {
             Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
-        let arguments = Arguments::of(&request, limits);
+        let arguments = Arguments::of(&request, settings);
         let (in_use, dropped) = oneshot::channel();
         let ended = match program {
             VmProgram::Process(path) => {
@@ -108,7 +109,7 @@ impl VmProcess {
             VmProgram::Here(publishers) => {
                 theirs.set_nonblocking(true).map_err(failed)?;
                 let connection = UnixStream::from_std(theirs).map_err(failed)?;
-                let vm = publishers.new_vm(&arguments.name, arguments.limits());
+                let vm = publishers.new_vm(&arguments.name, arguments.settings());
                 let (end, ended) = watch::channel(None);
                 tokio::spawn(async move {
                     let _why_is_told_by_the_calls = vm_process::serve(connection, vm).await;

@@ -26,8 +26,9 @@ use super::host::Host;
 use super::process::{VmProcess, VmProgram};
 use super::relay::Relay;
 use super::vms::Vms;
-use crate::limits::{self, Limits};
+use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Symbols};
+use crate::settings::Settings;
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -43,8 +44,8 @@ pub struct ServeOptions {
     /// Listen on an address that other hosts reach, too. There is no authentication yet: whoever
     /// reaches the port controls the guests and reads any file that the server can open as a kernel.
     pub insecure_listen_anywhere: bool,
-    /// What clients can ask for at most.
-    pub limits: Limits,
+    /// What holds for all VMs.
+    pub settings: Settings,
     /// What runs the VMs.
     pub program: VmProgram,
 }
@@ -109,7 +110,7 @@ impl Server {
         Ok(Self {
             listener,
             address,
-            vms: Arc::new(Vms::new(options.limits, options.program)),
+            vms: Arc::new(Vms::new(options.settings, options.program)),
         })
     }
 
@@ -185,7 +186,7 @@ async fn router(
     Ok(tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
-        .layer(Admission::new(vms.limits()))
+        .layer(Admission::new(&vms.settings().limits))
         // The services of VMs are behind it.
         .layer(Relay::new(Arc::clone(vms)))
         .add_service(health)

@@ -9,14 +9,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
 use super::process::{VmProcess, VmProgram};
-use crate::limits::{self, Limits};
+use crate::limits;
+use crate::settings::Settings;
 use crate::status;
 
 /// All VMs of the server.
 #[derive(Debug)]
 pub struct Vms {
     slots: Mutex<VmTable>,
-    limits: Limits,
+    settings: Settings,
     program: VmProgram,
     /// Places for those that are being made.
     creations: Arc<Semaphore>,
@@ -56,20 +57,20 @@ pub struct Reservation {
 }
 
 impl Vms {
-    /// None yet, and room for as many as `limits` say. Each will be run by `program`.
-    pub fn new(limits: Limits, program: VmProgram) -> Self {
-        let creations = limits.creations.clamp(1, Semaphore::MAX_PERMITS);
+    /// None yet, and room for as many as the limits in `settings` say. Each will be run by `program`.
+    pub fn new(settings: Settings, program: VmProgram) -> Self {
+        let creations = settings.limits.creations.clamp(1, Semaphore::MAX_PERMITS);
         Self {
             slots: Mutex::default(),
-            limits,
+            settings,
             program,
             creations: Arc::new(Semaphore::new(creations)),
         }
     }
 
-    /// What there is room for.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    /// What holds for all of them.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// What runs them.
@@ -96,14 +97,14 @@ impl Vms {
         if slots.closed {
             return Err(Status::unavailable("the server is shutting down"));
         }
-        let (vms, most) = (slots.by_name.len(), self.limits.vms);
+        let (vms, most) = (slots.by_name.len(), self.settings.limits.vms);
         if vms >= most {
             return Err(Status::resource_exhausted(format!(
                 "this server has {vms} VMs, as many as it takes: delete one that has ended, or start \
                  vmprobed with a larger --max-vms"
             )));
         }
-        let most = self.limits.guest_memory_mib;
+        let most = self.settings.limits.guest_memory_mib;
         let taken = slots.by_name.values().map(VmEntry::memory_mib);
         let taken = taken.fold(0, u64::saturating_add);
         if taken.saturating_add(memory_mib) > most {
@@ -258,10 +259,15 @@ fn check_name(name: &str) -> Result<String, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limits;
 
     fn vms(limits: Limits) -> Arc<Vms> {
         let program = VmProgram::Process("/proc/self/exe".into());
-        Arc::new(Vms::new(limits, program))
+        let settings = Settings {
+            limits,
+            ..Settings::default()
+        };
+        Arc::new(Vms::new(settings, program))
     }
 
     #[test]

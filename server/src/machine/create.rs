@@ -1,7 +1,9 @@
 //! Building a VM from a request.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 
 use guest_kernel::symbols::GivenSymbols;
 use guest_kernel::{ImageMap, Kernel, KernelError, Move};
@@ -10,7 +12,7 @@ use probe_engine::engine::Engine;
 use probe_engine::event::{Event, EventSink};
 use tokio::sync::watch;
 use tonic::Status;
-use vmm::boot::bzimage::KernelFormat;
+use vmm::boot::bzimage::{KernelFile, KernelFormat};
 use vmm::confinement::{Confinement, Role};
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
@@ -20,7 +22,7 @@ use super::bell::Bell;
 use super::patterns::Expanded;
 use super::{Described, Machine, OptimizerThread, ReaderThread, symbol_file};
 use crate::fanout::Fanout;
-use crate::limits::Limits;
+use crate::settings::Settings;
 use crate::status::ProbeField;
 use crate::{convert, status};
 
@@ -57,18 +59,22 @@ impl Machine {
     pub fn create(
         name: &str,
         request: &v1::CreateVmRequest,
-        limits: &Limits,
+        settings: &Settings,
         confinement: &Confinement,
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
-        let config = config(request, limits)?;
+        let config = config(request, settings)?;
         let first = first_probes(request)?;
-        let symbols = symbol_file::read(&request.symbols, limits)?;
-        let mut vm = Vm::create(&config, confinement).map_err(|error| status::create(&error))?;
-        let Read {
-            kernel,
-            version,
-            image,
-        } = read_kernel(&mut vm, symbols)?;
+        let symbols = symbol_file::read(&request.symbols, &settings.limits)?;
+        let file = config.read_kernel();
+        let file = file.map_err(|error| status::create(&error))?;
+        let (
+            vm,
+            Read {
+                kernel,
+                version,
+                image,
+            },
+        ) = load(&config, file, symbols, confinement)?;
 
         let events = Arc::new(Fanout::default());
         let kernel = Arc::new(kernel);
@@ -93,8 +99,8 @@ impl Machine {
             changing: Mutex::default(),
             optimizer,
             reader: ReaderThread::default(),
-            max_probes: limits.probes,
-            allow_changes: limits.changes,
+            max_probes: settings.limits.probes,
+            allow_changes: settings.changes,
             confinement: confinement.clone(),
         });
         let probes = machine.plant_first(&first)?;
@@ -154,9 +160,7 @@ impl Machine {
         let machine = Arc::clone(self);
         let name = format!("{}-{what}", self.name);
         let thread = self.confinement.spawn(role, name, move || work(&machine));
-        thread.map(drop).map_err(|error| {
-            Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
-        })
+        thread.map(drop).map_err(|error| status::no_thread(&error))
     }
 
     /// Waits for the guest's end, tells of its last events, and then everybody of the end.
@@ -171,7 +175,7 @@ impl Machine {
     }
 }
 
-fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, Status> {
+fn config(request: &v1::CreateVmRequest, settings: &Settings) -> Result<VmConfig, Status> {
     if request.kernel.is_empty() {
         return Err(status::invalid("kernel", "the path of a kernel is missing"));
     }
@@ -195,7 +199,8 @@ fn config(request: &v1::CreateVmRequest, limits: &Limits) -> Result<VmConfig, St
         numa_nodes: request.numa_nodes.max(1),
         vcpus: request.vcpus.max(1),
         boot,
-        max_file: limits.file_mib.saturating_mul(1 << 20),
+        max_file: settings.limits.file_mib.saturating_mul(1 << 20),
+        kernel_cache: settings.kernel_cache.clone(),
         devices: convert::devices(request.devices.as_ref())?,
     })
 }
@@ -227,37 +232,62 @@ struct Read {
     image: ImageMap,
 }
 
-/// Takes what is needed of the kernel's file, and frees the rest.
-fn read_kernel(vm: &mut Vm, symbols: Option<GivenSymbols>) -> Result<Read, Status> {
-    let mut file = vm
-        .take_kernel()
-        .ok_or_else(|| Status::internal("the kernel was read twice"))?;
-    let moved = match vm.has_unpacked_itself() {
-        true => Move::relocate(&mut file.elf, vm.entry(), vm.memory())
-            .map_err(|error| status::invalid("kernel", error.to_string()))?,
-        false => Move::default(),
+/// Makes a VM, and takes what is needed of its kernel's file. Where it is known before in which place the kernel will be,
+/// both are done at the same time.
+fn load(
+    config: &VmConfig,
+    file: KernelFile,
+    symbols: Option<GivenSymbols>,
+    confinement: &Confinement,
+) -> Result<(Vm, Read), Status> {
+    let create = || Vm::create(config, &file, confinement).map_err(|error| status::create(&error));
+    let (vm, kernel, moved) = match config.boot {
+        BootMethod::Elf | BootMethod::Pvh => thread::scope(|scope| {
+            let reader = thread::Builder::new().name("symbols".to_owned());
+            let reader = reader.spawn_scoped(scope, || read_kernel(&file.elf, symbols));
+            let reader = reader.map_err(|error| status::no_thread(&error))?;
+            let vm = create();
+            let kernel = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
+            Ok::<_, Status>((vm?, kernel?, Move::default()))
+        })?,
+        BootMethod::BzImage => {
+            let vm = create()?;
+            let mut elf = file.elf;
+            let moved = match vm.has_unpacked_itself() {
+                true => Move::relocate(&mut elf, vm.entry(), vm.memory())
+                    .map_err(|error| status::invalid("kernel", error.to_string()))?,
+                false => Move::default(),
+            };
+            let symbols = symbols.map(|symbols| symbols.moved_by(moved.virt));
+            let kernel = read_kernel(&elf, symbols)?;
+            (vm, kernel, moved)
+        }
     };
-    let kernel = match symbols {
-        Some(symbols) => Kernel::with_symbols(&file.elf, symbols.moved_by(moved.virt)),
-        None => Kernel::from_image(&file.elf),
-    };
-    let kernel = kernel.map_err(|error| {
-        let field = match error {
-            KernelError::Given(_) => "symbols",
-            _ => "kernel",
-        };
-        status::invalid(field, error.to_string())
-    })?;
     let version = match file.format {
         KernelFormat::BzImage { version, .. } => version,
         KernelFormat::Elf => kernel.version.clone(),
     };
     let segments = vm.segments().iter().map(|linked| moved.segment(*linked));
     let image = ImageMap::new(segments.collect());
-    Ok(Read {
+    let read = Read {
         kernel,
         version,
         image,
+    };
+    Ok((vm, read))
+}
+
+fn read_kernel(elf: &[u8], symbols: Option<GivenSymbols>) -> Result<Kernel, Status> {
+    let kernel = match symbols {
+        Some(symbols) => Kernel::with_symbols(elf, symbols),
+        None => Kernel::from_image(elf),
+    };
+    kernel.map_err(|error| {
+        let field = match error {
+            KernelError::Given(_) => "symbols",
+            _ => "kernel",
+        };
+        status::invalid(field, error.to_string())
     })
 }
 
@@ -292,7 +322,7 @@ mod tests {
 
     #[test]
     fn fields_that_a_request_leaves_out_have_defaults() {
-        let config = config(&request(), &Limits::default()).unwrap();
+        let config = config(&request(), &Settings::default()).unwrap();
         assert_eq!((config.memory_mib, config.vcpus), (512, 1));
         assert_eq!(config.initramfs, None);
         assert!(matches!(config.boot, BootMethod::Elf));
@@ -318,7 +348,7 @@ mod tests {
         ];
         for (request, name) in requests {
             assert_eq!(
-                field(&config(&request, &Limits::default()).unwrap_err()),
+                field(&config(&request, &Settings::default()).unwrap_err()),
                 name
             );
         }

@@ -7,14 +7,14 @@ use vmprobe_client::v1::{
     Action, NoJumpReason, OverrideReturn, PauseGuest, ProbeSpec, Register, SetRegister, WriteMemory,
 };
 use vmprobe_client::{ClientError, words};
-use vmprobe_server::Limits;
+use vmprobe_server::Settings;
 
 use super::{VM, list, on, watch, with_vm, with_vm_and};
 
-fn changes() -> Limits {
-    Limits {
+fn changes() -> Settings {
+    Settings {
         changes: true,
-        ..Limits::default()
+        ..Settings::default()
     }
 }
 

@@ -21,19 +21,19 @@ use vmprobe_client::v1::{
     CreateVmRequest, Probe, ProbeSpec, ProbeState, ReturnProbe, Strategy, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{Limits, ServeOptions, Server, VmProgram};
+use vmprobe_server::{ServeOptions, Server, Settings, VmProgram};
 
 const VM: &str = "a";
 
 /// Runs a test with a held VM, unless there is no KVM.
 async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client) -> F) {
-    with_vm_and(cmdline, Limits::default(), test).await;
+    with_vm_and(cmdline, Settings::default(), test).await;
 }
 
-/// The same on a server with these limits.
+/// The same on a server with these settings.
 async fn with_vm_and<F: Future<Output = ()>>(
     cmdline: &str,
-    limits: Limits,
+    settings: Settings,
     test: impl FnOnce(Client) -> F,
 ) {
     if !std::path::Path::new("/dev/kvm").exists() {
@@ -44,7 +44,7 @@ async fn with_vm_and<F: Future<Output = ()>>(
     let options = ServeOptions {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         insecure_listen_anywhere: false,
-        limits,
+        settings,
         program: VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into()),
     };
     let server = Server::bind(options).await.unwrap();

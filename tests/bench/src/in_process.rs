@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError};
 use vmprobe_server::testing::Publishers;
-use vmprobe_server::{BindError, Limits, ServeOptions, Server, VmProgram};
+use vmprobe_server::{BindError, ServeOptions, Server, Settings, VmProgram};
 
 /// Memory of a guest in MiB.
 const GUEST_MIB: u64 = 64;
@@ -41,7 +41,7 @@ pub async fn with_server<R, E: From<InProcessError>>(
     let options = ServeOptions {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         insecure_listen_anywhere: false,
-        limits: Limits::default(),
+        settings: Settings::default(),
         program: VmProgram::Here(publishers.clone()),
     };
     let server = Server::bind(options).await.map_err(InProcessError::from)?;

@@ -60,22 +60,21 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
         COUNT.fetch_add(1, Ordering::Relaxed)
     ));
     std::fs::write(&file, elf(&a.assemble(TEXT).unwrap())).unwrap();
-    let vm = Vm::create(
-        &VmConfig {
-            kernel: file.clone(),
-            initramfs: None,
-            cmdline: String::new(),
-            huge_pages: false,
-            numa_nodes: 1,
-            memory_mib: 64,
-            vcpus,
-            boot: BootMethod::Elf,
-            max_file: vmm::MAX_FILE,
-            devices: vmm::Devices::default(),
-        },
-        &Confinement::none(),
-    )
-    .unwrap();
+    let config = VmConfig {
+        kernel: file.clone(),
+        initramfs: None,
+        cmdline: String::new(),
+        huge_pages: false,
+        numa_nodes: 1,
+        memory_mib: 64,
+        vcpus,
+        boot: BootMethod::Elf,
+        max_file: vmm::MAX_FILE,
+        kernel_cache: None,
+        devices: vmm::Devices::default(),
+    };
+    let kernel = config.read_kernel().unwrap();
+    let vm = Vm::create(&config, &kernel, &Confinement::none()).unwrap();
     Tiny {
         vm: Arc::new(vm),
         file,

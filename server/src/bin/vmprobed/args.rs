@@ -1,11 +1,13 @@
 //! The arguments.
 
+use std::env;
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
-use vmprobe_server::{Limits, ServeOptions, VmProgram, vm_process};
+use vmprobe_server::{Limits, ServeOptions, Settings, VmProgram, vm_process};
 
 const EXIT_CODES: &str = "\
 Prints one line, `listening on http://ADDRESS`, on standard output; logs go to standard
@@ -61,6 +63,18 @@ pub struct Serve {
     /// finding out what a filter forbids
     #[arg(long, env = "VMPROBED_NO_SECCOMP")]
     pub no_seccomp: bool,
+    /// Where kernels that were unpacked are kept, so that the next VM with one starts sooner: at most 1 GiB. It may be
+    /// deleted at any time [default: vmprobe/unpacked-kernels in `$XDG_CACHE_HOME` or ~/.cache]
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "VMPROBED_KERNEL_CACHE",
+        conflicts_with = "no_kernel_cache"
+    )]
+    pub kernel_cache: Option<PathBuf>,
+    /// Unpack a kernel for each VM
+    #[arg(long, env = "VMPROBED_NO_KERNEL_CACHE")]
+    pub no_kernel_cache: bool,
     #[command(flatten)]
     pub most: Most,
 }
@@ -105,21 +119,39 @@ impl Serve {
         ServeOptions {
             listen: self.listen,
             insecure_listen_anywhere: self.insecure_listen_anywhere,
-            limits: Limits {
-                vms: self.most.max_vms,
-                guest_memory_mib: self.most.max_guest_memory,
-                file_mib: self.most.max_file,
-                creations: self.most.max_creations,
-                probes: self.most.max_probes,
-                calls: self.most.max_calls,
-                streams: self.most.max_streams,
+            settings: Settings {
+                limits: Limits {
+                    vms: self.most.max_vms,
+                    guest_memory_mib: self.most.max_guest_memory,
+                    file_mib: self.most.max_file,
+                    creations: self.most.max_creations,
+                    probes: self.most.max_probes,
+                    calls: self.most.max_calls,
+                    streams: self.most.max_streams,
+                },
                 changes: self.allow_changes,
                 seccomp: !self.no_seccomp,
+                kernel_cache: match (self.no_kernel_cache, &self.kernel_cache) {
+                    (true, _) => None,
+                    (false, Some(folder)) => Some(folder.clone()),
+                    (false, None) => default_kernel_cache(),
+                },
             },
             // This very program, also when another was installed in its place.
             program: VmProgram::Process("/proc/self/exe".into()),
         }
     }
+}
+
+/// None for a process without a home.
+fn default_kernel_cache() -> Option<PathBuf> {
+    let absolute = |name| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|it| it.is_absolute())
+    };
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("vmprobe/unpacked-kernels"))
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

@@ -94,9 +94,12 @@ fn shapes(_: &Context) -> TestResult {
         vcpus: 1,
         boot: BootMethod::Elf,
         max_file: vmm::MAX_FILE,
+        kernel_cache: None,
         devices: vmm::Devices::default(),
     };
-    let vm = Vm::create(&config, &Confinement::none()).map_err(|error| wrong!("{error}"))?;
+    let kernel = config.read_kernel().map_err(|error| wrong!("{error}"))?;
+    let vm = Vm::create(&config, &kernel, &Confinement::none());
+    let vm = vm.map_err(|error| wrong!("{error}"))?;
     vm.stopped(|guest| {
         for at in [first, first + 2] {
             guest

@@ -4,12 +4,14 @@
 //! Header"; offsets are from the start of the file.
 
 use std::ops::Range;
+use std::path::Path;
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use thiserror::Error;
 
+use super::kernel_cache::KernelCache;
 use super::payload;
 pub use super::payload::{Compression, MAX_IMAGE_SIZE, PayloadError};
 
@@ -134,6 +136,14 @@ pub enum KernelFileError {
 /// assert!(error.to_string().contains("neither a bzImage nor a vmlinux ELF"));
 /// ```
 pub fn read_kernel(bytes: Vec<u8>) -> Result<KernelFile, KernelFileError> {
+    read_kernel_with(bytes, None)
+}
+
+/// The same, where kernels that were unpacked may be kept in a folder.
+pub(crate) fn read_kernel_with(
+    bytes: Vec<u8>,
+    kept_in: Option<&Path>,
+) -> Result<KernelFile, KernelFileError> {
     if bytes.starts_with(&elf::ELFMAG) {
         check_elf(&bytes)?;
         return Ok(KernelFile {
@@ -146,20 +156,25 @@ pub fn read_kernel(bytes: Vec<u8>) -> Result<KernelFile, KernelFileError> {
         return Err(other_file(&bytes));
     }
     let header = SetupHeader::parse(&bytes)?;
-    let unpacked = payload::unpack(header.payload)?;
-    if !unpacked.image.starts_with(&elf::ELFMAG) {
-        return Err(KernelFileError::PayloadNotElf {
-            start: hex(&unpacked.image),
-        });
+    let packed = payload::Packed::find(header.payload)?;
+    let elf = match kept_in {
+        Some(folder) => {
+            let cache = KernelCache::new(folder);
+            cache.unpacked(header.payload, packed.len(), || packed.unpack())?
+        }
+        None => packed.unpack()?,
+    };
+    if !elf.starts_with(&elf::ELFMAG) {
+        return Err(KernelFileError::PayloadNotElf { start: hex(&elf) });
     }
-    check_elf(&unpacked.image)?;
+    check_elf(&elf)?;
     let format = KernelFormat::BzImage {
-        compression: unpacked.compression,
+        compression: packed.compression(),
         version: header.version,
     };
     Ok(KernelFile {
         format,
-        elf: unpacked.image,
+        elf,
         bzimage: Some(bytes),
     })
 }

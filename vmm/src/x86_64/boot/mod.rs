@@ -7,6 +7,7 @@ pub mod bzimage;
 mod error;
 mod firmware;
 pub(crate) mod gdt;
+mod kernel_cache;
 pub(crate) mod last_jump;
 mod load;
 mod load_address;

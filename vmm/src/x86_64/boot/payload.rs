@@ -114,62 +114,89 @@ pub enum PayloadError {
     },
 }
 
-/// What [`unpack`] found.
+/// A bzImage's payload: `payload_length` bytes from `payload_offset`.
 #[derive(Debug)]
-pub struct Unpacked {
-    /// How it was packed.
-    pub compression: Compression,
-    /// The decompressed bytes: an ELF file, and after it the relocation list of a kernel built
-    /// with `CONFIG_X86_NEED_RELOCS`.
-    pub image: Vec<u8>,
+pub(super) struct Packed<'a> {
+    payload: &'a [u8],
+    compression: Compression,
+    len: usize,
 }
 
-/// Unpacks a bzImage's payload: `payload_length` bytes from `payload_offset`.
-///
-/// # Errors
-/// See [`PayloadError`]. Never allocates more than [`MAX_IMAGE_SIZE`] for the result.
-pub fn unpack(payload: &[u8]) -> Result<Unpacked, PayloadError> {
-    let compression = detect(payload)?;
-    if compression == Compression::None {
-        return Ok(Unpacked {
+impl<'a> Packed<'a> {
+    /// Finds out how it is packed, and how long it will be.
+    ///
+    /// # Errors
+    /// See [`PayloadError`].
+    pub(super) fn find(payload: &'a [u8]) -> Result<Self, PayloadError> {
+        let compression = detect(payload)?;
+        let len = match compression {
+            Compression::None => payload.len(),
+            _ => {
+                let size = payload.last_chunk::<SIZE_LEN>();
+                let size = size.ok_or(PayloadError::TooShort { len: payload.len() })?;
+                u32::from_le_bytes(*size) as usize
+            }
+        };
+        if len > MAX_IMAGE_SIZE {
+            return Err(PayloadError::TooLarge {
+                size: len,
+                limit: MAX_IMAGE_SIZE,
+            });
+        }
+        Ok(Self {
+            payload,
             compression,
-            image: payload.to_vec(),
-        });
+            len,
+        })
     }
-    let Some((packed, size)) = payload.split_last_chunk::<SIZE_LEN>() else {
-        return Err(PayloadError::TooShort { len: payload.len() });
-    };
-    let expected = u32::from_le_bytes(*size) as usize;
-    if expected > MAX_IMAGE_SIZE {
-        return Err(PayloadError::TooLarge {
-            size: expected,
-            limit: MAX_IMAGE_SIZE,
-        });
+
+    /// How it is packed.
+    pub(super) fn compression(&self) -> Compression {
+        self.compression
     }
-    let mut image = vec![0; expected];
-    let found = match compression {
-        Compression::None => Ok(expected),
-        // The size is part of the gzip format itself.
-        Compression::Gzip => fill(flate2::read::GzDecoder::new(payload), &mut image),
-        Compression::Lz4 => unpack_lz4(packed, &mut image),
-        Compression::Zstd => unpack_zstd(packed, &mut image),
-        Compression::Xz => fill(
-            lzma_rust2::XzReader::new_mem_limit(packed, false, MAX_XZ_MEMORY_KIB),
-            &mut image,
-        ),
+
+    /// Bytes of what is in it, as it says itself.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
-    .map_err(|reason| PayloadError::Damaged {
-        compression,
-        reason,
-    })?;
-    if found != expected {
-        return Err(PayloadError::WrongSize {
+
+    /// Unpacks it: an ELF file, and after it the relocation list of a kernel built with `CONFIG_X86_NEED_RELOCS`.
+    ///
+    /// # Errors
+    /// See [`PayloadError`]. Never allocates more than [`MAX_IMAGE_SIZE`] for the result.
+    pub(super) fn unpack(&self) -> Result<Vec<u8>, PayloadError> {
+        let Self {
+            payload,
             compression,
-            found,
-            expected,
-        });
+            len: expected,
+        } = *self;
+        // Behind the packed bytes of all but gzip's format is the length.
+        let packed = &payload[..payload.len().saturating_sub(SIZE_LEN)];
+        let mut image = vec![0; expected];
+        let found = match compression {
+            Compression::None => return Ok(payload.to_vec()),
+            // The size is part of the gzip format itself.
+            Compression::Gzip => fill(flate2::read::GzDecoder::new(payload), &mut image),
+            Compression::Lz4 => unpack_lz4(packed, &mut image),
+            Compression::Zstd => unpack_zstd(packed, &mut image),
+            Compression::Xz => fill(
+                lzma_rust2::XzReader::new_mem_limit(packed, false, MAX_XZ_MEMORY_KIB),
+                &mut image,
+            ),
+        }
+        .map_err(|reason| PayloadError::Damaged {
+            compression,
+            reason,
+        })?;
+        if found != expected {
+            return Err(PayloadError::WrongSize {
+                compression,
+                found,
+                expected,
+            });
+        }
+        Ok(image)
     }
-    Ok(Unpacked { compression, image })
 }
 
 fn detect(payload: &[u8]) -> Result<Compression, PayloadError> {
@@ -306,6 +333,10 @@ mod tests {
     use super::testing::{ALL, pack};
     use super::*;
 
+    fn unpack(payload: &[u8]) -> Result<Vec<u8>, PayloadError> {
+        Packed::find(payload)?.unpack()
+    }
+
     /// x86-like bytes: relative calls for the branch filter, and repetition for the packers.
     fn sample(len: usize) -> Vec<u8> {
         let call = |i: usize| {
@@ -328,16 +359,18 @@ mod tests {
     fn every_compression_gives_back_the_image() {
         let image = sample(200_000);
         for compression in ALL {
-            let unpacked = unpack(&pack(compression, &image)).unwrap();
-            assert_eq!(unpacked.compression, compression);
-            assert!(unpacked.image == image, "{compression}");
+            let payload = pack(compression, &image);
+            let packed = Packed::find(&payload).unwrap();
+            assert_eq!(packed.compression(), compression);
+            assert_eq!(packed.len(), image.len());
+            assert!(packed.unpack().unwrap() == image, "{compression}");
         }
     }
 
     #[test]
     fn lz4_goes_past_a_block_border() {
         let image = sample(LZ4_LEGACY_BLOCK + 12_345);
-        assert!(unpack(&pack(Compression::Lz4, &image)).unwrap().image == image);
+        assert!(unpack(&pack(Compression::Lz4, &image)).unwrap() == image);
     }
 
     #[test]

@@ -1,0 +1,29 @@
+//! What the owner of a server has decided.
+
+use std::path::PathBuf;
+
+use crate::limits::Limits;
+
+/// What holds for all VMs of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What clients can ask for at most.
+    pub limits: Limits,
+    /// Whether probes and clients may change the guest: set registers, skip functions, write memory.
+    pub changes: bool,
+    /// Whether the threads of VMs have filters of system calls.
+    pub seccomp: bool,
+    /// The folder where kernels that were unpacked are kept for the next VM. None: nowhere.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            changes: false,
+            seccomp: true,
+            kernel_cache: None,
+        }
+    }
+}
