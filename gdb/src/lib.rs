@@ -5,6 +5,7 @@
 
 mod arch;
 mod guest;
+mod monitor;
 mod serve;
 
 pub use serve::{End, ServeError, serve};

@@ -11,8 +11,14 @@ use crate::python::{self, Loaded, PRINT_LOADED};
 
 const PACKAGE: &str = "gdb";
 const DEBIAN: &str = "bookworm";
-/// What the kernel's scripts import of Python's own, as they do today. gdb loads the rest by itself.
-const IMPORTS: &str = "import binascii, math, os, re, struct, traceback, zlib";
+/// What the kernel's scripts import of Python's own, as they do today, and the encoding where there is no locale. gdb
+/// loads the rest by itself.
+const IMPORTS: &str = "import binascii, encodings.ascii, math, os, re, struct, traceback, zlib";
+/// What the C library converts the guest's characters by, of the package libc6.
+const CONVERSIONS: [&str; 2] = [
+    "/usr/lib/x86_64-linux-gnu/gconv/gconv-modules.cache",
+    "/usr/lib/x86_64-linux-gnu/gconv/UTF-32.so",
+];
 /// Where gdb's own files are in the package, and where it looks for them when it is in `/bin`.
 const DATA: (&str, &str) = ("usr/share/gdb", "/share/gdb");
 
@@ -58,6 +64,7 @@ pub fn in_lab() -> Result<Vec<(PathBuf, String)>, GdbError> {
         mut libraries,
     } = python::loaded(listed, inside)?;
     libraries.extend(libraries_of(&gdb.to_string_lossy())?);
+    libraries.extend(CONVERSIONS.map(str::to_owned));
     files.push((gdb, "/bin/gdb".to_owned()));
     files.extend(
         libraries

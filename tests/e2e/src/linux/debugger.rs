@@ -324,6 +324,8 @@ fn kernel_scripts(cx: &Context) -> TestResult {
         let config = Config {
             kernel: "test-kernel",
             vcpus: 2,
+            // Its clocks go on while gdb reads.
+            kernel_args: "quiet nowatchdog",
             ..Config::new("workload=echo")
         };
         let mut guest = Guest::boot(cx, &config).await?;
