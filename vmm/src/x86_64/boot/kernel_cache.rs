@@ -183,41 +183,45 @@ mod tests {
 
     #[test]
     fn small_kernels_are_not_kept_and_those_of_another_length_are_not_taken() {
-        let folder = TempDir::new().unwrap();
-        let cache = KernelCache::new(folder.path());
+        let parent = TempDir::new().unwrap();
+        let folder = parent.path().join("kept");
+        let cache = KernelCache::new(&folder);
         assert!(ask(&cache, &[1; 100]).1);
-        assert!(files(folder.path()).is_empty());
+        assert!(!folder.exists());
         let packed = vec![1; LEAST];
         ask(&cache, &packed);
-        fs::write(&files(folder.path())[0], b"cut").unwrap();
+        fs::write(&files(&folder)[0], b"cut").unwrap();
         assert_eq!(ask(&cache, &packed), (UNPACKED.to_vec(), true));
         assert_eq!(ask(&cache, &packed), (UNPACKED.to_vec(), false));
     }
 
     #[test]
     fn a_folder_that_others_can_write_to_is_passed_by() {
-        let folder = TempDir::new().unwrap();
-        let cache = KernelCache::new(folder.path());
+        let parent = TempDir::new().unwrap();
+        let folder = parent.path().join("kept");
+        let cache = KernelCache::new(&folder);
         let packed = vec![1; LEAST];
         ask(&cache, &packed);
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+        assert!(!ask(&cache, &packed).1);
+        fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
         assert_eq!(ask(&cache, &packed), (UNPACKED.to_vec(), true));
         // Nor is one that can't be.
-        let file = folder.path().join("file");
+        let file = parent.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(ask(&KernelCache::new(&file), &packed).1);
     }
 
     #[test]
     fn the_kernel_that_was_not_used_for_longest_goes_first() {
-        let folder = TempDir::new().unwrap();
+        let parent = TempDir::new().unwrap();
+        let folder = parent.path().join("kept");
         let cache = KernelCache {
-            folder: folder.path(),
+            folder: &folder,
             most: 2 * UNPACKED.len() as u64,
         };
         let packed = [1, 2, 3].map(|byte| vec![byte; LEAST]);
         let age = |packed: &[u8], seconds| {
-            let path = folder.path().join(name(packed));
+            let path = folder.join(name(packed));
             let file = OpenOptions::new().write(true).open(path).unwrap();
             let then = SystemTime::now() - Duration::from_secs(seconds);
             file.set_modified(then).unwrap();
