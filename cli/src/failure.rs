@@ -98,6 +98,8 @@ pub enum Failure {
     ServerEnded { status: ExitStatus },
     #[error("can't talk to the server of this run: {0}")]
     ServerPipe(io::Error),
+    #[error("can't read {}, which says who this client is: {cause}", .file.display())]
+    Credentials { file: PathBuf, cause: io::Error },
     #[error(transparent)]
     Root(RootError),
     #[error(transparent)]

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use std::{env, io};
 
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
@@ -35,14 +36,21 @@ pub struct ServerProcess {
     // Held open so that nothing the server ever writes fails.
     _announcements: BufReader<ChildStdout>,
     endpoint: String,
+    // With the server's socket.
+    _folder: TempDir,
 }
 
 impl ServerProcess {
-    /// Starts the server on a free loopback port and waits until it says which.
+    /// Starts the server on a socket that only this user reaches, and waits until it listens.
     pub async fn start() -> Result<Self, Failure> {
         let program = program();
+        let folder = TempDir::with_prefix("vmprobe-server-").map_err(Failure::ServerPipe)?;
+        let mut listen = OsString::from("unix:");
+        listen.push(folder.path().join("vmprobed.sock"));
         let mut child = Command::new(&program)
-            .args(["--listen", "127.0.0.1:0", "--exit-with-stdin"])
+            .arg("--listen")
+            .arg(listen)
+            .arg("--exit-with-stdin")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C on the terminal is for this process; the server follows by its pipe.
@@ -68,6 +76,7 @@ impl ServerProcess {
                     child,
                     control,
                     endpoint: endpoint.to_owned(),
+                    _folder: folder,
                     _announcements: announcements,
                 });
             }
@@ -81,7 +90,10 @@ impl ServerProcess {
     /// Ends the server and what it runs.
     pub async fn stop(self) {
         let Self {
-            mut child, control, ..
+            mut child,
+            control,
+            _folder,
+            ..
         } = self;
         drop(control);
         if timeout(END_TIMEOUT, child.wait()).await.is_err() {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
 use vmprobe_proto::v1::console_service_client::ConsoleServiceClient;
 use vmprobe_proto::v1::debug_service_client::DebugServiceClient;
 use vmprobe_proto::v1::event_service_client::EventServiceClient;
@@ -18,47 +17,41 @@ use vmprobe_proto::v1::{
     Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm, WaitVmRequest,
 };
 
+use crate::connection::{self, Connection, Credentials};
 use crate::console::{self, ConsoleInput, ConsoleOutput};
-use crate::error::innermost;
 use crate::{ClientError, DebugSession, Dump, EventStream, HeldHits};
-
-/// Where a server listens unless told otherwise.
-pub const DEFAULT_ENDPOINT: &str = "http://127.0.0.1:7070";
 
 /// Largest answer taken from a server: a list of 100,000 probes has about 20 MiB.
 const MAX_ANSWER: usize = 64 << 20;
 /// Items of a page: as many as a server gives at most.
 pub(crate) const PAGE: u32 = 10_000;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a server. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Client {
-    channel: Channel,
+    channel: Connection,
 }
 
 impl Client {
-    /// Connects to a server, such as `http://127.0.0.1:7070`; `http://` may be left out.
+    /// Connects to a server, such as `unix:/run/vmprobe/vmprobed.sock`. See [`connect_with`](Self::connect_with).
     ///
     /// # Errors
-    /// [`ClientError::Endpoint`] for what isn't an address, [`ClientError::NoServer`] when nothing
-    /// answers there within 5 seconds.
+    /// As said there.
     pub async fn connect(endpoint: &str) -> Result<Self, ClientError> {
-        let url = url(endpoint)?;
-        let bad = |reason: String| ClientError::Endpoint {
-            endpoint: endpoint.to_owned(),
-            reason,
-        };
-        let channel = Endpoint::from_shared(url.clone())
-            .map_err(|error| bad(innermost(&error)))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .connect()
-            .await
-            .map_err(|error| ClientError::NoServer {
-                endpoint: url,
-                reason: innermost(&error),
-            })?;
+        Self::connect_with(endpoint, &Credentials::default()).await
+    }
+
+    /// Connects to a server: by a Unix socket (`unix:PATH`), by TLS (`https://HOST:PORT`), or in plain text
+    /// (`http://127.0.0.1:7070`, where `http://` may be left out).
+    ///
+    /// # Errors
+    /// [`ClientError::Endpoint`] for what isn't an address, or for credentials that can't be used;
+    /// [`ClientError::NoServer`] when nothing answers there within 5 seconds.
+    pub async fn connect_with(
+        endpoint: &str,
+        credentials: &Credentials,
+    ) -> Result<Self, ClientError> {
+        let channel = connection::connect(endpoint, credentials).await?;
         Ok(Self { channel })
     }
 
@@ -252,61 +245,15 @@ impl Client {
         EventStream::subscribed(stream).await
     }
 
-    fn vms(&self) -> VmServiceClient<Channel> {
+    fn vms(&self) -> VmServiceClient<Connection> {
         VmServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn probes(&self) -> ProbeServiceClient<Channel> {
+    pub(crate) fn probes(&self) -> ProbeServiceClient<Connection> {
         ProbeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn symbols(&self) -> SymbolServiceClient<Channel> {
+    pub(crate) fn symbols(&self) -> SymbolServiceClient<Connection> {
         SymbolServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
-    }
-}
-
-/// The URL of an endpoint that may lack its scheme.
-fn url(endpoint: &str) -> Result<String, ClientError> {
-    let bad = |reason: &str| ClientError::Endpoint {
-        endpoint: endpoint.to_owned(),
-        reason: reason.to_owned(),
-    };
-    match endpoint.split_once("://") {
-        Some(("http", _)) => Ok(endpoint.to_owned()),
-        Some(("https", _)) => Err(bad("TLS is not supported yet")),
-        Some(_) => Err(bad("its scheme isn't http")),
-        None if endpoint.is_empty() => Err(bad("it is empty")),
-        None => Ok(format!("http://{endpoint}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_endpoint_may_lack_its_scheme() {
-        assert_eq!(url("127.0.0.1:7070").unwrap(), "http://127.0.0.1:7070");
-        assert_eq!(url("http://[::1]:1").unwrap(), "http://[::1]:1");
-    }
-
-    #[test]
-    fn an_endpoint_with_another_scheme_is_refused() {
-        for endpoint in ["https://a", "unix:///run/vmprobe", ""] {
-            let error = url(endpoint).unwrap_err();
-            assert!(matches!(error, ClientError::Endpoint { .. }), "{endpoint}");
-        }
-    }
-
-    #[tokio::test]
-    async fn connecting_where_nothing_listens_says_what_to_do() {
-        // A listener that is closed again leaves a port where nothing answers.
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        drop(listener);
-        let error = Client::connect(&endpoint).await.unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains(&endpoint), "{text}");
-        assert!(text.contains("start one there with `vmprobed`"), "{text}");
     }
 }

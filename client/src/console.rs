@@ -3,11 +3,11 @@
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
 use vmprobe_proto::v1::console_service_client::ConsoleServiceClient;
 use vmprobe_proto::v1::{AttachConsoleRequest, AttachConsoleResponse};
 
 use crate::ClientError;
+use crate::connection::Connection;
 
 /// Messages of input on their way; typing faster than the guest reads waits here.
 const INPUT_QUEUE: usize = 16;
@@ -62,7 +62,7 @@ impl ConsoleOutput {
 }
 
 pub(crate) async fn attach(
-    service: &mut ConsoleServiceClient<Channel>,
+    service: &mut ConsoleServiceClient<Connection>,
     vm: &str,
 ) -> Result<(ConsoleInput, ConsoleOutput), ClientError> {
     let (requests, queue) = mpsc::channel(INPUT_QUEUE);

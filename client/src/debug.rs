@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
 use vmprobe_proto::v1::debug_request::Request;
 use vmprobe_proto::v1::debug_response::Response;
 use vmprobe_proto::v1::debug_service_client::DebugServiceClient;
@@ -16,6 +15,7 @@ use vmprobe_proto::v1::{
 };
 
 use crate::ClientError;
+use crate::connection::Connection;
 
 /// Requests on their way.
 const AHEAD: usize = 16;
@@ -42,7 +42,7 @@ pub struct DebugSession {
 
 impl DebugSession {
     pub(crate) async fn begin(
-        service: &mut DebugServiceClient<Channel>,
+        service: &mut DebugServiceClient<Connection>,
         vm: &str,
     ) -> Result<Self, ClientError> {
         let (requests, queue) = mpsc::channel(AHEAD);

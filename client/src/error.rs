@@ -8,7 +8,9 @@ use tonic::{Code, Status, TimeoutExpired};
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The endpoint is not an address of a server.
-    #[error("`{endpoint}` is not a server address: {reason}; give one like http://127.0.0.1:7070")]
+    #[error(
+        "`{endpoint}` is not a server address: {reason}; give one like unix:/run/vmprobe/vmprobed.sock or https://host:7070"
+    )]
     Endpoint {
         /// The endpoint as given.
         endpoint: String,
@@ -46,6 +48,12 @@ pub enum ClientError {
     /// The call doesn't fit the state of the VM or of the host.
     #[error("{0}")]
     FailedPrecondition(String),
+    /// The server doesn't know who calls.
+    #[error("{0}")]
+    Unauthenticated(String),
+    /// The server knows who calls, and that it may not do this.
+    #[error("{0}")]
+    PermissionDenied(String),
     /// A limit of the server is reached.
     #[error("{0}")]
     ResourceExhausted(String),
@@ -79,6 +87,8 @@ impl From<Status> for ClientError {
                 message,
             },
             Code::FailedPrecondition => Self::FailedPrecondition(message),
+            Code::Unauthenticated => Self::Unauthenticated(message),
+            Code::PermissionDenied => Self::PermissionDenied(message),
             Code::ResourceExhausted => Self::ResourceExhausted(message),
             Code::DeadlineExceeded => Self::Timeout,
             // What tonic makes of a deadline, on both sides.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
 use vmprobe_proto::v1::handle_hits_request::Request;
 use vmprobe_proto::v1::handle_hits_response::Response;
 use vmprobe_proto::v1::hit_service_client::HitServiceClient;
@@ -16,6 +15,7 @@ use vmprobe_proto::v1::{
 };
 
 use crate::ClientError;
+use crate::connection::Connection;
 
 /// Requests on their way.
 const AHEAD: usize = 16;
@@ -41,7 +41,7 @@ pub struct HeldHits {
 
 impl HeldHits {
     pub(crate) async fn begin(
-        service: &mut HitServiceClient<Channel>,
+        service: &mut HitServiceClient<Connection>,
         vm: &str,
         probes: ProbeSelector,
         time: Duration,

@@ -8,7 +8,7 @@
 //! # async fn demo() -> Result<(), Box<dyn std::error::Error>> {
 //! use vmprobe_client::{Client, Message, spec};
 //!
-//! let client = Client::connect("http://127.0.0.1:7070").await?;
+//! let client = Client::connect("unix:/run/vmprobe/vmprobed.sock").await?;
 //! client.register_probes("guest", vec![spec::parse("vfs_read")?]).await?;
 //! let mut events = client.events("guest", Vec::new()).await?;
 //! while let Some(message) = events.next().await? {
@@ -24,6 +24,7 @@
 //! The library never prints; [`words`] has the text for what the protocol says by numbers.
 
 mod client;
+mod connection;
 mod console;
 mod debug;
 mod dump;
@@ -34,7 +35,8 @@ mod probes;
 mod symbols;
 pub mod words;
 
-pub use client::{Client, DEFAULT_ENDPOINT};
+pub use client::Client;
+pub use connection::{Credentials, default_endpoint};
 pub use console::{ConsoleChunk, ConsoleInput, ConsoleOutput};
 pub use debug::{DebugEvent, DebugSession};
 pub use dump::{Dump, DumpPart};

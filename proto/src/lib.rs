@@ -6,6 +6,7 @@
 
 pub mod batch;
 pub mod codec;
+pub mod socket;
 
 /// Version 1 of the protocol, protobuf package `vmprobe.v1`.
 pub mod v1 {

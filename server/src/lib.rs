@@ -4,6 +4,7 @@
 //! [`Server::bind`] takes an address, [`Server::serve`] answers calls until it is told to end, and
 //! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
 
+mod access;
 mod blocking;
 mod console;
 mod convert;
@@ -28,6 +29,9 @@ pub mod testing {
     pub use crate::one_vm::Publishers;
 }
 
-pub use front::{BindError, ServeError, ServeOptions, Server, VmProgram};
+pub use front::{
+    BindError, ListenAddress, NoAddress, ServeError, ServeOptions, Server, TlsError, TlsFiles,
+    VmProgram,
+};
 pub use limits::Limits;
 pub use settings::Settings;

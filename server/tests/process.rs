@@ -22,7 +22,7 @@ fn vmprobed(args: &[&str]) -> Command {
 
 /// Starts a server on a free port; returns when it listens, with its output and its endpoint.
 fn started(args: &[&str]) -> (Child, BufReader<ChildStdout>, String) {
-    let mut child = vmprobed(&[&["--listen", "127.0.0.1:0"], args].concat())
+    let mut child = vmprobed(&[&["--plain-text", "--listen", "127.0.0.1:0"], args].concat())
         .spawn()
         .unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -80,12 +80,14 @@ fn a_signal_ends_it_with_success() {
 fn a_port_in_use_is_exit_code_2_and_a_way_out() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let output = vmprobed(&["--listen", &address]).output().unwrap();
+    let output = vmprobed(&["--plain-text", "--listen", &address])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         text(&output),
         format!(
-            "vmprobed: {address} is in use: stop what listens there, or choose another port with \
+            "vmprobed: {address} is in use: stop what listens there, or choose another address with \
              --listen\n"
         )
     );
@@ -93,25 +95,25 @@ fn a_port_in_use_is_exit_code_2_and_a_way_out() {
 }
 
 #[test]
-fn an_open_address_is_exit_code_2_unless_insisted_on() {
-    let output = vmprobed(&["--listen", "0.0.0.0:0"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        text(&output).contains("no authentication"),
-        "{}",
-        text(&output)
-    );
+fn an_address_of_tcp_is_exit_code_2_without_tls() {
+    for listen in ["0.0.0.0:0", "127.0.0.1:0"] {
+        let output = vmprobed(&["--listen", listen]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = text(&output);
+        assert!(text.contains("is for those who come by TLS"), "{text}");
+    }
+    let output = vmprobed(&["--plain-text", "--listen", "0.0.0.0:0"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(2));
 }
 
 #[test]
-fn an_address_that_is_not_this_host_s_is_exit_code_2() {
-    // TEST-NET-1, RFC 5737: no host has it.
-    let args = ["--listen", "192.0.2.1:7070", "--insecure-listen-anywhere"];
-    let output = vmprobed(&args).output().unwrap();
+fn a_socket_where_none_can_be_is_exit_code_2() {
+    let listen = "unix:/proc/nowhere/a.sock";
+    let output = vmprobed(&["--listen", listen]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
+    let text = text(&output);
     assert!(
-        text(&output).contains("can't listen on 192.0.2.1:7070"),
-        "{}",
-        text(&output)
+        text.contains(&format!("can't listen on {listen}")),
+        "{text}"
     );
 }

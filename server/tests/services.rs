@@ -27,7 +27,9 @@ use vmprobe_client::v1::{
     Condition, CreateVmRequest, ListVmsRequest, ProbeOptions, ProbeSpec, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{BindError, ServeError, ServeOptions, Server, VmProgram};
+use vmprobe_server::{
+    BindError, ListenAddress, ServeError, ServeOptions, Server, Settings, VmProgram,
+};
 
 struct Running {
     endpoint: String,
@@ -38,7 +40,7 @@ struct Running {
 impl Running {
     async fn start() -> Self {
         let server = Server::bind(loopback(0)).await.unwrap();
-        let endpoint = format!("http://{}", server.address());
+        let endpoint = server.endpoints()[0].clone();
         let (end, ended) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.serve(async {
             let _ = ended.await;
@@ -66,12 +68,8 @@ impl Running {
 }
 
 fn loopback(port: u16) -> ServeOptions {
-    ServeOptions {
-        listen: SocketAddr::from(([127, 0, 0, 1], port)),
-        insecure_listen_anywhere: false,
-        settings: vmprobe_server::Settings::default(),
-        program: program(),
-    }
+    let listen = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], port)));
+    ServeOptions::new(listen, Settings::default(), program())
 }
 
 fn program() -> VmProgram {
@@ -295,39 +293,28 @@ async fn reflection_lists_the_services() {
 #[tokio::test]
 async fn a_port_in_use_is_named() {
     let taken = Server::bind(loopback(0)).await.unwrap();
-    let error = Server::bind(loopback(taken.address().port()))
-        .await
-        .unwrap_err();
+    let (_, port) = taken.endpoints()[0].rsplit_once(':').unwrap();
+    let again = loopback(port.parse().unwrap());
+    let listen = again.listen[0].clone();
+    let error = Server::bind(again).await.unwrap_err();
     assert!(
-        matches!(error, BindError::InUse(address) if address == taken.address()),
+        matches!(&error, BindError::InUse(address) if *address == listen),
         "{error:?}"
     );
 }
 
 #[tokio::test]
-async fn an_address_that_other_hosts_reach_needs_a_flag() {
-    let listen = SocketAddr::from(([0, 0, 0, 0], 0));
-    let refused = Server::bind(ServeOptions {
-        listen,
-        insecure_listen_anywhere: false,
-        settings: vmprobe_server::Settings::default(),
-        program: program(),
-    })
-    .await;
-    assert!(
-        matches!(refused, Err(BindError::NotLoopback(_))),
-        "{refused:?}"
-    );
-    assert!(
-        Server::bind(ServeOptions {
-            listen,
-            insecure_listen_anywhere: true,
-            settings: vmprobe_server::Settings::default(),
-            program: program(),
-        })
-        .await
-        .is_ok()
-    );
+async fn plain_text_is_for_the_loopback_interface_and_has_to_be_wanted() {
+    let everywhere = ListenAddress::Tcp(SocketAddr::from(([0, 0, 0, 0], 0)));
+    let here = loopback(0).listen.remove(0);
+    for (listen, plain_text) in [(everywhere, true), (here, false)] {
+        let options = ServeOptions {
+            plain_text,
+            ..ServeOptions::new(listen, Settings::default(), program())
+        };
+        let refused = Server::bind(options).await;
+        assert!(matches!(refused, Err(BindError::NoTls(_))), "{refused:?}");
+    }
 }
 
 #[tokio::test]

@@ -8,8 +8,7 @@ use crate::failure::Failure;
 
 /// Connects, and finds out which VM is meant.
 pub async fn reach(target: &TargetArgs) -> Result<(Client, String), Failure> {
-    let server = &target.server.server;
-    let client = Client::connect(server).await?;
+    let client = target.server.connect().await?;
     if let Some(vm) = &target.vm {
         return Ok((client, vm.clone()));
     }
@@ -19,7 +18,7 @@ pub async fn reach(target: &TargetArgs) -> Result<(Client, String), Failure> {
         .into_iter()
         .map(|vm| vm.name)
         .collect();
-    let server = server.clone();
+    let server = target.server.endpoint();
     match names.len() {
         0 => Err(Failure::NoVm { server }),
         1 => Ok((client, names.remove(0))),

@@ -1,7 +1,5 @@
 //! `vmprobe vm ...`
 
-use vmprobe_client::Client;
-
 use super::guest;
 use super::session::{interrupted, reach};
 use crate::cli::{Create, GuestArgs, Info, List, TargetArgs, VmCommand};
@@ -43,16 +41,13 @@ pub async fn vm(command: VmCommand) -> Result<u8, Failure> {
 async fn create(create: &Create) -> Result<(), Failure> {
     let GuestArgs { kernel, machine } = &create.guest;
     let request = guest::request(&create.name, kernel, machine, create.hold)?;
-    let client = Client::connect(&create.server.server).await?;
+    let client = create.server.connect().await?;
     let (vm, _) = client.create_vm(request).await?;
     print([vm.name])
 }
 
 async fn list(list: &List) -> Result<(), Failure> {
-    let vms = Client::connect(&list.server.server)
-        .await?
-        .list_vms()
-        .await?;
+    let vms = list.server.connect().await?.list_vms().await?;
     if list.json {
         print(vms.iter().map(|vm| render::vm_json(vm).to_string()))
     } else {

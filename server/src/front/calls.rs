@@ -14,6 +14,7 @@ use vmprobe_proto::v1;
 
 use super::process::VmProcess;
 use super::vms::Vms;
+use crate::access::{Caller, NamedVm};
 use crate::page::Page;
 use crate::{convert, doctor, limits, status};
 
@@ -34,7 +35,7 @@ pub fn answer(vms: &Arc<Vms>, path: &str) -> Option<Answer> {
     }
 }
 
-fn with<Q, R, F>(vms: Arc<Vms>, call: fn(Arc<Vms>, Q) -> F) -> Answer
+fn with<Q, R, F>(vms: Arc<Vms>, call: fn(Arc<Vms>, Asked, Q) -> F) -> Answer
 where
     Q: prost::Message + Default + 'static,
     R: prost::Message + Default + 'static,
@@ -49,10 +50,25 @@ where
     })
 }
 
+/// Who asks, and where the VM is told that it asks for.
+struct Asked {
+    caller: Caller,
+    named: NamedVm,
+}
+
+impl Asked {
+    /// # Errors
+    /// `PERMISSION_DENIED` for a VM that isn't one of the caller's.
+    fn check_vm(&self, vm: &str) -> Result<(), Status> {
+        self.named.tell(vm);
+        self.caller.check_vm(vm)
+    }
+}
+
 /// A function as a service of tonic's.
 struct Unary<Q, F> {
     vms: Arc<Vms>,
-    call: fn(Arc<Vms>, Q) -> F,
+    call: fn(Arc<Vms>, Asked, Q) -> F,
 }
 
 impl<Q, R, F> UnaryService<Q> for Unary<Q, F>
@@ -63,15 +79,22 @@ where
     type Future = BoxFuture<Response<R>, Status>;
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let answer = (self.call)(Arc::clone(&self.vms), request.into_inner());
-        Box::pin(async { answer.await.map(Response::new) })
+        let (_, extensions, message) = request.into_parts();
+        let asked = Caller::of(&extensions).map(|caller| Asked {
+            caller,
+            named: extensions.get::<NamedVm>().cloned().unwrap_or_default(),
+        });
+        let answer = asked.map(|asked| (self.call)(Arc::clone(&self.vms), asked, message));
+        Box::pin(async { answer?.await.map(Response::new) })
     }
 }
 
 async fn create(
     vms: Arc<Vms>,
+    asked: Asked,
     request: v1::CreateVmRequest,
 ) -> Result<v1::CreateVmResponse, Status> {
+    asked.check_vm(&request.name)?;
     let reservation = vms.reserve(&request.name, convert::memory_mib(&request))?;
     let place = vms.creation().await?;
     // To the end, even if the client goes away: a name is never left half taken.
@@ -87,7 +110,11 @@ async fn create(
     created.await.map_err(|error| status::cut_off(&error))?
 }
 
-async fn list(vms: Arc<Vms>, request: v1::ListVmsRequest) -> Result<v1::ListVmsResponse, Status> {
+async fn list(
+    vms: Arc<Vms>,
+    asked: Asked,
+    request: v1::ListVmsRequest,
+) -> Result<v1::ListVmsResponse, Status> {
     let v1::ListVmsRequest {
         page_size,
         page_token,
@@ -95,6 +122,7 @@ async fn list(vms: Arc<Vms>, request: v1::ListVmsRequest) -> Result<v1::ListVmsR
     let page: Page<String> = Page::asked(page_size, &page_token, "VMs")?;
     let is_later = |name: &str| page.after().is_none_or(|last| name > last.as_str());
     let later = vms.list().into_iter();
+    let later = later.filter(|process| asked.caller.may_use(process.name()));
     let later = later.filter(|process| is_later(process.name()));
     let (found, next_page_token) = page.cut(later, |process| process.name().to_owned());
     let mut described = JoinSet::new();
@@ -109,14 +137,24 @@ async fn list(vms: Arc<Vms>, request: v1::ListVmsRequest) -> Result<v1::ListVmsR
     })
 }
 
-async fn get(vms: Arc<Vms>, request: v1::GetVmRequest) -> Result<v1::GetVmResponse, Status> {
+async fn get(
+    vms: Arc<Vms>,
+    asked: Asked,
+    request: v1::GetVmRequest,
+) -> Result<v1::GetVmResponse, Status> {
+    asked.check_vm(&request.vm)?;
     let process = vms.get(&request.vm)?;
     Ok(v1::GetVmResponse {
         vm: Some(process.describe().await),
     })
 }
 
-async fn wait(vms: Arc<Vms>, request: v1::WaitVmRequest) -> Result<v1::WaitVmResponse, Status> {
+async fn wait(
+    vms: Arc<Vms>,
+    asked: Asked,
+    request: v1::WaitVmRequest,
+) -> Result<v1::WaitVmResponse, Status> {
+    asked.check_vm(&request.vm)?;
     let process = vms.get(&request.vm)?;
     Ok(v1::WaitVmResponse {
         ending: Some(process.guest_ended().await),
@@ -125,8 +163,10 @@ async fn wait(vms: Arc<Vms>, request: v1::WaitVmRequest) -> Result<v1::WaitVmRes
 
 async fn delete(
     vms: Arc<Vms>,
+    asked: Asked,
     request: v1::DeleteVmRequest,
 ) -> Result<v1::DeleteVmResponse, Status> {
+    asked.check_vm(&request.vm)?;
     let process = vms.get(&request.vm)?;
     process.delete_guest().await;
     vms.remove(&process);

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{Extensions, Request as HttpRequest, Response as HttpResponse};
+use prost::Message;
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
@@ -16,13 +17,18 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 use tower_layer::Layer;
 use tower_service::Service;
+use vmprobe_proto::v1;
 
 use super::addressed::{self, Address};
 use super::calls;
 use super::process::VmProcess;
 use super::raw::RawCodec;
 use super::vms::Vms;
+use crate::access::{Caller, NamedVm, Role};
 use crate::limits;
+
+/// The call whose probes may do something to the guest.
+const REGISTER: &str = "/vmprobe.v1.ProbeService/RegisterProbes";
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
@@ -110,16 +116,35 @@ impl StreamingService<Bytes> for RelayedCall {
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
         let (vms, address, path) = (Arc::clone(&self.vms), self.address, self.path.clone());
         Box::pin(async move {
-            let (metadata, _, mut messages) = request.into_parts();
+            let (metadata, extensions, mut messages) = request.into_parts();
+            let caller = Caller::of(&extensions)?;
+            let named = extensions.get::<NamedVm>().cloned().unwrap_or_default();
             let first = messages.message().await?;
             let first = first.ok_or_else(|| address.missing())?;
-            let process = vms.get(&address.vm(first.clone())?)?;
+            let vm = address.vm(first.clone())?;
+            caller.check_vm(&vm)?;
+            named.tell(&vm);
+            if caller.role < Role::Control && path.path() == REGISTER {
+                check_watches_only(&caller, first.clone())?;
+            }
+            let process = vms.get(&vm)?;
             // A client that has gone ends its messages.
             let rest = messages.map_while(Result::ok);
             let messages = tokio_stream::once(first).chain(rest);
             let request = Request::from_parts(metadata, Extensions::new(), messages);
             pass_on(process, request, path).await
         })
+    }
+}
+
+/// # Errors
+/// `PERMISSION_DENIED` if one of the probes that are to be registered does more than to watch.
+fn check_watches_only(caller: &Caller, request: Bytes) -> Result<(), Status> {
+    // What can't be decoded is refused behind.
+    let request = v1::RegisterProbesRequest::decode(request).unwrap_or_default();
+    match request.probes.iter().all(|probe| probe.actions.is_empty()) {
+        true => Ok(()),
+        false => caller.check_role(Role::Control, "a probe that does something to the guest"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tonic::transport::server::{Router, TcpIncoming};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Router;
 use tower_layer::{Identity, Stack};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
@@ -21,11 +23,16 @@ use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
+use super::address::ListenAddress;
 use super::admission::Admission;
+use super::connection::{self, Listener};
 use super::host::Host;
 use super::process::{VmProcess, VmProgram};
 use super::relay::Relay;
+use super::tls::{TlsError, TlsFiles};
+use super::unix_socket::UnixSocket;
 use super::vms::Vms;
+use crate::access::{AuditError, AuditLog, Authorize, Clients, ClientsError, Reloaded};
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Symbols};
 use crate::settings::Settings;
@@ -33,43 +40,83 @@ use crate::settings::Settings;
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// Permissions of a socket that only its owner may write to.
+pub const PRIVATE: u32 = 0o600;
+
 /// A client that answers no ping for so long has gone; its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Where to listen, and what to give.
+/// Where to listen, whom to let in, and what to give.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// The address; port 0 takes any free port.
-    pub listen: SocketAddr,
-    /// Listen on an address that other hosts reach, too. There is no authentication yet: whoever
-    /// reaches the port controls the guests and reads any file that the server can open as a kernel.
-    pub insecure_listen_anywhere: bool,
+    /// The addresses.
+    pub listen: Vec<ListenAddress>,
+    /// Permissions of the Unix sockets among them: who may write to one may do all.
+    pub socket_mode: u32,
+    /// What is shown to clients that come by TCP.
+    pub tls: Option<TlsFiles>,
+    /// The list of these clients.
+    pub clients: Option<PathBuf>,
+    /// Takes a line for each call that changes something.
+    pub audit_log: Option<PathBuf>,
+    /// Whether clients may come by TCP in plain text, to the loopback interface: any process of the host may do all
+    /// then.
+    pub plain_text: bool,
     /// What holds for all VMs.
     pub settings: Settings,
     /// What runs the VMs.
     pub program: VmProgram,
 }
 
+impl ServeOptions {
+    /// Those of a server on one address, in plain text if that is one of TCP.
+    pub fn new(listen: ListenAddress, settings: Settings, program: VmProgram) -> Self {
+        Self {
+            listen: vec![listen],
+            socket_mode: PRIVATE,
+            tls: None,
+            clients: None,
+            audit_log: None,
+            plain_text: true,
+            settings,
+            program,
+        }
+    }
+}
+
 /// Why the server can't listen.
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// The address isn't one of the loopback interface.
+    /// Whoever reaches the address could do all.
     #[error(
-        "{0} can be reached from other hosts, and there is no authentication yet: listen on \
-         127.0.0.1, or add --insecure-listen-anywhere on a network that you trust"
+        "{0} is for those who come by TLS: give the server a certificate (--tls-cert, --tls-key) and a list of clients \
+         (--clients), or listen on a Unix socket; --plain-text lets any process of this host do all by an address of the \
+         loopback interface"
     )]
-    NotLoopback(SocketAddr),
+    NoTls(SocketAddr),
+    /// Nobody could come by TLS.
+    #[error("TLS takes a list of clients (--clients), which says who may do what")]
+    NoClients,
     /// Another program listens there.
-    #[error("{0} is in use: stop what listens there, or choose another port with --listen")]
-    InUse(SocketAddr),
+    #[error("{0} is in use: stop what listens there, or choose another address with --listen")]
+    InUse(ListenAddress),
     /// The operating system refuses.
     #[error("can't listen on {address} ({cause}): choose another address with --listen")]
     Refused {
         /// The address.
-        address: SocketAddr,
+        address: ListenAddress,
         /// The operating system's reason.
         cause: io::Error,
     },
+    /// A certificate can't be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The list of clients can't be used.
+    #[error(transparent)]
+    Clients(#[from] ClientsError),
+    /// The audit log can't be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
 }
 
 /// Why the server stopped serving.
@@ -86,38 +133,76 @@ pub enum ServeError {
 /// A server that listens.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
-    address: SocketAddr,
+    listeners: Vec<Listener>,
+    endpoints: Vec<String>,
+    authorize: Authorize,
     vms: Arc<Vms>,
 }
 
 impl Server {
-    /// Takes the address; from here on clients can connect, and wait.
+    /// Takes the addresses; from here on clients can connect, and wait.
     ///
     /// # Errors
-    /// [`BindError`]: the address is in use, isn't this host's, or isn't a loopback address.
+    /// See [`BindError`].
     pub async fn bind(options: ServeOptions) -> Result<Self, BindError> {
-        let address = options.listen;
-        if !address.ip().is_loopback() && !options.insecure_listen_anywhere {
-            return Err(BindError::NotLoopback(address));
-        }
-        let refused = |cause: io::Error| match cause.kind() {
-            ErrorKind::AddrInUse => BindError::InUse(address),
-            _ => BindError::Refused { address, cause },
+        let tls = match &options.tls {
+            Some(files) => Some(Arc::new(files.load()?)),
+            None => None,
         };
-        let listener = TcpListener::bind(address).await.map_err(refused)?;
-        let address = listener.local_addr().map_err(refused)?;
+        if tls.is_some() && options.clients.is_none() {
+            return Err(BindError::NoClients);
+        }
+        let clients = options.clients.map(|file| {
+            let files = vec![file.clone()];
+            Reloaded::new(files, move || Clients::read(&file))
+        });
+        let audit = options.audit_log.as_deref().map(AuditLog::open);
+        let authorize = Authorize::new(clients.transpose()?, audit.transpose()?);
+        let (mut listeners, mut endpoints) = (Vec::new(), Vec::new());
+        for address in options.listen {
+            let refused = |cause: io::Error| match cause.kind() {
+                ErrorKind::AddrInUse => BindError::InUse(address.clone()),
+                _ => BindError::Refused {
+                    address: address.clone(),
+                    cause,
+                },
+            };
+            let (listener, endpoint) = match &address {
+                ListenAddress::Unix(path) => {
+                    let socket = UnixSocket::bind(path, options.socket_mode).map_err(refused)?;
+                    (Listener::Unix(socket), address.to_string())
+                }
+                ListenAddress::Tcp(tcp) => {
+                    let is_plain = tls.is_none();
+                    if is_plain && !(options.plain_text && tcp.ip().is_loopback()) {
+                        return Err(BindError::NoTls(*tcp));
+                    }
+                    let listener = TcpListener::bind(tcp).await.map_err(refused)?;
+                    let address = listener.local_addr().map_err(refused)?;
+                    match &tls {
+                        Some(tls) => {
+                            let listener = Listener::Tls(listener, Arc::clone(tls));
+                            (listener, format!("https://{address}"))
+                        }
+                        None => (Listener::PlainText(listener), format!("http://{address}")),
+                    }
+                }
+            };
+            listeners.push(listener);
+            endpoints.push(endpoint);
+        }
         Ok(Self {
-            listener,
-            address,
+            listeners,
+            endpoints,
+            authorize,
             vms: Arc::new(Vms::new(options.settings, options.program)),
         })
     }
 
-    /// The address, with the port that was taken.
+    /// The addresses as clients take them, with the ports that were taken.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn endpoints(&self) -> &[String] {
+        &self.endpoints
     }
 
     /// Answers calls until `end` completes; then kills all guests, ends all streams and returns.
@@ -126,9 +211,10 @@ impl Server {
     /// [`ServeError`] when the transport fails.
     pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         let vms = Arc::clone(&self.vms);
-        let router = router(&vms).await?;
+        let router = router(&vms, self.authorize).await?;
         let (drain, drained) = oneshot::channel::<()>();
-        let incoming = TcpIncoming::from(self.listener).with_nodelay(Some(true));
+        let (_accepting, connections) = connection::incoming(self.listeners);
+        let incoming = ReceiverStream::new(connections);
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.
             let _ = drained.await;
@@ -160,9 +246,9 @@ impl Server {
     }
 }
 
-async fn router(
-    vms: &Arc<Vms>,
-) -> Result<Router<Stack<Relay, Stack<Admission, Identity>>>, ServeError> {
+type Layers = Stack<Relay, Stack<Admission, Stack<Authorize, Identity>>>;
+
+async fn router(vms: &Arc<Vms>, authorize: Authorize) -> Result<Router<Layers>, ServeError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter
         .set_serving::<VmServiceServer<services::Vms>>()
@@ -186,6 +272,7 @@ async fn router(
     Ok(tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
+        .layer(authorize)
         .layer(Admission::new(&vms.settings().limits))
         // The services of VMs are behind it.
         .layer(Relay::new(Arc::clone(vms)))

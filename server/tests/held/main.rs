@@ -21,7 +21,7 @@ use vmprobe_client::v1::{
     CreateVmRequest, Probe, ProbeSpec, ProbeState, ReturnProbe, Strategy, SymbolPlace, Watchpoint,
 };
 use vmprobe_client::{Client, ClientError};
-use vmprobe_server::{ServeOptions, Server, Settings, VmProgram};
+use vmprobe_server::{ListenAddress, ServeOptions, Server, Settings, VmProgram};
 
 const VM: &str = "a";
 
@@ -41,14 +41,11 @@ async fn with_vm_and<F: Future<Output = ()>>(
         return;
     }
     let kernel = tiny::Kernel::write();
-    let options = ServeOptions {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        insecure_listen_anywhere: false,
-        settings,
-        program: VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into()),
-    };
+    let listen = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
+    let program = VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into());
+    let options = ServeOptions::new(listen, settings, program);
     let server = Server::bind(options).await.unwrap();
-    let endpoint = format!("http://{}", server.address());
+    let endpoint = server.endpoints()[0].clone();
     let (end, ended) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(async {
         let _ = ended.await;

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_client::{Client, ClientError};
 use vmprobe_server::testing::Publishers;
-use vmprobe_server::{BindError, ServeOptions, Server, Settings, VmProgram};
+use vmprobe_server::{BindError, ListenAddress, ServeOptions, Server, Settings, VmProgram};
 
 /// Memory of a guest in MiB.
 const GUEST_MIB: u64 = 64;
@@ -38,20 +38,17 @@ pub async fn with_server<R, E: From<InProcessError>>(
     work: impl AsyncFnOnce(&Client, &Publishers) -> Result<R, E>,
 ) -> Result<R, E> {
     let publishers = Publishers::default();
-    let options = ServeOptions {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        insecure_listen_anywhere: false,
-        settings: Settings::default(),
-        program: VmProgram::Here(publishers.clone()),
-    };
+    let listen = ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let program = VmProgram::Here(publishers.clone());
+    let options = ServeOptions::new(listen, Settings::default(), program);
     let server = Server::bind(options).await.map_err(InProcessError::from)?;
-    let address = server.address();
+    let endpoint = server.endpoints()[0].clone();
     let (end, ended) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.serve(async {
         // Also when nobody is left to say so.
         let _ = ended.await;
     }));
-    let client = Client::connect(&format!("http://{address}")).await;
+    let client = Client::connect(&endpoint).await;
     let client = client.map_err(InProcessError::from)?;
     let done = work(&client, &publishers).await;
     drop(end);

@@ -153,6 +153,7 @@ async fn start(program: &Path, kernel: &Path, cache: &Path) -> Result<Start, Sta
         .args([
             "--listen",
             "127.0.0.1:0",
+            "--plain-text",
             "--exit-with-stdin",
             "--kernel-cache",
         ])

@@ -68,9 +68,9 @@ pub fn run(cx: &Context, results: Option<&Path>) -> Result<bool, Failure> {
 
 /// All of it but handing files back.
 fn show(cx: &Context) -> Result<bool, Failure> {
-    say("# A server. It listens on this machine only.");
-    say("$ vmprobed --listen 127.0.0.1:0 &");
+    say("# A server. It listens on a socket that only this user reaches.");
     let server = Server::start(cx)?;
+    say(&format!("$ vmprobed --listen {} &", server.endpoint));
     say(&format!("listening on {}", server.endpoint));
     say(&format!("$ export VMPROBE_SERVER={}", server.endpoint));
     let cli = Cli {

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 use vmprobe_client::Client;
 
@@ -11,7 +12,7 @@ use crate::context::Context;
 use crate::process::Process;
 use crate::test::{Failure, wrong};
 
-/// A running `vmprobed` on a free loopback port. It ends with its standard input: when this is
+/// A running `vmprobed` on a socket of its own. It ends with its standard input: when this is
 /// dropped, and when the test's process dies.
 #[derive(Debug)]
 pub struct Server {
@@ -19,6 +20,8 @@ pub struct Server {
     input: Option<ChildStdin>,
     // Held open so that nothing the server writes fails.
     _output: BufReader<ChildStdout>,
+    // With its socket.
+    _folder: TempDir,
     /// Where it listens, as a URL.
     pub endpoint: String,
 }
@@ -48,9 +51,12 @@ impl Server {
         program: &Path,
         change: impl FnOnce(&mut Command),
     ) -> Result<Self, Failure> {
+        let folder = TempDir::new().map_err(Failure::io("make a folder for a socket"))?;
+        let socket = folder.path().join("vmprobed.sock");
         let mut command = Command::new(program);
         command
-            .args(["--listen", "127.0.0.1:0", "--exit-with-stdin"])
+            .args(["--listen", &format!("unix:{}", socket.display())])
+            .arg("--exit-with-stdin")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         change(&mut command);
@@ -76,6 +82,7 @@ impl Server {
             child,
             input,
             _output: output,
+            _folder: folder,
         })
     }
 

@@ -2,15 +2,17 @@
 
 use std::env;
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
-use vmprobe_server::{Limits, ServeOptions, Settings, VmProgram, vm_process};
+use vmprobe_proto::socket::default_socket;
+use vmprobe_server::{
+    Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
+};
 
 const EXIT_CODES: &str = "\
-Prints one line, `listening on http://ADDRESS`, on standard output; logs go to standard
+Prints a line for each address, `listening on ADDRESS`, on standard output; logs go to standard
 error, filtered by VMPROBE_LOG (default: warn).
 
 Exit codes:
@@ -44,13 +46,47 @@ pub enum Command {
 
 #[derive(Debug, clap::Args)]
 pub struct Serve {
-    /// Where to listen; port 0 takes any free port
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070", value_parser = address)]
-    pub listen: SocketAddr,
-    /// Allow --listen on an address that other hosts reach. There is no authentication yet: whoever
-    /// reaches the port controls the guests
-    #[arg(long)]
-    pub insecure_listen_anywhere: bool,
+    /// Where to listen: unix:PATH, or IP:PORT, of which port 0 is any free one (repeatable) [default: a Unix socket,
+    /// unix:/run/vmprobe/vmprobed.sock for root, else vmprobe/vmprobed.sock in `$XDG_RUNTIME_DIR`]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Vec<ListenAddress>,
+    /// Permissions of the Unix sockets, in octal. Who may write to one may do all
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = octal)]
+    pub socket_mode: u32,
+    /// The server's certificate for those who come by TCP, with its chain, in PEM. It is read anew when it changes
+    #[arg(long, value_name = "FILE", env = "VMPROBED_TLS_CERT", requires_all = ["tls_key", "clients"])]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "VMPROBED_TLS_KEY",
+        requires = "tls_cert"
+    )]
+    pub tls_key: Option<PathBuf>,
+    /// What clients' certificates must be signed by, in PEM; without it clients have tokens
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "VMPROBED_TLS_CLIENT_CA",
+        requires = "tls_cert"
+    )]
+    pub tls_client_ca: Option<PathBuf>,
+    /// The list of those who come by TCP, in TOML: who may do what to which VMs. It is read anew when it changes
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "VMPROBED_CLIENTS",
+        requires = "tls_cert"
+    )]
+    pub clients: Option<PathBuf>,
+    /// Add a line of JSON to this file for each call that changes something
+    #[arg(long, value_name = "FILE", env = "VMPROBED_AUDIT_LOG")]
+    pub audit_log: Option<PathBuf>,
+    /// Take clients that come to an address of the loopback interface in plain text: any process of this host may do
+    /// all
+    #[arg(long, conflicts_with = "tls_cert")]
+    pub plain_text: bool,
     /// End when standard input closes: with the process that started this one
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -115,10 +151,25 @@ pub struct Most {
 }
 
 impl Serve {
+    fn tls(&self) -> Option<TlsFiles> {
+        Some(TlsFiles {
+            certificate: self.tls_cert.clone()?,
+            key: self.tls_key.clone()?,
+            client_ca: self.tls_client_ca.clone(),
+        })
+    }
+
     pub fn options(&self) -> ServeOptions {
         ServeOptions {
-            listen: self.listen,
-            insecure_listen_anywhere: self.insecure_listen_anywhere,
+            listen: match self.listen.is_empty() {
+                true => vec![ListenAddress::Unix(default_socket())],
+                false => self.listen.clone(),
+            },
+            socket_mode: self.socket_mode,
+            tls: self.tls(),
+            clients: self.clients.clone(),
+            audit_log: self.audit_log.clone(),
+            plain_text: self.plain_text,
             settings: Settings {
                 limits: Limits {
                     vms: self.most.max_vms,
@@ -154,9 +205,11 @@ fn default_kernel_cache() -> Option<PathBuf> {
     Some(cache.join("vmprobe/unpacked-kernels"))
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| "give an IP address and a port, such as 127.0.0.1:7070 or [::1]:7070".into())
+fn octal(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "give permissions in octal, such as 600 or 660".into())
 }
 
 /// Sends the log to standard error.
@@ -183,5 +236,7 @@ mod tests {
     fn a_bad_address_is_refused_with_an_example() {
         let error = Args::try_parse_from(["vmprobed", "--listen", "localhost"]).unwrap_err();
         assert!(error.to_string().contains("127.0.0.1:7070"), "{error}");
+        let error = Args::try_parse_from(["vmprobed", "--socket-mode", "9"]).unwrap_err();
+        assert!(error.to_string().contains("octal"), "{error}");
     }
 }

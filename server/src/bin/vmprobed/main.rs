@@ -106,11 +106,13 @@ async fn run(serve: &Serve) -> Result<(), ServerFailure> {
     Ok(server.serve(end).await?)
 }
 
-/// The one line on standard output. Whoever started this reads it to learn the port, and to know
+/// A line on standard output for each address. Whoever started this reads them to learn the ports, and to know
 /// that connections are accepted.
 fn announce(server: &Server) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "listening on http://{}", server.address())?;
+    for endpoint in server.endpoints() {
+        writeln!(stdout, "listening on {endpoint}")?;
+    }
     stdout.flush()
 }
 

@@ -147,7 +147,7 @@ fn port_in_use(cx: &Context) -> TestResult {
         .map_err(Failure::io("learn the port"))?
         .to_string();
     let output = Command::new(cx.program("vmprobed"))
-        .args(["--listen", &address])
+        .args(["--plain-text", "--listen", &address])
         .stdin(Stdio::null())
         .output()
         .map_err(Failure::io("start vmprobed"))?;

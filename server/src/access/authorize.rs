@@ -1,0 +1,224 @@
+//! The layer that each call passes first.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::body::Body;
+use tonic::codegen::BoxFuture;
+use tonic::{Code, Status};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::audit::AuditLog;
+use super::caller::Caller;
+use super::clients::Clients;
+use super::reloaded::Reloaded;
+use super::role::{self, Need, Role};
+use crate::front::Peer;
+
+/// What a token in a call's metadata begins with (RFC 6750, 2.1).
+const BEARER: &str = "Bearer ";
+
+/// Lets calls in, of whom the owner knows.
+#[derive(Clone, Debug, Default)]
+pub struct Authorize {
+    clients: Option<Arc<Reloaded<Clients>>>,
+    audit: Option<AuditLog>,
+}
+
+/// The VM that a call names, once that is known: what is behind the layer tells it for the audit log.
+#[derive(Clone, Debug, Default)]
+pub struct NamedVm(Arc<OnceLock<String>>);
+
+impl NamedVm {
+    /// Tells it.
+    pub fn tell(&self, vm: &str) {
+        self.0.get_or_init(|| vm.to_owned());
+    }
+}
+
+impl Authorize {
+    /// For these clients, and with this log.
+    pub fn new(clients: Option<Reloaded<Clients>>, audit: Option<AuditLog>) -> Self {
+        Self {
+            clients: clients.map(Arc::new),
+            audit,
+        }
+    }
+
+    /// Who makes a call.
+    fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Status> {
+        let names = match peer {
+            Peer::Local { .. } | Peer::PlainText(_) => return Ok(Caller::owner(peer.to_string())),
+            Peer::Tls { names, .. } => names,
+        };
+        let clients = self.clients.as_ref().map(|clients| clients.get());
+        let clients = clients.unwrap_or_default();
+        if let Some(token) = headers.get(AUTHORIZATION) {
+            let token = token
+                .to_str()
+                .ok()
+                .and_then(|value| value.strip_prefix(BEARER));
+            let known = token.and_then(|token| clients.with_token(token.trim()));
+            return known.cloned().ok_or_else(|| {
+                Status::unauthenticated("this server knows no client with this token")
+            });
+        }
+        if names.is_empty() {
+            return Err(Status::unauthenticated(
+                "this server wants to know who calls: give a certificate (--tls-cert, --tls-key), or a token (--token-file)",
+            ));
+        }
+        clients.with_certificate(names).cloned().ok_or_else(|| {
+            Status::permission_denied(format!(
+                "this server knows no client with a certificate of the name {}",
+                names.join(" or ")
+            ))
+        })
+    }
+}
+
+impl<S> Layer<S> for Authorize {
+    type Service = Authorizing<S>;
+
+    fn layer(&self, inner: S) -> Authorizing<S> {
+        Authorizing {
+            authorize: self.clone(),
+            inner,
+        }
+    }
+}
+
+/// A service that only those calls reach whose caller may make them.
+#[derive(Clone, Debug)]
+pub struct Authorizing<S> {
+    authorize: Authorize,
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for Authorizing<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Need::Role(needed) = role::needed(request.uri().path()) else {
+            return Box::pin(self.inner.call(request));
+        };
+        let refuse = |status: Status| Box::pin(ready(Ok(status.into_http())));
+        let Some(peer) = request.extensions().get::<Peer>() else {
+            return refuse(Status::internal(
+                "nobody makes this call: a bug of the server",
+            ));
+        };
+        let caller = match self.authorize.caller(peer, request.headers()) {
+            Ok(caller) => caller,
+            Err(status) => {
+                tracing::warn!("{peer} is refused: {}", status.message());
+                return refuse(status);
+            }
+        };
+        let path = request.uri().path();
+        let call = path
+            .rsplit_once("vmprobe.v1.")
+            .map_or(path, |(_, call)| call);
+        let entry = self
+            .authorize
+            .audit
+            .clone()
+            .filter(|_| needed > Role::Observe);
+        let entry = entry.map(|log| Entry {
+            log,
+            caller: caller.clone(),
+            call: call.to_owned(),
+            vm: NamedVm::default(),
+            code: None,
+        });
+        if let Err(status) = caller.check_role(needed, call) {
+            if let Some(mut entry) = entry {
+                entry.code = Some(status.code());
+            }
+            return refuse(status);
+        }
+        let vm = entry.as_ref().map(|entry| entry.vm.clone());
+        // A client can't say who it is to what is behind.
+        request.headers_mut().remove(AUTHORIZATION);
+        request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(vm.unwrap_or_default());
+        let answer = self.inner.call(request);
+        let Some(mut entry) = entry else {
+            return Box::pin(answer);
+        };
+        Box::pin(async move {
+            let answer = answer.await?;
+            entry.code = Status::from_header_map(answer.headers()).map(|status| status.code());
+            Ok(answer.map(|inner| Body::new(Audited { inner, entry })))
+        })
+    }
+}
+
+/// A line of the audit log, written when this goes.
+#[derive(Debug)]
+struct Entry {
+    log: AuditLog,
+    caller: Caller,
+    call: String,
+    vm: NamedVm,
+    code: Option<Code>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let (vm, code) = (self.vm.0.get(), self.code.map(i32::from));
+        self.log
+            .add(&self.caller, &self.call, vm.map(String::as_str), code);
+    }
+}
+
+/// An answer whose end tells how the call went.
+#[derive(Debug)]
+struct Audited {
+    inner: Body,
+    entry: Entry,
+}
+
+impl HttpBody for Audited {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(trailers) = frame.trailers_ref()
+        {
+            self.entry.code = Status::from_header_map(trailers).map(|status| status.code());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,73 @@
+//! Who makes a call.
+
+use std::sync::Arc;
+
+use tonic::{Extensions, Status};
+use wildmatch::WildMatch;
+
+use super::role::Role;
+
+/// Who makes a call, and what it may do.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// As the list of clients calls it, or by what it came.
+    pub name: Arc<str>,
+    pub role: Role,
+    /// Patterns of the names of its VMs; none: all VMs are.
+    pub(super) vms: Arc<[WildMatch]>,
+}
+
+impl Caller {
+    /// One that may do all.
+    pub fn owner(name: impl Into<Arc<str>>) -> Self {
+        Self {
+            name: name.into(),
+            role: Role::Control,
+            vms: Arc::default(),
+        }
+    }
+
+    /// Who makes the call with these extensions, of which each has one.
+    ///
+    /// # Errors
+    /// `INTERNAL`, never in practice.
+    pub fn of(extensions: &Extensions) -> Result<Self, Status> {
+        let found = extensions.get::<Self>().cloned();
+        found.ok_or_else(|| Status::internal("nobody makes this call: a bug of the server"))
+    }
+
+    /// Returns true if the VM of this name is one of its.
+    pub fn may_use(&self, vm: &str) -> bool {
+        self.vms.is_empty() || self.vms.iter().any(|pattern| pattern.matches(vm))
+    }
+
+    /// # Errors
+    /// `PERMISSION_DENIED` for a VM that isn't one of its, whether there is one of this name or not.
+    pub fn check_vm(&self, vm: &str) -> Result<(), Status> {
+        match self.may_use(vm) {
+            true => Ok(()),
+            false => {
+                let patterns: Vec<String> = self.vms.iter().map(ToString::to_string).collect();
+                Err(Status::permission_denied(format!(
+                    "client `{}` may use VMs called {}, and not `{vm}`",
+                    self.name,
+                    patterns.join(" or ")
+                )))
+            }
+        }
+    }
+
+    /// # Errors
+    /// `PERMISSION_DENIED` for a lesser role.
+    pub fn check_role(&self, needed: Role, what: &str) -> Result<(), Status> {
+        match self.role >= needed {
+            true => Ok(()),
+            false => Err(Status::permission_denied(format!(
+                "{what} takes the role `{}`, and client `{}` has `{}`",
+                needed.name(),
+                self.name,
+                self.role.name()
+            ))),
+        }
+    }
+}

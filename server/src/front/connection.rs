@@ -1,0 +1,252 @@
+//! Connections of clients, whatever they come by.
+
+use std::fmt::{Display, Formatter};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+
+use super::tls;
+use super::unix_socket::UnixSocket;
+use crate::access::Reloaded;
+
+/// How long a client may take to say by TLS who it is.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes at the same time.
+const HANDSHAKES: usize = 256;
+/// How long nothing is accepted after the system has refused: it may have run out of files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug)]
+pub enum Peer {
+    /// A process of this host, by a Unix socket.
+    Local {
+        /// Its user, if the system tells.
+        uid: Option<u32>,
+    },
+    /// Whoever has come by TLS.
+    Tls {
+        /// Its address.
+        address: SocketAddr,
+        /// The names of its certificate, which is good; none: it has shown none.
+        names: Arc<[String]>,
+    },
+    /// Whoever has come by TCP, in plain text.
+    PlainText(SocketAddr),
+}
+
+impl Display for Peer {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local { uid: Some(uid) } => write!(f, "the local user {uid}"),
+            Self::Local { uid: None } => f.write_str("a local user"),
+            Self::Tls { address, names } if names.is_empty() => write!(f, "{address}"),
+            Self::Tls { address, names } => write!(f, "{} at {address}", names.join(" or ")),
+            Self::PlainText(address) => write!(f, "{address}, in plain text"),
+        }
+    }
+}
+
+/// What connections are accepted from.
+#[derive(Debug)]
+pub enum Listener {
+    Unix(UnixSocket),
+    PlainText(TcpListener),
+    Tls(TcpListener, Arc<Reloaded<ServerConfig>>),
+}
+
+/// A connection, and who is at its other end.
+#[derive(Debug)]
+pub struct Connection {
+    peer: Peer,
+    stream: Stream,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+/// All connections that come to these, until this is dropped.
+pub fn incoming(listeners: Vec<Listener>) -> (JoinSet<()>, mpsc::Receiver<io::Result<Connection>>) {
+    let (found, connections) = mpsc::channel(1);
+    let mut accepting = JoinSet::new();
+    for listener in listeners {
+        accepting.spawn(accept(listener, found.clone()));
+    }
+    (accepting, connections)
+}
+
+async fn accept(listener: Listener, found: mpsc::Sender<io::Result<Connection>>) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    loop {
+        let accepted = match &listener {
+            Listener::Unix(socket) => local(socket).await,
+            Listener::PlainText(listener) => plain(listener).await,
+            Listener::Tls(listener, config) => {
+                let Ok(place) = Arc::clone(&handshakes).acquire_owned().await else {
+                    return;
+                };
+                let acceptor = TlsAcceptor::from(config.get());
+                match tcp(listener).await {
+                    Err(error) => Err(error),
+                    Ok((stream, address)) => {
+                        let found = found.clone();
+                        tokio::spawn(async move {
+                            match timeout(HANDSHAKE, handshake(acceptor, stream, address)).await {
+                                Ok(Ok(connection)) => {
+                                    let _the_server_may_have_ended =
+                                        found.send(Ok(connection)).await;
+                                }
+                                Ok(Err(error)) => {
+                                    tracing::warn!("{address} doesn't come by TLS: {error}")
+                                }
+                                Err(_) => {
+                                    tracing::warn!("{address} has taken too long to come by TLS")
+                                }
+                            }
+                            drop(place);
+                        });
+                        continue;
+                    }
+                }
+            }
+        };
+        match accepted {
+            Ok(connection) => {
+                if found.send(Ok(connection)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!("a connection can't be accepted: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn local(socket: &UnixSocket) -> io::Result<Connection> {
+    let (stream, _) = socket.listener.accept().await?;
+    let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+    Ok(Connection {
+        peer: Peer::Local { uid },
+        stream: Stream::Unix(stream),
+    })
+}
+
+async fn tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, address) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, address))
+}
+
+async fn plain(listener: &TcpListener) -> io::Result<Connection> {
+    let (stream, address) = tcp(listener).await?;
+    Ok(Connection {
+        peer: Peer::PlainText(address),
+        stream: Stream::Tcp(stream),
+    })
+}
+
+async fn handshake(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    address: SocketAddr,
+) -> io::Result<Connection> {
+    let stream = acceptor.accept(stream).await?;
+    let shown = stream.get_ref().1.peer_certificates();
+    let names = match shown.and_then(<[_]>::first) {
+        Some(certificate) => tls::names(certificate)?,
+        None => Vec::new(),
+    };
+    Ok(Connection {
+        peer: Peer::Tls {
+            address,
+            names: names.into(),
+        },
+        stream: Stream::Tls(Box::new(stream)),
+    })
+}
+
+impl Connection {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut dyn Both> {
+        match &mut self.get_mut().stream {
+            Stream::Unix(stream) => Pin::new(stream),
+            Stream::Tcp(stream) => Pin::new(stream),
+            Stream::Tls(stream) => Pin::new(&mut **stream),
+        }
+    }
+}
+
+/// What bytes come from and go to.
+trait Both: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Both for T {}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream().poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream().poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Unix(stream) => stream.is_write_vectored(),
+            Stream::Tcp(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(cx)
+    }
+}
