@@ -1,6 +1,7 @@
 //! The arguments.
 
 mod actions;
+mod certs;
 mod ci;
 mod cloud_init;
 mod debugging;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
+pub use certs::{CertsClient, CertsCommand, CertsInit, NewClient};
 pub use ci::{Ci, CiTest};
 pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};
@@ -136,6 +138,9 @@ pub enum Command {
     /// Write a guest's memory and vCPUs to an ELF core file, for crash and drgn
     #[command(after_help = debugging::DUMP_EXAMPLES)]
     Dump(DumpArgs),
+    /// Make certificates for a server and its clients
+    #[command(subcommand, after_help = certs::CERTS_EXAMPLES)]
+    Certs(CertsCommand),
     /// Attach to a VM's console; on a terminal, Ctrl-] detaches
     Console(TargetArgs),
 }

@@ -14,6 +14,7 @@ use vmprobe_trace_formats::CreateError;
 
 use crate::ci::CiError;
 use crate::cloud_init::CloudInitError;
+use crate::commands::certs::CertsError;
 use crate::host_root::RootError;
 use crate::paths::PathError;
 
@@ -100,6 +101,8 @@ pub enum Failure {
     ServerPipe(io::Error),
     #[error("can't read {}, which says who this client is: {cause}", .file.display())]
     Credentials { file: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Certs(#[from] CertsError),
     #[error(transparent)]
     Root(RootError),
     #[error(transparent)]

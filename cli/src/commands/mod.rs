@@ -1,5 +1,6 @@
 //! One file for each group of commands.
 
+pub mod certs;
 mod console;
 pub mod doctor;
 mod dump;
@@ -46,6 +47,7 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::Dump(dump) => dump::dump(&dump).await?,
         Command::Gdb(gdb) => gdb::gdb(&gdb).await?,
         Command::Console(target) => console::console(&target).await?,
+        Command::Certs(command) => certs::certs(&command)?,
         Command::Doctor(doctor) => return Err(doctor::replace_this_process(&doctor)),
     }
     Ok(0)

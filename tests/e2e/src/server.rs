@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
@@ -12,6 +13,17 @@ use crate::context::Context;
 use crate::process::Process;
 use crate::test::{Failure, wrong};
 
+/// The address that the server announces next.
+fn announced(output: &mut impl BufRead) -> Result<String, Failure> {
+    let mut line = String::new();
+    let read = output.read_line(&mut line);
+    read.map_err(Failure::io("read the server's announcement"))?;
+    let endpoint = line.trim_end().strip_prefix("listening on ");
+    let endpoint =
+        endpoint.ok_or_else(|| wrong!("the server announced {line:?} instead of its address"))?;
+    Ok(endpoint.to_owned())
+}
+
 /// A running `vmprobed` on a socket of its own. It ends with its standard input: when this is
 /// dropped, and when the test's process dies.
 #[derive(Debug)]
@@ -19,7 +31,7 @@ pub struct Server {
     child: Child,
     input: Option<ChildStdin>,
     // Held open so that nothing the server writes fails.
-    _output: BufReader<ChildStdout>,
+    output: Mutex<BufReader<ChildStdout>>,
     // With its socket.
     _folder: TempDir,
     /// Where it listens, as a URL.
@@ -69,21 +81,23 @@ impl Server {
             .take()
             .ok_or_else(|| wrong!("the server has no output"))?;
         let mut output = BufReader::new(output);
-        let mut line = String::new();
-        output
-            .read_line(&mut line)
-            .map_err(Failure::io("read the server's announcement"))?;
-        let endpoint = line
-            .trim_end()
-            .strip_prefix("listening on ")
-            .ok_or_else(|| wrong!("the server announced {line:?} instead of its address"))?;
+        let endpoint = announced(&mut output)?;
         Ok(Self {
-            endpoint: endpoint.to_owned(),
+            endpoint,
             child,
             input,
-            _output: output,
+            output: Mutex::new(output),
             _folder: folder,
         })
+    }
+
+    /// Where else it listens, by its next announcement.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn next_endpoint(&self) -> Result<String, Failure> {
+        let output = self.output.lock();
+        announced(&mut *output.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A new connection to it.

@@ -4,6 +4,7 @@ mod devices;
 mod limits;
 mod no_kvm;
 mod processes;
+mod security;
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -57,6 +58,8 @@ pub const TESTS: &[Test] = &[
     processes::KILLED,
     processes::SERVER_KILLED,
     processes::UNPRIVILEGED,
+    security::ROLES,
+    security::REFUSED,
 ];
 
 fn health_and_reflection(cx: &Context) -> TestResult {
