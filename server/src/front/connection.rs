@@ -104,39 +104,26 @@ async fn accept(listener: Listener, found: mpsc::Sender<io::Result<Connection>>)
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
     loop {
         let accepted = match &listener {
-            Listener::Unix(socket) => local(socket).await,
-            Listener::PlainText(listener) => plain(listener).await,
+            Listener::Unix(socket) => local(socket).await.map(Some),
+            Listener::PlainText(listener) => plain(listener).await.map(Some),
             Listener::Tls(listener, config) => {
                 let Ok(place) = Arc::clone(&handshakes).acquire_owned().await else {
                     return;
                 };
-                let acceptor = TlsAcceptor::from(config.get());
-                match tcp(listener).await {
-                    Err(error) => Err(error),
-                    Ok((stream, address)) => {
-                        let found = found.clone();
-                        tokio::spawn(async move {
-                            match timeout(HANDSHAKE, handshake(acceptor, stream, address)).await {
-                                Ok(Ok(connection)) => {
-                                    let _the_server_may_have_ended =
-                                        found.send(Ok(connection)).await;
-                                }
-                                Ok(Err(error)) => {
-                                    tracing::warn!("{address} doesn't come by TLS: {error}")
-                                }
-                                Err(_) => {
-                                    tracing::warn!("{address} has taken too long to come by TLS")
-                                }
-                            }
-                            drop(place);
-                        });
-                        continue;
-                    }
-                }
+                let accepted = tcp(listener).await;
+                accepted.map(|(stream, address)| {
+                    let shaking = shake(config.get(), stream, address, found.clone());
+                    tokio::spawn(async move {
+                        shaking.await;
+                        drop(place);
+                    });
+                    None
+                })
             }
         };
         match accepted {
-            Ok(connection) => {
+            Ok(None) => {}
+            Ok(Some(connection)) => {
                 if found.send(Ok(connection)).await.is_err() {
                     return;
                 }
@@ -146,6 +133,23 @@ async fn accept(listener: Listener, found: mpsc::Sender<io::Result<Connection>>)
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+/// Tells of a connection when its client has said by TLS who it is.
+async fn shake(
+    config: Arc<ServerConfig>,
+    stream: TcpStream,
+    address: SocketAddr,
+    found: mpsc::Sender<io::Result<Connection>>,
+) {
+    let acceptor = TlsAcceptor::from(config);
+    match timeout(HANDSHAKE, handshake(acceptor, stream, address)).await {
+        Ok(Ok(connection)) => {
+            let _the_server_may_have_ended = found.send(Ok(connection)).await;
+        }
+        Ok(Err(error)) => tracing::warn!("{address} doesn't come by TLS: {error}"),
+        Err(_) => tracing::warn!("{address} has taken too long to come by TLS"),
     }
 }
 

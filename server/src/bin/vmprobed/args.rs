@@ -47,7 +47,7 @@ pub enum Command {
 #[derive(Debug, clap::Args)]
 pub struct Serve {
     /// Where to listen: unix:PATH, or IP:PORT, of which port 0 is any free one (repeatable) [default: a Unix socket,
-    /// unix:/run/vmprobe/vmprobed.sock for root, else vmprobe/vmprobed.sock in `$XDG_RUNTIME_DIR`]
+    /// `/run/vmprobe/vmprobed.sock` for root, else `vmprobe/vmprobed.sock` in `$XDG_RUNTIME_DIR`]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<ListenAddress>,
     /// Permissions of the Unix sockets, in octal. Who may write to one may do all
