@@ -61,10 +61,10 @@ fn without_a_server_it_says_how_to_start_one() {
 #[test]
 fn the_server_may_stand_in_the_environment() {
     let output = vmprobe(&["vm", "list"])
-        .env("VMPROBE_SERVER", "https://example")
+        .env("VMPROBE_SERVER", "ftp://example")
         .output()
         .unwrap();
-    assert!(errors(&output).contains("`https://example` is not a server address"));
+    assert!(errors(&output).contains("`ftp://example` is not a server address"));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The product's server, as a process of its own.
 
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -64,6 +66,9 @@ impl Server {
         change: impl FnOnce(&mut Command),
     ) -> Result<Self, Failure> {
         let folder = TempDir::new().map_err(Failure::io("make a folder for a socket"))?;
+        // Also for a server of another user's.
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o777))
+            .map_err(Failure::io("open a folder"))?;
         let socket = folder.path().join("vmprobed.sock");
         let mut command = Command::new(program);
         command
