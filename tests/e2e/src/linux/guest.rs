@@ -65,7 +65,7 @@ pub struct Config {
 
 /// Arguments of a kernel that writes little on its console and leaves out the self-tests of its cryptography, which
 /// are over half of a boot of 6.1 in `lab-intel`.
-const QUIET: &str = "quiet cryptomgr.notests initcall_blacklist=jent_mod_init";
+pub const QUIET: &str = "quiet cryptomgr.notests initcall_blacklist=jent_mod_init";
 
 impl Config {
     /// Debian's 6.1 kernel on one vCPU, in 512 MiB, with little on its console.

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use vmprobe_client::Client;
 use vmprobe_client::v1::Probe;
 
-use super::guest::files;
+use super::guest::{QUIET, files};
 use super::jumps::is_jump;
 use super::root::unpack_modules;
 use crate::context::Context;
@@ -48,8 +48,6 @@ const VM: &str = "guest";
 const PANIC: i32 = 4;
 /// Root's password on the disk, as `tests/lab/build-debian-disk.sh` sets it.
 const PASSWORD: &str = "vmprobe";
-/// What is left out of the boot: where the labs emulate a CPU it takes long, and isn't what the tests are about.
-const QUIET: &str = "console=ttyS0 quiet cryptomgr.notests initcall_blacklist=jent_mod_init";
 /// A file, how often the guest opens it, and how many bytes it reads from elsewhere, how often.
 const MARKER: &str = "/root/marker";
 const OPENS: u64 = 50;
@@ -94,6 +92,11 @@ impl Disk {
     }
 }
 
+/// The kernel's command line.
+fn cmdline() -> String {
+    format!("console=ttyS0 {QUIET}")
+}
+
 /// Runs a test where the disk is.
 fn with_disk(cx: &Context, test: impl Fn(&Context, &Disk) -> TestResult) -> TestResult {
     let image = cx.file("debian.qcow2");
@@ -118,7 +121,7 @@ fn login(cx: &Context, disk: &Disk, vcpus: &str) -> TestResult {
         "--memory",
         "512",
         "--cmdline",
-        QUIET,
+        &cmdline(),
         "--probe",
         &opened,
         "--probe",
@@ -182,7 +185,7 @@ fn seeded(cx: &Context, disk: &Disk) -> TestResult {
         "--memory",
         "512",
         "--cmdline",
-        QUIET,
+        &cmdline(),
         "--user-data",
     ];
     let mut command = disk.run(cx, ",qcow2", &options);
@@ -211,7 +214,14 @@ fn without_system(cx: &Context) -> TestResult {
     made.map_err(Failure::io("make a root folder"))?;
     let mut command = Command::new(cx.program("vmprobe"));
     command.args(["run", "--kernel", &cx.kernel(files::BZIMAGE_6_12)]);
-    command.args(["--memory", "256", "--cmdline", QUIET, "--init", "--root"]);
+    command.args([
+        "--memory",
+        "256",
+        "--cmdline",
+        &cmdline(),
+        "--init",
+        "--root",
+    ]);
     command.arg(&root).arg("--modules").arg(&modules);
     let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(Failure::io("run vmprobe run"))?;

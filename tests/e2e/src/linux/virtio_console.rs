@@ -8,7 +8,7 @@ use std::process::Command;
 use tempfile::TempDir;
 use vmprobe_client::Client;
 
-use super::guest::files;
+use super::guest::{QUIET, files};
 use super::root::unpack_modules;
 use crate::context::Context;
 use crate::terminal::Terminal;
@@ -68,10 +68,7 @@ fn shell(cx: &Context, kernel: &'static str, release: &str) -> TestResult {
         .arg("--modules")
         .arg(modules)
         .args(["--probe", "written=hvc_write count"])
-        .args([
-            "--cmdline",
-            "quiet cryptomgr.notests initcall_blacklist=jent_mod_init console=hvc0",
-        ]);
+        .args(["--cmdline", &format!("{QUIET} console=hvc0")]);
     let mut terminal = Terminal::start(&mut command)?;
     terminal.wait_for("ready\r\n")?;
 

@@ -1,8 +1,9 @@
 //! What a virtio device is to the transport and to its worker.
 
-use std::io;
+use std::{io, os::fd::AsRawFd};
 
 use event_manager::{EventOps, Events};
+use vmm_sys_util::epoll::EventSet;
 
 use super::{
     device_config::DeviceConfig,
@@ -106,6 +107,15 @@ pub(crate) trait VirtioDevice: Send {
 
     /// The driver has reset the device. Requests under way are done or dropped when it returns.
     fn reset(&mut self) {}
+}
+
+/// Watches a file of the device's own, which is then told by [`VirtioDevice::own_event`] when it can be read.
+///
+/// # Errors
+/// It can't be watched.
+pub(crate) fn watch_own(watch: &mut EventOps<'_>, file: &impl AsRawFd) -> io::Result<()> {
+    let events = Events::with_data(file, OWN_EVENT, EventSet::IN);
+    watch.add(events).map_err(io::Error::other)
 }
 
 /// Bit of an event's data: it is for the device itself.

@@ -6,15 +6,12 @@ use std::time::Duration;
 use super::kvm_trace::KvmTrace;
 use super::{Figure, rounded};
 use crate::context::Context;
-use crate::linux::guest::files;
+use crate::linux::guest::{QUIET, files};
 use crate::test::{Failure, wrong};
 
 /// Debian's QEMU, and where its firmware is.
 const QEMU: &str = "qemu-microvm";
 const FIRMWARE: &str = "/usr/share/qemu";
-/// What both kernels are told. Reading the clock of a CPU that is emulated is slow enough for one that waits for noise.
-const CMDLINE: &str =
-    "console=ttyS0 quiet cryptomgr.notests initcall_blacklist=jent_mod_init -- workload=mark";
 const MEMORY: &str = "512";
 /// Boots of each, in the order ours, QEMU's, QEMU's, ours.
 const REPEATS: usize = 3;
@@ -100,13 +97,14 @@ pub fn measure(
 
 fn boot(cx: &Context, monitor: Monitor, trace: &mut KvmTrace) -> Result<Duration, Failure> {
     trace.clear()?;
+    let cmdline = format!("console=ttyS0 {QUIET} -- workload=mark");
     let (kernel, initramfs) = (cx.file(files::VMLINUX_6_12), cx.file(files::INITRAMFS));
     let mut command = match monitor {
         Monitor::Ours => {
             let mut ours = Command::new(cx.program("vmprobe"));
             ours.args(["run", "--boot", "pvh", "--memory", MEMORY]);
             ours.args(["--kernel", &kernel, "--initramfs", &initramfs]);
-            ours.args(["--cmdline", CMDLINE]);
+            ours.args(["--cmdline", &cmdline]);
             ours
         }
         Monitor::Qemu => {
@@ -116,7 +114,7 @@ fn boot(cx: &Context, monitor: Monitor, trace: &mut KvmTrace) -> Result<Duration
             qemu.args(["-L", FIRMWARE, "-nodefaults", "-no-user-config"]);
             qemu.args(["-display", "none", "-serial", "stdio", "-no-reboot"]);
             qemu.args(["-kernel", &kernel, "-initrd", &initramfs]);
-            qemu.args(["-append", CMDLINE]);
+            qemu.args(["-append", &cmdline]);
             qemu
         }
     };

@@ -9,7 +9,6 @@ use std::{
 use event_manager::{EventOps, Events};
 use virtio_queue::{Reader, Writer};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::epoll::EventSet;
 
 use super::{
     SECTOR,
@@ -19,7 +18,7 @@ use super::{
     transfer::Transfer,
 };
 use crate::devices::virtio::{
-    device::{DeviceId, OWN_EVENT, VirtioDevice},
+    device::{DeviceId, VirtioDevice, watch_own},
     device_config::DeviceConfig,
     queue::{Chain, DeviceQueue, QueueError},
     rate::{Alarm, Limiter},
@@ -65,7 +64,6 @@ impl Block {
     pub(crate) fn open(disk: &Disk) -> Result<Self, DiskError> {
         let OpenDisk { image, raw } = disk.open()?;
         let ring = raw.and_then(|file| {
-            // The kernel closes a ring and its file some time after this process has.
             let ring = Ring::new(&file, QUEUE_SIZE);
             // Containers forbid it often (Docker's default profile).
             ring.inspect_err(|error| tracing::debug!("a disk does without io_uring: {error}"))
@@ -354,13 +352,11 @@ impl VirtioDevice for Block {
     }
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
-        let alarm = Events::with_data(&self.alarm, OWN_EVENT, EventSet::IN);
-        watch.add(alarm).map_err(io::Error::other)?;
-        if let Some(ring) = &self.ring {
-            let done = Events::with_data(ring.file(), OWN_EVENT, EventSet::IN);
-            watch.add(done).map_err(io::Error::other)?;
+        watch_own(watch, &self.alarm)?;
+        match &self.ring {
+            Some(ring) => watch_own(watch, ring.file()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn queue_ready(&mut self, _: usize, queues: &mut [DeviceQueue]) -> Result<(), QueueError> {

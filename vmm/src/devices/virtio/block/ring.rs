@@ -126,11 +126,14 @@ impl Ring {
         pushed.map_err(io::Error::other)
     }
 
-    /// Has the kernel begin what was queued.
+    /// Has the kernel begin what was queued, if something was.
     ///
     /// # Errors
     /// It doesn't take it.
     pub(super) fn submit(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
         match self.enter(0) {
             // It is short of memory. The thread is woken for another try.
             Err(error) if is_busy(&error) => self.done.write(1),

@@ -85,7 +85,7 @@ impl Transfer {
         for slice in memory.get_slices(address, len) {
             let slice = slice?;
             self.pieces.push(Piece {
-                address: slice.ptr_guard_mut().as_ptr().addr(),
+                address: slice.ptr_guard_mut().as_ptr().expose_provenance(),
                 len: slice.len(),
             });
             self.len += slice.len() as u64;

@@ -6,14 +6,13 @@ use std::{
 };
 
 use event_manager::{EventOps, Events};
-use vmm_sys_util::epoll::EventSet;
 
 use super::{VirtioConsole, input::Input};
 use crate::devices::{
     console::{Console, ConsoleWriter},
     guest_end::GuestEnd,
     virtio::{
-        device::{DeviceId, OWN_EVENT, VirtioDevice},
+        device::{DeviceId, VirtioDevice, watch_own},
         device_config::DeviceConfig,
         queue::{DeviceQueue, QueueError},
     },
@@ -155,8 +154,7 @@ impl VirtioDevice for ConsoleDevice {
     }
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
-        let events = Events::with_data(self.input.file(), OWN_EVENT, EventSet::IN);
-        watch.add(events).map_err(io::Error::other)?;
+        watch_own(watch, self.input.file())?;
         // Somebody may have typed before.
         self.input.wake();
         Ok(())

@@ -3,7 +3,6 @@
 use std::io::{self, Read, Write};
 
 use event_manager::{EventOps, Events};
-use vmm_sys_util::epoll::EventSet;
 
 use super::{
     BUFFER, GUEST_CIDS, MAX_CONNECTIONS, Vsock, VsockError,
@@ -12,7 +11,7 @@ use super::{
     packet::{HEADER_LEN, Header, Op},
 };
 use crate::devices::virtio::{
-    device::{DeviceId, OWN_EVENT, VirtioDevice},
+    device::{DeviceId, VirtioDevice, watch_own},
     device_config::DeviceConfig,
     queue::{DeviceQueue, QueueError},
 };
@@ -162,8 +161,7 @@ impl VirtioDevice for VsockDevice {
     }
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
-        let events = Events::with_data(self.multiplexer.file(), OWN_EVENT, EventSet::IN);
-        watch.add(events).map_err(io::Error::other)?;
+        watch_own(watch, self.multiplexer.file())?;
         // Somebody may have called before.
         self.multiplexer.wake();
         Ok(())
