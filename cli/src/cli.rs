@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use actions::ActionArgs;
-pub use certs::{CertsClient, CertsCommand, CertsInit, NewClient};
+pub use certs::{CertsClient, CertsCommand, CertsInit, CertsServer, NewClient, Validity};
 pub use ci::{Ci, CiTest};
 pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};

@@ -12,9 +12,9 @@ use vmprobe_client::spec::{SpecError, render};
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
+use crate::certificates::CertificateError;
 use crate::ci::CiError;
 use crate::cloud_init::CloudInitError;
-use crate::commands::certs::CertsError;
 use crate::host_root::RootError;
 use crate::paths::PathError;
 
@@ -102,7 +102,7 @@ pub enum Failure {
     #[error("can't read {}, which says who this client is: {cause}", .file.display())]
     Credentials { file: PathBuf, cause: io::Error },
     #[error(transparent)]
-    Certs(#[from] CertsError),
+    Certs(#[from] CertificateError),
     #[error(transparent)]
     Root(RootError),
     #[error(transparent)]
