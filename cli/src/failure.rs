@@ -16,6 +16,7 @@ use crate::certificates::CertificateError;
 use crate::ci::CiError;
 use crate::cloud_init::CloudInitError;
 use crate::host_root::RootError;
+use crate::hosts::HostsError;
 use crate::paths::PathError;
 
 /// Why a command failed.
@@ -101,6 +102,14 @@ pub enum Failure {
     ServerPipe(io::Error),
     #[error("can't read {}, which says who this client is: {cause}", .file.display())]
     Credentials { file: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
+    #[error(
+        "on several servers only definitions can be traced, such as 'p vfs_read': no probe is called `{name}` on all"
+    )]
+    NoDefinition { name: String },
+    #[error("there is nothing to trace: give a definition, such as 'p vfs_read'")]
+    NothingToTrace,
     #[error(transparent)]
     Certs(#[from] CertificateError),
     #[error(transparent)]

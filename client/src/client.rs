@@ -244,19 +244,18 @@ impl Client {
         .await
     }
 
-    /// As [`Client::events`], of a stream whose events the server keeps for `linger` when it breaks, at most 10
-    /// minutes, so that [`Client::resume_events`] goes on where it was.
+    /// As [`Client::events`], of a stream whose events the server keeps for a while when it breaks, so that
+    /// [`Client::resume_events`] goes on where it was.
     pub async fn events_to_resume(
         &self,
         vm: &str,
         probe_ids: Vec<u64>,
-        linger: Duration,
+        options: EventOptions,
     ) -> Result<EventStream, ClientError> {
         self.follow(StreamEventsRequest {
             vm: vm.into(),
             probe_ids,
-            linger_ms: millis(linger),
-            resume: None,
+            ..options.request()
         })
         .await
     }
@@ -270,13 +269,12 @@ impl Client {
         &self,
         vm: &str,
         cursor: &EventCursor,
-        linger: Duration,
+        options: EventOptions,
     ) -> Result<EventStream, ClientError> {
         let stream = self.follow(StreamEventsRequest {
             vm: vm.into(),
-            probe_ids: Vec::new(),
-            linger_ms: millis(linger),
             resume: Some(cursor.clone()),
+            ..options.request()
         });
         Ok(stream.await?.behind(cursor.batch))
     }
@@ -302,6 +300,34 @@ impl Client {
 
     pub(crate) fn symbols(&self) -> SymbolServiceClient<Connection> {
         SymbolServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+}
+
+/// What a stream of events does besides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventOptions {
+    /// How long its events are kept when it breaks, at most 10 minutes.
+    pub linger: Duration,
+    /// How often it tells how far it has come: 10 ms to a minute.
+    pub progress: Option<Duration>,
+}
+
+impl EventOptions {
+    /// Those of a stream whose events are kept so long when it breaks.
+    #[must_use]
+    pub fn lingering(linger: Duration) -> Self {
+        Self {
+            linger,
+            progress: None,
+        }
+    }
+
+    fn request(self) -> StreamEventsRequest {
+        StreamEventsRequest {
+            linger_ms: millis(self.linger),
+            progress_ms: self.progress.map_or(0, millis),
+            ..Default::default()
+        }
     }
 }
 

@@ -14,6 +14,8 @@ use crate::ClientError;
 use crate::error::innermost;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a server is asked whether it is still there; it has 20 s for its answer.
+const KEEPALIVE: Duration = Duration::from_secs(20);
 /// What the address of a Unix socket begins with.
 const UNIX: &str = "unix:";
 
@@ -104,7 +106,11 @@ pub(crate) async fn connect(
             Some(value)
         }
     };
-    to = to.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+    to = to
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_while_idle(true);
     let channel = to.connect().await.map_err(|error| ClientError::NoServer {
         endpoint: url,
         reason: innermost(&error),

@@ -8,7 +8,7 @@ use tonic::{Status, Streaming};
 use vmprobe_proto::v1::stream_events_response::Message as Wire;
 use vmprobe_proto::v1::{Ending, Event, EventCursor, StreamEventsResponse, Subscribed};
 
-use crate::ClientError;
+use crate::{ClientError, HostClock};
 
 /// One message of an [`EventStream`].
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +20,11 @@ pub enum Message {
         /// The hits; empty when the last ones before the guest's end were lost.
         events: Vec<Event>,
     },
+    /// All events up to this value of the guest's counter have come. Only streams tell of it that are asked to.
+    Progress {
+        /// The value.
+        tsc: u64,
+    },
     /// The guest has ended; the last message.
     Ended(Ending),
 }
@@ -29,6 +34,7 @@ pub enum Message {
 pub struct EventStream {
     stream: Streaming<StreamEventsResponse>,
     tsc_hz: u64,
+    clock: Option<HostClock>,
     lost: u64,
     cursor: EventCursor,
 }
@@ -42,9 +48,11 @@ impl EventStream {
             Some(Wire::Subscribed(Subscribed {
                 tsc_hz,
                 stream: name,
+                clock,
             })) => Ok(Self {
                 stream,
                 tsc_hz,
+                clock: clock.map(|sample| HostClock::new(sample, tsc_hz)),
                 lost: 0,
                 cursor: EventCursor {
                     stream: name,
@@ -66,6 +74,12 @@ impl EventStream {
     #[must_use]
     pub fn tsc_hz(&self) -> u64 {
         self.tsc_hz
+    }
+
+    /// What tells times of events by the clock of the server's host.
+    #[must_use]
+    pub fn clock(&self) -> Option<HostClock> {
+        self.clock
     }
 
     /// Hits that this stream has lost so far.
@@ -101,6 +115,7 @@ impl EventStream {
                     .map_err(|error| Status::internal(error.to_string()))?;
                 Ok(Message::Batch { lost, events })
             }
+            Some(Wire::Progress(progress)) => Ok(Message::Progress { tsc: progress.tsc }),
             Some(Wire::Ended(ended)) => Ok(Message::Ended(ended.ending.unwrap_or_default())),
             Some(Wire::Subscribed(_)) | None => Err(ClientError::Protocol("message")),
         }

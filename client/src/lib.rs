@@ -14,6 +14,7 @@
 //! while let Some(message) = events.next().await? {
 //!     match message {
 //!         Message::Batch { lost, events } => println!("{} hits, {lost} lost", events.len()),
+//!         Message::Progress { .. } => {}
 //!         Message::Ended(ending) => println!("the guest ended: {}", ending.detail),
 //!     }
 //! }
@@ -24,19 +25,22 @@
 //! The library never prints; [`words`] has the text for what the protocol says by numbers.
 
 mod client;
+mod clock;
 mod connection;
 mod console;
 mod debug;
 mod dump;
 mod error;
 mod events;
+pub mod fleet;
 mod hits;
 mod probes;
 mod session;
 mod symbols;
 pub mod words;
 
-pub use client::Client;
+pub use client::{Client, EventOptions};
+pub use clock::HostClock;
 pub use connection::{Credentials, default_endpoint};
 pub use console::{ConsoleChunk, ConsoleInput, ConsoleOutput};
 pub use debug::{DebugEvent, DebugSession};

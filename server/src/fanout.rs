@@ -137,6 +137,13 @@ impl Subscription {
     }
 }
 
+impl Subscription {
+    /// How many hits wait.
+    pub fn waiting(&self) -> usize {
+        self.queue.state.lock().queued
+    }
+}
+
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut inner = self.fanout.inner.write();

@@ -65,6 +65,26 @@ pub fn linger(ms: u32) -> Result<Duration, Status> {
     Ok(Duration::from_millis(ms.into()))
 }
 
+/// Milliseconds between two times that a stream tells how far it has come.
+const PROGRESS_MS: RangeInclusive<u32> = 10..=60_000;
+
+/// The time of a request's field `progress_ms`, if there is one.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` for what isn't in [`PROGRESS_MS`].
+pub fn progress(ms: u32) -> Result<Option<Duration>, Status> {
+    match ms {
+        0 => Ok(None),
+        ms if PROGRESS_MS.contains(&ms) => Ok(Some(Duration::from_millis(ms.into()))),
+        ms => {
+            let (least, most) = (PROGRESS_MS.start(), PROGRESS_MS.end());
+            let why =
+                format!("a stream tells how far it has come every {least} to {most} ms, not {ms}");
+            Err(status::invalid("progress_ms", why))
+        }
+    }
+}
+
 /// Probes in one request.
 pub const PROBES_A_BATCH: usize = 100_000;
 

@@ -61,6 +61,13 @@ impl ResumableEvents {
         Ok(())
     }
 
+    /// How many events wait to be sent, those included that are sent again.
+    pub fn waiting(&self) -> usize {
+        let again = usize::try_from(self.sent + 1 - self.next).unwrap_or(usize::MAX);
+        let again = self.kept.iter().rev().take(again).map(EventBatch::len);
+        again.sum::<usize>() + self.subscription.waiting()
+    }
+
     /// The next batch; none when the VM has ended and all are sent.
     pub async fn next(&mut self) -> Option<EventBatch> {
         if self.next <= self.sent {
@@ -179,8 +186,11 @@ mod tests {
                 assert_eq!(next(&mut events).await, Some((at + 1, vec![at])));
             }
         }
+        assert_eq!(events.waiting(), 0);
         publish(&fanout, 3..5, 0);
+        assert_eq!(events.waiting(), 2);
         events.go_on_behind(2).unwrap();
+        assert_eq!(events.waiting(), 3);
         fanout.end();
         assert_eq!(next(&mut events).await, Some((3, vec![2])));
         assert_eq!(next(&mut events).await, Some((4, vec![3, 4])));

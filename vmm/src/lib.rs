@@ -44,5 +44,6 @@ pub use unpack::UnpackError;
 pub use vm::{StartError, StateError, Vm, VmState};
 pub use x86_64::boot::{self, BootMethod, LoadError};
 pub use x86_64::cpu::CpuError;
+pub use x86_64::vcpu::clock::ClockSample;
 pub use x86_64::vcpu::fpu::FpuRegisters;
 pub use x86_64::vcpu::registers::SegmentRegisters;

@@ -45,7 +45,10 @@ use crate::{
         cpu::{self, Topology},
         events::KvmEvents,
         layout, platform,
-        vcpu::capabilities::VcpuCapabilities,
+        vcpu::{
+            capabilities::VcpuCapabilities,
+            clock::{ClockSample, GuestClock},
+        },
     },
 };
 
@@ -59,6 +62,8 @@ pub struct Vm {
     entry: GuestPhysAddr,
     unpacked_itself: bool,
     tsc_hz: u64,
+    /// Of the first vCPU; all have the same.
+    clock: Option<GuestClock>,
     devices: VirtioDevices,
     confinement: Confinement,
     /// The VM's own file, which must outlive the vCPUs.
@@ -193,6 +198,7 @@ impl Vm {
         let vcpus = (0..config.vcpus)
             .map(|index| create_vcpu(&kvm, &fd, index, config, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
+        let clock = vcpus.first().map(|(vcpu, hz)| vcpu.clock(*hz));
         let tsc_hz = vcpus.first().map_or(0, |(_, hz)| *hz);
         let count = vcpus.len();
 
@@ -231,6 +237,7 @@ impl Vm {
             entry,
             unpacked_itself: loaded.last_jump.is_some(),
             tsc_hz,
+            clock,
             devices,
             confinement: confinement.clone(),
             _fd: fd,
@@ -255,6 +262,11 @@ impl Vm {
     /// Hertz of the guest's time stamp counter.
     pub fn tsc_hz(&self) -> u64 {
         self.tsc_hz
+    }
+
+    /// The guest's time stamp counter and the host's clock now. The guest doesn't stand still for it.
+    pub fn clock(&self) -> Option<ClockSample> {
+        self.clock.map(|clock| clock.now())
     }
 
     /// Number of vCPUs.

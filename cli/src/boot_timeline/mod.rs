@@ -195,6 +195,8 @@ async fn observe(
                     }
                 }
             }
+            // Nobody has asked for it.
+            Some(Message::Progress { .. }) => {}
             Some(Message::Ended(ending)) => return Ok(End::Ended(ending)),
             None => {
                 let text = "the stream stopped before the guest's end";

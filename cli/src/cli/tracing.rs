@@ -22,7 +22,8 @@ Examples:
   vmprobe trace 'r:done vfs_read count=count ret=$retval:s64 if ret < 0'
   vmprobe trace 'p tcp_*' --count 100                 # all functions that match
   vmprobe trace -f probes.txt --seconds 10 --json
-  vmprobe trace open read                             # probes that are registered already";
+  vmprobe trace open read                             # probes that are registered already
+  vmprobe trace --hosts hosts.toml --vm 'web-*' 'r:slow vfs_fsync_range'";
 
 pub const RECORD_EXAMPLES: &str = "\
 The file's ending tells its format:
@@ -116,6 +117,13 @@ pub struct Trace {
     pub target: TargetArgs,
     #[command(flatten)]
     pub traced: TracedArgs,
+    /// Trace on all servers of this list at once: in each of their VMs, or in those whose names match --vm. See
+    /// docs/fleets.md
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "names", "header"])]
+    pub hosts: Option<PathBuf>,
+    /// How long events wait for those of a server that is silent
+    #[arg(long, value_name = "MS", default_value_t = 2000, requires = "hosts")]
+    pub window: u32,
     /// Only this registered probe, by name (repeatable)
     #[arg(long = "probe", value_name = "NAME")]
     pub names: Vec<String>,

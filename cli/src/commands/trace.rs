@@ -1,13 +1,15 @@
 //! `vmprobe trace`: events on standard output.
 
 use std::io::{self, BufWriter, Write};
+use std::time::Duration;
 
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_trace_formats::{Guest, Header, JsonLines, Writer};
 
 use crate::cli::Trace;
 use crate::failure::Failure;
-use crate::tracing::{Definition, TraceLines, Wanted, follow};
+use crate::hosts;
+use crate::tracing::{Definition, FleetTrace, TraceLines, Wanted, follow, follow_fleet};
 
 pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
     let mut wanted = Wanted::read(&trace.traced)?;
@@ -18,6 +20,18 @@ pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
     }
     for Definition { spec, .. } in &mut wanted.definitions {
         spec.actions.clone_from(&actions);
+    }
+    if let Some(hosts) = &trace.hosts {
+        let fleet = FleetTrace {
+            hosts: hosts::read(hosts)?,
+            wanted,
+            vms: trace.target.vm.clone().unwrap_or_else(|| "*".to_owned()),
+            window: Duration::from_millis(trace.window.into()),
+            until: trace.traced.until,
+            json: trace.json,
+        };
+        let mut out = BufWriter::new(io::stdout());
+        return follow_fleet(fleet, &mut out, |out, guest| Lines::new(out, guest, &trace)).await;
     }
     let make = |guest: &Guest| {
         let out = BufWriter::new(io::stdout());

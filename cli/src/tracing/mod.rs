@@ -2,6 +2,7 @@
 //! called, and when it ends.
 
 mod definitions;
+mod fleet;
 mod functions;
 mod lines;
 mod names;
@@ -10,6 +11,7 @@ mod register;
 mod session;
 
 pub use definitions::{Definition, Wanted};
+pub use fleet::{FleetTrace, follow_fleet};
 pub use functions::{Function, functions};
 pub use lines::TraceLines;
 pub use names::{EventNames, place};

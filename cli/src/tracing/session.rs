@@ -262,6 +262,8 @@ impl Tracing {
                     left -= events.len() as u64;
                     self.write(lost, &events, writer, &failed).await?;
                 }
+                // Nobody has asked for it.
+                Ok(Some(Message::Progress { .. })) => {}
                 Ok(Some(Message::Ended(ending))) => {
                     return Ok(End::Guest(render::ending(&ending)));
                 }

@@ -28,6 +28,14 @@ pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
     }
 }
 
+/// The protocol's form of a guest's counter beside its host's clock.
+pub fn clock(sample: &vmm::ClockSample) -> v1::ClockSample {
+    v1::ClockSample {
+        tsc: sample.tsc,
+        unix_ns: u64::try_from(sample.since_epoch.as_nanos()).unwrap_or(u64::MAX),
+    }
+}
+
 /// The protocol's form of how often the vCPUs were stopped.
 pub fn stops(stops: &vmm::Stops) -> v1::Stops {
     let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -131,6 +131,7 @@ impl Machine {
             optimizer: Some(self.optimizer.done()),
             ring_damage: self.engine.ring_damage(),
             stops: Some(convert::stops(&self.vm.stops())),
+            clock: self.clock(),
         }
     }
 
@@ -190,6 +191,11 @@ impl Machine {
     /// Hertz of the guest's time stamp counter.
     pub fn tsc_hz(&self) -> u64 {
         self.vm.tsc_hz()
+    }
+
+    /// The guest's time stamp counter and the host's clock now.
+    pub fn clock(&self) -> Option<v1::ClockSample> {
+        self.vm.clock().map(|sample| convert::clock(&sample))
     }
 
     /// What the guest has written to its console, and will write.

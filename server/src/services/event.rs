@@ -19,6 +19,7 @@ use crate::limits;
 use crate::machine::Machine;
 use crate::one_vm::OneVm;
 use crate::resumable::ResumableEvents;
+use crate::services::milestones::Milestones;
 use crate::status;
 
 /// Batches on their way to a client beside those that gRPC holds; the rest waits, bounded and
@@ -44,9 +45,11 @@ impl EventService for Events {
             probe_ids,
             linger_ms,
             resume,
+            progress_ms,
         } = request.into_inner();
         let machine = self.0.get(&vm)?;
         let linger = limits::linger(linger_ms)?;
+        let every = limits::progress(progress_ms)?;
         machine.check_probes(&probe_ids)?;
         let (sender, stream) = mpsc::channel(AHEAD);
         // The subscription is made before `subscribed` is sent, so that the client's next call can't make a hit that
@@ -56,7 +59,7 @@ impl EventService for Events {
             let mut events = Source::Plain(subscribe());
             tokio::spawn(async move {
                 tokio::select! {
-                    () = follow(&machine, "", &mut events, &sender) => {}
+                    () = follow(&machine, "", &mut events, every, &sender) => {}
                     () = sender.closed() => {}
                 }
             });
@@ -74,7 +77,7 @@ impl EventService for Events {
             }
             Some(cursor) => resumed(&machine, &cursor).await?,
         };
-        tokio::spawn(keep(machine, held, events, linger, sender));
+        tokio::spawn(keep(machine, held, events, linger, every, sender));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
@@ -102,11 +105,12 @@ async fn keep(
     mut held: Held,
     events: OwnedMutexGuard<ResumableEvents>,
     linger: Duration,
+    every: Option<Duration>,
     sender: Sender,
 ) {
     let mut events = Source::Kept(events);
     let is_taken = tokio::select! {
-        () = follow(&machine, &held.name, &mut events, &sender) => false,
+        () = follow(&machine, &held.name, &mut events, every, &sender) => false,
         () = sender.closed() => false,
         _ = &mut held.taken => true,
     };
@@ -137,19 +141,52 @@ impl Source {
             Self::Kept(events) => events.next().await,
         }
     }
+
+    /// How many events wait to be sent.
+    fn waiting(&self) -> usize {
+        match self {
+            Self::Plain(subscription) => subscription.waiting(),
+            Self::Kept(events) => events.waiting(),
+        }
+    }
 }
 
-/// Sends until the guest has ended or the client has gone.
-async fn follow(machine: &Machine, name: &str, events: &mut Source, to: &Sender) {
+/// Sends until the guest has ended or the client has gone; tells how far it has come as often as `every` says.
+async fn follow(
+    machine: &Machine,
+    name: &str,
+    events: &mut Source,
+    every: Option<Duration>,
+    to: &Sender,
+) {
     let subscribed = Message::Subscribed(Subscribed {
         tsc_hz: machine.tsc_hz(),
         stream: name.to_owned(),
+        clock: machine.clock(),
     });
     if send(to, subscribed).await.is_err() {
         return;
     }
-    while let Some(batch) = events.next().await {
-        if send(to, Message::Batch(batch)).await.is_err() {
+    let mut milestones = Milestones::new(every);
+    loop {
+        let sent = tokio::select! {
+            batch = events.next() => match batch {
+                Some(batch) => {
+                    milestones.sent(batch.len());
+                    send(to, Message::Batch(batch)).await
+                }
+                None => break,
+            },
+            () = milestones.tick() => {
+                milestones.set(machine.clock().map(|clock| clock.tsc), events.waiting());
+                Ok(())
+            }
+        };
+        let told = match milestones.reached() {
+            Some(progress) => send(to, Message::Progress(progress)).await,
+            None => Ok(()),
+        };
+        if sent.and(told).is_err() {
             return;
         }
     }

@@ -4,6 +4,7 @@ mod console;
 mod debug;
 mod event;
 mod hit;
+mod milestones;
 mod probe;
 mod session;
 mod symbol;

@@ -7,6 +7,7 @@ use kvm_ioctls::{SyncReg, VcpuFd};
 use super::step_timer::StepTimer;
 use crate::x86_64::vcpu::{
     capabilities::VcpuCapabilities,
+    clock::GuestClock,
     context::VcpuContext,
     exit::BreakpointExit,
     fpu::{self, FpuRegisters},
@@ -45,6 +46,11 @@ impl KvmVcpu {
             tsc_offset: None,
             step_timer: None,
         }
+    }
+
+    /// What tells its counter, of `tsc_hz` hertz, beside the host's clock.
+    pub(crate) fn clock(&self, tsc_hz: u64) -> GuestClock {
+        GuestClock::new(&self.fd, tsc_hz)
     }
 
     /// The general registers, of a vCPU that is out of guest mode.

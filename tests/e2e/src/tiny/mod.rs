@@ -13,7 +13,7 @@ mod pause;
 mod privileged;
 mod probes;
 mod serial;
-mod sessions;
+pub mod sessions;
 mod single;
 mod smp;
 mod system;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, al, dx, ebx, ptr, rax, rbx};
 use vmprobe_client::v1::{EventCursor, Probe, ProbeSpec, ReadMemoryRequest};
-use vmprobe_client::{ClientError, EventStream, Message, Session, spec};
+use vmprobe_client::{ClientError, EventOptions, EventStream, Message, Session, spec};
 
 use super::image::{self, COM1};
 use super::vm::{Tiny, VM, number};
@@ -193,19 +193,20 @@ async fn batch(stream: &mut EventStream) -> Result<Option<(Vec<u64>, u64)>, Fail
             let times = events.iter().map(|event| event.tsc);
             Ok(Some((times.collect(), lost)))
         }
-        Some(Message::Ended(_)) | None => Ok(None),
+        Some(Message::Progress { .. } | Message::Ended(_)) | None => Ok(None),
     }
 }
 
 fn resumed(cx: &Context) -> TestResult {
     /// How often the stream breaks.
     const BREAKS: usize = 20;
+    let lingering = EventOptions::lingering(LONG);
     let kernel = kernel()?;
     cx.block_on(async {
         let mut guest = Tiny::new(cx, &kernel, 64).await?;
         guest.client.register_probes(VM, probe("body")?).await?;
         let mut client = guest.server.client().await?;
-        let mut stream = client.events_to_resume(VM, Vec::new(), LONG).await?;
+        let mut stream = client.events_to_resume(VM, Vec::new(), lingering).await?;
         guest.start().await?;
         let (mut times, mut lost) = (Vec::new(), 0);
         for number in 0..BREAKS {
@@ -215,7 +216,7 @@ fn resumed(cx: &Context) -> TestResult {
             batch(&mut stream).await?;
             drop((stream, client));
             client = guest.server.client().await?;
-            stream = client.resume_events(VM, &at, LONG).await?;
+            stream = client.resume_events(VM, &at, lingering).await?;
             check_eq!(stream.cursor(), &at, "the cursor of a stream resumed");
             let again = batch(&mut stream).await?;
             check_eq!(again, first, "the batch that comes again (break {number})");
@@ -230,7 +231,7 @@ fn resumed(cx: &Context) -> TestResult {
         // After the guest's end as before.
         let at = stream.cursor().clone();
         drop(stream);
-        stream = client.resume_events(VM, &at, LONG).await?;
+        stream = client.resume_events(VM, &at, lingering).await?;
         while let Some((new, more)) = batch(&mut stream).await? {
             times.extend(new);
             lost += more;
@@ -244,12 +245,12 @@ fn resumed(cx: &Context) -> TestResult {
             ..at
         };
         for expected in ["can go on behind one of the batches", "there is no such stream"] {
-            match client.resume_events(VM, &behind, LONG).await {
+            match client.resume_events(VM, &behind, lingering).await {
                 Err(refused) => check!(refused.to_string().contains(expected), "{refused}"),
                 Ok(_) => return Err(wrong!("the stream goes on behind what never was")),
             }
         }
-        let too_long = guest.client.events_to_resume(VM, Vec::new(), 2 * LONG).await;
+        let too_long = guest.client.events_to_resume(VM, Vec::new(), EventOptions::lingering(2 * LONG)).await;
         check!(
             matches!(&too_long, Err(ClientError::InvalidArgument { fields, .. }) if fields == &["linger_ms"]),
             "{too_long:?}"

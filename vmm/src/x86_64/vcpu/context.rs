@@ -7,6 +7,7 @@ use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
 use super::{
+    clock::host_tsc,
     deliver,
     events::{self, PendingEvents},
     exit::INT3_LEN,
@@ -60,12 +61,9 @@ impl Vcpu for VcpuContext<'_> {
     /// The guest's counter now. Where the host's own counter is unstable and KVM must be asked, it is that
     /// of the moment when the vCPU left guest mode.
     fn tsc(&self) -> Tsc {
-        // SAFETY: every x86-64 CPU has rdtsc, and Linux doesn't forbid it to processes
-        // (PR_SET_TSC) unless asked to.
-        let host = || unsafe { core::arch::x86_64::_rdtsc() };
         Tsc(match self.tsc_offset {
-            Some(offset) => host().wrapping_add(offset),
-            None => msr::guest_tsc(self.fd).unwrap_or_else(host),
+            Some(offset) => host_tsc().wrapping_add(offset),
+            None => msr::guest_tsc(self.fd).unwrap_or_else(host_tsc),
         })
     }
 

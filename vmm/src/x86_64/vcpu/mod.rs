@@ -2,6 +2,7 @@
 //! debugger is the reason of, and how an exception is given to the guest.
 
 pub(crate) mod capabilities;
+pub(crate) mod clock;
 pub(crate) mod context;
 mod deliver;
 mod events;

@@ -1,0 +1,195 @@
+//! One client of several servers.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use vmprobe_client::Client;
+use vmprobe_client::v1::CreateVmRequest;
+
+use crate::context::Context;
+use crate::process::Process;
+use crate::server::Server;
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+use crate::tiny::sessions::kernel;
+
+pub const TRACED: Test = Test {
+    name: "events_of_two_servers_come_in_the_order_of_their_times_and_one_that_was_away_rejoins",
+    ids: &["SV10"],
+    needs: Needs::Tiny,
+    run: traced,
+};
+
+/// Events of each server that are looked at.
+const EACH: usize = 200;
+
+/// A server at an address that another one can take after it.
+fn server(cx: &Context, socket: &Path) -> Result<Server, Failure> {
+    let server = Server::start_with(cx, |command| {
+        command.args(["--listen", &format!("unix:{}", socket.display())]);
+    })?;
+    server.next_endpoint()?;
+    Ok(server)
+}
+
+/// A guest that goes through `body` again and again.
+async fn run_guest(client: &Client, folder: &Path, name: &str) -> Result<(), Failure> {
+    let path = folder.join("kernel");
+    fs::write(&path, kernel()?).map_err(Failure::io("write a kernel"))?;
+    let request = CreateVmRequest {
+        name: name.into(),
+        kernel: path.to_string_lossy().into_owned(),
+        memory_mib: 64,
+        ..Default::default()
+    };
+    client.create_vm(request).await?;
+    Ok(())
+}
+
+/// A command that traces on all hosts of a list.
+struct Trace {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    /// The last event's time.
+    last: String,
+}
+
+impl Trace {
+    fn start(cx: &Context, folder: &Path) -> Result<Self, Failure> {
+        let notes = File::create(folder.join("notes")).map_err(Failure::io("make a file"))?;
+        let mut command = Command::new(cx.program("vmprobe"));
+        command
+            .arg("trace")
+            .arg("--hosts")
+            .arg(folder.join("hosts.toml"));
+        command.args(["--vm", "web-*", "--json", "p:pass body"]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(notes);
+        let mut child = command.spawn().map_err(Failure::io("run vmprobe"))?;
+        let lines = child.stdout.take();
+        let lines = lines.ok_or_else(|| wrong!("vmprobe has no output"))?;
+        Ok(Self {
+            child,
+            lines: BufReader::new(lines),
+            last: String::new(),
+        })
+    }
+
+    /// The host of the next event, whose VM and time are checked.
+    fn next(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        let read = self.lines.read_line(&mut line);
+        read.map_err(Failure::io("read a trace"))?;
+        let event: Value =
+            serde_json::from_str(&line).map_err(|error| wrong!("{error} in {line:?}"))?;
+        let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        check_eq!(text("probe"), "pass", "the probe in {line}");
+        check!(text("vm").starts_with("web-"), "{line}");
+        // Of the same length, so that their order is that of the times.
+        let time = text("time");
+        check!(
+            time.len() == "2026-11-27T12:00:00.123456789Z".len() && time >= self.last,
+            "{time} is behind {}",
+            self.last
+        );
+        self.last = time;
+        Ok(text("host"))
+    }
+
+    /// Reads until so many events of a host have come.
+    fn until(&mut self, host: &str) -> Result<(), Failure> {
+        let mut left = EACH;
+        while left > 0 {
+            if self.next()? == host {
+                left -= 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _it_may_have_ended = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn traced(cx: &Context) -> TestResult {
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let folder = folder.path();
+    let sockets = ["one", "two"].map(|name| folder.join(format!("{name}.sock")));
+    let list = |name: &str, socket: &Path| {
+        format!(
+            "[[host]]\nname = \"{name}\"\nserver = \"unix:{}\"\n",
+            socket.display()
+        )
+    };
+    let hosts = list("one", &sockets[0]) + &list("two", &sockets[1]);
+    fs::write(folder.join("hosts.toml"), hosts).map_err(Failure::io("write a list"))?;
+    cx.block_on(async {
+        let (one, two) = (server(cx, &sockets[0])?, server(cx, &sockets[1])?);
+        let clients = [one.client().await?, two.client().await?];
+        run_guest(&clients[0], folder, "web-1").await?;
+        run_guest(&clients[1], folder, "web-2").await?;
+        run_guest(&clients[1], folder, "db").await?;
+        let mut trace = Trace::start(cx, folder)?;
+        trace.until("one")?;
+        trace.until("two")?;
+        check_eq!(
+            clients[1].list_probes("db").await?.len(),
+            0,
+            "probes of another VM"
+        );
+
+        two.process().signal(libc::SIGKILL)?;
+        drop(two);
+        let notes = || {
+            let notes = fs::read_to_string(folder.join("notes"));
+            notes.map_err(Failure::io("read what vmprobe says"))
+        };
+        while !notes()?.contains("two is away") {
+            trace.next()?;
+        }
+        trace.until("one")?;
+        let two = server(cx, &sockets[1])?;
+        let client = two.client().await?;
+        run_guest(&client, folder, "web-2").await?;
+        // Events from before may still be on their way.
+        while notes()?.matches("two/web-2: 1 probes").count() < 2 {
+            trace.next()?;
+        }
+        trace.until("two")?;
+
+        Process(trace.child.id()).signal(libc::SIGINT)?;
+        // It goes on writing until it has noticed.
+        while trace.next().is_ok() {}
+        let status = trace
+            .child
+            .wait()
+            .map_err(Failure::io("wait for vmprobe"))?;
+        check_eq!(status.code(), Some(0), "exit code");
+        for (client, vm) in [(&clients[0], "web-1"), (&client, "web-2")] {
+            check_eq!(
+                client.list_probes(vm).await?.len(),
+                0,
+                "probes of {vm} afterwards"
+            );
+        }
+        let notes = notes()?;
+        for expected in [
+            "two is away: ",
+            "two is back",
+            "two/web-2: 1 probes",
+            ", 0 lost, 0 out of order",
+        ] {
+            check!(notes.contains(expected), "{expected:?} isn't in {notes}");
+        }
+        pass_with(notes.lines().last().unwrap_or_default().to_owned())
+    })
+}
