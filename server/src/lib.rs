@@ -11,6 +11,7 @@ mod convert;
 mod core_file;
 pub mod doctor;
 mod fanout;
+mod files;
 mod front;
 mod limits;
 mod machine;
@@ -29,6 +30,7 @@ pub mod testing {
     pub use crate::one_vm::Publishers;
 }
 
+pub use files::Folders;
 pub use front::{
     BindError, ListenAddress, NoAddress, ServeError, ServeOptions, Server, TlsError, TlsFiles,
     VmProgram,

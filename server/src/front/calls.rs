@@ -15,6 +15,7 @@ use vmprobe_proto::v1;
 use super::process::VmProcess;
 use super::vms::Vms;
 use crate::access::{Caller, NamedVm};
+use crate::files::GrantedFiles;
 use crate::page::Page;
 use crate::{convert, doctor, limits, status};
 
@@ -89,12 +90,22 @@ where
     }
 }
 
+/// The files that a caller may name.
+fn granted(vms: &Vms, caller: &Caller) -> GrantedFiles {
+    let folders = &vms.settings().files;
+    match folders.is_empty() && caller.account.is_as_mighty_as_the_server() {
+        true => GrantedFiles::any(),
+        false => GrantedFiles::below(folders),
+    }
+}
+
 async fn create(
     vms: Arc<Vms>,
     asked: Asked,
     request: v1::CreateVmRequest,
 ) -> Result<v1::CreateVmResponse, Status> {
     asked.check_vm(&request.name)?;
+    let granted = granted(&vms, &asked.caller);
     let reservation = vms.reserve(&request.name, convert::memory_mib(&request))?;
     let place = vms.creation().await?;
     // To the end, even if the client goes away: a name is never left half taken.
@@ -102,7 +113,8 @@ async fn create(
         let _until_it_is_made = place;
         let name = reservation.name().to_owned();
         let request = v1::CreateVmRequest { name, ..request };
-        let (process, created) = VmProcess::start(vms.program(), request, vms.settings()).await?;
+        let (process, created) =
+            VmProcess::start(vms.program(), request, vms.settings(), granted).await?;
         reservation.fill(Arc::new(process))?;
         doctor::warn_if_unfit();
         Ok(created)

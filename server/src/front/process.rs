@@ -22,6 +22,7 @@ use tonic::transport::{Channel, Endpoint};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 
+use crate::files::GrantedFiles;
 use crate::limits;
 use crate::settings::Settings;
 use crate::vm_process::{self, Arguments};
@@ -74,7 +75,7 @@ pub struct VmProcess {
 }
 
 impl VmProcess {
-    /// Starts a process, and has it make the VM of `request`, whose name is given.
+    /// Starts a process, and has it make the VM of `request`, whose name is given, of files that are `granted`.
     ///
     /// # Errors
     /// The host has no process, or what the process answers; nothing is left then.
@@ -82,13 +83,14 @@ impl VmProcess {
         program: &VmProgram,
         request: v1::CreateVmRequest,
         settings: &Settings,
+        granted: GrantedFiles,
     ) -> Result<(Self, v1::CreateVmResponse), Status> {
         let failed = |error: io::Error| {
             Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
-        let arguments = Arguments::of(&request, settings);
+        let arguments = Arguments::of(&request, settings, granted);
         let (in_use, dropped) = oneshot::channel();
         let ended = match program {
             VmProgram::Process(path) => {
@@ -109,7 +111,8 @@ impl VmProcess {
             VmProgram::Here(publishers) => {
                 theirs.set_nonblocking(true).map_err(failed)?;
                 let connection = UnixStream::from_std(theirs).map_err(failed)?;
-                let vm = publishers.new_vm(&arguments.name, arguments.settings());
+                let granted = arguments.granted.clone();
+                let vm = publishers.new_vm(&arguments.name, arguments.settings(), granted);
                 let (end, ended) = watch::channel(None);
                 tokio::spawn(async move {
                     let _why_is_told_by_the_calls = vm_process::serve(connection, vm).await;

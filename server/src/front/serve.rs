@@ -108,6 +108,14 @@ pub enum BindError {
         /// The operating system's reason.
         cause: io::Error,
     },
+    /// What clients may name files below isn't a folder.
+    #[error("{folder} isn't a folder that clients can name files below: {cause}")]
+    Files {
+        /// What isn't one.
+        folder: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
     /// A certificate can't be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -144,7 +152,10 @@ impl Server {
     ///
     /// # Errors
     /// See [`BindError`].
-    pub async fn bind(options: ServeOptions) -> Result<Self, BindError> {
+    pub async fn bind(mut options: ServeOptions) -> Result<Self, BindError> {
+        let folders = std::mem::take(&mut options.settings.files).found();
+        options.settings.files =
+            folders.map_err(|(folder, cause)| BindError::Files { folder, cause })?;
         let tls = match &options.tls {
             Some(files) => Some(Arc::new(files.load()?)),
             None => None,

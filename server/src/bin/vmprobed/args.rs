@@ -8,7 +8,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
-    Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
+    Folders, Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
 };
 
 const EXIT_CODES: &str = "\
@@ -95,6 +95,24 @@ pub struct Serve {
     /// time later; what a skipped function would have locked, counted or freed isn't
     #[arg(long, env = "VMPROBED_ALLOW_CHANGES")]
     pub allow_changes: bool,
+    /// A folder below which clients may name files: kernels, initramfs, symbols, disks and shares that guests only read
+    /// (repeatable). Without it and --writable-files, clients of this server's own user and root's may name any file,
+    /// and others none
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "VMPROBED_FILES",
+        value_delimiter = ':'
+    )]
+    pub files: Vec<PathBuf>,
+    /// A folder below which clients may also name what guests change: disks, shares, and sockets (repeatable)
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "VMPROBED_WRITABLE_FILES",
+        value_delimiter = ':'
+    )]
+    pub writable_files: Vec<PathBuf>,
     /// Let the threads of VMs make any system call. A guest that breaks out of its VM can do more then: only for
     /// finding out what a filter forbids
     #[arg(long, env = "VMPROBED_NO_SECCOMP")]
@@ -182,6 +200,10 @@ impl Serve {
                 },
                 changes: self.allow_changes,
                 seccomp: !self.no_seccomp,
+                files: Folders {
+                    read: self.files.clone(),
+                    write: self.writable_files.clone(),
+                },
                 kernel_cache: match (self.no_kernel_cache, &self.kernel_cache) {
                     (true, _) => None,
                     (false, Some(folder)) => Some(folder.clone()),
