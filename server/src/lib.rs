@@ -13,6 +13,7 @@ pub mod doctor;
 mod fanout;
 mod files;
 mod front;
+mod images;
 mod limits;
 mod machine;
 mod one_vm;
@@ -35,5 +36,6 @@ pub use front::{
     BindError, ListenAddress, NoAddress, ServeError, ServeOptions, Server, TlsError, TlsFiles,
     VmProgram,
 };
+pub use images::OpenError;
 pub use limits::Limits;
 pub use settings::Settings;

@@ -17,6 +17,8 @@ pub struct Settings {
     /// The folders below which clients may name files. None of them: the server's own user may name any file, and nobody
     /// else one.
     pub files: Folders,
+    /// The folder where images are kept. None: clients can hand none over.
+    pub images: Option<PathBuf>,
     /// The folder where kernels that were unpacked are kept for the next VM. None: nowhere.
     pub kernel_cache: Option<PathBuf>,
 }
@@ -28,6 +30,7 @@ impl Default for Settings {
             changes: false,
             seccomp: true,
             files: Folders::default(),
+            images: None,
             kernel_cache: None,
         }
     }

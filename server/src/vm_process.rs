@@ -180,6 +180,7 @@ impl Arguments {
             seccomp: !self.no_seccomp,
             // What of them is for this VM is granted.
             files: Folders::default(),
+            images: None,
             kernel_cache: self.kernel_cache.clone(),
         }
     }
@@ -372,6 +373,7 @@ mod tests {
             changes: true,
             seccomp: false,
             files: Folders::default(),
+            images: None,
             kernel_cache: Some("/k".into()),
         };
         let granted = GrantedFiles {

@@ -15,9 +15,10 @@ use vmprobe_proto::v1;
 use super::process::VmProcess;
 use super::vms::Vms;
 use crate::access::{Caller, NamedVm};
+use crate::blocking::blocking;
 use crate::files::GrantedFiles;
 use crate::page::Page;
-use crate::{convert, doctor, limits, status};
+use crate::{convert, doctor, images, limits, status};
 
 /// What becomes of a call.
 type Answer =
@@ -90,7 +91,7 @@ where
     }
 }
 
-/// The files that a caller may name.
+/// The files that a caller may name by their paths.
 fn granted(vms: &Vms, caller: &Caller) -> GrantedFiles {
     let folders = &vms.settings().files;
     match folders.is_empty() && caller.account.is_as_mighty_as_the_server() {
@@ -105,7 +106,6 @@ async fn create(
     request: v1::CreateVmRequest,
 ) -> Result<v1::CreateVmResponse, Status> {
     asked.check_vm(&request.name)?;
-    let granted = granted(&vms, &asked.caller);
     let reservation = vms.reserve(&request.name, convert::memory_mib(&request))?;
     let place = vms.creation().await?;
     // To the end, even if the client goes away: a name is never left half taken.
@@ -113,8 +113,16 @@ async fn create(
         let _until_it_is_made = place;
         let name = reservation.name().to_owned();
         let request = v1::CreateVmRequest { name, ..request };
+        let mut granted = granted(&vms, &asked.caller);
+        let store = vms.images().cloned();
+        let (request, granted, images) = blocking(move || {
+            let account = &asked.caller.account;
+            let images = images::grant(store.as_ref(), account, &request, &mut granted)?;
+            Ok((request, granted, images))
+        })
+        .await?;
         let (process, created) =
-            VmProcess::start(vms.program(), request, vms.settings(), granted).await?;
+            VmProcess::start(vms.program(), request, vms.settings(), granted, images).await?;
         reservation.fill(Arc::new(process))?;
         doctor::warn_if_unfit();
         Ok(created)

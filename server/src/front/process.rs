@@ -23,6 +23,7 @@ use vmprobe_proto::v1;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 
 use crate::files::GrantedFiles;
+use crate::images::HeldImages;
 use crate::limits;
 use crate::settings::Settings;
 use crate::vm_process::{self, Arguments};
@@ -70,12 +71,15 @@ pub struct VmProcess {
     /// What was last known of the VM.
     known: Mutex<v1::Vm>,
     ended: watch::Receiver<Option<Ended>>,
+    /// What it has of the images.
+    _images: HeldImages,
     /// Dropped with this.
     _in_use: oneshot::Sender<()>,
 }
 
 impl VmProcess {
-    /// Starts a process, and has it make the VM of `request`, whose name is given, of files that are `granted`.
+    /// Starts a process, and has it make the VM of `request`, whose name is given, of files that are `granted`
+    /// and `images` that are held for it.
     ///
     /// # Errors
     /// The host has no process, or what the process answers; nothing is left then.
@@ -84,6 +88,7 @@ impl VmProcess {
         request: v1::CreateVmRequest,
         settings: &Settings,
         granted: GrantedFiles,
+        images: HeldImages,
     ) -> Result<(Self, v1::CreateVmResponse), Status> {
         let failed = |error: io::Error| {
             Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
@@ -131,6 +136,7 @@ impl VmProcess {
                 .map_err(|error| Status::from_error(error.into()))?,
             known: Mutex::default(),
             ended,
+            _images: images,
             _in_use: in_use,
         };
         let created = process.client().create_vm(request).await;
