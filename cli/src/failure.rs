@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use vmprobe_client::ClientError;
 use vmprobe_client::spec::{SpecError, render};
+use vmprobe_client::{ClientError, PushError};
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
@@ -101,6 +101,8 @@ pub enum Failure {
     ServerPipe(io::Error),
     #[error("can't read {}, which says who this client is: {cause}", .file.display())]
     Credentials { file: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Push(#[from] PushError),
     #[error(transparent)]
     Certs(#[from] CertsError),
     #[error(transparent)]

@@ -245,6 +245,10 @@ impl Client {
         EventStream::subscribed(stream).await
     }
 
+    pub(crate) fn connection(&self) -> Connection {
+        self.channel.clone()
+    }
+
     fn vms(&self) -> VmServiceClient<Connection> {
         VmServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }

@@ -1,6 +1,8 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
 mod devices;
+mod files;
+mod images;
 mod limits;
 mod no_kvm;
 mod processes;
@@ -60,6 +62,13 @@ pub const TESTS: &[Test] = &[
     processes::UNPRIVILEGED,
     security::ROLES,
     security::REFUSED,
+    files::FOLDERS,
+    files::NONE,
+    files::SWAPPED,
+    images::UPLOADS,
+    images::CRASH,
+    images::CLIENTS,
+    images::GUEST,
 ];
 
 fn health_and_reflection(cx: &Context) -> TestResult {
@@ -82,7 +91,7 @@ fn health_and_reflection(cx: &Context) -> TestResult {
             services_v1(channel.clone()).await?,
             services_v1alpha(channel).await?,
         ] {
-            for name in ["Vm", "Console", "Host", "Probe", "Event", "Symbol"] {
+            for name in ["Vm", "Console", "Host", "Image", "Probe", "Event", "Symbol"] {
                 let name = format!("vmprobe.v1.{name}Service");
                 check!(names.contains(&name), "{name} is not in {names:?}");
             }

@@ -40,7 +40,7 @@ pub const UNPRIVILEGED: Test = Test {
 const NOBODY: u32 = 65534;
 const KVM: &str = "/dev/kvm";
 
-fn kill(process: Process) -> io::Result<()> {
+pub(super) fn kill(process: Process) -> io::Result<()> {
     // SAFETY: it involves no memory.
     match unsafe { libc::kill(process.0 as libc::pid_t, libc::SIGKILL) } {
         0 => Ok(()),
