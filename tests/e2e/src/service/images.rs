@@ -226,6 +226,10 @@ fn uploads(cx: &Context) -> TestResult {
         while upload(&server, whole()).await.is_err() {}
         // The same again costs nothing; another one is one too many.
         upload(&server, vec![begin("named", 4, TEST)]).await?;
+        // Nor is an answer kept waiting by content that nobody needs.
+        let mut more = vec![begin("", 4, TEST)];
+        more.extend(vec![chunk(&vec![7; mib]); 16]);
+        upload(&server, more).await?;
         let other = upload(&server, vec![begin("", 5, &TEST.replace('9', "8"))]).await;
         let status = other.err().ok_or_else(|| wrong!("one image too many"))?;
         check!(status.message().contains("--max-image-count"), "{status:?}");
