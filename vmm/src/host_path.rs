@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-/// The folder with a process's open files, as links that lead to the very files (proc_pid_fd(5)).
+/// The folder with a process's open files, as links that lead to the very files (`proc_pid_fd(5)`).
 const OPEN_FILES: &str = "/proc/self/fd";
 
 /// A file, a folder or a socket of the host. It is found by its path, or it was found before and is held open: then no

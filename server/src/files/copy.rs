@@ -11,7 +11,7 @@ use rustix::io::Errno;
 const PIECE: u64 = 64 << 20;
 
 /// A copy of `image` in a file without a name: it goes with the process that has it open. Where the file system can, it
-/// shares the image's blocks until one is written (`FICLONE` of ioctl_ficlone(2)). Else what isn't a hole is copied.
+/// shares the image's blocks until one is written (`FICLONE` of `ioctl_ficlone(2)`). Else what isn't a hole is copied.
 ///
 /// # Errors
 /// The system's reason: `StorageFull` where the disk has no room.

@@ -11,7 +11,7 @@ use vmprobe_proto::v1::upload_image_request::Part;
 
 use crate::access::{Account, Caller};
 use crate::blocking::blocking;
-use crate::images::{Begin, Begun, ImageError, ImageStore, KeptImage, image_status};
+use crate::images::{Begin, Begun, ImageError, ImageStore, KeptImage};
 use crate::page::Page;
 
 /// The service.
@@ -23,13 +23,11 @@ pub struct Images {
     pub patience: Duration,
 }
 
-fn refused(error: ImageError) -> Status {
-    image_status(&error, None)
-}
-
 impl Images {
     fn store(&self) -> Result<Arc<ImageStore>, Status> {
-        self.store.clone().ok_or_else(|| refused(ImageError::None))
+        self.store
+            .clone()
+            .ok_or_else(|| Status::from(ImageError::None))
     }
 
     /// Whose images a call is about, and the store.
@@ -42,11 +40,12 @@ impl Images {
         &self,
         parts: &mut Streaming<v1::UploadImageRequest>,
     ) -> Result<Option<Part>, Status> {
-        let idle = |_| refused(ImageError::Idle(self.patience.as_secs()));
+        let idle = |_| Status::from(ImageError::Idle(self.patience.as_secs()));
         let message = timeout(self.patience, parts.message())
             .await
             .map_err(idle)??;
-        let part = message.map(|message| message.part.ok_or_else(|| refused(ImageError::Order)));
+        let part =
+            message.map(|message| message.part.ok_or_else(|| Status::from(ImageError::Order)));
         part.transpose()
     }
 }
@@ -58,20 +57,21 @@ impl ImageService for Images {
         request: Request<Streaming<v1::UploadImageRequest>>,
     ) -> Result<Response<v1::UploadImageResponse>, Status> {
         let (store, account) = self.asked(&request)?;
-        let place = store.upload_place().map_err(refused)?;
+        let place = store.upload_place().map_err(Status::from)?;
         let mut parts = request.into_inner();
         let Some(Part::Begin(begin)) = self.next(&mut parts).await? else {
-            return Err(refused(ImageError::Order));
+            return Err(Status::from(ImageError::Order));
         };
         let wanted = Begin {
             digest: begin
                 .sha256
                 .parse()
-                .map_err(|error| refused(ImageError::Digest(error)))?,
+                .map_err(|error| Status::from(ImageError::Digest(error)))?,
             name: begin.name,
             size: begin.size,
         };
-        let begun = blocking(move || store.begin(&account, wanted, place).map_err(refused)).await?;
+        let begun =
+            blocking(move || store.begin(&account, wanted, place).map_err(Status::from)).await?;
         let mut upload = match begun {
             Begun::There(image) => return Ok(uploaded(image)),
             Begun::Upload(upload) => upload,
@@ -83,11 +83,11 @@ impl ImageService for Images {
                     Part::Zeros(count) => upload.write_zeros(count),
                     Part::Begin(_) => Err(ImageError::Order),
                 };
-                written.map(|()| upload).map_err(refused)
+                written.map(|()| upload).map_err(Status::from)
             };
             upload = blocking(write).await?;
         }
-        let image = blocking(move || upload.finish().map_err(refused)).await?;
+        let image = blocking(move || upload.finish().map_err(Status::from)).await?;
         tracing::info!(image = %image.digest, "uploaded");
         Ok(uploaded(image))
     }
@@ -121,7 +121,7 @@ impl ImageService for Images {
     ) -> Result<Response<v1::GetImageResponse>, Status> {
         let (store, account) = self.asked(&request)?;
         let name = request.into_inner().image;
-        let image = blocking(move || store.find(&account, &name).map_err(refused)).await?;
+        let image = blocking(move || store.find(&account, &name).map_err(Status::from)).await?;
         let image = Some(described(image));
         Ok(Response::new(v1::GetImageResponse { image }))
     }
@@ -132,7 +132,7 @@ impl ImageService for Images {
     ) -> Result<Response<v1::DeleteImageResponse>, Status> {
         let (store, account) = self.asked(&request)?;
         let name = request.into_inner().image;
-        blocking(move || store.delete(&account, &name).map_err(refused)).await?;
+        blocking(move || store.delete(&account, &name).map_err(Status::from)).await?;
         Ok(Response::new(v1::DeleteImageResponse {}))
     }
 }

@@ -124,8 +124,14 @@ fn copy_len(file: &Path, len: u64, format: v1::DiskFormat) -> io::Result<u64> {
     Ok(len.saturating_add(size).saturating_add(size / QCOW2_TABLES))
 }
 
+impl From<ImageError> for Status {
+    fn from(error: ImageError) -> Self {
+        image_status(&error, None)
+    }
+}
+
 /// An error as gRPC has it; `field` of the request is to blame.
-pub fn image_status(error: &ImageError, field: Option<&str>) -> Status {
+pub(super) fn image_status(error: &ImageError, field: Option<&str>) -> Status {
     use ImageError as E;
     let code = match error {
         E::Missing(_) => Code::NotFound,

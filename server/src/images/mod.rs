@@ -26,6 +26,6 @@ mod tests;
 
 pub use digest::Digest;
 pub use error::{ImageError, OpenError};
-pub use grant::{HeldImages, grant, image_status};
+pub use grant::{HeldImages, grant};
 pub use store::{ImageStore, KeptImage};
 pub use upload::{Begin, Begun};

@@ -10,6 +10,7 @@ use tonic::Code;
 use tonic_types::StatusExt;
 use vmprobe_proto::v1;
 
+use super::grant::image_status;
 use super::upload::Upload;
 use super::*;
 use crate::access::Account;

@@ -19,7 +19,7 @@ use crate::limits;
 /// Permissions of a content's file: nobody changes it.
 const MODE: u32 = 0o400;
 /// What zeros are taken from for their digest.
-const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 /// What an upload begins with.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub enum Command {
     },
     /// Run one VM for the server that is at the other end of standard input
     #[command(hide = true)]
-    Vm(vm_process::Arguments),
+    Vm(Box<vm_process::Arguments>),
 }
 
 #[derive(Debug, clap::Args)]
