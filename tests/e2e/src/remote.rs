@@ -55,7 +55,7 @@ impl Remote {
             command.arg("--clients").arg(file("clients.toml"));
             change(command);
         })?;
-        let endpoint = server.next_endpoint()?.replace("127.0.0.1", "localhost");
+        let endpoint = server.next_endpoint()?;
         Ok(Self {
             server,
             endpoint,

@@ -68,7 +68,6 @@ fn roles(cx: &Context) -> TestResult {
     })?;
     let endpoint = server.next_endpoint()?;
     check!(endpoint.starts_with("https://127.0.0.1:"), "{endpoint}");
-    let endpoint = endpoint.replace("127.0.0.1", "localhost");
     let by = |client: &str, arguments: &[&str]| {
         let path = |name: String| file(&name).to_string_lossy().into_owned();
         let (ca, certificate, key) = (
