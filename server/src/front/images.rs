@@ -70,8 +70,9 @@ impl ImageService for Images {
             name: begin.name,
             size: begin.size,
         };
+        let to = Arc::clone(&store);
         let begun =
-            blocking(move || store.begin(&account, wanted, place).map_err(Status::from)).await?;
+            blocking(move || to.begin(&account, wanted, place).map_err(Status::from)).await?;
         let mut upload = match begun {
             Begun::There(image) => return Ok(uploaded(image)),
             Begun::Upload(upload) => upload,
@@ -87,7 +88,7 @@ impl ImageService for Images {
             };
             upload = blocking(write).await?;
         }
-        let image = blocking(move || upload.finish().map_err(Status::from)).await?;
+        let image = blocking(move || store.keep(*upload).map_err(Status::from)).await?;
         tracing::info!(image = %image.digest, "uploaded");
         Ok(uploaded(image))
     }

@@ -27,5 +27,5 @@ mod tests;
 pub use digest::Digest;
 pub use error::{ImageError, OpenError};
 pub use grant::{HeldImages, grant};
-pub use store::{ImageStore, KeptImage};
-pub use upload::{Begin, Begun};
+pub use store::{Begun, ImageStore, KeptImage};
+pub use upload::Begin;

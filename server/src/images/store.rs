@@ -17,8 +17,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::error::Most;
 use super::index::{self, Entry, Images};
 use super::name::{self, Reference};
-use super::room::Room;
-use super::upload::{Begin, Begun, Upload};
+use super::room::{Reserved, Room};
+use super::upload::{Begin, Complete, Upload};
 use super::{Digest, ImageError, OpenError};
 use crate::access::Account;
 use crate::limits::Limits;
@@ -33,6 +33,8 @@ pub struct ImageStore {
     folder: PathBuf,
     limits: Limits,
     state: Mutex<State>,
+    /// More is taken under the lock of the state only.
+    reserved: Reserved,
     uploads: Arc<Semaphore>,
     /// Held locked.
     _lock: File,
@@ -43,8 +45,6 @@ struct State {
     images: Images,
     /// The VMs that use an image, each once for each use.
     uses: BTreeMap<(Account, Digest), Vec<String>>,
-    /// Bytes of uploads under way and of private copies.
-    reserved: BTreeMap<Account, u64>,
 }
 
 /// An image, as its client is told of it.
@@ -59,8 +59,14 @@ pub struct KeptImage {
     pub vms: Vec<String>,
 }
 
-/// The bytes of an image, complete, still without their place.
-pub(super) struct Content(pub(super) NamedTempFile);
+/// What becomes of an upload that begins.
+#[derive(Debug)]
+pub enum Begun {
+    /// The account has this content.
+    There(KeptImage),
+    /// Its content is to come.
+    Upload(Box<Upload>),
+}
 
 /// An image that a VM uses, until this is dropped.
 pub struct ImageUse {
@@ -117,6 +123,7 @@ impl ImageStore {
                 ..State::default()
             }),
             folder,
+            reserved: Reserved::default(),
             limits: *limits,
             uploads: Arc::new(Semaphore::new(limits.uploads.min(Semaphore::MAX_PERMITS))),
             _lock: lock,
@@ -211,9 +218,9 @@ impl ImageStore {
             return Err(ImageError::TooLarge { size, limit });
         }
         self.check_count(&state)?;
-        let room = self.reserve(&mut state, account, size)?;
+        let room = self.reserve(&state, account, size)?;
         drop(state);
-        let upload = Upload::new(room, place, wanted)?;
+        let upload = Upload::new(&self.unfinished(), account, wanted, room, place)?;
         Ok(Begun::Upload(Box::new(upload)))
     }
 
@@ -221,23 +228,17 @@ impl ImageStore {
     ///
     /// # Errors
     /// [`ImageError::Full`].
-    pub fn room(self: &Arc<Self>, account: &Account, bytes: u64) -> Result<Room, ImageError> {
-        self.reserve(&mut self.state.lock(), account, bytes)
+    pub fn room(&self, account: &Account, bytes: u64) -> Result<Room, ImageError> {
+        self.reserve(&self.state.lock(), account, bytes)
     }
 
-    fn reserve(
-        self: &Arc<Self>,
-        state: &mut State,
-        account: &Account,
-        bytes: u64,
-    ) -> Result<Room, ImageError> {
+    fn reserve(&self, state: &State, account: &Account, bytes: u64) -> Result<Room, ImageError> {
+        let (limits, reserved) = (&self.limits, &self.reserved);
+        let of_account = state.taken_by(account).saturating_add(reserved.of(account));
+        let of_all = state.taken().saturating_add(reserved.all());
         for (most, limit, taken) in [
-            (
-                Most::Client,
-                self.limits.client_images_mib,
-                state.taken_by(account),
-            ),
-            (Most::All, self.limits.images_mib, state.taken()),
+            (Most::Client, limits.client_images_mib, of_account),
+            (Most::All, limits.images_mib, of_all),
         ] {
             if taken.saturating_add(bytes) > mib(limit) {
                 return Err(ImageError::Full {
@@ -248,23 +249,7 @@ impl ImageStore {
                 });
             }
         }
-        let reserved = state.reserved.entry(account.clone()).or_default();
-        *reserved = reserved.saturating_add(bytes);
-        Ok(Room {
-            store: Arc::clone(self),
-            account: account.clone(),
-            bytes,
-        })
-    }
-
-    pub(super) fn give_back(&self, account: &Account, bytes: u64) {
-        let mut state = self.state.lock();
-        if let Some(reserved) = state.reserved.get_mut(account) {
-            *reserved = reserved.saturating_sub(bytes);
-            if *reserved == 0 {
-                state.reserved.remove(account);
-            }
-        }
+        Ok(reserved.take(account, bytes))
     }
 
     fn check_count(&self, state: &State) -> Result<(), ImageError> {
@@ -275,12 +260,28 @@ impl ImageStore {
         }
     }
 
-    /// Gives an upload that is complete its place. Blocks.
-    pub(super) fn keep(
+    /// Keeps the image of an upload, for good. Blocks.
+    ///
+    /// # Errors
+    /// The content isn't what was announced, or can't be written.
+    pub fn keep(&self, upload: Upload) -> Result<KeptImage, ImageError> {
+        let Complete {
+            account,
+            wanted,
+            file,
+            room,
+        } = upload.complete()?;
+        let kept = self.give_place(&account, &wanted, file);
+        // Not before: it is the image that takes the room from now on.
+        drop(room);
+        kept
+    }
+
+    fn give_place(
         &self,
         account: &Account,
         wanted: &Begin,
-        content: Content,
+        file: NamedTempFile,
     ) -> Result<KeptImage, ImageError> {
         let mut state = self.state.lock();
         let image = (account.clone(), wanted.digest);
@@ -290,7 +291,7 @@ impl ImageStore {
         }
         if is_new {
             let path = self.content(wanted.digest);
-            content.0.persist(&path).map_err(|error| error.error)?;
+            file.persist(&path).map_err(|error| error.error)?;
             index::sync_folder(&self.folder.join("content"))?;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -396,28 +397,21 @@ impl State {
         self.images.keys().any(|(_, there)| *there == digest)
     }
 
-    /// Bytes of an account: its images, each whole, uploads under way and private copies.
+    /// Bytes of an account's images, each whole.
     fn taken_by(&self, account: &Account) -> u64 {
-        let images = self
-            .images
-            .iter()
-            .filter(|((owner, _), _)| owner == account);
-        let images = images.map(|(_, entry)| entry.size);
-        let reserved = self.reserved.get(account).copied().unwrap_or_default();
-        images.fold(reserved, u64::saturating_add)
+        let images = self.images.iter();
+        let images = images.filter(|((owner, _), _)| owner == account);
+        images
+            .map(|(_, entry)| entry.size)
+            .fold(0, u64::saturating_add)
     }
 
     /// Bytes of all; a content that several have counts once.
     fn taken(&self) -> u64 {
-        let contents = self
-            .images
-            .iter()
-            .map(|((_, digest), entry)| (*digest, entry.size));
+        let images = self.images.iter();
+        let contents = images.map(|((_, digest), entry)| (*digest, entry.size));
         let contents: BTreeMap<_, _> = contents.collect();
-        let all = contents
-            .into_values()
-            .chain(self.reserved.values().copied());
-        all.fold(0, u64::saturating_add)
+        contents.into_values().fold(0, u64::saturating_add)
     }
 
     fn find(&self, account: &Account, text: &str) -> Result<(Account, Digest), ImageError> {

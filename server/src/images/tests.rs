@@ -60,7 +60,7 @@ fn push(
     for chunk in bytes.chunks(limits::IMAGE_CHUNK) {
         upload.write(chunk)?;
     }
-    upload.finish()
+    store.keep(upload)
 }
 
 fn files(folder: &Path) -> usize {
@@ -107,7 +107,7 @@ fn an_upload_that_is_not_what_was_announced_leaves_nothing() {
     let started = || upload(&store, "alice", announced()).unwrap();
     let mut short = started();
     short.write(&[7; 999]).unwrap();
-    let error = short.finish().unwrap_err();
+    let error = store.keep(short).unwrap_err();
     assert!(
         matches!(error, ImageError::Short { found: 999, .. }),
         "{error}"
@@ -122,7 +122,7 @@ fn an_upload_that_is_not_what_was_announced_leaves_nothing() {
     drop(long);
     let mut other = started();
     other.write(&[8; 1000]).unwrap();
-    let error = other.finish().unwrap_err();
+    let error = store.keep(other).unwrap_err();
     assert!(matches!(error, ImageError::Content { .. }), "{error}");
     let mut parts = started();
     for error in [
@@ -167,7 +167,7 @@ fn zeros_count_for_the_content_and_take_no_room_on_the_disk() {
     upload.write_zeros(3 * MIB as u64).unwrap();
     upload.write(&bytes[3 * MIB..4 * MIB]).unwrap();
     upload.write_zeros(4 * MIB as u64).unwrap();
-    let image = upload.finish().unwrap();
+    let image = store.keep(upload).unwrap();
     let file = store.content(image.digest);
     assert!(fs::read(&file).unwrap() == bytes);
     let found = fs::metadata(&file).unwrap();
@@ -207,11 +207,12 @@ fn uploads_of_the_same_content_at_the_same_time_become_one_file() {
         .collect();
     thread::scope(|scope| {
         for mut upload in started {
+            let store = &store;
             scope.spawn(move || {
                 for part in [1000, 1500, 500] {
                     upload.write(&vec![7; part]).unwrap();
                 }
-                upload.finish().unwrap();
+                store.keep(upload).unwrap();
             });
         }
     });

@@ -4,14 +4,13 @@ use std::fmt::{self, Debug, Formatter};
 use std::fs::Permissions;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
+use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 use tempfile::NamedTempFile;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::room::Room;
-use super::store::{Content, ImageStore, KeptImage};
 use super::{Digest, ImageError};
 use crate::access::Account;
 use crate::limits;
@@ -30,18 +29,8 @@ pub struct Begin {
     pub digest: Digest,
 }
 
-/// What becomes of an upload that begins.
-#[derive(Debug)]
-pub enum Begun {
-    /// The account has this content.
-    There(KeptImage),
-    /// Its content is to come.
-    Upload(Box<Upload>),
-}
-
 /// An image whose content comes part by part. Dropped, it leaves nothing.
 pub struct Upload {
-    store: Arc<ImageStore>,
     account: Account,
     wanted: Begin,
     file: NamedTempFile,
@@ -49,6 +38,15 @@ pub struct Upload {
     len: u64,
     room: Room,
     _place: OwnedSemaphorePermit,
+}
+
+/// An image whose content is complete, and what was announced. Dropped, it leaves nothing.
+pub(super) struct Complete {
+    pub(super) account: Account,
+    pub(super) wanted: Begin,
+    pub(super) file: NamedTempFile,
+    /// It takes the image's room until the image does.
+    pub(super) room: Room,
 }
 
 impl Debug for Upload {
@@ -60,13 +58,18 @@ impl Debug for Upload {
 }
 
 impl Upload {
-    pub(super) fn new(room: Room, place: OwnedSemaphorePermit, wanted: Begin) -> io::Result<Self> {
-        let store = Arc::clone(&room.store);
+    /// Begins a file in this folder.
+    pub(super) fn new(
+        folder: &Path,
+        account: &Account,
+        wanted: Begin,
+        room: Room,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<Self> {
         Ok(Self {
-            account: room.account.clone(),
-            file: NamedTempFile::new_in(store.unfinished())?,
-            store,
+            account: account.clone(),
             wanted,
+            file: NamedTempFile::new_in(folder)?,
             sha256: Sha256::new(),
             len: 0,
             room,
@@ -116,40 +119,32 @@ impl Upload {
         Ok(())
     }
 
-    /// Keeps the image, for good. Blocks.
+    /// Has the content be on the disk. Blocks.
     ///
     /// # Errors
-    /// The content isn't what was announced, or can't be written.
-    pub fn finish(self) -> Result<KeptImage, ImageError> {
-        let Self {
-            store,
-            account,
-            wanted,
-            file,
-            sha256,
-            len,
-            room,
-            _place,
-        } = self;
-        if len != wanted.size {
+    /// It isn't what was announced, or can't be written.
+    pub(super) fn complete(self) -> Result<Complete, ImageError> {
+        if self.len != self.wanted.size {
             return Err(ImageError::Short {
-                found: len,
-                announced: wanted.size,
+                found: self.len,
+                announced: self.wanted.size,
             });
         }
-        let found = Digest(sha256.finalize().into());
-        if found != wanted.digest {
+        let found = Digest(self.sha256.finalize().into());
+        if found != self.wanted.digest {
             return Err(ImageError::Content {
                 found,
-                announced: wanted.digest,
+                announced: self.wanted.digest,
             });
         }
-        let written = file.as_file();
+        let written = self.file.as_file();
         written.set_permissions(Permissions::from_mode(MODE))?;
         written.sync_all()?;
-        let kept = store.keep(&account, &wanted, Content(file));
-        // Not before: it is the image that takes the room from now on.
-        drop(room);
-        kept
+        Ok(Complete {
+            account: self.account,
+            wanted: self.wanted,
+            file: self.file,
+            room: self.room,
+        })
     }
 }
