@@ -6,11 +6,12 @@ use std::{env, error, fs};
 
 use prost::Message;
 
-const FILES: [&str; 10] = [
+const FILES: &[&str] = &[
     "vmprobe/v1/common.proto",
     "vmprobe/v1/vm.proto",
     "vmprobe/v1/console.proto",
     "vmprobe/v1/host.proto",
+    "vmprobe/v1/image.proto",
     "vmprobe/v1/probe.proto",
     "vmprobe/v1/event.proto",
     "vmprobe/v1/hit.proto",

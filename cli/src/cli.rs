@@ -7,6 +7,7 @@ mod cloud_init;
 mod debugging;
 mod devices;
 mod guest;
+mod images;
 mod root;
 mod target;
 mod tracing;
@@ -22,6 +23,7 @@ pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};
 pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, ShareArg, VsockArg};
 pub use guest::{Boot, ConsoleKind, GuestArgs, MachineArgs};
+pub use images::{ImageCommand, Push};
 pub use root::{RootArgs, RootPlace};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
@@ -105,6 +107,9 @@ pub enum Command {
     /// Create and control VMs
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Hand files over to a server for its VMs, list and delete them
+    #[command(subcommand, after_help = images::IMAGE_EXAMPLES)]
+    Image(ImageCommand),
     /// Register, list, switch and remove probes
     #[command(subcommand)]
     Probe(ProbeCommand),
@@ -237,6 +242,11 @@ pub struct Create {
     /// Don't start it yet
     #[arg(long)]
     pub hold: bool,
+    /// Which of the kernel, initramfs, symbols and disks are handed over to the server, as images. What isn't is a path
+    /// on the server's host, or `image:NAME`. A guest that writes to a disk that was handed over writes to a copy, which
+    /// goes with the VM
+    #[arg(long, value_enum, default_value_t = Push::Auto)]
+    pub push: Push,
 }
 
 #[derive(Debug, Args)]

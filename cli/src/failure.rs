@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use vmprobe_client::ClientError;
 use vmprobe_client::spec::{SpecError, render};
+use vmprobe_client::{ClientError, PushError};
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
@@ -110,6 +110,8 @@ pub enum Failure {
     NoDefinition { name: String },
     #[error("there is nothing to trace: give a definition, such as 'p vfs_read'")]
     NothingToTrace,
+    #[error(transparent)]
+    Push(#[from] PushError),
     #[error(transparent)]
     Certs(#[from] CertificateError),
     #[error(transparent)]

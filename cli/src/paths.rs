@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, absolute};
 
+use vmprobe_client::IMAGE;
+
 /// A path that can't be told a server.
 #[derive(Debug, thiserror::Error)]
 pub enum PathError {
@@ -20,4 +22,27 @@ pub fn text(path: &Path) -> Result<String, PathError> {
         .into_os_string()
         .into_string()
         .map_err(|path| PathError::NotUtf8 { path })
+}
+
+/// The same of a file that may be an image of the server's, `image:NAME`.
+pub fn file(path: &Path) -> Result<String, PathError> {
+    match path.to_str() {
+        Some(image) if image.starts_with(IMAGE) => Ok(image.to_owned()),
+        _ => text(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_no_path_and_a_file_that_is_called_like_one_can_be_named() {
+        assert_eq!(file(Path::new("image:linux")).unwrap(), "image:linux");
+        let here = file(Path::new("./image:linux")).unwrap();
+        assert!(
+            here.starts_with('/') && here.ends_with("/image:linux"),
+            "{here}"
+        );
+    }
 }

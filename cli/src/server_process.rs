@@ -51,6 +51,8 @@ impl ServerProcess {
             .arg("--listen")
             .arg(listen)
             .arg("--exit-with-stdin")
+            // Its guest's files are here, and the folder is another server's.
+            .env_remove("VMPROBED_IMAGES")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C on the terminal is for this process; the server follows by its pipe.

@@ -286,7 +286,7 @@ impl Client {
         EventStream::subscribed(stream).await
     }
 
-    pub(crate) fn channel(&self) -> Connection {
+    pub(crate) fn connection(&self) -> Connection {
         self.channel.clone()
     }
 

@@ -175,16 +175,16 @@ mod tests {
     #[tokio::test]
     async fn a_token_does_not_go_in_plain_text_and_is_not_shown() {
         let credentials = Credentials {
-            token: Some("secret".to_owned()),
+            token: Some("hunter2".to_owned()),
             ..Credentials::default()
         };
-        assert!(!format!("{credentials:?}").contains("secret"));
+        assert!(!format!("{credentials:?}").contains("hunter2"));
         let error = connect("http://127.0.0.1:1", &credentials)
             .await
             .unwrap_err();
         let text = error.to_string();
         assert!(
-            text.contains("plain text") && !text.contains("secret"),
+            text.contains("plain text") && !text.contains("hunter2"),
             "{text}"
         );
     }

@@ -46,7 +46,7 @@ impl Client {
             linger_ms: millis(linger),
             resume: name.into(),
         };
-        let mut service = SessionServiceClient::new(self.channel());
+        let mut service = SessionServiceClient::new(self.connection());
         let mut stream = service.open_session(request).await?.into_inner();
         match stream.message().await?.and_then(|answer| answer.message) {
             Some(Message::Opened(SessionOpened { session, probe_ids })) => Ok(Session {

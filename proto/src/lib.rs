@@ -48,6 +48,7 @@ mod tests {
                 "EventService",
                 "HitService",
                 "HostService",
+                "ImageService",
                 "ProbeService",
                 "SessionService",
                 "SymbolService",

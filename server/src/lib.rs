@@ -11,8 +11,10 @@ mod convert;
 mod core_file;
 pub mod doctor;
 mod fanout;
+mod files;
 mod front;
 mod held;
+mod images;
 mod limits;
 mod machine;
 mod one_vm;
@@ -31,9 +33,11 @@ pub mod testing {
     pub use crate::one_vm::Publishers;
 }
 
+pub use files::Folders;
 pub use front::{
     BindError, ListenAddress, NoAddress, ServeError, ServeOptions, Server, TlsError, TlsFiles,
     VmProgram,
 };
+pub use images::OpenError;
 pub use limits::Limits;
 pub use settings::Settings;

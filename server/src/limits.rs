@@ -28,6 +28,18 @@ pub struct Limits {
     /// Streams, and calls that wait for something to happen, at the same time. A stream of events
     /// holds some 24 MiB when its client reads too slowly.
     pub streams: usize,
+    /// MiB of one image.
+    pub image_mib: u64,
+    /// MiB of all images, of uploads under way and of the private copies of disks.
+    pub images_mib: u64,
+    /// MiB of one client's.
+    pub client_images_mib: u64,
+    /// Images of all clients.
+    pub image_count: usize,
+    /// Uploads of images at the same time.
+    pub uploads: usize,
+    /// Seconds that an upload may take for its next part.
+    pub upload_seconds: u64,
 }
 
 impl Default for Limits {
@@ -40,6 +52,12 @@ impl Default for Limits {
             probes: 250_000,
             calls: 256,
             streams: 256,
+            image_mib: 32 << 10,
+            images_mib: 128 << 10,
+            client_images_mib: 64 << 10,
+            image_count: 1000,
+            uploads: 16,
+            upload_seconds: 60,
         }
     }
 }
@@ -110,7 +128,7 @@ pub const PAGE_MOST: u32 = 10_000;
 /// Calls under way that one message has at most.
 pub const CALLS_CHUNK: usize = 1000;
 
-/// Characters of a VM's name.
+/// Characters of the name of a VM or an image.
 pub const NAME_CHARS: usize = 64;
 
 /// Milliseconds that a client may ask for to answer a hit in.
@@ -136,6 +154,15 @@ pub const BREAKPOINTS: usize = 1000;
 
 /// Bytes of guest memory in one part of a dump.
 pub const DUMP_BYTES: u64 = 1 << 20;
+
+/// Bytes in one part of an upload, and zeros that one can stand for.
+pub const IMAGE_CHUNK: usize = 1 << 20;
+pub const IMAGE_ZEROS: u64 = 64 << 20;
+
+/// Bytes of requests under way of one stream from a client, and of all streams of a connection: an upload from far away
+/// doesn't wait for the server's word too often.
+pub const CLIENT_WINDOW: u32 = 2 << 20;
+pub const CLIENT_CONNECTION_WINDOW: u32 = 8 << 20;
 
 /// Bytes under way of one stream between the server and a VM's process, and of all of them. The second is as much as
 /// HTTP/2 allows, so that streams which their clients don't read hold up no other.

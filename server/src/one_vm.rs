@@ -8,6 +8,7 @@ use tonic::Status;
 use vmm::confinement::Confinement;
 use vmprobe_proto::v1;
 
+use crate::files::GrantedFiles;
 use crate::machine::Machine;
 use crate::settings::Settings;
 use crate::status;
@@ -17,16 +18,23 @@ use crate::status;
 pub struct OneVm {
     name: String,
     settings: Settings,
+    granted: GrantedFiles,
     confinement: Confinement,
     machine: Mutex<Option<Arc<Machine>>>,
 }
 
 impl OneVm {
-    /// Not made yet. Its threads will be confined by `confinement`.
-    pub fn new(name: String, settings: Settings, confinement: Confinement) -> Self {
+    /// Not made yet. It will have files of those that are `granted`, and its threads will be confined by `confinement`.
+    pub fn new(
+        name: String,
+        settings: Settings,
+        granted: GrantedFiles,
+        confinement: Confinement,
+    ) -> Self {
         Self {
             name,
             settings,
+            granted,
             confinement,
             machine: Mutex::default(),
         }
@@ -54,10 +62,12 @@ impl OneVm {
             let Self {
                 name,
                 settings,
+                granted,
                 confinement,
                 ..
             } = &*this;
-            let (machine, probes) = Machine::create(name, &request, settings, confinement)?;
+            let (machine, probes) =
+                Machine::create(name, &request, settings, granted, confinement)?;
             if !request.hold {
                 machine.start()?;
             }
@@ -112,8 +122,14 @@ impl Publishers {
     }
 
     /// A VM that will be found here.
-    pub(crate) fn new_vm(&self, name: &str, settings: Settings) -> Arc<OneVm> {
-        let vm = Arc::new(OneVm::new(name.to_owned(), settings, Confinement::none()));
+    pub(crate) fn new_vm(
+        &self,
+        name: &str,
+        settings: Settings,
+        granted: GrantedFiles,
+    ) -> Arc<OneVm> {
+        let none = Confinement::none();
+        let vm = Arc::new(OneVm::new(name.to_owned(), settings, granted, none));
         self.0.lock().push(Arc::clone(&vm));
         vm
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::files::Folders;
 use crate::limits::Limits;
 
 /// What holds for all VMs of a server.
@@ -13,6 +14,11 @@ pub struct Settings {
     pub changes: bool,
     /// Whether the threads of VMs have filters of system calls.
     pub seccomp: bool,
+    /// The folders below which clients may name files. None of them: the server's own user may name any file, and nobody
+    /// else one.
+    pub files: Folders,
+    /// The folder where images are kept. None: clients can hand none over.
+    pub images: Option<PathBuf>,
     /// The folder where kernels that were unpacked are kept for the next VM. None: nowhere.
     pub kernel_cache: Option<PathBuf>,
 }
@@ -23,6 +29,8 @@ impl Default for Settings {
             limits: Limits::default(),
             changes: false,
             seccomp: true,
+            files: Folders::default(),
+            images: None,
             kernel_cache: None,
         }
     }

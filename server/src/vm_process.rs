@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio_stream::{StreamExt, once, pending};
 use tonic::transport::server::Connected;
-use vmm::confinement::{Access, Confinement, ConfinementError, Role};
+use vmm::confinement::{Confinement, ConfinementError, Role};
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
 use vmprobe_proto::v1::debug_service_server::DebugServiceServer;
@@ -31,6 +31,7 @@ use vmprobe_proto::v1::session_service_server::SessionServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
+use crate::files::{Folders, GrantedFiles};
 use crate::limits::{self, Limits};
 use crate::one_vm::OneVm;
 use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols, Vms};
@@ -78,6 +79,9 @@ pub struct Arguments {
     /// A folder where the guest's socket is
     #[arg(long, value_name = "FOLDER")]
     pub sockets: Vec<PathBuf>,
+    /// The files that it opens
+    #[command(flatten)]
+    pub granted: GrantedFiles,
     /// MiB of a kernel's file, or an initramfs
     #[arg(long, value_name = "MIB")]
     pub max_file: u64,
@@ -103,7 +107,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// Those for the VM that a request asks for.
-    pub fn of(request: &v1::CreateVmRequest, settings: &Settings) -> Self {
+    pub fn of(request: &v1::CreateVmRequest, settings: &Settings, granted: GrantedFiles) -> Self {
         let limits = &settings.limits;
         let devices = request.devices.clone().unwrap_or_default();
         let is_written = |share: &v1::Share| share.mode() == v1::ShareMode::ReadWrite;
@@ -119,6 +123,7 @@ impl Arguments {
             read: folders(read),
             write: folders(write),
             sockets: sockets.map(here).collect(),
+            granted,
             max_file: limits.file_mib,
             max_probes: limits.probes,
             max_calls: limits.calls,
@@ -151,6 +156,7 @@ impl Arguments {
                 words.extend([option.into(), path.into()]);
             }
         }
+        words.extend(self.granted.to_command_line());
         let flags = [
             ("--allow-changes", self.allow_changes),
             ("--no-seccomp", self.no_seccomp),
@@ -173,15 +179,10 @@ impl Arguments {
             },
             changes: self.allow_changes,
             seccomp: !self.no_seccomp,
+            // What of them is for this VM is granted.
+            files: Folders::default(),
+            images: None,
             kernel_cache: self.kernel_cache.clone(),
-        }
-    }
-
-    fn access(&self) -> Access {
-        Access {
-            read: self.read.clone(),
-            write: self.write.clone(),
-            sockets: self.sockets.clone(),
         }
     }
 }
@@ -206,10 +207,14 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
     connection
         .set_nonblocking(true)
         .map_err(VmProcessError::Connection)?;
-    let confinement = Confinement::prepare(&arguments.access(), !arguments.no_seccomp)?;
+    let granted = &arguments.granted;
+    let (access, held) = granted.access(&arguments.read, &arguments.write, &arguments.sockets);
+    let confinement = Confinement::prepare(&access, !arguments.no_seccomp)?;
+    drop(held);
     // The runtime's threads are started by this one, and are as confined as it.
     confinement.enter(Role::Service)?;
     let (name, settings) = (arguments.name.clone(), arguments.settings());
+    let granted = granted.clone();
     let limits = &settings.limits;
     let threads = limits.calls.saturating_add(limits.streams);
     let workers = std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(WORKERS));
@@ -224,7 +229,7 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
         let connection = UnixStream::from_std(connection).map_err(VmProcessError::Connection)?;
         serve(
             connection,
-            Arc::new(OneVm::new(name, settings, confinement)),
+            Arc::new(OneVm::new(name, settings, granted, confinement)),
         )
         .await
     });
@@ -369,13 +374,22 @@ mod tests {
             },
             changes: true,
             seccomp: false,
+            files: Folders::default(),
+            images: None,
             kernel_cache: Some("/k".into()),
         };
-        let words = Arguments::of(&request, &settings).to_command_line();
+        let granted = GrantedFiles {
+            files: vec!["/f".into()],
+            images: vec!["a=/images/=".parse().unwrap()],
+            copies: Some("/images".into()),
+            ..GrantedFiles::default()
+        };
+        let words = Arguments::of(&request, &settings, granted.clone()).to_command_line();
         let words = [vec!["vmprobed".into()], words].concat();
         let Program::Vm(arguments) = Program::try_parse_from(words).unwrap();
         assert_eq!(arguments.name, "-a");
         assert_eq!(arguments.settings(), settings);
+        assert_eq!(arguments.granted, granted);
         let folders = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
         assert_eq!(arguments.read, folders(&["/r"]));
         assert_eq!(arguments.write, folders(&["/w"]));

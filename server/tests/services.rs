@@ -69,7 +69,9 @@ impl Running {
 
 fn loopback(port: u16) -> ServeOptions {
     let listen = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], port)));
-    ServeOptions::new(listen, Settings::default(), program())
+    let mut settings = Settings::default();
+    settings.files.read = vec!["/".into()];
+    ServeOptions::new(listen, settings, program())
 }
 
 fn program() -> VmProgram {

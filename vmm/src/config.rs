@@ -1,9 +1,6 @@
 //! The configuration of a VM, and the errors of making one.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use guest_state::VcpuError;
 use thiserror::Error;
@@ -15,6 +12,7 @@ use crate::{
         virtio::{DeviceError, Devices},
     },
     file::{self, FileError},
+    host_path::HostPath,
     kvm::KvmError,
     ram::RamError,
     unpack::UnpackError,
@@ -41,9 +39,9 @@ pub const MAX_FILE: u64 = 2 << 30;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
     /// A bzImage or an ELF vmlinux.
-    pub kernel: PathBuf,
+    pub kernel: HostPath,
     /// An initramfs for it.
-    pub initramfs: Option<PathBuf>,
+    pub initramfs: Option<HostPath>,
     /// The kernel's command line. Nothing is added.
     pub cmdline: String,
     /// Guest memory in MiB, at least [`MIN_MEMORY_MIB`].
@@ -248,16 +246,16 @@ impl VmConfig {
         self.validate()?;
         let bytes = self.read("kernel", &self.kernel)?;
         read_kernel_with(bytes, self.kernel_cache.as_deref()).map_err(|cause| CreateError::Kernel {
-            path: self.kernel.clone(),
+            path: self.kernel.name().to_owned(),
             cause,
         })
     }
 
     /// The bytes of one of its files.
-    pub(crate) fn read(&self, what: &'static str, path: &Path) -> Result<Vec<u8>, CreateError> {
+    pub(crate) fn read(&self, what: &'static str, path: &HostPath) -> Result<Vec<u8>, CreateError> {
         file::read(path, self.max_file).map_err(|cause| CreateError::File {
             what,
-            path: path.to_owned(),
+            path: path.name().to_owned(),
             cause,
         })
     }
@@ -265,14 +263,14 @@ impl VmConfig {
     /// The bytes of its initramfs, if it has one.
     pub(crate) fn read_initramfs(&self) -> Result<Option<Vec<u8>>, CreateError> {
         const WHAT: &str = "initramfs";
-        let Some(path) = self.initramfs.as_deref() else {
+        let Some(path) = &self.initramfs else {
             return Ok(None);
         };
         let bytes = self.read(WHAT, path)?;
         if bytes.is_empty() {
             return Err(CreateError::Empty {
                 what: WHAT,
-                path: path.to_owned(),
+                path: path.name().to_owned(),
             });
         }
         Ok(Some(bytes))

@@ -4,10 +4,11 @@ use std::{
     fs::OpenOptions,
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
-    path::Path,
 };
 
 use thiserror::Error;
+
+use crate::host_path::HostPath;
 
 /// Why a file isn't read.
 #[derive(Debug, Error)]
@@ -44,13 +45,13 @@ pub enum FileError {
 ///
 /// # Errors
 /// See [`FileError`].
-pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+pub fn read(file: &HostPath, limit: u64) -> Result<Vec<u8>, FileError> {
     // Without O_NONBLOCK a FIFO waits in open() for a writer, and a terminal for its carrier; with
     // O_NOCTTY a terminal doesn't become this process' own.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
+        .open(file.path())?;
     // Of the file that is open, not of what the path may lead to by now.
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -75,7 +76,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     use super::*;
 
@@ -90,9 +91,9 @@ mod tests {
         let folder = folder("limit");
         let path = folder.join("f");
         std::fs::write(&path, [7; 100]).unwrap();
-        assert_eq!(read(&path, 100).unwrap(), [7; 100]);
+        assert_eq!(read(&path.as_path().into(), 100).unwrap(), [7; 100]);
         assert!(matches!(
-            read(&path, 99),
+            read(&path.as_path().into(), 99),
             Err(FileError::TooLarge {
                 size: 100,
                 limit: 99
@@ -108,7 +109,7 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&fifo).status();
         assert!(made.unwrap().success());
         for path in [&*fifo, &*folder, Path::new("/dev/zero")] {
-            let error = read(path, 1 << 20).unwrap_err();
+            let error = read(&path.into(), 1 << 20).unwrap_err();
             assert!(matches!(error, FileError::NotRegular), "{path:?}: {error}");
         }
         std::fs::remove_dir_all(folder).unwrap();
@@ -118,7 +119,7 @@ mod tests {
     fn a_file_that_the_kernel_makes_up_gives_nothing() {
         // Regular by their kind, and of length 0.
         for path in ["/proc/self/pagemap", "/proc/kmsg"] {
-            match read(Path::new(path), 1 << 20) {
+            match read(&path.into(), 1 << 20) {
                 Ok(bytes) => assert!(bytes.is_empty(), "{path}"),
                 Err(FileError::Io(_)) => {}
                 Err(error) => panic!("{path}: {error}"),

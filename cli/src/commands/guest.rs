@@ -40,7 +40,7 @@ pub fn request(
     }
     Ok(CreateVmRequest {
         name: name.to_owned(),
-        kernel: paths::text(kernel)?,
+        kernel: paths::file(kernel)?,
         initramfs: optional(machine.initramfs.as_deref())?,
         cmdline: machine.cmdline().to_owned(),
         memory_mib: machine.memory,
@@ -57,7 +57,7 @@ pub fn request(
 
 /// The text of a path; empty if there is none.
 fn optional(path: Option<&Path>) -> Result<String, PathError> {
-    path.map_or(Ok(String::new()), paths::text)
+    path.map_or(Ok(String::new()), paths::file)
 }
 
 /// None where no device is asked for: the guest has no PCI bus then.
@@ -89,7 +89,7 @@ fn virtio_console() -> VirtioConsole {
 /// A path that is no text.
 pub fn disk(asked: &DiskArg) -> Result<Disk, PathError> {
     Ok(Disk {
-        path: paths::text(&asked.path)?,
+        path: paths::file(&asked.path)?,
         format: asked.format.into(),
         read_only: asked.read_only,
         limit: limit(asked.limit),

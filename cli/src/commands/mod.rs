@@ -7,6 +7,7 @@ mod dump;
 pub mod event_file;
 mod gdb;
 pub mod guest;
+mod image;
 pub mod latency;
 mod list;
 mod probe;
@@ -34,6 +35,7 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::BootTimeline(timeline) => return boot_timeline::boot_timeline(timeline).await,
         Command::Ci(asked) => return ci::ci(&asked).await,
         Command::Vm(vm) => return vm::vm(vm).await,
+        Command::Image(image) => image::image(&image).await?,
         Command::Probe(probe) => probe::probe(probe).await?,
         Command::Trace(trace) => trace::trace(trace).await?,
         Command::Record(record) => record::record(&record).await?,

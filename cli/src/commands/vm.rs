@@ -1,7 +1,7 @@
 //! `vmprobe vm ...`
 
-use super::guest;
 use super::session::{interrupted, reach};
+use super::{guest, image};
 use crate::cli::{Create, GuestArgs, Info, List, TargetArgs, VmCommand};
 use crate::failure::Failure;
 use crate::output::print;
@@ -40,8 +40,11 @@ pub async fn vm(command: VmCommand) -> Result<u8, Failure> {
 /// Prints the VM's name alone, for `vm=$(vmprobe vm create ...)`.
 async fn create(create: &Create) -> Result<(), Failure> {
     let GuestArgs { kernel, machine } = &create.guest;
-    let request = guest::request(&create.name, kernel, machine, create.hold)?;
+    let mut request = guest::request(&create.name, kernel, machine, create.hold)?;
     let client = create.server.connect().await?;
+    if create.push.applies_to(&create.server.endpoint()) {
+        image::push_files(&client, &mut request).await?;
+    }
     let (vm, _) = client.create_vm(request).await?;
     print([vm.name])
 }

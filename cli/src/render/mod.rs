@@ -3,6 +3,7 @@
 //! JSON gives addresses and registers as strings such as `"0xffffffff81000000"`, because readers of
 //! JSON commonly hold numbers as doubles, which lose the low bits of a kernel address.
 
+mod images;
 mod json;
 mod probe_list;
 mod probes;
@@ -10,6 +11,7 @@ mod registers;
 mod table;
 mod text;
 
+pub use images::{image_json, image_list};
 pub use json::{
     blacklist_json, call_json, ending_json, probe_json, registers_json, symbol_json, vm_json,
 };

@@ -18,16 +18,14 @@ pub enum GivenError {
          it was before it was stripped, or its System.map"
     )]
     Stripped,
-    /// Neither ELF nor a list of symbols.
+    /// Neither ELF nor a list of symbols. The line's text isn't told: the file may be another one of the host's.
     #[error(
-        "line {line} of the symbol file isn't an address, a letter and a name, as in a System.map: {text:?}; give the \
-         vmlinux of the kernel's build, or its System.map"
+        "line {line} of the symbol file isn't an address, a letter and a name, as in a System.map; give the vmlinux of \
+         the kernel's build, or its System.map"
     )]
     Line {
         /// The line's number, from 1 on.
         line: usize,
-        /// How it begins.
-        text: String,
     },
     /// No symbol says where the text is.
     #[error("the symbol file can't be used: {0}")]

@@ -4,9 +4,6 @@
 use super::given_error::GivenError;
 use super::table::{SymbolEntry, SymbolTable};
 
-/// What an error shows of a line, in characters.
-const SHOWN: usize = 60;
-
 /// Reads a list. Functions of modules, which `/proc/kallsyms` has as well, are left out.
 pub(super) fn read(file: &[u8]) -> Result<SymbolTable, GivenError> {
     let lines = file.iter().filter(|byte| **byte == b'\n').count();
@@ -28,11 +25,7 @@ pub(super) fn read(file: &[u8]) -> Result<SymbolTable, GivenError> {
             Some(())
         });
         if added.is_none() {
-            let text = String::from_utf8_lossy(line);
-            return Err(GivenError::Line {
-                line: index + 1,
-                text: text.chars().take(SHOWN).collect(),
-            });
+            return Err(GivenError::Line { line: index + 1 });
         }
     }
     table.entries.sort_by_key(|entry| entry.address);

@@ -17,7 +17,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::audit::AuditLog;
-use super::caller::Caller;
+use super::caller::{Account, Caller};
 use super::clients::Clients;
 use super::reloaded::Reloaded;
 use super::role::{self, Need, Role};
@@ -56,7 +56,13 @@ impl Authorize {
     /// Who makes a call.
     fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Status> {
         let names = match peer {
-            Peer::Local { .. } | Peer::PlainText(_) => return Ok(Caller::owner(peer.to_string())),
+            Peer::Local { uid } => {
+                let account = uid.map_or(Account::Anonymous, Account::User);
+                return Ok(Caller::unlisted(peer.to_string(), account));
+            }
+            Peer::PlainText(_) => {
+                return Ok(Caller::unlisted(peer.to_string(), Account::Anonymous));
+            }
             Peer::Tls { names, .. } => names,
         };
         let clients = self.clients.as_ref().map(|clients| clients.get());

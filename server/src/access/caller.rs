@@ -2,26 +2,50 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tonic::{Extensions, Status};
 use wildmatch::WildMatch;
 
 use super::role::Role;
+
+/// Whose a client is: images belong to accounts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Account {
+    /// A client of the list, by its name there.
+    Client(Arc<str>),
+    /// A user of this host, by its number.
+    User(u32),
+    /// Whoever comes in a way that doesn't tell who it is.
+    Anonymous,
+}
+
+impl Account {
+    /// Returns true for users that can read whatever this process can: its own user, and root.
+    pub fn is_as_mighty_as_the_server(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        matches!(self, Self::User(user) if *user == own || *user == 0)
+    }
+}
 
 /// Who makes a call, and what it may do.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// As the list of clients calls it, or by what it came.
     pub name: Arc<str>,
+    /// Whose images it sees.
+    pub account: Account,
     pub role: Role,
     /// Patterns of the names of its VMs; none: all VMs are.
     pub(super) vms: Arc<[WildMatch]>,
 }
 
 impl Caller {
-    /// One that may do all.
-    pub fn owner(name: impl Into<Arc<str>>) -> Self {
+    /// One that may do all to all VMs.
+    pub fn unlisted(name: impl Into<Arc<str>>, account: Account) -> Self {
         Self {
             name: name.into(),
+            account,
             role: Role::Control,
             vms: Arc::default(),
         }

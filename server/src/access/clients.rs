@@ -20,13 +20,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use wildmatch::WildMatch;
 
-use super::caller::Caller;
+use super::caller::{Account, Caller};
 use super::role::Role;
 
 /// Bytes of a SHA-256.
@@ -122,8 +123,10 @@ impl Clients {
         if patterns.is_empty() {
             return Err("it has no VMs: leave `vms` out for all of them");
         }
+        let name: Arc<str> = entry.name.into();
         let caller = Caller {
-            name: entry.name.into(),
+            account: Account::Client(Arc::clone(&name)),
+            name,
             role: entry.role,
             vms: patterns
                 .iter()

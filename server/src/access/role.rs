@@ -6,11 +6,11 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Look at VMs, probes, events and symbols.
+    /// Look at VMs, images, probes, events and symbols.
     Observe,
     /// Register and change probes that only watch, and read a guest's memory and registers.
     Probe,
-    /// Make, pause and end VMs, use their consoles, debug and change them.
+    /// Make, pause and end VMs, use their consoles, debug and change them, hand images over.
     Control,
 }
 
@@ -37,8 +37,10 @@ pub(super) enum Need {
 const PACKAGE: &str = "/vmprobe.v1.";
 const HEALTH: &str = "/grpc.health.v1.Health/";
 const REFLECTION: &str = "/grpc.reflection.";
-const OBSERVE: [&str; 13] = [
+const OBSERVE: &[&str] = &[
     "HostService/GetHost",
+    "ImageService/GetImage",
+    "ImageService/ListImages",
     "VmService/GetVm",
     "VmService/ListVms",
     "VmService/WaitVm",
@@ -52,7 +54,7 @@ const OBSERVE: [&str; 13] = [
     "SymbolService/ListTypes",
     "SymbolService/DescribeType",
 ];
-const PROBE: [&str; 7] = [
+const PROBE: &[&str] = &[
     "ProbeService/RegisterProbes",
     "ProbeService/UnregisterProbes",
     "ProbeService/UpdateProbes",
@@ -109,12 +111,14 @@ mod tests {
         }
         let listed = |calls: &[&str]| calls.iter().map(|call| (*call).to_owned()).collect();
         let [observe, probe, control] = with_role;
-        assert_eq!(observe, listed(&OBSERVE));
-        assert_eq!(probe, listed(&PROBE));
+        assert_eq!(observe, listed(OBSERVE));
+        assert_eq!(probe, listed(PROBE));
         let expected = [
             "ConsoleService/AttachConsole",
             "DebugService/Debug",
             "HitService/HandleHits",
+            "ImageService/DeleteImage",
+            "ImageService/UploadImage",
             "VmService/CreateVm",
             "VmService/DeleteVm",
             "VmService/DumpVm",

@@ -1,7 +1,6 @@
 //! The devices of a guest.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 
 use tonic::Status;
 use vmm::{
@@ -10,25 +9,34 @@ use vmm::{
 };
 use vmprobe_proto::v1;
 
+use crate::files::{GrantedFiles, Use};
 use crate::status;
 
 /// The CID of a guest for which the request names none. Those below are reserved.
 const DEFAULT_CID: u32 = 3;
 
-/// The monitor's form of the devices that a request asks for.
+/// The monitor's form of the devices that a request asks for, with files that are `granted`.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` that names the field.
-pub fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
+/// `INVALID_ARGUMENT` that names the field, or that of a file that may not be named.
+pub fn devices(asked: Option<&v1::Devices>, granted: &GrantedFiles) -> Result<Devices, Status> {
     let Some(asked) = asked else {
         return Ok(Devices::default());
     };
     Ok(Devices {
-        disks: each("disks", &asked.disks, disk)?,
-        shares: each("shares", &asked.shares, share)?,
-        networks: each("networks", &asked.networks, network)?,
+        disks: each("disks", &asked.disks, |at, asked| disk(at, asked, granted))?,
+        shares: each("shares", &asked.shares, |at, asked| {
+            share(at, asked, granted)
+        })?,
+        networks: each("networks", &asked.networks, |at, asked| {
+            network(at, asked, granted)
+        })?,
         entropy: asked.entropy,
-        vsock: asked.vsock.as_ref().map(vsock).transpose()?,
+        vsock: asked
+            .vsock
+            .as_ref()
+            .map(|it| vsock(it, granted))
+            .transpose()?,
         console: asked.console.as_ref().map(console).transpose()?,
     })
 }
@@ -50,39 +58,50 @@ fn console(asked: &v1::VirtioConsole) -> Result<VirtioConsole, Status> {
     })
 }
 
-fn vsock(asked: &v1::Vsock) -> Result<Vsock, Status> {
+fn vsock(asked: &v1::Vsock, granted: &GrantedFiles) -> Result<Vsock, Status> {
+    const FIELD: &str = "devices.vsock.path";
     if asked.path.is_empty() {
         let why = "the path of the socket device's Unix socket is missing";
-        return Err(status::invalid("devices.vsock.path", why));
+        return Err(status::invalid(FIELD, why));
     }
     let cid = match asked.cid {
         0 => DEFAULT_CID,
         cid => cid,
     };
-    let path = PathBuf::from(&asked.path);
+    let path = granted.new_socket(FIELD, &asked.path)?;
     Ok(Vsock { path, cid })
 }
 
-/// A field that is wrong, and why.
-type WrongField = (&'static str, String);
+/// Where a request has a device.
+struct Place<'a> {
+    list: &'a str,
+    index: usize,
+}
+
+impl Place<'_> {
+    fn field(&self, field: &str) -> String {
+        format!("devices.{}[{}].{field}", self.list, self.index)
+    }
+
+    fn wrong(&self, field: &str, why: impl Into<String>) -> Status {
+        status::invalid(self.field(field), why)
+    }
+}
 
 /// The monitor's form of the devices in the field `list`.
 fn each<A, D>(
     list: &str,
     asked: &[A],
-    convert: impl Fn(&A) -> Result<D, WrongField>,
+    convert: impl Fn(&Place<'_>, &A) -> Result<D, Status>,
 ) -> Result<Vec<D>, Status> {
-    let converted = asked.iter().enumerate().map(|(index, asked)| {
-        convert(asked).map_err(|(field, why)| {
-            status::invalid(format!("devices.{list}[{index}].{field}"), why)
-        })
-    });
+    let converted = asked.iter().enumerate();
+    let converted = converted.map(|(index, asked)| convert(&Place { list, index }, asked));
     converted.collect()
 }
 
-fn disk(asked: &v1::Disk) -> Result<Disk, WrongField> {
+fn disk(at: &Place<'_>, asked: &v1::Disk, granted: &GrantedFiles) -> Result<Disk, Status> {
     if asked.path.is_empty() {
-        return Err(("path", "the path of a disk's file is missing".to_owned()));
+        return Err(at.wrong("path", "the path of a disk's file is missing"));
     }
     let format = match v1::DiskFormat::try_from(asked.format) {
         Ok(v1::DiskFormat::Unspecified) => None,
@@ -90,40 +109,42 @@ fn disk(asked: &v1::Disk) -> Result<Disk, WrongField> {
         Ok(v1::DiskFormat::Qcow2) => Some(DiskFormat::Qcow2),
         Err(_) => {
             let why = format!("format {} is unknown to this server", asked.format);
-            return Err(("format", why));
+            return Err(at.wrong("format", why));
         }
     };
+    let wanted = match asked.read_only {
+        true => Use::Read,
+        false => Use::Write,
+    };
     Ok(Disk {
-        path: PathBuf::from(&asked.path),
+        path: granted.disk(&at.field("path"), &asked.path, wanted)?,
         format,
         read_only: asked.read_only,
         limit: limit(asked.limit.as_ref()),
     })
 }
 
-fn network(asked: &v1::Network) -> Result<Network, WrongField> {
+fn network(at: &Place<'_>, asked: &v1::Network, granted: &GrantedFiles) -> Result<Network, Status> {
     let backend = match &asked.backend {
         Some(v1::network::Backend::Tap(tap)) if tap.name.is_empty() => {
-            return Err((
-                "tap.name",
-                "the name of the tap interface is missing".to_owned(),
-            ));
+            return Err(at.wrong("tap.name", "the name of the tap interface is missing"));
         }
         Some(v1::network::Backend::Tap(tap)) => NetBackend::Tap(tap.name.clone()),
         Some(v1::network::Backend::Passt(passt)) => {
             let socket = Some(&passt.socket).filter(|path| !path.is_empty());
-            NetBackend::Passt(socket.map(PathBuf::from))
+            let socket = socket.map(|path| granted.socket(&at.field("passt.socket"), path));
+            NetBackend::Passt(socket.transpose()?)
         }
         None => {
             let why = "a network device is connected to a tap interface or to passt: name one";
-            return Err(("backend", why.to_owned()));
+            return Err(at.wrong("backend", why));
         }
     };
     let mac = Some(&asked.mac).filter(|mac| !mac.is_empty());
     let mac = mac.map(|mac| mac.parse()).transpose();
     Ok(Network {
         backend,
-        mac: mac.map_err(|error: vmm::NoMac| ("mac", error.to_string()))?,
+        mac: mac.map_err(|error: vmm::NoMac| at.wrong("mac", error.to_string()))?,
         limit: limit(asked.limit.as_ref()),
     })
 }
@@ -136,21 +157,23 @@ fn limit(asked: Option<&v1::RateLimit>) -> RateLimit {
     }
 }
 
-fn share(asked: &v1::Share) -> Result<Share, WrongField> {
+fn share(at: &Place<'_>, asked: &v1::Share, granted: &GrantedFiles) -> Result<Share, Status> {
     if asked.path.is_empty() {
-        return Err(("path", "the path of a share's folder is missing".to_owned()));
+        return Err(at.wrong("path", "the path of a share's folder is missing"));
     }
-    let mode = match v1::ShareMode::try_from(asked.mode) {
-        Ok(v1::ShareMode::Unspecified | v1::ShareMode::ReadOnly) => ShareMode::ReadOnly,
-        Ok(v1::ShareMode::ReadWrite) => ShareMode::ReadWrite,
+    let (mode, wanted) = match v1::ShareMode::try_from(asked.mode) {
+        Ok(v1::ShareMode::Unspecified | v1::ShareMode::ReadOnly) => {
+            (ShareMode::ReadOnly, Use::Read)
+        }
+        Ok(v1::ShareMode::ReadWrite) => (ShareMode::ReadWrite, Use::Write),
         Err(_) => {
             let why = format!("mode {} is unknown to this server", asked.mode);
-            return Err(("mode", why));
+            return Err(at.wrong("mode", why));
         }
     };
     Ok(Share {
         tag: asked.tag.clone(),
-        path: PathBuf::from(&asked.path),
+        path: granted.folder(&at.field("path"), &asked.path, wanted)?,
         mode,
     })
 }
@@ -160,6 +183,10 @@ mod tests {
     use tonic_types::StatusExt;
 
     use super::*;
+
+    fn devices(asked: Option<&v1::Devices>) -> Result<Devices, Status> {
+        super::devices(asked, &GrantedFiles::any())
+    }
 
     fn with_disk(path: &str, format: i32) -> v1::Devices {
         v1::Devices {
@@ -334,7 +361,7 @@ mod tests {
     fn a_socket_device_has_cid_3_unless_another_is_named() {
         for (asked, cid) in [(0, 3), (77, 77)] {
             let devices = devices(Some(&with_vsock("/vsock", asked))).unwrap();
-            let path = PathBuf::from("/vsock");
+            let path = "/vsock".into();
             assert_eq!(devices.vsock, Some(Vsock { path, cid }));
         }
         let status = devices(Some(&with_vsock("", 0))).unwrap_err();

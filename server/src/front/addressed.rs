@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_calls_name_their_vm_but_those_about_vms_as_such_and_the_host() {
+    fn all_calls_name_their_vm_but_those_about_vms_as_such_images_and_the_host() {
         let addressed = addresses();
         let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap();
         let services = set.file.iter().flat_map(|file| {
@@ -122,6 +122,10 @@ mod tests {
         let others: BTreeSet<_> = paths.filter(|path| !addressed.contains_key(path)).collect();
         let expected = [
             "HostService/GetHost",
+            "ImageService/DeleteImage",
+            "ImageService/GetImage",
+            "ImageService/ListImages",
+            "ImageService/UploadImage",
             "VmService/CreateVm",
             "VmService/ListVms",
         ];

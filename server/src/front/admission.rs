@@ -21,7 +21,7 @@ use tower_service::Service;
 use crate::limits::Limits;
 
 /// Calls that last until something happens, or until their client goes away.
-const LASTING: [&str; 12] = [
+const LASTING: &[&str] = &[
     "/vmprobe.v1.VmService/WaitVm",
     "/vmprobe.v1.VmService/DumpVm",
     "/vmprobe.v1.ProbeService/WaitProbes",
@@ -32,6 +32,7 @@ const LASTING: [&str; 12] = [
     "/vmprobe.v1.HitService/HandleHits",
     "/vmprobe.v1.DebugService/Debug",
     "/vmprobe.v1.ConsoleService/AttachConsole",
+    "/vmprobe.v1.ImageService/UploadImage",
     "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.",
 ];

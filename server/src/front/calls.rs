@@ -15,8 +15,10 @@ use vmprobe_proto::v1;
 use super::process::VmProcess;
 use super::vms::Vms;
 use crate::access::{Caller, NamedVm};
+use crate::blocking::blocking;
+use crate::files::GrantedFiles;
 use crate::page::Page;
-use crate::{convert, doctor, limits, status};
+use crate::{convert, doctor, images, limits, status};
 
 /// What becomes of a call.
 type Answer =
@@ -89,6 +91,15 @@ where
     }
 }
 
+/// The files that a caller may name by their paths.
+fn granted(vms: &Vms, caller: &Caller) -> GrantedFiles {
+    let folders = &vms.settings().files;
+    match folders.is_empty() && caller.account.is_as_mighty_as_the_server() {
+        true => GrantedFiles::any(),
+        false => GrantedFiles::below(folders),
+    }
+}
+
 async fn create(
     vms: Arc<Vms>,
     asked: Asked,
@@ -102,7 +113,16 @@ async fn create(
         let _until_it_is_made = place;
         let name = reservation.name().to_owned();
         let request = v1::CreateVmRequest { name, ..request };
-        let (process, created) = VmProcess::start(vms.program(), request, vms.settings()).await?;
+        let mut granted = granted(&vms, &asked.caller);
+        let store = vms.images().cloned();
+        let (request, granted, images) = blocking(move || {
+            let account = &asked.caller.account;
+            let images = images::grant(store.as_ref(), account, &request, &mut granted)?;
+            Ok((request, granted, images))
+        })
+        .await?;
+        let (process, created) =
+            VmProcess::start(vms.program(), request, vms.settings(), granted, images).await?;
         reservation.fill(Arc::new(process))?;
         doctor::warn_if_unfit();
         Ok(created)

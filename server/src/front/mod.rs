@@ -10,6 +10,7 @@ mod admission;
 mod calls;
 mod connection;
 mod host;
+mod images;
 mod process;
 mod raw;
 mod relay;

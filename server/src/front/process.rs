@@ -23,6 +23,8 @@ use vmprobe_proto::v1;
 use vmprobe_proto::v1::probe_service_client::ProbeServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 
+use crate::files::GrantedFiles;
+use crate::images::HeldImages;
 use crate::limits;
 use crate::settings::Settings;
 use crate::vm_process::{self, Arguments};
@@ -70,12 +72,15 @@ pub struct VmProcess {
     /// What was last known of the VM.
     known: Mutex<v1::Vm>,
     ended: watch::Receiver<Option<Ended>>,
+    /// What it has of the images.
+    _images: HeldImages,
     /// Dropped with this.
     _in_use: oneshot::Sender<()>,
 }
 
 impl VmProcess {
-    /// Starts a process, and has it make the VM of `request`, whose name is given.
+    /// Starts a process, and has it make the VM of `request`, whose name is given, of files that are `granted`
+    /// and `images` that are held for it.
     ///
     /// # Errors
     /// The host has no process, or what the process answers; nothing is left then.
@@ -83,13 +88,15 @@ impl VmProcess {
         program: &VmProgram,
         request: v1::CreateVmRequest,
         settings: &Settings,
+        granted: GrantedFiles,
+        images: HeldImages,
     ) -> Result<(Self, v1::CreateVmResponse), Status> {
         let failed = |error: io::Error| {
             Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
-        let arguments = Arguments::of(&request, settings);
+        let arguments = Arguments::of(&request, settings, granted);
         let (in_use, dropped) = oneshot::channel();
         let ended = match program {
             VmProgram::Process(path) => {
@@ -110,7 +117,8 @@ impl VmProcess {
             VmProgram::Here(publishers) => {
                 theirs.set_nonblocking(true).map_err(failed)?;
                 let connection = UnixStream::from_std(theirs).map_err(failed)?;
-                let vm = publishers.new_vm(&arguments.name, arguments.settings());
+                let granted = arguments.granted.clone();
+                let vm = publishers.new_vm(&arguments.name, arguments.settings(), granted);
                 let (end, ended) = watch::channel(None);
                 tokio::spawn(async move {
                     let _why_is_told_by_the_calls = vm_process::serve(connection, vm).await;
@@ -129,6 +137,7 @@ impl VmProcess {
                 .map_err(|error| Status::from_error(error.into()))?,
             known: Mutex::default(),
             ended,
+            _images: images,
             _in_use: in_use,
         };
         let created = process.client().create_vm(request).await;

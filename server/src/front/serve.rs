@@ -19,6 +19,7 @@ use vmprobe_proto::v1::debug_service_server::DebugServiceServer;
 use vmprobe_proto::v1::event_service_server::EventServiceServer;
 use vmprobe_proto::v1::hit_service_server::HitServiceServer;
 use vmprobe_proto::v1::host_service_server::HostServiceServer;
+use vmprobe_proto::v1::image_service_server::ImageServiceServer;
 use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::session_service_server::SessionServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
@@ -28,12 +29,14 @@ use super::address::ListenAddress;
 use super::admission::Admission;
 use super::connection::{self, Listener};
 use super::host::Host;
+use super::images::Images;
 use super::process::{VmProcess, VmProgram};
 use super::relay::Relay;
 use super::tls::{TlsError, TlsFiles};
 use super::unix_socket::UnixSocket;
 use super::vms::Vms;
 use crate::access::{AuditError, AuditLog, Authorize, Clients, ClientsError, Reloaded};
+use crate::images::{ImageStore, OpenError};
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols};
 use crate::settings::Settings;
@@ -109,6 +112,17 @@ pub enum BindError {
         /// The operating system's reason.
         cause: io::Error,
     },
+    /// What clients may name files below isn't a folder.
+    #[error("{folder} isn't a folder that clients can name files below: {cause}")]
+    Files {
+        /// What isn't one.
+        folder: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The folder of images can't be used.
+    #[error(transparent)]
+    Images(#[from] OpenError),
     /// A certificate can't be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -145,7 +159,13 @@ impl Server {
     ///
     /// # Errors
     /// See [`BindError`].
-    pub async fn bind(options: ServeOptions) -> Result<Self, BindError> {
+    pub async fn bind(mut options: ServeOptions) -> Result<Self, BindError> {
+        let folders = std::mem::take(&mut options.settings.files).found();
+        options.settings.files =
+            folders.map_err(|(folder, cause)| BindError::Files { folder, cause })?;
+        let images = options.settings.images.as_deref();
+        let images = images.map(|folder| ImageStore::open(folder, &options.settings.limits));
+        let images = images.transpose()?;
         let tls = match &options.tls {
             Some(files) => Some(Arc::new(files.load()?)),
             None => None,
@@ -196,7 +216,7 @@ impl Server {
             listeners,
             endpoints,
             authorize,
-            vms: Arc::new(Vms::new(options.settings, options.program)),
+            vms: Arc::new(Vms::new(options.settings, options.program, images)),
         })
     }
 
@@ -272,12 +292,19 @@ async fn router(vms: &Arc<Vms>, authorize: Authorize) -> Result<Router<Layers>, 
         .set_serving::<ConsoleServiceServer<Consoles>>()
         .await;
     reporter.set_serving::<HostServiceServer<Host>>().await;
+    reporter.set_serving::<ImageServiceServer<Images>>().await;
     let describe = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    let images = Images {
+        store: vms.images().cloned(),
+        patience: Duration::from_secs(vms.settings().limits.upload_seconds),
+    };
     Ok(tonic::transport::Server::builder()
+        .initial_stream_window_size(limits::CLIENT_WINDOW)
+        .initial_connection_window_size(limits::CLIENT_CONNECTION_WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
         .layer(authorize)
@@ -288,5 +315,6 @@ async fn router(vms: &Arc<Vms>, authorize: Authorize) -> Result<Router<Layers>, 
         .add_service(describe().build_v1()?)
         // The only one that Python's grpcio-reflection and older tools ask for.
         .add_service(describe().build_v1alpha()?)
-        .add_service(HostServiceServer::new(Host::default())))
+        .add_service(HostServiceServer::new(Host::default()))
+        .add_service(ImageServiceServer::new(images)))
 }

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Code, Status};
 
 use super::process::{VmProcess, VmProgram};
+use crate::images::ImageStore;
 use crate::limits;
 use crate::settings::Settings;
 use crate::status;
@@ -19,6 +20,7 @@ pub struct Vms {
     slots: Mutex<VmTable>,
     settings: Settings,
     program: VmProgram,
+    images: Option<Arc<ImageStore>>,
     /// Places for those that are being made.
     creations: Arc<Semaphore>,
 }
@@ -57,13 +59,14 @@ pub struct Reservation {
 }
 
 impl Vms {
-    /// None yet, and room for as many as the limits in `settings` say. Each will be run by `program`.
-    pub fn new(settings: Settings, program: VmProgram) -> Self {
+    /// None yet, and room for as many as the limits in `settings` say. Each will be run by `program`, and use `images`.
+    pub fn new(settings: Settings, program: VmProgram, images: Option<Arc<ImageStore>>) -> Self {
         let creations = settings.limits.creations.clamp(1, Semaphore::MAX_PERMITS);
         Self {
             slots: Mutex::default(),
             settings,
             program,
+            images,
             creations: Arc::new(Semaphore::new(creations)),
         }
     }
@@ -76,6 +79,11 @@ impl Vms {
     /// What runs them.
     pub fn program(&self) -> &VmProgram {
         &self.program
+    }
+
+    /// The images that they can use, if the server keeps some.
+    pub fn images(&self) -> Option<&Arc<ImageStore>> {
+        self.images.as_ref()
     }
 
     /// Waits for a place among those that make a VM.
@@ -267,7 +275,7 @@ mod tests {
             limits,
             ..Settings::default()
         };
-        Arc::new(Vms::new(settings, program))
+        Arc::new(Vms::new(settings, program, None))
     }
 
     #[test]

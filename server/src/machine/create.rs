@@ -1,7 +1,6 @@
 //! Building a VM from a request.
 
 use std::panic::resume_unwind;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -23,6 +22,7 @@ use super::patterns::Expanded;
 use super::sessions::Sessions;
 use super::{Described, Machine, OptimizerThread, ReaderThread, symbol_file};
 use crate::fanout::Fanout;
+use crate::files::GrantedFiles;
 use crate::settings::Settings;
 use crate::status::ProbeField;
 use crate::{convert, status};
@@ -52,7 +52,7 @@ impl EventSink for Events {
 }
 
 impl Machine {
-    /// Builds a VM and plants its first probes; the guest has not run yet. Then `confinement` is sealed, and what runs
+    /// Builds a VM of files that are `granted`, and plants its first probes; the guest has not run yet. Then `confinement` is sealed, and what runs
     /// from now on is confined by it. Blocks.
     ///
     /// # Errors
@@ -61,11 +61,12 @@ impl Machine {
         name: &str,
         request: &v1::CreateVmRequest,
         settings: &Settings,
+        granted: &GrantedFiles,
         confinement: &Confinement,
     ) -> Result<(Arc<Self>, Vec<v1::Probe>), Status> {
-        let config = config(request, settings)?;
         let first = first_probes(request)?;
-        let symbols = symbol_file::read(&request.symbols, &settings.limits)?;
+        let config = config(request, settings, granted)?;
+        let symbols = symbol_file::read(&request.symbols, granted, &settings.limits)?;
         let file = config.read_kernel();
         let file = file.map_err(|error| status::create(&error))?;
         let (
@@ -178,7 +179,11 @@ impl Machine {
     }
 }
 
-fn config(request: &v1::CreateVmRequest, settings: &Settings) -> Result<VmConfig, Status> {
+fn config(
+    request: &v1::CreateVmRequest,
+    settings: &Settings,
+    granted: &GrantedFiles,
+) -> Result<VmConfig, Status> {
     if request.kernel.is_empty() {
         return Err(status::invalid("kernel", "the path of a kernel is missing"));
     }
@@ -191,11 +196,11 @@ fn config(request: &v1::CreateVmRequest, settings: &Settings) -> Result<VmConfig
             return Err(status::invalid("boot", message));
         }
     };
+    let initramfs = Some(&request.initramfs).filter(|path| !path.is_empty());
+    let initramfs = initramfs.map(|path| granted.file("initramfs", path));
     Ok(VmConfig {
-        kernel: PathBuf::from(&request.kernel),
-        initramfs: Some(&request.initramfs)
-            .filter(|path| !path.is_empty())
-            .map(PathBuf::from),
+        kernel: granted.file("kernel", &request.kernel)?,
+        initramfs: initramfs.transpose()?,
         cmdline: request.cmdline.clone(),
         memory_mib: convert::memory_mib(request),
         huge_pages: request.huge_pages,
@@ -204,7 +209,7 @@ fn config(request: &v1::CreateVmRequest, settings: &Settings) -> Result<VmConfig
         boot,
         max_file: settings.limits.file_mib.saturating_mul(1 << 20),
         kernel_cache: settings.kernel_cache.clone(),
-        devices: convert::devices(request.devices.as_ref())?,
+        devices: convert::devices(request.devices.as_ref(), granted)?,
     })
 }
 
@@ -325,7 +330,8 @@ mod tests {
 
     #[test]
     fn fields_that_a_request_leaves_out_have_defaults() {
-        let config = config(&request(), &Settings::default()).unwrap();
+        let any = GrantedFiles::any();
+        let config = config(&request(), &Settings::default(), &any).unwrap();
         assert_eq!((config.memory_mib, config.vcpus), (512, 1));
         assert_eq!(config.initramfs, None);
         assert!(matches!(config.boot, BootMethod::Elf));
@@ -350,10 +356,8 @@ mod tests {
             ),
         ];
         for (request, name) in requests {
-            assert_eq!(
-                field(&config(&request, &Settings::default()).unwrap_err()),
-                name
-            );
+            let config = config(&request, &Settings::default(), &GrantedFiles::any());
+            assert_eq!(field(&config.unwrap_err()), name);
         }
     }
 

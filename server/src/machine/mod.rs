@@ -87,7 +87,7 @@ struct Described {
 impl Described {
     fn new(config: &VmConfig, kernel_version: String) -> Self {
         Self {
-            kernel: config.kernel.clone(),
+            kernel: config.kernel.name().to_owned(),
             kernel_version,
             vcpus: config.vcpus,
             memory_mib: config.memory_mib,

@@ -1,11 +1,10 @@
 //! The file with a kernel's symbols that a request may name.
 
-use std::path::Path;
-
 use guest_kernel::symbols::GivenSymbols;
 use tonic::{Code, Status};
 use vmm::FileError;
 
+use crate::files::GrantedFiles;
 use crate::limits::Limits;
 use crate::status;
 
@@ -15,13 +14,18 @@ const FIELD: &str = "symbols";
 /// Reads it; none where no path is given. Blocks.
 ///
 /// # Errors
-/// The file can't be read, or has no symbols.
-pub(super) fn read(path: &str, limits: &Limits) -> Result<Option<GivenSymbols>, Status> {
+/// The file may not be named, can't be read, or has no symbols.
+pub(super) fn read(
+    path: &str,
+    granted: &GrantedFiles,
+    limits: &Limits,
+) -> Result<Option<GivenSymbols>, Status> {
     if path.is_empty() {
         return Ok(None);
     }
     let most = limits.file_mib.saturating_mul(1 << 20);
-    let file = vmm::read_file(Path::new(path), most).map_err(|error| {
+    let file = granted.file(FIELD, path)?;
+    let file = vmm::read_file(&file, most).map_err(|error| {
         let (code, advice) = match error {
             FileError::TooLarge { .. } => (
                 Code::ResourceExhausted,

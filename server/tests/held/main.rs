@@ -33,7 +33,7 @@ async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client
 /// The same on a server with these settings.
 async fn with_vm_and<F: Future<Output = ()>>(
     cmdline: &str,
-    settings: Settings,
+    mut settings: Settings,
     test: impl FnOnce(Client) -> F,
 ) {
     if !std::path::Path::new("/dev/kvm").exists() {
@@ -43,6 +43,7 @@ async fn with_vm_and<F: Future<Output = ()>>(
     let kernel = tiny::Kernel::write();
     let listen = ListenAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
     let program = VmProgram::Process(env!("CARGO_BIN_EXE_vmprobed").into());
+    settings.files.read = vec![kernel.path().parent().unwrap().to_owned()];
     let options = ServeOptions::new(listen, settings, program);
     let server = Server::bind(options).await.unwrap();
     let endpoint = server.endpoints()[0].clone();

@@ -40,7 +40,9 @@ pub async fn with_server<R, E: From<InProcessError>>(
     let publishers = Publishers::default();
     let listen = ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let program = VmProgram::Here(publishers.clone());
-    let options = ServeOptions::new(listen, Settings::default(), program);
+    let mut settings = Settings::default();
+    settings.files.read = vec!["/".into()];
+    let options = ServeOptions::new(listen, settings, program);
     let server = Server::bind(options).await.map_err(InProcessError::from)?;
     let endpoint = server.endpoints()[0].clone();
     let (end, ended) = oneshot::channel::<()>();

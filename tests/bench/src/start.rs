@@ -155,6 +155,8 @@ async fn start(program: &Path, kernel: &Path, cache: &Path) -> Result<Start, Sta
             "127.0.0.1:0",
             "--plain-text",
             "--exit-with-stdin",
+            "--files",
+            "/",
             "--kernel-cache",
         ])
         .arg(cache)

@@ -13,6 +13,7 @@ mod held_thread;
 mod linux;
 mod parts;
 mod process;
+mod remote;
 mod runner;
 mod server;
 mod service;

@@ -61,7 +61,7 @@ pub fn guest(vcpus: u32, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
     ));
     std::fs::write(&file, elf(&a.assemble(TEXT).unwrap())).unwrap();
     let config = VmConfig {
-        kernel: file.clone(),
+        kernel: file.as_path().into(),
         initramfs: None,
         cmdline: String::new(),
         huge_pages: false,

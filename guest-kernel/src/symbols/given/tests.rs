@@ -130,7 +130,7 @@ fn files_that_are_no_symbols_are_told_apart() {
     ] {
         let error = parse(file.as_bytes());
         assert!(
-            matches!(error, GivenError::Line { line, .. } if line == number),
+            matches!(error, GivenError::Line { line } if line == number),
             "{error}"
         );
     }

@@ -8,7 +8,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
-    Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
+    Folders, Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
 };
 
 const EXIT_CODES: &str = "\
@@ -41,7 +41,7 @@ pub enum Command {
     },
     /// Run one VM for the server that is at the other end of standard input
     #[command(hide = true)]
-    Vm(vm_process::Arguments),
+    Vm(Box<vm_process::Arguments>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -95,6 +95,27 @@ pub struct Serve {
     /// time later; what a skipped function would have locked, counted or freed isn't
     #[arg(long, env = "VMPROBED_ALLOW_CHANGES")]
     pub allow_changes: bool,
+    /// A folder below which clients may name files: kernels, initramfs, symbols, disks and shares that guests only read
+    /// (repeatable). Without it and --writable-files, clients of this server's own user and root's may name any file,
+    /// and others none
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "VMPROBED_FILES",
+        value_delimiter = ':'
+    )]
+    pub files: Vec<PathBuf>,
+    /// A folder below which clients may also name what guests change: disks, shares, and sockets (repeatable)
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "VMPROBED_WRITABLE_FILES",
+        value_delimiter = ':'
+    )]
+    pub writable_files: Vec<PathBuf>,
+    /// Where images are kept that clients hand over; without it they can hand none over. One server at a time can have it
+    #[arg(long, value_name = "FOLDER", env = "VMPROBED_IMAGES")]
+    pub images: Option<PathBuf>,
     /// Let the threads of VMs make any system call. A guest that breaks out of its VM can do more then: only for
     /// finding out what a filter forbids
     #[arg(long, env = "VMPROBED_NO_SECCOMP")]
@@ -148,6 +169,30 @@ pub struct Most {
     #[arg(long, value_name = "N", env = "VMPROBED_MAX_STREAMS",
         default_value_t = Limits::default().streams)]
     pub max_streams: usize,
+    /// One image that a client hands over
+    #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_IMAGE",
+        default_value_t = Limits::default().image_mib)]
+    pub max_image: u64,
+    /// All images, with uploads under way and private copies of disks
+    #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_IMAGES",
+        default_value_t = Limits::default().images_mib)]
+    pub max_images: u64,
+    /// One client's images, with its uploads and copies
+    #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_CLIENT_IMAGES",
+        default_value_t = Limits::default().client_images_mib)]
+    pub max_client_images: u64,
+    /// Images of all clients
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_IMAGE_COUNT",
+        default_value_t = Limits::default().image_count)]
+    pub max_image_count: usize,
+    /// Uploads of images at the same time
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_UPLOADS",
+        default_value_t = Limits::default().uploads)]
+    pub max_uploads: usize,
+    /// An upload of which nothing comes for so long ends
+    #[arg(long, value_name = "SECONDS", env = "VMPROBED_UPLOAD_TIMEOUT",
+        default_value_t = Limits::default().upload_seconds)]
+    pub upload_timeout: u64,
 }
 
 impl Serve {
@@ -179,9 +224,20 @@ impl Serve {
                     probes: self.most.max_probes,
                     calls: self.most.max_calls,
                     streams: self.most.max_streams,
+                    image_mib: self.most.max_image,
+                    images_mib: self.most.max_images,
+                    client_images_mib: self.most.max_client_images,
+                    image_count: self.most.max_image_count,
+                    uploads: self.most.max_uploads,
+                    upload_seconds: self.most.upload_timeout,
                 },
                 changes: self.allow_changes,
                 seccomp: !self.no_seccomp,
+                files: Folders {
+                    read: self.files.clone(),
+                    write: self.writable_files.clone(),
+                },
+                images: self.images.clone(),
                 kernel_cache: match (self.no_kernel_cache, &self.kernel_cache) {
                     (true, _) => None,
                     (false, Some(folder)) => Some(folder.clone()),

@@ -182,11 +182,20 @@ impl Guest {
             ..request
         };
         let (_, probes) = client.create_vm(request).await?;
+        let guest = Self::made(server, client).await?;
+        Ok(Self { probes, ..guest })
+    }
+
+    /// One that has been made on a server, by this client.
+    ///
+    /// # Errors
+    /// If it has no console.
+    pub async fn made(server: Server, client: Client) -> Result<Self, Failure> {
         let console = Console::attach(&client, VM).await?;
         Ok(Self {
             client,
             console,
-            probes,
+            probes: Vec::new(),
             server,
             keeps: None,
             is_changed: AtomicBool::new(false),

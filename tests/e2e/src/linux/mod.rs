@@ -24,6 +24,7 @@ mod functions;
 mod given;
 pub mod guest;
 mod guest_tools;
+mod images;
 mod instructions;
 mod interleaved;
 mod judge;
@@ -83,6 +84,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         placed::TESTS,
         ci::TESTS,
         ci_net::TESTS,
+        images::TESTS,
         vcpus::TESTS,
         endings::TESTS,
         pause::TESTS,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use vmprobe_client::v1::{Devices, Share, ShareMode};
 
-use super::guest::{Config, Guest, files};
+use super::guest::{Config, Guest, VM, files};
 use super::jumps;
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
@@ -16,7 +16,7 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
 pub const TESTS: &[Test] = &[
     Test {
         name: "folders_of_the_host_s_are_mounted_by_6_12_while_probes_are_jumps",
-        ids: &["VM09", "JP01"],
+        ids: &["VM09", "JP01", "SV11"],
         needs: Needs::Linux,
         run: |cx| shares(cx, files::BZIMAGE_6_12),
     },
@@ -103,7 +103,15 @@ fn shares(cx: &Context, kernel: &'static str) -> TestResult {
         ..Config::new("workload=echo")
     };
     cx.block_on(async {
-        let mut guest = Guest::boot(cx, &config).await?;
+        let mut guest = Guest::hold_on(cx, &config, |command| {
+            // With folders that the owner names they are found in another way.
+            if kernel == files::BZIMAGE_6_12 {
+                command.args(["--files", "/", "--writable-files"]);
+                command.arg(base.path());
+            }
+        })
+        .await?;
+        guest.client.start_vm(VM).await?;
         guest.console.report("ready").await?;
         guest.work("drivers").await?;
         let names = ["rename", "remove"];

@@ -1,7 +1,9 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
 mod devices;
+mod files;
 mod fleets;
+mod images;
 mod limits;
 mod no_kvm;
 mod processes;
@@ -62,6 +64,13 @@ pub const TESTS: &[Test] = &[
     processes::UNPRIVILEGED,
     security::ROLES,
     security::REFUSED,
+    files::FOLDERS,
+    files::NONE,
+    files::SWAPPED,
+    images::UPLOADS,
+    images::CRASH,
+    images::CLIENTS,
+    images::GUEST,
 ];
 
 fn health_and_reflection(cx: &Context) -> TestResult {
@@ -84,7 +93,7 @@ fn health_and_reflection(cx: &Context) -> TestResult {
             services_v1(channel.clone()).await?,
             services_v1alpha(channel).await?,
         ] {
-            for name in ["Vm", "Console", "Host", "Probe", "Event", "Symbol"] {
+            for name in ["Vm", "Console", "Host", "Image", "Probe", "Event", "Symbol"] {
                 let name = format!("vmprobe.v1.{name}Service");
                 check!(names.contains(&name), "{name} is not in {names:?}");
             }

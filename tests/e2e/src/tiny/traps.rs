@@ -85,7 +85,7 @@ fn shapes(_: &Context) -> TestResult {
     let path = std::env::temp_dir().join("tiny-kernel");
     std::fs::write(&path, &kernel).map_err(Failure::io("write the tiny kernel"))?;
     let config = VmConfig {
-        kernel: path,
+        kernel: path.into(),
         initramfs: None,
         cmdline: String::new(),
         huge_pages: false,

@@ -49,7 +49,7 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
         0 => Box::new(Entropy),
         1 => Box::new(
             Block::open(&Disk {
-                path: path.join("disk"),
+                path: path.join("disk").into(),
                 format: None,
                 read_only: false,
                 limit: RateLimit::default(),
@@ -59,14 +59,14 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
         2 => Box::new(
             FileSystemDevice::open(&Share {
                 tag: "t".to_owned(),
-                path: path.join("shared"),
+                path: path.join("shared").into(),
                 mode: ShareMode::ReadWrite,
             })
             .expect("a share"),
         ),
         3 => Box::new(
             VsockDevice::open(&Vsock {
-                path: path.join("socket"),
+                path: path.join("socket").into(),
                 cid: 3,
             })
             .expect("sockets"),

@@ -61,7 +61,7 @@ impl<'a> KernelCache<'a> {
 
     fn find(&self, path: &Path, len: usize) -> Option<Vec<u8>> {
         self.check().ok()?;
-        let kept = file::read(path, MAX_IMAGE_SIZE as u64).ok()?;
+        let kept = file::read(&path.into(), MAX_IMAGE_SIZE as u64).ok()?;
         if kept.len() != len {
             return None;
         }

@@ -58,13 +58,10 @@ impl fmt::Display for Compression {
 pub enum PayloadError {
     /// The first bytes are no compression that Linux uses.
     #[error(
-        "the kernel payload has an unknown compression (it starts with the bytes {magic}); \
-         give the vmlinux inside instead of the bzImage"
+        "the kernel payload has an unknown compression; give the vmlinux inside instead of the \
+         bzImage"
     )]
-    UnknownCompression {
-        /// The first bytes, in hex.
-        magic: String,
-    },
+    UnknownCompression,
     /// A compression that Linux can use and vmprobe can't.
     #[error(
         "the kernel payload is packed with {name}, which vmprobe can't unpack; rebuild the kernel \
@@ -210,9 +207,7 @@ fn detect(payload: &[u8]) -> Result<Compression, PayloadError> {
         [b'B', b'Z', b'h', ..] => unsupported("bzip2"),
         [0x5d, 0, 0, ..] => unsupported("lzma"),
         [0x89, b'L', b'Z', b'O', ..] => unsupported("LZO"),
-        [a, b, c, d, ..] => Err(PayloadError::UnknownCompression {
-            magic: format!("{a:02x} {b:02x} {c:02x} {d:02x}"),
-        }),
+        [_, _, _, _, ..] => Err(PayloadError::UnknownCompression),
         _ => Err(PayloadError::TooShort { len: payload.len() }),
     }
 }

@@ -73,10 +73,10 @@ impl Block {
             image,
             ring,
             read_only: disk.read_only,
-            name: name(&disk.path),
+            name: name(disk.path.name()),
             limiter: Limiter::new(disk.limit, Instant::now()),
             alarm: Alarm::new().map_err(|cause| DiskError::Open {
-                path: disk.path.clone(),
+                path: disk.path.name().to_owned(),
                 cause,
             })?,
             piece: vec![0; PIECE],

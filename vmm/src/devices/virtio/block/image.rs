@@ -17,7 +17,7 @@ use imago::{
 use thiserror::Error;
 
 use super::SECTOR;
-use crate::devices::virtio::rate::RateLimit;
+use crate::{devices::virtio::rate::RateLimit, host_path::HostPath};
 
 /// What a qcow2 image begins with (QEMU's `docs/interop/qcow2.txt`).
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -26,7 +26,7 @@ const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// An image file, or a block device.
-    pub path: PathBuf,
+    pub path: HostPath,
     /// How the disk's bytes are in it. None: as they are. A file that looks like qcow2 is refused then,
     /// as a guest may have written that: taken for qcow2 it could name other files of the host.
     pub format: Option<DiskFormat>,
@@ -122,7 +122,7 @@ pub(super) struct OpenDisk {
 impl Disk {
     /// Opens the disk, and locks it against guests that write to it too.
     pub(super) fn open(&self) -> Result<OpenDisk, DiskError> {
-        let path = || self.path.clone();
+        let path = || self.path.name().to_owned();
         let file = self.open_file()?;
         let format = match self.format {
             Some(format) => format,
@@ -161,7 +161,7 @@ impl Disk {
     }
 
     fn open_file(&self) -> Result<File, DiskError> {
-        let path = || self.path.clone();
+        let path = || self.path.name().to_owned();
         let failed = |cause| DiskError::Open {
             path: path(),
             cause,
@@ -171,7 +171,7 @@ impl Disk {
             .read(true)
             .write(!self.read_only)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-            .open(&self.path);
+            .open(self.path.path());
         let file = opened.map_err(|cause| match cause.kind() {
             io::ErrorKind::IsADirectory => DiskError::NoFile { path: path() },
             _ => failed(cause),
@@ -234,7 +234,7 @@ mod tests {
 
     fn disk(path: &Path, format: Option<DiskFormat>) -> Disk {
         Disk {
-            path: path.to_owned(),
+            path: path.into(),
             format,
             read_only: false,
             limit: RateLimit::default(),

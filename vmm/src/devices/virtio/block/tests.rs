@@ -59,7 +59,7 @@ fn rig_of(
     way: Way,
 ) -> Rig {
     let disk = Disk {
-        path: file.path().to_owned(),
+        path: file.path().into(),
         format,
         read_only,
         limit,

@@ -25,7 +25,7 @@ impl Served {
     pub(super) fn open(share: &Share) -> Result<Self, ShareError> {
         share.check()?;
         let files = files(share).map_err(|cause| ShareError::Folder {
-            path: share.path.clone(),
+            path: share.path.name().to_owned(),
             cause,
         })?;
         Ok(Self(Server::new(View {
@@ -43,7 +43,8 @@ impl Served {
 }
 
 fn files(share: &Share) -> io::Result<PassthroughFs> {
-    let path = share.path.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
+    let path = share.path.path().to_str();
+    let path = path.ok_or(io::ErrorKind::InvalidFilename)?;
     let files = PassthroughFs::new(Config {
         root_dir: path.to_owned(),
         attr_timeout: VALID,

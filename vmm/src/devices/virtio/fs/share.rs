@@ -4,6 +4,8 @@ use std::{fs, io, path::PathBuf};
 
 use thiserror::Error;
 
+use crate::host_path::HostPath;
+
 /// Bytes of a tag, by which a guest mounts a share (5.11.4).
 pub(super) const TAG_LEN: usize = 36;
 
@@ -13,7 +15,7 @@ pub struct Share {
     /// The name by which the guest mounts it: 1 to 36 bytes.
     pub tag: String,
     /// The folder.
-    pub path: PathBuf,
+    pub path: HostPath,
     /// What becomes of the guest's changes.
     pub mode: ShareMode,
 }
@@ -65,10 +67,10 @@ impl Share {
             return Err(tag_is("it has a byte that is 0"));
         }
         let failed = |cause| ShareError::Folder {
-            path: self.path.clone(),
+            path: self.path.name().to_owned(),
             cause,
         };
         // Reading it tells as well whether this process may.
-        fs::read_dir(&self.path).map(drop).map_err(failed)
+        fs::read_dir(self.path.path()).map(drop).map_err(failed)
     }
 }

@@ -128,7 +128,7 @@ fn io_request(handle: u64, len: u32) -> Vec<u8> {
 fn share(path: &Path, mode: ShareMode) -> Share {
     Share {
         tag: "root".to_owned(),
-        path: path.to_owned(),
+        path: path.into(),
         mode,
     }
 }

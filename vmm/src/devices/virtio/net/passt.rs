@@ -8,7 +8,6 @@ use std::{
         fd::{OwnedFd, RawFd},
         unix::net::UnixStream,
     },
-    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -25,6 +24,7 @@ use super::{
     stream::FrameStream,
     wanted::NetError,
 };
+use crate::host_path::HostPath;
 
 /// The program, which is looked up in the PATH, and its arguments: it gets a socket as its standard input. Any other
 /// descriptor would have to be kept open for it in a process with several threads.
@@ -37,13 +37,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// Nobody listens there.
-pub(super) fn connect(path: &Path) -> Result<UnixStream, NetError> {
-    let connected = UnixStream::connect(path).and_then(|socket| {
+pub(super) fn connect(path: &HostPath) -> Result<UnixStream, NetError> {
+    let connected = UnixStream::connect(path.path()).and_then(|socket| {
         socket.set_nonblocking(true)?;
         Ok(socket)
     });
     connected.map_err(|cause| NetError::ConnectPasst {
-        path: path.to_owned(),
+        path: path.name().to_owned(),
         cause,
     })
 }
@@ -142,7 +142,7 @@ mod tests {
         assert!(matches!(missing, Some(NetError::NoPasst)), "{missing:?}");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let refused = connect(&path).unwrap_err();
+        let refused = connect(&path.as_path().into()).unwrap_err();
         let is_named = refused.to_string().contains(&path.display().to_string());
         assert!(
             is_named && matches!(refused, NetError::ConnectPasst { .. }),

@@ -10,7 +10,7 @@ use std::{
 use rustix::rand::{GetRandomFlags, getrandom};
 use thiserror::Error;
 
-use crate::devices::virtio::rate::RateLimit;
+use crate::{devices::virtio::rate::RateLimit, host_path::HostPath};
 
 /// A network device for a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum NetBackend {
     Tap(String),
     /// Passt, which lets the guest use the host's network as a process of the host does: the one that listens on this
     /// Unix socket, or one that is started for the guest and ends with it.
-    Passt(Option<PathBuf>),
+    Passt(Option<HostPath>),
 }
 
 /// The address of a network device (IEEE 802, 8): it is written as `02:00:00:12:34:56`.

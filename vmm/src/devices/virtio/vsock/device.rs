@@ -50,7 +50,7 @@ impl VsockDevice {
         let socket = HostSocket::new(&wanted.path)?;
         let multiplexer = Multiplexer::new(wanted.cid, socket, limit);
         let multiplexer = multiplexer.map_err(|cause| VsockError::Make {
-            path: wanted.path.clone(),
+            path: wanted.path.name().to_owned(),
             cause,
         })?;
         Ok(Self {

@@ -14,12 +14,14 @@ use std::{
 };
 
 use rustix::{
+    fs::{Mode, OFlags, openat},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 use thiserror::Error;
 
 use super::GUEST_CIDS;
+use crate::host_path::HostPath;
 
 /// Connections that may wait to be accepted. The system takes less where its `net.core.somaxconn` is lower.
 const BACKLOG: i32 = 4096;
@@ -31,7 +33,7 @@ const MODE: u32 = 0o600;
 pub struct Vsock {
     /// Where processes of the host connect to the guest. The Unix socket is made, and removed when the VM
     /// ends. The sockets that the guest connects to are `PATH_PORT`.
-    pub path: PathBuf,
+    pub path: HostPath,
     /// The guest's address: at least 3, and less than 2^32 - 1.
     pub cid: u32,
 }
@@ -92,7 +94,7 @@ impl VsockError {
 
 /// The socket that the host connects to, and the way to those that the guest connects to.
 pub(super) struct HostSocket {
-    path: PathBuf,
+    path: HostPath,
     listener: UnixListener,
     /// Device and number of the socket's file.
     file: (u64, u64),
@@ -100,20 +102,21 @@ pub(super) struct HostSocket {
 
 impl HostSocket {
     /// Makes the socket at `path`. One that nobody listens on any more is replaced.
-    pub(super) fn new(path: &Path) -> Result<Self, VsockError> {
+    pub(super) fn new(wanted: &HostPath) -> Result<Self, VsockError> {
         let failed = |cause| VsockError::Make {
-            path: path.to_owned(),
+            path: wanted.name().to_owned(),
             cause,
         };
+        let path = wanted.path();
         // The longest of the paths that a port can lead to.
         if SocketAddrUnix::new(port_path(path, u32::MAX)).is_err() {
             return Err(VsockError::PathTooLong {
-                path: path.to_owned(),
+                path: wanted.name().to_owned(),
             });
         }
         let listener = match listen(path) {
             Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => {
-                remove_unused(path)?;
+                remove_unused(wanted)?;
                 listen(path)
             }
             other => other,
@@ -121,7 +124,7 @@ impl HostSocket {
         let listener = listener.map_err(failed)?;
         let metadata = fs::symlink_metadata(path).map_err(failed)?;
         Ok(Self {
-            path: path.to_owned(),
+            path: wanted.clone(),
             listener,
             file: (metadata.dev(), metadata.ino()),
         })
@@ -142,17 +145,26 @@ impl HostSocket {
     /// Connects to who listens for the guest at `port`. It doesn't block: if too many wait to be accepted
     /// there, it fails.
     pub(super) fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        connect(&port_path(&self.path, port))
+        let path = port_path(self.path.path(), port);
+        let Some(folder) = self.path.folder() else {
+            return connect(&path);
+        };
+        // A guest may share the folder, and make a link to a socket elsewhere.
+        let name = path.file_name().unwrap_or_default();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = openat(folder, name, flags, Mode::empty())?;
+        connect(HostPath::of_file(&path, socket).path())
     }
 }
 
 impl Drop for HostSocket {
     fn drop(&mut self) {
         // Somebody may have put another one there.
-        let is_ours = fs::symlink_metadata(&self.path)
+        let path = self.path.path();
+        let is_ours = fs::symlink_metadata(path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
-        if is_ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!("the socket {} stays: {error}", self.path.display());
+        if is_ours && let Err(error) = fs::remove_file(path) {
+            tracing::warn!("the socket {} stays: {error}", self.path);
         }
     }
 }
@@ -190,8 +202,9 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// Removes a socket that nobody listens on.
-fn remove_unused(path: &Path) -> Result<(), VsockError> {
-    let owned = || path.to_owned();
+fn remove_unused(wanted: &HostPath) -> Result<(), VsockError> {
+    let path = wanted.path();
+    let owned = || wanted.name().to_owned();
     let failed = |cause| VsockError::Make {
         path: owned(),
         cause,
@@ -223,7 +236,7 @@ mod tests {
     fn the_socket_is_its_owners_and_goes_away_with_the_device() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vsock");
-        let socket = HostSocket::new(&path).unwrap();
+        let socket = HostSocket::new(&path.as_path().into()).unwrap();
         let mode = fs::metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, MODE);
         UnixStream::connect(&path).unwrap();
@@ -236,14 +249,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vsock");
         drop(UnixListener::bind(&path).unwrap());
-        let first = HostSocket::new(&path).unwrap();
-        let refused = HostSocket::new(&path).err();
+        let first = HostSocket::new(&path.as_path().into()).unwrap();
+        let refused = HostSocket::new(&path.as_path().into()).err();
         assert!(
             matches!(refused, Some(VsockError::InUse { .. })),
             "{refused:?}"
         );
         fs::remove_file(&path).unwrap();
-        let second = HostSocket::new(&path).unwrap();
+        let second = HostSocket::new(&path.as_path().into()).unwrap();
         drop(first);
         UnixStream::connect(&path).unwrap();
         drop(second);
@@ -257,7 +270,7 @@ mod tests {
         let link = folder.path().join("link");
         symlink(&file, &link).unwrap();
         for path in [file.as_path(), &link, folder.path()] {
-            let refused = HostSocket::new(path).err().unwrap();
+            let refused = HostSocket::new(&path.into()).err().unwrap();
             let is_named = refused.to_string().contains(&path.display().to_string());
             assert!(
                 is_named && matches!(refused, VsockError::Occupied { .. }),
@@ -268,15 +281,38 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_gets_to_sockets_of_a_folder_that_is_held_and_by_no_link_to_others() {
+        let outside = tempfile::tempdir().unwrap();
+        let elsewhere = outside.path().join("service");
+        let _others = UnixListener::bind(&elsewhere).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let _service = UnixListener::bind(folder.path().join("vsock_1")).unwrap();
+        symlink(&elsewhere, folder.path().join("vsock_2")).unwrap();
+        let held = fs::File::open(folder.path()).unwrap();
+        let wanted = HostPath::within("shown", held.into(), "vsock".as_ref());
+        let socket = HostSocket::new(&wanted).unwrap();
+        UnixStream::connect(folder.path().join("vsock")).unwrap();
+        assert!(socket.connect(1).is_ok());
+        let refused = socket.connect(2).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            socket.connect(3).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+        drop(socket);
+        assert!(!folder.path().join("vsock").exists());
+    }
+
+    #[test]
     fn a_path_without_room_for_a_port_or_without_a_folder_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let long = folder.path().join("x".repeat(100));
-        let refused = HostSocket::new(&long).err();
+        let refused = HostSocket::new(&long.into()).err();
         assert!(
             matches!(refused, Some(VsockError::PathTooLong { .. })),
             "{refused:?}"
         );
-        let refused = HostSocket::new(&folder.path().join("no/vsock")).err();
+        let refused = HostSocket::new(&folder.path().join("no/vsock").into()).err();
         assert!(
             matches!(refused, Some(VsockError::Make { .. })),
             "{refused:?}"

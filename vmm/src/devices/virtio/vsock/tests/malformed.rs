@@ -166,7 +166,7 @@ proptest! {
             listener.set_nonblocking(true).unwrap();
             listener
         });
-        let socket = HostSocket::new(&path).unwrap();
+        let socket = HostSocket::new(&path.as_path().into()).unwrap();
         let mut multiplexer = Multiplexer::new(GUEST_CID as u32, socket, LIMIT).unwrap();
         let bytes = vec![0xaa; BUFFER];
         let mut room = vec![0; BUFFER];

@@ -56,7 +56,7 @@ impl Guest {
     fn idle(limit: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let wanted = Vsock {
-            path: folder.path().join("vsock"),
+            path: folder.path().join("vsock").into(),
             cid: GUEST_CID as u32,
         };
         let device = VsockDevice::with_limit(&wanted, limit).unwrap();

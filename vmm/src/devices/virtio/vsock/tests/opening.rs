@@ -106,7 +106,7 @@ fn a_driver_finds_its_cid_in_the_configuration() {
 fn a_cid_that_is_reserved_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for cid in [0, 1, 2, u32::MAX] {
-        let path = folder.path().join("vsock");
+        let path = folder.path().join("vsock").into();
         let refused = VsockDevice::open(&Vsock { path, cid }).err().unwrap();
         assert!(refused.to_string().contains(&cid.to_string()), "{refused}");
         assert_eq!(refused.field(), "devices.vsock.cid");
