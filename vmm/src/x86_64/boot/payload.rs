@@ -404,7 +404,7 @@ mod tests {
             (b"BZh91AY&SY", "bzip2"),
             (&[0x5d, 0, 0, 0x80, 0, 0xff], "lzma"),
             (&[0x89, b'L', b'Z', b'O', 0, 13], "LZO"),
-            (&[0xde, 0xad, 0xbe, 0xef, 1], "de ad be ef"),
+            (&[0xde, 0xad, 0xbe, 0xef, 1], "unknown compression;"),
             (&[0xde], "only 1 bytes"),
         ];
         for (payload, expected) in cases {

@@ -86,13 +86,10 @@ fn setup_sects_of_zero_means_four() {
 }
 
 #[test]
-fn a_file_that_is_no_kernel_is_described() {
+fn a_file_that_is_no_kernel_is_refused_without_a_word_of_its_content() {
     for (file, expected) in [
-        (b"".to_vec(), "length 0 bytes, starting with nothing"),
-        (
-            b"#!/bin/sh\n".to_vec(),
-            "starting with 23 21 2f 62 69 6e 2f 73",
-        ),
+        (b"".to_vec(), "length 0 bytes"),
+        (b"root:secret\n".to_vec(), "length 12 bytes"),
         (vec![0; 100_000], "neither a bzImage nor a vmlinux ELF"),
         (b"\x7fELF".to_vec(), "truncated: its ELF header"),
         (
@@ -102,6 +99,9 @@ fn a_file_that_is_no_kernel_is_described() {
     ] {
         let message = error(file).to_string();
         assert!(message.contains(expected), "{message}");
+        for told in ["root", "secret", "72 6f", "726f"] {
+            assert!(!message.contains(told), "{message}");
+        }
     }
 }
 
@@ -150,7 +150,7 @@ fn kernels_for_other_machines_are_named() {
         (elf_for(1, 1, 3), "32-bit x86"),
         (elf_for(2, 1, 183), "64-bit ARM"),
         (elf_for(2, 2, 22), "s390"),
-        (elf_for(2, 1, 9999), "ELF machine 9999"),
+        (elf_for(2, 1, 9999), "another machine"),
         (elf_for(1, 1, 62), "odd ELF class"),
         (arm64_image, "64-bit ARM"),
         (
