@@ -6,8 +6,9 @@ use std::{env, error, fs};
 
 use prost::Message;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "vmprobe/v1/common.proto",
+    "vmprobe/v1/stats.proto",
     "vmprobe/v1/vm.proto",
     "vmprobe/v1/console.proto",
     "vmprobe/v1/host.proto",

@@ -37,9 +37,10 @@ pub(super) enum Need {
 const PACKAGE: &str = "/vmprobe.v1.";
 const HEALTH: &str = "/grpc.health.v1.Health/";
 const REFLECTION: &str = "/grpc.reflection.";
-const OBSERVE: [&str; 13] = [
+const OBSERVE: [&str; 14] = [
     "HostService/GetHost",
     "VmService/GetVm",
+    "VmService/GetVmStats",
     "VmService/ListVms",
     "VmService/WaitVm",
     "ProbeService/ListProbes",

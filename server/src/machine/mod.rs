@@ -15,9 +15,11 @@ mod optimizer_thread;
 mod patterns;
 mod permission;
 mod probes;
+mod rates;
 mod read_rings;
 mod reader_thread;
 mod same_event;
+mod stats;
 mod symbol_file;
 mod symbols;
 mod types;
@@ -47,6 +49,7 @@ pub use probes::Changed;
 
 use optimizer_thread::OptimizerThread;
 use reader_thread::ReaderThread;
+use stats::Watched;
 
 /// A VM and what is known of it.
 pub struct Machine {
@@ -68,6 +71,7 @@ pub struct Machine {
     /// Whether clients may change the guest.
     allow_changes: bool,
     confinement: Confinement,
+    watched: Watched,
 }
 
 /// What a description of the VM repeats of its making.
@@ -132,6 +136,7 @@ impl Machine {
     /// Lets the guest run its first instruction. Blocks.
     pub fn start(&self) -> Result<(), Status> {
         let handler: Arc<dyn TrapHandler> = Arc::clone(&self.engine) as _;
+        self.watched.start();
         self.vm.start(&handler).map_err(|error| match error {
             StartError::State(error) => self.state_error(&error),
             StartError::Thread { .. } => Status::resource_exhausted(error.to_string()),
