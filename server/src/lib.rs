@@ -30,8 +30,8 @@ pub mod testing {
 }
 
 pub use front::{
-    BindError, ListenAddress, NoAddress, ServeError, ServeOptions, Server, TlsError, TlsFiles,
-    VmProgram,
+    BindError, ListenAddress, METRICS_PROBES, NoAddress, ServeError, ServeOptions, Server,
+    TlsError, TlsFiles, VmProgram,
 };
 pub use limits::Limits;
 pub use settings::Settings;

@@ -69,6 +69,8 @@ pub struct VmProcess {
     /// What was last known of the VM.
     known: Mutex<v1::Vm>,
     ended: watch::Receiver<Option<Ended>>,
+    /// Its number, if it isn't this process.
+    pid: Option<u32>,
     /// Dropped with this.
     _in_use: oneshot::Sender<()>,
 }
@@ -90,7 +92,7 @@ impl VmProcess {
         ours.set_nonblocking(true).map_err(failed)?;
         let arguments = Arguments::of(&request, settings);
         let (in_use, dropped) = oneshot::channel();
-        let ended = match program {
+        let (pid, ended) = match program {
             VmProgram::Process(path) => {
                 let child = Command::new(path)
                     // What lists of processes show.
@@ -103,7 +105,7 @@ impl VmProcess {
                     .process_group(0)
                     .spawn()
                     .map_err(failed)?;
-                watch_child(child, dropped)
+                (child.id(), watch_child(child, dropped))
             }
             #[cfg(feature = "testing")]
             VmProgram::Here(publishers) => {
@@ -116,7 +118,7 @@ impl VmProcess {
                     end.send_replace(Some(Ended(None)));
                 });
                 drop(dropped);
-                ended
+                (None, ended)
             }
         };
         let stream = UnixStream::from_std(ours).map_err(failed)?;
@@ -128,6 +130,7 @@ impl VmProcess {
                 .map_err(|error| Status::from_error(error.into()))?,
             known: Mutex::default(),
             ended,
+            pid,
             _in_use: in_use,
         };
         let created = process.client().create_vm(request).await;
@@ -179,6 +182,32 @@ impl VmProcess {
                 known.clone()
             }
         }
+    }
+
+    /// What the VM comes to; none if the process has ended, or doesn't tell it within this time.
+    pub async fn stats(
+        &self,
+        request: v1::GetVmStatsRequest,
+        within: Duration,
+    ) -> Option<v1::GetVmStatsResponse> {
+        let mut client = self.client();
+        let asked = timeout(within, client.get_vm_stats(request)).await;
+        let stats = asked.ok()?.ok()?.into_inner();
+        if let Some(vm) = &stats.vm {
+            self.known.lock().clone_from(vm);
+        }
+        Some(stats)
+    }
+
+    /// What was last known of the VM.
+    pub fn last_known(&self) -> v1::Vm {
+        self.known.lock().clone()
+    }
+
+    /// The number of the process as long as it is there, and isn't this one.
+    pub fn pid(&self) -> Option<u32> {
+        // The number may be another process' when this one has been waited for.
+        self.pid.filter(|_| self.ended.borrow().is_none())
     }
 
     /// Waits for the guest's end.

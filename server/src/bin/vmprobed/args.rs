@@ -8,12 +8,12 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
-    Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
+    Limits, ListenAddress, METRICS_PROBES, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
 };
 
 const EXIT_CODES: &str = "\
-Prints a line for each address, `listening on ADDRESS`, on standard output; logs go to standard
-error, filtered by VMPROBE_LOG (default: warn).
+Prints a line for each address, `listening on ADDRESS` or `metrics on ADDRESS`, on standard output;
+logs go to standard error, filtered by VMPROBE_LOG (default: warn).
 
 Exit codes:
   0  ended by SIGTERM or SIGINT, guests killed
@@ -87,6 +87,14 @@ pub struct Serve {
     /// all
     #[arg(long, conflicts_with = "tls_cert")]
     pub plain_text: bool,
+    /// Answer by HTTP at this address with metrics for Prometheus (`/metrics`) and a page that shows what VMs do (`/`),
+    /// for those who may look at VMs: unix:PATH, or IP:PORT, under the same conditions as `--listen` (repeatable)
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Vec<ListenAddress>,
+    /// Probes of each VM that metrics tell one by one: those that were registered first
+    #[arg(long, value_name = "N", env = "VMPROBED_METRICS_PROBES", default_value_t = METRICS_PROBES,
+        value_parser = clap::value_parser!(u32).range(..=10_000))]
+    pub metrics_probes: u32,
     /// End when standard input closes: with the process that started this one
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -170,6 +178,8 @@ impl Serve {
             clients: self.clients.clone(),
             audit_log: self.audit_log.clone(),
             plain_text: self.plain_text,
+            metrics: self.metrics.clone(),
+            metrics_probes: self.metrics_probes,
             settings: Settings {
                 limits: Limits {
                     vms: self.most.max_vms,

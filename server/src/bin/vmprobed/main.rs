@@ -113,6 +113,9 @@ fn announce(server: &Server) -> io::Result<()> {
     for endpoint in server.endpoints() {
         writeln!(stdout, "listening on {endpoint}")?;
     }
+    for endpoint in server.metrics_endpoints() {
+        writeln!(stdout, "metrics on {endpoint}")?;
+    }
     stdout.flush()
 }
 
