@@ -2,8 +2,13 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::print_stdout,
+    dead_code,
     reason = "a failed helper fails its test"
 )]
+
+#[path = "held/tiny.rs"]
+mod tiny;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
-use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -21,6 +26,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use vmprobe_client::Client;
+use vmprobe_client::v1::CreateVmRequest;
 use vmprobe_server::{
     BindError, ListenAddress, ServeError, ServeOptions, Server, Settings, TlsFiles, VmProgram,
 };
@@ -202,60 +208,113 @@ async fn metrics_are_told_on_a_unix_socket() {
     running.stop().await;
 }
 
-#[tokio::test]
-async fn by_tls_only_clients_of_the_list_are_told_anything() {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let list = format!("[[client]]\nname = 'a'\ntoken-sha256 = '{TEST}'\nrole = 'observe'\n");
-    let pem = cert.pem();
-    let running = Running::start(
-        |_| any_port(),
-        |folder, options| {
-            let write = |name: &str, text: &str| -> PathBuf {
-                fs::write(folder.join(name), text).unwrap();
-                folder.join(name)
-            };
-            options.tls = Some(TlsFiles {
-                certificate: write("server.pem", &pem),
-                key: write("server.key", &signing_key.serialize_pem()),
-                client_ca: None,
-            });
-            options.clients = Some(write("clients.toml", &list));
-            options.plain_text = false;
-        },
-    )
-    .await;
-    let mut roots = RootCertStore::empty();
-    let der = rustls::pki_types::CertificateDer::from_pem_slice(pem.as_bytes());
-    roots.add(der.unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = TlsConnector::from(Arc::new(config));
-    let asked = async |path: &str, token: &str| {
-        let stream = TcpStream::connect(running.address()).await.unwrap();
+/// A server whose metrics come by TLS, for clients with tokens.
+struct Secured {
+    running: Running,
+    connector: TlsConnector,
+}
+
+impl Secured {
+    async fn start(clients: &str) -> Self {
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let pem = cert.pem();
+        let running = Running::start(
+            |_| any_port(),
+            |folder, options| {
+                let write = |name: &str, text: &str| -> PathBuf {
+                    fs::write(folder.join(name), text).unwrap();
+                    folder.join(name)
+                };
+                options.tls = Some(TlsFiles {
+                    certificate: write("server.pem", &pem),
+                    key: write("server.key", &signing_key.serialize_pem()),
+                    client_ca: None,
+                });
+                options.clients = Some(write("clients.toml", clients));
+                options.plain_text = false;
+            },
+        )
+        .await;
+        let mut roots = RootCertStore::empty();
+        let der = CertificateDer::from_pem_slice(pem.as_bytes());
+        roots.add(der.unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = TlsConnector::from(Arc::new(config));
+        Self { running, connector }
+    }
+
+    async fn get(&self, path: &str, token: &str) -> Answer {
+        let stream = TcpStream::connect(self.running.address()).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
-        let stream = connector.connect(name, stream).await.unwrap();
+        let stream = self.connector.connect(name, stream).await.unwrap();
         let token = match token {
             "" => String::new(),
             token => format!("Authorization: Bearer {token}\r\n"),
         };
         let headers = format!("Host: localhost\r\n{token}");
         ask(stream, &format!("GET {path}"), &headers).await
-    };
+    }
+}
+
+fn with_token(vms: &str) -> String {
+    format!("[[client]]\nname = 'a'\ntoken-sha256 = '{TEST}'\nrole = 'observe'\nvms = {vms}\n")
+}
+
+#[tokio::test]
+async fn by_tls_only_clients_of_the_list_are_told_anything() {
+    let secured = Secured::start(&with_token("['*']")).await;
     for path in ["/", "/metrics", "/api/status"] {
         for token in ["", "other"] {
-            let refused = asked(path, token).await;
+            let refused = secured.get(path, token).await;
             assert_eq!(refused.code, 401, "{path}");
             assert_eq!(refused.header("www-authenticate"), "Bearer");
         }
-        assert_eq!(asked(path, "test").await.code, 200, "{path}");
+        assert_eq!(secured.get(path, "test").await.code, 200, "{path}");
     }
-    assert_eq!(asked("/healthz", "").await.code, 200);
-    running.stop().await;
+    assert_eq!(secured.get("/healthz", "").await.code, 200);
+    secured.running.stop().await;
+}
+
+#[tokio::test]
+async fn clients_are_told_of_their_vms_and_of_no_others() {
+    if !Path::new("/dev/kvm").exists() {
+        println!("skipped: there is no /dev/kvm");
+        return;
+    }
+    let secured = Secured::start(&with_token("['mine-*']")).await;
+    let kernel = tiny::Kernel::write();
+    let owner = Client::connect(&secured.running.socket).await.unwrap();
+    for name in ["mine-1", "theirs"] {
+        let request = CreateVmRequest {
+            name: name.into(),
+            kernel: kernel.path().display().to_string(),
+            memory_mib: 64,
+            hold: true,
+            ..CreateVmRequest::default()
+        };
+        owner.create_vm(request).await.unwrap();
+    }
+    let metrics = secured.get("/metrics", "test").await.body;
+    assert!(
+        metrics.contains("vmprobe_vm_up{vm=\"mine-1\"} 1"),
+        "{metrics}"
+    );
+    assert!(metrics.contains("vmprobe_vms 1.0\n"), "{metrics}");
+    let status = secured.get("/api/status?vm=theirs", "test").await.body;
+    for told in [&metrics, &status] {
+        assert!(!told.contains("theirs"), "{told}");
+    }
+    let status = secured.get("/api/status?vm=mine-1", "test").await.body;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["vm"]["name"], "mine-1");
+    assert_eq!(status["vms"][0]["state"], "created");
+    secured.running.stop().await;
 }
 
 #[tokio::test]

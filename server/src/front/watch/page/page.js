@@ -55,8 +55,8 @@ function duration(value) {
   return parts.slice(first, first + 2).map(([size, unit]) => {
     const number = Math.floor(rest / size);
     rest %= size;
-    return `${number} ${unit}`;
-  }).join(" ");
+    return number > 0 ? `${number} ${unit}` : "";
+  }).join(" ").trim();
 }
 
 function bytes(value) {
@@ -115,9 +115,8 @@ function probeRow(probe, most) {
   bar.append(shape("rect", { class: "track", width: 100, height: 8 }));
   bar.append(shape("rect", { class: "fill", width, height: 8 }));
   share.append(bar);
-  const place = probe.place === probe.name || `${probe.place}+0x0` === probe.name ? "" : probe.place;
   row.append(
-    element("td", probe.name, "name"), element("td", place, "place"),
+    element("td", probe.name, "name"), element("td", probe.place, "place"),
     element("td", rate(probe.hits_per_second), "number"), share,
     element("td", count(probe.hits), "number"), element("td", count(probe.missed_calls), "number"),
   );
