@@ -13,6 +13,7 @@ pub mod doctor;
 mod fanout;
 mod front;
 mod limits;
+mod log;
 mod machine;
 mod one_vm;
 mod page;
@@ -34,4 +35,5 @@ pub use front::{
     TlsError, TlsFiles, VmProgram,
 };
 pub use limits::Limits;
+pub use log::{LogFormat, LogOptions};
 pub use settings::Settings;

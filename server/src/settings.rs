@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::limits::Limits;
+use crate::log::LogOptions;
 
 /// What holds for all VMs of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct Settings {
     pub seccomp: bool,
     /// The folder where kernels that were unpacked are kept for the next VM. None: nowhere.
     pub kernel_cache: Option<PathBuf>,
+    /// What the processes of VMs log.
+    pub log: LogOptions,
 }
 
 impl Default for Settings {
@@ -24,6 +27,7 @@ impl Default for Settings {
             changes: false,
             seccomp: true,
             kernel_cache: None,
+            log: LogOptions::default(),
         }
     }
 }

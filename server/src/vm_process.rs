@@ -31,6 +31,7 @@ use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use crate::limits::{self, Limits};
+use crate::log::LogOptions;
 use crate::one_vm::OneVm;
 use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Symbols, Vms};
 use crate::settings::Settings;
@@ -98,6 +99,9 @@ pub struct Arguments {
     /// No thread has a filter of system calls
     #[arg(long)]
     pub no_seccomp: bool,
+    /// What it logs
+    #[command(flatten)]
+    pub log: LogOptions,
 }
 
 impl Arguments {
@@ -125,6 +129,7 @@ impl Arguments {
             kernel_cache: settings.kernel_cache.clone(),
             allow_changes: settings.changes,
             no_seccomp: !settings.seccomp,
+            log: settings.log.clone(),
         }
     }
 
@@ -156,6 +161,7 @@ impl Arguments {
         ];
         let set = flags.iter().filter(|(_, is_set)| *is_set);
         words.extend(set.map(|(option, _)| option.into()));
+        words.extend(self.log.to_command_line().into_iter().map(OsString::from));
         words.extend(["--".into(), self.name.clone().into()]);
         words
     }
@@ -173,6 +179,7 @@ impl Arguments {
             changes: self.allow_changes,
             seccomp: !self.no_seccomp,
             kernel_cache: self.kernel_cache.clone(),
+            log: self.log.clone(),
         }
     }
 
@@ -332,6 +339,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::log::LogFormat;
 
     #[derive(Debug, Parser)]
     enum Program {
@@ -368,6 +376,10 @@ mod tests {
             changes: true,
             seccomp: false,
             kernel_cache: Some("/k".into()),
+            log: LogOptions {
+                log_format: LogFormat::Json,
+                log_level: Some("info".into()),
+            },
         };
         let words = Arguments::of(&request, &settings).to_command_line();
         let words = [vec!["vmprobed".into()], words].concat();

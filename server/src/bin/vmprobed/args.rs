@@ -1,19 +1,18 @@
 //! The arguments.
 
 use std::env;
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
-    Limits, ListenAddress, METRICS_PROBES, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
+    Limits, ListenAddress, LogOptions, METRICS_PROBES, ServeOptions, Settings, TlsFiles, VmProgram,
+    vm_process,
 };
 
 const EXIT_CODES: &str = "\
 Prints a line for each address, `listening on ADDRESS` or `metrics on ADDRESS`, on standard output;
-logs go to standard error, filtered by VMPROBE_LOG (default: warn).
+logs go to standard error.
 
 Exit codes:
   0  ended by SIGTERM or SIGINT, guests killed
@@ -120,6 +119,8 @@ pub struct Serve {
     #[arg(long, env = "VMPROBED_NO_KERNEL_CACHE")]
     pub no_kernel_cache: bool,
     #[command(flatten)]
+    pub log: LogOptions,
+    #[command(flatten)]
     pub most: Most,
 }
 
@@ -197,6 +198,7 @@ impl Serve {
                     (false, Some(folder)) => Some(folder.clone()),
                     (false, None) => default_kernel_cache(),
                 },
+                log: self.log.clone(),
             },
             // This very program, also when another was installed in its place.
             program: VmProgram::Process("/proc/self/exe".into()),
@@ -220,16 +222,6 @@ fn octal(text: &str) -> Result<u32, String> {
         .ok()
         .filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "give permissions in octal, such as 600 or 660".into())
-}
-
-/// Sends the log to standard error.
-pub fn start_log() {
-    let filter = EnvFilter::try_from_env("VMPROBE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
 }
 
 #[cfg(test)]
