@@ -1,6 +1,8 @@
 //! A server that is watched: by a Prometheus, by a browser, by whoever reads its log.
 
+mod dashboard;
 mod http;
+mod log;
 mod page;
 mod prometheus;
 mod scrape;
@@ -19,8 +21,11 @@ use crate::test::{Failure, Test, check_eq};
 pub const TESTS: &[Test] = &[
     scrape::COUNTS,
     scrape::HANGS,
+    log::LINES,
     prometheus::SCRAPES,
     prometheus::CHECKED,
+    dashboard::EXPRESSIONS,
+    dashboard::DOCUMENTED,
     page::SHOWN,
 ];
 
@@ -45,6 +50,13 @@ struct Watched {
 
 impl Watched {
     async fn start(cx: &Context) -> Result<Self, Failure> {
+        let watched = Self::held(cx).await?;
+        watched.client.start_vm(VM).await?;
+        Ok(watched)
+    }
+
+    /// As [`start`](Self::start), before the guest's first instruction.
+    async fn held(cx: &Context) -> Result<Self, Failure> {
         let server = Server::start_with(cx, |command| {
             command.args(["--plain-text", "--metrics", "127.0.0.1:0"]);
         })?;
@@ -63,7 +75,6 @@ impl Watched {
         };
         let probes = vec![on(CALLED, PROBE), on(BUSY, "")];
         client.register_probes(VM, probes).await?;
-        client.start_vm(VM).await?;
         Ok(Self {
             client,
             console,

@@ -80,7 +80,7 @@ fn shown(cx: &Context) -> TestResult {
         let page = browse(&url, folder.path(), &arguments).await?;
         for part in [
             format!("<a href=\"#vm={VM}\">{VM}</a>"),
-            "<td class=\"name running\">running</td>".to_owned(),
+            "<td class=\"name running\" title=\"running\">running</td>".to_owned(),
             // As a text, not as an element.
             PROBE
                 .replace('&', "&amp;")

@@ -38,18 +38,23 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes this address; returns when it answers.
+    /// Starts one that scrapes this address every so many milliseconds; returns when it answers.
     ///
     /// # Errors
     /// If it doesn't start.
-    pub async fn start(cx: &Context, target: &str, rules: Option<&Path>) -> Result<Self, Failure> {
+    pub async fn start(
+        cx: &Context,
+        target: &str,
+        every_ms: u32,
+        rules: Option<&Path>,
+    ) -> Result<Self, Failure> {
         let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
         let config = folder.path().join("prometheus.yml");
         let rules = rules.map_or_else(String::new, |rules| {
             format!("rule_files: ['{}']\n", rules.display())
         });
         let text = format!(
-            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}}\n{rules}\
+            "global: {{scrape_interval: {every_ms}ms, scrape_timeout: {every_ms}ms, evaluation_interval: 250ms}}\n{rules}\
              scrape_configs:\n- job_name: vmprobe\n  static_configs: [{{targets: ['{target}']}}]\n"
         );
         fs::write(&config, text).map_err(Failure::io("write a configuration"))?;
@@ -107,6 +112,15 @@ impl Prometheus {
         Ok(answer["data"]["result"].clone())
     }
 
+    /// The rules that it has.
+    ///
+    /// # Errors
+    /// If it doesn't answer.
+    pub async fn rules(&self) -> Result<Value, Failure> {
+        let answer = http::get(&self.address, "/api/v1/rules").await?;
+        serde_json::from_str(&answer).map_err(|error| wrong!("{error} in {answer}"))
+    }
+
     /// The value of a query for one sample, once there is one.
     async fn value(&self, query: &str) -> Result<f64, Failure> {
         loop {
@@ -126,7 +140,7 @@ impl Prometheus {
 fn scrapes(cx: &Context) -> TestResult {
     cx.block_on(async {
         let mut watched = Watched::start(cx).await?;
-        let prometheus = Prometheus::start(cx, &watched.metrics, None).await?;
+        let prometheus = Prometheus::start(cx, &watched.metrics, 250, None).await?;
         let of_probe = format!("vmprobe_probe_hits_total{{vm=\"{VM}\",probe=~\".*id=.*\"}}");
         for sum in [11.0, 42.0] {
             let so_far = if sum == 11.0 { 11 } else { 31 };

@@ -30,8 +30,9 @@ pub fn value(metrics: &str, sample: &str) -> Result<f64, Failure> {
 
 fn counts(cx: &Context) -> TestResult {
     cx.block_on(async {
-        let mut watched = Watched::start(cx).await?;
+        let mut watched = Watched::held(cx).await?;
         let mut events = watched.client.events(VM, Vec::new()).await?;
+        watched.client.start_vm(VM).await?;
         watched.call(37).await?;
         let hits =
             format!("vmprobe_probe_hits_total{{vm=\"{VM}\",probe=\"<b/id=\\\"x\\\">&\\\\\",id=");
@@ -103,7 +104,11 @@ fn counts(cx: &Context) -> TestResult {
     })
 }
 
-fn signal(process: Process, signal: libc::c_int) -> Result<(), Failure> {
+/// Sends a signal to a process.
+///
+/// # Errors
+/// If it has gone.
+pub fn signal(process: Process, signal: libc::c_int) -> Result<(), Failure> {
     // SAFETY: it involves no memory.
     match unsafe { libc::kill(process.0 as libc::pid_t, signal) } {
         0 => Ok(()),

@@ -116,18 +116,24 @@ fn exits_and_stops(to: &mut Encoder<'_>, vms: &[SeenVm]) -> fmt::Result {
     )?;
     let stops = |vm: &v1::Vm| vm.stops.unwrap_or_default();
     to.gauge(
-        in_seconds("vmprobe_longest_stop", "The longest of these times so far"),
+        in_seconds(
+            "vmprobe_longest_stop",
+            "The longest time that all vCPUs stood still so far",
+        ),
         each(vms, |vm| stops(vm).longest_ns as f64 * NANO),
     )?;
     to.counter(
         plain(
             "vmprobe_lone_steps",
-            "Times that all vCPUs but one stood still, so that this one could step alone",
+            "Times that all vCPUs but one stood still so that this one could step alone",
         ),
         each(vms, |vm| stops(vm).alone),
     )?;
     to.seconds(
-        in_seconds("vmprobe_lone_step", "How long they did, together"),
+        in_seconds(
+            "vmprobe_lone_step",
+            "How long all vCPUs but one stood still so that this one could step alone, together",
+        ),
         each(vms, |vm| stops(vm).alone_ns as f64 * NANO),
     )?;
     let optimizer = |vm: &v1::Vm| vm.optimizer.unwrap_or_default();
@@ -138,7 +144,7 @@ fn exits_and_stops(to: &mut Encoder<'_>, vms: &[SeenVm]) -> fmt::Result {
     to.seconds(
         in_seconds(
             "vmprobe_jumps_stop",
-            "How long all vCPUs stood still for that",
+            "How long all vCPUs stood still to make probes jumps, together",
         ),
         each(vms, |vm| optimizer(vm).stopped_ns as f64 * NANO),
     )
@@ -206,14 +212,14 @@ fn probes(to: &mut Encoder<'_>, vms: &[SeenVm]) -> fmt::Result {
     to.counter(
         plain(
             "vmprobe_probe_hits",
-            "Hits of a probe, of those that were registered first (--metrics-probes)",
+            "Hits of a probe, of the probes that were registered first (--metrics-probes)",
         ),
         samples(|probe| probe.hits),
     )?;
     to.counter(
         plain(
             "vmprobe_probe_missed_calls",
-            "Calls that such a return probe did not follow",
+            "Calls that a return probe did not follow, of the probes that were registered first (--metrics-probes)",
         ),
         samples(|probe| probe.missed),
     )

@@ -2,6 +2,7 @@
 // Asks the server every other second what its VMs do, and shows it. All texts are set as texts.
 
 const PERIOD_MS = 2000;
+const PATIENCE_MS = 10_000;
 const SHORTEST_WINDOW_MS = 60_000;
 const LONGEST_WINDOW_MS = 600_000;
 // The scale of lengths, in seconds: each step is ten times the one before.
@@ -18,6 +19,13 @@ function element(name, text, kind) {
   return made;
 }
 
+// A cell whose text may be cut: all of it is shown when it is pointed at.
+function cell(text, kind) {
+  const made = element("td", text, kind);
+  made.title = text;
+  return made;
+}
+
 function shape(name, attributes) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -27,7 +35,11 @@ function shape(name, attributes) {
 const known = (value) => value !== undefined && value !== null;
 
 function count(value) {
-  return known(value) ? Math.round(value).toLocaleString("en") : "–";
+  if (!known(value)) return "–";
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6]]) {
+    if (value >= 10 * size) return `${Number((value / size).toPrecision(4)).toLocaleString("en")} ${unit}`;
+  }
+  return Math.round(value).toLocaleString("en");
 }
 
 function rate(value) {
@@ -81,7 +93,8 @@ function stateOf(vm) {
 
 function vmRow(vm, chosen) {
   const row = element("tr", undefined, vm.name === chosen ? "chosen" : undefined);
-  const name = element("td", undefined, "name");
+  const name = cell(vm.name, "name");
+  name.textContent = "";
   const link = element("a", vm.name);
   link.href = `#vm=${encodeURIComponent(vm.name)}`;
   name.append(link);
@@ -91,7 +104,7 @@ function vmRow(vm, chosen) {
     count(vm.probes), count(vm.stops), seconds(vm.longest_stop_seconds),
   ].map((text) => element("td", text, "number"));
   const lost = element("td", count(vm.events_lost), vm.events_lost > 0 ? "number warn" : "number");
-  row.append(name, element("td", state, `name ${kind}`), ...cells, lost);
+  row.append(name, cell(state, `name ${kind}`), ...cells, lost);
   row.append(element("td", bytes(vm.process_memory_bytes), "number"));
   return row;
 }
@@ -116,7 +129,7 @@ function probeRow(probe, most) {
   bar.append(shape("rect", { class: "fill", width, height: 8 }));
   share.append(bar);
   row.append(
-    element("td", probe.name, "name"), element("td", probe.place, "place"),
+    cell(probe.name, "name"), cell(probe.place, "place"),
     element("td", rate(probe.hits_per_second), "number"), share,
     element("td", count(probe.hits), "number"), element("td", count(probe.missed_calls), "number"),
   );
@@ -180,7 +193,7 @@ function showDetails(status) {
   const vm = status.vms.find((one) => one.name === details.name);
   byId("details-note").textContent = vm
     ? [
-      vm.kernel_version && `Linux ${vm.kernel_version}`, plural(vm.vcpus, "vCPU", "vCPUs"),
+      vm.kernel_version && `kernel ${vm.kernel_version.split(" ")[0]}`, plural(vm.vcpus, "vCPU", "vCPUs"),
       `${count(vm.memory_mib)} MiB`, plural(vm.event_streams ?? 0, "stream of events", "streams of events"),
       `${plural(vm.events_queued ?? 0, "event waits", "events wait")}`,
     ].filter(Boolean).join(" · ")
@@ -213,7 +226,7 @@ async function look() {
   try {
     const chosen = chosenVm();
     const query = chosen === undefined ? "" : `?vm=${encodeURIComponent(chosen)}`;
-    const answer = await fetch(`/api/status${query}`);
+    const answer = await fetch(`/api/status${query}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
     if (!answer.ok) throw new Error(`${answer.status} ${(await answer.text()).trim()}`);
     const status = await answer.json();
     if (mine !== asked) return;
