@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::address::ListenAddress;
 use super::connection::Listener;
-use super::serve::ServeOptions;
+use super::options::ServeOptions;
 use super::tls::{HTTP1, HTTP2, TlsError};
 use super::unix_socket::UnixSocket;
 use crate::access::{AuditError, ClientsError};

@@ -107,7 +107,7 @@ impl Connected for Connection {
 /// All connections that come to these, until this is dropped. They are counted.
 pub fn incoming(
     listeners: Vec<Listener>,
-    count: ConnectionCount,
+    count: &ConnectionCount,
 ) -> (JoinSet<()>, mpsc::Receiver<io::Result<Connection>>) {
     let (found, connections) = mpsc::channel(1);
     let mut accepting = JoinSet::new();

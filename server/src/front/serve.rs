@@ -1,6 +1,5 @@
 //! The listening socket and what is on it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,78 +19,26 @@ use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
-use super::address::ListenAddress;
 use super::admission::Admission;
 use super::bind::{self, BindError, Listening, Purpose};
 use super::connection;
 use super::counters::Counters;
 use super::host::Host;
 use super::measure::Measure;
-use super::process::{VmProcess, VmProgram};
+use super::options::ServeOptions;
+use super::process::VmProcess;
 use super::relay::Relay;
-use super::tls::TlsFiles;
 use super::vms::Vms;
 use super::watch::Watch;
 use crate::access::{AuditLog, Authorize, Clients, Reloaded};
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Symbols};
-use crate::settings::Settings;
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Permissions of a socket that only its owner may write to.
-pub const PRIVATE: u32 = 0o600;
-
-/// Probes of a VM that metrics tell one by one, unless the owner says otherwise.
-pub const METRICS_PROBES: u32 = 100;
-
 /// A client that answers no ping for so long has gone; its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// Where to listen, whom to let in, and what to give.
-#[derive(Clone, Debug)]
-pub struct ServeOptions {
-    /// The addresses.
-    pub listen: Vec<ListenAddress>,
-    /// Permissions of the Unix sockets among them: who may write to one may do all.
-    pub socket_mode: u32,
-    /// What is shown to clients that come by TCP.
-    pub tls: Option<TlsFiles>,
-    /// The list of these clients.
-    pub clients: Option<PathBuf>,
-    /// Takes a line for each call that changes something.
-    pub audit_log: Option<PathBuf>,
-    /// Whether clients may come by TCP in plain text, to the loopback interface: any process of the host may do all
-    /// then.
-    pub plain_text: bool,
-    /// The addresses of metrics and the status page.
-    pub metrics: Vec<ListenAddress>,
-    /// The most probes of a VM that metrics tell one by one.
-    pub metrics_probes: u32,
-    /// What holds for all VMs.
-    pub settings: Settings,
-    /// What runs the VMs.
-    pub program: VmProgram,
-}
-
-impl ServeOptions {
-    /// Those of a server on one address, in plain text if that is one of TCP.
-    pub fn new(listen: ListenAddress, settings: Settings, program: VmProgram) -> Self {
-        Self {
-            listen: vec![listen],
-            socket_mode: PRIVATE,
-            tls: None,
-            clients: None,
-            audit_log: None,
-            plain_text: true,
-            metrics: Vec::new(),
-            metrics_probes: METRICS_PROBES,
-            settings,
-            program,
-        }
-    }
-}
 
 /// Why the server stopped serving.
 #[derive(Debug, Error)]
@@ -162,14 +109,14 @@ impl Server {
         let router = router(&vms, self.authorize.clone(), &counters).await?;
         let (drain, drained) = oneshot::channel::<()>();
         let (_accepting, connections) =
-            connection::incoming(self.calls.listeners, counters.connections("grpc"));
+            connection::incoming(self.calls.listeners, &counters.connections("grpc"));
         let watch = Watch::new(
             Arc::clone(&vms),
             self.authorize,
             counters,
             self.metrics_probes,
         );
-        let _watched = watch.serve(self.metrics.listeners);
+        let mut watched = watch.serve(self.metrics.listeners);
         let incoming = ReceiverStream::new(connections);
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.
@@ -192,6 +139,8 @@ impl Server {
         tokio::time::timeout(DRAIN, serving)
             .await
             .unwrap_or(Ok(()))?;
+        // Who looks at VMs keeps their processes.
+        watched.shutdown().await;
         vms.forget();
         // Each ends with the way to it.
         let ended: Vec<_> = processes.into_iter().map(VmProcess::end).collect();

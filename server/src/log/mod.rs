@@ -45,7 +45,7 @@ pub struct LogOptions {
     )]
     pub log_format: LogFormat,
     /// What is logged: a level (error, warn, info, debug, trace), or levels for parts of the program, such as
-    /// `warn,vmm=debug` [default: what RUST_LOG says, or else warn]
+    /// `warn,vmm=debug` [default: what `RUST_LOG` says, or else warn]
     #[arg(long, value_name = "FILTER", env = "VMPROBE_LOG", value_parser = filter)]
     pub log_level: Option<String>,
 }

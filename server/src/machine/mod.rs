@@ -23,6 +23,7 @@ mod stats;
 mod symbol_file;
 mod symbols;
 mod types;
+mod watched;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -49,7 +50,7 @@ pub use probes::Changed;
 
 use optimizer_thread::OptimizerThread;
 use reader_thread::ReaderThread;
-use stats::Watched;
+use watched::Watched;
 
 /// A VM and what is known of it.
 pub struct Machine {

@@ -44,7 +44,7 @@ impl Watch {
         let mut serving = JoinSet::new();
         serving.spawn(async move {
             let count = self.counters.connections("http");
-            let (_accepting, mut found) = connection::incoming(listeners, count);
+            let (_accepting, mut found) = connection::incoming(listeners, &count);
             let places = Arc::new(Semaphore::new(CONNECTIONS));
             let mut connections = JoinSet::new();
             while let (Ok(place), Some(Ok(connection))) = (
@@ -73,9 +73,8 @@ impl Watch {
             .header_read_timeout(HEADERS)
             .max_buf_size(REQUEST);
         let talk = http.serve_connection(TokioIo::new(connection), service);
-        match timeout(CONNECTION, talk).await {
-            Ok(Err(error)) => tracing::debug!("{peer} watches no more: {error}"),
-            Ok(Ok(())) | Err(_) => {}
+        if let Ok(Err(error)) = timeout(CONNECTION, talk).await {
+            tracing::debug!("{peer} watches no more: {error}");
         }
     }
 

@@ -96,8 +96,7 @@ fn told(metrics: &str) -> BTreeMap<String, Told> {
                 let name = line.split(['{', ' ']).next().unwrap_or_default();
                 let ends = ["", "_bucket", "_sum", "_count"];
                 let mut bases = ends.iter().filter_map(|end| name.strip_suffix(end));
-                let Some(metric) = bases.find_map(|base| all.contains_key(base).then_some(base))
-                else {
+                let Some(metric) = bases.find(|base| all.contains_key(*base)) else {
                     continue;
                 };
                 let labels = line

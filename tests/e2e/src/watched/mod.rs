@@ -65,14 +65,6 @@ impl Watched {
         let client = server.client().await?;
         client.create_vm(request(VM)?).await?;
         let console = Console::attach(&client, VM).await?;
-        let on = |symbol: &str, name: &str| ProbeSpec {
-            name: name.into(),
-            place: Some(Place::Symbol(SymbolPlace {
-                symbol: symbol.into(),
-                ..Default::default()
-            })),
-            ..Default::default()
-        };
         let probes = vec![on(CALLED, PROBE), on(BUSY, "")];
         client.register_probes(VM, probes).await?;
         Ok(Self {
@@ -94,6 +86,18 @@ impl Watched {
     /// An answer of its own to a question for this path.
     async fn get(&self, path: &str) -> Result<String, Failure> {
         http::get(&self.metrics, path).await
+    }
+}
+
+/// A probe on a function of the guest.
+fn on(symbol: &str, name: &str) -> ProbeSpec {
+    ProbeSpec {
+        name: name.into(),
+        place: Some(Place::Symbol(SymbolPlace {
+            symbol: symbol.into(),
+            ..Default::default()
+        })),
+        ..Default::default()
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use super::{PROBE, VM, Watched};
+use super::{CALLED, PROBE, VM, Watched, on, request};
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, pass_with, wrong};
 
@@ -57,6 +57,21 @@ fn text_of<'a>(page: &'a str, id: &str) -> Result<&'a str, Failure> {
         .and_then(|(_, rest)| rest.split_once('>'));
     let text = rest.and_then(|(_, rest)| rest.split('<').next());
     text.ok_or_else(|| wrong!("the page has no {id}: {page}"))
+}
+
+impl Watched {
+    /// Has more VMs than one, and names that people give.
+    async fn picturesque(&mut self) -> Result<(), Failure> {
+        let names = vec![PROBE.to_owned()];
+        self.client.unregister_probes(VM, Vec::new(), names).await?;
+        let probes = vec![on(CALLED, "requests")];
+        self.client.register_probes(VM, probes).await?;
+        for name in ["db-1.example", "db-2.example"] {
+            self.client.create_vm(request(name)?).await?;
+        }
+        self.client.start_vm("db-1.example").await?;
+        self.call(5000).await
+    }
 }
 
 fn shown(cx: &Context) -> TestResult {
@@ -109,6 +124,7 @@ fn shown(cx: &Context) -> TestResult {
             first.contains("busy") && rate.starts_with(|c: char| ('1'..='9').contains(&c)),
             "the first probe is {first}"
         );
+        watched.picturesque().await?;
         let pictures = std::env::var_os(PICTURES);
         let pictures = pictures.as_deref().map_or(folder.path(), Path::new);
         for (theme, flags) in [

@@ -70,10 +70,8 @@ fn counts(cx: &Context) -> TestResult {
             ("vmprobe_vm_memory_bytes", f64::from(64 << 20)),
         ] {
             let found = value(&metrics, &format!("{name}{labels}"))?;
-            check!(
-                (found - expected).abs() <= 1e-12,
-                "{name} is {found}, not {expected}"
-            );
+            let is_same = (found - expected).abs() <= 1e-12;
+            check!(is_same, "{name} is {found}, not {expected}");
         }
         for (reason, expected) in [("port-io", exits.port_io), ("breakpoint", exits.breakpoint)] {
             let sample = format!("vmprobe_exits_total{{vm=\"{VM}\",reason=\"{reason}\"}}");
@@ -88,10 +86,8 @@ fn counts(cx: &Context) -> TestResult {
             + told("vmprobe_event_queue_length")?;
         check_eq!(all, sums.hits as f64, "events of the stream");
         let resident = told("vmprobe_vm_process_resident_memory_bytes")?;
-        check!(
-            resident > 1e6,
-            "the VM's process has {resident} bytes of memory"
-        );
+        let is_more = resident > 1e6;
+        check!(is_more, "the VM's process has {resident} bytes of memory");
         watched.client.kill_vm(VM).await?;
         while events.next().await?.is_some() {}
         let ended = format!("vmprobe_vm_state{{vm=\"{VM}\",state=\"ended\"}}");

@@ -1,5 +1,6 @@
-//! Metrics in the formats of OpenMetrics 1.0 and of Prometheus.
+//! Metrics in the formats of `OpenMetrics` 1.0 and of Prometheus.
 
+mod encoder;
 mod server;
 mod vms;
 
@@ -8,9 +9,8 @@ use std::fmt;
 use http::HeaderMap;
 use http::header::ACCEPT;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, prometheus_text, text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
+use prometheus_client::registry::Registry;
 use vmprobe_proto::v1;
 
 use super::Watch;
@@ -19,40 +19,13 @@ use super::usage::Usage;
 use crate::access::Caller;
 use crate::blocking::blocking;
 
+use encoder::Encoder;
 pub use vms::STATES;
 
-/// The type of what is told in the format of OpenMetrics.
+/// The type of what is told in the format of `OpenMetrics`.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// What whoever takes that says.
 const OPENMETRICS_NAME: &str = "application/openmetrics-text";
-
-/// What a metric is called and means.
-#[derive(Clone, Copy, Debug)]
-struct Metric {
-    /// Without the suffixes of its unit and type.
-    name: &'static str,
-    help: &'static str,
-    unit: Option<MetricUnit>,
-}
-
-/// The units that there are.
-#[derive(Clone, Copy, Debug)]
-enum MetricUnit {
-    Seconds,
-    Bytes,
-}
-
-/// The labels of a sample.
-type Labels<'a> = Vec<(&'static str, &'a str)>;
-
-/// Lengths that were counted by ranges.
-#[derive(Debug)]
-struct Lengths {
-    seconds: f64,
-    count: u64,
-    /// The end of each range, and how many are in it.
-    ranges: Vec<(f64, u64)>,
-}
 
 /// What is told of a look.
 #[derive(Debug)]
@@ -64,7 +37,7 @@ struct Told {
 impl Collector for Told {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut to = Encoder(encoder);
-        server::encode(&mut to, self)?;
+        server::encode(&mut to, self.vms.len(), self.this)?;
         vms::encode(&mut to, &self.vms)
     }
 }
@@ -102,106 +75,6 @@ fn takes_openmetrics(headers: &HeaderMap) -> bool {
     let accepted = accepted.filter_map(|value| value.to_str().ok());
     let mut types = accepted.flat_map(|value| value.split(','));
     types.any(|kind| kind.trim().starts_with(OPENMETRICS_NAME))
-}
-
-/// Writes samples.
-struct Encoder<'a>(DescriptorEncoder<'a>);
-
-impl Encoder<'_> {
-    /// A metric that goes up and down.
-    fn gauge<'s>(
-        &mut self,
-        metric: Metric,
-        samples: impl IntoIterator<Item = (Labels<'s>, f64)>,
-    ) -> fmt::Result {
-        self.samples(metric, MetricType::Gauge, samples, |encoder, value| {
-            encoder.encode_gauge(&value)
-        })
-    }
-
-    /// A metric that only goes up.
-    fn counter<'s>(
-        &mut self,
-        metric: Metric,
-        samples: impl IntoIterator<Item = (Labels<'s>, u64)>,
-    ) -> fmt::Result {
-        self.samples(metric, MetricType::Counter, samples, |encoder, value| {
-            encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
-        })
-    }
-
-    /// Seconds that only go up.
-    fn seconds<'s>(
-        &mut self,
-        metric: Metric,
-        samples: impl IntoIterator<Item = (Labels<'s>, f64)>,
-    ) -> fmt::Result {
-        self.samples(metric, MetricType::Counter, samples, |encoder, value| {
-            encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
-        })
-    }
-
-    /// Lengths by ranges.
-    fn histogram<'s>(
-        &mut self,
-        metric: Metric,
-        samples: impl IntoIterator<Item = (Labels<'s>, Lengths)>,
-    ) -> fmt::Result {
-        self.samples(metric, MetricType::Histogram, samples, |encoder, value| {
-            encoder.encode_histogram::<NoLabelSet>(value.seconds, value.count, &value.ranges, None)
-        })
-    }
-
-    fn samples<'s, T>(
-        &mut self,
-        metric: Metric,
-        kind: MetricType,
-        samples: impl IntoIterator<Item = (Labels<'s>, T)>,
-        encode: impl Fn(&mut prometheus_client::encoding::MetricEncoder<'_>, T) -> fmt::Result,
-    ) -> fmt::Result {
-        let Metric { name, help, unit } = metric;
-        let unit = unit.map(|unit| match unit {
-            MetricUnit::Seconds => Unit::Seconds,
-            MetricUnit::Bytes => Unit::Bytes,
-        });
-        // As those that are registered have it.
-        let help = format!("{help}.");
-        let mut family = self.0.encode_descriptor(name, &help, unit.as_ref(), kind)?;
-        for (labels, value) in samples {
-            match labels.is_empty() {
-                true => encode(&mut family, value)?,
-                false => encode(&mut family.encode_family(&labels)?, value)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A metric without a unit.
-const fn plain(name: &'static str, help: &'static str) -> Metric {
-    Metric {
-        name,
-        help,
-        unit: None,
-    }
-}
-
-/// A metric in seconds.
-const fn in_seconds(name: &'static str, help: &'static str) -> Metric {
-    Metric {
-        name,
-        help,
-        unit: Some(MetricUnit::Seconds),
-    }
-}
-
-/// A metric in bytes.
-const fn in_bytes(name: &'static str, help: &'static str) -> Metric {
-    Metric {
-        name,
-        help,
-        unit: Some(MetricUnit::Bytes),
-    }
 }
 
 #[cfg(test)]

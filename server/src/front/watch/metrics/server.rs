@@ -2,9 +2,11 @@
 
 use std::fmt;
 
-use super::{Encoder, Labels, Told, in_bytes, in_seconds, plain};
+use super::encoder::{Encoder, Labels, in_bytes, in_seconds, plain};
+use crate::front::watch::usage::Usage;
 
-pub(super) fn encode(to: &mut Encoder<'_>, told: &Told) -> fmt::Result {
+/// Writes them: with so many VMs, and what the server's process uses.
+pub(super) fn encode(to: &mut Encoder<'_>, vms: usize, this: Option<Usage>) -> fmt::Result {
     let one = |value: f64| [(Labels::new(), value)];
     let version = vec![("version", env!("CARGO_PKG_VERSION"))];
     to.gauge(
@@ -16,9 +18,9 @@ pub(super) fn encode(to: &mut Encoder<'_>, told: &Told) -> fmt::Result {
             "vmprobe_vms",
             "VMs of the server that whoever asks may use, ended ones included",
         ),
-        one(told.vms.len() as f64),
+        one(vms as f64),
     )?;
-    let Some(this) = told.this else {
+    let Some(this) = this else {
         return Ok(());
     };
     to.seconds(

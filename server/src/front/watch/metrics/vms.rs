@@ -4,7 +4,7 @@ use std::fmt;
 
 use vmprobe_proto::v1;
 
-use super::{Encoder, Labels, Lengths, in_bytes, in_seconds, plain};
+use super::encoder::{Encoder, Labels, Lengths, in_bytes, in_seconds, plain};
 use crate::front::watch::look::SeenVm;
 use crate::front::watch::usage::Usage;
 
