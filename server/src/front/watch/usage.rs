@@ -12,8 +12,8 @@ pub struct Usage {
     pub resident_bytes: u64,
     /// Bytes of its address space.
     pub virtual_bytes: u64,
-    /// Files that it has open.
-    pub open_files: u64,
+    /// Files that it has open, if the system tells: it takes more rights than the rest (ptrace(2)).
+    pub open_files: Option<u64>,
     /// Files that it may have open; none: as many as it likes.
     pub most_files: Option<u64>,
     pub threads: u64,
@@ -35,16 +35,16 @@ impl Usage {
     fn read(process: &Process) -> Option<Self> {
         let stat = process.stat().ok()?;
         let ticks = (stat.utime + stat.stime) as f64;
-        let limits = process.limits().ok()?;
+        let limits = process.limits().ok();
         Some(Self {
             cpu_seconds: ticks / ticks_per_second() as f64,
             resident_bytes: stat.rss_bytes().get(),
             virtual_bytes: stat.vsize,
-            open_files: process.fd_count().ok()? as u64,
-            most_files: match limits.max_open_files.soft_limit {
+            open_files: process.fd_count().ok().map(|count| count as u64),
+            most_files: limits.and_then(|limits| match limits.max_open_files.soft_limit {
                 LimitValue::Value(most) => Some(most),
                 LimitValue::Unlimited => None,
-            },
+            }),
             threads: stat.num_threads.try_into().ok()?,
             started: started(stat.starttime),
         })
@@ -67,7 +67,7 @@ mod tests {
     fn a_process_uses_memory_files_and_threads() {
         let usage = Usage::of_this().unwrap();
         assert!(usage.resident_bytes > 1 << 16 && usage.virtual_bytes >= usage.resident_bytes);
-        assert!(usage.open_files >= 3 && usage.most_files.is_none_or(|most| most >= 3));
+        assert!(usage.open_files >= Some(3) && usage.most_files.is_none_or(|most| most >= 3));
         assert!(usage.threads >= 2, "the test's own, and the runner's");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         // The clock's own seconds are whole ones.

@@ -49,7 +49,7 @@ pub(super) fn encode(to: &mut Encoder<'_>, vms: usize, this: Option<Usage>) -> f
             "process_open_fds",
             "Files that the server's process has open",
         ),
-        one(this.open_files as f64),
+        this.open_files.map(|open| (Labels::new(), open as f64)),
     )?;
     to.gauge(
         plain(

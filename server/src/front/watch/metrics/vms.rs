@@ -283,35 +283,35 @@ fn events(to: &mut Encoder<'_>, vms: &[SeenVm]) -> fmt::Result {
 }
 
 fn processes(to: &mut Encoder<'_>, vms: &[SeenVm]) -> fmt::Result {
-    let used = |value: fn(Usage) -> f64| {
+    let used = |value: fn(Usage) -> Option<f64>| {
         let used = vms
             .iter()
             .filter_map(|seen| Some((label(seen), seen.usage?)));
-        used.map(move |(labels, usage)| (labels, value(usage)))
+        used.filter_map(move |(labels, usage)| Some((labels, value(usage)?)))
     };
     to.seconds(
         in_seconds(
             "vmprobe_vm_process_cpu",
             "CPU time of the VM's process, the guest's included",
         ),
-        used(|usage| usage.cpu_seconds),
+        used(|usage| Some(usage.cpu_seconds)),
     )?;
     to.gauge(
         in_bytes(
             "vmprobe_vm_process_resident_memory",
             "Memory of the VM's process in RAM, the guest's included",
         ),
-        used(|usage| usage.resident_bytes as f64),
+        used(|usage| Some(usage.resident_bytes as f64)),
     )?;
     to.gauge(
         plain(
             "vmprobe_vm_process_open_fds",
             "Files that the VM's process has open",
         ),
-        used(|usage| usage.open_files as f64),
+        used(|usage| usage.open_files.map(|open| open as f64)),
     )?;
     to.gauge(
         plain("vmprobe_vm_process_threads", "Threads of the VM's process"),
-        used(|usage| usage.threads as f64),
+        used(|usage| Some(usage.threads as f64)),
     )
 }
