@@ -9,8 +9,9 @@ build='gcc libc6-dev make pkg-config ca-certificates'
 lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison bc libelf-dev python3 python3-venv
      libglib2.0-dev libfdt-dev seabios qemu-system-data'
 # The tests: what others read our files with, what makes a distribution's disk, and the libraries of a gdb that isn't
-# installed. Perfetto's reader needs Node.js, which may be there from elsewhere.
-tests='trace-cmd qemu-utils e2fsprogs fdisk mmdebstrap uidmap libbabeltrace1 libdebuginfod1 libexpat1 libgmp10 libipt2
+# installed. Perfetto's reader needs Node.js, which may be there from elsewhere. Chromium shows the status page; it needs
+# so many libraries that it is installed.
+tests='chromium-headless-shell trace-cmd qemu-utils e2fsprogs fdisk mmdebstrap uidmap libbabeltrace1 libdebuginfod1 libexpat1 libgmp10 libipt2
        libmpfr6 libncursesw6 libpixman-1-0 libpython3.11 libreadline8 libsource-highlight4v5 libxxhash0'
 command -v node >/dev/null || tests="$tests nodejs"
 command -v npm >/dev/null || tests="$tests npm"

@@ -8,6 +8,7 @@ use prost::Message;
 
 const FILES: &[&str] = &[
     "vmprobe/v1/common.proto",
+    "vmprobe/v1/stats.proto",
     "vmprobe/v1/vm.proto",
     "vmprobe/v1/console.proto",
     "vmprobe/v1/host.proto",

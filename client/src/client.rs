@@ -12,10 +12,10 @@ use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, DumpVmRequest, Ending, EventCursor,
-    GetHostRequest, GetHostResponse, GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest,
-    Probe, ProbeSelector, ReadMemoryRequest, ReadRegistersRequest, ReadStackRequest,
-    ReadStackResponse, Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm,
-    WaitVmRequest,
+    GetHostRequest, GetHostResponse, GetVmRequest, GetVmStatsRequest, GetVmStatsResponse,
+    KillVmRequest, ListVmsRequest, PauseVmRequest, Probe, ProbeOrder, ProbeSelector,
+    ReadMemoryRequest, ReadRegistersRequest, ReadStackRequest, ReadStackResponse, Registers,
+    ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm, WaitVmRequest,
 };
 
 use crate::connection::{self, Connection, Credentials};
@@ -78,6 +78,23 @@ impl Client {
     pub async fn get_vm(&self, vm: &str) -> Result<Vm, ClientError> {
         let answer = self.vms().get_vm(GetVmRequest { vm: vm.into() }).await?;
         answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
+    }
+
+    /// What a VM comes to, with at most so many of its probes and of its last stops.
+    pub async fn vm_stats(
+        &self,
+        vm: &str,
+        probes: u32,
+        order: ProbeOrder,
+        stops: u32,
+    ) -> Result<GetVmStatsResponse, ClientError> {
+        let request = GetVmStatsRequest {
+            vm: vm.into(),
+            probes,
+            order: order.into(),
+            stops,
+        };
+        Ok(self.vms().get_vm_stats(request).await?.into_inner())
     }
 
     /// All VMs of the server, by name.

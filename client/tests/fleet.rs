@@ -216,6 +216,7 @@ impl VmService for Simulated {
         create_vm(CreateVmRequest) -> CreateVmResponse;
         start_vm(StartVmRequest) -> StartVmResponse;
         get_vm(GetVmRequest) -> GetVmResponse;
+        get_vm_stats(GetVmStatsRequest) -> GetVmStatsResponse;
         pause_vm(PauseVmRequest) -> PauseVmResponse;
         resume_vm(ResumeVmRequest) -> ResumeVmResponse;
         kill_vm(KillVmRequest) -> KillVmResponse;

@@ -289,6 +289,19 @@ impl fmt::Display for ProbeState {
     }
 }
 
+/// How often a probe was hit so far: the counts of [`ProbeInfo`] of the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeCounts {
+    /// The probe.
+    pub id: ProbeId,
+    /// Hits.
+    pub hits: u64,
+    /// Calls that a return probe did not follow.
+    pub missed: u64,
+    /// Calls of a return probe's function that never return.
+    pub ended: u64,
+}
+
 /// A registered probe at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeInfo {

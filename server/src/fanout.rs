@@ -44,6 +44,33 @@ pub struct Fanout {
 struct Inner {
     queues: Vec<Arc<Queue>>,
     ended: bool,
+    /// Of subscriptions that are no more.
+    delivered: u64,
+    lost: u64,
+}
+
+/// What the subscriptions come to.
+#[derive(Debug, Default)]
+pub struct FanoutStats {
+    /// Those that there are.
+    pub queues: Vec<QueueStats>,
+    /// Hits that were handed out, to former subscriptions as well.
+    pub delivered: u64,
+    /// Hits that were lost, of former subscriptions as well. What waited for a subscription when it went is neither.
+    pub lost: u64,
+}
+
+/// What one subscription comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Hits that wait.
+    pub queued: usize,
+    /// Hits that can wait at most.
+    pub capacity: usize,
+    /// Hits that were handed out.
+    pub delivered: u64,
+    /// Hits that were lost, as the queue was full.
+    pub lost: u64,
 }
 
 impl Fanout {
@@ -101,16 +128,21 @@ impl Fanout {
         }
     }
 
+    /// What the subscriptions come to so far.
+    pub fn stats(&self) -> FanoutStats {
+        let inner = self.inner.read();
+        let queues: Vec<_> = inner.queues.iter().map(|queue| queue.stats()).collect();
+        let sum = |of: fn(&QueueStats) -> u64| queues.iter().map(of).sum::<u64>();
+        FanoutStats {
+            delivered: inner.delivered + sum(|queue| queue.delivered),
+            lost: inner.lost + sum(|queue| queue.lost),
+            queues,
+        }
+    }
+
     fn count(&self, inner: &Inner) {
         self.followed_by
             .store(inner.queues.len(), Ordering::Release);
-    }
-
-    /// How many subscriptions there are.
-    #[cfg(test)]
-    pub fn subscribers(&self) -> usize {
-        let inner = self.inner.read();
-        inner.queues.len()
     }
 }
 
@@ -150,6 +182,9 @@ impl Drop for Subscription {
         inner
             .queues
             .retain(|queue| !Arc::ptr_eq(queue, &self.queue));
+        let stats = self.queue.stats();
+        inner.delivered += stats.delivered;
+        inner.lost += stats.lost;
         self.fanout.count(&inner);
     }
 }
@@ -171,6 +206,10 @@ struct State {
     queued: usize,
     /// Hits lost since the last one that was queued.
     lost: u64,
+    /// Hits that were handed out.
+    delivered: u64,
+    /// Hits lost since the beginning.
+    ever_lost: u64,
     /// The subscriber has found nothing and wants to be woken.
     waiting: bool,
     ended: bool,
@@ -192,6 +231,7 @@ impl Queue {
         let mut state = self.state.lock();
         if state.queued >= self.capacity {
             state.lost += 1;
+            state.ever_lost += 1;
             return;
         }
         let lost = std::mem::take(&mut state.lost);
@@ -218,6 +258,7 @@ impl Queue {
         let mut state = self.state.lock();
         if let Some(batch) = state.batches.pop_front() {
             state.queued -= batch.len();
+            state.delivered += batch.len() as u64;
             return Taken::Batch(batch);
         }
         let lost = std::mem::take(&mut state.lost);
@@ -229,6 +270,16 @@ impl Queue {
         }
         state.waiting = true;
         Taken::Nothing
+    }
+
+    fn stats(&self) -> QueueStats {
+        let state = self.state.lock();
+        QueueStats {
+            queued: state.queued,
+            capacity: self.capacity,
+            delivered: state.delivered,
+            lost: state.ever_lost,
+        }
     }
 
     fn wake(&self, state: &mut State) {
@@ -320,6 +371,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn each_queue_counts_what_waits_was_handed_out_and_was_lost_and_the_sums_outlive_it() {
+        let fanout = Arc::new(Fanout::default());
+        let mut slow = fanout.subscribe_with(vec![], 3);
+        let quick = fanout.subscribe_with(vec![2], 5);
+        for tsc in 0..5 {
+            fanout.publish(&hit(1, tsc));
+        }
+        let full = QueueStats {
+            queued: 3,
+            capacity: 3,
+            delivered: 0,
+            lost: 2,
+        };
+        let unwanted = QueueStats {
+            queued: 0,
+            capacity: 5,
+            delivered: 0,
+            lost: 0,
+        };
+        assert_eq!(fanout.stats().queues, [full, unwanted]);
+        slow.next().await.unwrap();
+        let read = QueueStats {
+            queued: 0,
+            delivered: 3,
+            ..full
+        };
+        assert_eq!(fanout.stats().queues[0], read);
+        drop((slow, quick));
+        let stats = fanout.stats();
+        assert_eq!((stats.queues.len(), stats.delivered, stats.lost), (0, 3, 2));
+    }
+
+    #[tokio::test]
     async fn losses_at_the_end_are_told_in_an_empty_batch() {
         let fanout = Arc::new(Fanout::default());
         let mut slow = fanout.subscribe_with(vec![], 2);
@@ -385,9 +469,9 @@ mod tests {
     async fn dropping_a_subscription_frees_its_queue() {
         let fanout = Arc::new(Fanout::default());
         let subscription = fanout.subscribe(vec![]);
-        assert_eq!(fanout.subscribers(), 1);
+        assert_eq!(fanout.stats().queues.len(), 1);
         drop(subscription);
-        assert_eq!(fanout.subscribers(), 0);
+        assert_eq!(fanout.stats().queues.len(), 0);
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ mod front;
 mod held;
 mod images;
 mod limits;
+mod log;
 mod machine;
 mod one_vm;
 mod page;
@@ -35,9 +36,10 @@ pub mod testing {
 
 pub use files::Folders;
 pub use front::{
-    BindError, ListenAddress, NoAddress, ServeError, ServeOptions, Server, TlsError, TlsFiles,
-    VmProgram,
+    BindError, ListenAddress, METRICS_PROBES, NoAddress, ServeError, ServeOptions, Server,
+    TlsError, TlsFiles, VmProgram,
 };
 pub use images::OpenError;
 pub use limits::Limits;
+pub use log::{LogFormat, LogOptions};
 pub use settings::Settings;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::files::Folders;
 use crate::limits::Limits;
+use crate::log::LogOptions;
 
 /// What holds for all VMs of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Settings {
     pub images: Option<PathBuf>,
     /// The folder where kernels that were unpacked are kept for the next VM. None: nowhere.
     pub kernel_cache: Option<PathBuf>,
+    /// What the processes of VMs log.
+    pub log: LogOptions,
 }
 
 impl Default for Settings {
@@ -32,6 +35,7 @@ impl Default for Settings {
             files: Folders::default(),
             images: None,
             kernel_cache: None,
+            log: LogOptions::default(),
         }
     }
 }

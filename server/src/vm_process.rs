@@ -33,6 +33,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use crate::files::{Folders, GrantedFiles};
 use crate::limits::{self, Limits};
+use crate::log::LogOptions;
 use crate::one_vm::OneVm;
 use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols, Vms};
 use crate::settings::Settings;
@@ -103,6 +104,9 @@ pub struct Arguments {
     /// No thread has a filter of system calls
     #[arg(long)]
     pub no_seccomp: bool,
+    /// What it logs
+    #[command(flatten)]
+    pub log: LogOptions,
 }
 
 impl Arguments {
@@ -131,6 +135,7 @@ impl Arguments {
             kernel_cache: settings.kernel_cache.clone(),
             allow_changes: settings.changes,
             no_seccomp: !settings.seccomp,
+            log: settings.log.clone(),
         }
     }
 
@@ -163,6 +168,7 @@ impl Arguments {
         ];
         let set = flags.iter().filter(|(_, is_set)| *is_set);
         words.extend(set.map(|(option, _)| option.into()));
+        words.extend(self.log.to_command_line().into_iter().map(OsString::from));
         words.extend(["--".into(), self.name.clone().into()]);
         words
     }
@@ -183,6 +189,7 @@ impl Arguments {
             files: Folders::default(),
             images: None,
             kernel_cache: self.kernel_cache.clone(),
+            log: self.log.clone(),
         }
     }
 }
@@ -339,6 +346,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::log::LogFormat;
 
     #[derive(Debug, Parser)]
     enum Program {
@@ -377,6 +385,10 @@ mod tests {
             files: Folders::default(),
             images: None,
             kernel_cache: Some("/k".into()),
+            log: LogOptions {
+                log_format: LogFormat::Json,
+                log_level: Some("info".into()),
+            },
         };
         let granted = GrantedFiles {
             files: vec!["/f".into()],

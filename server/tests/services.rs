@@ -300,7 +300,7 @@ async fn a_port_in_use_is_named() {
     let listen = again.listen[0].clone();
     let error = Server::bind(again).await.unwrap_err();
     assert!(
-        matches!(&error, BindError::InUse(address) if *address == listen),
+        matches!(&error, BindError::InUse { address, .. } if *address == listen),
         "{error:?}"
     );
 }

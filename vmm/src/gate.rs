@@ -10,41 +10,12 @@ use std::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// How often the vCPUs were stopped, and for how long. Pauses on request don't count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stops {
-    /// Number of times that a control thread stopped all vCPUs.
-    pub count: u64,
-    /// Total time of these stops. Each begins before the first vCPU is kicked.
-    pub time: Duration,
-    /// Time of the longest of these stops.
-    pub longest: Duration,
-    /// Number of times that all vCPUs but one were stopped, so that this one could step alone.
-    pub alone: u64,
-    /// Total time of these stops.
-    pub alone_time: Duration,
-}
-
-impl Stops {
-    fn add(&mut self, holder: Holder, time: Duration) {
-        match holder {
-            Holder::Control => {
-                self.count += 1;
-                self.time += time;
-                self.longest = self.longest.max(time);
-            }
-            Holder::Vcpu(_) => {
-                self.alone += 1;
-                self.alone_time += time;
-            }
-        }
-    }
-}
+use crate::stops::{RecentStop, StopLog, Stops};
 
 /// Who holds the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +58,7 @@ struct State {
     /// The vCPU that may enter although the guest is paused.
     stepping: Option<usize>,
     ended: bool,
-    stops: Stops,
+    stops: StopLog,
 }
 
 impl State {
@@ -113,7 +84,7 @@ impl Gate {
             paused: true,
             stepping: None,
             ended: false,
-            stops: Stops::default(),
+            stops: StopLog::default(),
         };
         Self {
             state: Mutex::new(state),
@@ -289,7 +260,12 @@ impl Gate {
 
     /// Counts of the stops that are over.
     pub(crate) fn stops(&self) -> Stops {
-        self.state.lock().stops
+        self.state.lock().stops.sums()
+    }
+
+    /// The last stops of all vCPUs that are over, at most so many, the oldest first.
+    pub(crate) fn recent_stops(&self, most: usize) -> Vec<RecentStop> {
+        self.state.lock().stops.recent(most)
     }
 
     /// Returns true if all vCPUs are paused on request.
@@ -337,7 +313,11 @@ impl Drop for Hold<'_> {
     fn drop(&mut self) {
         let mut state = self.gate.state.lock();
         if let Some(holder) = state.holder.take() {
-            state.stops.add(holder, self.since.elapsed());
+            let time = self.since.elapsed();
+            match holder {
+                Holder::Control => state.stops.add(time),
+                Holder::Vcpu(_) => state.stops.add_alone(time),
+            }
         }
         self.gate.reopen(&state);
     }
@@ -348,6 +328,7 @@ mod tests {
     use std::{
         sync::{Arc, atomic::AtomicU64},
         thread,
+        time::Duration,
     };
 
     use super::*;
@@ -406,6 +387,8 @@ mod tests {
         let stops = gate.stops();
         assert_eq!((stops.count, stops.alone), (50, 0), "a pause is no stop");
         assert!(stops.longest <= stops.time && stops.longest * 50 >= stops.time);
+        assert_eq!(stops.lengths.iter().sum::<u64>(), 50);
+        assert_eq!(gate.recent_stops(20).len(), 20);
         // A stop while paused leaves them paused.
         drop(gate.stop());
         assert!(gate.is_paused());
@@ -442,6 +425,7 @@ mod tests {
         }
         let stops = gate.stops();
         assert_eq!((stops.count, stops.alone), (0, 4 * 200));
+        assert!(gate.recent_stops(20).is_empty());
     }
 
     #[test]

@@ -29,10 +29,11 @@ use crate::{
     },
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
-    gate::{Gate, Stops},
+    gate::Gate,
     kvm,
     ram::{GuestRam, RamConfig},
     stopped_vm::StoppedVm,
+    stops::{RecentStop, Stops},
     unpack::unpack,
     vcpu::{
         self, KvmVcpu, Shared,
@@ -406,6 +407,11 @@ impl Vm {
     /// How often the vCPUs have been stopped so far, and for how long.
     pub fn stops(&self) -> Stops {
         self.shared.gate.stops()
+    }
+
+    /// The last stops of all vCPUs, at most so many of [`RECENT_STOPS`](crate::RECENT_STOPS), the oldest first.
+    pub fn recent_stops(&self, most: usize) -> Vec<RecentStop> {
+        self.shared.gate.recent_stops(most)
     }
 
     /// Ends the guest at once.

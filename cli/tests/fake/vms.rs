@@ -47,6 +47,14 @@ impl VmService for Fake {
         Ok(Response::new(GetVmResponse { vm }))
     }
 
+    async fn get_vm_stats(&self, _: Request<GetVmStatsRequest>) -> Answer<GetVmStatsResponse> {
+        let vm = self.state().vm.clone();
+        Ok(Response::new(GetVmStatsResponse {
+            vm,
+            ..Default::default()
+        }))
+    }
+
     async fn list_vms(&self, _: Request<ListVmsRequest>) -> Answer<ListVmsResponse> {
         let vms = self.state().vm.iter().cloned().collect();
         Ok(Response::new(ListVmsResponse {

@@ -57,7 +57,7 @@ use sites::table::Table;
 use sites::wishes::optimization;
 
 use crate::event::EventSink;
-use crate::probe::{ProbeId, ProbeInfo};
+use crate::probe::{ProbeCounts, ProbeId, ProbeInfo};
 
 pub use actions::attendants::{AnswerError, AttendError, Attendant, HeldHit};
 pub use changes::draft::Draft;
@@ -173,6 +173,12 @@ impl Engine {
     pub fn list_after(&self, id: Option<ProbeId>, most: usize) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
         Self::infos(&self.table(), registry.after(id).take(most))
+    }
+
+    /// How often each probe was hit so far, in the order of their registration.
+    pub fn counts(&self) -> Vec<ProbeCounts> {
+        let registry = self.registry.lock();
+        registry.probes().map(|probe| probe.counts()).collect()
     }
 
     /// How many probes there are, gone ones too.

@@ -53,6 +53,16 @@ impl Authorize {
         }
     }
 
+    /// Who asks for what an observer may see.
+    ///
+    /// # Errors
+    /// `UNAUTHENTICATED` or `PERMISSION_DENIED`.
+    pub fn observer(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Status> {
+        let caller = self.caller(peer, headers)?;
+        caller.check_role(Role::Observe, "to watch the server")?;
+        Ok(caller)
+    }
+
     /// Who makes a call.
     fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Status> {
         let names = match peer {

@@ -42,6 +42,7 @@ const OBSERVE: &[&str] = &[
     "ImageService/GetImage",
     "ImageService/ListImages",
     "VmService/GetVm",
+    "VmService/GetVmStats",
     "VmService/ListVms",
     "VmService/WaitVm",
     "ProbeService/ListProbes",

@@ -18,4 +18,4 @@ pub use event::{event, registers};
 pub use probe::{followed_call, is_settled, probes, symbol};
 pub use spec::{check_batch, spec};
 pub use vcpu::{general, vcpu_stack, vcpu_state};
-pub use vm::{arena, clock, ending, exits, memory_mib, stops};
+pub use vm::{all_exits, arena, clock, ending, exits, memory_mib, ns, recent_stop, stops, streams};

@@ -1,8 +1,10 @@
 //! What VMs do and how they end.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use vmprobe_proto::v1;
+
+use crate::fanout::{FanoutStats, QueueStats};
 
 /// Memory of a guest for which the request gives none, in MiB.
 const DEFAULT_MEMORY_MIB: u64 = 512;
@@ -28,17 +30,59 @@ pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
     }
 }
 
+/// How often vCPUs left guest mode, for whatever reason.
+pub fn all_exits(exits: &v1::Exits) -> u64 {
+    let v1::Exits {
+        breakpoint,
+        step,
+        hardware,
+        port_io,
+        mmio,
+        interrupted,
+        other,
+    } = exits;
+    breakpoint + step + hardware + port_io + mmio + interrupted + other
+}
+
+/// Nanoseconds.
+pub fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The protocol's form of a stop.
+pub fn recent_stop(stop: vmm::RecentStop) -> v1::RecentStop {
+    let since = stop.end.duration_since(UNIX_EPOCH);
+    v1::RecentStop {
+        end_unix_ns: since.map_or(0, ns),
+        ns: ns(stop.time),
+    }
+}
+
+/// The protocol's form of what streams of events come to.
+pub fn streams(stats: &FanoutStats) -> v1::EventStreams {
+    let stream = |queue: &QueueStats| v1::EventStream {
+        queued: queue.queued as u64,
+        capacity: queue.capacity as u64,
+        delivered: queue.delivered,
+        lost: queue.lost,
+    };
+    v1::EventStreams {
+        streams: stats.queues.iter().map(stream).collect(),
+        delivered: stats.delivered,
+        lost: stats.lost,
+    }
+}
+
 /// The protocol's form of a guest's counter beside its host's clock.
 pub fn clock(sample: &vmm::ClockSample) -> v1::ClockSample {
     v1::ClockSample {
         tsc: sample.tsc,
-        unix_ns: u64::try_from(sample.since_epoch.as_nanos()).unwrap_or(u64::MAX),
+        unix_ns: ns(sample.since_epoch),
     }
 }
 
 /// The protocol's form of how often the vCPUs were stopped.
 pub fn stops(stops: &vmm::Stops) -> v1::Stops {
-    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     v1::Stops {
         count: stops.count,
         ns: ns(stops.time),
@@ -106,5 +150,6 @@ mod tests {
         assert_eq!((told.breakpoint, told.step, told.hardware), (1, 2, 3));
         assert_eq!((told.port_io, told.mmio), (4, 5));
         assert_eq!((told.interrupted, told.other), (6, 7));
+        assert_eq!(all_exits(&told), 28);
     }
 }

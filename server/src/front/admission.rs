@@ -40,6 +40,11 @@ const LASTING: &[&str] = &[
 /// Always let in, so that whoever watches the server doesn't take a busy one for a dead one.
 const ALWAYS: &str = "/grpc.health.v1.Health/Check";
 
+/// Returns true if a call of this path lasts until something happens, or until its client goes away.
+pub fn is_lasting(path: &str) -> bool {
+    LASTING.iter().any(|prefix| path.starts_with(prefix))
+}
+
 /// One kind of calls.
 #[derive(Clone, Debug)]
 struct CallLimit {
@@ -94,8 +99,11 @@ impl Admission {
         if path == ALWAYS {
             return Ok(None);
         }
-        let lasts = LASTING.iter().any(|prefix| path.starts_with(prefix));
-        let gate = if lasts { &self.lasting } else { &self.calls };
+        let gate = if is_lasting(path) {
+            &self.lasting
+        } else {
+            &self.calls
+        };
         gate.enter().map(Some)
     }
 }

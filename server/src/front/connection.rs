@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use super::counters::{ConnectionCount, CountedConnection};
 use super::tls;
 use super::unix_socket::UnixSocket;
 use crate::access::Reloaded;
@@ -48,6 +49,17 @@ pub enum Peer {
     PlainText(SocketAddr),
 }
 
+impl Peer {
+    /// By what it has come, in a word.
+    fn transport(&self) -> &'static str {
+        match self {
+            Self::Local { .. } => "unix",
+            Self::Tls { .. } => "tls",
+            Self::PlainText(_) => "plain-text",
+        }
+    }
+}
+
 impl Display for Peer {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -73,6 +85,8 @@ pub enum Listener {
 pub struct Connection {
     peer: Peer,
     stream: Stream,
+    /// Since the client is known.
+    counted: Option<CountedConnection>,
 }
 
 #[derive(Debug)]
@@ -90,17 +104,33 @@ impl Connected for Connection {
     }
 }
 
-/// All connections that come to these, until this is dropped.
-pub fn incoming(listeners: Vec<Listener>) -> (JoinSet<()>, mpsc::Receiver<io::Result<Connection>>) {
+/// All connections that come to these, until this is dropped. They are counted.
+pub fn incoming(
+    listeners: Vec<Listener>,
+    count: &ConnectionCount,
+) -> (JoinSet<()>, mpsc::Receiver<io::Result<Connection>>) {
     let (found, connections) = mpsc::channel(1);
     let mut accepting = JoinSet::new();
     for listener in listeners {
-        accepting.spawn(accept(listener, found.clone()));
+        accepting.spawn(accept(listener, Found(found.clone(), count.clone())));
     }
     (accepting, connections)
 }
 
-async fn accept(listener: Listener, found: mpsc::Sender<io::Result<Connection>>) {
+/// Where connections go.
+#[derive(Clone, Debug)]
+struct Found(mpsc::Sender<io::Result<Connection>>, ConnectionCount);
+
+impl Found {
+    /// # Errors
+    /// Nobody takes connections any more.
+    async fn tell(&self, mut connection: Connection) -> Result<(), ()> {
+        connection.counted = Some(self.1.count(connection.peer.transport()));
+        self.0.send(Ok(connection)).await.map_err(|_| ())
+    }
+}
+
+async fn accept(listener: Listener, found: Found) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
     loop {
         let accepted = match &listener {
@@ -124,7 +154,7 @@ async fn accept(listener: Listener, found: mpsc::Sender<io::Result<Connection>>)
         match accepted {
             Ok(None) => {}
             Ok(Some(connection)) => {
-                if found.send(Ok(connection)).await.is_err() {
+                if found.tell(connection).await.is_err() {
                     return;
                 }
             }
@@ -137,16 +167,11 @@ async fn accept(listener: Listener, found: mpsc::Sender<io::Result<Connection>>)
 }
 
 /// Tells of a connection when its client has said by TLS who it is.
-async fn shake(
-    config: Arc<ServerConfig>,
-    stream: TcpStream,
-    address: SocketAddr,
-    found: mpsc::Sender<io::Result<Connection>>,
-) {
+async fn shake(config: Arc<ServerConfig>, stream: TcpStream, address: SocketAddr, found: Found) {
     let acceptor = TlsAcceptor::from(config);
     match timeout(HANDSHAKE, handshake(acceptor, stream, address)).await {
         Ok(Ok(connection)) => {
-            let _the_server_may_have_ended = found.send(Ok(connection)).await;
+            let _the_server_may_have_ended = found.tell(connection).await;
         }
         Ok(Err(error)) => tracing::warn!("{address} doesn't come by TLS: {error}"),
         Err(_) => tracing::warn!("{address} has taken too long to come by TLS"),
@@ -159,6 +184,7 @@ async fn local(socket: &UnixSocket) -> io::Result<Connection> {
     Ok(Connection {
         peer: Peer::Local { uid },
         stream: Stream::Unix(stream),
+        counted: None,
     })
 }
 
@@ -173,6 +199,7 @@ async fn plain(listener: &TcpListener) -> io::Result<Connection> {
     Ok(Connection {
         peer: Peer::PlainText(address),
         stream: Stream::Tcp(stream),
+        counted: None,
     })
 }
 
@@ -193,10 +220,16 @@ async fn handshake(
             names: names.into(),
         },
         stream: Stream::Tls(Box::new(stream)),
+        counted: None,
     })
 }
 
 impl Connection {
+    /// Who is at the other end.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
     fn stream(self: Pin<&mut Self>) -> Pin<&mut dyn Both> {
         match &mut self.get_mut().stream {
             Stream::Unix(stream) => Pin::new(stream),

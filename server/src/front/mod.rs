@@ -3,14 +3,21 @@
 //! Each VM is a process of its own ([`process`]), which serves its calls on a socket that only this process has. A
 //! call that names a VM is passed on to it, message by message as they are ([`relay`]); those about VMs as such are
 //! answered here ([`calls`]). A VM's process that dies takes its guest with it, and nothing else.
+//!
+//! Calls and connections are counted on their way ([`measure`], [`counters`]), and told with what VMs come to by HTTP, on
+//! addresses of its own ([`watch`]).
 
 mod address;
 mod addressed;
 mod admission;
+mod bind;
 mod calls;
 mod connection;
+mod counters;
 mod host;
 mod images;
+mod measure;
+mod options;
 mod process;
 mod raw;
 mod relay;
@@ -18,9 +25,12 @@ mod serve;
 mod tls;
 mod unix_socket;
 mod vms;
+mod watch;
 
 pub use address::{ListenAddress, NoAddress};
+pub use bind::BindError;
 pub use connection::Peer;
+pub use options::{METRICS_PROBES, ServeOptions};
 pub use process::VmProgram;
-pub use serve::{BindError, ServeError, ServeOptions, Server};
+pub use serve::{ServeError, Server};
 pub use tls::{TlsError, TlsFiles};

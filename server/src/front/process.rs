@@ -74,6 +74,8 @@ pub struct VmProcess {
     ended: watch::Receiver<Option<Ended>>,
     /// What it has of the images.
     _images: HeldImages,
+    /// Its number, if it isn't this process.
+    pid: Option<u32>,
     /// Dropped with this.
     _in_use: oneshot::Sender<()>,
 }
@@ -98,7 +100,7 @@ impl VmProcess {
         ours.set_nonblocking(true).map_err(failed)?;
         let arguments = Arguments::of(&request, settings, granted);
         let (in_use, dropped) = oneshot::channel();
-        let ended = match program {
+        let (pid, ended) = match program {
             VmProgram::Process(path) => {
                 let child = Command::new(path)
                     // What lists of processes show.
@@ -111,7 +113,7 @@ impl VmProcess {
                     .process_group(0)
                     .spawn()
                     .map_err(failed)?;
-                watch_child(child, dropped)
+                (child.id(), watch_child(child, dropped))
             }
             #[cfg(feature = "testing")]
             VmProgram::Here(publishers) => {
@@ -125,7 +127,7 @@ impl VmProcess {
                     end.send_replace(Some(Ended(None)));
                 });
                 drop(dropped);
-                ended
+                (None, ended)
             }
         };
         let stream = UnixStream::from_std(ours).map_err(failed)?;
@@ -138,6 +140,7 @@ impl VmProcess {
             known: Mutex::default(),
             ended,
             _images: images,
+            pid,
             _in_use: in_use,
         };
         let created = process.client().create_vm(request).await;
@@ -189,6 +192,32 @@ impl VmProcess {
                 known.clone()
             }
         }
+    }
+
+    /// What the VM comes to; none if the process has ended, or doesn't tell it within this time.
+    pub async fn stats(
+        &self,
+        request: v1::GetVmStatsRequest,
+        within: Duration,
+    ) -> Option<v1::GetVmStatsResponse> {
+        let mut client = self.client();
+        let asked = timeout(within, client.get_vm_stats(request)).await;
+        let stats = asked.ok()?.ok()?.into_inner();
+        if let Some(vm) = &stats.vm {
+            self.known.lock().clone_from(vm);
+        }
+        Some(stats)
+    }
+
+    /// What was last known of the VM.
+    pub fn last_known(&self) -> v1::Vm {
+        self.known.lock().clone()
+    }
+
+    /// The number of the process as long as it is there, and isn't this one.
+    pub fn pid(&self) -> Option<u32> {
+        // The number may be another process' when this one has been waited for.
+        self.pid.filter(|_| self.ended.borrow().is_none())
     }
 
     /// Waits for the guest's end.

@@ -1,13 +1,9 @@
 //! The listening socket and what is on it.
 
-use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,114 +21,28 @@ use vmprobe_proto::v1::session_service_server::SessionServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
-use super::address::ListenAddress;
 use super::admission::Admission;
-use super::connection::{self, Listener};
+use super::bind::{self, BindError, Listening, Purpose};
+use super::connection;
+use super::counters::Counters;
 use super::host::Host;
 use super::images::Images;
-use super::process::{VmProcess, VmProgram};
+use super::measure::Measure;
+use super::options::ServeOptions;
+use super::process::VmProcess;
 use super::relay::Relay;
-use super::tls::{TlsError, TlsFiles};
-use super::unix_socket::UnixSocket;
 use super::vms::Vms;
-use crate::access::{AuditError, AuditLog, Authorize, Clients, ClientsError, Reloaded};
-use crate::images::{ImageStore, OpenError};
+use super::watch::Watch;
+use crate::access::{AuditLog, Authorize, Clients, Reloaded};
+use crate::images::ImageStore;
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols};
-use crate::settings::Settings;
 
 /// How long clients may take to read the ends of their streams when the server ends.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Permissions of a socket that only its owner may write to.
-pub const PRIVATE: u32 = 0o600;
-
 /// A client that answers no ping for so long has gone; its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// Where to listen, whom to let in, and what to give.
-#[derive(Clone, Debug)]
-pub struct ServeOptions {
-    /// The addresses.
-    pub listen: Vec<ListenAddress>,
-    /// Permissions of the Unix sockets among them: who may write to one may do all.
-    pub socket_mode: u32,
-    /// What is shown to clients that come by TCP.
-    pub tls: Option<TlsFiles>,
-    /// The list of these clients.
-    pub clients: Option<PathBuf>,
-    /// Takes a line for each call that changes something.
-    pub audit_log: Option<PathBuf>,
-    /// Whether clients may come by TCP in plain text, to the loopback interface: any process of the host may do all
-    /// then.
-    pub plain_text: bool,
-    /// What holds for all VMs.
-    pub settings: Settings,
-    /// What runs the VMs.
-    pub program: VmProgram,
-}
-
-impl ServeOptions {
-    /// Those of a server on one address, in plain text if that is one of TCP.
-    pub fn new(listen: ListenAddress, settings: Settings, program: VmProgram) -> Self {
-        Self {
-            listen: vec![listen],
-            socket_mode: PRIVATE,
-            tls: None,
-            clients: None,
-            audit_log: None,
-            plain_text: true,
-            settings,
-            program,
-        }
-    }
-}
-
-/// Why the server can't listen.
-#[derive(Debug, Error)]
-pub enum BindError {
-    /// Whoever reaches the address could do all.
-    #[error(
-        "{0} is for those who come by TLS: give the server a certificate (--tls-cert, --tls-key) and a list of clients \
-         (--clients), or listen on a Unix socket; --plain-text lets any process of this host do all by an address of the \
-         loopback interface"
-    )]
-    NoTls(SocketAddr),
-    /// Nobody could come by TLS.
-    #[error("TLS takes a list of clients (--clients), which says who may do what")]
-    NoClients,
-    /// Another program listens there.
-    #[error("{0} is in use: stop what listens there, or choose another address with --listen")]
-    InUse(ListenAddress),
-    /// The operating system refuses.
-    #[error("can't listen on {address} ({cause}): choose another address with --listen")]
-    Refused {
-        /// The address.
-        address: ListenAddress,
-        /// The operating system's reason.
-        cause: io::Error,
-    },
-    /// What clients may name files below isn't a folder.
-    #[error("{folder} isn't a folder that clients can name files below: {cause}")]
-    Files {
-        /// What isn't one.
-        folder: PathBuf,
-        /// What the system said.
-        cause: io::Error,
-    },
-    /// The folder of images can't be used.
-    #[error(transparent)]
-    Images(#[from] OpenError),
-    /// A certificate can't be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The list of clients can't be used.
-    #[error(transparent)]
-    Clients(#[from] ClientsError),
-    /// The audit log can't be written.
-    #[error(transparent)]
-    Audit(#[from] AuditError),
-}
 
 /// Why the server stopped serving.
 #[derive(Debug, Error)]
@@ -148,8 +58,9 @@ pub enum ServeError {
 /// A server that listens.
 #[derive(Debug)]
 pub struct Server {
-    listeners: Vec<Listener>,
-    endpoints: Vec<String>,
+    calls: Listening,
+    metrics: Listening,
+    metrics_probes: u32,
     authorize: Authorize,
     vms: Arc<Vms>,
 }
@@ -166,55 +77,21 @@ impl Server {
         let images = options.settings.images.as_deref();
         let images = images.map(|folder| ImageStore::open(folder, &options.settings.limits));
         let images = images.transpose()?;
-        let tls = match &options.tls {
-            Some(files) => Some(Arc::new(files.load()?)),
-            None => None,
-        };
-        if tls.is_some() && options.clients.is_none() {
+        if options.tls.is_some() && options.clients.is_none() {
             return Err(BindError::NoClients);
         }
-        let clients = options.clients.map(|file| {
+        let clients = options.clients.clone().map(|file| {
             let files = vec![file.clone()];
             Reloaded::new(files, move || Clients::read(&file))
         });
         let audit = options.audit_log.as_deref().map(AuditLog::open);
         let authorize = Authorize::new(clients.transpose()?, audit.transpose()?);
-        let (mut listeners, mut endpoints) = (Vec::new(), Vec::new());
-        for address in options.listen {
-            let refused = |cause: io::Error| match cause.kind() {
-                ErrorKind::AddrInUse => BindError::InUse(address.clone()),
-                _ => BindError::Refused {
-                    address: address.clone(),
-                    cause,
-                },
-            };
-            let (listener, endpoint) = match &address {
-                ListenAddress::Unix(path) => {
-                    let socket = UnixSocket::bind(path, options.socket_mode).map_err(refused)?;
-                    (Listener::Unix(socket), address.to_string())
-                }
-                ListenAddress::Tcp(tcp) => {
-                    let is_plain = tls.is_none();
-                    if is_plain && !(options.plain_text && tcp.ip().is_loopback()) {
-                        return Err(BindError::NoTls(*tcp));
-                    }
-                    let listener = TcpListener::bind(tcp).await.map_err(refused)?;
-                    let address = listener.local_addr().map_err(refused)?;
-                    match &tls {
-                        Some(tls) => {
-                            let listener = Listener::Tls(listener, Arc::clone(tls));
-                            (listener, format!("https://{address}"))
-                        }
-                        None => (Listener::PlainText(listener), format!("http://{address}")),
-                    }
-                }
-            };
-            listeners.push(listener);
-            endpoints.push(endpoint);
-        }
+        let calls = bind::listen(&options, Purpose::Calls).await?;
+        let metrics = bind::listen(&options, Purpose::Metrics).await?;
         Ok(Self {
-            listeners,
-            endpoints,
+            calls,
+            metrics,
+            metrics_probes: options.metrics_probes,
             authorize,
             vms: Arc::new(Vms::new(options.settings, options.program, images)),
         })
@@ -223,7 +100,13 @@ impl Server {
     /// The addresses as clients take them, with the ports that were taken.
     #[must_use]
     pub fn endpoints(&self) -> &[String] {
-        &self.endpoints
+        &self.calls.endpoints
+    }
+
+    /// The addresses of metrics and the status page, likewise.
+    #[must_use]
+    pub fn metrics_endpoints(&self) -> &[String] {
+        &self.metrics.endpoints
     }
 
     /// Answers calls until `end` completes; then takes all probes out of the guests, kills them, ends all streams and
@@ -233,9 +116,18 @@ impl Server {
     /// [`ServeError`] when the transport fails.
     pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         let vms = Arc::clone(&self.vms);
-        let router = router(&vms, self.authorize).await?;
+        let counters = Counters::new();
+        let router = router(&vms, self.authorize.clone(), &counters).await?;
         let (drain, drained) = oneshot::channel::<()>();
-        let (_accepting, connections) = connection::incoming(self.listeners);
+        let (_accepting, connections) =
+            connection::incoming(self.calls.listeners, &counters.connections("grpc"));
+        let watch = Watch::new(
+            Arc::clone(&vms),
+            self.authorize,
+            counters,
+            self.metrics_probes,
+        );
+        let mut watched = watch.serve(self.metrics.listeners);
         let incoming = ReceiverStream::new(connections);
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.
@@ -261,6 +153,8 @@ impl Server {
         tokio::time::timeout(DRAIN, serving)
             .await
             .unwrap_or(Ok(()))?;
+        // Who looks at VMs keeps their processes.
+        watched.shutdown().await;
         vms.forget();
         // Each ends with the way to it.
         let ended: Vec<_> = processes.into_iter().map(VmProcess::end).collect();
@@ -271,9 +165,13 @@ impl Server {
     }
 }
 
-type Layers = Stack<Relay, Stack<Admission, Stack<Authorize, Identity>>>;
+type Layers = Stack<Relay, Stack<Admission, Stack<Authorize, Stack<Measure, Identity>>>>;
 
-async fn router(vms: &Arc<Vms>, authorize: Authorize) -> Result<Router<Layers>, ServeError> {
+async fn router(
+    vms: &Arc<Vms>,
+    authorize: Authorize,
+    counters: &Arc<Counters>,
+) -> Result<Router<Layers>, ServeError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter
         .set_serving::<VmServiceServer<services::Vms>>()
@@ -307,6 +205,7 @@ async fn router(vms: &Arc<Vms>, authorize: Authorize) -> Result<Router<Layers>, 
         .initial_connection_window_size(limits::CLIENT_CONNECTION_WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
+        .layer(Measure::new(Arc::clone(counters)))
         .layer(authorize)
         .layer(Admission::new(&vms.settings().limits))
         // The services of VMs are behind it.

@@ -16,7 +16,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::access::Reloaded;
 
 /// What HTTP/2 is called in the handshake (RFC 9113, 3.2).
-const HTTP2: &[u8] = b"h2";
+pub(super) const HTTP2: &[u8] = b"h2";
+/// What HTTP/1.1 is called there (RFC 7301, 6).
+pub(super) const HTTP1: &[u8] = b"http/1.1";
 
 /// The server's certificate, and who signs those of clients, each a file in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,18 +54,18 @@ pub enum TlsError {
 }
 
 impl TlsFiles {
-    /// What is in the files now, and in those that take their place.
+    /// What is in the files now, and in those that take their place, for a protocol of this name.
     ///
     /// # Errors
     /// See [`TlsError`].
-    pub fn load(&self) -> Result<Reloaded<ServerConfig>, TlsError> {
+    pub fn load(&self, protocol: &'static [u8]) -> Result<Reloaded<ServerConfig>, TlsError> {
         let files = [&self.certificate, &self.key].into_iter();
         let files = files.chain(&self.client_ca).cloned().collect();
         let this = self.clone();
-        Reloaded::new(files, move || this.config())
+        Reloaded::new(files, move || this.config(protocol))
     }
 
-    fn config(&self) -> Result<ServerConfig, TlsError> {
+    fn config(&self, protocol: &[u8]) -> Result<ServerConfig, TlsError> {
         let chain = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key);
         let key = key.map_err(|cause| unusable(&self.key, cause))?;
@@ -84,7 +86,7 @@ impl TlsFiles {
             }
         };
         let mut config = builder.with_single_cert(chain, key)?;
-        config.alpn_protocols = vec![HTTP2.to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         Ok(config)
     }
 }

@@ -20,7 +20,7 @@ use super::asked::AskedProbes;
 use super::bell::Bell;
 use super::patterns::Expanded;
 use super::sessions::Sessions;
-use super::{Described, Machine, OptimizerThread, ReaderThread, symbol_file};
+use super::{Described, Machine, OptimizerThread, ReaderThread, Watched, symbol_file};
 use crate::fanout::Fanout;
 use crate::files::GrantedFiles;
 use crate::settings::Settings;
@@ -106,6 +106,7 @@ impl Machine {
             max_probes: settings.limits.probes,
             allow_changes: settings.changes,
             confinement: confinement.clone(),
+            watched: Watched::default(),
         });
         let probes = machine.plant_first(&first)?;
         confinement
@@ -170,6 +171,7 @@ impl Machine {
     /// Waits for the guest's end, tells of its last events, and then everybody of the end.
     fn watch_for_the_end(&self, ended: &watch::Sender<Option<v1::Ending>>) {
         let ending = convert::ending(&self.vm.wait());
+        self.watched.end();
         self.optimizer.end();
         self.reader.end();
         self.drain_ended();

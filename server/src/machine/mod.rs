@@ -15,13 +15,16 @@ mod optimizer_thread;
 mod patterns;
 mod permission;
 mod probes;
+mod rates;
 mod read_rings;
 mod reader_thread;
 mod same_event;
 mod sessions;
+mod stats;
 mod symbol_file;
 mod symbols;
 mod types;
+mod watched;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -50,6 +53,7 @@ pub use probes::Changed;
 use optimizer_thread::OptimizerThread;
 use reader_thread::ReaderThread;
 use sessions::Sessions;
+use watched::Watched;
 
 /// A VM and what is known of it.
 pub struct Machine {
@@ -73,6 +77,7 @@ pub struct Machine {
     /// Whether clients may change the guest.
     allow_changes: bool,
     confinement: Confinement,
+    watched: Watched,
 }
 
 /// What a description of the VM repeats of its making.
@@ -138,6 +143,7 @@ impl Machine {
     /// Lets the guest run its first instruction. Blocks.
     pub fn start(&self) -> Result<(), Status> {
         let handler: Arc<dyn TrapHandler> = Arc::clone(&self.engine) as _;
+        self.watched.start();
         self.vm.start(&handler).map_err(|error| match error {
             StartError::State(error) => self.state_error(&error),
             StartError::Thread { .. } => Status::resource_exhausted(error.to_string()),

@@ -119,6 +119,7 @@ impl Machine {
         };
         let changed = self.change(unregister)?;
         let changed = changed.map(|()| self.told(self.engine.describe_removed(&removal)));
+        self.watched.remove(&changed.result);
         self.asked.forget(ids);
         self.sessions.forget(ids);
         Ok(changed)

@@ -8,11 +8,11 @@ use tonic::{Request, Response, Status, async_trait};
 use vmprobe_proto::v1::vm_service_server::VmService;
 use vmprobe_proto::v1::{
     CreateVmRequest, CreateVmResponse, DeleteVmRequest, DeleteVmResponse, DumpVmRequest,
-    DumpVmResponse, GetVmRequest, GetVmResponse, KillVmRequest, KillVmResponse, ListVmsRequest,
-    ListVmsResponse, PauseVmRequest, PauseVmResponse, ReadMemoryRequest, ReadMemoryResponse,
-    ReadRegistersRequest, ReadRegistersResponse, ReadStackRequest, ReadStackResponse,
-    ResumeVmRequest, ResumeVmResponse, StartVmRequest, StartVmResponse, WaitVmRequest,
-    WaitVmResponse,
+    DumpVmResponse, GetVmRequest, GetVmResponse, GetVmStatsRequest, GetVmStatsResponse,
+    KillVmRequest, KillVmResponse, ListVmsRequest, ListVmsResponse, PauseVmRequest,
+    PauseVmResponse, ReadMemoryRequest, ReadMemoryResponse, ReadRegistersRequest,
+    ReadRegistersResponse, ReadStackRequest, ReadStackResponse, ResumeVmRequest, ResumeVmResponse,
+    StartVmRequest, StartVmResponse, WaitVmRequest, WaitVmResponse,
 };
 
 use crate::blocking::blocking;
@@ -96,6 +96,16 @@ impl VmService for Vms {
         Ok(Response::new(GetVmResponse {
             vm: Some(machine.describe()),
         }))
+    }
+
+    async fn get_vm_stats(
+        &self,
+        request: Request<GetVmStatsRequest>,
+    ) -> Result<Response<GetVmStatsResponse>, Status> {
+        let request = request.into_inner();
+        let machine = self.0.get(&request.vm)?;
+        let stats = blocking(move || Ok(machine.stats(&request))).await?;
+        Ok(Response::new(stats))
     }
 
     async fn list_vms(

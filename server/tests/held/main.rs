@@ -10,6 +10,7 @@
 
 mod actions;
 mod jumps;
+mod stats;
 mod tiny;
 
 use std::net::SocketAddr;

@@ -22,6 +22,7 @@ mod tables;
 mod terminal;
 mod test;
 mod tiny;
+mod watched;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -134,6 +135,7 @@ fn tests() -> impl Iterator<Item = &'static Test> {
         tiny::TESTS,
         tiny::actions::TESTS,
         tiny::held::TESTS,
+        watched::TESTS,
     ]
     .into_iter()
     .chain(linux::tables())
@@ -170,7 +172,7 @@ fn say(line: &str) {
 }
 
 /// The needs that a run covers when it isn't told.
-const ALL_NEEDS: [Needs; 3] = [Needs::None, Needs::Tiny, Needs::Linux];
+const ALL_NEEDS: [Needs; 4] = [Needs::None, Needs::Tiny, Needs::Host, Needs::Linux];
 
 #[cfg(test)]
 mod tests {

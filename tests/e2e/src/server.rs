@@ -15,12 +15,16 @@ use crate::context::Context;
 use crate::process::Process;
 use crate::test::{Failure, wrong};
 
-/// The address that the server announces next.
-fn announced(output: &mut impl BufRead) -> Result<String, Failure> {
+/// What the server announces its addresses with.
+const CALLS: &str = "listening on ";
+const METRICS: &str = "metrics on ";
+
+/// The address that the server announces next, with these words before it.
+fn announced(output: &mut impl BufRead, words: &str) -> Result<String, Failure> {
     let mut line = String::new();
     let read = output.read_line(&mut line);
     read.map_err(Failure::io("read the server's announcement"))?;
-    let endpoint = line.trim_end().strip_prefix("listening on ");
+    let endpoint = line.trim_end().strip_prefix(words);
     let endpoint =
         endpoint.ok_or_else(|| wrong!("the server announced {line:?} instead of its address"))?;
     Ok(endpoint.to_owned())
@@ -86,7 +90,7 @@ impl Server {
             .take()
             .ok_or_else(|| wrong!("the server has no output"))?;
         let mut output = BufReader::new(output);
-        let endpoint = announced(&mut output)?;
+        let endpoint = announced(&mut output, CALLS)?;
         Ok(Self {
             endpoint,
             child,
@@ -101,8 +105,20 @@ impl Server {
     /// # Errors
     /// If there is none.
     pub fn next_endpoint(&self) -> Result<String, Failure> {
+        self.announced(CALLS)
+    }
+
+    /// Where it tells metrics, by its next announcement.
+    ///
+    /// # Errors
+    /// If that is another one.
+    pub fn metrics_endpoint(&self) -> Result<String, Failure> {
+        self.announced(METRICS)
+    }
+
+    fn announced(&self, words: &str) -> Result<String, Failure> {
         let output = self.output.lock();
-        announced(&mut *output.unwrap_or_else(PoisonError::into_inner))
+        announced(&mut *output.unwrap_or_else(PoisonError::into_inner), words)
     }
 
     /// A new connection to it.

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use lab::{
     CacheError, DebianDiskError, Initramfs, Kernel, KernelError, Kernels, ModuleError,
-    TestKernelError,
+    PackageError, TestKernelError,
 };
 
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
 use crate::passt::{self, PasstError};
+use crate::prometheus;
 use crate::repack::{self, Packer, RepackError};
 use crate::root_files::{self, RootFilesError};
 use crate::{root, say};
@@ -86,6 +87,9 @@ pub enum FilesError {
     /// No passt for the tests.
     #[error(transparent)]
     Passt(#[from] PasstError),
+    /// No Prometheus for the tests.
+    #[error("there is no Prometheus")]
+    Prometheus(#[from] PackageError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -142,6 +146,9 @@ impl Files {
         // Beside the other programs, as in the lab.
         link(&programs.folder.join("gdb"), &gdb::program()?)?;
         link(&programs.folder.join("passt"), &passt::program()?)?;
+        for name in prometheus::PROGRAMS {
+            link(&programs.folder.join(name), &prometheus::program(name)?)?;
+        }
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);

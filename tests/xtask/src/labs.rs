@@ -357,7 +357,7 @@ impl LabMachine {
     }
 
     fn arguments(&self, filter: Option<&str>) -> Vec<String> {
-        let mut arguments = test::e2e_arguments(self.name.place(), test::ALL_NEEDS, filter);
+        let mut arguments = test::e2e_arguments(self.name.place(), test::LAB_NEEDS, filter);
         arguments.extend(["--part".to_owned(), self.part.name().to_owned()]);
         arguments.extend(["--shard".to_owned(), self.shard.to_string()]);
         arguments

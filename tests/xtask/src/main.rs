@@ -19,6 +19,7 @@ mod machine;
 mod microvm;
 mod passt;
 mod pictures;
+mod prometheus;
 mod python;
 mod record;
 mod repack;

@@ -28,6 +28,7 @@ use std::{
 pub use error::ConfinementError;
 pub use files::Access;
 pub use role::Role;
+pub use violation::frame_violations;
 
 use files::FileRules;
 use filters::Filters;

@@ -1,6 +1,6 @@
 //! What becomes of a thread that makes a system call that its filter forbids.
 
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
 use libc::{c_int, c_void, siginfo_t};
 use vmm_sys_util::signal::register_signal_handler;
@@ -17,6 +17,15 @@ struct ForbiddenCall {
     /// Of the instruction.
     address: usize,
     number: c_int,
+}
+
+/// What is written before and behind what is told of a call.
+static FRAME: OnceLock<[String; 2]> = OnceLock::new();
+
+/// Has what is told of a forbidden call written with this before and behind it, the first time that this is called. It is
+/// a line of text, without quotation marks or backslashes.
+pub fn frame_violations(frame: [String; 2]) {
+    let _the_first_holds = FRAME.set(frame);
 }
 
 /// Installs the signal's handler, once a process.
@@ -39,12 +48,19 @@ extern "C" fn on_forbidden_call(_: c_int, info: *mut siginfo_t, _: *mut c_void) 
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     let name_len = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_LEN);
     let mut digits = [0_u8; 12];
+    // A read of memory that is never written again.
+    let [before, behind] = FRAME
+        .get()
+        .map_or(["", ""], |[before, behind]| [before, behind]);
     for part in [
+        before.as_bytes(),
         b"vmprobed: the thread ".as_slice(),
         &name[..name_len],
         b" has made system call ",
         decimal(call, &mut digits),
-        b", which its filter forbids; the VM ends. This is a bug of vmprobe, or an attack of the guest's\n",
+        b", which its filter forbids; the VM ends. This is a bug of vmprobe, or an attack of the guest's",
+        behind.as_bytes(),
+        b"\n",
     ] {
         // SAFETY: the pointer and the length are those of a slice. Nothing helps if it can't be written.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };

@@ -10,8 +10,8 @@ use crate::action::ActionFailure;
 use crate::engine::sites::switches::Switches;
 use crate::engine::sites::ways_out::WaysOut;
 use crate::probe::{
-    Capture, Optimization, Options, Place, ProbeId, ProbeInfo, ProbeKind, ProbeSpec, ProbeState,
-    Strategy,
+    Capture, Optimization, Options, Place, ProbeCounts, ProbeId, ProbeInfo, ProbeKind, ProbeSpec,
+    ProbeState, Strategy,
 };
 
 /// Where a probe is at the moment.
@@ -242,6 +242,16 @@ impl Probe {
     /// As [`Self::lose_call`], of calls that detours follow.
     pub(crate) fn lose_calls(&self, times: u64) {
         self.ended.fetch_add(times, Ordering::Relaxed);
+    }
+
+    /// How often it was hit so far.
+    pub(crate) fn counts(&self) -> ProbeCounts {
+        ProbeCounts {
+            id: self.id,
+            hits: self.hits.load(Ordering::Relaxed),
+            missed: self.missed.load(Ordering::Relaxed),
+            ended: self.ended.load(Ordering::Relaxed),
+        }
     }
 
     /// What is told of it, with what its site tells of jumps.

@@ -1,19 +1,18 @@
 //! The arguments.
 
 use std::env;
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
-    Folders, Limits, ListenAddress, ServeOptions, Settings, TlsFiles, VmProgram, vm_process,
+    Folders, Limits, ListenAddress, LogOptions, METRICS_PROBES, ServeOptions, Settings, TlsFiles,
+    VmProgram, vm_process,
 };
 
 const EXIT_CODES: &str = "\
-Prints a line for each address, `listening on ADDRESS`, on standard output; logs go to standard
-error, filtered by VMPROBE_LOG (default: warn).
+Prints a line for each address, `listening on ADDRESS` or `metrics on ADDRESS`, on standard output;
+logs go to standard error.
 
 Exit codes:
   0  ended by SIGTERM or SIGINT, guests killed
@@ -87,6 +86,14 @@ pub struct Serve {
     /// all
     #[arg(long, conflicts_with = "tls_cert")]
     pub plain_text: bool,
+    /// Answer by HTTP at this address with metrics for Prometheus (`/metrics`) and a page that shows what VMs do (`/`),
+    /// for those who may look at VMs: unix:PATH, or IP:PORT, under the same conditions as `--listen` (repeatable)
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Vec<ListenAddress>,
+    /// Probes of each VM that metrics tell one by one: those that were registered first
+    #[arg(long, value_name = "N", env = "VMPROBED_METRICS_PROBES", default_value_t = METRICS_PROBES,
+        value_parser = clap::value_parser!(u32).range(..=10_000))]
+    pub metrics_probes: u32,
     /// End when standard input closes: with the process that started this one
     #[arg(long)]
     pub exit_with_stdin: bool,
@@ -132,6 +139,8 @@ pub struct Serve {
     /// Unpack a kernel for each VM
     #[arg(long, env = "VMPROBED_NO_KERNEL_CACHE")]
     pub no_kernel_cache: bool,
+    #[command(flatten)]
+    pub log: LogOptions,
     #[command(flatten)]
     pub most: Most,
 }
@@ -215,6 +224,8 @@ impl Serve {
             clients: self.clients.clone(),
             audit_log: self.audit_log.clone(),
             plain_text: self.plain_text,
+            metrics: self.metrics.clone(),
+            metrics_probes: self.metrics_probes,
             settings: Settings {
                 limits: Limits {
                     vms: self.most.max_vms,
@@ -243,6 +254,7 @@ impl Serve {
                     (false, Some(folder)) => Some(folder.clone()),
                     (false, None) => default_kernel_cache(),
                 },
+                log: self.log.clone(),
             },
             // This very program, also when another was installed in its place.
             program: VmProgram::Process("/proc/self/exe".into()),
@@ -266,16 +278,6 @@ fn octal(text: &str) -> Result<u32, String> {
         .ok()
         .filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "give permissions in octal, such as 600 or 660".into())
-}
-
-/// Sends the log to standard error.
-pub fn start_log() {
-    let filter = EnvFilter::try_from_env("VMPROBE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
 }
 
 #[cfg(test)]

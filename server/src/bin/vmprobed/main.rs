@@ -41,13 +41,16 @@ impl ServerFailure {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the one place where errors are shown")]
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(Command::Doctor { json }) = args.command {
         return doctor::report(json);
     }
-    args::start_log();
+    let (log, vm) = match &args.command {
+        Some(Command::Vm(arguments)) => (&arguments.log, Some(arguments.name.as_str())),
+        _ => (&args.serve.log, None),
+    };
+    log.start(vm);
     allow_files();
     let served = match &args.command {
         Some(Command::Vm(arguments)) => vm_process::run(arguments).map_err(ServerFailure::from),
@@ -56,7 +59,7 @@ fn main() -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("vmprobed: {failure}");
+            log.tell_failure(&failure);
             failure.exit_code()
         }
     }
@@ -112,6 +115,9 @@ fn announce(server: &Server) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     for endpoint in server.endpoints() {
         writeln!(stdout, "listening on {endpoint}")?;
+    }
+    for endpoint in server.metrics_endpoints() {
+        writeln!(stdout, "metrics on {endpoint}")?;
     }
     stdout.flush()
 }

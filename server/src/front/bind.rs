@@ -1,0 +1,164 @@
+//! The addresses of the server, taken.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thiserror::Error;
+use tokio::net::TcpListener;
+
+use super::address::ListenAddress;
+use super::connection::Listener;
+use super::options::ServeOptions;
+use super::tls::{HTTP1, HTTP2, TlsError};
+use super::unix_socket::UnixSocket;
+use crate::access::{AuditError, ClientsError};
+use crate::images::OpenError;
+
+/// What comes to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Calls of gRPC.
+    Calls,
+    /// Questions for metrics and the status page.
+    Metrics,
+}
+
+impl Purpose {
+    /// The option that its addresses come from.
+    fn option(self) -> &'static str {
+        match self {
+            Self::Calls => "--listen",
+            Self::Metrics => "--metrics",
+        }
+    }
+
+    /// The protocol, by its name in TLS.
+    fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Calls => HTTP2,
+            Self::Metrics => HTTP1,
+        }
+    }
+
+    fn addresses(self, options: &ServeOptions) -> &[ListenAddress] {
+        match self {
+            Self::Calls => &options.listen,
+            Self::Metrics => &options.metrics,
+        }
+    }
+}
+
+/// Why the server can't listen.
+#[derive(Debug, Error)]
+pub enum BindError {
+    /// Whoever reaches the address could do or see all.
+    #[error(
+        "{0} is for those who come by TLS: give the server a certificate (--tls-cert, --tls-key) and a list of clients \
+         (--clients), or listen on a Unix socket; --plain-text lets any process of this host do all by an address of the \
+         loopback interface"
+    )]
+    NoTls(SocketAddr),
+    /// Nobody could come by TLS.
+    #[error("TLS takes a list of clients (--clients), which says who may do what")]
+    NoClients,
+    /// Another program listens there.
+    #[error(
+        "{address} is in use: stop what listens there, or choose another address with {option}"
+    )]
+    InUse {
+        /// The address.
+        address: ListenAddress,
+        /// The option that it comes from.
+        option: &'static str,
+    },
+    /// The operating system refuses.
+    #[error("can't listen on {address} ({cause}): choose another address with {option}")]
+    Refused {
+        /// The address.
+        address: ListenAddress,
+        /// The option that it comes from.
+        option: &'static str,
+        /// The operating system's reason.
+        cause: io::Error,
+    },
+    /// What clients may name files below isn't a folder.
+    #[error("{folder} isn't a folder that clients can name files below: {cause}")]
+    Files {
+        /// What isn't one.
+        folder: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The folder of images can't be used.
+    #[error(transparent)]
+    Images(#[from] OpenError),
+    /// A certificate can't be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The list of clients can't be used.
+    #[error(transparent)]
+    Clients(#[from] ClientsError),
+    /// The audit log can't be written.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+}
+
+/// Addresses that were taken.
+#[derive(Debug, Default)]
+pub struct Listening {
+    pub listeners: Vec<Listener>,
+    /// As clients take them, with the ports that were taken.
+    pub endpoints: Vec<String>,
+}
+
+/// Takes the addresses for one purpose.
+///
+/// # Errors
+/// See [`BindError`].
+pub async fn listen(options: &ServeOptions, purpose: Purpose) -> Result<Listening, BindError> {
+    let tls = match &options.tls {
+        Some(files) => Some(Arc::new(files.load(purpose.protocol())?)),
+        None => None,
+    };
+    let option = purpose.option();
+    let mut listening = Listening::default();
+    for address in purpose.addresses(options) {
+        let refused = |cause: io::Error| {
+            let address = address.clone();
+            match cause.kind() {
+                ErrorKind::AddrInUse => BindError::InUse { address, option },
+                _ => BindError::Refused {
+                    address,
+                    option,
+                    cause,
+                },
+            }
+        };
+        let (listener, endpoint) = match address {
+            ListenAddress::Unix(path) => {
+                let socket = UnixSocket::bind(path, options.socket_mode).map_err(refused)?;
+                (Listener::Unix(socket), address.to_string())
+            }
+            ListenAddress::Tcp(tcp) => {
+                let is_plain = tls.is_none();
+                if is_plain && !(options.plain_text && tcp.ip().is_loopback()) {
+                    return Err(BindError::NoTls(*tcp));
+                }
+                let listener = TcpListener::bind(tcp).await.map_err(refused)?;
+                let address = listener.local_addr().map_err(refused)?;
+                match &tls {
+                    Some(tls) => {
+                        let listener = Listener::Tls(listener, Arc::clone(tls));
+                        (listener, format!("https://{address}"))
+                    }
+                    None => (Listener::PlainText(listener), format!("http://{address}")),
+                }
+            }
+        };
+        listening.listeners.push(listener);
+        listening.endpoints.push(endpoint);
+    }
+    Ok(listening)
+}
