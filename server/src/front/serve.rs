@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ServerConfig;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -82,6 +83,46 @@ impl ServeOptions {
             program,
         }
     }
+
+    /// Checks all that can be known before the server listens: that certificates, keys and the list of clients can be
+    /// used, and that each address may be listened on. Nothing is made or changed.
+    ///
+    /// # Errors
+    /// As [`Server::bind`].
+    pub fn check(&self) -> Result<(), BindError> {
+        let tls = self.load_tls()?;
+        self.load_clients()?;
+        for address in &self.listen {
+            self.check_address(address, tls.is_some())?;
+        }
+        Ok(())
+    }
+
+    fn load_tls(&self) -> Result<Option<Reloaded<ServerConfig>>, BindError> {
+        let tls = self.tls.as_ref().map(TlsFiles::load).transpose()?;
+        match tls.is_some() && self.clients.is_none() {
+            true => Err(BindError::NoClients),
+            false => Ok(tls),
+        }
+    }
+
+    fn load_clients(&self) -> Result<Option<Reloaded<Clients>>, ClientsError> {
+        let clients = self.clients.clone().map(|file| {
+            let files = vec![file.clone()];
+            Reloaded::new(files, move || Clients::read(&file))
+        });
+        clients.transpose()
+    }
+
+    /// Plain text is only for the loopback interface, and only where the owner wants it.
+    fn check_address(&self, address: &ListenAddress, has_tls: bool) -> Result<(), BindError> {
+        match address {
+            ListenAddress::Tcp(tcp) if !has_tls && !(self.plain_text && tcp.ip().is_loopback()) => {
+                Err(BindError::NoTls(*tcp))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Why the server can't listen.
@@ -145,21 +186,13 @@ impl Server {
     /// # Errors
     /// See [`BindError`].
     pub async fn bind(options: ServeOptions) -> Result<Self, BindError> {
-        let tls = match &options.tls {
-            Some(files) => Some(Arc::new(files.load()?)),
-            None => None,
-        };
-        if tls.is_some() && options.clients.is_none() {
-            return Err(BindError::NoClients);
-        }
-        let clients = options.clients.map(|file| {
-            let files = vec![file.clone()];
-            Reloaded::new(files, move || Clients::read(&file))
-        });
+        let tls = options.load_tls()?.map(Arc::new);
+        let clients = options.load_clients()?;
         let audit = options.audit_log.as_deref().map(AuditLog::open);
-        let authorize = Authorize::new(clients.transpose()?, audit.transpose()?);
+        let authorize = Authorize::new(clients, audit.transpose()?);
         let (mut listeners, mut endpoints) = (Vec::new(), Vec::new());
-        for address in options.listen {
+        for address in &options.listen {
+            options.check_address(address, tls.is_some())?;
             let refused = |cause: io::Error| match cause.kind() {
                 ErrorKind::AddrInUse => BindError::InUse(address.clone()),
                 _ => BindError::Refused {
@@ -167,16 +200,12 @@ impl Server {
                     cause,
                 },
             };
-            let (listener, endpoint) = match &address {
+            let (listener, endpoint) = match address {
                 ListenAddress::Unix(path) => {
                     let socket = UnixSocket::bind(path, options.socket_mode).map_err(refused)?;
                     (Listener::Unix(socket), address.to_string())
                 }
                 ListenAddress::Tcp(tcp) => {
-                    let is_plain = tls.is_none();
-                    if is_plain && !(options.plain_text && tcp.ip().is_loopback()) {
-                        return Err(BindError::NoTls(*tcp));
-                    }
                     let listener = TcpListener::bind(tcp).await.map_err(refused)?;
                     let address = listener.local_addr().map_err(refused)?;
                     match &tls {

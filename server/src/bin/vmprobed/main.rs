@@ -1,19 +1,26 @@
 //! `vmprobed`: the vmprobe server.
 
 mod args;
+mod service_manager;
 
+use std::env;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::CommandFactory;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use vmprobe_command_line::{ConfigurationError, ManualError, completions, write_manual};
 use vmprobe_server::vm_process::{self, VmProcessError};
 use vmprobe_server::{BindError, ServeError, Server, doctor};
 
 use crate::args::{Args, Command, Serve};
+use crate::service_manager::Told;
+
+/// What the manual pages belong to.
+const MANUAL: &str = "vmprobe";
 
 /// Why the server didn't start, or stopped.
 #[derive(Debug, Error)]
@@ -22,8 +29,14 @@ enum ServerFailure {
     Runtime(io::Error),
     #[error("can't watch for signals: {0}")]
     Signals(io::Error),
-    #[error("can't say where it listens, on standard output: {0}")]
-    Announce(io::Error),
+    #[error("can't write to standard output: {0}")]
+    Output(io::Error),
+    #[error("can't tell the service manager of being ready: {0}")]
+    ServiceManager(io::Error),
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationError),
+    #[error(transparent)]
+    Manual(#[from] ManualError),
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error(transparent)]
@@ -35,7 +48,7 @@ enum ServerFailure {
 impl ServerFailure {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Bind(_) => ExitCode::from(2),
+            Self::Bind(_) | Self::Configuration(_) => ExitCode::from(2),
             _ => ExitCode::FAILURE,
         }
     }
@@ -43,23 +56,45 @@ impl ServerFailure {
 
 #[expect(clippy::print_stderr, reason = "the one place where errors are shown")]
 fn main() -> ExitCode {
-    let args = Args::parse();
-    if let Some(Command::Doctor { json }) = args.command {
-        return doctor::report(json);
-    }
-    args::start_log();
-    allow_files();
-    let served = match &args.command {
-        Some(Command::Vm(arguments)) => vm_process::run(arguments).map_err(ServerFailure::from),
-        _ => start(&args.serve),
-    };
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
+    match start() {
+        Ok(code) => code,
         Err(failure) => {
             eprintln!("vmprobed: {failure}");
             failure.exit_code()
         }
     }
+}
+
+fn start() -> Result<ExitCode, ServerFailure> {
+    let args = Args::read(env::args_os())?;
+    match args.command {
+        Some(Command::Doctor { json }) => return Ok(doctor::report(json)),
+        Some(Command::Completions { shell }) => {
+            let script = completions(Args::command(), shell);
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(&script).map_err(ServerFailure::Output)?;
+        }
+        Some(Command::Manual { folder }) => write_manual(Args::command(), MANUAL, &folder)?,
+        Some(Command::Vm(arguments)) => {
+            prepare();
+            vm_process::run(&arguments)?;
+        }
+        None if args.serve.check_config => {
+            args.serve.options().check()?;
+            let good = "the configuration is good";
+            writeln!(io::stdout(), "{good}").map_err(ServerFailure::Output)?;
+        }
+        None => {
+            prepare();
+            serve(&args.serve)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn prepare() {
+    args::start_log();
+    allow_files();
 }
 
 /// Lets the process have as many files open as the system allows it: a guest's connections take one each, and
@@ -78,7 +113,7 @@ fn allow_files() {
     }
 }
 
-fn start(serve: &Serve) -> Result<(), ServerFailure> {
+fn serve(serve: &Serve) -> Result<(), ServerFailure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -93,7 +128,8 @@ async fn run(serve: &Serve) -> Result<(), ServerFailure> {
     let server = Server::bind(serve.options()).await?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServerFailure::Signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServerFailure::Signals)?;
-    announce(&server).map_err(ServerFailure::Announce)?;
+    announce(&server).map_err(ServerFailure::Output)?;
+    let told = Told::ready().map_err(ServerFailure::ServiceManager)?;
 
     let parent = serve.exit_with_stdin;
     let end = async {
@@ -102,6 +138,7 @@ async fn run(serve: &Serve) -> Result<(), ServerFailure> {
             _ = terminate.recv() => {}
             () = stdin_closed(), if parent => {}
         }
+        told.stopping();
     };
     Ok(server.serve(end).await?)
 }
