@@ -9,10 +9,12 @@ use std::process::ExitStatus;
 
 use vmprobe_client::ClientError;
 use vmprobe_client::spec::{SpecError, render};
+use vmprobe_command_line::ManualError;
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
 use crate::ci::CiError;
+use crate::client_configuration::ClientConfigurationError;
 use crate::cloud_init::CloudInitError;
 use crate::commands::certs::CertsError;
 use crate::host_root::RootError;
@@ -102,6 +104,10 @@ pub enum Failure {
     #[error("can't read {}, which says who this client is: {cause}", .file.display())]
     Credentials { file: PathBuf, cause: io::Error },
     #[error(transparent)]
+    Configuration(#[from] ClientConfigurationError),
+    #[error(transparent)]
+    Manual(#[from] ManualError),
+    #[error(transparent)]
     Certs(#[from] CertsError),
     #[error(transparent)]
     Root(RootError),
@@ -152,6 +158,7 @@ impl Failure {
             | Self::NothingToActAt
             | Self::NoReturn { .. }
             | Self::NotFlame { .. }
+            | Self::Configuration(_)
             | Self::Create(CreateError::Ending(_)) => Some(2),
             Self::Ci(error) if error.is_usage() => Some(2),
             _ if self.is_closed_pipe() => Some(0),

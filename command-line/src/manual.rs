@@ -40,9 +40,12 @@ pub fn write_manual(command: Command, manual: &str, folder: &Path) -> Result<(),
     while let Some(command) = left.pop() {
         let subcommands = command.get_subcommands();
         left.extend(subcommands.filter(|it| !it.is_hide_set()).cloned());
-        let man = Man::new(command.clone()).manual(manual).source(&source);
+        let man = Man::new(command.clone());
         let page = folder.join(man.get_filename());
-        let text = render(&man, &command);
+        let name = page.file_stem().unwrap_or_default().to_string_lossy();
+        // A page is made anew for each version, so no date says more than that (man(7)).
+        let title = format!(".TH {name} 1 \"\" \"{source}\" \"{manual}\"\n");
+        let text = render(title, &man, &command);
         text.and_then(|text| fs::write(&page, text))
             .map_err(failed(&page))?;
     }
@@ -50,9 +53,8 @@ pub fn write_manual(command: Command, manual: &str, folder: &Path) -> Result<(),
 }
 
 /// A page. What the help has behind the options keeps its lines as they are.
-fn render(man: &Man, command: &Command) -> io::Result<Vec<u8>> {
-    let mut page = Vec::new();
-    man.render_title(&mut page)?;
+fn render(title: String, man: &Man, command: &Command) -> io::Result<Vec<u8>> {
+    let mut page = title.into_bytes();
     man.render_name_section(&mut page)?;
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;

@@ -37,7 +37,7 @@ enum Lines<W> {
 
 impl<W: Write> Lines<W> {
     fn new(out: W, guest: &Guest, trace: &Trace) -> io::Result<Self> {
-        if trace.json {
+        if trace.format.is_json() {
             return Ok(Self::Json(JsonLines::new(out, guest)));
         }
         let header = match trace.header {
