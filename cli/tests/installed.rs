@@ -14,8 +14,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use deployment::{Tools, deploy};
 use fake::Fake;
 use fake::command::vmprobe as with_server;
+use row_report::proves;
 use serde_json::Value;
 
 /// The list of exit codes for people.
@@ -55,6 +57,11 @@ fn subcommands(command: &[&str]) -> Vec<String> {
 
 #[test]
 fn each_command_has_a_manual_page_without_a_fault() {
+    let name = "each_command_has_a_manual_page_without_a_fault";
+    proves(&["SV08"], name, || format!("{} pages", manual_pages()));
+}
+
+fn manual_pages() -> usize {
     let folder = folder("manual");
     let written = vmprobe(&["manual"]).arg(&folder).output().unwrap();
     assert_eq!(written.status.code(), Some(0), "{}", errors(&written));
@@ -92,6 +99,7 @@ fn each_command_has_a_manual_page_without_a_fault() {
     let is_meant = |line: &&str| meant.iter().any(|meant| line.contains(meant));
     let faults: Vec<&str> = told.lines().filter(|line| !is_meant(line)).collect();
     assert_eq!(faults, [""; 0]);
+    pages.len()
 }
 
 #[test]
@@ -265,7 +273,8 @@ fn each_job_of_a_matrix_is_an_index_of_a_job_of_kubernetes() {
         .unwrap();
     assert_eq!(made.status.code(), Some(0), "{}", errors(&made));
     let text = output(&made);
-    let (config, job) = text.split_once("---\n").unwrap();
+    let mut documents = text.strip_prefix("---\n").unwrap().split("---\n");
+    let [config, job] = [(); 2].map(|()| documents.next().unwrap());
     for part in [
         "kind: ConfigMap",
         "0 a/one",
@@ -288,6 +297,19 @@ fn each_job_of_a_matrix_is_an_index_of_a_job_of_kubernetes() {
         "- 104",
     ] {
         assert!(job.contains(part), "{part}: {job}");
+    }
+    let file = matrix.with_file_name("job.yaml");
+    fs::write(&file, &text).unwrap();
+    let tools = Tools::ensure().unwrap();
+    let mut yamllint = tools.module("yamllint");
+    yamllint
+        .arg("--strict")
+        .arg("-c")
+        .arg(deploy("kubernetes/.yamllint"));
+    let mut validate = tools.module("kubernetes_validate");
+    for tool in [&mut yamllint, validate.arg("--strict")] {
+        let told = tool.arg(&file).output().unwrap();
+        assert!(told.status.success(), "{}{}", output(&told), errors(&told));
     }
     fs::write(&matrix, "[kernels.a]\nkernl = 'x'").unwrap();
     let wrong = vmprobe(&["ci-job", "--image=i"])

@@ -40,7 +40,8 @@ pub fn manifests(asked: &CiJob) -> Result<String, CiError> {
     let jobs = plan::of_matrix(Some(&asked.matrix), None, &[], &Settings::default())?;
     let documents = [config_map(asked, &matrix, &jobs), job(asked, &jobs)];
     let texts: Result<Vec<String>, _> = documents.iter().map(serde_saphyr::to_string).collect();
-    Ok(texts.map_err(CiError::Manifest)?.join("---\n"))
+    let texts = texts.map_err(CiError::Manifest)?.into_iter();
+    Ok(texts.map(|text| format!("---\n{text}")).collect())
 }
 
 fn metadata(asked: &CiJob) -> Value {

@@ -1,6 +1,7 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
 mod devices;
+mod installed;
 mod limits;
 mod no_kvm;
 mod processes;
@@ -48,6 +49,8 @@ pub const TESTS: &[Test] = &[
         run: doctor,
     },
     devices::REFUSED,
+    installed::CONFIGURED,
+    installed::COMPLETED,
     limits::FILES,
     limits::CALLS,
     limits::STREAMS,
