@@ -117,7 +117,7 @@ impl ServeOptions {
     /// Plain text is only for the loopback interface, and only where the owner wants it.
     fn check_address(&self, address: &ListenAddress, has_tls: bool) -> Result<(), BindError> {
         match address {
-            ListenAddress::Tcp(tcp) if !has_tls && !(self.plain_text && tcp.ip().is_loopback()) => {
+            ListenAddress::Tcp(tcp) if !(has_tls || self.plain_text && tcp.ip().is_loopback()) => {
                 Err(BindError::NoTls(*tcp))
             }
             _ => Ok(()),

@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<bool, DebError> {
 }
 
 /// Makes a package of the programs in `folder`, as the version `version`, or that of the workspace. Answers with its
-/// path.
+/// path. Lintian finds no error in it.
 ///
 /// # Errors
 /// See [`DebError`].
@@ -82,6 +82,8 @@ pub fn build(folder: &Path, version: Option<&str>) -> Result<PathBuf, DebError> 
     );
     deb.arg("--output").arg(&package).current_dir(root());
     output(&mut deb)?;
+    let mut lintian = Command::new("lintian");
+    output(lintian.args(["--fail-on", "error"]).arg(&package))?;
     Ok(package)
 }
 
@@ -165,8 +167,9 @@ fn output(command: &mut Command) -> Result<Vec<u8>, DebError> {
     match ended.status.success() {
         true => Ok(ended.stdout),
         false => {
-            let errors = String::from_utf8_lossy(&ended.stderr).into_owned();
-            Err(DebError::Failed(name, errors))
+            let said = [ended.stdout, ended.stderr].concat();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            Err(DebError::Failed(name, said))
         }
     }
 }
