@@ -39,7 +39,7 @@ fn main() -> ExitCode {
 
 fn start(command: Command) -> Result<u8, Failure> {
     match command {
-        Command::Doctor(doctor) => return Err(commands::doctor::replace_this_process(&doctor)),
+        Command::Doctor(doctor) => Err(commands::doctor::replace_this_process(&doctor)),
         Command::Completions { shell } => {
             let script = completions(Cli::command(), shell);
             let written = io::stdout().write_all(&script);

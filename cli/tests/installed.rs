@@ -201,8 +201,9 @@ async fn the_exit_codes_are_those_that_are_documented() {
 
 #[tokio::test]
 async fn what_commands_find_is_text_or_json() {
-    let (_fake, server) = Fake::with_guest().await;
+    let (fake, server) = Fake::with_guest().await;
     let add = with_server(&server, &["probe", "add", "vfs_read", "-o", "json"]).await;
+    assert_eq!(fake.calls(), ["register"]);
     assert_eq!(add.code, Some(0), "{}", add.errors);
     for args in [
         &["vm", "list"][..],

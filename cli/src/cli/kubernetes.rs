@@ -29,10 +29,10 @@ pub struct CiJob {
     /// Pods at the same time; as many as there are jobs, when left out
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub parallelism: Option<u32>,
-    /// A PersistentVolumeClaim with the kernels and roots; paths of the matrix count from its root
+    /// A persistent volume claim with the kernels and roots; paths of the matrix count from its root
     #[arg(long, value_name = "CLAIM", value_parser = label)]
     pub files: Option<String>,
-    /// A PersistentVolumeClaim for the reports; without one they are gone with the pods
+    /// A persistent volume claim for the reports; without one they are gone with the pods
     #[arg(long, value_name = "CLAIM", value_parser = label)]
     pub results: Option<String>,
     /// What a device plugin of the cluster calls /dev/kvm

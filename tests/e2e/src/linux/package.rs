@@ -5,7 +5,7 @@ use std::fs;
 use super::system::{Disk, cmdline, log_in, with_disk};
 use crate::context::Context;
 use crate::terminal::Terminal;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
 
 pub const TESTS: &[Test] = &[Test {
     name: "the_debian_package_is_installed_upgraded_removed_and_purged_with_its_service",
@@ -85,14 +85,15 @@ fn package(cx: &Context, disk: &Disk) -> TestResult {
 
 /// The service is one that clients can use, as far as that goes where there is no KVM.
 fn runs(guest: &mut Terminal) -> Result<(), Failure> {
-    let state = guest.command("systemctl is-active vmprobed");
-    if state.is_err() {
-        // Why, for the test's output.
-        guest.command("journalctl --no-pager -u vmprobed; false")?;
-    }
+    // If it isn't active, the reason is in the failure.
+    guest
+        .command("systemctl is-active vmprobed || { journalctl --no-pager -u vmprobed; false; }")?;
     guest.command("vmprobe vm list")?;
     let created = guest.command("vmprobe vm create --kernel /usr/bin/vmprobe-init; true")?;
-    check!(created.contains("/dev/kvm"), "a VM without KVM: {created}");
+    if !created.contains("/dev/kvm") {
+        let log = guest.command("journalctl --no-pager -u vmprobed")?;
+        return Err(wrong!("a VM without KVM: {created}; {log}"));
+    }
     let doctor = guest.command("vmprobe doctor; true")?;
     check!(
         doctor.contains("/dev/kvm"),

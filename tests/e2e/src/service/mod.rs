@@ -5,6 +5,7 @@ mod installed;
 mod limits;
 mod no_kvm;
 mod processes;
+mod sandboxed;
 mod security;
 
 use std::net::TcpListener;
@@ -61,6 +62,7 @@ pub const TESTS: &[Test] = &[
     processes::KILLED,
     processes::SERVER_KILLED,
     processes::UNPRIVILEGED,
+    sandboxed::WITHOUT_CLONE3,
     security::ROLES,
     security::REFUSED,
 ];
