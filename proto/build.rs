@@ -6,7 +6,7 @@ use std::{env, error, fs};
 
 use prost::Message;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "vmprobe/v1/common.proto",
     "vmprobe/v1/vm.proto",
     "vmprobe/v1/console.proto",
@@ -16,6 +16,7 @@ const FILES: [&str; 9] = [
     "vmprobe/v1/hit.proto",
     "vmprobe/v1/debug.proto",
     "vmprobe/v1/symbol.proto",
+    "vmprobe/v1/session.proto",
 ];
 
 fn main() -> Result<(), Box<dyn error::Error>> {

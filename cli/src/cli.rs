@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use vmprobe_command_line::Shell;
 
 pub use actions::ActionArgs;
-pub use certs::{CertsClient, CertsCommand, CertsInit, NewClient};
+pub use certs::{CertsClient, CertsCommand, CertsInit, CertsServer, NewClient, Validity};
 pub use ci::{Ci, CiTest};
 pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};

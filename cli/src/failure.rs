@@ -13,10 +13,10 @@ use vmprobe_command_line::ManualError;
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
+use crate::certificates::CertificateError;
 use crate::ci::CiError;
 use crate::client_configuration::ClientConfigurationError;
 use crate::cloud_init::CloudInitError;
-use crate::commands::certs::CertsError;
 use crate::host_root::RootError;
 use crate::paths::PathError;
 
@@ -108,7 +108,7 @@ pub enum Failure {
     #[error(transparent)]
     Manual(#[from] ManualError),
     #[error(transparent)]
-    Certs(#[from] CertsError),
+    Certs(#[from] CertificateError),
     #[error(transparent)]
     Root(RootError),
     #[error(transparent)]

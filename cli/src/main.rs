@@ -1,6 +1,7 @@
 //! `vmprobe`: boots guests, probes their kernels and shows what the probes see.
 
 mod boot_timeline;
+mod certificates;
 mod ci;
 mod cli;
 mod client_configuration;

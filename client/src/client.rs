@@ -11,10 +11,11 @@ use vmprobe_proto::v1::probe_service_client::ProbeServiceClient;
 use vmprobe_proto::v1::symbol_service_client::SymbolServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use vmprobe_proto::v1::{
-    CreateVmRequest, CreateVmResponse, DeleteVmRequest, DumpVmRequest, Ending, GetHostRequest,
-    GetHostResponse, GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest, Probe,
-    ProbeSelector, ReadMemoryRequest, ReadRegistersRequest, ReadStackRequest, ReadStackResponse,
-    Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm, WaitVmRequest,
+    CreateVmRequest, CreateVmResponse, DeleteVmRequest, DumpVmRequest, Ending, EventCursor,
+    GetHostRequest, GetHostResponse, GetVmRequest, KillVmRequest, ListVmsRequest, PauseVmRequest,
+    Probe, ProbeSelector, ReadMemoryRequest, ReadRegistersRequest, ReadStackRequest,
+    ReadStackResponse, Registers, ResumeVmRequest, StartVmRequest, StreamEventsRequest, Vm,
+    WaitVmRequest,
 };
 
 use crate::connection::{self, Connection, Credentials};
@@ -235,14 +236,60 @@ impl Client {
     /// Follows the hits of the probes with these ids, of all probes when there are none. When this
     /// returns, every later hit is delivered or counted as lost.
     pub async fn events(&self, vm: &str, probe_ids: Vec<u64>) -> Result<EventStream, ClientError> {
-        let request = StreamEventsRequest {
+        self.follow(StreamEventsRequest {
             vm: vm.into(),
             probe_ids,
-        };
+            ..Default::default()
+        })
+        .await
+    }
+
+    /// As [`Client::events`], of a stream whose events the server keeps for `linger` when it breaks, at most 10
+    /// minutes, so that [`Client::resume_events`] goes on where it was.
+    pub async fn events_to_resume(
+        &self,
+        vm: &str,
+        probe_ids: Vec<u64>,
+        linger: Duration,
+    ) -> Result<EventStream, ClientError> {
+        self.follow(StreamEventsRequest {
+            vm: vm.into(),
+            probe_ids,
+            linger_ms: millis(linger),
+            resume: None,
+        })
+        .await
+    }
+
+    /// Goes on with a stream that has broken, behind `cursor`.
+    ///
+    /// # Errors
+    /// [`ClientError::NotFound`] when its events are no longer kept; [`ClientError::Other`] with `OUT_OF_RANGE` when
+    /// those behind the cursor aren't.
+    pub async fn resume_events(
+        &self,
+        vm: &str,
+        cursor: &EventCursor,
+        linger: Duration,
+    ) -> Result<EventStream, ClientError> {
+        let stream = self.follow(StreamEventsRequest {
+            vm: vm.into(),
+            probe_ids: Vec::new(),
+            linger_ms: millis(linger),
+            resume: Some(cursor.clone()),
+        });
+        Ok(stream.await?.behind(cursor.batch))
+    }
+
+    async fn follow(&self, request: StreamEventsRequest) -> Result<EventStream, ClientError> {
         let mut events =
             EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER);
         let stream = events.stream_events(request).await?.into_inner();
         EventStream::subscribed(stream).await
+    }
+
+    pub(crate) fn channel(&self) -> Connection {
+        self.channel.clone()
     }
 
     fn vms(&self) -> VmServiceClient<Connection> {
@@ -256,4 +303,9 @@ impl Client {
     pub(crate) fn symbols(&self) -> SymbolServiceClient<Connection> {
         SymbolServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
+}
+
+/// Milliseconds as the protocol has them.
+pub(crate) fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }

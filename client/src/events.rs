@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 use vmprobe_proto::v1::stream_events_response::Message as Wire;
-use vmprobe_proto::v1::{Ending, Event, StreamEventsResponse, Subscribed};
+use vmprobe_proto::v1::{Ending, Event, EventCursor, StreamEventsResponse, Subscribed};
 
 use crate::ClientError;
 
@@ -30,6 +30,7 @@ pub struct EventStream {
     stream: Streaming<StreamEventsResponse>,
     tsc_hz: u64,
     lost: u64,
+    cursor: EventCursor,
 }
 
 impl EventStream {
@@ -38,13 +39,26 @@ impl EventStream {
         mut stream: Streaming<StreamEventsResponse>,
     ) -> Result<Self, ClientError> {
         match stream.message().await?.and_then(|answer| answer.message) {
-            Some(Wire::Subscribed(Subscribed { tsc_hz })) => Ok(Self {
+            Some(Wire::Subscribed(Subscribed {
+                tsc_hz,
+                stream: name,
+            })) => Ok(Self {
                 stream,
                 tsc_hz,
                 lost: 0,
+                cursor: EventCursor {
+                    stream: name,
+                    batch: 0,
+                },
             }),
             _ => Err(ClientError::Protocol("subscription")),
         }
+    }
+
+    /// The same, whose last batch had this number before it broke.
+    pub(crate) fn behind(mut self, batch: u64) -> Self {
+        self.cursor.batch = batch;
+        self
     }
 
     /// Frequency of the guest's time stamp counter in hertz, to turn event times into seconds; 0
@@ -58,6 +72,13 @@ impl EventStream {
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// Where the stream can be resumed if it breaks: behind the last message that was taken. Only one of
+    /// [`Client::events_to_resume`](crate::Client::events_to_resume) can be.
+    #[must_use]
+    pub fn cursor(&self) -> &EventCursor {
+        &self.cursor
     }
 
     /// The next message; none after [`Message::Ended`].
@@ -74,6 +95,7 @@ impl EventStream {
             Some(Wire::Batch(batch)) => {
                 let lost = batch.lost;
                 self.lost += lost;
+                self.cursor.batch = batch.number;
                 let events = batch
                     .into_events()
                     .map_err(|error| Status::internal(error.to_string()))?;

@@ -32,6 +32,7 @@ mod error;
 mod events;
 mod hits;
 mod probes;
+mod session;
 mod symbols;
 pub mod words;
 
@@ -44,5 +45,6 @@ pub use error::ClientError;
 pub use events::{EventStream, Message};
 pub use hits::{HeldHits, HitMessage};
 pub use probes::{Blacklist, ProbeBatch};
+pub use session::Session;
 pub use vmprobe_proto::v1;
 pub use vmprobe_spec as spec;

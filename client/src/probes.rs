@@ -43,7 +43,8 @@ impl Blacklist {
 }
 
 impl Client {
-    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`.
+    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`. They stay when
+    /// this client goes; those of a [`Session`](crate::Session) don't.
     pub async fn register_probes(
         &self,
         vm: &str,
@@ -58,9 +59,20 @@ impl Client {
         vm: &str,
         probes: Vec<ProbeSpec>,
     ) -> Result<ProbeBatch, ClientError> {
+        self.register_with(vm, probes, "").await
+    }
+
+    /// As [`Client::register_batch`], to go with a session.
+    pub(crate) async fn register_with(
+        &self,
+        vm: &str,
+        probes: Vec<ProbeSpec>,
+        session: &str,
+    ) -> Result<ProbeBatch, ClientError> {
         let request = RegisterProbesRequest {
             vm: vm.into(),
             probes,
+            session: session.into(),
         };
         let answer = self.probes().register_probes(request).await?.into_inner();
         Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))

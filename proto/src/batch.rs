@@ -14,6 +14,7 @@ use crate::v1::Event;
 /// Field numbers of event.proto.
 const EVENTS: u32 = 1;
 const LOST: u32 = 2;
+const NUMBER: u32 = 3;
 /// Bytes of the key before each event.
 const KEY_LEN: usize = 1;
 
@@ -26,6 +27,8 @@ pub struct EventBatch {
     len: usize,
     /// Hits that were lost just before the first of these.
     pub lost: u64,
+    /// Its number in a stream that can be resumed, from 1; 0 in others.
+    pub number: u64,
 }
 
 /// An event as it is in a batch, to be put into several of them.
@@ -48,6 +51,7 @@ impl EventBatch {
             encoded: BytesMut::with_capacity(bytes),
             len: 0,
             lost,
+            number: 0,
         }
     }
 
@@ -67,6 +71,12 @@ impl EventBatch {
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Bytes of its events.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.encoded.len()
     }
 
     /// Whether it has no event; it may tell of losses.
@@ -90,6 +100,14 @@ impl EventBatch {
     }
 }
 
+impl EventBatch {
+    /// The fields behind its events, without those that aren't there.
+    fn numbers(&self) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let fields = [(LOST, self.lost), (NUMBER, self.number)];
+        fields.into_iter().filter(|(_, number)| *number != 0)
+    }
+}
+
 impl FromIterator<Event> for EventBatch {
     fn from_iter<I: IntoIterator<Item = Event>>(events: I) -> Self {
         let mut batch = Self::default();
@@ -105,8 +123,8 @@ impl FromIterator<Event> for EventBatch {
 impl Message for EventBatch {
     fn encode_raw(&self, buffer: &mut impl BufMut) {
         buffer.put_slice(&self.encoded);
-        if self.lost != 0 {
-            encoding::uint64::encode(LOST, &self.lost, buffer);
+        for (tag, number) in self.numbers() {
+            encoding::uint64::encode(tag, &number, buffer);
         }
     }
 
@@ -126,16 +144,15 @@ impl Message for EventBatch {
                 Ok(())
             }
             LOST => encoding::uint64::merge(wire_type, &mut self.lost, buffer, context),
+            NUMBER => encoding::uint64::merge(wire_type, &mut self.number, buffer, context),
             _ => encoding::skip_field(wire_type, tag, buffer, context),
         }
     }
 
     fn encoded_len(&self) -> usize {
-        let lost = match self.lost {
-            0 => 0,
-            ref lost => encoding::uint64::encoded_len(LOST, lost),
-        };
-        self.encoded.len() + lost
+        let numbers = self.numbers();
+        let lens = numbers.map(|(tag, number)| encoding::uint64::encoded_len(tag, &number));
+        self.encoded.len() + lens.sum::<usize>()
     }
 
     fn clear(&mut self) {
@@ -155,6 +172,8 @@ mod tests {
         events: Vec<Event>,
         #[prost(uint64, tag = "2")]
         lost: u64,
+        #[prost(uint64, tag = "3")]
+        number: u64,
     }
 
     /// Events of several sizes, one of them of none.
@@ -172,31 +191,33 @@ mod tests {
         (0..40).map(event).collect()
     }
 
-    fn batch(lost: u64) -> EventBatch {
+    fn batch(lost: u64, number: u64) -> EventBatch {
         EventBatch {
             lost,
+            number,
             ..events().into_iter().collect()
         }
     }
 
     #[test]
     fn a_batch_is_on_the_wire_what_generated_code_makes_of_it() {
-        for lost in [0, 3, u64::MAX] {
+        for (lost, number) in [(0, 0), (3, 0), (0, 1), (u64::MAX, u64::MAX)] {
             let generated = Generated {
                 events: events(),
                 lost,
+                number,
             };
-            let bytes = batch(lost).encode_to_vec();
+            let bytes = batch(lost, number).encode_to_vec();
             assert_eq!(bytes, generated.encode_to_vec());
-            assert_eq!(bytes.len(), batch(lost).encoded_len());
+            assert_eq!(bytes.len(), batch(lost, number).encoded_len());
         }
     }
 
     #[test]
     fn a_batch_that_is_received_has_the_events_that_were_sent() {
-        let received = EventBatch::decode(&batch(9).encode_to_vec()[..]).unwrap();
-        assert_eq!((received.len(), received.lost), (40, 9));
-        assert_eq!(received, batch(9));
+        let received = EventBatch::decode(&batch(9, 2).encode_to_vec()[..]).unwrap();
+        assert_eq!((received.len(), received.lost, received.number), (40, 9, 2));
+        assert_eq!(received, batch(9, 2));
         assert_eq!(received.into_events().unwrap(), events());
     }
 
@@ -216,7 +237,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_batch_are_an_error() {
-        let whole = batch(3).encode_to_vec();
+        let whole = batch(3, 0).encode_to_vec();
         let cut = &whole[..whole.len() - 3];
         assert!(EventBatch::decode(cut).is_err(), "the last event is cut");
 

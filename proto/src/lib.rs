@@ -49,6 +49,7 @@ mod tests {
                 "HitService",
                 "HostService",
                 "ProbeService",
+                "SessionService",
                 "SymbolService",
                 "VmService"
             ]

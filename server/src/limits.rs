@@ -1,6 +1,11 @@
 //! What clients can ask for at most, so that they can't exhaust the server.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use tonic::Status;
+
+use crate::status;
 
 /// Limits that the server's owner sets, one option of `vmprobed` each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +46,24 @@ impl Default for Limits {
 
 /// Calls and streams of one connection at the same time. A client that makes more waits, by itself.
 pub const STREAMS_A_CONNECTION: u32 = 128;
+
+/// Sessions of one VM, those included whose clients were cut off.
+pub const SESSIONS: usize = 1000;
+
+/// Milliseconds that the probes of a client stay that was cut off, and its events are kept.
+const LINGER_MS: u32 = 600_000;
+
+/// The time of a request's field `linger_ms`.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` for more than [`LINGER_MS`].
+pub fn linger(ms: u32) -> Result<Duration, Status> {
+    if ms > LINGER_MS {
+        let why = format!("what a client leaves is kept for {LINGER_MS} ms at most, not {ms}");
+        return Err(status::invalid("linger_ms", why));
+    }
+    Ok(Duration::from_millis(ms.into()))
+}
 
 /// Probes in one request.
 pub const PROBES_A_BATCH: usize = 100_000;

@@ -86,6 +86,11 @@ impl OneVm {
         self.machine.lock().clone()
     }
 
+    /// The most streams that it may have at the same time.
+    pub fn max_streams(&self) -> usize {
+        self.settings.limits.streams
+    }
+
     /// Forgets the VM.
     pub fn remove(&self) {
         self.machine.lock().take();

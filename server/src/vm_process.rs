@@ -27,12 +27,13 @@ use vmprobe_proto::v1::debug_service_server::DebugServiceServer;
 use vmprobe_proto::v1::event_service_server::EventServiceServer;
 use vmprobe_proto::v1::hit_service_server::HitServiceServer;
 use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
+use vmprobe_proto::v1::session_service_server::SessionServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use crate::limits::{self, Limits};
 use crate::one_vm::OneVm;
-use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Symbols, Vms};
+use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols, Vms};
 use crate::settings::Settings;
 
 /// The exit code of `vmprobe run` for a guest whose monitor has failed.
@@ -258,6 +259,7 @@ pub(crate) async fn serve(connection: UnixStream, vm: Arc<OneVm>) -> Result<(), 
         .add_service(EventServiceServer::new(Events(shared())))
         .add_service(HitServiceServer::new(Hits(shared())))
         .add_service(DebugServiceServer::new(Debuggers(shared())))
+        .add_service(SessionServiceServer::new(Sessions(shared())))
         .add_service(SymbolServiceServer::new(Symbols(shared())))
         .add_service(ConsoleServiceServer::new(Consoles(shared())));
     let only = once(Ok::<_, io::Error>(connection)).chain(pending());

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 use thiserror::Error;
 
 pub const CERTS_EXAMPLES: &str = "\
 Examples:
   vmprobe certs init --dir certs --host kvm1.example.org --client alice=control --client ci=probe
   vmprobe certs client --dir certs bob=observe     one more client, of the same authority
+  vmprobe certs client --dir certs bob --replace   a new certificate in the place of the one that ends
 
 The authority is for tests and for small sites: its key is a file without a password. A site that has an
 authority of its own uses that.";
@@ -18,6 +19,8 @@ authority of its own uses that.";
 pub enum CertsCommand {
     /// Make an authority, a certificate for a server, and one for each client
     Init(CertsInit),
+    /// Make the server's certificate anew
+    Server(CertsServer),
     /// Make a certificate for one more client
     Client(CertsClient),
 }
@@ -33,6 +36,44 @@ pub struct CertsInit {
     /// A client, and what it may do: observe (the default), probe or control (repeatable)
     #[arg(long = "client", value_name = "NAME[=ROLE]")]
     pub clients: Vec<NewClient>,
+    /// How long the certificates are good; the authority's is for ten years
+    #[arg(long, value_name = "DAYS", default_value_t = DAYS, value_parser = value_parser!(u32).range(1..))]
+    pub days: u32,
+}
+
+impl CertsInit {
+    /// Of each certificate.
+    pub fn validity(&self) -> Validity {
+        Validity {
+            days: self.days,
+            replace: false,
+        }
+    }
+}
+
+/// How long a certificate is good, in days.
+const DAYS: u32 = 365;
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Validity {
+    /// How long the certificate is good
+    #[arg(long, value_name = "DAYS", default_value_t = DAYS, value_parser = value_parser!(u32).range(1..))]
+    pub days: u32,
+    /// Put it in the place of one that is there
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CertsServer {
+    /// The folder that `vmprobe certs init` has made
+    #[arg(long, value_name = "FOLDER")]
+    pub dir: PathBuf,
+    /// A name or an IP address that clients reach the server by (repeatable) [default: localhost and 127.0.0.1]
+    #[arg(long = "host", value_name = "NAME")]
+    pub hosts: Vec<String>,
+    #[command(flatten)]
+    pub validity: Validity,
 }
 
 #[derive(Debug, Args)]
@@ -43,6 +84,8 @@ pub struct CertsClient {
     /// The client, and what it may do: observe (the default), probe or control
     #[arg(value_name = "NAME[=ROLE]")]
     pub client: NewClient,
+    #[command(flatten)]
+    pub validity: Validity,
 }
 
 /// A client that is to have a certificate.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use vmprobe_client::spec::{SpecError, is_enabled, is_pattern};
 use vmprobe_client::v1::probe_spec::{Kind, Place};
 use vmprobe_client::v1::{Probe, ProbeSpec};
-use vmprobe_client::{Client, ClientError, ProbeBatch};
+use vmprobe_client::{Client, ClientError, ProbeBatch, Session};
 
 use super::definitions::Definition;
 use crate::failure::Failure;
@@ -21,13 +21,14 @@ pub struct Registered {
     pub enable: Vec<u64>,
 }
 
-/// Registers the probes of all definitions without enabling them. Those without a name get the kernel's.
+/// Registers the probes of all definitions in a session, without enabling them. Those without a name get the kernel's.
 ///
 /// # Errors
 /// The server refuses one. Then none is registered.
 pub async fn register(
     client: &Client,
     vm: &str,
+    session: &Session,
     definitions: &[Definition],
 ) -> Result<Registered, Failure> {
     if definitions.is_empty() {
@@ -45,7 +46,8 @@ pub async fn register(
     for Definition { spec, .. } in &mut definitions {
         spec.enabled = Some(false);
     }
-    let probes = register_as_asked(client, vm, &definitions).await?.probes;
+    let registered = session.register_probes(specs(&definitions)).await;
+    let probes = registered.map_err(|error| with_text(error, &definitions))?;
     let wanted = probes
         .iter()
         .filter(|probe| !disabled.iter().any(|spec| is_of(probe, spec)));
@@ -55,7 +57,7 @@ pub async fn register(
     })
 }
 
-/// Registers the probes of all definitions.
+/// Registers the probes of all definitions, to stay.
 ///
 /// # Errors
 /// The server refuses one. Then none is registered.
@@ -64,9 +66,13 @@ pub async fn register_as_asked(
     vm: &str,
     definitions: &[Definition],
 ) -> Result<ProbeBatch, Failure> {
-    let specs = definitions.iter().map(|definition| definition.spec.clone());
-    let batch = client.register_batch(vm, specs.collect()).await;
+    let batch = client.register_batch(vm, specs(definitions)).await;
     batch.map_err(|error| with_text(error, definitions))
+}
+
+fn specs(definitions: &[Definition]) -> Vec<ProbeSpec> {
+    let specs = definitions.iter().map(|definition| &definition.spec);
+    specs.cloned().collect()
 }
 
 /// Whether a probe was registered by this definition. Of a pattern, its name begins with the definition's.

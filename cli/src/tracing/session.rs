@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use vmprobe_client::v1::{Event, Probe};
-use vmprobe_client::{Client, ClientError, EventStream, Message};
+use vmprobe_client::{Client, ClientError, EventStream, Message, Session};
 use vmprobe_trace_formats::{Guest, Writer};
 
 use super::definitions::Wanted;
@@ -173,6 +173,8 @@ enum End {
 struct Tracing {
     client: Client,
     vm: String,
+    /// The registered probes go with it, however this process ends.
+    _session: Session,
     stream: EventStream,
     names: EventNames,
     /// The probes that the writer has to be told of first.
@@ -189,7 +191,8 @@ impl Tracing {
         let cpus = client.get_vm(&vm).await?.vcpus;
         let there = client.list_probes(&vm).await?;
         let mut probes = chosen(&there, &wanted.names)?;
-        let registered = register(&client, &vm, &wanted.definitions).await?;
+        let session = client.open_session(&vm, Duration::ZERO).await?;
+        let registered = register(&client, &vm, &session, &wanted.definitions).await?;
         if registered.probes.is_empty() && !wanted.definitions.is_empty() {
             // A subscription to no probe would be one to all.
             return Err(ClientError::Protocol("probes").into());
@@ -198,16 +201,7 @@ impl Tracing {
         probes.extend(registered.probes);
         let ids = probes.iter().map(|probe| probe.id).collect();
         // They are enabled when the subscription stands, so that no hit goes unseen.
-        let stream = match client.events(&vm, ids).await {
-            Ok(stream) => stream,
-            Err(error) => {
-                if !own.is_empty() {
-                    // The first error is the one to tell.
-                    let _ = client.unregister_probes(&vm, own, Vec::new()).await;
-                }
-                return Err(error.into());
-            }
-        };
+        let stream = client.events(&vm, ids).await?;
         if probes.is_empty() {
             probes = there;
         }
@@ -216,6 +210,7 @@ impl Tracing {
         Ok(Self {
             client,
             vm,
+            _session: session,
             stream,
             names,
             probes,

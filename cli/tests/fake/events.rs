@@ -91,7 +91,11 @@ impl EventService for Fake {
                 let _ = sender.send(Ok(StreamEventsResponse { message })).await;
             };
             let started = fake.changed.notified();
-            send(Message::Subscribed(Subscribed { tsc_hz: TSC_HZ })).await;
+            send(Message::Subscribed(Subscribed {
+                tsc_hz: TSC_HZ,
+                ..Default::default()
+            }))
+            .await;
             if state == VmState::Created {
                 started.await;
             }

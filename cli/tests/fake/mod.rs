@@ -4,6 +4,7 @@
 pub mod command;
 mod events;
 mod probes;
+mod session;
 mod symbols;
 mod vms;
 
@@ -19,6 +20,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use vmprobe_client::spec;
 use vmprobe_client::v1::event_service_server::{EventService, EventServiceServer};
 use vmprobe_client::v1::probe_service_server::{ProbeService, ProbeServiceServer};
+use vmprobe_client::v1::session_service_server::{SessionService, SessionServiceServer};
 use vmprobe_client::v1::symbol_service_server::{SymbolService, SymbolServiceServer};
 use vmprobe_client::v1::update_probes_request::Change;
 use vmprobe_client::v1::vm_service_server::{VmService, VmServiceServer};
@@ -75,6 +77,7 @@ impl Fake {
             .add_service(VmServiceServer::new(fake.clone()))
             .add_service(ProbeServiceServer::new(fake.clone()))
             .add_service(EventServiceServer::new(fake.clone()))
+            .add_service(SessionServiceServer::new(fake.clone()))
             .add_service(SymbolServiceServer::new(fake.clone()));
         tokio::spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
         (fake, address)

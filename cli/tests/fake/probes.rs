@@ -91,9 +91,13 @@ impl ProbeService for Fake {
         &self,
         request: Request<RegisterProbesRequest>,
     ) -> Answer<RegisterProbesResponse> {
-        let probes = self
-            .called("register")
-            .register(&request.into_inner().probes)?;
+        let request = request.into_inner();
+        let mut state = self.called("register");
+        let mut probes = state.register(&request.probes)?;
+        let first = state.probes.len() - probes.len();
+        for probe in state.probes[first..].iter_mut().chain(&mut probes) {
+            probe.in_session = !request.session.is_empty();
+        }
         Ok(Response::new(RegisterProbesResponse {
             probes,
             stopped_ns: 12_345,

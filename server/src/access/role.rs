@@ -52,10 +52,11 @@ const OBSERVE: [&str; 13] = [
     "SymbolService/ListTypes",
     "SymbolService/DescribeType",
 ];
-const PROBE: [&str; 6] = [
+const PROBE: [&str; 7] = [
     "ProbeService/RegisterProbes",
     "ProbeService/UnregisterProbes",
     "ProbeService/UpdateProbes",
+    "SessionService/OpenSession",
     "VmService/ReadMemory",
     "VmService/ReadRegisters",
     "VmService/ReadStack",

@@ -21,13 +21,14 @@ use tower_service::Service;
 use crate::limits::Limits;
 
 /// Calls that last until something happens, or until their client goes away.
-const LASTING: [&str; 11] = [
+const LASTING: [&str; 12] = [
     "/vmprobe.v1.VmService/WaitVm",
     "/vmprobe.v1.VmService/DumpVm",
     "/vmprobe.v1.ProbeService/WaitProbes",
     "/vmprobe.v1.ProbeService/ListCalls",
     "/vmprobe.v1.ProbeService/ListBlacklist",
     "/vmprobe.v1.EventService/StreamEvents",
+    "/vmprobe.v1.SessionService/OpenSession",
     "/vmprobe.v1.HitService/HandleHits",
     "/vmprobe.v1.DebugService/Debug",
     "/vmprobe.v1.ConsoleService/AttachConsole",

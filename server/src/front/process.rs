@@ -17,9 +17,10 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 use vmprobe_proto::v1;
+use vmprobe_proto::v1::probe_service_client::ProbeServiceClient;
 use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 
 use crate::limits;
@@ -203,6 +204,50 @@ impl VmProcess {
             vm: self.name.clone(),
         };
         let _it_has_died_or_hangs = timeout(END, self.client().delete_vm(request)).await;
+    }
+
+    /// Takes all probes out of the guest, so that all of their events are on their way to those who follow them.
+    pub async fn remove_probes(&self) {
+        match timeout(END, self.try_remove_probes()).await {
+            Ok(Ok(count)) => tracing::info!(vm = self.name, "its {count} probes are taken out"),
+            Ok(Err(status)) => tracing::warn!(
+                vm = self.name,
+                "its probes end with its guest: {}",
+                status.message()
+            ),
+            Err(_) => tracing::warn!(vm = self.name, "its probes end with its guest: it hangs"),
+        }
+    }
+
+    async fn try_remove_probes(&self) -> Result<usize, Status> {
+        let client = ProbeServiceClient::new(self.channel());
+        let mut client = client.max_decoding_message_size(usize::MAX);
+        let mut count = 0;
+        loop {
+            let request = v1::ListProbesRequest {
+                vm: self.name.clone(),
+                ..Default::default()
+            };
+            let listed = client.list_probes(request).await?.into_inner().probes;
+            if listed.is_empty() {
+                return Ok(count);
+            }
+            let selector = v1::ProbeSelector {
+                ids: listed.iter().map(|probe| probe.id).collect(),
+                names: Vec::new(),
+            };
+            let request = v1::UnregisterProbesRequest {
+                vm: self.name.clone(),
+                selector: Some(selector),
+            };
+            match client.unregister_probes(request).await {
+                Ok(_) => {}
+                // Its client has been quicker.
+                Err(status) if status.code() == Code::NotFound => continue,
+                Err(status) => return Err(status),
+            }
+            count += listed.len();
+        }
     }
 
     /// Ends the guest; what is known of it can still be asked for.

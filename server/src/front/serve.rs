@@ -21,6 +21,7 @@ use vmprobe_proto::v1::event_service_server::EventServiceServer;
 use vmprobe_proto::v1::hit_service_server::HitServiceServer;
 use vmprobe_proto::v1::host_service_server::HostServiceServer;
 use vmprobe_proto::v1::probe_service_server::ProbeServiceServer;
+use vmprobe_proto::v1::session_service_server::SessionServiceServer;
 use vmprobe_proto::v1::symbol_service_server::SymbolServiceServer;
 use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
@@ -35,7 +36,7 @@ use super::unix_socket::UnixSocket;
 use super::vms::Vms;
 use crate::access::{AuditError, AuditLog, Authorize, Clients, ClientsError, Reloaded};
 use crate::limits;
-use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Symbols};
+use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols};
 use crate::settings::Settings;
 
 /// How long clients may take to read the ends of their streams when the server ends.
@@ -234,7 +235,8 @@ impl Server {
         &self.endpoints
     }
 
-    /// Answers calls until `end` completes; then kills all guests, ends all streams and returns.
+    /// Answers calls until `end` completes; then takes all probes out of the guests, kills them, ends all streams and
+    /// returns.
     ///
     /// # Errors
     /// [`ServeError`] when the transport fails.
@@ -256,7 +258,10 @@ impl Server {
         let processes = vms.close();
         let mut killed = JoinSet::new();
         for process in processes.clone() {
-            killed.spawn(async move { process.kill_guest().await });
+            killed.spawn(async move {
+                process.remove_probes().await;
+                process.kill_guest().await;
+            });
         }
         killed.join_all().await;
         // Fails when serving is over already.
@@ -287,6 +292,9 @@ async fn router(vms: &Arc<Vms>, authorize: Authorize) -> Result<Router<Layers>, 
     reporter.set_serving::<HitServiceServer<Hits>>().await;
     reporter
         .set_serving::<DebugServiceServer<Debuggers>>()
+        .await;
+    reporter
+        .set_serving::<SessionServiceServer<Sessions>>()
         .await;
     reporter.set_serving::<SymbolServiceServer<Symbols>>().await;
     reporter

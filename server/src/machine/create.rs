@@ -20,6 +20,7 @@ use vmprobe_proto::v1;
 use super::asked::AskedProbes;
 use super::bell::Bell;
 use super::patterns::Expanded;
+use super::sessions::Sessions;
 use super::{Described, Machine, OptimizerThread, ReaderThread, symbol_file};
 use crate::fanout::Fanout;
 use crate::settings::Settings;
@@ -95,6 +96,8 @@ impl Machine {
             engine,
             events,
             asked,
+            sessions: Sessions::default(),
+            event_streams: Arc::default(),
             ending,
             changing: Mutex::default(),
             optimizer,

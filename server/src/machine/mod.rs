@@ -18,6 +18,7 @@ mod probes;
 mod read_rings;
 mod reader_thread;
 mod same_event;
+mod sessions;
 mod symbol_file;
 mod symbols;
 mod types;
@@ -38,6 +39,7 @@ use vmprobe_proto::v1;
 use crate::console::ConsoleReader;
 use crate::convert;
 use crate::fanout::Fanout;
+use crate::resumable::ResumableStreams;
 
 use asked::AskedProbes;
 pub use attend::{Attendance, Told};
@@ -47,6 +49,7 @@ pub use probes::Changed;
 
 use optimizer_thread::OptimizerThread;
 use reader_thread::ReaderThread;
+use sessions::Sessions;
 
 /// A VM and what is known of it.
 pub struct Machine {
@@ -58,6 +61,8 @@ pub struct Machine {
     engine: Arc<Engine>,
     events: Arc<Fanout>,
     asked: Arc<AskedProbes>,
+    sessions: Sessions,
+    event_streams: Arc<ResumableStreams>,
     ending: watch::Receiver<Option<v1::Ending>>,
     /// Held by whoever changes probes, over what is looked up before the stop as well.
     changing: Mutex<()>,
@@ -170,6 +175,16 @@ impl Machine {
     /// The events of all probes.
     pub fn events(&self) -> &Arc<Fanout> {
         &self.events
+    }
+
+    /// Clients' sessions.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// Clients' streams of events that can be resumed.
+    pub fn event_streams(&self) -> &Arc<ResumableStreams> {
+        &self.event_streams
     }
 
     /// Hertz of the guest's time stamp counter.

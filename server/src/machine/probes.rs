@@ -13,6 +13,7 @@ use vmprobe_proto::v1::update_probes_request::Change;
 
 use super::Machine;
 use super::patterns::Expanded;
+use crate::held::Held;
 use crate::page::Page;
 use crate::{convert, status};
 
@@ -58,14 +59,19 @@ pub(super) fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Resul
 }
 
 impl Machine {
-    /// Registers all probes or none. Blocks.
-    pub fn register(&self, specs: &[v1::ProbeSpec]) -> Result<Changed<Vec<v1::Probe>>, Status> {
+    /// Registers all probes or none, to go with the session of this name, unless it is empty. Blocks.
+    pub fn register(
+        &self,
+        specs: &[v1::ProbeSpec],
+        session: &str,
+    ) -> Result<Changed<Vec<v1::Probe>>, Status> {
         convert::check_batch(specs.len())?;
         let mut batch = Expanded::default();
         self.expand("probes", specs, &mut batch)?;
         let (specs, compiled) = self.compile(&batch)?;
         let fields = batch.fields;
         let _alone = self.changing.lock();
+        self.sessions.check(session)?;
         self.check_room(specs.len())?;
         self.check_events(&specs, &compiled, &fields)?;
         let mut draft = self.engine.draft(&self.memory, &specs);
@@ -76,7 +82,10 @@ impl Machine {
             Ok(ids)
         };
         let changed = retried(|| self.change(&mut register))?;
-        Ok(changed.map(|ids| self.told(self.engine.describe(&ids))))
+        Ok(changed.map(|ids| {
+            self.sessions.add(session, &ids);
+            self.told(self.engine.describe(&ids))
+        }))
     }
 
     /// That the VM may have so many probes more. No others may come meanwhile.
@@ -95,8 +104,12 @@ impl Machine {
     /// Removes all selected probes, or none. Blocks.
     pub fn unregister(&self, selector: &ProbeSelector) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let _alone = self.changing.lock();
-        let ids = self.ids(selector)?;
-        let removal = self.engine.draft_removal(&ids);
+        self.remove(&self.ids(selector)?)
+    }
+
+    /// Removes probes. No others may change any meanwhile. Blocks.
+    pub(super) fn remove(&self, ids: &[ProbeId]) -> Result<Changed<Vec<v1::Probe>>, Status> {
+        let removal = self.engine.draft_removal(ids);
         let mut removal = removal.map_err(|error| status::change(&error))?;
         let unregister = |stopped: &StoppedVm<'_>| {
             // So that no event of theirs comes later.
@@ -106,8 +119,29 @@ impl Machine {
         };
         let changed = self.change(unregister)?;
         let changed = changed.map(|()| self.told(self.engine.describe_removed(&removal)));
-        self.asked.forget(&ids);
+        self.asked.forget(ids);
+        self.sessions.forget(ids);
         Ok(changed)
+    }
+
+    /// Removes the probes of a session that was held, unless another stream holds it. Blocks.
+    pub fn end_session(&self, held: &Held) {
+        let _alone = self.changing.lock();
+        let probes = self.sessions.end(held);
+        if probes.is_empty() {
+            return;
+        }
+        let name = &self.name;
+        match retried(|| self.remove(&probes)) {
+            Ok(_) => {
+                let count = probes.len();
+                tracing::info!(vm = name, "a client has gone, and {count} probes with it");
+            }
+            Err(why) => {
+                let why = why.message();
+                tracing::error!(vm = name, "probes of a client that has gone stay: {why}");
+            }
+        }
     }
 
     /// Changes a switch of all selected probes or of none, or the VM's own. Blocks.
@@ -144,7 +178,8 @@ impl Machine {
 
     /// The protocol's form of probes.
     fn told(&self, probes: Vec<ProbeInfo>) -> Vec<v1::Probe> {
-        self.asked.describe(convert::probes(probes))
+        let probes = self.asked.describe(convert::probes(probes));
+        self.sessions.describe(probes)
     }
 
     /// A page of the probes, and what is said of all of them at once. Blocks.

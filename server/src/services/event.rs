@@ -1,17 +1,25 @@
 //! `EventService`: what probes see, followed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedMutexGuard, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
+use vmprobe_proto::batch::EventBatch;
 use vmprobe_proto::v1::event_service_server::EventService;
 use vmprobe_proto::v1::stream_events_response::Message;
-use vmprobe_proto::v1::{Ended, StreamEventsRequest, StreamEventsResponse, Subscribed};
+use vmprobe_proto::v1::{
+    Ended, EventCursor, StreamEventsRequest, StreamEventsResponse, Subscribed,
+};
 
 use crate::fanout::Subscription;
+use crate::held::Held;
+use crate::limits;
 use crate::machine::Machine;
 use crate::one_vm::OneVm;
+use crate::resumable::ResumableEvents;
+use crate::status;
 
 /// Batches on their way to a client beside those that gRPC holds; the rest waits, bounded and
 /// counted, in the subscription.
@@ -31,33 +39,116 @@ impl EventService for Events {
         &self,
         request: Request<StreamEventsRequest>,
     ) -> Result<Response<Self::StreamEventsStream>, Status> {
-        let StreamEventsRequest { vm, probe_ids } = request.into_inner();
+        let StreamEventsRequest {
+            vm,
+            probe_ids,
+            linger_ms,
+            resume,
+        } = request.into_inner();
         let machine = self.0.get(&vm)?;
+        let linger = limits::linger(linger_ms)?;
         machine.check_probes(&probe_ids)?;
-        // Before `subscribed` is sent, so that the client's next call can't make a hit that this
-        // stream doesn't see.
-        let subscription = machine.events().subscribe(probe_ids);
-
         let (sender, stream) = mpsc::channel(AHEAD);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = follow(&machine, subscription, &sender) => {}
-                () = sender.closed() => {}
+        // The subscription is made before `subscribed` is sent, so that the client's next call can't make a hit that
+        // this stream doesn't see.
+        let subscribe = || machine.events().subscribe(probe_ids.clone());
+        if resume.is_none() && linger.is_zero() {
+            let mut events = Source::Plain(subscribe());
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = follow(&machine, "", &mut events, &sender) => {}
+                    () = sender.closed() => {}
+                }
+            });
+            return Ok(Response::new(ReceiverStream::new(stream)));
+        }
+        let (held, events) = match resume {
+            None => {
+                let streams = machine.event_streams();
+                let (held, events) = streams.add(subscribe, self.0.max_streams())?;
+                (held, events.lock_owned().await)
             }
-        });
+            Some(_) if !probe_ids.is_empty() => {
+                let why = "a stream that is resumed has the probes that it was begun with";
+                return Err(status::invalid("probe_ids", why));
+            }
+            Some(cursor) => resumed(&machine, &cursor).await?,
+        };
+        tokio::spawn(keep(machine, held, events, linger, sender));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
 
+/// The stream of a cursor, at its place.
+async fn resumed(
+    machine: &Machine,
+    cursor: &EventCursor,
+) -> Result<(Held, OwnedMutexGuard<ResumableEvents>), Status> {
+    let (held, events) = machine.event_streams().take(&cursor.stream)?;
+    // A stream that has it lets it go at once.
+    let mut events = events.lock_owned().await;
+    match events.go_on_behind(cursor.batch) {
+        Ok(()) => Ok((held, events)),
+        Err(refused) => {
+            machine.event_streams().end(&held);
+            Err(refused)
+        }
+    }
+}
+
+/// Follows a stream that can be resumed, and keeps its events for a while when it has broken.
+async fn keep(
+    machine: Arc<Machine>,
+    mut held: Held,
+    events: OwnedMutexGuard<ResumableEvents>,
+    linger: Duration,
+    sender: Sender,
+) {
+    let mut events = Source::Kept(events);
+    let is_taken = tokio::select! {
+        () = follow(&machine, &held.name, &mut events, &sender) => false,
+        () = sender.closed() => false,
+        _ = &mut held.taken => true,
+    };
+    drop(events);
+    if is_taken {
+        let why = "another stream has resumed this one";
+        let _whoever_has_gone_needs_no_reason = sender.try_send(Err(Status::aborted(why)));
+        return;
+    }
+    drop(sender);
+    let streams = Arc::clone(machine.event_streams());
+    // The VM may be deleted meanwhile.
+    drop(machine);
+    tokio::time::sleep(linger).await;
+    streams.end(&held);
+}
+
+/// Where a stream's events come from.
+enum Source {
+    Plain(Subscription),
+    Kept(OwnedMutexGuard<ResumableEvents>),
+}
+
+impl Source {
+    async fn next(&mut self) -> Option<EventBatch> {
+        match self {
+            Self::Plain(subscription) => subscription.next().await,
+            Self::Kept(events) => events.next().await,
+        }
+    }
+}
+
 /// Sends until the guest has ended or the client has gone.
-async fn follow(machine: &Machine, mut subscription: Subscription, to: &Sender) {
+async fn follow(machine: &Machine, name: &str, events: &mut Source, to: &Sender) {
     let subscribed = Message::Subscribed(Subscribed {
         tsc_hz: machine.tsc_hz(),
+        stream: name.to_owned(),
     });
     if send(to, subscribed).await.is_err() {
         return;
     }
-    while let Some(batch) = subscription.next().await {
+    while let Some(batch) = events.next().await {
         if send(to, Message::Batch(batch)).await.is_err() {
             return;
         }

@@ -5,6 +5,7 @@ mod debug;
 mod event;
 mod hit;
 mod probe;
+mod session;
 mod symbol;
 mod vm;
 
@@ -13,5 +14,6 @@ pub use debug::Debuggers;
 pub use event::Events;
 pub use hit::Hits;
 pub use probe::Probes;
+pub use session::Sessions;
 pub use symbol::Symbols;
 pub use vm::Vms;

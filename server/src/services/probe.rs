@@ -37,9 +37,13 @@ impl ProbeService for Probes {
         &self,
         request: Request<RegisterProbesRequest>,
     ) -> Result<Response<RegisterProbesResponse>, Status> {
-        let RegisterProbesRequest { vm, probes } = request.into_inner();
+        let RegisterProbesRequest {
+            vm,
+            probes,
+            session,
+        } = request.into_inner();
         let machine = self.0.get(&vm)?;
-        let changed = blocking(move || machine.register(&probes)).await?;
+        let changed = blocking(move || machine.register(&probes, &session)).await?;
         Ok(Response::new(RegisterProbesResponse {
             stopped_ns: changed.stopped_ns(),
             probes: changed.result,

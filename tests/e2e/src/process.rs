@@ -1,6 +1,7 @@
 //! A process, as /proc tells of it (proc(5)).
 
 use std::fs::{self, DirEntry};
+use std::io;
 
 use crate::test::{Failure, wrong};
 
@@ -12,6 +13,20 @@ impl Process {
     /// Where /proc tells of it.
     pub fn folder(self) -> String {
         format!("/proc/{}", self.0)
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// If the process has gone.
+    pub fn signal(self, signal: i32) -> Result<(), Failure> {
+        // SAFETY: it involves no memory.
+        match unsafe { libc::kill(self.0 as libc::pid_t, signal) } {
+            0 => Ok(()),
+            _ => Err(Failure::io(format!("signal {}", self.folder()))(
+                io::Error::last_os_error(),
+            )),
+        }
     }
 
     /// Whether it is there.

@@ -1,7 +1,6 @@
 //! The processes of VMs: what becomes of them, and of others, when one dies.
 
 use std::fs::{self, Permissions};
-use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 
@@ -10,7 +9,6 @@ use vmprobe_client::v1::{CreateVmRequest, EndingKind, VmState};
 use vmprobe_client::{Client, ClientError};
 
 use crate::context::Context;
-use crate::process::Process;
 use crate::server::Server;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, wrong};
 use crate::tiny::power_off_image;
@@ -39,14 +37,6 @@ pub const UNPRIVILEGED: Test = Test {
 /// A user with no rights of its own, `nobody`.
 const NOBODY: u32 = 65534;
 const KVM: &str = "/dev/kvm";
-
-fn kill(process: Process) -> io::Result<()> {
-    // SAFETY: it involves no memory.
-    match unsafe { libc::kill(process.0 as libc::pid_t, libc::SIGKILL) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
 
 /// A request for a VM that runs until it is ended.
 fn spinning(name: &str) -> Result<CreateVmRequest, Failure> {
@@ -97,7 +87,7 @@ fn killed(cx: &Context) -> TestResult {
             tokio::spawn(async move { client.wait_vm("a").await })
         };
         let process = server.vm_process("a")?;
-        kill(process).map_err(Failure::io("kill a VM's process"))?;
+        process.signal(libc::SIGKILL)?;
 
         let lost = loop {
             match events.next().await {
@@ -145,7 +135,7 @@ fn server_killed(cx: &Context) -> TestResult {
         }
         let processes = server.vm_processes()?;
         check_eq!(processes.len(), 2, "processes of VMs");
-        kill(server.process()).map_err(Failure::io("kill the server"))?;
+        server.process().signal(libc::SIGKILL)?;
         // They learn of it by their sockets: soon, but not at once.
         while processes.iter().any(|process| process.exists()) {
             tokio::task::yield_now().await;

@@ -117,6 +117,25 @@ fn roles(cx: &Context) -> TestResult {
         String::from_utf8_lossy(&added.stderr)
     );
     while by("carol", &["vm", "list"])?.status.code() != Some(0) {}
+    // What is there stays, unless it is to be replaced; the list has each client once.
+    let list = || fs::read_to_string(file("clients.toml")).map_err(Failure::io("read the list"));
+    let before = list()?;
+    let renew = ["certs", "client", "--dir", &dir, "carol"];
+    let refused = run(cx, &renew)?;
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    check!(errors.contains("is there already: --replace"), "{errors}");
+    let renewed = run(cx, &[&renew[..], &["--replace"]].concat())?;
+    check!(
+        renewed.status.success(),
+        "{}",
+        String::from_utf8_lossy(&renewed.stderr)
+    );
+    check_eq!(
+        by("carol", &["vm", "list"])?.status.code(),
+        Some(0),
+        "exit code"
+    );
+    check_eq!(list()?, before, "the list of clients");
 
     check_lines(&audit)?;
     pass()

@@ -3,6 +3,7 @@
 
 pub mod actions;
 mod debugger;
+mod faults;
 pub mod held;
 mod interrupts;
 mod memory;
@@ -12,6 +13,7 @@ mod pause;
 mod privileged;
 mod probes;
 mod serial;
+mod sessions;
 mod single;
 mod smp;
 mod system;
@@ -54,6 +56,11 @@ pub const TESTS: &[Test] = &[
     single::REPEATED,
     system::LOADS,
     watch::SIZES,
+    sessions::SHARED,
+    sessions::CUT_OFF,
+    sessions::RESUMED,
+    faults::ENDED,
+    faults::FILES,
     debugger::SESSION,
     debugger::GDB,
 ];

@@ -1,0 +1,139 @@
+//! Clients' sessions at a VM, and the probes that go with them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use parking_lot::Mutex;
+use probe_engine::probe::ProbeId;
+use tonic::{Code, Status};
+use vmprobe_proto::v1;
+
+use crate::held::{Held, HeldTable};
+use crate::{limits, status};
+
+/// All sessions of a VM.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    sessions: HeldTable<BTreeSet<ProbeId>>,
+    /// The session of each probe that goes with one.
+    of_probe: HashMap<ProbeId, String>,
+}
+
+impl Sessions {
+    /// Gives the session of this name to a stream, or a new one if the name is empty; and its probes.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for one that there isn't; `RESOURCE_EXHAUSTED` if there are too many.
+    pub fn hold(&self, name: &str) -> Result<(Held, Vec<u64>), Status> {
+        let sessions = &mut self.table.lock().sessions;
+        if !name.is_empty() {
+            let held = sessions.take(name).ok_or_else(|| not_found("resume"))?;
+            let probes = sessions.get_mut(name).cloned().unwrap_or_default();
+            return Ok((held, probes.into_iter().map(|id| id.0).collect()));
+        }
+        let (have, most) = (sessions.len(), limits::SESSIONS);
+        if have >= most {
+            return Err(Status::resource_exhausted(format!(
+                "this VM has {have} sessions, as many as it takes: end some, or wait until those of clients that were \
+                 cut off have ended"
+            )));
+        }
+        Ok((sessions.add(BTreeSet::new())?, Vec::new()))
+    }
+
+    /// Checks that there is a session of this name, if it isn't empty.
+    pub(super) fn check(&self, name: &str) -> Result<(), Status> {
+        let is_there = name.is_empty() || self.table.lock().sessions.get_mut(name).is_some();
+        is_there.then_some(()).ok_or_else(|| not_found("session"))
+    }
+
+    /// Has probes go with the session of this name, if it isn't empty.
+    pub(super) fn add(&self, name: &str, probes: &[ProbeId]) {
+        let table = &mut *self.table.lock();
+        if let Some(session) = table.sessions.get_mut(name) {
+            session.extend(probes);
+            let named = probes.iter().map(|id| (*id, name.to_owned()));
+            table.of_probe.extend(named);
+        }
+    }
+
+    /// Forgets removed probes.
+    pub(super) fn forget(&self, probes: &[ProbeId]) {
+        let table = &mut *self.table.lock();
+        for id in probes {
+            let session = table.of_probe.remove(id);
+            let session = session.and_then(|name| table.sessions.get_mut(&name));
+            if let Some(session) = session {
+                session.remove(id);
+            }
+        }
+    }
+
+    /// Adds what is told of probes that go with a session.
+    pub(super) fn describe(&self, mut probes: Vec<v1::Probe>) -> Vec<v1::Probe> {
+        let table = self.table.lock();
+        for probe in &mut probes {
+            probe.in_session = table.of_probe.contains_key(&ProbeId(probe.id));
+        }
+        probes
+    }
+
+    /// Ends a session, unless another stream has come to hold it: its probes are to be removed.
+    pub(super) fn end(&self, held: &Held) -> Vec<ProbeId> {
+        let ended = self.table.lock().sessions.end(held);
+        ended.into_iter().flatten().collect()
+    }
+}
+
+fn not_found(field: &str) -> Status {
+    let why = "there is no such session: it has ended, and its probes are gone; open a new one";
+    status::with_field(Code::NotFound, field, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_s_probes_are_its_own_until_they_are_removed() {
+        let sessions = Sessions::default();
+        let ((one, _), (other, _)) = (sessions.hold("").unwrap(), sessions.hold("").unwrap());
+        sessions.add(&one.name, &[ProbeId(3), ProbeId(5)]);
+        sessions.add(&other.name, &[ProbeId(7)]);
+        sessions.add("", &[ProbeId(9)]);
+        let probe = |id| v1::Probe {
+            id,
+            ..Default::default()
+        };
+        let told = sessions.describe(vec![probe(3), probe(9)]);
+        assert_eq!((told[0].in_session, told[1].in_session), (true, false));
+        sessions.forget(&[ProbeId(3), ProbeId(9)]);
+        let (again, probes) = sessions.hold(&one.name).unwrap();
+        assert_eq!(probes, [5]);
+        assert_eq!(sessions.end(&one), []);
+        assert_eq!(sessions.end(&again), [ProbeId(5)]);
+        for refused in [
+            sessions.check(&one.name),
+            sessions.hold(&one.name).map(drop),
+        ] {
+            assert_eq!(refused.unwrap_err().code(), Code::NotFound);
+        }
+        assert_eq!(sessions.end(&other), [ProbeId(7)]);
+    }
+
+    #[test]
+    fn there_are_only_so_many_sessions() {
+        let sessions = Sessions::default();
+        let held: Vec<_> = (0..limits::SESSIONS)
+            .map(|_| sessions.hold("").unwrap().0)
+            .collect();
+        let refused = sessions.hold("").unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        sessions.end(&held[0]);
+        assert!(sessions.hold("").is_ok());
+    }
+}
