@@ -19,6 +19,15 @@ pub const PROGRAMS: [&str; 3] = ["vmprobed", "vmprobe", "vmprobe-init"];
 /// Those with a command line.
 const COMMANDS: [&str; 2] = ["vmprobed", "vmprobe"];
 
+/// How much is done for a package to be small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// As much as can be: for others to fetch.
+    Small,
+    /// Little: for tests.
+    Large,
+}
+
 /// Why there is no package.
 #[derive(Debug, thiserror::Error)]
 pub enum DebError {
@@ -50,7 +59,11 @@ pub struct Options {
 /// See [`DebError`].
 pub fn run(options: &Options) -> Result<bool, DebError> {
     let release = root().join("target/release");
-    let package = build(options.programs.as_deref().unwrap_or(&release), None)?;
+    let package = build(
+        options.programs.as_deref().unwrap_or(&release),
+        None,
+        Size::Small,
+    )?;
     say(&package.display().to_string());
     Ok(true)
 }
@@ -60,7 +73,7 @@ pub fn run(options: &Options) -> Result<bool, DebError> {
 ///
 /// # Errors
 /// See [`DebError`].
-pub fn build(folder: &Path, version: Option<&str>) -> Result<PathBuf, DebError> {
+pub fn build(folder: &Path, version: Option<&str>, size: Size) -> Result<PathBuf, DebError> {
     let home = root().join("target/deb");
     stage(folder, &home.join("files"))?;
     let package = home.join(match version {
@@ -80,6 +93,7 @@ pub fn build(folder: &Path, version: Option<&str>) -> Result<PathBuf, DebError> 
             .iter()
             .flat_map(|version| ["--deb-version", version]),
     );
+    deb.args((size == Size::Large).then_some("--fast"));
     deb.arg("--output").arg(&package).current_dir(root());
     output(&mut deb)?;
     let mut lintian = Command::new("lintian");

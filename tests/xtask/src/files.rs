@@ -11,7 +11,7 @@ use lab::{
     TestKernelError,
 };
 
-use crate::deb::{self, DebError};
+use crate::deb::{self, DebError, Size};
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
@@ -159,7 +159,7 @@ impl Files {
         link(&files.folder.join(DEBIAN_DISK), &debian)?;
         files.others.push((debian, format!("/boot/{DEBIAN_DISK}")));
         for (name, version) in PACKAGES {
-            let package = deb::build(&programs.folder, version)?;
+            let package = deb::build(&programs.folder, version, Size::Large)?;
             link(&files.folder.join(name), &package)?;
             files.others.push((package, format!("/boot/{name}")));
         }
