@@ -8,6 +8,7 @@ XTASK = cargo run --quiet --package xtask --
 
 help:
 	@echo 'make build   vmprobed, vmprobe and vmprobe-init, optimized, in target/release'
+	@echo 'make deb     the Debian package target/deb/vmprobe.deb, of these'
 	@echo 'make demo    boot a stock Debian kernel and watch its probes over gRPC'
 	@echo 'make test    all tests; writes target/conformance.json'
 	@echo 'make test-all  the same with every test in every lab; takes hours'
@@ -23,6 +24,9 @@ setup:
 build: setup
 	cargo build --release
 	cargo rustc --release --package vmprobe-init --bin vmprobe-init -- -C target-feature=+crt-static
+
+deb: build
+	@$(XTASK) deb
 
 demo: setup
 	@$(XTASK) demo
@@ -60,4 +64,4 @@ fuzz: setup
 clean:
 	cargo clean
 
-.PHONY: help setup build demo test test-all lint bench pictures fuzz clean
+.PHONY: help setup build deb demo test test-all lint bench pictures fuzz clean

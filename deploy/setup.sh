@@ -13,6 +13,8 @@ lab='debian-archive-keyring dpkg-dev g++ patch bzip2 xz-utils flex bison bc libe
 # so many libraries that it is installed.
 tests='chromium-headless-shell trace-cmd qemu-utils e2fsprogs fdisk mmdebstrap uidmap libbabeltrace1 libdebuginfod1 libexpat1 libgmp10 libipt2
        libmpfr6 libncursesw6 libpixman-1-0 libpython3.11 libreadline8 libsource-highlight4v5 libxxhash0'
+# What looks at the files of an installation: the service, manual pages, the package, scripts.
+tests="$tests systemd mandoc lintian shellcheck bash"
 command -v node >/dev/null || tests="$tests nodejs"
 command -v npm >/dev/null || tests="$tests npm"
 

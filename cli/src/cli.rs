@@ -6,8 +6,10 @@ mod ci;
 mod cloud_init;
 mod debugging;
 mod devices;
+mod format;
 mod guest;
 mod images;
+mod kubernetes;
 mod root;
 mod target;
 mod tracing;
@@ -15,6 +17,7 @@ mod tracing;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use vmprobe_command_line::Shell;
 
 pub use actions::ActionArgs;
 pub use certs::{CertsClient, CertsCommand, CertsInit, CertsServer, NewClient, Validity};
@@ -22,8 +25,10 @@ pub use ci::{Ci, CiTest};
 pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};
 pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, ShareArg, VsockArg};
+pub use format::FormatArgs;
 pub use guest::{Boot, ConsoleKind, GuestArgs, MachineArgs};
 pub use images::{ImageCommand, Push};
+pub use kubernetes::CiJob;
 pub use root::{RootArgs, RootPlace};
 pub use target::{ServerArgs, TargetArgs};
 pub use tracing::{
@@ -34,7 +39,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0    done (also when the reader of a pipe has gone)
   1    the server refused, or the command failed; the reason is on standard error
-  2    wrong arguments
+  2    wrong arguments, or a wrong configuration
   run, vm wait: how the guest ended: 0 power-off, 3 reset, 4 panic, 5 triple fault,
        6 killed, 7 its monitor failed; 125 when the command itself failed
   run --root: that of the command in the guest, 128 and its number for a signal; 125 when
@@ -150,6 +155,22 @@ pub enum Command {
     Certs(CertsCommand),
     /// Attach to a VM's console; on a terminal, Ctrl-] detaches
     Console(TargetArgs),
+    /// Print a Kubernetes Job that runs each job of a matrix in a pod of its own
+    #[command(after_help = kubernetes::CI_JOB_EXAMPLES)]
+    CiJob(CiJob),
+    /// Print a script that completes the words of this program's command line
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write the manual pages into a folder
+    #[command(hide = true)]
+    Manual {
+        /// The folder
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+    },
 }
 
 impl Command {
@@ -192,9 +213,8 @@ pub struct BootTimeline {
     /// Show so many of the slowest initcalls
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub top: usize,
-    /// One JSON object, with all initcalls
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Write all events to this file
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
@@ -202,9 +222,8 @@ pub struct BootTimeline {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// The report as JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -215,7 +234,7 @@ pub enum VmCommand {
     /// List the server's VMs
     List(List),
     /// Wait until the guest has ended; exits with the guest's exit code
-    Wait(TargetArgs),
+    Wait(VmWait),
     /// Start a VM that was created with --hold
     Start(TargetArgs),
     /// Stop the vCPUs
@@ -247,15 +266,16 @@ pub struct Create {
     /// goes with the VM
     #[arg(long, value_enum, default_value_t = Push::Auto)]
     pub push: Push,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
 pub struct List {
     #[command(flatten)]
     pub server: ServerArgs,
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -265,9 +285,16 @@ pub struct Info {
     /// Also the general registers of this vCPU
     #[arg(long, value_name = "VCPU")]
     pub registers: Option<u32>,
-    /// As JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct VmWait {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -346,6 +373,8 @@ pub struct ProbeAdd {
     pub no_jump: bool,
     #[command(flatten)]
     pub actions: ActionArgs,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -358,6 +387,8 @@ pub struct ProbeOptimize {
     /// Names or ids (a number alone is an id); the whole VM when left out
     #[arg(value_name = "PROBE")]
     pub probes: Vec<String>,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -378,9 +409,8 @@ pub struct ProbeWait {
     /// Wait so long at most
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub timeout: u64,
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -390,15 +420,16 @@ pub struct ProbeNames {
     /// Names or ids (a number alone is an id)
     #[arg(value_name = "PROBE", required = true)]
     pub probes: Vec<String>,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
 pub struct ProbeCalls {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -408,9 +439,8 @@ pub struct ProbeBlacklist {
     /// Only what covers this symbol, or those that match a pattern with * and ?
     #[arg(value_name = "PATTERN", default_value = "")]
     pub pattern: String,
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -418,14 +448,13 @@ pub struct ProbeList {
     #[command(flatten)]
     pub target: TargetArgs,
     /// As the kernel's own /sys/kernel/debug/kprobes/list, to the byte
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "output"])]
     pub kernel: bool,
     /// All columns, however long the lines get
-    #[arg(long, conflicts_with = "kernel")]
+    #[arg(long, conflicts_with_all = ["kernel", "json", "output"])]
     pub wide: bool,
-    /// One JSON object a line
-    #[arg(long, conflicts_with_all = ["kernel", "wide"])]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -438,6 +467,8 @@ pub struct ProbeRm {
     /// All probes of the VM
     #[arg(long, conflicts_with = "probes")]
     pub all: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -454,9 +485,8 @@ pub struct SymbolsArgs {
     /// At most so many
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub limit: u32,
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// An address as people paste it: hexadecimal, with or without 0x.

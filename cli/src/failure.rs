@@ -9,11 +9,13 @@ use std::process::ExitStatus;
 
 use vmprobe_client::spec::{SpecError, render};
 use vmprobe_client::{ClientError, PushError};
+use vmprobe_command_line::ManualError;
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
 use crate::certificates::CertificateError;
 use crate::ci::CiError;
+use crate::client_configuration::ClientConfigurationError;
 use crate::cloud_init::CloudInitError;
 use crate::host_root::RootError;
 use crate::hosts::HostsError;
@@ -113,6 +115,10 @@ pub enum Failure {
     #[error(transparent)]
     Push(#[from] PushError),
     #[error(transparent)]
+    Configuration(#[from] ClientConfigurationError),
+    #[error(transparent)]
+    Manual(#[from] ManualError),
+    #[error(transparent)]
     Certs(#[from] CertificateError),
     #[error(transparent)]
     Root(RootError),
@@ -163,6 +169,7 @@ impl Failure {
             | Self::NothingToActAt
             | Self::NoReturn { .. }
             | Self::NotFlame { .. }
+            | Self::Configuration(_)
             | Self::Create(CreateError::Ending(_)) => Some(2),
             Self::Ci(error) if error.is_usage() => Some(2),
             _ if self.is_closed_pipe() => Some(0),

@@ -4,6 +4,7 @@ mod boot_timeline;
 mod certificates;
 mod ci;
 mod cli;
+mod client_configuration;
 mod cloud_init;
 mod commands;
 mod failure;
@@ -17,9 +18,11 @@ mod tail;
 mod terminal;
 mod tracing;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use vmprobe_command_line::{completions, write_manual};
 
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
@@ -37,9 +40,22 @@ fn main() -> ExitCode {
 }
 
 fn start(command: Command) -> Result<u8, Failure> {
-    if let Command::Doctor(doctor) = &command {
-        return Err(commands::doctor::replace_this_process(doctor));
+    match command {
+        Command::Doctor(doctor) => Err(commands::doctor::replace_this_process(&doctor)),
+        Command::Completions { shell } => {
+            let script = completions(Cli::command(), shell);
+            let written = io::stdout().write_all(&script);
+            written.map(|()| 0).map_err(Failure::Output)
+        }
+        Command::Manual { folder } => {
+            write_manual(Cli::command(), "vmprobe", &folder)?;
+            Ok(0)
+        }
+        command => run(command),
     }
+}
+
+fn run(command: Command) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -19,6 +19,7 @@ fn vmprobe(args: &[&str]) -> Command {
 fn vmprobe_at(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args).env_remove("VMPROBE_SERVER");
+    command.env("VMPROBE_CONFIG", "/dev/null");
     command
 }
 

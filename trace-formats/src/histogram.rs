@@ -37,6 +37,17 @@ impl Default for Histogram {
     }
 }
 
+/// One range of durations, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Its lower bound, which is in it.
+    pub from: u128,
+    /// Its upper bound, which isn't.
+    pub to: u128,
+    /// How many durations are in it.
+    pub count: u64,
+}
+
 impl Histogram {
     /// Counts a duration in nanoseconds.
     pub fn add(&mut self, nanoseconds: u64) {
@@ -56,6 +67,42 @@ impl Histogram {
             .iter()
             .fold(0, |sum, count| sum.saturating_add(*count))
     }
+
+    /// The ranges from the shortest to the longest duration; none without one.
+    pub fn ranges(&self) -> impl Iterator<Item = Range> {
+        let is_used = |count: &u64| *count > 0;
+        let first = self.counts.iter().position(is_used).unwrap_or(0);
+        let last = self.counts.iter().rposition(is_used);
+        let ranges = self.counts.iter().enumerate().skip(first);
+        let used = ranges.take(last.map_or(0, |last| last - first + 1));
+        used.map(|(at, count)| {
+            let (from, to) = match at {
+                0 => (0, 1),
+                _ => (1 << (at - 1), 1 << at),
+            };
+            let count = *count;
+            Range { from, to, count }
+        })
+    }
+
+    /// The shortest duration in nanoseconds; none of none.
+    #[must_use]
+    pub fn shortest(&self) -> Option<u64> {
+        (self.count() > 0).then_some(self.shortest)
+    }
+
+    /// The longest duration in nanoseconds; none of none.
+    #[must_use]
+    pub fn longest(&self) -> Option<u64> {
+        (self.count() > 0).then_some(self.longest)
+    }
+
+    /// The average in nanoseconds; none of none.
+    #[must_use]
+    pub fn average(&self) -> Option<u64> {
+        let average = self.sum.checked_div(self.count().into())?;
+        u64::try_from(average).ok()
+    }
 }
 
 impl fmt::Display for Histogram {
@@ -65,19 +112,8 @@ impl fmt::Display for Histogram {
             return writeln!(f, "no calls");
         }
         let most = self.counts.iter().copied().max().unwrap_or(0);
-        let ranges = self.counts.iter().enumerate();
-        let first = self.counts.iter().position(|count| *count > 0).unwrap_or(0);
-        let last = self
-            .counts
-            .iter()
-            .rposition(|count| *count > 0)
-            .unwrap_or(0);
-        for (at, count) in ranges.skip(first).take(last - first + 1) {
-            let (from, to) = match at {
-                0 => (0, 1),
-                _ => (1_u128 << (at - 1), 1 << at),
-            };
-            let length = u128::from(*count) * BAR as u128 / u128::from(most.max(1));
+        for Range { from, to, count } in self.ranges() {
+            let length = u128::from(count) * BAR as u128 / u128::from(most.max(1));
             let bar = "@".repeat(usize::try_from(length).unwrap_or(BAR));
             writeln!(
                 f,

@@ -36,7 +36,7 @@ mod samples;
 
 pub use folded::{FlameGraph, Folded, Stacks};
 pub use ftrace::{Ftrace, Header};
-pub use histogram::Histogram;
+pub use histogram::{Histogram, Range};
 pub use json::JsonLines;
 pub use kinds::named_registers;
 pub use perfetto::Perfetto;

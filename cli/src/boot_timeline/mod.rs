@@ -130,7 +130,7 @@ impl Session<'_> {
         if let End::Ended(ending) = end {
             report.ending = Some(ending.clone());
         }
-        let shown = match self.arguments.json {
+        let shown = match self.arguments.format.is_json() {
             true => usize::MAX,
             false => self.arguments.top,
         };
@@ -142,7 +142,7 @@ impl Session<'_> {
         let probes = client.list_probes(NAME).await?;
         let initcall = probes.iter().find(|probe| log.is_initcall(probe.id));
         report.missed = initcall.map_or(0, |probe| probe.missed);
-        if self.arguments.json {
+        if self.arguments.format.is_json() {
             print([report.json().to_string()])
         } else {
             print(report.text(self.arguments.top))

@@ -45,6 +45,23 @@ pub enum CiError {
         /// The kernels.
         there: String,
     },
+    /// There is no such job.
+    #[error("there is no job {index}: there are {count}, and the first one is 0")]
+    NoJob {
+        /// The number that was asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A matrix that no object of Kubernetes can hold.
+    #[error("the matrix {} is larger than an object of Kubernetes can be: divide it", .file.display())]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Objects of Kubernetes can't be written as YAML.
+    #[error("can't write the objects as YAML: {0}")]
+    Manifest(#[source] serde_saphyr::ser::Error),
     /// A test without anything to do.
     #[error("{job} has `run` and no `root`: a command needs a root file system")]
     NoRoot {

@@ -22,11 +22,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Reads a file, whose paths count from its folder.
+    /// Reads a file, whose paths count from `base`.
     ///
     /// # Errors
     /// It can't be read, or has what no matrix has.
-    pub fn read(file: &Path) -> Result<Self, CiError> {
+    pub fn read(file: &Path, base: &Path) -> Result<Self, CiError> {
         let text = fs::read_to_string(file).map_err(|cause| CiError::Read {
             file: file.to_owned(),
             cause,
@@ -35,7 +35,6 @@ impl Matrix {
             file: file.to_owned(),
             cause: Box::new(cause),
         })?;
-        let base = file.parent().unwrap_or(Path::new(""));
         let based = |all: BTreeMap<String, Settings>| {
             let all = all.into_iter();
             all.map(|(name, settings)| (name, settings.based_on(base)))
@@ -116,7 +115,7 @@ max-latency = [{ probe = "r vfs_fsync", time = "50ms" }]
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("matrix.toml");
         fs::write(&file, "[defaults]\ntimeout = \"soon\"\n").unwrap();
-        let text = Matrix::read(&file).unwrap_err().to_string();
+        let text = Matrix::read(&file, folder.path()).unwrap_err().to_string();
         assert!(text.contains("line 2"), "{text}");
         assert!(text.contains("matrix.toml"), "{text}");
     }

@@ -11,6 +11,7 @@ mod console_watch;
 mod error;
 mod event_watch;
 mod expectation;
+mod kubernetes;
 mod matrix;
 mod outcome;
 mod plan;
@@ -27,6 +28,7 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 
 pub use error::CiError;
+pub use kubernetes::manifests;
 
 use crate::cli::Ci;
 use crate::commands::session::interrupted;

@@ -114,15 +114,44 @@ fn kind(word: &str, job: &str) -> Result<Kind, CiError> {
 /// # Errors
 /// See [`CiError`].
 pub fn jobs(asked: &Ci) -> Result<Vec<Job>, CiError> {
-    let matrix = asked.matrix.as_deref().map(Matrix::read).transpose()?;
+    let jobs = of_matrix(
+        asked.matrix.as_deref(),
+        asked.paths_from.as_deref(),
+        &asked.kernels,
+        &Settings::from(&asked.test),
+    )?;
+    let Some(index) = asked.job_index else {
+        return Ok(jobs);
+    };
+    let count = jobs.len();
+    let found = jobs.into_iter().nth(index);
+    Ok(vec![found.ok_or(CiError::NoJob { index, count })?])
+}
+
+/// The jobs of a matrix, whose paths count from `base`, or from its folder: with other kernels, where `kernels` has some,
+/// and with what is `given` on top. They are in the same order each time.
+///
+/// # Errors
+/// See [`CiError`].
+pub fn of_matrix(
+    matrix: Option<&Path>,
+    base: Option<&Path>,
+    others: &[String],
+    given: &Settings,
+) -> Result<Vec<Job>, CiError> {
+    let matrix = matrix.map(|file| {
+        let folder = file.parent().unwrap_or(Path::new(""));
+        Matrix::read(file, base.unwrap_or(folder))
+    });
+    let matrix = matrix.transpose()?;
     let Matrix {
         defaults,
         kernels,
         mut tests,
     } = matrix.unwrap_or_default();
     let mut kernels: Vec<(String, Settings)> = kernels.into_iter().collect();
-    if !asked.kernels.is_empty() {
-        kernels = named(&asked.kernels);
+    if !others.is_empty() {
+        kernels = named(others);
     }
     if kernels.is_empty() {
         return Err(CiError::NoKernel);
@@ -130,7 +159,6 @@ pub fn jobs(asked: &Ci) -> Result<Vec<Job>, CiError> {
     if tests.is_empty() {
         tests.insert(String::new(), Settings::default());
     }
-    let given = Settings::from(&asked.test);
     let mut jobs = Vec::new();
     for (test, settings) in &tests {
         let is_there = |wanted: &&String| kernels.iter().any(|(name, _)| name == *wanted);
@@ -152,7 +180,7 @@ pub fn jobs(asked: &Ci) -> Result<Vec<Job>, CiError> {
                 "" => kernel.clone(),
                 test => format!("{kernel}/{test}"),
             };
-            let settings = defaults.with(of_kernel).with(of_test).with(&given);
+            let settings = defaults.with(of_kernel).with(of_test).with(given);
             jobs.push(Job::new(name, settings)?);
         }
     }

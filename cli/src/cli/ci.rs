@@ -33,6 +33,12 @@ pub struct Ci {
     pub kernels: Vec<String>,
     #[command(flatten)]
     pub test: CiTest,
+    /// Paths in the matrix count from here [default: the matrix' folder]
+    #[arg(long, value_name = "FOLDER", requires = "matrix")]
+    pub paths_from: Option<PathBuf>,
+    /// Run only the job of this number, from 0 on
+    #[arg(long, value_name = "N")]
+    pub job_index: Option<usize>,
     /// Jobs at the same time; as many as this host has CPUs for, when left out
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs: Option<u32>,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::ServerArgs;
+use super::format::FormatArgs;
 
 pub const IMAGE_EXAMPLES: &str = "\
 Examples:
@@ -39,9 +40,8 @@ pub struct ImagePush {
 pub struct ImageList {
     #[command(flatten)]
     pub server: ServerArgs,
-    /// One JSON object a line
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]

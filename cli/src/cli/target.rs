@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use vmprobe_client::{Client, Credentials, default_endpoint};
 
+use crate::client_configuration::{ClientConfiguration, NamedServer};
 use crate::failure::Failure;
 
 /// A server.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// The server: unix:PATH, https://HOST:PORT, or http://HOST:PORT in plain text [default: the Unix socket of root's
-    /// server, or of this user's]
+    /// The server: unix:PATH, https://HOST:PORT, http://HOST:PORT in plain text, or a name of the configuration
+    /// [default: the configuration's, or the Unix socket of root's server, or of this user's]
     #[arg(long, value_name = "ADDRESS", env = "VMPROBE_SERVER")]
     pub server: Option<String>,
     /// What the certificate of a server that is reached by TLS is signed by, in PEM
@@ -45,31 +46,49 @@ pub struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// The server's address.
-    pub fn endpoint(&self) -> String {
-        self.server.clone().unwrap_or_else(default_endpoint)
-    }
-
     /// Connects to it.
     pub async fn connect(&self) -> Result<Client, Failure> {
-        let credentials = self.credentials()?;
-        Ok(Client::connect_with(&self.endpoint(), &credentials).await?)
+        let server = self.named()?;
+        let credentials = credentials(&server)?;
+        Ok(Client::connect_with(&server.address, &credentials).await?)
     }
 
-    fn credentials(&self) -> Result<Credentials, Failure> {
-        let ca = self.tls_ca.as_deref().map(read).transpose()?;
-        let identity = match (&self.tls_cert, &self.tls_key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
-            _ => None,
-        };
-        let token = self.token_file.as_deref().map(read).transpose()?;
-        let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
-        Ok(Credentials {
-            ca,
-            identity,
-            token,
-        })
+    /// The server's address.
+    pub fn endpoint(&self) -> Result<String, Failure> {
+        Ok(self.named()?.address)
     }
+
+    /// The server, with what the configuration knows of it.
+    fn named(&self) -> Result<NamedServer, Failure> {
+        let configuration = ClientConfiguration::of_user()?;
+        let asked = self.server.clone().or(configuration.server.clone());
+        let mut server = configuration.server(&asked.unwrap_or_else(default_endpoint));
+        if self.tls_ca.is_some() {
+            server.tls_ca.clone_from(&self.tls_ca);
+        }
+        // Who this client is, it is by one of the two.
+        if self.tls_cert.is_some() || self.token_file.is_some() {
+            server.tls_cert.clone_from(&self.tls_cert);
+            server.tls_key.clone_from(&self.tls_key);
+            server.token_file.clone_from(&self.token_file);
+        }
+        Ok(server)
+    }
+}
+
+fn credentials(server: &NamedServer) -> Result<Credentials, Failure> {
+    let ca = server.tls_ca.as_deref().map(read).transpose()?;
+    let identity = match (&server.tls_cert, &server.tls_key) {
+        (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+        _ => None,
+    };
+    let token = server.token_file.as_deref().map(read).transpose()?;
+    let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
+    Ok(Credentials {
+        ca,
+        identity,
+        token,
+    })
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failure> {

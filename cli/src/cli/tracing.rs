@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::actions::ActionArgs;
+use super::format::FormatArgs;
 use super::target::TargetArgs;
 
 pub const TRACE_EXAMPLES: &str = "\
@@ -128,11 +129,10 @@ pub struct Trace {
     #[arg(long = "probe", value_name = "NAME")]
     pub names: Vec<String>,
     /// The kernel's header over the columns
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "output"])]
     pub header: bool,
-    /// One JSON object a line, with all registers
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Of the definitions
     #[command(flatten)]
     pub actions: ActionArgs,
@@ -158,6 +158,8 @@ pub struct Stack {
     /// Show so many stacks
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub top: usize,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -182,6 +184,8 @@ pub struct Latency {
     #[arg(long, value_name = "EXPRESSION")]
     pub filter: Option<String>,
     #[command(flatten)]
+    pub format: FormatArgs,
+    #[command(flatten)]
     pub until: UntilArgs,
 }
 
@@ -195,6 +199,8 @@ pub struct Top {
     /// One table, then the end
     #[arg(long)]
     pub once: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -207,9 +213,8 @@ pub struct ListFunctions {
     /// Those that can't be probed too, with the reason behind a tab
     #[arg(long)]
     pub all: bool,
-    /// One JSON object a line; with all functions
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -219,6 +224,8 @@ pub struct Types {
     /// A type, such as 'struct file', or a pattern with * and ? for a list of names
     #[arg(value_name = "TYPE")]
     pub name: String,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// Seconds, such as `2` or `0.5`: more than none, and at most a million.

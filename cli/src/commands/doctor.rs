@@ -13,7 +13,7 @@ pub fn replace_this_process(doctor: &Doctor) -> Failure {
     let program = program();
     let mut command = Command::new(&program);
     command.arg("doctor");
-    if doctor.json {
+    if doctor.format.is_json() {
         command.arg("--json");
     }
     let cause = command.exec();

@@ -22,7 +22,7 @@ pub async fn image(command: &ImageCommand) -> Result<(), Failure> {
         }
         ImageCommand::List(list) => {
             let images = list.server.connect().await?.list_images().await?;
-            match list.json {
+            match list.format.is_json() {
                 true => print(images.iter().map(|it| render::image_json(it).to_string())),
                 false => print(render::image_list(&images)),
             }

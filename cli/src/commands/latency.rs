@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use serde_json::json;
 use vmprobe_client::spec;
 use vmprobe_client::v1::event::Detail;
 use vmprobe_client::v1::probe_spec::Kind;
@@ -28,7 +29,10 @@ pub async fn latency(latency: &Latency) -> Result<(), Failure> {
     let until = &latency.until;
     let (found, totals) =
         follow(&latency.target, &wanted, until, true, make, Failure::Output).await?;
-    print(found.lines())?;
+    match latency.format.is_json() {
+        true => print(found.json())?,
+        false => print(found.lines())?,
+    }
     totals.tell();
     Ok(())
 }
@@ -88,6 +92,30 @@ impl Latencies {
             lines.extend(histogram.to_string().lines().map(str::to_owned));
         }
         lines
+    }
+
+    /// All functions, each with what its histogram has. A range includes `from_ns` and not `to_ns`; bounds are strings,
+    /// as the last one has more bits than readers of JSON keep.
+    fn json(&self) -> Vec<String> {
+        let value = |(name, histogram): &(String, Histogram)| {
+            let ranges = histogram.ranges().map(|range| {
+                json!({
+                    "from_ns": range.from.to_string(),
+                    "to_ns": range.to.to_string(),
+                    "count": range.count,
+                })
+            });
+            json!({
+                "function": name,
+                "calls": histogram.count(),
+                "shortest_ns": histogram.shortest(),
+                "average_ns": histogram.average(),
+                "longest_ns": histogram.longest(),
+                "ranges": ranges.collect::<Vec<_>>(),
+            })
+        };
+        let values = self.probes.values().map(value);
+        values.map(|value| value.to_string()).collect()
     }
 }
 
@@ -167,5 +195,10 @@ mod tests {
         let last = "1 call, shortest 1.00 us, average 1.00 us, longest 1.00 us";
         assert_eq!(lines[2], last);
         assert_eq!(lines.len(), 3);
+        let values = latencies.json();
+        let of_none = r#"{"function":"a","calls":0,"shortest_ns":null,"average_ns":null,"longest_ns":null,"ranges":[]}"#;
+        assert_eq!(values[0], of_none);
+        let of_one = r#""shortest_ns":1000,"average_ns":1000,"longest_ns":1000,"ranges":[{"from_ns":"512","to_ns":"1024","count":1}]}"#;
+        assert!(values[1].ends_with(of_one), "{}", values[1]);
     }
 }

@@ -22,7 +22,7 @@ pub async fn list(list: &ListFunctions) -> Result<(), Failure> {
         };
         return Err(ClientError::NotFound(text).into());
     }
-    if list.json {
+    if list.format.is_json() {
         return print(found.iter().map(json_line));
     }
     let shown = found

@@ -26,6 +26,7 @@ use crate::boot_timeline;
 use crate::ci;
 use crate::cli::Command;
 use crate::failure::Failure;
+use crate::output::print;
 
 /// Runs any command but `doctor`, and answers with its exit code.
 pub async fn dispatch(command: Command) -> Result<u8, Failure> {
@@ -50,7 +51,10 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::Gdb(gdb) => gdb::gdb(&gdb).await?,
         Command::Console(target) => console::console(&target).await?,
         Command::Certs(command) => certs::certs(&command)?,
+        Command::CiJob(asked) => print([ci::manifests(&asked)?.trim_end()])?,
         Command::Doctor(doctor) => return Err(doctor::replace_this_process(&doctor)),
+        // They need no server, and have been done.
+        Command::Completions { .. } | Command::Manual { .. } => {}
     }
     Ok(0)
 }

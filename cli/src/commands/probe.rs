@@ -8,7 +8,7 @@ use vmprobe_client::{ClientError, ProbeBatch};
 use super::guest;
 use super::session::reach;
 use crate::cli::{
-    OnOff, ProbeAdd, ProbeBlacklist, ProbeCalls, ProbeCommand, ProbeList, ProbeNames,
+    FormatArgs, OnOff, ProbeAdd, ProbeBlacklist, ProbeCalls, ProbeCommand, ProbeList, ProbeNames,
     ProbeOptimize, ProbeRm, ProbeWait, TargetArgs,
 };
 use crate::failure::Failure;
@@ -38,7 +38,10 @@ async fn add(add: &ProbeAdd) -> Result<(), Failure> {
         spec.actions = add.actions.actions();
     }
     let (client, vm) = reach(&add.target).await?;
-    changed(&register_as_asked(&client, &vm, &definitions).await?)
+    changed(
+        &register_as_asked(&client, &vm, &definitions).await?,
+        add.format,
+    )
 }
 
 /// The arguments as words of a probe's text.
@@ -74,12 +77,8 @@ async fn list(list: &ProbeList) -> Result<(), Failure> {
         note("no probe of this VM is a jump: `vmprobe probe optimize on` lets them be jumps again");
     }
     let probes = answer.probes;
-    if list.json {
-        return print(
-            probes
-                .iter()
-                .map(|probe| render::probe_json(probe).to_string()),
-        );
+    if list.format.is_json() {
+        return print_json(&probes);
     }
     if !list.kernel {
         return print(render::probe_list(&probes, list.wide));
@@ -105,19 +104,25 @@ async fn remove(remove: ProbeRm) -> Result<(), Failure> {
             .map(|probe| probe.id)
             .collect();
     }
-    changed(&client.unregister_batch(&vm, ids, names).await?)
+    changed(
+        &client.unregister_batch(&vm, ids, names).await?,
+        remove.format,
+    )
 }
 
 async fn enable(probes: ProbeNames) -> Result<(), Failure> {
     let (client, vm) = reach(&probes.target).await?;
     let (ids, names) = ids_and_names(probes.probes);
-    changed(&client.enable_probes(&vm, ids, names).await?)
+    changed(&client.enable_probes(&vm, ids, names).await?, probes.format)
 }
 
 async fn disable(probes: ProbeNames) -> Result<(), Failure> {
     let (client, vm) = reach(&probes.target).await?;
     let (ids, names) = ids_and_names(probes.probes);
-    changed(&client.disable_probes(&vm, ids, names).await?)
+    changed(
+        &client.disable_probes(&vm, ids, names).await?,
+        probes.format,
+    )
 }
 
 async fn arm(target: &TargetArgs) -> Result<(), Failure> {
@@ -140,10 +145,11 @@ async fn optimize(optimize: ProbeOptimize) -> Result<(), Failure> {
         return Ok(());
     }
     let (ids, names) = ids_and_names(optimize.probes);
-    changed(&match optimize.switch {
+    let batch = match optimize.switch {
         OnOff::On => client.optimize_probes(&vm, ids, names).await?,
         OnOff::Off => client.keep_breakpoints(&vm, ids, names).await?,
-    })
+    };
+    changed(&batch, optimize.format)
 }
 
 async fn wait(wait: ProbeWait) -> Result<(), Failure> {
@@ -157,9 +163,8 @@ async fn wait(wait: ProbeWait) -> Result<(), Failure> {
         }
         answer => answer?,
     };
-    if wait.json {
-        let lines = answer.probes.iter().map(render::probe_json);
-        return print(lines.map(|line| line.to_string()));
+    if wait.format.is_json() {
+        return print_json(&answer.probes);
     }
     print(render::probe_list(&answer.probes, false))?;
     if let Some(optimizer) = &answer.optimizer
@@ -173,7 +178,7 @@ async fn wait(wait: ProbeWait) -> Result<(), Failure> {
 async fn calls(calls: &ProbeCalls) -> Result<(), Failure> {
     let (client, vm) = reach(&calls.target).await?;
     let found = client.calls(&vm).await?;
-    if calls.json {
+    if calls.format.is_json() {
         let lines = found.iter().map(render::call_json);
         return print(lines.map(|line| line.to_string()));
     }
@@ -188,7 +193,7 @@ async fn blacklist(blacklist: &ProbeBlacklist) -> Result<(), Failure> {
     let mut shown = 0;
     while let Some(entries) = stream.next().await? {
         for entry in &entries {
-            if blacklist.json {
+            if blacklist.format.is_json() {
                 output.line(render::blacklist_json(entry).to_string())?;
             } else {
                 output.line(render::blacklist_line(entry))?;
@@ -217,8 +222,16 @@ fn ids_and_names(probes: Vec<String>) -> (Vec<u64>, Vec<String>) {
     (ids, names)
 }
 
-fn changed(batch: &ProbeBatch) -> Result<(), Failure> {
-    print(render::probe_list(&batch.probes, false))?;
+fn print_json(probes: &[Registered]) -> Result<(), Failure> {
+    let values = probes.iter().map(render::probe_json);
+    print(values.map(|value| value.to_string()))
+}
+
+fn changed(batch: &ProbeBatch, format: FormatArgs) -> Result<(), Failure> {
+    match format.is_json() {
+        true => print_json(&batch.probes)?,
+        false => print(render::probe_list(&batch.probes, false))?,
+    }
     stood_still(batch.stopped);
     Ok(())
 }

@@ -18,7 +18,7 @@ pub async fn reach(target: &TargetArgs) -> Result<(Client, String), Failure> {
         .into_iter()
         .map(|vm| vm.name)
         .collect();
-    let server = target.server.endpoint();
+    let server = target.server.endpoint()?;
     match names.len() {
         0 => Err(Failure::NoVm { server }),
         1 => Ok((client, names.remove(0))),

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use serde_json::json;
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_trace_formats::{Guest, Stacks, Writer};
 
@@ -17,7 +18,11 @@ pub async fn stack(stack: &Stack) -> Result<(), Failure> {
     let (counted, totals) =
         follow(&stack.target, &wanted, until, true, make, Failure::Output).await?;
     let lines: Vec<String> = counted.0.lines().collect();
-    print(most_frequent(&lines, stack.top))?;
+    let stacks = by_frequency(&lines);
+    match stack.format.is_json() {
+        true => print(json_lines(&stacks, stack.top))?,
+        false => print(most_frequent(&stacks, stack.top))?,
+    }
     totals.tell();
     if lines.is_empty() && totals.events > 0 {
         note(
@@ -48,9 +53,8 @@ impl Writer for Counted {
     }
 }
 
-/// The stacks that occurred most, the most frequent first: how often and by which task, then a line for each
-/// frame from the innermost on, as ftrace has them. `folded` is `comm;outermost;...;innermost COUNT` a line.
-fn most_frequent(folded: &[String], top: usize) -> Vec<String> {
+/// How often each stack occurred, the most frequent first. `folded` is `comm;outermost;...;innermost COUNT` a line.
+fn by_frequency(folded: &[String]) -> Vec<(u64, &str)> {
     let parts = folded.iter().filter_map(|line| {
         let (stack, count) = line.rsplit_once(' ')?;
         Some((count.parse::<u64>().ok()?, stack))
@@ -58,6 +62,22 @@ fn most_frequent(folded: &[String], top: usize) -> Vec<String> {
     let mut stacks: Vec<(u64, &str)> = parts.collect();
     // Stacks of the same count stay in the order of their text.
     stacks.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+    stacks
+}
+
+/// The first stacks: how often, which task, and the frames from the innermost on.
+fn json_lines(stacks: &[(u64, &str)], top: usize) -> Vec<String> {
+    let value = |(count, stack): &(u64, &str)| {
+        let mut frames = stack.split(';');
+        let task = frames.next();
+        let frames: Vec<&str> = frames.rev().collect();
+        json!({ "count": count, "comm": task, "frames": frames }).to_string()
+    };
+    stacks.iter().take(top).map(value).collect()
+}
+
+/// The first stacks: how often and by which task, then a line for each frame from the innermost on, as ftrace has them.
+fn most_frequent(stacks: &[(u64, &str)], top: usize) -> Vec<String> {
     let all: u64 = stacks.iter().map(|(count, _)| count).sum();
     let mut lines = Vec::new();
     for (count, stack) in stacks.iter().take(top) {
@@ -97,7 +117,7 @@ mod tests {
     fn the_most_frequent_stack_comes_first_innermost_frame_first() {
         let folded = ["cat;main;read 1", "sh;main;open 3", "a b;x 1", "c;y 1"].map(str::to_owned);
         assert_eq!(
-            most_frequent(&folded, 2),
+            most_frequent(&by_frequency(&folded), 2),
             [
                 "3 times, 50.0 %, in sh",
                 " => open",
@@ -111,5 +131,9 @@ mod tests {
             ]
         );
         assert!(most_frequent(&[], 5).is_empty());
+        assert_eq!(
+            json_lines(&by_frequency(&folded), 1),
+            [r#"{"count":3,"comm":"sh","frames":["open","main"]}"#]
+        );
     }
 }

@@ -12,7 +12,7 @@ pub async fn symbols(symbols: SymbolsArgs) -> Result<(), Failure> {
     let (client, vm) = reach(&symbols.target).await?;
     if let Some(address) = symbols.address {
         let (symbol, offset) = client.resolve_address(&vm, address).await?;
-        return if symbols.json {
+        return if symbols.format.is_json() {
             let mut value = render::symbol_json(&symbol);
             value["offset"] = offset.into();
             print([value.to_string()])
@@ -31,7 +31,7 @@ pub async fn symbols(symbols: SymbolsArgs) -> Result<(), Failure> {
         let text = format!("no symbol of this kernel matches `{pattern}`{hint}");
         return Err(ClientError::NotFound(text).into());
     }
-    if symbols.json {
+    if symbols.format.is_json() {
         print(
             found
                 .iter()

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use vmprobe_client::v1::VmState;
 
 use self::latencies::Latencies;
-use self::rows::{Sample, table};
+use self::rows::{Sample, json_lines, table};
 use self::screen::Screen;
 use super::session::{Signals, reach};
 use crate::cli::Top;
@@ -24,7 +24,8 @@ pub async fn top(top: &Top) -> Result<(), Failure> {
     let (client, vm) = reach(&top.target).await?;
     let mut latencies = Latencies::new(client.clone(), vm.clone());
     let mut before = Sample::default();
-    let mut screen = match io::stdout().is_terminal() && !top.once {
+    let is_json = top.format.is_json();
+    let mut screen = match io::stdout().is_terminal() && !top.once && !is_json {
         true => Some(Screen::enter()?),
         false => None,
     };
@@ -38,11 +39,14 @@ pub async fn top(top: &Top) -> Result<(), Failure> {
         let ended = seen.state() == VmState::Ended;
         // Rates need two looks.
         if !before.is_first() || ended {
-            let lines = table(&now, &before);
+            let lines = match is_json {
+                true => json_lines(&now, &before),
+                false => table(&now, &before),
+            };
             match &mut screen {
                 Some(screen) => screen.show(&title(&vm, &now, &before), &lines)?,
                 None => {
-                    let between = (tables > 0).then(String::new);
+                    let between = (tables > 0 && !is_json).then(String::new);
                     print(between.into_iter().chain(lines))?;
                 }
             }

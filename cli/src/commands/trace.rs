@@ -28,7 +28,7 @@ pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
             vms: trace.target.vm.clone().unwrap_or_else(|| "*".to_owned()),
             window: Duration::from_millis(trace.window.into()),
             until: trace.traced.until,
-            json: trace.json,
+            json: trace.format.is_json(),
         };
         let mut out = BufWriter::new(io::stdout());
         return follow_fleet(fleet, &mut out, |out, guest| Lines::new(out, guest, &trace)).await;
@@ -51,7 +51,7 @@ enum Lines<W> {
 
 impl<W: Write> Lines<W> {
     fn new(out: W, guest: &Guest, trace: &Trace) -> io::Result<Self> {
-        if trace.json {
+        if trace.format.is_json() {
             return Ok(Self::Json(JsonLines::new(out, guest)));
         }
         let header = match trace.header {

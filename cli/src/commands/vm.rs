@@ -2,7 +2,7 @@
 
 use super::session::{interrupted, reach};
 use super::{guest, image};
-use crate::cli::{Create, GuestArgs, Info, List, TargetArgs, VmCommand};
+use crate::cli::{Create, GuestArgs, Info, List, VmCommand, VmWait};
 use crate::failure::Failure;
 use crate::output::print;
 use crate::render;
@@ -12,7 +12,7 @@ pub async fn vm(command: VmCommand) -> Result<u8, Failure> {
         VmCommand::Create(create) => self::create(&create).await?,
         VmCommand::List(list) => self::list(&list).await?,
         VmCommand::Info(info) => self::info(&info).await?,
-        VmCommand::Wait(target) => return wait(&target).await,
+        VmCommand::Wait(wait) => return self::wait(&wait).await,
         VmCommand::Start(target) => {
             let (client, vm) = reach(&target).await?;
             client.start_vm(&vm).await?;
@@ -42,16 +42,19 @@ async fn create(create: &Create) -> Result<(), Failure> {
     let GuestArgs { kernel, machine } = &create.guest;
     let mut request = guest::request(&create.name, kernel, machine, create.hold)?;
     let client = create.server.connect().await?;
-    if create.push.applies_to(&create.server.endpoint()) {
+    if create.push.applies_to(&create.server.endpoint()?) {
         image::push_files(&client, &mut request).await?;
     }
     let (vm, _) = client.create_vm(request).await?;
-    print([vm.name])
+    match create.format.is_json() {
+        true => print([render::vm_json(&vm).to_string()]),
+        false => print([vm.name]),
+    }
 }
 
 async fn list(list: &List) -> Result<(), Failure> {
     let vms = list.server.connect().await?.list_vms().await?;
-    if list.json {
+    if list.format.is_json() {
         print(vms.iter().map(|vm| render::vm_json(vm).to_string()))
     } else {
         print(render::vm_list(&vms))
@@ -65,7 +68,7 @@ async fn info(info: &Info) -> Result<(), Failure> {
         None => None,
     };
     let vm = client.get_vm(&vm).await?;
-    if info.json {
+    if info.format.is_json() {
         let mut value = render::vm_json(&vm);
         if let Some(registers) = registers {
             value["registers"] = render::registers_json(&registers);
@@ -78,12 +81,15 @@ async fn info(info: &Info) -> Result<(), Failure> {
     print(lines)
 }
 
-async fn wait(target: &TargetArgs) -> Result<u8, Failure> {
-    let (client, vm) = reach(target).await?;
+async fn wait(wait: &VmWait) -> Result<u8, Failure> {
+    let (client, vm) = reach(&wait.target).await?;
     let ending = tokio::select! {
         ending = client.wait_vm(&vm) => ending?,
         failure = interrupted() => return Err(failure),
     };
-    print([render::ending(&ending)])?;
+    print([match wait.format.is_json() {
+        true => render::ending_json(&ending).to_string(),
+        false => render::ending(&ending),
+    }])?;
     Ok(u8::try_from(ending.exit_code).unwrap_or(u8::MAX))
 }

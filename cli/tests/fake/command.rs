@@ -21,6 +21,7 @@ pub async fn run(program: &Path, server: &str, arguments: &[&str]) -> Done {
     let done = Command::new(program)
         .args(arguments)
         .env("VMPROBE_SERVER", server)
+        .env("VMPROBE_CONFIG", "/dev/null")
         .output()
         .await
         .unwrap();

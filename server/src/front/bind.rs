@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls::ServerConfig;
 use thiserror::Error;
 use tokio::net::TcpListener;
 
@@ -13,7 +14,8 @@ use super::connection::Listener;
 use super::options::ServeOptions;
 use super::tls::{HTTP1, HTTP2, TlsError};
 use super::unix_socket::UnixSocket;
-use crate::access::{AuditError, ClientsError};
+use crate::access::{AuditError, Clients, ClientsError, Reloaded};
+use crate::files::Folders;
 use crate::images::OpenError;
 
 /// What comes to an address.
@@ -113,18 +115,77 @@ pub struct Listening {
     pub endpoints: Vec<String>,
 }
 
+/// Checks all that can be known before the server listens: that certificates, keys, the list of clients and folders can
+/// be used, and that each address may be listened on. Nothing is made or changed.
+///
+/// # Errors
+/// See [`BindError`].
+pub fn check(options: &ServeOptions) -> Result<(), BindError> {
+    clients(options)?;
+    folders(options.settings.files.clone())?;
+    for purpose in [Purpose::Calls, Purpose::Metrics] {
+        load_tls(options, purpose)?;
+        for address in purpose.addresses(options) {
+            check_address(address, options)?;
+        }
+    }
+    Ok(())
+}
+
+/// The list of clients, which those who come by TLS take.
+///
+/// # Errors
+/// See [`BindError`].
+pub fn clients(options: &ServeOptions) -> Result<Option<Reloaded<Clients>>, BindError> {
+    if options.tls.is_some() && options.clients.is_none() {
+        return Err(BindError::NoClients);
+    }
+    let clients = options.clients.clone().map(|file| {
+        let files = vec![file.clone()];
+        Reloaded::new(files, move || Clients::read(&file))
+    });
+    Ok(clients.transpose()?)
+}
+
+/// The folders that clients may name files below.
+///
+/// # Errors
+/// [`BindError::Files`].
+pub fn folders(given: Folders) -> Result<Folders, BindError> {
+    let found = given.found();
+    found.map_err(|(folder, cause)| BindError::Files { folder, cause })
+}
+
+fn load_tls(
+    options: &ServeOptions,
+    purpose: Purpose,
+) -> Result<Option<Reloaded<ServerConfig>>, TlsError> {
+    let files = options.tls.as_ref();
+    files
+        .map(|files| files.load(purpose.protocol()))
+        .transpose()
+}
+
+/// Plain text is only for the loopback interface, and only where the owner wants it.
+fn check_address(address: &ListenAddress, options: &ServeOptions) -> Result<(), BindError> {
+    let is_safe =
+        |tcp: &SocketAddr| options.tls.is_some() || options.plain_text && tcp.ip().is_loopback();
+    match address {
+        ListenAddress::Tcp(tcp) if !is_safe(tcp) => Err(BindError::NoTls(*tcp)),
+        _ => Ok(()),
+    }
+}
+
 /// Takes the addresses for one purpose.
 ///
 /// # Errors
 /// See [`BindError`].
 pub async fn listen(options: &ServeOptions, purpose: Purpose) -> Result<Listening, BindError> {
-    let tls = match &options.tls {
-        Some(files) => Some(Arc::new(files.load(purpose.protocol())?)),
-        None => None,
-    };
+    let tls = load_tls(options, purpose)?.map(Arc::new);
     let option = purpose.option();
     let mut listening = Listening::default();
     for address in purpose.addresses(options) {
+        check_address(address, options)?;
         let refused = |cause: io::Error| {
             let address = address.clone();
             match cause.kind() {
@@ -142,10 +203,6 @@ pub async fn listen(options: &ServeOptions, purpose: Purpose) -> Result<Listenin
                 (Listener::Unix(socket), address.to_string())
             }
             ListenAddress::Tcp(tcp) => {
-                let is_plain = tls.is_none();
-                if is_plain && !(options.plain_text && tcp.ip().is_loopback()) {
-                    return Err(BindError::NoTls(*tcp));
-                }
                 let listener = TcpListener::bind(tcp).await.map_err(refused)?;
                 let address = listener.local_addr().map_err(refused)?;
                 match &tls {

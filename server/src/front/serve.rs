@@ -33,7 +33,7 @@ use super::process::VmProcess;
 use super::relay::Relay;
 use super::vms::Vms;
 use super::watch::Watch;
-use crate::access::{AuditLog, Authorize, Clients, Reloaded};
+use crate::access::{AuditLog, Authorize};
 use crate::images::ImageStore;
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols};
@@ -71,21 +71,13 @@ impl Server {
     /// # Errors
     /// See [`BindError`].
     pub async fn bind(mut options: ServeOptions) -> Result<Self, BindError> {
-        let folders = std::mem::take(&mut options.settings.files).found();
-        options.settings.files =
-            folders.map_err(|(folder, cause)| BindError::Files { folder, cause })?;
+        options.settings.files = bind::folders(std::mem::take(&mut options.settings.files))?;
         let images = options.settings.images.as_deref();
         let images = images.map(|folder| ImageStore::open(folder, &options.settings.limits));
         let images = images.transpose()?;
-        if options.tls.is_some() && options.clients.is_none() {
-            return Err(BindError::NoClients);
-        }
-        let clients = options.clients.clone().map(|file| {
-            let files = vec![file.clone()];
-            Reloaded::new(files, move || Clients::read(&file))
-        });
+        let clients = bind::clients(&options)?;
         let audit = options.audit_log.as_deref().map(AuditLog::open);
-        let authorize = Authorize::new(clients.transpose()?, audit.transpose()?);
+        let authorize = Authorize::new(clients, audit.transpose()?);
         let calls = bind::listen(&options, Purpose::Calls).await?;
         let metrics = bind::listen(&options, Purpose::Metrics).await?;
         Ok(Self {
@@ -95,6 +87,14 @@ impl Server {
             authorize,
             vms: Arc::new(Vms::new(options.settings, options.program, images)),
         })
+    }
+
+    /// Checks all that can be known before the server listens. Nothing is made or changed.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn check(options: &ServeOptions) -> Result<(), BindError> {
+        bind::check(options)
     }
 
     /// The addresses as clients take them, with the ports that were taken.

@@ -77,6 +77,7 @@ const THOROUGH: &[&str] = &[
     "folders_of_the_host_s_are_mounted_by_6_1_while_probes_are_jumps",
     "a_command_runs_on_a_folder_of_the_host_s_in_6_1",
     "debian_with_systemd_boots_from_its_disk_to_a_login_under_probes_on_1_vcpu",
+    "the_debian_package_is_installed_upgraded_removed_and_purged_with_its_service",
     "a_shell_on_the_virtio_console_of_6_1_gets_all_input_and_shows_all_output",
 ];
 

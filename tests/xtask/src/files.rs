@@ -11,6 +11,7 @@ use lab::{
     PackageError, TestKernelError,
 };
 
+use crate::deb::{self, DebError, Size};
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
@@ -57,6 +58,12 @@ const MODULES_6_12: [&str; 6] = [
 /// The disk with Debian on it.
 const DEBIAN_DISK: &str = "debian.qcow2";
 
+/// The product's packages with their versions: one of before, and that of this clone.
+const PACKAGES: [(&str, Option<&str>); 2] = [
+    ("vmprobe-before.deb", Some("0.0.1-1")),
+    ("vmprobe.deb", None),
+];
+
 /// Why the files aren't there.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
@@ -84,6 +91,9 @@ pub enum FilesError {
     /// No drgn for the lab.
     #[error(transparent)]
     Drgn(#[from] DrgnError),
+    /// No package of the product.
+    #[error("can't make the Debian package")]
+    Deb(#[from] DebError),
     /// No passt for the tests.
     #[error(transparent)]
     Passt(#[from] PasstError),
@@ -155,6 +165,11 @@ impl Files {
         let debian = lab::ensure_debian_disk()?;
         link(&files.folder.join(DEBIAN_DISK), &debian)?;
         files.others.push((debian, format!("/boot/{DEBIAN_DISK}")));
+        for (name, version) in PACKAGES {
+            let package = deb::build(&programs.folder, version, Size::Large)?;
+            link(&files.folder.join(name), &package)?;
+            files.others.push((package, format!("/boot/{name}")));
+        }
         files
             .others
             .extend(below(&test_kernel.debug, "/boot/debug")?);

@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 13] = [
+    let forbidden: [(&str, &[&str]); 14] = [
         (
             "guest-state",
             &[
@@ -199,6 +199,10 @@ fn no_layer_is_built_with_what_it_must_not_know() {
             ],
         ),
         ("vmprobe-server", &["vmprobe-client", "lab", "e2e"]),
+        (
+            "vmprobe-command-line",
+            &["vmm", "vmprobe-proto", "vmprobe-client", "tokio", "tonic"],
+        ),
     ];
     for (name, forbidden) in forbidden {
         let found = built_with(&metadata, name);
@@ -277,6 +281,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "vmprobe-arguments",
         "vmprobe-kernel-log",
         "vmprobe-trace-formats",
+        "vmprobe-command-line",
         "vmprobe-client",
         "vmprobe-cli",
         "vmprobe-server",

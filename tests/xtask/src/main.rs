@@ -4,6 +4,7 @@
 
 mod bench;
 mod command;
+mod deb;
 mod demo;
 mod drgn;
 mod files;
@@ -52,6 +53,8 @@ enum Command {
     Pictures,
     /// Measure; the figures are in target/bench/report.json.
     Bench(bench::Options),
+    /// Make the Debian package target/deb/vmprobe.deb.
+    Deb(deb::Options),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
             .map_err(|e| chain(&e)),
         Command::Pictures => pictures::run().map_err(|e| chain(&e)),
         Command::Bench(options) => bench::run(&options).map_err(|e| chain(&e)),
+        Command::Deb(options) => deb::run(&options).map_err(|e| chain(&e)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

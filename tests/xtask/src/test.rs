@@ -26,10 +26,11 @@ const E2E_LIMIT: Duration = Duration::from_secs(55 * 60);
 /// This machine, of [`record::PLACES`].
 const HOST: &str = record::PLACES[0];
 /// Rows that unit tests prove: with the engine on this machine's CPU (tests/native), with the monitor on
-/// this machine's KVM (vmm/tests/debug), and with what others read our files with (trace-formats).
-const UNIT_ROWS: [&str; 13] = [
+/// this machine's KVM (vmm/tests/debug), with what others read our files with (trace-formats), and with the tools that look
+/// at those of an installation (cli/tests/installed, tests/deployment).
+const UNIT_ROWS: [&str; 15] = [
     "KP10", "KP11", "KP18", "KP22", "JP06", "JP07", "JP10", "JP11", "JP12", "TR02", "TR04", "TR07",
-    "TR08",
+    "TR08", "SV08", "SV09",
 ];
 /// Rows that the monitor's own tests in a lab prove.
 const MONITOR_ROWS: [&str; 1] = ["KP18"];

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::time::Instant;
 use vmprobe_client::v1::Probe;
 
@@ -69,7 +70,27 @@ pub fn table(now: &Sample, before: &Sample) -> Vec<String> {
     rows(now, before, now.since(before))
 }
 
-fn rows(now: &Sample, before: &Sample, time: Duration) -> Vec<String> {
+/// A JSON object for each probe, the busiest first: those of the table, with times in nanoseconds.
+pub fn json_lines(now: &Sample, before: &Sample) -> Vec<String> {
+    let time = now.since(before);
+    let value = |(probe, hits, exits): (&Probe, u64, u64)| {
+        json!({
+            "id": probe.id,
+            "name": probe.name,
+            "hits": probe.hits,
+            "hits_per_second": per_second(hits, time),
+            "missed": probe.missed,
+            "exits_per_second": per_second(exits, time),
+            "latency_ns": now.latencies.get(&probe.id),
+            "state": render::probe_state(probe),
+        })
+    };
+    let values = by_hits(now, before).into_iter().map(value);
+    values.map(|value| value.to_string()).collect()
+}
+
+/// The probes with their hits and exits between the samples, the busiest first.
+fn by_hits<'a>(now: &'a Sample, before: &Sample) -> Vec<(&'a Probe, u64, u64)> {
     let old = before.by_id();
     let mut probes: Vec<(&Probe, u64, u64)> = now
         .probes
@@ -80,22 +101,30 @@ fn rows(now: &Sample, before: &Sample, time: Duration) -> Vec<String> {
         })
         .collect();
     probes.sort_by_key(|(probe, hits, _)| std::cmp::Reverse((*hits, probe.hits)));
+    probes
+}
+
+fn rows(now: &Sample, before: &Sample, time: Duration) -> Vec<String> {
     let mut rows = vec![HEADINGS.map(str::to_owned).to_vec()];
-    rows.extend(probes.into_iter().map(|(probe, hits, exits)| {
-        vec![
-            probe.name.clone(),
-            render::probe_kind(probe),
-            probe.hits.to_string(),
-            per_second(hits, time).to_string(),
-            probe.missed.to_string(),
-            per_second(exits, time).to_string(),
-            render::probe_jump(probe).to_owned(),
-            now.latencies
-                .get(&probe.id)
-                .map_or(String::new(), |ns| duration(*ns)),
-            render::probe_state(probe).to_owned(),
-        ]
-    }));
+    rows.extend(
+        by_hits(now, before)
+            .into_iter()
+            .map(|(probe, hits, exits)| {
+                vec![
+                    probe.name.clone(),
+                    render::probe_kind(probe),
+                    probe.hits.to_string(),
+                    per_second(hits, time).to_string(),
+                    probe.missed.to_string(),
+                    per_second(exits, time).to_string(),
+                    render::probe_jump(probe).to_owned(),
+                    now.latencies
+                        .get(&probe.id)
+                        .map_or(String::new(), |ns| duration(*ns)),
+                    render::probe_state(probe).to_owned(),
+                ]
+            }),
+    );
     render::table(&rows, &RIGHT)
 }
 

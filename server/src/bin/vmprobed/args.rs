@@ -1,9 +1,11 @@
 //! The arguments.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use vmprobe_command_line::{ConfigurationError, Shell, with_file};
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
     Folders, Limits, ListenAddress, LogOptions, METRICS_PROBES, ServeOptions, Settings, TlsFiles,
@@ -14,10 +16,16 @@ const EXIT_CODES: &str = "\
 Prints a line for each address, `listening on ADDRESS` or `metrics on ADDRESS`, on standard output;
 logs go to standard error.
 
+A configuration file has the long names of the options as its keys, in TOML:
+  listen = [\"unix:/run/vmprobe/vmprobed.sock\"]
+  max-vms = 16
+Variables take the place of what is there, and the command line the place of both. Files that it names are
+read anew when they change; the file itself is read once.
+
 Exit codes:
-  0  ended by SIGTERM or SIGINT, guests killed
+  0  ended by SIGTERM or SIGINT, guests killed; --check-config: the configuration is good
   1  failed; the reason is on standard error
-  2  wrong arguments, or the address can't be listened on
+  2  wrong arguments or a wrong configuration, or the address can't be listened on
   doctor: 0 when this host runs guests, 1 when it doesn't";
 
 /// Serves VMs and probes over gRPC.
@@ -30,6 +38,37 @@ pub struct Args {
     pub serve: Serve,
 }
 
+impl Args {
+    /// Options of the command line only.
+    const NOT_IN_FILE: [&str; 2] = ["check_config", "exit_with_stdin"];
+
+    /// What the words say, with the file that they name.
+    ///
+    /// # Errors
+    /// The file can't be used. What is wrong with the words ends the process, as clap has it.
+    pub fn read(words: impl Iterator<Item = OsString>) -> Result<Self, ConfigurationError> {
+        let words = words.collect();
+        let words = with_file(&Self::command(), words, "config", &Self::NOT_IN_FILE)?;
+        Ok(Self::parse_from(words))
+    }
+
+    /// How it logs.
+    pub fn log(&self) -> &LogOptions {
+        match &self.command {
+            Some(Command::Vm(arguments)) => &arguments.log,
+            _ => &self.serve.log,
+        }
+    }
+
+    /// The VM that the log is of, if it is that of one.
+    pub fn vm(&self) -> Option<&str> {
+        match &self.command {
+            Some(Command::Vm(arguments)) => Some(&arguments.name),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Say whether this host can run guests, and what is missing
@@ -38,6 +77,19 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print a script that completes the words of this program's command line
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write the manual pages into a folder
+    #[command(hide = true)]
+    Manual {
+        /// The folder
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+    },
     /// Run one VM for the server that is at the other end of standard input
     #[command(hide = true)]
     Vm(Box<vm_process::Arguments>),
@@ -45,12 +97,30 @@ pub enum Command {
 
 #[derive(Debug, clap::Args)]
 pub struct Serve {
-    /// Where to listen: unix:PATH, or IP:PORT, of which port 0 is any free one (repeatable) [default: a Unix socket,
+    /// A file with options, in TOML. Without it none is read
+    #[arg(long, value_name = "FILE", env = "VMPROBED_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Only say whether the options and the files that they name can be used
+    #[arg(long)]
+    pub check_config: bool,
+    /// Where to listen: unix:PATH, or IP:PORT, of which port 0 is any free one (repeatable, or with
+    /// commas) [default: a Unix socket,
     /// `/run/vmprobe/vmprobed.sock` for root, else `vmprobe/vmprobed.sock` in `$XDG_RUNTIME_DIR`]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "VMPROBED_LISTEN",
+        value_delimiter = ','
+    )]
     pub listen: Vec<ListenAddress>,
     /// Permissions of the Unix sockets, in octal. Who may write to one may do all
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = octal)]
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "VMPROBED_SOCKET_MODE",
+        default_value = "600",
+        value_parser = octal
+    )]
     pub socket_mode: u32,
     /// The server's certificate for those who come by TCP, with its chain, in PEM. It is read anew when it changes
     #[arg(long, value_name = "FILE", env = "VMPROBED_TLS_CERT", requires_all = ["tls_key", "clients"])]
@@ -84,7 +154,7 @@ pub struct Serve {
     pub audit_log: Option<PathBuf>,
     /// Take clients that come to an address of the loopback interface in plain text: any process of this host may do
     /// all
-    #[arg(long, conflicts_with = "tls_cert")]
+    #[arg(long, env = "VMPROBED_PLAIN_TEXT", conflicts_with = "tls_cert")]
     pub plain_text: bool,
     /// Answer by HTTP at this address with metrics for Prometheus (`/metrics`) and a page that shows what VMs do (`/`),
     /// for those who may look at VMs: unix:PATH, or IP:PORT, under the same conditions as `--listen` (repeatable)
@@ -283,7 +353,6 @@ fn octal(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_arguments_are_consistent() {

@@ -1,19 +1,26 @@
 //! `vmprobed`: the vmprobe server.
 
 mod args;
+mod service_manager;
 
+use std::env;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::CommandFactory;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use vmprobe_command_line::{ConfigurationError, ManualError, completions, write_manual};
 use vmprobe_server::vm_process::{self, VmProcessError};
-use vmprobe_server::{BindError, ServeError, Server, doctor};
+use vmprobe_server::{BindError, LogOptions, ServeError, Server, doctor};
 
 use crate::args::{Args, Command, Serve};
+use crate::service_manager::Told;
+
+/// What the manual pages belong to.
+const MANUAL: &str = "vmprobe";
 
 /// Why the server didn't start, or stopped.
 #[derive(Debug, Error)]
@@ -22,8 +29,14 @@ enum ServerFailure {
     Runtime(io::Error),
     #[error("can't watch for signals: {0}")]
     Signals(io::Error),
-    #[error("can't say where it listens, on standard output: {0}")]
-    Announce(io::Error),
+    #[error("can't write to standard output: {0}")]
+    Output(io::Error),
+    #[error("can't tell the service manager of being ready: {0}")]
+    ServiceManager(io::Error),
+    #[error(transparent)]
+    Configuration(#[from] ConfigurationError),
+    #[error(transparent)]
+    Manual(#[from] ManualError),
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error(transparent)]
@@ -35,34 +48,51 @@ enum ServerFailure {
 impl ServerFailure {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Bind(_) => ExitCode::from(2),
+            Self::Bind(_) | Self::Configuration(_) => ExitCode::from(2),
             _ => ExitCode::FAILURE,
         }
     }
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    if let Some(Command::Doctor { json }) = args.command {
-        return doctor::report(json);
-    }
-    let (log, vm) = match &args.command {
-        Some(Command::Vm(arguments)) => (&arguments.log, Some(arguments.name.as_str())),
-        _ => (&args.serve.log, None),
+    let (log, done) = match Args::read(env::args_os()) {
+        Ok(args) => (args.log().clone(), start(args)),
+        Err(error) => (LogOptions::default(), Err(error.into())),
     };
-    log.start(vm);
-    allow_files();
-    let served = match &args.command {
-        Some(Command::Vm(arguments)) => vm_process::run(arguments).map_err(ServerFailure::from),
-        _ => start(&args.serve),
-    };
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
+    match done {
+        Ok(code) => code,
         Err(failure) => {
             log.tell_failure(&failure);
             failure.exit_code()
         }
     }
+}
+
+fn start(args: Args) -> Result<ExitCode, ServerFailure> {
+    args.log().start(args.vm());
+    match args.command {
+        Some(Command::Doctor { json }) => return Ok(doctor::report(json)),
+        Some(Command::Completions { shell }) => {
+            let script = completions(Args::command(), shell);
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(&script).map_err(ServerFailure::Output)?;
+        }
+        Some(Command::Manual { folder }) => write_manual(Args::command(), MANUAL, &folder)?,
+        Some(Command::Vm(arguments)) => {
+            allow_files();
+            vm_process::run(&arguments)?;
+        }
+        None if args.serve.check_config => {
+            Server::check(&args.serve.options())?;
+            let good = "the configuration is good";
+            writeln!(io::stdout(), "{good}").map_err(ServerFailure::Output)?;
+        }
+        None => {
+            allow_files();
+            serve(&args.serve)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Lets the process have as many files open as the system allows it: a guest's connections take one each, and
@@ -81,7 +111,7 @@ fn allow_files() {
     }
 }
 
-fn start(serve: &Serve) -> Result<(), ServerFailure> {
+fn serve(serve: &Serve) -> Result<(), ServerFailure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -96,7 +126,8 @@ async fn run(serve: &Serve) -> Result<(), ServerFailure> {
     let server = Server::bind(serve.options()).await?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServerFailure::Signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServerFailure::Signals)?;
-    announce(&server).map_err(ServerFailure::Announce)?;
+    announce(&server).map_err(ServerFailure::Output)?;
+    let told = Told::ready().map_err(ServerFailure::ServiceManager)?;
 
     let parent = serve.exit_with_stdin;
     let end = async {
@@ -105,6 +136,7 @@ async fn run(serve: &Serve) -> Result<(), ServerFailure> {
             _ = terminate.recv() => {}
             () = stdin_closed(), if parent => {}
         }
+        told.stopping();
     };
     Ok(server.serve(end).await?)
 }

@@ -43,6 +43,7 @@ mod offer;
 mod offsets;
 mod oops;
 mod own_list;
+mod package;
 mod passt;
 mod patching;
 mod pause;
@@ -129,6 +130,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         shares::TESTS,
         root::TESTS,
         system::TESTS,
+        package::TESTS,
         virtio_console::TESTS,
         net::TESTS,
         passt::TESTS,

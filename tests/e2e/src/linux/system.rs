@@ -1,7 +1,7 @@
 //! A distribution's disk: Debian with systemd.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
@@ -70,7 +70,7 @@ runcmd:
 ";
 
 /// A copy of the disk, and the kernel's modules for it.
-struct Disk {
+pub(super) struct Disk {
     folder: TempDir,
 }
 
@@ -80,8 +80,13 @@ impl Disk {
         format!("{}{words}", self.folder.path().join("disk").display())
     }
 
+    /// A place beside it.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     /// `vmprobe run` with it as the root.
-    fn run(&self, cx: &Context, words: &str, options: &[&str]) -> Command {
+    pub(super) fn run(&self, cx: &Context, words: &str, options: &[&str]) -> Command {
         let mut command = Command::new(cx.program("vmprobe"));
         command
             .args(["run", "--kernel", &cx.kernel(files::BZIMAGE_6_12)])
@@ -93,12 +98,12 @@ impl Disk {
 }
 
 /// The kernel's command line.
-fn cmdline() -> String {
+pub(super) fn cmdline() -> String {
     format!("console=ttyS0 {QUIET}")
 }
 
 /// Runs a test where the disk is.
-fn with_disk(cx: &Context, test: impl Fn(&Context, &Disk) -> TestResult) -> TestResult {
+pub(super) fn with_disk(cx: &Context, test: impl Fn(&Context, &Disk) -> TestResult) -> TestResult {
     let image = cx.file("debian.qcow2");
     if !Path::new(&image).exists() {
         return Ok(Outcome::Skip("Debian's disk isn't here".to_owned()));
@@ -108,6 +113,11 @@ fn with_disk(cx: &Context, test: impl Fn(&Context, &Disk) -> TestResult) -> Test
         .and_then(|_| unpack_modules(cx, "6.12.", &folder.path().join("modules")));
     made.map_err(Failure::io("copy Debian's disk"))?;
     test(cx, &Disk { folder })
+}
+
+/// Logs in as root.
+pub(super) fn log_in(terminal: &mut Terminal) -> Result<(), Failure> {
+    terminal.log_in("login: ", ("root", PASSWORD), "# ")
 }
 
 fn login(cx: &Context, disk: &Disk, vcpus: &str) -> TestResult {
@@ -130,7 +140,7 @@ fn login(cx: &Context, disk: &Disk, vcpus: &str) -> TestResult {
     let events = disk.folder.path().join("events");
     let mut command = disk.run(cx, ",qcow2,rw", &options);
     let mut terminal = Terminal::start(command.arg("--events").arg(&events))?;
-    terminal.log_in("login: ", ("root", PASSWORD), "# ")?;
+    log_in(&mut terminal)?;
     let state = terminal.command("systemctl is-system-running --wait");
     let state =
         state.map_err(|error| wrong!("{error}; {:?}", terminal.command("systemctl --failed")))?;

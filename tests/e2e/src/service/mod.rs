@@ -4,9 +4,11 @@ mod devices;
 mod files;
 mod fleets;
 mod images;
+mod installed;
 mod limits;
 mod no_kvm;
 mod processes;
+mod sandboxed;
 mod security;
 
 use std::net::TcpListener;
@@ -52,6 +54,8 @@ pub const TESTS: &[Test] = &[
     },
     devices::REFUSED,
     fleets::TRACED,
+    installed::CONFIGURED,
+    installed::COMPLETED,
     limits::FILES,
     limits::CALLS,
     limits::STREAMS,
@@ -62,6 +66,7 @@ pub const TESTS: &[Test] = &[
     processes::KILLED,
     processes::SERVER_KILLED,
     processes::UNPRIVILEGED,
+    sandboxed::WITHOUT_CLONE3,
     security::ROLES,
     security::REFUSED,
     files::FOLDERS,

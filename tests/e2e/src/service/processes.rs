@@ -48,7 +48,7 @@ fn spinning(name: &str) -> Result<CreateVmRequest, Failure> {
     request(name, &kernel)
 }
 
-fn request(name: &str, kernel: &[u8]) -> Result<CreateVmRequest, Failure> {
+pub(super) fn request(name: &str, kernel: &[u8]) -> Result<CreateVmRequest, Failure> {
     let path = std::env::temp_dir().join("process-kernel");
     fs::write(&path, kernel).map_err(Failure::io("write a kernel"))?;
     Ok(CreateVmRequest {
