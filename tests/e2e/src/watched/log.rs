@@ -75,7 +75,7 @@ fn lines(cx: &Context) -> TestResult {
             .arg(format!("unix:{}", at("metrics").display()));
         command.stderr(log);
     })?;
-    let endpoint = server.next_endpoint()?.replace("127.0.0.1", "localhost");
+    let endpoint = server.next_endpoint()?;
     let ca = certs.join("ca.pem").to_string_lossy().into_owned();
     let wrong_token = format!("{TOKEN}-wrong");
     for (token, is_known) in [(TOKEN, true), (&wrong_token, false)] {
