@@ -1,0 +1,1 @@
+//! The protocol by the rules of those who write protocols: see `tests/`.
