@@ -8,9 +8,11 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use thiserror::Error;
 use tokio::net::TcpListener;
+use vmprobe_proto::v1;
 
 use super::address::ListenAddress;
 use super::connection::Listener;
+use super::declared::{self, DeclaredError};
 use super::options::ServeOptions;
 use super::tls::{HTTP1, HTTP2, TlsError};
 use super::unix_socket::UnixSocket;
@@ -96,6 +98,9 @@ pub enum BindError {
     /// The folder of images can't be used.
     #[error(transparent)]
     Images(#[from] OpenError),
+    /// The VMs that are made at the start are declared wrongly.
+    #[error(transparent)]
+    Declared(#[from] DeclaredError),
     /// A certificate can't be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -123,6 +128,7 @@ pub struct Listening {
 pub fn check(options: &ServeOptions) -> Result<(), BindError> {
     clients(options)?;
     folders(options.settings.files.clone())?;
+    declared(options)?;
     for purpose in [Purpose::Calls, Purpose::Metrics] {
         load_tls(options, purpose)?;
         for address in purpose.addresses(options) {
@@ -154,6 +160,15 @@ pub fn clients(options: &ServeOptions) -> Result<Option<Reloaded<Clients>>, Bind
 pub fn folders(given: Folders) -> Result<Folders, BindError> {
     let found = given.found();
     found.map_err(|(folder, cause)| BindError::Files { folder, cause })
+}
+
+/// The VMs that are made at the start.
+///
+/// # Errors
+/// [`BindError::Declared`].
+pub fn declared(options: &ServeOptions) -> Result<Vec<v1::CreateVmRequest>, BindError> {
+    let declared = options.vms.as_deref().map(declared::read).transpose()?;
+    Ok(declared.unwrap_or_default())
 }
 
 fn load_tls(

@@ -14,7 +14,7 @@ use vmprobe_proto::v1;
 
 use super::process::VmProcess;
 use super::vms::Vms;
-use crate::access::{Caller, NamedVm};
+use crate::access::{Account, Caller, NamedVm};
 use crate::blocking::blocking;
 use crate::files::GrantedFiles;
 use crate::page::Page;
@@ -106,6 +106,20 @@ async fn create(
     request: v1::CreateVmRequest,
 ) -> Result<v1::CreateVmResponse, Status> {
     asked.check_vm(&request.name)?;
+    let granted = granted(&vms, &asked.caller);
+    make(vms, asked.caller.account, granted, request).await
+}
+
+/// Makes a VM for an account, of files that it may name.
+///
+/// # Errors
+/// What is wrong with the request or the host, or a limit.
+pub async fn make(
+    vms: Arc<Vms>,
+    account: Account,
+    mut granted: GrantedFiles,
+    request: v1::CreateVmRequest,
+) -> Result<v1::CreateVmResponse, Status> {
     let reservation = vms.reserve(&request.name, convert::memory_mib(&request))?;
     let place = vms.creation().await?;
     // To the end, even if the client goes away: a name is never left half taken.
@@ -113,11 +127,9 @@ async fn create(
         let _until_it_is_made = place;
         let name = reservation.name().to_owned();
         let request = v1::CreateVmRequest { name, ..request };
-        let mut granted = granted(&vms, &asked.caller);
         let store = vms.images().cloned();
         let (request, granted, images) = blocking(move || {
-            let account = &asked.caller.account;
-            let images = images::grant(store.as_ref(), account, &request, &mut granted)?;
+            let images = images::grant(store.as_ref(), &account, &request, &mut granted)?;
             Ok((request, granted, images))
         })
         .await?;

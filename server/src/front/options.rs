@@ -33,6 +33,8 @@ pub struct ServeOptions {
     pub metrics: Vec<ListenAddress>,
     /// The most probes of a VM that metrics tell one by one.
     pub metrics_probes: u32,
+    /// A file with the VMs that are made when the server starts.
+    pub vms: Option<PathBuf>,
     /// What holds for all VMs.
     pub settings: Settings,
     /// What runs the VMs.
@@ -51,6 +53,7 @@ impl ServeOptions {
             plain_text: true,
             metrics: Vec::new(),
             metrics_probes: METRICS_PROBES,
+            vms: None,
             settings,
             program,
         }

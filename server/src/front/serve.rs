@@ -25,6 +25,7 @@ use super::admission::Admission;
 use super::bind::{self, BindError, Listening, Purpose};
 use super::connection;
 use super::counters::Counters;
+use super::declared;
 use super::host::Host;
 use super::images::Images;
 use super::measure::Measure;
@@ -62,6 +63,8 @@ pub struct Server {
     metrics: Listening,
     metrics_probes: u32,
     authorize: Authorize,
+    /// The VMs that are made first.
+    declared: Vec<v1::CreateVmRequest>,
     vms: Arc<Vms>,
 }
 
@@ -75,6 +78,7 @@ impl Server {
         let images = options.settings.images.as_deref();
         let images = images.map(|folder| ImageStore::open(folder, &options.settings.limits));
         let images = images.transpose()?;
+        let declared = bind::declared(&options)?;
         let clients = bind::clients(&options)?;
         let audit = options.audit_log.as_deref().map(AuditLog::open);
         let authorize = Authorize::new(clients, audit.transpose()?);
@@ -85,6 +89,7 @@ impl Server {
             metrics,
             metrics_probes: options.metrics_probes,
             authorize,
+            declared,
             vms: Arc::new(Vms::new(options.settings, options.program, images)),
         })
     }
@@ -128,6 +133,7 @@ impl Server {
             self.metrics_probes,
         );
         let mut watched = watch.serve(self.metrics.listeners);
+        declared::make(&vms, self.declared);
         let incoming = ReceiverStream::new(connections);
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.

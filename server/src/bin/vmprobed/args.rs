@@ -193,6 +193,9 @@ pub struct Serve {
     /// Where images are kept that clients hand over; without it they can hand none over. One server at a time can have it
     #[arg(long, value_name = "FOLDER", env = "VMPROBED_IMAGES")]
     pub images: Option<PathBuf>,
+    /// A file with VMs that are made when the server starts, with their probes, in TOML: docs/operations.md
+    #[arg(long, value_name = "FILE", env = "VMPROBED_VMS")]
+    pub vms: Option<PathBuf>,
     /// Let the threads of VMs make any system call. A guest that breaks out of its VM can do more then: only for
     /// finding out what a filter forbids
     #[arg(long, env = "VMPROBED_NO_SECCOMP")]
@@ -293,6 +296,7 @@ impl Serve {
             tls: self.tls(),
             clients: self.clients.clone(),
             audit_log: self.audit_log.clone(),
+            vms: self.vms.clone(),
             plain_text: self.plain_text,
             metrics: self.metrics.clone(),
             metrics_probes: self.metrics_probes,

@@ -1,5 +1,6 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
+mod declared;
 mod devices;
 mod files;
 mod fleets;
@@ -52,6 +53,7 @@ pub const TESTS: &[Test] = &[
         needs: Needs::None,
         run: doctor,
     },
+    declared::COME_BACK,
     devices::REFUSED,
     fleets::TRACED,
     installed::CONFIGURED,
