@@ -126,15 +126,15 @@ pub struct Listening {
 /// # Errors
 /// See [`BindError`].
 pub fn check(options: &ServeOptions) -> Result<(), BindError> {
-    clients(options)?;
-    folders(options.settings.files.clone())?;
-    declared(options)?;
     for purpose in [Purpose::Calls, Purpose::Metrics] {
         load_tls(options, purpose)?;
         for address in purpose.addresses(options) {
             check_address(address, options)?;
         }
     }
+    clients(options)?;
+    folders(options.settings.files.clone())?;
+    declared(options)?;
     Ok(())
 }
 

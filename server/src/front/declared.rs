@@ -8,7 +8,6 @@ use std::sync::Arc;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
 use rustix::process::geteuid;
 use thiserror::Error;
-use toml::de::ValueDeserializer;
 use toml::{Table, Value};
 use vmprobe_proto::v1;
 
@@ -69,17 +68,24 @@ pub fn read(file: &Path) -> Result<Vec<v1::CreateVmRequest>, DeclaredError> {
         file: file.to_owned(),
         reason,
     };
-    let mut table: Table = text.parse().map_err(|error: toml::de::Error| syntax(error.to_string()))?;
+    let mut table: Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| syntax(error.to_string()))?;
     let vms = match table.remove(VM) {
         Some(Value::Array(vms)) => vms,
         None => Vec::new(),
         Some(_) => return Err(syntax("each VM begins with [[vm]]".to_owned())),
     };
     if let Some(other) = table.keys().next() {
-        return Err(syntax(format!("`{other}` is no VM: each begins with [[vm]]")));
+        return Err(syntax(format!(
+            "`{other}` is no VM: each begins with [[vm]]"
+        )));
     }
-    let pool = DescriptorPool::decode(v1::FILE_DESCRIPTOR_SET)
-        .map_err(|error| syntax(format!("the server's description of itself is broken: {error}")))?;
+    let pool = DescriptorPool::decode(v1::FILE_DESCRIPTOR_SET).map_err(|error| {
+        syntax(format!(
+            "the server's description of itself is broken: {error}"
+        ))
+    })?;
     let descriptor = pool.get_message_by_name(REQUEST);
     let descriptor = descriptor.ok_or_else(|| syntax(format!("there is no {REQUEST}")))?;
     let mut requests: Vec<v1::CreateVmRequest> = Vec::new();
@@ -114,13 +120,14 @@ fn request(vm: Value, descriptor: &MessageDescriptor) -> Result<v1::CreateVmRequ
         Some(_) => return Err("`probes` is a list of texts".to_owned()),
     };
     for text in texts {
-        let text = text.as_str().ok_or("a probe is a text, such as \"p vfs_read\"")?;
+        let text = text
+            .as_str()
+            .ok_or("a probe is a text, such as \"p vfs_read\"")?;
         let probe = vmprobe_spec::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
         probes.push(probe);
     }
     let options = DeserializeOptions::new().deny_unknown_fields(true);
-    let fields: ValueDeserializer<'_> = ValueDeserializer::parse(&Value::Table(fields).to_string())
-        .map_err(|error| error.to_string())?;
+    let fields = Value::Table(fields);
     let message = DynamicMessage::deserialize_with_options(descriptor.clone(), fields, &options);
     let message = message.map_err(|error| error.to_string().trim_end().to_owned())?;
     let request: v1::CreateVmRequest = message.transcode_to().map_err(|error| error.to_string())?;
@@ -187,7 +194,10 @@ mod tests {
         assert_eq!(web.probes[0].arguments, ["name=$arg2:ustring"]);
         assert_eq!(web.probes.len(), 2);
         let disks = &web.devices.as_ref().unwrap().disks;
-        assert_eq!((&*disks[0].path, disks[0].format()), ("/srv/web.qcow2", v1::DiskFormat::Qcow2));
+        assert_eq!(
+            (&*disks[0].path, disks[0].format()),
+            ("/srv/web.qcow2", v1::DiskFormat::Qcow2)
+        );
         assert_eq!(vms[1].kernel, "image:linux");
         assert_eq!(declared(""), Ok(vec![]));
     }
@@ -196,11 +206,20 @@ mod tests {
     fn what_is_wrong_is_told_with_its_vm() {
         for (text, expected) in [
             ("[[vm]]\nkernel = 'k'", "FILE: VM number 1: it has no name"),
-            ("[[vm]]\nname = 'a'\n[[vm]]\nname = 'a'", "FILE: VM `a`: another one has this name"),
+            (
+                "[[vm]]\nname = 'a'\n[[vm]]\nname = 'a'",
+                "FILE: VM `a`: another one has this name",
+            ),
             ("[[vm]]\nname = 'a'\nkernal = 'k'", "FILE: VM `a`: "),
             ("[[vm]]\nname = 'a'\nvcpus = 'two'", "FILE: VM `a`: "),
-            ("[[vm]]\nname = 'a'\nprobes = ['p']", "FILE: VM `a`: `p`: "),
-            ("[[vm]]\nname = 'a'\nprobes = [7]", "FILE: VM `a`: a probe is a text"),
+            (
+                "[[vm]]\nname = 'a'\nprobes = ['p:']",
+                "FILE: VM `a`: `p:`: ",
+            ),
+            (
+                "[[vm]]\nname = 'a'\nprobes = [7]",
+                "FILE: VM `a`: a probe is a text",
+            ),
             ("vm = 7", "FILE: each VM begins with [[vm]]"),
             ("[web]\nname = 'a'", "FILE: `web` is no VM"),
             ("[[vm]", "FILE: "),

@@ -27,7 +27,10 @@ async fn is_probed(client: &Client) -> Result<(), Failure> {
         let running = vms.iter().filter(|vm| vm.state() == VmState::Running);
         if running.count() == 1 {
             let probes = client.list_probes("web").await?;
-            if probes.iter().any(|probe| probe.name == "pass" && probe.hits > 0) {
+            if probes
+                .iter()
+                .any(|probe| probe.name == "pass" && probe.hits > 0)
+            {
                 check_eq!(probes.len(), 1, "probes");
                 return Ok(());
             }
@@ -70,7 +73,10 @@ fn come_back(cx: &Context) -> TestResult {
     let output = output.map_err(Failure::io("run vmprobed"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     check_eq!(output.status.code(), Some(2), "exit code: {errors}");
-    check!(errors.contains("VM `web`") && errors.contains("kernal"), "{errors}");
+    check!(
+        errors.contains("VM `web`") && errors.contains("kernal"),
+        "{errors}"
+    );
     pass()
 }
 
