@@ -5,8 +5,11 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use iced_x86::IcedError;
+use iced_x86::code_asm::{CodeAssembler, ptr, r8, rax, rbx, rdx};
 use serde_json::Value;
 use tempfile::TempDir;
+use tiny_kernel as image;
 use vmprobe_client::Client;
 use vmprobe_client::v1::CreateVmRequest;
 
@@ -14,7 +17,6 @@ use crate::context::Context;
 use crate::process::Process;
 use crate::server::Server;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
-use crate::tiny::sessions::kernel;
 
 pub const TRACED: Test = Test {
     name: "events_of_two_servers_come_in_the_order_of_their_times_and_one_that_was_away_rejoins",
@@ -24,7 +26,9 @@ pub const TRACED: Test = Test {
 };
 
 /// Events of each server that are looked at.
-const EACH: usize = 200;
+const EACH: usize = 20;
+/// Ticks of the guest's counter between two hits: some milliseconds, so that nobody falls behind.
+const PACE: i32 = 10_000_000;
 
 /// A server at an address that another one can take after it.
 fn server(cx: &Context, socket: &Path) -> Result<Server, Failure> {
@@ -35,14 +39,39 @@ fn server(cx: &Context, socket: &Path) -> Result<Server, Failure> {
     Ok(server)
 }
 
-/// A guest that goes through `body` again and again.
-async fn run_guest(client: &Client, folder: &Path, name: &str) -> Result<(), Failure> {
+/// A kernel that goes through `body` again and again, at its pace.
+fn kernel() -> Result<Vec<u8>, Failure> {
+    let counter = |a: &mut CodeAssembler| -> Result<(), IcedError> {
+        a.rdtsc()?;
+        a.shl(rdx, 32)?;
+        a.or(rax, rdx)
+    };
+    Ok(image::build(|a, names| {
+        let (mut again, mut wait) = (a.create_label(), a.create_label());
+        counter(a)?;
+        a.mov(r8, rax)?;
+        a.set_label(&mut again)?;
+        a.add(r8, PACE)?;
+        a.set_label(&mut wait)?;
+        counter(a)?;
+        a.cmp(rax, r8)?;
+        a.jb(wait)?;
+        names.here(a, "body")?;
+        a.lea(rbx, ptr(rbx + 1))?;
+        names.here(a, "after")?;
+        a.jmp(again)
+    })?)
+}
+
+/// A guest that goes through `body`, if it isn't held.
+async fn run_guest(client: &Client, folder: &Path, name: &str, hold: bool) -> Result<(), Failure> {
     let path = folder.join("kernel");
     fs::write(&path, kernel()?).map_err(Failure::io("write a kernel"))?;
     let request = CreateVmRequest {
         name: name.into(),
         kernel: path.to_string_lossy().into_owned(),
         memory_mib: 64,
+        hold,
         ..Default::default()
     };
     client.create_vm(request).await?;
@@ -135,9 +164,9 @@ fn traced(cx: &Context) -> TestResult {
     cx.block_on(async {
         let (one, two) = (server(cx, &sockets[0])?, server(cx, &sockets[1])?);
         let clients = [one.client().await?, two.client().await?];
-        run_guest(&clients[0], folder, "web-1").await?;
-        run_guest(&clients[1], folder, "web-2").await?;
-        run_guest(&clients[1], folder, "db").await?;
+        run_guest(&clients[0], folder, "web-1", false).await?;
+        run_guest(&clients[1], folder, "web-2", false).await?;
+        run_guest(&clients[1], folder, "db", true).await?;
         let mut trace = Trace::start(cx, folder)?;
         trace.until("one")?;
         trace.until("two")?;
@@ -159,7 +188,7 @@ fn traced(cx: &Context) -> TestResult {
         trace.until("one")?;
         let two = server(cx, &sockets[1])?;
         let client = two.client().await?;
-        run_guest(&client, folder, "web-2").await?;
+        run_guest(&client, folder, "web-2", false).await?;
         // Events from before may still be on their way.
         while notes()?.matches("two/web-2: 1 probes").count() < 2 {
             trace.next()?;
