@@ -73,7 +73,7 @@ pub struct VmProcess {
     known: Mutex<v1::Vm>,
     ended: watch::Receiver<Option<Ended>>,
     /// What it has of the images.
-    _images: HeldImages,
+    images: Mutex<HeldImages>,
     /// Its number, if it isn't this process.
     pid: Option<u32>,
     /// Dropped with this.
@@ -139,7 +139,7 @@ impl VmProcess {
                 .map_err(|error| Status::from_error(error.into()))?,
             known: Mutex::default(),
             ended,
-            _images: images,
+            images: Mutex::new(images),
             pid,
             _in_use: in_use,
         };
@@ -241,7 +241,11 @@ impl VmProcess {
         let request = v1::DeleteVmRequest {
             vm: self.name.clone(),
         };
-        let _it_has_died_or_hangs = timeout(END, self.client().delete_vm(request)).await;
+        // Clients may still read the ends of their streams. One that has died or hangs has its images until it is dropped.
+        if let Ok(Ok(_)) = timeout(END, self.client().delete_vm(request)).await {
+            let images = std::mem::take(&mut *self.images.lock());
+            drop(images);
+        }
     }
 
     /// Takes all probes out of the guest, so that all of their events are on their way to those who follow them.
