@@ -21,6 +21,8 @@ pub fn set_up(plan: &Plan) -> io::Result<Value> {
         let (name, address) = part.split_once('=').ok_or_else(wrong)?;
         let address: Ipv4Addr = address.parse().map_err(io::Error::other)?;
         interfaces::set_up(name, address)?;
+        // The driver looks at the device's link later, in a work of its own (`virtnet_open`).
+        wait_for_carrier(name, "1")?;
         let about = json!({
             "mac": about(name, "address")?,
             "mtu": about(name, "mtu")?,
