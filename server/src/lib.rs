@@ -5,6 +5,7 @@
 //! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
 
 mod access;
+mod answer_body;
 mod blocking;
 mod console;
 mod convert;

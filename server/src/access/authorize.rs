@@ -2,14 +2,11 @@
 
 use std::convert::Infallible;
 use std::future::ready;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::{Code, Status};
@@ -21,6 +18,7 @@ use super::caller::{Account, Caller};
 use super::clients::Clients;
 use super::reloaded::Reloaded;
 use super::role::{self, Need, Role};
+use crate::answer_body::{Companion, accompany};
 use crate::front::Peer;
 
 /// What a token in a call's metadata begins with (RFC 6750, 2.1).
@@ -177,14 +175,10 @@ where
         request.extensions_mut().insert(caller);
         request.extensions_mut().insert(vm.unwrap_or_default());
         let answer = self.inner.call(request);
-        let Some(mut entry) = entry else {
+        let Some(entry) = entry else {
             return Box::pin(answer);
         };
-        Box::pin(async move {
-            let answer = answer.await?;
-            entry.code = Status::from_header_map(answer.headers()).map(|status| status.code());
-            Ok(answer.map(|inner| Body::new(Audited { inner, entry })))
-        })
+        Box::pin(async move { Ok(accompany(answer.await?, entry)) })
     }
 }
 
@@ -198,43 +192,16 @@ struct Entry {
     code: Option<Code>,
 }
 
+impl Companion for Entry {
+    fn learn(&mut self, code: Code) {
+        self.code = Some(code);
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         let (vm, code) = (self.vm.0.get(), self.code.map(i32::from));
         self.log
             .add(&self.caller, &self.call, vm.map(String::as_str), code);
-    }
-}
-
-/// An answer whose end tells how the call went.
-#[derive(Debug)]
-struct Audited {
-    inner: Body,
-    entry: Entry,
-}
-
-impl HttpBody for Audited {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.inner).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(trailers) = frame.trailers_ref()
-        {
-            self.entry.code = Status::from_header_map(trailers).map(|status| status.code());
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }

@@ -5,12 +5,10 @@
 
 use std::convert::Infallible;
 use std::future::ready;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tonic::body::Body;
@@ -18,6 +16,7 @@ use tonic::codegen::BoxFuture;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::answer_body::{Companion, accompany};
 use crate::limits::Limits;
 
 /// Calls that last until something happens, or until their client goes away.
@@ -147,43 +146,17 @@ where
             }
         };
         let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await?;
-            Ok(answer.map(|body| {
-                Body::new(HeldResponse {
-                    body,
-                    _place: place,
-                })
-            }))
-        })
+        let place = HeldPlace { _place: place };
+        Box::pin(async move { Ok(accompany(answer.await?, place)) })
     }
 }
 
-/// An answer on its way, with its call's place.
-struct HeldResponse {
-    body: Body,
+/// The place of a call, until its answer is sent.
+struct HeldPlace {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-impl HttpBody for HeldResponse {
-    type Data = <Body as HttpBody>::Data;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
+impl Companion for HeldPlace {}
 
 #[cfg(test)]
 mod tests {

@@ -1,22 +1,20 @@
 //! The outermost layer of calls: it counts them, and how long they take, also those that are refused.
 
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::Code;
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
-use tonic::{Code, Status};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::admission::is_lasting;
 use super::counters::{CountedCall, Counters};
+use crate::answer_body::{Companion, accompany};
 
 /// Counts calls.
 #[derive(Clone, Debug)]
@@ -63,7 +61,7 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let path = request.uri().path();
         let lasts = is_lasting(path);
-        let mut measured = Measured {
+        let measured = Measured {
             call: self.counters.begin(path, lasts),
             counters: Arc::clone(&self.counters),
             begun: (!lasts).then(Instant::now),
@@ -71,12 +69,7 @@ where
             code: Code::Cancelled,
         };
         let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await?;
-            // A refusal has its code there.
-            measured.learn(Status::from_header_map(answer.headers()));
-            Ok(answer.map(|body| Body::new(MeasuredBody { body, measured })))
-        })
+        Box::pin(async move { Ok(accompany(answer.await?, measured)) })
     }
 }
 
@@ -89,11 +82,9 @@ struct Measured {
     code: Code,
 }
 
-impl Measured {
-    fn learn(&mut self, status: Option<Status>) {
-        if let Some(status) = status {
-            self.code = status.code();
-        }
+impl Companion for Measured {
+    fn learn(&mut self, code: Code) {
+        self.code = code;
     }
 }
 
@@ -101,41 +92,5 @@ impl Drop for Measured {
     fn drop(&mut self) {
         let time = self.begun.map(|begun| begun.elapsed());
         self.counters.end(&self.call, self.code, time);
-    }
-}
-
-/// An answer whose end tells how the call went.
-struct MeasuredBody {
-    body: Body,
-    measured: Measured,
-}
-
-impl HttpBody for MeasuredBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        match &polled {
-            Poll::Ready(Some(Ok(frame))) => {
-                let trailers = frame.trailers_ref();
-                let status = trailers.and_then(Status::from_header_map);
-                self.measured.learn(status);
-            }
-            Poll::Ready(Some(Err(status))) => self.measured.code = status.code(),
-            Poll::Ready(None) | Poll::Pending => {}
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
