@@ -10,6 +10,7 @@ mod blocking;
 mod console;
 mod convert;
 mod core_file;
+mod described;
 pub mod doctor;
 mod fanout;
 mod files;

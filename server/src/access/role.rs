@@ -90,25 +90,21 @@ mod tests {
     use vmprobe_proto::v1;
 
     use super::*;
+    use crate::described;
 
     #[test]
     fn each_call_takes_a_role_and_the_lists_name_calls_that_there_are() {
         let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap();
         let mut with_role: [BTreeSet<String>; 3] = Default::default();
-        for file in set
-            .file
-            .iter()
-            .filter(|file| file.package() == "vmprobe.v1")
-        {
-            for service in &file.service {
-                for method in &service.method {
-                    let call = format!("{}/{}", service.name(), method.name());
-                    match needed(&format!("{PACKAGE}{call}")) {
-                        Need::Role(role) => with_role[role as usize].insert(call),
-                        Need::Nothing => panic!("{call} is for everybody"),
-                    };
-                }
-            }
+        for (path, _) in described::calls(&set) {
+            // What a role takes of others isn't said one by one.
+            let Some(call) = path.strip_prefix(PACKAGE) else {
+                continue;
+            };
+            match needed(&path) {
+                Need::Role(role) => with_role[role as usize].insert(call.to_owned()),
+                Need::Nothing => panic!("{call} is for everybody"),
+            };
         }
         let listed = |calls: &[&str]| calls.iter().map(|call| (*call).to_owned()).collect();
         let [observe, probe, control] = with_role;

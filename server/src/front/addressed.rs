@@ -9,7 +9,7 @@ use prost_types::{DescriptorProto, FileDescriptorSet};
 use tonic::Status;
 use vmprobe_proto::v1;
 
-use crate::status;
+use crate::{described, status};
 
 const PACKAGE: &str = "vmprobe.v1";
 const FIELD: &str = "vm";
@@ -64,17 +64,10 @@ pub fn addresses() -> HashMap<String, Address> {
     let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap_or_default();
     let files = set.file.iter().filter(|file| file.package() == PACKAGE);
     let messages: HashMap<String, &DescriptorProto> = files
-        .clone()
         .flat_map(|file| &file.message_type)
         .map(|message| (format!(".{PACKAGE}.{}", message.name()), message))
         .collect();
-    let services = files.flat_map(|file| &file.service);
-    let calls = services.flat_map(|service| {
-        let path = move |method: &str| format!("/{PACKAGE}.{}/{method}", service.name());
-        let methods = service.method.iter();
-        methods.map(move |method| (path(method.name()), method.input_type()))
-    });
-    let addressed = calls.filter_map(|(path, input)| {
+    let addressed = described::calls(&set).filter_map(|(path, input)| {
         let address = address(messages.get(input)?, &messages)?;
         Some((path, address))
     });
@@ -110,15 +103,7 @@ mod tests {
     fn all_calls_name_their_vm_but_those_about_vms_as_such_images_and_the_host() {
         let addressed = addresses();
         let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap();
-        let services = set.file.iter().flat_map(|file| {
-            let package = file.package();
-            let named = move |service| (package, service);
-            file.service.iter().map(named)
-        });
-        let paths = services.flat_map(|(package, service)| {
-            let path = move |method: &str| format!("/{package}.{}/{method}", service.name());
-            service.method.iter().map(move |method| path(method.name()))
-        });
+        let paths = described::calls(&set).map(|(path, _)| path);
         let others: BTreeSet<_> = paths.filter(|path| !addressed.contains_key(path)).collect();
         let expected = [
             "HostService/GetHost",

@@ -15,6 +15,8 @@ use prost_types::FileDescriptorSet;
 use tonic::Code;
 use vmprobe_proto::v1;
 
+use crate::described;
+
 /// How long calls take, in seconds.
 const SECONDS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -194,18 +196,12 @@ impl Drop for CountedConnection {
 fn methods(set: &[u8]) -> Vec<(String, Arc<str>)> {
     // It is made by this program's build.
     let set = FileDescriptorSet::decode(set).unwrap_or_default();
-    let mut found = Vec::new();
-    for file in &set.file {
-        for service in &file.service {
-            for method in &service.method {
-                let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
-                let name = path.strip_prefix("/vmprobe.v1.").unwrap_or(&path[1..]);
-                let name = name.into();
-                found.push((path, name));
-            }
-        }
-    }
-    found
+    let named = described::calls(&set).map(|(path, _)| {
+        let name = path.strip_prefix("/vmprobe.v1.").unwrap_or(&path[1..]);
+        let name = name.into();
+        (path, name)
+    });
+    named.collect()
 }
 
 /// A code's name (google/rpc/code.proto).

@@ -243,8 +243,7 @@ impl VmProcess {
         };
         // Clients may still read the ends of their streams. One that has died or hangs has its images until it is dropped.
         if let Ok(Ok(_)) = timeout(END, self.client().delete_vm(request)).await {
-            let images = std::mem::take(&mut *self.images.lock());
-            drop(images);
+            drop(std::mem::take(&mut *self.images.lock()));
         }
     }
 
@@ -268,7 +267,8 @@ impl VmProcess {
         loop {
             let request = v1::ListProbesRequest {
                 vm: self.name.clone(),
-                ..Default::default()
+                page_size: limits::PAGE_MOST,
+                page_token: String::new(),
             };
             let listed = client.list_probes(request).await?.into_inner().probes;
             if listed.is_empty() {

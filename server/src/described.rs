@@ -1,0 +1,17 @@
+//! The calls of a protocol, as it describes itself.
+
+use prost_types::FileDescriptorSet;
+
+/// Each call's path, and the full name of its request's message.
+pub fn calls(set: &FileDescriptorSet) -> impl Iterator<Item = (String, &str)> {
+    let services = set.file.iter().flat_map(|file| {
+        let package = file.package();
+        file.service.iter().map(move |service| (package, service))
+    });
+    services.flat_map(|(package, service)| {
+        service.method.iter().map(move |method| {
+            let path = format!("/{package}.{}/{}", service.name(), method.name());
+            (path, method.input_type())
+        })
+    })
+}
