@@ -51,6 +51,6 @@ pub use events::{EventStream, Message};
 pub use hits::{HeldHits, HitMessage};
 pub use images::{IMAGE, OnProgress, PushError, PushProgress, image_path};
 pub use probes::{Blacklist, ProbeBatch};
-pub use session::Session;
+pub use session::{DisabledProbes, Session};
 pub use vmprobe_proto::v1;
 pub use vmprobe_spec as spec;

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use tonic::Streaming;
 use vmprobe_proto::v1::open_session_response::Message;
+use vmprobe_proto::v1::probe_spec::Place;
 use vmprobe_proto::v1::session_service_client::SessionServiceClient;
 use vmprobe_proto::v1::{
     Ended, Ending, OpenSessionRequest, OpenSessionResponse, Probe, ProbeSpec, SessionOpened,
 };
+use vmprobe_spec::{is_enabled, is_pattern};
 
 use crate::client::millis;
 use crate::{Client, ClientError, ProbeBatch};
@@ -20,6 +22,15 @@ pub struct Session {
     name: String,
     probe_ids: Vec<u64>,
     stream: Streaming<OpenSessionResponse>,
+}
+
+/// Registered probes, none of which is enabled yet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DisabledProbes {
+    /// The probes.
+    pub probes: Vec<Probe>,
+    /// The ids of those that are to be enabled.
+    pub enable: Vec<u64>,
 }
 
 impl Client {
@@ -86,6 +97,27 @@ impl Session {
             .await
     }
 
+    /// As [`register_probes`](Self::register_probes), without enabling them: whoever follows them from their first hit on
+    /// enables them then. Each of `probes` has a name.
+    pub async fn register_disabled(
+        &self,
+        mut probes: Vec<ProbeSpec>,
+    ) -> Result<DisabledProbes, ClientError> {
+        let stay_off = probes.iter().filter(|spec| !is_enabled(spec));
+        let stay_off: Vec<ProbeSpec> = stay_off.cloned().collect();
+        for spec in &mut probes {
+            spec.enabled = Some(false);
+        }
+        let probes = self.register_probes(probes).await?;
+        let wanted = probes
+            .iter()
+            .filter(|probe| !stay_off.iter().any(|spec| is_of(probe, spec)));
+        Ok(DisabledProbes {
+            enable: wanted.map(|probe| probe.id).collect(),
+            probes,
+        })
+    }
+
     /// Waits for the guest's end.
     ///
     /// # Errors
@@ -97,6 +129,43 @@ impl Session {
                 message: Some(Message::Ended(Ended { ending })),
             }) => Ok(ending.unwrap_or_default()),
             _ => Err(ClientError::Protocol("end")),
+        }
+    }
+}
+
+/// Whether a probe was registered by this specification. Of a pattern, its name begins with the specification's.
+fn is_of(probe: &Probe, spec: &ProbeSpec) -> bool {
+    match probe.name.strip_prefix(&*spec.name) {
+        Some("") => true,
+        Some(rest) => has_pattern(spec) && rest.starts_with('.'),
+        None => false,
+    }
+}
+
+fn has_pattern(spec: &ProbeSpec) -> bool {
+    matches!(&spec.place, Some(Place::Symbol(place)) if is_pattern(&place.symbol))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probes_of_a_pattern_are_known_by_their_names() {
+        for (text, name, of) in [
+            ("p:p_2 tcp_*", "p_2.tcp_close", true),
+            ("p:p_2 tcp_*", "p_20", false),
+            ("p:net tcp_*", "net.tcp_close", true),
+            ("p:net tcp_*", "network", false),
+            ("p:p_vfs_read_0 vfs_read", "p_vfs_read_0", true),
+            ("p:p_vfs_read_0 vfs_read", "p_vfs_read_0.x", false),
+        ] {
+            let spec = vmprobe_spec::parse(text).unwrap();
+            let probe = Probe {
+                name: name.into(),
+                ..Default::default()
+            };
+            assert_eq!(is_of(&probe, &spec), of, "{name}");
         }
     }
 }

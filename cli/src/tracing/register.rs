@@ -2,24 +2,16 @@
 
 use std::collections::HashSet;
 
-use vmprobe_client::spec::{SpecError, is_enabled, is_pattern};
+use vmprobe_client::spec::{SpecError, is_pattern};
+use vmprobe_client::v1::ProbeSpec;
 use vmprobe_client::v1::probe_spec::{Kind, Place};
-use vmprobe_client::v1::{Probe, ProbeSpec};
-use vmprobe_client::{Client, ClientError, ProbeBatch, Session};
+use vmprobe_client::{Client, ClientError, DisabledProbes, ProbeBatch, Session};
 
 use super::definitions::Definition;
 use crate::failure::Failure;
 
 /// Characters of a made-up name, without what makes it unique.
 const NAME_CHARS: usize = 56;
-
-/// Registered probes, none of which is enabled yet.
-#[derive(Debug, Default)]
-pub struct Registered {
-    pub probes: Vec<Probe>,
-    /// The ids of those that are to be enabled.
-    pub enable: Vec<u64>,
-}
 
 /// Registers the probes of all definitions in a session, without enabling them. Those without a name get the kernel's.
 ///
@@ -30,31 +22,15 @@ pub async fn register(
     vm: &str,
     session: &Session,
     definitions: &[Definition],
-) -> Result<Registered, Failure> {
+) -> Result<DisabledProbes, Failure> {
     if definitions.is_empty() {
-        return Ok(Registered::default());
+        return Ok(DisabledProbes::default());
     }
     let mut definitions = definitions.to_vec();
     let there = client.list_probes(vm).await?;
     name_all(&mut definitions, there.into_iter().map(|probe| probe.name));
-    let disabled: Vec<ProbeSpec> = definitions
-        .iter()
-        .map(|definition| &definition.spec)
-        .filter(|spec| !is_enabled(spec))
-        .cloned()
-        .collect();
-    for Definition { spec, .. } in &mut definitions {
-        spec.enabled = Some(false);
-    }
-    let registered = session.register_probes(specs(&definitions)).await;
-    let probes = registered.map_err(|error| with_text(error, &definitions))?;
-    let wanted = probes
-        .iter()
-        .filter(|probe| !disabled.iter().any(|spec| is_of(probe, spec)));
-    Ok(Registered {
-        enable: wanted.map(|probe| probe.id).collect(),
-        probes,
-    })
+    let registered = session.register_disabled(specs(&definitions)).await;
+    registered.map_err(|error| with_text(error, &definitions))
 }
 
 /// Registers the probes of all definitions, to stay.
@@ -73,15 +49,6 @@ pub async fn register_as_asked(
 fn specs(definitions: &[Definition]) -> Vec<ProbeSpec> {
     let specs = definitions.iter().map(|definition| &definition.spec);
     specs.cloned().collect()
-}
-
-/// Whether a probe was registered by this definition. Of a pattern, its name begins with the definition's.
-fn is_of(probe: &Probe, spec: &ProbeSpec) -> bool {
-    match probe.name.strip_prefix(&*spec.name) {
-        Some("") => true,
-        Some(rest) => has_pattern(spec) && rest.starts_with('.'),
-        None => false,
-    }
 }
 
 fn has_pattern(spec: &ProbeSpec) -> bool {
@@ -243,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_probes_of_a_pattern_are_known_by_their_names() {
+    fn definitions_without_a_name_get_one_that_nobody_has() {
         let mut definitions = ["p tcp_*", "p:net tcp_*", "p vfs_read"].map(defined);
         name_all(&mut definitions, ["p.tcp_close".to_owned()]);
         let names: Vec<&str> = definitions
@@ -251,20 +218,6 @@ mod tests {
             .map(|definition| &*definition.spec.name)
             .collect();
         assert_eq!(names, ["p_2", "net", "p_vfs_read_0"]);
-        for (at, name, of) in [
-            (0, "p_2.tcp_close", true),
-            (0, "p_20", false),
-            (1, "net.tcp_close", true),
-            (1, "network", false),
-            (2, "p_vfs_read_0", true),
-            (2, "p_vfs_read_0.x", false),
-        ] {
-            let probe = Probe {
-                name: name.into(),
-                ..Default::default()
-            };
-            assert_eq!(is_of(&probe, &definitions[at].spec), of, "{name}");
-        }
     }
 
     #[test]

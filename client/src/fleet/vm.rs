@@ -7,12 +7,11 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
-use vmprobe_proto::v1::{Event, EventCursor, Probe, ProbeSpec, Vm};
-use vmprobe_spec::is_enabled;
+use vmprobe_proto::v1::{Event, EventCursor, Vm};
 
 use super::message::{FleetMessage, FleetOptions, FleetVm, Told};
 use crate::clock::HostClock;
-use crate::{Client, ClientError, EventOptions, EventStream, Message, Session};
+use crate::{Client, ClientError, DisabledProbes, EventOptions, EventStream, Message, Session};
 
 /// How often a server tells how far it has come.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -121,17 +120,12 @@ async fn begin(
     to: &Sender<Told>,
 ) -> Result<Followed, ClientError> {
     let session = client.open_session(&vm.name, options.linger).await?;
-    let disabled = |spec: &ProbeSpec| ProbeSpec {
-        enabled: Some(false),
-        ..spec.clone()
-    };
-    let specs: Vec<_> = options.probes.iter().map(disabled).collect();
-    let probes = session.register_probes(specs).await?;
+    let DisabledProbes { probes, enable } =
+        session.register_disabled(options.probes.clone()).await?;
     let ids: Vec<u64> = probes.iter().map(|probe| probe.id).collect();
     let stream = client
         .events_to_resume(&vm.name, ids, event_options(options))
         .await?;
-    let enabled = enabled(&probes, &options.probes);
     let vm = FleetVm {
         host: Arc::clone(host),
         name: vm.name.clone(),
@@ -142,21 +136,8 @@ async fn begin(
     };
     let source = NEXT.fetch_add(1, Ordering::Relaxed);
     let followed = Followed::new(Arc::new(vm), session, stream, source)?;
-    followed.begin(enabled, to).await?;
+    followed.begin(enable, to).await?;
     Ok(followed)
-}
-
-/// The ids of those probes that were to be enabled. A pattern's probes have names that begin with its own.
-fn enabled(probes: &[Probe], specs: &[ProbeSpec]) -> Vec<u64> {
-    let stays_off = |probe: &Probe| {
-        let mut off = specs.iter().filter(|spec| !is_enabled(spec));
-        off.any(|spec| {
-            let rest = probe.name.strip_prefix(&*spec.name);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        })
-    };
-    let on = probes.iter().filter(|probe| !stays_off(probe));
-    on.map(|probe| probe.id).collect()
 }
 
 /// Goes on where a connection has broken. An error without an end: it has to begin anew.
