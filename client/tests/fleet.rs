@@ -39,6 +39,8 @@ struct Simulated {
     events: u64,
     /// Each stream breaks after so many batches.
     breaks: u64,
+    /// The guest ends with its last event, and another one has its name at once.
+    ends: bool,
 }
 
 impl Simulated {
@@ -104,6 +106,9 @@ impl EventService for Simulated {
         });
         let last = match self.batch(first + self.breaks) {
             Some(_) => Err(Status::unavailable("cut off")),
+            None if self.ends => Ok(StreamEventsResponse {
+                message: Some(Message::Ended(Ended::default())),
+            }),
             // No more events will come.
             None => Ok(StreamEventsResponse {
                 message: Some(Message::Progress(Progress { tsc: u64::MAX >> 1 })),
@@ -263,6 +268,7 @@ async fn the_events_of_200_hosts_come_each_once_in_order_and_in_bounded_memory()
         every: HOSTS,
         events: EACH,
         breaks: EACH,
+        ends: false,
     });
     let hosts = simulated.map(|server| server.listen(folder.path()));
     let mut fleet = Fleet::follow(hosts.collect(), options());
@@ -303,6 +309,7 @@ async fn hosts_that_are_cut_off_go_on_where_they_were_and_the_others_wait() {
         every: HOSTS,
         events: EACH,
         breaks: 20 + number,
+        ends: false,
     });
     let hosts = simulated.map(|server| server.listen(folder.path()));
     let mut fleet = Fleet::follow(hosts.collect(), options());
@@ -320,5 +327,38 @@ async fn hosts_that_are_cut_off_go_on_where_they_were_and_the_others_wait() {
         last = last.max(time);
     }
     assert_eq!(seen, [EACH; HOSTS as usize]);
+    fleet.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vm_that_has_the_name_of_one_that_ended_is_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let simulated = Simulated {
+        number: 0,
+        every: 1,
+        events: 1,
+        breaks: 2,
+        ends: true,
+    };
+    let mut fleet = Fleet::follow(vec![simulated.listen(folder.path())], options());
+    let mut told = Vec::new();
+    while told.len() < 6 {
+        told.push(match fleet.next().await.unwrap() {
+            FleetMessage::Joined(_) => "joined",
+            FleetMessage::Event { .. } => "event",
+            FleetMessage::Ended { .. } => "ended",
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(
+        told.iter().filter(|told| **told == "joined").count(),
+        2,
+        "{told:?}"
+    );
+    assert_eq!(
+        told.iter().filter(|told| **told == "event").count(),
+        2,
+        "{told:?}"
+    );
     fleet.close().await;
 }

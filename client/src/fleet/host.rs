@@ -11,7 +11,7 @@ use vmprobe_proto::v1::VmState;
 use wildmatch::WildMatch;
 
 use super::message::{FleetMessage, FleetOptions, Host, Told};
-use super::vm::{self, Standing, VmEnd};
+use super::vm::{self, Standing};
 use crate::{Client, ClientError};
 
 /// How often a server is asked for VMs that have come.
@@ -102,7 +102,7 @@ impl Connected<'_> {
                 }
                 Some(ended) = vms.join_next() => {
                     let ended = ended.ok();
-                    if matches!(ended, Some((_, VmEnd::Broken(_)))) {
+                    if matches!(ended, Some((_, Standing::New | Standing::Left(_)))) {
                         // Its server may have gone.
                         looks.reset_immediately();
                     }
@@ -117,7 +117,7 @@ impl Connected<'_> {
     }
 
     /// Begins to follow VMs that have come, and those that were followed before.
-    async fn look(&mut self, vms: &mut JoinSet<(String, VmEnd)>) -> Result<(), ClientError> {
+    async fn look(&mut self, vms: &mut JoinSet<(String, Standing)>) -> Result<(), ClientError> {
         let there = self.client.list_vms().await?;
         // Those that are gone are forgotten: another one may get the name.
         let is_there = |name: &str| there.iter().any(|vm| vm.name == name);
@@ -133,7 +133,9 @@ impl Connected<'_> {
             }
             let has_ended = vm.state() == VmState::Ended;
             let standing = match self.standing.get_mut(&vm.name) {
-                Some(Standing::Followed | Standing::Over) => continue,
+                Some(Standing::Followed | Standing::Refused) => continue,
+                // Until another one has its name.
+                Some(Standing::Ended) if has_ended => continue,
                 Some(left) => std::mem::replace(left, Standing::Followed),
                 None if has_ended => continue,
                 None => {
@@ -153,16 +155,11 @@ impl Connected<'_> {
         Ok(())
     }
 
-    fn note(&mut self, ended: Option<(String, VmEnd)>) {
+    fn note(&mut self, ended: Option<(String, Standing)>) {
         let Some((name, end)) = ended else { return };
-        match end {
-            VmEnd::Over => self.standing.insert(name, Standing::Over),
-            VmEnd::Broken(standing) => {
-                if let Standing::Left(left) = &standing {
-                    left.wait(self.options.window, self.to.clone());
-                }
-                self.standing.insert(name, standing)
-            }
-        };
+        if let Standing::Left(left) = &end {
+            left.wait(self.options.window, self.to.clone());
+        }
+        self.standing.insert(name, end);
     }
 }

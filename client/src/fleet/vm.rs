@@ -27,8 +27,10 @@ pub(super) enum Standing {
     New,
     /// It is.
     Followed,
-    /// Its guest has ended, or it takes no probes.
-    Over,
+    /// Its guest has ended.
+    Ended,
+    /// It takes no probes, or nobody wants to know of it.
+    Refused,
     /// The connection to its server has broken.
     Left(Left),
 }
@@ -44,15 +46,6 @@ pub(super) struct Left {
     is_back: Arc<AtomicBool>,
 }
 
-/// Why a VM isn't followed any more.
-#[derive(Debug)]
-pub(super) enum VmEnd {
-    /// There is no more to follow.
-    Over,
-    /// The connection has broken.
-    Broken(Standing),
-}
-
 /// Follows a VM until its guest has ended, or the connection breaks.
 pub(super) async fn follow(
     host: Arc<str>,
@@ -61,7 +54,7 @@ pub(super) async fn follow(
     options: &FleetOptions,
     standing: Standing,
     to: &Sender<Told>,
-) -> VmEnd {
+) -> Standing {
     let found = match standing {
         Standing::Left(left) => resume(&client, left, options, to).await,
         _ => Err(None),
@@ -79,7 +72,7 @@ pub(super) async fn follow(
                 Err(_) => followed.leave().await,
             }
         }
-        Err(ClientError::Disconnected(_)) => VmEnd::Broken(Standing::New),
+        Err(ClientError::Disconnected(_)) => Standing::New,
         Err(error) => {
             let refused = FleetMessage::Refused {
                 host,
@@ -87,7 +80,7 @@ pub(super) async fn follow(
                 reason: error.to_string(),
             };
             let _nobody_may_want_to_know = to.send(Told::Message(refused)).await;
-            VmEnd::Over
+            Standing::Refused
         }
     }
 }
@@ -146,7 +139,7 @@ async fn resume(
     left: Left,
     options: &FleetOptions,
     to: &Sender<Told>,
-) -> Result<Followed, Option<VmEnd>> {
+) -> Result<Followed, Option<Standing>> {
     let (name, events) = (&left.vm.name, event_options(options));
     let session = client
         .resume_session(name, options.linger, &left.session)
@@ -158,7 +151,7 @@ async fn resume(
     let stream = match client.resume_events(name, &left.cursor, events).await {
         Ok(stream) => stream,
         Err(ClientError::Disconnected(_)) => {
-            return Err(Some(VmEnd::Broken(Standing::Left(left))));
+            return Err(Some(Standing::Left(left)));
         }
         // Its probes are still there, and what comes from now on is told.
         Err(error) => {
@@ -191,9 +184,9 @@ impl Left {
     }
 
     /// What becomes of it when it can't be resumed.
-    async fn missed(self, error: ClientError, to: &Sender<Told>) -> Option<VmEnd> {
+    async fn missed(self, error: ClientError, to: &Sender<Told>) -> Option<Standing> {
         if let ClientError::Disconnected(_) = error {
-            return Some(VmEnd::Broken(Standing::Left(self)));
+            return Some(Standing::Left(self));
         }
         self.tell_gap(&error.to_string(), to).await;
         None
@@ -244,8 +237,8 @@ impl Followed {
     }
 
     /// Hands on what the VM tells, until there is no more.
-    async fn deliver(&mut self, window: Duration, to: &Sender<Told>) -> VmEnd {
-        let end = loop {
+    async fn deliver(&mut self, window: Duration, to: &Sender<Told>) -> Standing {
+        let (end, standing) = loop {
             let message = tokio::select! {
                 message = timeout(window, self.stream.next()) => message,
                 () = to.closed() => return self.leave().await,
@@ -258,23 +251,24 @@ impl Followed {
                 Err(_) => to.send(self.silent()).await.ok(),
                 Ok(Ok(Some(Message::Ended(ending)))) => {
                     let vm = Arc::clone(&self.vm);
-                    break FleetMessage::Ended { vm, ending };
+                    break (FleetMessage::Ended { vm, ending }, Standing::Ended);
                 }
                 Ok(Ok(None) | Err(ClientError::Disconnected(_))) => {
-                    return VmEnd::Broken(Standing::Left(Left {
+                    return Standing::Left(Left {
                         session: self.session.name().to_owned(),
                         cursor: self.stream.cursor().clone(),
                         vm: Arc::clone(&self.vm),
                         source: self.source,
                         is_back: Arc::default(),
-                    }));
+                    });
                 }
                 Ok(Err(error)) => {
-                    break FleetMessage::Refused {
+                    let refused = FleetMessage::Refused {
                         host: Arc::clone(&self.vm.host),
                         vm: self.vm.name.clone(),
                         reason: error.to_string(),
                     };
+                    break (refused, Standing::Refused);
                 }
             };
             if handed_on.is_none() {
@@ -284,7 +278,7 @@ impl Followed {
         for last in [self.silent(), Told::Message(end)] {
             let _nobody_may_want_to_know = to.send(last).await;
         }
-        VmEnd::Over
+        standing
     }
 
     fn silent(&self) -> Told {
@@ -302,7 +296,7 @@ impl Followed {
     }
 
     /// Takes the probes out, so that none lingers.
-    async fn leave(&self) -> VmEnd {
+    async fn leave(&self) -> Standing {
         let FleetVm {
             client,
             name,
@@ -311,7 +305,7 @@ impl Followed {
         } = &*self.vm;
         let ids = probes.iter().map(|probe| probe.id).collect();
         let _they_go_with_the_session = client.unregister_probes(name, ids, Vec::new()).await;
-        VmEnd::Over
+        Standing::Refused
     }
 
     /// Hands events on, each when it has a place; none if nobody wants them.
