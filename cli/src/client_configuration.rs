@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use serde::Deserialize;
+use vmprobe_client::Credentials;
 
 /// The variable that names another file.
 const VARIABLE: &str = "VMPROBE_CONFIG";
@@ -57,6 +58,67 @@ pub struct NamedServer {
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
     pub token_file: Option<PathBuf>,
+}
+
+/// A file that says who this client is, or by what it knows a server, can't be read.
+#[derive(Debug, thiserror::Error)]
+#[error("can't read {}, which says who this client is: {cause}", .file.display())]
+pub struct CredentialsError {
+    file: PathBuf,
+    cause: io::Error,
+}
+
+impl NamedServer {
+    /// Has paths count from a folder.
+    pub fn find_beneath(&mut self, base: &Path) {
+        let Self {
+            address: _,
+            tls_ca,
+            tls_cert,
+            tls_key,
+            token_file,
+        } = self;
+        let paths = [tls_ca, tls_cert, tls_key, token_file];
+        for path in paths.into_iter().flatten() {
+            *path = base.join(&*path);
+        }
+    }
+
+    /// Has this client be there whom others say, if any of these is given: by a certificate or by a token.
+    pub fn identify(
+        &mut self,
+        tls_cert: Option<&PathBuf>,
+        tls_key: Option<&PathBuf>,
+        token_file: Option<&PathBuf>,
+    ) {
+        if tls_cert.is_some() || tls_key.is_some() || token_file.is_some() {
+            self.tls_cert = tls_cert.cloned();
+            self.tls_key = tls_key.cloned();
+            self.token_file = token_file.cloned();
+        }
+    }
+
+    /// What the files have.
+    ///
+    /// # Errors
+    /// One of them can't be read.
+    pub fn credentials(&self) -> Result<Credentials, CredentialsError> {
+        let read = |file: &Option<PathBuf>| {
+            let read = file.as_ref().map(|file| {
+                fs::read(file).map_err(|cause| CredentialsError {
+                    file: file.clone(),
+                    cause,
+                })
+            });
+            read.transpose()
+        };
+        let token = read(&self.token_file)?;
+        Ok(Credentials {
+            ca: read(&self.tls_ca)?,
+            identity: read(&self.tls_cert)?.zip(read(&self.tls_key)?),
+            token: token.map(|token| String::from_utf8_lossy(&token).trim().to_owned()),
+        })
+    }
 }
 
 impl ClientConfiguration {
@@ -99,19 +161,7 @@ impl ClientConfiguration {
             })?;
         let base = file.parent().unwrap_or(Path::new(""));
         for server in all.servers.values_mut() {
-            let NamedServer {
-                address: _,
-                tls_ca,
-                tls_cert,
-                tls_key,
-                token_file,
-            } = server;
-            for path in [tls_ca, tls_cert, tls_key, token_file]
-                .into_iter()
-                .flatten()
-            {
-                *path = base.join(&*path);
-            }
+            server.find_beneath(base);
         }
         Ok(all)
     }

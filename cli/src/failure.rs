@@ -15,7 +15,7 @@ use vmprobe_trace_formats::CreateError;
 
 use crate::certificates::CertificateError;
 use crate::ci::CiError;
-use crate::client_configuration::ClientConfigurationError;
+use crate::client_configuration::{ClientConfigurationError, CredentialsError};
 use crate::cloud_init::CloudInitError;
 use crate::host_root::RootError;
 use crate::hosts::HostsError;
@@ -102,8 +102,8 @@ pub enum Failure {
     ServerEnded { status: ExitStatus },
     #[error("can't talk to the server of this run: {0}")]
     ServerPipe(io::Error),
-    #[error("can't read {}, which says who this client is: {cause}", .file.display())]
-    Credentials { file: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     #[error(transparent)]
     Hosts(#[from] HostsError),
     #[error(

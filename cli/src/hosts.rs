@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
-use vmprobe_client::Credentials;
 use vmprobe_client::fleet::Host;
+
+use crate::client_configuration::{CredentialsError, NamedServer};
 
 /// Why a list can't be used.
 #[derive(Debug, Error)]
 pub enum HostsError {
-    /// A file can't be read.
+    /// It can't be read.
     #[error("can't read {}: {cause}", .file.display())]
     Read { file: PathBuf, cause: io::Error },
     /// It isn't such a list.
@@ -28,6 +29,9 @@ pub enum HostsError {
     /// A name stands for two servers.
     #[error("{}: two hosts are called `{name}`", .file.display())]
     Twice { file: PathBuf, name: String },
+    /// A file that an entry names can't be read.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// A client has a certificate and its key, or neither.
     #[error("{}: tls-cert and tls-key of `{name}` belong together", .file.display())]
     Half { file: PathBuf, name: String },
@@ -65,13 +69,10 @@ struct Identity {
 /// # Errors
 /// See [`HostsError`].
 pub fn read(file: &Path) -> Result<Vec<Host>, HostsError> {
-    let read = |file: &Path| {
-        fs::read(file).map_err(|cause| HostsError::Read {
-            file: file.to_owned(),
-            cause,
-        })
-    };
-    let text = String::from_utf8_lossy(&read(file)?).into_owned();
+    let text = fs::read_to_string(file).map_err(|cause| HostsError::Read {
+        file: file.to_owned(),
+        cause,
+    })?;
     let list: List = toml::from_str(&text).map_err(|cause| HostsError::Syntax {
         file: file.to_owned(),
         cause: Box::new(cause),
@@ -90,42 +91,36 @@ pub fn read(file: &Path) -> Result<Vec<Host>, HostsError> {
             let file = file.to_owned();
             return Err(HostsError::Twice { file, name });
         }
-        let identity = own.or(&list.common);
-        let at = |path: Option<PathBuf>| path.map(|path| read(&folder.join(path))).transpose();
-        let shown = (at(identity.tls_cert)?, at(identity.tls_key)?);
-        let credentials = Credentials {
-            ca: at(identity.tls_ca)?,
-            identity: match shown {
-                (Some(certificate), Some(key)) => Some((certificate, key)),
-                (None, None) => None,
-                _ => {
-                    let file = file.to_owned();
-                    return Err(HostsError::Half { file, name });
-                }
-            },
-            token: at(identity.token_file)?
-                .map(|token| String::from_utf8_lossy(&token).trim().to_owned()),
-        };
+        let mut named = list.common.at(server);
+        named.identify(
+            own.tls_cert.as_ref(),
+            own.tls_key.as_ref(),
+            own.token_file.as_ref(),
+        );
+        named.tls_ca = own.tls_ca.or(named.tls_ca);
+        if named.tls_cert.is_some() != named.tls_key.is_some() {
+            let file = file.to_owned();
+            return Err(HostsError::Half { file, name });
+        }
+        named.find_beneath(folder);
         hosts.push(Host {
             name,
-            endpoint: server,
-            credentials,
+            credentials: named.credentials()?,
+            endpoint: named.address,
         });
     }
     Ok(hosts)
 }
 
 impl Identity {
-    /// The same, with what others say where it says nothing. Who it is comes from one of both as a whole.
-    fn or(self, others: &Self) -> Self {
-        let says_who =
-            self.tls_cert.is_some() || self.tls_key.is_some() || self.token_file.is_some();
-        let who = if says_who { &self } else { others };
-        Self {
-            tls_cert: who.tls_cert.clone(),
-            tls_key: who.tls_key.clone(),
-            token_file: who.token_file.clone(),
-            tls_ca: self.tls_ca.or_else(|| others.tls_ca.clone()),
+    /// That of a client of the server at this address.
+    fn at(&self, address: String) -> NamedServer {
+        NamedServer {
+            address,
+            tls_ca: self.tls_ca.clone(),
+            tls_cert: self.tls_cert.clone(),
+            tls_key: self.tls_key.clone(),
+            token_file: self.token_file.clone(),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Which server, and which VM.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use vmprobe_client::{Client, Credentials, default_endpoint};
+use vmprobe_client::{Client, default_endpoint};
 
 use crate::client_configuration::{ClientConfiguration, NamedServer};
 use crate::failure::Failure;
@@ -49,7 +48,7 @@ impl ServerArgs {
     /// Connects to it.
     pub async fn connect(&self) -> Result<Client, Failure> {
         let server = self.named()?;
-        let credentials = credentials(&server)?;
+        let credentials = server.credentials()?;
         Ok(Client::connect_with(&server.address, &credentials).await?)
     }
 
@@ -66,36 +65,14 @@ impl ServerArgs {
         if self.tls_ca.is_some() {
             server.tls_ca.clone_from(&self.tls_ca);
         }
-        // Who this client is, it is by one of the two.
-        if self.tls_cert.is_some() || self.token_file.is_some() {
-            server.tls_cert.clone_from(&self.tls_cert);
-            server.tls_key.clone_from(&self.tls_key);
-            server.token_file.clone_from(&self.token_file);
-        }
+        // clap sees to it that a certificate and its key come together.
+        server.identify(
+            self.tls_cert.as_ref(),
+            self.tls_key.as_ref(),
+            self.token_file.as_ref(),
+        );
         Ok(server)
     }
-}
-
-fn credentials(server: &NamedServer) -> Result<Credentials, Failure> {
-    let ca = server.tls_ca.as_deref().map(read).transpose()?;
-    let identity = match (&server.tls_cert, &server.tls_key) {
-        (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
-        _ => None,
-    };
-    let token = server.token_file.as_deref().map(read).transpose()?;
-    let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
-    Ok(Credentials {
-        ca,
-        identity,
-        token,
-    })
-}
-
-fn read(file: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(file).map_err(|cause| Failure::Credentials {
-        file: file.to_owned(),
-        cause,
-    })
 }
 
 /// A VM on a server.
