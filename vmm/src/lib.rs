@@ -18,6 +18,7 @@ mod file;
 mod gate;
 mod host_path;
 mod kvm;
+mod parts;
 mod ram;
 mod stopped_vm;
 mod stops;

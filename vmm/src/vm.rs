@@ -10,12 +10,9 @@ use std::{
 };
 
 use guest_state::{ArenaMemory, GuestPhysAddr, Segment, TrapHandler, VcpuId};
-use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
 use thiserror::Error;
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
     config::{CreateError, VmConfig},
@@ -24,13 +21,13 @@ use crate::{
         console::Console,
         events::DeviceEvents,
         guest_end::GuestEnd,
-        serial::SerialPort,
         virtio::{self, VirtioDevices},
     },
     ending::{EndSignal, Ending},
     exits::{ExitCounters, ExitCounts},
     gate::Gate,
     kvm,
+    parts::{create_vcpu, map_memory, serial_port},
     ram::{GuestRam, RamConfig},
     stopped_vm::StoppedVm,
     stops::{RecentStop, Stops},
@@ -41,15 +38,11 @@ use crate::{
     },
     x86_64::{
         acpi::Hardware,
-        boot::{self, Entry, bzimage::KernelFile},
-        chips,
-        cpu::{self, Topology},
+        boot::{self, bzimage::KernelFile},
+        chips, cpu,
         events::KvmEvents,
         layout, platform,
-        vcpu::{
-            capabilities::VcpuCapabilities,
-            clock::{ClockSample, GuestClock},
-        },
+        vcpu::clock::{ClockSample, GuestClock},
     },
 };
 
@@ -62,8 +55,7 @@ pub struct Vm {
     segments: Vec<Segment>,
     entry: GuestPhysAddr,
     unpacked_itself: bool,
-    tsc_hz: u64,
-    /// Of the first vCPU; all have the same.
+    /// Of the first vCPU's counter; all have the same.
     clock: Option<GuestClock>,
     devices: VirtioDevices,
     confinement: Confinement,
@@ -199,8 +191,7 @@ impl Vm {
         let vcpus = (0..config.vcpus)
             .map(|index| create_vcpu(&kvm, &fd, index, config, loaded.entry))
             .collect::<Result<Vec<_>, _>>()?;
-        let clock = vcpus.first().map(|(vcpu, hz)| vcpu.clock(*hz));
-        let tsc_hz = vcpus.first().map_or(0, |(_, hz)| *hz);
+        let clock = vcpus.first().map(KvmVcpu::clock);
         let count = vcpus.len();
 
         let kicks = Arc::new(KickThreads::new(count));
@@ -223,7 +214,7 @@ impl Vm {
         });
         let vcpus: Vec<_> = vcpus
             .into_iter()
-            .map(|(vcpu, _)| Arc::new(Mutex::new(vcpu)))
+            .map(|vcpu| Arc::new(Mutex::new(vcpu)))
             .collect();
         let entry = match (loaded.last_jump, vcpus.first()) {
             (Some(jump), Some(boot_cpu)) => unpack(boot_cpu, &shared, &console, jump)?,
@@ -237,7 +228,6 @@ impl Vm {
             segments: loaded.segments,
             entry,
             unpacked_itself: loaded.last_jump.is_some(),
-            tsc_hz,
             clock,
             devices,
             confinement: confinement.clone(),
@@ -262,7 +252,7 @@ impl Vm {
 
     /// Hertz of the guest's time stamp counter.
     pub fn tsc_hz(&self) -> u64 {
-        self.tsc_hz
+        self.clock.map_or(0, |clock| clock.hz())
     }
 
     /// The guest's time stamp counter and the host's clock now. The guest doesn't stand still for it.
@@ -449,69 +439,4 @@ impl Drop for Vm {
         self.kill();
         self.join();
     }
-}
-
-fn map_memory(fd: &VmFd, ram: &GuestRam) -> Result<(), CreateError> {
-    let code = ram.arena().code;
-    for (slot, region) in ram.all().iter().enumerate() {
-        let refused = CreateError::refused("map guest memory");
-        let host = ram
-            .all()
-            .get_host_address(region.start_addr())
-            .map_err(|_| CreateError::Refused {
-                what: "map guest memory",
-                cause: io::ErrorKind::NotFound.into(),
-            })?;
-        let region = kvm_userspace_memory_region {
-            slot: slot as u32,
-            flags: if region.start_addr().0 == code.start.0 {
-                KVM_MEM_READONLY
-            } else {
-                0
-            },
-            guest_phys_addr: region.start_addr().0,
-            memory_size: region.len(),
-            userspace_addr: host as u64,
-        };
-        // SAFETY: the region is the whole of a mapping that `ram` keeps alive, and
-        // `Shared`, which holds `ram`, lives as long as any vCPU thread.
-        unsafe { fd.set_user_memory_region(region) }.map_err(refused)?;
-    }
-    Ok(())
-}
-
-fn serial_port(
-    fd: &VmFd,
-    console: &Arc<Console>,
-    end: GuestEnd,
-) -> Result<SerialPort, CreateError> {
-    let line = EventFd::new(libc::EFD_NONBLOCK).map_err(|cause| CreateError::Refused {
-        what: "make an interrupt event",
-        cause,
-    })?;
-    fd.register_irqfd(&line, layout::COM1_IRQ)
-        .map_err(CreateError::refused("connect the serial port"))?;
-    Ok(SerialPort::new(line, console, end))
-}
-
-/// Makes vCPU `index`. Returns the hertz of its TSC too.
-fn create_vcpu(
-    kvm: &Kvm,
-    fd: &VmFd,
-    index: u32,
-    config: &VmConfig,
-    entry: Entry,
-) -> Result<(KvmVcpu, u64), CreateError> {
-    let topology = Topology::new(index, config.vcpus, config.numa_nodes);
-    let vcpu = fd
-        .create_vcpu(u64::from(topology.apic_id()))
-        .map_err(CreateError::refused("create a vCPU"))?;
-    cpu::configure_cpuid(kvm, &vcpu, &topology)?;
-    cpu::configure_common(&vcpu)?;
-    if index == 0 {
-        cpu::configure_boot_cpu(&vcpu, entry)?;
-    }
-    let tsc_hz = vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000);
-    let vcpu = KvmVcpu::new(VcpuId(index), vcpu, VcpuCapabilities::of(kvm));
-    Ok((vcpu, tsc_hz))
 }

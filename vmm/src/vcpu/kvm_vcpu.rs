@@ -48,9 +48,9 @@ impl KvmVcpu {
         }
     }
 
-    /// What tells its counter, of `tsc_hz` hertz, beside the host's clock.
-    pub(crate) fn clock(&self, tsc_hz: u64) -> GuestClock {
-        GuestClock::new(&self.fd, tsc_hz)
+    /// What tells its counter beside the host's clock.
+    pub(crate) fn clock(&self) -> GuestClock {
+        GuestClock::new(&self.fd)
     }
 
     /// The general registers, of a vCPU that is out of guest mode.

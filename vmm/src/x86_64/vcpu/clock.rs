@@ -37,14 +37,19 @@ pub(crate) struct GuestClock {
 }
 
 impl GuestClock {
-    /// Of a vCPU whose counter has `hz` hertz and goes already.
-    pub fn new(vcpu: &VcpuFd, hz: u64) -> Self {
+    /// Of a vCPU, whose counter goes from its making on.
+    pub fn new(vcpu: &VcpuFd) -> Self {
         let counter = msr::guest_tsc(vcpu).unwrap_or_else(host_tsc);
         Self {
             offset: msr::steady_tsc_offset(vcpu),
             begin: (counter, Instant::now()),
-            hz,
+            hz: vcpu.get_tsc_khz().map_or(0, |khz| u64::from(khz) * 1000),
         }
+    }
+
+    /// Hertz of the counter; 0 where KVM doesn't tell it.
+    pub fn hz(&self) -> u64 {
+        self.hz
     }
 
     /// Both clocks now.
