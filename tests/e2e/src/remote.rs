@@ -16,7 +16,8 @@ use crate::test::{Failure, check};
 pub struct Remote {
     /// The server.
     pub server: Server,
-    endpoint: String,
+    /// Where it is reached by TLS.
+    pub endpoint: String,
     program: PathBuf,
     folder: TempDir,
 }
@@ -64,8 +65,13 @@ impl Remote {
         })
     }
 
+    /// The folder with its certificates.
+    pub fn certs(&self) -> PathBuf {
+        self.folder.path().join("certs")
+    }
+
     fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join("certs").join(name)
+        self.certs().join(name)
     }
 
     /// A connection of one of its clients.

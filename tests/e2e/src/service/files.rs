@@ -44,8 +44,8 @@ const SECRET: &str = "root:$y$j9T$secret";
 /// A field of a request that a path is put into.
 type Field = (&'static str, fn(&mut CreateVmRequest, String));
 
-fn devices(request: &mut CreateVmRequest, devices: Devices) {
-    request.devices = Some(devices);
+fn devices(request: &mut CreateVmRequest) -> &mut Devices {
+    request.devices.get_or_insert_default()
 }
 
 const FIELDS: [Field; 8] = [
@@ -53,65 +53,30 @@ const FIELDS: [Field; 8] = [
     ("initramfs", |request, path| request.initramfs = path),
     ("symbols", |request, path| request.symbols = path),
     ("disk to be read", |request, path| {
-        let disks = vec![Disk {
+        devices(request).disks.push(Disk {
             path,
             read_only: true,
             ..Disk::default()
-        }];
-        devices(
-            request,
-            Devices {
-                disks,
-                ..Devices::default()
-            },
-        );
+        });
     }),
     ("disk", |request, path| {
-        let disks = vec![Disk {
+        devices(request).disks.push(Disk {
             path,
             ..Disk::default()
-        }];
-        devices(
-            request,
-            Devices {
-                disks,
-                ..Devices::default()
-            },
-        );
+        });
     }),
     ("share", |request, path| {
         let tag = "t".to_owned();
-        let shares = vec![Share { tag, path, mode: 0 }];
-        devices(
-            request,
-            Devices {
-                shares,
-                ..Devices::default()
-            },
-        );
+        devices(request).shares.push(Share { tag, path, mode: 0 });
     }),
     ("vsock", |request, path| {
-        let vsock = Some(Vsock { path, cid: 3 });
-        devices(
-            request,
-            Devices {
-                vsock,
-                ..Devices::default()
-            },
-        );
+        devices(request).vsock = Some(Vsock { path, cid: 3 });
     }),
     ("passt", |request, socket| {
-        let networks = vec![Network {
+        devices(request).networks.push(Network {
             backend: Some(Backend::Passt(Passt { socket })),
             ..Network::default()
-        }];
-        devices(
-            request,
-            Devices {
-                networks,
-                ..Devices::default()
-            },
-        );
+        });
     }),
 ];
 

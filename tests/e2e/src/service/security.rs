@@ -9,6 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::context::Context;
+use crate::remote::{Remote, errors};
 use crate::server::Server;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass};
 
@@ -34,18 +35,12 @@ fn run(cx: &Context, arguments: &[&str]) -> Result<Output, Failure> {
 
 fn roles(cx: &Context) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
-    let certs = folder.path().join("certs");
+    let audit = folder.path().join("audit.jsonl");
+    let remote = Remote::start(cx, &["alice=control", "bob"], |command| {
+        command.arg("--audit-log").arg(&audit);
+    })?;
+    let certs = remote.certs();
     let dir = certs.to_string_lossy().into_owned();
-    let clients = ["--client", "alice=control", "--client", "bob"];
-    let made = run(
-        cx,
-        &[&["certs", "init", "--dir", &dir][..], &clients].concat(),
-    )?;
-    check!(
-        made.status.success(),
-        "{}",
-        String::from_utf8_lossy(&made.stderr)
-    );
     let key = fs::metadata(certs.join("alice.key")).map_err(Failure::io("look at a key"))?;
     check_eq!(key.mode() & 0o777, 0o600, "permissions of a key");
     // Nothing is written over.
@@ -56,37 +51,8 @@ fn roles(cx: &Context) -> TestResult {
         "exit code of another one in the same folder"
     );
 
-    let file = |name: &str| certs.join(name);
-    let audit = folder.path().join("audit.jsonl");
-    let server = Server::start_with(cx, |command| {
-        command.args(["--listen", "127.0.0.1:0"]);
-        command.arg("--tls-cert").arg(file("server.pem"));
-        command.arg("--tls-key").arg(file("server.key"));
-        command.arg("--tls-client-ca").arg(file("ca.pem"));
-        command.arg("--clients").arg(file("clients.toml"));
-        command.arg("--audit-log").arg(&audit);
-    })?;
-    let endpoint = server.next_endpoint()?;
+    let endpoint = &remote.endpoint;
     check!(endpoint.starts_with("https://127.0.0.1:"), "{endpoint}");
-    let by = |client: &str, arguments: &[&str]| {
-        let path = |name: String| file(&name).to_string_lossy().into_owned();
-        let (ca, certificate, key) = (
-            path("ca.pem".to_owned()),
-            path(format!("{client}.pem")),
-            path(format!("{client}.key")),
-        );
-        let credentials = [
-            "--server",
-            &endpoint,
-            "--tls-ca",
-            &ca,
-            "--tls-cert",
-            &certificate,
-            "--tls-key",
-            &key,
-        ];
-        run(cx, &[arguments, &credentials].concat())
-    };
     let create = ["vm", "create", "--kernel", "/nowhere/kernel"];
     for (client, arguments, code, part) in [
         ("alice", &["vm", "list", "--json"][..], 0, ""),
@@ -99,8 +65,8 @@ fn roles(cx: &Context) -> TestResult {
             "takes the role `control`, and client `bob` has `observe`",
         ),
     ] {
-        let output = by(client, arguments)?;
-        let errors = String::from_utf8_lossy(&output.stderr);
+        let output = remote.run(client, arguments)?;
+        let errors = errors(&output);
         check_eq!(
             output.status.code(),
             Some(code),
@@ -110,27 +76,20 @@ fn roles(cx: &Context) -> TestResult {
     }
     // One who is added later is known without a restart.
     let added = run(cx, &["certs", "client", "--dir", &dir, "carol"])?;
-    check!(
-        added.status.success(),
-        "{}",
-        String::from_utf8_lossy(&added.stderr)
-    );
-    while by("carol", &["vm", "list"])?.status.code() != Some(0) {}
+    check!(added.status.success(), "{}", errors(&added));
+    while remote.run("carol", &["vm", "list"])?.status.code() != Some(0) {}
     // What is there stays, unless it is to be replaced; the list has each client once.
-    let list = || fs::read_to_string(file("clients.toml")).map_err(Failure::io("read the list"));
+    let list =
+        || fs::read_to_string(certs.join("clients.toml")).map_err(Failure::io("read the list"));
     let before = list()?;
     let renew = ["certs", "client", "--dir", &dir, "carol"];
     let refused = run(cx, &renew)?;
-    let errors = String::from_utf8_lossy(&refused.stderr);
-    check!(errors.contains("is there already: --replace"), "{errors}");
+    let told = errors(&refused);
+    check!(told.contains("is there already: --replace"), "{told}");
     let renewed = run(cx, &[&renew[..], &["--replace"]].concat())?;
-    check!(
-        renewed.status.success(),
-        "{}",
-        String::from_utf8_lossy(&renewed.stderr)
-    );
+    check!(renewed.status.success(), "{}", errors(&renewed));
     check_eq!(
-        by("carol", &["vm", "list"])?.status.code(),
+        remote.run("carol", &["vm", "list"])?.status.code(),
         Some(0),
         "exit code"
     );
