@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use deployment::faults_of_manual;
+
 /// Longest wait for a message. Only a net: no test waits for time.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The configuration that is installed.
@@ -280,15 +282,5 @@ fn manual_pages_of_all_commands_are_without_a_fault() {
     for part in ["VMPROBED_CONFIG", "EXIT STATUS", "LIMITS"] {
         assert!(page.contains(part), "{part}: {page}");
     }
-    // Pages have no date, as they are made anew for each version; and space twice, which shows as once.
-    let lint = Command::new("mandoc")
-        .args(["-T", "lint", "-W", "warning"])
-        .args(&pages)
-        .output();
-    let lint = lint.expect("mandoc, which deploy/setup.sh installs");
-    let told = String::from_utf8_lossy(&lint.stdout);
-    let meant = ["missing date", "skipping paragraph macro"];
-    let is_meant = |line: &&str| meant.iter().any(|meant| line.contains(meant));
-    let faults: Vec<&str> = told.lines().filter(|line| !is_meant(line)).collect();
-    assert_eq!(faults, [""; 0]);
+    assert_eq!(faults_of_manual(&pages).unwrap(), [""; 0]);
 }

@@ -1,4 +1,4 @@
-//! Tools from `PyPI` that look at the files in `deploy/`.
+//! What looks at the files in `deploy/`, and at those that are installed: tools from `PyPI`, and mandoc.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -83,6 +83,24 @@ impl Tools {
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
+}
+
+/// What mandoc, which `deploy/setup.sh` installs, finds wrong with manual pages, but for what is meant: they have no
+/// date, as they are made anew for each version; and space twice, which shows as once.
+///
+/// # Errors
+/// mandoc can't be started.
+pub fn faults_of_manual(pages: &[PathBuf]) -> io::Result<Vec<String>> {
+    const MEANT: [&str; 2] = ["missing date", "skipping paragraph macro"];
+    let mut lint = Command::new("mandoc");
+    let told = lint
+        .args(["-T", "lint", "-W", "warning"])
+        .args(pages)
+        .output()?;
+    let told = String::from_utf8_lossy(&told.stdout);
+    let is_meant = |line: &&str| MEANT.iter().any(|meant| line.contains(meant));
+    let faults = told.lines().filter(|line| !is_meant(line));
+    Ok(faults.map(str::to_owned).collect())
 }
 
 fn run(command: &mut Command) -> Result<(), ToolsError> {
