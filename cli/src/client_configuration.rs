@@ -3,15 +3,17 @@
 //! ```toml
 //! server = "kvm1"                  # without --server and VMPROBE_SERVER
 //!
-//! [servers.kvm1]
-//! address = "https://kvm1.example.org:7070"
+//! [defaults]                       # of servers that say nothing else
 //! tls-ca = "ca.pem"                # paths count from the file's folder
 //! tls-cert = "alice.pem"
 //! tls-key = "alice.key"
 //!
+//! [servers.kvm1]
+//! address = "https://kvm1.example.org:7070"
+//!
 //! [servers.lab]
 //! address = "https://10.0.0.5:7070"
-//! token-file = "lab.token"
+//! token-file = "lab.token"         # in the certificate's place
 //! ```
 
 use std::collections::BTreeMap;
@@ -21,6 +23,7 @@ use std::{env, fs};
 
 use serde::Deserialize;
 use vmprobe_client::Credentials;
+use wildmatch::WildMatch;
 
 /// The variable that names another file.
 const VARIABLE: &str = "VMPROBE_CONFIG";
@@ -37,6 +40,26 @@ pub enum ClientConfigurationError {
         file: PathBuf,
         cause: Box<toml::de::Error>,
     },
+    #[error(
+        "the configuration {} makes no sense: tls-cert and tls-key of `{server}` belong together",
+        .file.display()
+    )]
+    Half { file: PathBuf, server: String },
+}
+
+/// No server has a name.
+#[derive(Debug, thiserror::Error)]
+#[error("no server of the configuration is called `{name}`; {}", servers(.known))]
+pub struct NoSuchServer {
+    name: String,
+    known: Vec<String>,
+}
+
+fn servers(names: &[String]) -> String {
+    match names {
+        [] => "it has none (see docs/deployment.md, Configuration)".to_owned(),
+        names => format!("there are: {}", names.join(", ")),
+    }
 }
 
 /// What the file says.
@@ -45,8 +68,20 @@ pub enum ClientConfigurationError {
 pub struct ClientConfiguration {
     /// A name below, or an address.
     pub server: Option<String>,
+    /// What holds for servers that say nothing else.
+    pub defaults: Defaults,
     /// By their names.
     pub servers: BTreeMap<String, NamedServer>,
+}
+
+/// What a client knows servers by, and shows them.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Defaults {
+    pub tls_ca: Option<PathBuf>,
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
 }
 
 /// How a server is reached.
@@ -69,6 +104,22 @@ pub struct CredentialsError {
 }
 
 impl NamedServer {
+    /// Takes what it doesn't say itself from the defaults. A certificate or a token of its own takes the place of either.
+    fn complete(&mut self, defaults: &Defaults) {
+        let Defaults {
+            tls_ca,
+            tls_cert,
+            tls_key,
+            token_file,
+        } = defaults;
+        if self.tls_ca.is_none() {
+            self.tls_ca.clone_from(tls_ca);
+        }
+        if self.tls_cert.is_none() && self.tls_key.is_none() && self.token_file.is_none() {
+            self.identify(tls_cert.as_ref(), tls_key.as_ref(), token_file.as_ref());
+        }
+    }
+
     /// Has paths count from a folder.
     pub fn find_beneath(&mut self, base: &Path) {
         let Self {
@@ -160,10 +211,41 @@ impl ClientConfiguration {
                 cause: Box::new(cause),
             })?;
         let base = file.parent().unwrap_or(Path::new(""));
-        for server in all.servers.values_mut() {
+        for (name, server) in &mut all.servers {
+            server.complete(&all.defaults);
+            if server.tls_cert.is_some() != server.tls_key.is_some() {
+                return Err(ClientConfigurationError::Half {
+                    file: file.to_owned(),
+                    server: name.clone(),
+                });
+            }
             server.find_beneath(base);
         }
         Ok(all)
+    }
+
+    /// The servers whose names match a pattern with `*` and `?`, each with its name. An address stands for itself.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn matching(&self, wanted: &str) -> Result<Vec<(String, NamedServer)>, NoSuchServer> {
+        let pattern = WildMatch::new(wanted);
+        let servers = self.servers.iter();
+        let found: Vec<_> = servers
+            .filter(|(name, _)| pattern.matches(name))
+            .map(|(name, server)| (name.clone(), server.clone()))
+            .collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        // Each address of a server has a port or a scheme.
+        if wanted.contains(':') {
+            return Ok(vec![(wanted.to_owned(), self.server(wanted))]);
+        }
+        Err(NoSuchServer {
+            name: wanted.to_owned(),
+            known: self.servers.keys().cloned().collect(),
+        })
     }
 
     /// The server of a name; of an address, or no name, what is known of none: its address alone.
@@ -184,17 +266,50 @@ mod tests {
     fn a_name_is_a_server_of_the_file_and_its_paths_count_from_there() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.toml");
-        let text =
-            "server = 'a'\n[servers.a]\naddress = 'https://a:1'\ntls-ca = 'ca.pem'\ntls-key = '/k'";
+        let text = "server = 'a'\n[servers.a]\naddress = 'https://a:1'\ntls-ca = 'ca.pem'\ntoken-file = '/t'";
         fs::write(&file, text).unwrap();
         let all = ClientConfiguration::read(&file).unwrap();
         assert_eq!(all.server.as_deref(), Some("a"));
         let found = all.server("a");
         assert_eq!(found.address, "https://a:1");
         assert_eq!(found.tls_ca, Some(folder.path().join("ca.pem")));
-        assert_eq!(found.tls_key, Some("/k".into()));
+        assert_eq!(found.token_file, Some("/t".into()));
         let other = all.server("unix:/s");
         assert_eq!((&*other.address, other.tls_ca), ("unix:/s", None));
+    }
+
+    #[test]
+    fn servers_have_the_defaults_unless_they_say_otherwise_and_are_found_by_patterns() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.toml");
+        let text = "[defaults]\ntls-ca = 'ca'\ntls-cert = 'cert'\ntls-key = 'key'\n\
+                    [servers.kvm1]\naddress = 'https://a:7070'\n\
+                    [servers.kvm2]\naddress = 'https://b'\ntoken-file = 'token'\n\
+                    [servers.lab]\naddress = 'unix:/s'\n";
+        fs::write(&file, text).unwrap();
+        for (name, content) in [("ca", "CA"), ("cert", "C"), ("key", "K"), ("token", "T\n")] {
+            fs::write(folder.path().join(name), content).unwrap();
+        }
+        let all = ClientConfiguration::read(&file).unwrap();
+        let names = |wanted| -> Vec<_> {
+            let found = all.matching(wanted).unwrap();
+            found.into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names("*"), ["kvm1", "kvm2", "lab"]);
+        assert_eq!(names("kvm*"), ["kvm1", "kvm2"]);
+        assert_eq!(names("https://c:1"), ["https://c:1"]);
+        let refused = all.matching("kmv*").unwrap_err().to_string();
+        assert!(refused.contains("there are: kvm1, kvm2, lab"), "{refused}");
+        let credentials = |name| all.server(name).credentials().unwrap();
+        let (first, second) = (credentials("kvm1"), credentials("kvm2"));
+        assert_eq!(first.identity, Some((b"C".to_vec(), b"K".to_vec())));
+        assert_eq!((&first.token, &first.ca), (&None, &Some(b"CA".to_vec())));
+        // A token takes the place of the certificate.
+        assert_eq!(
+            (second.token.as_deref(), &second.identity),
+            (Some("T"), &None)
+        );
+        assert_eq!(second.ca, first.ca);
     }
 
     #[test]
@@ -205,6 +320,11 @@ mod tests {
             ("\nsevrer = 'a'", "line 2"),
             ("[servers.a]\naddress = 'x'\ntls_ca = 'y'", "line 3"),
             ("[servers.a]", "address"),
+            ("[defaults]\ntls-kez = 'a'", "line 2"),
+            (
+                "[servers.a]\naddress = 'x'\ntls-key = 'k'",
+                "of `a` belong together",
+            ),
         ] {
             fs::write(&file, text).unwrap();
             let error = ClientConfiguration::read(&file).unwrap_err().to_string();

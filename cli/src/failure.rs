@@ -15,10 +15,9 @@ use vmprobe_trace_formats::CreateError;
 
 use crate::certificates::CertificateError;
 use crate::ci::CiError;
-use crate::client_configuration::{ClientConfigurationError, CredentialsError};
+use crate::client_configuration::{ClientConfigurationError, CredentialsError, NoSuchServer};
 use crate::cloud_init::CloudInitError;
 use crate::host_root::RootError;
-use crate::hosts::HostsError;
 use crate::paths::PathError;
 
 /// Why a command failed.
@@ -105,7 +104,7 @@ pub enum Failure {
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
     #[error(transparent)]
-    Hosts(#[from] HostsError),
+    NoSuchServer(#[from] NoSuchServer),
     #[error(
         "on several servers only definitions can be traced, such as 'p vfs_read': no probe is called `{name}` on all"
     )]

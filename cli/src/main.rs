@@ -9,7 +9,6 @@ mod cloud_init;
 mod commands;
 mod failure;
 mod host_root;
-mod hosts;
 mod output;
 mod paths;
 mod render;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use vmprobe_client::fleet::Host;
 use vmprobe_client::{Client, default_endpoint};
 
 use crate::client_configuration::{ClientConfiguration, NamedServer};
@@ -57,11 +58,37 @@ impl ServerArgs {
         Ok(self.named()?.address)
     }
 
+    /// The servers of these names, patterns of names, and addresses, each once.
+    pub fn hosts(&self, wanted: &[String]) -> Result<Vec<Host>, Failure> {
+        let configuration = ClientConfiguration::of_user()?;
+        let mut hosts: Vec<Host> = Vec::new();
+        for wanted in wanted {
+            for (name, mut server) in configuration.matching(wanted)? {
+                if hosts.iter().any(|host| host.name == name) {
+                    continue;
+                }
+                self.change(&mut server);
+                hosts.push(Host {
+                    name,
+                    credentials: server.credentials()?,
+                    endpoint: server.address,
+                });
+            }
+        }
+        Ok(hosts)
+    }
+
     /// The server, with what the configuration knows of it.
     fn named(&self) -> Result<NamedServer, Failure> {
         let configuration = ClientConfiguration::of_user()?;
         let asked = self.server.clone().or(configuration.server.clone());
         let mut server = configuration.server(&asked.unwrap_or_else(default_endpoint));
+        self.change(&mut server);
+        Ok(server)
+    }
+
+    /// What options say takes the place of what the configuration knows.
+    fn change(&self, server: &mut NamedServer) {
         if self.tls_ca.is_some() {
             server.tls_ca.clone_from(&self.tls_ca);
         }
@@ -71,7 +98,6 @@ impl ServerArgs {
             self.tls_key.as_ref(),
             self.token_file.as_ref(),
         );
-        Ok(server)
     }
 }
 

@@ -24,7 +24,7 @@ Examples:
   vmprobe trace 'p tcp_*' --count 100                 # all functions that match
   vmprobe trace -f probes.txt --seconds 10 --json
   vmprobe trace open read                             # probes that are registered already
-  vmprobe trace --hosts hosts.toml --vm 'web-*' 'r:slow vfs_fsync_range'";
+  vmprobe trace --hosts 'kvm*' --vm 'web-*' 'r:slow vfs_fsync_range'";
 
 pub const RECORD_EXAMPLES: &str = "\
 The file's ending tells its format:
@@ -118,10 +118,15 @@ pub struct Trace {
     pub target: TargetArgs,
     #[command(flatten)]
     pub traced: TracedArgs,
-    /// Trace on all servers of this list at once: in each of their VMs, or in those whose names match --vm. See
-    /// docs/fleets.md
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "names", "header"])]
-    pub hosts: Option<PathBuf>,
+    /// Trace on several servers at once, in the place of --server: on those of the configuration whose names match, and
+    /// at addresses; in each of their VMs, or in those whose names match --vm. See docs/fleets.md
+    #[arg(
+        long,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        conflicts_with_all = ["names", "header"]
+    )]
+    pub hosts: Vec<String>,
     /// How long events wait for those of a server that is silent
     #[arg(long, value_name = "MS", default_value_t = 2000, requires = "hosts")]
     pub window: u32,

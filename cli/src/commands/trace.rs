@@ -8,7 +8,6 @@ use vmprobe_trace_formats::{Guest, Header, JsonLines, Writer};
 
 use crate::cli::Trace;
 use crate::failure::Failure;
-use crate::hosts;
 use crate::tracing::{Definition, FleetTrace, TraceLines, Wanted, follow, follow_fleet};
 
 pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
@@ -21,9 +20,9 @@ pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
     for Definition { spec, .. } in &mut wanted.definitions {
         spec.actions.clone_from(&actions);
     }
-    if let Some(hosts) = &trace.hosts {
+    if !trace.hosts.is_empty() {
         let fleet = FleetTrace {
-            hosts: hosts::read(hosts)?,
+            hosts: trace.target.server.hosts(&trace.hosts)?,
             wanted,
             vms: trace.target.vm.clone().unwrap_or_else(|| "*".to_owned()),
             window: Duration::from_millis(trace.window.into()),

@@ -78,7 +78,7 @@ async fn run_guest(client: &Client, folder: &Path, name: &str, hold: bool) -> Re
     Ok(())
 }
 
-/// A command that traces on all hosts of a list.
+/// A command that traces on all servers of a configuration.
 struct Trace {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -91,10 +91,9 @@ impl Trace {
         let notes = File::create(folder.join("notes")).map_err(Failure::io("make a file"))?;
         let mut command = Command::new(cx.program("vmprobe"));
         command
-            .arg("trace")
-            .arg("--hosts")
-            .arg(folder.join("hosts.toml"));
-        command.args(["--vm", "web-*", "--json", "p:pass body"]);
+            .env("VMPROBE_CONFIG", folder.join("config.toml"))
+            .args(["trace", "--hosts", "one,t*", "--vm", "web-*"])
+            .args(["--json", "p:pass body"]);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -153,14 +152,13 @@ fn traced(cx: &Context) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let folder = folder.path();
     let sockets = ["one", "two"].map(|name| folder.join(format!("{name}.sock")));
-    let list = |name: &str, socket: &Path| {
-        format!(
-            "[[host]]\nname = \"{name}\"\nserver = \"unix:{}\"\n",
-            socket.display()
-        )
+    let named = |name: &str, socket: &Path| {
+        let socket = socket.display();
+        format!("[servers.{name}]\naddress = \"unix:{socket}\"\n")
     };
-    let hosts = list("one", &sockets[0]) + &list("two", &sockets[1]);
-    fs::write(folder.join("hosts.toml"), hosts).map_err(Failure::io("write a list"))?;
+    let configuration = named("one", &sockets[0]) + &named("two", &sockets[1]);
+    fs::write(folder.join("config.toml"), configuration)
+        .map_err(Failure::io("write a configuration"))?;
     cx.block_on(async {
         let (one, two) = (server(cx, &sockets[0])?, server(cx, &sockets[1])?);
         let clients = [one.client().await?, two.client().await?];
