@@ -10,11 +10,8 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    date_time_ymd,
-};
 use tempfile::TempDir;
+use test_certificates::{Authority, Signed};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vmprobe_client::v1::{Action, CreateVmRequest, PauseGuest, ProbeSpec, action};
@@ -25,64 +22,6 @@ use vmprobe_server::{
 
 /// The SHA-256 of `test`.
 const TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
-
-/// What signs certificates.
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-/// A certificate and its key, in PEM.
-struct Signed {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut wanted = CertificateParams::new(Vec::new()).unwrap();
-        wanted.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        wanted
-            .distinguished_name
-            .push(DnType::CommonName, "authority");
-        let pem = wanted.self_signed(&key).unwrap().pem();
-        let issuer = Issuer::new(wanted, key);
-        Self { issuer, pem }
-    }
-
-    fn server(&self) -> Signed {
-        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let wanted = CertificateParams::new(names).unwrap();
-        self.sign(wanted, ExtendedKeyUsagePurpose::ServerAuth)
-    }
-
-    fn client(&self, name: &str) -> Signed {
-        self.sign(common_name(name), ExtendedKeyUsagePurpose::ClientAuth)
-    }
-
-    fn expired(&self, name: &str) -> Signed {
-        let mut wanted = common_name(name);
-        wanted.not_before = date_time_ymd(2020, 1, 1);
-        wanted.not_after = date_time_ymd(2021, 1, 1);
-        self.sign(wanted, ExtendedKeyUsagePurpose::ClientAuth)
-    }
-
-    fn sign(&self, mut wanted: CertificateParams, usage: ExtendedKeyUsagePurpose) -> Signed {
-        wanted.extended_key_usages = vec![usage];
-        let key = KeyPair::generate().unwrap();
-        Signed {
-            certificate: wanted.signed_by(&key, &self.issuer).unwrap().pem(),
-            key: key.serialize_pem(),
-        }
-    }
-}
-
-fn common_name(name: &str) -> CertificateParams {
-    let mut wanted = CertificateParams::new(Vec::new()).unwrap();
-    wanted.distinguished_name.push(DnType::CommonName, name);
-    wanted
-}
 
 /// A server on a socket and by TLS, in a folder with its files.
 struct Running {
@@ -103,8 +42,8 @@ impl Running {
     async fn start(clients: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let authority = Authority::new();
-        let server = authority.server();
+        let authority = Authority::new().unwrap();
+        let server = authority.server().unwrap();
         let options = ServeOptions {
             listen: vec![
                 ListenAddress::Unix(at("a.sock")),
@@ -160,7 +99,7 @@ impl Running {
     }
 
     async fn named(&self, name: &str) -> Client {
-        self.with(Some(self.authority.client(name)), None)
+        self.with(Some(self.authority.client(name).unwrap()), None)
             .await
             .unwrap()
     }
@@ -322,9 +261,9 @@ async fn who_is_not_known_is_refused_and_told_why() {
             other => panic!("{other:?}"),
         }
     }
-    let others = Authority::new();
+    let others = Authority::new().unwrap();
     for refused in [others.client("alice"), running.authority.expired("alice")] {
-        let call = match running.with(Some(refused), None).await {
+        let call = match running.with(Some(refused.unwrap()), None).await {
             Ok(client) => client.list_vms().await.map(drop),
             Err(error) => Err(error),
         };
@@ -363,8 +302,8 @@ async fn a_new_certificate_and_a_new_list_hold_without_a_restart() {
     let alice = running.named("alice").await;
     assert!(alice.list_vms().await.is_ok());
     // Another authority signs all from now on, and somebody else is let in.
-    let next = Authority::new();
-    let server = next.server();
+    let next = Authority::new().unwrap();
+    let server = next.server().unwrap();
     for (name, text) in [
         ("clients.toml", &client("bob", "observe", "['*']")),
         ("ca.pem", &next.pem),
@@ -376,7 +315,7 @@ async fn a_new_certificate_and_a_new_list_hold_without_a_restart() {
     let credentials = Credentials {
         ca: Some(next.pem.clone().into_bytes()),
         identity: {
-            let bob = next.client("bob");
+            let bob = next.client("bob").unwrap();
             Some((bob.certificate.into_bytes(), bob.key.into_bytes()))
         },
         token: None,

@@ -1,14 +1,21 @@
 //! The whole server in this process, with a client that is connected to it over loopback.
 
+use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 
 use iced_x86::IcedError;
+use tempfile::TempDir;
+use test_certificates::Authority;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use vmprobe_client::v1::CreateVmRequest;
-use vmprobe_client::{Client, ClientError};
+use vmprobe_client::{Client, ClientError, Credentials};
 use vmprobe_server::testing::Publishers;
-use vmprobe_server::{BindError, ListenAddress, ServeOptions, Server, Settings, VmProgram};
+use vmprobe_server::{
+    BindError, ListenAddress, ServeError, ServeOptions, Server, Settings, TlsFiles, VmProgram,
+};
 
 /// Memory of a guest in MiB.
 const GUEST_MIB: u64 = 64;
@@ -19,6 +26,9 @@ pub enum InProcessError {
     /// There is no runtime, or no file to be written.
     #[error("can't {0}")]
     Io(&'static str, #[source] io::Error),
+    /// There are no certificates.
+    #[error("can't make certificates")]
+    Certificates(#[from] rcgen::Error),
     /// The guest's code is wrong.
     #[error("the guest's code doesn't assemble")]
     Assemble(#[from] IcedError),
@@ -30,32 +40,134 @@ pub enum InProcessError {
     Client(#[from] ClientError),
 }
 
-/// Does some work with a server of its own, which ends afterwards.
+/// How clients come to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// By TCP as it is.
+    Plain,
+    /// By TLS, with certificates of both sides.
+    Tls,
+}
+
+/// A server that runs until it is told to end.
+#[derive(Debug)]
+pub struct Running {
+    /// Where clients come to.
+    pub endpoint: String,
+    /// Where its metrics and its status page are, in plain text.
+    pub metrics: String,
+    /// Who its clients are.
+    pub credentials: Credentials,
+    /// The ways to publish events of its VMs, if they run in this process.
+    pub publishers: Publishers,
+    end: oneshot::Sender<()>,
+    serving: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Running {
+    /// Starts one, with its VMs in this process or in those of a program.
+    ///
+    /// # Errors
+    /// There are no certificates, or it doesn't start.
+    pub async fn start(
+        transport: Transport,
+        program: Option<&Path>,
+    ) -> Result<Self, InProcessError> {
+        let publishers = Publishers::default();
+        let program = match program {
+            Some(program) => VmProgram::Process(program.to_owned()),
+            None => VmProgram::Here(publishers.clone()),
+        };
+        let mut settings = Settings::default();
+        settings.files.read = vec!["/".into()];
+        // These guests have no page tables of a kernel, which is no surprise.
+        settings.log.log_level = Some("error".to_owned());
+        let any_port = || ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let mut options = ServeOptions::new(any_port(), settings, program);
+        options.metrics = vec![any_port()];
+        let folder = TempDir::new()
+            .map_err(|error| InProcessError::Io("make a folder for certificates", error))?;
+        let credentials = match transport {
+            Transport::Plain => Credentials::default(),
+            Transport::Tls => certified(&mut options, folder.path())?,
+        };
+        let server = Server::bind(options).await?;
+        let endpoint = server.endpoints()[0].clone();
+        let metrics = server.metrics_endpoints()[0].clone();
+        let (end, ended) = oneshot::channel::<()>();
+        let serving = tokio::spawn(async move {
+            // The server looks at its certificates again and again.
+            let _folder = folder;
+            // Also when nobody is left to say so.
+            server.serve(async { drop(ended.await) }).await
+        });
+        Ok(Self {
+            endpoint,
+            metrics,
+            credentials,
+            publishers,
+            end,
+            serving,
+        })
+    }
+
+    /// A client of its own connection.
+    ///
+    /// # Errors
+    /// The server can't be reached.
+    pub async fn connect(&self) -> Result<Client, ClientError> {
+        Client::connect_with(&self.endpoint, &self.credentials).await
+    }
+
+    /// Ends it, with its VMs.
+    pub async fn end(self) {
+        drop(self.end);
+        // Its errors are those of the calls before.
+        let _ = self.serving.await;
+    }
+}
+
+/// Lets clients come by TLS only, one of whom has the credentials.
+fn certified(options: &mut ServeOptions, folder: &Path) -> Result<Credentials, InProcessError> {
+    const CLIENT: &str = "bench";
+    let authority = Authority::new()?;
+    let (server, client) = (authority.server()?, authority.client(CLIENT)?);
+    let write = |name: &str, text: &str| {
+        let file = folder.join(name);
+        let written = fs::write(&file, text);
+        written.map_err(|error| InProcessError::Io("write certificates", error))?;
+        Ok::<_, InProcessError>(file)
+    };
+    options.tls = Some(TlsFiles {
+        certificate: write("server.pem", &server.certificate)?,
+        key: write("server.key", &server.key)?,
+        client_ca: Some(write("ca.pem", &authority.pem)?),
+    });
+    let clients = format!(
+        "[[client]]\nname = '{CLIENT}'\ncertificate = '{CLIENT}'\nrole = 'control'\nvms = ['*']\n"
+    );
+    options.clients = Some(write("clients.toml", &clients)?);
+    options.plain_text = false;
+    Ok(Credentials {
+        ca: Some(authority.pem.into_bytes()),
+        identity: Some((client.certificate.into_bytes(), client.key.into_bytes())),
+        token: None,
+    })
+}
+
+/// Does some work with a server of its own and a client of it by plain text. The server ends afterwards.
 ///
 /// # Errors
 /// The server doesn't start, can't be reached, or the work fails.
 pub async fn with_server<R, E: From<InProcessError>>(
-    work: impl AsyncFnOnce(&Client, &Publishers) -> Result<R, E>,
+    work: impl AsyncFnOnce(&Client) -> Result<R, E>,
 ) -> Result<R, E> {
-    let publishers = Publishers::default();
-    let listen = ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-    let program = VmProgram::Here(publishers.clone());
-    let mut settings = Settings::default();
-    settings.files.read = vec!["/".into()];
-    let options = ServeOptions::new(listen, settings, program);
-    let server = Server::bind(options).await.map_err(InProcessError::from)?;
-    let endpoint = server.endpoints()[0].clone();
-    let (end, ended) = oneshot::channel::<()>();
-    let serving = tokio::spawn(server.serve(async {
-        // Also when nobody is left to say so.
-        let _ = ended.await;
-    }));
-    let client = Client::connect(&endpoint).await;
-    let client = client.map_err(InProcessError::from)?;
-    let done = work(&client, &publishers).await;
-    drop(end);
-    // Its errors are those of the calls before.
-    let _ = serving.await;
+    let running = Running::start(Transport::Plain, None).await?;
+    let done = match running.connect().await {
+        Ok(client) => work(&client).await,
+        Err(error) => Err(InProcessError::from(error).into()),
+    };
+    running.end().await;
     done
 }
 
@@ -69,7 +181,7 @@ pub async fn create_guest(
     kernel: &[u8],
 ) -> Result<(), InProcessError> {
     let path = std::env::temp_dir().join(format!("vmprobe-bench-{}", std::process::id()));
-    std::fs::write(&path, kernel)
+    fs::write(&path, kernel)
         .map_err(|error| InProcessError::Io("write the guest's kernel", error))?;
     let request = CreateVmRequest {
         name: name.into(),
@@ -79,7 +191,7 @@ pub async fn create_guest(
         ..Default::default()
     };
     let created = client.create_vm(request).await;
-    std::fs::remove_file(&path)
+    fs::remove_file(&path)
         .map_err(|error| InProcessError::Io("remove the guest's kernel", error))?;
     created?;
     Ok(())

@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use bench::image::Image;
 use bench::report::{self, Entry};
 use bench::shares::{self, Moment};
-use bench::{clock, exits, hits, jump, jump_shares, pause, rings, start, stops, stream};
+use bench::{
+    clock, exits, fleet, hits, jump, jump_shares, pause, rings, start, stops, stream, watch,
+};
 use clap::{Parser, ValueEnum};
 
 /// What probes cost, measured without a guest that runs.
@@ -42,8 +44,8 @@ enum Part {
     Shares,
     /// Hits of breakpoint probes, and batches.
     Hits,
-    /// Events on their way to a client.
-    Stream,
+    /// The service: events on their way to clients, looks at a server, probes on many servers.
+    Service,
     /// From a process's start to its guest's first instruction.
     Start,
 }
@@ -75,12 +77,18 @@ fn measure(cli: &Cli) -> Result<(), Box<dyn Error>> {
         add(timed(jump::measure()?))?;
     }
     let has_kvm = Path::new("/dev/kvm").exists();
-    if is_wanted(Part::Stream) {
+    if is_wanted(Part::Service) {
         if has_kvm {
             say("events from the server to a client");
             add(timed(stream::measure()?))?;
+            say("looks at a server");
+            add(timed(watch::measure()?))?;
+            if let Some(server) = &cli.server {
+                say("probes on many servers");
+                add(timed(fleet::measure(server)?))?;
+            }
         } else {
-            say("there is no /dev/kvm: the stream of events is left out");
+            say("there is no /dev/kvm: the service is left out");
         }
     }
     let kernels = lab::ensure_kernels()?;

@@ -16,7 +16,7 @@ use crate::report::Entry;
 /// Name of the only VM.
 const VM: &str = "stops";
 /// What the functions' names begin with; behind it is their number.
-const FUNCTION: &str = "function_";
+pub const FUNCTION: &str = "function_";
 /// Bytes from one function to the next: as many as a line of the cache has.
 const APART: usize = 64;
 /// Times that each batch is registered and removed; the figure is that in the middle.
@@ -45,19 +45,33 @@ impl From<ClientError> for StopsError {
 /// See [`StopsError`].
 pub fn measure() -> Result<Vec<Entry>, StopsError> {
     let runtime = Runtime::new().map_err(|error| InProcessError::Io("start a runtime", error))?;
-    runtime.block_on(with_server(async |client, _| batches(client).await))
+    runtime.block_on(with_server(async |client| batches(client).await))
 }
 
-/// A kernel that spins, and has functions for the largest batch.
-fn kernel() -> Result<Vec<u8>, IcedError> {
+/// What a guest does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loop {
+    /// It spins.
+    Spins,
+    /// It waits for an interrupt, which never comes.
+    Halts,
+}
+
+/// A kernel that does nothing, and has functions to be probed.
+///
+/// # Errors
+/// None that this code can cause.
+pub fn kernel(does: Loop, functions: usize) -> Result<Vec<u8>, IcedError> {
     const INT3: [u8; APART - 3] = [0xcc; APART - 3];
-    let most = BATCHES.iter().copied().max().unwrap_or(0);
     tiny_kernel::build(|a, names| {
         let mut again = a.create_label();
         a.set_label(&mut again)?;
-        a.nop()?;
+        match does {
+            Loop::Spins => a.nop()?,
+            Loop::Halts => a.hlt()?,
+        }
         a.jmp(again)?;
-        for index in 0..most {
+        for index in 0..functions {
             names.here(a, &format!("{FUNCTION}{index}"))?;
             a.push(rbx)?;
             a.pop(rbx)?;
@@ -69,7 +83,8 @@ fn kernel() -> Result<Vec<u8>, IcedError> {
 }
 
 async fn batches(client: &Client) -> Result<Vec<Entry>, StopsError> {
-    let code = kernel().map_err(InProcessError::from)?;
+    let most = BATCHES.iter().copied().max().unwrap_or(0);
+    let code = kernel(Loop::Spins, most).map_err(InProcessError::from)?;
     create_guest(client, VM, &code).await?;
     client.start_vm(VM).await?;
     let mut entries = Vec::new();

@@ -67,7 +67,7 @@ pub fn measure() -> Result<Vec<Entry>, ExitsError> {
         for is_read in [false, true] {
             let mut runs: Vec<Run> = Vec::new();
             for _ in 0..RUNS {
-                let run = with_server(async |client, _| hits(client, sites, is_read, clock).await);
+                let run = with_server(async |client| hits(client, sites, is_read, clock).await);
                 runs.push(runtime.block_on(run)?);
             }
             entries.extend(figures(sites, is_read, &runs, clock));
