@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod export;
+mod files;
+mod nats;
 mod record;
 mod sink;
 
@@ -14,5 +16,7 @@ mod sink;
 mod samples;
 
 pub use export::Export;
+pub use files::{FileLimits, Parquet};
+pub use nats::{Nats, NatsOptions};
 pub use record::Record;
 pub use sink::{Outcome, Say, Sink, SinkError};
