@@ -136,10 +136,12 @@ pub async fn follow_fleet(trace: FleetTrace, events: &mut impl FleetEvents) -> R
     };
     let (told, lost, late) = (told.events, told.lost, fleet.late());
     fleet.close().await;
-    followed?;
-    events.pause()?;
-    note(format!("{told} events, {lost} lost, {late} out of order"));
-    Ok(())
+    let followed = followed.and_then(|()| events.pause());
+    // Nobody reads on whose pipe is closed.
+    if !matches!(followed, Err(Failure::Output(_))) {
+        note(format!("{told} events, {lost} lost, {late} out of order"));
+    }
+    followed
 }
 
 /// What is known of a VM whose events are told.

@@ -1,5 +1,6 @@
 //! A file that is being written.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,12 +38,24 @@ pub enum FileError {
     /// A file operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Rows can't be encoded or written.
+    /// Rows can't be encoded.
     #[error(transparent)]
-    Parquet(#[from] ParquetError),
+    Parquet(ParquetError),
+    /// Rows can't be written.
+    #[error("{0}")]
+    Write(Box<dyn Error + Send + Sync>),
     /// Values can't be put into columns.
     #[error(transparent)]
     Columns(#[from] ArrowError),
+}
+
+impl From<ParquetError> for FileError {
+    fn from(error: ParquetError) -> Self {
+        match error {
+            ParquetError::External(cause) => Self::Write(cause),
+            other => Self::Parquet(other),
+        }
+    }
 }
 
 /// A file that has another name until it is whole, so that nobody reads half of it. It is deleted if it isn't closed.

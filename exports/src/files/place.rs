@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use crate::Record;
 
-/// The folder of an event: `host=H/date=YYYY-MM-DD/hour=HH`, in UTC, as Hive has partitions.
+/// The folder of an event: `host=H/date=YYYY-MM-DD/hour=H`, in UTC, as Hive has partitions. An hour has no leading zero:
+/// DuckDB takes values with one for text.
 pub fn place(record: &Record) -> PathBuf {
     let time = record.time();
     let folder = format!(
-        "host={}/date={}/hour={:02}",
+        "host={}/date={}/hour={}",
         escaped(&record.host),
         time.date(),
         time.hour()
@@ -43,7 +44,7 @@ mod tests {
     #[test]
     fn a_folder_has_events_of_one_hour_of_one_host() {
         for (unix_ns, expected) in [
-            (0, "host=kvm1/date=1970-01-01/hour=00"),
+            (0, "host=kvm1/date=1970-01-01/hour=0"),
             (
                 1_795_785_461_023_320_114,
                 "host=kvm1/date=2026-11-27/hour=13",
