@@ -7,9 +7,11 @@ mod context;
 mod demo;
 mod drgn;
 mod events;
+mod exports;
 mod gdb;
 mod guest_ram;
 mod held_thread;
+mod http;
 mod linux;
 mod parts;
 mod process;
@@ -136,6 +138,7 @@ fn tests() -> impl Iterator<Item = &'static Test> {
         tiny::actions::TESTS,
         tiny::held::TESTS,
         watched::TESTS,
+        exports::TESTS,
     ]
     .into_iter()
     .chain(linux::tables())

@@ -15,8 +15,10 @@ use crate::deb::{self, DebError, Size};
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
+use crate::nats;
 use crate::passt::{self, PasstError};
 use crate::prometheus;
+use crate::pypi::{self, PypiError, READERS};
 use crate::repack::{self, Packer, RepackError};
 use crate::root_files::{self, RootFilesError};
 use crate::{root, say};
@@ -97,9 +99,12 @@ pub enum FilesError {
     /// No passt for the tests.
     #[error(transparent)]
     Passt(#[from] PasstError),
-    /// No Prometheus for the tests.
-    #[error("there is no Prometheus")]
-    Prometheus(#[from] PackageError),
+    /// No Prometheus or no NATS for the tests.
+    #[error("a package of Debian's isn't there")]
+    Package(#[from] PackageError),
+    /// Nothing that reads exported events.
+    #[error("there are no readers of exported events")]
+    Pypi(#[from] PypiError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -159,6 +164,11 @@ impl Files {
         for name in prometheus::PROGRAMS {
             link(&programs.folder.join(name), &prometheus::program(name)?)?;
         }
+        link(&programs.folder.join(nats::PROGRAM), &nats::program()?)?;
+        link(
+            &programs.folder.join("python-readers"),
+            &pypi::ensure(&READERS)?,
+        )?;
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);

@@ -1,7 +1,6 @@
 //! A server that is watched: by a Prometheus, by a browser, by whoever reads its log.
 
 mod dashboard;
-mod http;
 mod log;
 mod page;
 mod prometheus;
@@ -15,6 +14,7 @@ use vmprobe_client::v1::{CreateVmRequest, ProbeSpec, SymbolPlace};
 
 use crate::console::Console;
 use crate::context::Context;
+use crate::http;
 use crate::server::Server;
 use crate::test::{Failure, Test, check_eq};
 

@@ -1,0 +1,11 @@
+//! Events that leave for other engines, which are the real ones.
+
+mod bus;
+mod command;
+mod guest;
+mod parquet;
+mod python;
+
+use crate::test::Test;
+
+pub const TESTS: &[Test] = &[bus::RESTARTED, bus::AWAY, parquet::READ, parquet::FULL];
