@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Router;
 use tower_layer::{Identity, Stack};
+use vmprobe_otlp::Sender;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
 use vmprobe_proto::v1::debug_service_server::DebugServiceServer;
@@ -32,6 +33,8 @@ use super::measure::Measure;
 use super::options::ServeOptions;
 use super::process::VmProcess;
 use super::relay::Relay;
+use super::sent::{Counts, Signal};
+use super::telemetry::{Telemetry, TelemetryError, TelemetryOptions};
 use super::vms::Vms;
 use super::watch::Watch;
 use crate::access::{AuditLog, Authorize};
@@ -54,6 +57,9 @@ pub enum ServeError {
     /// The transport failed.
     #[error("the gRPC transport failed: {0}")]
     Transport(#[from] tonic::transport::Error),
+    /// Metrics and logs can't be sent.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
 }
 
 /// A server that listens.
@@ -62,6 +68,7 @@ pub struct Server {
     calls: Listening,
     metrics: Listening,
     metrics_probes: u32,
+    telemetry: TelemetryOptions,
     authorize: Authorize,
     /// The VMs that are made first.
     declared: Vec<v1::CreateVmRequest>,
@@ -80,14 +87,17 @@ impl Server {
         let images = images.transpose()?;
         let declared = bind::declared(&options)?;
         let clients = bind::clients(&options)?;
-        let audit = options.audit_log.as_deref().map(AuditLog::open);
-        let authorize = Authorize::new(clients, audit.transpose()?);
+        let records = options.settings.records.clone();
+        let audit = AuditLog::new(options.audit_log.as_deref(), records)?;
+        let authorize = Authorize::new(clients, audit);
+        Sender::check(&options.telemetry.receiver)?;
         let calls = bind::listen(&options, Purpose::Calls).await?;
         let metrics = bind::listen(&options, Purpose::Metrics).await?;
         Ok(Self {
             calls,
             metrics,
             metrics_probes: options.metrics_probes,
+            telemetry: options.telemetry,
             authorize,
             declared,
             vms: Arc::new(Vms::new(options.settings, options.program, images)),
@@ -126,12 +136,17 @@ impl Server {
         let (drain, drained) = oneshot::channel::<()>();
         let (_accepting, connections) =
             connection::incoming(self.calls.listeners, &counters.connections("grpc"));
+        let sends_metrics = self.telemetry.sends(Signal::Metrics);
+        let sent = Counts::new(sends_metrics, vms.settings().records.clone());
         let watch = Watch::new(
             Arc::clone(&vms),
             self.authorize,
             counters,
+            Arc::clone(&sent),
             self.metrics_probes,
         );
+        let address = self.calls.endpoints.first().map_or("", String::as_str);
+        let mut telemetry = Telemetry::start(&self.telemetry, address, &watch, &sent)?;
         let mut watched = watch.serve(self.metrics.listeners);
         declared::make(&vms, self.declared);
         let incoming = ReceiverStream::new(connections);
@@ -141,7 +156,10 @@ impl Server {
         });
         tokio::pin!(serving);
         tokio::select! {
-            served = &mut serving => return Ok(served?),
+            served = &mut serving => {
+                telemetry.end().await;
+                return Ok(served?);
+            }
             () = end => {}
         }
         let processes = vms.close();
@@ -159,6 +177,7 @@ impl Server {
         tokio::time::timeout(DRAIN, serving)
             .await
             .unwrap_or(Ok(()))?;
+        telemetry.end_metrics().await;
         // Who looks at VMs keeps their processes.
         watched.shutdown().await;
         vms.forget();
@@ -167,6 +186,7 @@ impl Server {
         for ended in ended {
             ended.await;
         }
+        telemetry.end().await;
         Ok(())
     }
 }
