@@ -9,7 +9,8 @@
 //! | `.folded` | `comm;outermost;innermost count` a line | flame graph tools |
 //! | `.svg` | a flame graph | browsers |
 //!
-//! [`create`] makes the [`Writer`] that a file's name asks for. [`Histogram`] is a text about latencies.
+//! [`create`] makes the [`Writer`] that a file's name asks for. A [`Recorder`] makes a [`Record`] of each event, for
+//! those who bring events elsewhere. [`Histogram`] is a text about latencies.
 //!
 //! What a guest puts into an event is never trusted: no event makes a writer panic, and what a writer
 //! remembers of the events is bounded. Each writer says what it does beyond its bounds.
@@ -24,6 +25,7 @@ mod json;
 mod kinds;
 mod names;
 mod perfetto;
+mod record;
 mod spool;
 mod symbols;
 mod text;
@@ -40,6 +42,7 @@ pub use histogram::{Histogram, Range};
 pub use json::JsonLines;
 pub use kinds::named_registers;
 pub use perfetto::Perfetto;
+pub use record::{Address, Fault, Record, Recorder, Return, Task, Value};
 pub use symbols::{Place, Symbols};
 pub use trace_dat::TraceDat;
 pub use writer::{CreateError, Format, Guest, Writer, create};

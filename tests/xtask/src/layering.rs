@@ -163,6 +163,17 @@ fn no_layer_is_built_with_what_it_must_not_know() {
             ],
         ),
         (
+            "vmprobe-exports",
+            &[
+                "vmm",
+                "probe-engine",
+                "vmprobe-client",
+                "vmprobe-server",
+                "vmprobe-cli",
+                "clap",
+            ],
+        ),
+        (
             "vmprobe-gdb",
             &[
                 "vmm",
@@ -284,6 +295,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "vmprobe-command-line",
         "vmprobe-client",
         "vmprobe-cli",
+        "vmprobe-exports",
         "vmprobe-server",
     ] {
         for (path, source) in sources(&metadata, name) {

@@ -1,9 +1,10 @@
 use row_report::proves;
+use vmprobe_proto::v1::event::Detail;
 use vmprobe_proto::v1::probe::Kind;
 use vmprobe_proto::v1::value::Value as ValueKind;
 use vmprobe_proto::v1::{
-    Argument, ArgumentFormat, EventKind, Fault, FaultyPointer, InstructionProbe, ProbeOptions,
-    ValueList,
+    Argument, ArgumentFormat, Capture, EventKind, Fault, FaultyPointer, InstructionProbe,
+    ProbeOptions, Register, Value, ValueList,
 };
 
 use super::*;
