@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod export;
+mod otlp;
 mod record;
 mod sink;
 
@@ -14,5 +15,6 @@ mod sink;
 mod samples;
 
 pub use export::Export;
+pub use otlp::Otlp;
 pub use record::Record;
 pub use sink::{Outcome, Say, Sink, SinkError};

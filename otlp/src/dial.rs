@@ -3,7 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use http::Uri;
 use http::uri::Scheme;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -33,15 +32,12 @@ pub(crate) struct Dialer {
 }
 
 impl Dialer {
-    /// To the receiver at `uri`, by the files that the options name.
+    /// To a receiver, by the files that the options name.
     ///
     /// # Errors
     /// The files can't be used.
-    pub(crate) fn new(
-        uri: &Uri,
-        options: &OtlpOptions,
-        protocol: &'static [u8],
-    ) -> Result<Self, OtlpError> {
+    pub(crate) fn new(options: &OtlpOptions, protocol: &'static [u8]) -> Result<Self, OtlpError> {
+        let uri = &options.endpoint;
         let is_secure = uri.scheme() == Some(&Scheme::HTTPS);
         let host = uri.host().unwrap_or_default();
         let host = host
@@ -84,7 +80,7 @@ impl Dialer {
     fn config(&self) -> Result<ClientConfig, OtlpError> {
         let options = &self.options;
         let mut roots = RootCertStore::empty();
-        match &options.otlp_ca {
+        match &options.ca {
             Some(file) => {
                 for certificate in certificates(file)? {
                     roots.add(certificate)?;
@@ -103,8 +99,8 @@ impl Dialer {
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
-        let mut config = match (&options.otlp_cert, &options.otlp_key) {
-            (Some(certificate), Some(key)) => {
+        let mut config = match &options.identity {
+            Some((certificate, key)) => {
                 let chain = certificates(certificate)?;
                 let key = PrivateKeyDer::from_pem_file(key).map_err(|cause| OtlpError::File {
                     file: key.clone(),
@@ -112,7 +108,7 @@ impl Dialer {
                 })?;
                 builder.with_client_auth_cert(chain, key)?
             }
-            _ => builder.with_no_client_auth(),
+            None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![self.protocol.to_vec()];
         Ok(config)

@@ -22,10 +22,10 @@ const ANSWER: usize = 64 << 10;
 pub(crate) struct Grpc(Channel);
 
 impl Grpc {
-    pub(crate) fn new(uri: &Uri, options: &OtlpOptions) -> Result<Self, OtlpError> {
-        let dialer = Dialer::new(uri, options, b"h2")?;
+    pub(crate) fn new(options: &OtlpOptions) -> Result<Self, OtlpError> {
+        let dialer = Dialer::new(options, b"h2")?;
         // The connector sees to TLS, of which tonic is told nothing but what requests say of their scheme.
-        let endpoint = Endpoint::from_static("http://receiver").origin(uri.clone());
+        let endpoint = Endpoint::from_static("http://receiver").origin(options.endpoint.clone());
         let endpoint = endpoint
             .user_agent(concat!("vmprobe/", env!("CARGO_PKG_VERSION")))
             .unwrap_or_else(|_| Endpoint::from_static("http://receiver"));

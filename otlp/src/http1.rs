@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
@@ -33,10 +33,11 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    pub(crate) fn new(uri: &Uri, options: &OtlpOptions) -> Result<Self, OtlpError> {
+    pub(crate) fn new(options: &OtlpOptions) -> Result<Self, OtlpError> {
+        let uri = &options.endpoint;
         let host = uri.authority().map_or("", |authority| authority.as_str());
         Ok(Self {
-            dialer: Dialer::new(uri, options, b"http/1.1")?,
+            dialer: Dialer::new(options, b"http/1.1")?,
             // An authority consists of characters that headers take.
             host: HeaderValue::from_str(host).unwrap_or(HeaderValue::from_static("")),
             base: uri.path().trim_end_matches('/').to_owned(),

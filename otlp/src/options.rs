@@ -1,85 +1,82 @@
 //! Where the receiver is, and what it is shown.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use http::Uri;
 use http::uri::Scheme;
 
 use crate::headers::Header;
 
-/// How requests are brought to the receiver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+/// How requests are brought to the receiver, by the names of OpenTelemetry's specification ("OTLP Exporter
+/// Configuration").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
-    /// gRPC, by HTTP/2.
+    /// `grpc`: gRPC, by HTTP/2.
     #[default]
     Grpc,
-    /// Messages of Protocol Buffers, by HTTP/1.1.
-    #[value(name = "http/protobuf")]
+    /// `http/protobuf`: messages of Protocol Buffers, by HTTP/1.1.
     HttpProtobuf,
 }
 
-/// The receiver. The variables are those of OpenTelemetry's specification ("OTLP Exporter Configuration").
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "OpenTelemetry")]
-pub struct OtlpOptions {
-    /// Send to the receiver of OpenTelemetry's protocol (OTLP) at this URL: http://HOST:PORT, or https:// for TLS
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_parser = endpoint)]
-    pub otlp: Option<Uri>,
-    /// How to send: by gRPC, or messages by HTTP, with `/v1/metrics` and `/v1/logs` behind the URL
-    #[arg(
-        long,
-        value_enum,
-        value_name = "PROTOCOL",
-        env = "OTEL_EXPORTER_OTLP_PROTOCOL",
-        default_value = "grpc"
-    )]
-    pub otlp_protocol: Protocol,
-    /// A header of each request, NAME=VALUE with the value encoded as in a URL (repeatable, or with commas). A secret
-    /// belongs in the configuration or the variable: others of this host can read command lines
-    #[arg(
-        long,
-        value_name = "HEADER",
-        env = "OTEL_EXPORTER_OTLP_HEADERS",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub otlp_header: Vec<Header>,
-    /// The certificates that the receiver's must be signed by, in PEM [default: those that this system trusts]
-    #[arg(long, value_name = "FILE", env = "OTEL_EXPORTER_OTLP_CERTIFICATE")]
-    pub otlp_ca: Option<PathBuf>,
-    /// The certificate that the receiver is shown, with its chain, in PEM
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
-        requires = "otlp_key"
-    )]
-    pub otlp_cert: Option<PathBuf>,
-    /// Its private key, in PEM
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "OTEL_EXPORTER_OTLP_CLIENT_KEY",
-        requires = "otlp_cert"
-    )]
-    pub otlp_key: Option<PathBuf>,
-    /// How long a request may take, with the connection that it needs
-    #[arg(long, value_name = "MILLISECONDS", env = "OTEL_EXPORTER_OTLP_TIMEOUT", default_value_t = 10_000,
-        value_parser = clap::value_parser!(u64).range(1..))]
-    pub otlp_timeout: u64,
+impl Protocol {
+    /// The names.
+    pub const NAMES: [&str; 2] = ["grpc", "http/protobuf"];
 }
 
-impl OtlpOptions {
-    /// How long a request may take.
-    #[must_use]
-    pub fn timeout(&self) -> Duration {
-        Duration::from_millis(self.otlp_timeout)
+impl FromStr for Protocol {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "grpc" => Ok(Self::Grpc),
+            "http/protobuf" => Ok(Self::HttpProtobuf),
+            _ => Err(format!("there is {}", Self::NAMES.join(" and "))),
+        }
     }
 }
 
-fn endpoint(text: &str) -> Result<Uri, String> {
+/// A receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpOptions {
+    /// Where it is; see [`endpoint`].
+    pub endpoint: Uri,
+    /// How it is sent to.
+    pub protocol: Protocol,
+    /// What goes along with each request.
+    pub headers: Vec<Header>,
+    /// The certificates that the receiver's must be signed by, in PEM. None: those that this system trusts.
+    pub ca: Option<PathBuf>,
+    /// The certificate that the receiver is shown, with its chain, and its private key, in PEM.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// How long a request may take, with the connection that it needs.
+    pub timeout: Duration,
+}
+
+impl OtlpOptions {
+    /// How long a request may take unless it is told.
+    pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// A receiver that is sent to by gRPC, and shown nothing.
+    #[must_use]
+    pub fn new(endpoint: Uri) -> Self {
+        Self {
+            endpoint,
+            protocol: Protocol::default(),
+            headers: Vec::new(),
+            ca: None,
+            identity: None,
+            timeout: Self::TIMEOUT,
+        }
+    }
+}
+
+/// The URL of a receiver.
+///
+/// # Errors
+/// It is no URL of HTTP, or has a password.
+pub fn endpoint(text: &str) -> Result<Uri, String> {
     let wrong = |what: &str| {
         Err(format!(
             "{what}: give it as http://HOST:PORT or https://HOST:PORT"
@@ -102,44 +99,27 @@ fn endpoint(text: &str) -> Result<Uri, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Debug, Parser)]
-    struct Program {
-        #[command(flatten)]
-        otlp: OtlpOptions,
-    }
-
-    fn parse(words: &[&str]) -> Result<OtlpOptions, String> {
-        let words = [&["program"], words].concat();
-        let parsed = Program::try_parse_from(words);
-        parsed.map(|it| it.otlp).map_err(|it| it.to_string())
-    }
-
     #[test]
-    fn a_receiver_is_given_by_its_url_and_sent_to_by_grpc_unless_said_otherwise() {
-        let options = parse(&["--otlp", "https://collector.example:4317"]).unwrap();
-        assert_eq!(options.otlp.unwrap().port_u16(), Some(4317));
-        assert_eq!(options.otlp_protocol, Protocol::Grpc);
-        let options = parse(&["--otlp-protocol", "http/protobuf"]).unwrap();
-        assert_eq!(options.otlp_protocol, Protocol::HttpProtobuf);
-        assert_eq!(parse(&[]).unwrap().otlp, None);
+    fn each_protocol_has_a_name() {
+        let all = Protocol::NAMES.map(|name| name.parse());
+        assert_eq!(all, [Ok(Protocol::Grpc), Ok(Protocol::HttpProtobuf)]);
+        assert!("http/json".parse::<Protocol>().is_err());
     }
 
     #[test]
     fn what_is_no_receiver_is_refused_with_an_example() {
+        let good = endpoint("https://collector.example:4317").unwrap();
+        assert_eq!(good.port_u16(), Some(4317));
         for url in [
             "collector:4317",
             "ftp://collector",
             "http:///v1",
             "http://user:word@collector",
         ] {
-            let error = parse(&["--otlp", url]).unwrap_err();
+            let error = endpoint(url).unwrap_err();
             assert!(error.contains("https://HOST:PORT"), "{error}");
         }
-        let error = parse(&["--otlp-cert", "a.pem"]).unwrap_err();
-        assert!(error.contains("--otlp-key"), "{error}");
     }
 }

@@ -71,7 +71,6 @@ impl Signal for ExportMetricsServiceRequest {
 pub struct Sender {
     way: Way,
     options: OtlpOptions,
-    url: String,
 }
 
 #[derive(Debug)]
@@ -81,23 +80,18 @@ enum Way {
 }
 
 impl Sender {
-    /// To the receiver that the options name; none if they name none. It isn't connected to yet. To be called in a
-    /// runtime of tokio's, which drives its connection.
+    /// To a receiver, which isn't connected to yet. To be called in a runtime of tokio's, which drives its connection.
     ///
     /// # Errors
     /// See [`OtlpError`].
-    pub fn new(options: &OtlpOptions) -> Result<Option<Self>, OtlpError> {
-        let Some(uri) = &options.otlp else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            way: match options.otlp_protocol {
-                Protocol::Grpc => Way::Grpc(Grpc::new(uri, options)?),
-                Protocol::HttpProtobuf => Way::Http(Box::new(Http::new(uri, options)?)),
+    pub fn new(options: &OtlpOptions) -> Result<Self, OtlpError> {
+        Ok(Self {
+            way: match options.protocol {
+                Protocol::Grpc => Way::Grpc(Grpc::new(options)?),
+                Protocol::HttpProtobuf => Way::Http(Box::new(Http::new(options)?)),
             },
             options: options.clone(),
-            url: uri.to_string(),
-        }))
+        })
     }
 
     /// Whether the files that the options name can be used.
@@ -105,8 +99,7 @@ impl Sender {
     /// # Errors
     /// See [`OtlpError`].
     pub fn check(options: &OtlpOptions) -> Result<(), OtlpError> {
-        let uri = options.otlp.as_ref();
-        uri.map_or(Ok(()), |uri| Http::new(uri, options).map(drop))
+        Http::new(options).map(drop)
     }
 
     /// Sends a request, within the time that the options give.
@@ -114,8 +107,8 @@ impl Sender {
     /// # Errors
     /// See [`SendError`].
     pub async fn send<S: Signal>(&mut self, request: S) -> Result<Accepted, SendError> {
-        let limit = self.options.timeout();
-        let headers = &self.options.otlp_header;
+        let limit = self.options.timeout;
+        let headers = &self.options.headers;
         let sent = async {
             match &mut self.way {
                 Way::Grpc(grpc) => grpc.send(request, headers).await,
@@ -135,6 +128,6 @@ impl Sender {
 impl fmt::Display for Sender {
     /// Its URL.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.url)
+        self.options.endpoint.fmt(f)
     }
 }

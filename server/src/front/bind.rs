@@ -137,10 +137,20 @@ pub fn check(options: &ServeOptions) -> Result<(), BindError> {
         }
     }
     clients(options)?;
-    Sender::check(&options.telemetry.receiver)?;
+    telemetry(options)?;
     folders(options.settings.files.clone())?;
     declared(options)?;
     Ok(())
+}
+
+/// The receiver of metrics and logs, which isn't connected to.
+///
+/// # Errors
+/// See [`BindError`].
+pub fn telemetry(options: &ServeOptions) -> Result<(), BindError> {
+    let receiver = options.telemetry.receiver.options();
+    let checked = receiver.map(|receiver| Sender::check(&receiver));
+    Ok(checked.transpose().map(drop)?)
 }
 
 /// The list of clients, which those who come by TLS take.

@@ -9,7 +9,6 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Router;
 use tower_layer::{Identity, Stack};
-use vmprobe_otlp::Sender;
 use vmprobe_proto::v1;
 use vmprobe_proto::v1::console_service_server::ConsoleServiceServer;
 use vmprobe_proto::v1::debug_service_server::DebugServiceServer;
@@ -90,7 +89,7 @@ impl Server {
         let records = options.settings.records.clone();
         let audit = AuditLog::new(options.audit_log.as_deref(), records)?;
         let authorize = Authorize::new(clients, audit);
-        Sender::check(&options.telemetry.receiver)?;
+        bind::telemetry(&options)?;
         let calls = bind::listen(&options, Purpose::Calls).await?;
         let metrics = bind::listen(&options, Purpose::Metrics).await?;
         Ok(Self {

@@ -15,10 +15,12 @@ use crate::deb::{self, DebError, Size};
 use crate::drgn::{self, DrgnError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
+use crate::otlp::{self, OtlpError};
 use crate::passt::{self, PasstError};
 use crate::prometheus;
 use crate::repack::{self, Packer, RepackError};
 use crate::root_files::{self, RootFilesError};
+use crate::victoria_metrics;
 use crate::{root, say};
 
 /// Modules that both kernels have.
@@ -97,9 +99,12 @@ pub enum FilesError {
     /// No passt for the tests.
     #[error(transparent)]
     Passt(#[from] PasstError),
-    /// No Prometheus for the tests.
-    #[error("there is no Prometheus")]
-    Prometheus(#[from] PackageError),
+    /// No Prometheus or VictoriaMetrics for the tests.
+    #[error("there is nothing that takes metrics")]
+    Stores(#[from] PackageError),
+    /// No receiver of OpenTelemetry's protocol.
+    #[error("there are no libraries of Python's for a receiver of OTLP")]
+    Otlp(#[from] OtlpError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -159,6 +164,9 @@ impl Files {
         for name in prometheus::PROGRAMS {
             link(&programs.folder.join(name), &prometheus::program(name)?)?;
         }
+        let store = victoria_metrics::program()?;
+        link(&programs.folder.join(victoria_metrics::PROGRAM), &store)?;
+        link(&programs.folder.join(otlp::NAME), &otlp::ensure()?)?;
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);

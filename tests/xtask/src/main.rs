@@ -18,6 +18,7 @@ mod layering;
 mod lines;
 mod machine;
 mod microvm;
+mod otlp;
 mod passt;
 mod pictures;
 mod prometheus;
@@ -27,6 +28,7 @@ mod repack;
 mod requirements;
 mod root_files;
 mod test;
+mod victoria_metrics;
 
 use std::error::Error;
 use std::io::Write;

@@ -8,7 +8,7 @@ use vmprobe_otlp::proto::collector::metrics::v1::ExportMetricsServiceRequest;
 use vmprobe_otlp::proto::common::v1::InstrumentationScope;
 use vmprobe_otlp::proto::metrics::v1::{Metric, ResourceMetrics, ScopeMetrics};
 use vmprobe_otlp::proto::resource::v1::Resource;
-use vmprobe_otlp::unix_nanos;
+use vmprobe_otlp::{SendError, unix_nanos};
 
 use super::convert::{self, Batch};
 use super::receiver::Receiver;
@@ -63,7 +63,7 @@ impl Metrics {
         for Batch { metrics, points } in convert::batches(&families, now, &mut self.starts) {
             let request = request(&self.resource, metrics);
             let sent = self.receiver.send(request, points, 0).await;
-            if let Err(vmprobe_otlp::SendError::Away { .. }) = sent {
+            if let Err(SendError::Away { .. }) = sent {
                 self.receiver.give_up(points);
             }
         }

@@ -95,10 +95,10 @@ impl Telemetry {
         watch: &Arc<Watch>,
         counts: &Counts,
     ) -> Result<Self, TelemetryError> {
-        if options.receiver.otlp.is_none() {
+        let Some(receiver) = options.receiver.options() else {
             return Ok(Self::default());
-        }
-        Sender::check(&options.receiver)?;
+        };
+        Sender::check(&receiver)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .on_thread_start(log::exempt_this_thread)
@@ -120,20 +120,14 @@ impl Telemetry {
             this.logs = Some(task);
             (Arc::clone(count), records.clone(), stop)
         });
-        let options = options.clone();
+        let every = options.interval();
         let run = async move {
-            let receiver = |signal, count| Receiver::new(&options.receiver, signal, count);
+            let receiver = |signal, count| Receiver::new(&receiver, signal, count);
             let mut tasks = JoinSet::new();
             if let Some((count, watch, stop)) = metrics {
                 let receiver = receiver(Signal::Metrics, count)?;
                 let resource = resource.clone();
-                tasks.spawn(metrics::run(
-                    receiver,
-                    resource,
-                    watch,
-                    options.interval(),
-                    stop,
-                ));
+                tasks.spawn(metrics::run(receiver, resource, watch, every, stop));
             }
             if let Some((count, records, stop)) = logs {
                 let receiver = receiver(Signal::Logs, count)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vmprobe_otlp::OtlpOptions;
+use vmprobe_command_line::OtlpArgs;
 
 use crate::front::sent::Signal;
 
@@ -12,7 +12,7 @@ use crate::front::sent::Signal;
 pub struct TelemetryOptions {
     /// The receiver.
     #[command(flatten)]
-    pub receiver: OtlpOptions,
+    pub receiver: OtlpArgs,
     /// What is sent: metrics, logs, or both
     #[arg(
         long,

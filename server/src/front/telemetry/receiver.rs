@@ -29,10 +29,8 @@ impl Receiver {
         signal: Signal,
         count: Arc<Count>,
     ) -> Result<Self, OtlpError> {
-        let sender = Sender::new(options)?;
-        let sender = sender.ok_or_else(|| OtlpError::Host(String::new()))?;
         Ok(Self {
-            sender,
+            sender: Sender::new(options)?,
             signal,
             count,
             standing: Standing::default(),
