@@ -6,6 +6,7 @@ mod ci;
 mod cloud_init;
 mod debugging;
 mod devices;
+mod export;
 mod format;
 mod guest;
 mod images;
@@ -25,6 +26,7 @@ pub use ci::{Ci, CiTest};
 pub use cloud_init::CloudInitArgs;
 pub use debugging::{DumpArgs, Gdb};
 pub use devices::{BackendArg, DeviceArgs, DiskArg, LimitArg, NetworkArg, ShareArg, VsockArg};
+pub use export::{Export as ExportArgs, NatsArgs, ParquetArgs};
 pub use format::FormatArgs;
 pub use guest::{Boot, ConsoleKind, GuestArgs, MachineArgs};
 pub use images::{ImageCommand, Push};
@@ -121,6 +123,9 @@ pub enum Command {
     /// Follow the events of a VM, of probes that are registered or of new ones
     #[command(after_help = tracing::TRACE_EXAMPLES)]
     Trace(Trace),
+    /// Bring events to other engines: a bus, files of columns
+    #[command(after_help = export::EXPORT_EXAMPLES)]
+    Export(Box<ExportArgs>),
     /// Write the events of a VM to a file
     #[command(after_help = tracing::RECORD_EXAMPLES)]
     Record(Record),

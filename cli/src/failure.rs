@@ -10,6 +10,7 @@ use std::process::ExitStatus;
 use vmprobe_client::spec::{SpecError, render};
 use vmprobe_client::{ClientError, PushError};
 use vmprobe_command_line::ManualError;
+use vmprobe_exports::SinkError;
 use vmprobe_gdb::ServeError;
 use vmprobe_trace_formats::CreateError;
 
@@ -110,6 +111,10 @@ pub enum Failure {
         "on several servers only definitions can be traced, such as 'p vfs_read': no probe is called `{name}` on all"
     )]
     NoDefinition { name: String },
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    #[error("{name} takes no more events")]
+    SinkEnded { name: &'static str },
     #[error("there is nothing to trace: give a definition, such as 'p vfs_read'")]
     NothingToTrace,
     #[error(transparent)]

@@ -19,6 +19,8 @@ pub struct Export {
     sinks: Vec<Running>,
     /// When all have to be done.
     deadline: watch::Sender<Option<Instant>>,
+    /// Records that were to go to all of them.
+    records: u64,
 }
 
 #[derive(Debug)]
@@ -26,8 +28,6 @@ struct Running {
     name: &'static str,
     records: Sender<Arc<Record>>,
     task: JoinHandle<(u64, Option<SinkError>)>,
-    /// Records that were handed to it.
-    handed: u64,
 }
 
 impl Export {
@@ -38,21 +38,20 @@ impl Export {
             name: sink.name(),
             records,
             task: tokio::spawn(run(sink, taken, self.deadline.subscribe())),
-            handed: 0,
         });
     }
 
-    /// Hands a record to all sinks, once they have room. It can be dropped half-way: a sink counts only the records that it
-    /// was handed.
+    /// Hands a record to all sinks, once they have room. If it is dropped before, the record counts as failed of those
+    /// that have not got it.
     ///
     /// # Errors
     /// The name of a sink that didn't go on. [`finish`](Self::finish) tells why.
     pub async fn hand(&mut self, record: Record) -> Result<(), &'static str> {
+        self.records += 1;
         let record = Arc::new(record);
-        for sink in &mut self.sinks {
+        for sink in &self.sinks {
             let sent = sink.records.send(Arc::clone(&record)).await;
             sent.map_err(|_| sink.name)?;
-            sink.handed += 1;
         }
         Ok(())
     }
@@ -61,20 +60,17 @@ impl Export {
     pub async fn finish(self, limit: Duration) -> Vec<Outcome> {
         self.deadline.send_replace(Some(Instant::now() + limit));
         // All hear that there are no more records before one is waited for.
-        let finishing = self
-            .sinks
-            .into_iter()
-            .map(|sink| (sink.name, sink.handed, sink.task));
-        let finishing: Vec<_> = finishing.collect();
+        let sinks = self.sinks.into_iter();
+        let finishing: Vec<_> = sinks.map(|sink| (sink.name, sink.task)).collect();
         let mut outcomes = Vec::new();
-        for (name, handed, task) in finishing {
+        for (name, task) in finishing {
             let ended = task.await;
             let (exported, error) =
                 ended.unwrap_or_else(|error| (0, Some(SinkError(error.to_string()))));
             outcomes.push(Outcome {
                 name,
                 exported,
-                failed: handed.saturating_sub(exported),
+                failed: self.records.saturating_sub(exported),
                 error,
             });
         }

@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod export;
+mod files;
+mod nats;
 mod otlp;
 mod record;
 mod sink;
@@ -15,6 +17,8 @@ mod sink;
 mod samples;
 
 pub use export::Export;
+pub use files::{FileLimits, Parquet};
+pub use nats::{Nats, NatsOptions};
 pub use otlp::Otlp;
 pub use record::Record;
 pub use sink::{Outcome, Say, Sink, SinkError};

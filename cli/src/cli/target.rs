@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use rustix::system::uname;
+use vmprobe_client::fleet::Host;
 use vmprobe_client::{Client, default_endpoint};
 
 use crate::client_configuration::{ClientConfiguration, NamedServer};
@@ -57,6 +59,16 @@ impl ServerArgs {
         Ok(self.named()?.address)
     }
 
+    /// The server, by the name of its host.
+    pub fn host(&self) -> Result<Host, Failure> {
+        let server = self.named()?;
+        Ok(Host {
+            name: host_name(&server.address),
+            credentials: server.credentials()?,
+            endpoint: server.address,
+        })
+    }
+
     /// The server, with what the configuration knows of it.
     fn named(&self) -> Result<NamedServer, Failure> {
         let configuration = ClientConfiguration::of_user()?;
@@ -75,6 +87,18 @@ impl ServerArgs {
     }
 }
 
+/// What the host of a server is called: this one for a Unix socket.
+fn host_name(address: &str) -> String {
+    let Some((_, rest)) = address.split_once("://") else {
+        return uname().nodename().to_string_lossy().into_owned();
+    };
+    let authority = rest.split('/').next().unwrap_or(rest);
+    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, ""));
+    // The colons of an IPv6 address without a port are no port's.
+    let host = if port.ends_with(']') { authority } else { host };
+    host.trim_matches(['[', ']']).to_owned()
+}
+
 /// A VM on a server.
 #[derive(Debug, Args)]
 pub struct TargetArgs {
@@ -83,4 +107,23 @@ pub struct TargetArgs {
     /// The VM; may be left out when the server has only one
     #[arg(long, value_name = "NAME")]
     pub vm: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_has_the_name_of_its_host() {
+        for (address, expected) in [
+            ("https://kvm1.example.org:7070", "kvm1.example.org"),
+            ("http://10.0.0.5", "10.0.0.5"),
+            ("https://[fd00::1]:7070/", "fd00::1"),
+            ("https://[fd00::1]", "fd00::1"),
+        ] {
+            assert_eq!(host_name(address), expected, "{address}");
+        }
+        let own = host_name("unix:/run/vmprobe/vmprobed.sock");
+        assert_eq!(own.as_bytes(), uname().nodename().to_bytes());
+    }
 }

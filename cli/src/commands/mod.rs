@@ -5,6 +5,7 @@ mod console;
 pub mod doctor;
 mod dump;
 pub mod event_file;
+mod export;
 mod gdb;
 pub mod guest;
 mod image;
@@ -39,6 +40,7 @@ pub async fn dispatch(command: Command) -> Result<u8, Failure> {
         Command::Image(image) => image::image(&image).await?,
         Command::Probe(probe) => probe::probe(probe).await?,
         Command::Trace(trace) => trace::trace(trace).await?,
+        Command::Export(asked) => export::export(*asked).await?,
         Command::Record(record) => record::record(&record).await?,
         Command::Stack(stack) => stack::stack(&stack).await?,
         Command::Flame(flame) => record::flame(&flame).await?,

@@ -9,7 +9,9 @@ use vmprobe_trace_formats::{Guest, Header, JsonLines, Writer};
 use crate::cli::Trace;
 use crate::failure::Failure;
 use crate::hosts;
-use crate::tracing::{Definition, FleetTrace, TraceLines, Wanted, follow, follow_fleet};
+use crate::tracing::{
+    Definition, FleetLines, FleetTrace, TraceLines, Wanted, follow, follow_fleet,
+};
 
 pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
     let mut wanted = Wanted::read(&trace.traced)?;
@@ -28,10 +30,13 @@ pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
             vms: trace.target.vm.clone().unwrap_or_else(|| "*".to_owned()),
             window: Duration::from_millis(trace.window.into()),
             until: trace.traced.until,
+        };
+        let mut lines = FleetLines {
+            out: BufWriter::new(io::stdout()),
+            make: |out, guest: &Guest| Lines::new(out, guest, &trace),
             json: trace.format.is_json(),
         };
-        let mut out = BufWriter::new(io::stdout());
-        return follow_fleet(fleet, &mut out, |out, guest| Lines::new(out, guest, &trace)).await;
+        return follow_fleet(fleet, &mut lines).await;
     }
     let make = |guest: &Guest| {
         let out = BufWriter::new(io::stdout());

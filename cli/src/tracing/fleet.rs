@@ -1,14 +1,13 @@
-//! Events of many servers, each line with its time, its host and its VM.
+//! Events of many servers.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 use vmprobe_client::fleet::{Fleet, FleetMessage, FleetOptions, FleetVm, Host};
 use vmprobe_client::v1::{Event, Probe};
-use vmprobe_trace_formats::{Guest, Writer};
+use vmprobe_trace_formats::Guest;
 
 use super::definitions::Wanted;
 use super::names::EventNames;
@@ -24,7 +23,7 @@ const NAMES: Duration = Duration::from_secs(1);
 /// How long servers keep probes and events of this command when it is cut off.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// What is traced on all servers, and how its lines look.
+/// What is traced on all servers.
 pub struct FleetTrace {
     pub hosts: Vec<Host>,
     pub wanted: Wanted,
@@ -32,18 +31,42 @@ pub struct FleetTrace {
     pub vms: String,
     pub window: Duration,
     pub until: UntilArgs,
-    pub json: bool,
 }
 
-/// Writes the events of all servers to `out`, in the order of their times, until the user or the limits stop it.
+/// What becomes of the events.
+pub trait FleetEvents {
+    /// What is kept of a VM.
+    type Vm;
+
+    /// A VM's events will come.
+    fn joins(&mut self, vm: &FleetVm, guest: &Guest) -> Result<Self::Vm, Failure>;
+
+    /// Probes of the VM, before their first events.
+    fn learn(&mut self, known: &mut Self::Vm, probes: &[Probe]) -> Result<(), Failure>;
+
+    /// An event, and its moment in nanoseconds since 1970.
+    async fn event(
+        &mut self,
+        vm: &FleetVm,
+        known: &mut Self::Vm,
+        unix_ns: u64,
+        event: &Event,
+    ) -> Result<(), Failure>;
+
+    /// So many events of a VM were lost.
+    fn lost(&mut self, vm: &FleetVm, count: u64) -> Result<(), Failure>;
+
+    /// Nothing more is there at the moment.
+    fn pause(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// Hands the events of all servers to `events`, in the order of their times, until the user or the limits stop it.
 ///
 /// # Errors
-/// Nothing is to be traced, or `out` can't be written.
-pub async fn follow_fleet<W: Writer>(
-    trace: FleetTrace,
-    out: &mut dyn Write,
-    make: impl Fn(LineBuffer, &Guest) -> io::Result<W>,
-) -> Result<(), Failure> {
+/// Nothing is to be traced, or `events` can't go on.
+pub async fn follow_fleet(trace: FleetTrace, events: &mut impl FleetEvents) -> Result<(), Failure> {
     let mut signals = Signals::listen();
     let mut definitions = trace.wanted.definitions;
     if let Some(name) = trace.wanted.names.first() {
@@ -72,122 +95,94 @@ pub async fn follow_fleet<W: Writer>(
     tokio::pin!(over);
     let mut told = Told {
         vms: HashMap::new(),
-        json: trace.json,
+        to: events,
         events: 0,
         lost: 0,
     };
     let most = trace.until.count.unwrap_or(u64::MAX);
-    while told.events < most {
+    let followed = loop {
+        if told.events >= most {
+            break Ok(());
+        }
         let message = tokio::select! {
             biased;
-            _ = signals.next() => break,
-            () = &mut over => break,
+            _ = signals.next() => break Ok(()),
+            () = &mut over => break Ok(()),
             message = fleet.next() => message,
             // What there is so far is shown before more is waited for.
             () = std::future::ready(()) => {
-                out.flush().map_err(Failure::Output)?;
+                if let Err(failure) = told.to.pause() {
+                    break Err(failure);
+                }
                 tokio::select! {
                     message = fleet.next() => message,
-                    () = &mut over => break,
-                    _ = signals.next() => break,
+                    () = &mut over => break Ok(()),
+                    _ = signals.next() => break Ok(()),
                 }
             }
         };
-        let Some(message) = message else { break };
-        told.tell(message, out, &make)
-            .await
-            .map_err(Failure::Output)?;
-    }
-    out.flush().map_err(Failure::Output)?;
-    let late = fleet.late();
+        let Some(message) = message else {
+            break Ok(());
+        };
+        // Whatever takes the events may be slow, or wait for others.
+        let heard = tokio::select! {
+            heard = told.tell(message) => heard,
+            () = &mut over => break Ok(()),
+            _ = signals.next() => break Ok(()),
+        };
+        if let Err(failure) = heard {
+            break Err(failure);
+        }
+    };
+    let (told, lost, late) = (told.events, told.lost, fleet.late());
     fleet.close().await;
-    note(format!(
-        "{} events, {} lost, {late} out of order",
-        told.events, told.lost
-    ));
+    followed?;
+    events.pause()?;
+    note(format!("{told} events, {lost} lost, {late} out of order"));
     Ok(())
 }
 
-/// What a VM's writer writes to.
-#[derive(Clone, Debug, Default)]
-pub struct LineBuffer(Arc<Mutex<Vec<u8>>>);
-
-impl LineBuffer {
-    fn take(&self) -> Vec<u8> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Write for LineBuffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// What is known of a VM whose events are told.
-struct ToldVm<W> {
+struct ToldVm<V> {
     names: EventNames,
-    lines: LineBuffer,
-    writer: W,
+    known: V,
 }
 
-struct Told<W> {
-    vms: HashMap<(Arc<str>, String), ToldVm<W>>,
-    json: bool,
+struct Told<'a, E: FleetEvents> {
+    vms: HashMap<(Arc<str>, String), ToldVm<E::Vm>>,
+    to: &'a mut E,
     events: u64,
     lost: u64,
 }
 
-impl<W: Writer> Told<W> {
-    async fn tell(
-        &mut self,
-        message: FleetMessage,
-        out: &mut dyn Write,
-        make: impl Fn(LineBuffer, &Guest) -> io::Result<W>,
-    ) -> io::Result<()> {
+impl<E: FleetEvents> Told<'_, E> {
+    async fn tell(&mut self, message: FleetMessage) -> Result<(), Failure> {
         match message {
             FleetMessage::Joined(vm) => {
                 note(format!("{}: {} probes", of(&vm), vm.probes.len()));
-                let known = ToldVm::new(&vm, make)?;
-                self.vms.insert(key(&vm), known);
+                let (client, name) = (vm.client.clone(), vm.name.clone());
+                let mut names = EventNames::new(client, name, vm.tsc_hz, vm.vcpus);
+                names.learn(&vm.probes);
+                let mut known = self.to.joins(&vm, names.guest())?;
+                self.to.learn(&mut known, &vm.probes)?;
+                self.vms.insert(key(&vm), ToldVm { names, known });
             }
             FleetMessage::Event { vm, unix_ns, event } => {
-                let Some(known) = self.vms.get_mut(&key(&vm)) else {
+                let Some(ToldVm { names, known }) = self.vms.get_mut(&key(&vm)) else {
                     return Ok(());
                 };
-                let text = known.lines(&event).await?;
-                let time = UNIX_EPOCH + Duration::from_nanos(unix_ns);
-                let time = humantime::format_rfc3339_nanos(time);
-                for line in text.split_inclusive(|byte| *byte == b'\n') {
-                    match (self.json, line) {
-                        (true, [b'{', rest @ ..]) => {
-                            let (host, name) = (json(&vm.host), json(&vm.name));
-                            write!(out, "{{\"time\":\"{time}\",\"host\":{host},\"vm\":{name},")?;
-                            out.write_all(rest)?;
-                        }
-                        _ => {
-                            write!(out, "{time} {}", of(&vm))?;
-                            out.write_all(line)?;
-                        }
-                    }
+                let prepared = timeout(NAMES, names.prepare(std::slice::from_ref(&event))).await;
+                // Its server is away, or slow: addresses have no names then.
+                let new = prepared.ok().and_then(Result::ok).unwrap_or_default();
+                if !new.is_empty() {
+                    self.to.learn(known, &new)?;
                 }
                 self.events += 1;
+                self.to.event(&vm, known, unix_ns, &event).await?;
             }
             FleetMessage::Lost { vm, count } => {
                 self.lost += count;
-                if self.json {
-                    let (host, name) = (json(&vm.host), json(&vm.name));
-                    writeln!(out, "{{\"host\":{host},\"vm\":{name},\"lost\":{count}}}")?;
-                } else {
-                    note(format!("{}: {count} events lost", of(&vm)));
-                }
+                self.to.lost(&vm, count)?;
             }
             FleetMessage::Gap { vm, reason } => {
                 note(format!("{}: events may be missing: {reason}", of(&vm)));
@@ -207,45 +202,11 @@ impl<W: Writer> Told<W> {
     }
 }
 
-impl<W: Writer> ToldVm<W> {
-    fn new(vm: &FleetVm, make: impl Fn(LineBuffer, &Guest) -> io::Result<W>) -> io::Result<Self> {
-        let mut names = EventNames::new(vm.client.clone(), vm.name.clone(), vm.tsc_hz, vm.vcpus);
-        names.learn(&vm.probes);
-        let lines = LineBuffer::default();
-        let mut writer = make(lines.clone(), names.guest())?;
-        writer.begin(&vm.probes)?;
-        Ok(Self {
-            names,
-            lines,
-            writer,
-        })
-    }
-
-    /// An event's lines.
-    async fn lines(&mut self, event: &Event) -> io::Result<Vec<u8>> {
-        let prepared = timeout(NAMES, self.names.prepare(std::slice::from_ref(event))).await;
-        let new: Vec<Probe> = match prepared {
-            Ok(Ok(new)) => new,
-            // Its server is away, or slow: addresses have no names then.
-            _ => Vec::new(),
-        };
-        if !new.is_empty() {
-            self.writer.begin(&new)?;
-        }
-        self.writer.event(event)?;
-        self.writer.flush()?;
-        Ok(self.lines.take())
-    }
-}
-
 fn key(vm: &FleetVm) -> (Arc<str>, String) {
     (Arc::clone(&vm.host), vm.name.clone())
 }
 
-fn of(vm: &FleetVm) -> String {
+/// A VM in messages.
+pub fn of(vm: &FleetVm) -> String {
     format!("{}/{}", vm.host, vm.name)
-}
-
-fn json(text: &str) -> serde_json::Value {
-    text.into()
 }

@@ -3,6 +3,7 @@
 
 mod definitions;
 mod fleet;
+mod fleet_lines;
 mod functions;
 mod lines;
 mod names;
@@ -11,7 +12,8 @@ mod register;
 mod session;
 
 pub use definitions::{Definition, Wanted};
-pub use fleet::{FleetTrace, follow_fleet};
+pub use fleet::{FleetEvents, FleetTrace, follow_fleet, of};
+pub use fleet_lines::FleetLines;
 pub use functions::{Function, functions};
 pub use lines::TraceLines;
 pub use names::{EventNames, place};

@@ -1,0 +1,203 @@
+//! One connection to NATS, from its beginning to its first break.
+//!
+//! The library's client connects anew by itself, and publishes then what it had not yet written, but not what was lost on
+//! the way. That would put later events before earlier ones. So a connection has the client in a runtime of its own, with
+//! which it goes at the first break; who uses it opens another one and sends everything again, in order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_nats::header::{HeaderMap, NATS_MESSAGE_ID};
+use async_nats::jetstream::context::{PublishAckFuture, PublishErrorKind};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::{Config, Stream};
+use async_nats::jetstream::{self, Context};
+use async_nats::{ConnectOptions, Event, ServerAddr};
+use bytes::Bytes;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+use super::options::NatsOptions;
+use super::subject::PREFIX;
+
+/// Longer than a runtime lives that has lost its connection.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// The library's client, as long as it is connected.
+pub(super) struct Connection {
+    _runtime: OwnRuntime,
+    context: Context,
+    stream: Stream,
+    is_lost: watch::Receiver<bool>,
+}
+
+/// Why something was not published.
+pub(super) enum Unsent {
+    /// The server takes no message as long.
+    TooLong,
+    /// The connection is of no more use.
+    Lost(String),
+}
+
+impl Connection {
+    /// Connects, and makes the stream if there is none.
+    pub async fn open(options: &NatsOptions) -> Result<Self, String> {
+        let runtime = OwnRuntime::start()?;
+        let (lost, is_lost) = watch::channel(false);
+        let (context, stream) = runtime.run(begin(options.clone(), lost)).await?;
+        Ok(Self {
+            _runtime: runtime,
+            context,
+            stream,
+            is_lost,
+        })
+    }
+
+    /// A name that no other client has.
+    pub fn unique(&self) -> String {
+        let inbox = self.context.client().new_inbox();
+        inbox
+            .rsplit('.')
+            .next()
+            .unwrap_or(inbox.as_str())
+            .to_owned()
+    }
+
+    /// Publishes JSON, once for each id.
+    pub async fn publish(
+        &self,
+        subject: &str,
+        id: &str,
+        payload: Bytes,
+    ) -> Result<PublishAckFuture, Unsent> {
+        let mut headers = HeaderMap::new();
+        headers.insert("Content-Type", "application/json");
+        headers.insert(NATS_MESSAGE_ID, id);
+        let message = PublishMessage::build().payload(payload).headers(headers);
+        let sent = self.context.send_publish(subject.to_owned(), message).await;
+        sent.map_err(|error| match error.kind() {
+            PublishErrorKind::MaxPayloadExceeded => Unsent::TooLong,
+            _ => Unsent::Lost(error.to_string()),
+        })
+    }
+
+    /// The id of the last message of a subject in the stream.
+    pub async fn last_id(&self, subject: &str) -> Option<String> {
+        let last = self.stream.get_last_raw_message_by_subject(subject).await;
+        let id = last.ok()?.headers.get(NATS_MESSAGE_ID)?.to_string();
+        Some(id)
+    }
+
+    /// Waits until the connection breaks.
+    pub async fn lost(&self) -> String {
+        let mut is_lost = self.is_lost.clone();
+        let _or_its_client_has_gone = is_lost.wait_for(|is_lost| *is_lost).await;
+        "the connection is lost".into()
+    }
+}
+
+/// Tasks that are dropped together. It is always there, but at its end.
+struct OwnRuntime(Option<Runtime>);
+
+impl OwnRuntime {
+    fn start() -> Result<Self, String> {
+        let started = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("nats")
+            .enable_all()
+            .build();
+        let runtime = started.map_err(|error| format!("can't start a thread for it: {error}"))?;
+        Ok(Self(Some(runtime)))
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = Result<T, String>> + Send + 'static,
+    ) -> Result<T, String> {
+        let Some(runtime) = &self.0 else {
+            return Err("its thread has ended".into());
+        };
+        let ended = runtime.spawn(task).await;
+        ended.unwrap_or_else(|error| Err(error.to_string()))
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Connects in the runtime of a connection.
+async fn begin(
+    options: NatsOptions,
+    lost: watch::Sender<bool>,
+) -> Result<(Context, Stream), String> {
+    let servers = options.servers.iter().map(|server| {
+        let address = server.parse::<ServerAddr>();
+        address.map_err(|error| format!("not an address of NATS: {error}"))
+    });
+    let servers = servers.collect::<Result<Vec<_>, _>>()?;
+    let was_connected = Arc::new(AtomicBool::new(false));
+    let is_first = Arc::clone(&was_connected);
+    let lost = Arc::new(lost);
+    let client = connect_options(&options)
+        .await?
+        .name(PREFIX)
+        .reconnect_delay_callback(move |_| match was_connected.load(Ordering::Acquire) {
+            true => NEVER,
+            false => Duration::ZERO,
+        })
+        .event_callback(move |event| {
+            let lost = Arc::clone(&lost);
+            async move {
+                if let Event::Disconnected | Event::Closed = event {
+                    lost.send_replace(true);
+                }
+            }
+        })
+        .connect(servers)
+        .await
+        .map_err(|error| error.to_string())?;
+    is_first.store(true, Ordering::Release);
+    let context = jetstream::new(client);
+    let name = options.stream;
+    let config = Config {
+        name: name.clone(),
+        subjects: vec![format!("{PREFIX}.>")],
+        description: Some("events of vmprobe".into()),
+        ..Config::default()
+    };
+    let stream = context.get_or_create_stream(config).await;
+    let stream = stream.map_err(|error| {
+        format!(
+            "can't find or make the stream {name}: {error}; is JetStream enabled there (nats-server -js), and may this \
+             user use it?"
+        )
+    })?;
+    Ok((context, stream))
+}
+
+async fn connect_options(options: &NatsOptions) -> Result<ConnectOptions, String> {
+    let mut connect = ConnectOptions::new();
+    if let Some(file) = &options.credentials {
+        let read = connect.credentials_file(file).await;
+        connect = read.map_err(|error| format!("can't read {}: {error}", file.display()))?;
+    }
+    if let Some(seed) = &options.nkey {
+        connect = connect.nkey(seed.clone());
+    }
+    if let Some(token) = &options.token {
+        connect = connect.token(token.clone());
+    }
+    if let Some(ca) = &options.ca {
+        connect = connect.add_root_certificates(ca.clone()).require_tls(true);
+    }
+    if let Some((certificate, key)) = &options.identity {
+        connect = connect.add_client_certificate(certificate.clone(), key.clone());
+    }
+    Ok(connect)
+}
