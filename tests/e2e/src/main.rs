@@ -10,6 +10,7 @@ mod events;
 mod gdb;
 mod guest_ram;
 mod held_thread;
+mod http;
 mod linux;
 mod parts;
 mod process;

@@ -1,7 +1,6 @@
 //! A server that is watched: by a Prometheus, by a browser, by whoever reads its log, by a receiver of both.
 
 mod dashboard;
-mod http;
 mod log;
 mod otlp;
 mod page;
@@ -18,6 +17,7 @@ use vmprobe_client::v1::{CreateVmRequest, ProbeSpec, SymbolPlace};
 
 use crate::console::Console;
 use crate::context::Context;
+use crate::http;
 use crate::server::Server;
 use crate::test::{Failure, Test, check_eq};
 
@@ -33,6 +33,7 @@ pub const TESTS: &[Test] = &[
     otlp::SAME,
     otlp::AWAY,
     otlp::STORED,
+    otlp::EVENTS,
 ];
 
 /// A function of the guest that it calls once for each byte that it is sent.

@@ -10,8 +10,9 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr};
 
-use super::{BUSY, VM, Watched, http};
+use super::{BUSY, VM, Watched};
 use crate::context::Context;
+use crate::http;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
 
 pub const SCRAPES: Test = Test {

@@ -9,9 +9,10 @@ use tokio::process::{Child, Command};
 
 use super::read;
 use crate::context::Context;
+use crate::http;
 use crate::test::{Failure, Needs, Test, TestResult, check_eq, pass_with, wrong};
 use crate::watched::scrape::value as value_of;
-use crate::watched::{VM, Watched, http};
+use crate::watched::{VM, Watched};
 
 pub const STORED: Test = Test {
     name: "a_victoriametrics_that_metrics_are_sent_to_has_them_by_the_names_of_a_scrape",
