@@ -46,6 +46,16 @@ pub fn resource(request: &Value) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
+/// When the samples of a request were taken, in nanoseconds since 1970.
+pub fn time(request: &Value) -> u64 {
+    let metrics = all(request, &["resourceMetrics", "scopeMetrics", "metrics"]);
+    let points = metrics
+        .into_iter()
+        .flat_map(|metric| all(&metric["gauge"], &["dataPoints"]));
+    let times = points.filter_map(|point| point["timeUnixNano"].as_str()?.parse().ok());
+    times.max().unwrap_or(0)
+}
+
 fn number(value: &Value) -> f64 {
     let text = value.as_str().and_then(|text| text.parse().ok());
     text.or_else(|| value.as_f64()).unwrap_or(f64::NAN)

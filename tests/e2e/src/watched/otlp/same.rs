@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -75,7 +76,7 @@ fn expected(line: &Value) -> Result<Value, Failure> {
 fn nanos(time: &Value) -> Result<u64, Failure> {
     let text = time.as_str().unwrap_or_default();
     let time = humantime::parse_rfc3339(text).map_err(|error| wrong!("{error}: {time}"))?;
-    let since = time.duration_since(std::time::UNIX_EPOCH);
+    let since = time.duration_since(UNIX_EPOCH);
     Ok(since.unwrap_or_default().as_nanos() as u64)
 }
 
@@ -128,22 +129,19 @@ fn same(cx: &Context) -> TestResult {
         watched.call(37).await?;
         watched.client.pause_vm(VM).await?;
         let before = watched.get("/metrics").await?;
-        // Two requests of which the second begins after the scrape. A request has all samples here.
+        let scraped_at = SystemTime::now().duration_since(UNIX_EPOCH);
+        let scraped_at = scraped_at.unwrap_or_default().as_nanos();
+        // Up to the first samples that were taken after the scrape.
         let mut taken = Vec::new();
-        let mut seen = Samples::new();
-        for _ in 0..3 {
-            loop {
-                let next = receiver.next().await?;
-                let is_metrics = next.kind == "metrics";
-                if is_metrics {
-                    seen = read::samples(&next.request);
-                }
-                taken.push(next);
-                if is_metrics {
-                    break;
-                }
+        let seen = loop {
+            let next = receiver.next().await?;
+            let samples = read::samples(&next.request);
+            let is_later = u128::from(read::time(&next.request)) > scraped_at;
+            taken.push(next);
+            if is_later && !samples.is_empty() {
+                break samples;
             }
-        }
+        };
         let after = watched.get("/metrics").await?;
         let standing = standing(&before, &after);
         check!(standing.len() > 80, "samples that stand: {standing:?}");
