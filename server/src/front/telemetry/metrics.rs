@@ -55,11 +55,11 @@ struct Metrics {
 impl Metrics {
     /// Sends what there is now. What isn't taken isn't sent again: the next ones have its sums.
     async fn send(&mut self) {
+        let now = unix_nanos(SystemTime::now());
         // Texts take whatever is written to them.
         let Ok(families) = self.watch.samples().await else {
             return;
         };
-        let now = unix_nanos(SystemTime::now());
         for Batch { metrics, points } in convert::batches(&families, now, &mut self.starts) {
             let request = request(&self.resource, metrics);
             let sent = self.receiver.send(request, points, 0).await;
