@@ -47,7 +47,13 @@ impl ServerProcess {
         let folder = TempDir::with_prefix("vmprobe-server-").map_err(Failure::ServerPipe)?;
         let mut listen = OsString::from("unix:");
         listen.push(folder.path().join("vmprobed.sock"));
-        let mut child = Command::new(&program)
+        let mut command = Command::new(&program);
+        // It is nobody's service: its metrics and its log are sent nowhere.
+        let names = env::vars_os().map(|(name, _)| name);
+        for name in names.filter(|name| name.as_encoded_bytes().starts_with(b"OTEL_")) {
+            command.env_remove(name);
+        }
+        let mut child = command
             .arg("--listen")
             .arg(listen)
             .arg("--exit-with-stdin")

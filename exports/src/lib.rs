@@ -9,6 +9,7 @@
 mod export;
 mod files;
 mod nats;
+mod otlp;
 mod record;
 mod sink;
 
@@ -18,5 +19,6 @@ mod samples;
 pub use export::Export;
 pub use files::{FileLimits, Parquet};
 pub use nats::{Nats, NatsOptions};
+pub use otlp::Otlp;
 pub use record::Record;
 pub use sink::{Outcome, Say, Sink, SinkError};

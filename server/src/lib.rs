@@ -38,10 +38,10 @@ pub mod testing {
 
 pub use files::Folders;
 pub use front::{
-    BindError, ListenAddress, METRICS_PROBES, NoAddress, ServeError, ServeOptions, Server,
-    TlsError, TlsFiles, VmProgram,
+    BindError, ListenAddress, METRICS_PROBES, NoAddress, ServeError, ServeOptions, Server, Signal,
+    TelemetryError, TelemetryOptions, TlsError, TlsFiles, VmProgram,
 };
 pub use images::OpenError;
 pub use limits::Limits;
-pub use log::{LogFormat, LogOptions};
+pub use log::{Copies, LogFormat, LogOptions, Records};
 pub use settings::Settings;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::files::Folders;
 use crate::limits::Limits;
-use crate::log::LogOptions;
+use crate::log::{LogOptions, Records};
 
 /// What holds for all VMs of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct Settings {
     pub kernel_cache: Option<PathBuf>,
     /// What the processes of VMs log.
     pub log: LogOptions,
+    /// Where copies of that go.
+    pub records: Option<Records>,
 }
 
 impl Default for Settings {
@@ -36,6 +38,7 @@ impl Default for Settings {
             images: None,
             kernel_cache: None,
             log: LogOptions::default(),
+            records: None,
         }
     }
 }

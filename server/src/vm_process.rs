@@ -33,7 +33,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use crate::files::{Folders, GrantedFiles};
 use crate::limits::{self, Limits};
-use crate::log::LogOptions;
+use crate::log::{Copies, LogOptions, ToServer};
 use crate::one_vm::OneVm;
 use crate::services::{Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols, Vms};
 use crate::settings::Settings;
@@ -104,6 +104,9 @@ pub struct Arguments {
     /// No thread has a filter of system calls
     #[arg(long)]
     pub no_seccomp: bool,
+    /// Standard output is a socket of the server's, which takes copies of what is logged
+    #[arg(long)]
+    pub copy_log: bool,
     /// What it logs
     #[command(flatten)]
     pub log: LogOptions,
@@ -135,8 +138,14 @@ impl Arguments {
             kernel_cache: settings.kernel_cache.clone(),
             allow_changes: settings.changes,
             no_seccomp: !settings.seccomp,
+            copy_log: settings.records.is_some(),
             log: settings.log.clone(),
         }
+    }
+
+    /// Where copies of what it logs go.
+    pub fn copies(&self) -> Option<Copies> {
+        self.copy_log.then(|| Copies::ToServer(ToServer::default()))
     }
 
     /// As words behind the program's name.
@@ -165,6 +174,7 @@ impl Arguments {
         let flags = [
             ("--allow-changes", self.allow_changes),
             ("--no-seccomp", self.no_seccomp),
+            ("--copy-log", self.copy_log),
         ];
         let set = flags.iter().filter(|(_, is_set)| *is_set);
         words.extend(set.map(|(option, _)| option.into()));
@@ -190,6 +200,8 @@ impl Arguments {
             images: None,
             kernel_cache: self.kernel_cache.clone(),
             log: self.log.clone(),
+            // They are the server's.
+            records: None,
         }
     }
 }
@@ -389,6 +401,7 @@ mod tests {
                 log_format: LogFormat::Json,
                 log_level: Some("info".into()),
             },
+            records: None,
         };
         let granted = GrantedFiles {
             files: vec!["/f".into()],

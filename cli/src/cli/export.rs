@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
+use vmprobe_command_line::OtlpArgs;
 
 use super::target::ServerArgs;
 use super::tracing::TracedArgs;
@@ -14,10 +15,11 @@ order of their times, until Ctrl-C. See docs/exports.md for what they look like 
 Examples:
   vmprobe export --nats nats://bus:4222 'p:open do_sys_openat2 name=$arg2:ustring'
   vmprobe export --parquet /srv/events 'p:open do_sys_openat2 name=$arg2:ustring'
+  vmprobe export --otlp https://collector:4317 'p:open do_sys_openat2 name=$arg2:ustring'
   vmprobe export --hosts 'kvm*' --vm 'web-*' --nats tls://bus --nats-creds probes.creds 'r vfs_fsync_range'";
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("to").args(["nats", "parquet"]).required(true).multiple(true))]
+#[command(group = ArgGroup::new("to").args(["nats", "parquet", "otlp"]).required(true).multiple(true))]
 pub struct Export {
     #[command(flatten)]
     pub server: ServerArgs,
@@ -40,6 +42,8 @@ pub struct Export {
     pub nats: NatsArgs,
     #[command(flatten)]
     pub parquet: ParquetArgs,
+    #[command(flatten)]
+    pub otlp: OtlpArgs,
 }
 
 /// Parquet files.

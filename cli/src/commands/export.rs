@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmprobe_client::fleet::FleetVm;
 use vmprobe_client::v1::{Event, Probe};
-use vmprobe_exports::{Export, FileLimits, Nats, NatsOptions, Parquet, Record, Say};
+use vmprobe_exports::{Export, FileLimits, Nats, NatsOptions, Otlp, Parquet, Record, Say};
 use vmprobe_trace_formats::{Guest, Recorder};
 
 use crate::cli::{ExportArgs, NatsArgs, ParquetArgs};
@@ -44,6 +44,9 @@ pub async fn export(args: ExportArgs) -> Result<(), Failure> {
             age: Duration::from_secs(parquet_age.into()),
         };
         exported.0.add(Parquet::new(folder, limits)?);
+    }
+    if let Some(receiver) = args.otlp.options() {
+        exported.0.add(Otlp::new(&receiver, say)?);
     }
     let followed = follow_fleet(fleet, &mut exported).await;
     let drain = Duration::from_secs(args.drain.into());

@@ -5,6 +5,7 @@
 //! ```
 //!
 //! It has no arguments of calls, and so no secrets. `code` is gRPC's; a call that its client has cut off has none.
+//! Where the server's log is sent elsewhere, so are these calls, whether there is a file or not.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -15,9 +16,14 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use serde_json::Value;
 use thiserror::Error;
 
 use super::caller::Caller;
+use crate::log::{Record, Records};
+
+/// The part of the program that the calls are told by, where they are sent elsewhere.
+pub const TARGET: &str = "vmprobe.audit";
 
 /// The log can't be written.
 #[derive(Debug, Error)]
@@ -31,7 +37,10 @@ pub struct AuditError {
 
 /// A log that lines are added to. Clones are the same one.
 #[derive(Clone, Debug)]
-pub struct AuditLog(Arc<Mutex<File>>);
+pub struct AuditLog {
+    file: Option<Arc<Mutex<File>>>,
+    records: Option<Records>,
+}
 
 /// One line.
 #[derive(Debug, Serialize)]
@@ -47,37 +56,69 @@ struct Line<'a> {
 }
 
 impl AuditLog {
-    /// Opens it, or makes it for its owner alone to read.
+    /// Opens its file, or makes it for its owner alone to read. What is added goes to `records` as well. None if there is
+    /// neither.
     ///
     /// # Errors
     /// It can't be opened.
-    pub fn open(file: &Path) -> Result<Self, AuditError> {
-        let mut options = OpenOptions::new();
-        let opened = options.append(true).create(true).mode(0o600).open(file);
-        let opened = opened.map_err(|cause| AuditError {
-            file: file.to_owned(),
-            cause,
-        })?;
-        Ok(Self(Arc::new(Mutex::new(opened))))
+    pub fn new(file: Option<&Path>, records: Option<Records>) -> Result<Option<Self>, AuditError> {
+        let file = file.map(open).transpose()?;
+        let is_wanted = file.is_some() || records.is_some();
+        Ok(is_wanted.then_some(Self { file, records }))
     }
-
     /// Adds a call, with the VM that it named.
     pub fn add(&self, caller: &Caller, call: &str, vm: Option<&str>, code: Option<i32>) {
-        let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let now = SystemTime::now();
         let line = Line {
-            time,
+            time: humantime::format_rfc3339_millis(now).to_string(),
             client: &caller.name,
             role: caller.role.name(),
             call,
             vm,
             code,
         };
+        if let Some(records) = &self.records {
+            records.add(line.record(now));
+        }
+        let Some(file) = &self.file else {
+            return;
+        };
         // Strings and a number always serialize.
         let mut line = serde_json::to_string(&line).unwrap_or_default();
         line.push('\n');
         // One write: lines of several processes don't mix.
-        if let Err(error) = self.0.lock().write_all(line.as_bytes()) {
+        if let Err(error) = file.lock().write_all(line.as_bytes()) {
             tracing::error!("the audit log can't be written: {error}; not in it: {line}");
         }
     }
+}
+
+impl Line<'_> {
+    fn record(&self, time: SystemTime) -> Record {
+        let fields = [
+            ("client", Some(Value::from(self.client))),
+            ("role", Some(Value::from(self.role))),
+            ("code", self.code.map(Value::from)),
+        ];
+        let fields = fields.into_iter();
+        let fields = fields.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Record {
+            time,
+            level: "INFO".into(),
+            target: TARGET.into(),
+            vm: self.vm.map(str::to_owned),
+            message: self.call.to_owned(),
+            fields: fields.collect(),
+        }
+    }
+}
+
+fn open(file: &Path) -> Result<Arc<Mutex<File>>, AuditError> {
+    let mut options = OpenOptions::new();
+    let opened = options.append(true).create(true).mode(0o600).open(file);
+    let opened = opened.map_err(|cause| AuditError {
+        file: file.to_owned(),
+        cause,
+    })?;
+    Ok(Arc::new(Mutex::new(opened)))
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use thiserror::Error;
 use tokio::net::TcpListener;
+use vmprobe_otlp::{OtlpError, Sender};
 use vmprobe_proto::v1;
 
 use super::address::ListenAddress;
@@ -110,6 +111,9 @@ pub enum BindError {
     /// The audit log can't be written.
     #[error(transparent)]
     Audit(#[from] AuditError),
+    /// The receiver of metrics and logs can't be sent to.
+    #[error(transparent)]
+    Otlp(#[from] OtlpError),
 }
 
 /// Addresses that were taken.
@@ -133,9 +137,20 @@ pub fn check(options: &ServeOptions) -> Result<(), BindError> {
         }
     }
     clients(options)?;
+    telemetry(options)?;
     folders(options.settings.files.clone())?;
     declared(options)?;
     Ok(())
+}
+
+/// The receiver of metrics and logs, which isn't connected to.
+///
+/// # Errors
+/// See [`BindError`].
+pub fn telemetry(options: &ServeOptions) -> Result<(), BindError> {
+    let receiver = options.telemetry.receiver.options();
+    let checked = receiver.map(|receiver| Sender::check(&receiver));
+    Ok(checked.transpose().map(drop)?)
 }
 
 /// The list of clients, which those who come by TLS take.

@@ -5,7 +5,7 @@
 //! answered here ([`calls`]). A VM's process that dies takes its guest with it, and nothing else.
 //!
 //! Calls and connections are counted on their way ([`measure`], [`counters`]), and told with what VMs come to by HTTP, on
-//! addresses of its own ([`watch`]).
+//! addresses of its own ([`watch`]), or sent to a receiver, with the log ([`telemetry`]).
 
 mod address;
 mod addressed;
@@ -22,7 +22,9 @@ mod options;
 mod process;
 mod raw;
 mod relay;
+mod sent;
 mod serve;
+mod telemetry;
 mod tls;
 mod unix_socket;
 mod vms;
@@ -33,5 +35,7 @@ pub use bind::BindError;
 pub use connection::Peer;
 pub use options::{METRICS_PROBES, ServeOptions};
 pub use process::VmProgram;
+pub use sent::Signal;
 pub use serve::{ServeError, Server};
+pub use telemetry::{TelemetryError, TelemetryOptions};
 pub use tls::{TlsError, TlsFiles};

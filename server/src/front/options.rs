@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::address::ListenAddress;
 use super::process::VmProgram;
+use super::telemetry::TelemetryOptions;
 use super::tls::TlsFiles;
 use crate::settings::Settings;
 
@@ -33,6 +34,8 @@ pub struct ServeOptions {
     pub metrics: Vec<ListenAddress>,
     /// The most probes of a VM that metrics tell one by one.
     pub metrics_probes: u32,
+    /// Where metrics and the log are sent. The log is as far as the settings have copies of it.
+    pub telemetry: TelemetryOptions,
     /// A file with the VMs that are made when the server starts.
     pub vms: Option<PathBuf>,
     /// What holds for all VMs.
@@ -53,6 +56,7 @@ impl ServeOptions {
             plain_text: true,
             metrics: Vec::new(),
             metrics_probes: METRICS_PROBES,
+            telemetry: TelemetryOptions::default(),
             vms: None,
             settings,
             program,

@@ -16,6 +16,7 @@ use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -26,6 +27,7 @@ use vmprobe_proto::v1::vm_service_client::VmServiceClient;
 use crate::files::GrantedFiles;
 use crate::images::HeldImages;
 use crate::limits;
+use crate::log::{self, FromVm, Records};
 use crate::settings::Settings;
 use crate::vm_process::{self, Arguments};
 
@@ -102,18 +104,27 @@ impl VmProcess {
         let (in_use, dropped) = oneshot::channel();
         let (pid, ended) = match program {
             VmProgram::Process(path) => {
+                let (log, output) = match &settings.records {
+                    None => (None, Stdio::from(io::stderr())),
+                    Some(records) => {
+                        let (ours, theirs) = log::from_vm().map_err(failed)?;
+                        let output = OwnedFd::from(theirs).into();
+                        (Some((ours, records.clone())), output)
+                    }
+                };
                 let child = Command::new(path)
                     // What lists of processes show.
                     .arg0(vm_process::PROGRAM)
                     .args(arguments.to_command_line())
                     .stdin(OwnedFd::from(theirs))
                     // It has nothing to say there; what would, belongs to the log.
-                    .stdout(Stdio::from(io::stderr()))
+                    .stdout(output)
                     // Ctrl-C on the terminal is for the server, which ends its guests.
                     .process_group(0)
                     .spawn()
                     .map_err(failed)?;
-                (child.id(), watch_child(child, dropped))
+                let log = log.map(|(log, records)| keep(log, arguments.name.clone(), records));
+                (child.id(), watch_child(child, dropped, log))
             }
             #[cfg(feature = "testing")]
             VmProgram::Here(publishers) => {
@@ -342,8 +353,27 @@ async fn soon(mut ended: watch::Receiver<Option<Ended>>) -> Option<Ended> {
     ended.map_or(Some(Ended(None)), |ended| *ended)
 }
 
-/// Waits for the end of a process, and sees to it once `dropped` is.
-fn watch_child(mut child: Child, dropped: oneshot::Receiver<()>) -> watch::Receiver<Option<Ended>> {
+/// What a process logs, on its way to where it is kept. It ends when the process does.
+type Kept = (oneshot::Sender<()>, JoinHandle<()>);
+
+fn keep(log: FromVm, vm: String, records: Records) -> Kept {
+    let (over, ended) = oneshot::channel::<()>();
+    let task = tokio::spawn(async move {
+        let ended = async {
+            // Dropped unsent.
+            let _ = ended.await;
+        };
+        log.keep(&vm, &records, ended).await;
+    });
+    (over, task)
+}
+
+/// Waits for the end of a process, and of its log, and sees to it once `dropped` is.
+fn watch_child(
+    mut child: Child,
+    dropped: oneshot::Receiver<()>,
+    log: Option<Kept>,
+) -> watch::Receiver<Option<Ended>> {
     let (end, ended) = watch::channel(None);
     tokio::spawn(async move {
         let status = tokio::select! {
@@ -356,6 +386,10 @@ fn watch_child(mut child: Child, dropped: oneshot::Receiver<()>) -> watch::Recei
                 },
             },
         };
+        if let Some((over, task)) = log {
+            drop(over);
+            let _what_was_logged_is_kept = task.await;
+        }
         end.send_replace(Some(Ended(status.ok())));
     });
     ended

@@ -32,6 +32,8 @@ use super::measure::Measure;
 use super::options::ServeOptions;
 use super::process::VmProcess;
 use super::relay::Relay;
+use super::sent::{Counts, Signal};
+use super::telemetry::{Telemetry, TelemetryError, TelemetryOptions};
 use super::vms::Vms;
 use super::watch::Watch;
 use crate::access::{AuditLog, Authorize};
@@ -54,6 +56,9 @@ pub enum ServeError {
     /// The transport failed.
     #[error("the gRPC transport failed: {0}")]
     Transport(#[from] tonic::transport::Error),
+    /// Metrics and logs can't be sent.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
 }
 
 /// A server that listens.
@@ -62,6 +67,7 @@ pub struct Server {
     calls: Listening,
     metrics: Listening,
     metrics_probes: u32,
+    telemetry: TelemetryOptions,
     authorize: Authorize,
     /// The VMs that are made first.
     declared: Vec<v1::CreateVmRequest>,
@@ -80,14 +86,17 @@ impl Server {
         let images = images.transpose()?;
         let declared = bind::declared(&options)?;
         let clients = bind::clients(&options)?;
-        let audit = options.audit_log.as_deref().map(AuditLog::open);
-        let authorize = Authorize::new(clients, audit.transpose()?);
+        let records = options.settings.records.clone();
+        let audit = AuditLog::new(options.audit_log.as_deref(), records)?;
+        let authorize = Authorize::new(clients, audit);
+        bind::telemetry(&options)?;
         let calls = bind::listen(&options, Purpose::Calls).await?;
         let metrics = bind::listen(&options, Purpose::Metrics).await?;
         Ok(Self {
             calls,
             metrics,
             metrics_probes: options.metrics_probes,
+            telemetry: options.telemetry,
             authorize,
             declared,
             vms: Arc::new(Vms::new(options.settings, options.program, images)),
@@ -126,12 +135,17 @@ impl Server {
         let (drain, drained) = oneshot::channel::<()>();
         let (_accepting, connections) =
             connection::incoming(self.calls.listeners, &counters.connections("grpc"));
+        let sends_metrics = self.telemetry.sends(Signal::Metrics);
+        let sent = Counts::new(sends_metrics, vms.settings().records.clone());
         let watch = Watch::new(
             Arc::clone(&vms),
             self.authorize,
             counters,
+            Arc::clone(&sent),
             self.metrics_probes,
         );
+        let address = self.calls.endpoints.first().map_or("", String::as_str);
+        let mut telemetry = Telemetry::start(&self.telemetry, address, &watch, &sent)?;
         let mut watched = watch.serve(self.metrics.listeners);
         declared::make(&vms, self.declared);
         let incoming = ReceiverStream::new(connections);
@@ -141,7 +155,10 @@ impl Server {
         });
         tokio::pin!(serving);
         tokio::select! {
-            served = &mut serving => return Ok(served?),
+            served = &mut serving => {
+                telemetry.end().await;
+                return Ok(served?);
+            }
             () = end => {}
         }
         let processes = vms.close();
@@ -159,6 +176,7 @@ impl Server {
         tokio::time::timeout(DRAIN, serving)
             .await
             .unwrap_or(Ok(()))?;
+        telemetry.end_metrics().await;
         // Who looks at VMs keeps their processes.
         watched.shutdown().await;
         vms.forget();
@@ -167,6 +185,7 @@ impl Server {
         for ended in ended {
             ended.await;
         }
+        telemetry.end().await;
         Ok(())
     }
 }

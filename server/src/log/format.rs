@@ -1,34 +1,30 @@
 //! Events of a log as lines.
 
-use std::fmt::{self, Debug};
-use std::time::SystemTime;
+use std::fmt;
 
-use serde::Serialize;
-use serde_json::{Map, Value};
-use tracing::field::{Field, Visit};
+use serde_json::Value;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The field with the name of a VM.
-const VM: &str = "vm";
-const MESSAGE: &str = "message";
-/// What a logger of another kind adds to its events (tracing-log).
-const FOREIGN: &str = "log.";
+use super::copies::Copies;
+use super::record::{Record, VM};
 
 /// Lines for people.
 pub struct TextLines {
     inner: Format<Full>,
     /// The VM that all events are about.
     vm: Option<String>,
+    copies: Option<Copies>,
 }
 
 impl TextLines {
-    pub fn new(vm: Option<String>, colours: bool) -> Self {
+    pub fn new(vm: Option<String>, colours: bool, copies: Option<Copies>) -> Self {
         Self {
             inner: Format::default().with_ansi(colours),
             vm,
+            copies,
         }
     }
 }
@@ -58,6 +54,9 @@ where
         {
             write!(to, " vm={vm:?}")?;
         }
+        if let Some(copies) = &self.copies {
+            copies.add(|| Record::of(event, self.vm.as_deref()));
+        }
         writeln!(to)
     }
 }
@@ -65,24 +64,13 @@ where
 /// Lines for programs.
 pub struct JsonLines {
     vm: Option<String>,
+    copies: Option<Copies>,
 }
 
 impl JsonLines {
-    pub fn new(vm: Option<String>) -> Self {
-        Self { vm }
+    pub fn new(vm: Option<String>, copies: Option<Copies>) -> Self {
+        Self { vm, copies }
     }
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    time: String,
-    level: &'a str,
-    target: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    vm: Option<&'a str>,
-    message: &'a str,
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    fields: &'a Map<String, Value>,
 }
 
 impl<S, N> FormatEvent<S, N> for JsonLines
@@ -96,69 +84,12 @@ where
         mut to: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut found = Found::default();
-        event.record(&mut found);
-        let line = Line {
-            time: humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
-            level: event.metadata().level().as_str(),
-            target: event.metadata().target(),
-            vm: found.vm.as_deref().or(self.vm.as_deref()),
-            message: &found.message,
-            fields: &found.fields,
-        };
-        let line = serde_json::to_string(&line).map_err(|_| fmt::Error)?;
-        writeln!(to, "{line}")
-    }
-}
-
-/// The fields of an event.
-#[derive(Default)]
-struct Found {
-    vm: Option<String>,
-    message: String,
-    fields: Map<String, Value>,
-}
-
-impl Found {
-    fn put(&mut self, field: &Field, value: Value) {
-        let text = |value: Value| match value {
-            Value::String(text) => text,
-            other => other.to_string(),
-        };
-        match field.name() {
-            VM => self.vm = Some(text(value)),
-            MESSAGE => self.message = text(value),
-            name if name.starts_with(FOREIGN) => {}
-            name => {
-                self.fields.insert(name.to_owned(), value);
-            }
+        let record = Record::of(event, self.vm.as_deref());
+        let line = serde_json::to_string(&record).map_err(|_| fmt::Error)?;
+        if let Some(copies) = &self.copies {
+            copies.add(|| record);
         }
-    }
-}
-
-impl Visit for Found {
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.put(field, value.into());
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field, value.into());
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field, value.into());
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field, value.into());
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field, value.into());
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.put(field, format!("{value:?}").into());
+        writeln!(to, "{line}")
     }
 }
 
@@ -209,9 +140,12 @@ mod tests {
         let vm = vm.map(str::to_owned);
         let builder = tracing_subscriber::fmt().with_writer(move || writer.clone());
         match json {
-            true => with_default(builder.event_format(JsonLines::new(vm)).finish(), tell),
+            true => with_default(
+                builder.event_format(JsonLines::new(vm, None)).finish(),
+                tell,
+            ),
             false => {
-                let format = TextLines::new(vm, false);
+                let format = TextLines::new(vm, false, None);
                 with_default(builder.event_format(format).finish(), tell);
             }
         }

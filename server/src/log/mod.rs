@@ -5,9 +5,12 @@
 //! ```
 //!
 //! `vm` is the VM that an event is about; what the process of a VM tells is about that one. An event has no line break in
-//! it, whatever texts of guests it has.
+//! it, whatever texts of guests it has. Copies of what is logged can be sent elsewhere ([`copies`]).
 
+mod copies;
 mod format;
+mod record;
+mod records;
 
 use std::io::{self, IsTerminal};
 use std::panic;
@@ -16,6 +19,10 @@ use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
 use format::{JsonLines, TextLines};
+
+pub use copies::{Copies, FromVm, ToServer, exempt_this_thread, from_vm};
+pub use record::Record;
+pub use records::Records;
 
 /// What is told unless the owner says otherwise.
 const LEVEL: &str = "warn";
@@ -79,8 +86,10 @@ impl LogOptions {
         filter.unwrap_or_else(|| EnvFilter::new(LEVEL))
     }
 
-    /// Begins the log of this process, which is the one of a VM if it has a name.
-    pub fn start(&self, vm: Option<&str>) {
+    /// Begins the log of this process, which is the one of a VM if it has a name. Copies go where they are told to.
+    pub fn start(&self, vm: Option<&str>, copies: Option<Copies>) {
+        // A panic is told by lines of text else, and copied nowhere.
+        let panics_are_logged = copies.is_some() || self.log_format == LogFormat::Json;
         let vm: Option<String> = vm.map(str::to_owned);
         let builder = tracing_subscriber::fmt()
             .with_env_filter(self.filter())
@@ -88,14 +97,16 @@ impl LogOptions {
         match self.log_format {
             LogFormat::Text => {
                 let colours = io::stderr().is_terminal();
-                builder.event_format(TextLines::new(vm, colours)).init();
+                let lines = TextLines::new(vm, colours, copies);
+                builder.event_format(lines).init();
             }
             LogFormat::Json => {
                 vmm::confinement::frame_violations(format::violation_frame(vm.as_deref()));
-                builder.event_format(JsonLines::new(vm)).init();
-                // A panic is told by lines of text else.
-                panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+                builder.event_format(JsonLines::new(vm, copies)).init();
             }
+        }
+        if panics_are_logged {
+            panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         }
     }
 

@@ -18,9 +18,10 @@ use crate::machine::Programs;
 use crate::nats;
 use crate::passt::{self, PasstError};
 use crate::prometheus;
-use crate::pypi::{self, PypiError, READERS};
+use crate::pypi::{self, PypiError};
 use crate::repack::{self, Packer, RepackError};
 use crate::root_files::{self, RootFilesError};
+use crate::victoria_metrics;
 use crate::{root, say};
 
 /// Modules that both kernels have.
@@ -99,11 +100,11 @@ pub enum FilesError {
     /// No passt for the tests.
     #[error(transparent)]
     Passt(#[from] PasstError),
-    /// No Prometheus or no NATS for the tests.
+    /// No Prometheus, VictoriaMetrics or NATS for the tests.
     #[error("a package of Debian's isn't there")]
     Package(#[from] PackageError),
-    /// Nothing that reads exported events.
-    #[error("there are no readers of exported events")]
+    /// No packages of Python's for what reads exported events.
+    #[error("there are no readers of what is exported")]
     Pypi(#[from] PypiError),
     /// The cache failed.
     #[error(transparent)]
@@ -164,11 +165,12 @@ impl Files {
         for name in prometheus::PROGRAMS {
             link(&programs.folder.join(name), &prometheus::program(name)?)?;
         }
+        let store = victoria_metrics::program()?;
+        link(&programs.folder.join(victoria_metrics::PROGRAM), &store)?;
         link(&programs.folder.join(nats::PROGRAM), &nats::program()?)?;
-        link(
-            &programs.folder.join("python-readers"),
-            &pypi::ensure(&READERS)?,
-        )?;
+        for (name, packages) in pypi::FOLDERS {
+            link(&programs.folder.join(name), &pypi::ensure(packages)?)?;
+        }
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);

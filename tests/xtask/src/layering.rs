@@ -90,7 +90,7 @@ fn built_with(metadata: &Metadata, name: &str) -> BTreeSet<String> {
 #[test]
 fn no_layer_is_built_with_what_it_must_not_know() {
     let metadata = metadata();
-    let forbidden: [(&str, &[&str]); 15] = [
+    let forbidden: [(&str, &[&str]); 16] = [
         (
             "guest-state",
             &[
@@ -160,6 +160,16 @@ fn no_layer_is_built_with_what_it_must_not_know() {
                 "probe-engine",
                 "vmprobe-server",
                 "kvm-ioctls",
+            ],
+        ),
+        (
+            "vmprobe-otlp",
+            &[
+                "vmm",
+                "probe-engine",
+                "vmprobe-proto",
+                "vmprobe-client",
+                "clap",
             ],
         ),
         (
@@ -296,6 +306,7 @@ fn all_unsafe_code_of_the_product_is_in_the_monitor_and_its_doctor() {
         "vmprobe-client",
         "vmprobe-cli",
         "vmprobe-exports",
+        "vmprobe-otlp",
         "vmprobe-server",
     ] {
         for (path, source) in sources(&metadata, name) {

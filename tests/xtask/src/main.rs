@@ -29,6 +29,7 @@ mod repack;
 mod requirements;
 mod root_files;
 mod test;
+mod victoria_metrics;
 
 use std::error::Error;
 use std::io::Write;

@@ -7,8 +7,23 @@ use std::process::Command;
 
 use lab::{CacheError, cache_dir};
 
-/// What reads exported events: DuckDB, pyarrow, and a client of NATS.
-pub const READERS: [&str; 3] = ["duckdb==2.0.1", "nats-py==2.16.0", "pyarrow==26.0.1"];
+/// Folders that stand beside the programs of the tests, with what is in each.
+pub const FOLDERS: [(&str, &[&str]); 2] = [
+    // What reads exported events.
+    (
+        "python-readers",
+        &["duckdb==2.0.1", "nats-py==2.16.0", "pyarrow==26.0.1"],
+    ),
+    // A receiver of OpenTelemetry's protocol.
+    (
+        "otlp-receiver",
+        &[
+            "grpcio==1.85.3",
+            "opentelemetry-proto==1.45.2",
+            "protobuf==7.36.2",
+        ],
+    ),
+];
 
 /// Why packages aren't there.
 #[derive(Debug, thiserror::Error)]
@@ -36,10 +51,11 @@ pub fn ensure(packages: &[&str]) -> Result<PathBuf, PypiError> {
     if folder.is_dir() {
         return Ok(folder);
     }
-    // A version has dots, so these are other names and not endings.
+    // A version has dots, so these are other names and not endings. Two processes may fetch them at the same time.
+    let own = std::process::id();
     let beside = |ending: &str| {
         let mut name = folder.clone().into_os_string();
-        name.push(ending);
+        name.push(format!("-{own}{ending}"));
         PathBuf::from(name)
     };
     let (unfinished, environment) = (beside(".new"), beside(".venv"));
@@ -52,7 +68,13 @@ pub fn ensure(packages: &[&str]) -> Result<PathBuf, PypiError> {
         .args(packages);
     run("pip", &mut install)?;
     let _only_needed_to_install = fs::remove_dir_all(&environment);
-    fs::rename(&unfinished, &folder).map_err(|e| PypiError::Io("name", folder.clone(), e))?;
+    match fs::rename(&unfinished, &folder) {
+        // Another process has been as fast.
+        Err(_) if folder.is_dir() => {
+            let _only_wanted_once = fs::remove_dir_all(&unfinished);
+        }
+        renamed => renamed.map_err(|e| PypiError::Io("name", folder.clone(), e))?,
+    }
     Ok(folder)
 }
 

@@ -8,8 +8,8 @@ use clap::{CommandFactory, Parser};
 use vmprobe_command_line::{ConfigurationError, Shell, with_file};
 use vmprobe_proto::socket::default_socket;
 use vmprobe_server::{
-    Folders, Limits, ListenAddress, LogOptions, METRICS_PROBES, ServeOptions, Settings, TlsFiles,
-    VmProgram, vm_process,
+    Folders, Limits, ListenAddress, LogOptions, METRICS_PROBES, Records, ServeOptions, Settings,
+    TelemetryOptions, TlsFiles, VmProgram, vm_process,
 };
 
 const EXIT_CODES: &str = "\
@@ -215,6 +215,8 @@ pub struct Serve {
     #[command(flatten)]
     pub log: LogOptions,
     #[command(flatten)]
+    pub telemetry: TelemetryOptions,
+    #[command(flatten)]
     pub most: Most,
 }
 
@@ -286,7 +288,8 @@ impl Serve {
         })
     }
 
-    pub fn options(&self) -> ServeOptions {
+    /// What it is started with. Copies of the log go to `records`.
+    pub fn options(&self, records: Option<Records>) -> ServeOptions {
         ServeOptions {
             listen: match self.listen.is_empty() {
                 true => vec![ListenAddress::Unix(default_socket())],
@@ -300,6 +303,7 @@ impl Serve {
             plain_text: self.plain_text,
             metrics: self.metrics.clone(),
             metrics_probes: self.metrics_probes,
+            telemetry: self.telemetry.clone(),
             settings: Settings {
                 limits: Limits {
                     vms: self.most.max_vms,
@@ -329,6 +333,7 @@ impl Serve {
                     (false, None) => default_kernel_cache(),
                 },
                 log: self.log.clone(),
+                records,
             },
             // This very program, also when another was installed in its place.
             program: VmProgram::Process("/proc/self/exe".into()),

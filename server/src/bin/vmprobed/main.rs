@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use vmprobe_command_line::{ConfigurationError, ManualError, completions, write_manual};
 use vmprobe_server::vm_process::{self, VmProcessError};
-use vmprobe_server::{BindError, LogOptions, ServeError, Server, doctor};
+use vmprobe_server::{BindError, Copies, LogOptions, Records, ServeError, Server, Signal, doctor};
 
 use crate::args::{Args, Command, Serve};
 use crate::service_manager::Told;
@@ -69,7 +69,13 @@ fn main() -> ExitCode {
 }
 
 fn start(args: Args) -> Result<ExitCode, ServerFailure> {
-    args.log().start(args.vm());
+    let sends_logs = args.command.is_none() && args.serve.telemetry.sends(Signal::Logs);
+    let records = sends_logs.then(Records::default);
+    let copies = match &args.command {
+        Some(Command::Vm(arguments)) => arguments.copies(),
+        _ => records.clone().map(Copies::Kept),
+    };
+    args.log().start(args.vm(), copies);
     match args.command {
         Some(Command::Doctor { json }) => return Ok(doctor::report(json)),
         Some(Command::Completions { shell }) => {
@@ -83,13 +89,13 @@ fn start(args: Args) -> Result<ExitCode, ServerFailure> {
             vm_process::run(&arguments)?;
         }
         None if args.serve.check_config => {
-            Server::check(&args.serve.options())?;
+            Server::check(&args.serve.options(None))?;
             let good = "the configuration is good";
             writeln!(io::stdout(), "{good}").map_err(ServerFailure::Output)?;
         }
         None => {
             allow_files();
-            serve(&args.serve)?;
+            serve(&args.serve, records)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -111,19 +117,19 @@ fn allow_files() {
     }
 }
 
-fn serve(serve: &Serve) -> Result<(), ServerFailure> {
+fn serve(serve: &Serve, records: Option<Records>) -> Result<(), ServerFailure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(ServerFailure::Runtime)?;
-    let result = runtime.block_on(run(serve));
+    let result = runtime.block_on(run(serve, records));
     // A read of standard input may still hang, and a call that the end cut off; neither matters now.
     runtime.shutdown_background();
     result
 }
 
-async fn run(serve: &Serve) -> Result<(), ServerFailure> {
-    let server = Server::bind(serve.options()).await?;
+async fn run(serve: &Serve, records: Option<Records>) -> Result<(), ServerFailure> {
+    let server = Server::bind(serve.options(records)).await?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServerFailure::Signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServerFailure::Signals)?;
     announce(&server).map_err(ServerFailure::Output)?;

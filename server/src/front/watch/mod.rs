@@ -1,4 +1,4 @@
-//! What is told to those who watch the server, by HTTP on addresses of their own.
+//! What is told to those who watch the server, by HTTP on addresses of their own, or sent to a receiver.
 //!
 //! [`look`] asks all VMs' processes what they come to. It is told as metrics ([`metrics`]), as JSON ([`status`]), and shown
 //! by a page in a browser ([`page`]). Who may look at VMs by gRPC may look at them here, and at no others ([`http`]).
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::counters::Counters;
+use super::sent::Counts;
 use super::vms::Vms;
 use crate::access::Authorize;
 
@@ -23,6 +24,8 @@ pub struct Watch {
     vms: Arc<Vms>,
     authorize: Authorize,
     counters: Arc<Counters>,
+    /// What is sent to a receiver.
+    sent: Arc<Counts>,
     /// Probes of a VM that metrics tell one by one, at most.
     probes: u32,
     started: Instant,
@@ -34,12 +37,14 @@ impl Watch {
         vms: Arc<Vms>,
         authorize: Authorize,
         counters: Arc<Counters>,
+        sent: Arc<Counts>,
         probes: u32,
     ) -> Arc<Self> {
         Arc::new(Self {
             vms,
             authorize,
             counters,
+            sent,
             probes,
             started: Instant::now(),
         })

@@ -34,7 +34,7 @@ impl Export {
         args: &[&str],
     ) -> Result<Self, Failure> {
         let configuration = folder.join("config.toml");
-        let named = format!("[servers.{HOST}]\naddress = \"{}\"\n", server.endpoint);
+        let named = format!("[servers.\"{HOST}\"]\naddress = \"{}\"\n", server.endpoint);
         fs::write(&configuration, named).map_err(Failure::io("write a configuration"))?;
         let notes = folder.join("notes");
         let written = File::create(&notes).map_err(Failure::io("make a file"))?;

@@ -1,10 +1,13 @@
-//! A server that is watched: by a Prometheus, by a browser, by whoever reads its log.
+//! A server that is watched: by a Prometheus, by a browser, by whoever reads its log, by a receiver of both.
 
 mod dashboard;
 mod log;
+mod otlp;
 mod page;
 mod prometheus;
 mod scrape;
+
+use std::process::Command;
 
 use iced_x86::code_asm::{al, dx};
 use tiny_kernel::{self as image, COM1};
@@ -27,6 +30,10 @@ pub const TESTS: &[Test] = &[
     dashboard::EXPRESSIONS,
     dashboard::DOCUMENTED,
     page::SHOWN,
+    otlp::SAME,
+    otlp::AWAY,
+    otlp::STORED,
+    otlp::EVENTS,
 ];
 
 /// A function of the guest that it calls once for each byte that it is sent.
@@ -50,15 +57,25 @@ struct Watched {
 
 impl Watched {
     async fn start(cx: &Context) -> Result<Self, Failure> {
-        let watched = Self::held(cx).await?;
+        Self::start_with(cx, |_| {}).await
+    }
+
+    /// As [`start`](Self::start), with something changed about the server's command before.
+    async fn start_with(cx: &Context, change: impl FnOnce(&mut Command)) -> Result<Self, Failure> {
+        let watched = Self::held_with(cx, change).await?;
         watched.client.start_vm(VM).await?;
         Ok(watched)
     }
 
     /// As [`start`](Self::start), before the guest's first instruction.
     async fn held(cx: &Context) -> Result<Self, Failure> {
+        Self::held_with(cx, |_| {}).await
+    }
+
+    async fn held_with(cx: &Context, change: impl FnOnce(&mut Command)) -> Result<Self, Failure> {
         let server = Server::start_with(cx, |command| {
             command.args(["--plain-text", "--metrics", "127.0.0.1:0"]);
+            change(command);
         })?;
         let endpoint = server.metrics_endpoint()?;
         let metrics = endpoint.trim_start_matches("http://").to_owned();

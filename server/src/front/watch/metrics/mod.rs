@@ -1,23 +1,27 @@
 //! Metrics in the formats of `OpenMetrics` 1.0 and of Prometheus.
 
 mod encoder;
+mod sending;
 mod server;
 mod vms;
 
 use std::fmt;
+use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::ACCEPT;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, prometheus_text, text};
+use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::MetricFamily;
+use prometheus_client::encoding::{DescriptorEncoder, prometheus_protobuf, prometheus_text, text};
 use prometheus_client::registry::Registry;
 use vmprobe_proto::v1;
 
 use super::Watch;
 use super::look::{SeenVm, Wanted};
 use super::usage::Usage;
-use crate::access::Caller;
+use crate::access::{Account, Caller};
 use crate::blocking::blocking;
+use crate::front::sent::Counts;
 
 use encoder::Encoder;
 pub use vms::STATES;
@@ -32,12 +36,14 @@ const OPENMETRICS_NAME: &str = "application/openmetrics-text";
 struct Told {
     vms: Vec<SeenVm>,
     this: Option<Usage>,
+    sent: Arc<Counts>,
 }
 
 impl Collector for Told {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut to = Encoder(encoder);
         server::encode(&mut to, self.vms.len(), self.this)?;
+        sending::encode(&mut to, &self.sent)?;
         vms::encode(&mut to, &self.vms)
     }
 }
@@ -51,6 +57,29 @@ pub async fn tell(
     caller: &Caller,
     headers: &HeaderMap,
 ) -> Result<(&'static str, String), fmt::Error> {
+    let registry = registry(watch, caller).await;
+    let mut told = String::new();
+    if takes_openmetrics(headers) {
+        text::encode(&mut told, &registry)?;
+        return Ok((OPENMETRICS, told));
+    }
+    prometheus_text::encode(&mut told, &registry)?;
+    Ok((prometheus_text::CONTENT_TYPE, told))
+}
+
+impl Watch {
+    /// All samples that there are, of all VMs, as they are told to those who may look at all.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub async fn samples(&self) -> Result<Vec<MetricFamily>, fmt::Error> {
+        let this = Caller::unlisted("the server", Account::Anonymous);
+        prometheus_protobuf::encode(&registry(self, &this).await)
+    }
+}
+
+/// What there is of a caller's VMs and of the server.
+async fn registry(watch: &Watch, caller: &Caller) -> Registry {
     let wanted = Wanted {
         probes: watch.probes,
         order: v1::ProbeOrder::Registered,
@@ -60,14 +89,9 @@ pub async fn tell(
     let this = blocking(|| Ok(Usage::of_this())).await.ok().flatten();
     let mut registry = Registry::default();
     watch.counters.register(&mut registry);
-    registry.register_collector(Box::new(Told { vms, this }));
-    let mut told = String::new();
-    if takes_openmetrics(headers) {
-        text::encode(&mut told, &registry)?;
-        return Ok((OPENMETRICS, told));
-    }
-    prometheus_text::encode(&mut told, &registry)?;
-    Ok((prometheus_text::CONTENT_TYPE, told))
+    let sent = Arc::clone(&watch.sent);
+    registry.register_collector(Box::new(Told { vms, this, sent }));
+    registry
 }
 
 fn takes_openmetrics(headers: &HeaderMap) -> bool {
@@ -105,6 +129,7 @@ mod tests {
         registry.register_collector(Box::new(Told {
             vms: told,
             this: Usage::of_this(),
+            sent: Counts::new(true, None),
         }));
         let mut text = String::new();
         text::encode(&mut text, &registry).unwrap();

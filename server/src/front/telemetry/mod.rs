@@ -1,0 +1,164 @@
+//! The server's metrics and its log, sent to a receiver of OpenTelemetry's protocol.
+//!
+//! A thread of its own sends them, so that neither calls nor guests wait for a receiver. Metrics are those of `/metrics`
+//! ([`convert`]); records of the log wait in a bounded queue ([`logs`]). What is given up is counted ([`sent`](super::sent)), and a
+//! receiver that goes, refuses or comes back is told of in the log, once, which isn't sent.
+
+mod convert;
+mod logs;
+mod metrics;
+mod options;
+mod receiver;
+mod starts;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use vmprobe_otlp::{OtlpError, Sender, host_name, resource};
+
+use super::sent::{Counts, Signal};
+use super::watch::Watch;
+use crate::log;
+
+pub use options::TelemetryOptions;
+
+use receiver::Receiver;
+
+/// How long what is left may take to be sent when the server ends.
+const FLUSH: Duration = Duration::from_secs(5);
+
+/// Why nothing can be sent.
+#[derive(Debug, Error)]
+pub enum TelemetryError {
+    /// The options can't be used.
+    #[error(transparent)]
+    Options(#[from] OtlpError),
+    /// The host has no thread.
+    #[error("the host has no thread to send metrics and logs by (--otlp): {0}")]
+    Thread(io::Error),
+}
+
+/// What sends.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    metrics: Option<Task>,
+    logs: Option<Task>,
+}
+
+/// One of its two tasks.
+#[derive(Debug)]
+struct Task {
+    stop: oneshot::Sender<()>,
+    done: oneshot::Receiver<()>,
+}
+
+/// The other end of a task.
+#[derive(Debug)]
+struct Stop {
+    stop: oneshot::Receiver<()>,
+    // Dropped with the task.
+    _done: oneshot::Sender<()>,
+}
+
+impl Task {
+    fn new() -> (Self, Stop) {
+        let (stop, stopped) = oneshot::channel();
+        let (done, ended) = oneshot::channel();
+        let task = Self { stop, done: ended };
+        let other = Stop {
+            stop: stopped,
+            _done: done,
+        };
+        (task, other)
+    }
+
+    /// Has the task end; returns when it has.
+    async fn end(self) {
+        // Fails when it has ended.
+        let _ = self.stop.send(());
+        let _ = self.done.await;
+    }
+}
+
+impl Telemetry {
+    /// Sends what a watch tells, and the records that are counted. `address` is the server's first one.
+    ///
+    /// # Errors
+    /// See [`TelemetryError`].
+    pub fn start(
+        options: &TelemetryOptions,
+        address: &str,
+        watch: &Arc<Watch>,
+        counts: &Counts,
+    ) -> Result<Self, TelemetryError> {
+        let Some(receiver) = options.receiver.options() else {
+            return Ok(Self::default());
+        };
+        Sender::check(&receiver)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .on_thread_start(log::exempt_this_thread)
+            .build()
+            .map_err(TelemetryError::Thread)?;
+        let host = host_name();
+        // The same one when the server starts anew, so that receivers go on with what they know.
+        let instance = format!("{host}/{address}");
+        let version = env!("CARGO_PKG_VERSION");
+        let resource = resource("vmprobed", version, &instance, Some(&host));
+        let mut this = Self::default();
+        let metrics = counts.metrics().map(|count| {
+            let (task, stop) = Task::new();
+            this.metrics = Some(task);
+            (Arc::clone(count), Arc::clone(watch), stop)
+        });
+        let logs = counts.logs().map(|(count, records)| {
+            let (task, stop) = Task::new();
+            this.logs = Some(task);
+            (Arc::clone(count), records.clone(), stop)
+        });
+        let every = options.interval();
+        let run = async move {
+            let receiver = |signal, count| Receiver::new(&receiver, signal, count);
+            let mut tasks = JoinSet::new();
+            if let Some((count, watch, stop)) = metrics {
+                let receiver = receiver(Signal::Metrics, count)?;
+                let resource = resource.clone();
+                tasks.spawn(metrics::run(receiver, resource, watch, every, stop));
+            }
+            if let Some((count, records, stop)) = logs {
+                let receiver = receiver(Signal::Logs, count)?;
+                tasks.spawn(logs::run(receiver, resource, records, stop));
+            }
+            tasks.join_all().await;
+            Ok::<_, OtlpError>(())
+        };
+        let thread = std::thread::Builder::new().name("telemetry".to_owned());
+        let started = thread.spawn(move || {
+            log::exempt_this_thread();
+            if let Err(error) = runtime.block_on(run) {
+                tracing::error!("no metrics and no logs are sent: {error}");
+            }
+        });
+        started.map_err(TelemetryError::Thread)?;
+        Ok(this)
+    }
+
+    /// Sends metrics a last time.
+    pub async fn end_metrics(&mut self) {
+        if let Some(task) = self.metrics.take() {
+            task.end().await;
+        }
+    }
+
+    /// Sends what is left of the log, as far as it goes in some seconds.
+    pub async fn end(mut self) {
+        self.end_metrics().await;
+        if let Some(task) = self.logs.take() {
+            task.end().await;
+        }
+    }
+}
