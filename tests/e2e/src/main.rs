@@ -10,6 +10,7 @@ mod events;
 mod gdb;
 mod guest_ram;
 mod held_thread;
+mod languages;
 mod linux;
 mod parts;
 mod process;
@@ -136,6 +137,7 @@ fn tests() -> impl Iterator<Item = &'static Test> {
         tiny::actions::TESTS,
         tiny::held::TESTS,
         watched::TESTS,
+        languages::TESTS,
     ]
     .into_iter()
     .chain(linux::tables())

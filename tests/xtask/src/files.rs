@@ -13,6 +13,7 @@ use lab::{
 
 use crate::deb::{self, DebError, Size};
 use crate::drgn::{self, DrgnError};
+use crate::examples::{self, ExamplesError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
 use crate::passt::{self, PasstError};
@@ -100,6 +101,9 @@ pub enum FilesError {
     /// No Prometheus for the tests.
     #[error("there is no Prometheus")]
     Prometheus(#[from] PackageError),
+    /// No clients in other languages for the tests.
+    #[error("there are no clients in other languages")]
+    Examples(#[from] ExamplesError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -159,6 +163,7 @@ impl Files {
         for name in prometheus::PROGRAMS {
             link(&programs.folder.join(name), &prometheus::program(name)?)?;
         }
+        examples::put_into(&programs.folder)?;
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);

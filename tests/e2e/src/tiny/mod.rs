@@ -22,7 +22,7 @@ mod unpack;
 mod vm;
 mod watch;
 
-use tiny_kernel as image;
+pub use tiny_kernel as image;
 
 use crate::test::{Failure, Test};
 

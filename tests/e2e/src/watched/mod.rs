@@ -1,7 +1,7 @@
 //! A server that is watched: by a Prometheus, by a browser, by whoever reads its log.
 
 mod dashboard;
-mod http;
+pub mod http;
 mod log;
 mod page;
 mod prometheus;
