@@ -7,6 +7,7 @@ use tonic::{Extensions, Status};
 use wildmatch::WildMatch;
 
 use super::role::Role;
+use crate::status::{self, Reason};
 
 /// Whose a client is: images belong to accounts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -72,11 +73,12 @@ impl Caller {
             true => Ok(()),
             false => {
                 let patterns: Vec<String> = self.vms.iter().map(ToString::to_string).collect();
-                Err(Status::permission_denied(format!(
+                let why = format!(
                     "client `{}` may use VMs called {}, and not `{vm}`",
                     self.name,
                     patterns.join(" or ")
-                )))
+                );
+                Err(status::because(Reason::NotYourVm, why))
             }
         }
     }
@@ -86,12 +88,15 @@ impl Caller {
     pub fn check_role(&self, needed: Role, what: &str) -> Result<(), Status> {
         match self.role >= needed {
             true => Ok(()),
-            false => Err(Status::permission_denied(format!(
-                "{what} takes the role `{}`, and client `{}` has `{}`",
-                needed.name(),
-                self.name,
-                self.role.name()
-            ))),
+            false => {
+                let why = format!(
+                    "{what} takes the role `{}`, and client `{}` has `{}`",
+                    needed.name(),
+                    self.name,
+                    self.role.name()
+                );
+                Err(status::because(Reason::Role, why))
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::access::{Account, Caller, NamedVm};
 use crate::blocking::blocking;
 use crate::files::GrantedFiles;
 use crate::page::Page;
-use crate::{convert, doctor, images, limits, status};
+use crate::{convert, doctor, images, status};
 
 /// What becomes of a call.
 type Answer =
@@ -45,8 +45,9 @@ where
 {
     Box::new(move |request| {
         Box::pin(async move {
+            let most = vms.settings().limits.request_bytes();
             let codec = Codec::<R, Q>::default();
-            let grpc = Grpc::new(codec).max_decoding_message_size(limits::REQUEST_BYTES);
+            let grpc = Grpc::new(codec).max_decoding_message_size(most);
             Ok({ grpc }.unary(Unary { vms, call }, request).await)
         })
     })

@@ -22,6 +22,7 @@ mod options;
 mod process;
 mod raw;
 mod relay;
+mod request_size;
 mod serve;
 mod tls;
 mod unix_socket;

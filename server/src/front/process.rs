@@ -27,6 +27,7 @@ use crate::files::GrantedFiles;
 use crate::images::HeldImages;
 use crate::limits;
 use crate::settings::Settings;
+use crate::status::{self, Precondition};
 use crate::vm_process::{self, Arguments};
 
 /// How long a killed guest may take to end before its process is killed.
@@ -94,7 +95,8 @@ impl VmProcess {
         images: HeldImages,
     ) -> Result<(Self, v1::CreateVmResponse), Status> {
         let failed = |error: io::Error| {
-            Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
+            let why = format!("the host has no process for the VM: {error}");
+            status::exhausted("host processes", why)
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
@@ -318,7 +320,8 @@ impl VmProcess {
         if std::error::Error::source(&status).is_none() {
             return status;
         }
-        Status::failed_precondition(self.lost().await.detail)
+        let why = self.lost().await.detail;
+        status::precondition(Precondition::State, &self.name, why)
     }
 
     /// How the guest of a process has ended that answers no more.

@@ -23,9 +23,9 @@ use super::addressed::{self, Address};
 use super::calls;
 use super::process::VmProcess;
 use super::raw::RawCodec;
+use super::request_size::with_limit;
 use super::vms::Vms;
 use crate::access::{Caller, NamedVm, Role};
-use crate::limits;
 
 /// The call whose probes may do something to the guest.
 const REGISTER: &str = "/vmprobe.v1.ProbeService/RegisterProbes";
@@ -83,20 +83,23 @@ where
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
         let uri = request.uri();
         if let Some(answer) = calls::answer(&self.relay.vms, uri.path()) {
-            return answer(request);
+            let answer = answer(request);
+            return Box::pin(async { Ok(with_limit(answer.await?)) });
         }
         let address = self.relay.addresses.get(uri.path()).copied();
         let Some((address, path)) = address.zip(uri.path_and_query().cloned()) else {
-            return Box::pin(self.inner.call(request));
+            let answer = self.inner.call(request);
+            return Box::pin(async { Ok(with_limit(answer.await?)) });
         };
+        let most = self.relay.vms.settings().limits.request_bytes();
         let call = RelayedCall {
             vms: Arc::clone(&self.relay.vms),
             address,
             path,
         };
         Box::pin(async move {
-            let grpc = Grpc::new(RawCodec).max_decoding_message_size(limits::REQUEST_BYTES);
-            Ok({ grpc }.streaming(call, request).await)
+            let grpc = Grpc::new(RawCodec).max_decoding_message_size(most);
+            Ok(with_limit({ grpc }.streaming(call, request).await))
         })
     }
 }

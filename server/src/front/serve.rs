@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Router;
 use tower_layer::{Identity, Stack};
@@ -23,7 +24,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use super::admission::Admission;
 use super::bind::{self, BindError, Listening, Purpose};
-use super::connection;
+use super::connection::{self, ConnectionLimit};
 use super::counters::Counters;
 use super::declared;
 use super::host::Host;
@@ -134,7 +135,8 @@ impl Server {
         );
         let mut watched = watch.serve(self.metrics.listeners);
         declared::make(&vms, self.declared);
-        let incoming = ReceiverStream::new(connections);
+        let limit = ConnectionLimit::new(self.vms.settings().limits.connections);
+        let incoming = ReceiverStream::new(connections).filter_map(move |next| limit.admit(next));
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.
             let _ = drained.await;

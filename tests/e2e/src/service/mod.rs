@@ -9,6 +9,7 @@ mod installed;
 mod limits;
 mod no_kvm;
 mod processes;
+mod quotas;
 mod sandboxed;
 mod security;
 
@@ -78,6 +79,7 @@ pub const TESTS: &[Test] = &[
     images::CRASH,
     images::CLIENTS,
     images::GUEST,
+    quotas::QUOTAS,
 ];
 
 fn health_and_reflection(cx: &Context) -> TestResult {
