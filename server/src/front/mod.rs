@@ -14,6 +14,7 @@ mod bind;
 mod calls;
 mod connection;
 mod counters;
+mod deadline;
 mod declared;
 mod host;
 mod images;

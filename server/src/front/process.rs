@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -34,6 +35,8 @@ use crate::vm_process::{self, Arguments};
 const END: Duration = Duration::from_secs(5);
 /// How long a process whose VM was deleted may take, so that clients read the ends of their streams.
 const LINGER: Duration = Duration::from_secs(60);
+/// How long a process may take that has made no VM: nobody reads anything of it any more.
+const UNMADE: Duration = Duration::from_secs(1);
 /// How long a process may take to end whose socket is closed already.
 const GONE: Duration = Duration::from_secs(5);
 /// What runs a VM.
@@ -102,6 +105,7 @@ impl VmProcess {
         ours.set_nonblocking(true).map_err(failed)?;
         let arguments = Arguments::of(&request, settings, granted);
         let (in_use, dropped) = oneshot::channel();
+        let made = Arc::new(AtomicBool::new(false));
         let (pid, ended) = match program {
             VmProgram::Process(path) => {
                 let child = Command::new(path)
@@ -115,7 +119,7 @@ impl VmProcess {
                     .process_group(0)
                     .spawn()
                     .map_err(failed)?;
-                (child.id(), watch_child(child, dropped))
+                (child.id(), watch_child(child, dropped, Arc::clone(&made)))
             }
             #[cfg(feature = "testing")]
             VmProgram::Here(publishers) => {
@@ -149,6 +153,7 @@ impl VmProcess {
         match created {
             Ok(created) => {
                 let created = created.into_inner();
+                made.store(true, Ordering::Relaxed);
                 *process.known.get_mut() = created.vm.clone().unwrap_or_default();
                 Ok((process, created))
             }
@@ -345,19 +350,29 @@ async fn soon(mut ended: watch::Receiver<Option<Ended>>) -> Option<Ended> {
     ended.map_or(Some(Ended(None)), |ended| *ended)
 }
 
-/// Waits for the end of a process, and sees to it once `dropped` is.
-fn watch_child(mut child: Child, dropped: oneshot::Receiver<()>) -> watch::Receiver<Option<Ended>> {
+/// Waits for the end of a process, and sees to it once `dropped` is, soon if it has not `made` its VM by then.
+fn watch_child(
+    mut child: Child,
+    dropped: oneshot::Receiver<()>,
+    made: Arc<AtomicBool>,
+) -> watch::Receiver<Option<Ended>> {
     let (end, ended) = watch::channel(None);
     tokio::spawn(async move {
         let status = tokio::select! {
             status = child.wait() => status,
-            _ = dropped => match timeout(LINGER, child.wait()).await {
-                Ok(status) => status,
-                Err(_) => match child.kill().await {
-                    Ok(()) => child.wait().await,
-                    Err(error) => Err(error),
-                },
-            },
+            _ = dropped => {
+                let patience = match made.load(Ordering::Relaxed) {
+                    true => LINGER,
+                    false => UNMADE,
+                };
+                match timeout(patience, child.wait()).await {
+                    Ok(status) => status,
+                    Err(_) => match child.kill().await {
+                        Ok(()) => child.wait().await,
+                        Err(error) => Err(error),
+                    },
+                }
+            }
         };
         end.send_replace(Some(Ended(status.ok())));
     });

@@ -26,6 +26,7 @@ use super::admission::Admission;
 use super::bind::{self, BindError, Listening, Purpose};
 use super::connection::{self, ConnectionLimit};
 use super::counters::Counters;
+use super::deadline::Deadlines;
 use super::declared;
 use super::host::Host;
 use super::images::Images;
@@ -173,7 +174,8 @@ impl Server {
     }
 }
 
-type Layers = Stack<Relay, Stack<Admission, Stack<Authorize, Stack<Measure, Identity>>>>;
+type Layers =
+    Stack<Relay, Stack<Admission, Stack<Authorize, Stack<Deadlines, Stack<Measure, Identity>>>>>;
 
 async fn router(
     vms: &Arc<Vms>,
@@ -216,6 +218,7 @@ async fn router(
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
         .layer(Measure::new(Arc::clone(counters)))
+        .layer(Deadlines)
         .layer(authorize)
         .layer(Admission::new(&vms.settings().limits))
         // The services of VMs are behind it.

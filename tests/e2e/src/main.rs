@@ -2,6 +2,7 @@
 //! programs beside it: `e2e run` runs the tests, in processes of their own; `e2e demo` shows the
 //! product at work.
 
+mod bare;
 mod console;
 mod context;
 mod demo;
@@ -132,6 +133,7 @@ fn main() -> ExitCode {
 fn tests() -> impl Iterator<Item = &'static Test> {
     [
         service::TESTS,
+        service::deadlines::TESTS,
         tables::TESTS,
         tiny::TESTS,
         tiny::actions::TESTS,

@@ -1,5 +1,6 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
+pub mod deadlines;
 mod declared;
 mod devices;
 mod files;

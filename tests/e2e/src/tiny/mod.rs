@@ -18,7 +18,7 @@ mod single;
 mod smp;
 mod system;
 mod traps;
-mod unpack;
+pub mod unpack;
 mod vm;
 mod watch;
 
