@@ -59,6 +59,8 @@ pub enum Reason {
     Role,
     /// The VM isn't one of the client's.
     NotYourVm,
+    /// The images aren't the client's.
+    NotYourImages,
     /// Another stream goes on with what this one had.
     ResumedElsewhere,
     /// The guest changes what the call is about: try again.
@@ -77,6 +79,7 @@ impl Reason {
             Self::UnknownCertificate => "UNKNOWN_CERTIFICATE",
             Self::Role => "ROLE",
             Self::NotYourVm => "NOT_YOUR_VM",
+            Self::NotYourImages => "NOT_YOUR_IMAGES",
             Self::ResumedElsewhere => "RESUMED_ELSEWHERE",
             Self::GuestBusy => "GUEST_BUSY",
             Self::TimeOver => "TIME_OVER",
@@ -87,7 +90,9 @@ impl Reason {
     fn code(self) -> Code {
         match self {
             Self::NoCredentials | Self::UnknownToken => Code::Unauthenticated,
-            Self::UnknownCertificate | Self::Role | Self::NotYourVm => Code::PermissionDenied,
+            Self::UnknownCertificate | Self::Role | Self::NotYourVm | Self::NotYourImages => {
+                Code::PermissionDenied
+            }
             Self::ResumedElsewhere | Self::GuestBusy => Code::Aborted,
             Self::TimeOver => Code::DeadlineExceeded,
             Self::ShuttingDown => Code::Unavailable,

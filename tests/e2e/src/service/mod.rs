@@ -9,6 +9,7 @@ mod images;
 mod installed;
 mod limits;
 mod no_kvm;
+mod owners;
 mod processes;
 mod quotas;
 mod sandboxed;
@@ -80,6 +81,7 @@ pub const TESTS: &[Test] = &[
     images::CRASH,
     images::CLIENTS,
     images::GUEST,
+    owners::OWNERS,
     quotas::QUOTAS,
 ];
 
