@@ -95,7 +95,19 @@ impl Tour {
             command.args(["--metrics", &metrics]);
         })?;
         add_client_with_token(&remote.certs())?;
-        Ok(Self { remote, folder })
+        let tour = Self { remote, folder };
+        // A list that has changed is read a moment later.
+        while !tour.is_token_known(cx)? {}
+        Ok(tour)
+    }
+
+    fn is_token_known(&self, cx: &Context) -> Result<bool, Failure> {
+        let mut list = Command::new(cx.program("vmprobe"));
+        list.args(["vm", "list", "--server", &self.remote.endpoint]);
+        list.arg("--tls-ca").arg(self.remote.certs().join("ca.pem"));
+        list.arg("--token-file").arg(self.at("token"));
+        let output = list.stdin(Stdio::null()).output();
+        Ok(output.map_err(Failure::io("run vmprobe"))?.status.success())
     }
 
     fn at(&self, name: &str) -> PathBuf {
