@@ -135,12 +135,18 @@ impl Client {
 
     /// All images of this client, by their digests.
     pub async fn list_images(&self) -> Result<Vec<Image>, ClientError> {
+        self.list_images_of("").await
+    }
+
+    /// All images of an owner, as [`Image::owner`] has it, or of all (`*`). Those of others take control over all VMs.
+    pub async fn list_images_of(&self, owner: &str) -> Result<Vec<Image>, ClientError> {
         let mut images = Vec::new();
         let mut page_token = String::new();
         loop {
             let request = ListImagesRequest {
                 page_size: PAGE,
                 page_token,
+                owner: owner.to_owned(),
             };
             let page = self.images().list_images(request).await?.into_inner();
             images.extend(page.images);
@@ -153,8 +159,11 @@ impl Client {
 
     /// One image of this client, by a name, or by `sha256-` and its digest.
     pub async fn get_image(&self, image: &str) -> Result<Image, ClientError> {
-        let image = image.to_owned();
-        let answer = self.images().get_image(GetImageRequest { image }).await?;
+        let request = GetImageRequest {
+            image: image.to_owned(),
+            owner: String::new(),
+        };
+        let answer = self.images().get_image(request).await?;
         answer
             .into_inner()
             .image
@@ -163,10 +172,14 @@ impl Client {
 
     /// Deletes an image of this client's, with all its names.
     pub async fn delete_image(&self, image: &str) -> Result<(), ClientError> {
-        let image = image.to_owned();
-        self.images()
-            .delete_image(DeleteImageRequest { image })
-            .await?;
+        self.delete_image_of(image, "").await
+    }
+
+    /// Deletes an image of an owner's, as [`Image::owner`] has it. Another's takes control over all VMs.
+    pub async fn delete_image_of(&self, image: &str, owner: &str) -> Result<(), ClientError> {
+        let (image, owner) = (image.to_owned(), owner.to_owned());
+        let request = DeleteImageRequest { image, owner };
+        self.images().delete_image(request).await?;
         Ok(())
     }
 

@@ -1,14 +1,62 @@
 //! Work that may block, beside the threads that serve all calls.
 
+use tokio::task::{AbortHandle, spawn_blocking};
 use tonic::Status;
 
 use crate::status;
 
-/// Runs what may block on a thread of its own, so that no other call waits for it.
+/// Runs what may block on a thread of its own, so that no other call waits for it. When this is dropped, work that has
+/// begun comes to its end, and work that waits for a thread is never begun.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| status::cut_off(&error))?
+    let task = spawn_blocking(work);
+    let _given_up_with_this = AbortOnDrop(task.abort_handle());
+    task.await.map_err(|error| status::cut_off(&error))?
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn work_that_waits_for_a_thread_is_not_begun_when_nobody_wants_it_any_more() {
+        let mut builder = Builder::new_current_thread();
+        let runtime = builder.max_blocking_threads(1).build().unwrap();
+        let ran = runtime.block_on(async {
+            let (go_on, wait) = channel::<()>();
+            let first = tokio::spawn(blocking(move || {
+                // Until the other one was given up.
+                let _dropped = wait.recv();
+                Ok(())
+            }));
+            tokio::task::yield_now().await;
+            let (tell, told) = channel();
+            let second = tokio::spawn(blocking(move || {
+                tell.send(()).unwrap();
+                Ok(())
+            }));
+            tokio::task::yield_now().await;
+            second.abort();
+            assert!(second.await.unwrap_err().is_cancelled());
+            drop(go_on);
+            first.await.unwrap().unwrap();
+            // The only thread has come to what was behind it.
+            blocking(|| Ok(())).await.unwrap();
+            told.try_recv()
+        });
+        assert!(ran.is_err(), "work was begun that nobody wanted");
+    }
 }

@@ -22,6 +22,7 @@ mod log;
 mod machine;
 mod one_vm;
 mod page;
+mod refusal;
 mod resumable;
 mod services;
 mod settings;

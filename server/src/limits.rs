@@ -23,7 +23,7 @@ pub struct Limits {
     /// Probes of one VM.
     pub probes: usize,
     /// Calls that are under way at the same time and do something. Each may take a thread, and
-    /// [`REQUEST_BYTES`] until its request is read.
+    /// `request_mib` until its request is read.
     pub calls: usize,
     /// Streams, and calls that wait for something to happen, at the same time. A stream of events
     /// holds some 24 MiB when its client reads too slowly.
@@ -38,6 +38,12 @@ pub struct Limits {
     pub image_count: usize,
     /// Uploads of images at the same time.
     pub uploads: usize,
+    /// Sessions of one VM, those included whose clients were cut off.
+    pub sessions: usize,
+    /// Connections of clients at the same time.
+    pub connections: usize,
+    /// MiB of one request. A batch of [`PROBES_A_BATCH`] probes with long names fits into 16.
+    pub request_mib: usize,
     /// Seconds that an upload may take for its next part.
     pub upload_seconds: u64,
 }
@@ -57,16 +63,24 @@ impl Default for Limits {
             client_images_mib: 64 << 10,
             image_count: 1000,
             uploads: 16,
+            sessions: 1000,
+            connections: 1000,
+            request_mib: 16,
             upload_seconds: 60,
         }
     }
 }
 
+impl Limits {
+    /// Bytes of one request.
+    #[must_use]
+    pub fn request_bytes(&self) -> usize {
+        self.request_mib.saturating_mul(1 << 20)
+    }
+}
+
 /// Calls and streams of one connection at the same time. A client that makes more waits, by itself.
 pub const STREAMS_A_CONNECTION: u32 = 128;
-
-/// Sessions of one VM, those included whose clients were cut off.
-pub const SESSIONS: usize = 1000;
 
 /// Milliseconds that the probes of a client stay that was cut off, and its events are kept.
 const LINGER_MS: u32 = 600_000;
@@ -105,9 +119,6 @@ pub fn progress(ms: u32) -> Result<Option<Duration>, Status> {
 
 /// Probes in one request.
 pub const PROBES_A_BATCH: usize = 100_000;
-
-/// Bytes of one request: a batch of [`PROBES_A_BATCH`] probes with long names fits.
-pub const REQUEST_BYTES: usize = 16 << 20;
 
 /// Entries of the list of what can't be probed that one message has at most, and that are looked at
 /// for it: about 100 KiB.

@@ -11,7 +11,7 @@ use vmprobe_proto::v1;
 use crate::files::GrantedFiles;
 use crate::machine::Machine;
 use crate::settings::Settings;
-use crate::status;
+use crate::status::{self, Resource};
 
 /// A VM with a name, once it is made, and until it is deleted.
 #[derive(Debug)]
@@ -55,9 +55,8 @@ impl OneVm {
             let mut slot = this.machine.lock();
             if slot.is_some() {
                 let name = &this.name;
-                return Err(Status::already_exists(format!(
-                    "VM `{name}` is made already"
-                )));
+                let why = format!("VM `{name}` is made already");
+                return Err(status::exists(Resource::Vm, name, why));
             }
             let Self {
                 name,
@@ -88,12 +87,20 @@ impl OneVm {
         let machine = self.machine.lock().clone();
         machine
             .filter(|machine| machine.name() == name)
-            .ok_or_else(|| Status::not_found(format!("no VM is called `{name}` here")))
+            .ok_or_else(|| {
+                let why = format!("no VM is called `{name}` here");
+                status::missing(Resource::Vm, name, why)
+            })
     }
 
     /// The VM, if there is one.
     pub fn machine(&self) -> Option<Arc<Machine>> {
         self.machine.lock().clone()
+    }
+
+    /// The most bytes of a request.
+    pub fn max_request_bytes(&self) -> usize {
+        self.settings.limits.request_bytes()
     }
 
     /// The most streams that it may have at the same time.

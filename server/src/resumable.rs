@@ -112,10 +112,11 @@ impl ResumableStreams {
         let mut table = self.table.lock();
         let have = table.len();
         if have >= most {
-            return Err(Status::resource_exhausted(format!(
+            let why = format!(
                 "this VM keeps events of {have} streams for when they break, as many as it takes: end some, wait until \
                  those of clients that were cut off have ended, or start vmprobed with a larger --max-streams"
-            )));
+            );
+            return Err(status::exhausted_by("linger_ms", "--max-streams", why));
         }
         let events = ResumableEvents::new(subscription());
         let shared = Arc::new(tokio::sync::Mutex::new(events));

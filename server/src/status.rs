@@ -1,4 +1,4 @@
-//! Errors as gRPC status codes.
+//! Errors as gRPC status codes, with the details of [`refusal`](crate::refusal).
 //!
 //! | code | for |
 //! | --- | --- |
@@ -17,25 +17,24 @@ use guest_kernel::symbols::LookupError;
 use guest_state::{DebuggingError, VcpuError};
 use probe_engine::error::{BatchError, ChangeError, RegisterError};
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, StatusExt};
 use vmm::confinement::ConfinementError;
 use vmm::{CreateError, DeviceError, DiskError, FileError, NetError, VsockError};
 
-/// A wrong value of `field`, a path into the request such as `probes[2].name`.
-pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
-    with_field(Code::InvalidArgument, field, message)
-}
+use crate::refusal::without_field;
+pub use crate::refusal::{
+    Precondition, Reason, Resource, because, exhausted, exhausted_by, exists, invalid, missing,
+    precondition, with_field,
+};
+
+/// What there are four of, in each processor (SDM vol. 3, 18.2.1).
+const DEBUG_REGISTERS: &str = "debug registers";
 
 /// The host has no thread.
 pub fn no_thread(error: &io::Error) -> Status {
-    Status::resource_exhausted(format!("the host has no thread for the VM: {error}"))
-}
-
-/// A failure that one field of the request is to blame for.
-pub fn with_field(code: Code, field: impl Into<String>, message: impl Into<String>) -> Status {
-    let message = message.into();
-    let details = ErrorDetails::with_bad_request_violation(field, message.clone());
-    Status::with_error_details(code, message, details)
+    exhausted(
+        "host threads",
+        format!("the host has no thread for the VM: {error}"),
+    )
 }
 
 /// Why a VM was not made.
@@ -65,7 +64,7 @@ pub fn create(error: &CreateError) -> Status {
             let what = error.field().unwrap_or_default();
             let message =
                 format!("{error}: make it smaller, or start vmprobed with a larger --max-file");
-            return with_field(Code::ResourceExhausted, what, message);
+            return exhausted_by(what, "--max-file", message);
         }
         CreateError::Cpu(_)
         | CreateError::Vcpu(_)
@@ -76,13 +75,13 @@ pub fn create(error: &CreateError) -> Status {
     };
     match error.field() {
         Some(field) => with_field(code, field, error.to_string()),
-        None => Status::new(code, error.to_string()),
+        None => without_field(code, error.to_string()),
     }
 }
 
 /// Why a VM's process can't be confined.
 pub fn confinement(error: &ConfinementError) -> Status {
-    Status::failed_precondition(error.to_string())
+    precondition(Precondition::Host, "host", error.to_string())
 }
 
 /// Where a request has one of a batch's probes, such as `probes[17]`.
@@ -127,7 +126,10 @@ pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
         _ => error.to_string(),
     };
     let field = field.map_or_else(|| "probes".to_owned(), ProbeField::to_string);
-    with_field(code, field, message)
+    match code {
+        Code::ResourceExhausted => exhausted_by(&field, DEBUG_REGISTERS, message),
+        code => with_field(code, field, message),
+    }
 }
 
 /// Why a batch of probes was not removed, enabled, disabled or armed.
@@ -136,9 +138,11 @@ pub fn change(error: &ChangeError) -> Status {
         ChangeError::UnknownProbe { .. } => {
             with_field(Code::NotFound, "selector.ids", error.to_string())
         }
-        ChangeError::NoDebugRegister { .. } => Status::resource_exhausted(error.to_string()),
-        ChangeError::GuestKprobe { .. } => Status::failed_precondition(error.to_string()),
-        ChangeError::KprobesChanging => Status::aborted(error.to_string()),
+        ChangeError::NoDebugRegister { .. } => exhausted(DEBUG_REGISTERS, error.to_string()),
+        ChangeError::GuestKprobe { .. } => {
+            precondition(Precondition::State, "guest", error.to_string())
+        }
+        ChangeError::KprobesChanging => because(Reason::GuestBusy, error.to_string()),
         ChangeError::Debugging(error) => debugging(error),
         _ => Status::internal(error.to_string()),
     }
@@ -147,7 +151,9 @@ pub fn change(error: &ChangeError) -> Status {
 /// Why KVM doesn't watch what probes need.
 fn debugging(error: &DebuggingError) -> Status {
     let code = match error {
-        DebuggingError::TooMany(_) => Code::ResourceExhausted,
+        DebuggingError::TooMany(_) => {
+            return exhausted_by("probes", DEBUG_REGISTERS, error.to_string());
+        }
         DebuggingError::Length { .. }
         | DebuggingError::ExecuteLength { .. }
         | DebuggingError::Misaligned { .. } => Code::InvalidArgument,
@@ -168,6 +174,8 @@ pub fn cut_off(error: &tokio::task::JoinError) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use tonic_types::StatusExt;
+
     use super::*;
     use guest_state::GuestVirtAddr;
     use probe_engine::probe::ProbeId;

@@ -95,6 +95,12 @@ pub struct Arguments {
     /// Streams and waiting calls at the same time
     #[arg(long, value_name = "N")]
     pub max_streams: usize,
+    /// Sessions of the VM
+    #[arg(long, value_name = "N")]
+    pub max_sessions: usize,
+    /// MiB of one request
+    #[arg(long, value_name = "MIB")]
+    pub max_request: usize,
     /// Where kernels that were unpacked are kept
     #[arg(long, value_name = "FOLDER")]
     pub kernel_cache: Option<PathBuf>,
@@ -135,6 +141,8 @@ impl Arguments {
             max_probes: limits.probes,
             max_calls: limits.calls,
             max_streams: limits.streams,
+            max_sessions: limits.sessions,
+            max_request: limits.request_mib,
             kernel_cache: settings.kernel_cache.clone(),
             allow_changes: settings.changes,
             no_seccomp: !settings.seccomp,
@@ -156,6 +164,8 @@ impl Arguments {
             ("--max-probes", self.max_probes as u64),
             ("--max-calls", self.max_calls as u64),
             ("--max-streams", self.max_streams as u64),
+            ("--max-sessions", self.max_sessions as u64),
+            ("--max-request", self.max_request as u64),
         ];
         for (option, number) in numbers {
             words.extend([option.into(), number.to_string().into()]);
@@ -191,6 +201,8 @@ impl Arguments {
                 probes: self.max_probes,
                 calls: self.max_calls,
                 streams: self.max_streams,
+                sessions: self.max_sessions,
+                request_mib: self.max_request,
                 ..Limits::default()
             },
             changes: self.allow_changes,
@@ -267,19 +279,15 @@ pub(crate) async fn serve(connection: UnixStream, vm: Arc<OneVm>) -> Result<(), 
         _closed: closed,
     };
     let shared = || Arc::clone(&vm);
+    let request = vm.max_request_bytes();
     let router = tonic::transport::Server::builder()
         .initial_stream_window_size(limits::STREAM_WINDOW)
         .initial_connection_window_size(limits::CONNECTION_WINDOW)
         // The server lets calls in, and is trusted with how it ends them.
         .max_concurrent_streams(Some(u32::MAX))
         .http2_max_pending_accept_reset_streams(Some(usize::MAX))
-        .add_service(
-            VmServiceServer::new(Vms(shared())).max_decoding_message_size(limits::REQUEST_BYTES),
-        )
-        .add_service(
-            ProbeServiceServer::new(Probes(shared()))
-                .max_decoding_message_size(limits::REQUEST_BYTES),
-        )
+        .add_service(VmServiceServer::new(Vms(shared())).max_decoding_message_size(request))
+        .add_service(ProbeServiceServer::new(Probes(shared())).max_decoding_message_size(request))
         .add_service(EventServiceServer::new(Events(shared())))
         .add_service(HitServiceServer::new(Hits(shared())))
         .add_service(DebugServiceServer::new(Debuggers(shared())))
@@ -390,6 +398,8 @@ mod tests {
         let settings = Settings {
             limits: Limits {
                 probes: 7,
+                sessions: 8,
+                request_mib: 9,
                 ..Limits::default()
             },
             changes: true,

@@ -18,9 +18,9 @@ Examples:
 pub enum ImageCommand {
     /// Hand a file over to the server, and print what it is called there
     Push(ImagePush),
-    /// List the images that this client has on the server
+    /// List the images that this client has on the server, or others
     List(ImageList),
-    /// Delete images of this client's
+    /// Delete images of this client's, or of others
     Remove(ImageRemove),
 }
 
@@ -42,6 +42,25 @@ pub struct ImageList {
     pub server: ServerArgs,
     #[command(flatten)]
     pub format: FormatArgs,
+    #[command(flatten)]
+    pub owner: OwnerArgs,
+    /// List those of all clients, with their owners
+    #[arg(long, conflicts_with = "owner")]
+    pub all: bool,
+}
+
+/// Whose images are meant.
+#[derive(Debug, Args)]
+pub struct OwnerArgs {
+    /// Whose images are meant: `client:NAME` of the server's list, `user:NUMBER` of its host, or `anonymous`; this
+    /// client's own unless it is given. Those of others take the role `control` over all VMs
+    #[arg(
+        long,
+        value_name = "OWNER",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub owner: String,
 }
 
 #[derive(Debug, Args)]
@@ -51,6 +70,8 @@ pub struct ImageRemove {
     /// Their names, or `sha256-` and their digests
     #[arg(value_name = "IMAGE", required = true)]
     pub images: Vec<String>,
+    #[command(flatten)]
+    pub owner: OwnerArgs,
 }
 
 /// Which files of this host are handed over to a server.

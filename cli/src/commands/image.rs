@@ -21,16 +21,20 @@ pub async fn image(command: &ImageCommand) -> Result<(), Failure> {
             print([format!("sha256-{}", image.sha256)])
         }
         ImageCommand::List(list) => {
-            let images = list.server.connect().await?.list_images().await?;
+            let owner = match list.all {
+                true => "*",
+                false => &list.owner.owner,
+            };
+            let images = list.server.connect().await?.list_images_of(owner).await?;
             match list.format.is_json() {
                 true => print(images.iter().map(|it| render::image_json(it).to_string())),
-                false => print(render::image_list(&images)),
+                false => print(render::image_list(&images, list.all)),
             }
         }
         ImageCommand::Remove(remove) => {
             let client = remove.server.connect().await?;
             for image in &remove.images {
-                client.delete_image(image).await?;
+                client.delete_image_of(image, &remove.owner.owner).await?;
             }
             Ok(())
         }

@@ -7,19 +7,21 @@ use vmprobe_client::v1::Image;
 
 use super::table;
 
-/// Images, a line each: names, digest, size, time of the upload, the VMs that use it.
+/// Images, a line each: names, digest, size, time of the upload, the VMs that use it, and the owner if that is wanted.
 #[must_use]
-pub fn image_list(images: &[Image]) -> Vec<String> {
+pub fn image_list(images: &[Image], with_owners: bool) -> Vec<String> {
     let rows: Vec<Vec<String>> = images
         .iter()
         .map(|image| {
-            vec![
+            let mut row = vec![
                 image.names.join(","),
                 format!("sha256-{}", image.sha256),
                 size(image.size),
                 time(image.uploaded_at),
                 image.vms.join(","),
-            ]
+            ];
+            row.extend(with_owners.then(|| image.owner.clone()));
+            row
         })
         .collect();
     table(&rows, &[2])
@@ -34,6 +36,7 @@ pub fn image_json(image: &Image) -> Value {
         "names": image.names,
         "uploaded_at": time(image.uploaded_at),
         "vms": image.vms,
+        "owner": image.owner,
     })
 }
 
@@ -64,6 +67,7 @@ mod tests {
             names: names.iter().map(ToString::to_string).collect(),
             uploaded_at: 1_800_000_000,
             vms: vms.iter().map(ToString::to_string).collect(),
+            owner: "client:alice".into(),
         };
         let images = [
             image("ab", 1, &[], &["a", "b"]),
@@ -73,10 +77,17 @@ mod tests {
             "              sha256-ab   1 MiB  2027-01-15T08:00:00Z  a,b",
             "linux,stable  sha256-cd  64 MiB  2027-01-15T08:00:00Z",
         ];
-        assert_eq!(image_list(&images), expected);
+        assert_eq!(image_list(&images, false), expected);
+        let with_owners = image_list(&images, true);
+        assert!(
+            with_owners
+                .iter()
+                .all(|line| line.ends_with("  client:alice"))
+        );
         let value = image_json(&images[1]);
         assert_eq!(value["names"][1], "stable");
         assert_eq!(value["size"], 64 << 20);
+        assert_eq!(value["owner"], "client:alice");
         assert_eq!(time(u64::MAX), "");
     }
 }

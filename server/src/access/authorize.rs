@@ -20,6 +20,7 @@ use super::reloaded::Reloaded;
 use super::role::{self, Need, Role};
 use crate::answer_body::{Companion, accompany};
 use crate::front::Peer;
+use crate::status::{self, Reason};
 
 /// What a token in a call's metadata begins with (RFC 6750, 2.1).
 const BEARER: &str = "Bearer ";
@@ -68,6 +69,13 @@ impl Authorize {
                 let account = uid.map_or(Account::Anonymous, Account::User);
                 return Ok(Caller::unlisted(peer.to_string(), account));
             }
+            Peer::TooMany { most } => {
+                let why = format!(
+                    "this server has {most} connections, as many as it takes: close one, or start vmprobed with a larger \
+                     --max-connections"
+                );
+                return Err(status::exhausted("--max-connections", why));
+            }
             Peer::PlainText(_) => {
                 return Ok(Caller::unlisted(peer.to_string(), Account::Anonymous));
             }
@@ -82,19 +90,22 @@ impl Authorize {
                 .and_then(|value| value.strip_prefix(BEARER));
             let known = token.and_then(|token| clients.with_token(token.trim()));
             return known.cloned().ok_or_else(|| {
-                Status::unauthenticated("this server knows no client with this token")
+                let why = "this server knows no client with this token";
+                status::because(Reason::UnknownToken, why)
             });
         }
         if names.is_empty() {
-            return Err(Status::unauthenticated(
+            return Err(status::because(
+                Reason::NoCredentials,
                 "this server wants to know who calls: give a certificate (--tls-cert, --tls-key), or a token (--token-file)",
             ));
         }
         clients.with_certificate(names).cloned().ok_or_else(|| {
-            Status::permission_denied(format!(
+            let why = format!(
                 "this server knows no client with a certificate of the name {}",
                 names.join(" or ")
-            ))
+            );
+            status::because(Reason::UnknownCertificate, why)
         })
     }
 }

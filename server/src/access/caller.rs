@@ -1,12 +1,20 @@
 //! Who makes a call.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 use tonic::{Extensions, Status};
 use wildmatch::WildMatch;
 
 use super::role::Role;
+use crate::status::{self, Reason};
+
+const CLIENT: &str = "client:";
+const USER: &str = "user:";
+const ANONYMOUS: &str = "anonymous";
 
 /// Whose a client is: images belong to accounts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -25,6 +33,37 @@ impl Account {
     pub fn is_as_mighty_as_the_server(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         matches!(self, Self::User(user) if *user == own || *user == 0)
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Client(name) => write!(f, "{CLIENT}{name}"),
+            Self::User(number) => write!(f, "{USER}{number}"),
+            Self::Anonymous => f.write_str(ANONYMOUS),
+        }
+    }
+}
+
+/// A text is no account.
+#[derive(Clone, Copy, Debug, Error)]
+#[error("an owner is `client:NAME`, `user:NUMBER` or `anonymous`")]
+pub struct NoAccount;
+
+impl FromStr for Account {
+    type Err = NoAccount;
+
+    fn from_str(text: &str) -> Result<Self, NoAccount> {
+        if let Some(name) = text.strip_prefix(CLIENT) {
+            return Ok(Self::Client(name.into()));
+        }
+        if let Some(number) = text.strip_prefix(USER) {
+            return number.parse().map(Self::User).map_err(|_| NoAccount);
+        }
+        (text == ANONYMOUS)
+            .then_some(Self::Anonymous)
+            .ok_or(NoAccount)
     }
 }
 
@@ -60,6 +99,12 @@ impl Caller {
         found.ok_or_else(|| Status::internal("nobody makes this call: a bug of the server"))
     }
 
+    /// Returns true for one that may do all to all VMs.
+    pub fn controls_all(&self) -> bool {
+        let all = self.vms.is_empty() || self.vms.iter().any(|vms| vms.to_string() == "*");
+        self.role == Role::Control && all
+    }
+
     /// Returns true if the VM of this name is one of its.
     pub fn may_use(&self, vm: &str) -> bool {
         self.vms.is_empty() || self.vms.iter().any(|pattern| pattern.matches(vm))
@@ -72,11 +117,12 @@ impl Caller {
             true => Ok(()),
             false => {
                 let patterns: Vec<String> = self.vms.iter().map(ToString::to_string).collect();
-                Err(Status::permission_denied(format!(
+                let why = format!(
                     "client `{}` may use VMs called {}, and not `{vm}`",
                     self.name,
                     patterns.join(" or ")
-                )))
+                );
+                Err(status::because(Reason::NotYourVm, why))
             }
         }
     }
@@ -86,12 +132,34 @@ impl Caller {
     pub fn check_role(&self, needed: Role, what: &str) -> Result<(), Status> {
         match self.role >= needed {
             true => Ok(()),
-            false => Err(Status::permission_denied(format!(
-                "{what} takes the role `{}`, and client `{}` has `{}`",
-                needed.name(),
-                self.name,
-                self.role.name()
-            ))),
+            false => {
+                let why = format!(
+                    "{what} takes the role `{}`, and client `{}` has `{}`",
+                    needed.name(),
+                    self.name,
+                    self.role.name()
+                );
+                Err(status::because(Reason::Role, why))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_is_what_its_text_says() {
+        for account in [
+            Account::Client("alice:b".into()),
+            Account::User(1000),
+            Account::Anonymous,
+        ] {
+            assert_eq!(account.to_string().parse::<Account>().unwrap(), account);
+        }
+        for text in ["", "alice", "user:", "user:-1", "user:x", "anonymous:", "*"] {
+            assert!(text.parse::<Account>().is_err(), "{text}");
         }
     }
 }

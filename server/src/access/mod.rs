@@ -16,7 +16,7 @@ mod role;
 
 pub use audit::{AuditError, AuditLog};
 pub use authorize::{Authorize, NamedVm};
-pub use caller::{Account, Caller};
+pub use caller::{Account, Caller, NoAccount};
 pub use clients::{Clients, ClientsError};
 pub use reloaded::Reloaded;
 pub use role::Role;

@@ -32,10 +32,12 @@ pub fn check_batch(probes: usize) -> Result<(), Status> {
     if probes <= limits::PROBES_A_BATCH {
         return Ok(());
     }
-    Err(Status::resource_exhausted(format!(
-        "{probes} probes in one batch: send at most {} at a time",
-        limits::PROBES_A_BATCH
-    )))
+    let most = limits::PROBES_A_BATCH;
+    Err(status::exhausted_by(
+        "probes",
+        "probes of one batch",
+        format!("{probes} probes in one batch: send at most {most} at a time"),
+    ))
 }
 
 /// A wrong field of a probe.

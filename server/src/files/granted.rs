@@ -13,7 +13,7 @@ use vmm::confinement::Access;
 
 use super::beneath::{self, NotBeneath};
 use super::{Folders, IMAGE, copy};
-use crate::status;
+use crate::status::{self, Precondition};
 
 /// What becomes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,14 +236,17 @@ impl GrantedFiles {
             .ok_or_else(|| self.refusal(field, path, wanted))?;
         let folder = beneath::folder(folder).map_err(|error| {
             let folder = folder.display();
-            Status::failed_precondition(format!(
+            let why = format!(
                 "the folder {folder}, whose files clients may name, can't be opened: {}",
                 io::Error::from(error)
-            ))
+            );
+            status::precondition(Precondition::Host, "--files", why)
         })?;
         let found = beneath::find(&folder, rest, flags).map_err(|error| match error {
             NotBeneath::Outside => self.refusal(field, path, wanted),
-            NotBeneath::Unsupported => Status::failed_precondition(
+            NotBeneath::Unsupported => status::precondition(
+                Precondition::Host,
+                "openat2",
                 "files below a folder take a host with Linux 5.6 or newer (openat2)",
             ),
             NotBeneath::Failed(error) => {
@@ -295,14 +298,13 @@ impl GrantedFiles {
             return Err(Status::internal(message));
         };
         let copied = copy::private(image, folder).map_err(|error| {
-            let code = match error.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    Code::ResourceExhausted
-                }
-                _ => Code::Internal,
-            };
             let message = format!("{path} can't be copied for the guest to change: {error}");
-            status::with_field(code, field, message)
+            match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    status::exhausted_by(field, "host disk", message)
+                }
+                _ => status::with_field(Code::Internal, field, message),
+            }
         })?;
         Ok(HostPath::of_file(path, copied.into()))
     }

@@ -18,6 +18,7 @@ use tower_service::Service;
 
 use crate::answer_body::{Companion, accompany};
 use crate::limits::Limits;
+use crate::status;
 
 /// Calls that last until something happens, or until their client goes away.
 const LASTING: &[&str] = &[
@@ -69,10 +70,11 @@ impl CallLimit {
             let Self {
                 most, what, option, ..
             } = self;
-            Status::resource_exhausted(format!(
+            let why = format!(
                 "this server has {most} {what} under way, as many as it takes: try again when some \
                  have ended, or start vmprobed with a larger {option}"
-            ))
+            );
+            status::exhausted(option, why)
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::access::{Account, Caller, NamedVm};
 use crate::blocking::blocking;
 use crate::files::GrantedFiles;
 use crate::page::Page;
-use crate::{convert, doctor, images, limits, status};
+use crate::{convert, doctor, images, status};
 
 /// What becomes of a call.
 type Answer =
@@ -45,8 +45,9 @@ where
 {
     Box::new(move |request| {
         Box::pin(async move {
+            let most = vms.settings().limits.request_bytes();
             let codec = Codec::<R, Q>::default();
-            let grpc = Grpc::new(codec).max_decoding_message_size(limits::REQUEST_BYTES);
+            let grpc = Grpc::new(codec).max_decoding_message_size(most);
             Ok({ grpc }.unary(Unary { vms, call }, request).await)
         })
     })
@@ -110,7 +111,7 @@ async fn create(
     make(vms, asked.caller.account, granted, request).await
 }
 
-/// Makes a VM for an account, of files that it may name.
+/// Makes a VM for an account, of files that it may name. When this is dropped before it has answered, nothing is left.
 ///
 /// # Errors
 /// What is wrong with the request or the host, or a limit.
@@ -122,24 +123,20 @@ pub async fn make(
 ) -> Result<v1::CreateVmResponse, Status> {
     let reservation = vms.reserve(&request.name, convert::memory_mib(&request))?;
     let place = vms.creation().await?;
-    // To the end, even if the client goes away: a name is never left half taken.
-    let created = tokio::spawn(async move {
-        let _until_it_is_made = place;
-        let name = reservation.name().to_owned();
-        let request = v1::CreateVmRequest { name, ..request };
-        let store = vms.images().cloned();
-        let (request, granted, images) = blocking(move || {
-            let images = images::grant(store.as_ref(), &account, &request, &mut granted)?;
-            Ok((request, granted, images))
-        })
-        .await?;
-        let (process, created) =
-            VmProcess::start(vms.program(), request, vms.settings(), granted, images).await?;
-        reservation.fill(Arc::new(process))?;
-        doctor::warn_if_unfit();
-        Ok(created)
-    });
-    created.await.map_err(|error| status::cut_off(&error))?
+    let name = reservation.name().to_owned();
+    let request = v1::CreateVmRequest { name, ..request };
+    let store = vms.images().cloned();
+    // Files that are being copied for a VM count as one, also when nobody waits for it any more.
+    let (request, granted, images, _until_it_is_made, reservation) = blocking(move || {
+        let images = images::grant(store.as_ref(), &account, &request, &mut granted)?;
+        Ok((request, granted, images, place, reservation))
+    })
+    .await?;
+    let (process, created) =
+        VmProcess::start(vms.program(), request, vms.settings(), granted, images).await?;
+    reservation.fill(Arc::new(process))?;
+    doctor::warn_if_unfit();
+    Ok(created)
 }
 
 async fn list(
@@ -200,8 +197,12 @@ async fn delete(
 ) -> Result<v1::DeleteVmResponse, Status> {
     asked.check_vm(&request.vm)?;
     let process = vms.get(&request.vm)?;
-    process.delete_guest().await;
-    vms.remove(&process);
-    tracing::info!(vm = process.name(), "deleted");
+    // To the end, even if the client goes away: no VM is left without its guest.
+    let deleted = tokio::spawn(async move {
+        process.delete_guest().await;
+        vms.remove(&process);
+        tracing::info!(vm = process.name(), "deleted");
+    });
+    deleted.await.map_err(|error| status::cut_off(&error))?;
     Ok(v1::DeleteVmResponse {})
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -27,6 +27,8 @@ use crate::access::Reloaded;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes at the same time.
 const HANDSHAKES: usize = 256;
+/// Connections beyond the limit whose clients are told so, at the same time. Further ones are closed.
+const REFUSED: usize = 64;
 /// How long nothing is accepted after the system has refused: it may have run out of files.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,6 +49,11 @@ pub enum Peer {
     },
     /// Whoever has come by TCP, in plain text.
     PlainText(SocketAddr),
+    /// Whoever has come when there were as many as there may be.
+    TooMany {
+        /// So many.
+        most: usize,
+    },
 }
 
 impl Peer {
@@ -56,6 +63,7 @@ impl Peer {
             Self::Local { .. } => "unix",
             Self::Tls { .. } => "tls",
             Self::PlainText(_) => "plain-text",
+            Self::TooMany { .. } => "refused",
         }
     }
 }
@@ -68,6 +76,7 @@ impl Display for Peer {
             Self::Tls { address, names } if names.is_empty() => write!(f, "{address}"),
             Self::Tls { address, names } => write!(f, "{} at {address}", names.join(" or ")),
             Self::PlainText(address) => write!(f, "{address}, in plain text"),
+            Self::TooMany { most } => write!(f, "one client more than {most}"),
         }
     }
 }
@@ -87,6 +96,8 @@ pub struct Connection {
     stream: Stream,
     /// Since the client is known.
     counted: Option<CountedConnection>,
+    /// Among those that there may be.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
@@ -115,6 +126,44 @@ pub fn incoming(
         accepting.spawn(accept(listener, Found(found.clone(), count.clone())));
     }
     (accepting, connections)
+}
+
+/// How many connections there may be at the same time.
+#[derive(Debug)]
+pub struct ConnectionLimit {
+    most: usize,
+    places: Arc<Semaphore>,
+    refused: Arc<Semaphore>,
+}
+
+impl ConnectionLimit {
+    /// So many.
+    pub fn new(most: usize) -> Self {
+        let semaphore = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+        Self {
+            most,
+            places: semaphore(most),
+            refused: semaphore(REFUSED),
+        }
+    }
+
+    /// Gives a connection a place, or has its calls be refused ([`Peer::TooMany`]); none where there are too many of
+    /// those, too.
+    pub fn admit(&self, accepted: io::Result<Connection>) -> Option<io::Result<Connection>> {
+        let mut connection = match accepted {
+            Ok(connection) => connection,
+            failed => return Some(failed),
+        };
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            connection.place = Some(place);
+        } else {
+            let most = self.most;
+            tracing::warn!("there are {most} connections, as many as --max-connections says");
+            connection.place = Some(Arc::clone(&self.refused).try_acquire_owned().ok()?);
+            connection.peer = Peer::TooMany { most };
+        }
+        Some(Ok(connection))
+    }
 }
 
 /// Where connections go.
@@ -185,6 +234,7 @@ async fn local(socket: &UnixSocket) -> io::Result<Connection> {
         peer: Peer::Local { uid },
         stream: Stream::Unix(stream),
         counted: None,
+        place: None,
     })
 }
 
@@ -200,6 +250,7 @@ async fn plain(listener: &TcpListener) -> io::Result<Connection> {
         peer: Peer::PlainText(address),
         stream: Stream::Tcp(stream),
         counted: None,
+        place: None,
     })
 }
 
@@ -221,6 +272,7 @@ async fn handshake(
         },
         stream: Stream::Tls(Box::new(stream)),
         counted: None,
+        place: None,
     })
 }
 

@@ -9,10 +9,14 @@ use vmprobe_proto::v1;
 use vmprobe_proto::v1::image_service_server::ImageService;
 use vmprobe_proto::v1::upload_image_request::Part;
 
-use crate::access::{Account, Caller};
+use crate::access::{Account, Caller, NoAccount};
 use crate::blocking::blocking;
 use crate::images::{Begin, Begun, ImageError, ImageStore, KeptImage};
 use crate::page::Page;
+use crate::status::{self, Reason};
+
+/// Stands for all owners.
+const ALL: &str = "*";
 
 /// The service.
 #[derive(Clone, Debug)]
@@ -34,6 +38,25 @@ impl Images {
     fn asked<T>(&self, request: &Request<T>) -> Result<(Arc<ImageStore>, Account), Status> {
         let caller = Caller::of(request.extensions())?;
         Ok((self.store()?, caller.account))
+    }
+
+    /// As [`asked`](Self::asked), about the images of this owner; the caller's own if it is empty.
+    fn asked_of<T>(
+        &self,
+        request: &Request<T>,
+        owner: &str,
+    ) -> Result<(Arc<ImageStore>, Account), Status> {
+        let caller = Caller::of(request.extensions())?;
+        if owner.is_empty() {
+            return Ok((self.store()?, caller.account));
+        }
+        let account: Account = owner
+            .parse()
+            .map_err(|error: NoAccount| status::invalid("owner", error.to_string()))?;
+        if account != caller.account {
+            check_sees_all(&caller)?;
+        }
+        Ok((self.store()?, account))
     }
 
     async fn next(
@@ -97,19 +120,26 @@ impl ImageService for Images {
         &self,
         request: Request<v1::ListImagesRequest>,
     ) -> Result<Response<v1::ListImagesResponse>, Status> {
-        let (store, account) = self.asked(&request)?;
         let v1::ListImagesRequest {
             page_size,
             page_token,
-        } = request.into_inner();
-        let page: Page<String> = Page::asked(page_size, &page_token, "images")?;
-        let images = blocking(move || Ok(store.list(&account))).await?;
-        let is_later = |image: &KeptImage| {
-            let after = page.after();
-            after.is_none_or(|last| image.digest.to_string() > *last)
+            owner,
+        } = request.get_ref().clone();
+        let page: Page<String> = Page::asked(page_size, &page_token, ("images", &owner))?;
+        let mut images = if owner == ALL {
+            check_sees_all(&Caller::of(request.extensions())?)?;
+            let store = self.store()?;
+            blocking(move || Ok(store.list_all())).await?
+        } else {
+            let (store, account) = self.asked_of(&request, &owner)?;
+            blocking(move || Ok(store.list(&account))).await?
         };
+        // A content that several have comes once for each.
+        let key = |image: &KeptImage| format!("{} {}", image.digest, image.owner);
+        images.sort_by_cached_key(key);
+        let is_later = |image: &KeptImage| page.after().is_none_or(|last| key(image) > *last);
         let later = images.into_iter().filter(is_later);
-        let (images, next_page_token) = page.cut(later, |image| image.digest.to_string());
+        let (images, next_page_token) = page.cut(later, key);
         Ok(Response::new(v1::ListImagesResponse {
             images: images.into_iter().map(described).collect(),
             next_page_token,
@@ -120,8 +150,8 @@ impl ImageService for Images {
         &self,
         request: Request<v1::GetImageRequest>,
     ) -> Result<Response<v1::GetImageResponse>, Status> {
-        let (store, account) = self.asked(&request)?;
-        let name = request.into_inner().image;
+        let v1::GetImageRequest { image: name, owner } = request.get_ref().clone();
+        let (store, account) = self.asked_of(&request, &owner)?;
         let image = blocking(move || store.find(&account, &name).map_err(Status::from)).await?;
         let image = Some(described(image));
         Ok(Response::new(v1::GetImageResponse { image }))
@@ -131,11 +161,24 @@ impl ImageService for Images {
         &self,
         request: Request<v1::DeleteImageRequest>,
     ) -> Result<Response<v1::DeleteImageResponse>, Status> {
-        let (store, account) = self.asked(&request)?;
-        let name = request.into_inner().image;
+        let v1::DeleteImageRequest { image: name, owner } = request.get_ref().clone();
+        let (store, account) = self.asked_of(&request, &owner)?;
         blocking(move || store.delete(&account, &name).map_err(Status::from)).await?;
         Ok(Response::new(v1::DeleteImageResponse {}))
     }
+}
+
+/// # Errors
+/// `PERMISSION_DENIED` for one that hasn't control over all VMs.
+fn check_sees_all(caller: &Caller) -> Result<(), Status> {
+    if caller.controls_all() {
+        return Ok(());
+    }
+    let why = format!(
+        "the images of others take the role `control` over all VMs, which client `{}` hasn't",
+        caller.name
+    );
+    Err(status::because(Reason::NotYourImages, why))
 }
 
 fn uploaded(image: KeptImage) -> Response<v1::UploadImageResponse> {
@@ -150,5 +193,6 @@ fn described(image: KeptImage) -> v1::Image {
         names: image.names,
         uploaded_at: image.uploaded_at,
         vms: image.vms,
+        owner: image.owner.to_string(),
     }
 }

@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -29,12 +30,15 @@ use crate::images::HeldImages;
 use crate::limits;
 use crate::log::{self, FromVm, Records};
 use crate::settings::Settings;
+use crate::status::{self, Precondition};
 use crate::vm_process::{self, Arguments};
 
 /// How long a killed guest may take to end before its process is killed.
 const END: Duration = Duration::from_secs(5);
 /// How long a process whose VM was deleted may take, so that clients read the ends of their streams.
 const LINGER: Duration = Duration::from_secs(60);
+/// How long a process may take that has made no VM: nobody reads anything of it any more.
+const UNMADE: Duration = Duration::from_secs(1);
 /// How long a process may take to end whose socket is closed already.
 const GONE: Duration = Duration::from_secs(5);
 /// What runs a VM.
@@ -96,12 +100,14 @@ impl VmProcess {
         images: HeldImages,
     ) -> Result<(Self, v1::CreateVmResponse), Status> {
         let failed = |error: io::Error| {
-            Status::resource_exhausted(format!("the host has no process for the VM: {error}"))
+            let why = format!("the host has no process for the VM: {error}");
+            status::exhausted("host processes", why)
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
         let arguments = Arguments::of(&request, settings, granted);
         let (in_use, dropped) = oneshot::channel();
+        let made = Arc::new(AtomicBool::new(false));
         let (pid, ended) = match program {
             VmProgram::Process(path) => {
                 let (log, output) = match &settings.records {
@@ -124,7 +130,10 @@ impl VmProcess {
                     .spawn()
                     .map_err(failed)?;
                 let log = log.map(|(log, records)| keep(log, arguments.name.clone(), records));
-                (child.id(), watch_child(child, dropped, log))
+                (
+                    child.id(),
+                    watch_child(child, dropped, Arc::clone(&made), log),
+                )
             }
             #[cfg(feature = "testing")]
             VmProgram::Here(publishers) => {
@@ -158,6 +167,7 @@ impl VmProcess {
         match created {
             Ok(created) => {
                 let created = created.into_inner();
+                made.store(true, Ordering::Relaxed);
                 *process.known.get_mut() = created.vm.clone().unwrap_or_default();
                 Ok((process, created))
             }
@@ -329,7 +339,8 @@ impl VmProcess {
         if std::error::Error::source(&status).is_none() {
             return status;
         }
-        Status::failed_precondition(self.lost().await.detail)
+        let why = self.lost().await.detail;
+        status::precondition(Precondition::State, &self.name, why)
     }
 
     /// How the guest of a process has ended that answers no more.
@@ -368,23 +379,31 @@ fn keep(log: FromVm, vm: String, records: Records) -> Kept {
     (over, task)
 }
 
-/// Waits for the end of a process, and of its log, and sees to it once `dropped` is.
+/// Waits for the end of a process, and of its log, and sees to it once `dropped` is, soon if it has not `made` its VM by
+/// then.
 fn watch_child(
     mut child: Child,
     dropped: oneshot::Receiver<()>,
+    made: Arc<AtomicBool>,
     log: Option<Kept>,
 ) -> watch::Receiver<Option<Ended>> {
     let (end, ended) = watch::channel(None);
     tokio::spawn(async move {
         let status = tokio::select! {
             status = child.wait() => status,
-            _ = dropped => match timeout(LINGER, child.wait()).await {
-                Ok(status) => status,
-                Err(_) => match child.kill().await {
-                    Ok(()) => child.wait().await,
-                    Err(error) => Err(error),
-                },
-            },
+            _ = dropped => {
+                let patience = match made.load(Ordering::Relaxed) {
+                    true => LINGER,
+                    false => UNMADE,
+                };
+                match timeout(patience, child.wait()).await {
+                    Ok(status) => status,
+                    Err(_) => match child.kill().await {
+                        Ok(()) => child.wait().await,
+                        Err(error) => Err(error),
+                    },
+                }
+            }
         };
         if let Some((over, task)) = log {
             drop(over);

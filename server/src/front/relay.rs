@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{Extensions, Request as HttpRequest, Response as HttpResponse};
 use prost::Message;
+use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
@@ -23,9 +24,9 @@ use super::addressed::{self, Address};
 use super::calls;
 use super::process::VmProcess;
 use super::raw::RawCodec;
+use super::request_size::with_limit;
 use super::vms::Vms;
 use crate::access::{Caller, NamedVm, Role};
-use crate::limits;
 
 /// The call whose probes may do something to the guest.
 const REGISTER: &str = "/vmprobe.v1.ProbeService/RegisterProbes";
@@ -83,20 +84,23 @@ where
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
         let uri = request.uri();
         if let Some(answer) = calls::answer(&self.relay.vms, uri.path()) {
-            return answer(request);
+            let answer = answer(request);
+            return Box::pin(async { Ok(with_limit(answer.await?)) });
         }
         let address = self.relay.addresses.get(uri.path()).copied();
         let Some((address, path)) = address.zip(uri.path_and_query().cloned()) else {
-            return Box::pin(self.inner.call(request));
+            let answer = self.inner.call(request);
+            return Box::pin(async { Ok(with_limit(answer.await?)) });
         };
+        let most = self.relay.vms.settings().limits.request_bytes();
         let call = RelayedCall {
             vms: Arc::clone(&self.relay.vms),
             address,
             path,
         };
         Box::pin(async move {
-            let grpc = Grpc::new(RawCodec).max_decoding_message_size(limits::REQUEST_BYTES);
-            Ok({ grpc }.streaming(call, request).await)
+            let grpc = Grpc::new(RawCodec).max_decoding_message_size(most);
+            Ok(with_limit({ grpc }.streaming(call, request).await))
         })
     }
 }
@@ -130,10 +134,33 @@ impl StreamingService<Bytes> for RelayedCall {
             let process = vms.get(&vm)?;
             // A client that has gone ends its messages.
             let rest = messages.map_while(Result::ok);
-            let messages = tokio_stream::once(first).chain(rest);
-            let request = Request::from_parts(metadata, Extensions::new(), messages);
-            pass_on(process, request, path).await
+            let (answering, answered) = oneshot::channel();
+            let heard = Heard {
+                messages: Box::pin(tokio_stream::once(first).chain(rest)),
+                answered,
+            };
+            let request = Request::from_parts(metadata, Extensions::new(), heard);
+            pass_on(process, request, path, answering).await
         })
+    }
+}
+
+/// A client's messages, as long as somebody may still answer. HTTP/2 keeps a call open whose client goes on with its
+/// messages, also when nobody wants its answer any more.
+struct Heard {
+    messages: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
+    /// Completes when the answer is dropped.
+    answered: oneshot::Receiver<Infallible>,
+}
+
+impl Stream for Heard {
+    type Item = Bytes;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        match Pin::new(&mut self.answered).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(None),
+            Poll::Pending => self.messages.as_mut().poll_next(cx),
+        }
     }
 }
 
@@ -148,11 +175,12 @@ fn check_watches_only(caller: &Caller, request: Bytes) -> Result<(), Status> {
     }
 }
 
-/// Has the VM's process answer.
+/// Has the VM's process answer. `answering` goes with the answer.
 async fn pass_on(
     process: Arc<VmProcess>,
     request: Request<impl Stream<Item = Bytes> + Send + 'static>,
     path: PathAndQuery,
+    answering: oneshot::Sender<Infallible>,
 ) -> Result<Response<Messages>, Status> {
     // What the process may send is limited there, and by what the client takes.
     let client = tonic::client::Grpc::new(process.channel());
@@ -167,6 +195,7 @@ async fn pass_on(
     };
     Ok(response.map(|messages| {
         Box::pin(messages.then(move |message| {
+            let _goes_with_this = &answering;
             let process = Arc::clone(&process);
             async move {
                 match message {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Router;
 use tower_layer::{Identity, Stack};
@@ -23,8 +24,9 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use super::admission::Admission;
 use super::bind::{self, BindError, Listening, Purpose};
-use super::connection;
+use super::connection::{self, ConnectionLimit};
 use super::counters::Counters;
+use super::deadline::Deadlines;
 use super::declared;
 use super::host::Host;
 use super::images::Images;
@@ -148,7 +150,8 @@ impl Server {
         let mut telemetry = Telemetry::start(&self.telemetry, address, &watch, &sent)?;
         let mut watched = watch.serve(self.metrics.listeners);
         declared::make(&vms, self.declared);
-        let incoming = ReceiverStream::new(connections);
+        let limit = ConnectionLimit::new(self.vms.settings().limits.connections);
+        let incoming = ReceiverStream::new(connections).filter_map(move |next| limit.admit(next));
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.
             let _ = drained.await;
@@ -190,7 +193,8 @@ impl Server {
     }
 }
 
-type Layers = Stack<Relay, Stack<Admission, Stack<Authorize, Stack<Measure, Identity>>>>;
+type Layers =
+    Stack<Relay, Stack<Admission, Stack<Authorize, Stack<Deadlines, Stack<Measure, Identity>>>>>;
 
 async fn router(
     vms: &Arc<Vms>,
@@ -220,6 +224,8 @@ async fn router(
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // What the details of a refusal are.
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
     };
     let images = Images {
         store: vms.images().cloned(),
@@ -231,6 +237,7 @@ async fn router(
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
         .layer(Measure::new(Arc::clone(counters)))
+        .layer(Deadlines)
         .layer(authorize)
         .layer(Admission::new(&vms.settings().limits))
         // The services of VMs are behind it.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::process::{VmProcess, VmProgram};
 use crate::images::ImageStore;
 use crate::limits;
 use crate::settings::Settings;
-use crate::status;
+use crate::status::{self, Precondition, Reason, Resource};
 
 /// All VMs of the server.
 #[derive(Debug)]
@@ -103,22 +103,23 @@ impl Vms {
     pub fn reserve(self: &Arc<Self>, name: &str, memory_mib: u64) -> Result<Reservation, Status> {
         let mut slots = self.slots.lock();
         if slots.closed {
-            return Err(Status::unavailable("the server is shutting down"));
+            return Err(shutting_down());
         }
         let (vms, most) = (slots.by_name.len(), self.settings.limits.vms);
         if vms >= most {
-            return Err(Status::resource_exhausted(format!(
+            let why = format!(
                 "this server has {vms} VMs, as many as it takes: delete one that has ended, or start \
                  vmprobed with a larger --max-vms"
-            )));
+            );
+            return Err(status::exhausted("--max-vms", why));
         }
         let most = self.settings.limits.guest_memory_mib;
         let taken = slots.by_name.values().map(VmEntry::memory_mib);
         let taken = taken.fold(0, u64::saturating_add);
         if taken.saturating_add(memory_mib) > most {
-            return Err(status::with_field(
-                Code::ResourceExhausted,
+            return Err(status::exhausted_by(
                 "memory_mib",
+                "--max-guest-memory",
                 format!(
                     "{memory_mib} MiB of memory is too much: the guests of this server have {taken} \
                      MiB of the {most} MiB that they may have; ask for less, delete a VM, or start \
@@ -132,9 +133,11 @@ impl Vms {
             check_name(name)?
         };
         match slots.by_name.entry(name.clone()) {
-            Entry::Occupied(_) => Err(Status::already_exists(format!(
-                "a VM called `{name}` exists: choose another name, or delete that one"
-            ))),
+            Entry::Occupied(_) => {
+                let why =
+                    format!("a VM called `{name}` exists: choose another name, or delete that one");
+                Err(status::exists(Resource::Vm, &name, why))
+            }
             Entry::Vacant(vacant) => {
                 vacant.insert(VmEntry::Reserved { memory_mib });
                 Ok(Reservation {
@@ -157,18 +160,19 @@ impl Vms {
         let slots = self.slots.lock();
         match slots.by_name.get(name) {
             Some(VmEntry::Ready(process)) => Ok(Arc::clone(process)),
-            Some(VmEntry::Reserved { .. }) => Err(Status::failed_precondition(format!(
-                "VM `{name}` is still being created"
-            ))),
-            None if slots.by_name.is_empty() => Err(Status::not_found(format!(
-                "no VM is called `{name}`: this server has none"
-            ))),
+            Some(VmEntry::Reserved { .. }) => {
+                let why = format!("VM `{name}` is still being created");
+                Err(status::precondition(Precondition::State, name, why))
+            }
+            None if slots.by_name.is_empty() => {
+                let why = format!("no VM is called `{name}`: this server has none");
+                Err(status::missing(Resource::Vm, name, why))
+            }
             None => {
                 let names: Vec<&str> = slots.by_name.keys().map(String::as_str).collect();
                 let names = names.join(", ");
-                Err(Status::not_found(format!(
-                    "no VM is called `{name}`; there are: {names}"
-                )))
+                let why = format!("no VM is called `{name}`; there are: {names}");
+                Err(status::missing(Resource::Vm, name, why))
             }
         }
     }
@@ -232,7 +236,7 @@ impl Reservation {
     pub fn fill(self, process: Arc<VmProcess>) -> Result<(), Status> {
         let mut slots = self.vms.slots.lock();
         if slots.closed {
-            return Err(Status::unavailable("the server is shutting down"));
+            return Err(shutting_down());
         }
         slots
             .by_name
@@ -248,6 +252,10 @@ impl Drop for Reservation {
             slots.by_name.remove(&self.name);
         }
     }
+}
+
+fn shutting_down() -> Status {
+    status::because(Reason::ShuttingDown, "the server is shutting down")
 }
 
 fn check_name(name: &str) -> Result<String, Status> {
@@ -266,6 +274,8 @@ fn check_name(name: &str) -> Result<String, Status> {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
     use crate::limits::Limits;
 

@@ -191,6 +191,20 @@ pub enum ImageError {
     Io(io::Error),
 }
 
+impl ImageError {
+    /// The limit that is reached, if it is one: an option of the server, or its disk.
+    pub(super) fn limit(&self) -> Option<&'static str> {
+        match self {
+            Self::Full { most, .. } => Some(most.option()),
+            Self::TooLarge { .. } => Some("--max-image"),
+            Self::TooMany(_) => Some("--max-image-count"),
+            Self::Uploads(_) => Some("--max-uploads"),
+            Self::DiskFull(_) => Some("host disk"),
+            _ => None,
+        }
+    }
+}
+
 impl From<io::Error> for ImageError {
     fn from(error: io::Error) -> Self {
         match error.kind() {

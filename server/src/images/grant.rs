@@ -14,6 +14,7 @@ use super::store::ImageUse;
 use super::{ImageError, ImageStore};
 use crate::access::Account;
 use crate::files::{GrantedFiles, GrantedImage, IMAGE};
+use crate::refusal::without_field;
 use crate::status;
 
 /// Of a qcow2 image: what it begins with, and where its header has the disk's size (QEMU's `docs/interop/qcow2.txt`).
@@ -161,8 +162,11 @@ pub(super) fn image_status(error: &ImageError, field: Option<&str>) -> Status {
         E::Reference(_) | E::Missing(_) => Some("image"),
         _ => None,
     });
-    match field {
-        Some(field) => status::with_field(code, field, error.to_string()),
-        None => Status::new(code, error.to_string()),
+    let why = error.to_string();
+    match (field, error.limit()) {
+        (Some(field), Some(limit)) => status::exhausted_by(field, limit, why),
+        (None, Some(limit)) => status::exhausted(limit, why),
+        (Some(field), None) => status::with_field(code, field, why),
+        (None, None) => without_field(code, why),
     }
 }

@@ -50,6 +50,7 @@ struct State {
 /// An image, as its client is told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptImage {
+    pub owner: Account,
     pub digest: Digest,
     pub size: u64,
     pub names: Vec<String>,
@@ -335,6 +336,13 @@ impl ImageStore {
         images.map(|image| state.describe(image)).collect()
     }
 
+    /// All images of all accounts.
+    pub fn list_all(&self) -> Vec<KeptImage> {
+        let state = self.state.lock();
+        let images = state.images.keys();
+        images.map(|image| state.describe(image)).collect()
+    }
+
     /// One of an account's images.
     ///
     /// # Errors
@@ -438,6 +446,7 @@ impl State {
             .cloned()
             .collect();
         KeptImage {
+            owner: image.0.clone(),
             digest: image.1,
             size: entry.map_or(0, |entry| entry.size),
             names: entry.map_or_else(Vec::new, |entry| entry.names.iter().cloned().collect()),

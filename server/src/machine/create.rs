@@ -97,7 +97,7 @@ impl Machine {
             engine,
             events,
             asked,
-            sessions: Sessions::default(),
+            sessions: Sessions::new(settings.limits.sessions),
             event_streams: Arc::default(),
             ending,
             changing: Mutex::default(),

@@ -15,6 +15,7 @@ use vmprobe_proto::v1;
 use super::Machine;
 use super::inspect::page_tables;
 use super::probes::retried;
+use crate::status::{Precondition, Resource};
 use crate::{convert, limits, status};
 
 /// Hands stops on to the client's stream. They are few: the guest is paused at the first.
@@ -50,7 +51,10 @@ impl Machine {
         }
         let (to, stops) = unbounded_channel();
         let attached = self.engine.attach_debugger(Arc::new(Telling(to)));
-        attached.map_err(|error| Status::already_exists(format!("VM `{}`: {error}", self.name)))?;
+        attached.map_err(|error| {
+            let why = format!("VM `{}`: {error}", self.name);
+            status::exists(Resource::Debugger, &self.name, why)
+        })?;
         // From here on the guest goes on when this is dropped.
         let session = DebugSession {
             machine: Arc::clone(self),
@@ -108,9 +112,8 @@ impl DebugSession {
     pub fn read(&self, asked: &v1::ReadDebuggedMemory) -> Result<Vec<u8>, Status> {
         let most = limits::DEBUG_READ_BYTES;
         if asked.length > most {
-            return Err(Status::invalid_argument(format!(
-                "at most {most} bytes at a time"
-            )));
+            let why = format!("at most {most} bytes at a time");
+            return Err(status::invalid("read_memory.length", why));
         }
         self.machine
             .read_memory(asked.vcpu, asked.address, asked.length, false)
@@ -126,9 +129,8 @@ impl DebugSession {
         machine.check_vcpu(asked.vcpu)?;
         if !limits::DEBUG_WRITE_BYTES.contains(&asked.data.len()) {
             let most = limits::DEBUG_WRITE_BYTES.end();
-            return Err(Status::invalid_argument(format!(
-                "1 to {most} bytes at a time"
-            )));
+            let why = format!("1 to {most} bytes at a time");
+            return Err(status::invalid("write_memory.data", why));
         }
         let at = GuestVirtAddr(asked.address);
         machine.stopped(|stopped| {
@@ -136,7 +138,9 @@ impl DebugSession {
             let written = machine
                 .engine
                 .write_memory(stopped.memory(), tables, at, &asked.data);
-            written.map_err(|why| Status::failed_precondition(why.to_string()))
+            written.map_err(|why| {
+                status::precondition(Precondition::State, "guest memory", why.to_string())
+            })
         })
     }
 
@@ -151,18 +155,20 @@ impl DebugSession {
         }
         if self.breakpoints.len() >= limits::BREAKPOINTS {
             let most = limits::BREAKPOINTS;
-            return Err(Status::resource_exhausted(format!(
-                "a debugger has at most {most} breakpoints: remove some"
-            )));
+            let why = format!("a debugger has at most {most} breakpoints: remove some");
+            return Err(status::exhausted("breakpoints of one debugger", why));
         }
         let len = u8::try_from(asked.length);
-        let len =
-            len.map_err(|_| Status::invalid_argument("watched data has 1, 2, 4 or 8 bytes"))?;
+        let len = len.map_err(|_| {
+            let why = "watched data has 1, 2, 4 or 8 bytes";
+            status::invalid("set_breakpoint.breakpoint.length", why)
+        })?;
         let watch = |len, access| ProbeKind::Watch { len, access };
         let hardware = watch(1, Access::Execute);
         let id = match asked.kind() {
             v1::BreakpointKind::Unspecified => {
-                return Err(Status::invalid_argument(
+                return Err(status::invalid(
+                    "set_breakpoint.breakpoint.kind",
                     "the kind of the breakpoint is missing",
                 ));
             }
@@ -195,7 +201,11 @@ impl DebugSession {
     /// There is no such one.
     pub fn remove(&mut self, asked: &v1::Breakpoint) -> Result<(), Status> {
         let Some(id) = self.breakpoints.remove(&key(asked)) else {
-            return Err(Status::not_found("there is no such breakpoint"));
+            let (address, why) = (
+                format!("{:#x}", asked.address),
+                "there is no such breakpoint",
+            );
+            return Err(status::missing(Resource::Breakpoint, &address, why));
         };
         self.machine.remove_breakpoints(&[id])
     }

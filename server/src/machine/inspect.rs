@@ -8,6 +8,7 @@ use vmm::StoppedVm;
 use vmprobe_proto::v1;
 
 use super::Machine;
+use crate::status::Precondition;
 use crate::{convert, limits, status};
 
 impl Machine {
@@ -95,5 +96,5 @@ pub(super) fn page_tables(stopped: &StoppedVm<'_>, vcpu: VcpuId) -> Result<PageT
     let found = found.map_err(|error| status::vcpu(&error))?;
     found
         .page_tables()
-        .map_err(|error| Status::failed_precondition(error.to_string()))
+        .map_err(|error| status::precondition(Precondition::State, "guest", error.to_string()))
 }

@@ -43,6 +43,7 @@ use crate::console::ConsoleReader;
 use crate::convert;
 use crate::fanout::Fanout;
 use crate::resumable::ResumableStreams;
+use crate::status::{self, Precondition};
 
 use asked::AskedProbes;
 pub use attend::{Attendance, Told};
@@ -146,7 +147,7 @@ impl Machine {
         self.watched.start();
         self.vm.start(&handler).map_err(|error| match error {
             StartError::State(error) => self.state_error(&error),
-            StartError::Thread { .. } => Status::resource_exhausted(error.to_string()),
+            StartError::Thread { .. } => status::exhausted("host threads", error.to_string()),
         })
     }
 
@@ -220,6 +221,7 @@ impl Machine {
     }
 
     fn state_error(&self, error: &vmm::StateError) -> Status {
-        Status::failed_precondition(format!("VM `{}`: {error}", self.name))
+        let why = format!("VM `{}`: {error}", self.name);
+        status::precondition(Precondition::State, &self.name, why)
     }
 }

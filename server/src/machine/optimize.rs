@@ -13,6 +13,7 @@ use vmprobe_proto::v1;
 use super::bell::Heard;
 use super::{Changed, Machine};
 use crate::blocking::blocking;
+use crate::status::Precondition;
 use crate::{convert, status};
 
 /// Changes that come so close together are optimized in one stop.
@@ -45,7 +46,11 @@ impl Machine {
             }
             if has_ended {
                 let message = format!("VM `{}` has ended, and its probes still waited", self.name);
-                return Err(Status::failed_precondition(message));
+                return Err(status::precondition(
+                    Precondition::State,
+                    &self.name,
+                    message,
+                ));
             }
             tokio::select! {
                 _ = settled.changed() => {}

@@ -94,11 +94,12 @@ impl Machine {
         if have + more <= most {
             return Ok(());
         }
-        Err(Status::resource_exhausted(format!(
+        let why = format!(
             "VM `{}` has {have} probes and may have {most}, so {more} more are too many: remove some, \
              or start vmprobed with a larger --max-probes",
             self.name
-        )))
+        );
+        Err(status::exhausted_by("probes", "--max-probes", why))
     }
 
     /// Removes all selected probes, or none. Blocks.

@@ -8,12 +8,14 @@ use tonic::{Code, Status};
 use vmprobe_proto::v1;
 
 use crate::held::{Held, HeldTable};
-use crate::{limits, status};
+use crate::status;
 
 /// All sessions of a VM.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Sessions {
     table: Mutex<Table>,
+    /// So many there may be.
+    most: usize,
 }
 
 #[derive(Debug, Default)]
@@ -24,6 +26,14 @@ struct Table {
 }
 
 impl Sessions {
+    /// None yet.
+    pub fn new(most: usize) -> Self {
+        Self {
+            table: Mutex::default(),
+            most,
+        }
+    }
+
     /// Gives the session of this name to a stream, or a new one if the name is empty; and its probes.
     ///
     /// # Errors
@@ -35,12 +45,13 @@ impl Sessions {
             let probes = sessions.get_mut(name).cloned().unwrap_or_default();
             return Ok((held, probes.into_iter().map(|id| id.0).collect()));
         }
-        let (have, most) = (sessions.len(), limits::SESSIONS);
-        if have >= most {
-            return Err(Status::resource_exhausted(format!(
-                "this VM has {have} sessions, as many as it takes: end some, or wait until those of clients that were \
-                 cut off have ended"
-            )));
+        let have = sessions.len();
+        if have >= self.most {
+            let why = format!(
+                "this VM has {have} sessions, as many as it takes: end some, wait until those of clients that were cut \
+                 off have ended, or start vmprobed with a larger --max-sessions"
+            );
+            return Err(status::exhausted("--max-sessions", why));
         }
         Ok((sessions.add(BTreeSet::new())?, Vec::new()))
     }
@@ -96,11 +107,13 @@ fn not_found(field: &str) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use tonic_types::StatusExt;
+
     use super::*;
 
     #[test]
     fn a_session_s_probes_are_its_own_until_they_are_removed() {
-        let sessions = Sessions::default();
+        let sessions = Sessions::new(9);
         let ((one, _), (other, _)) = (sessions.hold("").unwrap(), sessions.hold("").unwrap());
         sessions.add(&one.name, &[ProbeId(3), ProbeId(5)]);
         sessions.add(&other.name, &[ProbeId(7)]);
@@ -127,12 +140,12 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many_sessions() {
-        let sessions = Sessions::default();
-        let held: Vec<_> = (0..limits::SESSIONS)
-            .map(|_| sessions.hold("").unwrap().0)
-            .collect();
+        let sessions = Sessions::new(3);
+        let held: Vec<_> = (0..3).map(|_| sessions.hold("").unwrap().0).collect();
         let refused = sessions.hold("").unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted);
+        let details = refused.get_details_quota_failure().unwrap();
+        assert_eq!(details.violations[0].subject, "--max-sessions");
         sessions.end(&held[0]);
         assert!(sessions.hold("").is_ok());
     }

@@ -1,7 +1,7 @@
 //! The file with a kernel's symbols that a request may name.
 
 use guest_kernel::symbols::GivenSymbols;
-use tonic::{Code, Status};
+use tonic::Status;
 use vmm::FileError;
 
 use crate::files::GrantedFiles;
@@ -26,18 +26,14 @@ pub(super) fn read(
     let most = limits.file_mib.saturating_mul(1 << 20);
     let file = granted.file(FIELD, path)?;
     let file = vmm::read_file(&file, most).map_err(|error| {
-        let (code, advice) = match error {
-            FileError::TooLarge { .. } => (
-                Code::ResourceExhausted,
-                ": give a System.map, or start vmprobed with a larger --max-file",
-            ),
-            _ => (Code::InvalidArgument, ""),
-        };
-        status::with_field(
-            code,
-            FIELD,
-            format!("the symbol file {path} can't be read: {error}{advice}"),
-        )
+        let why = format!("the symbol file {path} can't be read: {error}");
+        match error {
+            FileError::TooLarge { .. } => {
+                let advice = "give a System.map, or start vmprobed with a larger --max-file";
+                status::exhausted_by(FIELD, "--max-file", format!("{why}: {advice}"))
+            }
+            _ => status::invalid(FIELD, why),
+        }
     })?;
     let symbols = GivenSymbols::parse(&file);
     symbols

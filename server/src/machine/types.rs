@@ -8,7 +8,7 @@ use vmprobe_proto::v1;
 
 use super::Machine;
 use crate::page::Page;
-use crate::status;
+use crate::status::{self, Precondition};
 
 impl Machine {
     /// The declaration of a type: of the kernel's, or with a module's name before it of the module's.
@@ -39,7 +39,9 @@ impl Machine {
     fn types<'a>(&self, field: &'static str, text: &'a str) -> Result<(Arc<Btf>, &'a str), Status> {
         let types = self.engine.kernel().types.as_ref();
         let types = types.ok_or_else(|| {
-            Status::failed_precondition(
+            status::precondition(
+                Precondition::Kernel,
+                "CONFIG_DEBUG_INFO_BTF",
                 "the guest's kernel carries no type information (BTF): it was built without \
                  CONFIG_DEBUG_INFO_BTF",
             )

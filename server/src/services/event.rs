@@ -20,7 +20,7 @@ use crate::machine::Machine;
 use crate::one_vm::OneVm;
 use crate::resumable::ResumableEvents;
 use crate::services::milestones::Milestones;
-use crate::status;
+use crate::status::{self, Reason};
 
 /// Batches on their way to a client beside those that gRPC holds; the rest waits, bounded and
 /// counted, in the subscription.
@@ -117,7 +117,8 @@ async fn keep(
     drop(events);
     if is_taken {
         let why = "another stream has resumed this one";
-        let _whoever_has_gone_needs_no_reason = sender.try_send(Err(Status::aborted(why)));
+        let _whoever_has_gone_needs_no_reason =
+            sender.try_send(Err(status::because(Reason::ResumedElsewhere, why)));
         return;
     }
     drop(sender);

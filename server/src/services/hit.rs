@@ -14,6 +14,7 @@ use vmprobe_proto::v1::{BeginHits, Ended, HandleHitsRequest, HandleHitsResponse,
 use crate::blocking::blocking;
 use crate::machine::{Attendance, Machine, Told};
 use crate::one_vm::OneVm;
+use crate::status::Reason;
 use crate::{limits, status};
 
 /// Messages on their way to a client beside those that gRPC holds: more than a guest has vCPUs, so that a client
@@ -100,7 +101,8 @@ async fn attend(
             biased;
             told = told.recv() => match told {
                 Some(Told::Hit(hit)) => send(to, Answer::Hit(*hit)).await,
-                Some(Told::Late) => return Err(Status::deadline_exceeded(
+                Some(Told::Late) => return Err(status::because(
+                    Reason::TimeOver,
                     "a hit was not answered in its time: the guest has gone on without an answer, and no more \
                      hits wait for this client",
                 )),

@@ -14,6 +14,7 @@ use crate::held::Held;
 use crate::limits;
 use crate::machine::Machine;
 use crate::one_vm::OneVm;
+use crate::status::{self, Reason};
 
 /// Messages on their way to a client: all that there can be.
 const AHEAD: usize = 2;
@@ -76,7 +77,7 @@ async fn last(machine: &Machine, held: &mut Held, to: Sender) -> bool {
     tokio::select! {
         _ = &mut held.taken => {
             let why = "another stream has resumed this session";
-            let _whoever_has_gone_needs_no_reason = to.try_send(Err(Status::aborted(why)));
+            let _whoever_has_gone_needs_no_reason = to.try_send(Err(status::because(Reason::ResumedElsewhere, why)));
             return true;
         }
         ending = machine.ended() => {

@@ -1,7 +1,9 @@
 //! Questions by HTTP/1.1 in plain text.
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use std::path::Path;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
 
 use crate::test::{Failure, wrong};
 
@@ -10,11 +12,30 @@ use crate::test::{Failure, wrong};
 /// # Errors
 /// If it isn't.
 pub async fn get(address: &str, path: &str) -> Result<String, Failure> {
+    let stream = TcpStream::connect(address).await;
+    let stream = stream.map_err(Failure::io(format!("ask {address}")))?;
+    get_by(stream, address, path).await
+}
+
+/// As [`get`], by a Unix socket.
+///
+/// # Errors
+/// If it isn't one.
+pub async fn get_by_socket(socket: &Path, path: &str) -> Result<String, Failure> {
+    let stream = UnixStream::connect(socket).await;
+    let stream = stream.map_err(Failure::io(format!("ask {}", socket.display())))?;
+    get_by(stream, "localhost", path).await
+}
+
+async fn get_by(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    address: &str,
+    path: &str,
+) -> Result<String, Failure> {
     let request = format!(
         "GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     );
     let io = || Failure::io(format!("ask {address}"));
-    let mut stream = TcpStream::connect(address).await.map_err(io())?;
     stream.write_all(request.as_bytes()).await.map_err(io())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.map_err(io())?;

@@ -2,6 +2,7 @@
 //! programs beside it: `e2e run` runs the tests, in processes of their own; `e2e demo` shows the
 //! product at work.
 
+mod bare;
 mod console;
 mod context;
 mod demo;
@@ -12,6 +13,7 @@ mod gdb;
 mod guest_ram;
 mod held_thread;
 mod http;
+mod languages;
 mod linux;
 mod parts;
 mod process;
@@ -133,12 +135,14 @@ fn main() -> ExitCode {
 fn tests() -> impl Iterator<Item = &'static Test> {
     [
         service::TESTS,
+        service::deadlines::TESTS,
         tables::TESTS,
         tiny::TESTS,
         tiny::actions::TESTS,
         tiny::held::TESTS,
         watched::TESTS,
         exports::TESTS,
+        languages::TESTS,
     ]
     .into_iter()
     .chain(linux::tables())

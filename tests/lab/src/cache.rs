@@ -114,7 +114,8 @@ pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> 
 
 /// A short name for some inputs: FNV-1a, 64 bits. It tells versions of our own files apart; it is
 /// no guard against anybody.
-pub(crate) fn key(parts: &[&[u8]]) -> String {
+#[must_use]
+pub fn key(parts: &[&[u8]]) -> String {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for part in parts {
         // The length keeps ("ab", "c") and ("a", "bc") apart.

@@ -36,7 +36,7 @@ mod tool;
 
 pub use apt::AptError;
 pub use bochs::{Bochs, BochsError, ensure_bochs};
-pub use cache::{CacheError, cache_dir};
+pub use cache::{CacheError, cache_dir, key};
 pub use cargo::{BuildError, Program, static_programs};
 pub use debian_disk::{DebianDiskError, ensure_debian_disk};
 pub use emulator::{BochsCpu, Emulator};

@@ -13,6 +13,7 @@ use lab::{
 
 use crate::deb::{self, DebError, Size};
 use crate::drgn::{self, DrgnError};
+use crate::examples::{self, ExamplesError};
 use crate::gdb::{self, GdbError};
 use crate::machine::Programs;
 use crate::nats;
@@ -106,6 +107,9 @@ pub enum FilesError {
     /// No packages of Python's for what reads exported events.
     #[error("there are no readers of what is exported")]
     Pypi(#[from] PypiError),
+    /// No clients in other languages for the tests.
+    #[error("there are no clients in other languages")]
+    Examples(#[from] ExamplesError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -171,6 +175,7 @@ impl Files {
         for (name, packages) in pypi::FOLDERS {
             link(&programs.folder.join(name), &pypi::ensure(packages)?)?;
         }
+        examples::put_into(&programs.folder)?;
         files.others = gdb::in_lab()?;
         files.others.extend(drgn::in_lab("/boot/drgn")?);
         files.others.extend(passt::in_lab()?);

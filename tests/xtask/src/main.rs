@@ -7,6 +7,7 @@ mod command;
 mod deb;
 mod demo;
 mod drgn;
+mod examples;
 mod files;
 mod gdb;
 #[cfg(test)]

@@ -273,6 +273,18 @@ pub struct Most {
     #[arg(long, value_name = "N", env = "VMPROBED_MAX_UPLOADS",
         default_value_t = Limits::default().uploads)]
     pub max_uploads: usize,
+    /// Sessions of one VM, those included whose clients were cut off
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_SESSIONS",
+        default_value_t = Limits::default().sessions)]
+    pub max_sessions: usize,
+    /// Connections of clients at the same time
+    #[arg(long, value_name = "N", env = "VMPROBED_MAX_CONNECTIONS",
+        default_value_t = Limits::default().connections)]
+    pub max_connections: usize,
+    /// One request; each call may take so much memory until its request is read
+    #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_REQUEST",
+        default_value_t = Limits::default().request_mib)]
+    pub max_request: usize,
     /// An upload of which nothing comes for so long ends
     #[arg(long, value_name = "SECONDS", env = "VMPROBED_UPLOAD_TIMEOUT",
         default_value_t = Limits::default().upload_seconds)]
@@ -318,6 +330,9 @@ impl Serve {
                     client_images_mib: self.most.max_client_images,
                     image_count: self.most.max_image_count,
                     uploads: self.most.max_uploads,
+                    sessions: self.most.max_sessions,
+                    connections: self.most.max_connections,
+                    request_mib: self.most.max_request,
                     upload_seconds: self.most.upload_timeout,
                 },
                 changes: self.allow_changes,

@@ -149,7 +149,7 @@ fn files(cx: &Context) -> TestResult {
 
 /// A call whose request never comes. It tries until it is let in: another call may have the last place
 /// for a moment.
-async fn unfinished(channel: Channel) -> Result<(), Status> {
+pub async fn unfinished(channel: Channel) -> Result<(), Status> {
     let mut grpc = Grpc::new(channel);
     loop {
         let ready = grpc.ready().await;

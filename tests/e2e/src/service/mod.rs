@@ -1,5 +1,6 @@
 //! The server as clients see it, as far as that needs no guest, and what `doctor` says.
 
+pub mod deadlines;
 mod declared;
 mod devices;
 mod files;
@@ -8,7 +9,9 @@ mod images;
 mod installed;
 mod limits;
 mod no_kvm;
+mod owners;
 mod processes;
+mod quotas;
 mod sandboxed;
 mod security;
 
@@ -78,6 +81,8 @@ pub const TESTS: &[Test] = &[
     images::CRASH,
     images::CLIENTS,
     images::GUEST,
+    owners::OWNERS,
+    quotas::QUOTAS,
 ];
 
 fn health_and_reflection(cx: &Context) -> TestResult {

@@ -18,11 +18,11 @@ mod single;
 mod smp;
 mod system;
 mod traps;
-mod unpack;
+pub mod unpack;
 mod vm;
 mod watch;
 
-use tiny_kernel as image;
+pub use tiny_kernel as image;
 
 use crate::test::{Failure, Test};
 

@@ -85,6 +85,18 @@ impl Kernel {
     }
 }
 
+/// A bzImage that never comes to its kernel.
+///
+/// # Errors
+/// None that this code can cause.
+pub fn endless() -> Result<Vec<u8>, Failure> {
+    Kernel::build()?.pack(|a| {
+        let mut again = a.create_label();
+        a.set_label(&mut again)?;
+        a.jmp(again)
+    })
+}
+
 fn moved(cx: &Context) -> TestResult {
     let kernel = Kernel::build()?;
     let packed = kernel.pack(|_| Ok(()))?;
