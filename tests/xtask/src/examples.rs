@@ -68,7 +68,7 @@ fn node_packages() -> Result<PathBuf, ExamplesError> {
 /// The packages of the client for Python.
 fn python_packages() -> Result<PathBuf, ExamplesError> {
     let list = source("python").join("requirements.txt");
-    ensure("python-client", &[list.clone()], |folder| {
+    ensure("python-client", std::slice::from_ref(&list), |folder| {
         let environment = folder.join("environment");
         let mut venv = Command::new("python3");
         run("python3", venv.args(["-m", "venv"]).arg(&environment))?;
