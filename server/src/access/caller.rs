@@ -101,7 +101,8 @@ impl Caller {
 
     /// Returns true for one that may do all to all VMs.
     pub fn controls_all(&self) -> bool {
-        let all = self.vms.is_empty() || self.vms.iter().any(|vms| vms.to_string() == "*");
+        let mut patterns = self.vms.iter().map(ToString::to_string);
+        let all = self.vms.is_empty() || patterns.any(|pattern| pattern == "*");
         self.role == Role::Control && all
     }
 
