@@ -155,8 +155,8 @@ mod tests {
             .map(|it| {
                 let logs = &it.scope_logs[0].log_records;
                 let times: Vec<_> = logs.iter().map(|log| log.time_unix_nano).collect();
-                let of = it.resource.as_ref().unwrap().attributes.iter();
-                let host = of.filter(|it| it.key == "host.name").next().unwrap();
+                let mut of = it.resource.as_ref().unwrap().attributes.iter();
+                let host = of.find(|it| it.key == "host.name").unwrap();
                 (host.value.clone().unwrap(), times)
             })
             .collect();
