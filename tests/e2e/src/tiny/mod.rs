@@ -5,7 +5,7 @@ pub mod actions;
 mod debugger;
 mod faults;
 pub mod held;
-mod interrupts;
+pub mod interrupts;
 mod memory;
 mod missed;
 mod pages;
@@ -61,6 +61,7 @@ pub const TESTS: &[Test] = &[
     sessions::RESUMED,
     faults::ENDED,
     faults::FILES,
+    faults::STEPPED,
     debugger::SESSION,
     debugger::GDB,
 ];
