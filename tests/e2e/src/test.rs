@@ -14,7 +14,7 @@ pub enum Needs {
     None,
     /// A `/dev/kvm` that runs a few hundred instructions of kernel-mode code.
     Tiny,
-    /// As [`Tiny`](Self::Tiny), and programs that the lab machines don't have: a Prometheus, a browser.
+    /// As [`Tiny`](Self::Tiny), and what the lab machines don't have: a Prometheus, a browser, an unemulated CPU.
     Host,
     /// A `/dev/kvm` that runs Linux.
     Linux,

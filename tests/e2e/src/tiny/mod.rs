@@ -19,7 +19,7 @@ mod smp;
 mod system;
 mod traps;
 mod unpack;
-mod vm;
+pub mod vm;
 mod watch;
 
 use tiny_kernel as image;
