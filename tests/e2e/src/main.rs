@@ -7,6 +7,7 @@ mod context;
 mod demo;
 mod drgn;
 mod events;
+mod faults;
 mod gdb;
 mod guest_ram;
 mod held_thread;
@@ -164,6 +165,7 @@ fn tests() -> impl Iterator<Item = &'static Test> {
         tiny::actions::TESTS,
         tiny::held::TESTS,
         watched::TESTS,
+        faults::TESTS,
         soak::TESTS,
     ]
     .into_iter()
