@@ -4,6 +4,9 @@
 
 # How long `make fuzz` looks at each target, in seconds.
 FUZZ_SECONDS = 60
+# How long `make soak` takes, in seconds, and where its random numbers begin: anywhere, or SOAK_SEED=NUMBER.
+SOAK_SECONDS = 3600
+SOAK_SEED =
 XTASK = cargo run --quiet --package xtask --
 
 help:
@@ -14,6 +17,7 @@ help:
 	@echo 'make test-all  the same with every test in every lab; takes hours'
 	@echo 'make lint    formatting, clippy, the contract of the protocol, licences and advisories'
 	@echo 'make bench   measure; writes target/bench/report.json'
+	@echo 'make soak    clients at random for SOAK_SECONDS (3600); writes target/soak.json'
 	@echo 'make pictures  draw docs/pictures anew, from a demonstration'
 	@echo 'make fuzz    look for bytes that break the engine, FUZZ_SECONDS (60) each way; needs nightly'
 	@echo 'make clean   remove what was built here (not the cache)'
@@ -47,6 +51,9 @@ lint: setup
 bench: setup
 	@$(XTASK) bench
 
+soak: setup
+	@$(XTASK) soak --seconds $(SOAK_SECONDS) $(SOAK_SEED:%=--seed %)
+
 pictures: setup
 	@$(XTASK) pictures
 
@@ -64,4 +71,4 @@ fuzz: setup
 clean:
 	cargo clean
 
-.PHONY: help setup build deb demo test test-all lint bench pictures fuzz clean
+.PHONY: help setup build deb demo test test-all lint bench soak pictures fuzz clean

@@ -12,7 +12,7 @@ mod format;
 mod record;
 mod records;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::panic;
 
 use clap::ValueEnum;
@@ -93,7 +93,9 @@ impl LogOptions {
         let vm: Option<String> = vm.map(str::to_owned);
         let builder = tracing_subscriber::fmt()
             .with_env_filter(self.filter())
-            .with_writer(io::stderr);
+            .with_writer(io::stderr)
+            // It would tell on standard error that this can't be written to, and panic as it can't.
+            .log_internal_errors(false);
         match self.log_format {
             LogFormat::Text => {
                 let colours = io::stderr().is_terminal();
@@ -119,9 +121,9 @@ impl LogOptions {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the one place where errors are shown")]
 fn text_failure(failure: &dyn std::error::Error) {
-    eprintln!("vmprobed: {failure}");
+    // Where nothing can be written, the exit code tells.
+    let _ = writeln!(io::stderr(), "vmprobed: {failure}");
 }
 
 #[cfg(test)]

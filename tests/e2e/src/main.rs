@@ -9,6 +9,7 @@ mod demo;
 mod drgn;
 mod events;
 mod exports;
+mod faults;
 mod gdb;
 mod guest_ram;
 mod held_thread;
@@ -22,6 +23,7 @@ mod runner;
 mod server;
 mod service;
 mod shard;
+mod soak;
 mod tables;
 mod terminal;
 mod test;
@@ -31,6 +33,7 @@ mod watched;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -76,6 +79,22 @@ enum Command {
         #[arg(long, value_name = "FILE", env = "VMPROBE_RESULTS")]
         results: Option<PathBuf>,
     },
+    /// Have clients do anything at random with a server and its guests, and watch that all stays as it should be. The last
+    /// line says what it came to.
+    Soak {
+        /// How long, in seconds.
+        #[arg(long, value_name = "NUMBER", default_value_t = 3600)]
+        seconds: u64,
+        /// Where random numbers begin, to draw the same again; by default anywhere.
+        #[arg(long, value_name = "NUMBER")]
+        seed: Option<u64>,
+        /// Only these actions of clients (comma-separated), to find what makes a soak fail.
+        #[arg(long, value_enum, value_delimiter = ',')]
+        only: Vec<soak::Action>,
+        /// File for a report as JSON.
+        #[arg(long, value_name = "FILE")]
+        report: Option<PathBuf>,
+    },
     /// Measure exits and stops of Linux guests.
     Bench {
         /// Where it runs.
@@ -113,6 +132,16 @@ fn main() -> ExitCode {
         Command::Demo { results } => Context::new(Place::Host, any_seed())
             .and_then(|cx| demo::run(&cx, results.as_deref()))
             .map_err(Error::from),
+        Command::Soak {
+            seconds,
+            seed,
+            only,
+            report,
+        } => Context::new(Place::Host, seed.unwrap_or_else(any_seed))
+            .and_then(|cx| {
+                soak::run_for(&cx, Duration::from_secs(seconds), only, report.as_deref())
+            })
+            .map_err(Error::from),
         Command::Bench {
             place,
             results,
@@ -143,6 +172,8 @@ fn tests() -> impl Iterator<Item = &'static Test> {
         watched::TESTS,
         exports::TESTS,
         languages::TESTS,
+        faults::TESTS,
+        soak::TESTS,
     ]
     .into_iter()
     .chain(linux::tables())

@@ -14,8 +14,8 @@ pub enum Needs {
     None,
     /// A `/dev/kvm` that runs a few hundred instructions of kernel-mode code.
     Tiny,
-    /// As [`Tiny`](Self::Tiny), and programs that the lab machines don't have: a Prometheus, a browser, a bus, readers
-    /// of files.
+    /// As [`Tiny`](Self::Tiny), and what the lab machines don't have: a Prometheus, a browser, a bus, readers of files,
+    /// an unemulated CPU.
     Host,
     /// A `/dev/kvm` that runs Linux.
     Linux,

@@ -1,6 +1,7 @@
 //! `xtask test` runs every test there is, `xtask demo` the demonstration, `xtask bench` the
 //! measurements, `xtask pictures` the pictures of the docs: on this machine where its KVM runs Linux, in
-//! the lab where it doesn't. `make test`, `make demo`, `make bench` and `make pictures` are these.
+//! the lab where it doesn't. `xtask soak` has a server and its guests live through clients at random, on this machine.
+//! `make test`, `make demo`, `make bench`, `make pictures` and `make soak` are these.
 
 mod bench;
 mod command;
@@ -29,6 +30,7 @@ mod record;
 mod repack;
 mod requirements;
 mod root_files;
+mod soak;
 mod test;
 mod victoria_metrics;
 
@@ -53,6 +55,8 @@ enum Command {
     Test(test::Options),
     /// Boot a stock kernel and watch its probes; the last line is `demo: ...`.
     Demo,
+    /// Have clients do anything at random with a server and two guests; the last line says what it came to.
+    Soak(soak::Options),
     /// Draw the pictures of docs/pictures from a demonstration.
     Pictures,
     /// Measure; the figures are in target/bench/report.json.
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run()
             .map(|shown| shown.success)
             .map_err(|e| chain(&e)),
+        Command::Soak(options) => soak::run(&options).map_err(|e| chain(&e)),
         Command::Pictures => pictures::run().map_err(|e| chain(&e)),
         Command::Bench(options) => bench::run(&options).map_err(|e| chain(&e)),
         Command::Deb(options) => deb::run(&options).map_err(|e| chain(&e)),

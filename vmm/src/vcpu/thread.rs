@@ -49,6 +49,8 @@ pub(crate) fn run_thread(
             left = result?;
         }
     });
+    // It is this thread's, and the threads that may let the vCPU go last are allowed no call to delete it.
+    cell.lock().step_timer = None;
 }
 
 /// Runs vCPU `index`, the only one of its guest that runs, on the calling thread until it is paused by its own trap

@@ -16,7 +16,7 @@ use crate::test::{Failure, Needs, Outcome, Test};
 use crate::tests;
 
 /// How long a test may take. Only a net: no test waits for time.
-const LIMIT_TINY: Duration = Duration::from_secs(120);
+const LIMIT_TINY: Duration = Duration::from_secs(240);
 const LIMIT_LINUX: Duration = Duration::from_secs(600);
 /// The same where the CPU is emulated instruction by instruction.
 const LIMIT_LINUX_INTEL: Duration = Duration::from_secs(1800);

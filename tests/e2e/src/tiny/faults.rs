@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::io;
 
-use vmprobe_client::v1::{CreateVmRequest, EndingKind};
+use iced_x86::code_asm::{qword_ptr, r9, rsi};
+use vmprobe_client::v1::{CreateVmRequest, EndingKind, Strategy};
 use vmprobe_client::{ClientError, Message};
 
+use super::image::{self, DATA};
 use super::power_off_image;
 use super::sessions::{kernel, probe};
 use super::vm::{Tiny, VM, number};
@@ -26,6 +28,44 @@ pub const FILES: Test = Test {
     needs: Needs::Tiny,
     run: files,
 };
+
+pub const STEPPED: Test = Test {
+    name: "tiny_a_guest_whose_instructions_were_stepped_ends_within_the_filters_of_its_threads",
+    ids: &["SV07"],
+    needs: Needs::Tiny,
+    run: stepped,
+};
+
+/// What a step takes goes with the vCPU's thread, and not with whichever lets the VM go last.
+fn stepped(cx: &Context) -> TestResult {
+    let kernel = image::build(|a, names| {
+        let mut again = a.create_label();
+        a.mov(rsi, DATA)?;
+        a.set_label(&mut again)?;
+        a.mov(r9, 1_u64)?;
+        names.here(a, "body")?;
+        a.lock().xadd(qword_ptr(rsi), r9)?;
+        names.here(a, "after")?;
+        a.jmp(again)
+    })?;
+    cx.block_on(async {
+        let log = std::env::temp_dir().join("server-log");
+        let file = File::create(&log).map_err(Failure::io("make a file for the log"))?;
+        let guest = Tiny::new_with(cx, &kernel, 64, |command| {
+            command.stderr(file);
+        })
+        .await?;
+        let probe = guest.client.register_probes(VM, probe("body")?).await?;
+        check_eq!(probe[0].strategy(), Strategy::Step, "the way past it");
+        guest.start().await?;
+        while guest.client.list_probes(VM).await?[0].hits == 0 {}
+        guest.client.kill_vm(VM).await?;
+        check_eq!(guest.server.stop()?, Some(0), "exit code of the server");
+        let said = fs::read_to_string(&log).map_err(Failure::io("read the log"))?;
+        check!(!said.contains("forbids"), "{said}");
+        pass()
+    })
+}
 
 fn ended(cx: &Context) -> TestResult {
     let kernel = kernel()?;

@@ -5,7 +5,7 @@ pub mod actions;
 mod debugger;
 mod faults;
 pub mod held;
-mod interrupts;
+pub mod interrupts;
 mod memory;
 mod missed;
 mod pages;
@@ -19,7 +19,7 @@ mod smp;
 mod system;
 mod traps;
 pub mod unpack;
-mod vm;
+pub mod vm;
 mod watch;
 
 pub use tiny_kernel as image;
@@ -61,6 +61,7 @@ pub const TESTS: &[Test] = &[
     sessions::RESUMED,
     faults::ENDED,
     faults::FILES,
+    faults::STEPPED,
     debugger::SESSION,
     debugger::GDB,
 ];

@@ -1,0 +1,100 @@
+//! What a client has got of the events of one probe.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use vmprobe_client::{EventStream, Message};
+
+use crate::test::{Failure, check, check_eq, wrong};
+
+/// Longer than an event takes on any machine. Only a net: nothing is waited for by time.
+const NET: Duration = Duration::from_secs(100);
+
+/// Events and losses of one probe, whose `rbx` is the number of the guest's pass.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    /// Passes between two hits; none if it isn't known, as the probe was switched off meanwhile.
+    step: Option<u64>,
+    last: Option<u64>,
+    /// Events that came.
+    pub events: u64,
+    /// Events that were told as lost.
+    pub lost: u64,
+}
+
+impl Ledger {
+    /// Of a probe that is hit at each `step`th pass.
+    pub fn each(step: u64) -> Self {
+        Self {
+            step: Some(step),
+            ..Self::default()
+        }
+    }
+
+    /// Of a probe that is switched off and on.
+    pub fn switched() -> Self {
+        Self::default()
+    }
+
+    /// What has come and what was told as lost.
+    pub fn total(&self) -> u64 {
+        self.events + self.lost
+    }
+
+    /// Takes the next batch of a stream. Each event is of a later pass than the one before, and what is missing between
+    /// them is told as lost.
+    ///
+    /// # Errors
+    /// If it isn't so, or no batch comes.
+    pub async fn next(&mut self, stream: &mut EventStream) -> Result<(), Failure> {
+        let message = timeout(NET, stream.next()).await;
+        let message = message.map_err(|_| wrong!("no event came within {NET:?}: {self:?}"))??;
+        let Some(Message::Batch { lost, events }) = message else {
+            return Err(wrong!("{message:?} instead of events: {self:?}"));
+        };
+        let mut missing = lost;
+        for event in events {
+            let pass = event.registers.map_or(0, |registers| registers.rbx);
+            if let Some(last) = self.last {
+                check!(pass > last, "pass {pass} behind {last}: {self:?}");
+                if let Some(step) = self.step {
+                    check_eq!(
+                        pass - last,
+                        step * (1 + missing),
+                        "passes between two events, with {missing} lost"
+                    );
+                }
+            }
+            missing = 0;
+            self.last = Some(pass);
+            self.events += 1;
+        }
+        self.lost += lost;
+        Ok(())
+    }
+
+    /// Takes batches until so many hits are told or counted as lost.
+    ///
+    /// # Errors
+    /// Those of [`next`](Self::next).
+    pub async fn at_least(&mut self, stream: &mut EventStream, hits: u64) -> Result<(), Failure> {
+        while self.total() < hits {
+            self.next(stream).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes batches until all hits of a probe that has gone are told or counted as lost.
+    ///
+    /// # Errors
+    /// If there are more than it has counted, and those of [`next`](Self::next).
+    pub async fn settle(&mut self, stream: &mut EventStream, hits: u64) -> Result<(), Failure> {
+        self.at_least(stream, hits).await?;
+        check_eq!(
+            self.total(),
+            hits,
+            "events and losses of a probe with {hits} hits"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! What a soak came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::epoch::Sums;
+use super::levels::Sample;
+
+/// What a soak came to.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// Where its random numbers began.
+    pub seed: u64,
+    /// How long it took.
+    pub seconds: u64,
+    /// Epochs that went well.
+    pub epochs: u64,
+    /// How often clients did each action.
+    pub actions: BTreeMap<&'static str, u64>,
+    /// What the probes of all epochs came to.
+    pub sums: Sums,
+    /// The server's process at the end of each epoch.
+    pub server: Vec<Sample>,
+    /// The processes of the guests that ran all the time.
+    pub vms: [Vec<Sample>; 2],
+    /// Why it failed; none if it passed.
+    pub failure: Option<String>,
+}
+
+impl Report {
+    /// Of a soak that begins.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            ..Self::default()
+        }
+    }
+
+    /// The processes and their samples.
+    pub fn processes(&self) -> impl Iterator<Item = (String, &[Sample])> {
+        let vms = self.vms.iter().zip(1..);
+        let vms = vms.map(|(samples, vm)| (format!("the process of VM {vm}"), &**samples));
+        [("the server".to_owned(), &*self.server)]
+            .into_iter()
+            .chain(vms)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let actions: u64 = self.actions.values().sum();
+        write!(
+            f,
+            "{} s, {} epochs, {actions} actions of {} kinds, {} hits, {} events and {} lost by followers, {} streams broken",
+            self.seconds,
+            self.epochs,
+            self.actions.len(),
+            self.sums.hits,
+            self.sums.events,
+            self.sums.lost,
+            self.sums.breaks
+        )?;
+        for (process, samples) in self.processes() {
+            if let (Some(first), Some(last)) = (samples.first(), samples.last()) {
+                write!(
+                    f,
+                    "; {process}: {} to {} MiB, {} to {} files, {} to {} threads",
+                    first.rss_kib >> 10,
+                    last.rss_kib >> 10,
+                    first.files,
+                    last.files,
+                    first.threads,
+                    last.threads
+                )?;
+            }
+        }
+        write!(f, "; --seed {}", self.seed)
+    }
+}
