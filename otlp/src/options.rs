@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn each_protocol_has_a_name() {
-        let all = Protocol::NAMES.map(|name| name.parse());
+        let all = Protocol::NAMES.map(str::parse);
         assert_eq!(all, [Ok(Protocol::Grpc), Ok(Protocol::HttpProtobuf)]);
         assert!("http/json".parse::<Protocol>().is_err());
     }

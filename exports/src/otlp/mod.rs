@@ -120,7 +120,7 @@ impl Otlp {
         match self.standing.learn(sent) {
             Some(Change::Away) => (self.say)(&format!("otlp is away ({url}): {}", self.reason)),
             Some(Change::Refusing) => {
-                (self.say)(&format!("otlp refuses events ({url}): {}", self.reason))
+                (self.say)(&format!("otlp refuses events ({url}): {}", self.reason));
             }
             Some(Change::Back) => (self.say)(&format!("otlp is back ({url})")),
             None => {}

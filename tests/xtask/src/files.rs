@@ -101,7 +101,7 @@ pub enum FilesError {
     /// No passt for the tests.
     #[error(transparent)]
     Passt(#[from] PasstError),
-    /// No Prometheus, VictoriaMetrics or NATS for the tests.
+    /// No Prometheus, `VictoriaMetrics` or NATS for the tests.
     #[error("a package of Debian's isn't there")]
     Package(#[from] PackageError),
     /// No packages of Python's for what reads exported events.

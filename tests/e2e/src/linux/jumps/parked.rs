@@ -123,7 +123,7 @@ async fn toggle(
     while !done.load(Ordering::Relaxed) {
         // A guest that stands still has no hits of breakpoints before there are jumps: all exits are
         // arrivals in the middle.
-        let still = seen.rounds % 2 == 0;
+        let still = seen.rounds.is_multiple_of(2);
         if still {
             client.pause_vm(VM).await?;
         }
