@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use vmprobe_command_line::OtlpArgs;
+use vmprobe_otlp::OtlpArgs;
 
 use super::target::ServerArgs;
 use super::tracing::TracedArgs;

@@ -164,13 +164,7 @@ fn no_layer_is_built_with_what_it_must_not_know() {
         ),
         (
             "vmprobe-otlp",
-            &[
-                "vmm",
-                "probe-engine",
-                "vmprobe-proto",
-                "vmprobe-client",
-                "clap",
-            ],
+            &["vmm", "probe-engine", "vmprobe-proto", "vmprobe-client"],
         ),
         (
             "vmprobe-exports",
@@ -180,7 +174,6 @@ fn no_layer_is_built_with_what_it_must_not_know() {
                 "vmprobe-client",
                 "vmprobe-server",
                 "vmprobe-cli",
-                "clap",
             ],
         ),
         (

@@ -10,7 +10,7 @@ use vmprobe_otlp::proto::resource::v1::Resource;
 use vmprobe_otlp::{Backoff, SendError, attribute, json, text, unix_nanos};
 
 use super::receiver::Receiver;
-use super::{FLUSH, Stop};
+use super::task::{FLUSH, Stop};
 use crate::log::{Record, Records};
 
 /// Records of a request at most, and how long less of them wait for others.

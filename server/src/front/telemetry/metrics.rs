@@ -13,7 +13,7 @@ use vmprobe_otlp::{SendError, unix_nanos};
 use super::convert::{self, Batch};
 use super::receiver::Receiver;
 use super::starts::Starts;
-use super::{FLUSH, Stop};
+use super::task::{FLUSH, Stop};
 use crate::front::watch::Watch;
 
 /// Sends what the watch tells each time that `every` has passed, and a last time at the end.

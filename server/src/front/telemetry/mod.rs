@@ -10,13 +10,12 @@ mod metrics;
 mod options;
 mod receiver;
 mod starts;
+mod task;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use thiserror::Error;
-use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use vmprobe_otlp::{OtlpError, Sender, host_name, resource};
 
@@ -27,9 +26,7 @@ use crate::log;
 pub use options::TelemetryOptions;
 
 use receiver::Receiver;
-
-/// How long what is left may take to be sent when the server ends.
-const FLUSH: Duration = Duration::from_secs(5);
+use task::Task;
 
 /// Why nothing can be sent.
 #[derive(Debug, Error)]
@@ -47,41 +44,6 @@ pub enum TelemetryError {
 pub struct Telemetry {
     metrics: Option<Task>,
     logs: Option<Task>,
-}
-
-/// One of its two tasks.
-#[derive(Debug)]
-struct Task {
-    stop: oneshot::Sender<()>,
-    done: oneshot::Receiver<()>,
-}
-
-/// The other end of a task.
-#[derive(Debug)]
-struct Stop {
-    stop: oneshot::Receiver<()>,
-    // Dropped with the task.
-    _done: oneshot::Sender<()>,
-}
-
-impl Task {
-    fn new() -> (Self, Stop) {
-        let (stop, stopped) = oneshot::channel();
-        let (done, ended) = oneshot::channel();
-        let task = Self { stop, done: ended };
-        let other = Stop {
-            stop: stopped,
-            _done: done,
-        };
-        (task, other)
-    }
-
-    /// Has the task end; returns when it has.
-    async fn end(self) {
-        // Fails when it has ended.
-        let _ = self.stop.send(());
-        let _ = self.done.await;
-    }
 }
 
 impl Telemetry {

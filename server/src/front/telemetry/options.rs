@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vmprobe_command_line::OtlpArgs;
+use vmprobe_otlp::OtlpArgs;
 
 use crate::front::sent::Signal;
 

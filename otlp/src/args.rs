@@ -1,10 +1,12 @@
-//! Options of what sends to a receiver of OpenTelemetry's protocol.
+//! The options of a program that sends to a receiver.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use vmprobe_otlp::{Header, OtlpOptions, Protocol, endpoint};
+
+use crate::headers::Header;
+use crate::options::{OtlpOptions, Protocol, endpoint};
 
 /// How long a request may take, in milliseconds.
 const TIMEOUT: u64 = OtlpOptions::TIMEOUT.as_millis() as u64;
