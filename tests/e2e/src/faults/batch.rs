@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use iced_x86::code_asm::{CodeAssembler, al, dx, ptr, qword_ptr, rax, rbx, rsi};
 use seeded_random::Random;
 use tempfile::TempDir;
-use tiny_kernel::{self as image, COM1, DATA};
+use tiny_kernel::{self as image, COM1, DATA, UPPER_HALF};
 use vmprobe_client::v1::{EndingKind, Probe, ProbeSpec, ReadMemoryRequest, VmState};
 use vmprobe_client::{Client, ClientError, spec};
 
@@ -129,7 +129,8 @@ impl Beside {
         Ok(())
     }
 
-    /// The guest's bodies as they are in memory.
+    /// The guest's bodies as they are in memory, by their physical addresses: the upper half is mapped only between the
+    /// guest's first instructions and its crash, which resets the vCPU of some processors.
     async fn read_text(&self) -> Result<Vec<u8>, Failure> {
         let (symbols, _) = self.client.lookup_symbols(VM, "body_0", 0).await?;
         let first = symbols.first().ok_or_else(|| wrong!("no symbol"))?;
@@ -137,7 +138,7 @@ impl Beside {
         let behind = symbols.first().ok_or_else(|| wrong!("no symbol"))?;
         let request = ReadMemoryRequest {
             vm: VM.into(),
-            address: first.address,
+            address: first.address - UPPER_HALF,
             length: (behind.address - first.address) as u32,
             as_is: true,
             ..Default::default()

@@ -14,9 +14,9 @@ use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, 
 use crate::tiny::vm::number;
 
 pub const BATCH: Test = Test {
-    name: "tiny_a_vm_s_process_without_memory_for_a_batch_refuses_it_whole_or_ends_and_others_go_on",
+    name: "a_vm_s_process_without_memory_for_a_batch_refuses_it_whole_or_ends_and_others_go_on",
     ids: &["SV07"],
-    needs: Needs::Tiny,
+    needs: Needs::Host,
     run: batch,
 };
 

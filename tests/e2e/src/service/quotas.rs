@@ -4,8 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use tokio_stream::{StreamExt, pending};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -36,6 +39,8 @@ pub const QUOTAS: Test = Test {
 
 /// The VM of a server.
 const VM: &str = "limited";
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
 /// More than a MiB.
 const LARGE: usize = 2 << 20;
 
@@ -165,16 +170,17 @@ impl Limited {
                 self.open().await.err()
             }
             "--max-uploads" => {
-                let mut images = ImageServiceClient::new(self.channel.clone());
-                let first = tokio_stream::once(begin(1)).chain(pending());
-                let _held = tokio::spawn(async move { images.upload_image(first).await });
-                // As soon as the first has come. One that ends has other reasons.
-                loop {
-                    let status = self.upload(1).await;
-                    if status.code() == Code::ResourceExhausted {
-                        break Some(status);
-                    }
-                }
+                let hold = || {
+                    let mut images = ImageServiceClient::new(self.channel.clone());
+                    let first = tokio_stream::once(begin(1)).chain(pending());
+                    tokio::spawn(async move { images.upload_image(first).await.map(drop) })
+                };
+                // One that ends has other reasons.
+                let refused = async || match self.upload(1).await {
+                    status if status.code() == Code::ResourceExhausted => Err(status),
+                    _ => Ok(()),
+                };
+                Some(beside(hold, refused).await)
             }
             "--max-image-count" => {
                 let content = vec![begin(4), part(Part::Chunk(b"test".to_vec()))];
@@ -223,16 +229,13 @@ impl Limited {
 
     /// A call beside one whose request never comes.
     async fn call_too_many(&self) -> Status {
-        let channel = self.channel.clone();
-        let held = tokio::spawn(super::limits::unfinished(channel));
-        let mut vms = VmServiceClient::new(self.channel.clone());
-        let status = loop {
-            if let Err(status) = vms.list_vms(ListVmsRequest::default()).await {
-                break status;
-            }
+        let hold = || {
+            let channel = self.channel.clone();
+            tokio::spawn(async { drop(super::limits::unfinished(channel).await) })
         };
-        held.abort();
-        status
+        let mut vms = VmServiceClient::new(self.channel.clone());
+        let mut call = async || vms.list_vms(ListVmsRequest::default()).await.map(drop);
+        beside(hold, &mut call).await
     }
 
     async fn watch(&self) -> Result<impl Sized, Status> {
@@ -261,6 +264,26 @@ impl Limited {
         let mut images = ImageServiceClient::new(self.channel.clone());
         let ended = images.upload_image(tokio_stream::once(begin(size))).await;
         ended.err().unwrap_or_else(|| Status::ok("it was taken"))
+    }
+}
+
+/// How a call is refused beside one that is held. The two come in any order, so each is made again until the other one is
+/// there.
+async fn beside<T>(
+    hold: impl Fn() -> JoinHandle<T>,
+    mut call: impl AsyncFnMut() -> Result<(), Status>,
+) -> Status {
+    let mut held = hold();
+    loop {
+        if let Err(status) = call().await {
+            held.abort();
+            return status;
+        }
+        if held.is_finished() {
+            held = hold();
+        }
+        // The place is free for the other one.
+        sleep(PAUSE).await;
     }
 }
 
