@@ -333,3 +333,39 @@ fn one_job_of_a_matrix_is_run_by_its_number() {
         errors(&last)
     );
 }
+
+#[test]
+fn certificates_that_were_made_are_told_as_json() {
+    let folder = folder("certificates");
+    let dir = folder.join("certs");
+    let dir = dir.to_str().unwrap();
+    let made = |args: &[&str]| -> Vec<Value> {
+        let done = vmprobe(args).output().unwrap();
+        assert!(done.status.success(), "{}", errors(&done));
+        let lines = output(&done);
+        let lines = lines.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let all = made(&[
+        "certs",
+        "init",
+        "--dir",
+        dir,
+        "--client",
+        "alice=control",
+        "-o",
+        "json",
+    ]);
+    let names: Vec<_> = all.iter().map(|made| &made["client"]).collect();
+    assert_eq!(names, [&Value::Null, &Value::from("alice")]);
+    let one_more = made(&["certs", "client", "--dir", dir, "bob", "--json"]);
+    assert_eq!(one_more[0]["role"], "observe");
+    for made in all.iter().chain(&one_more) {
+        for file in ["certificate", "key", "ca"] {
+            let path = made[file].as_str().unwrap();
+            assert!(fs::exists(path).unwrap(), "{path}");
+        }
+    }
+}

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use clap::{Args, Subcommand, value_parser};
 use thiserror::Error;
 
+use super::format::FormatArgs;
+
 pub const CERTS_EXAMPLES: &str = "\
 Examples:
   vmprobe certs init --dir certs --host kvm1.example.org --client alice=control --client ci=probe
@@ -39,6 +41,8 @@ pub struct CertsInit {
     /// How long the certificates are good; the authority's is for ten years
     #[arg(long, value_name = "DAYS", default_value_t = DAYS, value_parser = value_parser!(u32).range(1..))]
     pub days: u32,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 impl CertsInit {
@@ -74,6 +78,8 @@ pub struct CertsServer {
     pub hosts: Vec<String>,
     #[command(flatten)]
     pub validity: Validity,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]
@@ -86,6 +92,8 @@ pub struct CertsClient {
     pub client: NewClient,
     #[command(flatten)]
     pub validity: Validity,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 /// A client that is to have a certificate.
