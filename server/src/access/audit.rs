@@ -66,6 +66,7 @@ impl AuditLog {
         let is_wanted = file.is_some() || records.is_some();
         Ok(is_wanted.then_some(Self { file, records }))
     }
+
     /// Adds a call, with the VM that it named.
     pub fn add(&self, caller: &Caller, call: &str, vm: Option<&str>, code: Option<i32>) {
         let now = SystemTime::now();

@@ -1,12 +1,11 @@
 //! What looks at the files in `deploy/`, and at those that are installed: tools from `PyPI`, and mandoc.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lab::CacheError;
+use lab::PypiError;
 
 /// The tools with their versions. Each version has its own folder in the cache.
 const TOOLS: [&str; 3] = [
@@ -14,23 +13,6 @@ const TOOLS: [&str; 3] = [
     "kubernetes-validate==1.37.0",
     "yamllint==1.38.0",
 ];
-
-/// Why there are no tools.
-#[derive(Debug, thiserror::Error)]
-pub enum ToolsError {
-    /// There is no cache.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// Python can't be started.
-    #[error("can't start python3 (deploy/setup.sh installs it)")]
-    Start(#[source] io::Error),
-    /// They can't be fetched.
-    #[error("pip failed: {0}")]
-    Pip(String),
-    /// A file operation failed.
-    #[error("can't put the tools in place at {path}", path = .0.display())]
-    Io(PathBuf, #[source] io::Error),
-}
 
 /// The tools, in the cache.
 #[derive(Clone, Debug)]
@@ -40,33 +22,9 @@ impl Tools {
     /// Finds them, or fetches them, once.
     ///
     /// # Errors
-    /// See [`ToolsError`].
-    pub fn ensure() -> Result<Self, ToolsError> {
-        let name = TOOLS.map(|tool| tool.replace("==", "-")).join("_");
-        let folder = lab::cache_dir()?.join(name);
-        if folder.is_dir() {
-            return Ok(Self(folder));
-        }
-        let own = format!("{}.new", std::process::id());
-        let unfinished = folder.with_extension(own);
-        let environment = unfinished.with_extension("venv");
-        run(Command::new("python3")
-            .args(["-m", "venv"])
-            .arg(&environment))?;
-        let mut install = Command::new(environment.join("bin/pip"));
-        install
-            .args(["install", "--quiet", "--target"])
-            .arg(&unfinished);
-        run(install.args(TOOLS))?;
-        let _only_needed_to_install = fs::remove_dir_all(&environment);
-        match fs::rename(&unfinished, &folder) {
-            // Another process has been as fast.
-            Err(_) if folder.is_dir() => {
-                let _only_wanted_once = fs::remove_dir_all(&unfinished);
-            }
-            renamed => renamed.map_err(|cause| ToolsError::Io(folder.clone(), cause))?,
-        }
-        Ok(Self(folder))
+    /// They can't be fetched.
+    pub fn ensure() -> Result<Self, PypiError> {
+        lab::ensure_pypi(&TOOLS).map(Self)
     }
 
     /// A tool that is a program.
@@ -101,16 +59,6 @@ pub fn faults_of_manual(pages: &[PathBuf]) -> io::Result<Vec<String>> {
     let is_meant = |line: &&str| MEANT.iter().any(|meant| line.contains(meant));
     let faults = told.lines().filter(|line| !is_meant(line));
     Ok(faults.map(str::to_owned).collect())
-}
-
-fn run(command: &mut Command) -> Result<(), ToolsError> {
-    let output = command.output().map_err(ToolsError::Start)?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(ToolsError::Pip(
-            String::from_utf8_lossy(&output.stderr).into_owned(),
-        )),
-    }
 }
 
 /// A file or folder in `deploy/`.

@@ -43,6 +43,21 @@ pub fn cache_dir() -> Result<PathBuf, CacheError> {
     Ok(path)
 }
 
+/// Gives a folder that is whole its name in the cache. If another process has been as fast, its folder stays and this one
+/// goes.
+///
+/// # Errors
+/// It can't be named so, and there is none of that name.
+pub fn put_in_place(unfinished: &Path, folder: &Path) -> io::Result<()> {
+    match fs::rename(unfinished, folder) {
+        Err(_) if folder.is_dir() => {
+            let _only_wanted_once = fs::remove_dir_all(unfinished);
+            Ok(())
+        }
+        renamed => renamed,
+    }
+}
+
 /// Holds a lock in the cache; dropping it, or the end of the process, lets go.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -154,6 +169,28 @@ mod tests {
         let work = work_dir(&parent, "thing").unwrap();
         assert_eq!(fs::read_dir(work).unwrap().count(), 0);
         assert!(!left.exists() && other.exists());
+        fs::remove_dir_all(&parent).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_another_process_has_put_in_place_stays() {
+        let parent = std::env::temp_dir().join(format!("vmprobe-place-{}", std::process::id()));
+        let (first, second) = (parent.join("first"), parent.join("second"));
+        for unfinished in [&first, &second] {
+            fs::create_dir_all(unfinished).unwrap();
+            fs::write(
+                unfinished.join("file"),
+                unfinished.as_os_str().as_encoded_bytes(),
+            )
+            .unwrap();
+        }
+        let folder = parent.join("thing");
+        put_in_place(&first, &folder).unwrap();
+        put_in_place(&second, &folder).unwrap();
+        let kept = fs::read(folder.join("file")).unwrap();
+        assert_eq!(kept, first.as_os_str().as_encoded_bytes());
+        assert!(!first.exists() && !second.exists());
+        assert!(put_in_place(&second, &parent.join("other")).is_err());
         fs::remove_dir_all(&parent).unwrap();
     }
 }

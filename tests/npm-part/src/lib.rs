@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use lab::{CacheError, cache_dir};
+use lab::{CacheError, cache_dir, put_in_place};
 use tempfile::TempDir;
 
 const CHECKSUM_FILE: &str = "checksums";
@@ -72,14 +72,8 @@ impl NpmPart {
         let mut check = Command::new("sha256sum");
         check.args(["--check", "--quiet", CHECKSUM_FILE]);
         run("sha256sum", check.current_dir(&found))?;
-        match fs::rename(&found, &folder) {
-            // Another process was faster.
-            Err(_) if folder.is_dir() => Ok(folder),
-            moved => {
-                moved.map_err(failed("keep", &folder))?;
-                Ok(folder)
-            }
-        }
+        put_in_place(&found, &folder).map_err(failed("keep", &folder))?;
+        Ok(folder)
     }
 }
 

@@ -6,8 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lab::{PypiError, ensure_pypi, run_python};
+
 use crate::gdb::{self, GdbError};
-use crate::pypi::{self, PypiError};
 use crate::python::{self, Loaded, PRINT_LOADED};
 
 /// The package and its version.
@@ -38,13 +39,13 @@ pub enum DrgnError {
 /// # Errors
 /// If it can't be fetched, or doesn't load.
 pub fn in_lab(folder: &str) -> Result<Vec<(PathBuf, String)>, DrgnError> {
-    let installed = pypi::ensure(&[PACKAGE])?;
+    let installed = ensure_pypi(&[PACKAGE])?;
     let mut python = Command::new("python3");
     python
         .args(["-c", &format!("{LOAD}{PRINT_LOADED}")])
         .env("PYTHONPATH", &installed)
         .env("PYTHONDONTWRITEBYTECODE", "1");
-    let listed = pypi::run("python3", &mut python)?;
+    let listed = run_python(&mut python)?;
     let mut lines = listed.lines();
     let program = lines.next().unwrap_or_default().to_owned();
     let inside = |path: &Path| match path.strip_prefix(&installed) {

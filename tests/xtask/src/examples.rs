@@ -5,9 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lab::{CacheError, cache_dir, key};
+use lab::{CacheError, PypiError, cache_dir, ensure_pypi, key, put_in_place};
 
-use crate::pypi::{self, PypiError};
 use crate::root;
 
 /// Why they can't be had.
@@ -44,7 +43,7 @@ pub fn put_into(folder: &Path) -> Result<(), ExamplesError> {
     let list = python.join("requirements.txt");
     let list = fs::read_to_string(&list).map_err(failed("read", &list))?;
     let packages: Vec<_> = list.lines().collect();
-    link(&python.join("packages"), &pypi::ensure(&packages)?)
+    link(&python.join("packages"), &ensure_pypi(&packages)?)
 }
 
 /// The packages of the client for Node.js, as its lock file has them.
@@ -88,13 +87,7 @@ fn ensure(
     let unfinished = folder.with_extension(format!("{}.new", std::process::id()));
     fs::create_dir_all(&unfinished).map_err(failed("make", &unfinished))?;
     make(&unfinished)?;
-    match fs::rename(&unfinished, &folder) {
-        // Another process has been as fast.
-        Err(_) if folder.is_dir() => {
-            fs::remove_dir_all(&unfinished).map_err(failed("remove", &unfinished))?;
-        }
-        renamed => renamed.map_err(failed("put in place", &folder))?,
-    }
+    put_in_place(&unfinished, &folder).map_err(failed("put in place", &folder))?;
     Ok(folder)
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use lab::{
     CacheError, DebianDiskError, Initramfs, Kernel, KernelError, Kernels, ModuleError,
-    PackageError, TestKernelError,
+    PackageError, PypiError, TestKernelError, ensure_pypi,
 };
 
 use crate::deb::{self, DebError, Size};
@@ -19,11 +19,28 @@ use crate::machine::Programs;
 use crate::nats;
 use crate::passt::{self, PasstError};
 use crate::prometheus;
-use crate::pypi::{self, PypiError};
 use crate::repack::{self, Packer, RepackError};
 use crate::root_files::{self, RootFilesError};
 use crate::victoria_metrics;
 use crate::{root, say};
+
+/// Folders of Python's packages beside the programs of the tests, with what is in each.
+const PYTHON: [(&str, &[&str]); 2] = [
+    // What reads exported events.
+    (
+        "python-readers",
+        &["duckdb==2.0.1", "nats-py==2.16.0", "pyarrow==26.0.1"],
+    ),
+    // A receiver of OpenTelemetry's protocol.
+    (
+        "otlp-receiver",
+        &[
+            "grpcio==1.85.3",
+            "opentelemetry-proto==1.45.2",
+            "protobuf==7.36.2",
+        ],
+    ),
+];
 
 /// Modules that both kernels have.
 const MODULES: [&str; 10] = [
@@ -172,8 +189,8 @@ impl Files {
         let store = victoria_metrics::program()?;
         link(&programs.folder.join(victoria_metrics::PROGRAM), &store)?;
         link(&programs.folder.join(nats::PROGRAM), &nats::program()?)?;
-        for (name, packages) in pypi::FOLDERS {
-            link(&programs.folder.join(name), &pypi::ensure(packages)?)?;
+        for (name, packages) in PYTHON {
+            link(&programs.folder.join(name), &ensure_pypi(packages)?)?;
         }
         examples::put_into(&programs.folder)?;
         files.others = gdb::in_lab()?;

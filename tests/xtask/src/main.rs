@@ -24,7 +24,6 @@ mod nats;
 mod passt;
 mod pictures;
 mod prometheus;
-mod pypi;
 mod python;
 mod record;
 mod repack;

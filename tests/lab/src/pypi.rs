@@ -5,25 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
-use lab::{CacheError, cache_dir};
-
-/// Folders that stand beside the programs of the tests, with what is in each.
-pub const FOLDERS: [(&str, &[&str]); 2] = [
-    // What reads exported events.
-    (
-        "python-readers",
-        &["duckdb==2.0.1", "nats-py==2.16.0", "pyarrow==26.0.1"],
-    ),
-    // A receiver of OpenTelemetry's protocol.
-    (
-        "otlp-receiver",
-        &[
-            "grpcio==1.85.3",
-            "opentelemetry-proto==1.45.2",
-            "protobuf==7.36.2",
-        ],
-    ),
-];
+use crate::cache::{CacheError, cache_dir, put_in_place};
 
 /// Why packages aren't there.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +28,7 @@ pub enum PypiError {
 ///
 /// # Errors
 /// If they can't be fetched.
-pub fn ensure(packages: &[&str]) -> Result<PathBuf, PypiError> {
+pub fn ensure_pypi(packages: &[&str]) -> Result<PathBuf, PypiError> {
     let folder = cache_dir()?.join(packages.join("_").replace("==", "-"));
     if folder.is_dir() {
         return Ok(folder);
@@ -68,18 +50,20 @@ pub fn ensure(packages: &[&str]) -> Result<PathBuf, PypiError> {
         .args(packages);
     run("pip", &mut install)?;
     let _only_needed_to_install = fs::remove_dir_all(&environment);
-    match fs::rename(&unfinished, &folder) {
-        // Another process has been as fast.
-        Err(_) if folder.is_dir() => {
-            let _only_wanted_once = fs::remove_dir_all(&unfinished);
-        }
-        renamed => renamed.map_err(|e| PypiError::Io("name", folder.clone(), e))?,
-    }
+    put_in_place(&unfinished, &folder).map_err(|e| PypiError::Io("name", folder.clone(), e))?;
     Ok(folder)
 }
 
+/// Runs Python with these arguments; what it prints.
+///
+/// # Errors
+/// It can't be started, or fails.
+pub fn run_python(command: &mut Command) -> Result<String, PypiError> {
+    run("python3", command)
+}
+
 /// Runs a program; what it prints.
-pub fn run(name: &'static str, command: &mut Command) -> Result<String, PypiError> {
+fn run(name: &'static str, command: &mut Command) -> Result<String, PypiError> {
     let output = command.output();
     let output = output.map_err(|cause| PypiError::Start(name, cause))?;
     match output.status.success() {
