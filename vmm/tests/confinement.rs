@@ -109,6 +109,44 @@ fn a_thread_reaches_the_files_of_its_guest_and_no_others() {
 }
 
 #[test]
+fn a_thread_is_confined_when_the_process_has_no_file_left_to_open() {
+    if !is_child() {
+        let output = in_a_process("a_thread_is_confined_when_the_process_has_no_file_left_to_open");
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let confinement = Confinement::prepare(&Access::default(), true).unwrap();
+    confinement.seal().unwrap();
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Nofile, none).unwrap();
+    let thread = confinement.spawn(Role::Vcpu, "vcpu0".to_owned(), || 1);
+    assert_eq!(thread.unwrap().join().unwrap(), 1);
+}
+
+#[test]
+fn a_thread_that_the_kernel_does_not_restrict_does_no_work_and_is_refused() {
+    if !is_child() {
+        let name = "a_thread_that_the_kernel_does_not_restrict_does_no_work_and_is_refused";
+        let output = in_a_process(name);
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    let confinement = Confinement::prepare(&Access::default(), false).unwrap();
+    // The kernel takes 16 sets of rules of one thread and its parents (LANDLOCK_MAX_NUM_LAYERS).
+    if (0..16).any(|_| confinement.seal().is_err()) || confinement.seal().is_ok() {
+        eprintln!("skipped: this host's kernel has no landlock");
+        return;
+    }
+    let thread = confinement.spawn(Role::Vcpu, "vcpu0".to_owned(), || panic!("it works"));
+    let error = thread.map(drop).unwrap_err().to_string();
+    assert!(error.contains("restrict the files"), "{error}");
+}
+
+#[test]
 fn a_thread_keeps_no_capability_but_those_of_files_for_a_root_s_share() {
     if !is_child() {
         let name = "a_thread_keeps_no_capability_but_those_of_files_for_a_root_s_share";

@@ -16,11 +16,17 @@ pub enum ConfinementError {
          vmprobed with --no-seccomp"
     )]
     Seccomp(seccompiler::Error),
+    /// The host's kernel refuses the rules about files.
+    #[error("this host's kernel takes no rules about files, though it knows landlock: {0}")]
+    Rules(#[from] landlock::RulesetError),
     /// The host's kernel refuses to restrict files.
     #[error(
         "this host's kernel doesn't restrict the files of a thread, though it knows landlock: {0}"
     )]
-    Landlock(#[from] landlock::RulesetError),
+    Landlock(io::Error),
+    /// A thread may gain privileges.
+    #[error("a thread can't give up that programs which it starts gain privileges: {0}")]
+    Privileges(io::Error),
     /// Capabilities stay.
     #[error("the capabilities of a thread can't be dropped: {0}")]
     Capabilities(io::Error),

@@ -1,11 +1,16 @@
 //! The files that threads reach, by landlock (Documentation/userspace-api/landlock.rst).
 
-use std::{io, path::PathBuf, sync::Once};
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    path::PathBuf,
+};
 
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
-    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, Scope,
 };
+use rustix::thread::set_no_new_privs;
 
 use super::error::ConfinementError;
 
@@ -39,8 +44,8 @@ impl Access {
     }
 }
 
-/// Rules for threads.
-pub(super) struct FileRules(RulesetCreated);
+/// Rules for threads, as the kernel has them. None: it has no landlock.
+pub(super) struct FileRules(Option<OwnedFd>);
 
 impl FileRules {
     /// Nothing but `access`; nor TCP, nor sockets of names in no folder.
@@ -60,7 +65,14 @@ impl FileRules {
                 rules = rules.add_rule(PathBeneath::new(folder, rights))?;
             }
         }
-        Ok(Self(rules))
+        let rules = Self(rules.into());
+        if rules.0.is_none() {
+            tracing::warn!(
+                "the kernel of this host has no landlock (Linux 5.13, `landlock` among the kernel's `lsm=`): a VM's \
+                 process is kept from files by its user's rights alone"
+            );
+        }
+        Ok(rules)
     }
 
     /// Has them hold for the calling thread, and those that it starts, for good, as far as the host's kernel can.
@@ -68,17 +80,17 @@ impl FileRules {
     /// # Errors
     /// The host's kernel refuses.
     pub(super) fn enforce(&self) -> Result<(), ConfinementError> {
-        static WARN: Once = Once::new();
-        let copy = |error: io::Error| ConfinementError::Host("file", error);
-        let held = self.0.try_clone().map_err(copy)?.restrict_self()?;
-        if held.ruleset == RulesetStatus::NotEnforced {
-            WARN.call_once(|| {
-                tracing::warn!(
-                    "the kernel of this host has no landlock (Linux 5.13, `landlock` among the kernel's `lsm=`): a \
-                     VM's process is kept from files by its user's rights alone"
-                );
-            });
+        // Else the kernel takes neither rules nor filters of a process without privileges.
+        set_no_new_privs(true).map_err(|error| ConfinementError::Privileges(error.into()))?;
+        let Some(rules) = &self.0 else {
+            return Ok(());
+        };
+        // The crate's own call wants a copy of the rules, a file, for each thread: one that starts when the process has
+        // no file left would end unconfined.
+        // SAFETY: the call reads two numbers; `rules` is open as long as it.
+        match unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) } {
+            0 => Ok(()),
+            _ => Err(ConfinementError::Landlock(io::Error::last_os_error())),
         }
-        Ok(())
     }
 }

@@ -21,7 +21,8 @@ mod violation;
 
 use std::{
     fmt, io,
-    sync::Arc,
+    panic::resume_unwind,
+    sync::{Arc, mpsc::channel},
     thread::{Builder, JoinHandle},
 };
 
@@ -126,7 +127,7 @@ impl Confinement {
     /// Starts a thread that is restricted to what `role` needs before it does any work.
     ///
     /// # Errors
-    /// The host has no thread.
+    /// The host has no thread, or doesn't restrict it.
     pub fn spawn<R: Send + 'static>(
         &self,
         role: Role,
@@ -138,13 +139,23 @@ impl Confinement {
             return builder.spawn(work);
         };
         let this = self.clone();
+        let (tell, told) = channel();
         let confined_work = move || {
-            if let Err(error) = this.enter(role) {
-                tracing::error!("a thread can't be confined, and the VM ends: {error}");
-                std::process::abort();
+            let entered = this.enter(role);
+            let is_refused = entered.is_err();
+            let _the_starter_waits = tell.send(entered);
+            if is_refused {
+                // Without a word: whoever has asked for the thread is told.
+                resume_unwind(Box::new("unconfined"));
             }
             work()
         };
-        confined.starter.run(move || builder.spawn(confined_work))?
+        confined.starter.run(move || {
+            let thread = builder.spawn(confined_work)?;
+            match told.recv().map_err(io::Error::other)? {
+                Ok(()) => Ok(thread),
+                Err(error) => Err(io::Error::other(error)),
+            }
+        })?
     }
 }
