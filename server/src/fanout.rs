@@ -20,9 +20,6 @@ use vmprobe_proto::v1::{Event, EventBatch};
 /// return probes. Larger messages leave the CPU's caches and cost the allocator fresh pages.
 const BATCH: usize = 32 * 1024;
 
-/// Events that wait for one client at most: about 12 MiB of memory, 24 of return probes.
-pub const QUEUE: usize = 64 * 1024;
-
 /// A woken subscriber lets hits gather for so long, so that a busy probe wakes it a thousand times a
 /// second at most, and not once for each hit.
 const GATHER: Duration = Duration::from_millis(1);
@@ -33,8 +30,10 @@ thread_local! {
 }
 
 /// The hits of one VM.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fanout {
+    /// Hits that wait for one subscriber at most.
+    capacity: usize,
     inner: RwLock<Inner>,
     /// How many queues there are, for a look without the lock.
     followed_by: AtomicUsize,
@@ -74,6 +73,15 @@ pub struct QueueStats {
 }
 
 impl Fanout {
+    /// Nobody has subscribed to it. At most `capacity` hits wait for each who does.
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            inner: RwLock::default(),
+            followed_by: AtomicUsize::new(0),
+        }
+    }
+
     /// Hands a hit to every subscriber that wants it. Never waits for one.
     pub fn publish(&self, event: &Event) {
         let inner = self.inner.read();
@@ -105,7 +113,7 @@ impl Fanout {
     /// Subscribes to the hits of the probes with these ids, of all probes when there are none. Every
     /// hit that is published from now on is delivered or counted as lost.
     pub fn subscribe(self: &Arc<Self>, probes: Vec<u64>) -> Subscription {
-        self.subscribe_with(probes, QUEUE)
+        self.subscribe_with(probes, self.capacity)
     }
 
     fn subscribe_with(self: &Arc<Self>, mut probes: Vec<u64>, capacity: usize) -> Subscription {
@@ -295,6 +303,8 @@ mod tests {
 
     use super::*;
 
+    const QUEUE: usize = 64 << 10;
+
     fn hit(probe_id: u64, tsc: u64) -> Event {
         Event {
             probe_id,
@@ -318,7 +328,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_subscriber_gets_every_hit_in_order() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut subscriptions = [fanout.subscribe(vec![]), fanout.subscribe(vec![])];
         for tsc in 0..10_000 {
             fanout.publish(&hit(1, tsc));
@@ -339,7 +349,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_event_that_is_larger_than_a_message_has_one_of_its_own() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut subscription = fanout.subscribe(vec![]);
         let large = Event {
             stack: vec![1; BATCH / 8],
@@ -356,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_counts_its_losses_where_they_happened() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut slow = fanout.subscribe_with(vec![], 3);
         for tsc in 0..5 {
             fanout.publish(&hit(1, tsc));
@@ -372,7 +382,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_queue_counts_what_waits_was_handed_out_and_was_lost_and_the_sums_outlive_it() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut slow = fanout.subscribe_with(vec![], 3);
         let quick = fanout.subscribe_with(vec![2], 5);
         for tsc in 0..5 {
@@ -405,7 +415,7 @@ mod tests {
 
     #[tokio::test]
     async fn losses_at_the_end_are_told_in_an_empty_batch() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut slow = fanout.subscribe_with(vec![], 2);
         for tsc in 0..10 {
             fanout.publish(&hit(1, tsc));
@@ -418,7 +428,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_subscriber_costs_the_others_nothing() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut slow = fanout.subscribe_with(vec![], 1);
         let mut quick = fanout.subscribe(vec![]);
         for tsc in 0..100 {
@@ -432,7 +442,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_subscriber_of_chosen_probes_neither_gets_nor_loses_others() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut chosen = fanout.subscribe_with(vec![9, 4], 10);
         for probe in 0..100 {
             fanout.publish(&hit(probe, probe));
@@ -447,7 +457,7 @@ mod tests {
     async fn delivered_and_lost_add_up_with_several_vcpus() {
         const THREADS: u64 = 4;
         const EACH: u64 = 20_000;
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut subscription = fanout.subscribe_with(vec![], 700);
         let reader = tokio::spawn(async move { drain(&mut subscription).await });
         let vcpus: Vec<_> = (0..THREADS)
@@ -467,7 +477,7 @@ mod tests {
 
     #[tokio::test]
     async fn dropping_a_subscription_frees_its_queue() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let subscription = fanout.subscribe(vec![]);
         assert_eq!(fanout.stats().queues.len(), 1);
         drop(subscription);
@@ -476,14 +486,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_subscription_after_the_end_ends_at_once() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         fanout.end();
         assert!(fanout.subscribe(vec![]).next().await.is_none());
     }
 
     #[tokio::test]
     async fn a_waiting_subscriber_is_woken_by_a_hit() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(QUEUE));
         let mut subscription = fanout.subscribe(vec![]);
         let reader = tokio::spawn(async move { subscription.next().await });
         tokio::task::yield_now().await;

@@ -25,9 +25,11 @@ pub struct Limits {
     /// Calls that are under way at the same time and do something. Each may take a thread, and
     /// `request_mib` until its request is read.
     pub calls: usize,
-    /// Streams, and calls that wait for something to happen, at the same time. A stream of events
-    /// holds some 24 MiB when its client reads too slowly.
+    /// Streams, and calls that wait for something to happen, at the same time.
     pub streams: usize,
+    /// Events that wait for one client at most, and that are kept for one that may come back. Later ones are lost, and
+    /// counted. 65,536 of them take some 12 MiB, 24 of return probes.
+    pub event_queue: usize,
     /// MiB of one image.
     pub image_mib: u64,
     /// MiB of all images, of uploads under way and of the private copies of disks.
@@ -58,6 +60,7 @@ impl Default for Limits {
             probes: 250_000,
             calls: 256,
             streams: 256,
+            event_queue: 64 << 10,
             image_mib: 32 << 10,
             images_mib: 128 << 10,
             client_images_mib: 64 << 10,

@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_comes_back_gets_what_is_behind_its_last_batch() {
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(100));
         let mut events = events(&fanout);
         for at in 0..3 {
             publish(&fanout, at..at + 1, 0);
@@ -204,7 +204,7 @@ mod tests {
     #[tokio::test]
     async fn batches_that_are_no_longer_kept_or_never_were_are_refused() {
         const STACK: usize = 64 * 1024;
-        let fanout = Arc::new(Fanout::default());
+        let fanout = Arc::new(Fanout::new(100));
         let mut events = events(&fanout);
         let each = STACK * 8;
         let kept = (KEPT / each) as u64;

@@ -95,6 +95,9 @@ pub struct Arguments {
     /// Streams and waiting calls at the same time
     #[arg(long, value_name = "N")]
     pub max_streams: usize,
+    /// Events that wait for one client
+    #[arg(long, value_name = "N")]
+    pub event_queue: usize,
     /// Sessions of the VM
     #[arg(long, value_name = "N")]
     pub max_sessions: usize,
@@ -141,6 +144,7 @@ impl Arguments {
             max_probes: limits.probes,
             max_calls: limits.calls,
             max_streams: limits.streams,
+            event_queue: limits.event_queue,
             max_sessions: limits.sessions,
             max_request: limits.request_mib,
             kernel_cache: settings.kernel_cache.clone(),
@@ -164,6 +168,7 @@ impl Arguments {
             ("--max-probes", self.max_probes as u64),
             ("--max-calls", self.max_calls as u64),
             ("--max-streams", self.max_streams as u64),
+            ("--event-queue", self.event_queue as u64),
             ("--max-sessions", self.max_sessions as u64),
             ("--max-request", self.max_request as u64),
         ];
@@ -201,6 +206,7 @@ impl Arguments {
                 probes: self.max_probes,
                 calls: self.max_calls,
                 streams: self.max_streams,
+                event_queue: self.event_queue,
                 sessions: self.max_sessions,
                 request_mib: self.max_request,
                 ..Limits::default()

@@ -78,7 +78,7 @@ impl Machine {
             },
         ) = load(&config, file, symbols, confinement)?;
 
-        let events = Arc::new(Fanout::default());
+        let events = Arc::new(Fanout::new(settings.limits.event_queue));
         let kernel = Arc::new(kernel);
         let asked = Arc::new(AskedProbes::new(Arc::clone(&kernel)));
         let optimizer = OptimizerThread::default();

@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use probe_engine::event::{Event, EventSink};
+use vmprobe_server::Limits;
 use vmprobe_server::testing::{Fanout, Subscription, event};
 
 /// Drops them.
@@ -31,7 +32,7 @@ pub struct Client {
 impl Server {
     /// With no client yet.
     pub fn new() -> Arc<Self> {
-        let fanout = Arc::default();
+        let fanout = Arc::new(Fanout::new(Limits::default().event_queue));
         Arc::new(Self { fanout })
     }
 

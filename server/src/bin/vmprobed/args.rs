@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{CommandFactory, Parser};
 use vmprobe_command_line::{ConfigurationError, Shell, with_file};
 use vmprobe_proto::socket::default_socket;
@@ -248,11 +249,16 @@ pub struct Most {
     #[arg(long, value_name = "N", env = "VMPROBED_MAX_CALLS",
         default_value_t = Limits::default().calls)]
     pub max_calls: usize,
-    /// Streams and waiting calls at the same time; a stream of events that its client reads too
-    /// slowly takes 24 MiB
+    /// Streams and waiting calls at the same time
     #[arg(long, value_name = "N", env = "VMPROBED_MAX_STREAMS",
         default_value_t = Limits::default().streams)]
     pub max_streams: usize,
+    /// Events that wait for one client, and that are kept for one that may come back; later ones are
+    /// lost, and counted. 65,536 take up to 24 MiB
+    #[arg(long, value_name = "N", env = "VMPROBED_EVENT_QUEUE",
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..),
+        default_value_t = Limits::default().event_queue)]
+    pub event_queue: usize,
     /// One image that a client hands over
     #[arg(long, value_name = "MIB", env = "VMPROBED_MAX_IMAGE",
         default_value_t = Limits::default().image_mib)]
@@ -325,6 +331,7 @@ impl Serve {
                     probes: self.most.max_probes,
                     calls: self.most.max_calls,
                     streams: self.most.max_streams,
+                    event_queue: self.most.event_queue,
                     image_mib: self.most.max_image,
                     images_mib: self.most.max_images,
                     client_images_mib: self.most.max_client_images,

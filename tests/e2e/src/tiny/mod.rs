@@ -62,6 +62,7 @@ pub const TESTS: &[Test] = &[
     faults::ENDED,
     faults::FILES,
     faults::STEPPED,
+    faults::QUEUE,
     debugger::SESSION,
     debugger::GDB,
 ];
