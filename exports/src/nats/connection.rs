@@ -13,11 +13,12 @@ use async_nats::jetstream::context::{PublishAckFuture, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{Config, Stream};
 use async_nats::jetstream::{self, Context};
-use async_nats::{ConnectOptions, Event, ServerAddr};
+use async_nats::{Event, ServerAddr};
 use bytes::Bytes;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use super::credentials;
 use super::options::NatsOptions;
 use super::subject::PREFIX;
 
@@ -144,7 +145,7 @@ async fn begin(
     let was_connected = Arc::new(AtomicBool::new(false));
     let is_first = Arc::clone(&was_connected);
     let lost = Arc::new(lost);
-    let client = connect_options(&options)
+    let client = credentials::connect_options(&options, &servers)
         .await?
         .name(PREFIX)
         .reconnect_delay_callback(move |_| match was_connected.load(Ordering::Acquire) {
@@ -179,25 +180,4 @@ async fn begin(
         )
     })?;
     Ok((context, stream))
-}
-
-async fn connect_options(options: &NatsOptions) -> Result<ConnectOptions, String> {
-    let mut connect = ConnectOptions::new();
-    if let Some(file) = &options.credentials {
-        let read = connect.credentials_file(file).await;
-        connect = read.map_err(|error| format!("can't read {}: {error}", file.display()))?;
-    }
-    if let Some(seed) = &options.nkey {
-        connect = connect.nkey(seed.clone());
-    }
-    if let Some(token) = &options.token {
-        connect = connect.token(token.clone());
-    }
-    if let Some(ca) = &options.ca {
-        connect = connect.add_root_certificates(ca.clone()).require_tls(true);
-    }
-    if let Some((certificate, key)) = &options.identity {
-        connect = connect.add_client_certificate(certificate.clone(), key.clone());
-    }
-    Ok(connect)
 }

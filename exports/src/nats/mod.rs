@@ -5,6 +5,7 @@
 //! duplicate window. After a longer time the last message of its subject tells whether it is there.
 
 mod connection;
+mod credentials;
 mod options;
 mod subject;
 

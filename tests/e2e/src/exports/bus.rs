@@ -1,22 +1,19 @@
 //! Events to NATS.
 
-use std::net::TcpListener;
+use std::fs;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
-use tokio::time::sleep;
+use test_certificates::{Authority, Signed};
 
 use super::command::{Export, HOST, number};
 use super::guest::{self, VM};
+use super::nats::Nats;
 use super::python;
 use crate::context::Context;
-use crate::http;
 use crate::server::Server;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
 
 pub const RESTARTED: Test = Test {
     name: "every_hit_is_once_and_in_order_in_a_stream_of_nats_that_was_killed_meanwhile",
@@ -32,82 +29,26 @@ pub const AWAY: Test = Test {
     run: away,
 };
 
+pub const SECURED: Test = Test {
+    name: "an_export_shows_nats_its_certificate_and_who_it_is_and_trusts_its_authority_alone",
+    ids: &["SV10"],
+    needs: Needs::Host,
+    run: secured,
+};
+
 const STREAM: &str = "EVENTS";
 const HITS: u32 = 4000;
 /// Messages in the stream when its server is killed.
 const BEFORE: u64 = 500;
-const AGAIN: Duration = Duration::from_millis(20);
-
-/// A server of NATS with JetStream. It is killed with this.
-struct Nats {
-    process: Child,
-    /// Where it tells of itself.
-    monitor: String,
-}
-
-impl Nats {
-    fn start(cx: &Context, folder: &Path, [port, monitor]: [u16; 2]) -> Result<Self, Failure> {
-        let process = Command::new(cx.program("nats-server"))
-            .args(["--addr", "127.0.0.1", "--jetstream", "--store_dir"])
-            .arg(folder)
-            .args(["--port", &port.to_string()])
-            .args(["--http_port", &monitor.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(Failure::io("start nats-server"))?;
-        Ok(Self {
-            process,
-            monitor: format!("127.0.0.1:{monitor}"),
-        })
-    }
-
-    /// Waits until it listens.
-    async fn is_ready(&mut self) -> Result<(), Failure> {
-        while self.messages().await.is_err() {
-            let ended = self.process.try_wait();
-            if let Some(status) = ended.map_err(Failure::io("look after nats-server"))? {
-                return Err(wrong!("nats-server ended: {status}"));
-            }
-            sleep(AGAIN).await;
-        }
-        Ok(())
-    }
-
-    /// How many messages all its streams have.
-    async fn messages(&self) -> Result<u64, Failure> {
-        let text = http::get(&self.monitor, "/jsz").await?;
-        let told: Value = serde_json::from_str(&text).map_err(|error| wrong!("{error}: {text}"))?;
-        Ok(told["messages"].as_u64().unwrap_or(0))
-    }
-
-    async fn has(&self, messages: u64) -> Result<(), Failure> {
-        while self.messages().await? < messages {
-            sleep(AGAIN).await;
-        }
-        Ok(())
-    }
-}
-
-/// Two ports that nobody listens on.
-fn free_ports() -> Result<[u16; 2], Failure> {
-    let listen = || TcpListener::bind("127.0.0.1:0").and_then(|at| Ok((at.local_addr()?, at)));
-    let io = Failure::io("find a port");
-    let both = listen().and_then(|first| Ok([first, listen()?]));
-    Ok(both.map_err(io)?.map(|(address, _listener)| address.port()))
-}
+/// Events of those that a server lets in.
+const FEW: &str = "50";
 
 fn restarted(cx: &Context) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let folder = folder.path();
-    let ports = free_ports()?;
-    let store = folder.join("store");
-    let url = format!("nats://127.0.0.1:{}", ports[0]);
     cx.block_on(async {
-        let mut nats = Nats::start(cx, &store, ports)?;
-        nats.is_ready().await?;
+        let mut nats = Nats::start(cx, folder, &[]).await?;
+        let url = format!("nats://{}", nats.address());
         let server = Server::start(cx)?;
         let client = server.client().await?;
         guest::create(&client, folder, HITS).await?;
@@ -117,10 +58,9 @@ fn restarted(cx: &Context) -> TestResult {
         client.start_vm(VM).await?;
         nats.has(BEFORE).await?;
 
-        nats.process.kill().await.map_err(Failure::io("kill it"))?;
+        nats.kill().await?;
         export.says("nats is away: ").await?;
-        let mut nats = Nats::start(cx, &store, ports)?;
-        nats.is_ready().await?;
+        nats.start_again(cx).await?;
         export.says("nats is back").await?;
         nats.has(HITS.into()).await?;
         guest::check_hits(&client, HITS.into()).await?;
@@ -156,12 +96,9 @@ fn restarted(cx: &Context) -> TestResult {
 fn away(cx: &Context) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let folder = folder.path();
-    let ports = free_ports()?;
-    let store = folder.join("store");
-    let url = format!("nats://127.0.0.1:{}", ports[0]);
     cx.block_on(async {
-        let mut nats = Nats::start(cx, &store, ports)?;
-        nats.is_ready().await?;
+        let mut nats = Nats::start(cx, folder, &[]).await?;
+        let url = format!("nats://{}", nats.address());
         let server = Server::start(cx)?;
         let client = server.client().await?;
         guest::create(&client, folder, guest::ENDLESS).await?;
@@ -169,7 +106,7 @@ fn away(cx: &Context) -> TestResult {
         let args = ["--nats", &url, "--nats-stream", STREAM, "--drain", "1"];
         let mut export = Export::start(cx, &server, folder, "", &args)?;
         nats.has(BEFORE).await?;
-        nats.process.kill().await.map_err(Failure::io("kill it"))?;
+        nats.kill().await?;
         export.says("nats is away: ").await?;
         export.interrupt()?;
         check_eq!(export.end().await?, Some(1), "exit code");
@@ -183,8 +120,7 @@ fn away(cx: &Context) -> TestResult {
             unconfirmed > 0 && unconfirmed <= failed && exported + failed == events,
             "the numbers don't go together: {notes}"
         );
-        let mut nats = Nats::start(cx, &store, ports)?;
-        nats.is_ready().await?;
+        nats.start_again(cx).await?;
         let messages = nats.messages().await?;
         check!(
             (exported..=events).contains(&messages),
@@ -193,5 +129,114 @@ fn away(cx: &Context) -> TestResult {
         pass_with(format!(
             "{exported} of {events} events confirmed, {messages} messages"
         ))
+    })
+}
+
+/// Files for connections by TLS.
+struct Files {
+    server: [String; 3],
+    client: [String; 3],
+}
+
+impl Files {
+    fn write(folder: &Path, authority: &Authority) -> Result<Self, Failure> {
+        let write = |name: &str, content: &str| {
+            let path = folder.join(name).to_string_lossy().into_owned();
+            fs::write(&path, content).map_err(Failure::io(format!("write {path}")))?;
+            Ok::<_, Failure>(path)
+        };
+        let made = |error| wrong!("make a certificate: {error}");
+        let pair = |name: &str, signed: &Signed| {
+            Ok::<_, Failure>([
+                write("ca.pem", &authority.pem)?,
+                write(&format!("{name}.pem"), &signed.certificate)?,
+                write(&format!("{name}.key"), &signed.key)?,
+            ])
+        };
+        Ok(Self {
+            server: pair("server", &authority.server().map_err(made)?)?,
+            client: pair("client", &authority.client("exporter").map_err(made)?)?,
+        })
+    }
+}
+
+fn secured(cx: &Context) -> TestResult {
+    let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
+    let folder = folder.path();
+    let authority = || Authority::new().map_err(|error| wrong!("make an authority: {error}"));
+    let other = folder.join("other.pem").to_string_lossy().into_owned();
+    fs::write(&other, authority()?.pem).map_err(Failure::io("write a certificate"))?;
+    let files = Files::write(folder, &authority()?)?;
+    let ([ca, cert, key], [_, own_cert, own_key]) = (&files.server, &files.client);
+    let (token, wrong_token) = (folder.join("token"), folder.join("wrong-token"));
+    for (file, content) in [(&token, "secret-of-the-bus\n"), (&wrong_token, "guessed\n")] {
+        fs::write(file, content).map_err(Failure::io("write a token"))?;
+    }
+    let [token, wrong_token] = [token, wrong_token].map(|it| it.to_string_lossy().into_owned());
+    let tls = [
+        "--tlsverify",
+        "--tlscacert",
+        ca,
+        "--tlscert",
+        cert,
+        "--tlskey",
+        key,
+    ];
+    let by_token = ["--auth", "secret-of-the-bus"];
+    let by_user = ["--user", "exporter", "--pass", "a/word"];
+    let identity = ["--nats-cert", &**own_cert, "--nats-key", own_key];
+    let trust = ["--nats-ca", &**ca];
+    let distrust = ["--nats-ca", &*other];
+    let shown = ["--nats-token-file", &*token];
+    let wrong = ["--nats-token-file", &*wrong_token];
+    let all = |more: &[_]| [&trust[..], &identity, more].concat();
+    let authorization = Some("authorization violation");
+    let certificate = Some("ertificate");
+    // What the server asks for; the user of the address; what the client has; why it is refused.
+    let cases = [
+        (&by_token[..], "", all(&shown), None),
+        (&by_token, "", all(&wrong), authorization),
+        (&by_token, "", all(&[]), authorization),
+        (&by_token, "secret-of-the-bus@", all(&[]), None),
+        (&by_user, "exporter:a%2Fword@", all(&[]), None),
+        (&by_user, "exporter:guess@", all(&[]), authorization),
+        (&by_token, "", [&trust[..], &shown].concat(), certificate),
+        (
+            &by_token,
+            "",
+            [&distrust[..], &identity, &shown].concat(),
+            certificate,
+        ),
+    ];
+    cx.block_on(async {
+        let server = Server::start(cx)?;
+        let client = server.client().await?;
+        guest::create(&client, folder, guest::ENDLESS).await?;
+        client.start_vm(VM).await?;
+        for (asked, user, has, refusal) in cases {
+            let nats = Nats::start(cx, folder, &[&tls[..], asked].concat()).await?;
+            let url = format!("tls://{user}{}", nats.address());
+            let args = [&["--nats", &*url, "--count", FEW][..], &has].concat();
+            let mut export = Export::start(cx, &server, folder, "", &args)?;
+            let code = export.end().await?;
+            let notes = export.notes()?;
+            check!(
+                !notes.contains("secret-of-the-bus") && !notes.contains("Fword@"),
+                "{notes}"
+            );
+            let messages = nats.messages().await?;
+            match refusal {
+                None => {
+                    check_eq!(code, Some(0), "exit code: {notes}");
+                    check_eq!(messages.to_string(), FEW, "messages: {notes}");
+                }
+                Some(why) => {
+                    check_eq!(code, Some(1), "exit code: {notes}");
+                    check!(notes.contains(why), "{why:?} isn't in {notes}");
+                    check_eq!(messages, 0, "messages");
+                }
+            }
+        }
+        pass()
     })
 }

@@ -3,9 +3,16 @@
 mod bus;
 mod command;
 mod guest;
+mod nats;
 mod parquet;
 mod python;
 
 use crate::test::Test;
 
-pub const TESTS: &[Test] = &[bus::RESTARTED, bus::AWAY, parquet::READ, parquet::FULL];
+pub const TESTS: &[Test] = &[
+    bus::RESTARTED,
+    bus::AWAY,
+    bus::SECURED,
+    parquet::READ,
+    parquet::FULL,
+];
