@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 use test_certificates::{Authority, Signed};
+use tokio::time::sleep;
 
 use super::command::{Export, HOST, number};
 use super::guest::{self, VM};
@@ -20,6 +22,13 @@ pub const RESTARTED: Test = Test {
     ids: &["SV10"],
     needs: Needs::Host,
     run: restarted,
+};
+
+pub const FORGOTTEN: Test = Test {
+    name: "every_hit_is_once_and_in_order_in_a_stream_of_nats_that_has_forgotten_what_came_before_the_break",
+    ids: &["SV10"],
+    needs: Needs::Host,
+    run: forgotten,
 };
 
 pub const AWAY: Test = Test {
@@ -40,15 +49,31 @@ const STREAM: &str = "EVENTS";
 const HITS: u32 = 4000;
 /// Messages in the stream when its server is killed.
 const BEFORE: u64 = 500;
+/// How long a server knows at least what it has stored.
+const SHORTEST_WINDOW: Duration = Duration::from_millis(100);
 /// Events of those that a server lets in.
 const FEW: &str = "50";
 
 fn restarted(cx: &Context) -> TestResult {
+    broken(cx, false)
+}
+
+fn forgotten(cx: &Context) -> TestResult {
+    broken(cx, true)
+}
+
+/// Exports to a server that is killed and started again; the window of the stream in which it knows what it has stored is
+/// over by then if `is_forgotten`.
+fn broken(cx: &Context, is_forgotten: bool) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let folder = folder.path();
     cx.block_on(async {
         let mut nats = Nats::start(cx, folder, &[]).await?;
         let url = format!("nats://{}", nats.address());
+        if is_forgotten {
+            let script = include_str!("stream.py");
+            let _made: String = python::run(cx, script, &[url.as_ref(), STREAM.as_ref()]).await?;
+        }
         let server = Server::start(cx)?;
         let client = server.client().await?;
         guest::create(&client, folder, HITS).await?;
@@ -60,6 +85,9 @@ fn restarted(cx: &Context) -> TestResult {
 
         nats.kill().await?;
         export.says("nats is away: ").await?;
+        if is_forgotten {
+            sleep(2 * SHORTEST_WINDOW).await;
+        }
         nats.start_again(cx).await?;
         export.says("nats is back").await?;
         nats.has(HITS.into()).await?;

@@ -11,6 +11,7 @@ use crate::test::Test;
 
 pub const TESTS: &[Test] = &[
     bus::RESTARTED,
+    bus::FORGOTTEN,
     bus::AWAY,
     bus::SECURED,
     parquet::READ,
