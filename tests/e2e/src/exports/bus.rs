@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use super::command::{Export, HOST, number};
 use super::guest::{self, VM};
 use super::nats::Nats;
+use super::one_way::OneWay;
 use super::python;
 use crate::context::Context;
 use crate::server::Server;
@@ -49,6 +50,8 @@ const STREAM: &str = "EVENTS";
 const HITS: u32 = 4000;
 /// Messages in the stream when its server is killed.
 const BEFORE: u64 = 500;
+/// Messages that it stores then without being able to say so.
+const UNCONFIRMED: u64 = 200;
 /// How long a server knows at least what it has stored.
 const SHORTEST_WINDOW: Duration = Duration::from_millis(100);
 /// Events of those that a server lets in.
@@ -62,8 +65,8 @@ fn forgotten(cx: &Context) -> TestResult {
     broken(cx, true)
 }
 
-/// Exports to a server that is killed and started again; the window of the stream in which it knows what it has stored is
-/// over by then if `is_forgotten`.
+/// Exports to a server that is killed and started again, when it has stored messages that it could not confirm any more. The
+/// time in which the stream knows what it has stored is over by then if `is_forgotten`.
 fn broken(cx: &Context, is_forgotten: bool) -> TestResult {
     let folder = TempDir::new().map_err(Failure::io("make a folder"))?;
     let folder = folder.path();
@@ -77,14 +80,27 @@ fn broken(cx: &Context, is_forgotten: bool) -> TestResult {
         let server = Server::start(cx)?;
         let client = server.client().await?;
         guest::create(&client, folder, HITS).await?;
-        let args = ["--nats", &url, "--nats-stream", STREAM, "--drain", "60"];
+        let between = OneWay::to(nats.address()).await?;
+        let exported_to = format!("nats://{}", between.address);
+        let args = [
+            "--nats",
+            &exported_to,
+            "--nats-stream",
+            STREAM,
+            "--drain",
+            "60",
+        ];
         let mut export = Export::start(cx, &server, folder, "", &args)?;
         export.says(&format!("{HOST}/{VM}: 1 probes")).await?;
         client.start_vm(VM).await?;
         nats.has(BEFORE).await?;
+        between.silence(true);
+        let unconfirmed = nats.messages().await? + UNCONFIRMED;
+        nats.has(unconfirmed).await?;
 
         nats.kill().await?;
         export.says("nats is away: ").await?;
+        between.silence(false);
         if is_forgotten {
             sleep(2 * SHORTEST_WINDOW).await;
         }

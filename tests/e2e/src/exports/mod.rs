@@ -4,6 +4,7 @@ mod bus;
 mod command;
 mod guest;
 mod nats;
+mod one_way;
 mod parquet;
 mod python;
 
