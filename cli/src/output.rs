@@ -31,7 +31,12 @@ pub fn print(lines: impl IntoIterator<Item = impl AsRef<str>>) -> Result<(), Fai
 }
 
 /// A word to the user beside the output.
-#[expect(clippy::print_stderr, reason = "the one place where notes are shown")]
 pub fn note(text: impl AsRef<str>) {
-    eprintln!("vmprobe: {}", text.as_ref());
+    print_beside(&format!("vmprobe: {}", text.as_ref()));
+}
+
+/// A line to standard error.
+#[expect(clippy::print_stderr, reason = "the one place where notes are shown")]
+pub fn print_beside(line: &str) {
+    eprintln!("{line}");
 }

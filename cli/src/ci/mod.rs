@@ -30,7 +30,7 @@ use std::io::BufWriter;
 pub use error::CiError;
 pub use kubernetes::manifests;
 
-use crate::cli::Ci;
+use crate::cli::{Ci, Format};
 use crate::commands::session::interrupted;
 use crate::failure::Failure;
 use crate::output::print;
@@ -45,8 +45,9 @@ pub async fn ci(asked: &Ci) -> Result<u8, Failure> {
         results = runner::run_all(asked, jobs) => results?,
         failure = interrupted() => return Err(failure),
     };
+    let report = report::json::report(&results);
     if let Some(file) = &asked.json {
-        let text = format!("{:#}\n", report::json::report(&results));
+        let text = format!("{report:#}\n");
         fs::write(file, text).map_err(|cause| CiError::Write {
             file: file.clone(),
             cause,
@@ -63,7 +64,10 @@ pub async fn ci(asked: &Ci) -> Result<u8, Failure> {
             cause,
         })?;
     }
-    print([report::text::summary(&results)])?;
+    print([match asked.output {
+        Format::Text => report::text::summary(&results),
+        Format::Json => report.to_string(),
+    }])?;
     let failed = results.iter().any(|result| !result.passed());
     Ok(if failed { FAILED } else { 0 })
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use crate::output::print;
+use crate::cli::Format;
+use crate::output::{print, print_beside};
 
 /// How often a bar's time is renewed.
 const TICK: Duration = Duration::from_millis(250);
@@ -20,22 +21,28 @@ pub struct Progress {
     /// Each line of output says which job it is from.
     with_names: bool,
     quiet: bool,
+    /// That of standard output. Lines are no JSON, and are shown beside it.
+    output: Format,
 }
 
 impl Progress {
-    /// `jobs` run in all. `quiet` shows no output.
-    pub fn new(jobs: usize, quiet: bool) -> Arc<Self> {
+    /// `jobs` run in all. `quiet` shows no output of theirs.
+    pub fn new(jobs: usize, quiet: bool, output: Format) -> Arc<Self> {
         Arc::new(Self {
             bars: io::stderr().is_terminal().then(MultiProgress::new),
             with_names: jobs > 1,
             quiet,
+            output,
         })
     }
 
     /// Shows a line above the bars.
     pub fn line(&self, text: &str) {
-        // A pipe whose reader has gone is found out by the report.
-        let show = || drop(print([text]));
+        let show = || match self.output {
+            // A pipe whose reader has gone is found out by the report.
+            Format::Text => drop(print([text])),
+            Format::Json => print_beside(text),
+        };
         match &self.bars {
             Some(bars) => bars.suspend(show),
             None => show(),

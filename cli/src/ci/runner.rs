@@ -24,7 +24,7 @@ pub async fn run_all(asked: &Ci, jobs: Vec<Job>) -> Result<Vec<JobResult>, Failu
         .jobs
         .map_or_else(|| default_jobs(&jobs), |it| it as usize);
     let places = Arc::new(Semaphore::new(at_once));
-    let progress = Progress::new(jobs.len(), asked.quiet);
+    let progress = Progress::new(jobs.len(), asked.quiet, asked.output);
     let mut running = JoinSet::new();
     for (number, job) in jobs.into_iter().enumerate() {
         let progress = Arc::clone(&progress);

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::format::Format;
+
 pub const CI_EXAMPLES: &str = "\
 Examples:
   vmprobe ci --kernel bzImage --root / --run 'make check'
@@ -12,6 +14,7 @@ Examples:
              --expect 'p:opened vfs_open' --expect-none 'r vfs_mkdir if $retval == -28' \\
              --max-latency 'r vfs_fsync' 50ms --coverage 'ext4_*' --junit report.xml
   vmprobe ci matrix.toml -j 4 --json report.json
+  vmprobe ci matrix.toml -o json | jq .failed
 
 A job is one test on one kernel. It passes when its command ends with 0 (without --run: when the guest
 switches itself off), the kernel reports nothing wrong on its console, all tests pass that print KTAP or
@@ -42,6 +45,9 @@ pub struct Ci {
     /// Jobs at the same time; as many as this host has CPUs for, when left out
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs: Option<u32>,
+    /// The form of the report on standard output; with `json` all else that is shown goes to standard error
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    pub output: Format,
     /// Write a report in JUnit's form
     #[arg(long, value_name = "FILE")]
     pub junit: Option<PathBuf>,

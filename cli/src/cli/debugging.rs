@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::TargetArgs;
+use super::format::FormatArgs;
 
 pub const GDB_EXAMPLES: &str = "\
 Examples:
@@ -28,6 +29,8 @@ pub struct Gdb {
     /// Speak with gdb over standard input and output, for `target remote | vmprobe gdb --stdio`
     #[arg(long, conflicts_with = "listen")]
     pub stdio: bool,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 pub const DUMP_EXAMPLES: &str = "\

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 use vmprobe_otlp::OtlpArgs;
 
+use super::format::FormatArgs;
 use super::target::ServerArgs;
 use super::tracing::TracedArgs;
 
@@ -21,6 +22,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("to").args(["nats", "parquet", "otlp"]).required(true).multiple(true))]
 pub struct Export {
+    #[command(flatten)]
+    pub format: FormatArgs,
     #[command(flatten)]
     pub server: ServerArgs,
     /// Only VMs whose names match this pattern, with * and ?

@@ -14,7 +14,7 @@ pub struct FormatArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub enum Format {
     /// For people
     Text,
     /// For programs

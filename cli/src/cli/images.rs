@@ -34,6 +34,8 @@ pub struct ImagePush {
     /// A name for it; an image that has it loses it
     #[arg(long, default_value = "", hide_default_value = true)]
     pub name: String,
+    #[command(flatten)]
+    pub format: FormatArgs,
 }
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use vmprobe_client::fleet::FleetVm;
 use vmprobe_client::v1::{Event, Probe};
 use vmprobe_exports::{Export, FileLimits, Nats, NatsOptions, Otlp, Parquet, Record, Say};
@@ -12,7 +13,7 @@ use vmprobe_trace_formats::{Guest, Recorder};
 
 use crate::cli::{ExportArgs, NatsArgs, ParquetArgs};
 use crate::failure::Failure;
-use crate::output::note;
+use crate::output::{note, print};
 use crate::tracing::{FleetEvents, FleetTrace, Wanted, follow_fleet, of};
 
 pub async fn export(args: ExportArgs) -> Result<(), Failure> {
@@ -52,10 +53,11 @@ pub async fn export(args: ExportArgs) -> Result<(), Failure> {
     let drain = Duration::from_secs(args.drain.into());
     let mut error = None;
     for outcome in exported.0.finish(drain).await {
-        note(format!(
-            "{}: {} events exported, {} failed",
-            outcome.name, outcome.exported, outcome.failed
-        ));
+        let (to, exported, failed) = (outcome.name, outcome.exported, outcome.failed);
+        if args.format.is_json() {
+            print([json!({"to": to, "exported": exported, "failed": failed}).to_string()])?;
+        }
+        note(format!("{to}: {exported} events exported, {failed} failed"));
         error = error.or(outcome.error);
     }
     match (followed, error) {

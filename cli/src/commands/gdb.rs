@@ -1,7 +1,6 @@
 //! `vmprobe gdb`.
 
-use std::net::SocketAddr;
-
+use serde_json::json;
 use tokio::net::TcpListener;
 use vmprobe_client::Client;
 use vmprobe_gdb::{End, serve};
@@ -9,14 +8,14 @@ use vmprobe_gdb::{End, serve};
 use super::session::{interrupted, reach};
 use crate::cli::Gdb;
 use crate::failure::Failure;
-use crate::output::note;
+use crate::output::{note, print};
 
 pub async fn gdb(gdb: &Gdb) -> Result<(), Failure> {
     let (client, vm) = reach(&gdb.target).await?;
     let done = async {
         match gdb.stdio {
             true => over_stdio(&client, &vm).await,
-            false => listen(&client, &vm, gdb.listen).await,
+            false => listen(&client, &vm, gdb).await,
         }
     };
     tokio::select! {
@@ -33,13 +32,17 @@ async fn over_stdio(client: &Client, vm: &str) -> Result<(), Failure> {
 }
 
 /// Serves one gdb after the other, until the guest has ended.
-async fn listen(client: &Client, vm: &str, address: SocketAddr) -> Result<(), Failure> {
+async fn listen(client: &Client, vm: &str, gdb: &Gdb) -> Result<(), Failure> {
+    let address = gdb.listen;
     if !address.ip().is_loopback() {
         return Err(Failure::GdbNotLoopback { address });
     }
     let refused = |cause| Failure::GdbListen { address, cause };
     let listener = TcpListener::bind(address).await.map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
+    if gdb.format.is_json() {
+        print([json!({"address": address, "vm": vm}).to_string()])?;
+    }
     note(format!(
         "waiting for gdb: `target remote {address}` pauses VM `{vm}`"
     ));

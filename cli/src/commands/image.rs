@@ -18,7 +18,10 @@ pub async fn image(command: &ImageCommand) -> Result<(), Failure> {
         ImageCommand::Push(push) => {
             let client = push.server.connect().await?;
             let image = self::push(&client, &push.file, &push.name).await?;
-            print([format!("sha256-{}", image.sha256)])
+            print([match push.format.is_json() {
+                true => render::image_json(&image).to_string(),
+                false => format!("sha256-{}", image.sha256),
+            }])
         }
         ImageCommand::List(list) => {
             let owner = match list.all {

@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use serde_json::Value;
+
 use crate::context::Context;
 use crate::note;
 use crate::test::{Failure, wrong};
@@ -23,30 +25,22 @@ impl GdbServer {
     /// If it doesn't wait for gdb.
     pub fn start(cx: &Context, endpoint: &str) -> Result<Self, Failure> {
         let mut process = Command::new(cx.program("vmprobe"))
-            .args(["gdb", "--listen", "127.0.0.1:0", "--server", endpoint])
+            .args(["gdb", "--listen", "127.0.0.1:0", "-o", "json"])
+            .args(["--server", endpoint])
             .stdin(Stdio::null())
-            .stderr(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .map_err(Failure::io("start vmprobe gdb"))?;
-        let errors = process.stderr.take();
-        let mut lines = BufReader::new(errors.ok_or_else(|| wrong!("no standard error"))?).lines();
-        let first = lines.next().transpose();
-        let first = first.map_err(Failure::io("read what vmprobe gdb says"))?;
-        let first = first.unwrap_or_default();
-        let address = first.split_once("target remote ").map(|(_, rest)| rest);
-        let address = address.and_then(|rest| rest.split_once('`'));
-        let Some((address, _)) = address else {
-            return Err(wrong!("vmprobe gdb says `{first}`"));
-        };
-        // Nobody else reads what it says later.
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                note(&format!("# {line}"));
-            }
-        });
+        let mut told = String::new();
+        if let Some(output) = process.stdout.take() {
+            let read = BufReader::new(output).read_line(&mut told);
+            read.map_err(Failure::io("read what vmprobe gdb tells"))?;
+        }
+        let told: Value =
+            serde_json::from_str(&told).map_err(|error| wrong!("{error}: {told:?}"))?;
         Ok(Self {
             process,
-            address: address.to_owned(),
+            address: told["address"].as_str().unwrap_or_default().to_owned(),
         })
     }
 

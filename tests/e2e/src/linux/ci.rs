@@ -429,5 +429,12 @@ fn image(cx: &Context) -> TestResult {
     let told = String::from_utf8_lossy(&output.stdout);
     check_eq!(output.status.code(), Some(1), "exit code: {told}");
     check!(told.contains("no-such-root isn't there"), "{told}");
+
+    let output = ci(cx, at, &[&lacking[..], &["-o", "json"]].concat())?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    let report: Value = serde_json::from_str(&told).map_err(|error| wrong!("{error} in {told}"))?;
+    check_eq!(report["failed"], 1, "failed jobs in {told}");
+    let beside = String::from_utf8_lossy(&output.stderr);
+    check!(beside.contains("no-such-root isn't there"), "{beside}");
     pass()
 }

@@ -342,7 +342,16 @@ fn clients(cx: &Context) -> TestResult {
         "what is printed"
     );
     check_eq!(uploads()?, 1, "uploads after the same file again");
-    remote.done("alice", &["image", "push", &file, "--name", "stable"])?;
+    let pushed = remote.done(
+        "alice",
+        &["image", "push", &file, "--name", "stable", "-o", "json"],
+    )?;
+    let pushed: Value =
+        serde_json::from_str(&pushed).map_err(|error| wrong!("{error}: {pushed}"))?;
+    check!(
+        pushed["names"].to_string().contains("stable"),
+        "the names in {pushed}"
+    );
 
     let list = remote.done("alice", &["image", "list", "--json"])?;
     let image: Value = serde_json::from_str(&list).map_err(|error| wrong!("{error}: {list}"))?;
