@@ -13,7 +13,7 @@ pub struct OrcEntry {
     /// What is added to it, in bytes.
     pub bp_offset: i16,
     /// What lies on the stack.
-    pub frame: Frame,
+    pub frame: FrameType,
     /// The code was interrupted at the address that the frame holds: it is no return address.
     pub signal: bool,
 }
@@ -52,7 +52,7 @@ pub enum Register {
 
 /// What lies on the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Frame {
+pub enum FrameType {
     /// Nobody knows.
     Undefined,
     /// Nothing called this code.
@@ -74,7 +74,7 @@ impl OrcEntry {
         sp_offset: 8,
         bp: Base::Undefined,
         bp_offset: 0,
-        frame: Frame::Call,
+        frame: FrameType::Call,
         signal: false,
     };
 
@@ -85,7 +85,7 @@ impl OrcEntry {
         sp_offset: 16,
         bp: Base::PreviousSp,
         bp_offset: -16,
-        frame: Frame::Call,
+        frame: FrameType::Call,
         signal: false,
     };
 }

@@ -12,7 +12,7 @@
 //! (6.4). Maintainers backport these, so a kernel's types decide, and its version only where it has no types.
 //! A later kernel numbers the registers anew, and adds RAX.
 
-use super::entry::{Base, Frame, OrcEntry, Register};
+use super::entry::{Base, FrameType, OrcEntry, Register};
 use super::error::OrcError;
 use crate::btf::{BitField, Btf};
 
@@ -132,7 +132,7 @@ impl Format {
             Bits::TypeSignalEnd => (short_type(high & 3, sp, bit(3)), bit(2)),
             Bits::TypeEnd => {
                 let frame = short_type(high & 3, sp, bit(2));
-                let signal = matches!(frame, Frame::Registers | Frame::PartialRegisters);
+                let signal = matches!(frame, FrameType::Registers | FrameType::PartialRegisters);
                 (frame, signal)
             }
         };
@@ -148,26 +148,26 @@ impl Format {
 }
 
 /// `ORC_TYPE_...` from Linux 6.4.
-fn long_type(number: u8) -> Frame {
+fn long_type(number: u8) -> FrameType {
     match number {
-        0 => Frame::Undefined,
-        1 => Frame::EndOfStack,
-        2 => Frame::Call,
-        3 => Frame::Registers,
-        4 => Frame::PartialRegisters,
-        _ => Frame::Unknown,
+        0 => FrameType::Undefined,
+        1 => FrameType::EndOfStack,
+        2 => FrameType::Call,
+        3 => FrameType::Registers,
+        4 => FrameType::PartialRegisters,
+        _ => FrameType::Unknown,
     }
 }
 
 /// `UNWIND_HINT_TYPE_...` and `ORC_TYPE_...` before Linux 6.4, where code without a stack pointer has no
 /// type of its own (`unwind_next_frame` in `arch/x86/kernel/unwind_orc.c`).
-fn short_type(number: u8, sp: Base, end: bool) -> Frame {
+fn short_type(number: u8, sp: Base, end: bool) -> FrameType {
     match (sp, number) {
-        (Base::Undefined, _) if end => Frame::EndOfStack,
-        (Base::Undefined, _) => Frame::Undefined,
-        (_, 0) => Frame::Call,
-        (_, 1) => Frame::Registers,
-        (_, 2) => Frame::PartialRegisters,
-        _ => Frame::Unknown,
+        (Base::Undefined, _) if end => FrameType::EndOfStack,
+        (Base::Undefined, _) => FrameType::Undefined,
+        (_, 0) => FrameType::Call,
+        (_, 1) => FrameType::Registers,
+        (_, 2) => FrameType::PartialRegisters,
+        _ => FrameType::Unknown,
     }
 }

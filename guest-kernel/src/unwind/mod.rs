@@ -26,7 +26,7 @@ mod trace;
 mod unwinder;
 mod walk;
 
-pub use entry::{Base, Frame, OrcEntry, Register};
+pub use entry::{Base, FrameType, OrcEntry, Register};
 pub use error::OrcError;
 pub use modules::ModuleOrcError;
 pub use orc::Orc;

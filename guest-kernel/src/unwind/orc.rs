@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use guest_state::GuestVirtAddr;
 
-use super::entry::{Frame, OrcEntry};
+use super::entry::{FrameType, OrcEntry};
 use super::error::OrcError;
 use super::format::{Bits, ENTRY_LEN, Format, Numbers};
 use crate::banner;
@@ -124,7 +124,7 @@ impl Orc {
         // (`orc_sort_cmp` in scripts/sorttable.c). Images and loaded modules are sorted already.
         let is_end = |number: u16| {
             let kind = kinds.get(usize::from(number));
-            kind.is_some_and(|kind| kind.frame == Frame::Undefined)
+            kind.is_some_and(|kind| kind.frame == FrameType::Undefined)
         };
         found.sort_by_key(|(start, number)| (*start, !is_end(*number)));
         let base = found.first().map_or(0, |(start, _)| *start);

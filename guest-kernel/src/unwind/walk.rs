@@ -2,7 +2,7 @@
 
 use guest_state::{GuestVirtAddr, Registers};
 
-use super::entry::{Base, Frame, OrcEntry};
+use super::entry::{Base, FrameType, OrcEntry};
 use super::pt_regs::{self, Came, Interrupted, Whole};
 use super::replaced::Cursors;
 use super::trace::{Foreign, MAX_FRAMES, StackTrace, Surroundings, TraceEnd};
@@ -115,9 +115,9 @@ impl<'a, 'b> Walk<'a, 'b> {
         };
         let entry = self.entry(looked_up);
         match entry.frame {
-            Frame::Undefined | Frame::Unknown => return Err(TraceEnd::NoEntry),
-            Frame::EndOfStack => return Err(TraceEnd::Complete),
-            Frame::Call | Frame::Registers | Frame::PartialRegisters => {}
+            FrameType::Undefined | FrameType::Unknown => return Err(TraceEnd::NoEntry),
+            FrameType::EndOfStack => return Err(TraceEnd::Complete),
+            FrameType::Call | FrameType::Registers | FrameType::PartialRegisters => {}
         }
         let found = self.previous_sp(entry)?;
         let mut next = Place {
@@ -125,13 +125,13 @@ impl<'a, 'b> Walk<'a, 'b> {
             ..self.at
         };
         match entry.frame {
-            Frame::Registers => {
+            FrameType::Registers => {
                 next.interrupted = match self.came(found, &mut next)? {
                     true => Interrupted::Whole(Whole::At(found)),
                     false => Interrupted::Inserted(found),
                 };
             }
-            Frame::PartialRegisters => {
+            FrameType::PartialRegisters => {
                 next.interrupted = match self.came(pt_regs::of_partial(found), &mut next)? {
                     true => self.at.interrupted.partly(),
                     false => Interrupted::No,

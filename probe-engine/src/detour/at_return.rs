@@ -14,7 +14,7 @@ use super::pointers::Routines;
 use super::purpose::Purpose;
 use super::return_record::{self, RECORD};
 use super::saved::Saved;
-use super::values::{self, Frame, Moment};
+use super::values::{self, Moment, ValueLayout};
 use crate::filter::Filter;
 use crate::value::Value;
 
@@ -61,21 +61,21 @@ pub(super) fn write(
     a.endbr64()?;
     let mut stack = Saved::all();
     stack.pushed(RETURN_ADDRESS);
-    let frame = Frame::of(of.values, of.filter);
-    stack.make_room(a, frame.len_bytes())?;
-    let taken = (of.values, &frame);
+    let layout = ValueLayout::of(of.values, of.filter);
+    stack.make_room(a, layout.len_bytes())?;
+    let taken = (of.values, &layout);
     values::take(a, environment, taken, (&stack, Moment::Return), routines)?;
     let mut globs = None;
     if let Some(filter) = of.filter {
         let mut code = FilterCode {
             environment,
-            frame: &frame,
+            layout: &layout,
             globs: Globs::new(a),
         };
         code.branch(a, filter, false, unmet)?;
         globs = Some(code.globs);
     }
-    let mut full = return_record::write(a, environment, &stack, Some(&frame), none)?;
+    let mut full = return_record::write(a, environment, &stack, Some(&layout), none)?;
     stack.drop_room(a)?;
     a.clc()?;
     a.ret()?;

@@ -8,7 +8,7 @@ use iced_x86::code_asm::{
 use super::environment::Environment;
 use super::error::DetourError;
 use super::globs::Globs;
-use super::values::Frame;
+use super::values::ValueLayout;
 use crate::condition::Relation;
 use crate::filter::{Filter, Number, Pattern, Text};
 use crate::value::Value;
@@ -19,7 +19,7 @@ const COMM_LEN: usize = 16;
 /// The code of a filter under way.
 pub(super) struct FilterCode<'a> {
     pub(super) environment: &'a Environment,
-    pub(super) frame: &'a Frame,
+    pub(super) layout: &'a ValueLayout,
     pub(super) globs: Globs,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn has_code(
     let mut a = CodeAssembler::new(64)?;
     let mut code = FilterCode {
         environment,
-        frame: &Frame::of(values, Some(filter)),
+        layout: &ValueLayout::of(values, Some(filter)),
         globs: Globs::new(&mut a),
     };
     let unmet = a.create_label();
@@ -161,7 +161,7 @@ impl FilterCode<'_> {
 
     /// Brings the address of a value's first word to RDI.
     fn to_value(&self, a: &mut CodeAssembler, index: usize) -> Result<(), DetourError> {
-        let slot = self.frame.address_of(index);
+        let slot = self.layout.address_of(index);
         let slot = slot.ok_or(DetourError::Unknown {
             name: "filter's value",
         })?;

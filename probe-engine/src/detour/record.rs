@@ -20,7 +20,7 @@ use super::pointers::{Routines, VALUE};
 use super::purpose::Tag;
 use super::ring_space::{RingSpace, place};
 use super::saved::{Needed, RAX, RDX, Saved, gpr, scratch};
-use super::values::{Frame, Moment};
+use super::values::{Moment, ValueLayout};
 use super::{fetch, saved, values};
 use crate::fetch::{Fetch, Fetches};
 use crate::filter::Filter;
@@ -120,12 +120,12 @@ pub(super) fn leave(
     if live.flags() && stack.of_flags().is_none() {
         stack.save_arithmetic_flags(a)?;
     }
-    let frame = Frame::of(leaves.values, leaves.filter);
-    stack.make_room(a, frame.len_bytes())?;
+    let layout = ValueLayout::of(leaves.values, leaves.filter);
+    stack.make_room(a, layout.len_bytes())?;
     values::take(
         a,
         environment,
-        (leaves.values, &frame),
+        (leaves.values, &layout),
         (&stack, Moment::Hit(leaves.at)),
         routines,
     )?;
@@ -135,7 +135,7 @@ pub(super) fn leave(
         let globs = Globs::new(a);
         let mut code = FilterCode {
             environment,
-            frame: &frame,
+            layout: &layout,
             globs,
         };
         code.branch(a, filter, false, done)?;
@@ -147,7 +147,7 @@ pub(super) fn leave(
                 a,
                 environment,
                 leaves.tag.number,
-                (shape, &frame),
+                (shape, &layout),
                 &stack,
                 done,
             )?;
@@ -172,13 +172,13 @@ fn observed(
     a: &mut CodeAssembler,
     environment: &Environment,
     number: u32,
-    (shape, frame): (&Shape, &Frame),
+    (shape, layout): (&Shape, &ValueLayout),
     stack: &Saved,
     done: CodeLabel,
 ) -> Result<RingSpace, IcedError> {
     let (spare, record, len) = (reg::r10, reg::r11, VALUE);
     let mut full = RingSpace::new(a, done, spare);
-    measure(a, frame)?;
+    measure(a, layout)?;
     a.mov(spare, environment.block)?;
     full.reserve(a, record, (shape.values_at(), Some(len)))?;
     address(a, environment, spare, record)?;
@@ -208,9 +208,9 @@ fn observed(
 /// Where values begin that have been taken; they end at [`VALUE`], which becomes their length by [`measure`].
 const TAKEN: AsmRegister64 = reg::rsi;
 
-/// Makes [`VALUE`] the length of the values that have been taken into the frame, which RSP is at.
-pub(super) fn measure(a: &mut CodeAssembler, frame: &Frame) -> Result<(), IcedError> {
-    a.lea(TAKEN, qword_ptr(reg::rsp + frame.values()))?;
+/// Makes [`VALUE`] the length of the values that have been taken onto the stack, at RSP.
+pub(super) fn measure(a: &mut CodeAssembler, layout: &ValueLayout) -> Result<(), IcedError> {
+    a.lea(TAKEN, qword_ptr(reg::rsp + layout.values()))?;
     a.sub(VALUE, TAKEN)
 }
 

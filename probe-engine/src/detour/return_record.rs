@@ -12,7 +12,7 @@ use super::pointers::VALUE;
 use super::record;
 use super::ring_space::RingSpace;
 use super::saved::Saved;
-use super::values::{CALL, Frame, Moment};
+use super::values::{CALL, Moment, ValueLayout};
 use crate::calls::layout::{ENTRY, ENTRY_TSC, NUMBER, ORIGIN};
 use crate::fetch::Fetches;
 use crate::ring::layout;
@@ -25,21 +25,21 @@ pub(super) const RECORD: AsmRegister64 = reg::rdi;
 const BLOCK: AsmRegister64 = reg::r8;
 
 /// Writes a return's record but for the byte that makes it whole, of the call in [`CALL`]; without room for one it
-/// goes on as [`RingSpace`] is told. Its address is in [`RECORD`] then. With a `frame` there are values in that,
+/// goes on as [`RingSpace`] is told. Its address is in [`RECORD`] then. With a `layout` there are values on the stack,
 /// which end at [`VALUE`].
 pub(super) fn write(
     a: &mut CodeAssembler,
     environment: &Environment,
     stack: &Saved,
-    frame: Option<&Frame>,
+    layout: Option<&ValueLayout>,
     done: CodeLabel,
 ) -> Result<RingSpace, IcedError> {
     let mut full = RingSpace::new(a, done, BLOCK);
-    if let Some(frame) = frame {
-        record::measure(a, frame)?;
+    if let Some(layout) = layout {
+        record::measure(a, layout)?;
     }
     a.mov(BLOCK, environment.block)?;
-    let more = frame.map(|_| VALUE);
+    let more = layout.map(|_| VALUE);
     full.reserve(a, RECORD, (layout::RETURN_WORDS * 8, more))?;
     record::address(a, environment, BLOCK, RECORD)?;
     a.mov(reg::ecx, CALL_WORD)?;
@@ -47,7 +47,7 @@ pub(super) fn write(
     let header = layout::return_header(0, layout::RETURN_WORDS as u8);
     a.mov(reg::rax, layout::open(header))?;
     a.or(reg::rax, reg::rcx)?;
-    if frame.is_some() {
+    if layout.is_some() {
         record::lengthen(a)?;
     }
     a.mov(qword_ptr(RECORD), reg::rax)?;
@@ -70,7 +70,7 @@ pub(super) fn write(
         a.mov(reg::rax, qword_ptr(CALL + from))?;
         a.mov(qword_ptr(RECORD + to), reg::rax)?;
     }
-    if frame.is_some() {
+    if layout.is_some() {
         record::copy_values(a, RECORD, layout::RETURN_WORDS * 8)?;
     }
     Ok(full)

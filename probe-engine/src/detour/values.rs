@@ -39,14 +39,14 @@ pub(super) enum Moment {
 pub(super) const CALL: AsmRegister64 = reg::rbx;
 
 /// Where values are on the stack: first the addresses of those that a filter looks at, then all of them.
-pub(super) struct Frame {
+pub(super) struct ValueLayout {
     /// The values whose addresses are kept, in their order.
     looked_at: Vec<usize>,
     len: u64,
 }
 
-impl Frame {
-    /// The frame of values, some of which a filter looks at.
+impl ValueLayout {
+    /// That of values, some of which a filter looks at.
     pub(super) fn of(values: &[Value], filter: Option<&Filter>) -> Self {
         let mut looked_at = filter.map_or_else(Vec::new, Filter::values);
         looked_at.sort_unstable();
@@ -74,18 +74,18 @@ impl Frame {
     }
 }
 
-/// Takes values into the frame, which RSP is at. Then [`VALUE`] is behind the last of them.
+/// Takes values onto the stack, at RSP. Then [`VALUE`] is behind the last of them.
 /// [`USED`] have been put aside.
 pub(super) fn take(
     a: &mut CodeAssembler,
     environment: &Environment,
-    (values, frame): (&[Value], &Frame),
+    (values, layout): (&[Value], &ValueLayout),
     (stack, moment): (&Saved, Moment),
     routines: &Routines,
 ) -> Result<(), DetourError> {
-    a.lea(VALUE, qword_ptr(reg::rsp + frame.values()))?;
+    a.lea(VALUE, qword_ptr(reg::rsp + layout.values()))?;
     for (index, value) in values.iter().enumerate() {
-        if let Some(slot) = frame.address_of(index) {
+        if let Some(slot) = layout.address_of(index) {
             a.mov(qword_ptr(reg::rsp + slot), VALUE)?;
         }
         let mut fault = a.create_label();

@@ -10,7 +10,7 @@ fn table() -> Unwinder {
     unwinder(Some(orc(&[
         (LEAF, OrcEntry::CALLED),
         (OUTERMOST, END),
-        (INTERRUPT, entry(Frame::Registers, Base::Sp, 8)),
+        (INTERRUPT, entry(FrameType::Registers, Base::Sp, 8)),
     ])))
 }
 
@@ -120,8 +120,8 @@ fn an_interrupt_in_code_that_was_put_between_came_in_before_what_comes_next() {
         let unwinder = unwinder(Some(orc(&[
             (LEAF, OrcEntry::CALLED),
             (OUTERMOST, END),
-            (INTERRUPT, entry(Frame::Registers, Base::Sp, 8)),
-            (FRAMED, entry(Frame::Call, base, offset)),
+            (INTERRUPT, entry(FrameType::Registers, Base::Sp, 8)),
+            (FRAMED, entry(FrameType::Call, base, offset)),
         ])));
         let around = Surroundings {
             memory: &mut |at| words.read(at),

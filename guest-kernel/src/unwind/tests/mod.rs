@@ -58,12 +58,12 @@ pub(super) fn encode(entry: OrcEntry) -> [u8; ENTRY_LEN] {
         Base::Unknown => 14,
     };
     let frame = match entry.frame {
-        Frame::Undefined => 0,
-        Frame::EndOfStack => 1,
-        Frame::Call => 2,
-        Frame::Registers => 3,
-        Frame::PartialRegisters => 4,
-        Frame::Unknown => 7,
+        FrameType::Undefined => 0,
+        FrameType::EndOfStack => 1,
+        FrameType::Call => 2,
+        FrameType::Registers => 3,
+        FrameType::PartialRegisters => 4,
+        FrameType::Unknown => 7,
     };
     let [s0, s1] = entry.sp_offset.to_le_bytes();
     let [b0, b1] = entry.bp_offset.to_le_bytes();
@@ -118,14 +118,14 @@ pub(super) fn call(sp_offset: i16) -> OrcEntry {
 }
 
 /// An entry without an RBP.
-pub(super) fn entry(frame: Frame, sp: Base, sp_offset: i16) -> OrcEntry {
+pub(super) fn entry(frame: FrameType, sp: Base, sp_offset: i16) -> OrcEntry {
     OrcEntry {
         sp,
         sp_offset,
         bp: Base::Undefined,
         bp_offset: 0,
         frame,
-        signal: matches!(frame, Frame::Registers | Frame::PartialRegisters),
+        signal: matches!(frame, FrameType::Registers | FrameType::PartialRegisters),
     }
 }
 
@@ -135,7 +135,7 @@ pub(super) const END: OrcEntry = OrcEntry {
     sp_offset: 0,
     bp: Base::Undefined,
     bp_offset: 0,
-    frame: Frame::EndOfStack,
+    frame: FrameType::EndOfStack,
     signal: false,
 };
 

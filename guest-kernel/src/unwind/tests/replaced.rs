@@ -52,7 +52,7 @@ fn table(is_words: bool) -> Unwinder {
     .map(|(name, offset)| (TEXT + offset, 'T', name.to_owned()))
     .to_vec();
     let symbols = Symbols::from_elf_symtab(&unstripped(&symbols)).unwrap();
-    let nothing = entry(Frame::Undefined, Base::Undefined, 0);
+    let nothing = entry(FrameType::Undefined, Base::Undefined, 0);
     let entries = [
         (LEAF, OrcEntry::CALLED),
         (OUTERMOST, END),

@@ -40,7 +40,7 @@ fn entries_out_of_order_are_sorted() {
 
 #[test]
 fn what_only_ends_code_gives_way_to_what_begins_there() {
-    let nothing = entry(Frame::Undefined, Base::Undefined, 0);
+    let nothing = entry(FrameType::Undefined, Base::Undefined, 0);
     for entries in [
         [(0x10, call(8)), (0x20, nothing), (0x20, call(16))],
         [(0x10, call(8)), (0x20, call(16)), (0x20, nothing)],
@@ -168,9 +168,9 @@ fn types_count_more_than_the_release() {
     let types = Btf::parse(&b.bytes()).unwrap();
     let file = kernel("5.14.0-570.el9", &bounds(2), &ENTRIES);
     for (btf, expected) in [
-        (Some(&types), Frame::Call),
+        (Some(&types), FrameType::Call),
         // Type 2 was something else at the time.
-        (None, Frame::PartialRegisters),
+        (None, FrameType::PartialRegisters),
     ] {
         let unwinder = read(&file, btf).unwrap();
         let found = unwinder.find(GuestVirtAddr(TEXT + 0x10)).unwrap();

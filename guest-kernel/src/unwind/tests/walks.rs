@@ -1,5 +1,5 @@
 use super::*;
-use Frame::{Call, PartialRegisters, Undefined};
+use FrameType::{Call, PartialRegisters, Undefined};
 
 /// Code: a leaf, a function with 16 bytes of locals, one that keeps RBP, the outermost code, an interrupt's
 /// entry, and what the processor itself pushes.
@@ -19,7 +19,7 @@ fn table(special: OrcEntry) -> Unwinder {
         (LOCALS, call(24)),
         (FRAME, OrcEntry::FRAME_POINTER),
         (OUTERMOST, END),
-        (INTERRUPT, entry(Frame::Registers, Base::Sp, 8)),
+        (INTERRUPT, entry(FrameType::Registers, Base::Sp, 8)),
         (RAW_INTERRUPT, entry(PartialRegisters, Base::Sp, 8)),
         (ON_IRQ_STACK, entry(Call, Base::SpIndirect, 8)),
         (NOWHERE, entry(Undefined, Base::Undefined, 0)),
@@ -279,7 +279,7 @@ fn each_way_of_having_no_caller_is_told() {
         bp: Base::SpIndirect,
         ..OrcEntry::CALLED
     };
-    let unknown_frame = entry(Frame::Unknown, Base::Sp, 8);
+    let unknown_frame = entry(FrameType::Unknown, Base::Sp, 8);
     for (special, word, end) in [
         (OrcEntry::CALLED, None, TraceEnd::NotThere),
         (OrcEntry::CALLED, Some(0x40_1000), TraceEnd::NotText),
