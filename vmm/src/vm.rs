@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -389,9 +390,38 @@ impl Vm {
     }
 
     /// Runs `work` while every vCPU is out of guest mode, whether the VM was
-    /// running, paused, not started or has ended.
+    /// running, paused, not started or has ended. If `work` panics, the guest
+    /// ends before a vCPU goes on: it may have been changed by half.
     pub fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
-        work(&StoppedVm::new(&self.shared, &self.vcpus))
+        let stopped = StoppedVm::new(&self.shared, &self.vcpus);
+        self.end_on_panic("what was done while the guest stood still", || {
+            work(&stopped)
+        })
+    }
+
+    /// Starts a thread that works for the VM. If it panics, the guest ends.
+    ///
+    /// # Errors
+    /// See [`Confinement::spawn`].
+    pub fn spawn(
+        self: &Arc<Self>,
+        role: Role,
+        name: String,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let (vm, thread) = (Arc::clone(self), format!("the thread `{name}`"));
+        let run = move || vm.end_on_panic(&thread, work);
+        self.confinement.spawn(role, name, run)
+    }
+
+    /// Does `work`, and ends the guest if it panics.
+    fn end_on_panic<R>(&self, what: &str, work: impl FnOnce() -> R) -> R {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+            self.end(Ending::Failed {
+                reason: format!("{what} panicked: a bug of vmprobe; the log says where"),
+            });
+            resume_unwind(panic)
+        })
     }
 
     /// How often the vCPUs have been stopped so far, and for how long.
@@ -406,7 +436,11 @@ impl Vm {
 
     /// Ends the guest at once.
     pub fn kill(&self) {
-        self.shared.end.end(Ending::Killed);
+        self.end(Ending::Killed);
+    }
+
+    fn end(&self, ending: Ending) {
+        self.shared.end.end(ending);
         if !self.threads.lock().started {
             self.console.close();
         }

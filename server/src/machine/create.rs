@@ -105,7 +105,6 @@ impl Machine {
             reader: ReaderThread::default(),
             max_probes: settings.limits.probes,
             allow_changes: settings.changes,
-            confinement: confinement.clone(),
             watched: Watched::default(),
         });
         let probes = machine.plant_first(&first)?;
@@ -164,7 +163,7 @@ impl Machine {
     ) -> Result<(), Status> {
         let machine = Arc::clone(self);
         let name = format!("{}-{what}", self.name);
-        let thread = self.confinement.spawn(role, name, move || work(&machine));
+        let thread = self.vm.spawn(role, name, move || work(&machine));
         thread.map(drop).map_err(|error| status::no_thread(&error))
     }
 

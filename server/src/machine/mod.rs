@@ -35,7 +35,6 @@ use parking_lot::Mutex;
 use probe_engine::engine::Engine;
 use tokio::sync::watch;
 use tonic::Status;
-use vmm::confinement::Confinement;
 use vmm::{GuestRam, StartError, StoppedVm, Vm, VmConfig, VmState};
 use vmprobe_proto::v1;
 
@@ -77,7 +76,6 @@ pub struct Machine {
     max_probes: usize,
     /// Whether clients may change the guest.
     allow_changes: bool,
-    confinement: Confinement,
     watched: Watched,
 }
 

@@ -11,6 +11,7 @@
 
 mod control;
 mod own_int3;
+mod panics;
 mod report;
 mod steps;
 mod tiny;
