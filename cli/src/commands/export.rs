@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde_json::json;
 use vmprobe_client::fleet::FleetVm;
 use vmprobe_client::v1::{Event, Probe};
-use vmprobe_exports::{Export, FileLimits, Nats, NatsOptions, Otlp, Parquet, Record, Say};
-use vmprobe_trace_formats::{Guest, Recorder};
+use vmprobe_exports::{Export, FileLimits, Nats, NatsOptions, Otlp, Parquet, Say};
+use vmprobe_trace_formats::Guest;
 
 use crate::cli::{ExportArgs, NatsArgs, ParquetArgs};
 use crate::failure::Failure;
 use crate::output::{note, print};
-use crate::tracing::{FleetEvents, FleetTrace, Wanted, follow_fleet, of};
+use crate::tracing::{FleetEvents, FleetTrace, VmRecorder, Wanted, follow_fleet, of};
 
 pub async fn export(args: ExportArgs) -> Result<(), Failure> {
     let hosts = match &*args.hosts {
@@ -92,42 +92,26 @@ fn nats_options(args: NatsArgs) -> Result<NatsOptions, Failure> {
 /// The events on their way to all sinks.
 struct Exported(Export);
 
-/// What makes records of a VM's events.
-struct ExportedVm {
-    host: Arc<str>,
-    name: Arc<str>,
-    recorder: Recorder,
-}
-
 impl FleetEvents for Exported {
-    type Vm = ExportedVm;
+    type Vm = VmRecorder;
 
-    fn joins(&mut self, vm: &FleetVm, guest: &Guest) -> Result<ExportedVm, Failure> {
-        Ok(ExportedVm {
-            host: Arc::clone(&vm.host),
-            name: vm.name.as_str().into(),
-            recorder: Recorder::new(guest),
-        })
+    fn joins(&mut self, vm: &FleetVm, guest: &Guest) -> Result<VmRecorder, Failure> {
+        Ok(VmRecorder::new(vm, guest))
     }
 
-    fn learn(&mut self, known: &mut ExportedVm, probes: &[Probe]) -> Result<(), Failure> {
-        known.recorder.learn(probes);
+    fn learn(&mut self, known: &mut VmRecorder, probes: &[Probe]) -> Result<(), Failure> {
+        known.learn(probes);
         Ok(())
     }
 
     async fn event(
         &mut self,
         _vm: &FleetVm,
-        known: &mut ExportedVm,
+        known: &mut VmRecorder,
         unix_ns: u64,
         event: &Event,
     ) -> Result<(), Failure> {
-        let record = Record {
-            unix_ns,
-            host: Arc::clone(&known.host),
-            vm: Arc::clone(&known.name),
-            event: known.recorder.record(event),
-        };
+        let record = known.record(unix_ns, event);
         let handed = self.0.hand(record).await;
         handed.map_err(|name| Failure::SinkEnded { name })
     }

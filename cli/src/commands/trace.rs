@@ -1,15 +1,14 @@
 //! `vmprobe trace`: events on standard output.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter};
 use std::time::Duration;
 
-use vmprobe_client::v1::{Event, Probe};
-use vmprobe_trace_formats::{Guest, Header, JsonLines, Writer};
+use vmprobe_trace_formats::{Guest, Header, JsonLines};
 
 use crate::cli::Trace;
 use crate::failure::Failure;
 use crate::tracing::{
-    Definition, FleetLines, FleetTrace, TraceLines, Wanted, follow, follow_fleet,
+    Definition, FleetJson, FleetLines, FleetTrace, TraceLines, Wanted, follow, follow_fleet,
 };
 
 pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
@@ -22,6 +21,11 @@ pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
     for Definition { spec, .. } in &mut wanted.definitions {
         spec.actions.clone_from(&actions);
     }
+    let out = BufWriter::new(io::stdout());
+    let header = match trace.header {
+        true => Header::Columns,
+        false => Header::None,
+    };
     if !trace.hosts.is_empty() {
         let fleet = FleetTrace {
             hosts: trace.target.server.hosts(&trace.hosts)?,
@@ -30,67 +34,23 @@ pub async fn trace(mut trace: Trace) -> Result<(), Failure> {
             window: Duration::from_millis(trace.window.into()),
             until: trace.traced.until,
         };
-        let mut lines = FleetLines {
-            out: BufWriter::new(io::stdout()),
-            make: |out, guest: &Guest| Lines::new(out, guest, &trace),
-            json: trace.format.is_json(),
+        return match trace.format.is_json() {
+            true => follow_fleet(fleet, &mut FleetJson(out)).await,
+            false => follow_fleet(fleet, &mut FleetLines { out, header }).await,
         };
-        return follow_fleet(fleet, &mut lines).await;
     }
-    let make = |guest: &Guest| {
-        let out = BufWriter::new(io::stdout());
-        Lines::new(out, guest, &trace).map_err(Failure::Output)
+    let (target, until) = (&trace.target, &trace.traced.until);
+    let totals = if trace.format.is_json() {
+        let make = |guest: &Guest| Ok(JsonLines::new(out, guest));
+        follow(target, &wanted, until, false, make, Failure::Output)
+            .await?
+            .1
+    } else {
+        let make = |guest: &Guest| TraceLines::new(out, guest, header).map_err(Failure::Output);
+        follow(target, &wanted, until, false, make, Failure::Output)
+            .await?
+            .1
     };
-    let until = &trace.traced.until;
-    let (_, totals) = follow(&trace.target, &wanted, until, false, make, Failure::Output).await?;
     totals.tell();
     Ok(())
-}
-
-/// The form of the lines.
-enum Lines<W> {
-    Text(TraceLines<W>),
-    Json(JsonLines<W>),
-}
-
-impl<W: Write> Lines<W> {
-    fn new(out: W, guest: &Guest, trace: &Trace) -> io::Result<Self> {
-        if trace.format.is_json() {
-            return Ok(Self::Json(JsonLines::new(out, guest)));
-        }
-        let header = match trace.header {
-            true => Header::Columns,
-            false => Header::None,
-        };
-        TraceLines::new(out, guest, header).map(Self::Text)
-    }
-
-    fn writer(&mut self) -> &mut dyn Writer {
-        match self {
-            Self::Text(lines) => lines,
-            Self::Json(lines) => lines,
-        }
-    }
-}
-
-impl<W: Write> Writer for Lines<W> {
-    fn begin(&mut self, probes: &[Probe]) -> io::Result<()> {
-        self.writer().begin(probes)
-    }
-
-    fn event(&mut self, event: &Event) -> io::Result<()> {
-        self.writer().event(event)
-    }
-
-    fn lost(&mut self, count: u64) -> io::Result<()> {
-        self.writer().lost(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer().flush()
-    }
-
-    fn finish(&mut self) -> io::Result<()> {
-        self.writer().finish()
-    }
 }

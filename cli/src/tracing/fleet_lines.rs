@@ -6,22 +6,22 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use vmprobe_client::fleet::FleetVm;
 use vmprobe_client::v1::{Event, Probe};
-use vmprobe_trace_formats::{Guest, Writer};
+use vmprobe_trace_formats::{Guest, Header, Writer};
 
 use super::fleet::{FleetEvents, of};
+use super::lines::TraceLines;
 use crate::failure::Failure;
 use crate::output::note;
 
-/// Writes events to `out`, by a writer that `make` makes for each VM.
-pub struct FleetLines<O, M> {
+/// Writes events to `out` as a trace has them, with a `header` for each VM.
+pub struct FleetLines<O> {
     pub out: O,
-    pub make: M,
-    pub json: bool,
+    pub header: Header,
 }
 
 /// What a VM's writer writes to.
 #[derive(Clone, Debug, Default)]
-pub struct LineBuffer(Arc<Mutex<Vec<u8>>>);
+struct LineBuffer(Arc<Mutex<Vec<u8>>>);
 
 impl LineBuffer {
     fn take(&self) -> Vec<u8> {
@@ -43,30 +43,29 @@ impl Write for LineBuffer {
 }
 
 /// A VM's writer.
-pub struct VmLines<W> {
+pub struct VmLines {
     lines: LineBuffer,
-    writer: W,
+    writer: TraceLines<LineBuffer>,
 }
 
-impl<O: Write, M: Fn(LineBuffer, &Guest) -> io::Result<W>, W: Writer> FleetEvents
-    for FleetLines<O, M>
-{
-    type Vm = VmLines<W>;
+impl<O: Write> FleetEvents for FleetLines<O> {
+    type Vm = VmLines;
 
-    fn joins(&mut self, _vm: &FleetVm, guest: &Guest) -> Result<VmLines<W>, Failure> {
+    fn joins(&mut self, _vm: &FleetVm, guest: &Guest) -> Result<VmLines, Failure> {
         let lines = LineBuffer::default();
-        let writer = (self.make)(lines.clone(), guest).map_err(Failure::Output)?;
+        let writer = TraceLines::new(lines.clone(), guest, self.header);
+        let writer = writer.map_err(Failure::Output)?;
         Ok(VmLines { lines, writer })
     }
 
-    fn learn(&mut self, known: &mut VmLines<W>, probes: &[Probe]) -> Result<(), Failure> {
+    fn learn(&mut self, known: &mut VmLines, probes: &[Probe]) -> Result<(), Failure> {
         known.writer.begin(probes).map_err(Failure::Output)
     }
 
     async fn event(
         &mut self,
         vm: &FleetVm,
-        known: &mut VmLines<W>,
+        known: &mut VmLines,
         unix_ns: u64,
         event: &Event,
     ) -> Result<(), Failure> {
@@ -75,16 +74,8 @@ impl<O: Write, M: Fn(LineBuffer, &Guest) -> io::Result<W>, W: Writer> FleetEvent
     }
 
     fn lost(&mut self, vm: &FleetVm, count: u64) -> Result<(), Failure> {
-        if !self.json {
-            note(format!("{}: {count} events lost", of(vm)));
-            return Ok(());
-        }
-        let (host, name) = (json(&vm.host), json(&vm.name));
-        writeln!(
-            self.out,
-            "{{\"host\":{host},\"vm\":{name},\"lost\":{count}}}"
-        )
-        .map_err(Failure::Output)
+        note(format!("{}: {count} events lost", of(vm)));
+        Ok(())
     }
 
     fn pause(&mut self) -> Result<(), Failure> {
@@ -92,39 +83,22 @@ impl<O: Write, M: Fn(LineBuffer, &Guest) -> io::Result<W>, W: Writer> FleetEvent
     }
 }
 
-impl<O: Write, M> FleetLines<O, M> {
-    fn write<W: Writer>(
+impl<O: Write> FleetLines<O> {
+    fn write(
         &mut self,
         vm: &FleetVm,
-        known: &mut VmLines<W>,
+        known: &mut VmLines,
         unix_ns: u64,
         event: &Event,
     ) -> io::Result<()> {
         known.writer.event(event)?;
         known.writer.flush()?;
-        let text = known.lines.take();
         let time = UNIX_EPOCH + Duration::from_nanos(unix_ns);
         let time = humantime::format_rfc3339_nanos(time);
-        for line in text.split_inclusive(|byte| *byte == b'\n') {
-            match (self.json, line) {
-                (true, [b'{', rest @ ..]) => {
-                    let (host, name) = (json(&vm.host), json(&vm.name));
-                    write!(
-                        self.out,
-                        "{{\"time\":\"{time}\",\"host\":{host},\"vm\":{name},"
-                    )?;
-                    self.out.write_all(rest)?;
-                }
-                _ => {
-                    write!(self.out, "{time} {}", of(vm))?;
-                    self.out.write_all(line)?;
-                }
-            }
+        for line in known.lines.take().split_inclusive(|byte| *byte == b'\n') {
+            write!(self.out, "{time} {}", of(vm))?;
+            self.out.write_all(line)?;
         }
         Ok(())
     }
-}
-
-fn json(text: &str) -> serde_json::Value {
-    text.into()
 }

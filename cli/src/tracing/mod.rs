@@ -4,6 +4,7 @@
 mod definitions;
 mod fleet;
 mod fleet_lines;
+mod fleet_records;
 mod functions;
 mod lines;
 mod names;
@@ -14,6 +15,7 @@ mod session;
 pub use definitions::{Definition, Wanted};
 pub use fleet::{FleetEvents, FleetTrace, follow_fleet, of};
 pub use fleet_lines::FleetLines;
+pub use fleet_records::{FleetJson, VmRecorder};
 pub use functions::{Function, functions};
 pub use lines::TraceLines;
 pub use names::{EventNames, place};
