@@ -1,9 +1,13 @@
 //! A process, as /proc tells of it (proc(5)).
 
 use std::fs::{self, DirEntry};
-use std::io;
+use std::time::Duration;
+use std::{io, thread};
 
 use crate::test::{Failure, wrong};
+
+/// Between two looks at one.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// A process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +31,19 @@ impl Process {
                 io::Error::last_os_error(),
             )),
         }
+    }
+
+    /// Stops it, and waits until each of its threads stands still: the signal is there before they do.
+    ///
+    /// # Errors
+    /// If the process has gone.
+    pub fn stop(self) -> Result<(), Failure> {
+        self.signal(libc::SIGSTOP)?;
+        let stands = |status: &str| value(status, "State").is_some_and(|it| it.starts_with('T'));
+        while !self.threads()?.iter().all(|(_, status)| stands(status)) {
+            thread::sleep(AGAIN);
+        }
+        Ok(())
     }
 
     /// Whether it is there.

@@ -6,7 +6,6 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::prometheus::Prometheus;
-use super::scrape::signal;
 use super::{VM, Watched};
 use crate::context::Context;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass_with, wrong};
@@ -167,7 +166,7 @@ fn expressions(cx: &Context) -> TestResult {
             }
         }
         // A VM that hangs is one to be told of.
-        signal(watched.server.vm_process(VM)?, libc::SIGSTOP)?;
+        watched.server.vm_process(VM)?.stop()?;
         let alert = "ALERTS{alertname=\"VmprobeVmDown\",alertstate=\"pending\"}";
         while prometheus
             .query(alert)
@@ -175,7 +174,7 @@ fn expressions(cx: &Context) -> TestResult {
             .as_array()
             .is_none_or(Vec::is_empty)
         {}
-        signal(watched.server.vm_process(VM)?, libc::SIGCONT)?;
+        watched.server.vm_process(VM)?.signal(libc::SIGCONT)?;
         pass_with(format!("{} expressions of the dashboard", asked.len()))
     })
 }

@@ -4,7 +4,6 @@ use vmprobe_client::v1::ProbeOrder;
 
 use super::{CALLED, VM, Watched, request};
 use crate::context::Context;
-use crate::process::Process;
 use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, wrong};
 
 pub const COUNTS: Test = Test {
@@ -100,20 +99,6 @@ fn counts(cx: &Context) -> TestResult {
     })
 }
 
-/// Sends a signal to a process.
-///
-/// # Errors
-/// If it has gone.
-pub fn signal(process: Process, signal: libc::c_int) -> Result<(), Failure> {
-    // SAFETY: it involves no memory.
-    match unsafe { libc::kill(process.0 as libc::pid_t, signal) } {
-        0 => Ok(()),
-        _ => Err(Failure::io("signal a VM's process")(
-            std::io::Error::last_os_error(),
-        )),
-    }
-}
-
 fn hangs(cx: &Context) -> TestResult {
     cx.block_on(async {
         let watched = Watched::start(cx).await?;
@@ -124,10 +109,10 @@ fn hangs(cx: &Context) -> TestResult {
         };
         check_eq!((up(VM).await?, up("other").await?), (1.0, 1.0), "up before");
         let process = watched.server.vm_process(VM)?;
-        signal(process, libc::SIGSTOP)?;
+        process.stop()?;
         let metrics = watched.get("/metrics").await?;
         let status = watched.get(&format!("/api/status?vm={VM}")).await?;
-        signal(process, libc::SIGCONT)?;
+        process.signal(libc::SIGCONT)?;
         for (vm, expected) in [(VM, 0.0), ("other", 1.0)] {
             let sample = format!("vmprobe_vm_up{{vm=\"{vm}\"}}");
             check_eq!(value(&metrics, &sample)?, expected, "{sample} meanwhile");
@@ -137,7 +122,7 @@ fn hangs(cx: &Context) -> TestResult {
             "{status}"
         );
         check_eq!(up(VM).await?, 1.0, "up afterwards");
-        signal(process, libc::SIGKILL)?;
+        process.signal(libc::SIGKILL)?;
         // Its end is seen as soon as its connection is closed.
         while up(VM).await? != 0.0 {}
         check_eq!(up("other").await?, 1.0, "the other VM");
