@@ -325,7 +325,7 @@ fn kernel_scripts(cx: &Context) -> TestResult {
             kernel: "test-kernel",
             vcpus: 2,
             // Its clocks go on while gdb reads.
-            kernel_args: "quiet nowatchdog",
+            kernel_args: "quiet nowatchdog workqueue.watchdog_thresh=0",
             ..Config::new("workload=echo")
         };
         let mut guest = Guest::boot(cx, &config).await?;
