@@ -137,7 +137,7 @@ fn a_thread_that_the_kernel_does_not_restrict_does_no_work_and_is_refused() {
     }
     let confinement = Confinement::prepare(&Access::default(), false).unwrap();
     // The kernel takes 16 sets of rules of one thread and its parents (LANDLOCK_MAX_NUM_LAYERS).
-    if (0..16).any(|_| confinement.seal().is_err()) || confinement.seal().is_ok() {
+    if (0..=16).all(|_| confinement.seal().is_ok()) {
         eprintln!("skipped: this host's kernel has no landlock");
         return;
     }

@@ -30,7 +30,7 @@ pub enum ConfinementError {
     /// Capabilities stay.
     #[error("the capabilities of a thread can't be dropped: {0}")]
     Capabilities(io::Error),
-    /// A file or a thread is missing.
-    #[error("the host has no {0} to confine the process with: {1}")]
-    Host(&'static str, io::Error),
+    /// There is no thread that starts others.
+    #[error("the host has no thread to confine the process with: {0}")]
+    Thread(io::Error),
 }

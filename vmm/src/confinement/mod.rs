@@ -73,7 +73,7 @@ impl Confinement {
         violation::install_handler();
         allocator::settle();
         let filters = with_filters.then(Filters::compile).transpose()?;
-        let starter = Starter::new().map_err(|error| ConfinementError::Host("thread", error))?;
+        let starter = Starter::new().map_err(ConfinementError::Thread)?;
         Ok(Self(Some(Arc::new(Confined {
             filters,
             files: FileRules::new(access)?,
@@ -104,7 +104,7 @@ impl Confinement {
     pub fn seal(&self) -> Result<(), ConfinementError> {
         let this = self.clone();
         let sealed = self.make(move || this.enter(Role::Starter));
-        sealed.map_err(|error| ConfinementError::Host("thread", error))?
+        sealed.map_err(ConfinementError::Thread)?
     }
 
     /// Restricts the calling thread to what `role` needs, for good.

@@ -12,11 +12,13 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_prost::ProstCodec;
 use vmprobe_client::v1::{CreateVmRequest, ListVmsRequest, ListVmsResponse};
-use vmprobe_client::{Client, spec};
+use vmprobe_client::{Client, Message, spec};
 
 use crate::context::Context;
 use crate::server::Server;
-use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, wrong};
+use crate::test::{Failure, Needs, Test, TestResult, check, check_eq, pass, pass_with, wrong};
+use crate::tiny::sessions;
+use crate::tiny::vm::{Tiny, VM};
 
 pub const FILES: Test = Test {
     name: "files_that_are_not_ordinary_are_refused_at_once_however_many_ask",
@@ -51,6 +53,13 @@ pub const VMS: Test = Test {
     ids: &["SV05"],
     needs: Needs::Tiny,
     run: vms,
+};
+
+pub const QUEUE: Test = Test {
+    name: "tiny_no_more_events_wait_for_a_client_than_the_server_s_owner_says",
+    ids: &["SV03"],
+    needs: Needs::Tiny,
+    run: queue,
 };
 
 /// More than the VMs that a server has.
@@ -218,6 +227,39 @@ fn streams(cx: &Context) -> TestResult {
         while watch().await.is_err() {}
         drop(second);
         pass()
+    })
+}
+
+/// With room for one event, each batch is one event, and all others are lost and counted.
+fn queue(cx: &Context) -> TestResult {
+    let kernel = sessions::kernel()?;
+    cx.block_on(async {
+        let guest = Tiny::new_with(cx, &kernel, 64, |command| {
+            command.args(["--event-queue", "1"]);
+        })
+        .await?;
+        guest
+            .client
+            .register_probes(VM, sessions::probe("one=body")?)
+            .await?;
+        let mut stream = guest.client.events(VM, Vec::new()).await?;
+        guest.start().await?;
+        while guest.client.list_probes(VM).await?[0].hits < 1000 {}
+        guest.client.pause_vm(VM).await?;
+        let hits = guest.client.list_probes(VM).await?[0].hits;
+        let (mut came, mut lost) = (0, 0);
+        while came + lost < hits {
+            let next = stream.next().await?;
+            let Some(Message::Batch { lost: more, events }) = next else {
+                return Err(wrong!("the stream: {next:?}"));
+            };
+            check!(events.len() <= 1, "a batch of {} events", events.len());
+            came += events.len() as u64;
+            lost += more;
+        }
+        check_eq!(came + lost, hits, "events that came or were lost");
+        check!(came > 0 && lost > 0, "{came} events came, {lost} were lost");
+        pass_with(format!("{came} events came, {lost} were lost"))
     })
 }
 

@@ -66,6 +66,7 @@ pub const TESTS: &[Test] = &[
     limits::STREAMS,
     limits::SIZES,
     limits::VMS,
+    limits::QUEUE,
     no_kvm::MISSING,
     no_kvm::CLOSED,
     processes::KILLED,

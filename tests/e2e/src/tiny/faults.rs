@@ -36,43 +36,6 @@ pub const STEPPED: Test = Test {
     run: stepped,
 };
 
-pub const QUEUE: Test = Test {
-    name: "tiny_no_more_events_wait_for_a_client_than_the_server_s_owner_says",
-    ids: &["SV03"],
-    needs: Needs::Tiny,
-    run: queue,
-};
-
-/// With room for one event, each batch is one event, and all others are lost and counted.
-fn queue(cx: &Context) -> TestResult {
-    let kernel = kernel()?;
-    cx.block_on(async {
-        let guest = Tiny::new_with(cx, &kernel, 64, |command| {
-            command.args(["--event-queue", "1"]);
-        })
-        .await?;
-        guest.client.register_probes(VM, probe("one=body")?).await?;
-        let mut stream = guest.client.events(VM, Vec::new()).await?;
-        guest.start().await?;
-        while guest.client.list_probes(VM).await?[0].hits < 1000 {}
-        guest.client.pause_vm(VM).await?;
-        let hits = guest.client.list_probes(VM).await?[0].hits;
-        let (mut came, mut lost) = (0, 0);
-        while came + lost < hits {
-            let next = stream.next().await?;
-            let Some(Message::Batch { lost: more, events }) = next else {
-                return Err(wrong!("the stream: {next:?}"));
-            };
-            check!(events.len() <= 1, "a batch of {} events", events.len());
-            came += events.len() as u64;
-            lost += more;
-        }
-        check_eq!(came + lost, hits, "events that came or were lost");
-        check!(came > 0 && lost > 0, "{came} events came, {lost} were lost");
-        pass_with(format!("{came} events came, {lost} were lost"))
-    })
-}
-
 /// What a step takes goes with the vCPU's thread, and not with whichever lets the VM go last.
 fn stepped(cx: &Context) -> TestResult {
     let kernel = image::build(|a, names| {

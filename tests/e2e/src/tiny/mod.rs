@@ -62,7 +62,6 @@ pub const TESTS: &[Test] = &[
     faults::ENDED,
     faults::FILES,
     faults::STEPPED,
-    faults::QUEUE,
     debugger::SESSION,
     debugger::GDB,
 ];
