@@ -7,6 +7,7 @@
 mod access;
 mod answer_body;
 mod blocking;
+mod call_layer;
 mod console;
 mod convert;
 mod core_file;

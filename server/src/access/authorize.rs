@@ -1,17 +1,11 @@
 //! The layer that each call passes first.
 
-use std::convert::Infallible;
-use std::future::ready;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request};
 use tonic::body::Body;
-use tonic::codegen::BoxFuture;
 use tonic::{Code, Status};
-use tower_layer::Layer;
-use tower_service::Service;
 
 use super::audit::AuditLog;
 use super::caller::{Account, Caller};
@@ -19,6 +13,7 @@ use super::clients::Clients;
 use super::reloaded::Reloaded;
 use super::role::{self, Need, Role};
 use crate::answer_body::{Companion, accompany};
+use crate::call_layer::{Answer, CallService, OnCall, refuse};
 use crate::front::Peer;
 use crate::status::{self, Reason};
 
@@ -110,48 +105,17 @@ impl Authorize {
     }
 }
 
-impl<S> Layer<S> for Authorize {
-    type Service = Authorizing<S>;
-
-    fn layer(&self, inner: S) -> Authorizing<S> {
-        Authorizing {
-            authorize: self.clone(),
-            inner,
-        }
-    }
-}
-
-/// A service that only those calls reach whose caller may make them.
-#[derive(Clone, Debug)]
-pub struct Authorizing<S> {
-    authorize: Authorize,
-    inner: S,
-}
-
-impl<S> Service<Request<Body>> for Authorizing<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+impl OnCall for Authorize {
+    fn on_call(&self, mut request: Request<Body>, inner: &mut impl CallService) -> Answer {
         let Need::Role(needed) = role::needed(request.uri().path()) else {
-            return Box::pin(self.inner.call(request));
+            return Box::pin(inner.call(request));
         };
-        let refuse = |status: Status| Box::pin(ready(Ok(status.into_http())));
         let Some(peer) = request.extensions().get::<Peer>() else {
             return refuse(Status::internal(
                 "nobody makes this call: a bug of the server",
             ));
         };
-        let caller = match self.authorize.caller(peer, request.headers()) {
+        let caller = match self.caller(peer, request.headers()) {
             Ok(caller) => caller,
             Err(status) => {
                 tracing::warn!("{peer} is refused: {}", status.message());
@@ -162,11 +126,7 @@ where
         let call = path
             .rsplit_once("vmprobe.v1.")
             .map_or(path, |(_, call)| call);
-        let entry = self
-            .authorize
-            .audit
-            .clone()
-            .filter(|_| needed > Role::Observe);
+        let entry = self.audit.clone().filter(|_| needed > Role::Observe);
         let entry = entry.map(|log| Entry {
             log,
             caller: caller.clone(),
@@ -185,7 +145,7 @@ where
         request.headers_mut().remove(AUTHORIZATION);
         request.extensions_mut().insert(caller);
         request.extensions_mut().insert(vm.unwrap_or_default());
-        let answer = self.inner.call(request);
+        let answer = inner.call(request);
         let Some(entry) = entry else {
             return Box::pin(answer);
         };

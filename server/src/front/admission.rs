@@ -3,20 +3,15 @@
 //! A call is let in before its request is read, and counts until its answer is sent. Calls that do
 //! something and calls that last are counted each by themselves, so that neither keeps the others out.
 
-use std::convert::Infallible;
-use std::future::ready;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::Request;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::BoxFuture;
-use tower_layer::Layer;
-use tower_service::Service;
 
 use crate::answer_body::{Companion, accompany};
+use crate::call_layer::{Answer, CallService, OnCall, refuse};
 use crate::limits::Limits;
 use crate::status;
 
@@ -109,45 +104,13 @@ impl Admission {
     }
 }
 
-impl<S> Layer<S> for Admission {
-    type Service = Admitting<S>;
-
-    fn layer(&self, inner: S) -> Admitting<S> {
-        Admitting {
-            admission: self.clone(),
-            inner,
-        }
-    }
-}
-
-/// A service that only those calls reach that are let in.
-#[derive(Clone, Debug)]
-pub struct Admitting<S> {
-    admission: Admission,
-    inner: S,
-}
-
-impl<S> Service<Request<Body>> for Admitting<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let place = match self.admission.enter(request.uri().path()) {
+impl OnCall for Admission {
+    fn on_call(&self, request: Request<Body>, inner: &mut impl CallService) -> Answer {
+        let place = match self.enter(request.uri().path()) {
             Ok(place) => place,
-            Err(status) => {
-                return Box::pin(ready(Ok(status.into_http())));
-            }
+            Err(status) => return refuse(status),
         };
-        let answer = self.inner.call(request);
+        let answer = inner.call(request);
         let place = HeldPlace { _place: place };
         Box::pin(async move { Ok(accompany(answer.await?, place)) })
     }

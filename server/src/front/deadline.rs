@@ -4,22 +4,18 @@
 //! tonic ends a call only before its answer begins, and with `CANCELLED`. This layer is inside of tonic's and begins to
 //! count before it, so it comes first.
 
-use std::convert::Infallible;
-use std::future::ready;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::BoxFuture;
-use tower_layer::Layer;
-use tower_service::Service;
 
+use crate::call_layer::{Answer, CallService, OnCall, refuse};
 use crate::status::{self, Reason};
 
 const HEADER: &str = "grpc-timeout";
@@ -28,46 +24,20 @@ const HEADER: &str = "grpc-timeout";
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines;
 
-impl<S> Layer<S> for Deadlines {
-    type Service = EndingCalls<S>;
-
-    fn layer(&self, inner: S) -> EndingCalls<S> {
-        EndingCalls { inner }
-    }
-}
-
-/// A service whose calls end when their time is over.
-#[derive(Clone, Debug)]
-pub struct EndingCalls<S> {
-    inner: S,
-}
-
-impl<S> Service<Request<Body>> for EndingCalls<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+impl OnCall for Deadlines {
+    fn on_call(&self, mut request: Request<Body>, inner: &mut impl CallService) -> Answer {
         let allowed = match allowed(request.headers()) {
             Ok(Some(allowed)) => allowed,
-            Ok(None) => return Box::pin(self.inner.call(request)),
-            Err(refused) => return Box::pin(ready(Ok(refused.into_http()))),
+            Ok(None) => return Box::pin(inner.call(request)),
+            Err(refused) => return refuse(refused),
         };
         if allowed.is_zero() {
-            return Box::pin(ready(Ok(over(allowed).into_http())));
+            return refuse(over(allowed));
         }
         // A VM's process learns by the call's end that its time is over.
         request.headers_mut().remove(HEADER);
         let end = Instant::now() + allowed;
-        let answer = self.inner.call(request);
+        let answer = inner.call(request);
         Box::pin(async move {
             match timeout_at(end, answer).await {
                 Ok(answer) => Ok(answer?.map(|body| {
@@ -167,11 +137,14 @@ impl HttpBody for EndingBody {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::future::pending;
 
+    use http::Response;
     use http_body_util::BodyExt;
     use tonic::Code;
     use tonic_types::StatusExt;
+    use tower_service::Service;
 
     use super::*;
 
@@ -187,13 +160,13 @@ mod tests {
     impl Service<Request<Body>> for Inner {
         type Response = Response<Body>;
         type Error = Infallible;
-        type Future = BoxFuture<Response<Body>, Infallible>;
+        type Future = Answer;
 
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
             Poll::Ready(Ok(()))
         }
 
-        fn call(&mut self, request: Request<Body>) -> Self::Future {
+        fn call(&mut self, request: Request<Body>) -> Answer {
             assert!(!request.headers().contains_key(HEADER));
             let inner = *self;
             Box::pin(async move {
@@ -221,10 +194,10 @@ mod tests {
         }
     }
 
-    async fn call(inner: Inner, timeout: &str) -> Response<Body> {
+    async fn call(mut inner: Inner, timeout: &str) -> Response<Body> {
         let request = Request::builder().header(HEADER, timeout);
         let request = request.body(Body::empty()).unwrap();
-        Deadlines.layer(inner).call(request).await.unwrap()
+        Deadlines.on_call(request, &mut inner).await.unwrap()
     }
 
     async fn status(inner: Inner, timeout: &str) -> Status {

@@ -1,20 +1,16 @@
 //! The outermost layer of calls: it counts them, and how long they take, also those that are refused.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use http::{Request, Response};
+use http::Request;
 use tonic::Code;
 use tonic::body::Body;
-use tonic::codegen::BoxFuture;
-use tower_layer::Layer;
-use tower_service::Service;
 
 use super::admission::is_lasting;
 use super::counters::{CountedCall, Counters};
 use crate::answer_body::{Companion, accompany};
+use crate::call_layer::{Answer, CallService, OnCall};
 
 /// Counts calls.
 #[derive(Clone, Debug)]
@@ -27,48 +23,18 @@ impl Measure {
     }
 }
 
-impl<S> Layer<S> for Measure {
-    type Service = Measuring<S>;
-
-    fn layer(&self, inner: S) -> Measuring<S> {
-        Measuring {
-            counters: Arc::clone(&self.0),
-            inner,
-        }
-    }
-}
-
-/// A service whose calls are counted.
-#[derive(Clone, Debug)]
-pub struct Measuring<S> {
-    counters: Arc<Counters>,
-    inner: S,
-}
-
-impl<S> Service<Request<Body>> for Measuring<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+impl OnCall for Measure {
+    fn on_call(&self, request: Request<Body>, inner: &mut impl CallService) -> Answer {
         let path = request.uri().path();
         let lasts = is_lasting(path);
         let measured = Measured {
-            call: self.counters.begin(path, lasts),
-            counters: Arc::clone(&self.counters),
+            call: self.0.begin(path, lasts),
+            counters: Arc::clone(&self.0),
             begun: (!lasts).then(Instant::now),
             // Unless it comes to an end, its client has cut it off.
             code: Code::Cancelled,
         };
-        let answer = self.inner.call(request);
+        let answer = inner.call(request);
         Box::pin(async move { Ok(accompany(answer.await?, measured)) })
     }
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{Extensions, Request as HttpRequest, Response as HttpResponse};
+use http::{Extensions, Request as HttpRequest};
 use prost::Message;
 use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt};
@@ -16,8 +16,6 @@ use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
-use tower_layer::Layer;
-use tower_service::Service;
 use vmprobe_proto::v1;
 
 use super::addressed::{self, Address};
@@ -27,6 +25,7 @@ use super::raw::RawCodec;
 use super::request_size::with_limit;
 use super::vms::Vms;
 use crate::access::{Caller, NamedVm, Role};
+use crate::call_layer::{Answer, CallService, OnCall};
 
 /// The call whose probes may do something to the guest.
 const REGISTER: &str = "/vmprobe.v1.ProbeService/RegisterProbes";
@@ -50,51 +49,21 @@ impl Relay {
     }
 }
 
-impl<S> Layer<S> for Relay {
-    type Service = Relaying<S>;
-
-    fn layer(&self, inner: S) -> Relaying<S> {
-        Relaying {
-            relay: self.clone(),
-            inner,
-        }
-    }
-}
-
-/// A service that only those calls reach that name no VM.
-#[derive(Clone, Debug)]
-pub struct Relaying<S> {
-    relay: Relay,
-    inner: S,
-}
-
-impl<S> Service<HttpRequest<Body>> for Relaying<S>
-where
-    S: Service<HttpRequest<Body>, Response = HttpResponse<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = HttpResponse<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<HttpResponse<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
+impl OnCall for Relay {
+    fn on_call(&self, request: HttpRequest<Body>, inner: &mut impl CallService) -> Answer {
         let uri = request.uri();
-        if let Some(answer) = calls::answer(&self.relay.vms, uri.path()) {
+        if let Some(answer) = calls::answer(&self.vms, uri.path()) {
             let answer = answer(request);
             return Box::pin(async { Ok(with_limit(answer.await?)) });
         }
-        let address = self.relay.addresses.get(uri.path()).copied();
+        let address = self.addresses.get(uri.path()).copied();
         let Some((address, path)) = address.zip(uri.path_and_query().cloned()) else {
-            let answer = self.inner.call(request);
+            let answer = inner.call(request);
             return Box::pin(async { Ok(with_limit(answer.await?)) });
         };
-        let most = self.relay.vms.settings().limits.request_bytes();
+        let most = self.vms.settings().limits.request_bytes();
         let call = RelayedCall {
-            vms: Arc::clone(&self.relay.vms),
+            vms: Arc::clone(&self.vms),
             address,
             path,
         };

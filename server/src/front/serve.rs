@@ -39,6 +39,7 @@ use super::telemetry::{Telemetry, TelemetryError, TelemetryOptions};
 use super::vms::Vms;
 use super::watch::Watch;
 use crate::access::{AuditLog, Authorize};
+use crate::call_layer::CallLayer;
 use crate::images::ImageStore;
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols};
@@ -193,8 +194,17 @@ impl Server {
     }
 }
 
-type Layers =
-    Stack<Relay, Stack<Admission, Stack<Authorize, Stack<Deadlines, Stack<Measure, Identity>>>>>;
+/// The outermost is the last.
+type Layers = Stack<
+    CallLayer<Relay>,
+    Stack<
+        CallLayer<Admission>,
+        Stack<
+            CallLayer<Authorize>,
+            Stack<CallLayer<Deadlines>, Stack<CallLayer<Measure>, Identity>>,
+        >,
+    >,
+>;
 
 async fn router(
     vms: &Arc<Vms>,
@@ -236,12 +246,12 @@ async fn router(
         .initial_connection_window_size(limits::CLIENT_CONNECTION_WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
-        .layer(Measure::new(Arc::clone(counters)))
-        .layer(Deadlines)
-        .layer(authorize)
-        .layer(Admission::new(&vms.settings().limits))
+        .layer(CallLayer(Measure::new(Arc::clone(counters))))
+        .layer(CallLayer(Deadlines))
+        .layer(CallLayer(authorize))
+        .layer(CallLayer(Admission::new(&vms.settings().limits)))
         // The services of VMs are behind it.
-        .layer(Relay::new(Arc::clone(vms)))
+        .layer(CallLayer(Relay::new(Arc::clone(vms))))
         .add_service(health)
         .add_service(describe().build_v1()?)
         // The only one that Python's grpcio-reflection and older tools ask for.
