@@ -78,6 +78,30 @@ pub enum Detail {
     Access,
 }
 
+impl Event {
+    /// An event that tells nothing of the task, its stack or values.
+    pub(crate) fn plain(
+        (probe, vcpu): (ProbeId, VcpuId),
+        tsc: Tsc,
+        registers: Registers,
+        detail: Detail,
+    ) -> Self {
+        Self {
+            probe,
+            vcpu,
+            tsc,
+            flags: None,
+            time_ns: 0,
+            registers,
+            task: 0,
+            context: None,
+            stack: Stack::default(),
+            values: Recorded::default(),
+            detail,
+        }
+    }
+}
+
 /// Takes the events.
 pub trait EventSink: Send + Sync {
     /// Called on the vCPU's thread, several at once, with the vCPU stopped: be

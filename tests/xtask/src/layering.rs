@@ -325,6 +325,7 @@ fn the_engine_and_the_readers_of_kernels_and_of_text_depend_on_nothing_else() {
                 "arc-swap",
                 "guest-kernel",
                 "guest-state",
+                "hashbrown",
                 "iced-x86",
                 "parking_lot",
                 "rustc-hash",

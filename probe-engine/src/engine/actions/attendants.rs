@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guest_state::x86_64::paging::PageTables;
@@ -125,11 +126,23 @@ struct State {
 }
 
 /// See the module's text.
-pub(crate) struct Attendants(Lock<State>);
+pub(crate) struct Attendants {
+    /// Whether there are any, for a look without the lock.
+    any: AtomicBool,
+    state: Lock<State>,
+}
 
 impl Attendants {
     pub(crate) fn new() -> Self {
-        Self(Lock::new(Rank::Attendants, State::default()))
+        Self {
+            any: AtomicBool::new(false),
+            state: Lock::new(Rank::Attendants, State::default()),
+        }
+    }
+
+    /// Whether somebody is asked at the hits of any probe.
+    pub(crate) fn are_any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
     }
 
     /// Holds a vCPU for the first of these hits that somebody is asked about. Whether it is held.
@@ -141,7 +154,7 @@ impl Attendants {
         registers: &Registers,
         tables: Option<PageTables>,
     ) -> bool {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         asked.retain(|it| state.attendants.contains_key(&it.probe.id));
         let first = asked
             .first()
@@ -175,7 +188,7 @@ impl Attendants {
 
     /// Until when a vCPU is held; `None` if it isn't, or not any more.
     pub(crate) fn held_until(&self, vcpu: VcpuId) -> Option<Instant> {
-        let state = self.0.lock();
+        let state = self.state.lock();
         let held = state.held.get(&vcpu)?;
         let waits = held.answer.is_none() && state.has(&held.attendant);
         waits.then_some(held.until)
@@ -183,9 +196,9 @@ impl Attendants {
 
     /// What became of a vCPU that was held. An attendant that has not answered isn't asked any more.
     pub(crate) fn release(&self, vcpu: VcpuId) -> Option<Released> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let mut held = state.held.remove(&vcpu)?;
-        let late = held.answer.is_none() && state.remove(&held.attendant);
+        let late = held.answer.is_none() && self.remove_from(&mut state, &held.attendant);
         drop(state);
         if late {
             held.attendant.dropped();
@@ -231,11 +244,12 @@ impl Attendants {
         time: Duration,
         attendant: &Arc<dyn Attendant>,
     ) -> Result<(), AttendError> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let taken = |probe: &&Arc<Probe>| state.attendants.contains_key(&probe.id);
         if let Some(probe) = probes.iter().find(taken) {
             return Err(AttendError::Attended(probe.id));
         }
+        self.any.store(true, Ordering::Release);
         for probe in probes {
             probe.set_attended(true);
             let (by, probe) = (Arc::clone(attendant), Arc::clone(probe));
@@ -247,7 +261,15 @@ impl Attendants {
 
     /// Asks an attendant no more.
     pub(crate) fn remove(&self, attendant: &Arc<dyn Attendant>) {
-        self.0.lock().remove(attendant);
+        self.remove_from(&mut self.state.lock(), attendant);
+    }
+
+    /// As [`Self::remove`]. Whether it was there.
+    fn remove_from(&self, state: &mut State, attendant: &Arc<dyn Attendant>) -> bool {
+        let was_there = state.remove(attendant);
+        self.any
+            .store(!state.attendants.is_empty(), Ordering::Release);
+        was_there
     }
 
     /// Takes the answer to a hit.
@@ -257,7 +279,7 @@ impl Attendants {
         number: u64,
         actions: Vec<HitAction>,
     ) -> Result<(), AnswerError> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let waits = |held: &&mut Held| {
             held.number == number
                 && held.answer.is_none()

@@ -9,6 +9,7 @@ use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::placement::locate::Located;
 use crate::engine::placement::target::Target;
+use crate::engine::sites::hit_counters::HitCounters;
 use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::table::Table;
 use crate::error::{BatchError, RegisterError};
@@ -78,7 +79,8 @@ impl Engine {
     ) -> Result<Vec<Arc<Probe>>, BatchError> {
         let mut names = Names::new(registry);
         let mut added = Vec::with_capacity(specs.len());
-        for (index, spec) in specs.iter().enumerate() {
+        let counters = HitCounters::of_batch(specs.len());
+        for ((index, spec), counters) in specs.iter().enumerate().zip(counters) {
             let refused = |error| BatchError {
                 index: Some(index),
                 error,
@@ -104,7 +106,7 @@ impl Engine {
                 Target::Later(spot) => (Presence::Pending, spot, None),
             };
             let id = ProbeId(registry.last_id + 1 + index as u64);
-            let probe = Probe::new(id, name, spec, max_active, (presence, spot));
+            let probe = Probe::new(id, name, spec, max_active, (presence, spot), counters);
             let probe = Arc::new(probe);
             table.switches.add(id, spec);
             if let Some((site, exits)) = sites {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use guest_state::x86_64::INT3;
+use guest_state::x86_64::flags::RF;
 use guest_state::x86_64::paging::walk;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, Vcpu};
 
@@ -29,7 +30,7 @@ pub(crate) fn find<'t>(
     // Where the guest holds a jump, no int3 is ours.
     let is_ours = |site: &&Arc<Site>| site.has_int3() && table.held(site.virt).is_none();
     // User mode can't execute at an address of the kernel.
-    let site = table.hit_site(rip);
+    let site = table.site(rip);
     if let Some(site) = site.filter(is_ours) {
         return Found::Ours(site);
     }
@@ -68,4 +69,13 @@ fn translate(
         .filter(|control| control.cpl == 0 && control.code64)?;
     let tables = control.page_tables().ok()?;
     walk(memory, tables, at).ok().map(|page| page.phys)
+}
+
+/// Clears RF. A processor that has left the guest to have the page of the int3 mapped sets it, so that it says
+/// nothing of the guest; where no probe is, it ends with the instruction (SDM vol. 3B, 18.3.1.1, and vol. 3C,
+/// 28.3.3).
+pub(crate) fn end_resume(vcpu: &mut dyn Vcpu) {
+    if vcpu.registers().rflags & RF != 0 {
+        vcpu.registers_mut().rflags &= !RF;
+    }
 }

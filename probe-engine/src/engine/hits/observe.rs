@@ -104,17 +104,13 @@ impl Engine {
         let tsc = *tsc.get_or_insert_with(|| vcpu.tsc());
         let time = |of_cpu| self.time(memory, of_cpu, tsc);
         let event = Event {
-            probe: probe.id,
-            vcpu: vcpu.id(),
-            tsc,
             flags: observed.of_cpu.map(|_| registers.rflags),
             time_ns: observed.of_cpu.map_or(0, time),
-            registers: wanted.take(registers),
             task: observed.task,
             context: observed.context,
             stack: observed.stack,
             values: observed.values,
-            detail,
+            ..Event::plain((probe.id, vcpu.id()), tsc, wanted.take(registers), detail)
         };
         if is_sent {
             self.merger.event(&event);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use guest_state::x86_64::flags::RF;
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{Action, GuestMemory, GuestVirtAddr, Registers, Trap, TrapHandler, Vcpu, VcpuId};
@@ -12,7 +11,7 @@ use crate::emulate::{self, Outcome, Touched};
 use crate::engine::Engine;
 use crate::engine::actions::attendants::{AskedHits, Then};
 use crate::engine::code::arena::CodeArena;
-use crate::engine::hits::int3::{Found, find, is_gone};
+use crate::engine::hits::int3::{Found, end_resume, find, is_gone};
 use crate::engine::hits::stepping::StepIn;
 use crate::engine::sites::foresight::Foreseen;
 use crate::engine::sites::site::{Milestone, Site, Way};
@@ -74,6 +73,9 @@ impl Engine {
             return self.on_breakpoint_in_arena(rip, memory, vcpu);
         }
         let table = self.table();
+        if let Some(action) = self.plain_hit(&table, memory, vcpu) {
+            return action;
+        }
         if let Some((site, copy)) = table.tripwire(rip) {
             return self.tripped(site, copy, vcpu);
         }
@@ -385,14 +387,5 @@ impl Engine {
             let registers = *vcpu.registers();
             self.report(site, (memory, vcpu), &registers, &Detail::Post);
         }
-    }
-}
-
-/// Clears RF. A processor that has left the guest to have the page of the int3 mapped sets it, so that it says
-/// nothing of the guest; where no probe is, it ends with the instruction (SDM vol. 3B, 18.3.1.1, and vol. 3C,
-/// 28.3.3).
-fn end_resume(vcpu: &mut dyn Vcpu) {
-    if vcpu.registers().rflags & RF != 0 {
-        vcpu.registers_mut().rflags &= !RF;
     }
 }

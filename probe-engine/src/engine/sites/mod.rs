@@ -3,7 +3,9 @@
 pub(crate) mod departed;
 pub(crate) mod foresight;
 pub(crate) mod guest_kprobes;
+pub(crate) mod hit_counters;
 pub(crate) mod jump;
+pub(crate) mod plain_site;
 pub(crate) mod probe;
 pub(crate) mod site;
 pub(crate) mod site_map;

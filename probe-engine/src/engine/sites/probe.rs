@@ -7,6 +7,7 @@ use guest_state::GuestVirtAddr;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::action::ActionFailure;
+use crate::engine::sites::hit_counters::HitCounters;
 use crate::engine::sites::switches::Switches;
 use crate::engine::sites::ways_out::WaysOut;
 use crate::probe::{
@@ -41,13 +42,12 @@ pub(crate) enum Presence {
 
 /// See the module's text.
 ///
-/// What a hit of a plain probe looks at comes first and lies in one line of the cache, see [`Site`].
+/// What a hit looks at comes first and lies in one line of the cache, see [`Site`](super::site::Site).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Probe {
     pub(crate) id: ProbeId,
-    hits: AtomicU64,
-    exits: AtomicU64,
+    counters: HitCounters,
     pub(crate) kind: ProbeKind,
     /// It has been removed: nobody is interested any more.
     removed: AtomicBool,
@@ -83,6 +83,7 @@ impl Probe {
         spec: &ProbeSpec,
         max_active: u32,
         spot: (Presence, Spot),
+        counters: HitCounters,
     ) -> Self {
         Self {
             id,
@@ -94,10 +95,9 @@ impl Probe {
             options: spec.options.clone(),
             removed: AtomicBool::new(false),
             where_now: Mutex::new(spot),
-            hits: AtomicU64::new(0),
+            counters,
             missed: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            exits: AtomicU64::new(0),
             trips: AtomicU64::new(0),
             attended: AtomicBool::new(false),
             actions: AtomicU64::new(0),
@@ -200,11 +200,11 @@ impl Probe {
     }
 
     pub(crate) fn hit_often(&self, times: u64) {
-        self.hits.fetch_add(times, Ordering::Relaxed);
+        self.counters.hit(times);
     }
 
     pub(crate) fn exit(&self) {
-        self.exits.fetch_add(1, Ordering::Relaxed);
+        self.counters.exit();
     }
 
     /// An exit at one of its jump's tripwires.
@@ -244,11 +244,15 @@ impl Probe {
         self.ended.fetch_add(times, Ordering::Relaxed);
     }
 
+    pub(crate) fn counters(&self) -> &HitCounters {
+        &self.counters
+    }
+
     /// How often it was hit so far.
     pub(crate) fn counts(&self) -> ProbeCounts {
         ProbeCounts {
             id: self.id,
-            hits: self.hits.load(Ordering::Relaxed),
+            hits: self.counters.hits(),
             missed: self.missed.load(Ordering::Relaxed),
             ended: self.ended.load(Ordering::Relaxed),
         }
@@ -277,10 +281,10 @@ impl Probe {
             instruction: spot.instruction,
             strategy: spot.strategy,
             reason: spot.reason,
-            hits: self.hits.load(Ordering::Relaxed),
+            hits: self.counters.hits(),
             missed: self.missed.load(Ordering::Relaxed),
             ended: self.ended.load(Ordering::Relaxed),
-            exits: self.exits.load(Ordering::Relaxed),
+            exits: self.counters.exits(),
             trips: self.trips.load(Ordering::Relaxed),
             actions: self.actions.load(Ordering::Relaxed),
             failed_actions: self.failed_actions.load(Ordering::Relaxed),

@@ -1,31 +1,41 @@
 //! Sites by their addresses.
 
-use std::hint::black_box;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use guest_state::GuestVirtAddr;
-use rustc_hash::FxHashMap;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use rustc_hash::FxBuildHasher;
 
-use crate::engine::sites::probe::Probe;
+use crate::engine::sites::plain_site::PlainSite;
 use crate::engine::sites::site::Site;
 
 /// The sites of a table, by their virtual addresses.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SiteMap(FxHashMap<u64, Entry>);
+pub(crate) struct SiteMap(HashTable<Slot>);
 
-/// A site, with what [`SiteMap::fetch`] reads at the same time.
+/// A site. It is one line of the processor's caches, which is all that a hit of a plain site has to fetch.
 #[derive(Debug, Clone)]
-struct Entry {
+#[repr(align(64))]
+struct Slot {
+    at: GuestVirtAddr,
     site: Arc<Site>,
-    /// The first of the site's active probes.
-    probe: Option<Arc<Probe>>,
+    plain: Option<PlainSite>,
 }
 
-impl Entry {
-    fn new(site: Arc<Site>) -> Self {
-        let probe = site.active.first().cloned();
-        Self { site, probe }
+impl Slot {
+    fn new(site: Site) -> Self {
+        Self {
+            at: site.virt,
+            plain: PlainSite::of(&site),
+            site: Arc::new(site),
+        }
     }
+}
+
+fn hash(at: GuestVirtAddr) -> u64 {
+    FxBuildHasher.hash_one(at.0)
 }
 
 impl SiteMap {
@@ -33,38 +43,58 @@ impl SiteMap {
         self.0.len()
     }
 
-    pub(crate) fn get(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
-        Some(&self.0.get(&at.0)?.site)
+    fn slot(&self, at: GuestVirtAddr) -> Option<&Slot> {
+        self.0.find(hash(at), |slot| slot.at == at)
     }
 
-    /// As [`get`](Self::get), for a hit, which looks at the site and at its probe: with thousands of sites neither is
-    /// in the processor's caches. The probe is read here, so that the processor fetches the two side by side and not
-    /// one after the other.
-    pub(crate) fn fetch(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
-        let Entry { site, probe } = self.0.get(&at.0)?;
-        black_box(probe.as_ref().is_some_and(|probe| probe.is_removed()));
-        Some(site)
+    pub(crate) fn get(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
+        Some(&self.slot(at)?.site)
+    }
+
+    /// What a hit looks at where a plain site is.
+    pub(crate) fn plain(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
+        self.slot(at)?.plain.as_ref()
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<Site>> + Clone {
-        self.0.values().map(|entry| &entry.site)
+        self.0.iter().map(|slot| &slot.site)
     }
 
     /// Puts a site in, or in the place of the one at its address.
     pub(crate) fn insert(&mut self, site: Site) {
-        self.0.insert(site.virt.0, Entry::new(Arc::new(site)));
+        let at = site.virt;
+        let entry = self
+            .0
+            .entry(hash(at), |slot| slot.at == at, |slot| hash(slot.at));
+        match entry {
+            Entry::Occupied(mut there) => *there.get_mut() = Slot::new(site),
+            Entry::Vacant(free) => {
+                free.insert(Slot::new(site));
+            }
+        }
     }
 
     pub(crate) fn remove(&mut self, at: GuestVirtAddr) -> Option<Arc<Site>> {
-        Some(self.0.remove(&at.0)?.site)
+        let there = self.0.find_entry(hash(at), |slot| slot.at == at).ok()?;
+        Some(there.remove().0.site)
     }
 
     /// Puts what `change` makes of a site in its place, where it makes anything of it.
     pub(crate) fn replace(&mut self, mut change: impl FnMut(&Site) -> Option<Site>) {
-        for entry in self.0.values_mut() {
-            if let Some(next) = change(&entry.site) {
-                *entry = Entry::new(Arc::new(next));
+        for slot in self.0.iter_mut() {
+            if let Some(next) = change(&slot.site) {
+                *slot = Slot::new(next);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_hit_of_a_plain_site_looks_at_is_one_line_of_the_cache() {
+        assert_eq!(size_of::<Slot>(), 64);
     }
 }

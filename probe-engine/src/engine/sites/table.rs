@@ -9,6 +9,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Watchp
 use rustc_hash::FxHashMap;
 
 use crate::engine::sites::jump::{Jump, Verdict};
+use crate::engine::sites::plain_site::PlainSite;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::site_map::SiteMap;
@@ -85,9 +86,10 @@ impl Table {
         self.sites.get(at)
     }
 
-    /// As [`site`](Self::site), for a hit: see [`SiteMap::fetch`].
-    pub(crate) fn hit_site(&self, at: GuestVirtAddr) -> Option<&Arc<Site>> {
-        self.sites.fetch(at)
+    /// The plain site at `at`, if an int3 there is ours.
+    pub(crate) fn plain_site(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
+        // Where the guest holds a jump, no int3 is ours.
+        self.sites.plain(at).filter(|_| self.held.is_empty())
     }
 
     pub(crate) fn site_at_phys(&self, at: GuestPhysAddr) -> Option<&Arc<Site>> {

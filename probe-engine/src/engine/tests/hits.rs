@@ -1,6 +1,11 @@
+use std::sync::Arc;
+use std::time::Duration;
+
 use guest_state::testing::TestVcpu;
 use guest_state::x86_64::flags::RF;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, Tsc, VcpuId};
+
+use crate::engine::{Attendant, HeldHit};
 
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
 
@@ -65,6 +70,67 @@ fn a_page_that_the_host_had_to_bring_in_leaves_nothing_in_the_flags_of_a_hit() {
         event.registers.rflags & RF
     };
     assert_eq!([hit, returned].map(flags), [0, 0]);
+}
+
+/// Nobody is asked at hits of its own.
+struct Idle;
+
+impl Attendant for Idle {
+    fn held(&self, _: HeldHit) {}
+
+    fn dropped(&self) {}
+}
+
+/// All that comes of a hit with RF set. An attendant at another probe has it looked at in full.
+fn hit_of(place: &str, in_full: bool, is_watched: bool) -> impl PartialEq + std::fmt::Debug {
+    let f = Fixture::with_arena();
+    let id = f.probe(place).id;
+    let other = f.probe("other=after_empty").id;
+    let attendant: Arc<dyn Attendant> = Arc::new(Idle);
+    if in_full {
+        let patience = Duration::from_secs(600);
+        f.engine.attend(&[other], patience, &attendant).unwrap();
+    }
+    if is_watched {
+        f.probe("table/8");
+    }
+    let mut vcpu = vcpu_at(0);
+    vcpu.registers.rip = f.info(id).address.0;
+    vcpu.registers.rflags |= RF;
+    (vcpu.registers.rbx, vcpu.registers.rbp) = (STACK + 0x40, 0x77);
+    let action = f.trap(&mut vcpu);
+    let info = f.info(id);
+    let memory = f.bytes_at(STACK - 0x40, 0x100);
+    let counts = (info.hits, info.exits, info.missed);
+    (action, vcpu.registers, f.events(), counts, memory)
+}
+
+#[test]
+fn a_plain_site_s_hit_comes_to_what_it_comes_to_when_looked_at_in_full() {
+    for place in [
+        "plain",
+        "plain+0xa",
+        "plain+0xd",
+        "plain+0xe",
+        "traced+0x5",
+        "traced+0x8",
+        "traced+0xb",
+        "traced+0xc",
+        "memory",
+        "memory+0x3",
+        "memory+0xc",
+        "memory+0xe",
+        "stepped",
+        "copied",
+        "copied+0x2",
+        "framed+0x5",
+    ] {
+        for is_watched in [false, true] {
+            let at_a_glance = hit_of(place, false, is_watched);
+            let in_full = hit_of(place, true, is_watched);
+            assert_eq!(at_a_glance, in_full, "{place}");
+        }
+    }
 }
 
 #[test]

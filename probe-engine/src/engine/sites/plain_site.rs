@@ -1,0 +1,42 @@
+//! What a hit looks at where there is little to do.
+
+use std::sync::Arc;
+
+use crate::engine::sites::hit_counters::HitCounters;
+use crate::engine::sites::site::{Site, Way};
+use crate::probe::{Capture, ProbeId, ProbeKind};
+
+/// A site of whose int3 one probe is told, which asks for nothing but registers or a count, and whose instruction the
+/// engine carries out. That is what most breakpoints are.
+///
+/// All that its hits look at is here, and none of the site or the probe: with thousands of sites, each of these is in
+/// memory and not in the processor's caches, and fetching it takes as long as all of the hit's work.
+#[derive(Debug, Clone)]
+pub(crate) struct PlainSite {
+    pub(crate) way: Arc<Way>,
+    pub(crate) probe: ProbeId,
+    pub(crate) capture: Capture,
+    pub(crate) counters: HitCounters,
+}
+
+impl PlainSite {
+    /// `None` where a hit has more to look at.
+    pub(crate) fn of(site: &Site) -> Option<Self> {
+        let [probe] = &site.active[..] else {
+            return None;
+        };
+        let is_told = matches!(probe.kind, ProbeKind::Instruction { post: false, .. });
+        let is_plain = site.has_int3()
+            && site.milestone.is_none()
+            && !site.follows
+            && is_told
+            && probe.is_plain
+            && matches!(*site.way, Way::Emulate { .. });
+        is_plain.then(|| Self {
+            way: Arc::clone(&site.way),
+            probe: probe.id,
+            capture: probe.capture,
+            counters: probe.counters().clone(),
+        })
+    }
+}
