@@ -165,13 +165,15 @@ impl AskedProbes {
         })
     }
 
-    /// Remembers what registered probes are asked for, in their order. Call it while the guest stands still, so that
-    /// no event of theirs comes before.
-    pub fn remember(&self, ids: impl IntoIterator<Item = ProbeId>, asked: &[Arc<Asked>]) {
-        let new = ids.into_iter().zip(asked);
-        let new = new.filter(|(_, asked)| !asked.is_nothing());
-        let mut probes = self.probes.write();
-        probes.extend(new.map(|(id, asked)| (id, Arc::clone(asked))));
+    /// Remembers what registered probes are asked for. Call it while the guest stands still, so that no event of theirs
+    /// comes before.
+    pub fn remember(&self, ids: &[ProbeId], asked: &AskedOfBatch) {
+        if asked.0.is_empty() {
+            return;
+        }
+        let new = asked.0.iter();
+        let new = new.filter_map(|(index, asked)| Some((*ids.get(*index)?, Arc::clone(asked))));
+        self.probes.write().extend(new);
     }
 
     /// Forgets removed probes.
@@ -230,6 +232,18 @@ impl AskedProbes {
             preempt_need_resched: flags.preempt_need_resched,
             need_resched_lazy: flags.need_resched_lazy,
         }
+    }
+}
+
+/// What those probes of a batch are asked for that are asked for anything, each with its place in the batch. Worked out
+/// before the guest stands still.
+pub struct AskedOfBatch(Vec<(usize, Arc<Asked>)>);
+
+impl AskedOfBatch {
+    /// Of a batch's probes, in their order.
+    pub fn new(asked: &[Arc<Asked>]) -> Self {
+        let all = asked.iter().cloned().enumerate();
+        Self(all.filter(|(_, asked)| !asked.is_nothing()).collect())
     }
 }
 

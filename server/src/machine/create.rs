@@ -16,7 +16,7 @@ use vmm::confinement::{Confinement, Role};
 use vmm::{BootMethod, Vm, VmConfig};
 use vmprobe_proto::v1;
 
-use super::asked::AskedProbes;
+use super::asked::{AskedOfBatch, AskedProbes};
 use super::bell::Bell;
 use super::patterns::Expanded;
 use super::sessions::Sessions;
@@ -127,6 +127,7 @@ impl Machine {
         let fields = &batch.fields;
         self.check_room(specs.len())?;
         self.check_events(&specs, &compiled, fields)?;
+        let asked = AskedOfBatch::new(&compiled);
         self.stopped(|stopped| {
             self.install_arena(stopped);
             self.engine
@@ -137,8 +138,8 @@ impl Machine {
             if !probes.is_empty() {
                 self.optimizer.probes_changed();
             }
-            self.asked
-                .remember(probes.iter().map(|probe| probe.id), &compiled);
+            let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
+            self.asked.remember(&ids, &asked);
             Ok(self.asked.describe(convert::probes(probes)))
         })
     }

@@ -325,11 +325,12 @@ impl Machine {
         self.check_room(1)?;
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
-            let ids = self.engine.register_drafted(stopped, &mut draft);
-            ids.map_err(|error| status::register(&error, &[]))
+            let registered = self.engine.register_drafted(stopped, &mut draft);
+            let registered = registered.map_err(|error| status::register(&error, &[]));
+            registered.map(|_| ())
         };
-        let ids = retried(|| self.change(&mut register))?.result;
-        let id = ids.first().copied();
+        retried(|| self.change(&mut register))?;
+        let id = draft.registered().first().copied();
         id.ok_or_else(|| Status::internal("a breakpoint got no number"))
     }
 

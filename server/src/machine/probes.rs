@@ -12,6 +12,7 @@ use vmprobe_proto::v1::ProbeSelector;
 use vmprobe_proto::v1::update_probes_request::Change;
 
 use super::Machine;
+use super::asked::AskedOfBatch;
 use super::patterns::Expanded;
 use crate::held::Held;
 use crate::page::Page;
@@ -74,18 +75,18 @@ impl Machine {
         self.sessions.check(session)?;
         self.check_room(specs.len())?;
         self.check_events(&specs, &compiled, &fields)?;
+        let asked = AskedOfBatch::new(&compiled);
         let mut draft = self.engine.draft(&self.memory, &specs);
         let mut register = |stopped: &StoppedVm<'_>| {
             let probes = self.engine.register_drafted(stopped, &mut draft);
             let ids = probes.map_err(|error| status::register(&error, &fields))?;
-            self.asked.remember(ids.iter().copied(), &compiled);
-            Ok(ids)
+            self.asked.remember(ids, &asked);
+            Ok(())
         };
         let changed = retried(|| self.change(&mut register))?;
-        Ok(changed.map(|ids| {
-            self.sessions.add(session, &ids);
-            self.told(self.engine.describe(&ids))
-        }))
+        let ids = draft.registered();
+        self.sessions.add(session, ids);
+        Ok(changed.map(|()| self.told(self.engine.describe(ids))))
     }
 
     /// That the VM may have so many probes more. No others may come meanwhile.

@@ -82,9 +82,9 @@ fn middle(
         let mut draft = engine.draft(&guest.ram, batch);
         cache.prepare();
         let start = Instant::now();
-        let ids = engine.register_drafted(guest, &mut draft)?;
+        engine.register_drafted(guest, &mut draft)?;
         times[0].push(start.elapsed());
-        let mut removal = engine.draft_removal(&ids)?;
+        let mut removal = engine.draft_removal(draft.registered())?;
         cache.prepare();
         let start = Instant::now();
         engine.unregister_drafted(guest, &mut removal)?;

@@ -11,7 +11,7 @@ use crate::engine::placement::body::{Body, KernelBody};
 use crate::engine::placement::locate::Located;
 use crate::engine::placement::walk::{TextId, WalkedText, Walks};
 use crate::engine::sites::text_read::TextRead;
-use crate::probe::{Place, ProbeKind, ProbeSpec};
+use crate::probe::{Place, ProbeId, ProbeKind, ProbeSpec};
 
 /// A batch of probes, with what could be worked out while the guest runs: their instructions, decoded, and how
 /// each is executed, with its copy in the arena; and the whole change, if all are instructions of the kernel.
@@ -99,6 +99,11 @@ impl Engine {
 }
 
 impl Draft<'_> {
+    /// The numbers of the batch's probes, in the order of the request; none before it was committed.
+    pub fn registered(&self) -> &[ProbeId] {
+        self.done.as_ref().map_or(&[], |done| &done.ids)
+    }
+
     /// Takes the whole change, if it was worked out from this generation and the guest's text is as it was. To be
     /// called at each stop before [`Self::take`].
     pub(crate) fn registration(

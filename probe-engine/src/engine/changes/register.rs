@@ -21,8 +21,9 @@ impl Engine {
         guest: &dyn StoppedGuest,
         specs: &[ProbeSpec],
     ) -> Result<Vec<ProbeInfo>, BatchError> {
-        let ids = self.register_drafted(guest, &mut self.draft(guest.memory(), specs))?;
-        Ok(self.describe(&ids))
+        let mut draft = self.draft(guest.memory(), specs);
+        let ids = self.register_drafted(guest, &mut draft)?;
+        Ok(self.describe(ids))
     }
 
     /// As [`Self::register`], of a batch that was worked out before the guest stopped. Where nothing has changed
@@ -31,11 +32,11 @@ impl Engine {
     ///
     /// # Errors
     /// As of [`Self::register`].
-    pub fn register_drafted(
+    pub fn register_drafted<'d>(
         &self,
         guest: &dyn StoppedGuest,
-        draft: &mut Draft<'_>,
-    ) -> Result<Vec<ProbeId>, BatchError> {
+        draft: &'d mut Draft<'_>,
+    ) -> Result<&'d [ProbeId], BatchError> {
         let specs = draft.specs;
         let mut change = self.change(guest);
         self.tidy_calls(guest);
@@ -60,11 +61,8 @@ impl Engine {
                 Registration::new(&before, table, &added)?
             }
         };
-        let result = change.commit::<RegisterError>(&registration.plan);
-        let ids = registration.ids.clone();
-        draft.done = Some(registration);
-        result?;
-        Ok(ids)
+        change.commit::<RegisterError>(&registration.plan)?;
+        Ok(&draft.done.insert(registration).ids)
     }
 
     /// What is told of these probes, as far as they are still there.

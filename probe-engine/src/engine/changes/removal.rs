@@ -8,6 +8,7 @@ use guest_state::{GuestVirtAddr, StoppedGuest};
 use crate::engine::Engine;
 use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
+use crate::engine::sites::hit_counters::HitCounters;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::table::Table;
 use crate::error::ChangeError;
@@ -18,6 +19,8 @@ use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
 pub struct Removal {
     ids: Vec<ProbeId>,
     removed: Vec<Arc<Probe>>,
+    /// Those of the removed probes, so that the stop needn't look at each of these.
+    counters: Vec<HitCounters>,
     plan: Plan,
     /// Where calls were followed by these probes alone.
     ended: BTreeSet<GuestVirtAddr>,
@@ -69,11 +72,9 @@ impl Engine {
         let tables = self.kernel_tables(guest);
         let unfinished = self.reader.unfinished(guest, &tables, removed);
         change.commit::<ChangeError>(&removal.plan)?;
-        for (probe, times) in removed.iter().zip(unfinished) {
-            probe.remove();
-            if times > 0 {
-                probe.miss_often(times);
-            }
+        removal.counters.iter().for_each(HitCounters::close);
+        for (probe, times) in unfinished {
+            probe.miss_often(times);
         }
         self.returns.forget_removed();
         self.forget_unseen();
@@ -111,6 +112,10 @@ impl Engine {
         let ended = removed.iter().filter(follows).map(|it| it.address());
         Ok(Removal {
             ids: ids.to_vec(),
+            counters: removed
+                .iter()
+                .map(|probe| probe.counters().clone())
+                .collect(),
             ended: ended.filter(|at| !still.contains(at)).collect(),
             plan: Plan::new(before, Arc::new(registry), table),
             removed,

@@ -104,16 +104,16 @@ impl Reader {
         self.with(number).unwrap_or(false)
     }
 
-    /// How many hits of each of these probes have been noticed by detours and will be told of later: their
+    /// Those of these probes of which detours have noticed hits that would be told of later, and how many: their
     /// records are being written, or their calls have not returned.
     pub(crate) fn unfinished(
         &self,
         guest: &dyn StoppedGuest,
         tables: &[PageTables],
         probes: &[Arc<Probe>],
-    ) -> Vec<u64> {
+    ) -> Vec<(Arc<Probe>, u64)> {
         self.with(|it| it.unfinished(guest, tables, probes))
-            .unwrap_or_else(|| vec![0; probes.len()])
+            .unwrap_or_default()
     }
 
     /// The instruction that a detour is for.
@@ -204,13 +204,17 @@ impl ReaderState {
         guest: &dyn StoppedGuest,
         tables: &[PageTables],
         probes: &[Arc<Probe>],
-    ) -> Vec<u64> {
+    ) -> Vec<(Arc<Probe>, u64)> {
         let records = self.rings.unfinished(guest.memory());
         let credit = &self.credit;
         let calls = match &self.follower {
             Ok(follower) if credit.follows() => follower.untold(guest, tables),
             _ => Vec::new(),
         };
+        if records.is_empty() && calls.is_empty() {
+            // Thousands of probes needn't be looked at.
+            return Vec::new();
+        }
         let of = |probe: &Arc<Probe>| {
             let is_of = |it: &&ring::Unfinished| {
                 let header = it.header;
@@ -227,7 +231,8 @@ impl ReaderState {
             };
             (records + calls) as u64
         };
-        probes.iter().map(of).collect()
+        let all = probes.iter().map(|probe| (Arc::clone(probe), of(probe)));
+        all.filter(|(_, times)| *times > 0).collect()
     }
 
     fn busy_detours(

@@ -1,16 +1,17 @@
 //! How often probes are hit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The counters of one probe that every hit changes.
+/// The counters of one probe.
 #[derive(Debug, Default)]
 struct Counts {
     hits: AtomicU64,
     exits: AtomicU64,
+    is_closed: AtomicBool,
 }
 
-/// A probe's counters. Those of a batch lie together, four in a line of the processor's caches, which keep more of
+/// A probe's counters that every hit changes. Those of a batch lie together, as the processor's caches keep more of
 /// them than if each were beside the rest of its probe. They are freed with the last probe of the batch.
 #[derive(Debug, Clone)]
 pub(crate) struct HitCounters {
@@ -38,6 +39,16 @@ impl HitCounters {
         self.own().exits.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Says that the probe has been removed.
+    pub(crate) fn close(&self) {
+        self.own().is_closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the probe has been removed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.own().is_closed.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn hits(&self) -> u64 {
         self.own().hits.load(Ordering::Relaxed)
     }
@@ -60,7 +71,11 @@ mod tests {
         let counters: Vec<_> = HitCounters::of_batch(3).collect();
         counters[1].hit(2);
         counters[1].clone().exit();
-        let counts = counters.iter().map(|it| (it.hits(), it.exits()));
-        assert_eq!(counts.collect::<Vec<_>>(), [(0, 0), (2, 1), (0, 0)]);
+        counters[2].close();
+        let counts = counters
+            .iter()
+            .map(|it| (it.hits(), it.exits(), it.is_closed()));
+        let wanted = [(0, 0, false), (2, 1, false), (0, 0, true)];
+        assert_eq!(counts.collect::<Vec<_>>(), wanted);
     }
 }

@@ -49,8 +49,6 @@ pub(crate) struct Probe {
     pub(crate) id: ProbeId,
     counters: HitCounters,
     pub(crate) kind: ProbeKind,
-    /// It has been removed: nobody is interested any more.
-    removed: AtomicBool,
     /// Somebody is asked at each hit.
     attended: AtomicBool,
     /// Its options ask for nothing but an event with registers, or a count.
@@ -93,7 +91,6 @@ impl Probe {
             is_plain: spec.options.are_plain(),
             capture: spec.options.capture,
             options: spec.options.clone(),
-            removed: AtomicBool::new(false),
             where_now: Mutex::new(spot),
             counters,
             missed: AtomicU64::new(0),
@@ -116,12 +113,9 @@ impl Probe {
         }
     }
 
+    /// Whether it has been removed: nobody is interested any more.
     pub(crate) fn is_removed(&self) -> bool {
-        self.removed.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn remove(&self) {
-        self.removed.store(true, Ordering::Relaxed);
+        self.counters.is_closed()
     }
 
     /// Whether somebody is asked at each hit.

@@ -324,7 +324,7 @@ impl Fixture {
     /// Registers a drafted batch that has to succeed.
     pub fn register_drafted(&self, draft: &mut Draft<'_>) -> Vec<ProbeInfo> {
         let ids = self.engine.register_drafted(&self.guest(), draft).unwrap();
-        self.engine.describe(&ids)
+        self.engine.describe(ids)
     }
 
     /// Registers one probe that has to succeed.
