@@ -45,12 +45,12 @@ pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError
     for cache in [Cache::Cold, Cache::Warm] {
         let mut before: Option<(usize, [f64; 2])> = None;
         for count in BATCHES {
-            let batch = specs.get(..count).ok_or(ScenarioError::TooFew {
+            let batch = spread(&specs, count).ok_or(ScenarioError::TooFew {
                 what: "entries",
                 found: specs.len(),
                 wanted: count,
             })?;
-            let middle = middle(&engine, &guest, batch, cache)?;
+            let middle = middle(&engine, &guest, &batch, cache)?;
             for (index, what) in ["register", "remove"].into_iter().enumerate() {
                 let how = format!(
                     "engine's part of the stop, to {what} {count} function entries of {release} in a \
@@ -68,6 +68,14 @@ pub fn measure(image: &Image, release: &str) -> Result<Vec<Entry>, ScenarioError
         }
     }
     Ok(entries)
+}
+
+/// So many, evenly spread over as many as the largest batch has, so that batches of all sizes are alike in all else.
+fn spread(specs: &[ProbeSpec], count: usize) -> Option<Vec<ProbeSpec>> {
+    let most = BATCHES.into_iter().max()?;
+    let step = most.checked_div(count)?;
+    let some = specs.get(..most)?.iter().step_by(step).take(count);
+    Some(some.cloned().collect())
 }
 
 /// Microseconds to register a batch, and to remove it.

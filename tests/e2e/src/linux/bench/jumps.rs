@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vmprobe_client::v1::Optimizer;
 
-use super::{Figure, entries, rounded};
+use super::{Figure, entries, rounded, spread};
 use crate::context::Context;
 use crate::linux::guest::{Guest, VM, files, specs};
 use crate::linux::jumps::{is_jump, jump, settle};
@@ -309,7 +309,7 @@ pub async fn batches(
     let places = entries(&guest, most).await?;
     let mut last: Option<(usize, f64)> = None;
     for count in BATCHES {
-        let texts: Vec<&str> = places[..count].iter().map(String::as_str).collect();
+        let texts = spread(&places, count);
         let probes = guest.client.register_probes(VM, specs(&texts)?).await?;
         let before = optimizer(&guest).await?;
         guest.client.set_optimization(VM, true).await?;

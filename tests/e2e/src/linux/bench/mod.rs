@@ -282,7 +282,7 @@ async fn batches(
 
     let mut pauses = [BTreeMap::new(), BTreeMap::new()];
     for (count, rounds) in BATCHES {
-        let texts: Vec<&str> = places[..count].iter().map(String::as_str).collect();
+        let texts = spread(&places, count);
         let mut stopped = [Vec::new(), Vec::new()];
         for _ in 0..rounds {
             let batch = guest.client.register_batch(VM, specs(&texts)?).await?;
@@ -299,10 +299,18 @@ async fn batches(
     for (what, pauses) in ["register", "remove"].into_iter().zip(&pauses) {
         figures.extend(pause_figures(place, what, pauses));
     }
-    figures.push(stops(&guest, place, &places[..1000]).await?);
+    figures.push(stops(&guest, place, &spread(&places, 1000)).await?);
     guest.say("").await?;
     guest.console.report("done").await?;
     guest.finish().await
+}
+
+/// So many of these places, evenly spread, so that batches of all sizes are alike in all else: what is probed, how much
+/// of it the guest has executed, and how far one place is from the next in memory of which caches hold little.
+pub fn spread(places: &[String], count: usize) -> Vec<&str> {
+    let step = (places.len() / count).max(1);
+    let some = places.iter().step_by(step).take(count);
+    some.map(String::as_str).collect()
 }
 
 /// Function entries that can be probed.
@@ -371,9 +379,8 @@ fn pause_figures(
 }
 
 /// Stops for one batch: how many vCPUs were interrupted, against one pause by hand.
-async fn stops(guest: &Guest, place: &'static str, places: &[String]) -> Result<Figure, Failure> {
+async fn stops(guest: &Guest, place: &'static str, places: &[&str]) -> Result<Figure, Failure> {
     const ROUNDS: u64 = 10;
-    let texts: Vec<&str> = places.iter().map(String::as_str).collect();
     let count = async || {
         let vm = guest.client.get_vm(VM).await?;
         let stops = vm.stops.map(|stops| stops.count);
@@ -381,7 +388,7 @@ async fn stops(guest: &Guest, place: &'static str, places: &[String]) -> Result<
     };
     let before = count().await?;
     for _ in 0..ROUNDS {
-        let probes = guest.client.register_probes(VM, specs(&texts)?).await?;
+        let probes = guest.client.register_probes(VM, specs(places)?).await?;
         let ids = probes.iter().map(|probe| probe.id).collect();
         guest.client.unregister_probes(VM, ids, Vec::new()).await?;
     }
