@@ -249,13 +249,13 @@ impl Attendants {
         if let Some(probe) = probes.iter().find(taken) {
             return Err(AttendError::Attended(probe.id));
         }
-        self.any.store(true, Ordering::Release);
         for probe in probes {
             probe.set_attended(true);
             let (by, probe) = (Arc::clone(attendant), Arc::clone(probe));
             let id = probe.id;
             state.attendants.insert(id, Attendance { by, time, probe });
         }
+        self.note_any(&state);
         Ok(())
     }
 
@@ -267,9 +267,14 @@ impl Attendants {
     /// As [`Self::remove`]. Whether it was there.
     fn remove_from(&self, state: &mut State, attendant: &Arc<dyn Attendant>) -> bool {
         let was_there = state.remove(attendant);
-        self.any
-            .store(!state.attendants.is_empty(), Ordering::Release);
+        self.note_any(state);
         was_there
+    }
+
+    /// Notes for [`Self::are_any`] whether there are any.
+    fn note_any(&self, state: &State) {
+        let any = !state.attendants.is_empty();
+        self.any.store(any, Ordering::Release);
     }
 
     /// Takes the answer to a hit.

@@ -20,7 +20,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
     ) -> Option<Action> {
         let at = GuestVirtAddr(vcpu.registers().rip);
-        let plain = table.plain_site(at)?;
+        let (plain, site) = table.plain_site(at)?;
         if self.debugger.is_attached() || self.attendants.are_any() {
             return None;
         }
@@ -31,18 +31,16 @@ impl Engine {
         let outcome = match &*plain.way {
             // Nothing that is done here comes to the notice of the debug registers.
             Way::Emulate { compiled, .. } if table.watched.is_empty() => {
-                Some(emulate::run(compiled, memory, vcpu))
+                emulate::run(compiled, memory, vcpu)
             }
-            _ => None,
+            _ => Outcome::Step,
         };
-        match outcome {
-            Some(Outcome::Done) => Some(Action::Resume),
-            Some(Outcome::Halted) => Some(Action::Halt),
+        Some(match outcome {
+            Outcome::Done => Action::Resume,
+            Outcome::Halted => Action::Halt,
             // Nothing has changed.
-            Some(Outcome::Fault { .. } | Outcome::Step) | None => {
-                Some(self.pass(table.site(at)?, memory, vcpu))
-            }
-        }
+            Outcome::Fault { .. } | Outcome::Step => self.pass(site, memory, vcpu),
+        })
     }
 
     fn tell_plain(&self, plain: &PlainSite, vcpu: &dyn Vcpu) {

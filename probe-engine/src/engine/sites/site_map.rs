@@ -51,9 +51,10 @@ impl SiteMap {
         Some(&self.slot(at)?.site)
     }
 
-    /// What a hit looks at where a plain site is.
-    pub(crate) fn plain(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
-        self.slot(at)?.plain.as_ref()
+    /// What a hit looks at where a plain site is, and the site.
+    pub(crate) fn plain(&self, at: GuestVirtAddr) -> Option<(&PlainSite, &Arc<Site>)> {
+        let slot = self.slot(at)?;
+        Some((slot.plain.as_ref()?, &slot.site))
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<Site>> + Clone {
