@@ -164,14 +164,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns true if a hit takes no look at anything but registers, and nothing is done at it.
+    /// Returns true if a hit takes no look at anything but registers and the context, and nothing is done at it.
     pub(crate) fn are_plain(&self) -> bool {
         let Self {
             capture: _,
             condition,
             values,
             filter,
-            context,
+            context: _,
             stack,
             lossless: _,
             optimize: _,
@@ -180,7 +180,6 @@ impl Options {
         condition.is_empty()
             && values.is_empty()
             && filter.is_none()
-            && !context
             && *stack == 0
             && actions.is_empty()
     }

@@ -10,6 +10,7 @@ pub(crate) mod merge;
 pub(crate) mod missed;
 pub(crate) mod module_symbol;
 pub(crate) mod observe;
+pub(crate) mod of_task;
 pub(crate) mod plain;
 pub(crate) mod stack;
 pub(crate) mod step;

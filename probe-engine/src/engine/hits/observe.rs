@@ -2,28 +2,25 @@
 
 use std::sync::Arc;
 
-use guest_state::x86_64::paging::{PageTables, read_virt, read_virt_u64};
+use guest_state::x86_64::paging::{read_virt, read_virt_u64};
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc, Vcpu};
 
 use crate::engine::Engine;
 use crate::engine::actions::attendants::{Asked, AskedHits};
 use crate::engine::actions::moment::Moment;
+use crate::engine::hits::of_task::OfTask;
 use crate::engine::hits::stack::AsOf;
 use crate::engine::sites::probe::Probe;
 use crate::event::{Detail, Event, EventSink, Stack};
 use crate::filter::{Filter, Subject};
 use crate::probe::Options;
 use crate::value::{self, Bases, Encoder, Recorded, Taken};
-use guest_kernel::context::TaskContext;
 
 /// What is told of a hit besides registers.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
-    /// The address of the current task; 0 where it isn't looked at or not known.
-    task: u64,
-    context: Option<Box<TaskContext>>,
-    /// The page tables and the place of the CPU's variables; `None` where nobody asks for the context.
-    of_cpu: Option<(GuestVirtAddr, PageTables)>,
+    /// `None` where nobody asks for the context.
+    of_task: Option<OfTask>,
     stack: Stack,
     values: Recorded,
 }
@@ -102,16 +99,14 @@ impl Engine {
             **entry = wanted.take(entry);
         }
         let tsc = *tsc.get_or_insert_with(|| vcpu.tsc());
-        let time = |of_cpu| self.time(memory, of_cpu, tsc);
-        let event = Event {
-            flags: observed.of_cpu.map(|_| registers.rflags),
-            time_ns: observed.of_cpu.map_or(0, time),
-            task: observed.task,
-            context: observed.context,
+        let mut event = Event {
             stack: observed.stack,
             values: observed.values,
             ..Event::plain((probe.id, vcpu.id()), tsc, wanted.take(registers), detail)
         };
+        if let Some(of_task) = observed.of_task {
+            self.tell_task(&mut event, &of_task, registers.rflags, memory);
+        }
         if is_sent {
             self.merger.event(&event);
         }
@@ -128,7 +123,11 @@ impl Engine {
         detail: &Detail,
     ) -> Option<Observed> {
         if probe.is_plain {
-            return Some(Observed::default());
+            let context = probe.options.context;
+            return Some(Observed {
+                of_task: context.then(|| self.of_task(memory, vcpu)),
+                ..Observed::default()
+            });
         }
         let Options {
             values,
@@ -141,14 +140,8 @@ impl Engine {
             return Some(Observed::default());
         }
         let cpu = vcpu.id().0;
-        let control = vcpu.control().ok();
-        let tables = control.and_then(|control| control.page_tables().ok());
-        let variables = &self.kernel.variables;
-        let of_cpu = control.zip(tables);
-        let of_cpu = of_cpu.map(|(control, tables)| (GuestVirtAddr(control.gs_base), tables));
-        let found =
-            of_cpu.and_then(|(at, tables)| TaskContext::read(memory, tables, at, variables));
-        let (task, context) = found.map(|(task, context)| (task.0, context)).unzip();
+        let of_task = self.of_task(memory, vcpu);
+        let (task, tables) = (of_task.task, of_task.tables());
         let entry = match detail {
             Detail::Return { entry, .. } => Some(&**entry),
             _ => None,
@@ -169,7 +162,7 @@ impl Engine {
         }
         let values = encoder.end();
         let subject = |values: &[Taken]| {
-            let context = context.as_ref();
+            let context = of_task.context.as_ref();
             let holds = |filter: &Filter| {
                 filter.holds(&Subject {
                     values,
@@ -195,10 +188,8 @@ impl Engine {
             }
         };
         Some(Observed {
+            of_task: Some(of_task),
             stack,
-            task: task.unwrap_or(0),
-            context: context.map(Box::new),
-            of_cpu,
             values,
         })
     }

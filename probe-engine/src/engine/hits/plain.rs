@@ -27,7 +27,7 @@ impl Engine {
         end_resume(vcpu);
         plain.counters.exit();
         plain.counters.hit(1);
-        self.tell_plain(plain, vcpu);
+        self.tell_plain(plain, memory, vcpu);
         let outcome = match &*plain.way {
             // Nothing that is done here comes to the notice of the debug registers.
             Way::Emulate { compiled, .. } if table.watched.is_empty() => {
@@ -43,13 +43,17 @@ impl Engine {
         })
     }
 
-    fn tell_plain(&self, plain: &PlainSite, vcpu: &dyn Vcpu) {
-        let Some(wanted) = plain.capture.fetches().filter(|_| self.merger.is_wanted()) else {
+    fn tell_plain(&self, plain: &PlainSite, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
+        let Some(told) = plain.told.filter(|_| self.merger.is_wanted()) else {
             return;
         };
-        let registers = wanted.take(vcpu.registers());
+        let registers = *vcpu.registers();
         let of = (plain.probe, vcpu.id());
-        let event = Event::plain(of, vcpu.tsc(), registers, Detail::Pre);
+        let mut event = Event::plain(of, vcpu.tsc(), told.registers.take(&registers), Detail::Pre);
+        if told.context {
+            let of_task = self.of_task(memory, vcpu);
+            self.tell_task(&mut event, &of_task, registers.rflags, memory);
+        }
         self.merger.event(&event);
     }
 }

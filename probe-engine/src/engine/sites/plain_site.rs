@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::engine::sites::hit_counters::HitCounters;
 use crate::engine::sites::site::{Site, Way};
-use crate::probe::{Capture, ProbeId, ProbeKind};
+use crate::fetch::Fetches;
+use crate::probe::{ProbeId, ProbeKind};
 
-/// A site of whose int3 one probe is told, which asks for nothing but registers or a count, and whose instruction the
-/// engine carries out. That is what most breakpoints are.
+/// A site of whose int3 one probe is told, which asks for nothing but registers and the context or a count, and whose
+/// instruction the engine carries out. That is what most breakpoints are.
 ///
 /// All that its hits look at is here, and none of the site or the probe: with thousands of sites, each of these is in
 /// memory and not in the processor's caches, and fetching it takes as long as all of the hit's work.
@@ -15,8 +16,16 @@ use crate::probe::{Capture, ProbeId, ProbeKind};
 pub(crate) struct PlainSite {
     pub(crate) way: Arc<Way>,
     pub(crate) probe: ProbeId,
-    pub(crate) capture: Capture,
+    /// `None` where hits are only counted.
+    pub(crate) told: Option<Told>,
     pub(crate) counters: HitCounters,
+}
+
+/// What an event of a plain site has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Told {
+    pub(crate) registers: Fetches,
+    pub(crate) context: bool,
 }
 
 impl PlainSite {
@@ -35,7 +44,10 @@ impl PlainSite {
         is_plain.then(|| Self {
             way: Arc::clone(&site.way),
             probe: probe.id,
-            capture: probe.capture,
+            told: probe.capture.fetches().map(|registers| Told {
+                registers,
+                context: probe.options.context,
+            }),
             counters: probe.counters().clone(),
         })
     }

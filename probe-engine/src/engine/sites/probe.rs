@@ -51,7 +51,7 @@ pub(crate) struct Probe {
     pub(crate) kind: ProbeKind,
     /// Somebody is asked at each hit.
     attended: AtomicBool,
-    /// Its options ask for nothing but an event with registers, or a count.
+    /// Its options ask for nothing but an event with registers and the context, or a count.
     pub(crate) is_plain: bool,
     /// As in the options.
     pub(crate) capture: Capture,

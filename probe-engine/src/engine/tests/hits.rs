@@ -7,7 +7,8 @@ use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepE
 
 use crate::engine::{Attendant, HeldHit};
 
-use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, vcpu_at};
+use super::ended;
+use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
 
 const IF: u64 = 1 << 9;
 
@@ -81,28 +82,54 @@ impl Attendant for Idle {
     fn dropped(&self) {}
 }
 
-/// All that comes of a hit with RF set. An attendant at another probe has it looked at in full.
-fn hit_of(place: &str, in_full: bool, is_watched: bool) -> impl PartialEq + std::fmt::Debug {
-    let f = Fixture::with_arena();
-    let id = f.probe(place).id;
+/// How a hit is looked at.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    in_full: bool,
+    is_watched: bool,
+    context: bool,
+}
+
+/// All that comes of a task's hit with RF set. An attendant at another probe has it looked at in full.
+fn hit_of(place: &str, look: Look) -> impl PartialEq + std::fmt::Debug {
+    const PID: u32 = 40;
+    let f = Fixture::with_arena_and(|kernel| {
+        ended::know(kernel);
+        kernel.variables.pid = Some(PID);
+    });
+    let mut spec = spec(place);
+    spec.options.context = look.context;
+    let id = f.engine.register(&f.guest(), &[spec]).unwrap()[0].id;
     let other = f.probe("other=after_empty").id;
     let attendant: Arc<dyn Attendant> = Arc::new(Idle);
-    if in_full {
+    if look.in_full {
         let patience = Duration::from_secs(600);
         f.engine.attend(&[other], patience, &attendant).unwrap();
     }
-    if is_watched {
+    if look.is_watched {
         f.probe("table/8");
     }
     let mut vcpu = vcpu_at(0);
+    ended::next(&f, &mut vcpu);
+    f.set_word(ended::task(0).0 + u64::from(PID), 77);
     vcpu.registers.rip = f.info(id).address.0;
     vcpu.registers.rflags |= RF;
     (vcpu.registers.rbx, vcpu.registers.rbp) = (STACK + 0x40, 0x77);
     let action = f.trap(&mut vcpu);
+    let events = f.events();
+    for event in &events {
+        let pid = event.context.as_ref().map(|context| context.pid);
+        let told = (pid, event.task, event.flags);
+        let expected = match look.context {
+            true => (Some(77), ended::task(0).0, Some(event.registers.rflags)),
+            false => (None, 0, None),
+        };
+        assert_eq!(told, expected, "{place}");
+    }
     let info = f.info(id);
     let memory = f.bytes_at(STACK - 0x40, 0x100);
     let counts = (info.hits, info.exits, info.missed);
-    (action, vcpu.registers, f.events(), counts, memory)
+    (action, vcpu.registers, events, counts, memory)
 }
 
 #[test]
@@ -125,10 +152,16 @@ fn a_plain_site_s_hit_comes_to_what_it_comes_to_when_looked_at_in_full() {
         "copied+0x2",
         "framed+0x5",
     ] {
-        for is_watched in [false, true] {
-            let at_a_glance = hit_of(place, false, is_watched);
-            let in_full = hit_of(place, true, is_watched);
-            assert_eq!(at_a_glance, in_full, "{place}");
+        for (is_watched, context) in [(false, false), (false, true), (true, false), (true, true)] {
+            let hit = |in_full| {
+                let look = Look {
+                    in_full,
+                    is_watched,
+                    context,
+                };
+                hit_of(place, look)
+            };
+            assert_eq!(hit(false), hit(true), "{place}");
         }
     }
 }
