@@ -5,7 +5,9 @@ use guest_state::testing::TestVcpu;
 use guest_state::x86_64::flags::RF;
 use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, Tsc, VcpuId};
 
+use crate::action::HitAction;
 use crate::engine::{Attendant, HeldHit};
+use crate::probe::{Capture, Options};
 
 use super::ended;
 use super::fixture::{ALONE, Fixture, PHYS, STACK, TEXT, spec, vcpu_at};
@@ -164,6 +166,25 @@ fn a_plain_site_s_hit_comes_to_what_it_comes_to_when_looked_at_in_full() {
             assert_eq!(hit(false), hit(true), "{place}");
         }
     }
+}
+
+#[test]
+fn a_site_is_plain_unless_its_probe_asks_for_more_than_registers_and_context() {
+    let is_plain = |ask: fn(&mut Options)| {
+        let f = Fixture::new();
+        let mut spec = spec("plain");
+        ask(&mut spec.options);
+        let id = f.engine.register(&f.guest(), &[spec]).unwrap()[0].id;
+        let at = f.info(id).address;
+        f.engine.table().plain_site(at).is_some()
+    };
+    assert!(is_plain(|_| {}));
+    assert!(is_plain(|options| options.context = true));
+    assert!(is_plain(|options| options.capture = Capture::Count));
+    assert!(!is_plain(|options| options.stack = 1));
+    assert!(!is_plain(|options| {
+        options.actions = [HitAction::Override { value: 1 }].into();
+    }));
 }
 
 #[test]
