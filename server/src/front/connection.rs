@@ -19,6 +19,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
 use super::counters::{ConnectionCount, CountedConnection};
+use super::drain::Written;
 use super::tls;
 use super::unix_socket::UnixSocket;
 use crate::access::Reloaded;
@@ -98,6 +99,7 @@ pub struct Connection {
     counted: Option<CountedConnection>,
     /// Among those that there may be.
     place: Option<OwnedSemaphorePermit>,
+    written: Written,
 }
 
 #[derive(Debug)]
@@ -134,6 +136,7 @@ pub struct ConnectionLimit {
     most: usize,
     places: Arc<Semaphore>,
     refused: Arc<Semaphore>,
+    written: Written,
 }
 
 impl ConnectionLimit {
@@ -144,7 +147,13 @@ impl ConnectionLimit {
             most,
             places: semaphore(most),
             refused: semaphore(REFUSED),
+            written: Written::default(),
         }
+    }
+
+    /// What the clients of all connections have taken.
+    pub fn written(&self) -> &Written {
+        &self.written
     }
 
     /// Gives a connection a place, or has its calls be refused ([`Peer::TooMany`]); none where there are too many of
@@ -154,6 +163,7 @@ impl ConnectionLimit {
             Ok(connection) => connection,
             failed => return Some(failed),
         };
+        connection.written = self.written.clone();
         if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
             connection.place = Some(place);
         } else {
@@ -235,6 +245,7 @@ async fn local(socket: &UnixSocket) -> io::Result<Connection> {
         stream: Stream::Unix(stream),
         counted: None,
         place: None,
+        written: Written::default(),
     })
 }
 
@@ -251,6 +262,7 @@ async fn plain(listener: &TcpListener) -> io::Result<Connection> {
         stream: Stream::Tcp(stream),
         counted: None,
         place: None,
+        written: Written::default(),
     })
 }
 
@@ -273,6 +285,7 @@ async fn handshake(
         stream: Stream::Tls(Box::new(stream)),
         counted: None,
         place: None,
+        written: Written::default(),
     })
 }
 
@@ -280,6 +293,12 @@ impl Connection {
     /// Who is at the other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    fn note(&self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.written.add(*bytes);
+        }
     }
 
     fn stream(self: Pin<&mut Self>) -> Pin<&mut dyn Both> {
@@ -308,19 +327,23 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(cx, bytes)
+        let written = self.as_mut().stream().poll_write(cx, bytes);
+        self.note(&written);
+        written
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write_vectored(cx, parts)
+        let written = self.as_mut().stream().poll_write_vectored(cx, parts);
+        self.note(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

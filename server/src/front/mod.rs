@@ -16,6 +16,7 @@ mod connection;
 mod counters;
 mod deadline;
 mod declared;
+mod drain;
 mod host;
 mod images;
 mod measure;

@@ -28,6 +28,7 @@ use super::connection::{self, ConnectionLimit};
 use super::counters::Counters;
 use super::deadline::Deadlines;
 use super::declared;
+use super::drain::{Patience, drain};
 use super::host::Host;
 use super::images::Images;
 use super::measure::Measure;
@@ -44,8 +45,12 @@ use crate::images::ImageStore;
 use crate::limits;
 use crate::services::{self, Consoles, Debuggers, Events, Hits, Probes, Sessions, Symbols};
 
-/// How long clients may take to read the ends of their streams when the server ends.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How long clients may take to read the ends of their streams when the server ends. The service manager waits for
+/// longer (deploy/systemd/vmprobed.service).
+const DRAIN: Patience = Patience {
+    next: Duration::from_secs(2),
+    all: Duration::from_secs(20),
+};
 
 /// A client that answers no ping for so long has gone; its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -135,7 +140,7 @@ impl Server {
         let vms = Arc::clone(&self.vms);
         let counters = Counters::new();
         let router = router(&vms, self.authorize.clone(), &counters).await?;
-        let (drain, drained) = oneshot::channel::<()>();
+        let (close, closed) = oneshot::channel::<()>();
         let (_accepting, connections) =
             connection::incoming(self.calls.listeners, &counters.connections("grpc"));
         let sends_metrics = self.telemetry.sends(Signal::Metrics);
@@ -152,10 +157,11 @@ impl Server {
         let mut watched = watch.serve(self.metrics.listeners);
         declared::make(&vms, self.declared);
         let limit = ConnectionLimit::new(self.vms.settings().limits.connections);
+        let written = limit.written().clone();
         let incoming = ReceiverStream::new(connections).filter_map(move |next| limit.admit(next));
         let serving = router.serve_with_incoming_shutdown(incoming, async {
             // Dropped unsent when this future goes first.
-            let _ = drained.await;
+            let _ = closed.await;
         });
         tokio::pin!(serving);
         tokio::select! {
@@ -175,11 +181,9 @@ impl Server {
         }
         killed.join_all().await;
         // Fails when serving is over already.
-        let _ = drain.send(());
+        let _ = close.send(());
         // What a client doesn't read by then, it has lost.
-        tokio::time::timeout(DRAIN, serving)
-            .await
-            .unwrap_or(Ok(()))?;
+        drain(serving, DRAIN, || written.bytes()).await?;
         telemetry.end_metrics().await;
         // Who looks at VMs keeps their processes.
         watched.shutdown().await;
