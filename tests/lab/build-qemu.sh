@@ -40,9 +40,12 @@ echo 'CONFIG_Q35=y' >configs/devices/x86_64-softmmu/lab.mak
 PATH="$work/venv/bin:$PATH"
 mkdir "$work/build"
 cd "$work/build"
+# Without the checks of casts and the wiping of registers and variables, and optimized as a whole, the emulated CPU takes
+# 3 to 9 % less time.
 ../src/configure --python="$work/venv/bin/python3" --ninja="$work/venv/bin/ninja" \
     --target-list=x86_64-softmmu --without-default-features --enable-tcg --enable-fdt=system \
-    --without-default-devices --with-devices-x86_64=lab --disable-debug-info \
+    --without-default-devices --with-devices-x86_64=lab --disable-debug-info --disable-qom-cast-debug --enable-lto \
+    -Doptimization=3 --extra-cflags='-fzero-call-used-regs=skip -ftrivial-auto-var-init=uninitialized' \
     --disable-docs --disable-tools --disable-guest-agent --disable-install-blobs
 
 step 'compile'
