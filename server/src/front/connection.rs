@@ -240,13 +240,7 @@ async fn shake(config: Arc<ServerConfig>, stream: TcpStream, address: SocketAddr
 async fn local(socket: &UnixSocket) -> io::Result<Connection> {
     let (stream, _) = socket.listener.accept().await?;
     let uid = stream.peer_cred().ok().map(|peer| peer.uid());
-    Ok(Connection {
-        peer: Peer::Local { uid },
-        stream: Stream::Unix(stream),
-        counted: None,
-        place: None,
-        written: Written::default(),
-    })
+    Ok(Connection::new(Peer::Local { uid }, Stream::Unix(stream)))
 }
 
 async fn tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
@@ -257,13 +251,10 @@ async fn tcp(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
 
 async fn plain(listener: &TcpListener) -> io::Result<Connection> {
     let (stream, address) = tcp(listener).await?;
-    Ok(Connection {
-        peer: Peer::PlainText(address),
-        stream: Stream::Tcp(stream),
-        counted: None,
-        place: None,
-        written: Written::default(),
-    })
+    Ok(Connection::new(
+        Peer::PlainText(address),
+        Stream::Tcp(stream),
+    ))
 }
 
 async fn handshake(
@@ -277,19 +268,23 @@ async fn handshake(
         Some(certificate) => tls::names(certificate)?,
         None => Vec::new(),
     };
-    Ok(Connection {
-        peer: Peer::Tls {
-            address,
-            names: names.into(),
-        },
-        stream: Stream::Tls(Box::new(stream)),
-        counted: None,
-        place: None,
-        written: Written::default(),
-    })
+    let names = names.into();
+    let peer = Peer::Tls { address, names };
+    Ok(Connection::new(peer, Stream::Tls(Box::new(stream))))
 }
 
 impl Connection {
+    /// One that is neither counted nor admitted yet.
+    fn new(peer: Peer, stream: Stream) -> Self {
+        Self {
+            peer,
+            stream,
+            counted: None,
+            place: None,
+            written: Written::default(),
+        }
+    }
+
     /// Who is at the other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
