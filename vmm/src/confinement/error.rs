@@ -9,7 +9,7 @@ use thiserror::Error;
 pub enum ConfinementError {
     /// A filter of ours is wrong: a bug.
     #[error("the filter of system calls of a thread is wrong: {0}")]
-    Filter(String),
+    Filter(seccompiler::BackendError),
     /// The host's kernel takes no filter.
     #[error(
         "this host's kernel takes no filter of system calls ({0}): build it with CONFIG_SECCOMP_FILTER, or start \

@@ -43,23 +43,6 @@ impl Role {
         Self::Starter,
     ];
 
-    /// The rules of its filter beside those of every thread, in JSON.
-    pub(super) fn rules(self) -> &'static str {
-        match self {
-            Self::Vcpu => include_str!("filters/vcpu.json"),
-            Self::Engine => include_str!("filters/engine.json"),
-            Self::End => include_str!("filters/end.json"),
-            Self::Block => include_str!("filters/block.json"),
-            Self::Network => include_str!("filters/network.json"),
-            Self::FileSystem => include_str!("filters/file_system.json"),
-            Self::Vsock => include_str!("filters/vsock.json"),
-            Self::Entropy => include_str!("filters/entropy.json"),
-            Self::Console => include_str!("filters/console.json"),
-            Self::Service => include_str!("filters/service.json"),
-            Self::Starter => include_str!("filters/starter.json"),
-        }
-    }
-
     /// Whether the calls of another role are allowed to this one as well: those of threads that it starts, as they are
     /// within its filter, and those of devices that write their last when they are taken apart.
     pub(super) fn includes(self, other: Self) -> bool {
