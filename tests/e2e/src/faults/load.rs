@@ -1,5 +1,6 @@
 //! A guest that makes 100,000 events a second, and whether each of them is told or counted as lost.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -16,7 +17,7 @@ pub const RATE: f64 = 100_000.0;
 /// Probes at the one instruction, each of which makes an event of a hit: as many as the rate takes here.
 const PROBES: [usize; 3] = [16, 64, 256];
 /// Events by which a rate is measured.
-const MEASURED: u64 = 40_000;
+const MEASURED: u64 = 10_000;
 /// Where the guest counts.
 pub const COUNT: u64 = DATA;
 
@@ -67,6 +68,8 @@ pub fn specs(count: usize) -> Result<Vec<ProbeSpec>, Failure> {
 pub struct Follower {
     pub stream: EventStream,
     probes: Vec<Probe>,
+    /// Which of them has an id.
+    numbers: HashMap<u64, u64>,
     /// The pass of the first event, and the place behind the last one, in events from there.
     first: Option<u64>,
     place: u64,
@@ -77,9 +80,11 @@ pub struct Follower {
 impl Follower {
     /// Follows probes of which none has been hit yet.
     pub fn new(stream: EventStream, probes: Vec<Probe>) -> Self {
+        let numbers = probes.iter().map(|probe| probe.id).zip(0..).collect();
         Self {
             stream,
             probes,
+            numbers,
             first: None,
             place: 0,
             events: 0,
@@ -161,13 +166,10 @@ impl Follower {
     fn place_of(&mut self, event: &Event) -> Result<u64, Failure> {
         let pass = event.registers.map_or(0, |registers| registers.rbx);
         let first = *self.first.get_or_insert(pass);
-        let number = self
-            .probes
-            .iter()
-            .position(|probe| probe.id == event.probe_id);
+        let number = self.numbers.get(&event.probe_id);
         let number = number.ok_or_else(|| wrong!("an event of probe {}", event.probe_id))?;
         check!(pass >= first, "pass {pass} behind {first}");
-        Ok((pass - first) * self.probes.len() as u64 + number as u64)
+        Ok((pass - first) * self.probes.len() as u64 + number)
     }
 
     /// That all events of each pass came or were told as lost: none of a pass is missing at the end.
