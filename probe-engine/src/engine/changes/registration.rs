@@ -9,6 +9,7 @@ use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::changes::registry::Registry;
 use crate::engine::placement::locate::Located;
 use crate::engine::placement::target::Target;
+use crate::engine::sites::additions::Additions;
 use crate::engine::sites::hit_counters::HitCounters;
 use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::table::Table;
@@ -79,6 +80,7 @@ impl Engine {
     ) -> Result<Vec<Arc<Probe>>, BatchError> {
         let mut names = Names::new(registry);
         let mut added = Vec::with_capacity(specs.len());
+        let mut additions = Additions::default();
         let counters = HitCounters::of_batch(specs.len());
         for ((index, spec), counters) in specs.iter().enumerate().zip(counters) {
             let refused = |error| BatchError {
@@ -110,13 +112,14 @@ impl Engine {
             let probe = Arc::new(probe);
             table.switches.add(id, spec);
             if let Some((site, exits)) = sites {
-                table.add(site, Arc::clone(&probe));
+                additions.add(site, Arc::clone(&probe));
                 for site in exits {
-                    table.add(site, Arc::clone(&probe));
+                    additions.add(site, Arc::clone(&probe));
                 }
             }
             added.push(probe);
         }
+        additions.put_into(table);
         Ok(added)
     }
 

@@ -66,7 +66,10 @@ impl Registry {
             return;
         };
         if let Entry::Occupied(mut named) = self.names.entry(Arc::clone(&probe.name)) {
-            named.get_mut().retain(|other| *other != id);
+            // They are in the order of their numbers.
+            if let Ok(index) = named.get().binary_search(&id) {
+                named.get_mut().remove(index);
+            }
             if named.get().is_empty() {
                 named.remove();
             }

@@ -94,13 +94,16 @@ impl Engine {
         let mut registry = Registry::clone(&before.registry);
         let mut table = Table::clone(&before.table);
         for probe in &removed {
-            for at in probe.places() {
-                table.change(at, |site| {
-                    site.probes.retain(|other| other.id != probe.id);
-                });
-            }
             registry.remove(probe.id);
             table.switches.forget(probe.id);
+        }
+        // Each site once, however many of its probes go.
+        let places: BTreeSet<_> = removed.iter().flat_map(|it| it.places()).collect();
+        for at in places {
+            table.change(at, |site| {
+                let stays = |probe: &mut Arc<Probe>| registry.get(probe.id).is_some();
+                site.probes.retain(stays);
+            });
         }
         self.release_milestones(&mut table, registry.probes());
         let watched = table.watch(registry.probes());

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::engine::changes::plan::{Generation, Plan};
 use crate::engine::placement::body::KernelBody;
 use crate::engine::placement::locate::Located;
+use crate::engine::sites::additions::Additions;
 use crate::engine::sites::probe::{Presence, Probe};
 use crate::engine::sites::site::{Milestone, Site};
 use crate::engine::sites::table::Table;
@@ -318,16 +319,18 @@ impl Engine {
         let before = self.generation_of(&registry);
         let mut table = Table::clone(&before.table);
         let kprobes = self.known_kprobes(memory);
+        let mut additions = Additions::default();
         for probe in waiting {
             let body = loaded.body(memory, &before.table, &kprobes);
             match self.locate(memory, &body, &probe.place, probe.kind) {
                 Ok(located) => {
                     probe.put(located.spot);
-                    table.add(located.site, Arc::clone(probe));
+                    additions.add(located.site, Arc::clone(probe));
                 }
                 Err(error) => probe.set_reason(&error.to_string()),
             }
         }
+        additions.put_into(&mut table);
         self.apply_running(memory, before, table);
     }
 }

@@ -1,5 +1,6 @@
 //! Where probes are: the probes, the instructions that they are on, and the table of these that traps look at.
 
+pub(crate) mod additions;
 pub(crate) mod departed;
 pub(crate) mod foresight;
 pub(crate) mod guest_kprobes;

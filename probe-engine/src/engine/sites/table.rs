@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::engine::sites::jump::{Jump, Verdict};
 use crate::engine::sites::plain_site::PlainSite;
 use crate::engine::sites::probe::Probe;
-use crate::engine::sites::site::{Milestone, Site};
+use crate::engine::sites::site::{Milestone, Probes, Site};
 use crate::engine::sites::site_map::SiteMap;
 use crate::engine::sites::switches::Switches;
 
@@ -110,13 +110,13 @@ impl Table {
         self.sites.insert(site);
     }
 
-    /// Puts a probe on an instruction.
-    pub(crate) fn add(&mut self, site: Site, probe: Arc<Probe>) {
+    /// Puts probes on an instruction.
+    pub(crate) fn add(&mut self, site: Site, probes: Probes) {
         let mut site = match self.site(site.virt) {
             Some(known) => Site::clone(known),
             None => site,
         };
-        site.probes.push(probe);
+        site.probes.extend(probes);
         self.insert(site);
     }
 
