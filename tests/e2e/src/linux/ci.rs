@@ -76,7 +76,8 @@ vcpus = 2
 probe = ["p:early start_kernel"]
 "#;
 
-/// The jobs of a kernel with `KUnit`, KASAN and lockdep, which has faults to order (drivers/misc/lkdtm).
+/// The jobs of a kernel with `KUnit`, KASAN and lockdep, which has faults to order (drivers/misc/lkdtm). Those that hang
+/// end when a watchdog has noticed, however long that takes.
 const FAULTS: &str = r#"
 [defaults]
 memory = 256
@@ -101,12 +102,12 @@ allow = ["warning"]
 [tests.lock]
 root = "root"
 run = "mount -t debugfs none /sys/kernel/debug; echo SPINLOCKUP > /sys/kernel/debug/provoke-crash/DIRECT"
-timeout = "30s"
+append = ["softlockup_panic=1"]
 
 [tests.hung]
 root = "root"
 run = "mount -t debugfs none /sys/kernel/debug; echo HUNG_TASK > /sys/kernel/debug/provoke-crash/DIRECT"
-timeout = "40s"
+append = ["hung_task_panic=1"]
 "#;
 
 /// Runs `vmprobe ci` in a folder.
