@@ -8,7 +8,8 @@ use crate::test::{Needs, Test};
 pub enum Part {
     /// All tests.
     All,
-    /// All but [`THOROUGH`] ones; in `lab-intel` only [`EVERYDAY_INTEL`] of those with Linux guests.
+    /// All but [`THOROUGH`] ones; in `lab-intel` only [`EVERYDAY_INTEL`] of those with Linux guests, and none of
+    /// [`LONG_WITHOUT_KVM`].
     Everyday,
     /// What [`Self::Everyday`] leaves out of [`Self::All`].
     Rest,
@@ -130,6 +131,21 @@ const EVERYDAY_INTEL: &[&str] = &[
     "a_job_of_ci_fetches_a_file_of_the_host_s_through_a_tap",
 ];
 
+/// Tests without any KVM that take long on an emulated CPU. They say nothing of a lab's KVM, and `lab-amd` shows them
+/// every day.
+const LONG_WITHOUT_KVM: &[&str] = &[
+    "files_that_are_not_ordinary_are_refused_at_once_however_many_ask",
+    "the_vmlinux_of_each_kernel_tells_the_version_that_its_bzimage_tells",
+    "functions_without_the_cpu_s_gs_base_are_no_place_for_a_jump_in_either_kernel",
+    "the_tables_of_6_1_name_what_its_code_has_there",
+    "the_tables_of_6_12_name_what_its_code_has_there",
+    "a_link_that_is_swapped_in_while_a_vm_is_made_leads_out_of_no_folder",
+    "clients_name_files_below_the_owner_s_folders_and_learn_of_no_other_file",
+    "without_folders_only_the_server_s_own_user_names_files_of_its_host",
+    "each_client_has_images_of_its_own_and_sends_none_twice",
+    "devices_that_can_not_be_had_are_refused_and_leave_nothing_behind",
+];
+
 /// Tests in which several vCPUs, or the host's threads and vCPUs, meet at one place.
 const INTERLEAVED: &[&str] = &[
     "with_4_vcpus_of_6_12_and_3_clients_hits_are_what_the_guest_s_tracer_counts",
@@ -157,9 +173,11 @@ impl Part {
         }
         match self {
             Self::All => true,
-            Self::Everyday if place == Place::LabIntel => {
-                test.needs != Needs::Linux || is_in(EVERYDAY_INTEL)
-            }
+            Self::Everyday if place == Place::LabIntel => match test.needs {
+                Needs::None => !is_in(LONG_WITHOUT_KVM),
+                Needs::Linux => is_in(EVERYDAY_INTEL),
+                Needs::Tiny | Needs::Host => true,
+            },
             Self::Everyday => !is_in(THOROUGH),
             Self::Rest => !Self::Everyday.has(test, place),
             Self::Interleaved => is_in(INTERLEAVED),
@@ -173,12 +191,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_are_those_of_tests_with_linux_guests() {
-        let all = [EVERYDAY_INTEL, INTERLEAVED, INTERLEAVED_FOR_LONG, THOROUGH];
-        for name in all.into_iter().flatten() {
-            let found = crate::tests().find(|test| test.name == *name);
-            let needs = found.map(|test| test.needs);
-            assert_eq!(needs, Some(Needs::Linux), "{name}");
+    fn the_names_are_those_of_tests_that_need_what_the_lists_are_of() {
+        let needs = |name: &str| {
+            let found = crate::tests().find(|test| test.name == name);
+            found.map(|test| test.needs)
+        };
+        let linux = [EVERYDAY_INTEL, INTERLEAVED, INTERLEAVED_FOR_LONG, THOROUGH];
+        for name in linux.into_iter().flatten() {
+            assert_eq!(needs(name), Some(Needs::Linux), "{name}");
+        }
+        for name in LONG_WITHOUT_KVM {
+            assert_eq!(needs(name), Some(Needs::None), "{name}");
         }
     }
 
