@@ -80,6 +80,7 @@ const THOROUGH: &[&str] = &[
     "debian_with_systemd_boots_from_its_disk_to_a_login_under_probes_on_1_vcpu",
     "the_debian_package_is_installed_upgraded_removed_and_purged_with_its_service",
     "a_shell_on_the_virtio_console_of_6_1_gets_all_input_and_shows_all_output",
+    "disks_and_entropy_of_6_12_work_while_probes_are_jumps",
 ];
 
 /// Tests with Linux guests that run in `lab-intel` every day: one of each row at least, and what has to do with what
@@ -127,8 +128,6 @@ const EVERYDAY_INTEL: &[&str] = &[
     "folders_of_the_host_s_are_mounted_by_6_12_while_probes_are_jumps",
     "each_thread_of_a_vm_is_confined_to_what_it_is_for",
     "a_job_of_ci_runs_on_a_disk_image_that_stays_as_it_is",
-    "a_shell_on_the_virtio_console_of_6_12_gets_all_input_and_shows_all_output",
-    "a_job_of_ci_fetches_a_file_of_the_host_s_through_a_tap",
 ];
 
 /// Tests without any KVM that take long on an emulated CPU. They say nothing of a lab's KVM, and `lab-amd` shows them

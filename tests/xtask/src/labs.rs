@@ -164,7 +164,7 @@ impl Part {
         match (self, name) {
             (Self::All, Name::Amd) => 7,
             (Self::All, Name::Intel) => 10,
-            (Self::Everyday, Name::Amd) => 3,
+            (Self::Everyday, Name::Amd) => 4,
             (Self::Rest, Name::Amd) => 3,
             (Self::Rest, Name::Intel) => 7,
             (Self::Everyday, Name::Intel) | (Self::Interleaved | Self::EverydayInterleaved, _) => 1,
@@ -410,9 +410,10 @@ mod tests {
             line(&options(false, None)),
             [
                 "lab-intel Everyday",
-                "lab-amd 1/3 Everyday",
-                "lab-amd 2/3 Everyday",
-                "lab-amd 3/3 Everyday",
+                "lab-amd 1/4 Everyday",
+                "lab-amd 2/4 Everyday",
+                "lab-amd 3/4 Everyday",
+                "lab-amd 4/4 Everyday",
                 "lab-intel EverydayInterleaved",
             ]
         );
@@ -478,7 +479,10 @@ mod tests {
             machines.map(|machine| machine.monitor).collect()
         };
         let mut options = options(false, None);
-        assert_eq!(with(&options, Name::Amd, false), [true, false, false]);
+        assert_eq!(
+            with(&options, Name::Amd, false),
+            [true, false, false, false]
+        );
         assert_eq!(with(&options, Name::Intel, false), [true, false]);
         assert_eq!(with(&options, Name::Amd, true), [false]);
         options.rest = true;
