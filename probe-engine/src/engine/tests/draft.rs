@@ -33,6 +33,26 @@ fn a_drafted_batch_is_registered_as_one_that_was_not() {
 }
 
 #[test]
+fn tens_of_thousands_of_probes_at_one_place_come_and_go_in_their_order() {
+    // So many that they'd take minutes if each of them looked at all others.
+    const COUNT: usize = 100_000;
+    let f = Fixture::new();
+    let before = f.probe("plain").id;
+    let specs: Vec<_> = (0..COUNT)
+        .map(|number| spec(&format!("of{number}={}", ["plain", "framed"][number % 2])))
+        .collect();
+    let probes = f.register_drafted(&mut f.engine.draft(&*f.memory, &specs));
+    let ids = probes.iter().map(|probe| probe.id);
+    let (some, go): (Vec<_>, Vec<_>) =
+        ids.partition(|id| (id.0 - probes[0].id.0).is_multiple_of(1000));
+    let stay: Vec<_> = [before].into_iter().chain(some).collect();
+    f.unregister(&go);
+    f.trap(&mut vcpu_at(9));
+    let told: Vec<_> = f.events().iter().map(|event| event.probe).collect();
+    assert_eq!(told, stay);
+}
+
+#[test]
 fn copies_are_made_before_the_guest_stops() {
     let f = Fixture::with_arena();
     let specs = [spec("copied")];
