@@ -94,7 +94,7 @@ pub fn static_programs<const N: usize>(programs: [Program; N]) -> Result<[PathBu
     }
     build
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        // At an address of their own, too: with nothing to relocate a program starts in half the time there.
+        // At an address of their own, too, so that a program has nothing to relocate when it starts.
         .env(
             "RUSTFLAGS",
             "-C target-feature=+crt-static -C relocation-model=static",

@@ -70,11 +70,7 @@ fn kernel(pace: i32) -> Result<Vec<u8>, Failure> {
 }
 
 /// A guest that goes through `body`, if it isn't held.
-async fn run_guest(
-    (client, kernel): (&Client, &Path),
-    name: &str,
-    hold: bool,
-) -> Result<(), Failure> {
+async fn run_guest(client: &Client, kernel: &Path, name: &str, hold: bool) -> Result<(), Failure> {
     let request = CreateVmRequest {
         name: name.into(),
         kernel: kernel.to_string_lossy().into_owned(),
@@ -172,9 +168,9 @@ fn traced(cx: &Context) -> TestResult {
     cx.block_on(async {
         let (one, two) = (server(cx, &sockets[0])?, server(cx, &sockets[1])?);
         let clients = [one.client().await?, two.client().await?];
-        run_guest((&clients[0], kernel), "web-1", false).await?;
-        run_guest((&clients[1], kernel), "web-2", false).await?;
-        run_guest((&clients[1], kernel), "db", true).await?;
+        run_guest(&clients[0], kernel, "web-1", false).await?;
+        run_guest(&clients[1], kernel, "web-2", false).await?;
+        run_guest(&clients[1], kernel, "db", true).await?;
         let mut trace = Trace::start(cx, folder)?;
         trace.until("one")?;
         trace.until("two")?;
@@ -196,7 +192,7 @@ fn traced(cx: &Context) -> TestResult {
         trace.until("one")?;
         let two = server(cx, &sockets[1])?;
         let client = two.client().await?;
-        run_guest((&client, kernel), "web-2", false).await?;
+        run_guest(&client, kernel, "web-2", false).await?;
         // Events from before may still be on their way.
         while notes()?.matches("two/web-2: 1 probes").count() < 2 {
             trace.next()?;
