@@ -8,14 +8,14 @@
 //! kernel that has none. It reads a stack by a function of the caller's, so that it can be the guest's memory,
 //! or what was copied of it ([`CapturedStack`]). Neither tables nor stacks are trusted: a trace always ends.
 //!
-//! What the kernel knows and is not looked for here: which addresses are the stacks of this CPU or task, and
-//! where ftrace has copies of its own code (`ftrace_ops_trampoline`). For the latter, as for compiled BPF
-//! programs, a frame pointer is assumed, as the kernel does for BPF.
+//! What the kernel knows and is not looked for here: which addresses are the stacks of this CPU or task. For
+//! compiled BPF programs a frame pointer is assumed, as the kernel does.
 
 mod entry;
 mod error;
 mod format;
 mod frame_pointer;
+mod ftrace;
 mod modules;
 mod orc;
 mod pt_regs;

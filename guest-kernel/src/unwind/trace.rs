@@ -71,8 +71,10 @@ pub type FindForeign<'a> =
 
 /// What a walk of a stack reads.
 pub struct Surroundings<'a> {
-    /// How the kernel's memory is read.
+    /// How the stack is read, and what of the task belongs to it.
     pub memory: &'a mut ReadWord<'a>,
+    /// How the kernel's own data is read, as it is now.
+    pub kernel: &'a mut ReadWord<'a>,
     /// What an address stands for that isn't in the kernel's code. The second address is where that return
     /// address is on the stack, or was before it was returned to: 8 below the stack pointer.
     pub foreign: &'a mut FindForeign<'a>,

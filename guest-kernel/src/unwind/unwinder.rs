@@ -13,6 +13,7 @@ use crate::symbols::Symbols;
 
 use super::entry::OrcEntry;
 use super::error::OrcError;
+use super::ftrace::FtraceTrampolines;
 use super::modules::{ModuleOrcError, ModuleOrcs};
 use super::orc::Orc;
 use super::replaced::Replaced;
@@ -31,6 +32,7 @@ pub struct Unwinder {
     pub(super) layout: Option<ModuleOrcs>,
     pub(super) modules: Vec<LoadedModule>,
     pub(super) replaced: Replaced,
+    pub(super) ftrace: Option<FtraceTrampolines>,
 }
 
 #[derive(Debug, Clone)]
@@ -56,6 +58,7 @@ impl Unwinder {
             image: Orc::from_image(image, symbols, btf)?.map(Arc::new),
             layout: btf.and_then(|btf| ModuleOrcs::new(btf).ok()),
             replaced: Replaced::find(symbols, btf),
+            ftrace: FtraceTrampolines::find(symbols, btf),
             ..Self::by_frame_pointers(symbols)
         })
     }
@@ -68,6 +71,7 @@ impl Unwinder {
             layout: None,
             modules: Vec::new(),
             replaced: Replaced::default(),
+            ftrace: None,
         }
     }
 

@@ -49,6 +49,7 @@ pub(super) struct Walk<'a, 'b> {
     pub(super) around: Surroundings<'b>,
     pub(super) at: Place,
     cursors: Cursors,
+    ftrace_users: u32,
     switches: u32,
     pub(super) guessed: bool,
 }
@@ -66,6 +67,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                 interrupted: Interrupted::Whole(Whole::Known(*start)),
             },
             cursors: Cursors::default(),
+            ftrace_users: 0,
             switches: 0,
             guessed: false,
         };
@@ -164,10 +166,18 @@ impl<'a, 'b> Walk<'a, 'b> {
         if at.0 == 0 {
             return OrcEntry::CALLED;
         }
-        self.unwinder.find(at).unwrap_or_else(|| {
+        let of_tables = self.unwinder.find(at);
+        of_tables.or_else(|| self.of_copied(at)).unwrap_or_else(|| {
             self.guessed = true;
             OrcEntry::FRAME_POINTER
         })
+    }
+
+    /// What the tables say of the original of code that ftrace has copied.
+    fn of_copied(&mut self, at: GuestVirtAddr) -> Option<OrcEntry> {
+        let trampolines = self.unwinder.ftrace?;
+        let original = trampolines.original(at, &mut self.ftrace_users, self.around.kernel)?;
+        self.unwinder.find(original)
     }
 
     /// The caller's stack pointer, or where the registers of what was interrupted are.

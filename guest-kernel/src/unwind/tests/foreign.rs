@@ -22,6 +22,7 @@ fn walk_with(
 ) -> StackTrace {
     let around = Surroundings {
         memory: &mut |at| words.read(at),
+        kernel: &mut |_| None,
         foreign: &mut |at, asked, _| {
             let is_it = at.0 == address;
             assert!(!is_it || asked.0 == slot, "{asked}");
@@ -125,6 +126,7 @@ fn an_interrupt_in_code_that_was_put_between_came_in_before_what_comes_next() {
         ])));
         let around = Surroundings {
             memory: &mut |at| words.read(at),
+            kernel: &mut |_| None,
             foreign: &mut |at, slot, read| {
                 assert_eq!(read(GuestVirtAddr(STACK)), Some(TEXT + INTERRUPT + 4));
                 (at.0 == OURS + 0x40 && slot.0 == STACK + 0x1f8).then_some(inserted)
@@ -149,6 +151,7 @@ fn code_that_was_put_between_leads_to_what_a_replaced_return_address_was() {
         .put(STACK + 0x300, &[TEXT + OUTERMOST + 1]);
     let around = Surroundings {
         memory: &mut |at| words.read(at),
+        kernel: &mut |_| None,
         foreign: &mut |at, slot, _| match (at.0, slot.0) {
             (OURS, at) if at == STACK + 0x1f8 => Some(Foreign::Inserted {
                 original: GuestVirtAddr(OURS + 8),

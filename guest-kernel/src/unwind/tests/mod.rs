@@ -8,6 +8,7 @@ use guest_state::x86_64::paging::PageTables;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers};
 
 use super::format::{Bits, ENTRY_LEN, Format, Numbers};
+use super::ftrace::FtraceTrampolines;
 use super::modules::ModuleOrcs;
 use super::orc::RawOrc;
 use super::replaced::Replaced;
@@ -20,6 +21,7 @@ use crate::symbols::Symbols;
 mod foreign;
 mod formats;
 mod frame_pointers;
+mod ftrace;
 mod modules;
 mod random;
 mod replaced;
@@ -106,6 +108,7 @@ pub(super) fn unwinder(table: Option<Orc>) -> Unwinder {
         layout: None,
         modules: Vec::new(),
         replaced: Replaced::default(),
+        ftrace: None,
     }
 }
 
@@ -187,6 +190,7 @@ pub(super) fn at(offset: u64, rsp: u64, rbp: u64) -> Registers {
 pub(super) fn walk(unwinder: &Unwinder, words: &Words, start: &Registers) -> StackTrace {
     let around = Surroundings {
         memory: &mut |at| words.read(at),
+        kernel: &mut |_| None,
         foreign: &mut |_, _, _| None,
         task: None,
     };

@@ -73,6 +73,7 @@ proptest! {
                 reads += 1;
                 captured.read(at)
             },
+            kernel: &mut |_| None,
             foreign: &mut |_, _, _| None,
             task: None,
         };
@@ -84,6 +85,7 @@ proptest! {
         // Less was wanted: the same, cut off.
         let around = Surroundings {
             memory: &mut |at| captured.read(at),
+            kernel: &mut |_| None,
             foreign: &mut |_, _, _| None,
             task: None,
         };

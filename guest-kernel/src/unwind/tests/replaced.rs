@@ -73,6 +73,7 @@ fn trace(unwinder: &Unwinder, words: &Words, task: Option<u64>) -> StackTrace {
             reads += 1;
             words.read(at)
         },
+        kernel: &mut |_| None,
         foreign: &mut |_, _, _| None,
         task: task.map(GuestVirtAddr),
     };
@@ -219,6 +220,7 @@ fn trampolines_of_the_kernel_and_others_can_replace_each_other() {
         let words = list(words, &[(node.wrapping_sub(TEXT), STACK)]);
         let around = Surroundings {
             memory: &mut |at| words.read(at),
+            kernel: &mut |_| None,
             foreign: &mut |at, _, _| {
                 (at.0 == ours).then_some(Foreign::Returned {
                     original: GuestVirtAddr(foreign),

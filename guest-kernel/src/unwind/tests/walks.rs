@@ -340,6 +340,7 @@ fn a_trace_is_no_longer_than_wanted_or_than_any_stack() {
     ] {
         let around = Surroundings {
             memory: &mut everywhere,
+            kernel: &mut |_| None,
             foreign: &mut |_, _, _| None,
             task: None,
         };
@@ -360,6 +361,7 @@ fn a_captured_piece_of_a_stack_is_unwound_to_its_end() {
         };
         let around = Surroundings {
             memory: &mut |at| stack.read(at),
+            kernel: &mut |_| None,
             foreign: &mut |_, _, _| None,
             task: None,
         };

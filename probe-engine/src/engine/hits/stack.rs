@@ -4,6 +4,7 @@
 //! unwound when it is read.
 
 use guest_kernel::unwind::{Foreign, ReadWord, StackTrace, Surroundings, TraceEnd, Unwinder};
+use guest_state::x86_64::paging::read_virt_u64;
 use guest_state::{GuestMemory, GuestVirtAddr, Registers, Tsc};
 
 use crate::arena::{TRAMPOLINE, is_ours};
@@ -73,9 +74,12 @@ impl Engine {
             };
             Some(Foreign::Copy { original, pushed })
         };
+        let tables = self.last_tables.get();
+        let mut kernel = |at| read_virt_u64(memory, tables?, at).ok();
         let mut unwind = |unwinder: &Unwinder| {
             let around = Surroundings {
                 memory: &mut *read,
+                kernel: &mut kernel,
                 foreign: &mut foreign,
                 task: task.map(GuestVirtAddr),
             };

@@ -100,6 +100,7 @@ pub fn tables() -> impl Iterator<Item = &'static [Test]> {
         tracer::large::TESTS,
         tracer::modules::TESTS,
         tracer::stacks::TESTS,
+        tracer::stacks_copied::TESTS,
         tracer::stacks_followed::TESTS,
         tracer::pointers::TESTS,
         tracer::selftests::TESTS,

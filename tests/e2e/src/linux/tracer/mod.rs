@@ -8,6 +8,7 @@ pub mod modules;
 pub mod pointers;
 pub mod selftests;
 pub mod stacks;
+pub mod stacks_copied;
 pub mod stacks_followed;
 mod tables;
 pub mod verdicts;

@@ -394,7 +394,7 @@ fn at_returns(cx: &Context, jump: bool) -> TestResult {
 
 /// The functions that addresses are in, each asked for once: an interrupt has the same ones again and again.
 #[derive(Default)]
-struct Symbols {
+pub(super) struct Symbols {
     known: BTreeMap<u64, Symbol>,
 }
 
@@ -409,7 +409,7 @@ impl Symbols {
     /// The functions by the addresses themselves, as the guest's trace does (`seq_print_ip_sym` in
     /// `kernel/trace/trace_output.c`): one behind an interrupt's entry may be a function's first. Also how many of
     /// them are in [`MODULE`].
-    async fn functions(&mut self, guest: &Guest, stack: &[u64]) -> (Stack, usize) {
+    pub(super) async fn functions(&mut self, guest: &Guest, stack: &[u64]) -> (Stack, usize) {
         let mut functions = Vec::new();
         let mut of_module = 0;
         for address in stack {
