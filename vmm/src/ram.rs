@@ -9,7 +9,7 @@ use rustix::mm::Advice;
 use thiserror::Error;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MemoryRegionAddress, MmapRegion, VolatileMemory, VolatileSlice,
+    GuestRegionMmap, MmapRegion, VolatileMemory, VolatileSlice,
 };
 
 use crate::x86_64::layout;
@@ -40,8 +40,9 @@ pub(crate) struct RamConfig {
 /// guest uses them.
 #[derive(Clone, Debug)]
 pub struct GuestRam {
-    /// The region at address 0, which has nearly all of what a hit reads and writes: found without a search.
-    low: Arc<GuestRegionMmap>,
+    /// The mapping of the region at address 0, which has nearly all of what a hit reads and writes: found without a
+    /// search.
+    low: Arc<MmapRegion>,
     /// What the guest is told about.
     known: Arc<GuestMemoryMmap>,
     /// The same and the arena.
@@ -160,7 +161,7 @@ impl GuestRam {
             regions.push(region(start.0, len)?);
         }
         Ok(Self {
-            low,
+            low: low.get_mmap(),
             known,
             all: collection(&regions)?,
             arena,
@@ -198,9 +199,10 @@ impl GuestRam {
 
     /// Memory that is in one region.
     fn slice(&self, at: GuestPhysAddr, len: usize) -> Option<VolatileSlice<'_>> {
-        match self.low.get_slice(MemoryRegionAddress(at.0), len) {
-            Ok(slice) => Some(slice),
-            Err(_) => self.all.get_slice(GuestAddress(at.0), len).ok(),
+        let offset = usize::try_from(at.0).ok();
+        match offset.map(|offset| self.low.get_slice(offset, len)) {
+            Some(Ok(slice)) => Some(slice),
+            _ => self.all.get_slice(GuestAddress(at.0), len).ok(),
         }
     }
 
