@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use vmprobe_client::v1::Optimizer;
+use vmprobe_client::v1::{Optimizer, Probe};
 
 use super::{Figure, entries, rounded, spread};
 use crate::context::Context;
@@ -11,13 +11,11 @@ use crate::linux::guest::{Guest, VM, files, specs};
 use crate::linux::jumps::{is_jump, jump, settle};
 use crate::test::{Failure, check, wrong};
 
-/// The function, the call that leads to it, and how often it is made in each of so many rounds. It begins
-/// with a long `mov`: the kernel makes jumps only of kprobes on what is easily executed elsewhere.
+/// The function, and the call that leads to it. It begins with a long `mov`: the kernel makes jumps only of kprobes on
+/// what is easily executed elsewhere.
 const FUNCTION: &str = "__x64_sys_umask";
 const CALL: &str = "umask";
-const CALLS: u64 = 10_000;
-const ROUNDS: u64 = 15;
-/// Fewer, as each costs an exit.
+/// Calls of a block with a breakpoint: fewer than of others, as each costs an exit.
 const BREAKPOINT_CALLS: u64 = 1000;
 
 /// Calls of a block in a comparison with the guest's own probe, whose records fill a ring ten times and
@@ -28,7 +26,7 @@ const LONG_BLOCK: u64 = 300_000;
 const BLOCK: u64 = 10_000;
 /// The same with stacks: up to 2,097 bytes each.
 const STACK_BLOCK: u64 = 2000;
-/// Rounds of a comparison, each of six blocks; the first warms up.
+/// Rounds of a comparison; the first warms up.
 const ABBA_ROUNDS: usize = 9;
 
 /// Jumps of a batch.
@@ -43,30 +41,9 @@ pub async fn hits(
     figures: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
     let mut guest = Guest::new(cx, files::BZIMAGE_6_12, 1).await?;
-    let client = guest.client.clone();
-    let unregister = async |ids| client.unregister_probes(VM, ids, Vec::new()).await;
-    let unprobed = time(&mut guest, CALLS).await?;
-
-    let probe = guest
-        .probes(&[&format!("full={FUNCTION}")])
-        .await?
-        .remove(0);
-    jump(&guest, "full").await?;
-    let full = time(&mut guest, CALLS).await? - unprobed;
-    let recorded = guest.listed("full").await?;
-    let exits = recorded.exits - probe.exits;
-    guest.client.set_optimization(VM, false).await?;
-    let breakpoint = time(&mut guest, BREAKPOINT_CALLS).await? - unprobed;
-    guest.client.set_optimization(VM, true).await?;
-    unregister(vec![probe.id]).await?;
-
-    let counting = guest
-        .probes(&[&format!("p:count {FUNCTION} count")])
-        .await?
-        .remove(0);
-    jump(&guest, "count").await?;
-    let count = time(&mut guest, CALLS).await? - unprobed;
-    unregister(vec![counting.id]).await?;
+    let probe = guest.probe(&format!("p:full {FUNCTION}")).await?;
+    guest.remove(&["full"]).await?;
+    let costs = costs(&mut guest).await?;
 
     // The second argument of the system call is a text of the process, and `di` has all of its registers.
     const NAME: &str = "name=+0(+104(%di)):ustring";
@@ -122,12 +99,19 @@ pub async fn hits(
     }
     guest.finish().await?;
 
+    let Costs {
+        unprobed,
+        full,
+        count,
+        breakpoint,
+        exits,
+        hits,
+    } = costs;
     let note = format!(
         "a hit above the unprobed call ({unprobed:.0} ns): our jump with a full record {full:.0} ns, one \
-         that counts {count:.0} ns, our breakpoint {breakpoint:.0} ns; medians of {ROUNDS} rounds; {} of \
-         {} records found the ring full",
-        recorded.missed,
-        recorded.hits + recorded.missed,
+         that counts {count:.0} ns, our breakpoint {breakpoint:.0} ns; medians of {} rounds of two blocks each, of \
+         {BLOCK} calls and of {BREAKPOINT_CALLS} with the breakpoint",
+        ABBA_ROUNDS - 1
     );
     let figure = |id, value: f64, unit, how: &str, note: String| Figure {
         id,
@@ -141,28 +125,76 @@ pub async fn hits(
         "BN06",
         breakpoint / full.max(1.0),
         "ratio",
-        "breakpoint / jump with full record, same instruction, same guest",
+        "breakpoint / jump with full record, same instruction, same guest, blocks in turn",
         note,
     ));
     figures.push(figure(
         "JP01",
-        exits as f64 / (2 * CALLS * ROUNDS) as f64,
+        exits as f64 / hits as f64,
         "exits/hit",
         "exits a hit of a jump; counted",
-        format!("{} hits", 2 * CALLS * ROUNDS),
+        format!("{hits} hits"),
     ));
     Ok(())
 }
 
-/// Nanoseconds a call, the median of some rounds. There are as many before them, in which each page of a
-/// ring is touched for the first time. Our rings are empty before each: the records of one have room.
-async fn time(guest: &mut Guest, calls: u64) -> Result<f64, Failure> {
-    let mut times = Vec::new();
-    for _ in 0..2 * ROUNDS {
-        times.extend(rounds(guest, calls, 1).await?);
-        guest.client.list_probes(VM).await?;
+/// What our probes cost a call, in nanoseconds: medians above the unprobed call's.
+struct Costs {
+    unprobed: f64,
+    /// A jump with all registers.
+    full: f64,
+    /// A jump that counts.
+    count: f64,
+    breakpoint: f64,
+    /// Exits of all hits of jumps.
+    exits: u64,
+    hits: u64,
+}
+
+/// Measures jumps and breakpoints at the same place, in blocks whose order goes there and back: what drifts meanwhile is
+/// in all sums.
+async fn costs(guest: &mut Guest) -> Result<Costs, Failure> {
+    const ORDER: [usize; 8] = [0, 1, 2, 3, 3, 2, 1, 0];
+    let (mut exits, mut hits) = (0, 0);
+    let mut all: [Vec<f64>; 4] = Default::default();
+    for round in 0..ABBA_ROUNDS {
+        let mut sums = [0.0; 4];
+        for kind in ORDER {
+            sums[kind] += match kind {
+                0 => block(guest, BLOCK, "").await?,
+                3 => breakpoint_block(guest).await?.time,
+                _ => {
+                    let asked = if kind == 1 { "" } else { "count" };
+                    let of_jump = jump_block(guest, BLOCK, asked).await?;
+                    exits += of_jump.exits;
+                    hits += BLOCK;
+                    of_jump.time
+                }
+            };
+        }
+        if round > 0 {
+            let [unprobed, ..] = sums;
+            for (kind, (all, sum)) in all.iter_mut().zip(sums).enumerate() {
+                let beside = if kind == 0 { 0.0 } else { unprobed };
+                all.push((sum - beside) / 2.0);
+            }
+        }
     }
-    median(&times, calls)
+    let [unprobed, full, count, breakpoint] = all.each_mut().map(|all| middle(all));
+    Ok(Costs {
+        unprobed,
+        full,
+        count,
+        breakpoint,
+        exits,
+        hits,
+    })
+}
+
+/// The median.
+fn middle(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// What the comparison with the guest's own probe came to.
@@ -213,7 +245,7 @@ async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Fail
         for whose in ABBA {
             sums[whose as usize] += match whose {
                 Whose::Nobodys => block(guest, calls, "").await?,
-                Whose::Ours => our_block(guest, calls, blocks.ours).await?,
+                Whose::Ours => jump_block(guest, calls, blocks.ours).await?.time,
                 Whose::TheGuests => {
                     block(guest, LONG_BLOCK, &format!(" at={}", blocks.own)).await?
                 }
@@ -234,12 +266,8 @@ async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Fail
                 .for_each(|(all, cost)| all.push(cost));
         }
     }
-    let middle = |values: &mut Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
     let ratio = middle(&mut ratios);
-    let [ours, own] = all.each_mut().map(middle);
+    let [ours, own] = all.each_mut().map(|all| middle(all));
     let note = format!(
         "above the unprobed call, medians: ours {ours:.0} ns, the guest's own, [OPTIMIZED], {own:.0} ns; the \
          ratio is the median of {} rounds ({:.2} to {:.2}) of two blocks each, of {calls} calls of ours and \
@@ -252,18 +280,42 @@ async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Fail
     Ok(Compared { ratio, note })
 }
 
-/// Nanoseconds a call in a block with our jump.
-async fn our_block(guest: &mut Guest, calls: u64, asked: &str) -> Result<f64, Failure> {
+/// A block with our probe.
+struct OurBlock {
+    /// Nanoseconds a call.
+    time: f64,
+    /// Exits of all its hits.
+    exits: u64,
+}
+
+/// A block with our jump, which asks for this besides.
+async fn jump_block(guest: &mut Guest, calls: u64, asked: &str) -> Result<OurBlock, Failure> {
     guest.probe(&format!("p:full {FUNCTION} {asked}")).await?;
     let before = jump(guest, "full").await?;
+    our_block(guest, calls, before).await
+}
+
+/// A block with our breakpoint.
+async fn breakpoint_block(guest: &mut Guest) -> Result<OurBlock, Failure> {
+    guest.client.set_optimization(VM, false).await?;
+    let before = guest.probe(&format!("p:full {FUNCTION}")).await?;
+    let measured = our_block(guest, BREAKPOINT_CALLS, before).await?;
+    guest.client.set_optimization(VM, true).await?;
+    Ok(measured)
+}
+
+async fn our_block(guest: &mut Guest, calls: u64, before: Probe) -> Result<OurBlock, Failure> {
     let time = block(guest, calls, "").await?;
-    let removed = guest.remove(&["full"]).await?;
-    let told = (removed[0].hits - before.hits, removed[0].missed);
+    let removed = guest.remove(&["full"]).await?.remove(0);
+    let told = (removed.hits - before.hits, removed.missed);
     check!(
         told == (calls, 0),
-        "void: {told:?} hits and misses of our jump in {calls} calls"
+        "void: {told:?} hits and misses of our probe in {calls} calls"
     );
-    Ok(time)
+    Ok(OurBlock {
+        time,
+        exits: removed.exits - before.exits,
+    })
 }
 
 /// Nanoseconds a call in a block; with a probe of the guest's own if it is told where.
@@ -278,22 +330,6 @@ async fn block(guest: &mut Guest, calls: u64, own: &str) -> Result<f64, Failure>
     let time = done["ns"][0].as_f64();
     let time = time.ok_or_else(|| wrong!("the guest told no time: {done}"))?;
     Ok(time / calls as f64)
-}
-
-async fn rounds(guest: &mut Guest, calls: u64, rounds: u64) -> Result<Vec<f64>, Failure> {
-    let work = format!("timed syscall={CALL} count={calls} rounds={rounds}");
-    let done = guest.work(&work).await?;
-    let times = done["ns"].as_array().into_iter().flatten();
-    Ok(times.filter_map(serde_json::Value::as_f64).collect())
-}
-
-/// The median of the later rounds, for each call.
-fn median(times: &[f64], calls: u64) -> Result<f64, Failure> {
-    let mut times = times.get(ROUNDS as usize..).unwrap_or_default().to_vec();
-    times.sort_by(f64::total_cmp);
-    let median = times.get(times.len() / 2);
-    let median = median.ok_or_else(|| wrong!("the guest told too few times"))?;
-    Ok(median / calls as f64)
 }
 
 /// How long the stop is in which a batch becomes jumps.
