@@ -1,22 +1,14 @@
 //! What a thread that serves a disk calls.
 
 use libc::{
-    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_fallocate, SYS_fcntl,
-    SYS_fdatasync, SYS_fstat, SYS_fsync, SYS_ftruncate, SYS_io_uring_enter, SYS_lseek, SYS_pread64,
-    SYS_preadv, SYS_pwrite64, SYS_pwritev, SYS_statx, SYS_timerfd_create, SYS_timerfd_settime,
+    SYS_fallocate, SYS_fdatasync, SYS_fstat, SYS_fsync, SYS_ftruncate, SYS_io_uring_enter,
+    SYS_lseek, SYS_pread64, SYS_preadv, SYS_pwrite64, SYS_pwritev, SYS_statx, SYS_timerfd_create,
+    SYS_timerfd_settime,
 };
 
 use super::rule::Rule;
 
 pub(super) const RULES: &[Rule] = &[
-    Rule::any(
-        SYS_epoll_create1,
-        "the worker waits for doorbells and timers",
-    ),
-    Rule::any(SYS_epoll_ctl, "the worker waits for doorbells and timers"),
-    Rule::any(SYS_epoll_wait, "the worker waits for doorbells and timers"),
-    Rule::any(SYS_eventfd2, "the worker's own events"),
-    Rule::any(SYS_fcntl, "files are duplicated"),
     Rule::any(SYS_timerfd_create, "rate limits"),
     Rule::any(SYS_timerfd_settime, "rate limits"),
     Rule::any(

@@ -1,27 +1,21 @@
 //! What a thread that serves a shared folder calls.
 
 use libc::{
-    SYS_capget, SYS_capset, SYS_copy_file_range, SYS_dup, SYS_epoll_create1, SYS_epoll_ctl,
-    SYS_epoll_wait, SYS_eventfd2, SYS_faccessat, SYS_faccessat2, SYS_fallocate, SYS_fchmod,
-    SYS_fchmodat, SYS_fchownat, SYS_fcntl, SYS_fdatasync, SYS_fgetxattr, SYS_flistxattr, SYS_flock,
-    SYS_fremovexattr, SYS_fsetxattr, SYS_fstat, SYS_fstatfs, SYS_fsync, SYS_ftruncate,
-    SYS_getdents64, SYS_getegid, SYS_geteuid, SYS_getgid, SYS_getuid, SYS_getxattr, SYS_linkat,
-    SYS_listxattr, SYS_lseek, SYS_mkdirat, SYS_mknodat, SYS_name_to_handle_at, SYS_newfstatat,
-    SYS_open_by_handle_at, SYS_openat, SYS_openat2, SYS_pread64, SYS_preadv, SYS_preadv2,
-    SYS_pwrite64, SYS_pwritev, SYS_pwritev2, SYS_readlinkat, SYS_readv, SYS_removexattr,
-    SYS_renameat, SYS_renameat2, SYS_setgroups, SYS_setresgid, SYS_setresuid, SYS_setxattr,
-    SYS_statfs, SYS_statx, SYS_symlinkat, SYS_syncfs, SYS_umask, SYS_unlinkat, SYS_utimensat,
-    SYS_writev,
+    SYS_capget, SYS_capset, SYS_copy_file_range, SYS_dup, SYS_faccessat, SYS_faccessat2,
+    SYS_fallocate, SYS_fchmod, SYS_fchmodat, SYS_fchownat, SYS_fdatasync, SYS_fgetxattr,
+    SYS_flistxattr, SYS_flock, SYS_fremovexattr, SYS_fsetxattr, SYS_fstat, SYS_fstatfs, SYS_fsync,
+    SYS_ftruncate, SYS_getdents64, SYS_getegid, SYS_geteuid, SYS_getgid, SYS_getuid, SYS_getxattr,
+    SYS_linkat, SYS_listxattr, SYS_lseek, SYS_mkdirat, SYS_mknodat, SYS_name_to_handle_at,
+    SYS_newfstatat, SYS_open_by_handle_at, SYS_openat, SYS_openat2, SYS_pread64, SYS_preadv,
+    SYS_preadv2, SYS_pwrite64, SYS_pwritev, SYS_pwritev2, SYS_readlinkat, SYS_readv,
+    SYS_removexattr, SYS_renameat, SYS_renameat2, SYS_setgroups, SYS_setresgid, SYS_setresuid,
+    SYS_setxattr, SYS_statfs, SYS_statx, SYS_symlinkat, SYS_syncfs, SYS_umask, SYS_unlinkat,
+    SYS_utimensat, SYS_writev,
 };
 
 use super::rule::Rule;
 
 pub(super) const RULES: &[Rule] = &[
-    Rule::any(SYS_epoll_create1, "the worker waits for doorbells and stop"),
-    Rule::any(SYS_epoll_ctl, "the worker waits for doorbells and stop"),
-    Rule::any(SYS_epoll_wait, "the worker waits for doorbells and stop"),
-    Rule::any(SYS_eventfd2, "the worker's own events"),
-    Rule::any(SYS_fcntl, "files are duplicated"),
     Rule::any(SYS_openat, "files of the share, by landlock within it"),
     Rule::any(SYS_openat2, "files of the share, by landlock within it"),
     Rule::any(SYS_open_by_handle_at, "files of the share"),

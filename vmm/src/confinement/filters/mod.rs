@@ -2,13 +2,13 @@
 
 mod block;
 mod condition;
-mod console;
+mod device_worker;
 mod end;
 mod engine;
-mod entropy;
 mod every;
 mod file_system;
 mod network;
+mod new_thread;
 mod rule;
 mod service;
 mod starter;
@@ -69,25 +69,27 @@ fn compile(role: Role) -> Result<BpfProgram, BackendError> {
 fn rules(role: Role) -> impl Iterator<Item = &'static Rule> {
     let included = Role::ALL.into_iter();
     let included = included.filter(move |other| role.includes(*other));
-    let own = own(role).iter().chain(included.flat_map(own));
-    every::RULES.iter().chain(own)
+    every::RULES
+        .iter()
+        .chain(own(role))
+        .chain(included.flat_map(own))
 }
 
 /// The rules of a role beside those of every thread.
-fn own(role: Role) -> &'static [Rule] {
-    match role {
-        Role::Vcpu => vcpu::RULES,
-        Role::Engine => engine::RULES,
-        Role::End => end::RULES,
-        Role::Block => block::RULES,
-        Role::Network => network::RULES,
-        Role::FileSystem => file_system::RULES,
-        Role::Vsock => vsock::RULES,
-        Role::Entropy => entropy::RULES,
-        Role::Console => console::RULES,
-        Role::Service => service::RULES,
-        Role::Starter => starter::RULES,
-    }
+fn own(role: Role) -> impl Iterator<Item = &'static Rule> {
+    let tables: &[&[Rule]] = match role {
+        Role::Vcpu => &[vcpu::RULES],
+        Role::Engine => &[engine::RULES],
+        Role::End => &[end::RULES],
+        Role::Block => &[device_worker::RULES, block::RULES],
+        Role::Network => &[device_worker::RULES, network::RULES],
+        Role::FileSystem => &[device_worker::RULES, file_system::RULES],
+        Role::Vsock => &[device_worker::RULES, vsock::RULES],
+        Role::Entropy | Role::Console => &[device_worker::RULES],
+        Role::Service => &[new_thread::RULES, service::RULES],
+        Role::Starter => &[new_thread::RULES, starter::RULES],
+    };
+    tables.iter().copied().flatten()
 }
 
 #[cfg(test)]
@@ -104,13 +106,11 @@ mod tests {
 
     #[test]
     fn no_role_repeats_a_rule_of_every_role_or_of_its_own() {
-        let calls = |rules: &[Rule]| {
-            let free = rules.iter().filter(|rule| rule.condition.is_none());
-            free.map(|rule| rule.call).collect::<Vec<_>>()
-        };
-        let every = calls(every::RULES);
+        let is_free = |rule: &&Rule| rule.condition.is_none();
+        let every = every::RULES.iter().filter(is_free);
+        let every: Vec<_> = every.map(|rule| rule.call).collect();
         for role in Role::ALL {
-            let own = calls(own(role));
+            let own: Vec<_> = own(role).filter(is_free).map(|rule| rule.call).collect();
             for (index, call) in own.iter().enumerate() {
                 let is_new = !every.contains(call) && !own[..index].contains(call);
                 assert!(is_new, "{role:?} repeats {call}");

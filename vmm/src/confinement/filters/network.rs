@@ -1,8 +1,7 @@
 //! What a thread that serves a network device calls.
 
 use libc::{
-    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_fcntl, SYS_ioctl,
-    SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_sendmsg, SYS_sendto, SYS_shutdown,
+    SYS_ioctl, SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_sendmsg, SYS_sendto, SYS_shutdown,
     SYS_timerfd_create, SYS_timerfd_settime, SYS_writev,
 };
 
@@ -10,14 +9,6 @@ use super::condition::Condition;
 use super::rule::Rule;
 
 pub(super) const RULES: &[Rule] = &[
-    Rule::any(
-        SYS_epoll_create1,
-        "the worker waits for doorbells and frames",
-    ),
-    Rule::any(SYS_epoll_ctl, "the worker waits for doorbells and frames"),
-    Rule::any(SYS_epoll_wait, "the worker waits for doorbells and frames"),
-    Rule::any(SYS_eventfd2, "the worker's own events"),
-    Rule::any(SYS_fcntl, "files are duplicated"),
     Rule::any(SYS_timerfd_create, "rate limits"),
     Rule::any(SYS_timerfd_settime, "rate limits"),
     Rule::any(SYS_readv, "frames from a tap"),

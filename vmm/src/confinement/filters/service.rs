@@ -1,11 +1,10 @@
 //! What threads that answer the calls of clients call.
 
 use libc::{
-    SYS_clone, SYS_clone3, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2,
-    SYS_fcntl, SYS_fstat, SYS_getcwd, SYS_getpeername, SYS_getsockname, SYS_getsockopt, SYS_ioctl,
-    SYS_lseek, SYS_newfstatat, SYS_openat, SYS_prctl, SYS_prlimit64, SYS_readlink, SYS_readv,
-    SYS_recvfrom, SYS_recvmsg, SYS_rseq, SYS_sched_getaffinity, SYS_sendmsg, SYS_sendto,
-    SYS_set_robust_list, SYS_shutdown, SYS_socketpair, SYS_statx, SYS_writev,
+    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_fcntl, SYS_fstat,
+    SYS_getcwd, SYS_getpeername, SYS_getsockname, SYS_getsockopt, SYS_ioctl, SYS_lseek,
+    SYS_newfstatat, SYS_openat, SYS_prctl, SYS_readlink, SYS_readv, SYS_recvfrom, SYS_recvmsg,
+    SYS_sendmsg, SYS_sendto, SYS_shutdown, SYS_socketpair, SYS_statx, SYS_writev,
 };
 
 use super::condition::Condition;
@@ -35,19 +34,6 @@ pub(super) const RULES: &[Rule] = &[
         "registers of stopped vCPUs",
     ),
     Rule::only(SYS_ioctl, Condition::FIONBIO, "sockets don't block"),
-    Rule::any(SYS_clone3, "threads for what blocks"),
-    Rule::only(
-        SYS_clone,
-        Condition::NEW_THREAD,
-        "the same, where a sandbox around the process lacks clone3, as RestrictNamespaces= of systemd",
-    ),
-    Rule::any(SYS_set_robust_list, "a thread begins"),
-    Rule::any(SYS_rseq, "a thread begins"),
-    Rule::any(
-        SYS_sched_getaffinity,
-        "a thread's stack, and the number of CPUs",
-    ),
-    Rule::any(SYS_prlimit64, "a thread's stack"),
     Rule::any(
         SYS_openat,
         "the number of CPUs (control groups), and the backtrace of a panic; landlock keeps it from others",

@@ -1,23 +1,14 @@
 //! What the thread that serves the socket device calls.
 
 use libc::{
-    SYS_accept4, SYS_connect, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2,
-    SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_openat, SYS_readv, SYS_recvfrom, SYS_recvmsg,
-    SYS_sendmsg, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_writev,
+    SYS_accept4, SYS_connect, SYS_getsockopt, SYS_ioctl, SYS_openat, SYS_readv, SYS_recvfrom,
+    SYS_recvmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_writev,
 };
 
 use super::condition::Condition;
 use super::rule::Rule;
 
 pub(super) const RULES: &[Rule] = &[
-    Rule::any(
-        SYS_epoll_create1,
-        "the worker waits for doorbells and sockets",
-    ),
-    Rule::any(SYS_epoll_ctl, "the worker waits for doorbells and sockets"),
-    Rule::any(SYS_epoll_wait, "the worker waits for doorbells and sockets"),
-    Rule::any(SYS_eventfd2, "the worker's own events"),
-    Rule::any(SYS_fcntl, "files are duplicated"),
     Rule::any(SYS_accept4, "processes of the host connect"),
     Rule::only(
         SYS_socket,
