@@ -28,7 +28,7 @@ mod net;
 mod pci;
 mod queue;
 mod rate;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 #[allow(clippy::expect_used, reason = "a property that doesn't hold panics")]
 pub mod testing;
 mod vsock;
