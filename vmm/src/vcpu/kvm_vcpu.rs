@@ -137,6 +137,17 @@ impl KvmVcpu {
         set.map_err(|e| self.refused("wake", &e))
     }
 
+    /// Tells the guest that this vCPU has stood still, so that its watchdogs don't take it for hung. A guest that doesn't
+    /// use KVM's clock can't be told (Documentation/virt/kvm/api.rst, `KVM_KVMCLOCK_CTRL`).
+    pub(super) fn tell_of_stop(&self) {
+        if let Err(error) = self.fd.kvmclock_ctrl() {
+            tracing::debug!(
+                "vCPU {} can't tell its guest that it stood still: {error}",
+                self.id
+            );
+        }
+    }
+
     /// Tells KVM what to debug for; `more` are `KVM_GUESTDBG_INJECT_*`. A step
     /// under way begins at RIP as it is now.
     pub(super) fn set_debug(&self, more: u32) -> Result<(), VcpuError> {

@@ -1,6 +1,7 @@
 //! The thread of a vCPU.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use guest_state::{TrapHandler, VcpuError, VcpuId};
 use parking_lot::Mutex;
@@ -12,6 +13,11 @@ use super::{
     shared::Shared,
 };
 use crate::{ending::Ending, gate::Entry};
+
+/// After so long out of guest mode a vCPU tells the guest of it: half the least time after which Linux takes a CPU for
+/// hung (`watchdog_thresh=1`; `get_softlockup_thresh` in kernel/watchdog.c). After a shorter stop its watchdogs are to
+/// see what they would have seen without.
+const LONG_STOP: Duration = Duration::from_secs(1);
 
 /// Runs vCPU `index`, whose state is in `cell`, on the calling thread until the guest
 /// ends. The vCPU is in guest mode whenever the gate lets it in.
@@ -26,6 +32,7 @@ pub(crate) fn run_thread(
         let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
         let mut left = LeaveReason::Stopped;
         loop {
+            let since = Instant::now();
             let begin = match left {
                 LeaveReason::ToStepAlone(asked) => {
                     let hold = shared.gate.enter_alone(index);
@@ -44,7 +51,12 @@ pub(crate) fn run_thread(
             let Some(begin) = begin else {
                 return Ok(());
             };
-            let result = cell.lock().run(shared, handler, begin);
+            let mut vcpu = cell.lock();
+            if since.elapsed() >= LONG_STOP {
+                vcpu.tell_of_stop();
+            }
+            let result = vcpu.run(shared, handler, begin);
+            drop(vcpu);
             shared.gate.leave(index);
             left = result?;
         }

@@ -1,5 +1,7 @@
 //! A paused guest stands still.
 
+use std::time::Duration;
+
 use vmprobe_client::v1::VmState;
 
 use super::guest::{Config, Guest, VM};
@@ -12,6 +14,12 @@ pub const TESTS: &[Test] = &[
         ids: &["VM04"],
         needs: Needs::Linux,
         run: paused,
+    },
+    Test {
+        name: "a_guest_s_watchdogs_take_no_cpu_for_hung_that_was_paused_for_long",
+        ids: &["VM04"],
+        needs: Needs::Linux,
+        run: watched,
     },
     Test {
         name: "kernel_memory_is_read_while_user_mode_has_page_tables_without_it",
@@ -63,6 +71,40 @@ fn paused(cx: &Context) -> TestResult {
         check_eq!(done["line"], "stop", "the line that ended the workload");
         guest.power_off().await?;
         pass_with(format!("{ROUNDS} pauses"))
+    })
+}
+
+/// How long the guest is paused: by far longer than its watchdogs have patience.
+const PAUSE: Duration = Duration::from_secs(6);
+/// With this, a CPU is hung that has executed nothing for 2 s by the guest's clock (`get_softlockup_thresh` in
+/// `kernel/watchdog.c`). It is looked at every 0.4 s (`set_sample_period`).
+const WATCHDOGS: &str = "watchdog_thresh=1";
+/// Ticks of the guest in which its watchdogs look several times, at 250 or 1,000 a second.
+const TICKS: u64 = 2000;
+
+fn watched(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let config = Config {
+            kernel_args: WATCHDOGS,
+            vcpus: 2,
+            ..Config::new("workload=echo")
+        };
+        let mut guest = Guest::boot(cx, &config).await?;
+        guest.console.report("ready").await?;
+        guest.say("workload=spin").await?;
+        let before = guest.client.pause_vm(VM).await?;
+        check_eq!(before.state(), VmState::Paused, "the state after the pause");
+        tokio::time::sleep(PAUSE).await;
+        guest.client.resume_vm(VM).await?;
+        let resumed = read_jiffies(&guest).await?;
+        while read_jiffies(&guest).await? < resumed + TICKS {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        guest.say("").await?;
+        guest.console.report("done").await?;
+        // Its log has no complaint.
+        guest.finish().await?;
+        pass_with(format!("paused for {PAUSE:?}"))
     })
 }
 
