@@ -43,7 +43,14 @@ pub async fn hits(
     let mut guest = Guest::new(cx, files::BZIMAGE_6_12, 1).await?;
     let probe = guest.probe(&format!("p:full {FUNCTION}")).await?;
     guest.remove(&["full"]).await?;
-    let costs = costs(&mut guest).await?;
+    let Costs {
+        unprobed,
+        full,
+        count,
+        breakpoint,
+        exits,
+        hits,
+    } = costs(&mut guest).await?;
 
     // The second argument of the system call is a text of the process, and `di` has all of its registers.
     const NAME: &str = "name=+0(+104(%di)):ustring";
@@ -99,14 +106,6 @@ pub async fn hits(
     }
     guest.finish().await?;
 
-    let Costs {
-        unprobed,
-        full,
-        count,
-        breakpoint,
-        exits,
-        hits,
-    } = costs;
     let note = format!(
         "a hit above the unprobed call ({unprobed:.0} ns): our jump with a full record {full:.0} ns, one \
          that counts {count:.0} ns, our breakpoint {breakpoint:.0} ns; medians of {} rounds of two blocks each, of \
@@ -151,33 +150,61 @@ struct Costs {
     hits: u64,
 }
 
-/// Measures jumps and breakpoints at the same place, in blocks whose order goes there and back: what drifts meanwhile is
-/// in all sums.
+/// What is hit in a block.
+#[derive(Clone, Copy)]
+enum Hit {
+    Nothing,
+    FullJump,
+    CountingJump,
+    Breakpoint,
+}
+
+/// The order of a round's blocks: what drifts meanwhile is in all sums.
+const THERE_AND_BACK: [Hit; 8] = [
+    Hit::Nothing,
+    Hit::FullJump,
+    Hit::CountingJump,
+    Hit::Breakpoint,
+    Hit::Breakpoint,
+    Hit::CountingJump,
+    Hit::FullJump,
+    Hit::Nothing,
+];
+
+/// Measures jumps and breakpoints at the same place.
 async fn costs(guest: &mut Guest) -> Result<Costs, Failure> {
-    const ORDER: [usize; 8] = [0, 1, 2, 3, 3, 2, 1, 0];
     let (mut exits, mut hits) = (0, 0);
     let mut all: [Vec<f64>; 4] = Default::default();
     for round in 0..ABBA_ROUNDS {
         let mut sums = [0.0; 4];
-        for kind in ORDER {
-            sums[kind] += match kind {
-                0 => block(guest, BLOCK, "").await?,
-                3 => breakpoint_block(guest).await?.time,
-                _ => {
-                    let asked = if kind == 1 { "" } else { "count" };
-                    let of_jump = jump_block(guest, BLOCK, asked).await?;
-                    exits += of_jump.exits;
-                    hits += BLOCK;
-                    of_jump.time
-                }
+        for hit in THERE_AND_BACK {
+            let measured = match hit {
+                Hit::Nothing => Measured {
+                    time: block(guest, BLOCK, "").await?,
+                    exits: 0,
+                },
+                Hit::FullJump => jump_block(guest, BLOCK, "").await?,
+                Hit::CountingJump => jump_block(guest, BLOCK, "count").await?,
+                Hit::Breakpoint => breakpoint_block(guest).await?,
             };
+            sums[hit as usize] += measured.time;
+            if let Hit::FullJump | Hit::CountingJump = hit {
+                exits += measured.exits;
+                hits += BLOCK;
+            }
         }
         if round > 0 {
-            let [unprobed, ..] = sums;
-            for (kind, (all, sum)) in all.iter_mut().zip(sums).enumerate() {
-                let beside = if kind == 0 { 0.0 } else { unprobed };
-                all.push((sum - beside) / 2.0);
-            }
+            let means = sums.map(|sum| sum / 2.0);
+            let [unprobed, full, count, breakpoint] = means;
+            let costs = [
+                unprobed,
+                full - unprobed,
+                count - unprobed,
+                breakpoint - unprobed,
+            ];
+            all.iter_mut()
+                .zip(costs)
+                .for_each(|(all, cost)| all.push(cost));
         }
     }
     let [unprobed, full, count, breakpoint] = all.each_mut().map(|all| middle(all));
@@ -280,23 +307,23 @@ async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Fail
     Ok(Compared { ratio, note })
 }
 
-/// A block with our probe.
-struct OurBlock {
+/// What a block came to.
+struct Measured {
     /// Nanoseconds a call.
     time: f64,
-    /// Exits of all its hits.
+    /// Exits of all hits of our probe.
     exits: u64,
 }
 
 /// A block with our jump, which asks for this besides.
-async fn jump_block(guest: &mut Guest, calls: u64, asked: &str) -> Result<OurBlock, Failure> {
+async fn jump_block(guest: &mut Guest, calls: u64, asked: &str) -> Result<Measured, Failure> {
     guest.probe(&format!("p:full {FUNCTION} {asked}")).await?;
     let before = jump(guest, "full").await?;
     our_block(guest, calls, before).await
 }
 
 /// A block with our breakpoint.
-async fn breakpoint_block(guest: &mut Guest) -> Result<OurBlock, Failure> {
+async fn breakpoint_block(guest: &mut Guest) -> Result<Measured, Failure> {
     guest.client.set_optimization(VM, false).await?;
     let before = guest.probe(&format!("p:full {FUNCTION}")).await?;
     let measured = our_block(guest, BREAKPOINT_CALLS, before).await?;
@@ -304,7 +331,7 @@ async fn breakpoint_block(guest: &mut Guest) -> Result<OurBlock, Failure> {
     Ok(measured)
 }
 
-async fn our_block(guest: &mut Guest, calls: u64, before: Probe) -> Result<OurBlock, Failure> {
+async fn our_block(guest: &mut Guest, calls: u64, before: Probe) -> Result<Measured, Failure> {
     let time = block(guest, calls, "").await?;
     let removed = guest.remove(&["full"]).await?.remove(0);
     let told = (removed.hits - before.hits, removed.missed);
@@ -312,7 +339,7 @@ async fn our_block(guest: &mut Guest, calls: u64, before: Probe) -> Result<OurBl
         told == (calls, 0),
         "void: {told:?} hits and misses of our probe in {calls} calls"
     );
-    Ok(OurBlock {
+    Ok(Measured {
         time,
         exits: removed.exits - before.exits,
     })
