@@ -43,14 +43,7 @@ pub async fn hits(
     let mut guest = Guest::new(cx, files::BZIMAGE_6_12, 1).await?;
     let probe = guest.probe(&format!("p:full {FUNCTION}")).await?;
     guest.remove(&["full"]).await?;
-    let Costs {
-        unprobed,
-        full,
-        count,
-        breakpoint,
-        exits,
-        hits,
-    } = costs(&mut guest).await?;
+    let costs = costs(&mut guest).await?;
 
     // The second argument of the system call is a text of the process, and `di` has all of its registers.
     const NAME: &str = "name=+0(+104(%di)):ustring";
@@ -107,9 +100,13 @@ pub async fn hits(
     guest.finish().await?;
 
     let note = format!(
-        "a hit above the unprobed call ({unprobed:.0} ns): our jump with a full record {full:.0} ns, one \
-         that counts {count:.0} ns, our breakpoint {breakpoint:.0} ns; medians of {} rounds of two blocks each, of \
-         {BLOCK} calls and of {BREAKPOINT_CALLS} with the breakpoint",
+        "a hit above the unprobed call ({:.0} ns): our jump with a full record {:.0} ns, one that counts {:.0} ns, our \
+         breakpoint {:.0} ns; medians of {} rounds of two blocks each, of {BLOCK} calls and of {BREAKPOINT_CALLS} with \
+         the breakpoint",
+        costs.unprobed,
+        costs.full,
+        costs.count,
+        costs.breakpoint,
         ABBA_ROUNDS - 1
     );
     let figure = |id, value: f64, unit, how: &str, note: String| Figure {
@@ -122,17 +119,17 @@ pub async fn hits(
     };
     figures.push(figure(
         "BN06",
-        breakpoint / full.max(1.0),
+        costs.breakpoint / costs.full.max(1.0),
         "ratio",
         "breakpoint / jump with full record, same instruction, same guest, blocks in turn",
         note,
     ));
     figures.push(figure(
         "JP01",
-        exits as f64 / hits as f64,
+        costs.exits as f64 / costs.hits as f64,
         "exits/hit",
         "exits a hit of a jump; counted",
-        format!("{hits} hits"),
+        format!("{} hits", costs.hits),
     ));
     Ok(())
 }
@@ -159,63 +156,57 @@ enum Hit {
     Breakpoint,
 }
 
-/// The order of a round's blocks: what drifts meanwhile is in all sums.
-const THERE_AND_BACK: [Hit; 8] = [
-    Hit::Nothing,
-    Hit::FullJump,
-    Hit::CountingJump,
-    Hit::Breakpoint,
-    Hit::Breakpoint,
-    Hit::CountingJump,
-    Hit::FullJump,
-    Hit::Nothing,
-];
-
 /// Measures jumps and breakpoints at the same place.
 async fn costs(guest: &mut Guest) -> Result<Costs, Failure> {
     let (mut exits, mut hits) = (0, 0);
-    let mut all: [Vec<f64>; 4] = Default::default();
-    for round in 0..ABBA_ROUNDS {
-        let mut sums = [0.0; 4];
-        for hit in THERE_AND_BACK {
-            let measured = match hit {
-                Hit::Nothing => Measured {
-                    time: block(guest, BLOCK, "").await?,
-                    exits: 0,
-                },
-                Hit::FullJump => jump_block(guest, BLOCK, "").await?,
-                Hit::CountingJump => jump_block(guest, BLOCK, "count").await?,
-                Hit::Breakpoint => breakpoint_block(guest).await?,
-            };
-            sums[hit as usize] += measured.time;
-            if let Hit::FullJump | Hit::CountingJump = hit {
-                exits += measured.exits;
-                hits += BLOCK;
-            }
-        }
-        if round > 0 {
-            let means = sums.map(|sum| sum / 2.0);
-            let [unprobed, full, count, breakpoint] = means;
-            let costs = [
-                unprobed,
-                full - unprobed,
-                count - unprobed,
-                breakpoint - unprobed,
-            ];
-            all.iter_mut()
-                .zip(costs)
-                .for_each(|(all, cost)| all.push(cost));
-        }
-    }
-    let [unprobed, full, count, breakpoint] = all.each_mut().map(|all| middle(all));
+    let kinds = [
+        Hit::Nothing,
+        Hit::FullJump,
+        Hit::CountingJump,
+        Hit::Breakpoint,
+    ];
+    let rounds = in_turn(kinds, async |hit| {
+        let asked = match hit {
+            Hit::Nothing => return block(guest, BLOCK, "").await,
+            Hit::Breakpoint => return Ok(breakpoint_block(guest).await?.time),
+            Hit::FullJump => "",
+            Hit::CountingJump => "count",
+        };
+        let measured = jump_block(guest, BLOCK, asked).await?;
+        exits += measured.exits;
+        hits += BLOCK;
+        Ok(measured.time)
+    });
+    let rounds = rounds.await?;
+    let median_of = |cost: fn(&[f64; 4]) -> f64| {
+        let mut costs: Vec<f64> = rounds.iter().skip(1).map(cost).collect();
+        middle(&mut costs)
+    };
     Ok(Costs {
-        unprobed,
-        full,
-        count,
-        breakpoint,
+        unprobed: median_of(|[unprobed, ..]| *unprobed),
+        full: median_of(|[unprobed, full, ..]| full - unprobed),
+        count: median_of(|[unprobed, _, count, _]| count - unprobed),
+        breakpoint: median_of(|[unprobed, .., breakpoint]| breakpoint - unprobed),
         exits,
         hits,
     })
+}
+
+/// Nanoseconds a call in blocks of each of these kinds, for each round; the first warms up. A round has two blocks of a
+/// kind, in this order and back, of which it gives the mean: what drifts meanwhile is in all of them.
+async fn in_turn<Kind: Copy, const KINDS: usize>(
+    kinds: [Kind; KINDS],
+    mut block: impl AsyncFnMut(Kind) -> Result<f64, Failure>,
+) -> Result<Vec<[f64; KINDS]>, Failure> {
+    let mut rounds = Vec::new();
+    for _ in 0..ABBA_ROUNDS {
+        let mut means = [0.0; KINDS];
+        for index in (0..KINDS).chain((0..KINDS).rev()) {
+            means[index] += block(kinds[index]).await? / 2.0;
+        }
+        rounds.push(means);
+    }
+    Ok(rounds)
 }
 
 /// The median.
@@ -238,16 +229,6 @@ enum Whose {
     TheGuests,
 }
 
-/// The order of a round's blocks: what drifts meanwhile is in all sums.
-const ABBA: [Whose; 6] = [
-    Whose::Nobodys,
-    Whose::Ours,
-    Whose::TheGuests,
-    Whose::TheGuests,
-    Whose::Ours,
-    Whose::Nobodys,
-];
-
 /// The blocks of a comparison.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
@@ -266,19 +247,14 @@ struct Blocks<'a> {
 /// If a probe missed a call: then nothing was compared.
 async fn compare(guest: &mut Guest, blocks: Blocks<'_>) -> Result<Compared, Failure> {
     let calls = blocks.calls;
+    let kinds = [Whose::Nobodys, Whose::Ours, Whose::TheGuests];
+    let rounds = in_turn(kinds, async |whose| match whose {
+        Whose::Nobodys => block(guest, calls, "").await,
+        Whose::Ours => Ok(jump_block(guest, calls, blocks.ours).await?.time),
+        Whose::TheGuests => block(guest, LONG_BLOCK, &format!(" at={}", blocks.own)).await,
+    });
     let (mut ratios, mut all) = (Vec::new(), [Vec::new(), Vec::new()]);
-    for round in 0..ABBA_ROUNDS {
-        let mut sums = [0.0; 3];
-        for whose in ABBA {
-            sums[whose as usize] += match whose {
-                Whose::Nobodys => block(guest, calls, "").await?,
-                Whose::Ours => jump_block(guest, calls, blocks.ours).await?.time,
-                Whose::TheGuests => {
-                    block(guest, LONG_BLOCK, &format!(" at={}", blocks.own)).await?
-                }
-            };
-        }
-        let [unprobed, ours, own] = sums.map(|sum| sum / 2.0);
+    for (round, [unprobed, ours, own]) in rounds.await?.into_iter().enumerate() {
         let costs = [ours - unprobed, own - unprobed];
         let costs_something = costs[1].is_normal() && costs[1].is_sign_positive();
         check!(
