@@ -216,8 +216,8 @@ impl Vcpu for TestVcpu {
         &mut self.registers
     }
 
-    fn control(&mut self) -> Result<ControlRegisters, VcpuError> {
-        Ok(self.control)
+    fn control(&mut self) -> Result<&ControlRegisters, VcpuError> {
+        Ok(&self.control)
     }
 
     fn tsc(&self) -> Tsc {

@@ -35,7 +35,7 @@ pub trait Vcpu {
     ///
     /// # Errors
     /// The monitor can't read them.
-    fn control(&mut self) -> Result<ControlRegisters, VcpuError>;
+    fn control(&mut self) -> Result<&ControlRegisters, VcpuError>;
 
     /// The guest's time stamp counter, in its ticks, as of the trap.
     fn tsc(&self) -> Tsc;

@@ -1,7 +1,7 @@
 //! Guest memory.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use guest_state::x86_64::PAGE_SIZE;
 use guest_state::{ArenaMemory, GuestMemory, GuestPhysAddr, MemoryError, PhysRange};
@@ -206,6 +206,18 @@ impl GuestRam {
         }
     }
 
+    /// Reads a word above the first region, or one that isn't aligned and can't be loaded at once.
+    #[inline(never)]
+    fn read_other_u64(&self, at: GuestPhysAddr) -> Result<u64, MemoryError> {
+        let slice = self.slice(at, WORD);
+        if let Some(word) = slice.and_then(|slice| slice.load(0, Ordering::Relaxed).ok()) {
+            return Ok(u64::from_le(word));
+        }
+        let mut word = [0; WORD];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
     /// The mapping of all memory, for KVM.
     pub(crate) fn all(&self) -> &GuestMemoryMmap {
         &self.all
@@ -264,15 +276,13 @@ impl GuestMemory for GuestRam {
         Ok(is_there)
     }
 
+    #[inline]
     fn read_u64(&self, at: GuestPhysAddr) -> Result<u64, MemoryError> {
-        // A word that isn't aligned can't be loaded at once.
-        let slice = self.slice(at, WORD);
-        if let Some(word) = slice.and_then(|slice| slice.load(0, Ordering::Relaxed).ok()) {
-            return Ok(u64::from_le(word));
+        let offset = usize::try_from(at.0).unwrap_or(usize::MAX);
+        match self.low.get_atomic_ref::<AtomicU64>(offset) {
+            Ok(word) => Ok(u64::from_le(word.load(Ordering::Relaxed))),
+            Err(_) => self.read_other_u64(at),
         }
-        let mut word = [0; WORD];
-        self.read(at, &mut word)?;
-        Ok(u64::from_le_bytes(word))
     }
 }
 

@@ -130,6 +130,11 @@ impl PageSize {
             _ => None,
         }
     }
+
+    /// Bits that must be zero in the entry of such a page.
+    const fn reserved_bits(self) -> u64 {
+        ADDRESS & (self.bytes() - 1) & !LARGE_PAT
+    }
 }
 
 /// Where an address leads, and what may be done there.
@@ -142,18 +147,44 @@ pub struct Translation {
     pub phys: GuestPhysAddr,
     /// The size of the page.
     pub page_size: PageSize,
+    /// The bits that the entries of all levels have.
+    all: u64,
+    /// The bits that the entry of any level has.
+    any: u64,
+    /// The page's entry.
+    leaf: u64,
+}
+
+impl Translation {
     /// Writes are allowed.
-    pub writable: bool,
+    pub const fn writable(&self) -> bool {
+        self.all & WRITABLE != 0
+    }
+
     /// User mode may use it.
-    pub user: bool,
+    pub const fn user(&self) -> bool {
+        self.all & USER != 0
+    }
+
     /// Instructions may be fetched from it.
-    pub executable: bool,
+    pub const fn executable(&self) -> bool {
+        self.any & NO_EXECUTE == 0
+    }
+
     /// It stays in the TLB when CR3 changes.
-    pub global: bool,
+    pub const fn global(&self) -> bool {
+        self.leaf & GLOBAL != 0
+    }
+
     /// The entries of all levels are marked as accessed.
-    pub accessed: bool,
+    pub const fn accessed(&self) -> bool {
+        self.all & ACCESSED != 0
+    }
+
     /// The page's entry is marked as written to.
-    pub dirty: bool,
+    pub const fn dirty(&self) -> bool {
+        self.leaf & DIRTY != 0
+    }
 }
 
 /// Why an address has no translation. Level 1 is the table of 4 KiB pages.
@@ -199,6 +230,8 @@ pub enum WalkError {
 ///
 /// # Errors
 /// See [`WalkError`].
+// Whoever accesses memory at a hit walks first: what isn't asked of the translation isn't made.
+#[inline]
 pub fn walk(
     memory: &(impl GuestMemory + ?Sized),
     tables: PageTables,
@@ -207,64 +240,52 @@ pub fn walk(
     if !is_canonical(tables.mode, at) {
         return Err(WalkError::NonCanonical { at });
     }
+    let forbidden = if tables.no_execute { 0 } else { NO_EXECUTE };
+    let (mut all, mut any) = (u64::MAX, 0);
     let mut table = tables.root;
-    let mut granted = WRITABLE | USER | ACCESSED;
-    let mut executable = true;
-    for level in (1..=tables.mode.levels()).rev() {
-        let shift = 12 + 9 * (u32::from(level) - 1);
-        let index = (at.0 >> shift) & 0x1ff;
+    let mut level = tables.mode.levels();
+    while level > 0 {
+        let index = at.0 >> (3 + 9 * u32::from(level)) & 0x1ff;
         let entry = memory
             .read_u64(table.wrapping_add(index * 8))
             .map_err(|source| WalkError::Memory { at, level, source })?;
         if entry & PRESENT == 0 {
             return Err(WalkError::NotPresent { at, level });
         }
-        let leaf = PageSize::at_level(level).filter(|_| level == 1 || entry & LARGE != 0);
-        if entry & reserved_bits(leaf, tables.no_execute) != 0 {
+        if entry & forbidden != 0 {
             return Err(WalkError::ReservedBits { at, level, entry });
         }
-        granted &= entry;
-        executable &= entry & NO_EXECUTE == 0;
-        if let Some(page_size) = leaf {
+        (all, any) = (all & entry, any | entry);
+        if level == 1 || entry & LARGE != 0 {
+            // The entry of a level that has no pages of its own reserves the bit for them.
+            let page_size = PageSize::at_level(level)
+                .filter(|size| entry & size.reserved_bits() == 0)
+                .ok_or(WalkError::ReservedBits { at, level, entry })?;
             let within = page_size.bytes() - 1;
             return Ok(Translation {
                 phys: GuestPhysAddr(entry & ADDRESS & !within | at.0 & within),
                 page_size,
-                writable: granted & WRITABLE != 0,
-                user: granted & USER != 0,
-                executable,
-                global: entry & GLOBAL != 0,
-                accessed: granted & ACCESSED != 0,
-                dirty: entry & DIRTY != 0,
+                all,
+                any,
+                leaf: entry,
             });
         }
         table = GuestPhysAddr(entry & ADDRESS);
+        level -= 1;
     }
     // Only without paging is there no table: level 1 is always a leaf.
     Ok(Translation {
         phys: GuestPhysAddr(at.0),
         page_size: PageSize::Size4K,
-        writable: true,
-        user: true,
-        executable: true,
-        global: false,
-        accessed: true,
-        dirty: true,
+        all: WRITABLE | USER | ACCESSED,
+        any: 0,
+        leaf: DIRTY,
     })
-}
-
-/// Bits that must be zero in a present entry.
-fn reserved_bits(leaf: Option<PageSize>, no_execute: bool) -> u64 {
-    let large = match leaf {
-        Some(size) => ADDRESS & (size.bytes() - 1) & !LARGE_PAT,
-        // Where there are large pages, a set bit makes the entry a leaf instead.
-        None => LARGE,
-    };
-    large | if no_execute { 0 } else { NO_EXECUTE }
 }
 
 /// Whether an address is one of this mode: the bits above the ones that are translated must all equal the
 /// highest of those.
+#[inline]
 pub fn is_canonical(mode: PagingMode, at: GuestVirtAddr) -> bool {
     let unused = match mode {
         PagingMode::Off => return true,
@@ -416,7 +437,7 @@ fn writable(
     at: GuestVirtAddr,
 ) -> Result<GuestPhysAddr, FaultCause> {
     let page = walk(memory, tables, at)?;
-    if page.writable {
+    if page.writable() {
         Ok(page.phys)
     } else {
         Err(FaultCause::ReadOnly { at })

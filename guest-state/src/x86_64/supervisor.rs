@@ -65,7 +65,10 @@ pub struct Span {
 pub struct SupervisorMemory<'a> {
     memory: &'a dyn GuestMemory,
     tables: PageTables,
-    control: ControlRegisters,
+    cr0: u64,
+    cr4: u64,
+    fs_base: u64,
+    gs_base: u64,
 }
 
 impl<'a> SupervisorMemory<'a> {
@@ -75,19 +78,27 @@ impl<'a> SupervisorMemory<'a> {
     /// It runs with 32-bit paging.
     pub fn new(
         memory: &'a dyn GuestMemory,
-        control: ControlRegisters,
+        control: &ControlRegisters,
     ) -> Result<Self, PagingModeError> {
         let tables = control.page_tables()?;
         Ok(Self {
             memory,
             tables,
-            control,
+            cr0: control.cr0,
+            cr4: control.cr4,
+            fs_base: control.fs_base,
+            gs_base: control.gs_base,
         })
     }
 
-    /// The control registers that the rules follow from.
-    pub fn control(&self) -> &ControlRegisters {
-        &self.control
+    /// Base of the FS segment.
+    pub fn fs_base(&self) -> u64 {
+        self.fs_base
+    }
+
+    /// Base of the GS segment.
+    pub fn gs_base(&self) -> u64 {
+        self.gs_base
     }
 
     /// Translates an address and checks that its byte may be accessed, with these RFLAGS.
@@ -115,17 +126,17 @@ impl<'a> SupervisorMemory<'a> {
                 return Err(AccessError::Unknown);
             }
         };
-        let smap = self.control.cr4 & cr4::SMAP != 0 && rflags & AC == 0;
-        if page.user && smap {
+        let smap = self.cr4 & cr4::SMAP != 0 && rflags & AC == 0;
+        if page.user() && smap {
             return fault(FAULT_PRESENT);
         }
-        if self.control.cr4 & if page.user { cr4::PKE } else { cr4::PKS } != 0 {
+        if self.cr4 & if page.user() { cr4::PKE } else { cr4::PKS } != 0 {
             return Err(AccessError::Unknown);
         }
-        if is_write && !page.writable && self.control.cr0 & cr0::WP != 0 {
+        if is_write && !page.writable() && self.cr0 & cr0::WP != 0 {
             return fault(FAULT_PRESENT);
         }
-        if !page.accessed || is_write && !page.dirty {
+        if !page.accessed() || is_write && !page.dirty() {
             return Err(AccessError::Unmarked);
         }
         Ok(page.phys)
@@ -185,6 +196,9 @@ impl<'a> SupervisorMemory<'a> {
     pub fn store(&self, span: Span, value: u64) -> Result<(), AccessError> {
         let bytes = value.to_le_bytes();
         let operand = bytes.get(..span.len).ok_or(AccessError::Unknown)?;
+        if span.split == span.len {
+            return self.write_physical(span.first, operand);
+        }
         self.write_span(span, operand)
     }
 

@@ -1,6 +1,6 @@
 //! The emulated instructions, reduced to what carrying them out needs.
 
-use guest_state::ControlRegisters;
+use guest_state::x86_64::supervisor::SupervisorMemory;
 
 /// Size of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,12 +82,12 @@ pub(crate) enum SegmentBase {
 }
 
 impl SegmentBase {
-    /// The base on a vCPU with these control registers.
-    pub(crate) fn value(self, control: &ControlRegisters) -> u64 {
+    /// The base on the vCPU that accesses memory so.
+    pub(crate) fn value(self, view: &SupervisorMemory<'_>) -> u64 {
         match self {
             Self::Flat => 0,
-            Self::Fs => control.fs_base,
-            Self::Gs => control.gs_base,
+            Self::Fs => view.fs_base(),
+            Self::Gs => view.gs_base(),
         }
     }
 }

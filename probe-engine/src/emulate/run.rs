@@ -28,11 +28,10 @@ pub enum Outcome {
 
 /// Does the instruction at RIP, all of it or nothing.
 pub(crate) fn run(compiled: &Compiled, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Outcome {
-    let regs = *vcpu.registers();
-    let next = regs.rip.wrapping_add(u64::from(compiled.len));
+    let regs = vcpu.registers();
     let mut emulation = Emulation {
-        regs,
-        next,
+        next: regs.rip.wrapping_add(u64::from(compiled.len)),
+        regs: *regs,
         memory,
         vcpu,
         view: None,
@@ -42,7 +41,7 @@ pub(crate) fn run(compiled: &Compiled, memory: &dyn GuestMemory, vcpu: &mut dyn 
         .execute(&compiled.operation)
         .and_then(|()| emulation.commit(&compiled.operation))
     {
-        Ok(()) if compiled.operation == Operation::Halt => Outcome::Halted,
+        Ok(()) if matches!(compiled.operation, Operation::Halt) => Outcome::Halted,
         Ok(()) => Outcome::Done,
         Err(AccessError::PageFault {
             address,
@@ -230,8 +229,8 @@ impl<'a> Emulation<'a> {
 
     /// Makes the result visible to the guest. Only the last step can't fail.
     fn commit(&mut self, operation: &Operation) -> Result<(), AccessError> {
-        let disabled = self.vcpu.registers().rflags & IF == 0;
-        let shadow = *operation == Operation::EnableInterrupts && disabled;
+        let enables = matches!(operation, Operation::EnableInterrupts);
+        let shadow = enables && self.vcpu.registers().rflags & IF == 0;
         self.vcpu
             .set_interrupt_shadow(shadow)
             .map_err(|_| AccessError::Unknown)?;
@@ -241,10 +240,12 @@ impl<'a> Emulation<'a> {
         self.regs.rip = self.next;
         // Every instruction that completes clears it (SDM vol. 3B, 18.3.1.1).
         self.regs.rflags &= !RF;
-        *self.vcpu.registers_mut() = self.regs;
+        let registers = self.vcpu.registers_mut();
+        *registers = self.regs;
         Ok(())
     }
 
+    #[inline]
     fn view(&mut self) -> Result<&SupervisorMemory<'a>, AccessError> {
         if self.view.is_none() {
             let control = self.vcpu.control().map_err(|_| AccessError::Unknown)?;
@@ -256,7 +257,7 @@ impl<'a> Emulation<'a> {
     fn address(&mut self, address: &Address) -> Result<u64, AccessError> {
         let segment = match address.segment {
             SegmentBase::Flat => 0,
-            other => other.value(self.view()?.control()),
+            other => other.value(self.view()?),
         };
         let end = self.regs.rip.wrapping_add(self.length());
         Ok(address.resolve(&self.regs, end).wrapping_add(segment))
@@ -268,6 +269,7 @@ impl<'a> Emulation<'a> {
         self.next.wrapping_sub(self.regs.rip)
     }
 
+    #[inline]
     fn span(&mut self, at: u64, width: Width, access: Intent) -> Result<Span, AccessError> {
         let rflags = self.regs.rflags;
         let at = GuestVirtAddr(at);
@@ -344,6 +346,7 @@ impl<'a> Emulation<'a> {
         };
     }
 
+    #[inline]
     fn push(&mut self, value: u64) -> Result<(), AccessError> {
         let at = self.regs.rsp.wrapping_sub(8);
         let span = self.span(at, Width::Quad, Intent::Write)?;

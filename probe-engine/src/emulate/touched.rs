@@ -165,7 +165,7 @@ impl Touched {
 impl Touch {
     /// The first byte.
     fn start(&self, view: &SupervisorMemory<'_>, regs: &Registers, insn_len: u64) -> u64 {
-        let segment = self.address.segment.value(view.control());
+        let segment = self.address.segment.value(view);
         let end = regs.rip.wrapping_add(insn_len);
         let mut start = self.address.resolve(regs, end).wrapping_add(segment);
         if let Some((register, bytes)) = self.bit {

@@ -1,5 +1,7 @@
 //! A vCPU of KVM's: its state, which other threads read and change while it is out of guest mode.
 
+use std::ptr;
+
 use guest_state::{ControlRegisters, Debugging, GuestVirtAddr, Registers, VcpuError, VcpuId};
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE};
 use kvm_ioctls::{SyncReg, VcpuFd};
@@ -177,6 +179,7 @@ impl KvmVcpu {
         self.set_registers(&now)
     }
 
+    #[cold]
     pub(super) fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuError {
         VcpuError {
             vcpu: self.id,
@@ -196,33 +199,52 @@ impl KvmVcpu {
     /// The vCPU as it has left guest mode: at nothing later than the end of `KVM_RUN`.
     pub(super) fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
         if !self.capabilities.sync_regs {
-            let registers = self.registers()?;
-            return Ok(self.context_with(registers));
+            return self.context_now();
         }
-        // Half a KiB, of which some is needed: looked at where KVM has put it.
-        let shared = self.fd.sync_regs_mut();
-        let registers = registers::from_kvm(shared.regs);
-        let shadow = Some(shared.events.interrupt.shadow);
         let shares_control = self.debugging.wanted.breakpoints;
-        let control = shares_control.then(|| registers::control(&shared.sregs));
-        Ok(VcpuContext {
-            shadow,
-            control,
-            ..self.context_with(registers)
-        })
+        let mut context = self.context_of_page();
+        context.shares_control = shares_control;
+        context.shadow = Some(context.shared.events.interrupt.shadow);
+        Ok(context)
     }
 
-    pub(super) fn context_with(&self, registers: Registers) -> VcpuContext<'_> {
+    /// The vCPU as it is: its registers may have been set since the end of `KVM_RUN`.
+    pub(super) fn context_now(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
+        let registers = self.registers()?;
+        self.fd.sync_regs_mut().regs = registers::to_kvm(registers);
+        Ok(self.context_of_page())
+    }
+
+    /// The vCPU with the registers that are in the page that KVM shares. What is there is looked at where KVM has put
+    /// it, as it is half a KiB, of which little is needed.
+    fn context_of_page(&mut self) -> VcpuContext<'_> {
+        let shared = ptr::from_mut(self.fd.sync_regs_mut());
         VcpuContext {
             id: self.id,
             fd: &self.fd,
-            registers,
+            // SAFETY: it is in the mapping that `fd` keeps for as long as it lives. KVM writes there in `KVM_RUN` only,
+            // for which `fd` is borrowed mutably. The context borrows `fd`, and of the methods of a shared `fd` only
+            // `sync_regs` looks there, which nobody calls.
+            shared: unsafe { &mut *shared },
             dirty: false,
+            shares_control: false,
             control: None,
             tsc_offset: self.tsc_offset,
             shadow: None,
             step: self.debugging.step.map(|step| GuestVirtAddr(step.start)),
             pause: false,
         }
+    }
+
+    /// Gives KVM the registers that a context has changed; `plain`: the vCPU goes on with nothing injected.
+    pub(super) fn hand_over(&mut self, plain: bool) -> Result<(), VcpuError> {
+        // Registers that KVM takes over at KVM_RUN would throw away an exception
+        // injected now; those of a plain resume need no system call.
+        if plain && self.capabilities.sync_regs {
+            self.fd.set_sync_dirty_reg(SyncReg::Register);
+            return Ok(());
+        }
+        let registers = registers::from_kvm(self.fd.sync_regs_mut().regs);
+        self.set_registers(&registers)
     }
 }

@@ -2,21 +2,22 @@
 
 use guest_state::x86_64::INT3;
 use guest_state::{
-    Action, GuestMemory, GuestPhysAddr, Step, StepEnd, Trap, TrapHandler, VcpuError,
+    Action, GuestMemory, GuestPhysAddr, Step, StepEnd, Trap, TrapHandler, Vcpu, VcpuError,
 };
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
-use kvm_ioctls::{SyncReg, VcpuExit};
+use kvm_ioctls::VcpuExit;
 
 use super::{kvm_vcpu::KvmVcpu, shared::Shared, step_timer::StepTimer};
 use crate::{
     ending::Ending,
     exits::ExitKind,
     gate::Hold,
+    ram::GuestRam,
     x86_64::vcpu::{
+        context::VcpuContext,
         exit::{BreakpointExit, DebugExit, InternalError},
         guest_debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
         msr,
-        registers::to_kvm,
         reinject::{Reinjected, reinject},
     },
 };
@@ -72,7 +73,7 @@ impl KvmVcpu {
                 }
             }
             Begin::Released => {
-                leave = self.trapped(shared, handler, DebugEvent::Released, &mut hold)?;
+                self.trapped(shared, handler, DebugEvent::Released, &mut hold, &mut leave)?;
             }
             Begin::Run | Begin::StepWanted if self.debugging.step.is_some() => {
                 // The time out of guest mode doesn't count.
@@ -80,7 +81,8 @@ impl KvmVcpu {
             }
             Begin::StepWanted => {
                 self.wake()?;
-                leave = self.trapped(shared, handler, DebugEvent::StepWanted, &mut hold)?;
+                let event = DebugEvent::StepWanted;
+                self.trapped(shared, handler, event, &mut hold, &mut leave)?;
             }
             Begin::Run => {}
         }
@@ -120,9 +122,7 @@ impl KvmVcpu {
                     cause: self.debugging.cause(dr6),
                 },
             };
-            if let Some(reason) = self.trapped(shared, handler, event, &mut hold)? {
-                leave = Some(reason);
-            }
+            self.trapped(shared, handler, event, &mut hold, &mut leave)?;
         }
         if self.debugging.step.is_some() {
             self.time_step(false)?;
@@ -187,7 +187,7 @@ impl KvmVcpu {
         self.debugging.step.is_some() && dr6 & DR6_SINGLE_STEP != 0
     }
 
-    /// Asks the handler about an event and does what it says. Returns a reason if the
+    /// Asks the handler about an event and does what it says. Sets `leave` if the
     /// vCPU must go back to the gate.
     fn trapped(
         &mut self,
@@ -195,89 +195,72 @@ impl KvmVcpu {
         handler: &dyn TrapHandler,
         event: DebugEvent,
         hold: &mut Option<Hold<'_>>,
-    ) -> Result<Option<LeaveReason>, VcpuError> {
+        leave: &mut Option<LeaveReason>,
+    ) -> Result<(), VcpuError> {
         let breakpoint_exit = self.breakpoint_exit;
         let mut context = match event {
-            // Not from the shared page: the registers may have been set since.
-            DebugEvent::Released | DebugEvent::StepWanted => self.context_with(self.registers()?),
+            DebugEvent::Released | DebugEvent::StepWanted => self.context_now()?,
             _ => self.context()?,
         };
-        let mut action = None;
-        for trap in event.traps() {
-            let answer = handler.trap(&mut context, &shared.ram, trap);
-            action.get_or_insert(answer);
-        }
-        let action = action.unwrap_or(Action::Reinject);
-        let reinjected = match action {
-            Action::Reinject => Some(reinject(&mut context, event, breakpoint_exit, &shared.ram)?),
-            _ => None,
-        };
-        let inject = match reinjected {
-            Some(Reinjected::Asked(flags)) => flags,
-            _ => 0,
-        };
-        let mut ends_step = event.ends_step();
-        if inject != 0 && !ends_step && context.step.is_some() {
-            // Telling KVM would begin the step anew, at RIP as it is now. The step
-            // has led into the guest's user mode or its own debugging.
-            let astray = Trap::Step(StepEnd::Astray);
-            handler.trap(&mut context, &shared.ram, astray);
-            ends_step = true;
-        }
-        match action {
-            Action::PageFault {
-                address,
-                error_code,
-            } => {
-                context.inject_page_fault(address, error_code)?;
+        let action = event.tell(|trap| handler.trap(&mut context, &shared.ram, trap));
+        // Nearly all answers are such, and nothing else is to be done.
+        if matches!(action, Action::Resume) && context.step.is_none() {
+            let (dirty, pause) = (context.dirty, context.pause);
+            if dirty {
+                self.hand_over(true)?;
             }
-            Action::Halt => context.halt()?,
-            Action::Resume | Action::Reinject | Action::Step(_) | Action::Hold => {}
+            if pause {
+                shared.gate.pause_soon();
+            }
+            *hold = None;
+            return Ok(());
         }
-        let (registers, dirty, pause) = (context.registers, context.dirty, context.pause);
+        let done = carry_out(
+            &mut context,
+            (action, event),
+            breakpoint_exit,
+            (handler, &shared.ram),
+        )?;
+        let (start, dirty, pause) = (context.registers().rip, context.dirty, context.pause);
+        if dirty {
+            self.hand_over(done.is_plain)?;
+        }
         if pause {
             shared.gate.pause_soon();
         }
-        if dirty {
-            // Registers that KVM takes over at KVM_RUN would throw away an exception
-            // injected now; those of a plain resume need no system call.
-            let plain = action == Action::Resume || reinjected == Some(Reinjected::Delivered);
-            if self.capabilities.sync_regs && plain {
-                self.fd.sync_regs_mut().regs = to_kvm(registers);
-                self.fd.set_sync_dirty_reg(SyncReg::Register);
-            } else {
-                self.set_registers(&registers)?;
-            }
-        }
-        if ends_step {
+        if done.ends_step {
             self.end_step()?;
         }
         if let Action::Step(asked) = action {
             let begun = if !asked.alone {
-                self.begin_step(registers.rip, asked)?;
+                self.begin_step(start, asked)?;
                 *hold = None;
                 true
             } else if hold.is_some() {
                 self.begin_step_alone(shared, handler, asked)?
             } else {
-                if ends_step || self.debugging.step.is_some() {
+                if done.ends_step || self.debugging.step.is_some() {
                     // The new one may yet be called off.
                     self.end_step()?;
                     self.set_debug(0)?;
                 }
-                return Ok(Some(LeaveReason::ToStepAlone(asked)));
+                *leave = Some(LeaveReason::ToStepAlone(asked));
+                return Ok(());
             };
             if begun {
-                return Ok(None);
+                return Ok(());
             }
         }
-        if ends_step || inject != 0 {
-            self.set_debug(inject)?;
+        if done.ends_step || done.inject != 0 {
+            self.set_debug(done.inject)?;
         }
         if self.debugging.step.is_none() {
             *hold = None;
         }
-        Ok((action == Action::Hold).then_some(LeaveReason::Held))
+        if action == Action::Hold {
+            *leave = Some(LeaveReason::Held);
+        }
+        Ok(())
     }
 
     /// Prepares a step while no other vCPU runs. Returns false if the handler calls it
@@ -288,16 +271,14 @@ impl KvmVcpu {
         handler: &dyn TrapHandler,
         asked: Step,
     ) -> Result<bool, VcpuError> {
-        // Not from the shared page: the registers may have been set since.
-        let registers = self.registers()?;
-        let mut context = self.context_with(registers);
+        let mut context = self.context_now()?;
         let go = handler.before_step(&mut context, &shared.ram);
-        let (registers, dirty) = (context.registers, context.dirty);
+        let (start, dirty) = (context.registers().rip, context.dirty);
         if dirty {
-            self.set_registers(&registers)?;
+            self.hand_over(false)?;
         }
         if go {
-            self.begin_step(registers.rip, asked)?;
+            self.begin_step(start, asked)?;
         }
         Ok(go)
     }
@@ -369,6 +350,58 @@ impl KvmVcpu {
         };
         Ending::Failed { reason }
     }
+}
+
+/// What is left to do when a handler's answer has been carried out on the context.
+struct CarriedOut {
+    /// KVM injects an exception when it is given these `KVM_GUESTDBG_INJECT_*`.
+    inject: u32,
+    /// Nothing is injected.
+    is_plain: bool,
+    /// The step under way has ended.
+    ends_step: bool,
+}
+
+/// Does with a trapped vCPU what the answer to an event says, as far as that concerns its state. It is apart from its
+/// caller, as its code isn't needed where the vCPU only resumes.
+#[inline(never)]
+fn carry_out(
+    context: &mut VcpuContext<'_>,
+    (action, event): (Action, DebugEvent),
+    breakpoint_exit: BreakpointExit,
+    (handler, ram): (&dyn TrapHandler, &GuestRam),
+) -> Result<CarriedOut, VcpuError> {
+    let reinjected = match action {
+        Action::Reinject => Some(reinject(context, event, breakpoint_exit, ram)?),
+        _ => None,
+    };
+    let inject = match reinjected {
+        Some(Reinjected::Asked(flags)) => flags,
+        _ => 0,
+    };
+    let mut ends_step = event.ends_step();
+    if inject != 0 && !ends_step && context.step.is_some() {
+        // Telling KVM would begin the step anew, at RIP as it is now. The step
+        // has led into the guest's user mode or its own debugging.
+        handler.trap(context, ram, Trap::Step(StepEnd::Astray));
+        ends_step = true;
+    }
+    match action {
+        Action::PageFault {
+            address,
+            error_code,
+        } => {
+            context.inject_page_fault(address, error_code)?;
+        }
+        Action::Halt => context.halt()?,
+        Action::Resume | Action::Reinject | Action::Step(_) | Action::Hold => {}
+    }
+    let is_plain = action == Action::Resume || reinjected == Some(Reinjected::Delivered);
+    Ok(CarriedOut {
+        inject,
+        is_plain,
+        ends_step,
+    })
 }
 
 fn failed(reason: String) -> (ExitKind, RunExit) {

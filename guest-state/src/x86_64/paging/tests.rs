@@ -146,7 +146,12 @@ fn a_permission_needs_every_level() {
         let memory = TestMemory::new(MEMORY);
         map(&memory, PagingMode::FourLevel, 0x40_0000, &entries);
         let page = walk(&memory, tables(PagingMode::FourLevel), 0x40_0000.into()).unwrap();
-        (page.writable, page.user, page.executable, page.global)
+        (
+            page.writable(),
+            page.user(),
+            page.executable(),
+            page.global(),
+        )
     };
     assert_eq!(granted(all), (true, true, true, true));
     for level in 0..4 {
@@ -220,7 +225,7 @@ fn without_paging_an_address_is_its_own_translation() {
     let memory = TestMemory::new(0);
     let page = walk(&memory, tables(PagingMode::Off), 0x12_3456.into()).unwrap();
     assert_eq!(page.phys, 0x12_3456.into());
-    assert!(page.writable && page.user && page.executable);
+    assert!(page.writable() && page.user() && page.executable());
 }
 
 /// Two neighbouring virtual pages in physical pages that are no neighbours.

@@ -40,7 +40,7 @@ fn guest(table: u64, entries: &[u64]) -> (TestMemory, ControlRegisters) {
 }
 
 fn of(memory: &TestMemory, control: ControlRegisters) -> SupervisorMemory<'_> {
-    SupervisorMemory::new(memory, control).unwrap()
+    SupervisorMemory::new(memory, &control).unwrap()
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Guest {
     /// What the guest would execute at an address.
     fn code(&self, at: GuestVirtAddr, len: usize) -> Vec<u8> {
         let page = self.walk(at).unwrap();
-        assert!(page.executable && !page.writable && !page.user);
+        assert!(page.executable() && !page.writable() && !page.user());
         let mut bytes = vec![0; len];
         self.memory.read(page.phys, &mut bytes).unwrap();
         bytes
@@ -165,7 +165,7 @@ fn all_of_the_region_is_mapped_at_the_two_ends_of_the_hole() {
         let found = guest.walk(at).unwrap();
         assert_eq!(found.phys.0, phys, "{at}");
         assert_eq!(
-            (found.executable, found.writable, found.user),
+            (found.executable(), found.writable(), found.user()),
             (is_code, !is_code, false)
         );
         assert_eq!(arena.to_phys(at), Some(found.phys));
@@ -221,7 +221,9 @@ fn each_ring_is_mapped_twice_in_a_row_and_blocks_and_calls_once() {
                 assert_eq!(arena.to_phys(at), phys, "{at}");
                 let page = guest.walk(at).ok();
                 assert_eq!(page.as_ref().map(|page| page.phys), phys, "{at}");
-                assert!(page.is_none_or(|page| page.writable && !page.executable && !page.user));
+                assert!(
+                    page.is_none_or(|page| page.writable() && !page.executable() && !page.user())
+                );
             }
         }
     }

@@ -29,8 +29,8 @@ fn ram_of_40_gib_is_mapped_read_only_in_pages_of_1_gib_where_the_cpu_has_them() 
     ] {
         let found = guest.walk(RAM_WINDOW.wrapping_add(phys)).unwrap();
         assert_eq!((found.phys.0, found.page_size), (phys, size));
-        assert!(!found.writable && !found.executable && !found.user && !found.global);
-        assert!(found.accessed && !found.dirty);
+        assert!(!found.writable() && !found.executable() && !found.user() && !found.global());
+        assert!(found.accessed() && !found.dirty());
     }
     for phys in [3 * GIGABYTE, 4 * GIGABYTE - 1, 42 * GIGABYTE] {
         let at = RAM_WINDOW.wrapping_add(phys);

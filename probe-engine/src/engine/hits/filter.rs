@@ -47,7 +47,7 @@ impl Engine {
         vcpu: &mut dyn Vcpu,
     ) -> (Option<u32>, Option<u32>) {
         let variables = self.kernel.variables;
-        let read = |control: guest_state::ControlRegisters| {
+        let read = |control: &guest_state::ControlRegisters| {
             let tables = control.page_tables().ok()?;
             let at = control
                 .gs_base

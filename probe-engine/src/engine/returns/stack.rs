@@ -23,7 +23,7 @@ impl Word {
         let page = page.ok()?;
         Some(Self {
             at: page.phys,
-            writable: page.writable,
+            writable: page.writable(),
         })
     }
 

@@ -14,7 +14,7 @@ impl Engine {
     /// The task that a vCPU in the kernel is executing.
     pub(crate) fn current_task(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Task {
         let variables = self.kernel.variables;
-        let read = |control: guest_state::ControlRegisters| {
+        let read = |control: &guest_state::ControlRegisters| {
             let tables = [control.page_tables().ok()?];
             let at = control
                 .gs_base

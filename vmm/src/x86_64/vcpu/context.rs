@@ -3,7 +3,7 @@
 use guest_state::x86_64::supervisor::SupervisorMemory;
 use guest_state::x86_64::vector;
 use guest_state::{ControlRegisters, GuestVirtAddr, Registers, Tsc, Vcpu, VcpuError, VcpuId};
-use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_sregs};
+use kvm_bindings::{KVM_MP_STATE_HALTED, kvm_mp_state, kvm_sregs, kvm_sync_regs};
 use kvm_ioctls::VcpuFd;
 
 use super::{
@@ -23,9 +23,12 @@ const DR6_SET: u64 = DR6_MATCHES | 1 << 13 | 1 << 14 | 1 << 15;
 pub struct VcpuContext<'a> {
     pub(crate) id: VcpuId,
     pub(crate) fd: &'a VcpuFd,
-    pub(crate) registers: Registers,
+    /// Where KVM puts registers. The general ones are there, and are changed there.
+    pub(crate) shared: &'a mut kvm_sync_regs,
     /// Set when the registers have been changed.
     pub(crate) dirty: bool,
+    /// True if KVM has put the system registers there, too.
+    pub(crate) shares_control: bool,
     /// The control registers, once they have been read.
     pub(crate) control: Option<ControlRegisters>,
     pub(crate) tsc_offset: Option<u64>,
@@ -42,20 +45,25 @@ impl Vcpu for VcpuContext<'_> {
     }
 
     fn registers(&self) -> &Registers {
-        &self.registers
+        registers::in_kvm(&self.shared.regs)
     }
 
     fn registers_mut(&mut self) -> &mut Registers {
         self.dirty = true;
-        &mut self.registers
+        registers::in_kvm_mut(&mut self.shared.regs)
     }
 
-    fn control(&mut self) -> Result<ControlRegisters, VcpuError> {
-        if let Some(control) = self.control {
-            return Ok(control);
+    fn control(&mut self) -> Result<&ControlRegisters, VcpuError> {
+        match self.control {
+            Some(ref known) => Ok(known),
+            None => {
+                let control = match self.shares_control {
+                    true => registers::control(&self.shared.sregs),
+                    false => self.read_control()?,
+                };
+                Ok(self.control.insert(control))
+            }
         }
-        let control = registers::control(&self.sregs()?);
-        Ok(*self.control.insert(control))
     }
 
     /// The guest's counter now. Where the host's own counter is unstable and KVM must be asked, it is that
@@ -77,14 +85,10 @@ impl Vcpu for VcpuContext<'_> {
 
     fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError> {
         let shadow = events::shadow(on);
-        if self.shadow == Some(shadow) {
-            return Ok(());
+        match self.shadow == Some(shadow) {
+            true => Ok(()),
+            false => self.change_shadow(shadow),
         }
-        let mut events = self.events()?;
-        events.set_shadow(shadow);
-        self.set_events(&events)?;
-        self.shadow = Some(shadow);
-        Ok(())
     }
 
     fn pause_guest(&mut self) {
@@ -117,10 +121,10 @@ impl VcpuContext<'_> {
     /// if that must be left to KVM.
     pub(crate) fn deliver_breakpoint(&mut self, ram: &GuestRam) -> Result<bool, VcpuError> {
         let mut sregs = self.sregs()?;
-        let memory = SupervisorMemory::new(ram, registers::control(&sregs));
+        let memory = SupervisorMemory::new(ram, &registers::control(&sregs));
         let after = memory
             .ok()
-            .and_then(|memory| deliver::breakpoint(&self.registers, &sregs, &memory));
+            .and_then(|memory| deliver::breakpoint(self.registers(), &sregs, &memory));
         let Some(after) = after else {
             return Ok(false);
         };
@@ -170,6 +174,20 @@ impl VcpuContext<'_> {
             .map_err(|e| self.refused("halt", &e))
     }
 
+    #[cold]
+    fn change_shadow(&mut self, shadow: u8) -> Result<(), VcpuError> {
+        let mut events = self.events()?;
+        events.set_shadow(shadow);
+        self.set_events(&events)?;
+        self.shadow = Some(shadow);
+        Ok(())
+    }
+
+    #[cold]
+    fn read_control(&self) -> Result<ControlRegisters, VcpuError> {
+        Ok(registers::control(&self.sregs()?))
+    }
+
     fn sregs(&self) -> Result<kvm_sregs, VcpuError> {
         self.fd
             .get_sregs()
@@ -186,6 +204,7 @@ impl VcpuContext<'_> {
             .map_err(|e| self.refused("set the pending events", &e))
     }
 
+    #[cold]
     fn refused(&self, what: &'static str, cause: &impl ToString) -> VcpuError {
         VcpuError {
             vcpu: self.id,

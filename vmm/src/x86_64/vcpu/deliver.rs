@@ -139,7 +139,7 @@ mod tests {
 
     /// Without paging an address is its own translation.
     fn of(memory: &TestMemory) -> SupervisorMemory<'_> {
-        SupervisorMemory::new(memory, ControlRegisters::default()).unwrap()
+        SupervisorMemory::new(memory, &ControlRegisters::default()).unwrap()
     }
 
     fn guest(gate: [u8; 16]) -> (Registers, kvm_sregs, TestMemory) {

@@ -11,7 +11,7 @@
 //! can be set before a vCPU has been started.
 
 use guest_state::x86_64::DEBUG_REGISTERS;
-use guest_state::{Access, Debugging, Step, StepEnd, Trap, Watchpoint, WatchpointSet};
+use guest_state::{Access, Action, Debugging, Step, StepEnd, Trap, Watchpoint, WatchpointSet};
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP,
     KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
@@ -81,16 +81,24 @@ pub(crate) enum DebugEvent {
 }
 
 impl DebugEvent {
-    /// The traps to be told, in their order. None: the guest's own exception.
-    pub(crate) fn traps(self) -> impl Iterator<Item = Trap> {
-        let traps = match self {
-            Self::Breakpoint => [Some(Trap::Breakpoint), None],
-            Self::Debug { cause, .. } => cause.traps(),
-            Self::Astray => [Some(Trap::Step(StepEnd::Astray)), None],
-            Self::Released => [Some(Trap::Released), None],
-            Self::StepWanted => [Some(Trap::StepWanted), None],
-        };
-        traps.into_iter().flatten()
+    /// Tells `answer` the traps, in their order; the action is its answer to the first. Without one it is the
+    /// guest's own exception.
+    #[inline]
+    pub(crate) fn tell(self, mut answer: impl FnMut(Trap) -> Action) -> Action {
+        match self {
+            Self::Breakpoint => answer(Trap::Breakpoint),
+            Self::Debug { cause, .. } => {
+                let mut action = None;
+                for trap in cause.traps().into_iter().flatten() {
+                    let answer = answer(trap);
+                    action.get_or_insert(answer);
+                }
+                action.unwrap_or(Action::Reinject)
+            }
+            Self::Astray => answer(Trap::Step(StepEnd::Astray)),
+            Self::Released => answer(Trap::Released),
+            Self::StepWanted => answer(Trap::StepWanted),
+        }
     }
 
     /// Returns true if the step under way has ended with it.

@@ -1,6 +1,7 @@
 //! Conversion between KVM's registers and those of `guest_state`.
 
 use std::mem::{align_of, offset_of, size_of, transmute};
+use std::ptr;
 
 use guest_state::{ControlRegisters, Registers};
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -24,6 +25,18 @@ pub(crate) fn from_kvm(regs: kvm_regs) -> Registers {
     // SAFETY: both are `repr(C)` structures of the same 18 integers in the same order, as the assertions
     // above check; any bytes are valid for them.
     unsafe { transmute(regs) }
+}
+
+/// The same registers, where KVM has them.
+pub(crate) fn in_kvm(regs: &kvm_regs) -> &Registers {
+    // SAFETY: as above, and a reference to the one is well aligned for the other.
+    unsafe { &*ptr::from_ref(regs).cast() }
+}
+
+/// The same registers, where KVM has them, to be changed.
+pub(crate) fn in_kvm_mut(regs: &mut kvm_regs) -> &mut Registers {
+    // SAFETY: as above.
+    unsafe { &mut *ptr::from_mut(regs).cast() }
 }
 
 /// Converts the general registers to KVM's.
@@ -120,5 +133,9 @@ mod tests {
         assert_eq!(upper, [13, 14, 15, 16]);
         assert_eq!((theirs.rip, theirs.rflags), (17, 18));
         assert_eq!(from_kvm(theirs), ours);
+        assert_eq!(*in_kvm(&theirs), ours);
+        let mut changed = theirs;
+        in_kvm_mut(&mut changed).rip = 19;
+        assert_eq!((changed.rip, changed.rflags), (19, 18));
     }
 }
