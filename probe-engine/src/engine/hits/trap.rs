@@ -15,15 +15,18 @@ use crate::engine::hits::int3::{Found, end_resume, find, is_gone};
 use crate::engine::hits::stepping::StepIn;
 use crate::engine::sites::foresight::Foreseen;
 use crate::engine::sites::site::{Milestone, Site, Way};
+use crate::engine::sites::table::Table;
 use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 impl TrapHandler for Engine {
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action {
-        if self.debugger.is_attached() {
-            return self.trap_debugged(memory, vcpu, trap);
+        match trap {
+            _ if self.debugger.is_attached() => self.trap_debugged(memory, vcpu, trap),
+            // Most traps are such.
+            Trap::Breakpoint => self.on_breakpoint(memory, vcpu),
+            _ => self.answer_trap(memory, vcpu, trap),
         }
-        self.answer_trap(memory, vcpu, trap)
     }
 
     fn held_until(&self, vcpu: VcpuId) -> Option<Instant> {
@@ -73,13 +76,26 @@ impl Engine {
             return self.on_breakpoint_in_arena(rip, memory, vcpu);
         }
         let table = self.table();
-        if let Some(action) = self.plain_hit(&table, memory, vcpu) {
-            return action;
+        match self.plain_hit(&table, rip, memory, vcpu) {
+            Some(action) => action,
+            None => self.on_other_breakpoint(&table, memory, vcpu),
         }
+    }
+
+    /// As [`Self::on_breakpoint`], where no plain hit is. It is apart from that, as behind an exit the processor's near
+    /// caches hold little of this code, and a plain hit needs none of it.
+    #[inline(never)]
+    fn on_other_breakpoint(
+        &self,
+        table: &Table,
+        memory: &dyn GuestMemory,
+        vcpu: &mut dyn Vcpu,
+    ) -> Action {
+        let rip = GuestVirtAddr(vcpu.registers().rip);
         if let Some((site, copy)) = table.tripwire(rip) {
             return self.tripped(site, copy, vcpu);
         }
-        let site = match find(&table, memory, vcpu) {
+        let site = match find(table, memory, vcpu) {
             Found::Ours(site) => site,
             Found::Stale => {
                 self.miss_departed(memory, vcpu);

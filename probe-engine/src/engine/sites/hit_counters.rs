@@ -1,64 +1,92 @@
 //! How often probes are hit.
 
+use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counters of one probe.
-#[derive(Debug, Default)]
-struct Counts {
-    hits: AtomicU64,
-    exits: AtomicU64,
-    is_closed: AtomicBool,
+/// What is counted of a probe.
+#[derive(Debug, Clone, Copy)]
+enum Count {
+    /// Hits that came with an exit, as most hits of breakpoints do: counted at once, as each change of a counter that
+    /// vCPUs share takes as long as many instructions.
+    HitsAtExits,
+    OtherHits,
+    OtherExits,
+    /// Whether it has been removed.
+    Closed,
 }
 
-/// A probe's counters that every hit changes. Those of a batch lie together, as the processor's caches keep more of
-/// them than if each were beside the rest of its probe. They are freed with the last probe of the batch.
+const COUNTS: usize = 4;
+
+/// A probe's counters that every hit changes. They are freed with the last probe of the batch.
 #[derive(Debug, Clone)]
 pub(crate) struct HitCounters {
-    of_batch: Arc<[Counts]>,
+    /// Those of all probes of a batch, one kind after the other: a line of the processor's caches then has those of
+    /// eight probes that most hits change.
+    of_batch: Arc<[AtomicU64]>,
     index: u32,
 }
 
 impl HitCounters {
     /// Those of so many probes.
     pub(crate) fn of_batch(probes: usize) -> impl Iterator<Item = Self> {
-        let of_batch: Arc<[Counts]> = (0..probes).map(|_| Counts::default()).collect();
+        let counters = (0..COUNTS * probes).map(|_| AtomicU64::default());
+        let of_batch: Arc<[AtomicU64]> = counters.collect();
         (0..probes as u32).map(move |index| Self {
             of_batch: Arc::clone(&of_batch),
             index,
         })
     }
 
+    /// Has the processor fetch what [`Self::hit_at_exit`] changes, without a wait for it.
+    pub(crate) fn fetch(&self) {
+        black_box(self.get(Count::HitsAtExits));
+    }
+
+    /// Counts a hit and the exit from guest mode that it came with.
+    pub(crate) fn hit_at_exit(&self) {
+        self.add(Count::HitsAtExits, 1);
+    }
+
     /// Counts hits.
     pub(crate) fn hit(&self, times: u64) {
-        self.own().hits.fetch_add(times, Ordering::Relaxed);
+        self.add(Count::OtherHits, times);
     }
 
     /// Counts an exit from guest mode.
     pub(crate) fn exit(&self) {
-        self.own().exits.fetch_add(1, Ordering::Relaxed);
+        self.add(Count::OtherExits, 1);
     }
 
     /// Says that the probe has been removed.
     pub(crate) fn close(&self) {
-        self.own().is_closed.store(true, Ordering::Relaxed);
+        self.counter(Count::Closed).store(1, Ordering::Relaxed);
     }
 
     /// Returns true if the probe has been removed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.own().is_closed.load(Ordering::Relaxed)
+        self.get(Count::Closed) != 0
     }
 
     pub(crate) fn hits(&self) -> u64 {
-        self.own().hits.load(Ordering::Relaxed)
+        self.get(Count::HitsAtExits) + self.get(Count::OtherHits)
     }
 
     pub(crate) fn exits(&self) -> u64 {
-        self.own().exits.load(Ordering::Relaxed)
+        self.get(Count::HitsAtExits) + self.get(Count::OtherExits)
     }
 
-    fn own(&self) -> &Counts {
-        &self.of_batch[self.index as usize]
+    fn add(&self, count: Count, times: u64) {
+        self.counter(count).fetch_add(times, Ordering::Relaxed);
+    }
+
+    fn get(&self, count: Count) -> u64 {
+        self.counter(count).load(Ordering::Relaxed)
+    }
+
+    fn counter(&self, count: Count) -> &AtomicU64 {
+        let probes = self.of_batch.len() / COUNTS;
+        &self.of_batch[count as usize * probes + self.index as usize]
     }
 }
 
@@ -71,11 +99,12 @@ mod tests {
         let counters: Vec<_> = HitCounters::of_batch(3).collect();
         counters[1].hit(2);
         counters[1].clone().exit();
+        counters[0].hit_at_exit();
         counters[2].close();
         let counts = counters
             .iter()
             .map(|it| (it.hits(), it.exits(), it.is_closed()));
-        let wanted = [(0, 0, false), (2, 1, false), (0, 0, true)];
+        let wanted = [(1, 1, false), (2, 1, false), (0, 0, true)];
         assert_eq!(counts.collect::<Vec<_>>(), wanted);
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod foresight;
 pub(crate) mod guest_kprobes;
 pub(crate) mod hit_counters;
 pub(crate) mod jump;
+mod plain_map;
 pub(crate) mod plain_site;
 pub(crate) mod probe;
 pub(crate) mod site;

@@ -86,8 +86,8 @@ impl Table {
         self.sites.get(at)
     }
 
-    /// What a hit looks at where a plain site is at `at`, and the site, if an int3 there is ours.
-    pub(crate) fn plain_site(&self, at: GuestVirtAddr) -> Option<(&PlainSite, &Arc<Site>)> {
+    /// What a hit looks at where a plain site is at `at`, if an int3 there is ours.
+    pub(crate) fn plain_site(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
         // Where the guest holds a jump, no int3 is ours.
         self.sites.plain(at).filter(|_| self.held.is_empty())
     }

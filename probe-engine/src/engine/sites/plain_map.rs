@@ -1,0 +1,128 @@
+//! Plain sites by their addresses.
+
+use std::hash::BuildHasher;
+
+use guest_state::GuestVirtAddr;
+use rustc_hash::FxBuildHasher;
+
+use crate::engine::sites::plain_site::PlainSite;
+
+/// Plain sites by their virtual addresses, for hits.
+///
+/// A table with open addressing and linear probing (Knuth, The Art of Computer Programming, vol. 3, 6.4, algorithms L
+/// and R). With thousands of sites what a hit looks at is in memory and not in the processor's caches. Here that is one
+/// line of the caches for most sites. A table that keeps tags of its entries apart from them, as the standard library's
+/// does, needs a line of tags first.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PlainMap {
+    /// None, or a power of two of them, of which a third is free at least.
+    slots: Box<[Option<Slot>]>,
+    len: usize,
+}
+
+/// A plain site, in a line of its own.
+#[derive(Debug, Clone)]
+#[repr(align(64))]
+struct Slot {
+    at: GuestVirtAddr,
+    plain: PlainSite,
+}
+
+/// A site's place in tables, from its address.
+pub(crate) fn hash(at: GuestVirtAddr) -> u64 {
+    FxBuildHasher.hash_one(at.0)
+}
+
+/// So many slots a table has that has any.
+const LEAST: usize = 4;
+
+impl PlainMap {
+    pub(crate) fn get(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
+        let place = self.place(at)?;
+        self.slots[place].as_ref().map(|slot| &slot.plain)
+    }
+
+    /// Has there be this site at an address, or none.
+    pub(crate) fn set(&mut self, at: GuestVirtAddr, plain: Option<PlainSite>) {
+        match plain {
+            Some(plain) => self.insert(at, plain),
+            None => self.remove(at),
+        }
+    }
+
+    fn insert(&mut self, at: GuestVirtAddr, plain: PlainSite) {
+        let slot = Some(Slot { at, plain });
+        if let Some(place) = self.place(at) {
+            self.slots[place] = slot;
+            return;
+        }
+        if 3 * (self.len + 1) > 2 * self.slots.len() {
+            self.grow();
+        }
+        self.put(slot);
+        self.len += 1;
+    }
+
+    fn remove(&mut self, at: GuestVirtAddr) {
+        let Some(mut hole) = self.place(at) else {
+            return;
+        };
+        self.len -= 1;
+        self.slots[hole] = None;
+        // Whatever was put behind the hole because its own place was taken moves there.
+        let mut next = self.after(hole);
+        while let Some(slot) = &self.slots[next] {
+            let (home, mask) = (self.home(slot.at), self.slots.len() - 1);
+            if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
+                self.slots.swap(hole, next);
+                hole = next;
+            }
+            next = self.after(next);
+        }
+    }
+
+    /// Where the site at `at` is.
+    fn place(&self, at: GuestVirtAddr) -> Option<usize> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let mut place = self.home(at);
+        while let Some(slot) = &self.slots[place] {
+            if slot.at == at {
+                return Some(place);
+            }
+            place = self.after(place);
+        }
+        None
+    }
+
+    /// Puts a site that isn't there where there is room for it.
+    fn put(&mut self, slot: Option<Slot>) {
+        let Some(at) = slot.as_ref().map(|slot| slot.at) else {
+            return;
+        };
+        let mut place = self.home(at);
+        while self.slots[place].is_some() {
+            place = self.after(place);
+        }
+        self.slots[place] = slot;
+    }
+
+    fn grow(&mut self) {
+        let more = (2 * self.slots.len()).max(LEAST);
+        let fewer = std::mem::replace(&mut self.slots, (0..more).map(|_| None).collect());
+        fewer.into_iter().for_each(|slot| self.put(slot));
+    }
+
+    /// Where the site at `at` is if nothing else is there.
+    fn home(&self, at: GuestVirtAddr) -> usize {
+        hash(at) as usize & (self.slots.len() - 1)
+    }
+
+    fn after(&self, place: usize) -> usize {
+        (place + 1) & (self.slots.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests;
