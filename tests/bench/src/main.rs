@@ -51,8 +51,11 @@ enum Part {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match measure(&cli) {
+    let result = match exits::thread_to_trace() {
+        Some(thread) => exits::trace(thread).map_err(Into::into),
+        None => measure(&Cli::parse()),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("bench: {}", chain(&*error)));

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::clock;
 
 /// `KVM_RUN`, `_IO(KVMIO, 0x80)` (include/uapi/linux/kvm.h).
-const KVM_RUN: c_ulong = 0xae80;
+pub const KVM_RUN: c_ulong = 0xae80;
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static TIMES: Mutex<Vec<Time>> = Mutex::new(Vec::new());

@@ -4,9 +4,11 @@
 
 mod calls;
 mod guest;
+mod steps;
 
 use hdrhistogram::Histogram;
 use tokio::runtime::Runtime;
+use tokio::task::spawn_blocking;
 use vmprobe_client::{Client, ClientError, Message, spec};
 
 use crate::clock::Clock;
@@ -14,6 +16,9 @@ use crate::in_process::{InProcessError, create_guest, with_server};
 use crate::report::Entry;
 
 pub use guest::kernel;
+pub use steps::{thread_to_trace, trace};
+
+use steps::{Steps, StepsError};
 
 /// Name of the only VM.
 const VM: &str = "exits";
@@ -47,6 +52,9 @@ pub enum ExitsError {
         /// Exits with a time.
         timed: u64,
     },
+    /// Their instructions were not counted.
+    #[error(transparent)]
+    Steps(#[from] StepsError),
 }
 
 impl From<ClientError> for ExitsError {
@@ -72,8 +80,50 @@ pub fn measure() -> Result<Vec<Entry>, ExitsError> {
             }
             entries.extend(figures(sites, is_read, &runs, clock));
         }
+        let steps = with_server(async |client| steps(client, sites).await);
+        entries.extend(counted(sites, runtime.block_on(steps)?));
     }
     Ok(entries)
+}
+
+/// Counts the instructions of a guest's hits, of which nobody reads the events.
+async fn steps(client: &Client, sites: usize) -> Result<Steps, ExitsError> {
+    create_probed(client, sites).await?;
+    client.start_vm(VM).await?;
+    let steps = spawn_blocking(steps::count).await;
+    client.wait_vm(VM).await?;
+    client.delete_vm(VM).await?;
+    Ok(steps.unwrap_or(Err(StepsError::NotTraced))?)
+}
+
+fn counted(sites: usize, steps: Steps) -> impl Iterator<Item = Entry> {
+    let figures = [
+        (steps.instructions, "instructions", "instructions"),
+        (steps.lines, "lines", "lines of 64 bytes of the code"),
+    ];
+    figures.into_iter().map(move |(value, unit, what)| {
+        let how = format!(
+            "{what} from KVM_RUN's return to its next call, counted by single steps: {sites} sites \
+             with push and pop, nobody reads the events"
+        );
+        Entry {
+            place: "host",
+            ..Entry::native("BN02", value as f64, unit, how)
+        }
+    })
+}
+
+/// Creates a guest all of whose sites are probed.
+async fn create_probed(client: &Client, sites: usize) -> Result<(), ExitsError> {
+    let code = kernel(sites, HITS / sites).map_err(InProcessError::from)?;
+    create_guest(client, VM, &code).await?;
+    let specs = (0..sites).map(|site| {
+        let text = guest::site(site);
+        spec::parse(&text).map_err(|_| ExitsError::Spec(text))
+    });
+    let specs = specs.collect::<Result<_, _>>()?;
+    client.register_probes(VM, specs).await?;
+    Ok(())
 }
 
 /// The hits of one guest.
@@ -91,15 +141,7 @@ async fn hits(
     is_read: bool,
     clock: Clock,
 ) -> Result<Run, ExitsError> {
-    let code = kernel(sites, HITS / sites).map_err(InProcessError::from)?;
-    create_guest(client, VM, &code).await?;
-    let specs = (0..sites).map(|site| {
-        let text = guest::site(site);
-        spec::parse(&text).map_err(|_| ExitsError::Spec(text))
-    });
-    client
-        .register_probes(VM, specs.collect::<Result<_, _>>()?)
-        .await?;
+    create_probed(client, sites).await?;
     let reader = match is_read {
         true => {
             let mut stream = client.events(VM, Vec::new()).await?;
