@@ -2,7 +2,8 @@
 //!
 //! Each VM is a process of its own ([`process`]), which serves its calls on a socket that only this process has. A
 //! call that names a VM is passed on to it, message by message as they are ([`relay`]); those about VMs as such are
-//! answered here ([`calls`]). A VM's process that dies takes its guest with it, and nothing else.
+//! answered here ([`calls`]). A VM's process that dies takes its guest with it, and nothing else. A call that its client
+//! gives up is dropped ([`cancellation`]).
 //!
 //! Calls and connections are counted on their way ([`measure`], [`counters`]), and told with what VMs come to by HTTP, on
 //! addresses of its own ([`watch`]), or sent to a receiver, with the log ([`telemetry`]).
@@ -12,6 +13,7 @@ mod addressed;
 mod admission;
 mod bind;
 mod calls;
+mod cancellation;
 mod connection;
 mod counters;
 mod deadline;

@@ -101,7 +101,7 @@ impl StreamingService<Bytes> for RelayedCall {
                 check_watches_only(&caller, first.clone())?;
             }
             let process = vms.get(&vm)?;
-            // A client that has gone ends its messages.
+            // One that is too long ends them.
             let rest = messages.map_while(Result::ok);
             let (answering, answered) = oneshot::channel();
             let heard = Heard {

@@ -24,6 +24,7 @@ use vmprobe_proto::v1::vm_service_server::VmServiceServer;
 
 use super::admission::Admission;
 use super::bind::{self, BindError, Listening, Purpose};
+use super::cancellation::Cancellation;
 use super::connection::{self, ConnectionLimit};
 use super::counters::Counters;
 use super::deadline::Deadlines;
@@ -205,7 +206,10 @@ type Layers = Stack<
         CallLayer<Admission>,
         Stack<
             CallLayer<Authorize>,
-            Stack<CallLayer<Deadlines>, Stack<CallLayer<Measure>, Identity>>,
+            Stack<
+                CallLayer<Deadlines>,
+                Stack<CallLayer<Measure>, Stack<CallLayer<Cancellation>, Identity>>,
+            >,
         >,
     >,
 >;
@@ -250,6 +254,7 @@ async fn router(
         .initial_connection_window_size(limits::CLIENT_CONNECTION_WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(Some(limits::STREAMS_A_CONNECTION))
+        .layer(CallLayer(Cancellation))
         .layer(CallLayer(Measure::new(Arc::clone(counters))))
         .layer(CallLayer(Deadlines))
         .layer(CallLayer(authorize))

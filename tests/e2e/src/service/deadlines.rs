@@ -1,6 +1,7 @@
 //! Calls that end before what they wait for: by their deadline, or because their client gives up. Nothing is left of
 //! them, and nothing is half done.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use prost::Message;
 use prost_types::FileDescriptorSet;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -43,6 +45,12 @@ pub const TESTS: &[Test] = &[
         ids: &["SV01"],
         needs: Needs::Tiny,
         run: given_up,
+    },
+    Test {
+        name: "a_call_of_any_method_that_is_given_up_before_its_message_counts_as_cancelled",
+        ids: &["SV01"],
+        needs: Needs::Tiny,
+        run: without_message,
     },
     Test {
         name: "a_batch_of_probes_that_runs_out_of_time_is_registered_whole_or_not_at_all",
@@ -112,22 +120,13 @@ impl Call {
         }
     }
 
-    /// Returns true if its client sends messages. When it gives the call up, the server may see their end first, and ends
-    /// the call by that.
+    /// Returns true if its client sends messages. When it gives the call up it ends them first, and the server may end the
+    /// call by that.
     fn has_messages(self) -> bool {
         matches!(
             self,
             Self::HandleHits | Self::Debug | Self::AttachConsole | Self::UploadImage
         )
-    }
-
-    /// How the server's metrics begin to tell of such a call that ended with this code, or with any.
-    fn ended(self, code: Option<&str>) -> String {
-        let ended = format!("vmprobe_calls_total{{method=\"{}\",code=\"", self.method());
-        match code {
-            None => ended,
-            Some(code) => format!("{ended}{code}\"}} "),
-        }
     }
 
     /// Makes the call; returns how it ends.
@@ -324,13 +323,13 @@ impl Guest {
         http::get_by_socket(&self.folder.path().join("metrics"), "/metrics").await
     }
 
-    /// Looks until a sample has this value; one that is not told is 0.
-    async fn until(&self, sample: &str, expected: u32) -> Result<(), Failure> {
+    /// Looks until the samples that begin so have this sum.
+    async fn until(&self, samples: &str, expected: u32) -> Result<(), Failure> {
         loop {
             let metrics = self.metrics().await?;
-            let found = metrics.lines().find_map(|line| line.strip_prefix(sample));
-            let found = found.and_then(|value| value.trim().parse().ok());
-            if found.unwrap_or(0.0) == f64::from(expected) {
+            let found = metrics.lines().filter(|line| line.starts_with(samples));
+            let values = found.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+            if values.sum::<f64>() == f64::from(expected) {
                 return Ok(());
             }
         }
@@ -342,21 +341,41 @@ impl Guest {
         self.until(&sample, count).await
     }
 
-    /// Checks that the server has counted a call of this method that ended with this code, or any.
-    async fn has_ended(&self, call: Call, code: Option<&str>) -> Result<(), Failure> {
+    /// How many calls have ended, by method and code as metrics tell them. A call may be counted after its client has its
+    /// answer, so it waits until none is under way.
+    async fn ended(&self) -> Result<BTreeMap<String, String>, Failure> {
+        self.until("vmprobe_calls_in_progress{", 0).await?;
         let metrics = self.metrics().await?;
-        let ended = call.ended(code);
+        let ended = metrics.lines().filter_map(|line| {
+            let (call, count) = line.strip_prefix("vmprobe_calls_total")?.rsplit_once(' ')?;
+            Some((call.to_owned(), count.to_owned()))
+        });
+        Ok(ended.collect())
+    }
+
+    /// Checks that since then one call has ended, of this method and with this code, or with any.
+    async fn check_ended(
+        &self,
+        before: &BTreeMap<String, String>,
+        method: &str,
+        code: Option<&str>,
+    ) -> Result<(), Failure> {
+        let mut after = self.ended().await?;
+        after.retain(|call, count| before.get(call) != Some(count));
+        let calls: Vec<_> = after.into_keys().collect();
+        let expected = match code {
+            Some(code) => format!("{{method=\"{method}\",code=\"{code}\"}}"),
+            None => format!("{{method=\"{method}\",code=\""),
+        };
         check!(
-            metrics.contains(&ended),
-            "there is no {ended} in\n{metrics}"
+            calls.len() == 1 && calls[0].starts_with(&expected),
+            "found {calls:?}, expected one call {expected}"
         );
         Ok(())
     }
 
     /// Checks that nothing is left of a call.
     async fn nothing_left(&self, call: Call) -> Result<(), Failure> {
-        self.under_way("call", 0).await?;
-        self.under_way("stream", 0).await?;
         // A VM's process learns it a moment later.
         let streams = format!("vmprobe_event_streams{{vm=\"{VM}\"}}");
         self.until(&streams, 0).await?;
@@ -376,10 +395,13 @@ fn ended(cx: &Context) -> TestResult {
     cx.block_on(async {
         let guest = Guest::new(cx).await?;
         for call in Call::ALL {
+            let before = guest.ended().await?;
             let status = call.make(guest.waiting.clone(), Some(SHORT)).await;
             check_eq!(status.code(), Code::DeadlineExceeded, "{call:?}: {status}");
+            guest
+                .check_ended(&before, &call.method(), Some("DEADLINE_EXCEEDED"))
+                .await?;
             guest.nothing_left(call).await?;
-            guest.has_ended(call, Some("DEADLINE_EXCEEDED")).await?;
         }
         // Another debugger and another client of hits are let in, which is no error of two at a time.
         for call in [Call::Debug, Call::HandleHits] {
@@ -394,28 +416,75 @@ fn given_up(cx: &Context) -> TestResult {
     cx.block_on(async {
         let guest = Guest::new(cx).await?;
         for call in Call::ALL {
-            loop {
-                let made = tokio::spawn(call.make(guest.waiting.clone(), None));
-                guest.under_way(call.kind(), 1).await?;
-                made.abort();
-                guest.nothing_left(call).await?;
-                if call.has_messages() {
-                    guest.has_ended(call, None).await?;
-                    break;
-                }
-                if guest
-                    .metrics()
-                    .await?
-                    .contains(&call.ended(Some("CANCELLED")))
-                {
-                    break;
-                }
-                // It was under way with its headers. Given up before its message had come, it is one that lacks it.
-                guest.has_ended(call, Some("INVALID_ARGUMENT")).await?;
-            }
+            let before = guest.ended().await?;
+            let made = tokio::spawn(call.make(guest.waiting.clone(), None));
+            guest.under_way(call.kind(), 1).await?;
+            made.abort();
+            let code = (!call.has_messages()).then_some("CANCELLED");
+            guest.check_ended(&before, &call.method(), code).await?;
+            guest.nothing_left(call).await?;
         }
         pass_with(format!("{} calls", Call::ALL.len()))
     })
+}
+
+fn without_message(cx: &Context) -> TestResult {
+    cx.block_on(async {
+        let guest = Guest::new(cx).await?;
+        let methods = methods()?;
+        for method in &methods {
+            let before = guest.ended().await?;
+            let bare = guest.waiting.bare.clone();
+            let request = Request::new(tokio_stream::pending());
+            let made = tokio::spawn(call_with_nothing(bare, method.path.clone(), request));
+            guest.until("vmprobe_calls_in_progress{", 1).await?;
+            made.abort();
+            guest
+                .check_ended(&before, &method.name, Some("CANCELLED"))
+                .await?;
+        }
+        pass_with(format!("{} methods", methods.len()))
+    })
+}
+
+/// A method of the protocol.
+struct Method {
+    /// What metrics call it.
+    name: String,
+    path: PathAndQuery,
+}
+
+/// All that there are.
+fn methods() -> Result<Vec<Method>, Failure> {
+    let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET);
+    let set = set.map_err(|error| wrong!("the protocol's descriptors: {error}"))?;
+    let mut methods = Vec::new();
+    for service in set.file.iter().flat_map(|file| &file.service) {
+        for method in &service.method {
+            let name = format!("{}/{}", service.name(), method.name());
+            let path = PathAndQuery::try_from(format!("/vmprobe.v1.{name}"));
+            let path = path.map_err(|error| wrong!("{error}"))?;
+            methods.push(Method { name, path });
+        }
+    }
+    let count = methods.len();
+    check!(count > 30, "too few methods: {count}");
+    Ok(methods)
+}
+
+/// Calls a method whose messages all have no fields.
+async fn call_with_nothing(
+    bare: Bare,
+    path: PathAndQuery,
+    request: Request<impl Stream<Item = ()> + Send + 'static>,
+) -> Result<Code, Failure> {
+    let origin = "http://vmprobed".parse().unwrap_or_default();
+    let mut grpc = Grpc::with_origin(bare, origin);
+    let ready = grpc.ready().await;
+    ready.map_err(|error| wrong!("the connection has ended: {error}"))?;
+    let codec = ProstCodec::<(), ()>::default();
+    let answer = grpc.streaming(request, path, codec).await;
+    Ok(answer.err().map_or(Code::Ok, |status| status.code()))
 }
 
 /// Calls each method that the protocol has, with nothing.
@@ -423,27 +492,13 @@ fn no_time(cx: &Context) -> TestResult {
     cx.block_on(async {
         let server = Server::start(cx)?;
         let bare = Bare::connect(&server.endpoint).await?;
-        let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET);
-        let set = set.map_err(|error| wrong!("the protocol's descriptors: {error}"))?;
-        let mut count = 0;
-        for service in set.file.iter().flat_map(|file| &file.service) {
-            for method in &service.method {
-                let path = format!("/vmprobe.v1.{}/{}", service.name(), method.name());
-                let path = PathAndQuery::try_from(path).map_err(|error| wrong!("{error}"))?;
-                let origin = "http://vmprobed".parse().unwrap_or_default();
-                let mut grpc = Grpc::with_origin(bare.clone(), origin);
-                let ready = grpc.ready().await;
-                ready.map_err(|error| wrong!("the connection has ended: {error}"))?;
-                let request = timed(tokio_stream::once(()), Some(Duration::ZERO));
-                let codec = ProstCodec::<(), ()>::default();
-                let answer = grpc.streaming(request, path.clone(), codec).await;
-                let code = answer.err().map(|status| status.code());
-                check_eq!(code, Some(Code::DeadlineExceeded), "{path}");
-                count += 1;
-            }
+        let methods = methods()?;
+        for Method { name, path } in &methods {
+            let request = timed(tokio_stream::once(()), Some(Duration::ZERO));
+            let code = call_with_nothing(bare.clone(), path.clone(), request).await?;
+            check_eq!(code, Code::DeadlineExceeded, "{name}");
         }
-        check!(count > 30, "too few methods: {count}");
-        pass_with(format!("{count} methods"))
+        pass_with(format!("{} methods", methods.len()))
     })
 }
 
