@@ -210,8 +210,9 @@ impl KvmVcpu {
 
     /// The vCPU as it is: its registers may have been set since the end of `KVM_RUN`.
     pub(super) fn context_now(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
-        let registers = self.registers()?;
-        self.fd.sync_regs_mut().regs = registers::to_kvm(registers);
+        let regs = self.fd.get_regs();
+        let regs = regs.map_err(|e| self.refused("read the registers", &e))?;
+        self.fd.sync_regs_mut().regs = regs;
         Ok(self.context_of_page())
     }
 
@@ -244,7 +245,8 @@ impl KvmVcpu {
             self.fd.set_sync_dirty_reg(SyncReg::Register);
             return Ok(());
         }
-        let registers = registers::from_kvm(self.fd.sync_regs_mut().regs);
-        self.set_registers(&registers)
+        let regs = self.fd.sync_regs_mut().regs;
+        let set = self.fd.set_regs(&regs);
+        set.map_err(|e| self.refused("set the registers", &e))
     }
 }

@@ -203,24 +203,16 @@ impl KvmVcpu {
             _ => self.context()?,
         };
         let action = event.tell(|trap| handler.trap(&mut context, &shared.ram, trap));
-        // Nearly all answers are such, and nothing else is to be done.
-        if matches!(action, Action::Resume) && context.step.is_none() {
-            let (dirty, pause) = (context.dirty, context.pause);
-            if dirty {
-                self.hand_over(true)?;
-            }
-            if pause {
-                shared.gate.pause_soon();
-            }
-            *hold = None;
-            return Ok(());
-        }
-        let done = carry_out(
-            &mut context,
-            (action, event),
-            breakpoint_exit,
-            (handler, &shared.ram),
-        )?;
+        let done = match action {
+            // Nearly all answers are such.
+            Action::Resume if context.step.is_none() => CarriedOut::RESUMED,
+            _ => carry_out(
+                &mut context,
+                (action, event),
+                breakpoint_exit,
+                (handler, &shared.ram),
+            )?,
+        };
         let (start, dirty, pause) = (context.registers().rip, context.dirty, context.pause);
         if dirty {
             self.hand_over(done.is_plain)?;
@@ -360,6 +352,15 @@ struct CarriedOut {
     is_plain: bool,
     /// The step under way has ended.
     ends_step: bool,
+}
+
+impl CarriedOut {
+    /// The vCPU resumes, and no step is under way.
+    const RESUMED: Self = Self {
+        inject: 0,
+        is_plain: true,
+        ends_step: false,
+    };
 }
 
 /// Does with a trapped vCPU what the answer to an event says, as far as that concerns its state. It is apart from its
