@@ -126,6 +126,14 @@ pub trait TrapHandler: Send + Sync {
     /// after it unless the action is one more such step.
     fn trap(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory, trap: Trap) -> Action;
 
+    /// The address in this process's memory that the answer to an int3 at `rip` is likely to look at first; `None` if
+    /// nobody knows. The monitor asks as soon as a vCPU has come to an int3, and has the processor fetch what is there
+    /// while it makes the trap. Nothing is read there, so that nothing need be there any more.
+    fn first_look(&self, rip: GuestVirtAddr) -> Option<usize> {
+        let _nobody_knows = rip;
+        None
+    }
+
     /// Until when a vCPU stands still that [`Action::Hold`] has stopped; `None` if it may go on. Asked under a
     /// lock of the monitor's, when that is told to look again and at the time of the last answer: it must be
     /// quick, and call nothing of the monitor.

@@ -52,6 +52,7 @@ use returns::exits::Exits;
 use returns::follower::Orphans;
 use returns::replaced::Returns;
 use sites::departed::Departed;
+use sites::first_look::FirstLook;
 use sites::probe::Probe;
 use sites::table::Table;
 use sites::wishes::optimization;
@@ -81,6 +82,7 @@ pub struct Engine {
     registry: Lock<Arc<Registry>>,
     /// What traps look at.
     table: ArcSwap<Table>,
+    first_look: FirstLook,
     departed: Departed,
     arena: CodeArena,
     shared_ways: SharedWays,
@@ -113,6 +115,7 @@ impl Engine {
             vcpus,
             registry: Lock::new(Rank::Registry, Default::default()),
             table: ArcSwap::from_pointee(Table::new(image)),
+            first_look: FirstLook::default(),
             departed: Departed::new(),
             arena: CodeArena::new(),
             shared_ways: SharedWays::new(),
@@ -210,6 +213,7 @@ impl Engine {
             self.merger.set_active(true);
         }
         let waited = self.table().waits_for_modules();
+        self.first_look.set(table.places());
         self.table.store(Arc::clone(table));
         if !(waited && table.waits_for_modules()) {
             // What is known of modules holds as long as somebody waits for them to come and go.

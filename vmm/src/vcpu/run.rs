@@ -2,7 +2,8 @@
 
 use guest_state::x86_64::INT3;
 use guest_state::{
-    Action, GuestMemory, GuestPhysAddr, Step, StepEnd, Trap, TrapHandler, Vcpu, VcpuError,
+    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, Trap, TrapHandler, Vcpu,
+    VcpuError,
 };
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::VcpuExit;
@@ -13,12 +14,15 @@ use crate::{
     exits::ExitKind,
     gate::Hold,
     ram::GuestRam,
-    x86_64::vcpu::{
-        context::VcpuContext,
-        exit::{BreakpointExit, DebugExit, InternalError},
-        guest_debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
-        msr,
-        reinject::{Reinjected, reinject},
+    x86_64::{
+        prefetch::prefetch,
+        vcpu::{
+            context::VcpuContext,
+            exit::{BreakpointExit, DebugExit, InternalError},
+            guest_debug::{DR6_SINGLE_STEP, DebugEvent, StepUnderWay},
+            msr,
+            reinject::{Reinjected, reinject},
+        },
     },
 };
 
@@ -107,6 +111,7 @@ impl KvmVcpu {
                 }
                 RunExit::InternalError(error) => {
                     let rip = self.rip()?;
+                    fetch_for(handler, rip);
                     if self.byte_at(rip, shared, &error) != Some(INT3) {
                         shared.exits.count(ExitKind::Other);
                         shared.end.end(self.failed(&error, rip));
@@ -116,7 +121,10 @@ impl KvmVcpu {
                     self.breakpoint_exit = BreakpointExit::EmulationFailure;
                     DebugEvent::Breakpoint
                 }
-                RunExit::Trapped(DebugExit::Breakpoint) => DebugEvent::Breakpoint,
+                RunExit::Trapped(DebugExit::Breakpoint { at }) => {
+                    fetch_for(handler, at);
+                    DebugEvent::Breakpoint
+                }
                 RunExit::Trapped(DebugExit::Debug { dr6 }) => DebugEvent::Debug {
                     dr6,
                     cause: self.debugging.cause(dr6),
@@ -177,7 +185,7 @@ impl KvmVcpu {
 
     fn kind(&self, exit: DebugExit) -> ExitKind {
         match exit {
-            DebugExit::Breakpoint => ExitKind::Breakpoint,
+            DebugExit::Breakpoint { .. } => ExitKind::Breakpoint,
             DebugExit::Debug { dr6 } if self.is_single_step(dr6) => ExitKind::Step,
             DebugExit::Debug { .. } => ExitKind::Hardware,
         }
@@ -341,6 +349,14 @@ impl KvmVcpu {
             )
         };
         Ending::Failed { reason }
+    }
+}
+
+/// Has the processor fetch what the handler looks at first in its answer to an int3 at `rip`.
+#[inline]
+fn fetch_for(handler: &dyn TrapHandler, rip: u64) {
+    if let Some(address) = handler.first_look(GuestVirtAddr(rip)) {
+        prefetch(address);
     }
 }
 

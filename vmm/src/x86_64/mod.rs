@@ -13,6 +13,7 @@
 //! - [`events`]: interrupts by message, in KVM's table of interrupt numbers;
 //! - [`platform`]: which devices there are, and where;
 //! - [`cpu`]: what a vCPU starts with;
+//! - [`prefetch`]: having the processor fetch memory before it is needed;
 //! - [`vcpu`]: registers, debug registers, exceptions and events of a vCPU that has left guest mode,
 //!   behind `guest_state`'s [`Vcpu`](guest_state::Vcpu).
 //!
@@ -26,4 +27,5 @@ pub(crate) mod events;
 pub(crate) mod layout;
 mod numa;
 pub(crate) mod platform;
+pub(crate) mod prefetch;
 pub(crate) mod vcpu;

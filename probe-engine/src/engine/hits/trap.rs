@@ -29,6 +29,10 @@ impl TrapHandler for Engine {
         }
     }
 
+    fn first_look(&self, rip: GuestVirtAddr) -> Option<usize> {
+        Some(self.first_look.of(rip))
+    }
+
     fn held_until(&self, vcpu: VcpuId) -> Option<Instant> {
         self.attendants.held_until(vcpu)
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod additions;
 pub(crate) mod departed;
+pub(crate) mod first_look;
 pub(crate) mod foresight;
 pub(crate) mod guest_kprobes;
 pub(crate) mod hit_counters;

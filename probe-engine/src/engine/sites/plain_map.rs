@@ -28,6 +28,23 @@ struct Slot {
     plain: PlainSite,
 }
 
+/// Where a table's slots are in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places {
+    pub(crate) start: usize,
+    /// So many there are, less one.
+    pub(crate) mask: usize,
+}
+
+impl Places {
+    /// Where the slot of the site at `at` is if nothing else is there.
+    pub(crate) fn of(self, at: GuestVirtAddr) -> usize {
+        let place = hash(at) as usize & self.mask;
+        self.start
+            .wrapping_add(place.wrapping_mul(size_of::<Option<Slot>>()))
+    }
+}
+
 /// A site's place in tables, from its address.
 pub(crate) fn hash(at: GuestVirtAddr) -> u64 {
     FxBuildHasher.hash_one(at.0)
@@ -40,6 +57,14 @@ impl PlainMap {
     pub(crate) fn get(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
         let place = self.place(at)?;
         self.slots[place].as_ref().map(|slot| &slot.plain)
+    }
+
+    /// Where the slots are.
+    pub(crate) fn places(&self) -> Places {
+        Places {
+            start: self.slots.as_ptr().addr(),
+            mask: self.slots.len().saturating_sub(1),
+        }
     }
 
     /// Has there be this site at an address, or none.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guest_state::GuestVirtAddr;
 use hashbrown::HashTable;
 
-use crate::engine::sites::plain_map::{PlainMap, hash};
+use crate::engine::sites::plain_map::{Places, PlainMap, hash};
 use crate::engine::sites::plain_site::PlainSite;
 use crate::engine::sites::site::Site;
 
@@ -30,6 +30,11 @@ impl SiteMap {
     /// What a hit looks at where a plain site is.
     pub(crate) fn plain(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
         self.plain.get(at)
+    }
+
+    /// Where hits look for plain sites.
+    pub(crate) fn places(&self) -> Places {
+        self.plain.places()
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<Site>> + Clone {

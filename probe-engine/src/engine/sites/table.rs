@@ -9,6 +9,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError, Watchp
 use rustc_hash::FxHashMap;
 
 use crate::engine::sites::jump::{Jump, Verdict};
+use crate::engine::sites::plain_map::Places;
 use crate::engine::sites::plain_site::PlainSite;
 use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Milestone, Probes, Site};
@@ -90,6 +91,11 @@ impl Table {
     pub(crate) fn plain_site(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
         // Where the guest holds a jump, no int3 is ours.
         self.sites.plain(at).filter(|_| self.held.is_empty())
+    }
+
+    /// Where hits look for plain sites.
+    pub(crate) fn places(&self) -> Places {
+        self.sites.places()
     }
 
     pub(crate) fn site_at_phys(&self, at: GuestPhysAddr) -> Option<&Arc<Site>> {

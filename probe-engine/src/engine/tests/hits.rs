@@ -1,9 +1,12 @@
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use guest_state::testing::TestVcpu;
 use guest_state::x86_64::flags::RF;
-use guest_state::{Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, Tsc, VcpuId};
+use guest_state::{
+    Action, GuestMemory, GuestPhysAddr, GuestVirtAddr, Step, StepEnd, TrapHandler, Tsc, VcpuId,
+};
 
 use crate::action::HitAction;
 use crate::engine::{Attendant, HeldHit};
@@ -185,6 +188,18 @@ fn a_site_is_plain_unless_its_probe_asks_for_more_than_registers_and_context() {
     assert!(!is_plain(|options| {
         options.actions = [HitAction::Override { value: 1 }].into();
     }));
+}
+
+#[test]
+fn the_monitor_is_told_the_line_of_the_caches_that_a_hit_looks_at_first() {
+    const LINE: usize = 64;
+    let f = Fixture::new();
+    f.probe("plain");
+    let at = GuestVirtAddr(TEXT + 9);
+    let table = f.engine.table();
+    let site = ptr::from_ref(table.plain_site(at).unwrap()).addr();
+    let first = f.engine.first_look(at).unwrap();
+    assert_eq!(first / LINE, site / LINE);
 }
 
 #[test]

@@ -22,7 +22,10 @@ pub(crate) const INT3_LEN: u64 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DebugExit {
     /// An int3.
-    Breakpoint,
+    Breakpoint {
+        /// Its linear address.
+        at: u64,
+    },
     /// A debug exception, #DB.
     Debug {
         /// DR6 after the exception.
@@ -34,7 +37,7 @@ impl DebugExit {
     /// Returns None for an exception that no debugging causes.
     pub(crate) fn new(exit: &kvm_debug_exit_arch) -> Option<Self> {
         match u8::try_from(exit.exception) {
-            Ok(vector::BREAKPOINT) => Some(Self::Breakpoint),
+            Ok(vector::BREAKPOINT) => Some(Self::Breakpoint { at: exit.pc }),
             Ok(vector::DEBUG) => Some(Self::Debug { dr6: exit.dr6 }),
             _ => None,
         }
@@ -92,7 +95,7 @@ mod tests {
     #[test]
     fn debug_exits_are_told_apart() {
         let cases = [
-            (3, 0, Some(DebugExit::Breakpoint)),
+            (3, 0, Some(DebugExit::Breakpoint { at: 0x1000 })),
             (1, 0xffff_0ff2, Some(DebugExit::Debug { dr6: 0xffff_0ff2 })),
             (6, 0, None),
         ];
@@ -100,6 +103,7 @@ mod tests {
             let exit = kvm_debug_exit_arch {
                 exception,
                 dr6,
+                pc: 0x1000,
                 ..Default::default()
             };
             assert_eq!(DebugExit::new(&exit), expected);
