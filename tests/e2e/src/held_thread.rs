@@ -12,7 +12,7 @@ pub struct HeldThread {
     id: libc::pid_t,
 }
 
-/// How often it is tried to find the thread asleep.
+/// How often it is tried to find the thread, and to find it asleep.
 const TRIES: u32 = 1000;
 
 impl HeldThread {
@@ -77,39 +77,62 @@ fn request(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
 
 /// The number of the thread of this name.
 fn thread(process: u32, name: &str) -> Result<libc::pid_t, Failure> {
+    for _ in 0..TRIES {
+        if let Some(id) = listed(process, name)? {
+            return Ok(id);
+        }
+    }
+    Err(wrong!("the server has no thread {name}"))
+}
+
+/// The same, by one reading of the list of threads. Where a thread ends during that, others may be missing in the list
+/// (fs/proc/base.c, `next_tid`).
+fn listed(process: u32, name: &str) -> Result<Option<libc::pid_t>, Failure> {
     let path = format!("/proc/{process}/task");
     let entries = fs::read_dir(&path).map_err(Failure::io(format!("read {path}")))?;
     let mut found = entries.flatten().filter(|entry| {
         let own = fs::read_to_string(entry.path().join("comm"));
         own.is_ok_and(|own| own.trim_end() == name)
     });
-    let id = found
-        .next()
-        .and_then(|entry| entry.file_name().to_str()?.parse().ok());
-    id.ok_or_else(|| wrong!("the server has no thread {name}"))
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    Ok(found.next().and_then(number))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-    use std::thread::Builder;
+    use std::sync::{Mutex, mpsc};
+    use std::thread::{self, Builder};
 
-    use super::thread;
+    use super::thread as find;
 
     #[test]
-    fn a_thread_is_found_by_its_name() {
-        let (done, waits) = mpsc::channel::<()>();
-        let (started, running) = mpsc::channel();
-        let named = Builder::new().name("a-name-to-find".into());
-        let running_thread = named.spawn(move || {
-            started.send(()).unwrap();
-            let _ = waits.recv();
-        });
-        running.recv().unwrap();
+    fn a_thread_is_found_by_its_name_also_while_older_ones_end() {
         let own = std::process::id();
-        assert!(thread(own, "a-name-to-find").unwrap() > 0);
-        assert!(thread(own, "no-such-thread").is_err());
-        drop(done);
-        running_thread.unwrap().join().unwrap();
+        let mut missed = 0;
+        for _ in 0..100 {
+            let gate = Mutex::new(());
+            let (done, waits) = mpsc::channel::<()>();
+            let (started, running) = mpsc::channel();
+            thread::scope(|scope| {
+                let closed = gate.lock().unwrap();
+                for _ in 0..50 {
+                    scope.spawn(|| drop(gate.lock().unwrap()));
+                }
+                let named = Builder::new().name("a-name-to-find".into());
+                let named = named.spawn_scoped(scope, move || {
+                    started.send(()).unwrap();
+                    let _ = waits.recv();
+                });
+                running.recv().unwrap();
+                drop(closed);
+                missed += (0..20)
+                    .filter(|_| find(own, "a-name-to-find").is_err())
+                    .count();
+                drop(done);
+                named.unwrap();
+            });
+        }
+        assert_eq!(missed, 0);
+        assert!(find(own, "no-such-thread").is_err());
     }
 }
