@@ -72,6 +72,14 @@ pub fn count() -> Result<Steps, StepsError> {
 
 /// The number of the thread that runs a vCPU.
 fn vcpu_thread() -> Option<String> {
+    /// How often the list of threads is read.
+    const TRIES: u32 = 1000;
+    (0..TRIES).find_map(|_| listed_vcpu_thread())
+}
+
+/// The same, by one reading of the list of threads. Where a thread ends during that, others may be missing in the list
+/// (fs/proc/base.c, `next_tid`).
+fn listed_vcpu_thread() -> Option<String> {
     let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
     let is_vcpu = |path: &std::path::Path| {
         let name = fs::read_to_string(path.join("comm"));
