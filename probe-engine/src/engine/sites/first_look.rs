@@ -6,7 +6,7 @@ use guest_state::GuestVirtAddr;
 
 use crate::engine::sites::plain_map::Places;
 
-/// The places of the latest table's plain sites, known without a hold on that table. It is never read from them, so that it
+/// The places of the latest table's plain sites, known without a hold on that table. Nothing is read from them, so it
 /// doesn't matter whether they are still there.
 #[derive(Debug, Default)]
 pub(crate) struct FirstLook {

@@ -39,10 +39,14 @@ pub(crate) struct Places {
 impl Places {
     /// Where the slot of the site at `at` is if nothing else is there.
     pub(crate) fn of(self, at: GuestVirtAddr) -> usize {
-        let place = hash(at) as usize & self.mask;
         self.start
-            .wrapping_add(place.wrapping_mul(size_of::<Option<Slot>>()))
+            .wrapping_add(home(at, self.mask).wrapping_mul(size_of::<Option<Slot>>()))
     }
+}
+
+/// Which of `mask + 1` slots is that of the site at `at` if nothing else is there.
+fn home(at: GuestVirtAddr, mask: usize) -> usize {
+    hash(at) as usize & mask
 }
 
 /// A site's place in tables, from its address.
@@ -139,9 +143,9 @@ impl PlainMap {
         fewer.into_iter().for_each(|slot| self.put(slot));
     }
 
-    /// Where the site at `at` is if nothing else is there.
+    /// Which slot is that of the site at `at` if nothing else is there.
     fn home(&self, at: GuestVirtAddr) -> usize {
-        hash(at) as usize & (self.slots.len() - 1)
+        home(at, self.slots.len() - 1)
     }
 
     fn after(&self, place: usize) -> usize {
