@@ -13,6 +13,7 @@ use vm_memory::{
 };
 
 use crate::x86_64::layout;
+use crate::x86_64::prefetch::prefetch;
 
 /// Bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -274,6 +275,12 @@ impl GuestMemory for GuestRam {
             byte.store(to);
         }
         Ok(is_there)
+    }
+
+    fn prefetch(&self, at: GuestPhysAddr) {
+        if let Some(slice) = self.slice(at, 1) {
+            prefetch(slice.ptr_guard().as_ptr().addr());
+        }
     }
 
     #[inline]

@@ -6,6 +6,7 @@ use guest_kernel::kprobes::GuestKprobes;
 use guest_state::x86_64::INT3;
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, MemoryError};
 
+use crate::engine::sites::prefetched::prefetched;
 use crate::engine::sites::site::Site;
 
 /// Armed sites of one table that have other text in another one.
@@ -89,12 +90,16 @@ impl Patches {
         lifted
     }
 
+    fn int3s<'a>(&'a self, memory: &'a dyn GuestMemory) -> impl Iterator<Item = &'a Int3> {
+        prefetched(&self.int3s, memory, |int3| int3.phys)
+    }
+
     fn try_plant(
         &self,
         memory: &dyn GuestMemory,
         is_free: &dyn Fn(GuestVirtAddr) -> bool,
     ) -> Result<(), MemoryError> {
-        for int3 in self.int3s.iter().filter(|it| is_free(it.virt)) {
+        for int3 in self.int3s(memory).filter(|it| is_free(it.virt)) {
             memory.replace(int3.phys, int3.original, INT3)?;
         }
         let mut others = self.others.iter().filter(|it| is_free(it.virt));
@@ -107,7 +112,7 @@ impl Patches {
         is_free: &dyn Fn(GuestVirtAddr) -> bool,
         kprobes: Option<&GuestKprobes>,
     ) -> Result<Vec<Arc<Site>>, MemoryError> {
-        for int3 in self.int3s.iter().filter(|it| is_free(it.virt)) {
+        for int3 in self.int3s(memory).filter(|it| is_free(it.virt)) {
             memory.replace(int3.phys, INT3, int3.original)?;
         }
         let mut held = Vec::new();

@@ -9,6 +9,7 @@ pub(crate) mod hit_counters;
 pub(crate) mod jump;
 mod plain_map;
 pub(crate) mod plain_site;
+pub(crate) mod prefetched;
 pub(crate) mod probe;
 pub(crate) mod site;
 pub(crate) mod site_map;

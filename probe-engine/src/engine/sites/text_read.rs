@@ -2,6 +2,7 @@
 
 use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr};
 
+use crate::engine::sites::prefetched::prefetched;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 
@@ -80,7 +81,8 @@ impl TextRead {
     pub(crate) fn is_in(&self, memory: &dyn GuestMemory) -> bool {
         let mut left = &self.bytes[..];
         let mut now = Vec::new();
-        self.places.iter().all(|&(place, len)| {
+        let mut places = prefetched(&self.places, memory, |(place, _)| *place);
+        places.all(|&(place, len)| {
             let (then, rest) = left.split_at(len);
             left = rest;
             now.resize(len, 0);
