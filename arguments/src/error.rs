@@ -59,7 +59,7 @@ pub enum Cause {
         /// The number.
         number: u8,
     },
-    /// Names in a function of which the types don't tell.
+    /// Names in a function that the types don't describe.
     #[error("no BTF for {function}: use $arg1 or %di")]
     NoTypes {
         /// The function.
@@ -94,10 +94,10 @@ pub enum Cause {
         /// Its type.
         type_text: String,
     },
-    /// A member of what has no known type.
+    /// A member of a value without a known type.
     #[error("the type of this value isn't known, so it has no members; use +OFFSET(...)")]
     Untyped,
-    /// An arrow behind what is no pointer.
+    /// An arrow behind a value that isn't a pointer.
     #[error("{type_text:?} is no pointer{}", if *.composite { "; use `.`" } else { "" })]
     NotPointer {
         /// The type.
@@ -105,7 +105,7 @@ pub enum Cause {
         /// Whether it is a struct or union.
         composite: bool,
     },
-    /// A dot behind what is no struct.
+    /// A dot behind a value that isn't a struct or union.
     #[error("{type_text:?} is no struct or union{}", if *.pointer { "; use `->`" } else { "" })]
     NotStruct {
         /// The type.
@@ -166,19 +166,19 @@ pub enum Cause {
     /// A string that isn't in memory.
     #[error("this value is no address of text: string needs memory, such as +0($stack0)")]
     NoString,
-    /// A string of something else.
+    /// A string of a type that isn't text.
     #[error("{type_text:?} is no text; use +0(...):string if it is there all the same")]
     NotText {
         /// The type.
         type_text: String,
     },
-    /// A symbol of what can't be one.
+    /// A symbol of a value that can't be one.
     #[error("symstr is for registers, arguments, words of the stack and the kernel's memory")]
     NoSymbolString,
     /// An array in a register.
     #[error("an array needs memory, such as +0(%si):x64[2]")]
     ArrayNeedsMemory,
-    /// An array of what has none.
+    /// An array of a type that has no arrays.
     #[error("there are no arrays of symstr; use symbol")]
     NoSuchArray,
     /// An array of no or too many elements.

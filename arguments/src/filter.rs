@@ -1,4 +1,4 @@
-//! From a filter's text to what a hit is judged by.
+//! From a filter's text to the engine's form of it.
 
 use guest_kernel::percpu::Variables;
 use probe_engine::condition::Relation;
@@ -49,7 +49,7 @@ pub enum FilterCause {
         /// The name.
         field: String,
     },
-    /// The constant is none that the number can be.
+    /// The number can't have the constant's value.
     #[error("`{field}` has {bits} bits: it can't be that number")]
     TooLarge {
         /// The name.
@@ -150,7 +150,7 @@ fn test(
     }
 }
 
-/// What a name stands for. An argument's name comes first.
+/// Finds what a name stands for. An argument's name comes first.
 fn field(name: &str, arguments: &[Compiled], variables: &Variables) -> Result<Field, FilterCause> {
     let mut index = 0;
     for argument in arguments {
@@ -196,7 +196,7 @@ fn field(name: &str, arguments: &[Compiled], variables: &Variables) -> Result<Fi
     })
 }
 
-/// The engine's form of a relation of numbers.
+/// Returns the engine's form of a relation of numbers.
 fn relation(relation: tree::Relation) -> Option<Relation> {
     Some(match relation {
         tree::Relation::Equal => Relation::Equal,
@@ -210,7 +210,7 @@ fn relation(relation: tree::Relation) -> Option<Relation> {
     })
 }
 
-/// Whether a constant is a number of so many bits, with a sign or without one.
+/// Returns true if a constant is a number of `bits` bits, with a sign or without one.
 fn fits(constant: u64, bits: u8) -> bool {
     let Some(unused) = 64_u32.checked_sub(bits.into()).filter(|unused| *unused > 0) else {
         return true;

@@ -1,4 +1,4 @@
-//! What becomes of the values that a hit has taken.
+//! How the values that a hit has taken are shown.
 
 use guest_kernel::btf::{BitField, Btf, TypeId};
 use guest_kernel::symbols::Symbols;
@@ -22,9 +22,9 @@ pub struct Format {
 enum What {
     Number(Number),
     Text,
-    /// A text that is given.
+    /// A text that is constant.
     Constant(String),
-    /// A value as C writes it, so many bytes into what is taken.
+    /// A value as C writes it, at this many bytes in what is taken.
     Whole(TypeId, usize),
 }
 
@@ -73,7 +73,7 @@ impl Format {
         Self::part(id, 0)
     }
 
-    /// What begins so many bytes into all that is taken.
+    /// What begins at `from` bytes in all that is taken.
     pub(crate) fn part(id: TypeId, from: usize) -> Self {
         let what = What::Whole(id, from);
         Self { what, count: None }
@@ -95,8 +95,7 @@ impl Format {
         }
     }
 
-    /// How many bytes a number has, or each number of an array; 0 for text. A bit field has as many as what it
-    /// is in.
+    /// How many bytes a number has, or each number of an array; 0 for text. A bit field has as many as its container.
     pub fn size(&self) -> u32 {
         match (&self.what, self.kind()) {
             (
@@ -110,8 +109,8 @@ impl Format {
         }
     }
 
-    /// The bits that a single number is in the first 8 bytes of its value: the first of them, how many they are,
-    /// and whether the uppermost is a sign. `None` for all else.
+    /// The bits of a single number in the first 8 bytes of its value: the first of them, how many they are, and whether
+    /// the uppermost is a sign. `None` for all else.
     pub fn bits(&self) -> Option<(u8, u8, bool)> {
         let (What::Number(number), None) = (&self.what, self.count) else {
             return None;
@@ -133,9 +132,9 @@ impl Format {
         self.count.unwrap_or(0)
     }
 
-    /// The value of an argument in the protocol, of what a hit has taken for its `values`. The types must be
-    /// those of the kernel that it was compiled for. Without them, structures are numbers, and constants of
-    /// enums too. A value without contents means that there are fewer bytes than the argument needs.
+    /// Returns the value of an argument in the protocol, of what a hit has taken for its `values`. The types must be
+    /// those of the kernel that it was compiled for. Without them, structures are their bytes in hex, and constants of
+    /// enums are numbers. A value without contents means that there are fewer bytes than the argument needs.
     pub fn show(&self, types: Option<&Btf>, symbols: &Symbols, taken: &[Taken]) -> v1::Value {
         let shower = Shower { types, symbols };
         let value = match (&self.what, self.count) {
@@ -189,7 +188,7 @@ impl Shower<'_> {
         }
     }
 
-    /// What begins so many bytes into the values that were taken for it.
+    /// Shows what begins at `from` bytes in the values that were taken for it.
     fn whole(&self, id: TypeId, from: usize, taken: &[Taken]) -> Option<Kind> {
         let mut bytes = Vec::new();
         for value in taken {

@@ -1,8 +1,8 @@
 //! What the arguments of a probe mean in a kernel.
 //!
-//! [`compile`] takes an argument as its text says it ([`vmprobe_spec::argument`]), and finds by the function's
-//! calling convention, the kernel's symbols and its types which values a hit takes
-//! ([`probe_engine::value`]). What was taken, [`Format`] turns into a value of the protocol.
+//! [`compile`] takes an argument as its text says it ([`vmprobe_spec::argument`]), and finds by the function's calling
+//! convention, the kernel's symbols and its types which values a hit takes ([`probe_engine::value`]). [`Format`] turns
+//! the values that were taken into a value of the protocol.
 //!
 //! The rules are those of the kernel's own `kprobe_events` (`Documentation/trace/kprobetrace.rst`,
 //! `kernel/trace/trace_probe.c` of Linux 6.12). What differs:

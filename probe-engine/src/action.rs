@@ -1,4 +1,4 @@
-//! What a probe does to its guest at a hit, besides telling of it.
+//! What a probe does to its guest at a hit, besides reporting it.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub enum HitAction {
 }
 
 impl HitAction {
-    /// Whether the guest is other than without it. A pause only takes time.
+    /// Returns true if the action changes the guest. A pause only takes time.
     pub fn changes_guest(&self) -> bool {
         !matches!(self, Self::Pause)
     }
@@ -58,7 +58,8 @@ pub enum Target {
 }
 
 impl Target {
-    /// By the number: 16 is RFLAGS and 17 is RIP, those below are general registers.
+    /// Returns the target with a number: 16 is RFLAGS and 17 is RIP, those below are general
+    /// registers.
     pub fn numbered(number: u8) -> Option<Self> {
         match number {
             0..16 => Some(Self::General(number)),
@@ -81,7 +82,8 @@ impl Target {
 /// An address that is known at a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
-    /// The general register whose value `offset` is added to; it is the address itself without.
+    /// The general register whose value `offset` is added to; without one, `offset` is the address
+    /// itself.
     pub register: Option<u8>,
     /// A distance in bytes, modulo 2^64.
     pub offset: u64,
@@ -90,24 +92,24 @@ pub struct Pointer {
 /// Why an action of a probe is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ActionRefusal {
-    /// More than [`ACTIONS_MAX`].
+    /// More actions than [`ACTIONS_MAX`].
     #[error("a probe has at most {ACTIONS_MAX} actions, not {0}")]
     TooMany(usize),
-    /// Nothing, or more than [`WRITE_MAX`].
+    /// A write of no bytes, or of more than [`WRITE_MAX`].
     #[error("an action writes 1 to {WRITE_MAX} bytes, not {0}")]
     Bytes(usize),
     /// There is no such register.
     #[error("there is no register number {0}")]
     Register(u8),
-    /// On another place than a function's entry.
+    /// At another place than a function's entry.
     #[error(
         "only at a function's entry can the function be skipped: {0} bytes of it have been executed"
     )]
     NotEntry(u64),
-    /// Of a watchpoint.
+    /// An action of a watchpoint other than a pause.
     #[error("a watchpoint can only pause the VM: what it watches has been accessed by then")]
     Watchpoint,
-    /// Of a return probe.
+    /// An action of a return probe that sets RIP or RSP.
     #[error("a return probe can't set RIP or RSP: the function is just returning to its caller")]
     Returning,
 }
@@ -121,7 +123,7 @@ pub enum ActionFailure {
     /// The page tables can't be read.
     #[error("the page tables of the vCPU can't be read")]
     NoPageTables,
-    /// What is there is ours.
+    /// The memory is vmprobe's own.
     #[error("{at} is where vmprobe itself has changed the guest's text, or has memory of its own")]
     Ours {
         /// The first such address.
@@ -133,7 +135,7 @@ pub enum ActionFailure {
         /// Where to.
         to: GuestVirtAddr,
     },
-    /// It ends before the caller is known.
+    /// The function ends before its caller is known.
     #[error("the function has jumped to another, which will return in its place")]
     TailCall,
 }

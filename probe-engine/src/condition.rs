@@ -1,4 +1,4 @@
-//! Conditions on a hit: what does not meet them is as if it had not happened.
+//! Conditions on a hit: a hit that doesn't meet them is as if it had not happened.
 
 use std::cmp::Ordering;
 
@@ -65,13 +65,13 @@ impl Operand {
         }
     }
 
-    /// Whether it takes the current task to tell it.
+    /// Returns true if the value is read from the current task.
     pub fn is_of_task(self) -> bool {
         matches!(self, Self::Pid | Self::Tgid)
     }
 }
 
-/// What is not in the registers.
+/// The values at a hit that aren't in the registers.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
     /// The number of the vCPU.
@@ -83,7 +83,7 @@ pub struct Context {
 }
 
 impl Comparison {
-    /// Whether what it is about could be read.
+    /// Returns true if the compared value could be read.
     pub fn is_known(&self, context: &Context) -> bool {
         match self.operand {
             Operand::Register { .. } | Operand::Cpu => true,
@@ -92,7 +92,8 @@ impl Comparison {
         }
     }
 
-    /// Whether a hit with these values meets it. What can't be read meets nothing.
+    /// Returns true if a hit with these values meets the comparison. A value that can't be read
+    /// meets none.
     pub fn holds(&self, registers: &Registers, context: &Context) -> bool {
         let value = match self.operand {
             Operand::Register { number, .. } => Some(registers.by_number(number)),
@@ -115,7 +116,8 @@ impl Comparison {
 }
 
 impl Relation {
-    /// Returns true if two values relate so that compare like this and have these bits in common.
+    /// Returns true if the relation holds for two values with this ordering and these bits in
+    /// common.
     pub(crate) fn holds(self, ordering: Ordering, common: u64) -> bool {
         match self {
             Self::Equal => ordering.is_eq(),

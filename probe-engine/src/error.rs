@@ -49,7 +49,7 @@ pub enum RegisterError {
         /// Where that is, seen from the probe.
         how: &'static str,
     },
-    /// What it has read of its text may change nothing before it is done.
+    /// The guest may have read text for a kprobe of its own, which must not change before it is done.
     #[error("the guest is just changing kprobes of its own; try again")]
     KprobesChanging,
     /// Not in the kernel's text.
@@ -161,7 +161,7 @@ pub enum RegisterError {
         /// What is special about it.
         why: &'static str,
     },
-    /// Init text that is no more.
+    /// Init text that has been freed.
     #[error(
         "{place} is in init text, which the kernel has freed after its start; register the probe \
          before the guest boots"
@@ -210,7 +210,7 @@ pub enum RegisterError {
     Exits {
         /// What was asked for.
         place: String,
-        /// Which of them, and why not.
+        /// Which return, and why not.
         why: String,
     },
     /// More calls than can be followed.
@@ -335,7 +335,7 @@ pub enum RegisterError {
     AlreadyExists {
         /// The name.
         name: String,
-        /// Who has it.
+        /// The probe that has it.
         id: ProbeId,
         /// Where that one is.
         address: GuestVirtAddr,
@@ -386,12 +386,12 @@ pub enum ChangeError {
     GuestKprobe {
         /// The probe's instruction.
         address: GuestVirtAddr,
-        /// That of the guest's kprobe.
+        /// The instruction that the guest's kprobe is on.
         at: GuestVirtAddr,
         /// Where that is, seen from the probe.
         how: &'static str,
     },
-    /// What it has read of its text may change nothing before it is done.
+    /// The guest may have read text for a kprobe of its own, which must not change before it is done.
     #[error("the guest is just changing kprobes of its own; try again")]
     KprobesChanging,
     /// There is no such probe.
@@ -418,7 +418,7 @@ pub enum ChangeError {
 }
 
 impl ChangeError {
-    /// What choosing the debug registers may fail with.
+    /// Makes the error of a failure to choose debug registers.
     pub(crate) fn from_watch(error: NoDebugRegister) -> Self {
         let NoDebugRegister { place } = error;
         Self::NoDebugRegister { place }

@@ -36,7 +36,7 @@ pub struct Event {
     pub detail: Detail,
 }
 
-/// Who called whom.
+/// The callers of the code at an event.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stack {
     /// The return addresses, the innermost first. The first is the event's own address.
@@ -68,7 +68,7 @@ pub enum Detail {
         caller: GuestVirtAddr,
         /// The time of its call.
         entry_tsc: Tsc,
-        /// The registers at its entry. They lie elsewhere, as most events have none and thousands wait in order.
+        /// The registers at its entry. They are boxed, as most events have none and thousands wait to be put in order.
         entry: Box<Registers>,
         /// It has jumped to another function, which will return in its place: there is no value yet, and
         /// the registers are those in front of the jump. Only of probes at the function's own returns.
@@ -79,7 +79,7 @@ pub enum Detail {
 }
 
 impl Event {
-    /// An event that tells nothing of the task, its stack or values.
+    /// Makes an event without anything of the task, its stack or values.
     pub(crate) fn plain(
         (probe, vcpu): (ProbeId, VcpuId),
         tsc: Tsc,
@@ -104,16 +104,16 @@ impl Event {
 
 /// Takes the events.
 pub trait EventSink: Send + Sync {
-    /// Called on the vCPU's thread, several at once, with the vCPU stopped: be
-    /// quick, and don't wait for anything that a vCPU does.
+    /// Called on the vCPUs' threads, several at once, with the vCPU stopped: be quick, and don't wait for anything that
+    /// a vCPU does.
     fn event(&self, event: &Event);
 
-    /// Returns false if nobody would get an event that happens now, so that none need be made.
+    /// Returns false if no client would get an event that happens now, so that none need be made.
     fn is_wanted(&self) -> bool {
         true
     }
 
-    /// The guest has come to where probes can become jumps that couldn't before: its kernel has started, or a
-    /// module was loaded. Called as [`Self::event`] is.
+    /// Tells that the guest has come to where probes can become jumps that couldn't before: its kernel has started, or
+    /// a module was loaded. Called as [`Self::event`] is.
     fn may_jump(&self) {}
 }

@@ -1,8 +1,8 @@
 //! What a hit records: a list of fetches, each of which takes one value.
 //!
-//! The list is the same for everybody. A breakpoint takes the values from the stopped vCPU
-//! ([`Fetches::take`]). The code of a detour writes them into a record ([`Fetches::layout`] tells where), and
-//! the reader of the rings gets them from there ([`Fetched`]).
+//! Breakpoints and detours use the same list. A breakpoint takes the values from the stopped vCPU ([`Fetches::take`]).
+//! The code of a detour writes them into a record ([`Fetches::layout`] tells where), and the reader of the rings gets
+//! them from there ([`Fetched`]).
 
 use guest_state::Registers;
 
@@ -40,7 +40,7 @@ impl Fetch {
         }
     }
 
-    /// Its bit in a list; none of a register that there isn't.
+    /// Its bit in a list; 0 for a register that doesn't exist.
     fn bit(self) -> u32 {
         match self {
             Self::Register(0..Self::FLAGS) | Self::Flags => 1 << self.number(),
@@ -48,7 +48,7 @@ impl Fetch {
         }
     }
 
-    /// Where it finds its value, or puts it.
+    /// The place of its value among the registers.
     fn of(self, registers: &mut Registers) -> &mut u64 {
         match self {
             Self::Register(number) => registers.by_number_mut(number),
@@ -71,7 +71,7 @@ impl Fetches {
         Self(self.0 | fetch.bit())
     }
 
-    /// These and those.
+    /// The fetches of both lists.
     #[must_use]
     pub fn and(self, others: Self) -> Self {
         Self(self.0 | others.0)
@@ -150,7 +150,8 @@ impl Fetched<'_> {
     }
 }
 
-/// What [`Fetches::ALL`] has fetched: most records are of this list, so it isn't gone through.
+/// The registers of a record that has [`Fetches::ALL`]. Most records do, so the list isn't gone
+/// through.
 fn all_of(values: &[[u8; 8]; Fetch::FLAGS as usize + 1]) -> Registers {
     let [general @ .., rflags] = values.map(u64::from_le_bytes);
     Registers {

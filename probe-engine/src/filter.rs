@@ -13,7 +13,7 @@ pub enum Filter {
     Any(Vec<Filter>),
     /// Not this.
     Not(Box<Filter>),
-    /// A comparison of a number. What can't be taken meets none.
+    /// A comparison of a number. A number that can't be taken meets none.
     Number {
         /// The number.
         of: Number,
@@ -22,7 +22,7 @@ pub enum Filter {
         /// What it is compared with, as wide as the number.
         constant: u64,
     },
-    /// A comparison of a text. What can't be taken is like none.
+    /// A comparison of a text. A text that can't be taken is like no pattern.
     Text {
         /// The text.
         of: Text,
@@ -103,7 +103,7 @@ impl Filter {
         }
     }
 
-    /// The values that it looks at.
+    /// The indexes of the values that the filter looks at.
     pub(crate) fn values(&self) -> Vec<usize> {
         match self {
             Self::All(filters) | Self::Any(filters) => {
@@ -122,7 +122,7 @@ impl Filter {
         }
     }
 
-    /// The same of a list in which its values have these numbers; `None` if one of them isn't there.
+    /// Returns the same filter for a list in which its values have these numbers; `None` if one of them isn't there.
     pub(crate) fn renumbered(&self, number: &impl Fn(usize) -> Option<usize>) -> Option<Self> {
         let all = |filters: &[Self]| -> Option<Vec<Self>> {
             filters.iter().map(|it| it.renumbered(number)).collect()
@@ -144,7 +144,7 @@ impl Filter {
         Some(same)
     }
 
-    /// Returns true if it can be told without the probe's values.
+    /// Returns true if the filter can be decided without the probe's values.
     pub fn is_without_values(&self) -> bool {
         self.values().is_empty()
     }
@@ -164,7 +164,7 @@ impl Number {
         }
     }
 
-    /// The number, extended to 64 bits.
+    /// Reads the number, extended to 64 bits.
     fn found(self, subject: &Subject<'_>) -> Option<u64> {
         let word = match self {
             Self::Value { index, .. } => match subject.values.get(index)? {
@@ -183,7 +183,7 @@ impl Number {
         Some(self.extended(word >> self.bits().0))
     }
 
-    /// The lowest bits, with their sign if they have one.
+    /// Extends the lowest bits, with their sign if they have one.
     fn extended(self, word: u64) -> u64 {
         let (_, width, signed) = self.bits();
         let unused = 64 - u32::from(width);
@@ -243,7 +243,7 @@ pub(crate) enum Element {
     Text,
 }
 
-/// The elements of a pattern, one after the other.
+/// Returns the elements of a pattern, one after the other.
 pub(crate) fn elements(pattern: &[u8]) -> Vec<Element> {
     let mut elements = Vec::new();
     let mut at = 0;
@@ -260,7 +260,7 @@ pub(crate) fn elements(pattern: &[u8]) -> Vec<Element> {
     elements
 }
 
-/// The brackets at `at`, and where the pattern goes on behind them.
+/// Returns the brackets at `at`, and where the pattern goes on behind them.
 fn one_of(pattern: &[u8], at: usize) -> (Element, usize) {
     let mut set = [0; 32];
     for byte in 0..=u8::MAX {
@@ -272,8 +272,8 @@ fn one_of(pattern: &[u8], at: usize) -> (Element, usize) {
     (Element::OneOf(set), next)
 }
 
-/// Whether a text is like a pattern. The last `*` is tried at each place, which is enough: what an earlier one
-/// has taken needs no more.
+/// Returns true if a text is like a pattern. The last `*` is tried at each place, which is enough: an earlier one never
+/// has to take more than it has.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -304,7 +304,7 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// Where the pattern goes on behind the brackets at `at`, if the byte is one of those in them. Brackets that
+/// Returns where the pattern goes on behind the brackets at `at`, if the byte is one of those in them. Brackets that
 /// aren't closed stand for themselves.
 fn class(pattern: &[u8], at: usize, byte: u8) -> Option<usize> {
     let Some(brackets) = brackets(pattern, at) else {
@@ -332,7 +332,7 @@ struct Brackets<'a> {
     behind: usize,
 }
 
-/// The brackets at `at`; `None` if they aren't closed.
+/// Finds the brackets at `at`; `None` if they aren't closed.
 fn brackets(pattern: &[u8], at: usize) -> Option<Brackets<'_>> {
     let inside = &pattern[at + 1..];
     let negated = inside.first() == Some(&b'!');

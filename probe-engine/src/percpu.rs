@@ -17,7 +17,7 @@ use crate::arena::{BLOCKS, CALLS, RINGS, TRAMPOLINE, blocks_len};
 use crate::detour::{Environment, Following, Pointers};
 use crate::ring::layout;
 
-/// A block needs no more: so many counters that other memory is used up first.
+/// The most bytes of a block: it has so many counters then that other memory is used up first.
 const MAX_BLOCK: u64 = 2 << 20;
 
 /// The vCPUs' blocks, and all else that a detour has to know of this guest.

@@ -128,7 +128,7 @@ impl Capture {
         }
     }
 
-    /// What two probes want of one hit.
+    /// Returns what two probes want of one hit.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self.fetches(), other.fetches()) {
             (None, None) => Self::Count,
@@ -140,7 +140,7 @@ impl Capture {
     }
 }
 
-/// What hits of a probe are wanted for, and how it may come by them.
+/// What a probe's hits are used for, and how the probe may get them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// What a hit leaves behind.
@@ -164,7 +164,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns true if a hit takes no look at anything but registers and the context, and nothing is done at it.
+    /// Returns true if a hit needs nothing but registers and the context, and nothing is done at it.
     pub(crate) fn are_plain(&self) -> bool {
         let Self {
             capture: _,
@@ -208,7 +208,7 @@ pub enum Switch {
     Enabled(bool),
     /// Whether probes may become jumps. Becoming one comes later, in the background.
     Optimize(bool),
-    /// Whether somebody is asked at each hit what to do. Such a probe is never a jump.
+    /// Whether a client is asked at each hit what to do. Such a probe is never a jump.
     Attended(bool),
 }
 
@@ -235,7 +235,7 @@ pub struct ProbeSpec {
     pub kind: ProbeKind,
     /// Whether it is armed at once.
     pub enabled: bool,
-    /// What its hits are wanted for, and how it may come by them.
+    /// What its hits are used for, and how it may get them.
     pub options: Options,
 }
 
@@ -249,7 +249,7 @@ pub enum Strategy {
     Boost,
     /// By the CPU, alone: a second exit tells that it is done.
     Step,
-    /// It isn't: a debug register watches data.
+    /// No instruction is executed: a debug register watches data.
     Watch,
 }
 
@@ -322,7 +322,7 @@ pub struct ProbeInfo {
     pub instruction: String,
     /// How it is executed.
     pub strategy: Strategy,
-    /// Why so.
+    /// Why the probe has this strategy.
     pub reason: String,
     /// How often it was hit. An execution that page-faults and is repeated
     /// counts each time, as with the kernel's own kprobes.
@@ -334,21 +334,20 @@ pub struct ProbeInfo {
     pub ended: u64,
     /// How often a vCPU left guest mode for it.
     pub exits: u64,
-    /// Those of the exits that no hit made: a task stood behind the probed
-    /// instruction when a jump was put over it, or leapt there, and came to an
-    /// int3 in the jump's displacement.
+    /// The exits that no hit made: a task stood behind the probed instruction when a jump was put over it, or jumped
+    /// there, and came to an int3 in the jump's displacement.
     pub trips: u64,
-    /// How many of its actions were done, and those that an answer to one of its hits asked for.
+    /// How many of its actions were done, with those that an answer to one of its hits asked for.
     pub actions: u64,
-    /// How many were to be done and were not.
+    /// How many actions were to be done and were not.
     pub failed_actions: u64,
-    /// Why the last of those was not; empty where there is none.
+    /// Why the last failed action was not done; empty where there is none.
     pub action_failure: String,
-    /// Whether somebody is asked at each hit what to do.
+    /// Whether a client is asked at each hit what to do.
     pub attended: bool,
     /// Whether it can be hit.
     pub state: ProbeState,
-    /// As it was asked for.
+    /// The options that it was registered with.
     pub options: Options,
     /// Whether it is a jump now.
     pub optimization: Optimization,

@@ -1,4 +1,4 @@
-//! A value on its way: where it begins, what has been followed, where it is now.
+//! A value that is being compiled: where it begins, what has been followed, where it is now.
 
 use guest_kernel::btf::TypeId;
 use probe_engine::value::{Base, Load, Space, Take, Value};
@@ -30,12 +30,12 @@ impl Typed {
     }
 }
 
-/// A value on its way.
+/// A value that is being compiled.
 #[derive(Debug, Clone)]
 pub struct Chain {
     pub base: Base,
     loads: Vec<Load>,
-    /// How many pointers the text has it follow.
+    /// How many pointers the text tells to follow.
     followed: usize,
     /// Where in memory the value is; `None` if it is the word itself.
     pub at: Option<Load>,
@@ -50,7 +50,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// A word that is known.
+    /// A word that is known without following a pointer.
     pub fn word(base: Base) -> Self {
         Self {
             base,
@@ -98,7 +98,7 @@ impl Chain {
         }
     }
 
-    /// What is in memory at so many bytes from the address that the value is.
+    /// Moves on to what is in memory at `offset` bytes from the address that the value is.
     pub fn dereference(mut self, offset: i64, space: Space) -> Result<Self, Cause> {
         self.words.clear();
         self.loads.extend(self.at);
@@ -111,7 +111,7 @@ impl Chain {
         Ok(self)
     }
 
-    /// What is so many bytes further in memory.
+    /// Moves on to what is `bytes` bytes further in memory.
     pub fn forward(mut self, bytes: u64) -> Result<Self, Cause> {
         let at = self.at.as_mut().ok_or(Cause::Untyped)?;
         at.offset = i64::try_from(bytes)
@@ -126,7 +126,7 @@ impl Chain {
         self
     }
 
-    /// The value: so many bytes of memory, or the word.
+    /// Takes the value: `len` bytes of memory, or the word.
     pub fn take(self, len: u16) -> Value {
         let take = match self.at {
             Some(at) => Take::Memory { at, len },
@@ -139,7 +139,7 @@ impl Chain {
         }
     }
 
-    /// The text at where the value is, or the text that the word leads to.
+    /// Takes the text at where the value is, or the text that the word leads to.
     pub fn take_text(self, user: bool, most: u16) -> Value {
         let at = self.at.unwrap_or(Load {
             offset: 0,

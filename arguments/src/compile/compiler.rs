@@ -1,4 +1,4 @@
-//! What an argument is compiled with, and what all ways have in common.
+//! What an argument is compiled with, and what all forms of values have in common.
 
 use probe_engine::value::Value;
 use vmprobe_spec::argument::Span;
@@ -24,7 +24,7 @@ pub fn wrong(span: &Span, cause: Cause) -> CompileError {
     }
 }
 
-/// A whole number of so many bytes: the lowest ones of a word, or those in memory.
+/// Takes a whole number of `size` bytes: the lowest ones of a word, or those in memory.
 pub fn number(chain: Chain, style: Style, size: u8) -> (Vec<Value>, Format) {
     let number = Number {
         size,

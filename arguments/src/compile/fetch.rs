@@ -17,7 +17,7 @@ const RAX: u8 = 0;
 const REGISTERS: u8 = 16;
 /// The kernel's `PARAM_MAX_STACK`: as many words as a kernel stack of 16 KiB has (`kernel/trace/trace_probe.c`).
 const WORDS_MAX: u32 = 2048;
-/// Deeper values than any argument's text has room for.
+/// More levels than any argument's text has room for.
 const MAX_DEPTH: usize = 256;
 
 /// What an argument's tree asks for.
@@ -25,7 +25,7 @@ pub enum Fetched {
     Chain(Chain),
     /// The name of the current task.
     Comm,
-    /// A text that is given.
+    /// A text that is constant.
     Text(String),
 }
 
@@ -85,7 +85,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// The value in front of an arrow or dot. There `$argN` has the type of the parameter.
+    /// Compiles the value in front of an arrow or dot. There `$argN` has the type of the parameter.
     fn typed_chain(&self, of: &Value, depth: usize) -> Result<Chain, CompileError> {
         if let Fetch::Argument(number) = &of.what
             && let Some(prototype) = self.prototype()
@@ -115,7 +115,7 @@ impl Compiler<'_> {
         Ok(Chain::memory(address.wrapping_add_signed(offset)))
     }
 
-    /// `$argN`, of no type.
+    /// Compiles `$argN`, of no type.
     fn argument(&self, number: u32) -> Result<Chain, Cause> {
         let index = match number.checked_sub(1) {
             Some(index) if number <= WORDS_MAX => index,
@@ -173,7 +173,7 @@ impl Compiler<'_> {
         Cause::NoTypes { function }
     }
 
-    /// A parameter by its name, and its number from 0.
+    /// Finds a parameter by its name, and its number from 0.
     pub fn parameter(&self, name: &str) -> Result<(u32, Chain), Cause> {
         if self.function.place == Place::Inside {
             return Err(Cause::NotAtEntry);

@@ -81,7 +81,7 @@ impl Compiler<'_> {
         Ok((values, Format::text(Some(count))))
     }
 
-    /// The name of a file: `members` lead to it, each from what the one before points to.
+    /// Takes the name of a file: `members` lead to it, each from what the one before points to.
     fn name_of(
         &self,
         mut chain: Chain,
@@ -97,13 +97,13 @@ impl Compiler<'_> {
         Ok((vec![text.take_text(false, STRING_MAX)], Format::text(None)))
     }
 
-    /// Where the text is that a value is or leads to, and how long it is at most.
+    /// Finds where the text is that a value is or leads to, and how long it is at most.
     fn text_at(&self, chain: Chain, user: bool) -> Result<(Chain, u16), Cause> {
         if let Some(typed) = chain.typed {
             return self.typed_text(chain, typed, user);
         }
-        // trace_probe.c, finalize_fetch_insn: a word of the stack is no string. That a register is one, and
-        // a constant, is the text that it leads to.
+        // trace_probe.c, finalize_fetch_insn: a word of the stack is no string. A register that is one, or a constant,
+        // is the text that it leads to.
         let is_word = chain.at.is_none();
         if is_word && (chain.is_stack_entry || chain.base == Base::Flags) {
             return Err(Cause::NoString);
@@ -152,7 +152,7 @@ fn symbol_string(chain: Chain, count: Option<u32>) -> Result<(Vec<Value>, Format
     Ok(number(chain, Style::SymbolString, 8))
 }
 
-/// The bits of a number that begins so many bits into a word.
+/// Returns the bits of a number that begins `shift` bits into a word.
 fn within(number: Number, shift: u8) -> Result<BitField, Cause> {
     let bits = number.bits.unwrap_or(BitField {
         shift: 0,
@@ -172,7 +172,7 @@ fn within(number: Number, shift: u8) -> Result<BitField, Cause> {
     })
 }
 
-/// A number of so many bits.
+/// Makes a number of `bits` bits.
 fn plain(bits: u8, style: Style) -> Result<Number, Cause> {
     if !matches!(bits, 8 | 16 | 32 | 64) {
         return Err(Cause::NumberSize { bits });

@@ -29,7 +29,7 @@ pub struct Compiled {
     pub name: String,
     /// The values that a hit takes for it, in this order. A constant text needs none.
     pub values: Vec<Value>,
-    /// What becomes of them.
+    /// How they are shown.
     pub format: Format,
     /// The text of it, without its name.
     definition: String,
@@ -169,7 +169,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// The name of the parameter that an argument is. `None` where the types don't tell, or the parameter has
+    /// Returns the name of the parameter that an argument is. `None` where the types don't tell, or the parameter has
     /// no name.
     fn parameter_name(&self, number: u32) -> Option<Result<String, Cause>> {
         if self.function.place == Place::Inside || number == 0 {
@@ -204,8 +204,8 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether it is the name of what the value points to, for which the kernel has a dereference in the parameter's place
-/// (`trace_probe.c`, `traceprobe_expand_dentry_args`).
+/// Returns true if it is the name of what the value points to, for which the kernel has a dereference in the
+/// parameter's place (`trace_probe.c`, `traceprobe_expand_dentry_args`).
 fn is_name_of(argument: &Argument) -> bool {
     let base = argument.kind.as_ref().map(|kind| kind.base);
     matches!(base, Some(BaseType::NameOfDentry | BaseType::NameOfFile))

@@ -9,7 +9,7 @@ use crate::error::Cause;
 use crate::format::{Format, Number, Style};
 
 impl Compiler<'_> {
-    /// A value whose type is known, shown by it.
+    /// Takes a value whose type is known, to be shown by it.
     pub(super) fn own(&self, chain: Chain) -> Result<(Vec<Value>, Format), Cause> {
         let typed = chain.typed.ok_or(Cause::Untyped)?;
         let unshowable = || Cause::Unshowable {
@@ -46,7 +46,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// All bytes of a value in memory, shown as C writes it.
+    /// Takes all bytes of a value in memory, to be shown as C writes it.
     fn whole(&self, chain: Chain, typed: Typed) -> Result<(Vec<Value>, Format), Cause> {
         let size = self.known.types.and_then(|types| types.type_size(typed.id));
         let size = size.ok_or(Cause::Damaged)?;
@@ -55,7 +55,7 @@ impl Compiler<'_> {
     }
 }
 
-/// A structure in registers, shown as C writes it.
+/// Takes a structure in registers, to be shown as C writes it.
 fn of_words(chain: &Chain, typed: Typed) -> (Vec<Value>, Format) {
     let words = chain.words.iter();
     let values = words.map(|base| Chain::word(*base).take(8)).collect();
@@ -63,7 +63,7 @@ fn of_words(chain: &Chain, typed: Typed) -> (Vec<Value>, Format) {
     (values, Format::part(typed.id, (chain.inside / 8) as usize))
 }
 
-/// At most as many bytes as a value can have.
+/// Cuts a size to at most as many bytes as a value can have.
 fn shortened(size: u64) -> u16 {
     u16::try_from(size).unwrap_or(VALUE_MAX).min(VALUE_MAX)
 }
@@ -76,7 +76,7 @@ fn integer_size(integer: Integer) -> Option<u8> {
     matches!(integer.size, 1 | 2 | 4 | 8).then_some(integer.size as u8)
 }
 
-/// A number, or the bits of one.
+/// Takes a number, or the bits of one.
 fn scalar(
     chain: Chain,
     typed: Typed,

@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 8;
 /// How a type is passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
-    /// In so many registers if as many are left, else on the stack.
+    /// In this many registers if as many are left, else on the stack.
     Words(usize),
     /// The same, on the stack at a multiple of 16.
     Wide,
@@ -35,14 +35,14 @@ enum Class {
 /// Where a parameter is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passed {
-    /// In so many of [`ARGUMENTS`], from one on.
+    /// In `count` of [`ARGUMENTS`], from `first` on.
     Registers { first: usize, count: usize },
-    /// On the stack, so many bytes above the return address.
+    /// On the stack, `offset` bytes above the return address.
     Stack { offset: u32 },
 }
 
 impl Compiler<'_> {
-    /// A parameter of that number from 0.
+    /// Returns a parameter, by its number from 0.
     pub fn parameter_chain(
         &self,
         prototype: &Prototype<'_>,
@@ -82,7 +82,7 @@ impl Compiler<'_> {
         Ok(chain.of_type(typed))
     }
 
-    /// What a function of this type returns.
+    /// Finds where a function returns a value of this type.
     pub fn returned_chain(&self, of: TypeId) -> Result<Chain, Cause> {
         let chain = match self.class(of)? {
             Class::Words(count) => {
@@ -107,7 +107,7 @@ impl Compiler<'_> {
         self.words_chain(of, registers.map(|number| base(*number)).collect())
     }
 
-    /// A value in registers: a word, or a structure of several.
+    /// Makes a value in registers: a word, or a structure of several.
     fn words_chain(&self, of: TypeId, words: Vec<Base>) -> Result<Chain, Cause> {
         match (self.shape(of)?, words.first()) {
             (Shape::Composite(_), Some(_)) => Ok(Chain::words(words)),
@@ -118,10 +118,10 @@ impl Compiler<'_> {
         }
     }
 
-    /// Where a parameter of that number from 0 is.
+    /// Finds where a parameter is, by its number from 0.
     fn passed(&self, prototype: &Prototype<'_>, index: u32) -> Result<Passed, Cause> {
         let is_memory = |of| Ok::<_, Cause>(self.class(of)? == Class::Memory);
-        // What is returned in memory has its address passed in front of all others.
+        // The address of a value that is returned in memory is passed in front of all others.
         let hidden = self.shape(prototype.returns)? != Shape::Void && is_memory(prototype.returns)?;
         let mut used = usize::from(hidden);
         let mut stack = 0;
@@ -201,7 +201,7 @@ impl Compiler<'_> {
         Ok(true)
     }
 
-    /// A member of a structure in registers.
+    /// Returns a member of a structure in registers.
     pub fn member_in_words(&self, mut chain: Chain, field: &Field<'_>) -> Result<Chain, Cause> {
         let id = field.type_id;
         chain.inside += field.bit_offset;

@@ -1,4 +1,4 @@
-//! What becomes of what a hit has taken.
+//! How the values that a hit has taken are shown.
 
 use probe_engine::value::Taken;
 use vmprobe_proto::v1;

@@ -21,10 +21,10 @@ pub const HOLE: Range<GuestVirtAddr> =
 pub const SLOT_AREA: Range<GuestVirtAddr> =
     GuestVirtAddr(HOLE.end.0 - SLOTS as u64 * SLOT_LEN as u64)..HOLE.end;
 
-/// Where springboards for jumps in modules are. A jump with an uppermost byte of 0xCC leads 0.8 GiB below itself:
-/// from the modules' space that is behind the kernel's image. There the kernel maps nothing once it has started
-/// (`cleanup_highmap` in `arch/x86/mm/init_64.c`). The modules in the first 48 MiB of their space reach this, and
-/// they are loaded from its bottom on.
+/// Where springboards for jumps in modules are. A jump with an uppermost byte of 0xCC leads 0.8 GiB below itself. From
+/// the modules' space, that is behind the kernel's image, where the kernel maps nothing once it has started
+/// (`cleanup_highmap` in `arch/x86/mm/init_64.c`). The modules in the first 48 MiB of their space reach this, and they
+/// are loaded from its bottom on.
 pub const MODULE_BOARDS: Range<GuestVirtAddr> =
     GuestVirtAddr(0xffff_ffff_8c00_0000)..GuestVirtAddr(0xffff_ffff_9000_0000);
 
@@ -36,7 +36,7 @@ pub const BLOCKS: Range<GuestVirtAddr> = HOLE.start..GuestVirtAddr(HOLE.start.0 
 pub const CALLS: Range<GuestVirtAddr> =
     BLOCKS.end..GuestVirtAddr(BLOCKS.end.0 + crate::calls::layout::WINDOW);
 
-/// Where the first ring is. Each is there twice in a row, so that what goes past its end is at its
+/// Where the first ring is. Each is there twice in a row, so that a record that goes past its end goes on at its
 /// beginning ([`crate::ring::layout::RING_LEN`]).
 pub const RINGS: GuestVirtAddr = GuestVirtAddr(HOLE.start.0 + (256 << 20));
 

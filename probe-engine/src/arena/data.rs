@@ -1,4 +1,4 @@
-//! Where the guest finds what in the arena's data.
+//! Where the guest has the parts of the arena's data.
 
 use guest_state::x86_64::paging::PageSize;
 use guest_state::{ArenaMemory, GuestPhysAddr, GuestVirtAddr};
@@ -9,10 +9,10 @@ use crate::ring::layout;
 /// What one entry of a page directory maps.
 pub(super) const LARGE_PAGE: u64 = PageSize::Size2M.bytes();
 
-/// The least bytes for blocks, whose part of the memory is its beginning.
+/// The least bytes for the blocks, which are at the beginning of the memory.
 const MIN_BLOCKS_LEN: u64 = 16 << 20;
-/// Bytes of it for a vCPU, where there are many: Linux has its CPUs' variables 256 KiB apart in a usual configuration,
-/// and 512 KiB with its checks of locks (`pcpu_build_alloc_info` in `mm/percpu.c`).
+/// Bytes for each vCPU's block, where there are many vCPUs: Linux has its CPUs' variables 256 KiB apart in a usual
+/// configuration, and 512 KiB with its checks of locks (`pcpu_build_alloc_info` in `mm/percpu.c`).
 const BLOCKS_LEN_A_VCPU: u64 = 1 << 20;
 /// The part for calls is right behind, and then come the rings.
 const CALLS_LEN: u64 = CALLS.end.0 - CALLS.start.0;
@@ -25,7 +25,7 @@ const _: () = {
     assert!(RINGS.0 + 2 * layout::RINGS * layout::RING_LEN <= HOLE.start.0 + (1 << 30));
 };
 
-/// Bytes for the blocks of so many vCPUs.
+/// Bytes for the blocks of `vcpus` vCPUs.
 pub const fn blocks_len(vcpus: u32) -> u64 {
     let len = (vcpus as u64 * BLOCKS_LEN_A_VCPU).next_multiple_of(LARGE_PAGE);
     match len > MIN_BLOCKS_LEN {
@@ -51,11 +51,11 @@ impl Stretch {
     }
 }
 
-/// All that is mapped of the data: the blocks' window, as far as the memory goes, the table of calls and
-/// each ring if they are wholly inside it, the rings twice in a row.
+/// Returns all that is mapped of the data: the blocks' window, as far as the memory goes, the table of calls and each
+/// ring if they are wholly inside it, the rings twice in a row.
 ///
-/// A guest that writes over its heads may lead a detour to a ring of any number. So the places of those that no vCPU
-/// has are mapped as well, to the memory of others: what is written there is no worse than the guest's own writing.
+/// A guest that writes over its heads may lead a detour to a ring of any number. So the places of rings that no vCPU
+/// has are mapped as well, to the memory of other rings: a record there is no worse than the guest's own writing.
 pub(super) fn stretches(region: &ArenaMemory) -> impl Iterator<Item = Stretch> {
     let (data, blocks_len) = (region.data, blocks_len(region.vcpus));
     let blocks = Stretch {
@@ -83,7 +83,7 @@ pub(super) fn stretches(region: &ArenaMemory) -> impl Iterator<Item = Stretch> {
     std::iter::once(blocks).chain(others.filter(inside))
 }
 
-/// Which entry of the page directory for the bottom of the hole maps an address there.
+/// Returns which entry of the page directory for the bottom of the hole maps an address there.
 pub(super) fn entry(at: GuestVirtAddr) -> usize {
     ((at.0 - HOLE.start.0) / LARGE_PAGE) as usize
 }

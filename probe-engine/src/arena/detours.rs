@@ -1,4 +1,4 @@
-//! Detours in the arena: each for one address, for good, until nobody can be in it any more.
+//! Detours in the arena: each is for one address, and stays until no task can be in it any more.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -13,7 +13,8 @@ use super::space::{Placement, Space};
 use crate::detour::{Detour, JUMP_LEN, Pattern, WayOut};
 
 pub(super) const PAGE: usize = PAGE_SIZE as usize;
-/// Of an instruction's idle detours so many are looked at, the last ones, before it gets a new one.
+/// How many of an instruction's idle detours, the last ones, are looked at before it gets a new
+/// one.
 const REMEMBERED: usize = 16;
 /// How often a detour is built anew because it got longer at the place that it was given.
 const TRIES: usize = 4;
@@ -22,7 +23,7 @@ const TRIES: usize = 4;
 /// stays longer, because a vCPU or a preempted task may be in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
-    /// Its number: small, and no other's as long as there is anything left of it.
+    /// Its number: small, and no other detour's as long as anything of this one is left.
     pub number: u32,
     /// Where the probe's jump leads: to the detour, or to a jump to it.
     pub target: GuestVirtAddr,
@@ -41,8 +42,8 @@ pub struct InDetour {
     pub at: GuestVirtAddr,
     /// How many bytes the address is from the start of its code; 0 also for the jump to it.
     pub offset: u32,
-    /// The instruction of the guest's that is executed there, or where the way goes on behind the last
-    /// one; `None` in code of ours.
+    /// The instruction of the guest's that is executed there, or where execution goes on behind the last one; `None` in
+    /// code of ours.
     pub original: Option<GuestVirtAddr>,
     /// Whether that is a call that has pushed its return address, and has yet to jump.
     pub has_pushed: bool,
@@ -52,7 +53,7 @@ pub struct InDetour {
 pub(super) struct PlacedDetour {
     at: GuestVirtAddr,
     target: GuestVirtAddr,
-    /// Shared with all who use it.
+    /// Shared with all users of the detour.
     detour: Arc<Detour>,
 }
 
@@ -95,7 +96,8 @@ pub(super) struct Detours {
 }
 
 impl Detours {
-    /// In memory for code of so many bytes, of which the first `reserved` are for something else.
+    /// Detours in memory for code of `len` bytes, of which the first `reserved` are for something
+    /// else.
     pub(super) fn new(len: u64, reserved: u64) -> Self {
         let start = GuestVirtAddr(HOLE.end.0.saturating_sub(len).saturating_add(reserved));
         Self {
@@ -113,7 +115,7 @@ impl Detours {
         self.occupants.iter().flatten().count()
     }
 
-    /// The detour that an instruction has or had, for one more use, if it is none of the `busy` ones.
+    /// Returns the detour that an instruction has or had, for one more use, unless it is one of the `busy` ones.
     pub(super) fn again<E>(
         &self,
         at: GuestVirtAddr,
@@ -138,7 +140,7 @@ impl Detours {
         Ok(None)
     }
 
-    /// A number below `numbers` that no detour has. It stays so until it is occupied.
+    /// Returns a number below `numbers` that no detour has. It stays so until it is occupied.
     pub(super) fn number(&self, numbers: u32) -> Option<u32> {
         let fresh = || u32::try_from(self.occupants.len()).ok();
         let number = self.vacant.last().copied().or_else(fresh);
@@ -184,7 +186,7 @@ impl Detours {
         Err(no_address(self))
     }
 
-    /// Makes the number that [`Self::number`] named a detour's.
+    /// Gives the number that [`Self::number`] named to a detour.
     pub(super) fn occupy(
         &mut self,
         number: u32,
@@ -226,7 +228,7 @@ impl Detours {
         (rip < *end).then_some(*number)
     }
 
-    /// Where a detour's own code at an address leads to, and where the detour is.
+    /// Returns where a detour's own code at an address leads to, and where the detour is.
     pub(super) fn way_out(&self, rip: GuestVirtAddr) -> Option<(WayOut, GuestVirtAddr)> {
         let inside = self.at(rip).filter(|inside| inside.original.is_none())?;
         let occupant = self.occupants.get(inside.number as usize)?.as_ref()?;
@@ -279,7 +281,7 @@ impl Detours {
     }
 }
 
-/// The code, and the springboard where there is one: where they are and how long.
+/// Returns where the code is, and the springboard if there is one, each with its length.
 pub(super) fn parts(
     placement: Placement,
     len: usize,

@@ -14,7 +14,7 @@ pub enum InstallError {
         "the page table that maps the kernel can't be found; probes will step instead of using copies"
     )]
     NoTable(#[from] LookupError),
-    /// It isn't in the image.
+    /// The page table isn't in the image.
     #[error(
         "level3_kernel_pgt ({address}) is not a page of the kernel image as loaded; probes will step \
          instead of using copies. Check that the symbols belong to this kernel"
@@ -34,7 +34,7 @@ pub enum InstallError {
         /// What it is.
         entry: u64,
     },
-    /// It doesn't map what it should.
+    /// The page table doesn't map what it should.
     #[error(
         "entry {index} of level3_kernel_pgt is {entry:#x}, which leads to no page table: this is not \
          the table that maps the kernel; probes will step instead of using copies"

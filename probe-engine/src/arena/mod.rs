@@ -15,8 +15,8 @@
 //! else is mapped at once, by pages of 2 MiB: what is not used takes no memory of the host's. Data is
 //! mapped at several addresses, code at one only and never writable.
 //!
-//! Springboards for jumps in modules have to be elsewhere: see [`MODULE_BOARDS`]. The first of them, when the kernel
-//! has long started, has the first pages of the code mapped there once more.
+//! Springboards for jumps in modules have to be elsewhere: see [`MODULE_BOARDS`]. The first of them, placed long after
+//! the kernel's start, has the first pages of the code mapped there once more.
 //!
 //! The guest can't be trusted with any of this: it may overwrite the entries, the tables and the
 //! data. What is where is therefore kept here and never read back.
@@ -60,12 +60,12 @@ use detours::Detours;
 use slots::Slots;
 use tables::ArenaTables;
 
-/// What the calls return to that detours follow: code for all of them. Breakpoints' calls return to an int3
-/// right behind it.
+/// The code that the calls return to that detours follow, one for all of them. The calls that breakpoints follow return
+/// to an int3 right behind it.
 pub const TRAMPOLINE: GuestVirtAddr =
     GuestVirtAddr(slots::TRAMPOLINE.0 - crate::calls::layout::TRAMPOLINE_LEN);
 
-/// Whether an address can be one of the arena's code.
+/// Returns true if an address can be one of the arena's code.
 pub(crate) fn is_ours(at: GuestVirtAddr) -> bool {
     HOLE.contains(&at) || MODULE_BOARDS.contains(&at)
 }
@@ -75,8 +75,8 @@ pub(crate) fn is_ours(at: GuestVirtAddr) -> bool {
 pub enum RecordingCode {
     /// The detour of this number.
     Detour(u32),
-    /// What followed calls return to, but for its first instruction: each of these calls has the address of
-    /// that on its stack.
+    /// What followed calls return to, without its first instruction: each of these calls has the address of that on its
+    /// stack.
     Trampoline,
 }
 
@@ -136,8 +136,8 @@ impl Arena {
         })
     }
 
-    /// Whether the kernel's page tables still lead to the arena. They don't if the kernel image has
-    /// been written anew, or the guest has tampered with them.
+    /// Returns true if the kernel's page tables still lead to the arena. They don't if the kernel image has been
+    /// written anew, or the guest has tampered with them.
     ///
     /// # Errors
     /// They can't be read.
@@ -155,12 +155,12 @@ impl Arena {
         self.tables.to_phys(at)
     }
 
-    /// The slot for the instruction at `at`: the one that it has or had, else a new one, with the
-    /// code that `build` makes for the slot's address.
+    /// Returns the slot for the instruction at `at`: the one that it has or had, else a new one, with the code that
+    /// `build` makes for the slot's address.
     ///
-    /// A slot that the instruction had is found again if it holds what `build` makes, so the same
-    /// instruction may be probed any number of times without using anything up, and
-    /// whoever is still executing in a slot always finds the code that he came for.
+    /// A slot that the instruction had is found again if it holds what `build` makes, so the same instruction may be
+    /// probed any number of times without using anything up, and a task that is still executing in a slot always finds
+    /// the code that it came for.
     ///
     /// # Errors
     /// See [`SlotError`]. After [`SlotError::Full`], stop the guest, [`Arena::reclaim`], and try again.
@@ -190,23 +190,21 @@ impl Arena {
         self.slots.vacancies()
     }
 
-    /// Forgets which instructions in `range` had slots and detours: the text there has gone, and another
-    /// may come to the same addresses. Both stay as they are until they are reclaimed.
+    /// Forgets which instructions in `range` had slots and detours: the text there has gone, and another may come to
+    /// the same addresses. The slots and detours stay as they are until they are reclaimed.
     pub fn discard(&mut self, range: &Range<GuestVirtAddr>) {
         self.slots.discard(range);
         self.detours.discard(range);
     }
 
-    /// Makes idle slots and detours that nobody can be in free for other instructions, and says how
-    /// many. Needed only when [`Arena::slot`] or [`Arena::detour`] finds none; it reads all of the
-    /// guest's memory. Numbers of detours are given out again, so what the guest has recorded under
-    /// them has to have been read before.
+    /// Frees idle slots and detours that no task can be in, for other instructions, and returns how many. Needed only
+    /// when [`Arena::slot`] or [`Arena::detour`] finds none; it reads all of the guest's memory. Numbers of detours are
+    /// given out again, so what the guest has recorded under them has to have been read before.
     ///
-    /// Nobody is in a slot if no vCPU is (`rips`) and no aligned 8-byte word of memory (`ram`: start
-    /// and length in bytes of each range, multiples of 8) holds an address in it: a task that was interrupted there
-    /// has RIP on its kernel stack. A number that only looks like such an address keeps a slot too,
-    /// which does no harm. Nor is a detour free that one of the calls that are `followed` began in. Call it
-    /// while the guest is stopped.
+    /// No task is in a slot if no vCPU is (`rips`) and no aligned 8-byte word of memory (`ram`: start and length in
+    /// bytes of each range, multiples of 8) holds an address in it: a task that was interrupted there has RIP on its
+    /// kernel stack. A number that only looks like such an address keeps a slot too, which does no harm. Nor is a
+    /// detour free in which one of the calls that are `followed` began. Call it while the guest is stopped.
     ///
     /// # Errors
     /// Part of the memory can't be read. No slot is freed then.
@@ -226,7 +224,7 @@ impl Arena {
         Ok(slots + detours)
     }
 
-    /// The code in which somebody may be, by what [`Arena::reclaim`] goes by.
+    /// Returns the code in which a task may be, found as [`Arena::reclaim`] does.
     ///
     /// # Errors
     /// Part of the memory can't be read.
@@ -244,12 +242,12 @@ impl Arena {
         })
     }
 
-    /// Whether there is a detour of this number.
+    /// Returns true if there is a detour of this number.
     pub fn has_detour(&self, number: u32) -> bool {
         self.detours.has(number)
     }
 
-    /// How many detours nobody uses.
+    /// How many detours have no user.
     pub fn idle_detours(&self) -> usize {
         self.detours.idle()
     }
@@ -268,7 +266,7 @@ impl Arena {
         self.slots.at(rip)
     }
 
-    /// Writes the code that is at [`TRAMPOLINE`]; whether there is room for it. Nobody may be in it.
+    /// Writes the code that is at [`TRAMPOLINE`]; returns false if there is no room for it. No task may be in it.
     ///
     /// # Errors
     /// The arena isn't memory.
@@ -287,7 +285,7 @@ impl Arena {
         Ok(true)
     }
 
-    /// An address with an int3 that is nothing else, for functions to return to. Always the same.
+    /// An address with an int3 that has no other use, for functions to return to. Always the same.
     pub fn trampoline(&self) -> GuestVirtAddr {
         slots::TRAMPOLINE
     }

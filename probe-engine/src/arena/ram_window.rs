@@ -1,8 +1,8 @@
 //! The guest's RAM, mapped once more for detours that follow pointers.
 //!
 //! The kernel takes pages out of its own direct mapping (`memfd_secret`, poisoned memory, page allocation under
-//! debugging), so a detour that read there might fault. This mapping is the arena's own: read-only, of all
-//! RAM from 1 MiB on, and the same for good. What it doesn't map is told by two comparisons.
+//! debugging), so a detour that read there might fault. This mapping is the arena's own: read-only, of all RAM from 1
+//! MiB on, and the same for good. Two comparisons tell whether it maps an address.
 
 use guest_state::x86_64::PAGE_SIZE;
 use guest_state::x86_64::page_entry::{ACCESSED, LARGE, NO_EXECUTE, PRESENT};
@@ -17,14 +17,14 @@ const GIGABYTE: u64 = PageSize::Size1G.bytes();
 const DIRECTORIES: usize = 30;
 /// Gigabytes of addresses from [`RAM_WINDOW`](super::areas::RAM_WINDOW) on that the kernel leaves unused.
 const ADDRESSES: u64 = 444;
-/// Nothing of the kernel's is below: it keeps off the first MiB (`arch/x86/realmode/init.c`,
-/// `reserve_real_mode`), in which there is also memory of devices.
+/// The kernel has nothing below: it keeps off the first MiB (`arch/x86/realmode/init.c`, `reserve_real_mode`), in which
+/// there is also memory of devices.
 const FIRST: u64 = 1 << 20;
 /// Where RAM goes on behind the devices' memory.
 const HIGH: u64 = 4 << 30;
 
-/// Read-only, never dirty (together with read-only that would mean a shadow stack), and not global, so that where
-/// the kernel isolates page tables it leaves the TLB with the kernel's.
+/// Read-only, never dirty (together with read-only that would mean a shadow stack), and not global, so that where the
+/// kernel isolates page tables these entries leave the TLB with the kernel's.
 const PAGE: u64 = PRESENT | ACCESSED | LARGE | NO_EXECUTE;
 
 /// How a gigabyte of physical memory is mapped.
@@ -48,9 +48,9 @@ pub struct MappedRam {
 }
 
 impl MappedRam {
-    /// Of all RAM what can be mapped, with `gigabyte_pages` if the guest's CPUs have them. `None` if it isn't where
-    /// a PC has it, or there is no room for the page directories or the addresses of so much: 444 GiB, without
-    /// `gigabyte_pages` 30.
+    /// Returns the part of all RAM that can be mapped; `gigabyte_pages` says if the guest's CPUs have such pages.
+    /// `None` if RAM isn't where a PC has it, or there is no room for the page directories or the addresses of so much:
+    /// 444 GiB, without `gigabyte_pages` 30.
     pub fn of(ram: &[PhysRange], gigabyte_pages: bool) -> Option<Self> {
         let end = |from: u64| {
             let part = ram
@@ -97,8 +97,8 @@ impl MappedRam {
         })
     }
 
-    /// Writes the page directory of a gigabyte. A page of 2 MiB is mapped whole even where only a part of it is
-    /// RAM: nobody reads the rest.
+    /// Writes the page directory of a gigabyte. A page of 2 MiB is mapped whole even where only a part of it is RAM: no
+    /// detour reads the rest.
     pub(super) fn write_directory(
         self,
         memory: &dyn GuestMemory,

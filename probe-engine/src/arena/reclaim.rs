@@ -1,4 +1,4 @@
-//! Who might still be in the arena.
+//! Which parts of the arena a task might still be in.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -8,7 +8,8 @@ use guest_state::{GuestMemory, GuestVirtAddr, MemoryError, PhysRange};
 /// How much memory is read at a time, in bytes.
 const CHUNK: usize = 1 << 16;
 
-/// All that an instruction pointer or any aligned word of memory points into, by what is at an address.
+/// Returns all that an instruction pointer or any aligned word of memory points into; `what` tells what is at an
+/// address.
 pub(super) fn mentioned<T: Eq + Hash>(
     memory: &dyn GuestMemory,
     ram: &[PhysRange],

@@ -49,7 +49,7 @@ pub(super) fn number_at(at: GuestVirtAddr) -> Option<usize> {
     (SLOTS - 1).checked_sub(above)
 }
 
-/// `code` and then int3 to the slot's end, if it fits.
+/// Pads `code` with int3s to the slot's end, if it fits.
 pub(super) fn padded(code: &[u8]) -> Option<[u8; SLOT_LEN]> {
     let mut bytes = [INT3; SLOT_LEN];
     bytes.get_mut(..code.len())?.copy_from_slice(code);
@@ -61,7 +61,7 @@ pub(super) fn padded(code: &[u8]) -> Option<[u8; SLOT_LEN]> {
 struct PlacedSlot {
     at: GuestVirtAddr,
     code: Vec<u8>,
-    /// Shared with all who use it.
+    /// Shared with all users of the slot.
     in_use: Arc<()>,
 }
 
@@ -76,7 +76,7 @@ impl PlacedSlot {
 pub(super) struct Slots {
     /// By number, as many as there have been so far.
     occupants: Vec<Option<PlacedSlot>>,
-    /// Reclaimed ones.
+    /// The numbers of reclaimed ones.
     free: Vec<usize>,
     /// The slots by their instruction, several where its bytes have changed.
     of: BTreeMap<GuestVirtAddr, Vec<usize>>,
@@ -93,7 +93,7 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// The slot that an instruction has or had, for one more use.
+    /// Returns the slot that an instruction has or had, for one more use.
     pub(super) fn again<E>(
         &self,
         at: GuestVirtAddr,
@@ -113,7 +113,7 @@ impl Slots {
         Ok(None)
     }
 
-    /// The number of a slot that holds nothing. It stays so until it is occupied.
+    /// Returns the number of a slot that holds nothing. It stays so until it is occupied.
     pub(super) fn vacant(&self) -> Option<usize> {
         let next = self.occupants.len();
         let fresh = (next < SLOTS).then_some(next);
@@ -125,7 +125,7 @@ impl Slots {
         self.free.len() + SLOTS - self.occupants.len()
     }
 
-    /// Makes the slot that [`Self::vacant`] named an instruction's.
+    /// Gives the slot that [`Self::vacant`] named to an instruction.
     pub(super) fn occupy(&mut self, number: usize, at: GuestVirtAddr, code: Vec<u8>) -> Slot {
         if self.free.last() == Some(&number) {
             self.free.pop();

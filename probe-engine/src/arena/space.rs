@@ -1,12 +1,12 @@
 //! Where detours go.
 //!
-//! A jump can lead only to addresses that its [`Pattern`] allows: sometimes all, sometimes one in
-//! 64 KiB, sometimes one at all. A detour begins at such an address; where there is no room for all of
-//! it, 5 bytes there are a *springboard*, a jump to the detour. Patterns that leave 16 MiB or less get
-//! springboards only, so that nobody's single address lies under another's detour.
+//! A jump can lead only to addresses that its [`Pattern`] allows: sometimes all, sometimes one in 64 KiB, sometimes one
+//! at all. A detour begins at such an address; where there is no room for all of it, 5 bytes there are a *springboard*,
+//! a jump to the detour. Patterns that leave 16 MiB or less get springboards only, so that no detour covers the single
+//! address that another jump can lead to.
 //!
-//! What isn't bound to a place is put next to what is there already: each page of 4 KiB costs the host
-//! memory once it is written to.
+//! Detours that aren't bound to a place are put next to what is there already: each page of 4 KiB costs the host memory
+//! once it is written to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,17 +16,17 @@ use guest_state::x86_64::PAGE_SIZE;
 
 use crate::detour::{JUMP_LEN, Pattern};
 
-/// What a jump can't reach.
+/// The distance that a jump can't reach.
 const REACH: u64 = 1 << 31;
-/// A detour has to be in reach not only of its probe, but also of what branches there lead to and
-/// operands there name.
+/// A detour has to be in reach not only of its probe, but also of the targets of branches there and of what operands
+/// there name.
 const MARGIN: u64 = 1 << 25;
-/// Where detours begin if they may. The 16 MiB that jumps from a kernel at its usual place reach with
-/// an uppermost byte of 0xCC lie below.
+/// Where detours begin if their pattern allows it. The 16 MiB that jumps from a kernel at its usual place reach with an
+/// uppermost byte of 0xCC lie below.
 const START: u64 = 0xffff_ffff_6000_0000;
-/// What the uppermost byte of a jump leaves if it is given, in bytes. Those get springboards only.
+/// The bytes that a jump can reach if its uppermost byte is fixed. Such jumps get springboards only.
 const TIED: u64 = 1 << 24;
-/// Patterns that may begin in each 256 bytes at least: all of the first, or one.
+/// The numbers of the patterns that allow addresses in each 256 bytes: all of them, or one.
 const FREQUENT: [usize; 2] = [0, 1];
 
 /// Where a detour is.
@@ -49,12 +49,12 @@ pub struct Space {
     springboards: BTreeSet<u64>,
     /// Where else springboards may be.
     boards: Range<u64>,
-    /// Where a search may begin, for each of the frequent patterns: before there was no room.
+    /// Where a search may begin, for each of the frequent patterns: there was no room before that.
     searched: [u64; FREQUENT.len()],
 }
 
 impl Space {
-    /// All of `area` is free.
+    /// A space in which all of `area` is free.
     pub fn new(area: Range<GuestVirtAddr>) -> Self {
         let (start, end) = (area.start.0, area.end.0.max(area.start.0));
         Self {
@@ -110,7 +110,7 @@ impl Space {
         }
     }
 
-    /// As [`Self::remove`], when nothing has been taken since.
+    /// Does as [`Self::remove`], when nothing has been taken since.
     pub(super) fn undo(&mut self, placement: Placement, len: usize) {
         self.give(placement.code.0, len);
         if placement.target != placement.code {
@@ -118,7 +118,7 @@ impl Space {
         }
     }
 
-    /// Where [`Self::place`] would put a detour now.
+    /// Returns where [`Self::place`] would put a detour now.
     pub fn fits(&mut self, at: GuestVirtAddr, pattern: Pattern, len: usize) -> Option<Placement> {
         let placement = self.place(at, pattern, len)?;
         self.undo(placement, len);
@@ -130,7 +130,7 @@ impl Space {
         self.give(code.0.wrapping_add(used as u64), len - used.min(len));
     }
 
-    /// Pages of 4 KiB in which something is.
+    /// Pages of 4 KiB that aren't wholly free.
     pub fn pages(&self) -> u64 {
         let mut pages = self.area.end.div_ceil(PAGE_SIZE) - self.area.start / PAGE_SIZE;
         for (start, end) in &self.gaps {
@@ -139,7 +139,7 @@ impl Space {
         pages
     }
 
-    /// Where code can be that belongs to `at`.
+    /// Where code can be that belongs to the jump at `at`.
     fn in_reach(&self, at: GuestVirtAddr) -> Range<u64> {
         let (below, above) = (REACH - MARGIN, REACH - 2 * MARGIN);
         let start = at.0.saturating_sub(below).max(self.area.start);
@@ -185,7 +185,7 @@ impl Space {
         found.or_else(|| self.find(at, pattern, JUMP_LEN, range))
     }
 
-    /// The first free address in `range` that `at` can jump to, with `len` free bytes.
+    /// Finds the first free address in `range` that `at` can jump to, with `len` free bytes.
     fn find(
         &self,
         at: GuestVirtAddr,
@@ -208,7 +208,7 @@ impl Space {
         }
     }
 
-    /// The gap that an address is in, or else the next.
+    /// Finds the gap that an address is in, or else the next.
     fn gap(&self, at: u64) -> Option<(u64, u64)> {
         let before = self.gaps.range(..=at).next_back();
         let here = before.filter(|(_, end)| **end > at);
@@ -216,7 +216,7 @@ impl Space {
         Some((*gap.0, *gap.1))
     }
 
-    /// Both ends lie in one gap.
+    /// Takes `len` bytes from `start` on. Both ends lie in one gap.
     fn take(&mut self, start: u64, len: usize) {
         let end = start + len as u64;
         let Some((gap_start, gap_end)) = self.gap(start) else {
@@ -247,7 +247,7 @@ impl Space {
     }
 }
 
-/// The first of the homes in `range`; a new one if there is none, at `wanted` if that is possible.
+/// Returns the first of the homes in `range`; a new one if there is none, at `wanted` if that is possible.
 fn home(homes: &mut BTreeSet<u64>, range: &Range<u64>, wanted: u64) -> u64 {
     if range.start >= range.end {
         return range.start;

@@ -23,10 +23,10 @@ const GIGABYTE: u64 = PageSize::Size1G.bytes();
 
 /// As the kernel's own entries for tables: the lowest level decides.
 const TABLE: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY;
-/// Not dirty, which no read-only page ever gets: together that means a shadow stack.
+/// Not dirty, as no read-only page ever gets: both together mean a shadow stack.
 const CODE: u64 = PRESENT | ACCESSED | LARGE | GLOBAL;
-/// Not global, so that where the kernel isolates page tables it leaves the TLB with the kernel's:
-/// it may hold what a user must not read.
+/// Not global, so that where the kernel isolates page tables these entries leave the TLB with the
+/// kernel's: the data may hold what a user must not read.
 const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | LARGE | NO_EXECUTE;
 
 /// The kernel's table for its uppermost 512 GiB.
@@ -38,7 +38,7 @@ const FIRST_OF_RAM: u64 = RAM_WINDOW.0 / GIGABYTE % 512;
 /// Its entries for the image and for modules and fixed addresses.
 const KERNELS: [u64; 2] = [510, 511];
 
-/// What the first of these leads to.
+/// The page directory that the first of these leads to.
 const IMAGE_DIRECTORY: &str = "level2_kernel_pgt";
 /// How many bytes [`MODULE_BOARDS`] has.
 const BOARDS_LEN: u64 = MODULE_BOARDS.end.0 - MODULE_BOARDS.start.0;
@@ -121,8 +121,8 @@ impl ArenaTables {
         Ok(())
     }
 
-    /// Maps [`MODULE_BOARDS`], unless the kernel uses these addresses. Whether they are mapped. The kernel has to
-    /// have started: before, it maps all that an image could take.
+    /// Maps [`MODULE_BOARDS`], unless the kernel uses these addresses. Returns true if they are mapped. The kernel has
+    /// to have started: before, it maps all that an image could take.
     pub(super) fn open_boards(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
         let Some(directory) = self.image_directory.filter(|_| self.boards_len > 0) else {
             return Ok(false);
@@ -169,7 +169,7 @@ impl ArenaTables {
         self.ram.into_iter().flat_map(MappedRam::gigabytes)
     }
 
-    /// Those of them that have directories, with these.
+    /// The gigabytes of RAM that have page directories, each with its directory.
     fn ram_directories(&self) -> impl Iterator<Item = (u64, GuestPhysAddr)> {
         let is_one = |(number, mapping)| (mapping == Mapping::Directory).then_some(number);
         let numbers = self.gigabytes().filter_map(is_one);
@@ -180,7 +180,7 @@ impl ArenaTables {
         numbers.zip((0..).map(move |page: u64| first.wrapping_add(page * PAGE_SIZE)))
     }
 
-    /// The numbers of the kernel's table's entries that are ours, and what they are.
+    /// The entries of the kernel's table that are ours: their numbers, and what they are.
     fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
         let table = |(index, directory): (u64, GuestPhysAddr)| (index, directory.0 | TABLE);
         let hole = OURS.into_iter().zip(self.directories()).map(table);
@@ -196,7 +196,7 @@ impl ArenaTables {
         hole.chain(ram).chain(whole)
     }
 
-    /// Whether the kernel's table is what it should be.
+    /// Checks that the kernel's table is what it should be.
     fn check(&self, memory: &dyn GuestMemory) -> Result<(), InstallError> {
         for (index, ours) in self.entries() {
             let entry = memory.read_u64(entry(self.kernel, index))?;
@@ -238,8 +238,8 @@ impl ArenaTables {
     }
 }
 
-/// How many bytes of the code are mapped at [`MODULE_BOARDS`]: the first ones, if there is as much code as can be, and
-/// the kernel isn't there, to which it may have moved itself.
+/// How many bytes of the code are mapped at [`MODULE_BOARDS`]: the first ones, if there is as much code as can be and
+/// the kernel, which may have moved itself, isn't there.
 fn boards_len(region: &ArenaMemory, image: &ImageMap) -> u64 {
     if region.code.len == GIGABYTE && !image.overlaps(&MODULE_BOARDS) {
         BOARDS_LEN

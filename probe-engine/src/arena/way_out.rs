@@ -12,9 +12,9 @@ const DEEPEST: usize = 4;
 const WORD: u64 = 8;
 
 impl Arena {
-    /// What of the guest's comes next, and the stack pointer then, for code of ours at an address with this stack
-    /// pointer. [`TRAMPOLINE`] stands for what a followed call returns to, where the stack doesn't tell that yet.
-    /// `read` reads the stack.
+    /// Returns the address of the guest's at which execution goes on after code of ours, and the stack pointer then.
+    /// `at` is an address in the code, and `sp` the stack pointer there. [`TRAMPOLINE`] stands for what a followed call
+    /// returns to, where the stack doesn't tell that yet. `read` reads the stack.
     pub fn way_out(
         &self,
         mut at: GuestVirtAddr,
@@ -58,7 +58,7 @@ impl Arena {
         }
     }
 
-    /// How far into the code that calls return to an address is.
+    /// The offset of an address in the code that calls return to.
     fn trampoline_offset(&self, at: GuestVirtAddr) -> Option<u32> {
         let trampoline = self.trampoline.as_ref()?;
         let offset = at.offset_from(TRAMPOLINE)?;

@@ -16,14 +16,14 @@ use crate::detour::{Detour, Pattern};
 const IN_MODULES: std::ops::Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 
 impl Arena {
-    /// The detour for the probe at `at`, whose jump has to have `pattern`: the one that it has or had,
-    /// else a new one, with what `build` makes for a number and an address.
+    /// Returns the detour for the probe at `at`, whose jump has to have `pattern`: the one that it has or had, else a
+    /// new one, with what `build` makes for a number and an address.
     ///
     /// Detours that the probe had are used again but for those with the `busy` numbers; a new one has a
     /// number below `numbers`.
     ///
-    /// Memory in which a detour is doesn't change, so the guest may run; nobody comes to a new one
-    /// before the jump is written. Bytes between detours are int3s.
+    /// Memory in which a detour is doesn't change, so the guest may run; no task comes to a new detour before the jump
+    /// is written. Bytes between detours are int3s.
     ///
     /// # Errors
     /// See [`PlaceError`].
@@ -74,7 +74,7 @@ impl Arena {
         (self.detours.len(), self.detours.pages.len())
     }
 
-    /// Whether there is memory for it.
+    /// Writes a detour; returns false if there is no memory for it.
     fn write_detour(
         &mut self,
         memory: &dyn GuestMemory,

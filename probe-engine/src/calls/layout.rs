@@ -1,12 +1,12 @@
-//! The table of calls: where in the arena's window for it ([`crate::arena::CALLS`]) what is.
+//! The table of calls: the layout of the arena's window for it ([`crate::arena::CALLS`]).
 //!
-//! First come the keys, by which a call is found: buckets of as many as a line of the processor's cache
-//! holds, each key the address of a return address, or 0. Then what is counted for each detour. Then,
-//! for each key, the call itself.
+//! First come the keys, by which a call is found. They are in buckets of as many as a line of the processor's cache
+//! holds; each key is the address of a return address, or 0. Then come the counters of each detour, and then, for each
+//! key, the call itself.
 
 use crate::fetch::Fetches;
 
-/// Buckets there are, a power of two.
+/// The number of buckets, a power of two.
 pub const BUCKETS: u64 = 1 << 12;
 /// Keys of a bucket.
 pub const WAYS: u64 = 8;
@@ -14,14 +14,14 @@ pub const WAYS: u64 = 8;
 /// number (Knuth, The Art of Computer Programming, vol. 3, 6.4: 2^64 divided by the golden ratio).
 pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Where the keys are: at the window's beginning.
+/// Bytes of the keys, which are at the beginning of the window.
 pub const KEYS_LEN: u64 = BUCKETS * WAYS * 8;
 
 /// Where the tallies are, by the detours' numbers.
 pub const TALLIES: u64 = 1 << 20;
 /// Bytes of a tally: four counters of 32 bits, changed by several vCPUs at a time.
 pub const TALLY_LEN: u64 = 16;
-/// Calls that are being followed now.
+/// Calls that are followed now.
 pub const ACTIVE: u64 = 0;
 /// Calls that weren't followed, and followed ones whose record was lost. It wraps around.
 pub const MISSED: u64 = 4;
@@ -29,7 +29,7 @@ pub const MISSED: u64 = 4;
 pub const COUNTED: u64 = 8;
 /// Calls that never return, as their task has ended. It wraps around.
 pub const ENDED: u64 = 12;
-/// Detours there can be tallies for.
+/// The number of detours that there can be tallies for.
 pub const NUMBERS: u32 = 1 << 18;
 
 /// Where the calls are.
@@ -47,42 +47,45 @@ pub const WORD: u64 = 16;
 pub const ENTRY_TSC: u64 = 24;
 /// What was fetched at the function's entry ([`Fetches::ALL`]).
 pub const ENTRY: u64 = 32;
-/// How many calls below it have the same place for their return address, in 32 bits: of those at one place
-/// the one that began last returns first.
+/// How many calls below it have the same place for their return address, in 32 bits. Of the calls at one place, the
+/// one that began last returns first.
 pub const LEVEL: u64 = 168;
 /// The address of the `task_struct` that made the call; 0 if that isn't known.
 pub const TASK: u64 = 176;
-/// Its stack protector's secret, 0 if it has none: no later task at the same address has the same.
+/// The task's stack protector's secret, 0 if it has none: no later task at the same address has the
+/// same.
 pub const CANARY: u64 = 184;
-/// Where the routine of its detour is that writes its return's record, if it has [`VALUES`].
+/// The address of the detour's routine that writes the return's record, if the call has [`VALUES`].
 pub const AT_RETURN: u64 = 192;
 
-/// In a key: the call isn't whole yet, or is being taken out. Return addresses are aligned.
+/// In a key: the call isn't whole yet, or is being taken out. The bit is free, as keys are aligned
+/// addresses.
 pub const UNFINISHED: u64 = 1;
 
 /// The part of [`WORD`] that is the detour's number.
 pub const NUMBER: u32 = NUMBERS - 1;
-/// In [`WORD`]: its return's record has values, which only its detour knows.
+/// In [`WORD`]: the return's record has values, which only the call's detour knows.
 pub const VALUES: u32 = 1 << 26;
-/// In [`WORD`]: its detour is still writing down how it began.
+/// In [`WORD`]: the detour is still writing down how the call began.
 pub const BEGINS: u32 = 1 << 27;
-/// In [`WORD`]: it has come back to the trampoline, which does the rest.
+/// In [`WORD`]: the call has come back to the trampoline, which does the rest.
 pub const RETURNS: u32 = 1 << 28;
-/// In [`WORD`]: no probe follows it any more. It is only led on, and counts nowhere.
+/// In [`WORD`]: no probe follows the call any more. The trampoline only leads it on, and it counts
+/// nowhere.
 pub const ORPHAN: u32 = 1 << 29;
-/// In [`WORD`]: with its ring full the vCPU waits.
+/// In [`WORD`]: if its ring is full, the vCPU waits.
 pub const LOSSLESS: u32 = 1 << 30;
 /// In [`WORD`]: the call has no record.
 pub const COUNTS: u32 = 1 << 31;
 
-/// Where from the trampoline's beginning its first instruction returns to, a call: what that pushes stands for the
-/// followed call's return address until that is put there.
+/// The offset in the trampoline to which its first instruction, a call, returns: the address that this pushes stands
+/// for the followed call's return address until that is put there.
 pub const PUSHED: u64 = 5;
-/// Where from the trampoline's beginning the routine is that detours call.
+/// The offset in the trampoline of the routine that detours call.
 pub const ENTER: u64 = 16;
-/// Bytes for the trampoline. Right behind it is the one that breakpoints use.
+/// Bytes for the trampoline. Right behind it is the trampoline that breakpoints use.
 pub const TRAMPOLINE_LEN: u64 = 2048 - 32;
-/// A return address from the trampoline's beginning up to here is one of ours.
+/// A return address that is less than this from the trampoline's beginning is one of ours.
 pub const TRAMPOLINES: u64 = 2048;
 
 /// Bytes of the window.
@@ -98,7 +101,7 @@ const _: () = {
     assert!(NUMBER < VALUES);
 };
 
-/// The bucket of the call whose return address is at `slot`: its number.
+/// Returns the number of the bucket of the call whose return address is at `slot`.
 pub const fn bucket(slot: u64) -> u64 {
     slot.wrapping_mul(HASH) >> (u64::BITS - BUCKETS.trailing_zeros())
 }

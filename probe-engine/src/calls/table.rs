@@ -19,8 +19,8 @@ fn field(call: &[u8; CALL_LEN as usize], offset: u64) -> u64 {
         .map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// The table in guest memory. The guest may write anything there; that changes what the guest returns to,
-/// and what is told of its calls, and nothing else.
+/// The table in guest memory. The guest may write anything there. That changes what the guest returns to and what is
+/// reported of its calls, and nothing else.
 #[derive(Debug, Clone, Copy)]
 pub struct Calls {
     window: GuestPhysAddr,
@@ -40,7 +40,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// What was counted since, but for the calls that are being followed now.
+    /// The counts since `before`; `active` stays the number of calls that are followed now.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             active: self.active,
@@ -60,14 +60,14 @@ pub struct Task {
     pub canary: u64,
 }
 
-/// A call in the table. It may have come to its end, if its task has.
+/// A call in the table. If its task has ended, it has too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// Its place in the table.
     index: u64,
     /// Where its return address is.
     pub slot: u64,
-    /// Of the calls there the highest returns first.
+    /// Of the calls at `slot`, the one with the highest level returns first.
     pub level: u32,
     /// What its return address was.
     pub caller: u64,
@@ -75,7 +75,7 @@ pub struct Call {
     pub number: u32,
     /// See [`super::layout::ENTRY_TSC`].
     pub entry_tsc: u64,
-    /// Whose call it is.
+    /// The task that made the call.
     pub task: Task,
     word: u32,
 }
@@ -86,22 +86,22 @@ impl Call {
         self.index
     }
 
-    /// Whether its detour still writes to it.
+    /// Returns true if its detour still writes to it.
     pub fn begins(&self) -> bool {
         self.word & BEGINS != 0
     }
 
-    /// Whether the trampoline is at work on it: then it is nobody else's to change.
+    /// Returns true if the trampoline is at work on it. Then nothing else may change it.
     pub fn returns(&self) -> bool {
         self.word & RETURNS != 0
     }
 
-    /// Whether the time and the registers of its entry were written down.
+    /// Returns true if the time and the registers of its entry were written down.
     pub fn has_time(&self) -> bool {
         self.word & (BEGINS | COUNTS) == 0
     }
 
-    /// Whether no probe follows it any more.
+    /// Returns true if no probe follows it any more.
     pub fn is_orphan(&self) -> bool {
         self.word & ORPHAN != 0
     }
@@ -113,20 +113,20 @@ impl Calls {
         Self { window }
     }
 
-    /// Makes it empty. Nobody may be using it.
+    /// Makes the table empty. No detour may be using it.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn init(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         clear_used(memory, self.window, KEYS_LEN)?;
         let len = u64::from(NUMBERS) * TALLY_LEN;
         clear_used(memory, self.window.wrapping_add(TALLIES), len)
     }
 
-    /// What was counted for the detours with the numbers below `numbers`.
+    /// Returns what was counted for the detours with the numbers below `numbers`.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn tallies(
         &self,
         memory: &dyn GuestMemory,
@@ -147,20 +147,20 @@ impl Calls {
         Ok(tallies.iter().map(tally).collect())
     }
 
-    /// All calls in it that are whole. For when the guest stands still; while it runs, what is told of a call
-    /// may be of two.
+    /// Returns all calls in it that are whole. For when the guest stands still: while it runs, a call in the result
+    /// may be a mixture of two.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn under_way(&self, memory: &dyn GuestMemory) -> Result<Vec<Call>, MemoryError> {
         self.under_way_of(memory, |_| true)
     }
 
-    /// Those of them that detours with such numbers follow. Where the guest has written over the table, few
-    /// of what look like calls have one.
+    /// As [`Self::under_way`], but only the calls of detours whose numbers `is_one` accepts. Where the guest has
+    /// written over the table, few entries that look like calls have such a number.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn under_way_of(
         &self,
         memory: &dyn GuestMemory,
@@ -204,11 +204,11 @@ impl Calls {
         Ok(calls)
     }
 
-    /// What the return address at `slot` was before it led to the trampoline: that of the call which returns first,
-    /// if several have theirs there. May be told while the guest runs: then it may be that of another call.
+    /// Returns what the return address at `slot` was before it led to the trampoline. If several calls have theirs
+    /// there, it is that of the call which returns first. While the guest runs, it may be that of another call.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn caller_at(
         &self,
         memory: &dyn GuestMemory,
@@ -233,10 +233,11 @@ impl Calls {
         Ok(newest.map(|(_, caller)| caller))
     }
 
-    /// Whether a call with its return address at `slot` is not whole yet, or is being taken out.
+    /// Returns true if a call with its return address at `slot` is not whole yet, or is being taken
+    /// out.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn is_beginning(&self, memory: &dyn GuestMemory, slot: u64) -> Result<bool, MemoryError> {
         let mut bytes = [0; (WAYS * 8) as usize];
         let bucket = self.window.wrapping_add(bucket(slot) * WAYS * 8);
@@ -250,7 +251,7 @@ impl Calls {
     /// Takes a call out of the table, while the guest stands still.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn remove(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
         if !call.is_orphan() {
             self.uncount(memory, call)?;
@@ -261,7 +262,7 @@ impl Calls {
     /// As [`Self::remove`], and counts the call as one that never returns.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn end(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
         if !call.is_orphan() {
             self.change(memory, call.number, ENDED, |ended| ended.wrapping_add(1))?;
@@ -269,10 +270,11 @@ impl Calls {
         self.remove(memory, call)
     }
 
-    /// Has a call count nowhere any more, while the guest stands still: it is only led on.
+    /// Makes a call count nowhere any more, while the guest stands still: the trampoline only leads
+    /// it on.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn orphan(&self, memory: &dyn GuestMemory, call: &Call) -> Result<(), MemoryError> {
         if call.is_orphan() {
             return Ok(());
@@ -303,18 +305,19 @@ impl Calls {
         memory.write(at, &change(u32::from_le_bytes(bytes)).to_le_bytes())
     }
 
-    /// No call of a detour is under way, whatever the guest has counted. For when nobody is in it.
+    /// Sets a detour's count of calls under way to 0, whatever the guest has counted. For when no
+    /// call of the detour is under way.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn none_active(&self, memory: &dyn GuestMemory, number: u32) -> Result<(), MemoryError> {
         self.change(memory, number, ACTIVE, |_| 0)
     }
 
-    /// Lets a call go on to another caller when it has returned, while the guest stands still.
+    /// Makes a call go on to another caller when it has returned, while the guest stands still.
     ///
     /// # Errors
-    /// It isn't memory.
+    /// The table isn't memory.
     pub fn set_caller(
         &self,
         memory: &dyn GuestMemory,

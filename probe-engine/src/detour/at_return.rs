@@ -25,13 +25,13 @@ const RETURN_ADDRESS: i32 = 8;
 pub(super) struct AtReturn<'a> {
     /// What is in the record.
     pub(super) values: &'a [Value],
-    /// What a return must meet to leave one.
+    /// What a return must meet to leave a record.
     pub(super) filter: Option<&'a Filter>,
 }
 
 impl<'a> AtReturn<'a> {
-    /// What a purpose wants; `None` if the code that all calls return to can write the record by itself. A filter that
-    /// there is no code for is left to who reads the records.
+    /// Returns what a purpose wants; `None` if the code that all calls return to can write the record by itself. A
+    /// filter that there is no code for is left to the reader of the records.
     pub(super) fn of(
         purpose: &'a Purpose,
         environment: &Environment,
@@ -45,10 +45,10 @@ impl<'a> AtReturn<'a> {
     }
 }
 
-/// Writes the routine, and returns what is to be written behind all else. It takes a call in [`values::CALL`] and its
-/// word in [`return_record::CALL_WORD`], and gives back a record that only has to be made whole, in
-/// [`return_record::RECORD`], which is 0 if the return doesn't meet the filter; or the carry flag, set, if the ring is
-/// full. Besides those it keeps RBP and R12 to R15.
+/// Writes the routine, and returns what is to be written behind all else. The routine takes a call in [`values::CALL`]
+/// and its word in [`return_record::CALL_WORD`]. It gives back a record that only has to be made whole, in
+/// [`return_record::RECORD`], or 0 there if the return doesn't meet the filter. If the ring is full it sets the carry
+/// flag. Besides those it keeps RBP and R12 to R15.
 pub(super) fn write(
     a: &mut CodeAssembler,
     environment: &Environment,

@@ -17,12 +17,12 @@ pub(super) const SLOT: AsmRegister64 = reg::r11;
 /// Has the number of the key in the bucket.
 pub(super) const WAY: AsmRegister64 = reg::rcx;
 
-/// The key that [`WAY`] says.
+/// The key with the number in [`WAY`].
 pub(super) fn key() -> AsmMemoryOperand {
     qword_ptr(BUCKET + WAY * 8)
 }
 
-/// Does the same for all keys of the bucket; what it is given leads on to the next.
+/// Does the same for all keys of the bucket; the label that `code` gets leads on to the next.
 pub(super) fn each_key(
     a: &mut CodeAssembler,
     code: impl FnOnce(&mut CodeAssembler, CodeLabel) -> Result<(), IcedError>,
@@ -37,7 +37,7 @@ pub(super) fn each_key(
     a.jne(again)
 }
 
-/// Makes [`BUCKET`] what it is, from [`SLOT`].
+/// Sets [`BUCKET`] from [`SLOT`], by its hash.
 pub(super) fn to_bucket(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(BUCKET, HASH)?;
     a.imul_2(BUCKET, SLOT)?;
@@ -54,7 +54,7 @@ pub(super) fn to_call(a: &mut CodeAssembler, call: AsmRegister64) -> Result<(), 
     a.lea(call, qword_ptr(TABLE + call + CALLS))
 }
 
-/// Puts a level above the call's, or leads on to the next call if it is already.
+/// Raises a level above the call's, or leads on to the next call if it is above already.
 pub(super) fn above(
     a: &mut CodeAssembler,
     level: AsmRegister32,

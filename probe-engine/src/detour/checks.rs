@@ -1,4 +1,4 @@
-//! Conditions in a detour: what a hit doesn't meet leads straight to the region's copies.
+//! Conditions in a detour: a hit that doesn't meet one goes straight to the region's copies.
 
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, qword_ptr};
 use iced_x86::{Code, IcedError, Instruction, MemoryOperand, Register};
@@ -24,8 +24,8 @@ pub(super) struct Unmet {
     holds_flags: bool,
 }
 
-/// Writes the checks. What meets all of them goes on behind, with everything as at the probe that is
-/// `needed`; what doesn't goes to `region`, maybe by the way that is returned.
+/// Writes the checks. A hit that meets all of them goes on behind, with everything that is `needed` as at the probe. A
+/// hit that doesn't goes to `region`, by way of the returned code if there is some.
 pub(super) fn write(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -38,7 +38,7 @@ pub(super) fn write(
     }
     let mut condition = condition.to_vec();
     condition.sort_by_key(cost);
-    // Their values must last until they are compared.
+    // The registers that are compared must keep their values until then.
     let operands = condition.iter().filter_map(|check| match check.operand {
         Operand::Register { number, .. } => Some(number & 15),
         _ => None,
@@ -101,7 +101,7 @@ impl Unmet {
     }
 }
 
-/// Instructions before the comparison, about: 0 or 1 without another register.
+/// About how many instructions are before the comparison: 0 or 1 if it needs no other register.
 fn cost(check: &Comparison) -> u8 {
     match check.operand {
         Operand::Register { .. } if immediate(check).is_some() => 0,
@@ -111,7 +111,7 @@ fn cost(check: &Comparison) -> u8 {
     }
 }
 
-/// The constant as an instruction's immediate: none of 64 bits.
+/// The constant as an instruction's immediate; `None` if that would take 64 bits.
 fn immediate(check: &Comparison) -> Option<i32> {
     let constant = check.constant;
     Some(match check.operand.size() {
@@ -122,7 +122,7 @@ fn immediate(check: &Comparison) -> Option<i32> {
     })
 }
 
-/// Compares.
+/// Writes a comparison.
 fn one(
     a: &mut CodeAssembler,
     environment: &Environment,

@@ -6,11 +6,12 @@ use guest_state::{GuestVirtAddr, PhysRange};
 /// What all detours of a guest have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Environment {
-    /// What leads from GS base to the vCPU's block ([`crate::ring::layout`]), modulo 2^64.
+    /// The distance from GS base to the vCPU's block ([`crate::ring::layout`]), modulo 2^64.
     pub block: u64,
     /// The first ring.
     pub rings: GuestVirtAddr,
-    /// Where the kernel has its current task, and what a task tells.
+    /// Where the kernel has its current task and other variables of a CPU, and where a task has its
+    /// members.
     pub variables: Variables,
     /// What return probes need.
     pub following: Option<Following>,
@@ -26,8 +27,8 @@ pub struct Pointers {
     pub window: u64,
     /// The RAM that is mapped there, whole pages; the second range is empty where there is but one.
     pub ram: [PhysRange; 2],
-    /// Where the kernel has its direct mapping of physical memory (`page_offset_base`): what points there is
-    /// translated by a subtraction.
+    /// Where the kernel has its direct mapping of physical memory (`page_offset_base`): a pointer into it is translated
+    /// by a subtraction.
     pub direct_map: u64,
     /// Levels of the kernel's page tables: 4 or 5.
     pub levels: u8,
@@ -44,7 +45,7 @@ pub enum Root {
     Fixed(u64),
 }
 
-/// What is there for following calls, see [`crate::calls`].
+/// The memory and the code for following calls, see [`crate::calls`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Following {
     /// The table of calls.

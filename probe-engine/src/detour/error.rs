@@ -20,7 +20,8 @@ pub enum DetourError {
         /// The call.
         at: GuestVirtAddr,
     },
-    /// A call's return address is no sign-extended number of 32 bits, as all of a kernel are.
+    /// A call's return address isn't a sign-extended number of 32 bits, as all addresses of a
+    /// kernel's text are.
     #[error("the call at {at} has a return address that can't be pushed")]
     ReturnAddress {
         /// The call.
@@ -46,10 +47,10 @@ pub enum DetourError {
         /// The variable or the member.
         name: &'static str,
     },
-    /// A pattern that no detour matches.
+    /// A pattern that is too long for a detour.
     #[error("a pattern as long as the filter's is matched at a breakpoint only")]
     Pattern,
-    /// The region isn't what it says.
+    /// The region's bytes aren't the instructions that it lists.
     #[error("the region at {at} isn't made of whole instructions")]
     Region {
         /// The region.

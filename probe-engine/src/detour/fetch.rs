@@ -1,4 +1,4 @@
-//! The code of a fetch: how a detour comes by a value as it was at the probe.
+//! The code of a fetch: how a detour gets a value as it was at the probe.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, qword_ptr, registers as reg};
@@ -7,7 +7,7 @@ use super::saved::{Needed, RSP, Saved, gpr};
 use crate::fetch::{Fetch, Fetches};
 
 impl Needed {
-    /// These, and what fetches read.
+    /// Returns these, and what the fetches read.
     pub(super) fn and(self, fetches: Fetches) -> Self {
         fetches.iter().fold(self, |needed, fetch| match fetch {
             Fetch::Register(number) => needed.and_register(number),

@@ -1,4 +1,4 @@
-//! The code of a filter: decides by the values on the stack, and by the task.
+//! The code of a filter: it decides by the values on the stack, and by the task.
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers as reg,
@@ -16,7 +16,7 @@ use crate::value::Value;
 /// Bytes of `task_struct.comm`, its NUL included (`TASK_COMM_LEN`, `include/linux/sched.h`).
 const COMM_LEN: usize = 16;
 
-/// The code of a filter under way.
+/// The code of a filter while it is written.
 pub(super) struct FilterCode<'a> {
     pub(super) environment: &'a Environment,
     pub(super) layout: &'a ValueLayout,
@@ -40,7 +40,7 @@ pub(super) fn has_code(
 }
 
 impl FilterCode<'_> {
-    /// Goes to `to` if the hit meets the filter, or if it doesn't, as `when` says; else it goes on behind.
+    /// Goes to `to` if the hit meets the filter, or if it doesn't, as `when` says; else execution goes on behind.
     pub(super) fn branch(
         &mut self,
         a: &mut CodeAssembler,
@@ -71,7 +71,7 @@ impl FilterCode<'_> {
         }
     }
 
-    /// All of some filters, or any of them.
+    /// Writes several filters, of which a hit must meet all, or any.
     fn each(
         &mut self,
         a: &mut CodeAssembler,
@@ -80,7 +80,7 @@ impl FilterCode<'_> {
         to: CodeLabel,
     ) -> Result<(), DetourError> {
         if when != is_all {
-            // One of them is enough to go there.
+            // The result of one filter is enough to go there.
             for filter in filters {
                 self.branch(a, filter, when, to)?;
             }
@@ -95,7 +95,7 @@ impl FilterCode<'_> {
         Ok(a.zero_bytes()?)
     }
 
-    /// A comparison. `test` goes to its label if the comparison isn't met.
+    /// Writes a comparison. `test` goes to its label if the comparison isn't met.
     fn leaf(
         &mut self,
         a: &mut CodeAssembler,
@@ -188,7 +188,7 @@ impl FilterCode<'_> {
             return Ok(a.jmp(no)?);
         }
         self.to_comm(a)?;
-        // The NUL belongs to it.
+        // The NUL is compared too.
         let text: Vec<u8> = text.iter().copied().chain([0]).collect();
         same_bytes(a, 0, &text, no)
     }
@@ -267,7 +267,7 @@ fn compare(
     Ok(())
 }
 
-/// Goes to `no` if what was compared doesn't relate so.
+/// Goes to `no` if the compared numbers aren't in this relation.
 fn leave(
     a: &mut CodeAssembler,
     of: Number,

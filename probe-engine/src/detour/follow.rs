@@ -1,4 +1,4 @@
-//! A return probe's part of a detour: has the call that is beginning followed.
+//! A return probe's part of a detour: it starts to follow the call that is beginning.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers as reg};
@@ -16,8 +16,8 @@ use crate::fetch::Fetches;
 /// Numbers of registers that the trampoline's routine takes and changes, besides RAX.
 const ARGUMENTS: [u8; 2] = [10, 11];
 
-/// Follows the call whose return address RSP is at. What is `needed` is afterwards as it was. `at_return` is the
-/// routine that writes the return's record, if that has values.
+/// Follows the call whose return address RSP is at. What is `needed` keeps its value. `at_return` is the routine that
+/// writes the return's record, if that has values.
 pub(super) fn follow(
     a: &mut CodeAssembler,
     environment: &Environment,

@@ -19,11 +19,11 @@ use crate::fetch::Fetches;
 
 /// Generates the detour of a region for the address `at`.
 ///
-/// Its length is the same at all addresses that are more than 128 bytes away from the region and from
-/// whatever that branches to.
+/// Its length is the same at all addresses that are more than 128 bytes away from the region and from the targets of
+/// its branches.
 ///
-/// `dead` says which registers nobody reads any more after the probe; the others keep their values, as
-/// does everything on the stack. What is below RSP doesn't.
+/// `dead` says which registers no code reads any more after the probe. The others keep their values, as does everything
+/// on the stack. What is below RSP doesn't.
 ///
 /// # Errors
 /// See [`DetourError`].
@@ -38,7 +38,7 @@ pub fn generate(
     let shape = purpose.shape();
     let live = Needed::live(dead);
     let by_record = match purpose.capture {
-        // All registers may be asked for.
+        // A filter or a value may ask for any register.
         Some(_) if purpose.filter.is_some() || !purpose.values.is_empty() => live.and(Fetches::ALL),
         _ => shape
             .as_ref()
@@ -77,7 +77,7 @@ pub fn generate(
         rest = record::leave(&mut a, environment, &leaves, dead, &routines)?;
     }
     let marks = overwritten::write(&mut a, region, &mut first)?;
-    // What is rare is behind the rest.
+    // Code that rarely runs is behind the rest.
     if let Some(unmet) = unmet {
         unmet.write(&mut a, first)?;
     }
@@ -97,7 +97,8 @@ pub fn generate(
     let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS
         | BlockEncoderOptions::RETURN_RELOC_INFOS;
     let encoded = a.assemble_options(at.0, options)?;
-    // The encoder helps itself with addresses in memory, and this is how it tells.
+    // The encoder puts an address that is out of reach into memory; a relocation entry tells that
+    // it did.
     if !encoded.inner.reloc_infos.is_empty() {
         return Err(DetourError::OutOfReach {
             at: region.start,

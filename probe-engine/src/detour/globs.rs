@@ -1,8 +1,8 @@
 //! The code that matches texts with patterns: one routine, and a table for each pattern, behind the rest of a detour's
 //! code.
 //!
-//! A table has two bytes for each element of its pattern, which are what it is and the byte that it stands for or its
-//! number among the brackets. A bit for each byte that brackets stand for follows.
+//! A table has two bytes for each element of its pattern: what it is, and its byte or the number of its brackets. The
+//! brackets' sets follow, with a bit for each value of a byte.
 
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, dword_ptr, ptr, qword_ptr, registers as reg,
@@ -13,7 +13,7 @@ use crate::filter::{Element, elements};
 
 /// Bytes of an element in a table.
 const ELEMENT: i32 = 2;
-/// The number of bytes with a bit for each byte that there is, as a shift.
+/// The length of a set in bytes, with a bit for each value of a byte, as a shift.
 const SET_SHIFT: u32 = 5;
 /// Longest table that a detour has.
 const TABLE_MAX: usize = 1024;
@@ -76,7 +76,7 @@ impl Globs {
     }
 }
 
-/// The table of a pattern: one byte at least.
+/// Returns the table of a pattern: one byte at least.
 fn table(elements: &[Element]) -> Vec<u8> {
     let mut table = Vec::new();
     let mut sets = Vec::new();
@@ -86,7 +86,7 @@ fn table(elements: &[Element]) -> Vec<u8> {
             Element::Any => [ANY, 0],
             Element::Text => [TEXT, 0],
             Element::OneOf(set) => {
-                // A table with more than 255 of them is too long.
+                // A table with more than 255 sets is too long.
                 let number = (sets.len() >> SET_SHIFT) as u8;
                 sets.extend(set);
                 [ONE_OF, number]

@@ -1,4 +1,4 @@
-//! What has to be known of the text around a probe.
+//! What a jump has to know of the text around a probe.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::probe::NoJump;
 /// addresses or while GS base isn't that of the CPU's variables: when a CPU comes up
 /// (`arch/x86/kernel/head_64.S`, `verify_cpu.S`, `sev_verify_cbit.S`, `cpu/common.c`), in kexec
 /// (`relocate_kernel_64.S`), and when a suspended machine wakes up (`acpi/wakeup_64.S`,
-/// `arch/x86/power/cpu.c`). Others are told by what they do, see [`super::gs`].
+/// Others are found by what they do, see [`super::gs`].
 pub(super) const EARLY: [&str; 18] = [
     "__restore_processor_state",
     "common_startup_64",
@@ -41,21 +41,21 @@ pub struct Ground<'a> {
     pub text: &'a [u8],
     /// Where the symbol ends that the instruction belongs to.
     pub function_end: GuestVirtAddr,
-    /// Whether nobody else has to do with these bytes: neither the kernel nor another probe.
+    /// Whether these bytes are free: neither the kernel nor another probe has to do with them.
     pub is_free: &'a dyn Fn(Range<GuestVirtAddr>) -> Result<(), NoJump>,
     /// Whether the kernel has a fix-up for a fault of the instruction there.
     pub expects_fault: &'a dyn Fn(GuestVirtAddr) -> bool,
     /// Whether a branch leads to one of these addresses.
     pub is_target: &'a dyn Fn(Range<GuestVirtAddr>) -> bool,
-    /// Whether the kernel goes on at one of these addresses after a fault that it expects. That is rare, so
-    /// a tripwire will do where an instruction is; but what it leads to is no padding.
+    /// Whether the kernel goes on at one of these addresses after a fault that it expects. That is rare, so a tripwire
+    /// will do where an instruction is; but the target of a fix-up isn't padding.
     pub is_fix_up: &'a dyn Fn(Range<GuestVirtAddr>) -> bool,
 }
 
-/// Whether a kernel that has started never changes these bytes, and allows probes there.
+/// Returns `Ok` if a kernel that has started never changes these bytes, and allows probes there.
 ///
 /// # Errors
-/// It does, or doesn't.
+/// The kernel changes them, or allows no probes there.
 pub fn is_free(blacklist: &Blacklist, range: Range<GuestVirtAddr>) -> Result<(), NoJump> {
     let mut entries = blacklist.overlapping(range);
     match entries.find(|entry| entry.reason.patched() != Patched::Once) {
@@ -66,9 +66,8 @@ pub fn is_free(blacklist: &Blacklist, range: Range<GuestVirtAddr>) -> Result<(),
     }
 }
 
-/// Whether a function of the kernel runs before its CPU has the kernel's address space and variables.
-/// A jump there would lead nowhere, or its detour not to that CPU's block. `symbol` is what its address
-/// resolves to.
+/// Returns true if a function of the kernel runs before its CPU has the kernel's address space and variables. A jump
+/// there would lead nowhere, or its detour wouldn't find that CPU's block. `symbol` is what its address resolves to.
 pub fn is_early(symbol: &str) -> bool {
     EARLY.binary_search(&symbol).is_ok()
 }

@@ -1,12 +1,11 @@
 //! Functions that run while GS base isn't that of their CPU's variables.
 //!
-//! A detour finds the vCPU's block by GS. Nearly all of the kernel runs with it in place; but loading the
-//! segment register clears the base (SDM vol. 3A, 3.4.4), and until it is written anew whatever is
-//! called runs without. Linux does so when a CPU gets its descriptor table (`load_percpu_segment`,
-//! `switch_gdt_and_percpu_base` in `arch/x86/kernel/cpu/common.c`), when it wakes up
-//! (`arch/x86/kernel/acpi/wakeup_64.S`) and in kexec (`machine_kexec`,
-//! `arch/x86/kernel/machine_kexec_64.c`). This is told by the code, as compilers make other functions of
-//! it in each kernel.
+//! A detour finds the vCPU's block by GS. Nearly all of the kernel runs with GS base in place; but loading the segment
+//! register clears the base (SDM vol. 3A, 3.4.4), and until the base is written anew, the functions that are called run
+//! without it. Linux does so when a CPU gets its descriptor table (`load_percpu_segment`, `switch_gdt_and_percpu_base`
+//! in `arch/x86/kernel/cpu/common.c`), when it wakes up (`arch/x86/kernel/acpi/wakeup_64.S`) and in kexec
+//! (`machine_kexec`, `arch/x86/kernel/machine_kexec_64.c`). These functions are found by their code, as compilers make
+//! other functions of it in each kernel.
 
 use std::collections::HashSet;
 
@@ -16,7 +15,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKi
 
 use super::ground::EARLY;
 
-/// The functions in `text`, which lies at `start`, that can't find their vCPU's block, by their addresses:
+/// Returns the functions in `text`, which lies at `start`, that can't find their vCPU's block, by their addresses:
 /// those that change GS base or begin without it, and those that they call then.
 pub fn functions_without(
     symbols: &Symbols,
@@ -32,8 +31,9 @@ pub fn functions_without(
     all_without(resolve, &early, start, text)
 }
 
-/// The same of a module, none of whose functions begins so: those that change GS base, and those of the module that
-/// they call then. `resolve` tells the start and the size of the function that an address is in.
+/// Does the same for a module, none of whose functions begins without GS base: it finds those that change GS base, and
+/// those of the module that they call then. `resolve` tells the start and the size of the function that an address is
+/// in.
 pub fn functions_losing_gs(
     resolve: impl Fn(GuestVirtAddr) -> Option<(GuestVirtAddr, u64)>,
     start: GuestVirtAddr,
@@ -71,7 +71,7 @@ fn all_without(
     without
 }
 
-/// Offsets in `text` at which an instruction may begin or go on that changes GS base: few enough to be
+/// Returns the offsets in `text` at which an instruction may begin or go on that changes GS base: few enough to be
 /// looked at one by one with [`called_without`].
 fn suspects(text: &[u8]) -> impl Iterator<Item = usize> {
     let is_suspect = |bytes: &[u8]| match *bytes {
@@ -88,12 +88,12 @@ fn suspects(text: &[u8]) -> impl Iterator<Item = usize> {
         .map(|(offset, _)| offset)
 }
 
-/// Where a function's direct calls and jumps lead that it does without the CPU's GS base; `None` if it
-/// never is without. `early` says that it begins so.
+/// Returns the targets of the direct calls and jumps that a function does without the CPU's GS base; `None` if it never
+/// is without. `early` says that it begins without.
 ///
-/// It is read in a straight line, from the change of GS base to the first instruction that uses it again.
-/// Where that isn't the order of execution one more or less may be found: each `call` behind a `mov` to GS
-/// in the kernels that this was tried with is one that runs so.
+/// The function is read in a straight line, from the change of GS base to the first instruction that uses it again.
+/// Where that isn't the order of execution, one target more or less may be found: each `call` behind a `mov` to GS in
+/// the kernels that this was tried with is one that runs so.
 fn called_without(text: &[u8], start: GuestVirtAddr, early: bool) -> Option<Vec<GuestVirtAddr>> {
     let mut decoder = Decoder::with_ip(64, text, start.0, DecoderOptions::NO_INVALID_CHECK);
     let mut insn = Instruction::default();

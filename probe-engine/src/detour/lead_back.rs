@@ -1,9 +1,9 @@
-//! The return addresses of a copy of the stack: where ours stand in the places of others, those are put back.
+//! Return addresses in a copy of the stack: where ours stand in the places of others, those are put back.
 //!
-//! The calls that return probes follow have the trampoline's address for their return address. What was there
-//! before is in the table of calls only until they return, so the host comes too late for it. Those on a
-//! task's stack are its own: nobody else ends them meanwhile. A call that the trampoline has begun to end has what
-//! its first instruction has pushed in that place.
+//! The calls that return probes follow have the trampoline's address for their return address. What was there before is
+//! in the table of calls only until they return, so the host comes too late for it. The calls on a task's stack are its
+//! own: no other task ends them meanwhile. A call that the trampoline has begun to end has in that place what the
+//! trampoline's first instruction has pushed.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, qword_ptr, registers as reg};
@@ -17,7 +17,7 @@ const WORD: i32 = 8;
 /// Bytes from RIP to RSP in what an interrupt pushes (SDM vol. 3A, 6.14.2).
 const RIP_TO_RSP: i32 = 24;
 
-/// The routine that does it.
+/// The routine that puts return addresses back.
 pub(super) struct LeadBack {
     label: CodeLabel,
     following: Following,
@@ -35,8 +35,8 @@ impl LeadBack {
         self.label
     }
 
-    /// Writes it. The copy is from RSI to `end`, and is of the address in RDI. Uses RAX, RCX, RDX, RSI, RDI, R8 and
-    /// R10; `end` and `kept` stay.
+    /// Writes the routine. The copy is from RSI to `end`; RDI is the address of what it is a copy of. Uses RAX, RCX,
+    /// RDX, RSI, RDI, R8 and R10; `end` and `kept` stay.
     pub(super) fn write(
         mut self,
         a: &mut CodeAssembler,
@@ -68,8 +68,8 @@ impl LeadBack {
         a.call(search)?;
         a.test(level, level)?;
         a.jne(found)?;
-        // An interrupt may have come in between the function's `ret` and the trampoline: this is its RIP, and what it
-        // has overwritten is right below its RSP.
+        // An interrupt may have come in between the function's `ret` and the trampoline. Then this is the RIP that it
+        // has pushed, and what it has overwritten is right below the RSP that it has pushed.
         a.lea(reg::rax, qword_ptr(word + (RIP_TO_RSP + WORD)))?;
         a.cmp(reg::rax, qword_ptr(reg::rsp))?;
         a.ja(found)?;
@@ -92,7 +92,7 @@ impl LeadBack {
         a.mov(TABLE, self.following.table.0)?;
         to_bucket(a)?;
         a.xor(level, level)?;
-        // Of several calls there the one that began last has put the address there.
+        // Of several calls there, the one that began last has put the address there.
         each_key(a, |a, next| {
             a.cmp(key(), SLOT)?;
             a.jne(next)?;

@@ -1,4 +1,4 @@
-//! Which registers nobody reads any more: what a detour needn't keep.
+//! Which registers no code reads any more: a detour needn't keep these.
 
 use guest_state::GuestVirtAddr;
 use iced_x86::{
@@ -17,8 +17,8 @@ const ARITHMETIC: u32 = RflagsBits::CF
     | RflagsBits::SF
     | RflagsBits::OF;
 
-/// Registers whose values nobody will read any more, by their numbers in instruction encodings, and
-/// whether that is so of the flags (CF, PF, AF, ZF, SF and OF).
+/// Registers whose values no code will read any more, by their numbers in instruction encodings, and whether that is so
+/// of the flags (CF, PF, AF, ZF, SF and OF).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Dead {
     /// Bit `n` is register `n`.
@@ -27,14 +27,13 @@ pub struct Dead {
     pub flags: bool,
 }
 
-/// What is dead before the instruction at `at` that `text` begins with: written whole before it is
-/// read, in a straight line. Whatever is not settled at the first branch or the end of `text` counts
-/// as read.
+/// Returns what is dead before the instruction at `at` that `text` begins with: written whole before it is read, in a
+/// straight line. What isn't settled at the first branch or the end of `text` counts as read.
 ///
-/// `text` is what a detour executes itself, no more: whoever probes an instruction behind that may record all
-/// registers, the guest's own kprobes included, which come without being announced. For the same reason
-/// nothing is settled from the first instruction on that may raise an exception or meet a watchpoint, and
-/// the calling convention, by which nobody *should* read RAX at a function's entry, says nothing.
+/// `text` is what a detour executes itself, no more. A probe at an instruction behind that may record all registers.
+/// The guest's own kprobes may too, and come without being announced. For the same reason nothing is settled from the
+/// first instruction on that may raise an exception or meet a watchpoint. The calling convention, by which no code
+/// *should* read RAX at a function's entry, says nothing either.
 pub fn dead(text: &[u8], at: GuestVirtAddr) -> Dead {
     let mut scan = Scan::default();
     let mut factory = InstructionInfoFactory::new();
@@ -54,7 +53,7 @@ pub fn dead(text: &[u8], at: GuestVirtAddr) -> Dead {
     }
 }
 
-/// What has happened to each register first.
+/// Whether each register was read or written first.
 #[derive(Default)]
 struct Scan {
     read: u16,
@@ -94,8 +93,8 @@ fn bit(register: Register) -> Option<u16> {
     1u16.checked_shl(number.try_into().ok()?)
 }
 
-/// Whether flags stay as they were, depending on a value: shifts by none (SDM vol. 2, SAL and its
-/// like), and comparisons of nothing.
+/// Returns true if flags may stay as they were, depending on a value: shifts by 0 (SDM vol. 2, SAL and its like), and
+/// string comparisons of length 0.
 fn may_leave_flags(insn: &Instruction) -> bool {
     let shifts = matches!(
         insn.mnemonic(),

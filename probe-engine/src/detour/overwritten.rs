@@ -9,8 +9,7 @@ use super::region::Region;
 use crate::insn::{Decoded, decode, never_falls_through, prefixes_len};
 use crate::relocate;
 
-/// Where in the region an instruction is, and the number of the assembler's instruction that marks its
-/// copy.
+/// Where in the region an instruction is, and the index of the assembler's instruction that marks its copy.
 pub(super) type Mark = (u8, usize);
 
 /// Writes the copies and the jump to what is behind the region, whose mark is the last. `first` becomes
@@ -28,8 +27,8 @@ pub(super) fn write(
             a.set_label(first)?;
             a.zero_bytes()?;
         } else {
-            // Branches from one of the region's instructions to another find the copy by this. Those to
-            // the first must not: they have to meet the probe again.
+            // By this, branches from one of the region's instructions to another find the copy. Those to the first
+            // instruction must not: they have to meet the probe again.
             let mut mark = Instruction::with(Kind::Zero_bytes);
             mark.set_ip(region.start.wrapping_add(offset.into()).0);
             a.add_instruction(mark)?;
@@ -118,7 +117,7 @@ fn is_call(insn: &Instruction) -> bool {
     insn.mnemonic() == Mnemonic::Call
 }
 
-/// A relative branch, or what is left of such a call.
+/// Writes a relative branch, or the jump that is left of a relative call.
 fn branch(a: &mut CodeAssembler, insn: &Instruction) -> Result<(), IcedError> {
     let target = insn.near_branch64();
     if matches!(
@@ -137,7 +136,7 @@ fn jump(a: &mut CodeAssembler, to: u64) -> Result<(), IcedError> {
     a.add_instruction(Instruction::with_branch(Kind::Jmp_rel32_64, to)?)
 }
 
-/// Branches go to the probe, to another instruction of the region, or out of it.
+/// Checks that a branch goes to the probe, to another instruction of the region, or out of it.
 fn check_target(region: &Region, insn: &Instruction) -> Result<(), DetourError> {
     let into = insn.near_branch64().wrapping_sub(region.start.0);
     let inside = into < region.bytes.len() as u64;
@@ -149,8 +148,8 @@ fn check_target(region: &Region, insn: &Instruction) -> Result<(), DetourError> 
     Ok(())
 }
 
-/// The first half of a call. The return address is that of the original, so stack traces and whoever
-/// asks for the caller see what they would see without the probe.
+/// Writes the first half of a call. The return address is that of the original, so stack traces and code that asks for
+/// the caller see what they would see without the probe.
 fn push_return_address(
     a: &mut CodeAssembler,
     region: &Region,
@@ -166,9 +165,9 @@ fn push_return_address(
     Ok(())
 }
 
-/// The second half of a call through a register or memory: `jmp` with the same operand, FF /4 instead
-/// of FF /2 (SDM vol. 2, CALL and JMP). If reading memory faults, the return address is there already;
-/// the handler doesn't look at it, and the detour goes on from there.
+/// Returns the second half of a call through a register or memory: `jmp` with the same operand, FF /4 instead of FF /2
+/// (SDM vol. 2, CALL and JMP). If reading memory faults, the return address is there already; the handler doesn't look
+/// at it, and the detour goes on from there.
 fn called(insn: &Instruction, mut bytes: Vec<u8>) -> Result<Vec<u8>, &'static str> {
     const OTHER: &str = "it is a call of a rare form";
     const REG: u8 = 0b111 << 3;

@@ -1,4 +1,4 @@
-//! Following pointers in a detour, without a fault whatever they are.
+//! Following pointers in a detour, without a fault whatever their values.
 //!
 //! A detour may take no page fault: the kernel doesn't know its code. So a pointer is never dereferenced. It is
 //! translated, by the guest's page tables, and what it leads to is read where the arena maps all of the guest's
@@ -26,7 +26,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const IN_PAGE: i32 = PAGE_SIZE as i32 - 1;
 /// The bits of a table's index, as the offset of its entry.
 const INDEX: i32 = 511 << 3;
-/// The lowest bit of an address that is an index of a table of level 4.
+/// The lowest bit of an address that is part of the index of a table of level 4.
 const LEVEL_4: u32 = 39;
 
 /// Bytes of a word.
@@ -39,7 +39,7 @@ pub(super) const VALUE: AsmRegister64 = reg::r9;
 
 /// The routines of a detour that follow pointers. They are behind the rest of its code.
 pub(super) struct Routines {
-    /// What they need, if any of them is used.
+    /// What the routines need, if any of them is used.
     pointers: Option<Pointers>,
     lead_back: Option<LeadBack>,
     translate: CodeLabel,
@@ -50,7 +50,7 @@ pub(super) struct Routines {
 }
 
 impl Routines {
-    /// Those of a detour that takes these values.
+    /// The routines of a detour that takes these values.
     ///
     /// # Errors
     /// A value takes following a pointer, which can't be done in this guest.
@@ -82,13 +82,13 @@ impl Routines {
         })
     }
 
-    /// Puts the return addresses back of a copy of the stack, if there may be others in their places.
+    /// The routine that puts the original return addresses into a copy of the stack, if others may be in their places.
     pub(super) fn lead_back(&self) -> Option<CodeLabel> {
         self.lead_back.as_ref().map(LeadBack::label)
     }
 
-    /// Writes them, if any is used. All but the one for return addresses take an address in RDI, and end with the
-    /// carry flag set if it leads nowhere. They use RAX, RCX, RSI, RDI, R8, R10 and R11, the last three also RDX.
+    /// Writes the routines, if any is used. All but the one for return addresses take an address in RDI, and end with
+    /// the carry flag set if it leads nowhere. They use RAX, RCX, RSI, RDI, R8, R10 and R11, the last three also RDX.
     ///
     /// - `word`: the 8 bytes there, in RAX.
     /// - `copy`: copies RDX bytes, at least one, to [`VALUE`] + 8. What can be read before the first page that isn't
@@ -107,8 +107,8 @@ impl Routines {
             .map_or(Ok(()), |routine| routine.write(a, TO, VALUE))
     }
 
-    /// RSI is where the address in RDI can be read, and RCX how many bytes of its page are left there. Uses RAX,
-    /// R8 and R10.
+    /// Writes the routine that translates the address in RDI: then RSI is where it can be read, and RCX how many bytes
+    /// of its page are left there. Uses RAX, R8 and R10.
     fn write_translate(
         &mut self,
         a: &mut CodeAssembler,
@@ -182,8 +182,8 @@ impl Routines {
         a.ret()
     }
 
-    /// Most pointers of a kernel's structures are into the direct mapping of its RAM, and their words are whole
-    /// there: these need no more than a look at the bounds (BN17).
+    /// Writes the routine that reads a word. Most pointers of a kernel's structures are into the direct mapping of its
+    /// RAM, and their words are whole there: for these, a comparison with the bounds is enough (BN17).
     fn write_word(&mut self, a: &mut CodeAssembler, pointers: &Pointers) -> Result<(), IcedError> {
         let [mut split, mut next, mut out] = std::array::from_fn(|_| a.create_label());
         a.set_label(&mut self.word)?;
@@ -313,14 +313,15 @@ impl Routines {
         a.jne(page)?;
         a.set_label(&mut done)?;
         a.lea(reg::rax, qword_ptr(TO - 8))?;
-        // It is no less, so that this clears the carry flag.
+        // RAX is no less than [`VALUE`], so that this clears the carry flag.
         a.sub(reg::rax, VALUE)?;
         a.set_label(&mut out)?;
         a.ret()
     }
 }
 
-/// Takes what is left of a page, RCX bytes, or what is left to copy, RDX bytes, and goes on behind it.
+/// Makes RCX the bytes to copy from this page: what is left of the page (RCX) or of the copy (RDX). RDI and RDX go on
+/// behind them.
 fn this_page(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.cmp(reg::rcx, reg::rdx)?;
     a.cmova(reg::rcx, reg::rdx)?;
@@ -335,7 +336,7 @@ fn one_byte(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.inc(TO)
 }
 
-/// Goes on only if the physical address in RSI is in RAM, and at `otherwise` if not. Uses RAX and R8.
+/// Goes to `otherwise` unless the physical address in RSI is in RAM. Uses RAX and R8.
 fn is_ram(
     a: &mut CodeAssembler,
     pointers: &Pointers,

@@ -1,8 +1,8 @@
-//! Jumps whose bytes are int3s to whoever comes into their middle.
+//! Jumps that have int3s in their middle, for tasks that come to an instruction boundary there.
 //!
-//! The four bytes of a jump's displacement lie where instructions of the region began. Those at such a
-//! boundary have to be 0xCC, so only some addresses can be jumped to (instruction punning: Chamith et
-//! al., PLDI 2017; `E9Patch`, PLDI 2020).
+//! The four bytes of a jump's displacement lie where instructions of the region began. The bytes at such a boundary
+//! have to be 0xCC, so only some addresses can be jumped to (instruction punning: Chamith et al., PLDI 2017; `E9Patch`,
+//! PLDI 2020).
 
 use std::ops::Range;
 
@@ -13,8 +13,7 @@ use super::region::{JUMP_LEN, Region};
 
 /// The bits of four int3s (SDM vol. 2, INT3).
 const WIRES: u32 = 0xcccc_cccc;
-/// The sign of a displacement. With it turned around, displacements as numbers without a sign are in
-/// the order of the addresses.
+/// The sign of a displacement. With it inverted, displacements as unsigned numbers are in the order of the addresses.
 const SIGN: u32 = 1 << 31;
 
 /// Which bytes of a jump's displacement have to be 0xCC.
@@ -25,12 +24,12 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Of a jump over a region.
+    /// The pattern of a jump over a region.
     pub fn of(region: &Region) -> Self {
         Self::at(region.interior())
     }
 
-    /// Of a jump with instruction boundaries at these bytes of it, of which 1 to 4 count.
+    /// The pattern of a jump with instruction boundaries at these bytes of it, of which 1 to 4 count.
     pub fn at(boundaries: impl IntoIterator<Item = u8>) -> Self {
         let byte = |at: u8| match at {
             1..=4 => 0xff << (8 * (at - 1)),
@@ -41,12 +40,12 @@ impl Pattern {
         }
     }
 
-    /// Within how many bytes all targets of one jump lie: the uppermost bytes may be given.
+    /// The length of the range in which all targets of one jump lie. It is short if the uppermost bytes are fixed.
     pub fn span(self) -> u64 {
         1 << (u32::BITS - self.mask.leading_ones())
     }
 
-    /// A number below 16 for which bytes are given.
+    /// A number below 16 that tells which bytes are fixed.
     pub fn number(self) -> usize {
         (0..4)
             .filter(|byte| self.mask >> (8 * byte) & 1 != 0)
@@ -54,7 +53,7 @@ impl Pattern {
             .sum()
     }
 
-    /// The jump from `at` to `target`, if that is in reach and its bytes are as they have to be.
+    /// Returns the jump from `at` to `target`, if that is in reach and its bytes are as they have to be.
     pub fn jump(self, at: GuestVirtAddr, target: GuestVirtAddr) -> Option<[u8; JUMP_LEN]> {
         let jump = jmp_rel32(at, target)?;
         let [_, displacement @ ..] = jump;
@@ -62,8 +61,8 @@ impl Pattern {
         (by & self.mask == WIRES & self.mask).then_some(jump)
     }
 
-    /// The first run of addresses in `range` that a jump from `at` can lead to: each address in it, and
-    /// none before it. `at` is in the upper half of addresses, as all of a kernel's are.
+    /// Returns the first run of addresses in `range` that a jump from `at` can lead to: it can lead to each address of
+    /// the run, and to none before it. `at` is in the upper half of addresses, as all of a kernel's are.
     pub fn first(
         self,
         at: GuestVirtAddr,
@@ -86,7 +85,7 @@ impl Pattern {
         (i128::from(first) < stop).then_some(address(first.into())?..address(stop)?)
     }
 
-    /// All runs of addresses in `range` that a jump from `at` can lead to, rising.
+    /// Returns all runs of addresses in `range` that a jump from `at` can lead to, rising.
     pub fn windows(
         self,
         at: GuestVirtAddr,
@@ -100,8 +99,8 @@ impl Pattern {
         })
     }
 
-    /// The smallest displacement from `from` on that has the bytes that it has to have, both with their
-    /// sign turned around.
+    /// Returns the smallest displacement, not below `from`, that has the required bytes. Both numbers have their sign
+    /// inverted.
     fn matching(self, from: u32) -> Option<u32> {
         let value = (WIRES ^ SIGN) & self.mask;
         let wrong = (from ^ value) & self.mask;
@@ -110,7 +109,7 @@ impl Pattern {
         }
         let highest = 31 - wrong.leading_zeros();
         let kept = if value >> highest & 1 == 1 {
-            // Raised there, everything below may be as small as it can be.
+            // With that bit raised, everything below may be as small as it can be.
             above(highest)
         } else {
             // It has to be raised further up, at the lowest free bit that isn't set.
@@ -125,12 +124,12 @@ impl Pattern {
     }
 }
 
-/// All bits above one.
+/// All bits above `bit`.
 const fn above(bit: u32) -> u32 {
     !(u32::MAX >> (31 - bit))
 }
 
-/// What a displacement counts from.
+/// The address that a displacement counts from.
 const fn next(at: GuestVirtAddr) -> u64 {
     at.0.wrapping_add(JUMP_LEN as u64)
 }
@@ -193,7 +192,7 @@ mod tests {
         assert!(Pattern::at([1, 2, 3]).first(module, &HOLE).is_some());
     }
 
-    /// What is so by definition.
+    /// Returns true if the jump has the pattern's bytes, by the definition.
     fn fits(pattern: Pattern, at: u64, target: u64) -> bool {
         let by = i128::from(target) - i128::from(at) - 5;
         let Ok(by) = i32::try_from(by) else {

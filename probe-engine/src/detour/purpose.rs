@@ -18,22 +18,22 @@ pub struct Purpose {
     pub values: Values,
     /// Whether a record tells of the current task.
     pub context: bool,
-    /// What a hit must meet besides `condition`; its values are those of `values`. It says nothing of the
-    /// call that begins here.
+    /// What a hit must meet besides `condition`; its values are those of `values`. It doesn't apply to the call that
+    /// begins here.
     pub filter: Option<Arc<Filter>>,
     /// How the call that begins here is followed, if it is: the region has to be a function's entry, with RSP
     /// at the return address.
     pub follow: Option<Follow>,
-    /// What the record of its return has besides registers.
+    /// What the record of the call's return has besides registers.
     pub at_return: Values,
-    /// What its return must meet to leave a record; its values are those of `at_return`.
+    /// What the call's return must meet to leave a record; its values are those of `at_return`.
     pub filter_at_return: Option<Arc<Filter>>,
     /// What a hit must meet, all of it.
     pub condition: Vec<Comparison>,
     /// Whether a vCPU whose ring is full traps, instead of counting its hit as lost.
     pub lossless: bool,
-    /// The return probes. They make no difference to the code, but a call that the detour follows is one of
-    /// theirs, however long it takes.
+    /// The return probes. They make no difference to the code, but a call that the detour follows belongs to them,
+    /// however long it takes.
     pub followers: Vec<ProbeId>,
 }
 
@@ -48,7 +48,7 @@ pub struct Follow {
     pub lossless: bool,
 }
 
-/// What the traces of a detour are known by.
+/// What identifies the records, the calls and the counts of a detour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
     /// The detour's number, for the header of its records and for the calls that it follows.
@@ -96,7 +96,7 @@ impl Purpose {
         shape.fits()
     }
 
-    /// What two probes want of one detour.
+    /// Returns what both purposes want of one detour.
     ///
     /// # Errors
     /// No detour can do both.
@@ -129,7 +129,7 @@ impl Purpose {
         } else if other.follow.is_some()
             && (&self.at_return, &self.filter_at_return) != (&at_return.0, &at_return.1)
         {
-            // Which of them a return is of is decided where its record is read.
+            // The reader of the record decides which of the probes the return is of.
             self.at_return = union(&self.at_return, &at_return.0);
             self.filter_at_return = None;
         }
@@ -143,7 +143,7 @@ impl Purpose {
     }
 }
 
-/// These values, and those of the others that aren't among them.
+/// Returns these values, and those of the others that aren't among them.
 fn union(values: &Values, others: &Values) -> Values {
     let more = others.iter().filter(|value| !values.contains(value));
     values.iter().chain(more).cloned().collect()

@@ -62,7 +62,7 @@ fn count(
 pub(super) struct Leaves<'a> {
     /// The number and the counter.
     pub(super) tag: Tag,
-    /// What is in the record; it is only counted where there is none.
+    /// What is in the record; without one, the hit is only counted.
     pub(super) shape: Option<&'a Shape>,
     /// The values that a filter looks at, or a record has.
     pub(super) values: &'a [Value],
@@ -81,7 +81,7 @@ pub(super) struct Rest {
     pub(super) globs: Option<Globs>,
 }
 
-/// Leaves a record or a count, with all as it is at the probe.
+/// Writes the code that leaves a record or a count. It begins with everything as it is at the probe.
 pub(super) fn leave(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -205,7 +205,7 @@ fn observed(
     Ok(full)
 }
 
-/// Where values begin that have been taken; they end at [`VALUE`], which becomes their length by [`measure`].
+/// Where the values begin that have been taken; they end at [`VALUE`], which [`measure`] makes their length.
 const TAKEN: AsmRegister64 = reg::rsi;
 
 /// Makes [`VALUE`] the length of the values that have been taken onto the stack, at RSP.
@@ -221,7 +221,7 @@ pub(super) fn lengthen(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.add(reg::rax, reg::rdx)
 }
 
-/// Copies the values to so many bytes behind the record's start. RAX and RCX are used.
+/// Copies the values to `at` bytes behind the record's start. RAX and RCX are used.
 pub(super) fn copy_values(
     a: &mut CodeAssembler,
     record: AsmRegister64,
@@ -307,8 +307,8 @@ fn record(
     Ok(full)
 }
 
-/// Tells of the current task, and of what it is at `context` of the record. What isn't known stays 0, as the
-/// whole record is before. Uses RAX; `task` has the task's address then.
+/// Writes the current task's address into the record, and what the task is at `context` of the record. What isn't known
+/// stays 0, as the whole record is before. Uses RAX; `task` has the task's address then.
 pub(super) fn task(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -370,7 +370,7 @@ pub(super) fn task(
     Ok(())
 }
 
-/// Tells the host of which kind the record is that is about to be written; RAX is used.
+/// Tells the host the kind of the record that is about to be written; RAX is used.
 fn begin(a: &mut CodeAssembler, record: AsmRegister64, header: u64) -> Result<(), IcedError> {
     a.mov(reg::rax, layout::open(header))?;
     a.mov(qword_ptr(record), reg::rax)
@@ -382,14 +382,14 @@ pub(super) fn end(a: &mut CodeAssembler, record: AsmRegister64) -> Result<(), Ic
     a.mov(byte, (layout::MAGIC & 0xff) as u32)
 }
 
-/// The time stamp counter, in RAX; RDX is used.
+/// Reads the time stamp counter to RAX; RDX is used.
 pub(super) fn time(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.rdtsc()?;
     a.shl(reg::rdx, 32)?;
     a.or(reg::rax, reg::rdx)
 }
 
-/// Turns a position in RAX into an address in `second`, whatever the position; `first` is used.
+/// Turns a position in RAX into an address in `second`, which is in a ring whatever the position; `first` is used.
 pub(super) fn address(
     a: &mut CodeAssembler,
     environment: &Environment,

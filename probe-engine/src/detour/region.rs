@@ -11,7 +11,7 @@ use crate::insn;
 use crate::probe::NoJump;
 use crate::relocate::bound_in_detour;
 
-/// Instructions behind a region that are taken into the detour at most: one `sti` after the other.
+/// The most instructions behind a region that are taken into the detour: one `sti` after the other.
 const BEYOND: usize = 4;
 
 /// Bytes of the jump that takes a probed instruction's place: `jmp rel32`.
@@ -25,12 +25,12 @@ pub struct Region {
     /// The instructions' bytes as the guest's kernel has them, at least [`JUMP_LEN`] of them. Padding
     /// behind an instruction that never goes on to the next may be among them.
     pub bytes: Vec<u8>,
-    /// Where in `bytes` an instruction begins, rising, the first at 0. Padding is none.
+    /// Where in `bytes` an instruction begins, rising, the first at 0. Padding doesn't count.
     pub starts: Vec<u8>,
     /// Where in `bytes` the last instruction ends.
     pub end: u8,
-    /// Instructions behind the region that have to be executed in the detour too, as the last one of it
-    /// has a hold on them (`sti`); mostly none. They aren't overwritten.
+    /// Instructions behind the region that have to be executed in the detour too, as the region's last one keeps
+    /// interrupts off them (`sti`); mostly none. They aren't overwritten.
     pub beyond: Vec<u8>,
 }
 
@@ -40,21 +40,21 @@ impl Region {
         self.start..self.start.wrapping_add(self.bytes.len() as u64)
     }
 
-    /// Where execution goes on behind it, if it does.
+    /// Where execution goes on behind the region, if it does.
     pub fn next(&self) -> GuestVirtAddr {
         let len = u64::from(self.end) + self.beyond.len() as u64;
         self.start.wrapping_add(len)
     }
 
-    /// Where an instruction begins that the jump's displacement overwrites, from the start: 1 to 4.
-    /// Whoever comes there has to meet an int3.
+    /// The offsets, from 1 to 4, at which an instruction begins that the jump's displacement
+    /// overwrites. A task that comes there has to meet an int3.
     pub fn interior(&self) -> impl Iterator<Item = u8> {
         let inside = |start: &u8| (1..JUMP_LEN as u8).contains(start);
         self.starts.iter().copied().filter(inside)
     }
 }
 
-/// The region of a jump in the place of the instruction at `at`.
+/// Returns the region of a jump in the place of the instruction at `at`.
 ///
 /// # Errors
 /// Why the instruction has to stay a breakpoint.
@@ -97,14 +97,14 @@ pub fn region(at: GuestVirtAddr, ground: &Ground<'_>) -> Result<Region, NoJump> 
     })
 }
 
-/// One instruction after the other.
+/// A walk over the instructions of a region, one after the other.
 struct RegionWalk<'a> {
     at: GuestVirtAddr,
     ground: &'a Ground<'a>,
     starts: Vec<u8>,
     /// Where the last instruction ends.
     end: usize,
-    /// With the padding behind it.
+    /// Where the padding behind it ends.
     len: usize,
     /// Whether execution goes on behind the last instruction.
     goes_on: bool,
@@ -153,7 +153,7 @@ impl RegionWalk<'_> {
             return Err(NoJump::Waits { instruction });
         }
         if self.len > 0 && insn::is_endbr(insn) {
-            // An int3 is no place for an indirect branch to arrive at.
+            // An indirect branch must not arrive at an int3.
             let end = GuestVirtAddr(insn.next_ip());
             return Err(NoJump::Branch { at: self.at, end });
         }
@@ -172,8 +172,8 @@ impl RegionWalk<'_> {
         }
     }
 
-    /// Goes past what fills the space behind an instruction that never goes on to it, and says whether
-    /// that makes room enough. What a fix-up leads to is no such thing, nor is what is before it.
+    /// Skips the padding behind an instruction that never goes on to it. Returns true if that makes room enough. The
+    /// target of a fix-up isn't padding, nor is what is before it.
     fn skip_padding(&mut self) -> bool {
         let left = self.ground.function_end.offset_from(self.at).unwrap_or(0);
         let from = self.len;
@@ -215,12 +215,12 @@ fn is_nop(insn: &Instruction) -> bool {
     insn.mnemonic() == Mnemonic::Nop
 }
 
-/// Whether no interrupt comes before the next instruction is done (SDM vol. 2, STI).
+/// Returns true if no interrupt comes before the next instruction is done (SDM vol. 2, STI).
 fn holds_the_next(insn: &Instruction) -> bool {
     matches!(insn.mnemonic(), Mnemonic::Sti | Mnemonic::Stgi)
 }
 
-/// Whether it waits for an interrupt. Behind `sti` that is safe only while nothing comes in between.
+/// Returns true if it waits for an interrupt. Behind `sti` that is safe only with no instruction in between.
 fn waits(insn: &Instruction) -> bool {
     matches!(
         insn.mnemonic(),

@@ -21,12 +21,12 @@ use crate::ring::layout;
 pub(super) const CALL_WORD: AsmRegister32 = reg::r14d;
 /// Has the record's address.
 pub(super) const RECORD: AsmRegister64 = reg::rdi;
-/// Has the way to the vCPU's block.
+/// Has the distance from GS base to the vCPU's block.
 const BLOCK: AsmRegister64 = reg::r8;
 
-/// Writes a return's record but for the byte that makes it whole, of the call in [`CALL`]; without room for one it
-/// goes on as [`RingSpace`] is told. Its address is in [`RECORD`] then. With a `layout` there are values on the stack,
-/// which end at [`VALUE`].
+/// Writes the record of the return of the call in [`CALL`], without the byte that makes it whole. If there is no room
+/// for it, execution goes on as [`RingSpace`] is told. Afterwards the record's address is in [`RECORD`]. With a
+/// `layout` there are values on the stack, which end at [`VALUE`].
 pub(super) fn write(
     a: &mut CodeAssembler,
     environment: &Environment,

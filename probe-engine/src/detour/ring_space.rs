@@ -25,7 +25,8 @@ pub(super) struct Wait {
 }
 
 impl RingSpace {
-    /// `done` is where it goes on without a record; `block` will have the way to the vCPU's block.
+    /// `done` is where execution goes on without a record; `block` will have the distance from GS
+    /// base to the vCPU's block.
     pub(super) fn new(a: &mut CodeAssembler, done: CodeLabel, block: AsmRegister64) -> Self {
         Self {
             full: a.create_label(),
@@ -35,8 +36,8 @@ impl RingSpace {
         }
     }
 
-    /// Gives a record space in the ring: so many bytes, and as many more as a register says. HEAD as it was is in
-    /// RAX then; `second` is used.
+    /// Reserves space for a record in the ring: `len` bytes, and as many more as the register `more` says. Then RAX has
+    /// HEAD as it was before; `second` is used.
     pub(super) fn reserve(
         &mut self,
         a: &mut CodeAssembler,
@@ -61,7 +62,7 @@ impl RingSpace {
         a.jne(self.retry)
     }
 
-    /// Writes what happens when the ring is full: `lossless`, or a count in the cell.
+    /// Writes what happens when the ring is full: the trap if `lossless`, else a count in the cell.
     pub(super) fn write(
         mut self,
         a: &mut CodeAssembler,
@@ -81,14 +82,15 @@ impl RingSpace {
         Ok(trap)
     }
 
-    /// Begins what happens: HEAD and TAIL may have been of two vCPUs, with a migration in between.
+    /// Writes the first part of that: it tries again if HEAD has changed, as HEAD and TAIL may have
+    /// been of two vCPUs, with a migration in between.
     pub(super) fn check(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         a.set_label(&mut self.full)?;
         a.cmp(qword_ptr(self.block + layout::HEAD).gs(), reg::rax)?;
         a.jne(self.retry)
     }
 
-    /// Writes the trap, behind which it goes on at `retry`. What follows is what happens when the host gives up.
+    /// Writes the trap, behind which execution goes on at `retry`. The code that follows is for when the host gives up.
     pub(super) fn trap(
         &self,
         a: &mut CodeAssembler,

@@ -20,7 +20,7 @@ const GENERAL: u8 = 16;
 /// Bytes of what is pushed.
 const WORD: i32 = 8;
 
-/// What is read after this part of the detour, by whoever: it must be as it was at the probe.
+/// What the guest's code or a later part of the detour reads: it must be as it was at the probe.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Needed {
     registers: u16,
@@ -69,7 +69,7 @@ enum Kept {
     Flags,
     /// What [`hold_flags`] makes.
     Held,
-    /// Room for so many bytes of something else.
+    /// Room for this many bytes of something else.
     Room(i32),
 }
 
@@ -106,7 +106,7 @@ impl Saved {
         a.push(gpr(number))
     }
 
-    /// Makes room for so many bytes, a multiple of 8, that RSP is at then.
+    /// Makes room for `bytes` bytes, a multiple of 8, at RSP.
     pub(super) fn make_room(&mut self, a: &mut CodeAssembler, bytes: i32) -> Result<(), IcedError> {
         self.0.push(Kept::Room(bytes));
         drop_bytes(a, -bytes)
@@ -120,7 +120,7 @@ impl Saved {
         }
     }
 
-    /// Somebody else has pushed so many bytes.
+    /// Takes note that other code has pushed `bytes` bytes.
     pub(super) fn pushed(&mut self, bytes: i32) {
         self.0.push(Kept::Room(bytes));
     }
@@ -165,8 +165,8 @@ impl Saved {
         Some(self.0.iter().skip(at + 1).map(|behind| behind.len()).sum())
     }
 
-    /// Undoes it all: the arithmetic flags, if they are `needed` and here; registers that are needed.
-    /// Until there RAX, if it is here, may be used.
+    /// Undoes it all: restores the arithmetic flags, if they are `needed` and were put aside, and the registers that
+    /// are needed. Until then RAX may be used, if it was put aside.
     pub(super) fn restore(&self, a: &mut CodeAssembler, needed: Needed) -> Result<(), IcedError> {
         if needed.flags() {
             if let Some(at) = self.find(Kept::Held) {
@@ -211,13 +211,13 @@ pub(super) fn hold_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.seto(reg::al)
 }
 
-/// The opposite: 1 + 7fh is beyond what 8 bits have of signed numbers, which sets OF.
+/// Does the opposite: 1 + 7fh is beyond what 8 bits have of signed numbers, which sets OF.
 pub(super) fn release_flags(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.add(reg::al, 0x7f)?;
     a.sahf()
 }
 
-/// A register to use, other than some: one that nobody needs, if there is one.
+/// Chooses a register to use, other than `except`: one that isn't needed, if there is one.
 pub(super) fn scratch(dead: Dead, needed: Needed, except: &[u8]) -> u8 {
     const CANDIDATES: [u8; 13] = [11, 10, 9, 8, 1, 6, 7, 3, 5, 12, 13, 14, 15];
     let cost = |number: &u8| {
@@ -267,7 +267,7 @@ pub(super) fn register(number: u8, size: u8) -> Register {
     }
 }
 
-/// Memory at so many bytes from RSP.
+/// Memory at `displacement` bytes from RSP.
 pub(super) fn on_stack(displacement: i32) -> MemoryOperand {
     MemoryOperand::with_base_displ(Register::RSP, displacement.into())
 }

@@ -1,5 +1,5 @@
-//! The code that takes the stack: a piece of it, or in an interrupt a piece of the CPU's stack for interrupts and one of
-//! the stack that the interrupt has left.
+//! The code that takes the stack: a piece of it, or in an interrupt a piece of the CPU's stack for interrupts and one
+//! of the stack that the interrupt has left.
 //!
 //! Source: Linux `arch/x86/include/asm/irq_stack.h` (`call_on_stack`): what RSP was is pushed on the empty stack first.
 
@@ -12,8 +12,8 @@ use crate::value::{INTERRUPT_STACK_LEN, PIECE};
 
 const WORD: i32 = 8;
 
-/// Takes at most so many bytes of the stack that RDI leads to. [`TO`] is behind them then. They begin a word behind
-/// [`VALUE`], as any value's, with the length of the first piece; [`VALUE`] stays.
+/// Takes at most `most` bytes of the stack that RDI leads to. Then [`TO`] is behind them. They begin a word behind
+/// [`VALUE`], as any value's do, with the length of the first piece; [`VALUE`] stays.
 pub(super) fn take(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -59,13 +59,13 @@ pub(super) fn take(
     a.call(routines.copy)?;
     a.pop(reg::rdi)?;
     a.set_label(&mut copied)?;
-    // Whether that is all or not.
+    // Also if not all bytes could be copied.
     first_piece(a, routines)?;
     a.set_label(&mut out)?;
     a.sub(VALUE, i32::from(PIECE))
 }
 
-/// Ends the first piece, which RDI has led to and [`TO`] is behind.
+/// Ends the first piece: RDI has led to it, and [`TO`] is behind its copy.
 fn first_piece(a: &mut CodeAssembler, routines: &Routines) -> Result<(), IcedError> {
     a.lea(reg::rsi, qword_ptr(VALUE + WORD))?;
     a.mov(reg::rax, TO)?;

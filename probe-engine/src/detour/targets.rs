@@ -21,7 +21,7 @@ pub struct BranchTargets {
 }
 
 impl BranchTargets {
-    /// None yet, of a text of so many bytes.
+    /// An empty set, for a text of `len` bytes.
     pub fn new(start: GuestVirtAddr, len: usize) -> Self {
         let len = len.min(usize::try_from(u64::MAX - start.0).unwrap_or(usize::MAX));
         Self {
@@ -30,7 +30,7 @@ impl BranchTargets {
         }
     }
 
-    /// Those of all functions in `text`, which lies at `start`. `functions` are their addresses, rising;
+    /// Finds the targets of all functions in `text`, which lies at `start`. `functions` are their addresses, rising;
     /// each reaches to the next.
     pub fn of(
         start: GuestVirtAddr,
@@ -52,7 +52,7 @@ impl BranchTargets {
 
     /// Adds the targets of one function's branches.
     pub fn add_function(&mut self, start: GuestVirtAddr, bytes: &[u8]) {
-        // What is no instruction here takes no time to be told from another that isn't.
+        // No time is spent on telling invalid instructions apart.
         const OPTIONS: u32 = DecoderOptions::NO_INVALID_CHECK;
         let mut decoder = Decoder::with_ip(64, bytes, start.0, OPTIONS);
         let mut insn = Instruction::default();
@@ -74,7 +74,7 @@ impl BranchTargets {
         }
     }
 
-    /// Whether a branch leads to one of these addresses.
+    /// Returns true if a branch leads to one of these addresses.
     pub fn any(&self, range: Range<GuestVirtAddr>) -> bool {
         let start = range.start.max(self.text.start).0;
         let end = range.end.min(self.text.end).0;

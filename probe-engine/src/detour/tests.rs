@@ -49,7 +49,7 @@ const AT_ENTRY: Dead = Dead {
     flags: true,
 };
 
-/// The region that these instructions are.
+/// Makes the region of these instructions.
 fn region(code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> Region {
     let mut a = CodeAssembler::new(64).unwrap();
     code(&mut a).unwrap();

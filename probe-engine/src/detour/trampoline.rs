@@ -1,15 +1,15 @@
-//! The code that return probes' detours share: what follows a call, and what the call returns to.
+//! The code that return probes' detours share: the routine that starts to follow a call, and what the call returns to.
 //!
-//! A call is followed by the task that makes it, so nobody else looks for the same key; but several vCPUs
-//! may want the same free place in a bucket. Interrupts may hit anywhere, and be probed themselves: their
-//! calls have their return addresses elsewhere on the stack.
+//! The task that makes a call follows it, so no other task looks for the same key; but several vCPUs may want the same
+//! free place in a bucket. Interrupts may hit anywhere, and be probed themselves: their calls have their return
+//! addresses elsewhere on the stack.
 //!
-//! Calls at one place are a stack: functions that have jumped into each other. In between somebody else, such
-//! as the guest's own `function_graph` or kretprobes, may have put an address of his in the place of ours; he
-//! gives it back when what began later has returned.
+//! The calls at one place are a stack: their functions have jumped into each other. In between, another tracer, such as
+//! the guest's own `function_graph` or kretprobes, may have put an address of its own in the place of ours. It puts
+//! ours back when the calls that began later have returned.
 //!
-//! The host may look at the table between any two instructions. It finds a key only of a call that is whole
-//! and leaves one alone that has begun to return, so each call is counted out once: by us or by it.
+//! The host may look at the table between any two instructions. It finds a key only for a call that is whole, and
+//! leaves a call alone that has begun to return. So each call is counted out once: by this code or by the host.
 
 use guest_state::x86_64::INT3;
 use iced_x86::code_asm::{
@@ -38,23 +38,24 @@ use crate::calls::layout::{
 pub struct Trampoline {
     /// The code. Followed calls return to its beginning.
     pub code: Vec<u8>,
-    /// What a lossless probe's call comes to with the ring full, as in [`super::Detour::full`]. Then EAX has
-    /// the number of the call's detour.
+    /// The int3 that a lossless probe's call comes to with the ring full, and the way on, as in
+    /// [`super::Detour::full`]. Then EAX has the number of the call's detour.
     pub full: Full,
-    /// Where in the code the call has been told of, by its record or a counter, and is in the table yet.
+    /// Where in the code the call has been reported, by its record or a counter, and is still in the table.
     pub told: [u32; 4],
-    /// Bytes that RSP is there below the place of the call's return address.
+    /// Bytes that RSP is below the place of the call's return address there.
     pub depth: u64,
 }
 
 impl Trampoline {
-    /// Whether a return address at `offset` stands for that of a followed call, which the code has yet to put there:
-    /// the call's own, and what the code's first instruction has left.
+    /// Returns true if a return address at `offset` stands for that of a followed call, which the code has yet to put
+    /// back. Such addresses are the code's start, to which the call returns, and what the code's first instruction
+    /// pushes.
     pub fn is_return(offset: u32) -> bool {
         matches!(offset.into(), 0 | PUSHED)
     }
 
-    /// What the code at `offset` leads to: what calls return to, or back to who has called [`ENTER`].
+    /// Returns what the code at `offset` leads to: the return address of the followed call, or of a call of [`ENTER`].
     pub fn way_out(&self, offset: u32) -> Option<WayOut> {
         way_out(&self.code, offset, |_| false)
     }
@@ -102,10 +103,10 @@ pub fn trampoline(environment: &Environment) -> Result<Trampoline, DetourError> 
     })
 }
 
-/// What a detour calls: R11 is the address of a return address; R10's low half is the call's word, its high
-/// half how many calls of the detour may be followed at a time.
+/// Writes the routine that a detour calls. R11 is the address of the call's return address; R10's low half is the
+/// call's word, its high half how many calls of the detour may be followed at a time.
 ///
-/// RAX is the call's place in the table then, or 0 if it isn't followed. R10, R11 and flags are lost.
+/// Afterwards RAX is the call's place in the table, or 0 if it isn't followed. R10, R11 and flags are lost.
 fn enter(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -147,9 +148,9 @@ fn enter(
     a.cmp(reg::rax, TRAMPOLINES as i32)?;
     a.jb(nested)?;
 
-    // Others may be at the same place: one that has jumped here by way of somebody who has taken its return
-    // address too, and returns after this one; or one of another task, which has ended, as the stack is
-    // this one's now.
+    // Other calls may be at the same place. One of this task has jumped here by way of another tracer, which has taken
+    // its return address too; it returns after this one. One of another task has ended, as the stack is this task's
+    // now.
     each_key(a, |a, next| {
         let [mut ended, mut uncounted] = labels(a);
         a.cmp(key(), SLOT)?;
@@ -162,7 +163,7 @@ fn enter(
         above(a, level, spare, next)?;
         a.jmp(next)?;
         a.set_label(&mut ended)?;
-        // The host may have taken it out a moment ago, and somebody else its place.
+        // The host may have taken it out a moment ago, and another call may have its place.
         a.mov(reg::rax, SLOT)?;
         a.lea(origin, qword_ptr(SLOT + UNFINISHED))?;
         a.lock().cmpxchg(key(), origin)?;
@@ -211,8 +212,8 @@ fn enter(
     a.mov(qword_ptr(SLOT), spare)?;
     a.jmp(out)?;
 
-    // One function has jumped into another, so that both return at once. Of breakpoints' calls nothing is
-    // known here.
+    // One function has jumped into another, so that both return at once. This code knows nothing of the calls that
+    // breakpoints follow.
     a.set_label(&mut nested)?;
     a.test(reg::rax, reg::rax)?;
     a.jne(undo)?;
@@ -228,7 +229,7 @@ fn enter(
     a.jmp(undo)
 }
 
-/// Finds out whose call it is: each a register and its lower half.
+/// Finds the task that makes the call, and its stack canary: each a register and its lower half.
 fn to_task(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -256,7 +257,7 @@ struct Left {
     depth: u64,
 }
 
-/// What a followed call returns to. RSP is at what was its return address.
+/// Writes what a followed call returns to. RSP is at what was its return address.
 fn leave(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -273,7 +274,7 @@ fn leave(
     to_bucket(a)?;
     a.xor(reg::ebx, reg::ebx)?;
     a.xor(reg::r13d, reg::r13d)?;
-    // Of several calls the one goes first that began last.
+    // Of several calls, the one that began last returns first.
     each_key(a, |a, next| {
         a.cmp(key(), SLOT)?;
         a.jne(next)?;
@@ -315,7 +316,7 @@ fn leave(
     stack.restore(a, all)?;
     a.ret()?;
 
-    // The guest has destroyed its table: nobody knows where this call came from.
+    // The guest has destroyed the table, so the return address of this call is lost.
     a.set_label(&mut lost)?;
     stack.restore(a, all)?;
     a.int3()?;
@@ -328,7 +329,7 @@ fn leave(
     a.jb(no_room)?;
     a.test(return_record::RECORD, return_record::RECORD)?;
     a.jne(whole)?;
-    // Its filter isn't met.
+    // The call's filter isn't met.
     a.jmp(done)?;
     a.set_label(&mut no_room)?;
     let trap = when_full(a, &full, (word, tally), records)?;
@@ -341,8 +342,8 @@ fn leave(
     })
 }
 
-/// Writes what happens when the ring is full, up to where the call has been counted as missed. Where the host has
-/// made room it goes on at `retry`.
+/// Writes what happens when the ring is full, up to where the call has been counted as missed. If the host has made
+/// room, execution goes on at `retry`.
 fn when_full(
     a: &mut CodeAssembler,
     full: &RingSpace,

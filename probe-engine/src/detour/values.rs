@@ -25,7 +25,7 @@ pub(super) const USED: [u8; 9] = [0, 1, 2, 6, 7, 8, 9, 10, 11];
 
 const WORD: usize = 8;
 
-/// When values are taken, and so where what they begin with is.
+/// When values are taken, which decides where the registers are that they begin with.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Moment {
     /// At a hit of the instruction at this address. Registers are as they were, but for those put aside.
@@ -46,7 +46,7 @@ pub(super) struct ValueLayout {
 }
 
 impl ValueLayout {
-    /// That of values, some of which a filter looks at.
+    /// The layout of values, some of which a filter looks at.
     pub(super) fn of(values: &[Value], filter: Option<&Filter>) -> Self {
         let mut looked_at = filter.map_or_else(Vec::new, Filter::values);
         looked_at.sort_unstable();
@@ -74,8 +74,8 @@ impl ValueLayout {
     }
 }
 
-/// Takes values onto the stack, at RSP. Then [`VALUE`] is behind the last of them.
-/// [`USED`] have been put aside.
+/// Takes values onto the stack, at RSP. Then [`VALUE`] is behind the last of them. The registers of [`USED`] have been
+/// put aside.
 pub(super) fn take(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -108,7 +108,7 @@ pub(super) fn take(
     Ok(())
 }
 
-/// Brings where a value begins to RDI.
+/// Brings the word that a value begins with to RDI.
 fn base(
     a: &mut CodeAssembler,
     environment: &Environment,
@@ -238,8 +238,8 @@ fn put_len(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 impl Moment {
-    /// Where RSP was, in bytes from what it is with all of `stack` put aside. At a return that is behind the return
-    /// address, which has its place there once more.
+    /// The distance in bytes from RSP, with all of `stack` put aside, to where it was. At a return that is behind the
+    /// return address, which is in its place once more.
     pub(super) fn rsp(self, stack: &Saved) -> i32 {
         match self {
             Self::Hit(_) => stack.depth(),

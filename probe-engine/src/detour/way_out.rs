@@ -1,5 +1,5 @@
-//! The way out of generated code: where an interrupt has come into it, this tells what of the guest's comes next, and
-//! where the stack is then.
+//! The way out of generated code: for a place where an interrupt has come into it, this tells what code of the guest's
+//! comes next, and where the stack is then.
 //!
 //! Nothing is kept for that: generated code moves RSP by a few instructions only, so reading it onwards to its end
 //! tells as much.
@@ -25,10 +25,11 @@ pub enum WayOut {
     },
 }
 
-/// The first of them that `code` comes to from an offset on. `is_guests` tells at which offsets the guest's code begins.
+/// Returns the first way out that `code` comes to from an offset on. `is_guests` tells at which offsets the guest's
+/// code begins.
 ///
-/// All ways through generated code leave RSP the same, so any of them will do. `None` if it is none: of other bytes the
-/// answer means nothing, but there always is one.
+/// All ways through generated code leave RSP the same, so any of them will do. Returns `None` if no way leads out. For
+/// bytes that aren't generated code the answer means nothing, but the search comes to an end.
 pub(super) fn way_out(code: &[u8], from: u32, is_guests: impl Fn(u32) -> bool) -> Option<WayOut> {
     let mut seen = HashSet::new();
     let mut branches = vec![(from, 0)];
@@ -56,7 +57,7 @@ pub(super) fn way_out(code: &[u8], from: u32, is_guests: impl Fn(u32) -> bool) -
     None
 }
 
-/// The instruction at an offset, which is its address.
+/// Decodes the instruction at an offset, which is its address.
 fn decode(code: &[u8], offset: u32) -> Option<Instruction> {
     let bytes = code.get(offset as usize..)?;
     let instruction = Decoder::with_ip(64, bytes, offset.into(), DecoderOptions::NONE).decode();

@@ -9,7 +9,7 @@ use super::compiled::{
 use super::flags::{AC, CF, DF, IF};
 use crate::insn::Prefixes;
 
-/// What does as `insn` does, or why that can't be done.
+/// Returns what does as `insn` does, or why that can't be done.
 ///
 /// # Errors
 /// The reason to let the CPU do it, as a user reads it.
@@ -28,7 +28,7 @@ pub(crate) fn compile(insn: &Instruction, prefixes: Prefixes) -> Result<Compiled
             | Mnemonic::Loopne
     ) || insn.condition_code() != ConditionCode::None
         && insn.op0_kind() == OpKind::NearBranch64;
-    // An EPYC takes it for `xchg`, whatever comes before.
+    // An EPYC takes this form of it for `xchg`, whatever comes before.
     if insn.mnemonic() == Mnemonic::Pause && prefixes.rex_b {
         return Err("its REX prefix makes it another instruction on some CPUs");
     }
@@ -151,8 +151,8 @@ fn operation(insn: &Instruction) -> Option<Operation> {
     })
 }
 
-/// The instructions whose exact encoding matters, because others of the same
-/// name push or branch with another size.
+/// Compiles the instructions whose exact encoding matters, because others of the same name push or
+/// branch with another size.
 fn stack_or_branch(insn: &Instruction) -> Option<Operation> {
     let by = || insn.near_branch64().wrapping_sub(insn.next_ip());
     let counting = |count| Operation::JumpCounting { count, by: by() };
@@ -180,7 +180,7 @@ fn stack_or_branch(insn: &Instruction) -> Option<Operation> {
     })
 }
 
-/// `jcc`, `setcc` and `cmovcc`.
+/// Compiles `jcc`, `setcc` and `cmovcc`.
 fn conditional(insn: &Instruction) -> Option<Operation> {
     let condition = (insn.condition_code() as u8).checked_sub(1)?;
     if insn.is_jcc_short_or_near() {
@@ -203,8 +203,8 @@ fn conditional(insn: &Instruction) -> Option<Operation> {
     }
 }
 
-/// Newer instructions have condition codes and two operands as well
-/// (`cmpccxadd` has three), so go by name.
+/// Returns true if it is `cmovcc`, told by its code: newer instructions have condition codes and two
+/// operands as well (`cmpccxadd` has three).
 fn is_cmov(code: Code) -> bool {
     (Code::Cmovo_r16_rm16..=Code::Cmovg_r64_rm64).contains(&code)
 }
@@ -237,7 +237,7 @@ fn shift(insn: &Instruction, kind: Shift) -> Option<Operation> {
     })
 }
 
-/// `None` for anything but general registers, memory and immediates.
+/// Compiles an operand; `None` for anything but general registers, memory and immediates.
 fn operand(insn: &Instruction, index: u32) -> Option<InsnOperand> {
     match insn.op_kind(index) {
         OpKind::Register => register(insn.op_register(index)).map(InsnOperand::Register),
@@ -282,8 +282,8 @@ fn address(insn: &Instruction) -> Option<Address> {
     )
 }
 
-/// An address of the parts that iced-x86 takes it apart into; `None` unless it
-/// is computed in 64 bits from general registers.
+/// Makes an address of the parts that iced-x86 gives for it; `None` unless it is computed in 64
+/// bits from general registers.
 pub(super) fn address_of(
     insn: &Instruction,
     segment: Register,

@@ -12,7 +12,7 @@ pub(crate) enum Width {
 }
 
 impl Width {
-    /// From a size in bytes.
+    /// Returns the width of a size in bytes.
     pub(crate) fn of_bytes(bytes: usize) -> Option<Self> {
         match bytes {
             1 => Some(Self::Byte),
@@ -82,7 +82,7 @@ pub(crate) enum SegmentBase {
 }
 
 impl SegmentBase {
-    /// The base on the vCPU that accesses memory so.
+    /// The base on the vCPU whose memory this is a view of.
     pub(crate) fn value(self, view: &SupervisorMemory<'_>) -> u64 {
         match self {
             Self::Flat => 0,
@@ -159,7 +159,7 @@ pub(crate) enum Count {
 /// Where a branch goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BranchTo {
-    /// So far from the following instruction.
+    /// This many bytes from the following instruction.
     Relative(u64),
     /// To the value of a 64-bit operand.
     Absolute(InsnOperand),
@@ -243,7 +243,7 @@ pub(crate) enum Operation {
         count: Count,
         by: u64,
     },
-    /// Drops so many bytes of arguments.
+    /// Drops this many bytes of arguments.
     Return {
         drop: u16,
     },

@@ -1,11 +1,10 @@
 //! The arithmetic flags.
 //!
-//! Source: Intel SDM vol. 1, 3.4.3.1, and the "Flags Affected" of each
-//! instruction in vol. 2. What the manual leaves undefined is here: AF 0 after
-//! `and`, `or`, `xor`, `test` and shifts; OF after a shift by more than one as
-//! the last single shift leaves it; CF after a shift by more than the operand's
-//! width as if its bits went on with zeros. A comparison with an AMD EPYC found
-//! these alike but for AF after shifts, which that sets.
+//! Source: Intel SDM vol. 1, 3.4.3.1, and the "Flags Affected" of each instruction in vol. 2. What
+//! the manual leaves undefined is so here: AF is 0 after `and`, `or`, `xor`, `test` and shifts; OF
+//! after a shift by more than one is as the last single shift leaves it; CF after a shift by more
+//! than the operand's width is as if its bits went on with zeros. A comparison with an AMD EPYC
+//! found these alike but for AF after shifts, which the EPYC sets.
 
 pub(crate) use guest_state::x86_64::flags::{
     AC, AF, CF, DF, ID, IF, IOPL, NT, OF, PF, RF, SF, TF, VM, ZF,
@@ -21,7 +20,7 @@ pub(crate) const STATUS: u64 = CF | PF | AF | ZF | SF | OF;
 pub(crate) const POPPED: u64 =
     CF | PF | AF | ZF | SF | TF | IF | DF | OF | IOPL | NT | AC | ID | RF;
 
-/// ZF, SF and PF of a result.
+/// Returns ZF, SF and PF of a result.
 fn of_result(width: Width, result: u64) -> u64 {
     let mut flags = 0;
     if result & width.mask() == 0 {
@@ -59,8 +58,7 @@ fn subtract(width: Width, a: u64, b: u64, borrow: u64) -> (u64, u64) {
     (result, flags)
 }
 
-/// The result and the new RFLAGS. Bits of `a` and `b` above the width don't
-/// count.
+/// Returns the result and the new RFLAGS. Bits of `a` and `b` above the width don't count.
 pub(crate) fn arithmetic(
     kind: Arithmetic,
     width: Width,
@@ -102,8 +100,8 @@ pub(crate) fn unary(kind: Unary, width: Width, a: u64, rflags: u64) -> (u64, u64
     }
 }
 
-/// The result and the new RFLAGS. The count is cut to five bits, six for a
-/// 64-bit operand; none leaves the flags alone.
+/// Returns the result and the new RFLAGS. The count is cut to five bits, six for a 64-bit operand;
+/// a count of 0 leaves the flags alone.
 pub(crate) fn shift(kind: Shift, width: Width, a: u64, count: u64, rflags: u64) -> (u64, u64) {
     let a = a & width.mask();
     let count = count as u32 & if width == Width::Quad { 63 } else { 31 };
@@ -132,8 +130,8 @@ pub(crate) fn shift(kind: Shift, width: Width, a: u64, count: u64, rflags: u64) 
     (result, rflags & !STATUS | status)
 }
 
-/// Whether condition code `condition` (its low four bits, as in the encoding of
-/// `jcc`) holds.
+/// Returns true if condition code `condition` (its low four bits, as in the encoding of `jcc`)
+/// holds.
 ///
 /// Source: Intel SDM vol. 1, appendix B.
 pub(crate) fn holds(condition: u8, rflags: u64) -> bool {

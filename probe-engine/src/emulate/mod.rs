@@ -27,8 +27,8 @@ use guest_state::{GuestMemory, GuestVirtAddr, Vcpu};
 
 use crate::insn::decode;
 
-/// Emulates the one instruction that `code` begins with, as if it were at RIP: for
-/// comparing the emulation with real CPUs. `None` when it isn't an emulated one.
+/// Emulates the one instruction that `code` begins with, as if it were at RIP. `None` when it isn't
+/// an emulated one.
 pub fn once(code: &[u8], memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Option<Outcome> {
     let code = decode(code, GuestVirtAddr(vcpu.registers().rip)).ok()?;
     let compiled = compile(&code.insn, code.prefixes).ok()?;

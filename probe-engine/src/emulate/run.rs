@@ -8,7 +8,7 @@ use super::compiled::{
 };
 use super::flags::{self, CF, IF, POPPED, RF, VM, ZF};
 
-/// How that ended.
+/// How the emulation of an instruction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The instruction is done.
@@ -54,9 +54,9 @@ pub(crate) fn run(compiled: &Compiled, memory: &dyn GuestMemory, vcpu: &mut dyn 
     }
 }
 
-/// An instruction under way: what it will leave behind.
+/// An instruction that is being emulated: what it will leave behind.
 struct Emulation<'a> {
-    /// The registers to be. RIP stays at the instruction until the end.
+    /// The registers afterwards. RIP stays at the instruction until the end.
     regs: Registers,
     /// Where execution goes on: after the instruction, until a branch says otherwise.
     next: u64,
@@ -238,7 +238,7 @@ impl<'a> Emulation<'a> {
             self.view()?.store(span, value)?;
         }
         self.regs.rip = self.next;
-        // Every instruction that completes clears it (SDM vol. 3B, 18.3.1.1).
+        // Every instruction that completes clears RF (SDM vol. 3B, 18.3.1.1).
         self.regs.rflags &= !RF;
         let registers = self.vcpu.registers_mut();
         *registers = self.regs;
@@ -263,8 +263,8 @@ impl<'a> Emulation<'a> {
         Ok(address.resolve(&self.regs, end).wrapping_add(segment))
     }
 
-    /// The instruction's length: until a branch has set it, `next` follows RIP
-    /// by so much, and operands are computed before.
+    /// The instruction's length: until a branch has set it, `next` is that far behind RIP, and
+    /// operands are computed before.
     fn length(&self) -> u64 {
         self.next.wrapping_sub(self.regs.rip)
     }
@@ -292,7 +292,7 @@ impl<'a> Emulation<'a> {
         self.view()?.load(span)
     }
 
-    /// Where a result goes, checked for being writable.
+    /// Returns where a result goes, if it can be written there.
     fn destination(&mut self, to: InsnOperand, width: Width) -> Result<Destination, AccessError> {
         match to {
             InsnOperand::Register(reg) => Ok(Destination::Register(reg)),
@@ -335,7 +335,7 @@ impl<'a> Emulation<'a> {
         (if reg.high { value >> 8 } else { value }) & width.mask()
     }
 
-    /// A 32-bit result clears the upper half; a smaller one leaves the rest.
+    /// Writes a register: a 32-bit result clears the upper half; a smaller one leaves the rest.
     fn write_register(&mut self, reg: Reg, width: Width, value: u64) {
         let register = self.regs.by_number_mut(reg.number);
         let value = value & width.mask();
@@ -368,7 +368,7 @@ impl<'a> Emulation<'a> {
         })
     }
 
-    /// Counts RCX down and says whether the branch is taken.
+    /// Counts RCX down and returns true if the branch is taken.
     fn count(&mut self, count: Count) -> bool {
         if count == Count::IsZero {
             return self.regs.rcx == 0;
@@ -393,8 +393,8 @@ const RDX: Reg = Reg {
     high: false,
 };
 
-/// Refuses a branch target that might not be canonical: that is for the CPU to
-/// judge. Kernel and user text are in the 48 bits that all paging modes share.
+/// Refuses a branch target that might not be canonical: the CPU has to judge that. Kernel and user
+/// text are in the 48 bits that all paging modes share.
 fn canonical(target: u64) -> Result<u64, AccessError> {
     let extended = ((target << 16).cast_signed() >> 16).cast_unsigned();
     if extended == target {
@@ -405,7 +405,7 @@ fn canonical(target: u64) -> Result<u64, AccessError> {
 }
 
 impl Address {
-    /// The address less its segment's base; the instruction ends at `end`.
+    /// Computes the address less its segment's base; the instruction ends at `end`.
     pub(super) fn resolve(&self, regs: &Registers, end: u64) -> u64 {
         let base = match self.base {
             Base::Zero => 0,

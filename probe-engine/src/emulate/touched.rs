@@ -28,8 +28,8 @@ struct Touch {
     /// Bytes; at least one.
     len: u64,
     access: Intent,
-    /// Bit instructions reach beyond the operand: this register's value is a
-    /// bit offset in units of so many bytes.
+    /// Bit instructions reach beyond the operand: this register's value is a bit offset in units of
+    /// this many bytes.
     bit: Option<(u8, u64)>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Touched {
 }
 
 impl Touched {
-    /// What `insn` touches; of a repeated instruction, each time round.
+    /// Finds what `insn` touches; of a repeated instruction, each time round.
     pub(crate) fn by(insn: &Instruction, repeats: bool) -> Self {
         let mut factory = InstructionInfoFactory::new();
         let info = factory.info_options(insn, InstructionInfoOptions::NO_REGISTER_USAGE);
@@ -100,7 +100,7 @@ impl Touched {
         }
     }
 
-    /// The page fault that the instruction at RIP would raise, if any.
+    /// Returns the page fault that the instruction at RIP would raise, if any.
     ///
     /// # Errors
     /// There may be a fault that isn't a page fault.
@@ -126,7 +126,7 @@ impl Touched {
         Ok(None)
     }
 
-    /// The value of the only operand in memory, zero-extended; at most eight bytes.
+    /// Reads the value of the only operand in memory, zero-extended; at most eight bytes.
     ///
     /// # Errors
     /// It can't be read.
@@ -163,7 +163,7 @@ impl Touched {
 }
 
 impl Touch {
-    /// The first byte.
+    /// The address of the first byte.
     fn start(&self, view: &SupervisorMemory<'_>, regs: &Registers, insn_len: u64) -> u64 {
         let segment = self.address.segment.value(view);
         let end = regs.rip.wrapping_add(insn_len);
@@ -174,8 +174,8 @@ impl Touch {
         start
     }
 
-    /// Whether the rounds of a repeated instruction after the first can access
-    /// their operands, too.
+    /// Checks that the rounds of a repeated instruction after the first can access their operands,
+    /// too.
     fn later_rounds(
         &self,
         view: &SupervisorMemory<'_>,
@@ -239,7 +239,7 @@ fn bit_offset(insn: &Instruction) -> Option<(u8, u64)> {
     bits.then(|| (number, insn.op1_register().size() as u64))
 }
 
-/// How far from the operand the unit with bit `offset` is (SDM vol. 2, 3.1.1.9).
+/// Returns how far from the operand the unit with bit `offset` is (SDM vol. 2, 3.1.1.9).
 fn bit_displacement(offset: u64, bytes: u64) -> u64 {
     let unused = 64 - 8 * bytes as u32;
     let offset = (offset << unused).cast_signed() >> unused;

@@ -34,9 +34,9 @@ pub(crate) enum Rank {
     Order,
     /// Events that are held back.
     Held,
-    /// Who is asked at hits, and the vCPUs that wait for answers.
+    /// The attendants, and the vCPUs that wait for their answers.
     Attendants,
-    /// Who debugs the guest.
+    /// The debugger of the guest.
     Debugger,
     /// The instructions that sites share.
     SharedWays,

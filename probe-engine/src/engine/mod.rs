@@ -1,9 +1,9 @@
 //! The probe engine: registers probes and answers their traps.
 //!
 //! A probe is an int3 over the first byte of an instruction, in physical memory, or a debug
-//! register. Several probes at one address share it. The hot path, [`Engine::on_breakpoint`],
-//! takes a snapshot of an immutable table of sites and holds no lock while it
-//! works; whoever changes probes builds the next table and swaps it in.
+//! register. Several probes at one address share it. The hot path, [`Engine::on_breakpoint`], takes
+//! a snapshot of an immutable table of sites and holds no lock while it works; a change of probes
+//! builds the next table and swaps it in.
 //!
 //! Two orders keep a running guest right. Registering publishes the table before
 //! the first int3 is written, so that no trap of ours is taken for the guest's.
@@ -102,8 +102,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine with no probes, for a guest with so many vCPUs, whose kernel is in guest memory as `image` tells, and
-    /// at the addresses that `kernel` tells.
+    /// Makes an engine with no probes, for a guest with `vcpus` vCPUs. The guest's kernel is in guest memory as `image`
+    /// tells, and at the addresses that `kernel` tells.
     pub fn new(
         kernel: impl Into<Arc<Kernel>>,
         image: ImageMap,
@@ -159,8 +159,8 @@ impl Engine {
         &self.kernel.blacklist
     }
 
-    /// Whether the kernel has freed its init text, and so made all changes to its own
-    /// text that it makes only once.
+    /// Returns true if the kernel has freed its init text, and so made all changes to its own text
+    /// that it makes only once.
     pub fn is_started(&self) -> bool {
         self.table().init_freed
     }
@@ -171,8 +171,8 @@ impl Engine {
         Self::infos(&self.table(), registry.probes())
     }
 
-    /// At most so many of the probes that were registered after this one, all without one, in the order of
-    /// their registration.
+    /// At most `most` of the probes that were registered after `id`, or of all if that is `None`, in the order of their
+    /// registration.
     pub fn list_after(&self, id: Option<ProbeId>, most: usize) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
         Self::infos(&self.table(), registry.after(id).take(most))
@@ -195,9 +195,9 @@ impl Engine {
         registry.by_name(name).map(|probe| probe.id).collect()
     }
 
-    /// Whether an int3 of ours is in the guest's text, or a return address leads
-    /// to one. While there is none, the monitor may leave the guest's breakpoints
-    /// to the guest.
+    /// Returns true if an int3 of ours is in the guest's text, a return address leads to one, or a
+    /// task may come to one in a detour. While there is none, the monitor may leave the guest's
+    /// breakpoints to the guest.
     fn wants_breakpoints(&self) -> bool {
         self.table().has_int3() || self.returns.any() || self.reader.may_wait_in_detour()
     }
@@ -208,7 +208,7 @@ impl Engine {
 
     /// Publishes a settled table. Call with the registry locked, so that no other change is lost.
     fn publish(&self, table: &Arc<Table>) {
-        // Whoever is in a detour leaves a record when its jump has gone, too: see `drain`.
+        // A task that is in a detour leaves a record even when the jump has gone: see `drain`.
         if table.has_jumps() {
             self.merger.set_active(true);
         }
@@ -216,13 +216,13 @@ impl Engine {
         self.first_look.set(table.places());
         self.table.store(Arc::clone(table));
         if !(waited && table.waits_for_modules()) {
-            // What is known of modules holds as long as somebody waits for them to come and go.
+            // What is known of modules holds only while the engine waits for them to come and go.
             self.known_modules.forget();
         }
         self.outstanding.add();
     }
 
-    /// What is told of probes by this table.
+    /// What clients are told of probes, by this table.
     fn infos<'a>(
         table: &Table,
         probes: impl IntoIterator<Item = &'a Arc<Probe>>,

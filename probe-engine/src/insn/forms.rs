@@ -53,14 +53,14 @@ pub(crate) fn prefixes_len(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| is_prefix(byte)).count()
 }
 
-/// True for the landing pad of indirect branches, which must stay the first
+/// Returns true if it is the landing pad of indirect branches, which must stay the first
 /// instruction there.
 pub(crate) fn is_endbr(insn: &Instruction) -> bool {
     matches!(insn.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Endbr32)
 }
 
-/// True for instructions that exist to raise an exception, by which the kernel
-/// recognizes the place (`BUG`, `WARN`, its own breakpoints).
+/// Returns true if the instruction exists to raise an exception, by which the kernel recognizes the
+/// place (`BUG`, `WARN`, its own breakpoints).
 pub(crate) fn is_trap(insn: &Instruction) -> bool {
     matches!(
         insn.mnemonic(),
@@ -68,7 +68,7 @@ pub(crate) fn is_trap(insn: &Instruction) -> bool {
     )
 }
 
-/// True when execution never reaches the following instruction from this one.
+/// Returns true if execution never reaches the following instruction from this one.
 pub(crate) fn never_falls_through(insn: &Instruction) -> bool {
     matches!(
         insn.flow_control(),
@@ -76,20 +76,20 @@ pub(crate) fn never_falls_through(insn: &Instruction) -> bool {
     )
 }
 
-/// Whether it is a call that leads over the one byte behind it. An int3 there is the kernel's own: only
+/// Returns true if it is a call that leads over the one byte behind it. An int3 there is the kernel's own: only
 /// speculation comes to it (`arch/x86/include/asm/nospec-branch.h`, `arch/x86/kernel/ftrace_64.S`).
 pub(crate) fn calls_over_a_byte(insn: &Instruction) -> bool {
     insn.is_call_near() && insn.near_branch64() == insn.next_ip().wrapping_add(1)
 }
 
-/// True for a string instruction under a repeat prefix: it is interruptible
-/// between two rounds, with RIP still at it.
+/// Returns true if it is a string instruction under a repeat prefix: it is interruptible between
+/// two rounds, with RIP still at it.
 pub(crate) fn is_rep_string(insn: &Instruction) -> bool {
     insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix())
 }
 
-/// Why no probe can go on this instruction, if so: it can be neither emulated
-/// nor stepped with the right result.
+/// Returns why no probe can go on this instruction, if none can: it can be neither emulated nor
+/// stepped with the right result.
 pub(crate) fn forbidden(insn: &Instruction) -> Option<&'static str> {
     let loads_ss = insn.op0_kind() == OpKind::Register && insn.op0_register() == Register::SS;
     match insn.mnemonic() {
@@ -125,7 +125,7 @@ pub(crate) fn forbidden(insn: &Instruction) -> Option<&'static str> {
     }
 }
 
-/// Branches that load CS.
+/// Returns true if it is a branch that loads CS.
 fn is_far(insn: &Instruction) -> bool {
     let memory = insn.is_call_far_indirect() || insn.is_jmp_far_indirect();
     let immediate = insn.is_call_far() || insn.is_jmp_far();

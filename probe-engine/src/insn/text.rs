@@ -2,7 +2,7 @@
 
 use iced_x86::{Formatter, GasFormatter, Instruction};
 
-/// The instruction in AT&T syntax, as objdump writes it.
+/// Returns the instruction in AT&T syntax, as objdump writes it.
 pub(crate) fn text(insn: &Instruction) -> String {
     let mut formatter = GasFormatter::new();
     let options = formatter.options_mut();

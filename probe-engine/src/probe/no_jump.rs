@@ -6,10 +6,10 @@ use guest_kernel::blacklist::Reason;
 use guest_state::GuestVirtAddr;
 use thiserror::Error;
 
-/// Why a probe is no jump. [`NoJump::kind`] is one word or two for it; the message is the reason.
+/// Why a probe isn't a jump. [`NoJump::kind`] is one word or two for it; the message is the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NoJump {
-    /// Each arrival there would cost an exit that nobody has asked for.
+    /// Each task that comes there by the branch would cost an exit that isn't a hit.
     #[error(
         "a branch leads to an instruction that the jump would overwrite, between {at} and {end}"
     )]
@@ -19,7 +19,7 @@ pub enum NoJump {
         /// Where the region ends.
         end: GuestVirtAddr,
     },
-    /// What comes behind it belongs to another.
+    /// The text behind the function belongs to another one.
     #[error("the function ends at {end}, before a jump's five bytes do")]
     FunctionEnd {
         /// Its end.
@@ -31,7 +31,7 @@ pub enum NoJump {
         /// What it is.
         reason: Reason,
     },
-    /// The kernel looks the address of a fault up.
+    /// The kernel looks up the address of a fault.
     #[error("the kernel expects the instruction at {at} to fault there and nowhere else")]
     ExpectsFault {
         /// The instruction.
@@ -64,7 +64,7 @@ pub enum NoJump {
         /// The instruction in AT&T syntax.
         instruction: String,
     },
-    /// It exists to raise an exception at its address.
+    /// The instruction exists to raise an exception at its address.
     #[error("the instruction at {at} is `{instruction}`, which the kernel recognizes by its place")]
     Trap {
         /// Its address.
@@ -72,7 +72,7 @@ pub enum NoJump {
         /// It in AT&T syntax.
         instruction: String,
     },
-    /// Somebody else's breakpoint, or an instruction that never was one.
+    /// A breakpoint of the guest's own, or an int3 that has always been there.
     #[error("there is an int3 of the guest's own at {at}")]
     GuestBreakpoint {
         /// Its address.
@@ -131,7 +131,7 @@ pub enum NoJump {
     /// The engine has a breakpoint of its own there.
     #[error("the engine itself follows the kernel by a breakpoint here")]
     Milestone,
-    /// What is so only in modules.
+    /// A reason that there is only in modules.
     #[error("it is in a module's text, and {why}")]
     Module {
         /// What is in the way, as a clause.
@@ -163,7 +163,7 @@ pub enum NoJump {
         /// What the jump would overwrite.
         region: Range<GuestVirtAddr>,
     },
-    /// Where the guest's kprobes are can't be told.
+    /// It can't be told where the guest's kprobes are.
     #[error("the guest is changing its own kprobes and doesn't come to an end")]
     GuestKprobesChange {
         /// What the jump would overwrite.
@@ -303,8 +303,8 @@ impl NoJump {
         matches!(self, Self::NoAddress { .. } | Self::TooMany { .. })
     }
 
-    /// Where the guest itself is in the way: the probe may become a jump as soon as the guest has no kprobe
-    /// in these bytes any more, nor a breakpoint at their start.
+    /// Returns where the guest itself is in the way: the probe may become a jump as soon as the guest has no kprobe in
+    /// these bytes any more, nor a breakpoint at their start.
     pub(crate) fn guest_in(&self) -> Option<Range<GuestVirtAddr>> {
         match self {
             Self::GuestBreakpoint { at } => Some(*at..at.wrapping_add(1)),

@@ -5,8 +5,8 @@ use guest_state::x86_64::{NOP, jmp_rel32};
 
 use super::copied::{Copied, Reason};
 
-/// The copy, a `nop`, and a jump to `next`. An int3 in the place of the `nop` tells when the copy is
-/// done; whoever is in the copy while the one becomes the other executes either, and both are right.
+/// Returns the copy, a `nop`, and a jump to `next`. An int3 in the place of the `nop` tells when the copy is done. A
+/// task that is in the copy while one replaces the other executes either, and both are right.
 ///
 /// # Errors
 /// `next` is more than 2 GiB away.

@@ -12,7 +12,7 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The division that an instruction is, if it is one.
+    /// Returns the division that an instruction is, if it is one.
     pub(crate) fn of(insn: &Instruction) -> Option<Self> {
         let signed = match insn.mnemonic() {
             Mnemonic::Div => false,
@@ -29,8 +29,9 @@ impl Division {
         })
     }
 
-    /// Whether it raises #DE, by the registers before it: the quotient is too large, or `divisor`
-    /// zero (SDM vol. 2, DIV and IDIV). Bits of `divisor` above the operand's size don't count.
+    /// Returns true if it raises #DE, by the registers before it: the quotient is too large, or
+    /// `divisor` zero (SDM vol. 2, DIV and IDIV). Bits of `divisor` above the operand's size don't
+    /// count.
     pub(crate) fn faults(self, regs: &Registers, divisor: u64) -> bool {
         let bits = self.bits;
         let mask = u64::MAX >> (64 - bits);

@@ -1,11 +1,10 @@
 //! One instruction, executed somewhere else.
 //!
-//! A copy does at its place exactly what the instruction does at its own, but for where execution
-//! goes on: [`passing`] appends that. What would show the difference is refused: code
-//! that reads, pushes or records its own address, branches, and what must stay next to its
-//! neighbour. A copy is verbatim, redundant prefixes and all; only the displacement of an operand
-//! that is addressed by RIP is rewritten, and the result decoded to see that it is the same
-//! instruction on the same address.
+//! A copy does at its place exactly what the instruction does at its own, but for where execution goes on: [`passing`]
+//! appends that. Instructions that would show the difference are refused: code that reads, pushes or records its own
+//! address, branches, and what must stay next to its neighbour. A copy is verbatim, redundant prefixes and all; only
+//! the displacement of an operand that is addressed by RIP is rewritten, and the result decoded to see that it is the
+//! same instruction on the same address.
 //!
 //! An exception that a copy raises shows the guest the copy's address: see [`Raises`]. A guest's own
 //! data breakpoints (DR0 to DR3) show it too, as do stack traces from an interrupt in a copy.
@@ -69,7 +68,7 @@ const SIB_ABSOLUTE: u8 = 0x25;
 /// Length of the displacement in bytes.
 const DISPLACEMENT: usize = 4;
 
-/// The copy at `to` of the instruction that `bytes` begin with, of which `code` is the decoded form.
+/// Makes the copy at `to` of the instruction that `bytes` begin with, of which `code` is the decoded form.
 ///
 /// An operand addressed by RIP is addressed from `to`; where that is more than 2 GiB away (per-CPU
 /// variables of Linux 6.9 and later are near address 0), by its absolute address, which for the
@@ -101,8 +100,8 @@ pub(crate) fn one(code: &Decoded, bytes: &[u8], to: GuestVirtAddr) -> Result<Cop
     Ok(Copied { to, bytes })
 }
 
-/// An instruction that does the same at any address: with an operand addressed by RIP, one that has its
-/// absolute address. Not for branches.
+/// Makes an instruction that does the same at any address: an operand addressed by RIP gets its absolute address. Not
+/// for branches.
 ///
 /// # Errors
 /// The reason why that can't be part of a detour.
@@ -125,7 +124,7 @@ pub(crate) fn anywhere(code: &Decoded, bytes: &[u8]) -> Result<Vec<u8>, Reason> 
     Ok(bytes)
 }
 
-/// `original` with its displacement counted from `to`, if that fits.
+/// Returns `original` with its displacement counted from `to`, if that fits.
 fn displaced(insn: &Instruction, original: &[u8], to: GuestVirtAddr) -> Option<Vec<u8>> {
     let end = to.wrapping_add(original.len() as u64).0;
     let by = insn.ip_rel_memory_address().wrapping_sub(end);
@@ -143,7 +142,7 @@ fn displaced(insn: &Instruction, original: &[u8], to: GuestVirtAddr) -> Option<V
     Some(bytes)
 }
 
-/// `original` with a SIB byte that makes its displacement an absolute address.
+/// Returns `original` with a SIB byte that makes its displacement an absolute address.
 fn absolute(insn: &Instruction, original: &[u8]) -> Result<Vec<u8>, Reason> {
     const FAR: Reason = "its operand is out of reach from any other place";
     let address = i32::try_from(insn.ip_rel_memory_address().cast_signed()).map_err(|_| FAR)?;
@@ -164,7 +163,7 @@ fn absolute(insn: &Instruction, original: &[u8]) -> Result<Vec<u8>, Reason> {
     Ok(bytes)
 }
 
-/// Where in the instruction its displacement is.
+/// Finds where in the instruction its displacement is.
 fn displacement_offset(insn: &Instruction, bytes: &[u8]) -> Option<usize> {
     let mut decoder = Decoder::with_ip(64, bytes, insn.ip(), DecoderOptions::NONE);
     let again = decoder.decode();
@@ -172,8 +171,8 @@ fn displacement_offset(insn: &Instruction, bytes: &[u8]) -> Option<usize> {
     (constants.displacement_size() == DISPLACEMENT).then(|| constants.displacement_offset())
 }
 
-/// Whether two instructions differ in nothing but where they are and in how they address the same
-/// memory: by RIP or absolutely.
+/// Returns true if two instructions differ in nothing but where they are and in how they address
+/// the same memory: by RIP or absolutely.
 fn same(original: &Instruction, copy: &Instruction) -> bool {
     let mut expected = *original;
     if copy.memory_base() == Register::None {

@@ -5,7 +5,7 @@ use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic, OpKind, Registe
 use super::copied::Reason;
 use crate::insn::forbidden;
 
-/// Why an instruction has to be executed where it is, if so.
+/// Returns why an instruction has to be executed where it is, if so.
 pub(super) fn bound(insn: &Instruction) -> Option<Reason> {
     forbidden(insn)
         .or_else(|| branches(insn))
@@ -13,8 +13,8 @@ pub(super) fn bound(insn: &Instruction) -> Option<Reason> {
         .or_else(|| records_its_address(insn))
 }
 
-/// Why an instruction can't be part of a detour, if so. What must stay next to its neighbour can, as
-/// long as that comes along; so can branches, other than as they are.
+/// Returns why an instruction can't be part of a detour, if so. An instruction that must stay next to its neighbour
+/// can, as long as the neighbour comes along; so can branches, in another form.
 pub(crate) fn bound_in_detour(insn: &Instruction) -> Option<Reason> {
     forbidden(insn)
         .or_else(|| shows_its_address(insn))

@@ -61,7 +61,7 @@ impl Raises {
         vectors
     }
 
-    /// What `insn` may raise.
+    /// Returns what `insn` may raise.
     pub(crate) fn by(insn: &Instruction) -> Self {
         if !is_plain(insn) {
             return Self::Others(likeliest(insn));
@@ -87,7 +87,7 @@ impl Raises {
     }
 }
 
-/// Whether the address is one that [`crate::emulate::Touched`] can compute.
+/// Returns true if the address is one that [`crate::emulate::Touched`] can compute.
 fn is_foreseen(used: &UsedMemory) -> bool {
     let (base, index) = (used.base(), used.index());
     used.address_size() == CodeSize::Code64
@@ -96,8 +96,8 @@ fn is_foreseen(used: &UsedMemory) -> bool {
         && (index.is_gpr64() || index == Register::None)
 }
 
-/// Integer instructions that every x86-64 processor has and that depend on no mode: what they
-/// raise, a memory operand raises.
+/// Returns true if it is an integer instruction that every x86-64 processor has and that depends on
+/// no mode: only its memory operand raises exceptions.
 fn is_plain(insn: &Instruction) -> bool {
     let registers_only = |i| insn.op_kind(i) != OpKind::Register || insn.op_register(i).is_gpr();
     match insn.mnemonic() {

@@ -7,8 +7,8 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 use super::layout;
 use super::memory::CHUNK;
 
-/// What the counters have come to. They have 32 bits and wrap around, so what counts is by how much
-/// each has grown since it was read last.
+/// What the counters have come to. They have 32 bits and wrap around, so each total grows by how
+/// much a counter has grown since it was read last.
 #[derive(Debug)]
 pub struct Counts {
     /// For each block, what each of its counters was when it was read last.
@@ -24,7 +24,7 @@ impl Counts {
         }
     }
 
-    /// Takes the counters of all blocks over.
+    /// Adds what these counters of all blocks have grown by to the totals.
     pub fn update(
         &mut self,
         memory: &dyn GuestMemory,

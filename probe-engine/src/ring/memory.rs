@@ -5,7 +5,7 @@ use guest_state::{GuestMemory, GuestPhysAddr, MemoryError};
 /// How much is read or written at a time, in bytes: little enough to stay in the CPU's nearest caches.
 pub const CHUNK: usize = 32 << 10;
 
-/// All that is ever written over what was read.
+/// Zeroes, which are all that is ever written over what was read.
 static ZEROES: [u8; CHUNK] = [0; CHUNK];
 
 /// The pieces of a stretch of memory, from offset 0: where each begins, and its length.
@@ -21,7 +21,7 @@ pub fn clear(memory: &dyn GuestMemory, at: GuestPhysAddr, len: u64) -> Result<()
     Ok(())
 }
 
-/// Clears what isn't zero: memory that nobody has used needs no page of the host's for that.
+/// Clears what isn't zero: memory that was never used needs no page of the host's for that.
 pub fn clear_used(
     memory: &dyn GuestMemory,
     at: GuestPhysAddr,

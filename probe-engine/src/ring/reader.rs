@@ -13,7 +13,7 @@ use super::record::Record;
 use super::run::{RecordHeader, RunEnd, Stage, walk};
 use super::shape::Shape;
 
-/// Where a vCPU has what is its own.
+/// The memory that a vCPU has for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VcpuMemory {
     /// Its block ([`crate::percpu::PerCpu::blocks`]).
@@ -24,8 +24,8 @@ pub struct VcpuMemory {
 
 /// The rings and counters of all vCPUs, as the host has read them so far.
 ///
-/// The guest may write anything anywhere in them, at any time. It can hide, change or make up events
-/// of its own so, but no more than it could make happen; reading always ends.
+/// The guest may write anything anywhere in them, at any time. In this way it can hide, change or make up events of
+/// its own, but no more than it could make happen; reading always ends.
 #[derive(Debug)]
 pub struct Rings {
     rings: Vec<Ring>,
@@ -42,8 +42,8 @@ pub struct RingsRead {
     pub records: u64,
     /// How often something unreadable was skipped: the guest has damaged its rings.
     pub damaged: u64,
-    /// Whether a vCPU's ring has a record that isn't whole yet, with others behind it perhaps: somebody
-    /// was interrupted while he wrote it.
+    /// Whether a vCPU's ring has a record that isn't whole yet, with others behind it perhaps: the task that writes it
+    /// was interrupted.
     pub blocked: [bool; layout::RINGS as usize],
 }
 
@@ -58,14 +58,14 @@ impl Default for RingsRead {
 }
 
 impl RingsRead {
-    /// Whether any ring is blocked.
+    /// Returns true if any ring is blocked.
     pub fn is_blocked(&self) -> bool {
         self.blocked.contains(&true)
     }
 }
 
 impl Rings {
-    /// Those of so many vCPUs, at most [`layout::RINGS`], each with so many counters.
+    /// The rings of these vCPUs, at most [`layout::RINGS`], each with `cells` counters.
     /// [`Rings::init`] has to follow before the guest uses them.
     pub fn new(places: impl IntoIterator<Item = VcpuMemory>, cells: u32) -> Self {
         let numbers = 0..layout::RINGS as u8;
@@ -89,7 +89,7 @@ impl Rings {
         }
     }
 
-    /// Makes all rings empty and all counters 0. Nobody may be using them.
+    /// Makes all rings empty and all counters 0. No detour may be using them.
     ///
     /// # Errors
     /// A block or ring isn't memory.
@@ -105,10 +105,10 @@ impl Rings {
         Ok(())
     }
 
-    /// Reads what is in the rings, each up to where it has been reserved when its turn begins, and
-    /// gives the space back. `shape` tells what is in a detour's records of hits, and whether it has
-    /// records of returns; it knows all detours that there have ever been. Records of one vCPU come in the
-    /// order in which they were reserved.
+    /// Reads what is in the rings, each up to where it has been reserved when its turn begins, and gives the space
+    /// back. `shape` returns what is in a detour's records of hits or of returns, or `None` if it has no such records;
+    /// it knows all detours that there have ever been. Records of one vCPU come in the order in which they were
+    /// reserved.
     ///
     /// The guest may go on meanwhile; what can't be read is skipped and counted.
     pub fn drain<S: Borrow<Shape>>(
@@ -120,10 +120,9 @@ impl Rings {
         self.read(memory, false, shape, |_, record| each(record))
     }
 
-    /// As [`Rings::drain`]; `each` is also told the record's position ([`layout::position`]). With `ahead`,
-    /// whole records behind unfinished ones are read too, and their space is given back later; and a ring
-    /// that the guest has written over begins anew, empty. Only while no vCPU runs, or when the guest has
-    /// ended.
+    /// As [`Rings::drain`]; `each` is also told the record's position ([`layout::position`]). With `ahead`, whole
+    /// records behind unfinished ones are read too, and their space is given back later. A ring that the guest has
+    /// written over then begins anew, empty. `ahead` is for when no vCPU runs, or the guest has ended.
     pub fn read<S: Borrow<Shape>>(
         &mut self,
         memory: &dyn GuestMemory,
@@ -147,7 +146,7 @@ impl Rings {
                 blocked: false,
             });
             if ahead && turn.blocked {
-                // What can't be read there is found when its turn comes.
+                // Something unreadable there is found later, when it is read in order.
                 let _result = ring.read_ahead(memory, &mut take);
             }
             ring.was_damaged |= turn.damaged > 0;
@@ -158,19 +157,20 @@ impl Rings {
         drained
     }
 
-    /// Up to where each ring has been read.
+    /// The positions up to which the rings have been read.
     pub fn tails(&self) -> impl Iterator<Item = u64> {
         self.rings.iter().map(|ring| ring.tail)
     }
 
-    /// Up to where space has been given away in each ring, as far as the guest says so.
+    /// The positions up to which space has been given away in the rings, as far as the guest says
+    /// so.
     pub fn heads(&self, memory: &dyn GuestMemory) -> impl Iterator<Item = u64> {
         let head = |ring: &Ring| memory.read_u64(ring.head()).unwrap_or(ring.tail);
         self.rings.iter().map(head)
     }
 
-    /// Whether a ring has had the same unfinished record before all others for so many drains that its
-    /// writer may be dead, and it is time to ask again.
+    /// Returns true if a ring has had the same unfinished record before all others for so many drains that its writer
+    /// may be dead, and it is time to check that again.
     pub fn may_have_dead(&self) -> bool {
         self.rings.iter().any(|ring| ring.waits >= ring.patience)
     }
@@ -188,8 +188,8 @@ impl Rings {
         found
     }
 
-    /// Gives those unfinished records up whose writers are dead, and says which they were. Their space is
-    /// free with the next drain. For when no vCPU runs.
+    /// Gives up those unfinished records whose writers are dead, and returns them. Their space is free with the next
+    /// drain. For when no vCPU runs.
     pub fn give_up(
         &mut self,
         memory: &dyn GuestMemory,
@@ -216,8 +216,8 @@ impl Rings {
         lost
     }
 
-    /// Takes over what these counters have come to in all blocks; those beyond the last one there is
-    /// are left out. Between two calls none may grow by 2^32, or that much is lost.
+    /// Takes over what these counters have come to in all blocks; numbers beyond the last counter are left out.
+    /// Between two calls no counter may grow by 2^32, or that much is lost.
     ///
     /// # Errors
     /// A block isn't memory.
@@ -231,28 +231,28 @@ impl Rings {
         self.counts.update(memory, blocks, cells)
     }
 
-    /// What a counter has come to since [`Rings::init`], over all vCPUs, when [`Rings::count`] last
-    /// looked.
+    /// What a counter had come to since [`Rings::init`], over all vCPUs, when [`Rings::count`] last
+    /// read it.
     pub fn total(&self, cell: u32) -> u64 {
         self.counts.total(cell)
     }
 }
 
-/// Turns for which a record in a damaged ring may stay open at the ring's beginning. In one that isn't
-/// damaged it may for ever: whoever was interrupted there writes it when he goes on, and nobody else may
-/// have its space until then.
+/// Turns for which a record in a damaged ring may stay open at the ring's beginning. In a ring that isn't damaged it
+/// may for ever: the task that was interrupted there finishes it when it goes on, and no other record may have its
+/// space until then.
 const PATIENCE: u32 = 64;
 
-/// Turns after which it is asked for the first time whether the writer of a record is dead. Asking takes a
-/// look at all of the guest's memory, so it is asked twice as late each time that he isn't.
+/// Turns after which it is checked for the first time whether the writer of a record is dead. A check looks at all of
+/// the guest's memory, so after each that finds the writer alive, the next one comes twice as late.
 const PATIENCE_FOR_THE_LIVING: u32 = 1024;
 
-/// Space in a ring whose owner has not finished his record.
+/// Space in a ring for a record that its writer has not finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unfinished {
-    /// Whose ring it is.
+    /// The vCPU whose ring it is in.
     pub vcpu: VcpuId,
-    /// Where in it ([`layout::position`]).
+    /// Its position in the ring ([`layout::position`]).
     pub at: u64,
     /// What the record is to be; `None` for a word of space in which nothing has been written yet.
     pub header: Option<RecordHeader>,
@@ -265,28 +265,28 @@ pub struct Unfinished {
 enum Seen {
     /// A record, and its length in words.
     Record(Stage, RecordHeader, usize),
-    /// A word of space whose owner has not written anything yet.
+    /// A word of space in which nothing has been written yet.
     Nothing,
 }
 
-/// Takes the words of a record at a position; whether it is one.
+/// Takes the words of a record at a position. Returns true if they are one.
 type Take<'a> = dyn FnMut(u64, RecordHeader, &[[u8; 8]]) -> bool + 'a;
 
-/// One vCPU's ring. Where it has been read to is known here only; the guest's copy is for the guest.
+/// One vCPU's ring. Up to where it has been read is known here only; the guest's copy is for the guest.
 #[derive(Debug)]
 struct Ring {
     place: VcpuMemory,
     number: u8,
     tail: u64,
-    /// The guest has written over it some time.
+    /// The guest has written over the ring at some time.
     was_damaged: bool,
-    /// Turns in a row that have come no further than to an open record.
+    /// Turns in a row that have come no further than to an unfinished record.
     waits: u32,
     /// See [`Rings::may_have_dead`].
     patience: u32,
 }
 
-/// What came of a ring's turn.
+/// The result of a ring's turn.
 #[derive(Debug, Default, Clone, Copy)]
 struct Turn {
     damaged: u64,
@@ -318,8 +318,8 @@ impl Ring {
             let len = left.min(bytes.len());
             self.read(memory, &mut bytes[..len])?;
             let (whole, mut end) = walk(&bytes[..len], |_, _, _| true);
-            // Copying reads in any order, so the rest of a record may be older than its header.
-            // Now that the headers have been seen, all that comes after is as it has to be.
+            // Memory is read in any order, so the rest of a record may be older than its header.
+            // Now that the headers have been seen, all that is read after this is as it has to be.
             fence(Ordering::Acquire);
             let (records, rest) = bytes[..len].split_at_mut(whole);
             self.read(memory, records)?;
@@ -341,7 +341,7 @@ impl Ring {
                 RunEnd::Open => {
                     self.give_back(memory, whole)?;
                     if self.was_damaged && self.waits >= PATIENCE {
-                        // Nobody may be left who could finish it: what was there may be overwritten.
+                        // There may be no task left that could finish it: the space may be overwritten.
                         let left = head.wrapping_sub(self.tail) as usize;
                         self.give_back(memory, open(rest).min(left))?;
                         turn.damaged += 1;
@@ -379,9 +379,8 @@ impl Ring {
         })
     }
 
-    /// Goes through what is in the ring, unfinished records too, until `each` says no or there is
-    /// something unreadable. While no vCPU runs: then space in which nothing is written is zero up to the
-    /// next record.
+    /// Goes through what is in the ring, unfinished records too, until `each` returns false or there is something
+    /// unreadable. For when no vCPU runs: then space in which nothing is written is zero up to the next record.
     fn scan(
         &self,
         memory: &dyn GuestMemory,
@@ -432,17 +431,17 @@ impl Ring {
         self.place.ring.wrapping_add(at % RING_LEN)
     }
 
-    /// Where its head is.
+    /// Where the ring's head is.
     fn head(&self) -> GuestPhysAddr {
         self.place.block.wrapping_add(layout::HEAD)
     }
 
-    /// Where the guest sees how far it has been read.
+    /// Where the guest reads the ring's tail.
     fn tail_word(&self) -> GuestPhysAddr {
         self.place.block.wrapping_add(layout::TAIL)
     }
 
-    /// So many bytes in the ring from a position: where they begin, and how many are before its end.
+    /// Returns where `len` bytes of the ring begin at a position, and how many of them are before the ring's end.
     fn split(&self, at: u64, len: usize) -> (GuestPhysAddr, usize) {
         let before_end = ((RING_LEN - at % RING_LEN) as usize).min(len);
         (self.phys(at), before_end)
@@ -467,7 +466,7 @@ impl Ring {
         memory.read(self.place.ring, second)
     }
 
-    /// Clears the next so many bytes, and then lets the guest have them.
+    /// Clears the next `len` bytes, and then gives their space back to the guest.
     fn give_back(&mut self, memory: &dyn GuestMemory, len: usize) -> Result<(), MemoryError> {
         let (at, before_end) = self.split(self.tail, len);
         clear(memory, at, before_end as u64)?;
@@ -477,11 +476,11 @@ impl Ring {
         memory.write_u64(self.tail_word(), self.tail)
     }
 
-    /// Empties a ring that the guest has written over: nobody can tell what is left there from what a
-    /// detour has begun to write.
+    /// Empties a ring that the guest has written over: what is left there can't be told from what a detour has begun
+    /// to write.
     fn begin_anew(&mut self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         let head = memory.read_u64(self.head())?;
-        // No position comes twice, as records are told apart by them.
+        // No position comes twice, as records are told apart by their positions.
         if head.wrapping_sub(self.tail) <= RING_LEN && head.is_multiple_of(8) {
             self.tail = head;
         }
@@ -490,7 +489,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Begins anew where it has been read to.
+    /// Empties the ring and sets its head and tail to where it has been read to.
     fn reset(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         clear_used(memory, self.place.ring, RING_LEN)?;
         memory.write_u64(self.tail_word(), self.tail)?;
@@ -498,7 +497,8 @@ impl Ring {
     }
 }
 
-/// Bytes of an unfinished record: as many as it says, or up to the first word that isn't 0.
+/// Returns the bytes of an unfinished record: as many as it says, or up to the first word that
+/// isn't 0.
 fn open(bytes: &[u8]) -> usize {
     let (words, _) = bytes.as_chunks::<8>();
     let zero = words.iter().take_while(|word| **word == [0; 8]).count();

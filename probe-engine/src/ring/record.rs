@@ -8,12 +8,12 @@ use super::shape::{CONTEXT_WORDS, Shape, context};
 use crate::fetch::{Fetched, Fetches};
 use crate::value::Recorded;
 
-/// What a detour has left behind. It lies in the bytes that were read: many records are only counted, so
-/// registers and values are made of them when they are asked for.
+/// What a detour has left behind. It refers to the bytes that were read: many records are only counted, so registers
+/// and values are made of the bytes when they are asked for.
 #[derive(Debug)]
 pub struct Record<'a> {
-    /// The vCPU in whose ring it was. It was there when the probe was hit; a task that was preempted
-    /// in the detour may have written the record on another one.
+    /// The vCPU in whose ring it was. The task was on that vCPU when the probe was hit; if it was preempted in the
+    /// detour, it may have written the record on another one.
     pub vcpu: VcpuId,
     /// The detour's number.
     pub detour: u32,
@@ -21,7 +21,7 @@ pub struct Record<'a> {
     pub tsc: Tsc,
     /// The current task, `task_struct`'s address; 0 if it isn't known.
     pub task: u64,
-    /// The values that it has.
+    /// The recorded values.
     pub values: Recorded<&'a [[u8; 8]]>,
     /// The call, if this is of its return.
     pub call: Option<Returned<'a>>,
@@ -32,7 +32,7 @@ pub struct Record<'a> {
 /// What the record of a return tells of its call.
 #[derive(Debug)]
 pub struct Returned<'a> {
-    /// Where it was made from, and returns to.
+    /// The address that the call was made from, and returns to.
     pub caller: u64,
     /// When it began, in the guest's ticks.
     pub entry_tsc: Tsc,
@@ -40,7 +40,7 @@ pub struct Returned<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Reads the words of a hit's record, or of a return's, with these values, if it has as many.
+    /// Reads the words of a hit's record, or of a return's. `None` if they don't fit this shape.
     pub(super) fn read(
         vcpu: VcpuId,
         header: RecordHeader,
@@ -79,7 +79,7 @@ impl<'a> Record<'a> {
         words.is_empty().then_some(record)
     }
 
-    /// Those registers that it has; the others are 0, and so is RIP.
+    /// The registers that it has; the others are 0, and so is RIP.
     pub fn registers(&self) -> Registers {
         self.registers.registers()
     }

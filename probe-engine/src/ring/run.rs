@@ -1,4 +1,4 @@
-//! Records, one after the other, in bytes that anybody may have written.
+//! Records, one after the other, in bytes that the guest may have written anything into.
 
 use std::ops::RangeInclusive;
 
@@ -22,9 +22,9 @@ pub enum RunEnd {
     Bad,
 }
 
-/// Goes through records until one isn't there, whole and such that `each` takes it; those that the host
-/// has taken before are passed over. Says how many bytes they have together, and what follows.
-/// `each` is told how many bytes from the start the record is.
+/// Goes through records up to the first that isn't whole, or that `each` doesn't take. Those that the host has taken
+/// before are passed over. Returns how many bytes they have together, and what follows. `each` is told how many bytes
+/// from the start the record is.
 pub fn walk(
     bytes: &[u8],
     mut each: impl FnMut(usize, RecordHeader, &[[u8; 8]]) -> bool,
@@ -77,7 +77,8 @@ pub enum Stage {
 }
 
 impl RecordHeader {
-    /// How far the record is, the header, and the record's length in words.
+    /// Reads a record's first word: how far the record has come, the header, and the record's
+    /// length in words.
     pub(super) fn read(word: u64) -> Option<(Stage, Self, usize)> {
         let (detour, len) = (word as u32, (word >> 32) as u8);
         let stage = match word >> 48 {
@@ -90,7 +91,7 @@ impl RecordHeader {
         let words = usize::from(len);
         let returns = word == layout::return_header(detour, len);
         let lengths = if returns { RETURN_WORDS } else { WORDS };
-        // What is given up may be of any length.
+        // A record that was given up may be of any length.
         let is_length = lengths.contains(&words) || stage == Stage::Taken && words > 0;
         let is_one = returns || word == layout::header(detour, len);
         (is_one && is_length).then_some((stage, Self { detour, returns }, words))

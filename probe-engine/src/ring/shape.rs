@@ -11,9 +11,9 @@ use super::layout;
 pub struct Shape {
     /// The registers.
     pub registers: Fetches,
-    /// Whether the current task is told of ([`context_of`]).
+    /// True if records have the current task's context ([`super::Record::context`]).
     pub context: bool,
-    /// The values, each as long as it is ([`crate::value::Recorded`]).
+    /// The values, each as long as it turns out to be ([`crate::value::Recorded`]).
     pub values: Values,
 }
 
@@ -37,7 +37,7 @@ impl Shape {
         self.context_at() + context
     }
 
-    /// Returns true if a record holds as much as this may be.
+    /// Returns true if a record has room for all of this at its longest.
     pub fn fits(&self) -> bool {
         self.values_at() + encoded_max(&self.values) <= 8 * layout::WORDS_MAX
     }

@@ -1,4 +1,4 @@
-//! What a detour does to a ring, without a guest, and what was read there.
+//! What a detour does to a ring, without a guest, and records as they were read there.
 
 use guest_kernel::context::TaskContext;
 use guest_state::{GuestMemory, GuestPhysAddr, MemoryError, Registers, Tsc, VcpuId};
@@ -15,7 +15,7 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Reserves space for a record of so many words; `None` when the ring is full.
+    /// Reserves space for a record of `words` words; `None` if the ring is full.
     ///
     /// # Errors
     /// The block isn't memory.
@@ -47,7 +47,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Writes that a record with this header is begun, which a detour does first.
+    /// Writes a record's header as that of an unfinished one, which a detour does first.
     ///
     /// # Errors
     /// The ring isn't memory.
@@ -55,7 +55,7 @@ impl Producer {
         memory.write_u64(self.phys(at), layout::open(header))
     }
 
-    /// Writes the header of a record ([`layout::header`], [`layout::return_header`]), which makes it one.
+    /// Writes the header of a record ([`layout::header`], [`layout::return_header`]), which makes it whole.
     ///
     /// # Errors
     /// The ring isn't memory.
@@ -68,7 +68,7 @@ impl Producer {
         memory.write_u64(self.phys(at), header)
     }
 
-    /// Where a position is in physical memory.
+    /// Returns the physical address of a position.
     pub fn phys(&self, at: u64) -> GuestPhysAddr {
         self.place.ring.wrapping_add(at % RING_LEN)
     }

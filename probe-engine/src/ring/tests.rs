@@ -19,8 +19,8 @@ fn two() -> Fetches {
     [Fetch::Register(0), Fetch::Flags].into_iter().collect()
 }
 
-/// Detour 0 has no registers in its records, 1 has two, 2 all, and only 3 has records of returns; there are
-/// no others.
+/// Detour 0 has no registers in its records, 1 has two, 2 all, and only 3 has records of returns. There are no other
+/// detours.
 fn shape(header: RecordHeader) -> Option<Shape> {
     let registers = match (header.detour, header.returns) {
         (0, false) => Some(Fetches::default()),
@@ -76,7 +76,7 @@ impl Guest {
         producer.commit(&self.memory, at, header(1, 5)).unwrap();
     }
 
-    /// A record of detour 1; `false` if there is no room.
+    /// Writes a record of detour 1; `false` if there is no room.
     fn push(&self, vcpu: u64, tsc: u64) -> bool {
         let at = self.reserve(vcpu, 5);
         at.map(|at| self.finish(vcpu, at, tsc)).is_some()
@@ -97,7 +97,7 @@ impl Guest {
         records.iter().map(|record| record.tsc.0).collect()
     }
 
-    /// Whether all that there is of a ring is zero.
+    /// Returns true if all of a ring is zero.
     fn is_clear(&self, vcpu: u64) -> bool {
         let mut ring = vec![0; RING_LEN as usize];
         self.memory.read(place(vcpu).ring, &mut ring).unwrap();
@@ -224,14 +224,14 @@ fn damaged_records_are_skipped_and_later_ones_are_read() {
         (1, 5),
         (header(1, 5) ^ 1 << 63, 5),
         (header(1, 5) | 1 << 40, 5),
-        // Not as long as that detour's, too short or too long for any.
+        // Not as long as that detour's records, too short or too long for any.
         (header(1, 4), 4),
         (header(1, 6), 6),
         (header(1, 0), 5),
         (header(1, 2), 2),
         (header(1, 21), 21),
         (header(1, 255), 255),
-        // A detour that there isn't.
+        // A detour that doesn't exist.
         (header(3, 5), 5),
         (header(u32::MAX, 3), 3),
         // Longer than what was reserved.
@@ -301,7 +301,7 @@ fn a_ring_that_was_damaged_does_not_wait_for_ever() {
     let late = guest.reserve(1, 5).unwrap();
     guest.push(1, 4);
     assert_eq!(guest.tscs(), [3]);
-    // What a sound ring waits for may still come.
+    // An unfinished record in a ring that isn't damaged may still be finished.
     for _ in 0..1000 {
         assert!(guest.drain().0.blocked[0]);
     }
@@ -317,7 +317,7 @@ fn a_ring_that_was_damaged_does_not_wait_for_ever() {
     guest.finish(1, late, 5);
     assert_eq!(guest.tscs(), [5, 4]);
 
-    // One that goes on now and then and again has its time each time.
+    // A writer that goes on again and again has the full time for each record.
     for tsc in 10..200 {
         let open = guest.reserve(0, 5).unwrap();
         assert!(guest.drain().0.blocked[0]);
@@ -334,7 +334,7 @@ fn a_ring_that_was_damaged_begins_anew_when_no_vcpu_runs() {
     guest.push(0, 2);
     let open = guest.reserve(1, 5).unwrap();
     guest.put(place(0).block.wrapping_add(TAIL), 0x1234);
-    // Where nobody has reserved anything yet.
+    // Where no space has been reserved yet.
     let beyond = guest.block_word(0, HEAD) + 4096;
     guest.put(Producer { place: place(0) }.phys(beyond), header(1, 5));
     let mut tscs = vec![];
@@ -405,7 +405,7 @@ fn counters_are_added_up_over_vcpus_and_past_their_end() {
     assert_eq!(guest.rings.total(3), 10 + u64::from(u32::MAX));
     assert_eq!(guest.rings.total(last), 0);
     set(&guest, 1, 3, 5);
-    // Beyond the last one is whatever it is.
+    // Numbers beyond the last counter are ignored.
     set(&guest, 0, COUNTERS, 1);
     guest.rings.count(&guest.memory, 0..u32::MAX).unwrap();
     assert_eq!(guest.rings.total(3), 10 + u64::from(u32::MAX) + 6);
@@ -430,7 +430,7 @@ fn rings_that_are_no_memory_give_nothing() {
     assert_eq!((drained.records, drained.damaged), (0, 1));
 }
 
-/// Memory in which somebody changes a word when it has been read so many times.
+/// Memory in which a word changes when a given number of reads have been done.
 struct Changing {
     memory: TestMemory,
     reads: std::cell::Cell<usize>,
@@ -456,15 +456,16 @@ impl GuestMemory for Changing {
 #[test]
 fn a_record_that_changes_while_it_is_read_is_one_record_or_none() {
     let ring = place(0).ring;
-    // Head, tail, records, and the same records again; the change comes after so many of them.
+    // The reads are of the head, the tail, the records, and the same records again; the change
+    // comes after `reads` of them.
     for (reads, at, word, expected, damaged) in [
-        // A record becomes whole after the headers were read: it waits.
+        // A record becomes whole after the headers were read: it stays for the next drain.
         (3, 40, header(1, 5), vec![1], 0),
         // It is whole, and then no record any more.
         (3, 0, 0, vec![], 1),
         (3, 0, header(0, 3), vec![1], 1),
         (3, 0, header(2, 20), vec![], 1),
-        // What has been read twice is what it was.
+        // What was read the second time counts, whatever is written afterwards.
         (4, 0, 0, vec![1], 0),
     ] {
         let guest = Guest::new();

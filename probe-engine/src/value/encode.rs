@@ -23,8 +23,8 @@ pub fn encoded_max(values: &[Value]) -> u64 {
 pub struct Recorded<Words = Box<[[u8; WORD]]>>(pub(super) Words);
 
 impl<'a> Recorded<&'a [[u8; WORD]]> {
-    /// Takes so many values from the front of a record's words. Returns `None` if they aren't there, or are
-    /// longer than they can be.
+    /// Takes these values from the front of a record's words. Returns `None` if they aren't there, or are longer than
+    /// they can be.
     pub(crate) fn split_off(values: &[Value], words: &mut &'a [[u8; WORD]]) -> Option<Self> {
         let mut left = *words;
         for value in values {
@@ -51,12 +51,13 @@ impl<Words: Deref<Target = [[u8; WORD]]>> Recorded<Words> {
         })
     }
 
-    /// The same in words of their own.
+    /// Copies the values to words of their own.
     pub(crate) fn to_boxed(&self) -> Recorded {
         Recorded((*self.0).into())
     }
 
-    /// Those of the values that `wanted` has, in its order; `all` are those that these are of.
+    /// Returns those of the values that `wanted` has, in its order; `all` says what values these
+    /// are.
     pub(crate) fn choose(&self, all: &[Value], wanted: &[Value]) -> Recorded {
         if all == wanted {
             return self.to_boxed();
@@ -70,7 +71,7 @@ impl<Words: Deref<Target = [[u8; WORD]]>> Recorded<Words> {
         encoder.end()
     }
 
-    /// The bytes of one of the values; `all` are those that these are of.
+    /// Returns the bytes of the value `wanted`; `all` says what values these are.
     pub(crate) fn bytes_of(&self, all: &[Value], wanted: &Value) -> Option<&[u8]> {
         let mut found = all.iter().zip(self.raw());
         found.find_map(|(it, bytes)| bytes.filter(|_| it == wanted))

@@ -51,7 +51,7 @@ pub enum Base {
     Cpu,
 }
 
-/// A pointer that is followed: the word in memory at so many bytes from the value so far.
+/// A pointer that is followed: the word in memory at `offset` bytes from the value so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Load {
     /// Bytes from the value.
@@ -63,7 +63,7 @@ pub struct Load {
 /// Whose memory an address is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// Whatever is mapped there.
+    /// Any memory that is mapped there.
     Any,
     /// The process': kernel addresses are not followed.
     User,
@@ -88,10 +88,10 @@ pub enum Take {
         /// How many bytes at most, at most [`VALUE_MAX`].
         most: u16,
     },
-    /// The stack from where the word leads to, as far as it is there. If it is the CPU's stack for interrupts, that
-    /// up to its top word, and then the stack that the interrupt has left: see [`stack_pieces`]. A detour puts the
-    /// return addresses back that its trampoline's ([`crate::calls`]) stand in the place of: when the record is read,
-    /// the calls may have come to their ends.
+    /// The stack from where the word leads to, as far as it is there. If that is the CPU's stack for interrupts, it is
+    /// taken up to its top word, and then the stack that the interrupt has left: see [`stack_pieces`]. A detour puts
+    /// back the return addresses that its trampoline's address ([`crate::calls`]) has replaced: when the record is
+    /// read, the calls may have ended.
     Stack {
         /// How it is reached.
         at: Load,
@@ -101,7 +101,7 @@ pub enum Take {
 }
 
 impl Value {
-    /// Returns true if it can be told from registers alone.
+    /// Returns true if the value can be taken from registers alone.
     pub fn is_in_registers(&self) -> bool {
         self.loads.is_empty() && self.take == Take::Word
     }
@@ -140,8 +140,8 @@ pub const PIECE: u16 = 8;
 /// Length of a CPU's stack for interrupts (`IRQ_STACK_SIZE`, Linux `arch/x86/include/asm/page_64_types.h`).
 pub const INTERRUPT_STACK_LEN: u64 = 16 << 10;
 
-/// The pieces of a stack that a value has, each with its address: one at `start`, and one where the last word of that
-/// leads to. Either may be empty.
+/// Returns the pieces of a stack that a value has, each with its address: one at `start`, and one where the last word
+/// of the first leads to. Either may be empty.
 pub fn stack_pieces(start: u64, bytes: &[u8]) -> [(u64, &[u8]); 2] {
     let (len, bytes) = bytes.split_first_chunk().unwrap_or((&[0; 8], &[]));
     let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);

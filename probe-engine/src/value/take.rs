@@ -22,7 +22,7 @@ pub struct Bases<'a> {
 /// Reads memory at a virtual address; returns false if part of it isn't there.
 pub type ReadVirt<'a> = dyn FnMut(u64, &mut [u8]) -> bool + 'a;
 
-/// A page's length: what is mapped is so from page to page.
+/// A page's length: memory is mapped page by page.
 const PAGE: u64 = guest_state::x86_64::PAGE_SIZE;
 
 impl Bases<'_> {
@@ -64,7 +64,7 @@ pub fn take(value: &Value, bases: &Bases<'_>, read: &mut ReadVirt<'_>) -> Option
     }
 }
 
-/// The memory at an address, up to the first page that isn't there or `most` bytes.
+/// Reads the memory at an address, up to the first page that isn't there or `most` bytes.
 fn prefix(at: u64, most: usize, read: &mut ReadVirt<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < most {
@@ -83,7 +83,7 @@ fn prefix(at: u64, most: usize, read: &mut ReadVirt<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The pieces of a stack, with the length of the first one before them.
+/// Reads the pieces of a stack, with the length of the first one before them.
 fn stack(at: u64, most: usize, top: Option<u64>, read: &mut ReadVirt<'_>) -> Vec<u8> {
     let to_top = top.map(|top| top.wrapping_sub(at));
     let to_top = to_top.filter(|len| *len <= INTERRUPT_STACK_LEN - 8);
@@ -99,14 +99,14 @@ fn stack(at: u64, most: usize, top: Option<u64>, read: &mut ReadVirt<'_>) -> Vec
     [&len[..], &first, &second].concat()
 }
 
-/// Where a pointer leads, if it may be followed.
+/// Returns where a pointer leads, if it may be followed.
 fn address(word: u64, load: Load) -> Option<u64> {
     let at = word.wrapping_add_signed(load.offset);
     let is_users = at >> 63 == 0;
     (load.space == Space::Any || is_users).then_some(at)
 }
 
-/// The text at an address, up to its first NUL or `most` bytes.
+/// Reads the text at an address, up to its first NUL or `most` bytes.
 fn text(mut at: u64, most: usize, read: &mut ReadVirt<'_>) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     while text.len() < most {

@@ -93,7 +93,7 @@ fn text_that_went_away_gives_its_slots_to_nobody() {
     let new = slot(&guest, &mut arena, IMAGE, &[0x90]);
     assert_ne!(new, old);
     assert_eq!(slot(&guest, &mut arena, IMAGE + 0x10, &[0x90]), kept);
-    // In use as long as somebody has it, then reclaimed like any other.
+    // In use as long as there is a clone of it, then reclaimed like any other.
     assert_eq!(arena.reclaim(&guest.memory, &[], &[], &[]), Ok(0));
     let address = old.address;
     drop(old);
@@ -114,8 +114,8 @@ fn only_slots_that_nobody_can_be_in_are_reclaimed() {
     let all: Vec<_> = in_use.iter().map(|slot| slot.address).collect();
     in_use.truncate(1);
     let address = |i: usize, offset| all[i].0 + offset;
-    // 0 is in use, in 1 there is a vCPU, 2 to 4 are in memory; 5 is, but not aligned, 6 is where
-    // nobody looks, 7 nowhere.
+    // 0 is in use, in 1 there is a vCPU, 2 to 4 are in memory; 5 is, but not aligned, 6 is in
+    // memory that isn't searched, 7 nowhere.
     guest.put(0x8008, address(2, 0));
     guest.put(0x1_fff8, address(3, 31));
     guest.put(0x3_fff8, address(4, 3));

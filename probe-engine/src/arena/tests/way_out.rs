@@ -27,7 +27,7 @@ const DEPTHS: [(u64, u64); 7] = [
     (17, 16),
     (18, 8),
 ];
-/// In front of the code that returns are told by: a call of what follows the int3.
+/// Code that calls return to: first a call of what follows the int3.
 const SHARED: [u8; 10] = [
     0xe8, 0x01, 0x00, 0x00, 0x00, // 0: call 6
     0xcc, // 5
@@ -105,7 +105,7 @@ fn code_that_calls_return_to_leads_to_their_return_addresses() {
     let breakpoints = arena.trampoline().0;
     for (caller, expected) in [
         (IMAGE + 99, IMAGE + 99),
-        // Not put there yet.
+        // The return address has not been put there yet.
         (at(5).0, TRAMPOLINE.0),
         // A call that began before at the same place, and one of a breakpoint's.
         (at(0).0, TRAMPOLINE.0),
@@ -116,6 +116,6 @@ fn code_that_calls_return_to_leads_to_their_return_addresses() {
             assert_eq!(found, Some((expected, SP + 8)), "{offset}");
         }
     }
-    // Nothing tells of the call before its first instruction.
+    // The stack doesn't tell of the call before the code's first instruction.
     assert_eq!(way_out(&arena, at(0), SP, &[(SP, IMAGE)]), None);
 }

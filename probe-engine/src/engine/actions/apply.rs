@@ -11,14 +11,14 @@ use crate::engine::actions::write::write;
 use crate::engine::code::arena::CodeArena;
 use crate::engine::sites::probe::Probe;
 
-/// What of RFLAGS may be set: nothing by which the kernel's own course is kept.
+/// The bits of RFLAGS that may be set: none by which the kernel controls its own execution.
 const SETTABLE: u64 = CF | PF | AF | ZF | SF | DF | OF;
 /// Bytes of a return address.
 const WORD: u64 = 8;
 
 impl Engine {
-    /// Does what the probe asks for, one after the other. What can't be done is counted, and the rest is done all
-    /// the same.
+    /// Does these actions, one after the other. Those that can't be done are counted, and the rest is done all the
+    /// same.
     pub(crate) fn act(
         &self,
         probe: &Probe,
@@ -51,7 +51,7 @@ impl Engine {
                 let base = at.register.map(|number| vcpu.registers().by_number(number));
                 let at = base.unwrap_or(0).wrapping_add(at.offset);
                 let tables = vcpu.page_tables().ok_or(ActionFailure::NoPageTables)?;
-                // No change is made while this vCPU is in its trap.
+                // No change of probes is made while this vCPU is in its trap.
                 return write(&self.table(), memory, tables, GuestVirtAddr(at), bytes);
             }
         }
@@ -94,8 +94,8 @@ fn skip_function(
     Ok(())
 }
 
-/// That a vCPU can be sent to an address: it exists, and is none of our memory. A processor doesn't enter a guest
-/// whose RIP isn't canonical (SDM vol. 3C, 27.3.1.4).
+/// Checks that a vCPU can be sent to an address: the address is canonical, and isn't in our memory. A processor doesn't
+/// enter a guest whose RIP isn't canonical (SDM vol. 3C, 27.3.1.4).
 fn may_go_on(vcpu: &mut dyn Vcpu, to: u64) -> Result<(), ActionFailure> {
     let to = GuestVirtAddr(to);
     let tables = vcpu.page_tables().ok_or(ActionFailure::NoPageTables)?;

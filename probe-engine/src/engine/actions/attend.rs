@@ -1,4 +1,4 @@
-//! Asking somebody at each hit of some probes, and taking the answers.
+//! Asking an attendant at each hit of some probes, and taking the answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::engine::actions::check::check;
 use crate::probe::{ProbeId, ProbeKind};
 
 impl Engine {
-    /// Holds a vCPU if somebody is asked about one of these hits. Whether it is. A vCPU in the middle of a step
-    /// can't stand still.
+    /// Holds a vCPU if an attendant is asked about one of these hits, and returns true then. A vCPU in the middle of a
+    /// step can't stand still.
     pub(crate) fn hold(&self, vcpu: &mut dyn Vcpu, asked: AskedHits, then: Then) -> bool {
         if asked.is_empty() || vcpu.step_under_way().is_some() {
             return false;
@@ -23,11 +23,12 @@ impl Engine {
             .hold(vcpu.id(), asked, then, &registers, tables)
     }
 
-    /// Has an attendant asked at each hit of these probes, which is to answer within `time`. A probe is asked for
-    /// at breakpoints only: switch it by [`Switch::Attended`](crate::probe::Switch::Attended) as well, afterwards.
+    /// Has an attendant asked at each hit of these probes. It is to answer within `time`. It is asked at breakpoints
+    /// only, not at jumps: switch the probes by [`Switch::Attended`](crate::probe::Switch::Attended) as well,
+    /// afterwards.
     ///
     /// # Errors
-    /// Nobody is asked then.
+    /// This attendant is then asked about none of the probes.
     pub fn attend(
         &self,
         ids: &[ProbeId],
@@ -46,7 +47,7 @@ impl Engine {
         self.attendants.add(&probes, time, attendant)
     }
 
-    /// Asks an attendant no more. Its hits go on as soon as the monitor looks again.
+    /// Asks an attendant no more. Hits that are held for it go on as soon as the monitor looks again.
     pub fn ask_no_more(&self, attendant: &Arc<dyn Attendant>) {
         self.attendants.remove(attendant);
     }
@@ -54,7 +55,7 @@ impl Engine {
     /// Lets a hit that is held go on, after these actions. Have the monitor look again.
     ///
     /// # Errors
-    /// It isn't held for this attendant.
+    /// The hit isn't held for this attendant.
     pub fn answer(
         &self,
         attendant: &Arc<dyn Attendant>,
@@ -64,7 +65,7 @@ impl Engine {
         self.attendants.answer(attendant, number, actions)
     }
 
-    /// What a hit that is held takes no answer with, if anything.
+    /// Checks that a hit that is held takes an answer with these actions.
     ///
     /// # Errors
     /// The first of the actions that can't be done there.

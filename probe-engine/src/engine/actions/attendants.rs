@@ -1,8 +1,8 @@
-//! Those who are asked at each hit of a probe, and the vCPUs that stand still until they answer.
+//! The attendants that are asked at each hit of a probe, and the vCPUs that stand still until they answer.
 //!
-//! A vCPU at such a hit leaves the monitor's gate, so it is no hindrance to anybody who stops, pauses or ends the
-//! guest. It goes on when there is an answer, when its attendant has gone, or when the time for an answer is over;
-//! the monitor itself looks at the time, so a guest goes on whatever becomes of the attendant.
+//! A vCPU at such a hit leaves the monitor's gate, so it holds up no stop, no pause and no end of the guest. It goes on
+//! when there is an answer, when its attendant has gone, or when the time for an answer is over; the monitor itself
+//! looks at the time, so a guest goes on whatever becomes of the attendant.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,26 +30,27 @@ pub struct HeldHit {
     pub event: Event,
     /// All registers, whatever the probe captures.
     pub registers: Registers,
-    /// By what the vCPU translates addresses, if that can be read.
+    /// The page tables that the vCPU uses, if they can be read.
     pub tables: Option<PageTables>,
 }
 
 /// Is asked at each hit of some probes.
 pub trait Attendant: Send + Sync {
-    /// A vCPU stands still at a hit until [`answer`](crate::engine::Engine::answer). Called on its thread: be quick, and wait for nothing.
+    /// Tells of a hit at which a vCPU stands still until [`answer`](crate::engine::Engine::answer). Called on the
+    /// vCPU's thread: be quick, and wait for nothing.
     fn held(&self, hit: HeldHit);
 
-    /// It isn't asked any more, as it has not answered in its time.
+    /// Tells the attendant that it isn't asked any more, as it has not answered in its time.
     fn dropped(&self);
 }
 
-/// Why nobody can be asked at the hits of some probes.
+/// Why an attendant can't be asked at the hits of some probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum AttendError {
     /// There is no such probe.
     #[error("there is no probe number {0}; it may have been removed already: list the probes")]
     UnknownProbe(ProbeId),
-    /// Somebody else is asked.
+    /// Another attendant is asked.
     #[error(
         "somebody is asked at the hits of probe number {0} already; wait until that stream ends"
     )]
@@ -78,7 +79,7 @@ pub(crate) struct Asked {
 /// Hits of one exit, the first of which is asked about first.
 pub(crate) type AskedHits = SmallVec<[Asked; 1]>;
 
-/// What a vCPU does when all have answered.
+/// What a vCPU does when all attendants have answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
     /// It goes on where it is.
@@ -111,7 +112,7 @@ pub(crate) struct Released {
     pub(crate) rip: u64,
 }
 
-/// Who is asked at the hits of a probe, and how long he may take.
+/// Which attendant is asked at the hits of a probe, and how long it may take.
 struct Attendance {
     by: Arc<dyn Attendant>,
     time: Duration,
@@ -127,7 +128,7 @@ struct State {
 
 /// See the module's text.
 pub(crate) struct Attendants {
-    /// Whether there are any, for a look without the lock.
+    /// Whether there are any attendants, to be read without the lock.
     any: AtomicBool,
     state: Lock<State>,
 }
@@ -140,12 +141,12 @@ impl Attendants {
         }
     }
 
-    /// Whether somebody is asked at the hits of any probe.
+    /// Returns true if an attendant is asked at the hits of any probe.
     pub(crate) fn are_any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Holds a vCPU for the first of these hits that somebody is asked about. Whether it is held.
+    /// Holds a vCPU for the first of these hits that an attendant is asked about. Returns true if it is held.
     pub(crate) fn hold(
         &self,
         vcpu: VcpuId,
@@ -194,7 +195,7 @@ impl Attendants {
         waits.then_some(held.until)
     }
 
-    /// What became of a vCPU that was held. An attendant that has not answered isn't asked any more.
+    /// Ends the hold of a vCPU, and returns what became of it. An attendant that has not answered isn't asked any more.
     pub(crate) fn release(&self, vcpu: VcpuId) -> Option<Released> {
         let mut state = self.state.lock();
         let mut held = state.held.remove(&vcpu)?;
@@ -222,7 +223,7 @@ impl State {
         all.any(|it| Arc::ptr_eq(&it.by, attendant))
     }
 
-    /// Whether it was there.
+    /// Removes an attendant. Returns true if it was there.
     fn remove(&mut self, attendant: &Arc<dyn Attendant>) -> bool {
         let before = self.attendants.len();
         self.attendants.retain(|_, it| {
@@ -264,14 +265,14 @@ impl Attendants {
         self.remove_from(&mut self.state.lock(), attendant);
     }
 
-    /// As [`Self::remove`]. Whether it was there.
+    /// As [`Self::remove`]. Returns true if it was there.
     fn remove_from(&self, state: &mut State, attendant: &Arc<dyn Attendant>) -> bool {
         let was_there = state.remove(attendant);
         self.note_any(state);
         was_there
     }
 
-    /// Notes for [`Self::are_any`] whether there are any.
+    /// Notes for [`Self::are_any`] whether there are any attendants.
     fn note_any(&self, state: &State) {
         let any = !state.attendants.is_empty();
         self.any.store(any, Ordering::Release);

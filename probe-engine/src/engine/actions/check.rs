@@ -1,4 +1,4 @@
-//! Whether a probe can have the actions that it is asked for with.
+//! Checks whether a probe can have the actions that are asked for.
 
 use crate::action::{ACTIONS_MAX, ActionRefusal, HitAction, Target, WRITE_MAX};
 use crate::probe::ProbeKind;
@@ -6,8 +6,8 @@ use crate::probe::ProbeKind;
 /// RSP's number.
 const RSP: u8 = 4;
 
-/// Checks the actions of a probe of a kind. `beyond_entry` is how many bytes of its function are executed before
-/// it; none where it is at the entry.
+/// Checks the actions of a probe of a kind. `beyond_entry` is how many bytes of its function are executed before it;
+/// `None` where it is at the entry.
 ///
 /// # Errors
 /// The first that can't be done.

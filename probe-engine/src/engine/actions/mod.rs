@@ -1,4 +1,4 @@
-//! What is done to the guest at hits: by the probes' own actions, and by those who are asked at each hit.
+//! What is done to the guest at hits: by the probes' own actions, and by the answers of attendants.
 
 pub(crate) mod apply;
 pub(crate) mod attend;

@@ -15,8 +15,8 @@ const REACH: u64 = 2 * MAX_INSTRUCTION_LEN as u64;
 
 /// Writes bytes where the guest's kernel could, but not over what is ours.
 ///
-/// The table must stay the one of now: either no change of probes is made while the vCPU at whose trap it is
-/// called is in its trap, or the caller keeps changes out.
+/// The table must stay the present one. So either this is called in a vCPU's trap, during which no change of probes is
+/// made, or the caller keeps changes out.
 pub(crate) fn write(
     table: &Table,
     memory: &dyn GuestMemory,
@@ -41,7 +41,7 @@ pub(crate) fn write(
     Ok(write_virt(memory, tables, at, bytes)?)
 }
 
-/// Whether an int3 or a jump of ours is in these bytes, or may be for a probe that is registered.
+/// Returns true if an int3 or a jump of ours is in these bytes, or may be for a probe that is registered.
 fn is_planted(table: &Table, at: GuestPhysAddr, len: u64) -> bool {
     let start = at.0.saturating_sub(REACH);
     (start..at.0.saturating_add(len)).any(|phys| {

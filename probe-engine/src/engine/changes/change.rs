@@ -26,9 +26,9 @@ impl Change<'_> {
         self.engine.generation_of(&self.registry)
     }
 
-    /// Makes the guest what a plan for the generation of now says, as [`Engine::apply`] does. First the monitor is
-    /// asked for all that either generation needs of it, which is right for both. Then the text changes; what jumps
-    /// have left behind until then is told of the probes that are there now.
+    /// Makes the guest what a plan for the present generation says, as [`Engine::apply`] does. First the monitor is
+    /// asked for all that either generation needs of it, which is right for both. Then the records that jumps have left
+    /// so far are reported for the present probes, and the text changes.
     ///
     /// # Errors
     /// What the monitor refuses, or text that is no memory; then everything is as before.
@@ -55,25 +55,26 @@ impl Change<'_> {
 }
 
 impl Drop for Change<'_> {
-    /// Has the vCPUs debugged for nothing that isn't needed any more: int3s of the guest's own cost exits
-    /// while ours are watched for.
+    /// Has the monitor debug the vCPUs only for what is still needed: int3s of the guest's own cost exits while ours
+    /// are watched for.
     fn drop(&mut self) {
         if self.asked {
-            // Where it is refused the vCPUs are debugged for more, and the engine gives that back.
+            // Where the monitor refuses, the vCPUs stay debugged for more, and the engine reinjects what is the
+            // guest's.
             let _more_is_right_too = self.guest.set_debugging(&self.engine.debugging());
         }
     }
 }
 
 impl Engine {
-    /// The generation of now, for a plan that is made while the guest runs.
+    /// The present generation, for a plan that is made while the guest runs.
     pub(crate) fn generation(&self) -> Generation {
         let registry = self.registry.lock();
         self.departed.make_room();
         self.generation_of(&registry)
     }
 
-    /// The same where the registry is locked.
+    /// As [`Self::generation`], where the registry is locked.
     pub(crate) fn generation_of(&self, registry: &Arc<Registry>) -> Generation {
         Generation {
             registry: Arc::clone(registry),
@@ -81,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Begins to change probes; nobody else does meanwhile.
+    /// Begins a change of probes. No other change is made until it is dropped.
     pub(crate) fn change<'e>(&'e self, guest: &'e dyn StoppedGuest) -> Change<'e> {
         Change {
             engine: self,
@@ -91,19 +92,19 @@ impl Engine {
         }
     }
 
-    /// Makes the guest's text what a plan for the table of now says, and publishes the next table. With the
-    /// guest running, it may either only remove or only add breakpoints.
+    /// Makes the guest's text what a plan for the present table says, and publishes the next table. With the guest
+    /// running, the plan may either only remove or only add breakpoints.
     ///
-    /// A breakpoint that is taken away is lifted before traps see the new table, and a new one
-    /// planted after, so that no trap of ours is taken for the guest's; a vCPU that has trapped on one in
-    /// between counts as a missed hit. A jump that the guest holds stays,
-    /// and so does its detour: see [`Self::take_back`]. Call with the registry locked.
+    /// A breakpoint that is taken away is lifted before traps see the new table, and a new one is planted after that,
+    /// so that no trap of ours is taken for the guest's. If a vCPU has trapped on a lifted one in between, that counts
+    /// as a missed hit. A jump that the guest holds stays, and so does its detour: see [`Self::take_back`]. Call with
+    /// the registry locked.
     ///
     /// # Errors
     /// Text that is no memory; then everything is as before.
     pub(crate) fn apply(&self, memory: &dyn GuestMemory, plan: &Plan) -> Result<(), MemoryError> {
         let (before, after) = (&plan.before.table, &plan.after.table);
-        // What is an int3 where the guest holds a jump is the guest's.
+        // Where the guest holds a jump, an int3 is the guest's.
         let is_free = |at| before.held(at).is_none();
         let jumps = plan.gone.others().iter().any(|site| site.jump().is_some());
         let kprobes = jumps.then(|| self.known_kprobes(memory));
@@ -140,7 +141,7 @@ impl Engine {
         }
     }
 
-    /// Whether the guest has given a jump back that it held.
+    /// Returns true if the guest has given a jump back that it held.
     pub(crate) fn may_take_back(&self, memory: &dyn GuestMemory) -> bool {
         let table = self.table();
         if table.all_held().is_empty() {

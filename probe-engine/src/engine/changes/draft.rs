@@ -16,8 +16,8 @@ use crate::probe::{Place, ProbeId, ProbeKind, ProbeSpec};
 /// A batch of probes, with what could be worked out while the guest runs: their instructions, decoded, and how
 /// each is executed, with its copy in the arena; and the whole change, if all are instructions of the kernel.
 ///
-/// Meanwhile the guest may change its text, and others may change probes. So the stop compares the text that was
-/// decoded, and finds anew what has changed, and what isn't here: what is in a module, data, and what was
+/// Meanwhile the guest may change its text, and other clients may change probes. So the stop compares the text that was
+/// decoded, and finds anew what has changed, and what isn't in the draft: what is in a module, data, and what was
 /// refused.
 #[derive(Debug)]
 pub struct Draft<'s> {
@@ -25,7 +25,7 @@ pub struct Draft<'s> {
     /// Whether the kernel had freed its init text.
     init_freed: bool,
     located: Vec<Option<Box<Located>>>,
-    /// Which of the decoded texts are still the guest's at this stop, once somebody has looked.
+    /// Which of the decoded texts are still the guest's at this stop, once that has been looked at.
     current: Option<FxHashSet<TextId>>,
     planned: Option<(Registration, TextRead)>,
     /// What was committed: the generation before it is freed with this, and not while the guest stands still.

@@ -19,7 +19,7 @@ use crate::probe::{Place, ProbeId, ProbeKind, ProbeSpec};
 /// The names that are taken, those of a batch's earlier probes among them.
 pub(crate) struct Names<'a> {
     registry: &'a Registry,
-    /// What has each name that the batch has asked for so far.
+    /// The probes of each name that the batch has asked for so far.
     uses: HashMap<Arc<str>, NameUse>,
 }
 
@@ -34,7 +34,7 @@ struct NameUse {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum At {
     Address(GuestVirtAddr),
-    /// Where it will be.
+    /// Where the probe will be.
     Later(Place),
 }
 
@@ -49,7 +49,7 @@ impl<'a> Names<'a> {
     /// Gives a probe its name.
     ///
     /// # Errors
-    /// Another has it that isn't the same event elsewhere.
+    /// Another probe has the name, and isn't the same event at another place.
     pub(crate) fn take(
         &mut self,
         spec: &ProbeSpec,
@@ -61,7 +61,7 @@ impl<'a> Names<'a> {
             .entry(Arc::clone(&name))
             .or_insert_with(|| NameUse::of(self.registry.by_name(&name)));
         let name_told = || name.to_string();
-        // A name that tells the place is of one probe.
+        // A name that is made from the place is of one probe.
         let first = used.places.values().next().filter(|_| spec.name.is_none());
         let at = match target {
             Target::Instruction(_) | Target::Data(_) => At::Address(target.spot().address),

@@ -20,8 +20,8 @@ pub(crate) struct Patches {
     others: Vec<Arc<Site>>,
 }
 
-/// What it takes to write an int3, so that nobody has to look at its site: a batch may have thousands, and looking at
-/// each of these takes longer than writing.
+/// What it takes to write an int3 without a look at its site: a batch may have thousands, and looking at each of these
+/// takes longer than writing.
 #[derive(Debug)]
 struct Int3 {
     virt: GuestVirtAddr,
@@ -30,7 +30,7 @@ struct Int3 {
 }
 
 impl Patches {
-    /// Of sites in the order of their addresses.
+    /// Makes the patches of sites that are in the order of their addresses.
     pub(crate) fn new(sites: Vec<Arc<Site>>) -> Self {
         let (mut int3s, mut others) = (Vec::new(), Vec::new());
         for site in &sites {
@@ -51,12 +51,12 @@ impl Patches {
         }
     }
 
-    /// Those that may be jumps.
+    /// The sites that may be jumps.
     pub(crate) fn others(&self) -> &[Arc<Site>] {
         &self.others
     }
 
-    /// Writes the int3s and jumps, where the text is still the one that was decoded and it is free.
+    /// Writes the int3s and jumps, where the text is still the one that was decoded and `is_free` holds.
     ///
     /// # Errors
     /// Text that is no memory; then everything is as before.
@@ -72,8 +72,8 @@ impl Patches {
         planted
     }
 
-    /// Puts the original text back, where what is there is ours and it is free. Which sites' jumps stay, as the guest
-    /// holds them.
+    /// Puts the original text back, where the text is ours and `is_free` holds. Returns the sites whose jumps stay, as
+    /// the guest holds them.
     ///
     /// # Errors
     /// As of [`Self::plant`].
@@ -125,7 +125,7 @@ impl Patches {
     }
 }
 
-/// As [`Site::lift`], but a jump stays in the text that the guest's kprobe there has read.
+/// As [`Site::lift`], but a jump stays in the text if a kprobe of the guest's there has read it.
 pub(crate) fn lift(
     site: &Site,
     memory: &dyn GuestMemory,
@@ -137,7 +137,7 @@ pub(crate) fn lift(
     }
 }
 
-/// Whether a kprobe of the guest's has saved the byte that is at the site, or may be about to.
+/// Returns true if a kprobe of the guest's has saved the byte that is at the site, or may be about to.
 pub(crate) fn has_read(kprobes: &GuestKprobes, site: &Site) -> bool {
     kprobes.changing || kprobes.on(site.virt).is_some()
 }

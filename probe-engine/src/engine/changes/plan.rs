@@ -22,8 +22,8 @@ impl Generation {
     }
 }
 
-/// A change from one generation to the next, with lists of the sites that it concerns. To commit it takes no longer
-/// where there are other probes, so it is best made while the guest runs.
+/// A change from one generation to the next, with lists of the sites that it concerns. Its commit takes no longer where
+/// there are other probes, but making it does: so it is best made while the guest runs.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) before: Generation,
@@ -32,14 +32,14 @@ pub(crate) struct Plan {
     pub(crate) gone: Patches,
     /// Those of the generation after whose text is to change.
     pub(crate) come: Patches,
-    /// Those of the generation after whose text stays, and which other probes notice than before.
+    /// Those of the generation after whose text stays, and which have other active probes than before.
     pub(crate) kept: Vec<Arc<Site>>,
-    /// What is remembered of it.
+    /// What is remembered of the change.
     pub(crate) turnover: Arc<Turnover>,
 }
 
 impl Plan {
-    /// The change from a generation to these probes and this table.
+    /// Plans the change from a generation to these probes and this table.
     pub(crate) fn new(before: Generation, registry: Arc<Registry>, table: Table) -> Self {
         let table = table.settled();
         let gone = changed(&before.table, &table);
@@ -72,7 +72,7 @@ fn changed(table: &Table, other: &Table) -> Vec<Arc<Site>> {
     sites
 }
 
-/// Whether a site of one table and the one there in another are armed, and have the same text.
+/// Returns true if a site of one table and the one at its address in another are armed, and have the same text.
 fn is_same(one: &Arc<Site>, other: &Arc<Site>) -> bool {
     if Arc::ptr_eq(one, other) {
         return one.armed;

@@ -65,7 +65,7 @@ impl Engine {
         Ok(&draft.done.insert(registration).ids)
     }
 
-    /// What is told of these probes, as far as they are still there.
+    /// What clients are told of these probes, as far as they are still there.
     pub fn describe(&self, ids: &[ProbeId]) -> Vec<ProbeInfo> {
         let registry = self.registry.lock();
         Self::infos(&self.table(), ids.iter().filter_map(|id| registry.get(*id)))

@@ -28,7 +28,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// The change from a generation to a table with these probes on its sites.
+    /// Plans the change from a generation to a table with these probes on its sites.
     pub(crate) fn new(
         before: &Generation,
         mut table: Table,
@@ -60,7 +60,7 @@ impl Engine {
         if self.unwinds_modules(specs.iter().map(|spec| &spec.options))
             && !before.table.waits_for_modules()
         {
-            // That takes breakpoints which aren't looked for here.
+            // To wait for modules takes breakpoints, whose places aren't looked for here.
             return None;
         }
         let mut table = Table::clone(&before.table);

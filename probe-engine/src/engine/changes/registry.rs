@@ -47,7 +47,7 @@ impl Registry {
             .collect()
     }
 
-    /// The probes that were registered after this one, all without one, in their order.
+    /// The probes that were registered after `id`, or all if that is `None`, in their order.
     pub(crate) fn after(&self, id: Option<ProbeId>) -> impl Iterator<Item = &Arc<Probe>> {
         let start = id.map_or(Bound::Unbounded, Bound::Excluded);
         let rest = self.probes.range((start, Bound::Unbounded));

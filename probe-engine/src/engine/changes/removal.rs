@@ -19,10 +19,10 @@ use crate::probe::{ProbeId, ProbeInfo, ProbeKind};
 pub struct Removal {
     ids: Vec<ProbeId>,
     removed: Vec<Arc<Probe>>,
-    /// Those of the removed probes, so that the stop needn't look at each of these.
+    /// The counters of the removed probes, so that the stop needn't look at each probe.
     counters: Vec<HitCounters>,
     plan: Plan,
-    /// Where calls were followed by these probes alone.
+    /// Addresses at which calls begin that only the removed probes followed.
     ended: BTreeSet<GuestVirtAddr>,
 }
 
@@ -84,7 +84,7 @@ impl Engine {
         Ok(())
     }
 
-    /// How the probes of a removal ended: what they were until then.
+    /// What clients are told of the removed probes, as they were until then.
     pub fn describe_removed(&self, removal: &Removal) -> Vec<ProbeInfo> {
         Self::infos(&removal.plan.before.table, &removal.removed)
     }

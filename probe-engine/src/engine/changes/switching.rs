@@ -14,7 +14,7 @@ use crate::probe::{ProbeId, ProbeInfo, Switch};
 /// A switch of probes that is worked out while the guest runs.
 #[derive(Debug)]
 pub struct Switching {
-    /// Of all probes at once without.
+    /// `None` for the switch of all probes at once.
     ids: Option<Vec<ProbeId>>,
     switch: Switch,
     probes: Vec<Arc<Probe>>,
@@ -105,7 +105,7 @@ impl Engine {
         })
     }
 
-    /// Whether the switch of all has taken all breakpoints out.
+    /// Returns true if the switch of all has taken all breakpoints out.
     pub fn is_disarmed(&self) -> bool {
         self.table().switches.disarmed
     }

@@ -21,7 +21,7 @@ impl CodeArena {
         Self(Lock::new(Rank::Arena, Err(why)))
     }
 
-    /// Makes it, and returns the address of its trampoline.
+    /// Makes the arena, and returns the address of its trampoline.
     ///
     /// # Errors
     /// The guest's page tables are not as expected; [`Self::note`] tells it from then on.
@@ -45,17 +45,17 @@ impl CodeArena {
         self.0.lock().as_mut().ok().map(|arena| look(arena))
     }
 
-    /// Why there is none; empty when there is.
+    /// Why there is no arena; empty when there is one.
     pub(crate) fn note(&self) -> String {
         self.0.lock().as_ref().err().cloned().unwrap_or_default()
     }
 
-    /// Whether an address is where only the arena can be.
+    /// Returns true if an address is where only the arena can be.
     pub(crate) fn covers(at: GuestVirtAddr) -> bool {
         HOLE.contains(&at)
     }
 
-    /// The instruction's copy: a new one, or the one that it had.
+    /// Returns the instruction's copy: a new one, or the one that it had.
     pub(crate) fn copy_of(
         &self,
         memory: &dyn GuestMemory,
@@ -87,17 +87,17 @@ impl CodeArena {
         copy.unwrap_or_else(|| Err(NO_PLACE.to_owned()))
     }
 
-    /// Returns true if there is room for so many more copies, or no arena: then no instruction gets one.
+    /// Returns true if there is room for this many more copies, or no arena: then no instruction gets one.
     pub(crate) fn has_room(&self, copies: usize) -> bool {
         self.with(|arena| arena.vacant() >= copies).unwrap_or(true)
     }
 
-    /// How many detours nobody uses.
+    /// How many detours no probe uses.
     pub(crate) fn idle_detours(&self) -> usize {
         self.with(|arena| arena.idle_detours()).unwrap_or(0)
     }
 
-    /// Writes what calls return to that detours follow; whether there is room for it.
+    /// Writes the code that calls return to that detours follow. Returns true if there is room for it.
     pub(crate) fn write_trampoline(
         &self,
         memory: &dyn GuestMemory,
@@ -107,7 +107,7 @@ impl CodeArena {
         written.unwrap_or(Ok(false))
     }
 
-    /// The text of the instruction at `at` is no more.
+    /// Forgets the copy and the detours of the instruction at `at`, whose text has gone.
     pub(crate) fn discard_copy(&self, at: GuestVirtAddr) {
         self.with(|arena| arena.discard(&(at..at.wrapping_add(1))));
     }
@@ -146,8 +146,8 @@ impl CodeArena {
         self.with(|arena| arena.way_out(at, sp, read))?
     }
 
-    /// Whether the exception of a vCPU with its RIP at `at` was that of a call whose return address it has
-    /// pushed, which it would not have done in its place.
+    /// Returns true if an exception at `at` is that of a call that has pushed its return address already. At its own
+    /// address, the call would not have pushed it.
     pub(crate) fn has_pushed(&self, at: GuestVirtAddr) -> bool {
         let pushed = self.with(|arena| arena.detour_at(at).is_some_and(|it| it.has_pushed));
         pushed.unwrap_or(false)

@@ -19,8 +19,8 @@ impl Engine {
         self.arena.original(rip)
     }
 
-    /// Where RIP would be in the guest's text, of a vCPU that has just executed an instruction of the guest's.
-    /// `None` if that was code of ours.
+    /// Where RIP would be in the guest's text, of a vCPU that has just executed an instruction of the guest's. `None`
+    /// if it has executed code of ours.
     pub(crate) fn went_on(&self, rip: GuestVirtAddr) -> Option<GuestVirtAddr> {
         // The guest's own `ret` leads to what calls return to.
         let trampolines = [Some(TRAMPOLINE), self.returns.trampoline()];

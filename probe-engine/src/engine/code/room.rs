@@ -5,7 +5,7 @@ use guest_state::{ArenaMemory, StoppedGuest, VcpuId};
 use crate::arena::{InstallError, MappedRam};
 use crate::engine::Engine;
 
-/// Where all vCPUs are, if that can be told.
+/// The RIPs of all vCPUs, if they can be read.
 pub(crate) fn rips(guest: &dyn StoppedGuest) -> Option<Vec<u64>> {
     let rip = |vcpu| Some(guest.registers(vcpu).ok()?.rip);
     (0..guest.vcpus()).map(VcpuId).map(rip).collect()
@@ -38,18 +38,18 @@ impl Engine {
         self.arena.note()
     }
 
-    /// Has room for so many more copies, if need be by giving up those that no probe and nobody in
-    /// the guest uses.
+    /// Makes room for this many more copies, if need be by giving up those that no probe and no
+    /// task of the guest uses.
     pub(crate) fn make_room(&self, guest: &dyn StoppedGuest, copies: usize) {
         if !self.arena.has_room(copies) {
             self.reclaim(guest);
         }
     }
 
-    /// Gives up copies and detours that no probe and nobody in the guest uses.
+    /// Gives up copies and detours that no probe and no task of the guest uses.
     ///
-    /// A number of a detour that is given out again has had everything read that was recorded under it,
-    /// and counted: who would record more is nowhere.
+    /// Before a number of a detour is given out again, all that was recorded under it has been read and counted. No
+    /// task is left that could record more.
     pub(crate) fn reclaim(&self, guest: &dyn StoppedGuest) {
         let memory = guest.memory();
         self.settle(memory);

@@ -1,4 +1,4 @@
-//! Who debugs the guest, and what for.
+//! The debugger of the guest, and what it has asked for.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use thiserror::Error;
 use crate::engine::lock::{Lock, Rank};
 use crate::probe::ProbeId;
 
-/// So many instructions of ours a vCPU executes at most before it is given up that it comes to one of the guest's. The
-/// longest detour has some hundred.
+/// How many instructions of ours a vCPU executes at most before the engine no longer expects it to come to one of the
+/// guest's. The longest detour has some hundred.
 const OURS_MOST: u32 = 10_000;
 
 /// Why a vCPU stands still for a debugger.
@@ -43,7 +43,7 @@ pub trait Debugger: Send + Sync {
 /// Why a guest can't be debugged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DebuggerError {
-    /// Somebody does it already.
+    /// Another debugger is attached already.
     #[error("another debugger is attached; detach that one first")]
     Attached,
 }
@@ -54,7 +54,7 @@ struct Wanted {
     vcpu: VcpuId,
     /// Where in the guest's text it begins.
     from: GuestVirtAddr,
-    /// What KVM steps for it, if it does.
+    /// The instruction that KVM steps for it, if there is one.
     under_way: Option<Stepped>,
     /// How many instructions have been executed for it.
     done: u32,
@@ -63,7 +63,7 @@ struct Wanted {
 /// An instruction that KVM steps for a debugger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stepped {
-    /// It saves the flags in R11.
+    /// True for `syscall`, which saves the flags in R11.
     pub(crate) is_syscall: bool,
 }
 
@@ -76,7 +76,7 @@ struct Who {
 
 /// See the module's text.
 pub(crate) struct DebuggerState {
-    /// So that a trap of a guest that nobody debugs takes no lock.
+    /// True while a debugger is attached. So a trap of a guest without a debugger takes no lock.
     attached: AtomicBool,
     who: Lock<Who>,
 }
@@ -112,7 +112,7 @@ impl DebuggerState {
         self.attached.store(false, Ordering::Release);
     }
 
-    /// Whether hits of a probe stop for the debugger.
+    /// Sets whether hits of a probe stop for the debugger.
     pub(crate) fn own(&self, probe: ProbeId, owned: bool) {
         let probes = &mut self.who.lock().probes;
         match owned {
@@ -147,7 +147,7 @@ impl DebuggerState {
         Some(wanted.from)
     }
 
-    /// One more instruction is executed for the step of a vCPU. Returns false if that are too many.
+    /// Counts one more instruction that is executed for the step of a vCPU. Returns false if there are too many.
     pub(crate) fn count(&self, vcpu: VcpuId) -> bool {
         let mut who = self.who.lock();
         let wanted = who.wanted.as_mut().filter(|wanted| wanted.vcpu == vcpu);
@@ -157,7 +157,7 @@ impl DebuggerState {
         })
     }
 
-    /// KVM steps an instruction for the debugger.
+    /// Notes that KVM steps an instruction for the debugger.
     pub(crate) fn begin(&self, vcpu: VcpuId, stepped: Stepped) {
         let mut who = self.who.lock();
         if let Some(wanted) = who.wanted.as_mut().filter(|wanted| wanted.vcpu == vcpu) {
@@ -165,21 +165,21 @@ impl DebuggerState {
         }
     }
 
-    /// The instruction that KVM steps for the debugger, which ends with this.
+    /// Ends the step that KVM makes for the debugger, and returns its instruction.
     pub(crate) fn end(&self, vcpu: VcpuId) -> Option<Stepped> {
         let mut who = self.who.lock();
         let wanted = who.wanted.as_mut().filter(|wanted| wanted.vcpu == vcpu)?;
         wanted.under_way.take()
     }
 
-    /// Whether KVM steps an instruction of a vCPU for the debugger.
+    /// Returns true if KVM steps an instruction of a vCPU for the debugger.
     pub(crate) fn is_under_way(&self, vcpu: VcpuId) -> bool {
         let who = self.who.lock();
         let wanted = who.wanted.as_ref().filter(|wanted| wanted.vcpu == vcpu);
         wanted.is_some_and(|wanted| wanted.under_way.is_some())
     }
 
-    /// A vCPU stops, and steps no more.
+    /// Tells the debugger that a vCPU stops, and ends the vCPU's step.
     pub(crate) fn stop(&self, stop: Stop) {
         let mut who = self.who.lock();
         if who

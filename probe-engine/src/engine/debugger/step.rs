@@ -1,7 +1,7 @@
-//! One instruction of the guest's, for a debugger.
+//! Executes one instruction of the guest's for a debugger.
 //!
 //! Where the engine can, it executes the instruction itself: an emulated `pushf` saves no trap flag of ours, and `sti`
-//! lets nothing in. Else KVM steps it. What stands in the text is executed, so probes there are hit as ever.
+//! lets no interrupt in. Else KVM steps it. What is in the text is executed, so probes there are hit as ever.
 
 use guest_state::x86_64::flags::TF;
 use guest_state::x86_64::paging::read_virt;
@@ -36,7 +36,7 @@ impl Engine {
             (Trap::StepWanted, _) => match self.debugger.steps_from(id) {
                 Some(_) => self.execute_one(memory, vcpu),
                 None => {
-                    // Nobody wants it any more.
+                    // The debugger doesn't want the step any more.
                     vcpu.pause_guest();
                     Action::Resume
                 }
@@ -48,7 +48,7 @@ impl Engine {
             _ => self.answer_trap(memory, vcpu, trap),
         };
         if self.debugger.is_under_way(id) && !matches!(trap, Trap::Step(_)) {
-            // It isn't over yet: an exception of the instruction has led here.
+            // The step isn't over yet: an exception of the instruction has led here.
             return action;
         }
         self.go_on_stepping(action, memory, vcpu)
@@ -64,7 +64,7 @@ impl Engine {
         let id = vcpu.id();
         while let Some(from) = self.debugger.steps_from(id) {
             match action {
-                // It ends with another trap.
+                // The instruction ends with another trap.
                 Action::Step(_) | Action::Hold => break,
                 Action::Resume if self.is_on_the_way(from, vcpu) && self.debugger.count(id) => {
                     action = self.execute_one(memory, vcpu);
@@ -77,7 +77,7 @@ impl Engine {
         action
     }
 
-    /// Whether a vCPU is in code of ours, on its way to or from the instruction at `from`.
+    /// Returns true if a vCPU is in code of ours, on its way to or from the instruction at `from`.
     fn is_on_the_way(&self, from: GuestVirtAddr, vcpu: &dyn Vcpu) -> bool {
         let rip = GuestVirtAddr(vcpu.registers().rip);
         CodeArena::covers(rip) && self.original(rip).is_none_or(|original| original == from)
@@ -96,8 +96,8 @@ impl Engine {
                 action => return action,
             }
         } else if self.table().watched.is_empty() || code.first() == Some(&PUSHF) {
-            // Nothing that is done here comes to the notice of the debug registers. But a `pushf` that KVM steps
-            // saves the trap flag.
+            // The debug registers don't notice accesses of the engine. But a `pushf` that KVM steps saves the trap
+            // flag.
             match emulate::once(code, memory, vcpu) {
                 Some(Outcome::Done) => return Action::Resume,
                 Some(Outcome::Halted) => return Action::Halt,

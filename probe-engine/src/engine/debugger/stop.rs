@@ -24,14 +24,14 @@ impl Engine {
         self.debugger.detach();
     }
 
-    /// Says whether a probe is the debugger's: at its hits the guest is paused, and the vCPU stays in front of the
-    /// instruction. Of a watchpoint, behind the access.
+    /// Sets whether a probe is the debugger's: at its hits the guest is paused, and the vCPU stays in front of the
+    /// instruction. At a watchpoint, it stays behind the access.
     pub fn set_debuggers(&self, probe: ProbeId, owned: bool) {
         self.debugger.own(probe, owned);
     }
 
-    /// Has a vCPU execute one instruction of the guest's when the monitor lets it in for that; the debugger is told when
-    /// it has. What is ours in the text counts for nothing: a jump to a detour and back is no instruction.
+    /// Has a vCPU execute one instruction of the guest's when the monitor lets it into guest mode for that; the
+    /// debugger is told when it has. Code of ours doesn't count: a jump to a detour and back is no instruction.
     ///
     /// # Errors
     /// The monitor can't read its registers.
@@ -50,14 +50,14 @@ impl Engine {
         self.debugger.want_no_step();
     }
 
-    /// Where in the guest's text a vCPU with this RIP stands: for a copy of an instruction in memory of ours the
-    /// instruction, and for code of ours what it is.
+    /// Where in the guest's text a vCPU with this RIP stands: for the copy of an instruction in memory of ours, the
+    /// address of the instruction; for anything else, RIP as it is.
     pub fn stands_at(&self, rip: GuestVirtAddr) -> GuestVirtAddr {
         self.original(rip).unwrap_or(rip)
     }
 
-    /// Stops a vCPU that has come to a breakpoint of the debugger's. Whether it does: not in the middle of a step of
-    /// the engine's, and not where the debugger's own step begins.
+    /// Stops a vCPU that has come to a breakpoint of the debugger's, but not in the middle of a step of the engine's,
+    /// and not where the debugger's own step begins. Returns true if the vCPU stops.
     pub(crate) fn stop_at(&self, site: &Site, vcpu: &mut dyn Vcpu) -> bool {
         if !self.debugger.is_attached() {
             return false;
@@ -77,7 +77,8 @@ impl Engine {
         true
     }
 
-    /// Stops a vCPU that has accessed what a watchpoint of the debugger's watches. Whether it is the debugger's.
+    /// Stops a vCPU that has accessed what a watchpoint of the debugger's watches. Returns true if the watchpoint is
+    /// the debugger's.
     pub(crate) fn stop_behind(&self, probe: &Probe, vcpu: &mut dyn Vcpu) -> bool {
         let owned = self.debugger.owns(probe.id);
         if owned {

@@ -7,8 +7,8 @@ use crate::engine::Engine;
 use crate::engine::hits::guest_clock::Looked;
 
 impl Engine {
-    /// The time at a counter of about now, in nanoseconds; 0 while it isn't known. The variables of a CPU are at
-    /// `of_cpu`, by these page tables.
+    /// Returns the time in nanoseconds at a recent value of the time stamp counter, or 0 while it isn't known. `of_cpu`
+    /// is where the variables of a CPU are, by these page tables.
     pub(crate) fn time(
         &self,
         memory: &dyn GuestMemory,

@@ -8,8 +8,8 @@ use crate::engine::Engine;
 use crate::engine::sites::probe::Probe;
 
 impl Engine {
-    /// Whether the hit that a vCPU stopped for is one that the probe is asked for. It counts as missed if
-    /// that can't be told.
+    /// Returns true if the hit that a vCPU stopped for meets the probe's conditions. If that can't be told, counts the
+    /// hit as missed and returns false.
     pub(crate) fn meets_condition(
         &self,
         probe: &Probe,

@@ -1,4 +1,4 @@
-//! How the guest makes a time of its counter, as it was last seen.
+//! How the guest converts its time stamp counter to a time, as it was last read.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ const LASTING: u64 = 1 << 28;
 /// The same while the guest corrects its clock with each of its own ticks, some milliseconds apart.
 const FLEETING: u64 = 1 << 20;
 
-/// How the guest made a time of its counter when that was last looked at.
+/// How the guest converted its counter to a time when that was last read.
 #[derive(Debug, Default)]
 pub(crate) struct GuestClock(ArcSwapOption<Looked>);
 
-/// How the guest made a time of its counter at one moment.
+/// How the guest converted its counter to a time at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Looked {
     pub(crate) conversion: Conversion,
@@ -23,7 +23,7 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// Returns true if that is good for a counter.
+    /// Returns true if the conversion can be used at this value of the counter.
     pub(crate) fn is_good_at(&self, tsc: Tsc) -> bool {
         let limit = match self.conversion.lasts() {
             true => LASTING,
@@ -34,7 +34,7 @@ impl Looked {
 }
 
 impl GuestClock {
-    /// What was seen last.
+    /// The conversion that was read last.
     pub(crate) fn last(&self) -> Guard<Option<Arc<Looked>>> {
         self.0.load()
     }

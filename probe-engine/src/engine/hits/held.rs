@@ -1,4 +1,4 @@
-//! A vCPU at a hit that was asked about goes on.
+//! How a vCPU goes on from a hit that an attendant was asked about.
 
 use guest_state::{Action, GuestMemory, Vcpu};
 
@@ -6,11 +6,11 @@ use crate::engine::Engine;
 use crate::engine::actions::attendants::{Released, Then};
 
 impl Engine {
-    /// Does what was answered, and gets past the probed instruction. Where several probes have been hit at once,
-    /// the next one's attendant is asked before.
+    /// Does what the attendant answered, and gets past the probed instruction. Where several probes have been hit at
+    /// once, the next probe's attendant is asked first.
     ///
-    /// Probes may have come and gone meanwhile. The instruction is executed in any case: as the site says that is
-    /// there now, or in its place, where there is none any more and so nothing of ours in the text.
+    /// Probes may have come and gone meanwhile. The instruction is executed in any case: as the present site says, or
+    /// from the text, if there is no site any more and so no breakpoint.
     pub(crate) fn released(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
         let Some(released) = self.attendants.release(vcpu.id()) else {
             return Action::Resume;

@@ -1,4 +1,4 @@
-//! Whose the int3 is that a vCPU has come to.
+//! Finds out whose int3 a vCPU has come to.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use guest_state::{GuestMemory, GuestPhysAddr, GuestVirtAddr, Vcpu};
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 
-/// What a trap's address turned out to be.
+/// What is at a trap's address.
 pub(crate) enum Found<'t> {
     Ours(&'t Arc<Site>),
-    /// No probe there, and no int3 any more: it was removed since the trap.
+    /// No probe, and no int3 any more: the breakpoint was removed since the trap.
     Stale,
-    /// The guest's.
+    /// The guest's own int3.
     Foreign,
 }
 
-/// The site at RIP. Early boot code runs identity-mapped, so an address that is
-/// no site is looked for in physical memory as well.
+/// Finds the site at RIP. Early boot code runs identity-mapped, so where no site has this virtual
+/// address, the physical one is looked for as well.
 pub(crate) fn find<'t>(
     table: &'t Table,
     memory: &dyn GuestMemory,
@@ -51,13 +51,13 @@ pub(crate) fn find<'t>(
     }
 }
 
-/// Whether there is no int3 any more.
+/// Returns true if there is no int3 any more.
 pub(crate) fn is_gone(memory: &dyn GuestMemory, phys: GuestPhysAddr) -> bool {
     let mut byte = [0];
     memory.read(phys, &mut byte).is_ok() && byte != [INT3]
 }
 
-/// Where an address of 64-bit supervisor code is; `None` for any other code.
+/// Returns the physical address of 64-bit supervisor code; `None` for any other code.
 fn translate(
     memory: &dyn GuestMemory,
     vcpu: &mut dyn Vcpu,
@@ -71,9 +71,8 @@ fn translate(
     walk(memory, tables, at).ok().map(|page| page.phys)
 }
 
-/// Clears RF. A processor that has left the guest to have the page of the int3 mapped sets it, so that it says
-/// nothing of the guest; where no probe is, it ends with the instruction (SDM vol. 3B, 18.3.1.1, and vol. 3C,
-/// 28.3.3).
+/// Clears RF. A processor that has left the guest to have the page of the int3 mapped sets RF, so it isn't the guest
+/// that has set it. Without a probe, RF ends with the instruction (SDM vol. 3B, 18.3.1.1, and vol. 3C, 28.3.3).
 pub(crate) fn end_resume(vcpu: &mut dyn Vcpu) {
     if vcpu.registers().rflags & RF != 0 {
         vcpu.registers_mut().rflags &= !RF;

@@ -1,10 +1,10 @@
 //! What is known of the guest's modules while it runs: how to unwind through them, and what their functions are
 //! called.
 //!
-//! A module's tables are read when a stack leads into it, its functions when an address in it is asked for. They
-//! are kept until any module comes or goes: the engine's breakpoints tell of that before the memory is another's.
-//! So what is kept here is never that of a module that has gone. Addresses in the modules' space that belong to no
-//! module, as those of compiled BPF programs, are told by the list of modules, which is kept as well.
+//! A module's tables are read when a stack leads into the module, its functions when an address in it is looked up.
+//! Both are kept until any module comes or goes: the engine learns of that by breakpoints, before the memory is used
+//! for something else. So nothing is kept here of a module that has gone. The list of modules is kept as well: it tells
+//! which addresses in the modules' space belong to no module, as those of compiled BPF programs.
 
 use std::sync::Arc;
 
@@ -39,13 +39,13 @@ pub(crate) struct KnownModules(Lock<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Where the modules are, with the functions of those that were asked for; `None` until somebody asks.
+    /// Where the modules are, with the functions of those that were looked up; `None` until it is first needed.
     list: Option<Vec<Module>>,
-    /// The kernel's tables with those of modules; `None` while there are none.
+    /// The unwind tables of the kernel and of modules; `None` while no module's are known.
     unwinder: Option<Arc<Unwinder>>,
 }
 
-/// Where modules are found in a guest.
+/// What it takes to read the modules of a guest.
 #[derive(Clone, Copy)]
 pub(crate) struct ModulesOf<'a> {
     pub(crate) reader: &'a ModuleReader,
@@ -58,13 +58,13 @@ impl KnownModules {
         Self(Lock::new(Rank::KnownModules, Known::default()))
     }
 
-    /// A module comes or goes.
+    /// Forgets all that is known: a module comes or goes.
     pub(crate) fn forget(&self) {
         *self.0.lock() = Known::default();
     }
 
-    /// The function of a module that an address is in. `keeps` says whether somebody tells when a module goes, so that
-    /// what is read can be kept.
+    /// Returns the function of a module that an address is in. `keeps` is true if the engine is told when a module
+    /// goes, so that what is read can be kept.
     pub(crate) fn resolve(
         &self,
         modules: ModulesOf<'_>,
@@ -77,13 +77,13 @@ impl KnownModules {
         }
     }
 
-    /// The kernel's tables with those of modules that are known already.
+    /// The unwind tables of the kernel and of those modules whose tables are known already.
     pub(crate) fn unwinder(&self) -> Option<Arc<Unwinder>> {
         self.0.lock().unwinder.clone()
     }
 
-    /// Reads the tables of the modules that these addresses are in and that `unwinder` lacks. `None` if there are
-    /// no more than those that it has. `kernel` has none.
+    /// Reads the tables of the modules that these addresses are in and that `unwinder` lacks, and returns an unwinder
+    /// that has them as well. `None` if it lacks none. `kernel` has no module's tables.
     pub(crate) fn learn(
         &self,
         kernel: &Unwinder,
@@ -107,7 +107,7 @@ impl KnownModules {
                 true => kernel.clone(),
                 false => now.clone(),
             };
-            // Without a table its functions are taken to have frame pointers.
+            // The functions of a module without a table are taken to have frame pointers.
             let _guessed = more.add_module(modules.memory, modules.tables, module);
             next = Some(more);
         }
@@ -141,7 +141,7 @@ impl Known {
         let next = module.functions.partition_point(|it| it.address <= at);
         let (before, behind) = module.functions.split_at_checked(next)?;
         let function = before.last().filter(|it| text.contains(&it.address))?;
-        // What fills the space behind a function belongs to it, as the kernel has it (`find_kallsyms_symbol` in
+        // The padding behind a function belongs to it, as in the kernel (`find_kallsyms_symbol` in
         // `kernel/module/kallsyms.c`).
         let end = behind
             .first()
@@ -174,7 +174,7 @@ impl ModulesOf<'_> {
         let outline = |at| {
             let mut module = self.reader.outline(self.memory, self.tables, at).ok()?;
             if module.state != ModuleState::Coming {
-                // It is being freed, if it isn't already.
+                // The init text is being freed, if it isn't already.
                 module.init_text = module.init_text.start..module.init_text.start;
             }
             Some(module)

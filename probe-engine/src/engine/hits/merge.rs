@@ -1,19 +1,17 @@
-//! One stream of events in the order of time, of what breakpoints report and what rings hold.
+//! Merges what breakpoints report and what rings hold into one stream of events, in the order of time.
 //!
-//! A breakpoint's event is there when it happens, a jump's lies in a ring until somebody drains that.
-//! So while there are jumps, events are held back until no earlier one can come any more. When is that?
+//! A breakpoint's event is here as soon as it happens; a jump's record lies in a ring until the ring is drained. So
+//! while there are jumps, events are held back until no earlier one can come any more. That moment is found as follows.
 //!
-//! Take any event that was here when a drain ended, and its time *t*. Whatever record is of before *t*
-//! had its space in its ring before *t*, as a detour reads the time only after it has reserved space.
-//! The next drain begins after *t*; it reads each ring up to where space is reserved at that moment,
-//! and so finds the record, unless it isn't whole yet, in which case the drain says that the ring is
-//! blocked. So when a drain ends and no ring is blocked, all that is no younger than the youngest
-//! event that was here when the drain before it ended can go out, in order.
+//! Take any event that was here when a drain ended, and its time *t*. Any record from before *t* had its space in its
+//! ring before *t*, as a detour reads the time only after it has reserved space. The next drain begins after *t*; it
+//! reads each ring up to where space is reserved at that moment, and so finds the record, unless the record isn't whole
+//! yet, in which case the drain says that the ring is blocked. So when a drain ends and no ring is blocked, all events
+//! that are no younger than the youngest one that was here when the drain before it ended can go out, in order.
 //!
-//! That holds for guests whose vCPUs' time stamp counters agree, as KVM makes them. Two things are let
-//! go rather than waited for without end, and then an event goes out behind a younger one: a
-//! breakpoint's event whose thread got no CPU for longer than a drain takes, and records behind one that
-//! stays unfinished ([`PATIENCE`]).
+//! That holds for guests whose vCPUs' time stamp counters agree, as KVM makes them. Two things aren't waited for
+//! without end, and then an event goes out behind a younger one: a breakpoint's event whose thread got no CPU for
+//! longer than a drain takes, and records behind one that stays unfinished ([`PATIENCE`]).
 
 #[cfg(test)]
 mod tests;
@@ -37,9 +35,9 @@ const CAPACITY: usize = 1 << 16;
 /// them. While it isn't active, they go straight through.
 pub struct Merger {
     sink: Arc<dyn EventSink>,
-    /// What [`Held::active`] is, for a look without a lock.
+    /// A copy of [`Held::active`], to be read without a lock.
     active: AtomicBool,
-    /// Taken by whoever hands events on, before `held`.
+    /// Locked to hand events on, before `held`.
     order: Lock<Order>,
     held: Lock<Held>,
     late: AtomicU64,
@@ -66,8 +64,8 @@ struct Order {
     scratch: Scratch,
 }
 
-/// Memory for handing on, which is kept as long as the merger is active: a full ring's events take some 5 MiB, and
-/// so much would be new at each drain.
+/// Memory for handing on, which is kept as long as the merger is active: a full ring's events take some 5 MiB, which
+/// would be allocated anew at each drain.
 #[derive(Default)]
 struct Scratch {
     /// Empty, for the events to come.
@@ -80,14 +78,14 @@ struct Scratch {
 #[derive(Clone, Copy)]
 enum Which {
     All,
-    /// Those that aren't younger.
+    /// Those that aren't younger than this.
     Until(Tsc),
-    /// All but the youngest so many.
+    /// All but this many of the youngest.
     But(usize),
 }
 
 impl Merger {
-    /// One that hands events to `sink`, and isn't active.
+    /// Makes a merger that hands events to `sink`, and isn't active.
     pub fn new(sink: Arc<dyn EventSink>) -> Self {
         Self {
             sink,
@@ -98,8 +96,8 @@ impl Merger {
         }
     }
 
-    /// Begins to hold events back; or hands on what there is and lets all that comes go straight
-    /// through. While it is active, somebody has to drain the rings over and over, even if they are empty.
+    /// Begins to hold events back, or hands on all that are held and lets later ones go straight through. While the
+    /// merger is active, the rings have to be drained over and over, even if they are empty.
     pub fn set_active(&self, on: bool) {
         let mut order = self.order.lock();
         if on {
@@ -108,7 +106,7 @@ impl Merger {
             return;
         }
         self.hand_on(&mut order, Which::All);
-        // What came in between, with all others waiting, so that nothing younger overtakes it.
+        // Events that came in between go out with all other threads waiting, so that no younger event overtakes them.
         let mut held = self.held.lock();
         let Held { mut events, .. } = std::mem::take(&mut *held);
         events.sort_by_key(|event| event.tsc);
@@ -119,9 +117,9 @@ impl Merger {
         self.active.store(false, Ordering::Release);
     }
 
-    /// A drain has ended, whose records' events have all come, and this tells whether it found a ring
-    /// blocked. Hands on what is now known to be next; says how many events are still held back. To be
-    /// called before the next drain begins.
+    /// Hands on the events that are now known to be next, and returns how many are still held back. To be called when a
+    /// drain has ended and the events of its records have all come, before the next drain begins. `blocked` is true if
+    /// the drain found a ring blocked.
     pub fn drained(&self, blocked: bool) -> usize {
         let mut order = self.order.lock();
         order.blocked = if blocked {
@@ -181,7 +179,7 @@ impl Merger {
         if let Some(youngest) = youngest {
             let mut held = self.held.lock();
             held.youngest = held.youngest.max(youngest);
-            // What has come meanwhile came later.
+            // Events that have come meanwhile go behind these.
             events.append(&mut held.events);
             std::mem::swap(&mut held.events, &mut events);
         }

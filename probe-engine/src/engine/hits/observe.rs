@@ -19,15 +19,15 @@ use crate::value::{self, Bases, Encoder, Recorded, Taken};
 /// What is told of a hit besides registers.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
-    /// `None` where nobody asks for the context.
+    /// `None` where the probe asks for nothing of the task.
     of_task: Option<OfTask>,
     stack: Stack,
     values: Recorded,
 }
 
 impl Engine {
-    /// Counts a hit of a probe, tells of it and does what the probe asks for, unless it doesn't meet the probe's
-    /// filter. Somebody may have to be asked about it; then it is added to `asked`. Otherwise as [`Self::tell`].
+    /// Counts a hit of a probe, sends its event and does the probe's actions, unless the hit doesn't meet the probe's
+    /// filter. If an attendant is to be asked about the hit, it is added to `asked`. Otherwise as [`Self::tell`].
     pub(crate) fn take_hit(
         &self,
         probe: &Arc<Probe>,
@@ -61,8 +61,8 @@ impl Engine {
         }
     }
 
-    /// Sends an event of a probe, with what it asks for of the registers, those of a call's entry too. `tsc`
-    /// is the time that all events of one hit have, asked for by the first.
+    /// Sends an event of a probe, with those registers that the probe asks for, also of a call's entry. `tsc` is the
+    /// time that all events of one hit have; the first event sets it.
     pub(crate) fn tell(
         &self,
         probe: &Probe,
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// Sends the event if somebody wants it. The event, if an attendant is to be asked about it.
+    /// Sends the event if it is wanted. Returns the event if an attendant is to be asked about it.
     fn send(
         &self,
         probe: &Probe,

@@ -1,4 +1,4 @@
-//! Of which task a hit is, and of what time by the guest's own clock.
+//! Which task a hit is of, and its time by the guest's own clock.
 
 use guest_kernel::context::TaskContext;
 use guest_state::x86_64::paging::PageTables;
@@ -10,11 +10,11 @@ use crate::event::Event;
 /// What a stopped vCPU tells of its current task.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OfTask {
-    /// Where the variables of the guest's CPU are, and by what it translates addresses; `None` where KVM doesn't tell.
+    /// Where the variables of the guest's CPU are, and the page tables that it uses; `None` where KVM doesn't tell.
     of_cpu: Option<(GuestVirtAddr, PageTables)>,
     /// The address of the current task, if it is known.
     pub(crate) task: Option<u64>,
-    /// What it is, if that is known.
+    /// The context of the task, if it is known.
     pub(crate) context: Option<TaskContext>,
 }
 
@@ -25,7 +25,7 @@ impl OfTask {
 }
 
 impl Engine {
-    /// Looks for a vCPU's current task.
+    /// Reads a vCPU's current task and its context.
     pub(crate) fn of_task(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> OfTask {
         let control = vcpu.control().ok();
         let of_cpu = control.and_then(|control| {
@@ -42,7 +42,7 @@ impl Engine {
         }
     }
 
-    /// Adds to a hit's event of which task it is, and of what time; RFLAGS are those at the hit.
+    /// Adds the task, its context, the time and RFLAGS to a hit's event; `rflags` are those at the hit.
     pub(crate) fn tell_task(
         &self,
         event: &mut Event,

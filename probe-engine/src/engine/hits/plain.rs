@@ -25,14 +25,14 @@ impl Engine {
             return None;
         }
         end_resume(vcpu);
-        // The counter is on its way while the instruction is carried out, or while the event is made.
+        // The processor fetches the counter while the instruction is carried out, or while the event is made.
         plain.counters.fetch();
         let told = plain.told.filter(|_| self.merger.is_wanted());
         if let Some(told) = told {
             self.tell_plain(plain, told, memory, vcpu);
         }
         let outcome = match &*plain.way {
-            // Nothing that is done here comes to the notice of the debug registers.
+            // The debug registers don't notice accesses of the engine.
             Way::Emulate { compiled, .. } if table.watched.is_empty() => {
                 emulate::run(compiled, memory, vcpu)
             }
@@ -44,7 +44,7 @@ impl Engine {
         match outcome {
             Outcome::Done => Some(Action::Resume),
             Outcome::Halted => Some(Action::Halt),
-            // Nothing has changed.
+            // The emulation has changed nothing.
             Outcome::Fault { .. } | Outcome::Step => {
                 let site = table.site(at)?;
                 Some(self.pass(site, memory, vcpu))
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Counts a hit and tells of it. It is apart from its caller, as its code isn't needed while nobody reads events.
+    /// Counts a hit and sends its event. It isn't inlined, as its code isn't needed while no client reads events.
     #[inline(never)]
     fn tell_plain(
         &self,
@@ -68,7 +68,7 @@ impl Engine {
             let of_task = self.of_task(memory, vcpu);
             self.tell_task(&mut event, &of_task, registers.rflags, memory);
         }
-        // Whoever reads the event finds its hit counted.
+        // A client that reads the event finds its hit counted.
         plain.counters.hit_at_exit();
         self.merger.event(&event);
     }

@@ -1,7 +1,7 @@
 //! The stack of a hit's task.
 //!
 //! At a breakpoint it is unwound while the vCPU stands still. A jump's record has a piece of the stack, which is
-//! unwound when it is read.
+//! unwound when the record is read.
 
 use guest_kernel::unwind::{Foreign, ReadWord, StackTrace, Surroundings, TraceEnd, Unwinder};
 use guest_state::x86_64::paging::read_virt_u64;
@@ -12,25 +12,26 @@ use crate::calls::Calls;
 use crate::engine::Engine;
 use crate::event::Stack;
 
-/// So often is a stack unwound again because it led into modules whose tables weren't known. Each time all
-/// that is known by then leads further, mostly to its end.
+/// How often a stack is unwound again at most because it led into modules whose tables weren't known. Each time, the
+/// tables that are known by then lead further, mostly to the stack's end.
 const ROUNDS: usize = 8;
 /// Bytes of a return address.
 const WORD: u64 = 8;
 
-/// When a stack was as it is read, and so whose return addresses ours stand in the places of.
+/// The time of the stack that is read, which tells what return addresses ours have replaced on it.
 #[derive(Clone, Copy)]
 pub(crate) enum AsOf {
     /// Now. Calls that detours follow are in this table.
     Now(Option<Calls>),
-    /// At this time. The detour has put return addresses back, but those that breakpoints have replaced.
+    /// At this time. The detour has put return addresses back, except those that breakpoints have replaced.
     Time(Tsc),
 }
 
 impl Engine {
-    /// The return addresses on a stack, at most so many.
+    /// Unwinds a stack, and returns at most `most` return addresses.
     ///
-    /// `read` reads the stack. `task` is whose stack it is; its memory and the guest's tables are read by `memory`.
+    /// `read` reads the stack. `task` is the task whose stack it is; its memory and the guest's tables are read by
+    /// `memory`.
     pub(crate) fn stack(
         &self,
         start: &Registers,
@@ -85,7 +86,7 @@ impl Engine {
             };
             unwinder.unwind(start, around, most as usize)
         };
-        // Of modules nothing is known for sure while nobody waits for them to come and go.
+        // What is known of modules is sure only while the engine waits for them to come and go.
         let modules = self.modules_of(memory);
         let modules = modules.filter(|_| self.table().waits_for_modules());
         let mut known = modules.and_then(|_| self.known_modules.unwinder());

@@ -1,5 +1,4 @@
-//! Single steps: for instructions that can be neither emulated nor trusted to a copy that nobody
-//! watches.
+//! Single steps: for instructions that can be neither emulated nor safely boosted.
 //!
 //! An exception of the stepped instruction is noticed at the first instruction of the guest's
 //! handler, by a debug register of this vCPU alone. The stack frame that the processor has pushed
@@ -22,7 +21,7 @@ use crate::engine::hits::stepping::{StepIn, Stepping};
 use crate::engine::sites::site::{Site, Way};
 use crate::event::Detail;
 
-/// What an instruction may raise of which nothing is known.
+/// Exceptions that an instruction may raise of which nothing is known.
 pub(crate) const USUAL: [u8; 4] = [
     vector::PAGE_FAULT,
     vector::GENERAL_PROTECTION,
@@ -59,22 +58,22 @@ impl Engine {
             at,
             rip,
         });
-        // One that has led here by an exception ends without a word.
+        // A step that has led here by an exception ends without a report.
         if let Some(given_up) = given_up {
             self.plant_again(&given_up, memory);
         }
         Action::Step(Step {
             alone,
-            // Thousands of rounds, perhaps.
+            // A repeated instruction may have thousands of rounds.
             run_to: site.repeats().then_some(end),
             handlers,
         })
     }
 
-    /// Has all other vCPUs stand still, for [`TrapHandler::before_step`](guest_state::TrapHandler::before_step) of a
-    /// step that it calls off.
+    /// Has all other vCPUs stand still for [`TrapHandler::before_step`](guest_state::TrapHandler::before_step), which
+    /// calls the step off.
     pub(crate) fn stop_others(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
-        // One that has led here by an exception ends without a word.
+        // A step that has led here by an exception ends without a report.
         if let Some(given_up) = self.steps.end(vcpu.id()) {
             self.plant_again(&given_up, memory);
         }
@@ -84,9 +83,9 @@ impl Engine {
         })
     }
 
-    /// Puts the original instruction back for a lone step; RIP is at it and all
-    /// other vCPUs are stopped. `false`: the probe went away meanwhile, so there
-    /// is nothing to step; just resume.
+    /// Puts the original instruction back for a lone step; RIP is at it and all other vCPUs are
+    /// stopped. Returns false if the probe went away meanwhile, so that there is nothing to step:
+    /// the vCPU just resumes.
     pub(crate) fn lift_for_step(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let table = self.table();
         match find(&table, memory, vcpu) {
@@ -94,7 +93,7 @@ impl Engine {
             Found::Stale | Found::Foreign => {
                 self.steps.end(vcpu.id());
                 let rip = GuestVirtAddr(vcpu.registers().rip);
-                // The hit has been counted; the jump that there is meanwhile would count it again.
+                // The hit has been counted; a jump that was written there meanwhile would count it again.
                 let copy = table.site(rip).and_then(|site| site.jump()?.copy(0));
                 if let Some(copy) = copy {
                     vcpu.registers_mut().rip = copy.0;
@@ -104,10 +103,10 @@ impl Engine {
         }
     }
 
-    /// Ends a step: of a lone one, plants the breakpoint again. To be called for
-    /// each [`Action::Step`] whose step has begun, wherever RIP is now; of a lone
-    /// one before the other vCPUs go on. [`Action::Step`] when a repeated string
-    /// instruction has more rounds to go.
+    /// Ends a step; after a lone one, plants the breakpoint again. To be called for each
+    /// [`Action::Step`] whose step has begun, wherever RIP is now; after a lone one before the
+    /// other vCPUs go on. Returns [`Action::Step`] when a repeated string instruction has more
+    /// rounds to go.
     pub(crate) fn after_step(
         &self,
         memory: &dyn GuestMemory,
@@ -115,7 +114,7 @@ impl Engine {
         end: StepEnd,
     ) -> Action {
         let Some(step) = self.steps.end(vcpu.id()) else {
-            // A debugger's, who has gone.
+            // The step was of a debugger that has gone.
             if let StepEnd::Exception(vector) = end {
                 clear_saved_trap_flag(memory, vcpu, vector);
             }
@@ -171,8 +170,8 @@ impl Engine {
         Action::Resume
     }
 
-    /// The stepped instruction has raised an exception: puts the handler's frame
-    /// right and reports it.
+    /// Puts the handler's frame right for an exception that the stepped instruction has raised, and
+    /// reports the exception.
     fn raised(&self, step: &Stepping, vector: u8, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         for probe in step.site.enabled() {
             probe.exit();

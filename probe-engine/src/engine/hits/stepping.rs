@@ -34,7 +34,7 @@ impl Steps {
         Self(Lock::new(Rank::Steps, Vec::new()))
     }
 
-    /// Returns the step that the vCPU had begun and not ended.
+    /// Begins a step. Returns the one that the vCPU had begun before and not ended.
     pub(crate) fn begin(&self, step: Stepping) -> Option<Stepping> {
         let mut steps = self.0.lock();
         let given_up = take(&mut steps, step.vcpu);
@@ -42,7 +42,7 @@ impl Steps {
         given_up
     }
 
-    /// The step that the vCPU is at, which ends with this.
+    /// Ends the step that the vCPU is at, and returns it.
     pub(crate) fn end(&self, vcpu: VcpuId) -> Option<Stepping> {
         take(&mut self.0.lock(), vcpu)
     }

@@ -41,10 +41,10 @@ impl TrapHandler for Engine {
     /// that there is nothing to step.
     fn before_step(&self, vcpu: &mut dyn Vcpu, memory: &dyn GuestMemory) -> bool {
         if self.frees_jumps(memory, vcpu) {
-            // What is in the rings is told of the probes that are there now.
+            // The records in the rings are reported for the probes that are there now.
             self.settle(memory);
             self.withdraw_module(memory, vcpu);
-            // It comes to the milestone once more.
+            // The vCPU comes to the milestone once more.
             return false;
         }
         self.lift_for_step(memory, vcpu)
@@ -86,8 +86,8 @@ impl Engine {
         }
     }
 
-    /// As [`Self::on_breakpoint`], where no plain hit is. It is apart from that, as behind an exit the processor's near
-    /// caches hold little of this code, and a plain hit needs none of it.
+    /// As [`Self::on_breakpoint`], for all but plain hits. It isn't inlined: behind an exit the processor's near caches
+    /// hold little of this code, and a plain hit needs none of it.
     #[inline(never)]
     fn on_other_breakpoint(
         &self,
@@ -139,7 +139,7 @@ impl Engine {
         }
         let then = match vcpu.registers().rip == rip {
             true => Then::Pass(site.virt),
-            // An action has sent it elsewhere.
+            // An action has sent the vCPU elsewhere.
             false => Then::Resume,
         };
         if self.hold(vcpu, asked, then) {
@@ -165,7 +165,7 @@ impl Engine {
             rip: site.virt.0,
             ..*vcpu.registers()
         };
-        // It reads the return address that the other kind of return probe replaces.
+        // `entering` reads the return address, which `enter` replaces for the other kind of return probe.
         let entering = self.entering(site, memory, vcpu);
         self.enter(site, memory, vcpu);
         let action = self.pass(site, memory, vcpu);
@@ -178,7 +178,7 @@ impl Engine {
         }
         let mut asked = AskedHits::new();
         self.left(site, &before, &mut asked, memory, vcpu);
-        // Where the processor has yet to execute the instruction nobody can be asked in between.
+        // Where the processor has yet to execute the instruction, no attendant can be asked in between.
         match action {
             Action::Resume if self.hold(vcpu, asked, Then::Resume) => Action::Hold,
             action => action,
@@ -206,8 +206,8 @@ impl Engine {
         }
     }
 
-    /// An int3 in the arena: a followed call has returned, or the copy of an
-    /// instruction is done.
+    /// Answers an int3 in the arena: a followed call has returned, a ring is full, or the copy of
+    /// an instruction is done.
     fn on_breakpoint_in_arena(
         &self,
         rip: GuestVirtAddr,
@@ -222,7 +222,7 @@ impl Engine {
             return action;
         }
         let Some(site) = self.copied_before(rip) else {
-            // Removed meanwhile, the byte is a `nop` by now; or the guest leapt there.
+            // If the site was removed meanwhile, the byte is a `nop` by now. Otherwise the guest jumped there itself.
             return match self.arena.copy_around(rip) {
                 Some((_, phys)) if is_gone(memory, phys) => Action::Resume,
                 _ => Action::Reinject,
@@ -233,7 +233,7 @@ impl Engine {
         Action::Resume
     }
 
-    /// The site of whose instruction a copy ends at `rip`.
+    /// The site whose instruction has a copy that ends at `rip`.
     pub(crate) fn copied_before(&self, rip: GuestVirtAddr) -> Option<Arc<Site>> {
         if !CodeArena::covers(rip) {
             return None;
@@ -243,7 +243,7 @@ impl Engine {
         self.table().site(probed).filter(ends_here).cloned()
     }
 
-    /// The site's instruction has been executed; RIP is where it led.
+    /// Reports that the site's instruction has been executed, where a probe wants that; RIP is where it led.
     pub(crate) fn done(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         if site.wants_post() {
             for probe in site.enabled().filter(|probe| probe.wants_post()) {
@@ -277,8 +277,8 @@ impl Engine {
         }
     }
 
-    /// Somebody has come to an int3 in a jump's displacement: an instruction began there, and is done
-    /// in the detour.
+    /// Answers an int3 in a jump's displacement: an instruction began there, and the vCPU executes its copy in the
+    /// detour.
     fn tripped(&self, site: &Site, copy: GuestVirtAddr, vcpu: &mut dyn Vcpu) -> Action {
         site.enabled().for_each(|probe| probe.trip());
         if let Some(jump) = site.jump()
@@ -303,7 +303,7 @@ impl Engine {
             return Action::Resume;
         }
         let fault = match &*site.way {
-            // Nothing that is done here comes to the notice of the debug registers.
+            // The debug registers don't notice accesses of the engine.
             Way::Emulate { touched, .. } if self.is_watched(touched, memory, vcpu) => {
                 return self.step(site, memory, vcpu, StepIn::Place);
             }
@@ -381,7 +381,7 @@ impl Engine {
         }
     }
 
-    /// Whether the instruction at RIP may access watched data.
+    /// Returns true if the instruction at RIP may access watched data.
     fn is_watched(&self, touched: &Touched, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let table = self.table();
         if table.watched.is_empty() || table.switches.disarmed || touched.is_empty() {

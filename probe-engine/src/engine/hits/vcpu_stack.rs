@@ -55,7 +55,8 @@ impl Engine {
             let mut read = |at| read_virt_u64(memory, tables, at).ok();
             stack = self.stack(vcpu.registers, at, (memory, now), &mut read, most);
         }
-        // A kernel without tables for unwinding still has a place.
+        // In user mode, or without tables for unwinding, there is still the place where the vCPU
+        // stands.
         if stack.addresses.is_empty() {
             let here = self.stands_at(GuestVirtAddr(vcpu.registers.rip));
             stack = Stack {

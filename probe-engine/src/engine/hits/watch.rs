@@ -14,7 +14,7 @@ use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 impl Table {
-    /// Has the debug registers watch for these probes.
+    /// Has the debug registers watch the data of these probes, as far as they are enabled.
     ///
     /// # Errors
     /// There are not enough of them.
@@ -58,7 +58,7 @@ impl Table {
 }
 
 impl Engine {
-    /// What the vCPUs have to be debugged for by the probes of now. Each change asks the monitor for it.
+    /// What the monitor has to debug the vCPUs for, by the present probes. Each change asks the monitor for it.
     pub(crate) fn debugging(&self) -> Debugging {
         Debugging {
             breakpoints: self.wants_breakpoints(),
@@ -75,10 +75,10 @@ impl Engine {
     ) -> Action {
         let table = self.table();
         let (mut tsc, mut registers) = (None, *vcpu.registers());
-        // Nobody is asked about those.
+        // No attendant is asked about accesses.
         let mut asked = AskedHits::new();
-        // A copy of an instruction in the arena may have done it, or code of ours there, which is none
-        // of the guest's accesses.
+        // A copy of an instruction in the arena may have made the access. An access of our own code there is none of
+        // the guest's.
         let went_on = self.went_on(GuestVirtAddr(registers.rip));
         registers.rip = went_on.map_or(registers.rip, |rip| rip.0);
         for (number, (_, probes)) in table.watched.iter().enumerate() {

@@ -17,9 +17,9 @@ use crate::error::ChangeError;
 use crate::probe::NoJump;
 
 impl Engine {
-    /// Puts prepared jumps into the guest's text, but those that don't fit any more because of what has
-    /// changed since: they wait again. How many probes are jumps now that weren't before. What the change has
-    /// replaced is freed with what was prepared.
+    /// Puts prepared jumps into the guest's text, and returns how many probes are jumps now that weren't before. Jumps
+    /// that don't fit any more, because of what has changed since, wait again. What the change has replaced is freed
+    /// with what was prepared.
     ///
     /// # Errors
     /// Text that is no memory.

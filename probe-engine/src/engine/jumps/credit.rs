@@ -1,10 +1,10 @@
-//! Whose a record or a count is.
+//! Which probes a record or a count belongs to.
 //!
-//! It belongs to the probes that were enabled where the jump is when it was left behind, however late it is
-//! read: a hit of a probe that has been disabled since is one of its hits, and one from before it was
-//! enabled is none. So the rings are read at each stop before the probes change. What can't be read
-//! then, as somebody is in the middle of writing it, is told from what comes later by its position in the
-//! ring. And who is anywhere else in a detour whose jump goes is still of the probes that it went from.
+//! It belongs to the probes that were enabled at the jump when it was written, however late it is read: a hit of a
+//! probe that has been disabled since is one of its hits, and one from before it was enabled is none. So the rings are
+//! read at each stop before the probes change. A record that is still being written can't be read then; it is told
+//! from later ones by its position in the ring. What a task does elsewhere in a detour whose jump is taken away still
+//! belongs to the probes that the jump had.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -26,8 +26,8 @@ use crate::probe::{Capture, ProbeId};
 use crate::ring::{Record, RecordHeader, Rings, Shape, Unfinished};
 use crate::value::stack_piece;
 
-/// Eras that are remembered at most. With more changes while one record stays unfinished, it is told of
-/// the probes of a later one.
+/// Eras that are remembered at most. With more changes while one record stays unfinished, that record is reported to
+/// the probes of a later era.
 const ERAS: usize = 256;
 
 /// What is known of detours, by their numbers.
@@ -38,26 +38,26 @@ pub(crate) struct Credit {
     tallies: Vec<Tally>,
     /// Changes of probes while there were unfinished records, the oldest first.
     eras: VecDeque<Era>,
-    /// What detours were before the change that is being made.
+    /// The probes that detours had before the change that is being made.
     former: HashMap<u32, Probes>,
-    /// The numbers of those whose counts are somebody's, in order. Those of removed probes are nobody's, and
-    /// may be many.
+    /// The numbers of the detours whose counts belong to probes, in order. The counts of removed probes belong to
+    /// none, and may be many.
     counted: Vec<Range<u32>>,
-    /// The numbers of those that follow calls, by the probed instruction.
+    /// The numbers of the detours that follow calls, by the probed instruction.
     followers: BTreeMap<GuestVirtAddr, BTreeSet<u32>>,
 }
 
-/// What was before a change.
+/// The state before a change.
 #[derive(Debug)]
 struct Era {
-    /// For each ring, the position up to which it was.
+    /// For each ring, the position at which the era ended.
     ends: Vec<u64>,
-    /// The probes of those detours that have others since.
+    /// The former probes of those detours that have others since.
     former: HashMap<u32, Probes>,
 }
 
 impl Credit {
-    /// Learns a jump that is going to be in the text.
+    /// Takes in a jump that is going to be in the text.
     pub(crate) fn number(&mut self, site: &Site, jump: &Jump, rings: &Rings) {
         let index = jump.number as usize;
         if self.detours.len() <= index {
@@ -104,7 +104,7 @@ impl Credit {
         }
     }
 
-    /// Whether a detour's counter is read each time.
+    /// Returns true if a detour's counter is read at each drain.
     pub(crate) fn is_counted(&self, number: u32) -> bool {
         let behind = self.counted.partition_point(|range| range.end <= number);
         let range = self.counted.get(behind);
@@ -116,7 +116,8 @@ impl Credit {
         &self.counted
     }
 
-    /// All jumps have been learned. What is in the rings now is from before.
+    /// Closes an era when all jumps have been taken in: what is in the rings now is from before the
+    /// change.
     pub(crate) fn close_era(&mut self, memory: &dyn GuestMemory, rings: &Rings) {
         let known = (0..).zip(&self.detours);
         let known = known.filter_map(|(number, known)| Some((number, known.as_ref()?)));
@@ -133,7 +134,7 @@ impl Credit {
         self.eras.push_back(Era { ends, former });
     }
 
-    /// Forgets what nothing in the rings is from any more.
+    /// Forgets the eras of which no record is in the rings any more.
     pub(crate) fn forget_eras(&mut self, rings: &Rings) {
         let is_over = |era: &Era| {
             rings
@@ -146,7 +147,7 @@ impl Credit {
         }
     }
 
-    /// More than the number of any detour.
+    /// A number above those of all detours.
     pub(crate) fn numbers(&self) -> u32 {
         self.detours.len() as u32
     }
@@ -155,7 +156,7 @@ impl Credit {
         self.detours.get(number as usize)?.as_ref()
     }
 
-    /// Forgets a detour that is no more. Whether it was one.
+    /// Forgets a detour that no longer exists. Returns true if it was known.
     pub(crate) fn forget(&mut self, number: u32) -> bool {
         let known = self.detours.get_mut(number as usize);
         let Some(known) = known.and_then(Option::take) else {
@@ -170,7 +171,7 @@ impl Credit {
         true
     }
 
-    /// Whether there is a detour in which somebody may wait for room in a ring.
+    /// Returns true if there is a detour in which a task may wait for room in a ring.
     pub(crate) fn may_wait(&self) -> bool {
         self.detours
             .iter()
@@ -178,7 +179,7 @@ impl Credit {
             .any(|known| known.full.is_some())
     }
 
-    /// Whether calls are followed.
+    /// Returns true if calls are followed.
     pub(crate) fn follows(&self) -> bool {
         !self.followers.is_empty()
     }
@@ -189,7 +190,7 @@ impl Credit {
         followers.flatten().copied().collect()
     }
 
-    /// Whether calls that a detour may be following are those of these return probes.
+    /// Returns true if the calls that a detour may be following are those of these return probes.
     pub(crate) fn is_followed_for(&self, number: u32, followers: &[ProbeId]) -> bool {
         self.known(number).is_none_or(|known| {
             let of_returns = known.probes.iter().filter(|probe| is_return(probe));
@@ -199,13 +200,13 @@ impl Credit {
         })
     }
 
-    /// The values in a record.
+    /// The shape of records with this header, if the detour leaves such records.
     pub(crate) fn shape(&self, header: RecordHeader) -> Option<&Shape> {
         self.known(header.detour)?.shape(header.returns)
     }
 
-    /// Reports a record that was at this position of its vCPU's ring.
-    /// `time` is when that was by the guest's clock, and `stack` unwinds what it has of a stack.
+    /// Reports a record that was at this position of its vCPU's ring. `time` converts a time stamp
+    /// to the guest's clock, and `stack` unwinds the piece of the stack that the record has.
     pub(crate) fn record(
         &self,
         at: u64,
@@ -228,7 +229,7 @@ impl Credit {
                 continue;
             }
             if returns && !is_active(table, known.at, probe) {
-                // As with a breakpoint, nobody is told of a return when the probe is disabled by then.
+                // As with a breakpoint, a return isn't reported when the probe is disabled by then.
                 probe.miss();
                 continue;
             }
@@ -273,7 +274,7 @@ impl Credit {
         }
     }
 
-    /// The probes that a record at this position is of.
+    /// The probes that a record at this position belongs to.
     fn probes_at(&self, vcpu: VcpuId, at: u64, detour: u32) -> &[Arc<Probe>] {
         let ring = vcpu.0 as usize;
         let is_before = |era: &&Era| era.ends.get(ring).is_some_and(|end| precedes(at, *end));
@@ -283,7 +284,8 @@ impl Credit {
         former.or_else(now).map_or(&[], Probes::as_slice)
     }
 
-    /// Whether this probe is among those that an unfinished record at this position is of.
+    /// Returns true if this probe is among those that an unfinished record at this position belongs
+    /// to.
     pub(crate) fn is_of(
         &self,
         probe: &Arc<Probe>,
@@ -295,7 +297,7 @@ impl Credit {
         is_return(probe) == header.returns && probes.iter().any(|it| Arc::ptr_eq(it, probe))
     }
 
-    /// These records will never be finished.
+    /// Counts records that will never be finished as missed.
     pub(crate) fn lose(&self, lost: &[Unfinished]) {
         for it in lost {
             let Some(header) = it.header else { continue };
@@ -307,7 +309,7 @@ impl Credit {
         }
     }
 
-    /// Whether the calls that a detour follows are of this probe, among others.
+    /// Returns true if the calls that a detour follows are of this probe, among others.
     pub(crate) fn follows_for(&self, number: u32, probe: &Arc<Probe>) -> bool {
         let known = self.known(number);
         known.is_some_and(|known| known.probes.iter().any(|it| Arc::ptr_eq(it, probe)))
@@ -334,8 +336,8 @@ impl Credit {
         }
     }
 
-    /// Whether the table of calls, which has counted this by now, may have no room for a call that is to come,
-    /// or had none for one.
+    /// Returns true if the table of calls, which has counted `now`, may have no room for the next call, or had none
+    /// for an earlier one.
     pub(crate) fn is_crowded(&self, now: &[Tally]) -> bool {
         let missed = |index: usize| self.tallies.get(index).map_or(0, |tally| tally.missed);
         let known = self.detours.iter().zip(now).enumerate();
@@ -369,13 +371,13 @@ impl Credit {
     }
 }
 
-/// Whether a probe notices now what happens at an address.
+/// Returns true if a probe notices now what happens at an address.
 fn is_active(table: &Table, at: GuestVirtAddr, probe: &Arc<Probe>) -> bool {
     let site = table.site(at);
     site.is_some_and(|site| site.active.iter().any(|it| Arc::ptr_eq(it, probe)))
 }
 
-/// These numbers, which rise.
+/// Makes ranges of these numbers, which rise.
 pub(crate) fn ranges(numbers: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
     let mut ranges: Vec<Range<u32>> = Vec::new();
     for number in numbers {
@@ -387,7 +389,7 @@ pub(crate) fn ranges(numbers: impl Iterator<Item = u32>) -> Vec<Range<u32>> {
     ranges
 }
 
-/// Whether a position of a ring is before another one, at most half of all positions away.
+/// Returns true if a position of a ring is before another one, at most half of all positions away.
 fn precedes(one: u64, other: u64) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
 }

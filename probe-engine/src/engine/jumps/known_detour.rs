@@ -1,4 +1,4 @@
-//! What is known of one detour, and what a record of it tells each of its probes.
+//! What is known of one detour, and what a record of it means for each of its probes.
 
 use std::sync::Arc;
 
@@ -26,19 +26,19 @@ pub(crate) struct KnownDetour {
     pub(super) records_returns: Option<Shape>,
     pub(super) code: GuestVirtAddr,
     pub(super) full: Option<Full>,
-    /// What its counter had come to when it was last looked at.
+    /// What its counter had come to when it was last read.
     pub(super) counted: u64,
-    /// The probes that are enabled while its jump is in the text, or were when it was last.
+    /// The probes that are enabled while its jump is in the text, or were when it last was.
     pub(super) probes: Probes,
 }
 
 impl KnownDetour {
-    /// Whether any of its probes is still there.
+    /// Returns true if any of its probes is still there.
     pub(super) fn counts(&self) -> bool {
         self.probes.iter().any(|probe| !probe.is_removed())
     }
 
-    /// The values of a record that a probe asks for.
+    /// Returns the values of a record that a probe asks for.
     pub(super) fn values_of(&self, probe: &Probe, record: &Record<'_>) -> Recorded {
         let wanted = &probe.options.values;
         match &record.call {
@@ -60,17 +60,17 @@ impl KnownDetour {
         self.at
     }
 
-    /// The probes that its hits are of.
+    /// The probes that its hits belong to.
     pub(crate) fn probes(&self) -> &[Arc<Probe>] {
         &self.probes
     }
 
-    /// Its code, and where that comes to with a ring full.
+    /// Its code, and where that comes to when a ring is full.
     pub(crate) fn waits_at(&self) -> Option<(GuestVirtAddr, Full)> {
         Some((self.code, self.full?))
     }
 
-    /// What is in its records of hits, or of returns, if it leaves such.
+    /// What is in its records of hits, or of returns, if it leaves such records.
     pub(super) fn shape(&self, returns: bool) -> Option<&Shape> {
         match returns {
             true => self.records_returns.as_ref(),
@@ -79,12 +79,13 @@ impl KnownDetour {
     }
 }
 
-/// Whether returns are what a probe is about.
+/// Returns true if a probe is a return probe.
 pub(super) fn is_return(probe: &Probe) -> bool {
     matches!(probe.kind, ProbeKind::Return { .. })
 }
 
-/// The values of a return: those of memory are `recorded`, the others are told from registers.
+/// Returns the values of a return: those of memory are `recorded`, the others are taken from
+/// registers.
 fn at_return(
     wanted: &[Value],
     record: &Record<'_>,
@@ -114,7 +115,7 @@ fn at_return(
     encoder.end()
 }
 
-/// Whether a return meets the filter of its probe.
+/// Returns true if a return meets the filter of its probe.
 pub(super) fn is_met(probe: &Probe, record: &Record<'_>, values: &Recorded) -> bool {
     let Some(filter) = &probe.options.filter else {
         return true;
@@ -126,7 +127,7 @@ pub(super) fn is_met(probe: &Probe, record: &Record<'_>, values: &Recorded) -> b
     })
 }
 
-/// What a record tells of a probe, but for its values.
+/// Makes a probe's event of a record, but without its values.
 pub(super) fn event(
     probe: &Probe,
     at: GuestVirtAddr,

@@ -20,10 +20,10 @@ use crate::probe::NoJump;
 /// `arch/x86/kernel/alternative.c`).
 const UNLOCKED: u8 = 0x3e;
 
-/// A loaded module, and what all of its text tells of its parts.
+/// A loaded module, and what its whole text tells of its parts.
 ///
-/// It is read while the guest runs. It is right if the module is still loaded when a jump is made: the probe's site
-/// is another one otherwise.
+/// It is read while the guest runs. It is right if the module is still loaded when a jump is made: otherwise the
+/// probe's site has been replaced.
 #[derive(Debug)]
 pub(crate) struct ModuleText {
     pub(crate) loaded: Loaded,
@@ -46,10 +46,11 @@ impl Engine {
         let unreadable = |reason| NoJump::Unreadable { reason };
         let found = self.find_running(memory, name).map_err(unreadable)?;
         let Some((at, module)) = found else {
-            // It is being loaded or unloaded: its probes will be told.
+            // The module is being loaded or unloaded, and the states of its probes will change with
+            // it.
             return Err(NoJump::ModuleStarts);
         };
-        // Until then it has init text, which is freed, and the kernel still changes what describes the module.
+        // Until then it has init text, which is freed, and the kernel still changes the structures that describe it.
         if module.state != ModuleState::Live || !module.init_text.is_empty() {
             return Err(NoJump::ModuleStarts);
         }
@@ -89,18 +90,18 @@ impl ModuleText {
         &self.loaded.module().landings
     }
 
-    /// Whether a jump may take the place of these instructions of the module.
+    /// Checks that a jump may take the place of these instructions of the module.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it may not.
     pub(crate) fn admits(
         &self,
         body: &dyn Body,
         site: &Site,
         region: &Region,
     ) -> Result<(), NoJump> {
-        // Which of a module's lock prefixes the kernel patches when it goes from one CPU to several isn't looked
-        // up (`.smp_locks`): any may be one.
+        // Which of a module's lock prefixes the kernel patches when it goes from one CPU to several isn't looked up
+        // (`.smp_locks`): any of them may be one.
         let may_be_patched = |offset: &u8| {
             let offset = usize::from(*offset);
             let bytes = region.bytes.get(offset..).unwrap_or_default();

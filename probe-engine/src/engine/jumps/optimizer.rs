@@ -1,9 +1,9 @@
 //! From breakpoints to jumps, and back.
 //!
-//! A jump is prepared while the guest runs: its region found, its detour written to memory that nobody
-//! uses yet. Then all that are ready go into the text at once, while all vCPUs stand still. A site that
-//! has changed in between is prepared again: sites are never changed, only replaced, so being the same
-//! object tells that one has not.
+//! A jump is prepared while the guest runs: its region is found, and its detour is written to memory that no task uses
+//! yet. Then all that are ready go into the text at once, while all vCPUs stand still. A site that has changed in
+//! between is prepared again: sites are never changed, only replaced, so a site that is still the same object has not
+//! changed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,16 +29,18 @@ use crate::probe::{NoJump, Place};
 /// Bytes behind a probed instruction that are looked at: more than a region has.
 const AHEAD: u64 = 128;
 
-/// The modules that were read for a look at what waits.
+/// The modules that were read for one look at the waiting sites.
 type ModuleTexts = HashMap<ModuleName, Result<ModuleText, NoJump>>;
 
 impl Engine {
-    /// Whether probes wait to become jumps, or to be told why not, and it is time to look.
+    /// Returns true if probes wait to become jumps, or for the reason why not, and it is time to
+    /// look.
     pub fn has_waiting(&self) -> bool {
         self.outstanding.any() && self.is_started()
     }
 
-    /// Makes ready what waits, while the guest runs. What can't become a jump is told so at once.
+    /// Prepares jumps for the sites that wait, while the guest runs. Those that can't become jumps
+    /// get their reason at once.
     pub fn prepare_jumps(&self, memory: &dyn GuestMemory) -> Prepared {
         if !self.is_started() || !self.outstanding.take() {
             return Prepared::default();
@@ -69,7 +71,7 @@ impl Engine {
                 {
                     crowded = true;
                 }
-                // Nobody tells when that is over.
+                // The engine isn't notified when that is over.
                 Err(NoJump::ModuleStarts) => self.outstanding.add(),
                 Err(why) => not.push((site, Arc::new(why))),
             }
@@ -82,7 +84,8 @@ impl Engine {
         let why = Arc::new(NoJump::Tripwire);
         ready.extend(tripped.map(|site| (Arc::clone(site), Verdict::Not(Arc::clone(&why)))));
         if !table.all_held().is_empty() || self.table().waits_for_guest() {
-            // Nobody tells when the guest gives one back, or takes a kprobe of its own away.
+            // The engine isn't notified when the guest gives one back, or takes a kprobe of its own
+            // away.
             self.outstanding.add();
         }
         let planned = (!ready.is_empty() && !kprobes.changing).then(|| {
@@ -99,8 +102,8 @@ impl Engine {
         }
     }
 
-    /// Says of sites why they stay breakpoints, unless what was looked at has changed since: the site itself, or,
-    /// where it is no jump for now, anything in the table. Then it waits on.
+    /// Sets the reasons why sites stay breakpoints, unless what was looked at has changed since: the site itself, or,
+    /// where the reason holds only for now, anything in the table. Then the site waits on.
     fn publish_verdicts(&self, looked_at: &Arc<Table>, verdicts: Vec<(Arc<Site>, Arc<NoJump>)>) {
         if verdicts.is_empty() {
             return;
@@ -118,7 +121,7 @@ impl Engine {
         self.table.store(Arc::new(table));
     }
 
-    /// Whether probes may become jumps at all.
+    /// Returns true if probes may become jumps at all.
     pub fn is_optimizing(&self) -> bool {
         !self.table().switches.jumpless
     }

@@ -18,14 +18,15 @@ pub struct Prepared {
     pub(crate) planned: Option<(PlannedJumps, GuestKprobes)>,
     /// The guest has given a jump back that it held.
     pub(crate) takes_back: bool,
-    /// Calls that were followed are over, or are to be.
+    /// There are calls to tidy up: no probe follows them any more, or their tasks may have ended.
     pub(crate) tidies: bool,
-    /// There is no room for a detour, and what removed probes had may be given to others.
+    /// There is no room for a detour, and the room of removed probes' detours may be given to
+    /// others.
     pub(crate) crowded: bool,
 }
 
 impl Prepared {
-    /// Whether there is nothing to do.
+    /// Returns true if there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.verdicts.is_empty() && !self.takes_back && !self.crowded && !self.tidies
     }
@@ -37,7 +38,8 @@ pub(crate) struct PlannedJumps {
     pub(crate) plan: Plan,
     /// How many probes are jumps then that weren't before.
     pub(crate) placed: usize,
-    /// The text that it was worked out from. `None` if that can't be found again in guest memory.
+    /// The text that it was worked out from. `None` if part of that can't be found again in guest
+    /// memory.
     pub(crate) text: Option<TextRead>,
 }
 

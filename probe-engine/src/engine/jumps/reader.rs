@@ -1,4 +1,5 @@
-//! The reader of the rings: whose records and counts they have, and what is known of calls that detours follow.
+//! The reader of the rings: it has the probes that records and counts belong to, and what is known of calls that
+//! detours follow.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,11 +30,11 @@ pub(crate) struct ReaderState {
     pub(crate) cells: u32,
     /// Where the variables of the first CPU are.
     pub(crate) first_cpu: GuestVirtAddr,
-    /// Whose the records and counts are.
+    /// The probes that the records and counts belong to.
     pub(crate) credit: Credit,
-    /// What return probes have, or why they can't be jumps.
+    /// The parts that return probes need to be jumps, or why they can't be.
     pub(crate) follower: Result<Follower, NoJump>,
-    /// All that was found so far; see [`crate::engine::Drained::damaged`].
+    /// The damage that was found so far; see [`crate::engine::Drained::damaged`].
     pub(crate) damaged: u64,
     /// Drains in a row that have found nothing, with no jump in the text.
     pub(crate) quiet: u32,
@@ -44,7 +45,7 @@ impl Reader {
         Self(Lock::new(Rank::Reader, None))
     }
 
-    /// What detours have to know of the guest. Without rings, `make` lays them out.
+    /// Returns what detours have to know of the guest. Without rings, `make` lays them out.
     pub(crate) fn environment(
         &self,
         make: impl FnOnce() -> Result<ReaderState, NoJump>,
@@ -56,17 +57,17 @@ impl Reader {
         Ok(state.insert(make()?).environment)
     }
 
-    /// Looks at the rings, or reads them; `None` if there are none.
+    /// Calls `look` with the rings; `None` if there are none.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut ReaderState) -> T) -> Option<T> {
         self.hold(|state| state.map(look))
     }
 
-    /// Holds the lock, whether there are rings or not.
+    /// Calls `look` with the lock held, whether there are rings or not.
     pub(crate) fn hold<T>(&self, look: impl FnOnce(Option<&mut ReaderState>) -> T) -> T {
         look(self.0.lock().as_mut())
     }
 
-    /// How many detours can have a counter.
+    /// The number of detours that can have a counter.
     pub(crate) fn cells(&self) -> u32 {
         self.with(|it| it.cells).unwrap_or(0)
     }
@@ -76,25 +77,26 @@ impl Reader {
         self.with(|it| it.damaged).unwrap_or(0)
     }
 
-    /// Whether a record that nobody finishes may hold a ring up.
+    /// Returns true if an unfinished record may hold a ring up for ever.
     pub(crate) fn may_have_dead(&self) -> bool {
         self.with(|it| it.rings.may_have_dead()).unwrap_or(false)
     }
 
-    /// A task that was preempted in a lossless detour comes to its int3 when the jump has long gone.
+    /// Returns true if a task may wait in a lossless detour: one that was preempted there comes to its int3 when the
+    /// jump has long gone.
     pub(crate) fn may_wait_in_detour(&self) -> bool {
         self.with(|it| it.credit.may_wait()).unwrap_or(false)
     }
 
-    /// Whether return probes can be jumps.
+    /// Checks that return probes can be jumps.
     pub(crate) fn can_follow(&self) -> Result<(), NoJump> {
         self.with(|it| it.follower.clone().map(drop))
             .unwrap_or(Ok(()))
     }
 
-    /// Learns the numbers of these sites' detours and whose they are now, before the guest can come to
-    /// them. What is in the rings already stays whose it was. Returns whether a detour may come to an int3 when
-    /// its call returns.
+    /// Takes in the numbers of these sites' detours and the probes that they belong to now, before the guest can come
+    /// to them. What is in the rings already stays with the probes that it belonged to. Returns true if a detour may
+    /// come to an int3 when its call returns.
     pub(crate) fn number_detours<'s>(
         &self,
         memory: &dyn GuestMemory,
@@ -104,8 +106,8 @@ impl Reader {
         self.with(number).unwrap_or(false)
     }
 
-    /// Those of these probes of which detours have noticed hits that would be told of later, and how many: their
-    /// records are being written, or their calls have not returned.
+    /// Returns those of these probes of which detours have noticed hits that would be reported later, and how many:
+    /// their records are being written, or their calls have not returned.
     pub(crate) fn unfinished(
         &self,
         guest: &dyn StoppedGuest,
@@ -116,12 +118,12 @@ impl Reader {
             .unwrap_or_default()
     }
 
-    /// The instruction that a detour is for.
+    /// Returns the instruction that a detour is for.
     pub(crate) fn detour_of(&self, number: u32) -> Option<GuestVirtAddr> {
         self.with(|it| it.credit.known(number).map(KnownDetour::at))?
     }
 
-    /// The numbers of this instruction's detours in which there are still calls of other return probes than
+    /// Returns the numbers of this instruction's detours in which there are still calls of other return probes than
     /// these.
     pub(crate) fn busy_detours(
         &self,
@@ -133,7 +135,7 @@ impl Reader {
             .unwrap_or_default()
     }
 
-    /// The table of calls, and the numbers of the detours that follow the calls of the functions probed at
+    /// Returns the table of calls, and the numbers of the detours that follow the calls of the functions probed at
     /// these addresses, if there are any.
     pub(crate) fn followed_at(
         &self,
@@ -146,15 +148,15 @@ impl Reader {
         })?
     }
 
-    /// The table of calls, if one has ever been followed.
+    /// The table of calls, if there is a detour that follows calls.
     pub(crate) fn calls(&self) -> Option<Calls> {
         self.with(|it| it.calls())?
     }
 
-    /// The calls that detours follow: of what the guest has written over the table, only what has the number
-    /// of a detour.
+    /// Returns the calls that detours follow. Where the guest has written over the table, only entries with the number
+    /// of a detour count.
     pub(crate) fn followed(&self, memory: &dyn GuestMemory) -> Vec<Call> {
-        // Locked once: the guest may have made a call of each place in the table.
+        // The lock is taken once: the guest may have filled every place of the table with a call.
         let followed = self.with(|it| {
             let is_known = |number| it.credit.known(number).is_some();
             it.calls()?.under_way_of(memory, is_known).ok()
@@ -162,7 +164,8 @@ impl Reader {
         followed.flatten().unwrap_or_default()
     }
 
-    /// The numbers of the detours whose calls are under way, and of those with unfinished records.
+    /// Returns the numbers of the detours whose calls are under way, and of those with unfinished
+    /// records.
     pub(crate) fn recording(&self, memory: &dyn GuestMemory) -> Result<Vec<u32>, MemoryError> {
         self.with(|it| it.recording(memory))
             .unwrap_or_else(|| Ok(Vec::new()))
@@ -180,8 +183,8 @@ impl ReaderState {
         memory: &dyn GuestMemory,
         sites: impl Iterator<Item = &'s Arc<Site>> + Clone,
     ) -> bool {
-        // Who was late in a detour of a removed probe, and the guest itself, may have written to counters
-        // that nobody has read. Where they can't be, they count nothing.
+        // A task that was late in a detour of a removed probe, or the guest itself, may have written to counters that
+        // weren't read. Those that can't be read count nothing.
         let jumps = sites.filter_map(|site| Some((site, site.jump()?)));
         let numbers = jumps.clone().map(|(_, jump)| jump.number);
         let numbers: BTreeSet<u32> = numbers
@@ -212,14 +215,14 @@ impl ReaderState {
             _ => Vec::new(),
         };
         if records.is_empty() && calls.is_empty() {
-            // Thousands of probes needn't be looked at.
+            // There may be thousands of probes: they needn't be looked at.
             return Vec::new();
         }
         let of = |probe: &Arc<Probe>| {
             let is_of = |it: &&ring::Unfinished| {
                 let header = it.header;
                 header.is_some_and(|header| {
-                    // Such a call is still in the table.
+                    // The call of a return's record is still in the table, and counts there.
                     !header.returns && credit.is_of(probe, it.vcpu, it.at, header)
                 })
             };
@@ -266,7 +269,7 @@ impl ReaderState {
             .collect())
     }
 
-    /// Forgets those detours that are no more. No call of theirs is under way.
+    /// Forgets those detours that no longer exist. No call of theirs is under way.
     pub(crate) fn forget_detours(
         &mut self,
         memory: &dyn GuestMemory,

@@ -21,29 +21,29 @@ use crate::value::stack_pieces;
 /// `arch/x86/include/asm/page_64_types.h`).
 const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
-/// After so many drains in a row that find nothing, with no jump left, breakpoints' events need not wait
-/// for records any more.
+/// Drains in a row that find nothing, with no jump left, after which breakpoints' events need not wait for records any
+/// more.
 const QUIET: u32 = 16;
 
-/// What was read from the rings.
+/// The result of reading the rings.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
     /// Records.
     pub records: u64,
     /// How often something unreadable was skipped: the guest has damaged its rings.
     pub damaged: u64,
-    /// Events that are held back until it is known that no earlier one is to come.
+    /// Events that are held back until it is known that no earlier one can come.
     pub held: usize,
 }
 
 impl Engine {
-    /// What detours have to know of the guest. The first call lays the rings out.
+    /// Returns what detours have to know of the guest. The first call lays the rings out.
     pub(crate) fn environment(&self, memory: &dyn GuestMemory) -> Result<Environment, NoJump> {
         self.reader.environment(|| self.lay_out_rings(memory))
     }
 
-    /// How detours follow pointers in this guest. The kernel has decided where its direct mapping is before its
-    /// CPUs had variables of their own.
+    /// Returns how detours follow pointers in this guest. The kernel has decided where its direct mapping is before
+    /// its CPUs had variables of their own.
     fn pointers(&self, memory: &dyn GuestMemory, image: &ImageMap) -> Option<Pointers> {
         let read = |name| {
             let symbol = self.kernel.symbols.get(name)?;
@@ -98,16 +98,15 @@ impl Engine {
         })
     }
 
-    /// Reads all that the guest has put into its rings, so that it is told of those probes whose it is
-    /// before they change: to be called at a stop, before the next table is published.
+    /// Reads all that the guest has put into its rings before the probes change, so that it is reported to those that
+    /// it belongs to. To be called at a stop, before the next table is published.
     pub(crate) fn settle(&self, memory: &dyn GuestMemory) {
         self.reader
             .with(|state| self.drain_locked(state, memory, true));
     }
 
-    /// Reads what the guest has put into its rings and reports it. To be called often while there are
-    /// jumps. What is youngest is held back until the next call, as something earlier may be to come
-    /// from another vCPU.
+    /// Reads what the guest has put into its rings and reports it. To be called often while there are jumps. The
+    /// youngest events are held back until the next call, as an earlier one may still come from another vCPU.
     pub fn drain(&self, memory: &dyn GuestMemory) -> Drained {
         let drain = |state: &mut ReaderState| self.drain_locked(state, memory, false).0;
         self.reader.with(drain).unwrap_or_default()
@@ -122,13 +121,14 @@ impl Engine {
         Drained { held: 0, ..drained }
     }
 
-    /// How often something unreadable was skipped in the rings so far: the guest has damaged them.
+    /// Returns how often something unreadable was skipped in the rings so far: the guest has
+    /// damaged them.
     pub fn ring_damage(&self) -> u64 {
         self.reader.damage()
     }
 
-    /// As [`Self::drain_all`] for a guest that has ended: nobody finishes what isn't whole, so it counts as
-    /// missed, and no call under way returns any more.
+    /// As [`Self::drain_all`] for a guest that has ended: a record that isn't whole will never be finished, so it
+    /// counts as missed, and no call under way returns any more.
     pub fn drain_ended(&self, memory: &dyn GuestMemory) -> Drained {
         self.end_all_calls(memory);
         let drained = self.drain_all(memory);
@@ -139,14 +139,14 @@ impl Engine {
         drained
     }
 
-    /// Whether a ring has been held up for so long by a record that nobody finishes that somebody should
-    /// stop the guest and [`Self::recover_rings`].
+    /// Returns true if an unfinished record has held a ring up for so long that the caller should stop the guest and
+    /// call [`Self::recover_rings`].
     pub fn is_held_up(&self) -> bool {
         self.reader.may_have_dead()
     }
 
-    /// Gives up those unfinished records whose writers don't exist any more: a task that died in the
-    /// middle. They count as missed. Reads all of the guest's memory to be sure. How many there were.
+    /// Gives up those unfinished records whose writers don't exist any more: a task that died in the middle. They
+    /// count as missed. Reads all of the guest's memory to be sure. Returns how many there were.
     ///
     /// # Errors
     /// Part of the memory can't be read. Nothing is given up then.
@@ -174,7 +174,8 @@ impl Engine {
         self.reader.with(recover).unwrap_or(Ok(0))
     }
 
-    /// `ahead`: no vCPU runs. Also says which rings are blocked.
+    /// Reads the rings and reports what is in them. `ahead`: no vCPU runs. Also returns which rings
+    /// are blocked.
     fn drain_locked(
         &self,
         state: &mut ReaderState,
@@ -223,7 +224,7 @@ impl Engine {
             && let Ok(now) = follower.calls.tallies(memory, credit.numbers() as usize)
         {
             if credit.is_crowded(&now) {
-                // Tasks may have ended inside, which takes a look.
+                // Tasks may have ended inside the functions, which has to be checked.
                 self.outstanding.add_crowded_calls();
             }
             credit.count_calls(&table, now);
@@ -241,8 +242,9 @@ impl Engine {
         (drained, found)
     }
 
-    /// A vCPU has come to the int3 of a lossless detour: its ring is full. Makes room, or, where
-    /// somebody who was interrupted by this one has not finished his record, loses this one.
+    /// Handles the int3 of a lossless detour, which a vCPU comes to when its ring is full. Makes
+    /// room, or gives up this record where an earlier one is unfinished because its writer was
+    /// interrupted by this one.
     pub(crate) fn ring_is_full(
         &self,
         rip: GuestVirtAddr,
@@ -279,7 +281,7 @@ impl Engine {
         let ring = vcpu.id().0 as usize;
         let before = state.rings.tails().nth(ring);
         let (_, found) = self.drain_locked(state, memory, false);
-        // What others have got room for is of no use to this one.
+        // Room in other vCPUs' rings is of no use to this one.
         let is_stuck = before == state.rings.tails().nth(ring);
         let blocked = found.blocked.get(ring).copied().unwrap_or(true) && is_stuck;
         vcpu.registers_mut().rip = if blocked {

@@ -17,7 +17,7 @@ const WORTH: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Optimizer {
     text: Lock<Option<WholeText>>,
-    /// How many idle detours there have to be before it is worth looking which of them nobody is in.
+    /// How many idle detours there have to be before it is worth checking which of them no task is in.
     worth: AtomicUsize,
 }
 
@@ -29,23 +29,25 @@ impl Optimizer {
         }
     }
 
-    /// What the kernel's text tells, if it was read. Nobody else prepares jumps while this is held.
+    /// What the kernel's text tells, if it was read. No other thread prepares jumps while this is
+    /// held.
     pub(crate) fn text(&self) -> Guard<'_, Option<WholeText>> {
         self.text.lock()
     }
 
-    /// Whether so many idle detours are worth looking which of them nobody is in.
+    /// Returns true if so many idle detours make it worth checking which of them no task is in.
     pub(crate) fn is_worth(&self, idle: usize) -> bool {
         idle >= self.worth.load(Ordering::Relaxed)
     }
 
-    /// Somebody has looked. The idle detours that are left are in use, or look so: they'd have to become many more.
+    /// Notes that they have been checked. The idle detours that are left are in use, or look so: a new check is worth
+    /// it only when there are many more.
     pub(crate) fn has_looked(&self, idle: usize) {
         self.worth.store((2 * idle).max(WORTH), Ordering::Relaxed);
     }
 }
 
-/// What all of the kernel's text tells of its parts.
+/// What the kernel's whole text tells of its parts.
 #[derive(Debug)]
 pub(crate) struct WholeText {
     pub(crate) targets: BranchTargets,

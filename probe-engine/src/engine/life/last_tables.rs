@@ -4,7 +4,8 @@ use guest_state::x86_64::paging::PageTables;
 
 use crate::engine::lock::{Lock, Rank};
 
-/// By which the guest's memory is read while it runs: the kernel's page tables, as they were when it last stood still.
+/// The page tables by which the guest's memory is read while it runs: the kernel's, as they were when the guest last
+/// stood still.
 #[derive(Debug)]
 pub(crate) struct LastTables(Lock<Option<PageTables>>);
 

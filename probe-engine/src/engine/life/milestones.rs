@@ -1,5 +1,5 @@
-//! What the kernel does to its own text, and the engine has to know: frees its init text, loads
-//! and frees modules. The engine waits for it with breakpoints of its own, as for oopses.
+//! What the kernel does to its own text and the engine has to know: it frees its init text, loads
+//! and frees modules. The engine waits for that with breakpoints of its own, as for oopses.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ impl Engine {
     /// to free its init text, to withdraw the probes there in time. Call it
     /// before the guest's first instruction, or as soon as the image map is known.
     ///
-    /// Returns whether there is such a moment to wait for: `false` for a kernel
-    /// without `free_initmem`, where nobody should probe init text.
+    /// Returns true if there is such a moment to wait for. A kernel without `free_initmem` has
+    /// none, so init text shouldn't be probed there.
     ///
     /// # Errors
     /// As for a probe there.
@@ -57,7 +57,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Whether a probe with these options may have to unwind a stack through modules.
+    /// Returns true if a probe with one of these options may have to unwind a stack through modules.
     pub(crate) fn unwinds_modules<'o>(&self, mut all: impl Iterator<Item = &'o Options>) -> bool {
         let is_able = self.kernel.modules.is_ok()
             && matches!(&self.kernel.unwind, Ok(unwinder) if unwinder.table().is_some());
@@ -65,7 +65,7 @@ impl Engine {
     }
 
     /// Waits for modules to come and go if one of these probes is in one, or has stacks that may lead through one.
-    /// Where that can't be waited for, stacks do without.
+    /// Where the engine can't wait for that, stacks do without the modules' tables.
     pub(crate) fn wait_for_modules(
         &self,
         guest: &dyn StoppedGuest,
@@ -166,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// The guest is at a milestone, on this vCPU; the others may run.
+    /// Does what is due at a milestone that the guest is at, on this vCPU; the others may run.
     pub(crate) fn reach(
         &self,
         milestone: Milestone,
@@ -175,7 +175,7 @@ impl Engine {
     ) {
         if milestone.is_of_module() {
             if self.table().has_jumps() {
-                // Their stacks are unwound while it is there.
+                // The stacks of their records are unwound while the module is there.
                 self.drain(memory);
             }
             self.known_modules.forget();
@@ -191,7 +191,7 @@ impl Engine {
             }
             Milestone::ModuleInitDone => {
                 let registers = vcpu.registers();
-                // Null for the kernel's own init text.
+                // RDI is null for the kernel's own init text.
                 if registers.rdi != 0 {
                     let range = GuestVirtAddr(registers.rsi)..GuestVirtAddr(registers.rdx);
                     let is_lost = |site: &Site| site.module.is_some() && range.contains(&site.virt);
@@ -200,13 +200,13 @@ impl Engine {
             }
             Milestone::ModuleFreed => self.withdraw_module(memory, vcpu),
             Milestone::EndsTask => self.ends_task(memory, vcpu),
-            // That is a way past the instruction.
+            // `pass` does that, in the place of the instruction.
             Milestone::ShowsText => {}
         }
     }
 
-    /// Whether the guest is about to free a module that has jumps, by the function that this vCPU enters. They may be
-    /// taken out of its text only while no other vCPU runs.
+    /// Returns true if the guest is about to free a module that has jumps, by the function that this vCPU enters. The
+    /// jumps may be taken out of the module's text only while no other vCPU runs.
     pub(crate) fn frees_jumps(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let table = self.table();
         let site = table.site(GuestVirtAddr(vcpu.registers().rip));
@@ -225,8 +225,8 @@ impl Engine {
             .is_some_and(|name| has_jump(&name))
     }
 
-    /// A module's text is about to be freed. Nobody executes it any more, nor what stands in for it in a detour:
-    /// the kernel relies on that as well.
+    /// Withdraws all breakpoints from a module, whose text is about to be freed. No task executes the text any more,
+    /// nor its copies in a detour: the kernel relies on that as well.
     pub(crate) fn withdraw_module(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         if let Some(name) = self.module_name(memory, vcpu) {
             let is_lost = |site: &Site| site.module.as_deref() == Some(&*name);
@@ -234,8 +234,8 @@ impl Engine {
         }
     }
 
-    /// The kernel is about to free its init text: withdraws all breakpoints from
-    /// it, and the one that told so.
+    /// Withdraws all breakpoints from the init text, which the kernel is about to free, and the
+    /// breakpoint of this milestone.
     fn release_init_text(&self, memory: &dyn GuestMemory) {
         let init_text = self.kernel.symbols.init_text();
         let is_lost = |site: &Site| init_text.contains(&site.virt);
@@ -245,8 +245,8 @@ impl Engine {
         });
     }
 
-    /// The text of these sites is about to be freed: their breakpoints are lifted
-    /// and their probes are gone, and the table changes in one thing `more`.
+    /// Lifts the breakpoints of these sites, whose text is about to be freed, and makes their
+    /// probes gone ones. `more` changes one more thing in the table.
     fn withdraw(
         &self,
         memory: &dyn GuestMemory,
@@ -259,7 +259,7 @@ impl Engine {
         for site in before.table.sites().filter(|site| is_lost(site)) {
             for probe in &site.probes {
                 probe.set_gone();
-                // One with several breakpoints loses all of them.
+                // A probe with several breakpoints loses all of them.
                 for at in probe.places().into_iter().filter(|at| *at != site.virt) {
                     table.change(at, |other| other.probes.retain(|it| it.id != probe.id));
                 }
@@ -282,9 +282,8 @@ impl Engine {
         }
     }
 
-    /// Changes the breakpoints while the guest runs. Nobody can be told of a
-    /// failure, and what can't be written isn't memory any more and holds no
-    /// breakpoint.
+    /// Changes the breakpoints while the guest runs. There is no client to be told of a failure,
+    /// and text that can't be written isn't memory any more and holds no breakpoint.
     fn apply_running(&self, memory: &dyn GuestMemory, before: Generation, mut table: Table) {
         table.reconsider();
         let registry = Arc::clone(&before.registry);
@@ -295,7 +294,7 @@ impl Engine {
         self.forget_unseen();
     }
 
-    /// A module's text is complete: places the probes that wait for it.
+    /// Places the probes that wait for a module, whose text is complete now.
     fn place_in_module(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         // Few modules have probes, and reading all of one takes its time.
         let Some(name) = self.module_name(memory, vcpu) else {

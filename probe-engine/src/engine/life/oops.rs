@@ -1,11 +1,11 @@
 //! What the guest tells of an exception that it didn't expect: an oops.
 //!
-//! Where the instruction was executed in a detour or a slot, the saved registers (`struct pt_regs`) have an
-//! address in the arena, of which the kernel knows no symbol, no text and no stack frame. They are made what
-//! they would be without the probe, right before the kernel looks at them. That must not be earlier: from a
-//! fault that the kernel mends, as a page that it has to make writable, the task goes back into the detour.
-//! An instruction whose fault the kernel has a fix-up for (`__ex_table`) is never in a detour, and stepped in a
-//! slot, so that its handler sees the original address.
+//! Where the instruction was executed in a detour or a slot, the saved registers (`struct pt_regs`) have an address in
+//! the arena, of which the kernel knows no symbol, no text and no stack frame. The engine makes them what they would be
+//! without the probe, right before the kernel looks at them. It must not do so earlier: after a fault that the kernel
+//! mends, as of a page that it has to make writable, the task goes back into the detour. An instruction whose fault the
+//! kernel has a fix-up for (`__ex_table`) is never in a detour, and is stepped in a slot, so that its handler sees the
+//! original address.
 //!
 //! The text around RIP, which an oops shows too, is what is there without probes.
 
@@ -30,11 +30,11 @@ use crate::probe::{Place, ProbeKind};
 /// Functions through which the kernel ends a task for an exception: the second argument is the registers.
 /// Source: `arch/x86/kernel/dumpstack.c`.
 const ENDS_TASK: [&str; 3] = ["__die", "die", "die_addr"];
-/// Functions in which it copies the text around RIP to show it, and the one that copies. Sources:
-/// `arch/x86/kernel/dumpstack.c`, `mm/maccess.c`.
+/// Functions in which the kernel copies the text around RIP to show it, and the one that copies.
+/// Sources: `arch/x86/kernel/dumpstack.c`, `mm/maccess.c`.
 const SHOWS_TEXT: [&str; 2] = ["show_opcodes", "copy_code"];
 const COPIES_TEXT: &str = "copy_from_kernel_nofault";
-/// It shows that many bytes at most (`OPCODE_BUFSIZE` in `arch/x86/kernel/dumpstack.c`).
+/// How many bytes the kernel shows at most (`OPCODE_BUFSIZE` in `arch/x86/kernel/dumpstack.c`).
 const SHOWN: u64 = 64;
 
 /// Where RIP and RSP are in the saved registers (`struct pt_regs` in `arch/x86/include/asm/ptrace.h`).
@@ -42,8 +42,8 @@ const SAVED_RIP: u64 = 0x80;
 const SAVED_RSP: u64 = 0x98;
 
 impl Engine {
-    /// Which of the functions this kernel lacks by which its oopses are made to tell original addresses;
-    /// `None` if it has all that is needed.
+    /// Says which functions this kernel lacks that the engine needs to have oopses tell original addresses; `None` if
+    /// it has all of them.
     pub fn oops_note(&self) -> Option<String> {
         let symbols = &self.kernel.symbols;
         let lacks = |name: &&&str| symbols.by_name(name).next().is_none();
@@ -73,7 +73,8 @@ impl Engine {
             memory,
             kprobes,
         };
-        // No kprobe may be where the kernel may come in its own handling of int3s. Ours is handled outside.
+        // The kernel has no kprobes in text that its own handling of int3s may come to. Ours are handled outside of the
+        // guest.
         let rules_out = |reason| reason != Reason::KprobeBlacklist;
         let find = |place: &Place| {
             let walks = &mut Walks::default();
@@ -107,8 +108,8 @@ impl Engine {
         None
     }
 
-    /// The kernel is about to end a task for an exception: has the saved registers say where in the guest's
-    /// text that was.
+    /// Has the saved registers say where in the guest's text an exception was, for which the kernel is about to end a
+    /// task.
     pub(crate) fn ends_task(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         let saved = GuestVirtAddr(vcpu.registers().rsi);
         let (rip_at, rsp_at) = (saved.wrapping_add(SAVED_RIP), saved.wrapping_add(SAVED_RSP));
@@ -123,15 +124,15 @@ impl Engine {
         let Some(original) = self.original(rip) else {
             return;
         };
-        // What the guest can't write are no saved registers.
+        // Memory that the guest can't write holds no saved registers.
         write_word(memory, tables, rip_at.0, original.0);
         if self.arena.has_pushed(rip) {
             write_word(memory, tables, rsp_at.0, rsp.wrapping_add(WORD));
         }
     }
 
-    /// The kernel is about to copy text to show it: copies the original text in its place, if it has another.
-    /// Whether it did.
+    /// Copies the original text in the place of the kernel, which is about to copy text to show it, if that text
+    /// differs. Returns true if it did.
     pub(crate) fn shows_text(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> bool {
         let registers = *vcpu.registers();
         let (to, from) = (GuestVirtAddr(registers.rdi), GuestVirtAddr(registers.rsi));
@@ -147,7 +148,7 @@ impl Engine {
         if text == patched || write_virt(memory, tables, to, &text).is_err() {
             return false;
         }
-        // As the function that copies returns.
+        // As the function that copies returns on success.
         vcpu.registers_mut().rax = 0;
         true
     }

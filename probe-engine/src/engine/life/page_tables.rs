@@ -25,8 +25,8 @@ impl Engine {
     /// The kernel's own page tables, then those that the vCPUs use: until the
     /// kernel has set its own up, only these map its stacks.
     ///
-    /// The first is remembered in [`LastTables`](crate::engine::life::last_tables::LastTables), to read by it while
-    /// the guest runs.
+    /// The first is remembered in [`LastTables`](crate::engine::life::last_tables::LastTables), to read memory by it
+    /// while the guest runs.
     pub(crate) fn kernel_tables(&self, guest: &dyn StoppedGuest) -> Vec<PageTables> {
         let used: Vec<_> = (0..guest.vcpus())
             .map(VcpuId)

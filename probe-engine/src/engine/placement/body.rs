@@ -15,12 +15,12 @@ use crate::probe::Place;
 /// The name of the module that text belongs to.
 pub(crate) type ModuleName = Arc<str>;
 
-/// The function that is asked for.
+/// The function that a place is in.
 pub(crate) struct Function {
     pub(crate) name: String,
     pub(crate) start: GuestVirtAddr,
     pub(crate) size: u64,
-    /// What is asked for, from `start`.
+    /// The place's offset from `start`.
     pub(crate) offset: u64,
 }
 
@@ -32,29 +32,29 @@ pub(crate) trait Body {
     /// The function that a place is in.
     fn function(&self, place: &Place) -> Result<Function, RegisterError>;
 
-    /// Text as it is without our breakpoints and the guest's kprobes; fewer than `len` bytes where it
-    /// ends before. `None` outside.
+    /// Text as it is without our breakpoints and the guest's kprobes; fewer than `len` bytes where the body ends
+    /// before. `None` outside.
     fn text(&self, at: GuestVirtAddr, len: usize) -> Option<Result<Vec<u8>, MemoryError>>;
 
-    /// Where an address is in guest memory.
+    /// Where an address of the body is in guest memory.
     fn phys(&self, at: GuestVirtAddr) -> Option<GuestPhysAddr>;
 
     /// The guest's kprobes.
     fn kprobes(&self) -> &GuestKprobes;
 
-    /// What in it can't be probed.
+    /// The parts of it that can't be probed.
     fn blacklist(&self) -> &Blacklist;
 
-    /// Whether that tells all ftrace sites.
+    /// Returns true if the blacklist has all ftrace sites.
     fn has_ftrace_table(&self) -> bool;
 
-    /// Whether the kernel has made its changes to the text that it makes only once.
+    /// Returns true if the kernel has made its changes to the text that it makes only once.
     fn is_started(&self) -> bool;
 
-    /// Whether the kernel has a fix-up for a fault of the instruction there.
+    /// Returns true if the kernel has a fix-up for a fault of the instruction there.
     fn expects_fault(&self, at: GuestVirtAddr) -> bool;
 
-    /// Whether an int3 there is the text's own, and no breakpoint.
+    /// Returns true if an int3 there is the text's own, and no breakpoint.
     fn is_own_int3(&self, at: GuestVirtAddr) -> bool;
 }
 
@@ -112,7 +112,7 @@ impl Body for KernelBody<'_> {
     }
 
     fn is_own_int3(&self, at: GuestVirtAddr) -> bool {
-        // What was patched isn't what the image has: there, a byte of a displacement may be that of an int3.
+        // Patched text differs from the image: a byte there that is an int3 in the image may be one of a displacement.
         let mut around = self.blacklist().overlapping(at..at.wrapping_add(1));
         let is_patched = around.any(|entry| entry.reason.patched() != Patched::Never);
         self.kernel.int3s.contains(at) && !is_patched

@@ -1,4 +1,4 @@
-//! Finds where a function is left, by decoding all of it.
+//! Finds the places where a function is left, by decoding all of it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::error::RegisterError;
 use crate::insn;
 use crate::probe::{Place, ProbeKind, Strategy};
 
-/// What compilers call the part of a function that is seldom executed, which they put elsewhere.
+/// The suffix of the part of a function that is seldom executed, which compilers put elsewhere.
 const COLD: &str = ".cold";
 /// The kernel's own code for returning ends so in all its forms (`arch/x86/lib/retpoline.S`).
 const RETURN_THUNK: &str = "return_thunk";
 
 impl Engine {
-    /// Finds all instructions by which a function of the kernel may be left, and the breakpoints for them
-    /// but the entry's.
+    /// Finds all instructions by which a function of the kernel may be left, and makes the breakpoints for them but
+    /// the entry's.
     ///
     /// # Errors
-    /// One of them can't be told or probed.
+    /// One of the instructions can't be found or probed.
     pub(crate) fn ways_out(
         &self,
         walks: &mut Walks,
@@ -48,7 +48,7 @@ impl Engine {
             let at = Place::Address(exit.at);
             let located = self.locate_among(walks, memory, body, &at, ProbeKind::PRE);
             let located = located.map_err(|error| error.to_string()).and_then(|it| {
-                // Where it has led is known only of one that the engine has executed.
+                // Where a jump has led is known only if the engine has executed it.
                 let known = exit.is_ret || it.spot.strategy == Strategy::Emulate;
                 known
                     .then_some(it)
@@ -72,7 +72,7 @@ fn find(
 ) -> Result<WaysOut, String> {
     let symbols = &body.kernel.symbols;
     let mut parts = vec![entry..function.start.wrapping_add(function.size)];
-    // A jump to it may come and go, as that of a static key.
+    // The jump to the cold part may come and go, as a static key's does.
     let cold = format!("{}{COLD}", function.name);
     for symbol in symbols.by_name(&cold) {
         add_part(body, &mut parts, symbol.address);
@@ -122,7 +122,7 @@ fn find(
     Ok(WaysOut { parts, exits })
 }
 
-/// Whether the kernel's table of its returns has this instruction, which may have become another one.
+/// Returns true if the kernel's table of returns has this instruction, which may have become another one.
 fn is_return_site(body: &KernelBody<'_>, insn: &Instruction) -> bool {
     let first = GuestVirtAddr(insn.ip());
     let mut entries = body
@@ -143,7 +143,7 @@ fn add_part(body: &KernelBody<'_>, parts: &mut Vec<Range<GuestVirtAddr>>, at: Gu
     }
 }
 
-/// The branches and returns, but no calls, among the instructions of a part of a function.
+/// Returns the branches and returns, but no calls, among the instructions of a part of a function.
 fn decode(body: &KernelBody<'_>, part: Range<GuestVirtAddr>) -> Result<Vec<Instruction>, String> {
     if !body.is_started() {
         let mut entries = body.blacklist().overlapping(part.clone());
@@ -170,7 +170,7 @@ fn decode(body: &KernelBody<'_>, part: Range<GuestVirtAddr>) -> Result<Vec<Instr
             .map_err(|_| format!("there is no instruction at {address}"))?;
         let insn = code.insn;
         if rest.first() == Some(&INT3) {
-            // Padding, if nobody comes here: up to the end of the function, or behind what leads away.
+            // It is padding if execution doesn't come here: up to the end of the function, or behind what leads away.
             if reachable && rest.iter().any(|byte| *byte != INT3) {
                 return Err(format!(
                     "a breakpoint of the guest's own at {address} hides an instruction"
@@ -186,7 +186,7 @@ fn decode(body: &KernelBody<'_>, part: Range<GuestVirtAddr>) -> Result<Vec<Instr
         }
         reachable = !insn::never_falls_through(&insn) && !insn::is_trap(&insn);
         if insn.mnemonic() != Mnemonic::Nop {
-            // Who is called last doesn't come back.
+            // A function that is called last doesn't return.
             ends = calls || !reachable;
         }
         at += insn.len();

@@ -45,12 +45,13 @@ impl Loaded {
     }
 }
 
-/// The modules of a stopped guest, read as they are asked for.
+/// The modules of a stopped guest, each read when it is asked for.
 pub(crate) struct LoadedModules<'a> {
     reader: &'a Result<ModuleReader, String>,
     memory: &'a dyn GuestMemory,
     tables: Vec<PageTables>,
-    /// The modules in the list and where their names are; `None` until asked for.
+    /// The modules in the list with their names, where they are, and the tables that map them;
+    /// `None` until asked for.
     list: Option<Vec<(String, GuestVirtAddr, PageTables)>>,
     read: HashMap<String, Loaded>,
 }
@@ -67,8 +68,8 @@ impl Engine {
         }
     }
 
-    /// The module that is the first argument of the function which a vCPU enters, or why it can't
-    /// be read.
+    /// Reads the module that is the first argument of the function which a vCPU enters. The error
+    /// is why it can't be read.
     pub(crate) fn module_at(
         &self,
         memory: &dyn GuestMemory,
@@ -82,10 +83,10 @@ impl Engine {
         Ok(Loaded { module, tables })
     }
 
-    /// The module of a name in a guest that runs: where it is and its outline; `None` if it isn't loaded.
+    /// Finds the module of a name in a guest that runs: where it is and its outline; `None` if it isn't loaded.
     ///
     /// # Errors
-    /// It can't be looked for.
+    /// The modules can't be searched.
     pub(crate) fn find_running(
         &self,
         memory: &dyn GuestMemory,
@@ -102,10 +103,11 @@ impl Engine {
         Ok(found.next())
     }
 
-    /// Reads a module of a guest that runs. What is read is right if it is still loaded afterwards.
+    /// Reads a module of a guest that runs. What is read is right if the module is still loaded
+    /// afterwards.
     ///
     /// # Errors
-    /// It can't be read.
+    /// The module can't be read.
     pub(crate) fn read_running(
         &self,
         memory: &dyn GuestMemory,
@@ -118,8 +120,8 @@ impl Engine {
         Ok(Loaded { module, tables })
     }
 
-    /// The types of a module of a guest that runs, with those of its kernel. `None` if it isn't loaded all the time that
-    /// takes, or has no types that can be read.
+    /// Returns the types of a module of a guest that runs, with those of its kernel. `None` if it isn't loaded for as
+    /// long as that takes, or has no types that can be read.
     pub fn module_types(&self, memory: &dyn GuestMemory, name: &str) -> Option<Arc<Btf>> {
         let kernel = self.kernel.types.as_ref()?;
         let reader = self.kernel.modules.as_ref().ok()?;
@@ -130,7 +132,7 @@ impl Engine {
         (find() == Some(at)).then(|| Arc::new(types))
     }
 
-    /// A module of a guest that runs; `None` if it isn't loaded, or can't be read.
+    /// Reads a module of a guest that runs; `None` if it isn't loaded, or can't be read.
     pub fn module(&self, memory: &dyn GuestMemory, name: &str) -> Option<Module> {
         Some(self.load_running(memory, name)?.module)
     }
@@ -138,13 +140,13 @@ impl Engine {
     fn load_running(&self, memory: &dyn GuestMemory, name: &str) -> Option<Loaded> {
         let (at, _) = self.find_running(memory, name).ok()??;
         let loaded = self.read_running(memory, at).ok()?;
-        // Another one may have taken its place.
+        // Another module may have taken its place.
         (loaded.module.name == name).then_some(loaded)
     }
 
-    /// The names of those functions of a module of a guest that runs that a pattern matches and that take a probe, in
-    /// the order of their addresses. Parts of functions are left out, and those that others share their name with.
-    /// `None` if the module isn't loaded, or can't be read.
+    /// Returns the names of those functions of a module of a guest that runs that a pattern matches and that take a
+    /// probe, in the order of their addresses. Parts of functions are left out, and those that others share their name
+    /// with. `None` if the module isn't loaded, or can't be read.
     pub fn functions_in_module(
         &self,
         memory: &dyn GuestMemory,
@@ -154,7 +156,7 @@ impl Engine {
     ) -> Option<Vec<String>> {
         let loaded = self.load_running(memory, module)?;
         let table = self.table();
-        // The guest may be changing them: the registration looks again.
+        // The guest may be changing its kprobes: the registration looks at them again.
         let kprobes = GuestKprobes::default();
         let body = loaded.body(memory, &table, &kprobes);
         let takes_probe = |name: &str| {
@@ -178,7 +180,7 @@ impl Engine {
         tables.ok_or_else(|| "the kernel's page tables aren't known yet".to_owned())
     }
 
-    /// Its name only.
+    /// As [`Self::module_at`], but reads the module's name only.
     pub(crate) fn module_name(
         &self,
         memory: &dyn GuestMemory,
@@ -191,7 +193,7 @@ impl Engine {
 }
 
 impl LoadedModules<'_> {
-    /// The module of a name; `None` when it isn't loaded.
+    /// Returns the module of a name; `None` when it isn't loaded.
     ///
     /// # Errors
     /// Modules can't be found in this kernel, or this one can't be read.
@@ -203,7 +205,7 @@ impl LoadedModules<'_> {
         }
     }
 
-    /// The module in whose text an address is.
+    /// Returns the module in whose text an address is.
     ///
     /// # Errors
     /// A module can't be read.
@@ -239,7 +241,8 @@ impl LoadedModules<'_> {
         Ok(self.list.get_or_insert_default())
     }
 
-    /// Reads a module of the list, once. `None` when it is no more than a name yet.
+    /// Reads a module of the list, once. `None` when it is no more than a name yet, or is being
+    /// unloaded.
     fn read(
         &mut self,
         name: &str,
@@ -248,7 +251,7 @@ impl LoadedModules<'_> {
     ) -> Result<Option<&Loaded>, RegisterError> {
         if !self.read.contains_key(name) {
             let module = match reader(self.reader)?.read(self.memory, tables, at) {
-                // What was placed now might outlive it.
+                // A probe that is placed now might outlive the module.
                 Ok(module) if module.state == ModuleState::Going => return Ok(None),
                 Ok(module) => module,
                 Err(ModuleError::Unformed { .. }) => return Ok(None),
@@ -380,7 +383,7 @@ impl Body for ModuleBody<'_> {
         self.loaded.module.exceptions.contains(at)
     }
 
-    // Its file isn't known, and the text that is read may have breakpoints.
+    // The module's file isn't known, and the text that is read may have breakpoints.
     fn is_own_int3(&self, _at: GuestVirtAddr) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! From what a user asks for to an instruction, or the reason why not.
+//! From a place that a client asks for to an instruction, or the reason why not.
 
 use std::ops::Range;
 
@@ -23,12 +23,12 @@ const ENDBR_LEN: usize = 4;
 /// An instruction that can be probed.
 #[derive(Debug, Clone)]
 pub(crate) struct Located {
-    /// With no probes yet.
+    /// The site, with no probes yet.
     pub(crate) site: Site,
     pub(crate) spot: Spot,
     /// The other instructions that its probe needs breakpoints on.
     pub(crate) exits: Vec<Site>,
-    /// The text up to its end that it was found in.
+    /// The text in which it was found, up to its end.
     pub(crate) text: WalkedText,
 }
 
@@ -45,7 +45,8 @@ impl Engine {
         self.locate_among(&mut Walks::default(), memory, body, place, kind)
     }
 
-    /// The same for one of many places, whose functions have been walked through for others.
+    /// As [`Self::locate`], for one of many places. Functions that have been walked through for
+    /// others are in `walks`.
     pub(crate) fn locate_among(
         &self,
         walks: &mut Walks,
@@ -57,7 +58,8 @@ impl Engine {
         self.locate_if(walks, memory, body, place, kind, |_| true)
     }
 
-    /// The same where not every entry of the blacklist `matters`.
+    /// As [`Self::locate_among`], where only the entries of the blacklist count whose reason
+    /// `matters`.
     pub(crate) fn locate_if(
         &self,
         walks: &mut Walks,
@@ -74,7 +76,7 @@ impl Engine {
             place: place.to_string(),
             address,
         };
-        // Room for the asked instruction, and for the entry when that is asked for.
+        // Room for the instruction that is asked for, and for the entry when that is asked for.
         let wanted =
             usize::try_from(function.offset).map_err(|_| not_loaded())? + 3 * MAX_INSTRUCTION_LEN;
         let walk = walks
@@ -92,7 +94,8 @@ impl Engine {
         };
         let address = start.wrapping_add(offset);
         let first = address..address.wrapping_add(1);
-        // Before it is told where to probe instead: that has to be possible.
+        // This comes before the error that tells where to probe instead, as probing there has to be
+        // possible.
         let rules_out =
             |reason| !matches!(reason, Reason::FtraceSite | Reason::EndbrSeal) && matters(reason);
         check_blacklist(body, place, first, rules_out)?;
@@ -147,7 +150,7 @@ impl Engine {
     }
 }
 
-/// What can't be probed because of where it is in its function.
+/// Refuses what can't be probed because of where it is in its function.
 fn check_entry(
     place: &Place,
     function: &Function,
@@ -186,7 +189,7 @@ fn check_entry(
     Ok(())
 }
 
-/// What the kernel patches itself or has ruled out.
+/// Refuses what the kernel patches itself or has ruled out.
 fn check_blacklist(
     body: &dyn Body,
     place: &Place,
@@ -208,21 +211,21 @@ fn check_blacklist(
     }
 }
 
-/// Lengths of what a function begins with and a probe must not touch.
+/// Lengths of the function's beginning that a probe must not touch.
 pub(crate) struct FunctionHead {
     pub(crate) endbr: usize,
-    /// With the ftrace site.
+    /// The whole length, with the ftrace site.
     pub(crate) len: usize,
 }
 
 pub(crate) fn entry(body: &dyn Body, bytes: &[u8], start: GuestVirtAddr) -> FunctionHead {
     let is_endbr = insn::decode(bytes, start).is_ok_and(|code| insn::is_endbr(&code.insn));
-    // Where nothing branches to, the kernel replaces it by a nop of its length.
+    // Where no branch leads to it, the kernel replaces it by a nop of its length.
     let was_endbr = |entry: blacklist::BlacklistEntry| {
         entry.reason == Reason::EndbrSeal && entry.range.start == start
     };
     let first = start..start.wrapping_add(ENDBR_LEN as u64);
-    // Which functions of a module that is, it no longer tells; but each traced function begins with its ftrace site
+    // A module no longer tells which of its functions these are. But each traced function begins with its ftrace site
     // or with an endbr64 before it.
     let before_site = || {
         let at = first.end..first.end.wrapping_add(1);

@@ -1,5 +1,5 @@
-//! From what a user asks for to an instruction: in which body of code it is, whether it can be probed, and how it
-//! is executed then.
+//! From a place that a client asks for to an instruction: in which body of code it is, whether it can be probed, and
+//! how it is executed then.
 
 pub(crate) mod body;
 pub(crate) mod exit_scan;

@@ -1,4 +1,4 @@
-//! Instructions that the engine carries out, kept once for all sites that have the same.
+//! The ways of emulated instructions, kept once for all sites that have the same instruction.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const REMEMBERED: usize = 4096;
 
 /// The ways of emulated instructions by the instructions' bytes.
 ///
-/// Most of thousands of sites share a few of them, so that a hit finds its own in the processor's caches.
+/// Most of thousands of sites share a few ways, so that a hit finds its way in the processor's caches.
 #[derive(Debug)]
 pub(crate) struct SharedWays(Lock<FxHashMap<Box<[u8]>, Arc<Way>>>);
 
@@ -22,7 +22,7 @@ impl SharedWays {
         Self(Lock::new(Rank::SharedWays, FxHashMap::default()))
     }
 
-    /// The way of an instruction with these bytes: the one that another site has, if that is the same.
+    /// Returns the way of an instruction with these bytes: the one that another site has, if that is the same.
     pub(crate) fn emulate(&self, bytes: &[u8], compiled: Compiled, touched: Touched) -> Arc<Way> {
         let mut known = self.0.lock();
         // An instruction may mean something else at another address.

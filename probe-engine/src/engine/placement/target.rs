@@ -1,4 +1,4 @@
-//! What a probe is asked for, found in a stopped guest: an instruction, or data, or a module to wait for.
+//! Finds what a probe is asked for in a stopped guest: an instruction, or data, or a module to wait for.
 
 use guest_kernel::kprobes::GuestKprobes;
 use guest_state::{Access, DebuggingError, GuestVirtAddr, StoppedGuest, Watchpoint};
@@ -15,10 +15,10 @@ use crate::probe::{Place, ProbeKind, ProbeSpec, Strategy};
 
 /// The longest name of a probe, in characters.
 const MAX_NAME: usize = 128;
-/// Symbols below are per-CPU offsets: no address of the kernel is so low.
+/// The values of symbols below this are per-CPU offsets: no address of the kernel is so low.
 const LOWEST_KERNEL_ADDRESS: u64 = 0xffff_8000_0000_0000;
 
-/// What a probe was asked to be, found.
+/// What a probe was asked for, as it was found.
 pub(crate) enum Target {
     Instruction(Box<Located>),
     Data(Spot),
@@ -54,7 +54,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// The kernel, in which it looks.
+    /// The kernel in which it looks.
     pub(crate) fn kernel(&self) -> &KernelBody<'a> {
         &self.kernel
     }
@@ -105,7 +105,7 @@ impl<'a> Finder<'a> {
         Ok(Target::Instruction(located.into()))
     }
 
-    /// The data that a watchpoint is asked for on.
+    /// Finds the data that a watchpoint is asked for on.
     fn data(&self, place: &Place, len: u8, access: Access) -> Result<Spot, RegisterError> {
         let shown = place.to_string();
         let symbols = &self.engine.kernel.symbols;
@@ -169,14 +169,14 @@ impl Target {
         }
     }
 
-    /// The name that the probe gets.
+    /// Returns the name that the probe gets.
     pub(crate) fn name(&self, spec: &ProbeSpec) -> Result<String, RegisterError> {
         let spot = self.spot();
         let name = match (&spec.name, &spec.place) {
             (Some(name), _) => name.clone(),
             (None, place) => {
                 let at = match place {
-                    // The same whether the module is loaded or not.
+                    // The name is the same whether the module is loaded or not.
                     Place::Symbol {
                         module: Some(module),
                         offset,
@@ -204,7 +204,7 @@ impl Target {
     }
 }
 
-/// Where a probe in a module will be, as far as it is known.
+/// Returns the place where a probe in a module will be, as far as it is known.
 fn later(place: &Place) -> Spot {
     let (symbol, offset) = match place {
         Place::Symbol { name, offset, .. } => (name.clone(), *offset),

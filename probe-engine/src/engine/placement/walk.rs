@@ -1,6 +1,6 @@
 //! Decoding through functions, from their starts to the instructions that are asked for.
 //!
-//! Where instructions begin is known only by way of all before them. A batch may have thousands of probes in one
+//! Where instructions begin is known only by decoding all before them. A batch may have thousands of probes in one
 //! function, so each function is read and decoded once for all of them.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::error::RegisterError;
 use crate::insn::{self, Decoded};
 use crate::probe::Place;
 
-/// So many bytes of a function are decoded again at most for another instruction of it.
+/// Bytes of a function that are decoded again at most for another instruction of it.
 const STRIDE: usize = 256;
 
 /// The functions of a batch, as far as they were read and decoded.
@@ -27,10 +27,10 @@ pub(crate) struct Walks(FxHashMap<GuestVirtAddr, Walk>);
 pub(crate) struct Walk {
     start: GuestVirtAddr,
     bytes: Arc<[u8]>,
-    /// The text ends with the bytes.
+    /// True if the text ends with these bytes.
     ends: bool,
-    /// Some of the instructions that were come to, in order: where each begins, from the start, and whether the one
-    /// before leads to it.
+    /// Some of the instructions that were decoded, in order: the offset of each, and whether the one before leads to
+    /// it.
     passed: Vec<(usize, bool)>,
 }
 
@@ -42,13 +42,13 @@ pub(crate) struct WalkedText {
     len: usize,
 }
 
-/// See [`WalkedText::id`]. It stands for nothing once the texts are gone.
+/// See [`WalkedText::id`]. It has no meaning once the texts are gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TextId(usize);
 
 impl Walks {
-    /// The function at `start`, with `wanted` bytes of the text from there, or with all that there are. `None` if it
-    /// begins outside.
+    /// Returns the function at `start`, with `wanted` bytes of the text from there, or with all that there are. `None`
+    /// if it begins outside the body.
     pub(crate) fn through(
         &mut self,
         body: &dyn Body,
@@ -89,8 +89,8 @@ impl Walk {
         }
     }
 
-    /// The instruction at offset `to`, by way of all between it and `from`, which is the same for all instructions
-    /// of a function.
+    /// Decodes the instruction at offset `to`, by way of all between it and `from`, which is the same for all
+    /// instructions of a function.
     pub(crate) fn reach(
         &mut self,
         body: &dyn Body,
@@ -130,7 +130,7 @@ impl Walk {
                 };
             }
             let int3 = self.bytes.get(at) == Some(&INT3);
-            // Up to the end of a function that ends in a call it never comes back from.
+            // All of it up to `to` is padding: the function ends in a call that never returns.
             if int3 && at >= *padding.get_or_insert_with(|| self.padding_before(to)) {
                 return Err(RegisterError::Trap {
                     place: shown(),
@@ -158,7 +158,7 @@ impl Walk {
         }
     }
 
-    /// From where on all bytes are int3s up to the one at `to`.
+    /// Returns the offset from which on all bytes are int3s up to the one at `to`.
     fn padding_before(&self, to: usize) -> usize {
         let text = self.bytes.get(..=to).unwrap_or(&self.bytes);
         let other = text.iter().rposition(|byte| *byte != INT3);
@@ -191,12 +191,13 @@ impl WalkedText {
         self.start..self.start.wrapping_add(self.len as u64)
     }
 
-    /// What it shares with all texts that were read at once with it, and with no other.
+    /// An identifier that it shares with all texts that were read at once with it, and with no
+    /// other.
     pub(crate) fn id(&self) -> TextId {
         TextId(self.bytes.as_ptr().addr())
     }
 
-    /// Of texts that were read at once, the longest.
+    /// Returns the longest of each group of texts that were read at once.
     pub(crate) fn longest<'t>(texts: impl Iterator<Item = &'t Self>) -> Vec<&'t Self> {
         let mut longest: FxHashMap<TextId, &Self> = FxHashMap::default();
         for text in texts {

@@ -13,8 +13,8 @@ use crate::probe::Strategy;
 use crate::relocate::{Raises, Vector};
 
 impl Engine {
-    /// The cheapest right way to execute the instruction at `at`, and why it is
-    /// that. `original` are its bytes.
+    /// Returns the cheapest right way to execute the instruction at `at`, and why it is that.
+    /// `original` are its bytes.
     pub(crate) fn way(
         &self,
         memory: &dyn GuestMemory,

@@ -1,7 +1,7 @@
 //! Calls that never return, because their task has ended inside the function, or the guest has.
 //!
-//! They are neither hits nor missed ones: there is no return that somebody could have been told of. They are
-//! counted all the same, by themselves, so that all calls are accounted for.
+//! They are neither hits nor missed ones: there is no return that could have been reported. They have a count of their
+//! own, so that all calls are accounted for.
 
 use guest_state::{GuestMemory, MemoryError, StoppedGuest};
 
@@ -9,15 +9,15 @@ use crate::calls::Task;
 use crate::engine::Engine;
 
 impl Engine {
-    /// Counts the calls whose tasks have ended, and follows them no more. Best when
-    /// [`Self::any_call_has_ended`] says so.
+    /// Counts the calls whose tasks have ended, and follows them no more. Worth calling when
+    /// [`Self::any_call_has_ended`] returns true.
     pub fn count_ended(&self, guest: &dyn StoppedGuest) {
         let _registry = self.registry.lock();
         self.end_calls(guest);
         self.settle(guest.memory());
     }
 
-    /// Whether there may be calls under way whose tasks have ended. To be asked while the guest runs.
+    /// Returns true if there may be calls under way whose tasks have ended. May be called while the guest runs.
     pub fn any_call_has_ended(&self, memory: &dyn GuestMemory) -> bool {
         let mut tasks: Vec<_> = self
             .reader
@@ -31,20 +31,20 @@ impl Engine {
         let tables = self.last_tables.get();
         tasks.into_iter().any(|task| match tables {
             Some(tables) => self.has_ended(memory, &[tables], task),
-            // Who stops the guest will know.
+            // It will be known when the guest is stopped.
             None => true,
         })
     }
 
-    /// As [`Self::count_ended`]; those that detours follow are counted when the rings are read next, which
-    /// has to be before their probes change.
+    /// As [`Self::count_ended`], but the calls that detours follow are counted when the rings are read next. That has
+    /// to be before their probes change.
     pub(crate) fn end_calls(&self, guest: &dyn StoppedGuest) {
         let tables = self.kernel_tables(guest);
         let memory = guest.memory();
         self.end_calls_of(memory, |task| self.has_ended(memory, &tables, task));
     }
 
-    /// The same where the guest has ended, and all its tasks.
+    /// As [`Self::end_calls`], where the guest has ended, and all its tasks.
     pub(crate) fn end_all_calls(&self, memory: &dyn GuestMemory) {
         self.end_calls_of(memory, |_| true);
     }
@@ -52,7 +52,7 @@ impl Engine {
     fn end_calls_of(&self, memory: &dyn GuestMemory, has_ended: impl Fn(Task) -> bool) {
         self.returns.end(&has_ended);
         self.exits.end(&has_ended);
-        // Where memory can't be read, calls end as they would have.
+        // Where memory can't be read, calls end as they would have without this.
         let _result = self.end_followed(memory, &has_ended);
     }
 
@@ -65,7 +65,7 @@ impl Engine {
             return Ok(());
         };
         for call in self.reader.followed(memory) {
-            // Nobody else may change what the trampoline is at work on.
+            // Nothing else may change a call that the trampoline is at work on.
             if !call.returns() && has_ended(call.task) {
                 calls.end(memory, &call)?;
             }

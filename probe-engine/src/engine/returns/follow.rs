@@ -1,4 +1,4 @@
-//! Calls that detours follow, as far as the host has to do with them.
+//! The host's part in following calls by detours.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::engine::returns::standing::{
 };
 use crate::probe::NoJump;
 
-/// Bytes of stack, and some more, that code of ours uses at most where it enters a call in the table or looks for the
-/// one that returns. What writes the record of a return may use more: its call is marked as returning by then.
+/// Bytes of stack, and some more, that our code uses at most where it enters a call in the table or looks for the call
+/// that returns. The code that writes the record of a return may use more: its call is marked as returning by then.
 const DEPTH: u64 = 512;
 
 impl Engine {
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Follows no call any more that began at one of these addresses; [`Self::tidy_calls`] puts their return
+    /// Stops following the calls that began at one of these addresses; [`Self::tidy_calls`] puts their return
     /// addresses back.
     pub(crate) fn forget_followed(
         &self,
@@ -71,25 +71,26 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts calls of tasks that have ended, and puts return addresses back that nobody needs. What can't be
-    /// put back yet is led on by the trampoline, as long as it takes.
+    /// Counts calls of tasks that have ended, and puts back return addresses that no probe needs. Those that can't be
+    /// put back yet stay, and the trampoline leads their calls on, as long as it takes.
     pub(crate) fn tidy_calls(&self, guest: &dyn StoppedGuest) {
         self.end_calls(guest);
         let tables = || self.kernel_tables(guest);
         let replaced = self.returns.tidy(guest, &self.kernel, tables);
-        // Where memory can't be read, calls end as they would have.
+        // Where memory can't be read, calls end as they would have without this.
         let followed = self.tidy_followed(guest).unwrap_or_default();
         if replaced || followed {
             self.outstanding.add_untidy_calls();
         }
     }
 
-    /// The detours' part of [`Self::tidy_calls`]. Whether it is worth while to try again soon.
+    /// The detours' part of [`Self::tidy_calls`]. Returns true if it is worth while to try again
+    /// soon.
     fn tidy_followed(&self, guest: &dyn StoppedGuest) -> Result<bool, MemoryError> {
         let Some(calls) = self.reader.calls() else {
             return Ok(false);
         };
-        // What else the guest's table says of orphans is its own doing, and costs no more than this.
+        // If the guest's table marks other calls as orphans, the guest has done that, and it costs no more than this.
         let mut orphans = self.orphans.places();
         if orphans.is_empty() {
             return Ok(false);
@@ -110,7 +111,7 @@ impl Engine {
             .filter(|(_, registers)| CodeArena::covers(GuestVirtAddr(registers.rip)))
             .map(|(_, registers)| registers.rsp.wrapping_sub(8))
             .collect();
-        // Nobody else may change what the trampoline is at work on.
+        // Nothing else may change a call that the trampoline is at work on.
         under_way.retain(|call| !call.returns());
         under_way.sort_by_key(|call| (call.slot, call.level));
         let mut again = false;
@@ -139,11 +140,11 @@ impl Engine {
     }
 }
 
-/// Takes calls that nobody needs out from below others of their place, the newest of `stack` last. The newest, if
-/// nobody needs that either.
+/// Takes calls that no probe needs out from below others of their place; the newest of `stack` is last. Returns the
+/// newest, if no probe needs that either.
 ///
-/// Below it there are those that another one has jumped to, straight or by way of somebody who has taken the
-/// return address too. He will still give it back.
+/// The calls below it have jumped to the next one, straight or by way of a tool of the guest's that has taken the
+/// return address too. Such a tool will still give the return address back.
 fn lead_past_orphans(
     memory: &dyn GuestMemory,
     calls: &Calls,

@@ -1,4 +1,4 @@
-//! What the guest has for following calls by detours.
+//! The guest's table of calls and the code by which detours follow them.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::engine::returns::standing::{stands_at, vcpus};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Follower {
     pub(crate) calls: Calls,
-    /// Where the trampoline comes to with a ring full.
+    /// Where the trampoline comes to when a ring is full.
     pub(crate) full: Full,
     /// See [`crate::detour::Trampoline::told`].
     pub(crate) told: [GuestVirtAddr; 4],
@@ -23,7 +23,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// The calls under way that have not been told of, and will be if their probes stay.
+    /// Returns the calls under way that have not been reported, and will be if their probes stay.
     pub(crate) fn untold(&self, guest: &dyn StoppedGuest, tables: &[PageTables]) -> Vec<Call> {
         let memory = guest.memory();
         let vcpus = vcpus(guest);
@@ -54,7 +54,7 @@ impl Orphans {
         self.0.lock().clone()
     }
 
-    /// Of those that there were only these are left.
+    /// Sets the places that are left.
     pub(crate) fn keep(&self, places: BTreeSet<u64>) {
         *self.0.lock() = places;
     }

@@ -19,12 +19,12 @@ use crate::engine::sites::ways_out::WayOut;
 use crate::event::Detail;
 use crate::probe::ProbeKind;
 
-/// Whether it is a return probe of this kind.
+/// Returns true if the probe is a return probe at the function's own returns.
 pub(crate) fn is_at_exits(probe: &Probe) -> bool {
     matches!(probe.kind, ProbeKind::Exits { .. })
 }
 
-/// A call that is about to begin: of these probes, with this return address.
+/// A call that is about to begin, with the probes that will follow it and its return address.
 pub(crate) struct Entering {
     probes: Vec<Arc<Probe>>,
     task: Task,
@@ -32,7 +32,8 @@ pub(crate) struct Entering {
 }
 
 impl Engine {
-    /// The call that begins if the site's instruction, at which a vCPU is, is a function's entry.
+    /// Returns the call that begins if the site's instruction, at which a vCPU is, is a function's
+    /// entry.
     pub(crate) fn entering(
         &self,
         site: &Site,
@@ -61,7 +62,8 @@ impl Engine {
         })
     }
 
-    /// The entry's instruction is being executed; `before` are the registers in front of it.
+    /// Begins to follow a call, as the entry's instruction is executed. `before` are the registers
+    /// in front of it.
     pub(crate) fn entered(
         &self,
         entering: Entering,
@@ -75,8 +77,8 @@ impl Engine {
             caller,
         } = entering;
         let tables = vcpu.page_tables();
-        // Whoever had his return address there is gone: his task has ended, or has left the function by
-        // a way that nobody saw.
+        // An earlier call with its return address there is over: its task has ended, or has left the function by a way
+        // that was not seen.
         for call in self.exits.take_at(before.rsp, |_| true) {
             if call.task == task {
                 call.probe.end_call();
@@ -111,16 +113,16 @@ impl Engine {
         }
     }
 
-    /// The entry's instruction has raised an exception, to be executed again: the call whose return address
-    /// is at `at` has not begun.
+    /// Forgets the call whose return address is at `at`: the entry's instruction has raised an exception, to be
+    /// executed again, so the call has not begun.
     pub(crate) fn not_entered(&self, site: &Site, at: u64) {
         let began_here = |call: &Entered| call.entry.rip == site.virt.0;
         let undone = self.exits.take_at(at, began_here);
         undone.iter().for_each(|call| call.probe.end_call());
     }
 
-    /// The site's instruction has been executed, or is about to be where it always leads out of its function:
-    /// ends the calls that are left by it.
+    /// Ends the calls that are left by the site's instruction. It has been executed, or is about to be if it always
+    /// leads out of its function.
     pub(crate) fn left(
         &self,
         site: &Site,
@@ -170,8 +172,7 @@ impl Engine {
         }
     }
 
-    /// Forgets the calls whose end nobody would see any more: their probes were removed, disabled or lost
-    /// their text.
+    /// Forgets the calls whose end would not be seen any more: their probes were removed, disabled or lost their text.
     pub(crate) fn forget_unseen(&self) {
         let table = self.table();
         let unseen = |call: &Entered| {

@@ -1,10 +1,10 @@
-//! Return addresses that lead to a breakpoint of ours until their call is over: return probes that are
-//! breakpoints. Calls that detours follow are none of these ([`crate::calls`]).
+//! Return addresses that lead to a breakpoint of ours until their call is over, for return probes that are
+//! breakpoints. The calls that detours follow are in a table of their own ([`crate::calls`]).
 //!
-//! A call is known by where on the stack its return address is: no two calls under way have that
-//! in common, whatever task they belong to and wherever it sleeps. A function that jumps into
-//! another one shares its return address with it; so several calls may be at one place, and end
-//! together, the last one first.
+//! A call is known by where on the stack its return address is: no two calls under way have that in
+//! common, whatever task they belong to and wherever it sleeps. A function that jumps into another
+//! one shares its return address with it; so several calls may be at one place, and end together,
+//! the last one first.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,10 +27,10 @@ use crate::probe::ProbeId;
 #[derive(Debug)]
 pub(crate) struct Returns {
     trampoline: OnceLock<GuestVirtAddr>,
-    /// The detours' trampoline may come to an int3, as long as the guest runs.
+    /// The detours' trampoline may come to an int3. Stays true as long as the guest runs.
     traps: AtomicBool,
-    /// By the address of the return address. Of several the last returns first: in between somebody else
-    /// has put his own address there, and gives back what he has found.
+    /// By the address of the return address. Of several at one address the last returns first: in between, a tool of
+    /// the guest's has put its own address there, and gives back the one that it has found.
     replaced: Lock<HashMap<u64, Vec<Replaced>>>,
 }
 
@@ -39,9 +39,10 @@ pub(crate) struct Returns {
 pub(crate) struct Replaced {
     /// What it was.
     pub(crate) caller: u64,
-    /// On whose stack it is.
+    /// The task on whose stack it is.
     pub(crate) task: Task,
-    /// The innermost call last. Without any it only leads on.
+    /// The calls that wait for the return, the innermost last. If there are none, the trampoline
+    /// only leads on.
     pub(crate) instances: Vec<Instance>,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Instance {
 }
 
 impl Replaced {
-    /// Its task has ended.
+    /// Counts its calls as ended, as its task has.
     fn lose(&self) {
         self.instances
             .iter()
@@ -81,37 +82,39 @@ impl Returns {
         }
     }
 
-    /// Where the return addresses lead. `None` without an arena.
+    /// Where replaced return addresses lead. `None` without an arena.
     pub(crate) fn trampoline(&self) -> Option<GuestVirtAddr> {
         self.trampoline.get().copied()
     }
 
-    /// There is an arena now. Its trampoline is always at the same address.
+    /// Sets where they lead, as there is an arena now. Its trampoline is always at the same
+    /// address.
     pub(crate) fn lead_to(&self, trampoline: GuestVirtAddr) {
         self.trampoline.get_or_init(|| trampoline);
     }
 
-    /// The detours' trampoline may come to an int3 from now on.
+    /// Notes that the detours' trampoline may come to an int3 from now on.
     pub(crate) fn expect_traps(&self) {
         self.traps.store(true, Ordering::Relaxed);
     }
 
-    /// What `of` tells of each return address that leads to us.
+    /// Returns what `of` makes of each return address that leads to us.
     pub(crate) fn map<T>(&self, of: impl FnMut(&Replaced) -> T) -> Vec<T> {
         self.replaced.lock().values().flatten().map(of).collect()
     }
 
-    /// Whether a return address in guest memory may lead to an int3 of ours.
+    /// Returns true if a return address in guest memory may lead to an int3 of ours.
     pub(crate) fn any(&self) -> bool {
         self.traps.load(Ordering::Relaxed) || !self.replaced.lock().is_empty()
     }
 
-    /// Whether the return address at `at` leads to us.
+    /// Returns true if the return address at `at` leads to us.
     pub(crate) fn has(&self, at: u64) -> bool {
         self.replaced.lock().contains_key(&at)
     }
 
-    /// The return address at `at`, which was `caller`, leads to us from now on; these calls wait for the return.
+    /// Notes that the return address at `at`, which was `caller`, leads to us from now on. These calls wait for the
+    /// return.
     pub(crate) fn begin(&self, at: u64, caller: u64, task: Task, instances: Vec<Instance>) {
         let replaced = Replaced {
             caller,
@@ -121,7 +124,7 @@ impl Returns {
         self.replaced.lock().entry(at).or_default().push(replaced);
     }
 
-    /// These calls wait for the return, too, of the newest of those there, which has jumped to them.
+    /// Adds calls that wait for the return of the newest call at `at`, which has jumped to their function.
     pub(crate) fn join(&self, at: u64, instances: Vec<Instance>) {
         let mut replaced = self.replaced.lock();
         if let Some(newest) = replaced.get_mut(&at).and_then(|several| several.last_mut()) {
@@ -129,8 +132,8 @@ impl Returns {
         }
     }
 
-    /// The calls that have begun at `entry` just now have not. What the return address was, if it leads to us
-    /// for nobody any more.
+    /// Undoes the calls that have begun at `entry` just now. Returns what the return address was, if no call needs it
+    /// to lead to us any more.
     pub(crate) fn undo(&self, at: u64, entry: GuestVirtAddr, probes: &[&Probe]) -> Option<u64> {
         let mut replaced = self.replaced.lock();
         let newest = replaced.get_mut(&at)?.last_mut()?;
@@ -151,7 +154,7 @@ impl Returns {
         Some(caller)
     }
 
-    /// Counts all calls of tasks that have ended, and forgets them; whether there were any.
+    /// Counts all calls of tasks that have ended, and forgets them. Returns true if there were any.
     pub(crate) fn end(&self, has_ended: impl Fn(Task) -> bool) -> bool {
         let mut any = false;
         self.replaced.lock().retain(|_, several| {
@@ -170,8 +173,8 @@ impl Returns {
 }
 
 impl Returns {
-    /// Follows no call for removed probes any more. Return addresses that nobody
-    /// needs are put back by [`Self::tidy`].
+    /// Stops following calls for removed probes. Return addresses that no probe needs are put back
+    /// by [`Self::tidy`].
     pub(crate) fn forget_removed(&self) {
         for replaced in self.replaced.lock().values_mut().flatten() {
             replaced.instances.retain(|call| {
@@ -185,9 +188,9 @@ impl Returns {
         }
     }
 
-    /// Puts return addresses back that nobody needs. One stays and leads on where the
-    /// guest's own tools have taken its place, or may be about to, as they will still give it back.
-    /// Whether some stay only because of where vCPUs stand.
+    /// Puts back return addresses that no probe needs. Where the guest's own tools have taken such
+    /// an address, or may be about to, it stays and leads on, as they will still give it back.
+    /// Returns true if some stay only because of where vCPUs stand.
     pub(crate) fn tidy(
         &self,
         guest: &dyn StoppedGuest,
@@ -237,12 +240,13 @@ impl Returns {
         again
     }
 
-    /// The newest of those there, which is none any more.
+    /// Takes out the newest return address at `at`, and returns it.
     pub(crate) fn pop(&self, at: u64) -> Option<Replaced> {
         pop(&mut self.replaced.lock(), at)
     }
 
-    /// What the return address at `at` was before it led to us, of one that is `found` there.
+    /// Returns what the return address at `at`, which is now `found`, was before it led to us.
+    /// That's `found` itself if it doesn't lead to us.
     pub(crate) fn leads_to(&self, at: u64, found: u64) -> u64 {
         let replaced = self.replaced.lock();
         match replaced.get(&at).and_then(|several| several.last()) {
@@ -251,8 +255,8 @@ impl Returns {
         }
     }
 
-    /// What the return address at `at` was before it led to us, at a time at which it did: of a call that began
-    /// before and is still under way.
+    /// Returns what the return address at `at` was before it led to us, at a time at which it did. The call began
+    /// before that time and is still under way.
     pub(crate) fn led_to(&self, at: u64, time: Tsc) -> Option<u64> {
         let replaced = self.replaced.lock();
         let mut several = replaced.get(&at)?.iter().rev();
@@ -264,7 +268,8 @@ impl Returns {
         Some(several.find(began)?.caller)
     }
 
-    /// Counts the calls of other tasks with their return address there, and forgets them.
+    /// Counts the calls of other tasks with their return address at `at` as ended, and forgets
+    /// them.
     pub(crate) fn end_others(&self, at: u64, task: Task) {
         let mut all = self.replaced.lock();
         let Some(several) = all.get_mut(&at) else {
@@ -293,7 +298,7 @@ fn pop(replaced: &mut HashMap<u64, Vec<Replaced>>, at: u64) -> Option<Replaced> 
 }
 
 /// Undoes what was done to the return address at `at`, wherever the call is: still under way, or
-/// interrupted when it had just returned to the trampoline. Whether it is one of these.
+/// interrupted when it had just returned to the trampoline. Returns true if it is one of these.
 fn put_back(
     memory: &dyn GuestMemory,
     tables: &[PageTables],
@@ -307,7 +312,7 @@ fn put_back(
             write_word(memory, *tables, at, caller);
             done = true;
         }
-        // One that is over may have left such a frame.
+        // A call that is over may have left such a frame.
         if let Some(frame) = interrupted_at(memory, *tables, at, trampoline) {
             write_word(memory, *tables, frame, caller);
             done = true;

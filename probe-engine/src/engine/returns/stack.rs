@@ -10,12 +10,12 @@ pub(crate) const WORD: u64 = 8;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Word {
     at: GuestPhysAddr,
-    /// By the guest's page tables: where its stack is, is the guest's choice.
+    /// As the guest's page tables have it. The guest may choose any place for its stack.
     writable: bool,
 }
 
 impl Word {
-    /// The word at an address. `None` where nothing is mapped, and for a word that isn't aligned, as no
+    /// Translates the address of a word. `None` where nothing is mapped, and for a word that isn't aligned, as no
     /// return address of the kernel's is.
     pub(crate) fn at(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<Self> {
         let aligned = at.is_multiple_of(WORD);
@@ -31,18 +31,18 @@ impl Word {
         memory.read_u64(self.at).ok()
     }
 
-    /// Writes it, unless the guest itself could not; whether it did.
+    /// Writes the word, unless the guest itself could not. Returns true if it did.
     pub(crate) fn write(self, memory: &dyn GuestMemory, word: u64) -> bool {
         self.writable && memory.write_as_guest(self.at, &word.to_le_bytes()).is_ok()
     }
 }
 
-/// The word at an address of the stack, if something is mapped there.
+/// Reads the word at an address of the stack, if something is mapped there.
 pub(crate) fn read_word(memory: &dyn GuestMemory, tables: PageTables, at: u64) -> Option<u64> {
     Word::at(memory, tables, at)?.read(memory)
 }
 
-/// Nothing is written where nothing is mapped, or the guest can't write.
+/// Writes a word of the stack, unless nothing is mapped there or the guest can't write there.
 pub(crate) fn write_word(memory: &dyn GuestMemory, tables: PageTables, at: u64, word: u64) {
     if let Some(place) = Word::at(memory, tables, at) {
         place.write(memory, word);

@@ -1,5 +1,5 @@
-//! Where vCPUs stand, and tasks that were interrupted, when return addresses are to be put back: one may just
-//! have returned to our code, and not executed anything of it.
+//! Where vCPUs and interrupted tasks stand when return addresses are to be put back: one of them may just have
+//! returned to our code, and not executed anything of it.
 
 use guest_kernel::Kernel;
 use guest_state::x86_64::NOP5;
@@ -12,7 +12,7 @@ use crate::engine::returns::stack::{WORD, read_word};
 /// (`Documentation/arch/x86/x86_64/mm.rst`: `cpu_entry_area`).
 const ENTRY_AREA: std::ops::Range<u64> = 0xffff_fe00_0000_0000..0xffff_fe80_0000_0000;
 
-/// The registers of all vCPUs, by their numbers.
+/// Reads the registers of all vCPUs, by their numbers.
 pub(crate) fn vcpus(guest: &dyn StoppedGuest) -> Vec<(VcpuId, Registers)> {
     (0..guest.vcpus())
         .map(VcpuId)
@@ -20,8 +20,8 @@ pub(crate) fn vcpus(guest: &dyn StoppedGuest) -> Vec<(VcpuId, Registers)> {
         .collect()
 }
 
-/// Whether a vCPU is at what may have interrupted code that holds interrupts back, such as an NMI, or code
-/// that no frame on its own stack tells of: nobody knows then who stands at the trampoline.
+/// Returns true if a vCPU is at something that may have interrupted code that holds interrupts back, such as an NMI,
+/// or code on whose own stack no frame tells of that. Then it isn't known which tasks stand at the trampoline.
 pub(crate) fn any_on_entry_stack(vcpus: &[(VcpuId, Registers)]) -> bool {
     vcpus
         .iter()
@@ -31,15 +31,15 @@ pub(crate) fn any_on_entry_stack(vcpus: &[(VcpuId, Registers)]) -> bool {
 /// Bytes of a task's stack (`arch/x86/include/asm/page_64_types.h`, `THREAD_SIZE`).
 const STACK_LEN: u64 = 16 << 10;
 
-/// Whether a vCPU is running on the stack that has a return address at `at`, in what that call does.
+/// Returns true if a vCPU is running on the stack that has a return address at `at`, in what that call does.
 pub(crate) fn any_on_stack_of(vcpus: &[(VcpuId, Registers)], at: u64) -> bool {
     vcpus
         .iter()
         .any(|(_, registers)| at.wrapping_sub(registers.rsp) < STACK_LEN)
 }
 
-/// Where the interrupt keeps RIP that came when the call with its return address at `at` had just returned
-/// to the trampoline. `None` if there was none.
+/// Returns where an interrupt keeps RIP that came when the call with its return address at `at` had just returned to
+/// the trampoline. `None` if there was none.
 pub(crate) fn interrupted_at(
     memory: &dyn GuestMemory,
     tables: PageTables,
@@ -50,7 +50,7 @@ pub(crate) fn interrupted_at(
     (rip == trampoline).then_some(frame)
 }
 
-/// The frame of an interrupt that came when RSP was this, and RIP in it: the processor has pushed RIP, CS,
+/// Returns the frame of an interrupt that came when RSP was `rsp`, and RIP in it. The processor has pushed RIP, CS,
 /// RFLAGS, RSP and SS below, on a stack aligned to 16 bytes (SDM vol. 3A, 6.14.2).
 fn interrupted(
     memory: &dyn GuestMemory,
@@ -67,14 +67,14 @@ fn interrupted(
 /// Opcode of a call to a relative address (SDM vol. 2A, CALL).
 const CALL: u8 = 0xe8;
 
-/// Whether a tool of the guest's may have read the return address at `at`, and not yet written its own there.
-/// It will lead to what it has read when the call returns, whatever is there by then.
+/// Returns true if a tool of the guest's may have read the return address at `at`, and not yet written its own there.
+/// When the call returns, the tool will lead it to the address that it has read, whatever is there by then.
 ///
-/// Such a tool runs at the function's entry, with RSP as it is there: `function_graph` and kretprobes that use
-/// ftrace are called by the ftrace site (`arch/x86/kernel/ftrace.c`, `ftrace_graph_func`); other kretprobes
-/// have RSP in the frame of an int3, or in what an optimized kprobe pushes instead
-/// (`arch/x86/kernel/kprobes/opt.c`, `optprobe_template_entry`). What is found may also be left over from an
-/// earlier call: then the answer is yes though nobody is there.
+/// Such a tool runs at the function's entry, with RSP as it is there: `function_graph` and kretprobes that use ftrace
+/// are called by the ftrace site (`arch/x86/kernel/ftrace.c`, `ftrace_graph_func`); other kretprobes have RSP in the
+/// frame of an int3, or in what an optimized kprobe pushes instead (`arch/x86/kernel/kprobes/opt.c`,
+/// `optprobe_template_entry`). What is found may also be left over from an earlier call: then the result is true
+/// though no tool runs.
 pub(crate) fn may_be_taken(
     memory: &dyn GuestMemory,
     tables: &[PageTables],
@@ -89,8 +89,8 @@ pub(crate) fn may_be_taken(
     })
 }
 
-/// Whether this is what an ftrace site's call returns to. The sites of modules are not looked up: there any call
-/// will do, and the nop that is there while nobody traces.
+/// Returns true if an ftrace site's call returns to `back`. The sites of modules are not looked up: there any call
+/// counts as one, and so does the nop that is there while the function isn't traced.
 fn is_ftrace_call(
     memory: &dyn GuestMemory,
     tables: PageTables,
@@ -106,7 +106,8 @@ fn is_ftrace_call(
     read_virt(memory, tables, start, &mut code).is_ok() && (code == NOP5 || code[0] == CALL)
 }
 
-/// Whether a vCPU, or a task that was interrupted, stands at one of these places with this RSP.
+/// Returns true if a vCPU, or a task that was interrupted, stands at one of these places with this
+/// RSP.
 pub(crate) fn stands_at(
     memory: &dyn GuestMemory,
     tables: &[PageTables],

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 const TASK_DEAD: u64 = 0x80;
 
 impl Engine {
-    /// The task that a vCPU in the kernel is executing.
+    /// Returns the task that a vCPU in the kernel is executing.
     pub(crate) fn current_task(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Task {
         let variables = self.kernel.variables;
         let read = |control: &guest_state::ControlRegisters| {
@@ -27,14 +27,13 @@ impl Engine {
         vcpu.control().ok().and_then(read).unwrap_or_default()
     }
 
-    /// Whether a task has ended for good, so that nothing on its stack will be returned to: it says so
-    /// itself, or there is another in its place. A task that isn't known, or can't be read, has not.
+    /// Returns true if a task has ended for good, so that nothing on its stack will be returned to: its state says so,
+    /// or there is another task in its place. A task that isn't known, or can't be read, has not.
     ///
-    /// What the stack says is no sign: the guest's own tools take return addresses too. Nor is it one that
-    /// a task is no longer in the list of tasks: it may have its last instructions to go
-    /// (`kernel/exit.c`, `exit_notify`). The number and the start time change when a thread executes a
-    /// program (`fs/exec.c`, `de_thread`); the secret of the stack protector stays for a task's life
-    /// (`kernel/fork.c`, `dup_task_struct`).
+    /// What the stack says is no sign: the guest's own tools take return addresses too. Nor is it one that a task is
+    /// no longer in the list of tasks: it may still have its last instructions to execute (`kernel/exit.c`,
+    /// `exit_notify`). The number and the start time change when a thread executes a program (`fs/exec.c`,
+    /// `de_thread`); the secret of the stack protector stays for a task's life (`kernel/fork.c`, `dup_task_struct`).
     pub(crate) fn has_ended(
         &self,
         memory: &dyn GuestMemory,
@@ -51,14 +50,14 @@ impl Engine {
         };
         let canary = variables.stack_canary.and_then(|offset| read((offset, 8)));
         let replaced = task.canary != 0 && canary.is_some_and(|canary| canary != task.canary);
-        // The state first: a task that is dead gets off its CPU and never on one again.
+        // The state is read first: a task that is dead gets off its CPU and never on one again.
         let dead = || variables.state.and_then(read) == Some(TASK_DEAD);
         let off_cpu = || variables.on_cpu.and_then(|offset| read((offset, 4))) == Some(0);
         replaced || dead() && off_cpu()
     }
 }
 
-/// A number of so many bytes, up to 8, by the first tables that map it.
+/// Reads a number of `size` bytes, up to 8, by the first tables that map it.
 fn number(memory: &dyn GuestMemory, tables: &[PageTables], at: u64, size: u8) -> Option<u64> {
     tables.iter().find_map(|tables| {
         let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! Calls that return by way of a breakpoint of ours: where they begin and where they end.
+//! Calls that return by way of a breakpoint of ours: their beginning and their end.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use crate::event::Detail;
 use crate::probe::ProbeKind;
 
 impl Engine {
-    /// A function with return probes is entered: RSP is at its return address.
+    /// Begins to follow calls as a function with return probes is entered: RSP is at its return
+    /// address.
     pub(crate) fn enter(&self, site: &Site, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) {
         let is_return = |probe: &&Arc<Probe>| matches!(probe.kind, ProbeKind::Return { .. });
         let probes: Vec<_> = site
@@ -44,7 +45,7 @@ impl Engine {
             return;
         }
         if !shared {
-            // The stack is this task's now: whoever else had it has ended.
+            // The stack is this task's now: any other task that had it has ended.
             returns.end_others(at, task);
         }
         let has_ended = |task| self.has_ended(memory, &[tables], task);
@@ -80,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// The first instruction of a function has page-faulted, to be executed again: the calls that
-    /// its return probes have just begun to follow, with the return address at `at`, have not begun.
+    /// Undoes [`Self::enter`], as the first instruction of a function has page-faulted, to be executed again: the
+    /// calls that its return probes have just begun to follow, with the return address at `at`, have not begun.
     pub(crate) fn enter_again(
         &self,
         site: &Site,
@@ -98,14 +99,14 @@ impl Engine {
         let Some(tables) = vcpu.page_tables() else {
             return;
         };
-        // It was written a moment ago.
+        // The return address was written a moment ago.
         if let Some(caller) = self.returns.undo(at, site.virt, &probes) {
             write_word(memory, tables, at, caller);
         }
     }
 
-    /// A vCPU is at the trampoline: a followed call has returned. RIP becomes
-    /// what the return address was.
+    /// Ends a followed call that has returned: a vCPU is at the trampoline. RIP becomes what the
+    /// return address was.
     pub(crate) fn returned(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Action {
         let at = vcpu.registers().rsp.wrapping_sub(WORD);
         let Some(replaced) = self.returns.pop(at) else {
@@ -119,7 +120,7 @@ impl Engine {
             call.probe.end_call();
             call.probe.exit();
             if !table.switches.is_active(call.probe.id) {
-                // It has begun while the probe was enabled.
+                // The call began while the probe was enabled.
                 call.probe.miss();
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The calls that are being followed, and whose they are.
+//! The calls that are being followed, and the tasks that they belong to.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::engine::Engine;
 use crate::engine::sites::probe::Probe;
 use crate::probe::{ProbeId, ProbeKind};
 
-/// A call under way whose return address leads to us.
+/// A call under way whose return address leads to our code.
 ///
 /// Until it returns, the guest's own stack traces of its task end there. Those that have to be reliable fail,
 /// so the guest's live patching waits for the task (`kernel/livepatch/transition.c`, `klp_check_stack`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowedCall {
-    /// The probes that will tell of its return. None where they were removed meanwhile, and somebody else
-    /// in the guest has taken its return address too.
+    /// The probes that will report its return. None where they were removed meanwhile, and a tool of the guest's has
+    /// taken its return address too.
     pub probes: Vec<ProbeId>,
     /// The time at the function's entry, if a probe wants events.
     pub entry_tsc: Option<Tsc>,
-    /// Where it will return to.
+    /// The address that it will return to.
     pub caller: GuestVirtAddr,
     /// The address of its task's `task_struct`, if it is known.
     pub task: Option<u64>,
@@ -32,7 +32,7 @@ pub struct FollowedCall {
 }
 
 impl Engine {
-    /// All calls that are being followed, but those whose tasks have ended inside.
+    /// Returns all calls that are being followed, but those whose tasks have ended inside.
     ///
     /// # Errors
     /// The arena isn't memory.
@@ -75,7 +75,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// The return probes whose calls a detour follows.
+    /// Returns the return probes whose calls a detour follows.
     fn followers(&self, number: u32) -> Vec<ProbeId> {
         let table = self.table();
         let site = self.reader.detour_of(number).and_then(|at| table.site(at));
@@ -84,7 +84,7 @@ impl Engine {
         probes.filter(returns).map(|probe| probe.id).collect()
     }
 
-    /// A task's number and name.
+    /// Reads a task's number and name.
     fn who(
         &self,
         memory: &dyn GuestMemory,

@@ -1,4 +1,4 @@
-//! Probes that come together.
+//! Probes that are added together.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::engine::sites::probe::Probe;
 use crate::engine::sites::site::{Probes, Site};
 use crate::engine::sites::table::Table;
 
-/// Probes by the instructions that they are on: a table makes each of these sites anew once, however many probes come
-/// to it.
+/// Probes by the instructions that they are on: a table makes each of these sites anew only once, however many probes
+/// are added to it.
 #[derive(Debug, Default)]
 pub(crate) struct Additions {
-    /// In the order in which they came; a site as it is without these probes.
+    /// In the order in which they were added; each site is as it is without these probes.
     sites: Vec<(Site, Probes)>,
     numbers: FxHashMap<GuestVirtAddr, usize>,
 }

@@ -1,7 +1,7 @@
-//! Breakpoints that were taken out of the text a moment ago, and who was to notice them.
+//! Breakpoints that were taken out of the text a moment ago, and the probes that were on them.
 //!
-//! A vCPU may have trapped on one already when it is taken away under it: without a stop, as when a module
-//! is freed. It executes the instruction that is there again, and its hit is lost.
+//! A vCPU may have trapped on a breakpoint that is then taken away without a stop, as when a module is freed. The vCPU
+//! executes the instruction that is there again, and its hit is lost.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use guest_state::GuestVirtAddr;
 use crate::engine::lock::{Lock, Rank};
 use crate::engine::sites::site::{Probes, Site};
 
-/// So many places are remembered at most, and so many changes.
+/// How many places are remembered at most, and how many changes.
 const MOST_PLACES: usize = 1 << 16;
 const MOST_CHANGES: usize = 1 << 10;
 
@@ -20,7 +20,7 @@ const MOST_CHANGES: usize = 1 << 10;
 pub(crate) struct Turnover {
     /// The probes that were enabled where a breakpoint was, in the order of the addresses.
     gone: Vec<(GuestVirtAddr, Probes)>,
-    /// In order.
+    /// In the order of the addresses.
     come: Vec<GuestVirtAddr>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Turnover {
 pub(crate) struct Departed(Lock<VecDeque<Arc<Turnover>>>);
 
 impl Turnover {
-    /// Of sites in the order of their addresses.
+    /// Makes the turnover of sites that are in the order of their addresses.
     pub(crate) fn new(gone: &[Arc<Site>], come: &[Arc<Site>]) -> Self {
         let breakpoints = gone.iter().filter(|site| site.has_int3());
         Self {
@@ -55,7 +55,7 @@ impl Departed {
         Self(Lock::new(Rank::Departed, VecDeque::new()))
     }
 
-    /// A change has been made.
+    /// Remembers a change.
     pub(crate) fn change(&self, turnover: &Arc<Turnover>) {
         let mut last = self.0.lock();
         last.push_front(Arc::clone(turnover));
@@ -81,7 +81,7 @@ impl Departed {
     }
 }
 
-/// Keeps at most so many.
+/// Keeps at most this many places and changes.
 fn keep(last: &mut VecDeque<Arc<Turnover>>, places: usize, changes: usize) {
     let mut sum = 0;
     let fits = |turnover: &&Arc<Turnover>| {

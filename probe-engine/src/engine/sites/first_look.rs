@@ -1,4 +1,4 @@
-//! Where hits look first, for a monitor that knows of a hit before it asks about it.
+//! Where hits look first, for a monitor that knows of a hit before it asks the engine about it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,8 +6,8 @@ use guest_state::GuestVirtAddr;
 
 use crate::engine::sites::plain_map::Places;
 
-/// The places of the latest table's plain sites, known without a hold on that table. Nothing is read from them, so it
-/// doesn't matter whether they are still there.
+/// The places of the latest table's plain sites, without a reference to that table. Nothing is read from them, so it
+/// doesn't matter if the table has been freed.
 #[derive(Debug, Default)]
 pub(crate) struct FirstLook {
     start: AtomicUsize,
@@ -15,9 +15,9 @@ pub(crate) struct FirstLook {
 }
 
 impl FirstLook {
-    /// There is another table.
+    /// Takes the places of a new table.
     pub(crate) fn set(&self, places: Places) {
-        // Whoever sees one without the other fetches something else in vain.
+        // A reader that sees only one of the two new values fetches a line that isn't used.
         self.start.store(places.start, Ordering::Relaxed);
         self.mask.store(places.mask, Ordering::Relaxed);
     }

@@ -8,7 +8,7 @@ use iced_x86::{Instruction, OpKind, Register};
 use crate::emulate::{OnlyCpuKnows, Touched};
 use crate::relocate::Division;
 
-/// What has to be looked at before.
+/// What has to be looked at before an instruction is executed.
 #[derive(Debug, Clone)]
 pub(crate) struct Foresight {
     touched: Touched,
@@ -45,12 +45,12 @@ impl Foresight {
         }
     }
 
-    /// Whether all of a division's exceptions are foreseen.
+    /// Returns true if all exceptions of a division are foreseen.
     pub(crate) fn knows_division(&self) -> bool {
         self.division.is_some()
     }
 
-    /// What the instruction at RIP will raise.
+    /// Returns what the instruction at RIP will raise.
     pub(crate) fn look(&self, memory: &dyn GuestMemory, vcpu: &mut dyn Vcpu) -> Foreseen {
         let registers = *vcpu.registers();
         if self.touched.is_empty() {

@@ -1,9 +1,9 @@
 //! The guest's own kprobes beside our probes.
 //!
-//! The guest decodes its text itself when it registers a kprobe, and refuses what it can't make sense of: an
-//! int3 of ours in what it would copy, the middle of a jump of ours. But what it has once read it doesn't look
-//! at again. So whatever we write into its text has to stay clear of its kprobes, armed or not, and our
-//! jump stays where it is as long as a kprobe is on it, which has saved its first byte.
+//! The guest decodes its text itself when it registers a kprobe, and refuses what it can't make sense of: an int3 of
+//! ours in what it would copy, the middle of a jump of ours. But it doesn't look again at text that it has once read.
+//! So all that we write into its text has to stay clear of its kprobes, armed or not. A jump of ours stays where it is
+//! as long as a kprobe is on it, as the kprobe has saved the jump's first byte.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// Why those of the sites that weren't armed before can't be, as far as the guest's kprobes go.
+    /// Checks that the guest's kprobes leave room for those of these sites that weren't armed before.
     pub(crate) fn may_arm(
         &self,
         guest: &dyn StoppedGuest,
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    /// What has to be known of the guest's kprobes to make jumps; `None` if it is changing them just now, and
+    /// The guest's kprobes, as they have to be known to make jumps; `None` if the guest is changing them just now, and
     /// it is worth while to wait until it has.
     pub(crate) fn kprobes_for_jumps(&self, guest: &dyn StoppedGuest) -> Option<GuestKprobes> {
         let kprobes = self.guest_kprobes(guest);
@@ -76,7 +76,7 @@ impl Engine {
 /// A kprobe of the guest's that a breakpoint of ours would get in the way of.
 pub(crate) struct Conflict {
     pub(crate) at: GuestVirtAddr,
-    /// Where that is, seen from ours, as a clause.
+    /// Where the kprobe is, seen from our breakpoint, as a clause of a message.
     pub(crate) how: &'static str,
 }
 
@@ -101,12 +101,12 @@ pub(crate) fn conflict(
         };
         return found(probe, how);
     }
-    // The guest has saved the first byte of a jump of ours: that stays, and takes no int3 into its middle.
+    // The guest has saved the first byte of a jump of ours: the jump stays, and no int3 can be in its middle.
     let jump = table.jump_over(at)?;
     found(kprobes.on(jump)?, "on a jump of ours over this instruction")
 }
 
-/// Why an instruction can't be registered because of the guest's kprobes.
+/// Checks that the guest's kprobes leave room for a breakpoint on an instruction.
 pub(crate) fn check(
     kprobes: &GuestKprobes,
     table: &Table,
@@ -123,7 +123,7 @@ pub(crate) fn check(
     }
 }
 
-/// Why no jump can take these bytes' place: a kprobe of the guest's in them.
+/// Returns why no jump can take these bytes' place, if a kprobe of the guest's is in them.
 pub(crate) fn in_region(kprobes: &GuestKprobes, region: Range<GuestVirtAddr>) -> Option<NoJump> {
     let at = kprobes.overlapping(region.clone())?.at;
     Some(NoJump::GuestKprobe { at, region })

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What is counted of a probe.
 #[derive(Debug, Clone, Copy)]
 enum Count {
-    /// Hits that came with an exit, as most hits of breakpoints do: counted at once, as each change of a counter that
-    /// vCPUs share takes as long as many instructions.
+    /// Hits that came with an exit, as most hits of breakpoints do. Hit and exit are counted in one change, as each
+    /// change of a counter that vCPUs share takes as long as many instructions.
     HitsAtExits,
     OtherHits,
     OtherExits,
-    /// Whether it has been removed.
+    /// 1 if the probe has been removed.
     Closed,
 }
 
@@ -21,14 +21,14 @@ const COUNTS: usize = 4;
 /// A probe's counters that every hit changes. They are freed with the last probe of the batch.
 #[derive(Debug, Clone)]
 pub(crate) struct HitCounters {
-    /// Those of all probes of a batch, one kind after the other: a line of the processor's caches then has those of
-    /// eight probes that most hits change.
+    /// The counters of all probes of a batch, one kind after the other. So one line of the processor's caches has, for
+    /// eight probes, the counter that most hits change.
     of_batch: Arc<[AtomicU64]>,
     index: u32,
 }
 
 impl HitCounters {
-    /// Those of so many probes.
+    /// Makes the counters of a batch of this many probes.
     pub(crate) fn of_batch(probes: usize) -> impl Iterator<Item = Self> {
         let counters = (0..COUNTS * probes).map(|_| AtomicU64::default());
         let of_batch: Arc<[AtomicU64]> = counters.collect();
@@ -58,7 +58,7 @@ impl HitCounters {
         self.add(Count::OtherExits, 1);
     }
 
-    /// Says that the probe has been removed.
+    /// Notes that the probe has been removed.
     pub(crate) fn close(&self) {
         self.counter(Count::Closed).store(1, Ordering::Relaxed);
     }

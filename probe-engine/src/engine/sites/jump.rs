@@ -10,14 +10,14 @@ use crate::arena::Placed;
 use crate::detour::{Detour, JUMP_LEN, Purpose, Region};
 use crate::probe::NoJump;
 
-/// So many times may somebody come to one of a jump's tripwires. Each costs an exit, so where it keeps
-/// happening the jump isn't worth it.
+/// How often vCPUs may come to a jump's tripwires. Each time costs an exit, so where it keeps happening the jump isn't
+/// worth it.
 const TRIPS: u32 = 1000;
 
 /// Whether a site is to be a jump.
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
-    /// Nobody has looked yet.
+    /// It hasn't been looked at yet.
     Waiting,
     Jump(Arc<Jump>),
     Not(Arc<NoJump>),
@@ -53,22 +53,22 @@ impl Jump {
         self.region.bytes.len()
     }
 
-    /// Whether the detour, or the trampoline for it, may come to an int3.
+    /// Returns true if a vCPU may come to an int3 in the detour, or in the trampoline for it.
     pub(crate) fn traps(&self) -> bool {
         self.detour.full.is_some() || self.waits_at_return()
     }
 
-    /// Whether the trampoline may come to an int3 for it.
+    /// Returns true if a vCPU may come to an int3 in the trampoline for this jump.
     pub(crate) fn waits_at_return(&self) -> bool {
         self.purpose.follow.is_some_and(|follow| follow.lossless)
     }
 
-    /// Where from the probed instruction its displacement has an int3.
+    /// At which offsets from the probed instruction the jump's displacement has an int3.
     pub(crate) fn tripwires(&self) -> impl Iterator<Item = u8> {
         self.region.interior()
     }
 
-    /// Where the instruction is executed that began at `offset` of the region.
+    /// Where the copy is of the instruction that began at `offset` of the region.
     pub(crate) fn copy(&self, offset: u8) -> Option<GuestVirtAddr> {
         let (_, at) = self
             .detour
@@ -78,8 +78,8 @@ impl Jump {
         Some(self.detour.at.wrapping_add((*at).into()))
     }
 
-    /// The text with the jump in it. What is left of the last instruction becomes `nop`s, so that who
-    /// decodes the function finds instructions.
+    /// The text with the jump in it. What is left of the last instruction becomes `nop`s, so that a decoder of the
+    /// function finds instructions.
     fn text(&self) -> Vec<u8> {
         let mut text = vec![NOP; self.len()];
         text[..JUMP_LEN].copy_from_slice(&self.bytes);
@@ -95,7 +95,7 @@ impl Jump {
         replace(memory, at, &self.region.bytes, &self.text()).map(drop)
     }
 
-    /// Puts the original text back, if the text is still ours. Whether it is the original then; else the
+    /// Puts the original text back, if the text is still ours. Returns true if it is the original then. Otherwise the
     /// guest has something of its own there, and will put back what it found when it takes that away.
     pub(crate) fn lift(
         &self,
@@ -105,7 +105,7 @@ impl Jump {
         replace(memory, at, &self.text(), &self.region.bytes)
     }
 
-    /// Whether all of it is in the text.
+    /// Returns true if all of the jump is in the text.
     pub(crate) fn is_planted(&self, memory: &dyn GuestMemory, at: GuestPhysAddr) -> bool {
         let mut text = vec![0; self.len()];
         memory.read(at, &mut text).is_ok() && text == self.text()
@@ -122,7 +122,7 @@ impl Jump {
         }
     }
 
-    /// Somebody has come to a tripwire. Whether that has happened too often.
+    /// Counts an exit at a tripwire. Returns true if that has happened too often.
     pub(crate) fn trip(&self) -> bool {
         self.trips.fetch_add(1, Ordering::Relaxed) + 1 >= TRIPS
     }
@@ -132,7 +132,7 @@ impl Jump {
     }
 }
 
-/// Whether the text is `to` then.
+/// Writes `to` if the text is `from`. Returns true if the text is `to` then.
 fn replace(
     memory: &dyn GuestMemory,
     at: GuestPhysAddr,

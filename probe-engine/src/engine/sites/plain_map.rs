@@ -15,7 +15,7 @@ use crate::engine::sites::plain_site::PlainSite;
 /// does, needs a line of tags first.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PlainMap {
-    /// None, or a power of two of them, of which a third is free at least.
+    /// Empty, or a power of two of slots, of which a third is free at least.
     slots: Box<[Option<Slot>]>,
     len: usize,
 }
@@ -32,29 +32,29 @@ struct Slot {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Places {
     pub(crate) start: usize,
-    /// So many there are, less one.
+    /// The number of slots, less one.
     pub(crate) mask: usize,
 }
 
 impl Places {
-    /// Where the slot of the site at `at` is if nothing else is there.
+    /// The address in memory of the slot that the site at `at` has if no other site has taken it.
     pub(crate) fn of(self, at: GuestVirtAddr) -> usize {
         self.start
             .wrapping_add(home(at, self.mask).wrapping_mul(size_of::<Option<Slot>>()))
     }
 }
 
-/// Which of `mask + 1` slots is that of the site at `at` if nothing else is there.
+/// Which of `mask + 1` slots the site at `at` has if no other site has taken it.
 fn home(at: GuestVirtAddr, mask: usize) -> usize {
     hash(at) as usize & mask
 }
 
-/// A site's place in tables, from its address.
+/// Hashes a site's address, for its place in tables.
 pub(crate) fn hash(at: GuestVirtAddr) -> u64 {
     FxBuildHasher.hash_one(at.0)
 }
 
-/// So many slots a table has that has any.
+/// How many slots a table has at least, if it has any.
 const LEAST: usize = 4;
 
 impl PlainMap {
@@ -71,7 +71,7 @@ impl PlainMap {
         }
     }
 
-    /// Has there be this site at an address, or none.
+    /// Sets, or removes if `None`, the site at an address.
     pub(crate) fn set(&mut self, at: GuestVirtAddr, plain: Option<PlainSite>) {
         match plain {
             Some(plain) => self.insert(at, plain),
@@ -98,7 +98,7 @@ impl PlainMap {
         };
         self.len -= 1;
         self.slots[hole] = None;
-        // Whatever was put behind the hole because its own place was taken moves there.
+        // A site that was put behind the hole because its own slot was taken moves into the hole.
         let mut next = self.after(hole);
         while let Some(slot) = &self.slots[next] {
             let (home, mask) = (self.home(slot.at), self.slots.len() - 1);
@@ -110,7 +110,7 @@ impl PlainMap {
         }
     }
 
-    /// Where the site at `at` is.
+    /// Which slot the site at `at` is in.
     fn place(&self, at: GuestVirtAddr) -> Option<usize> {
         if self.slots.is_empty() {
             return None;
@@ -125,7 +125,7 @@ impl PlainMap {
         None
     }
 
-    /// Puts a site that isn't there where there is room for it.
+    /// Puts a site that isn't in the table into the first free slot from its own on.
     fn put(&mut self, slot: Option<Slot>) {
         let Some(at) = slot.as_ref().map(|slot| slot.at) else {
             return;
@@ -143,7 +143,7 @@ impl PlainMap {
         fewer.into_iter().for_each(|slot| self.put(slot));
     }
 
-    /// Which slot is that of the site at `at` if nothing else is there.
+    /// Which slot the site at `at` has if no other site has taken it.
     fn home(&self, at: GuestVirtAddr) -> usize {
         home(at, self.slots.len() - 1)
     }

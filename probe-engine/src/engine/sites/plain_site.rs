@@ -7,8 +7,8 @@ use crate::engine::sites::site::{Site, Way};
 use crate::fetch::Fetches;
 use crate::probe::{ProbeId, ProbeKind};
 
-/// A site of whose int3 one probe is told, which asks for nothing but registers and the context or a count, and whose
-/// instruction the engine carries out. That is what most breakpoints are.
+/// A site with an int3 and one active probe, which asks for nothing but registers and the context or a count, and with
+/// an instruction that the engine emulates. Most breakpoints are such sites.
 ///
 /// All that its hits look at is here, and none of the site or the probe: with thousands of sites, each of these is in
 /// memory and not in the processor's caches, and fetching it takes as long as all of the hit's work.
@@ -29,7 +29,7 @@ pub(crate) struct Told {
 }
 
 impl PlainSite {
-    /// `None` where a hit has more to look at.
+    /// Returns what the hits of a site look at; `None` if they have more to look at.
     pub(crate) fn of(site: &Site) -> Option<Self> {
         let [probe] = &site.active[..] else {
             return None;

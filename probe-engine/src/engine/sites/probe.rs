@@ -26,7 +26,7 @@ pub(crate) struct Spot {
     pub(crate) reason: String,
     /// How many bytes of its function are executed before it; `None` where it is at the entry.
     pub(crate) beyond_entry: Option<u64>,
-    /// Where the function is left, if that is looked at.
+    /// Where the function is left, if the probe has breakpoints there.
     pub(crate) out: Option<Arc<WaysOut>>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Probe {
     pub(crate) id: ProbeId,
     counters: HitCounters,
     pub(crate) kind: ProbeKind,
-    /// Somebody is asked at each hit.
+    /// True if an attendant is asked at each hit.
     attended: AtomicBool,
     /// Its options ask for nothing but an event with registers and the context, or a count.
     pub(crate) is_plain: bool,
@@ -69,7 +69,7 @@ pub(crate) struct Probe {
     active: AtomicU32,
     pub(crate) max_active: u32,
     pub(crate) name: Arc<str>,
-    /// As it was asked for.
+    /// The place that was asked for.
     pub(crate) place: Place,
     where_now: Mutex<(Presence, Spot)>,
 }
@@ -113,12 +113,12 @@ impl Probe {
         }
     }
 
-    /// Whether it has been removed: nobody is interested any more.
+    /// Returns true if the probe has been removed, so that no client is interested in it any more.
     pub(crate) fn is_removed(&self) -> bool {
         self.counters.is_closed()
     }
 
-    /// Whether somebody is asked at each hit.
+    /// Returns true if an attendant is asked at each hit.
     pub(crate) fn is_attended(&self) -> bool {
         self.attended.load(Ordering::Relaxed)
     }
@@ -127,7 +127,8 @@ impl Probe {
         self.attended.store(on, Ordering::Relaxed);
     }
 
-    /// An action of it, or one that an answer to its hit asked for, was done or not.
+    /// Counts an action that was done or has failed: one of the probe's own, or one that an answer to its hit asked
+    /// for.
     pub(crate) fn acted(&self, result: Result<(), ActionFailure>) {
         match result {
             Ok(()) => {
@@ -174,17 +175,17 @@ impl Probe {
         [address].into_iter().chain(others).collect()
     }
 
-    /// It has a place again, or for the first time.
+    /// Gives the probe a place, again or for the first time.
     pub(crate) fn put(&self, spot: Spot) {
         *self.where_now() = (Presence::Placed, spot);
     }
 
-    /// Its memory is no more.
+    /// Notes that the memory that the probe was in has been freed.
     pub(crate) fn set_gone(&self) {
         self.where_now().0 = Presence::Gone;
     }
 
-    /// Why it has no place.
+    /// Sets the reason why the probe has no place.
     pub(crate) fn set_reason(&self, reason: &str) {
         reason.clone_into(&mut self.where_now().1.reason);
     }
@@ -201,7 +202,7 @@ impl Probe {
         self.counters.exit();
     }
 
-    /// An exit at one of its jump's tripwires.
+    /// Counts an exit at one of its jump's tripwires.
     pub(crate) fn trip(&self) {
         self.exit();
         self.trips.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +228,7 @@ impl Probe {
         self.active.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A call that is followed never returns: its task has ended.
+    /// Counts a followed call that never returns, as its task has ended.
     pub(crate) fn lose_call(&self) {
         self.end_call();
         self.lose_calls(1);
@@ -252,7 +253,7 @@ impl Probe {
         }
     }
 
-    /// What is told of it, with what its site tells of jumps.
+    /// What clients are told of the probe; `optimization` is what its site tells of jumps.
     pub(crate) fn info(&self, switches: &Switches, optimization: Optimization) -> ProbeInfo {
         let (presence, spot) = self.where_now().clone();
         let kind = match self.kind {

@@ -26,7 +26,7 @@ pub(crate) enum Way {
     Boost {
         copy: Relocated,
         foresight: Foresight,
-        /// As of a step, which it comes to when a round of it may fault.
+        /// As for a step, which is made instead when a round may fault.
         repeats: bool,
     },
     /// By the CPU, one instruction at a time: in a copy, or in place with all
@@ -41,9 +41,8 @@ pub(crate) enum Way {
     },
 }
 
-/// A copy of an instruction in the arena: the instruction, one byte that is a
-/// `nop` or, while somebody wants to know that the instruction is done, an int3;
-/// and the jump back.
+/// A copy of an instruction in the arena: the instruction, one byte that is a `nop` or, while an
+/// active probe wants to know that the instruction is done, an int3; and the jump back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Relocated {
     pub(crate) slot: Slot,
@@ -70,7 +69,8 @@ pub(crate) enum Milestone {
 }
 
 impl Milestone {
-    /// Whether it is waited for while probes are in modules.
+    /// Returns true if the engine waits for it while probes are in modules, or have stacks that may lead through
+    /// modules.
     pub(crate) fn is_of_module(self) -> bool {
         matches!(
             self,
@@ -78,7 +78,7 @@ impl Milestone {
         )
     }
 
-    /// Whether it is waited for while instructions of the guest's may be executed in the arena.
+    /// Returns true if the engine waits for it while instructions of the guest's may be executed in the arena.
     pub(crate) fn is_of_oops(self) -> bool {
         matches!(self, Self::EndsTask | Self::ShowsText)
     }
@@ -94,7 +94,7 @@ pub(crate) type Probes = SmallVec<[Arc<Probe>; 1]>;
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Site {
-    /// Those of the probes that notice what happens here, as of when the table was made that the site is in.
+    /// The active ones of the probes, as of when the table was made that the site is in.
     pub(crate) active: Probes,
     pub(crate) virt: GuestVirtAddr,
     /// The byte under the int3.
@@ -122,7 +122,7 @@ impl Site {
         self.probes.is_empty() && self.milestone.is_none()
     }
 
-    /// The same site with its int3 in the text if somebody wants it there.
+    /// The same site, armed if it has a milestone or an active probe.
     pub(crate) fn armed_if_wanted(self, switches: &Switches) -> Self {
         let is_active = |probe: &&Arc<Probe>| switches.is_active(probe.id);
         let active: Probes = self.probes.iter().filter(is_active).cloned().collect();
@@ -141,7 +141,7 @@ impl Site {
         }
     }
 
-    /// Whether the same is in the text, and the same probes notice what happens there.
+    /// Returns true if both sites are armed or neither is, and the same probes are active on them.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         self.armed == other.armed && are_same(&self.active, &other.active)
     }
@@ -154,7 +154,7 @@ impl Site {
         }
     }
 
-    /// Whether the int3 is to be in the text.
+    /// Returns true if the int3 is to be in the text.
     pub(crate) fn has_int3(&self) -> bool {
         self.armed && self.jump().is_none()
     }
@@ -168,12 +168,12 @@ impl Site {
         self.reports_done
     }
 
-    /// The probes that notice what happens here.
+    /// The active probes.
     pub(crate) fn enabled(&self) -> impl Iterator<Item = &Arc<Probe>> {
         self.active.iter()
     }
 
-    /// Whether it is a repeated string instruction, of which a step is one round.
+    /// Returns true if it is a repeated string instruction, of which a step is one round.
     pub(crate) fn repeats(&self) -> bool {
         match *self.way {
             Way::Emulate { .. } => false,
@@ -202,8 +202,8 @@ impl Site {
         Ok(())
     }
 
-    /// Has the copy of a boosted instruction trap if somebody now wants to know
-    /// that the instruction is done.
+    /// Has the copy of a boosted instruction trap if an active probe now wants to know that the
+    /// instruction is done.
     pub(crate) fn trap_when_done(&self, memory: &dyn GuestMemory) -> Result<(), MemoryError> {
         match &*self.way {
             Way::Boost { copy, .. } => copy.trap_when_done(memory, self.wants_post()),
@@ -211,8 +211,8 @@ impl Site {
         }
     }
 
-    /// Puts the original text back, unless the guest has overwritten what is ours:
-    /// then the text is the guest's. Whether nothing of a jump is left there.
+    /// Puts the original text back, unless the guest has overwritten what is ours: then the text is
+    /// the guest's. Returns true if nothing of a jump is left there.
     pub(crate) fn lift(&self, memory: &dyn GuestMemory) -> Result<bool, MemoryError> {
         if let Some(jump) = self.jump() {
             return jump.lift(memory, self.phys);
@@ -227,7 +227,7 @@ impl Site {
     }
 }
 
-/// Whether these are the same probes.
+/// Returns true if these are the same probes.
 pub(crate) fn are_same(one: &[Arc<Probe>], other: &[Arc<Probe>]) -> bool {
     one.len() == other.len()
         && one
@@ -237,8 +237,8 @@ pub(crate) fn are_same(one: &[Arc<Probe>], other: &[Arc<Probe>]) -> bool {
 }
 
 impl Relocated {
-    /// Whether whoever has executed the copy traps before the jump back. A vCPU
-    /// that is between the two sees either byte, and both are right.
+    /// Sets whether a vCPU that has executed the copy traps before the jump back. A vCPU that is
+    /// between the two sees either byte, and both are right.
     pub(crate) fn trap_when_done(
         &self,
         memory: &dyn GuestMemory,

@@ -13,7 +13,7 @@ use crate::engine::sites::site::Site;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SiteMap {
     sites: HashTable<(GuestVirtAddr, Arc<Site>)>,
-    /// What hits look at of those that are plain.
+    /// What hits look at, of the plain sites.
     plain: PlainMap,
 }
 
@@ -57,7 +57,7 @@ impl SiteMap {
         Some(site)
     }
 
-    /// Puts what `change` makes of a site in its place, where it makes anything of it.
+    /// Replaces each site by what `change` makes of it; where that is `None`, the site stays.
     pub(crate) fn replace(&mut self, mut change: impl FnMut(&Site) -> Option<Site>) {
         for (at, site) in &mut self.sites {
             if let Some(next) = change(site) {

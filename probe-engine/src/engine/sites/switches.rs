@@ -14,18 +14,18 @@ pub(crate) struct Switches {
     disabled: BTreeSet<ProbeId>,
     /// Probes that may not be jumps.
     unoptimized: BTreeSet<ProbeId>,
-    /// Probes at whose hits somebody is asked.
+    /// Probes at whose hits an attendant is asked.
     attended: BTreeSet<ProbeId>,
 }
 
 impl Switches {
-    /// Sets those of a new probe.
+    /// Sets the switches of a new probe.
     pub(crate) fn add(&mut self, id: ProbeId, spec: &ProbeSpec) {
         self.set(id, Switch::Enabled(spec.enabled));
         self.set(id, Switch::Optimize(spec.options.optimize));
     }
 
-    /// Sets one of a probe's.
+    /// Sets one switch of a probe.
     pub(crate) fn set(&mut self, id: ProbeId, switch: Switch) {
         let (off, on) = match switch {
             Switch::Enabled(on) => (&mut self.disabled, on),
@@ -39,39 +39,39 @@ impl Switches {
         }
     }
 
-    /// Sets that of all probes. Their own stay as they are.
+    /// Sets the switch of all probes. The probes' own switches stay as they are.
     pub(crate) fn set_all(&mut self, switch: Switch) {
         match switch {
             Switch::Enabled(on) => self.disarmed = !on,
             Switch::Optimize(on) => self.jumpless = !on,
-            // There is none of all probes.
+            // There is no such switch of all probes.
             Switch::Attended(_) => {}
         }
     }
 
-    /// A probe has gone.
+    /// Forgets the switches of a probe that has gone.
     pub(crate) fn forget(&mut self, id: ProbeId) {
         self.disabled.remove(&id);
         self.unoptimized.remove(&id);
         self.attended.remove(&id);
     }
 
-    /// Whether it is enabled itself.
+    /// Returns true if the probe itself is enabled.
     pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
         !self.disabled.contains(&id)
     }
 
-    /// Whether it is enabled, and not all are disarmed.
+    /// Returns true if the probe is enabled, and not all are disarmed.
     pub(crate) fn is_active(&self, id: ProbeId) -> bool {
         !self.disarmed && self.is_enabled(id)
     }
 
-    /// Whether somebody is asked at its hits.
+    /// Returns true if an attendant is asked at the probe's hits.
     pub(crate) fn is_attended(&self, id: ProbeId) -> bool {
         self.attended.contains(&id)
     }
 
-    /// Whether it may become a jump itself, if it can.
+    /// Returns true if the probe's own switch lets it become a jump.
     pub(crate) fn may_optimize(&self, id: ProbeId) -> bool {
         !self.unoptimized.contains(&id)
     }

@@ -23,15 +23,14 @@ pub(crate) struct Table {
     /// Whether the kernel has freed its init text.
     pub(crate) init_freed: bool,
     sites: SiteMap,
-    /// Where a jump's displacement has an int3: the site that the jump is at, and how far it is from
-    /// there.
+    /// Where a jump's displacement has an int3: the site that the jump is at, and how far the int3 is from there.
     tripwires: FxHashMap<u64, (u64, u8)>,
-    /// Sites whose jump has gone, or is to go, and couldn't be taken out of the text, as the guest has
-    /// an int3 or a jump of its own over it: it has saved ours, and will put it back.
+    /// Sites whose jump has gone, or is to go, and couldn't be taken out of the text, as the guest has an int3 or a
+    /// jump of its own over it: the guest has saved ours, and will put it back.
     held: Vec<Arc<Site>>,
-    /// Whether a site is a jump; as of when the table was settled, as is the next one.
+    /// True if a site is a jump. This field and the next two are as of when the table was settled.
     has_jumps: bool,
-    /// Whether an int3 of ours is in the text, or may be come to in a detour.
+    /// True if an int3 of ours is in the text, or a vCPU may come to one in a detour.
     has_int3: bool,
     /// Whether the engine waits for modules to come and go.
     waits_for_modules: bool,
@@ -50,17 +49,17 @@ impl Table {
         }
     }
 
-    /// Whether a jump of ours is in the text.
+    /// Returns true if a jump of ours is in the text.
     pub(crate) fn has_jumps(&self) -> bool {
         self.has_jumps
     }
 
-    /// Whether an int3 of ours is in the text, or may be come to in a detour.
+    /// Returns true if an int3 of ours is in the text, or a vCPU may come to one in a detour.
     pub(crate) fn has_int3(&self) -> bool {
         self.has_int3
     }
 
-    /// Whether the engine is told when modules come and go.
+    /// Returns true if the engine is told when modules come and go.
     pub(crate) fn waits_for_modules(&self) -> bool {
         self.waits_for_modules
     }
@@ -87,7 +86,7 @@ impl Table {
         self.sites.get(at)
     }
 
-    /// What a hit looks at where a plain site is at `at`, if an int3 there is ours.
+    /// What a hit at `at` looks at, if a plain site is there and an int3 there is ours.
     pub(crate) fn plain_site(&self, at: GuestVirtAddr) -> Option<&PlainSite> {
         // Where the guest holds a jump, no int3 is ours.
         self.sites.plain(at).filter(|_| self.held.is_empty())
@@ -126,7 +125,7 @@ impl Table {
         self.insert(site);
     }
 
-    /// Says of a site whether it is a jump.
+    /// Sets whether a site is to be a jump.
     pub(crate) fn judge(&mut self, at: GuestVirtAddr, verdict: Verdict) {
         if let Some(site) = self.sites.get(at) {
             let site = Site::clone(site);
@@ -134,7 +133,7 @@ impl Table {
         }
     }
 
-    /// As [`Self::judge`], unless the site isn't any more what it was. Whether it was.
+    /// As [`Self::judge`], if the table still has this site unchanged. Returns true if it has.
     pub(crate) fn judge_same(&mut self, site: &Arc<Site>, verdict: Verdict) -> bool {
         let same = self
             .site(site.virt)
@@ -151,7 +150,7 @@ impl Table {
         }
     }
 
-    /// Changes the site at an address; one that nobody uses any more is removed.
+    /// Changes the site at an address, and removes it if it has neither probes nor a milestone any more.
     pub(crate) fn change(&mut self, at: GuestVirtAddr, change: impl FnOnce(&mut Site)) {
         let Some(site) = self.sites.get(at) else {
             return;
@@ -165,7 +164,7 @@ impl Table {
         }
     }
 
-    /// Takes over what the switches now say.
+    /// Arms and disarms the sites as the switches now say.
     pub(crate) fn rearm(&mut self) {
         let switches = &self.switches;
         self.sites.replace(|site| {
@@ -219,8 +218,8 @@ impl Table {
         }
     }
 
-    /// The jump in whose displacement `at` is an int3, by its site, and where the instruction is that
-    /// the int3 stands for.
+    /// The site of the jump that has an int3 of its displacement at `at`, and where the copy is of the instruction that
+    /// began there.
     pub(crate) fn tripwire(&self, at: GuestVirtAddr) -> Option<(&Arc<Site>, GuestVirtAddr)> {
         let (site, offset) = self.tripwires.get(&at.0)?;
         let site = self
@@ -229,13 +228,13 @@ impl Table {
         Some((site, site.jump()?.copy(*offset)?))
     }
 
-    /// The jump that is in the text at `at`, if only under something of the guest's.
+    /// The jump that is in the text at `at`, even if something of the guest's lies over it.
     fn jump(&self, at: GuestVirtAddr) -> Option<&Arc<Jump>> {
         let site = self.held(at).or_else(|| self.site(at));
         site.and_then(|site| site.jump())
     }
 
-    /// Where a jump is, if only under something of the guest's, that overwrites `at` but not from there.
+    /// Where a jump begins that overwrites `at` and begins before it, even if something of the guest's lies over it.
     pub(crate) fn jump_over(&self, at: GuestVirtAddr) -> Option<GuestVirtAddr> {
         let starts = (1..=2 * MAX_INSTRUCTION_LEN as u64)
             .map(|before| GuestVirtAddr(at.0.wrapping_sub(before)));
@@ -256,7 +255,7 @@ impl Table {
         &self.held
     }
 
-    /// The same with these jumps held.
+    /// The same table with these jumps held.
     pub(crate) fn holding(&self, held: Vec<Arc<Site>>) -> Arc<Self> {
         let mut table = Self {
             held,
@@ -266,14 +265,14 @@ impl Table {
         Arc::new(table)
     }
 
-    /// The table as it is to be looked at: without jumps that can't stay.
+    /// The table as traps are to look at it: without jumps that can't stay.
     pub(crate) fn settled(mut self) -> Arc<Self> {
         self.settle_jumps();
         Arc::new(self)
     }
 
-    /// Takes those jumps away that can't stay, and finds the tripwires of what is left. Without armed
-    /// probes nobody has to wait for oopses.
+    /// Takes those jumps away that can't stay, and finds the tripwires of what is left. Without active probes the
+    /// engine doesn't have to wait for oopses.
     fn settle_jumps(&mut self) {
         if self.sites.values().all(|site| site.active.is_empty()) {
             self.wait_no_more(Milestone::is_of_oops);
@@ -311,7 +310,7 @@ impl Table {
         self.has_int3 = !self.tripwires.is_empty() || self.sites.values().any(traps);
     }
 
-    /// Whether the site's jump is still the right one.
+    /// Returns true if the site's jump is still the right one.
     fn may_jump(&self, site: &Site) -> bool {
         let Some(jump) = site.jump() else {
             return false;
@@ -328,7 +327,7 @@ impl Table {
             .find(|site| site.armed)
     }
 
-    /// Other probes have come or gone: sites that are no jumps for a reason that may be gone wait again.
+    /// Has sites wait again that are no jumps for a reason that may have gone, as other probes have come or gone.
     pub(crate) fn reconsider(&mut self) {
         self.sites.replace(|site| {
             let waits = matches!(&site.verdict, Verdict::Not(why) if why.for_now());
@@ -339,13 +338,13 @@ impl Table {
         });
     }
 
-    /// Whether a site can't be a jump before the guest has taken something of its own away.
+    /// Returns true if a site can't be a jump before the guest has taken something of its own away.
     pub(crate) fn waits_for_guest(&self) -> bool {
         let waits = |site: &Arc<Site>| matches!(&site.verdict, Verdict::Not(why) if why.guest_in().is_some());
         self.sites.values().any(waits)
     }
 
-    /// Sites of which nobody knows yet whether they can be jumps.
+    /// Armed sites of which it isn't known yet whether they can be jumps.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Arc<Site>> {
         let waits = |site: &&Arc<Site>| site.armed && matches!(site.verdict, Verdict::Waiting);
         self.sites.values().filter(waits)
@@ -362,7 +361,7 @@ impl Table {
         self.text_below(memory, &GuestKprobes::default(), at, len)
     }
 
-    /// The same without the guest's kprobes either. Those lie over our jumps where both are.
+    /// As [`Self::text`], without the guest's kprobes either. Where both are, the kprobes lie over our jumps.
     pub(crate) fn text_below(
         &self,
         memory: &dyn GuestMemory,

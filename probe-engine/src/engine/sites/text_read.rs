@@ -6,7 +6,7 @@ use crate::engine::sites::prefetched::prefetched;
 use crate::engine::sites::site::Site;
 use crate::engine::sites::table::Table;
 
-/// Text as it was read, with breakpoints and all: as long as it is in guest memory and the table is the same, what
+/// Text as it was read, with the breakpoints in it. As long as guest memory holds it and the table is the same, what
 /// was decoded is right.
 #[derive(Debug, Default)]
 pub(crate) struct TextRead {
@@ -17,7 +17,8 @@ pub(crate) struct TextRead {
 }
 
 impl TextRead {
-    /// The text at these addresses, if without the table's breakpoints it is this that was decoded.
+    /// Reads the text at these addresses; `None` if it isn't, without the table's breakpoints, the text that was
+    /// decoded.
     pub(crate) fn of<'t>(
         table: &Table,
         memory: &dyn GuestMemory,
@@ -30,7 +31,8 @@ impl TextRead {
         all.then_some(read)
     }
 
-    /// Adds the text at this address, if without the table's breakpoints it is this that was decoded. Whether it is.
+    /// Adds the text at this address if it is, without the table's breakpoints, the text that was decoded. Returns true
+    /// if it is.
     pub(crate) fn add(
         &mut self,
         table: &Table,

@@ -7,7 +7,7 @@ use guest_state::GuestVirtAddr;
 /// All places where a function may be left.
 #[derive(Debug, Clone)]
 pub(crate) struct WaysOut {
-    /// Its text, without what it begins with in front of the probed entry.
+    /// The function's text, without what is in front of the probed entry.
     pub(crate) parts: Vec<Range<GuestVirtAddr>>,
     pub(crate) exits: Vec<WayOut>,
 }
@@ -16,9 +16,9 @@ pub(crate) struct WaysOut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WayOut {
     pub(crate) at: GuestVirtAddr,
-    /// It is a `ret`, which always does.
+    /// True for a `ret`, which always leaves the function.
     pub(crate) is_ret: bool,
-    /// It goes on in another function with the same return address.
+    /// True if it goes on in another function with the same return address.
     pub(crate) tail_call: bool,
 }
 
@@ -27,7 +27,7 @@ impl WaysOut {
         self.exits.iter().map(|exit| exit.at)
     }
 
-    /// What the instruction at `at` is, if it is one of them and has led out of the function to `rip`.
+    /// Returns the way out at `at`, if there is one and it has led out of the function to `rip`.
     pub(crate) fn left(&self, at: GuestVirtAddr, rip: GuestVirtAddr) -> Option<WayOut> {
         let exit = self.exits.iter().find(|exit| exit.at == at)?;
         let inside = self.parts.iter().any(|part| part.contains(&rip));

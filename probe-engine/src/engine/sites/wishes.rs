@@ -93,8 +93,8 @@ fn is_recorded(options: &Options) -> bool {
     options.capture.fetches().is_some() || options.filter.is_some()
 }
 
-/// What the record of a return has besides registers, and what the return must meet. What can be told from registers
-/// is, but for what the filter looks at.
+/// What the record of a return has besides registers, and the filter that the return must meet. Values that can be told
+/// from registers aren't in the record, except those that the filter looks at.
 fn at_return(options: &Options) -> (Values, Option<Arc<Filter>>) {
     if !is_recorded(options) {
         return (Values::default(), None);
@@ -123,7 +123,7 @@ fn once(all: &Values) -> Values {
     }
 }
 
-/// The same, and what the stack is unwound from.
+/// The same purpose, with what the stack is unwound from.
 fn with_stack(purpose: Purpose) -> Purpose {
     match purpose.capture {
         Some(Capture::Event(_)) => Purpose {
@@ -140,7 +140,7 @@ fn with_stack(purpose: Purpose) -> Purpose {
     }
 }
 
-/// What a list says of a probe whose site is this.
+/// What a list of probes says of jumps for a probe with this site.
 pub(crate) fn optimization(site: Option<&Arc<Site>>) -> Optimization {
     let Some(site) = site else {
         return Optimization::Not(NoJump::NoPlace);

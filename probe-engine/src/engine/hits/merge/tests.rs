@@ -121,7 +121,7 @@ fn events_wait_for_a_record_that_is_being_written_but_not_for_ever() {
     }
     assert_eq!(setup.merger.drained(true), 0);
     assert_eq!(setup.out(), [20]);
-    // Blocked all the time, events come at the usual pace.
+    // While the ring stays blocked, events come at the usual pace.
     setup.events([30]);
     assert_eq!(setup.merger.drained(true), 1);
     assert_eq!(setup.merger.drained(true), 0);

@@ -11,7 +11,7 @@ use crate::engine::placement::body::{Function, ModuleName};
 
 const START: GuestVirtAddr = GuestVirtAddr(0xffff_ffff_8100_0000);
 
-/// One function, which counts how much of it is looked at.
+/// One function, which counts how much of it is read and decoded.
 struct OneFunction {
     text: Vec<u8>,
     bytes_read: Cell<usize>,
@@ -27,7 +27,7 @@ impl OneFunction {
         }
     }
 
-    /// Comes to the instruction at an offset; what it is, or why it can't be probed.
+    /// Decodes up to the instruction at an offset. Returns what it is, or why it can't be probed.
     fn reach(&self, walks: &mut Walks, to: usize) -> String {
         let place = Place::Address(START.wrapping_add(to as u64));
         let walk = walks.through(self, START, to + MAX_INSTRUCTION_LEN);
