@@ -45,7 +45,7 @@ pub fn start(
         .spawn()
         .map_err(|error| io::Error::new(error.kind(), format!("can't run {program}: {error}")))?;
     if let Some(mut to) = child.stdin.take() {
-        // It ends with the host's input, or when the command reads no more.
+        // The thread ends with the host's input, or when the command reads no more.
         thread::spawn(move || io::copy(&mut &input, &mut to));
     }
     let mut threads = Vec::new();
@@ -69,7 +69,8 @@ fn copy_out(mut from: impl io::Read, mut to: &VsockStream) {
 }
 
 impl Running {
-    /// Waits for the command's end and for all of its output. Reaps what others leave behind.
+    /// Waits for the command's end and for all of its output. Reaps the orphans of other processes
+    /// meanwhile.
     pub fn end(self) -> io::Result<Told> {
         let told = loop {
             let Some((process, status)) = wait(WaitOptions::empty())? else {
@@ -86,7 +87,7 @@ impl Running {
                 break Told::Killed { signal };
             }
         };
-        // Others may still hold the pipes open. For PID 1 this is everybody else.
+        // Other processes may still hold the pipes open. For PID 1, -1 stands for all of them.
         if let Some(everybody) = Pid::from_raw(-1) {
             let _there_may_be_nobody = kill_process(everybody, Signal::KILL);
         }

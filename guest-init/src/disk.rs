@@ -8,7 +8,7 @@ use crate::mounts::{MountError, make_folder};
 
 /// The disk.
 const DISK: &str = "vda";
-/// How often it is looked for, and how long after each look: a driver finds its devices after it is loaded.
+/// How often the disk is looked for, and how long after each look: a driver finds its devices after it is loaded.
 const LOOKS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 /// File systems that are tried first, and options with which one of them is mounted on a disk that can't be written
@@ -28,7 +28,7 @@ const FOLDERS: [&str; 2] = ["usr", "bin"];
 
 /// Mounts the disk's root file system: that of its first partition that has one, or the disk's own.
 ///
-/// It can be written once it is known to be the root: what else is on the disk stays as it is.
+/// The file system can be written once it is known to be the root: what else is on the disk stays as it is.
 ///
 /// # Errors
 /// There is no disk, or none of its file systems is one that the kernel knows and a root.

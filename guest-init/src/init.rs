@@ -24,8 +24,8 @@ pub struct InitError {
     source: io::Error,
 }
 
-/// Has a program take the place of this process. It gets what the kernel gave this one: words of the command line that
-/// aren't the kernel's own, as arguments or as variables of the environment
+/// Replaces this process by a program, which gets what the kernel gave this one: words of the command line that aren't
+/// the kernel's own, as arguments or as variables of the environment
 /// (Documentation/admin-guide/kernel-parameters.rst). Returns only if that fails.
 pub fn become_init(program: &str) -> InitError {
     let mut command = Command::new(program);

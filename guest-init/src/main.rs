@@ -31,7 +31,8 @@ fn main() {
         }
         say(&text);
         if error.has_system {
-            // The kernel panics when PID 1 ends: a system that doesn't boot is no guest that has switched itself off.
+            // The kernel panics when PID 1 ends: a guest whose system doesn't boot must not look as if it had
+            // switched itself off.
             std::process::exit(1);
         }
     }
@@ -43,7 +44,7 @@ fn main() {
 /// Why the job isn't done.
 struct JobError {
     source: Box<dyn Error>,
-    /// The job is to boot the root's system. Nobody waits for a command's end then.
+    /// The job is to boot the root's system. The host waits for no command's end then.
     has_system: bool,
 }
 
@@ -104,6 +105,6 @@ fn tell(control: &mut VsockStream, told: &Told) -> io::Result<()> {
 
 /// Writes a line to the kernel's console.
 fn say(text: &str) {
-    // Nobody is left to tell if that fails.
+    // There is no other way to tell if that fails.
     let _failed = io::stderr().write_all(format!("{PREFIX}{text}\n").as_bytes());
 }

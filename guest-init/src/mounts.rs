@@ -121,7 +121,7 @@ fn inside_dev() -> Result<(), MountError> {
         ("tmpfs", "shm", "mode=1777"),
     ] {
         let place = format!("{ROOT}/dev/{name}");
-        // A kernel without terminals is still one.
+        // A kernel may have no terminals.
         if make_folder(&place).is_ok() {
             let _there_are_none = mounted(kind, kind, &place, options);
         }
@@ -134,7 +134,7 @@ fn inside_dev() -> Result<(), MountError> {
     ] {
         let _it_may_be_there = symlink(target, format!("{ROOT}/dev/{name}"));
     }
-    // Whoever the command runs as may use the null device and the like; devtmpfs gives some to root only.
+    // Whatever its user, the command may use the null device and the like; devtmpfs gives some to root only.
     for name in ["null", "zero", "full", "random", "urandom", "tty"] {
         let _it_may_be_missing = chmod(
             format!("{ROOT}/dev/{name}"),

@@ -9,7 +9,7 @@ use crate::x86_64::DEBUG_REGISTERS;
 /// What all vCPUs of a guest are debugged for, besides single steps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Debugging {
-    /// Whether int3s of the guest come as traps. If not, they are the guest's own business at full speed.
+    /// True if int3s of the guest come as traps. If not, the guest handles them itself at full speed.
     pub breakpoints: bool,
     /// Watched data, at most [`DEBUG_REGISTERS`]. While there is any, the guest's own debug registers
     /// don't work: it may set them, but they never match.

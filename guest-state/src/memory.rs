@@ -30,7 +30,7 @@ pub trait GuestMemory {
         self.write(at, from)
     }
 
-    /// Writes a byte where another one is, and nothing where it isn't. Returns whether it was. It isn't atomic.
+    /// Writes `to` if the byte at `at` is `from`. Returns true if it was. It isn't atomic.
     ///
     /// # Errors
     /// As of [`Self::write`].

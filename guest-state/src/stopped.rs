@@ -15,7 +15,8 @@ pub trait StoppedGuest {
     /// Its RAM.
     fn ram(&self) -> Vec<PhysRange>;
 
-    /// Whether its page tables may map 1 GiB by one entry (CPUID leaf 0x80000001, EDX bit 26; SDM vol. 3, 4.1.4).
+    /// Returns true if its page tables may map 1 GiB by one entry (CPUID leaf 0x80000001, EDX bit 26; SDM vol. 3,
+    /// 4.1.4).
     fn has_gigabyte_pages(&self) -> bool;
 
     /// The number of its vCPUs.
@@ -40,9 +41,8 @@ pub trait StoppedGuest {
     /// There is no such vCPU, or the monitor can't read them.
     fn control(&self, vcpu: VcpuId) -> Result<ControlRegisters, VcpuError>;
 
-    /// Has all vCPUs, also those that the guest starts later, debugged for this and nothing else. A KVM
-    /// that emulates kernel-mode code doesn't see that code's accesses to watched data; the doctor's report
-    /// has a line on it.
+    /// Debugs all vCPUs, also those that the guest starts later, for this and nothing else. A KVM that emulates
+    /// kernel-mode code doesn't see that code's accesses to watched data; the doctor's report has a line on it.
     ///
     /// # Errors
     /// See [`DebuggingError`]; all vCPUs are debugged for what they were before.

@@ -27,7 +27,7 @@ pub struct TestGuest<'a> {
     pub vcpus: Mutex<Vec<TestVcpu>>,
     /// What they are debugged for.
     pub debugging: Mutex<Debugging>,
-    /// Whether the vCPUs can't be debugged for anything else.
+    /// True if `set_debugging` refuses every change.
     pub refuses_debugging: AtomicBool,
 }
 
@@ -122,7 +122,7 @@ impl TestMemory {
         }
     }
 
-    /// Keeps a range of physical addresses from the guest's writes, and no other.
+    /// Protects a range of physical addresses from the guest's writes, and no other.
     pub fn protect(&self, range: Range<u64>) {
         *lock(&self.protected) = range;
     }
@@ -163,9 +163,8 @@ impl GuestMemory for TestMemory {
     }
 }
 
-/// A vCPU that is only its state. As it begins, it runs 64-bit code at
-/// privilege level 0 without paging, which no real one can: addresses are
-/// their own translation.
+/// A vCPU that consists of its state only. At first it runs 64-bit code at privilege level 0
+/// without paging, which no real one can: addresses are their own translation.
 #[derive(Debug, Clone)]
 #[expect(
     missing_docs,
@@ -176,10 +175,10 @@ pub struct TestVcpu {
     pub registers: Registers,
     pub control: ControlRegisters,
     pub tsc: Tsc,
-    /// Whether interrupts are held back for one instruction.
+    /// True if interrupts are held back for one instruction.
     pub interrupt_shadow: bool,
     pub step_under_way: Option<GuestVirtAddr>,
-    /// Whether the guest was to be paused.
+    /// True after [`Vcpu::pause_guest`].
     pub pauses_guest: bool,
 }
 

@@ -46,19 +46,19 @@ pub trait Vcpu {
     /// The monitor can't read it.
     fn interrupt_shadow(&self) -> Result<bool, VcpuError>;
 
-    /// Holds interrupts back until the next instruction is done, as `sti` does (SDM vol. 2, STI), or no
-    /// longer, as any other instruction that is done. Called for each emulated instruction, so it must
-    /// cost nothing where nothing changes.
+    /// Sets or clears the interrupt shadow. While it is set, interrupts are held back until the next
+    /// instruction is done, as after `sti` (SDM vol. 2, STI). Any other instruction clears it when it is
+    /// done. Called for each emulated instruction, so it must cost nothing where nothing changes.
     ///
     /// # Errors
     /// The monitor can't change it.
     fn set_interrupt_shadow(&mut self, on: bool) -> Result<(), VcpuError>;
 
-    /// Has the guest paused as soon as this trap is answered: no vCPU executes an instruction more than the
+    /// Pauses the guest as soon as this trap is answered: no vCPU executes an instruction more than the
     /// answer needs.
     fn pause_guest(&mut self);
 
-    /// RIP where the step began that is under way, or ends with this trap.
+    /// RIP at the beginning of the step that is under way, or ends with this trap.
     fn step_under_way(&self) -> Option<GuestVirtAddr>;
 
     /// The page tables that it uses; `None` if they can't be read.

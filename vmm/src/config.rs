@@ -31,8 +31,8 @@ pub const MIN_MEMORY_MIB: u64 = 64;
 pub const MAX_VCPUS: u32 = 64;
 /// Most NUMA nodes that a VM can have.
 pub const MAX_NODES: u32 = 8;
-/// The longest kernel or initramfs for those who have no limit of their own, in bytes: a vmlinux with
-/// all its debug information has half of it.
+/// The longest kernel or initramfs for callers that have no limit of their own, in bytes: a vmlinux with all its debug
+/// information has half of it.
 pub const MAX_FILE: u64 = 2 << 30;
 
 /// A VM to be made.

@@ -37,7 +37,7 @@ pub enum FileError {
     Io(#[from] io::Error),
 }
 
-/// Reads a whole regular file of at most `limit` bytes. Never waits for somebody to write.
+/// Reads a whole regular file of at most `limit` bytes. Never waits for a writer.
 ///
 /// What is read is as long as the file says it is when it is opened. A file whose content the host's
 /// kernel makes up while it is read (`/proc/kmsg`, where a read may wait for ever) says that it has 0
@@ -52,7 +52,7 @@ pub fn read(file: &HostPath, limit: u64) -> Result<Vec<u8>, FileError> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(file.path())?;
-    // Of the file that is open, not of what the path may lead to by now.
+    // Asked of the file that is open, not of what the path may lead to by now.
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(FileError::NotRegular);

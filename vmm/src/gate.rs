@@ -94,7 +94,7 @@ impl Gate {
         }
     }
 
-    /// Sets how vCPUs are kicked; before the first vCPU enters.
+    /// Sets how vCPUs are kicked. Called before the first vCPU enters.
     pub(crate) fn set_kick(&self, kick: Box<dyn Kick>) {
         let _set_once = self.kick.set(kick);
     }
@@ -118,8 +118,8 @@ impl Gate {
         }
     }
 
-    /// As [`enter`](Self::enter), not before `held_until` says that the vCPU need not stand
-    /// still any more, or the time has come that it gives. It is asked again after each
+    /// As [`enter`](Self::enter), but not before `held_until` says that the vCPU need not stand
+    /// still any more, or the time that it gives has come. It is asked again after each
     /// [`look_again`](Self::look_again).
     pub(crate) fn enter_when_released(
         &self,
@@ -143,9 +143,9 @@ impl Gate {
         false
     }
 
-    /// Has vCPUs that are held ask again whether they are.
+    /// Makes held vCPUs ask again whether they still are.
     pub(crate) fn look_again(&self) {
-        // Whoever has just asked waits by now.
+        // A vCPU that has just asked, under this lock, waits by now.
         drop(self.state.lock());
         self.changed.notify_all();
     }
@@ -263,7 +263,7 @@ impl Gate {
         self.state.lock().stops.sums()
     }
 
-    /// The last stops of all vCPUs that are over, at most so many, the oldest first.
+    /// The last stops of all vCPUs that are over, at most `most`, the oldest first.
     pub(crate) fn recent_stops(&self, most: usize) -> Vec<RecentStop> {
         self.state.lock().stops.recent(most)
     }
@@ -460,7 +460,7 @@ mod tests {
             let until = || theirs.load(Ordering::Acquire).then_some(far);
             their_gate.enter_when_released(0, until) && !theirs.load(Ordering::Acquire)
         });
-        // Nobody waits for it.
+        // A stop doesn't wait for the held vCPU.
         drop(gate.stop());
         gate.set_paused(true);
         gate.set_paused(false);

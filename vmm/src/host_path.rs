@@ -15,11 +15,11 @@ const OPEN_FILES: &str = "/proc/self/fd";
 /// change of names can lead to another one.
 #[derive(Clone)]
 pub struct HostPath {
-    /// What messages call it.
+    /// Its name in messages.
     name: PathBuf,
     /// What is opened.
     path: PathBuf,
-    /// What the path goes through.
+    /// The open file or folder that the path goes through.
     held: Option<Held>,
 }
 
@@ -31,7 +31,7 @@ struct Held {
 }
 
 impl HostPath {
-    /// A file that is held open (`O_PATH` is enough), which messages call `name`. It is opened anew by whoever uses it.
+    /// A file that is held open (`O_PATH` is enough), which messages call `name`. Each user opens it anew.
     #[must_use]
     pub fn of_file(name: impl Into<PathBuf>, file: OwnedFd) -> Self {
         let path = Path::new(OPEN_FILES).join(file.as_raw_fd().to_string());
@@ -42,13 +42,13 @@ impl HostPath {
     #[must_use]
     pub fn of_folder(name: impl Into<PathBuf>, folder: OwnedFd) -> Self {
         let mut path = Path::new(OPEN_FILES).join(folder.as_raw_fd().to_string());
-        // The folder itself also for who follows no link at a path's end.
+        // The path leads to the folder itself even if a link at its end isn't followed.
         path.push(".");
         Self::held(name.into(), path, folder, false)
     }
 
-    /// What is called `entry`, or will be, in a folder that is held open; messages call it `name`. `entry` is one part of
-    /// a path.
+    /// The file that is called `entry`, or will be, in a folder that is held open; messages call it `name`. `entry` is
+    /// one part of a path.
     #[must_use]
     pub fn within(name: impl Into<PathBuf>, folder: OwnedFd, entry: &OsStr) -> Self {
         let mut path = Path::new(OPEN_FILES).join(folder.as_raw_fd().to_string());
@@ -68,13 +68,13 @@ impl HostPath {
         }
     }
 
-    /// What messages call it.
+    /// Its name in messages.
     #[must_use]
     pub fn name(&self) -> &Path {
         &self.name
     }
 
-    /// The path to open it by, as long as this is there.
+    /// The path to open it by, valid as long as `self`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -159,7 +159,7 @@ mod tests {
         );
         assert!(within.folder().is_some());
         let held = HostPath::of_folder("shown", hold(folder.path()));
-        // Not the link.
+        // The folder itself, not the link.
         assert!(fs::symlink_metadata(held.path()).unwrap().is_dir());
         assert_eq!(fs::read_dir(held.path()).unwrap().count(), 1);
     }

@@ -21,7 +21,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 const WORD: usize = 8;
 /// MiB of a huge page: the size that every x86-64 processor has (SDM vol. 3, 4.5).
 const HUGE_PAGE_MIB: u64 = 2;
-/// Where the host tells how many huge pages of that size nobody has yet (Documentation/admin-guide/mm/hugetlbpage.rst).
+/// Where the host tells how many huge pages of that size are free (Documentation/admin-guide/mm/hugetlbpage.rst).
 const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
 /// The memory of a guest to be made.
@@ -304,7 +304,7 @@ fn huge_region(start: u64, len: u64) -> Option<Arc<GuestRegionMmap>> {
     Some(Arc::new(region))
 }
 
-/// How many huge pages the host has that nobody has taken, in its words.
+/// The number of huge pages that are free, in the host's words.
 fn free_huge_pages() -> String {
     match std::fs::read_to_string(FREE_HUGE_PAGES) {
         Ok(free) => free.trim().to_owned(),
@@ -332,8 +332,8 @@ fn leave_out_of_core_dumps(region: &GuestRegionMmap) {
     }
 }
 
-/// Stores 2, 4 or 8 bytes in one access, so that the guest sees all of them or none. Returns false where
-/// they aren't so many, or not aligned.
+/// Stores 2, 4 or 8 bytes in one access, so that the guest sees all of them or none. Returns false for any other number
+/// of bytes, or if they aren't aligned.
 fn store_whole(slice: &VolatileSlice<'_>, from: &[u8]) -> bool {
     let stored = match *from {
         [a, b] => slice.store(u16::from_ne_bytes([a, b]), 0, Ordering::Relaxed),

@@ -18,7 +18,8 @@ use crate::{
 pub struct StoppedVm<'a> {
     shared: &'a Shared,
     vcpus: &'a [Arc<Mutex<KvmVcpu>>],
-    /// Those that were asked for: KVM is asked once, however often somebody looks.
+    /// The control registers that were asked for, by vCPU: KVM is asked once, however often they are
+    /// read.
     control: Vec<Cell<Option<ControlRegisters>>>,
     since: Instant,
     _hold: Hold<'a>,

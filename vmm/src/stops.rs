@@ -70,7 +70,7 @@ impl StopLog {
         self.sums
     }
 
-    /// The last stops of all vCPUs, at most so many, the oldest first.
+    /// The last stops of all vCPUs, at most `most`, the oldest first.
     pub(crate) fn recent(&self, most: usize) -> Vec<RecentStop> {
         let before = self.recent.len().saturating_sub(most);
         self.recent.iter().skip(before).copied().collect()

@@ -1,7 +1,8 @@
-//! Has a bzImage unpack itself, up to the first instruction of the kernel inside.
+//! Makes a bzImage unpack itself, up to the first instruction of the kernel inside.
 //!
-//! The decompressor decides where the kernel goes (KASLR), so nobody else knows before it jumps there. An int3 in the
-//! place of that jump stops it. The decompressor moves itself before it unpacks, and the int3 with it.
+//! The decompressor decides where the kernel goes (KASLR), so the monitor doesn't know the address before the jump to
+//! it. An int3 in the place of that jump stops the decompressor. The decompressor moves itself before it unpacks, and
+//! the int3 with it.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -63,8 +64,8 @@ pub enum UnpackError {
 }
 
 /// Runs the boot CPU of a guest that hasn't been started, on the calling thread, until its decompressor is about to
-/// make its last jump, which is at `jump` now. Returns where it leads; the boot CPU is there, and the guest as if it
-/// hadn't been started.
+/// make its last jump, which is at `jump` now. Returns where the jump leads. The boot CPU is there then, and the
+/// guest is as if it hadn't been started.
 ///
 /// # Errors
 /// See [`UnpackError`]; the guest may have ended.
@@ -109,7 +110,7 @@ pub(crate) fn unpack(
     Ok(*entry)
 }
 
-/// Waits for the decompressor's last jump, and knows then where it leads.
+/// The trap handler that waits for the decompressor's last jump, and keeps where it leads.
 #[derive(Default)]
 struct Arrival(OnceLock<GuestPhysAddr>);
 
@@ -142,7 +143,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Ends the guest unless it is done in time. Returns whether it was not.
+    /// Ends the guest unless the decompressor is done in time. Returns true if it wasn't.
     fn end_guest_after(&self, limit: Duration, shared: &Shared) -> bool {
         let end = Instant::now() + limit;
         let mut is_done = self.is_done.lock();

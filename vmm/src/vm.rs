@@ -56,7 +56,7 @@ pub struct Vm {
     segments: Vec<Segment>,
     entry: GuestPhysAddr,
     unpacked_itself: bool,
-    /// Of the first vCPU's counter; all have the same.
+    /// The clock of the first vCPU's counter; all have the same.
     clock: Option<GuestClock>,
     devices: VirtioDevices,
     confinement: Confinement,
@@ -375,8 +375,7 @@ impl Vm {
         }
     }
 
-    /// Has vCPUs that the trap handler holds ask it again whether it does
-    /// ([`TrapHandler::held_until`]).
+    /// Makes vCPUs that the trap handler holds ask it again whether it still does ([`TrapHandler::held_until`]).
     pub fn look_again(&self) {
         self.shared.gate.look_again();
     }
@@ -429,7 +428,7 @@ impl Vm {
         self.shared.gate.stops()
     }
 
-    /// The last stops of all vCPUs, at most so many of [`RECENT_STOPS`](crate::RECENT_STOPS), the oldest first.
+    /// The last stops of all vCPUs, at most `most` of [`RECENT_STOPS`](crate::RECENT_STOPS), the oldest first.
     pub fn recent_stops(&self, most: usize) -> Vec<RecentStop> {
         self.shared.gate.recent_stops(most)
     }
@@ -463,7 +462,7 @@ impl Vm {
         for handle in self.threads.lock().handles.drain(..) {
             let _a_panic_became_the_ending = handle.join();
         }
-        // Nobody gives them work any more.
+        // No vCPU gives them work any more.
         self.devices.stop();
     }
 }

@@ -22,7 +22,7 @@ pub struct GateDescriptor {
 }
 
 impl GateDescriptor {
-    /// Where the gate of a vector is in a table that begins at `base` and whose last byte is at `limit`
+    /// The address of a vector's gate in a table that begins at `base` and whose last byte is at `limit`
     /// from there; `None` beyond the limit.
     pub fn address(base: u64, limit: u16, vector: u8) -> Option<GuestVirtAddr> {
         let at = u64::from(vector) * GATE_LEN as u64;
@@ -30,7 +30,7 @@ impl GateDescriptor {
         (last <= u64::from(limit)).then_some(GuestVirtAddr(base.wrapping_add(at)))
     }
 
-    /// The gate that these bytes of the table are.
+    /// The gate that these bytes of the table encode.
     pub const fn from_bytes(bytes: [u8; GATE_LEN]) -> Self {
         let [
             o0,

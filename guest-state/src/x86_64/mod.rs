@@ -1,4 +1,5 @@
-//! What is x86-64: registers, page tables, what a supervisor may access, numbers of the architecture.
+//! The parts that are specific to x86-64: registers, page tables, what a supervisor may access, numbers
+//! of the architecture.
 
 pub mod control;
 pub mod flags;

@@ -230,7 +230,7 @@ pub enum WalkError {
 ///
 /// # Errors
 /// See [`WalkError`].
-// Whoever accesses memory at a hit walks first: what isn't asked of the translation isn't made.
+// Each access to memory at a hit begins with a walk. Inlined, it computes only what the caller uses.
 #[inline]
 pub fn walk(
     memory: &(impl GuestMemory + ?Sized),
@@ -283,8 +283,8 @@ pub fn walk(
     })
 }
 
-/// Whether an address is one of this mode: the bits above the ones that are translated must all equal the
-/// highest of those.
+/// Returns true if an address is canonical in this mode: the bits above the ones that are translated must all
+/// equal the highest of those.
 #[inline]
 pub fn is_canonical(mode: PagingMode, at: GuestVirtAddr) -> bool {
     let unused = match mode {
@@ -430,7 +430,7 @@ pub fn write_virt(
     Ok(())
 }
 
-/// Where a page is that the guest's kernel can write.
+/// Translates an address whose page the guest's kernel can write.
 fn writable(
     memory: &(impl GuestMemory + ?Sized),
     tables: PageTables,
@@ -444,8 +444,8 @@ fn writable(
     }
 }
 
-/// The part of a range of `len` bytes at `at` that begins after `done` bytes and ends with the
-/// 4 KiB page or the range: its address and length.
+/// Returns address and length of the part of a range of `len` bytes at `at` that begins after `done` bytes
+/// and ends with the 4 KiB page or the range.
 fn piece(at: GuestVirtAddr, done: usize, len: usize) -> Result<(GuestVirtAddr, usize), VirtFault> {
     let here = at.checked_add(done as u64).ok_or_else(|| {
         let at = at.wrapping_add(done as u64);

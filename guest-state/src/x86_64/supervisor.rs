@@ -1,8 +1,8 @@
 //! Guest memory as a vCPU in supervisor mode accesses it: by the guest's page tables, with the checks
 //! that the processor makes.
 //!
-//! `KVM_TRANSLATE` doesn't do for it: it says of every page that it can be written (arch/x86/kvm/x86.c,
-//! `kvm_arch_vcpu_ioctl_translate`).
+//! `KVM_TRANSLATE` isn't enough for this: it says of every page that it can be written
+//! (arch/x86/kvm/x86.c, `kvm_arch_vcpu_ioctl_translate`).
 //!
 //! Sources: Intel SDM vol. 3A, 4.6 ("Access Rights") and 4.7 ("Page-Fault Exceptions"); AMD64 APM
 //! vol. 2, 5.6 and 8.2.15.
@@ -72,10 +72,10 @@ pub struct SupervisorMemory<'a> {
 }
 
 impl<'a> SupervisorMemory<'a> {
-    /// That of a vCPU with these control registers.
+    /// The memory as a vCPU with these control registers accesses it.
     ///
     /// # Errors
-    /// It runs with 32-bit paging.
+    /// The vCPU runs with 32-bit paging.
     pub fn new(
         memory: &'a dyn GuestMemory,
         control: &ControlRegisters,
@@ -188,8 +188,8 @@ impl<'a> SupervisorMemory<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes an operand of at most 8 bytes, or nothing of it; not where the guest can't write at all,
-    /// whatever its page tables say.
+    /// Writes an operand of at most 8 bytes, or nothing of it. Memory that the guest can't write at all
+    /// isn't written, whatever its page tables say.
     ///
     /// # Errors
     /// Part of it can't be written, or it is longer.
@@ -243,14 +243,14 @@ impl<'a> SupervisorMemory<'a> {
         if second.is_empty() {
             return self.write_physical(span.first, first);
         }
-        // The second page first proves to be memory; the two writes are no more one
-        // than they are on a real CPU.
+        // The first page's old bytes are kept in case the second one can't be written. The two writes
+        // together aren't atomic, nor are they on a real CPU.
         let mut old = vec![0; first.len()];
         self.read_physical(span.first, &mut old)?;
         self.write_physical(span.first, first)?;
         let written = self.write_physical(span.second, second);
         written.inspect_err(|_| {
-            // The CPU will do the whole access: leave it what it expects.
+            // The CPU does the whole access instead: it must find the first page as it was.
             let _undone = self.write_physical(span.first, &old);
         })
     }

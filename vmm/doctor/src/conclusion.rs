@@ -83,7 +83,7 @@ fn device_advice(cpu: &Cpu, device: &Device) -> Vec<String> {
     advice
 }
 
-/// What no VM can be made without, as the monitor asks for it.
+/// What this KVM lacks of what the monitor needs for any VM.
 fn missing(has: &Capabilities) -> Vec<&'static str> {
     let needed = [
         (has.user_memory, "KVM_CAP_USER_MEMORY"),

@@ -86,7 +86,7 @@ impl Runner {
             .name("doctor-vcpu".into())
             .spawn(move || {
                 let answer = Guest::new(&kvm, &code, cancel).and_then(|mut guest| job(&mut guest));
-                // Nobody listens any more when it took too long.
+                // The receiver is gone if it took too long.
                 let _ = sender.send(answer);
             })
             .map_err(GuestError::Thread)?;
@@ -134,14 +134,14 @@ impl Guest {
             memory_size: MEMORY_SIZE as u64,
             userspace_addr: host_address as u64,
         };
-        // SAFETY: the region is a mapping of just this size, which `Guest` keeps
-        // until the VM is gone, and nobody holds a Rust reference into it.
+        // SAFETY: the region is a mapping of just this size, which `Guest` keeps until the VM is
+        // gone, and there is no Rust reference into it.
         unsafe { vm.set_user_memory_region(region) }
             .map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
         let mut vcpu = vm.create_vcpu(0).map_err(failed("KVM_CREATE_VCPU"))?;
         set_up(kvm, &vcpu)?;
         IMMEDIATE_EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
-        // Inherited from whoever asked for the report.
+        // The mask is inherited from the thread that asked for the report.
         let _ = unblock_signal(kick_signal());
         Ok(Self {
             vcpu,
@@ -312,7 +312,7 @@ thread_local! {
     static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Not the VMM's own signal, which has another handler.
+/// The signal that kicks a vCPU. It isn't the VMM's own, which has another handler.
 fn kick_signal() -> c_int {
     SIGRTMIN() + 1
 }

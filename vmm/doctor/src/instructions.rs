@@ -10,7 +10,7 @@ use crate::{
     setup::CODE,
 };
 
-/// A feature that an instruction needs; without it, Linux does without.
+/// A feature that an instruction needs; without it, Linux does without the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,

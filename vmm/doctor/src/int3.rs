@@ -48,7 +48,7 @@ pub(crate) fn examine(runner: &Runner) -> Int3 {
     }
 }
 
-/// Has breakpoints of the guest exit to the host; `more` flags with it.
+/// Makes breakpoints of the guest exit to the host, with `more` flags.
 pub(crate) fn catch_breakpoints(guest: &Guest, more: u32) -> Result<(), GuestError> {
     guest.debug(&kvm_guest_debug {
         control: KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP | more,
@@ -78,12 +78,12 @@ fn shape(guest: &mut Guest) -> Result<(Int3Shape, String), GuestError> {
     Ok((shape, guest.describe(&stop)?))
 }
 
-/// With RIP at the `int3`, as the exit left it.
+/// Reinjects it with RIP at the `int3`, as the exit left it.
 fn inject_bp(guest: &Guest) -> Result<(), GuestError> {
     catch_breakpoints(guest, KVM_GUESTDBG_INJECT_BP)
 }
 
-/// With RIP moved past the `int3`.
+/// Reinjects it with RIP moved past the `int3`.
 fn vcpu_events(guest: &Guest) -> Result<(), GuestError> {
     let mut registers = guest.registers()?;
     registers.rip = AFTER_INT3;

@@ -1,6 +1,6 @@
 //! The allocator of the C library.
 
-/// Most arenas: as many as it makes before it asks how many CPUs there are.
+/// Most arenas: as many as malloc makes before it asks how many CPUs there are.
 #[cfg(target_env = "gnu")]
 const ARENAS: libc::c_int = 8;
 

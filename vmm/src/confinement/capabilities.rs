@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// What the file system of a root's share does for the guest's users.
+/// The capabilities by which the file system of a share acts for the guest's users, if this process is root's.
 const OF_FILES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
@@ -15,7 +15,7 @@ const OF_FILES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETUID);
 
-/// Drops the calling thread's capabilities, but for those of files where `files` are kept, as far as it has them.
+/// Drops the calling thread's capabilities. If `files` is true, it keeps those of files, as far as it has them.
 ///
 /// # Errors
 /// The system refuses it.

@@ -30,7 +30,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Whether there are folders that the guest sees.
+    /// Returns true if there are folders that the guest sees.
     pub(super) fn has_folders(&self) -> bool {
         !self.read.is_empty() || !self.write.is_empty()
     }
@@ -48,7 +48,8 @@ impl Access {
 pub(super) struct FileRules(Option<OwnedFd>);
 
 impl FileRules {
-    /// Nothing but `access`; nor TCP, nor sockets of names in no folder.
+    /// Makes rules that allow no files but those of `access`, no TCP, and no abstract Unix sockets (whose names are in
+    /// no folder).
     ///
     /// # Errors
     /// The host's kernel refuses.
@@ -57,7 +58,7 @@ impl FileRules {
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(RESTRICTED))?
             .handle_access(AccessNet::from_all(RESTRICTED))?
-            // Signals are not: kernels before 6.15 take the domains of a process's own threads apart.
+            // Signals aren't restricted: kernels before 6.15 take threads of one process for different domains.
             .scope(Scope::AbstractUnixSocket)?
             .create()?;
         for (paths, rights) in access.rights() {
@@ -75,12 +76,12 @@ impl FileRules {
         Ok(rules)
     }
 
-    /// Has them hold for the calling thread, and those that it starts, for good, as far as the host's kernel can.
+    /// Applies the rules to the calling thread, and those that it starts, for good, as far as the host's kernel can.
     ///
     /// # Errors
     /// The host's kernel refuses.
     pub(super) fn enforce(&self) -> Result<(), ConfinementError> {
-        // Else the kernel takes neither rules nor filters of a process without privileges.
+        // Otherwise the kernel takes neither rules nor filters of a process without privileges.
         set_no_new_privs(true).map_err(|error| ConfinementError::Privileges(error.into()))?;
         let Some(rules) = &self.0 else {
             return Ok(());

@@ -2,9 +2,9 @@
 //!
 //! A guest that finds a hole in the monitor is in this process. Three things keep it there. Each thread has a
 //! seccomp filter of its own ([`Role`], `filters/`): a system call that its work doesn't need ends the process.
-//! Landlock keeps all threads from the host's files, but for the folders that the guest was given ([`Access`]).
-//! And no thread keeps a capability, but those of a root's shares. Files that are opened for the VM are opened
-//! before that.
+//! Landlock keeps all threads from the host's files, but for the folders that the guest was given ([`Access`]). And
+//! no thread keeps a capability, except those that the shares of a root's process need. Files that are opened for
+//! the VM are opened before that.
 //!
 //! A thread hands its filters down to the threads that it starts (seccomp(2), "execve, fork and clone"). So that a
 //! vCPU's thread, which starts a device when the driver says so, needs no more than its own calls, one thread
@@ -82,11 +82,11 @@ impl Confinement {
         }))))
     }
 
-    /// Runs `work` on the thread that starts others, which is not restricted before [`seal`](Self::seal): what makes
-    /// the VM and opens its files.
+    /// Runs `work`, which makes the VM and opens its files, on the thread that starts others. This thread isn't
+    /// restricted before [`seal`](Self::seal).
     ///
     /// # Errors
-    /// It has ended: work before has panicked.
+    /// The thread has ended, as earlier work has panicked.
     pub fn make<R: Send + 'static>(
         &self,
         work: impl FnOnce() -> R + Send + 'static,
@@ -145,7 +145,7 @@ impl Confinement {
             let is_refused = entered.is_err();
             let _the_starter_waits = tell.send(entered);
             if is_refused {
-                // Without a word: whoever has asked for the thread is told.
+                // Without a message: the caller that asked for the thread gets the error.
                 resume_unwind(Box::new("unconfined"));
             }
             work()

@@ -43,8 +43,8 @@ impl Role {
         Self::Starter,
     ];
 
-    /// Whether the calls of another role are allowed to this one as well: those of threads that it starts, as they are
-    /// within its filter, and those of devices that write their last when they are taken apart.
+    /// Returns true if the calls of another role are allowed to this one as well: the roles of threads that it starts,
+    /// as these are within its filter, and of devices that write their last data when they are taken apart.
     pub(super) fn includes(self, other: Self) -> bool {
         match self {
             Self::Starter => !matches!(other, Self::Starter | Self::Service),
@@ -56,7 +56,8 @@ impl Role {
         }
     }
 
-    /// Whether it acts on files for the guest's users, which a root's needs capabilities for.
+    /// Returns true if its threads act on files for the guest's users, for which those of a root's process need
+    /// capabilities.
     pub(super) fn keeps_file_capabilities(self) -> bool {
         matches!(self, Self::FileSystem | Self::Starter)
     }

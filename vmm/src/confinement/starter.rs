@@ -8,7 +8,8 @@ use std::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread that does what others ask of it, one thing after the other, until this is dropped.
+/// A thread that does the work that other threads give it, one piece after the other, until this is
+/// dropped.
 pub(super) struct Starter {
     jobs: Sender<Job>,
     thread: ThreadId,
@@ -30,7 +31,7 @@ impl Starter {
         })
     }
 
-    /// Runs `work` there, and waits for it. What runs there already may call this, too.
+    /// Runs `work` there, and waits for it. Work that runs there may call this, too.
     ///
     /// # Errors
     /// The thread has ended: `work`, or work before it, has panicked.

@@ -14,16 +14,16 @@ struct ForbiddenCall {
     signal: c_int,
     error: c_int,
     code: c_int,
-    /// Of the instruction.
+    /// The instruction's address.
     address: usize,
     number: c_int,
 }
 
-/// What is written before and behind what is told of a call.
+/// What is written before and behind the report of a call.
 static FRAME: OnceLock<[String; 2]> = OnceLock::new();
 
-/// Has what is told of a forbidden call written with this before and behind it, the first time that this is called. It is
-/// a line of text, without quotation marks or backslashes.
+/// Sets what is written before and behind the report of a forbidden call. Only the first call of this function counts.
+/// The report is a line of text, without quotation marks or backslashes.
 pub fn frame_violations(frame: [String; 2]) {
     let _the_first_holds = FRAME.set(frame);
 }

@@ -34,8 +34,8 @@ pub enum BusError {
 
 /// The devices of a guest by the ports and addresses where they are.
 ///
-/// What no device is at behaves as on a PC's empty bus: reads give all ones, writes are dropped.
-/// Either is logged at the level `trace`.
+/// A port or an address without a device behaves as on a PC's empty bus: reads give all ones, writes
+/// are dropped. Either is logged at the level `trace`.
 #[derive(Default)]
 pub(crate) struct Bus {
     io: IoManager,
@@ -73,8 +73,8 @@ impl Bus {
             .map_err(|_| BusError::Memory { start, len })
     }
 
-    /// A guest's `in`: fills `data`, one access of `data.len()` bytes or, by a string instruction,
-    /// several of fewer bytes.
+    /// Does a guest's `in`: fills `data`, one access of `data.len()` bytes or, by a string
+    /// instruction, several of fewer bytes.
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         data.fill(0xff);
         if let Some((device, base, offset)) = self.at_port(port) {
@@ -85,7 +85,7 @@ impl Bus {
         }
     }
 
-    /// A guest's `out`, with `data` as in [`port_read`](Self::port_read).
+    /// Does a guest's `out`, with `data` as in [`port_read`](Self::port_read).
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) {
         if let Some((device, base, offset)) = self.at_port(port) {
             device.pio_write(base, offset, data);
@@ -103,7 +103,7 @@ impl Bus {
         Some((&**device, range.base(), PioAddress(port) - range.base()))
     }
 
-    /// A guest's read of an address that is no memory.
+    /// Does a guest's read of an address that is no memory.
     pub(crate) fn mmio_read(&self, address: u64, data: &mut [u8]) {
         data.fill(0xff);
         if self.io.mmio_read(MmioAddress(address), data).is_err() {
@@ -112,7 +112,7 @@ impl Bus {
         }
     }
 
-    /// A guest's write to an address that is no memory.
+    /// Does a guest's write to an address that is no memory.
     pub(crate) fn mmio_write(&self, address: u64, data: &[u8]) {
         if self.io.mmio_write(MmioAddress(address), data).is_err() {
             tracing::trace!(?data, "write to address {address:#x}, where no device is");

@@ -38,7 +38,7 @@ pub(crate) trait DeviceEvents: Send + Sync {
     /// KVM's refusal.
     fn new_vector(&self) -> io::Result<Box<dyn InterruptVector>>;
 
-    /// Has KVM signal `event` at each write of the guest's to `address`, instead of leaving guest
+    /// Makes KVM signal `event` at each write of the guest's to `address`, instead of leaving guest
     /// mode for it.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use crate::{
     ending::{EndSignal, Ending},
 };
 
-/// Ends the guest in the name of a device. What the console shows of a panic is the reason then.
+/// Ends the guest for a device. The reason of a panic is what the console shows of it.
 #[derive(Clone)]
 pub(crate) struct GuestEnd {
     console: Arc<Console>,
@@ -19,12 +19,13 @@ impl GuestEnd {
         Self { console, signal }
     }
 
-    /// The guest has switched itself off.
+    /// Ends the guest, which has switched itself off.
     pub(crate) fn power_off(&self) {
         self.signal.end(Ending::PowerOff);
     }
 
-    /// The guest asks for a reset. A kernel told to restart after a panic has panicked.
+    /// Ends the guest, which asks for a reset: by a panic if the console has shown one, as a kernel
+    /// may be told to restart after a panic.
     pub(crate) fn reset(&self) {
         if self.console.saw_panic() {
             self.panic();
@@ -33,7 +34,7 @@ impl GuestEnd {
         }
     }
 
-    /// The guest's kernel says that it has panicked.
+    /// Ends the guest, whose kernel says that it has panicked.
     pub(crate) fn panic(&self) {
         let reason = self.console.panic_reason();
         self.signal.end(Ending::Panic { reason });

@@ -27,7 +27,7 @@ pub(crate) struct KvmVcpu {
     pub(super) capabilities: VcpuCapabilities,
     pub(super) debugging: DebugState,
     pub(super) breakpoint_exit: BreakpointExit,
-    /// What is added to the host's time stamp counter; none where that doesn't stay the same.
+    /// What is added to the host's time stamp counter to get the vCPU's; `None` where it isn't constant.
     pub(super) tsc_offset: Option<u64>,
     /// The vCPU's thread makes it at its first step.
     pub(super) step_timer: Option<StepTimer>,
@@ -50,7 +50,7 @@ impl KvmVcpu {
         }
     }
 
-    /// What tells its counter beside the host's clock.
+    /// The clock that tells its counter at a time of the host's clock.
     pub(crate) fn clock(&self) -> GuestClock {
         GuestClock::new(&self.fd)
     }
@@ -118,7 +118,7 @@ impl KvmVcpu {
     pub(crate) fn set_debugging(&mut self, wanted: &Debugging) -> Result<(), VcpuError> {
         self.debugging.wanted.clone_from(wanted);
         if self.capabilities.sync_regs {
-            // The answer to an int3 looks at them nearly always, that to no other exit does.
+            // Nearly every answer to an int3 reads the system registers; answers to other exits don't.
             match wanted.breakpoints {
                 true => self.fd.set_sync_valid_reg(SyncReg::SystemRegister),
                 false => self.fd.clear_sync_valid_reg(SyncReg::SystemRegister),
@@ -127,7 +127,8 @@ impl KvmVcpu {
         self.set_debug_around_step()
     }
 
-    /// Lets a halted vCPU go on without an interrupt, as if one had come that changes nothing. Kernels halt in a loop.
+    /// Lets a halted vCPU go on without an interrupt, as if one had come that changes nothing. A kernel halts again, as
+    /// it does so in a loop.
     pub(super) fn wake(&self) -> Result<(), VcpuError> {
         let state = self.fd.get_mp_state();
         let mut state = state.map_err(|e| self.refused("read the state", &e))?;
@@ -196,7 +197,7 @@ impl KvmVcpu {
         }
     }
 
-    /// The vCPU as it has left guest mode: at nothing later than the end of `KVM_RUN`.
+    /// The vCPU as it was at the end of `KVM_RUN`: for use before anything sets its registers.
     pub(super) fn context(&mut self) -> Result<VcpuContext<'_>, VcpuError> {
         if !self.capabilities.sync_regs {
             return self.context_now();
@@ -216,8 +217,8 @@ impl KvmVcpu {
         Ok(self.context_of_page())
     }
 
-    /// The vCPU with the registers that are in the page that KVM shares. What is there is looked at where KVM has put
-    /// it, as it is half a KiB, of which little is needed.
+    /// The vCPU with the registers that are in the page that KVM shares. They are used where KVM has put them: the
+    /// page's part is half a KiB, of which little is needed.
     fn context_of_page(&mut self) -> VcpuContext<'_> {
         let shared = ptr::from_mut(self.fd.sync_regs_mut());
         VcpuContext {
@@ -225,7 +226,7 @@ impl KvmVcpu {
             fd: &self.fd,
             // SAFETY: it is in the mapping that `fd` keeps for as long as it lives. KVM writes there in `KVM_RUN` only,
             // for which `fd` is borrowed mutably. The context borrows `fd`, and of the methods of a shared `fd` only
-            // `sync_regs` looks there, which nobody calls.
+            // `sync_regs` looks there, which isn't called.
             shared: unsafe { &mut *shared },
             dirty: false,
             shares_control: false,

@@ -36,9 +36,9 @@ pub(super) enum LeaveReason {
     Held,
 }
 
-/// What a vCPU begins with that the gate has let in.
+/// What a vCPU does first when the gate has let it in.
 pub(super) enum Begin<'g> {
-    /// Where it left off.
+    /// It goes on where it left off.
     Run,
     /// A step while no other vCPU runs, as long as the hold is kept.
     Alone(Hold<'g>, Step),
@@ -162,7 +162,7 @@ impl KvmVcpu {
                 None => failed(format!("a debug exit with exception {}", debug.exception)),
             },
             Ok(VcpuExit::InternalError) => {
-                // Counted when it is known what it is.
+                // The caller counts it when it knows whether it is an int3.
                 return RunExit::InternalError(InternalError::from_run(self.fd.get_kvm_run()));
             }
             Ok(VcpuExit::Intr) => (ExitKind::Interrupted, RunExit::Interrupted),
@@ -212,7 +212,7 @@ impl KvmVcpu {
         };
         let action = event.tell(|trap| handler.trap(&mut context, &shared.ram, trap));
         let done = match action {
-            // Nearly all answers are such.
+            // Nearly all answers are of this kind.
             Action::Resume if context.step.is_none() => CarriedOut::RESUMED,
             _ => carry_out(
                 &mut context,
@@ -240,7 +240,7 @@ impl KvmVcpu {
                 self.begin_step_alone(shared, handler, asked)?
             } else {
                 if done.ends_step || self.debugging.step.is_some() {
-                    // The new one may yet be called off.
+                    // The new step may yet be called off.
                     self.end_step()?;
                     self.set_debug(0)?;
                 }
@@ -309,8 +309,8 @@ impl KvmVcpu {
         Ok(())
     }
 
-    /// Returns true if a step has used up its time and RIP isn't at its instruction any
-    /// more. Where it still is, the host is only slow.
+    /// Returns true if a step has used up its time and RIP isn't at its instruction any more. If RIP is still there,
+    /// the host is only slow.
     fn step_went_astray(&self) -> Result<bool, VcpuError> {
         match (&self.step_timer, &self.debugging.step) {
             (Some(timer), Some(step)) if timer.expired() => Ok(self.registers()?.rip != step.start),
@@ -352,7 +352,7 @@ impl KvmVcpu {
     }
 }
 
-/// Has the processor fetch what the handler looks at first in its answer to an int3 at `rip`.
+/// Prefetches what the handler reads first in its answer to an int3 at `rip`.
 #[inline]
 fn fetch_for(handler: &dyn TrapHandler, rip: u64) {
     if let Some(address) = handler.first_look(GuestVirtAddr(rip)) {

@@ -77,7 +77,7 @@ impl StepTimer {
 
 impl Drop for StepTimer {
     fn drop(&mut self) {
-        // SAFETY: the timer exists, and nobody uses it after this.
+        // SAFETY: the timer exists, and isn't used after this.
         unsafe { libc::timer_delete(self.id) };
     }
 }

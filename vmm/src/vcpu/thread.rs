@@ -14,9 +14,9 @@ use super::{
 };
 use crate::{ending::Ending, gate::Entry};
 
-/// After so long out of guest mode a vCPU tells the guest of it: half the least time after which Linux takes a CPU for
-/// hung (`watchdog_thresh=1`; `get_softlockup_thresh` in kernel/watchdog.c). After a shorter stop its watchdogs are to
-/// see what they would have seen without.
+/// A vCPU tells the guest of its stop when it was out of guest mode for this time: half the least time after which
+/// Linux takes a CPU for hung (`watchdog_thresh=1`; `get_softlockup_thresh` in kernel/watchdog.c). A shorter stop
+/// isn't told, so as not to change what the guest's watchdogs see.
 const LONG_STOP: Duration = Duration::from_secs(1);
 
 /// Runs vCPU `index`, whose state is in `cell`, on the calling thread until the guest
@@ -28,7 +28,7 @@ pub(crate) fn run_thread(
     handler: &dyn TrapHandler,
 ) {
     end_on_failure(index, shared, || {
-        // Not kept locked: a stopped vCPU is for others to look at.
+        // The lock isn't kept: other threads read a vCPU that is stopped.
         let _kickable = Kickable::new(&shared.kicks, index, &mut cell.lock().fd);
         let mut left = LeaveReason::Stopped;
         loop {
@@ -61,12 +61,12 @@ pub(crate) fn run_thread(
             left = result?;
         }
     });
-    // It is this thread's, and the threads that may let the vCPU go last are allowed no call to delete it.
+    // The timer is deleted on this thread: the threads that may drop the vCPU last aren't allowed the call for it.
     cell.lock().step_timer = None;
 }
 
 /// Runs vCPU `index`, the only one of its guest that runs, on the calling thread until it is paused by its own trap
-/// handler, or the guest has ended. The handler holds nothing and steps nothing.
+/// handler, or the guest has ended. The handler answers with neither a hold nor a step.
 pub(crate) fn run_until_paused(
     index: usize,
     cell: &Mutex<KvmVcpu>,

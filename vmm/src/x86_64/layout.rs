@@ -43,7 +43,7 @@ pub(crate) const ARENA_TABLES: u64 = 0xc_0000;
 /// target may have to be far from the jump. It is only address space until it is
 /// used.
 pub(crate) const ARENA_CODE_LEN: u64 = 1 << 30;
-/// Bytes of the arena for data for so many vCPUs: room for their counters, the table of calls that are followed, and
+/// Bytes of the arena for data for `vcpus` vCPUs: room for their counters, the table of calls that are followed, and
 /// their rings of records of 4 MiB each (`probe-engine/src/arena/data.rs`). As the guest can write there, this is
 /// memory that it can have beyond its own.
 pub(crate) fn arena_data_len(vcpus: u32) -> u64 {
@@ -52,9 +52,8 @@ pub(crate) fn arena_data_len(vcpus: u32) -> u64 {
     let counters = vcpus.max(16).next_multiple_of(2) * MIB;
     counters + 16 * MIB + vcpus.max(8) * 4 * MIB
 }
-/// What the arena's address is a multiple of: nothing else comes within 1 GiB
-/// below it or above, so that nothing that runs off the end of the guest's own
-/// memory gets into it.
+/// The arena's address is a multiple of this: nothing else comes within 1 GiB below it or above, so that nothing
+/// that runs off the end of the guest's own memory gets into it.
 pub(crate) const ARENA_ALIGN: u64 = 1 << 30;
 /// Where the memory of PCI functions may be, in the device hole.
 pub(crate) const PCI_WINDOW: u32 = DEVICE_HOLE as u32;

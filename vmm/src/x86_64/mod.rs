@@ -6,14 +6,14 @@
 //! - [`layout`]: where memory, devices and the monitor's own structures are in the guest's physical
 //!   address space;
 //! - [`boot`]: the kernel's file format and boot protocol (Linux `Documentation/arch/x86/boot.rst`). It
-//!   is here as a whole: a bzImage, its setup header and the state at its entry are x86's, and what
-//!   would serve another kernel too, the compressions of a payload, nothing else uses;
+//!   is here as a whole: a bzImage, its setup header and the state at its entry are x86's. The
+//!   compressions of a payload would serve another kernel too, but have no other user;
 //! - [`acpi`]: the tables that tell the guest of its processors and devices;
 //! - [`chips`]: interrupt controllers and timers;
 //! - [`events`]: interrupts by message, in KVM's table of interrupt numbers;
 //! - [`platform`]: which devices there are, and where;
 //! - [`cpu`]: what a vCPU starts with;
-//! - [`prefetch`]: having the processor fetch memory before it is needed;
+//! - [`prefetch`]: prefetching memory before it is needed;
 //! - [`vcpu`]: registers, debug registers, exceptions and events of a vCPU that has left guest mode,
 //!   behind `guest_state`'s [`Vcpu`](guest_state::Vcpu).
 //!

@@ -9,7 +9,7 @@ use guest_state::{GuestPhysAddr, PhysRange};
 
 use super::cpu::Topology;
 
-/// What a node's memory begins and ends at multiples of, in bytes.
+/// A node's memory begins and ends at multiples of this, in bytes.
 const ALIGN: u64 = 2 << 20;
 /// Distances of the SLIT (ACPI 6.5, 5.2.17): to the node itself, and what Linux takes for any other where it isn't told
 /// (`include/linux/topology.h`, `REMOTE_DISTANCE`).
@@ -78,7 +78,7 @@ fn processor(apic_id: u8, node: u8) -> [u8; 16] {
     bytes
 }
 
-/// Puts the length and the checksum of a table right that has grown.
+/// Corrects the length and the checksum of a table that has grown.
 fn finish(table: &mut [u8]) {
     let length = (table.len() as u32).to_le_bytes();
     table[LENGTH..LENGTH + length.len()].copy_from_slice(&length);

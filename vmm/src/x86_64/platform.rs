@@ -50,7 +50,8 @@ pub(crate) fn bus(
 fn attach_pci(bus: &mut Bus, functions: Vec<Arc<dyn PciFunction>>) -> Result<(), BusError> {
     let (window, len) = (layout::PCI_WINDOW.into(), layout::PCI_WINDOW_LEN.into());
     let root = PciRoot::new(functions, window);
-    // One port, as the reset register is the next. A word written to it is the device's.
+    // The device has one port, as the reset register is at the next. A word written to the port is
+    // the device's.
     let address = Arc::new(ConfigAddressPort(Arc::clone(&root)));
     bus.attach_ports(layout::PCI_CONFIG_ADDRESS_PORT, 1, address)?;
     let data = Arc::new(ConfigDataPort(Arc::clone(&root)));

@@ -55,7 +55,7 @@ fn control_registers_at_an_int3_are_those_of_that_moment() {
         hit.go_to(behind);
         Action::Resume
     });
-    // Nobody has asked for int3s when the guest leaves for this.
+    // Int3s aren't asked for yet when the guest leaves guest mode for this.
     let runs = || tiny.vm.stopped(|guest| word(guest.memory(), RUNS) != 0);
     while !runs() {
         std::thread::yield_now();

@@ -14,7 +14,7 @@ const INTERRUPTS: u64 = 1 << 9;
 /// WP of CR0.
 const WRITE_PROTECT: i32 = 1 << 16;
 
-/// Whether this KVM emulates kernel-mode code.
+/// Returns true if this KVM emulates kernel-mode code.
 fn emulates() -> bool {
     let int3 = vmm_doctor::examine().guest.and_then(|guest| guest.int3);
     int3.is_some_and(|int3| int3.shape == vmm_doctor::Int3Shape::InternalError)

@@ -31,9 +31,9 @@ const CR2: u64 = DATA + 0x100;
 /// Where string instructions write.
 const TEXT_OUT: u64 = DATA + 0x200;
 
-/// Whether this KVM emulates kernel-mode code. Then TF stays set when an exception
-/// is delivered, against SDM vol. 3, 6.12.1.3, so that a step through an exception
-/// that nobody watches for ends after the handler's first instruction.
+/// Returns true if this KVM emulates kernel-mode code. Then TF stays set when an exception is
+/// delivered, against SDM vol. 3, 6.12.1.3, so that a step through an exception that isn't watched
+/// for ends after the handler's first instruction.
 fn emulates() -> bool {
     let int3 = vmm_doctor::examine().guest.and_then(|guest| guest.int3);
     int3.is_some_and(|int3| int3.shape == vmm_doctor::Int3Shape::InternalError)
@@ -526,7 +526,7 @@ fn the_others_run_during_a_step_unless_it_is_alone() {
         assert_eq!((hit.trap, hit.rip()), (Trap::Step(StepEnd::Done), slot + 2));
         let now = word(hit.memory, COUNT);
         if hits == 1 {
-            // It would hang if the other stood still.
+            // This loop would hang if the other vCPU stood still.
             while word(hit.memory, COUNT) == now {
                 thread::yield_now();
             }

@@ -166,7 +166,7 @@ pub fn word(memory: &dyn GuestMemory, at: u64) -> u64 {
     memory.read_u64(GuestPhysAddr(at)).unwrap()
 }
 
-/// Has int3s come as traps, and nothing watched.
+/// Makes int3s come as traps, and watches nothing.
 pub fn catch_int3s(guest: &StoppedVm<'_>) {
     let debugging = Debugging {
         breakpoints: true,

@@ -1,4 +1,4 @@
-//! What a thread that serves a disk calls.
+//! The system calls of a thread that serves a disk.
 
 use libc::{
     SYS_fallocate, SYS_fdatasync, SYS_fstat, SYS_fsync, SYS_ftruncate, SYS_io_uring_enter,

@@ -83,7 +83,7 @@ impl Condition {
         }
     }
 
-    /// As the library takes it.
+    /// The condition in the form that the library takes.
     pub(super) fn compile(&self) -> Result<SeccompCondition, BackendError> {
         let (operator, value) = match self.is {
             Is::Equal(value) => (SeccompCmpOp::Eq, value),

@@ -1,4 +1,4 @@
-//! What the thread of any device calls.
+//! The system calls of the thread of any device.
 
 use libc::{SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_fcntl};
 

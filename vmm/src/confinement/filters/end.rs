@@ -1,4 +1,4 @@
-//! What the thread that waits for the guest's end calls, beside the calls of its devices.
+//! The system calls of the thread that waits for the guest's end, beside those of its devices.
 
 use libc::{
     SYS_ioctl, SYS_kill, SYS_newfstatat, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_poll,

@@ -1,4 +1,4 @@
-//! What a thread that prepares jumps or reads rings calls.
+//! The system calls of a thread that prepares jumps or reads rings.
 
 use libc::SYS_ioctl;
 

@@ -1,4 +1,4 @@
-//! What every thread calls.
+//! The system calls of every thread.
 
 use libc::{
     SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_exit, SYS_exit_group,

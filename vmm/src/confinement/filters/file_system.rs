@@ -1,4 +1,4 @@
-//! What a thread that serves a shared folder calls.
+//! The system calls of a thread that serves a shared folder.
 
 use libc::{
     SYS_capget, SYS_capset, SYS_copy_file_range, SYS_dup, SYS_faccessat, SYS_faccessat2,

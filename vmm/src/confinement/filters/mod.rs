@@ -40,8 +40,8 @@ impl Filters {
         Ok(Self(compiled.map_err(ConfinementError::Filter)?))
     }
 
-    /// Has the filter of `role` hold for the calling thread and those that it starts, for good. So does the end of all
-    /// new privileges by executing files (`PR_SET_NO_NEW_PRIVS`).
+    /// Applies the filter of `role` to the calling thread and those that it starts, for good. They also gain no
+    /// privileges any more by executing files (`PR_SET_NO_NEW_PRIVS`).
     ///
     /// # Errors
     /// The host's kernel refuses.

@@ -1,4 +1,4 @@
-//! What a thread that serves a network device calls.
+//! The system calls of a thread that serves a network device.
 
 use libc::{
     SYS_ioctl, SYS_readv, SYS_recvfrom, SYS_recvmsg, SYS_sendmsg, SYS_sendto, SYS_shutdown,

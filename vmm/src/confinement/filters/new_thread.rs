@@ -1,4 +1,4 @@
-//! What a thread calls that starts others, and each of these as it begins.
+//! The system calls of a thread that starts others, and of each of these as it begins.
 
 use libc::{
     SYS_clone, SYS_clone3, SYS_prlimit64, SYS_rseq, SYS_sched_getaffinity, SYS_set_robust_list,

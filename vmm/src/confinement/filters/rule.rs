@@ -13,7 +13,7 @@ pub(super) struct Rule {
     /// What it is needed for.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and a test"))]
     pub(super) reason: &'static str,
-    /// With which arguments; with any, if there is none.
+    /// The condition on its arguments; any will do if there is none.
     pub(super) condition: Option<Condition>,
 }
 
@@ -36,7 +36,7 @@ impl Rule {
         }
     }
 
-    /// As the library takes it; none where any arguments will do.
+    /// The rule in the form that the library takes; none where any arguments will do.
     pub(super) fn compile(&self) -> Result<Option<SeccompRule>, BackendError> {
         let condition = self.condition.as_ref().map(Condition::compile);
         let condition = condition.transpose()?;

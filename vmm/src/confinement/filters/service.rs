@@ -1,4 +1,4 @@
-//! What threads that answer the calls of clients call.
+//! The system calls of threads that answer the calls of clients.
 
 use libc::{
     SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_fcntl, SYS_fstat,

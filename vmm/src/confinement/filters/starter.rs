@@ -1,4 +1,4 @@
-//! What the thread that starts others calls, beside the calls of those.
+//! The system calls of the thread that starts others, beside those of the others.
 
 use libc::{SYS_capget, SYS_capset, SYS_landlock_restrict_self, SYS_prctl, SYS_seccomp};
 

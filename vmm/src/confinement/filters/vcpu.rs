@@ -1,4 +1,4 @@
-//! What a thread that runs a vCPU calls.
+//! The system calls of a thread that runs a vCPU.
 
 use libc::{
     SYS_eventfd2, SYS_fcntl, SYS_ioctl, SYS_timer_create, SYS_timer_delete, SYS_timer_settime,

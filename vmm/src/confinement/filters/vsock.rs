@@ -1,4 +1,4 @@
-//! What the thread that serves the socket device calls.
+//! The system calls of the thread that serves the socket device.
 
 use libc::{
     SYS_accept4, SYS_connect, SYS_getsockopt, SYS_ioctl, SYS_openat, SYS_readv, SYS_recvfrom,

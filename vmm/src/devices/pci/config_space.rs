@@ -127,7 +127,7 @@ impl ConfigSpace {
         }
     }
 
-    /// A write of the guest's: bits that it may not write stay.
+    /// Does a write of the guest's: bits that it may not write stay.
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) {
         for (value, at) in data.iter().zip(offset..) {
             if let (Some(byte), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) {

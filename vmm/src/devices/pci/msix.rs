@@ -75,7 +75,7 @@ impl Msix {
         (body, writable)
     }
 
-    /// The guest has written message control.
+    /// Takes in what the guest has written to message control.
     pub(crate) fn set_control(&self, control: u16) {
         let mut state = self.state.lock();
         state.control = control;
@@ -98,7 +98,7 @@ impl Msix {
         }
     }
 
-    /// A read from the table.
+    /// Does a read from the table.
     pub(crate) fn read_table(&self, offset: usize, data: &mut [u8]) {
         let state = self.state.lock();
         for (byte, at) in data.iter_mut().zip(offset..) {
@@ -107,7 +107,7 @@ impl Msix {
         }
     }
 
-    /// A write to the table: 4 or 8 bytes within an entry (6.8.2). Others are ignored.
+    /// Does a write to the table: 4 or 8 bytes within an entry (6.8.2). Others are ignored.
     pub(crate) fn write_table(&self, offset: usize, data: &[u8]) {
         let (index, at) = (offset / TABLE_ENTRY_LEN, offset % TABLE_ENTRY_LEN);
         if ![4, 8].contains(&data.len()) || !at.is_multiple_of(data.len()) {
@@ -122,7 +122,7 @@ impl Msix {
         }
     }
 
-    /// A read from the pending bits, one a vector.
+    /// Does a read from the pending bits, one a vector.
     pub(crate) fn read_pending(&self, offset: usize, data: &mut [u8]) {
         let state = self.state.lock();
         for (byte, at) in data.iter_mut().zip(offset..) {
@@ -133,7 +133,7 @@ impl Msix {
         }
     }
 
-    /// The function has been reset: no interrupt waits.
+    /// Forgets the interrupts that wait, as the function has been reset.
     pub(crate) fn forget_pending(&self) {
         for entry in &mut self.state.lock().entries {
             entry.is_pending = false;

@@ -65,7 +65,7 @@ struct Location {
     bus: u8,
     slot: u8,
     function: u8,
-    /// Of the register, a multiple of 4.
+    /// The register's offset, a multiple of 4.
     offset: u8,
 }
 

@@ -115,7 +115,7 @@ impl CommonConfig {
         self.queue_select = 0;
     }
 
-    /// A read of any width. What is no register reads as zeros.
+    /// Does a read of any width. What is no register reads as zeros.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
         let image = self.image();
         for (byte, at) in data.iter_mut().zip(offset..) {
@@ -173,7 +173,7 @@ impl CommonConfig {
         }
     }
 
-    /// A write of a whole register; others are ignored (4.1.3.1: a driver makes none).
+    /// Does a write of a whole register; others are ignored (4.1.3.1: a driver makes none).
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) -> Request {
         match *data {
             [value] if offset == DEVICE_STATUS => return self.set_status(value),

@@ -70,8 +70,8 @@ pub(crate) trait VirtioDevice: Send {
         DeviceConfig::default()
     }
 
-    /// The driver has accepted `features` and enabled `queues`. The device watches files of its own, if it has
-    /// any, by `watch`, with [`OWN_EVENT`] in their data.
+    /// Starts the device, whose driver has accepted `features` and enabled `queues`. The device watches files
+    /// of its own, if it has any, by `watch`, with [`OWN_EVENT`] in their data.
     ///
     /// # Errors
     /// The device isn't started.
@@ -85,13 +85,13 @@ pub(crate) trait VirtioDevice: Send {
         Ok(())
     }
 
-    /// The driver has put something into queue `index`. Takes all there is.
+    /// Serves queue `index`, into which the driver has put something. Takes all there is.
     ///
     /// # Errors
     /// The queue is broken: the device needs a reset.
     fn queue_ready(&mut self, index: usize, queues: &mut [DeviceQueue]) -> Result<(), QueueError>;
 
-    /// A file that it watches is ready.
+    /// Serves a file that it watches, which is ready.
     ///
     /// # Errors
     /// A queue is broken: the device needs a reset.
@@ -105,7 +105,7 @@ pub(crate) trait VirtioDevice: Send {
         Ok(())
     }
 
-    /// The driver has reset the device. Requests under way are done or dropped when it returns.
+    /// Takes in that the driver has reset the device. Requests under way are done or dropped when it returns.
     fn reset(&mut self) {}
 }
 

@@ -81,7 +81,7 @@ impl Driver {
         self.queues.len() as u8
     }
 
-    /// Has chains go to queue `queue` from now on; at first they go to queue 0.
+    /// Makes chains go to queue `queue` from now on; at first they go to queue 0.
     pub(crate) fn use_queue(&mut self, queue: u16) {
         self.queue = queue;
     }

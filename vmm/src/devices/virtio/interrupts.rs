@@ -23,7 +23,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// None has a vector of `msix` until the driver gives it one.
+    /// Makes interrupts that have no vector of `msix` until the driver gives them one.
     pub(crate) fn new(msix: Msix, queues: usize) -> Self {
         let queues = (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect();
         Self {
@@ -39,19 +39,19 @@ impl Interrupts {
         &self.msix
     }
 
-    /// Chains of queue `index` were given back.
+    /// Tells the driver that chains of queue `index` were given back.
     pub(crate) fn queue_used(&self, index: usize) {
         self.status.fetch_or(QUEUE_INTERRUPT, Ordering::Relaxed);
         self.msix.signal(self.queue_vector(index));
     }
 
-    /// The device's configuration has changed (4.1.5.4).
+    /// Tells the driver that the device's configuration has changed (4.1.5.4).
     pub(crate) fn config_changed(&self) {
         self.status.fetch_or(CONFIG_INTERRUPT, Ordering::Relaxed);
         self.msix.signal(self.config_vector());
     }
 
-    /// The device can do nothing more until it is reset (2.1.2).
+    /// Tells the driver that the device can do nothing more until it is reset (2.1.2).
     pub(crate) fn need_reset(&self) {
         self.needs_reset.store(true, Ordering::Relaxed);
         self.config_changed();
@@ -61,7 +61,7 @@ impl Interrupts {
         self.needs_reset.load(Ordering::Relaxed)
     }
 
-    /// The interrupt status, which a read clears.
+    /// Returns the interrupt status, and clears it.
     pub(crate) fn take_status(&self) -> u8 {
         self.status.swap(0, Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl Interrupts {
         }
     }
 
-    /// The device has been reset.
+    /// Forgets everything, as the device has been reset.
     pub(crate) fn reset(&self) {
         for vector in self.queues.iter().chain([&self.config]) {
             vector.store(NO_VECTOR, Ordering::Relaxed);
@@ -96,7 +96,8 @@ impl Interrupts {
         self.msix.forget_pending();
     }
 
-    /// `vector`, or that there is none such: what the driver reads back then (4.1.5.1.2.1).
+    /// Returns `vector`, or [`NO_VECTOR`] if there is no such vector: the driver reads it back
+    /// (4.1.5.1.2.1).
     fn known(&self, vector: u16) -> u16 {
         if usize::from(vector) < self.msix.len() {
             vector

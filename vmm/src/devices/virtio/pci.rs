@@ -32,7 +32,7 @@ const VECTOR_TABLE: Part = Part::new(0x4000, 0x1000);
 const PENDING_VECTORS: Part = Part::new(0x5000, 0x1000);
 /// Bytes from one queue's doorbell to the next.
 const DOORBELL_STRIDE: u32 = 4;
-/// Most queues of a device: the doorbells have room for so many, and the table for their vectors.
+/// Most queues of a device: there is room for their doorbells, and in the table for their vectors.
 const MAX_QUEUES: usize = VECTOR_TABLE.len as usize / TABLE_ENTRY_LEN - 1;
 
 /// Virtio's vendor, and the number of its device 0 of version 1 (4.1.2).
@@ -233,7 +233,7 @@ impl VirtioPci {
         state.common.reset();
     }
 
-    /// Has KVM listen to the doorbells where the function's memory is now.
+    /// Makes KVM listen to the doorbells where the function's memory is now.
     fn move_doorbells(&self, state: &mut State) {
         let now = state.config.memory();
         if state.belled == now {

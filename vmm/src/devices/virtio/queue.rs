@@ -11,7 +11,7 @@ use super::interrupts::Interrupts;
 /// Buffers that the driver has made available in one piece: first those to read, then those to write.
 pub(crate) type Chain = DescriptorChain<Arc<GuestMemoryMmap>>;
 
-/// The queue or a chain in it is none: the driver broke the protocol.
+/// The queue or a chain in it isn't valid: the driver broke the protocol.
 #[derive(Debug, Error)]
 pub(crate) enum QueueError {
     #[error("a ring of queue {index} can't be used: {cause}")]
@@ -38,7 +38,7 @@ pub(crate) struct DeviceQueue {
     queue: Queue,
     memory: Arc<GuestMemoryMmap>,
     interrupts: Arc<Interrupts>,
-    /// Chains were given back by which it can't be told whether the driver wants to know of them.
+    /// Chains were given back in a way by which it can't be known whether the driver wants to be told of them.
     must_notify: bool,
 }
 
@@ -60,7 +60,8 @@ impl DeviceQueue {
         })
     }
 
-    /// Its number in the device. Those that the driver hasn't enabled have none in the slice of queues.
+    /// Its number in the device. Its place in the slice of queues may be another one, as queues that the driver hasn't
+    /// enabled aren't there.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
@@ -93,7 +94,7 @@ impl DeviceQueue {
         if !self.unmute_doorbell()? {
             return Ok(None);
         }
-        // One came meanwhile. Only a hostile driver takes it back.
+        // A chain came meanwhile. Only a hostile driver takes it back.
         self.mute_doorbell()?;
         let chain = self.next()?;
         if chain.is_none() {
@@ -190,7 +191,7 @@ impl DeviceQueue {
         self.finish(last, *last_filled)
     }
 
-    /// Has the driver look at the device's configuration again.
+    /// Tells the driver to read the device's configuration again.
     pub(crate) fn config_changed(&self) {
         self.interrupts.config_changed();
     }
@@ -217,8 +218,8 @@ impl DeviceQueue {
         muted.map_err(ring_error(self.index))
     }
 
-    /// Has the driver ring the doorbell for the next chain. Returns true if there are chains already, for
-    /// which it may not have done so.
+    /// Makes the driver ring the doorbell for the next chain. Returns true if there are chains already, for which it
+    /// may not have done so.
     ///
     /// # Errors
     /// The ring can't be read or written.
@@ -227,8 +228,8 @@ impl DeviceQueue {
         more.map_err(ring_error(self.index))
     }
 
-    /// Has `serve` take chains until there are none, then interrupts the driver. While chains are taken,
-    /// the driver need not ring the doorbell.
+    /// Gives each chain to `serve` until there are none, then interrupts the driver. While chains are taken, the
+    /// driver need not ring the doorbell.
     ///
     /// # Errors
     /// The queue is broken, or `serve` says that a request is.
@@ -253,19 +254,19 @@ impl DeviceQueue {
         self.interrupts.queue_used(self.index);
     }
 
-    /// For a ring that can't be used, in the words of whoever uses it.
+    /// The error for a ring that can't be used, in the words of its user.
     pub(crate) fn mirror_broken(&self, why: String) -> QueueError {
         let index = self.index;
         QueueError::Mirror { index, why }
     }
 
-    /// For a request that makes no sense.
+    /// The error for a request that makes no sense.
     pub(crate) fn malformed(&self, reason: &'static str) -> QueueError {
         let index = self.index;
         QueueError::Request { index, reason }
     }
 
-    /// For what the host refuses, although the driver may ask for it.
+    /// The error for what the host refuses, although the driver may ask for it.
     pub(crate) fn refused(&self, cause: io::Error) -> QueueError {
         let index = self.index;
         QueueError::Host { index, cause }

@@ -30,7 +30,7 @@ pub struct RateLimit {
 const PARTS: i128 = 1_000_000_000;
 /// A bucket holds the tokens of a second divided by this.
 const BURSTS_PER_SECOND: u64 = 10;
-/// Longest wait at a time. Whoever has to wait longer is woken in between, and waits again.
+/// Longest wait at a time. A device that has to wait longer is woken in between, and waits again.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Tokens of one kind.
@@ -45,7 +45,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     fn new(rate: NonZeroU64, now: Instant) -> Self {
         let mut bucket = Self {
             rate: rate.get(),
@@ -90,7 +90,7 @@ pub(super) struct Limiter {
 }
 
 impl Limiter {
-    /// One whose buckets are full.
+    /// A limiter whose buckets are full.
     pub(super) fn new(limit: RateLimit, now: Instant) -> Self {
         let bucket = |rate: Option<NonZeroU64>| rate.map(|rate| Bucket::new(rate, now));
         Self {
@@ -107,7 +107,7 @@ impl Limiter {
         bytes.max(operations)
     }
 
-    /// An operation of so many bytes has been done.
+    /// Takes the tokens of an operation of `bytes` bytes, which has been done.
     pub(super) fn take(&mut self, bytes: u64) {
         if let Some(bucket) = &mut self.bytes {
             bucket.take(bytes);
@@ -126,7 +126,7 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// One that isn't set.
+    /// An alarm that isn't set.
     ///
     /// # Errors
     /// The system has no more of them.
@@ -139,7 +139,7 @@ impl Alarm {
         })
     }
 
-    /// As [`set`](Self::set). Should the system refuse it, that is told: whoever waits then waits for something else.
+    /// As [`set`](Self::set). Should the system refuse it, that is logged: the device then waits for another event.
     pub(super) fn set_or_tell(&mut self, wait: Option<Duration>) {
         if let Err(error) = self.set(wait) {
             tracing::error!("a device can't wait for a time: {error}");
@@ -265,7 +265,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever waits as told gets no more than the rate gives in the time and a bucket holds, and gets it all.
+        /// A device that waits as told gets no more than the rate gives in the time and a bucket holds, and gets it
+        /// all.
         #[test]
         fn the_rate_is_kept_over_any_operations(
             bytes in 1000u64..1 << 40,

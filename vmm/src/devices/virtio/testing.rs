@@ -28,7 +28,7 @@ const ANSWER_AT: u64 = 0x11_0000;
 /// The kinds of devices.
 const KINDS: u8 = 6;
 
-/// Has a hostile driver do what `bytes` say to a device of the kind `kind`, of which there are six (others stand
+/// Makes a hostile driver do what `bytes` say to a device of the kind `kind`, of which there are six (others stand
 /// for these too): it writes descriptors, rings, memory and registers. Afterwards a reset brings back a device that
 /// serves, and a file beside the one that it has been given is as before.
 ///
@@ -82,7 +82,7 @@ pub fn hostile_driver(kind: u8, bytes: &[u8]) {
     let mut bytes = bytes.iter().copied();
     while let Some(action) = bytes.next() {
         act(&mut driver, action, &mut bytes);
-        // The network has something for the guest too, and so has who types.
+        // The network has something for the guest too, and so has the console.
         console.send(&[action; 70]);
         let _the_device_may_read_none = wire.send(&[action; 700]);
     }

@@ -78,7 +78,7 @@ impl Worker {
     fn end(&mut self) -> Option<Box<dyn VirtioDevice>> {
         let thread = self.thread.take()?;
         if let Err(error) = self.stop.write(1) {
-            // Waiting for it would be for ever.
+            // A wait for the thread would never end.
             tracing::error!("a device's thread can't be stopped: {error}");
             return None;
         }
@@ -182,7 +182,8 @@ impl Serving {
         else {
             return Ok(());
         };
-        // It rings until it is read. There may be nothing to read: it was rung before the last reset.
+        // The doorbell rings until it is read. There may be nothing to read, if it was rung before the last
+        // reset.
         let _count = doorbell.read();
         let index = queue.index();
         self.device.queue_ready(index, &mut self.queues)

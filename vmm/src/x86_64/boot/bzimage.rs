@@ -62,8 +62,8 @@ pub struct KernelFile {
     pub bzimage: Option<Vec<u8>>,
 }
 
-/// Why a file isn't a kernel that can be booted. A file may be one that whoever hears of this must not read, so nothing
-/// of its content is told.
+/// Why a file isn't a kernel that can be booted. The reader of the error may not be allowed to read the file, so
+/// nothing of its content is told.
 #[derive(Debug, Error)]
 pub enum KernelFileError {
     /// No magic number of a kernel.

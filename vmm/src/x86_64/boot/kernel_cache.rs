@@ -1,7 +1,7 @@
 //! Unpacked kernels, kept in a folder by what they were unpacked from.
 //!
-//! A file is named by the SHA-256 of the packed bytes, so that nobody's kernel can stand for another's. The folder may be
-//! deleted at any time, and is used by several processes at once: a file is complete before it has its name.
+//! A file is named by the SHA-256 of the packed bytes, so that no user's kernel can stand for another's. The folder may
+//! be deleted at any time, and is used by several processes at once: a file is complete before it has its name.
 
 use std::{
     fmt::Write as _,
@@ -37,7 +37,7 @@ impl<'a> KernelCache<'a> {
     }
 
     /// The kernel of `packed` that has `len` bytes, or what `unpack` makes of it, which is kept. A folder that can't be
-    /// used is passed by.
+    /// used is ignored.
     pub(super) fn unpacked<E>(
         &self,
         packed: &[u8],
@@ -65,7 +65,7 @@ impl<'a> KernelCache<'a> {
         if kept.len() != len {
             return None;
         }
-        // It is one that was used last.
+        // The time of change tells which files were used last.
         let file = OpenOptions::new().write(true).open(path);
         let _it_goes_sooner = file.and_then(|file| file.set_modified(SystemTime::now()));
         Some(kept)
@@ -205,7 +205,7 @@ mod tests {
         assert!(!ask(&cache, &packed).1);
         fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
         assert_eq!(ask(&cache, &packed), (UNPACKED.to_vec(), true));
-        // Nor is one that can't be.
+        // A path that can't be a folder isn't used either.
         let file = parent.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(ask(&KernelCache::new(&file), &packed).1);

@@ -38,7 +38,7 @@ pub(super) fn find(code: &[u8], payload: Range<usize>) -> Option<usize> {
     }
 }
 
-/// Whether the jump is at this place of a part of the code, behind a call that leads to the same part.
+/// Returns true if the jump is at this place of a part of the code, behind a call that leads to the same part.
 fn is_last_jump(part: &[u8], at: usize) -> bool {
     if !part[at..].starts_with(&JUMP) {
         return false;

@@ -62,7 +62,7 @@ fn supported(kvm: &Kvm) -> Result<CpuId, CpuError> {
         .map_err(CpuError::refused("tell the CPUID leaves"))
 }
 
-/// Whether the guest's page tables may map 1 GiB by one entry (SDM vol. 3, 4.1.4).
+/// Returns true if the guest's page tables may map 1 GiB by one entry (SDM vol. 3, 4.1.4).
 pub(crate) fn has_gigabyte_pages(kvm: &Kvm) -> Result<bool, CpuError> {
     let supported = supported(kvm)?;
     let mut leaves = supported.as_slice().iter();
@@ -213,7 +213,7 @@ impl Topology {
     }
 }
 
-/// The first of so many vCPUs that belongs to a NUMA node. Nodes differ by one vCPU at most.
+/// The first of `vcpus` vCPUs that belongs to a NUMA node. Nodes differ by one vCPU at most.
 fn first_of_node(node: u32, vcpus: u32, nodes: u32) -> u32 {
     (node * vcpus).div_ceil(nodes)
 }
@@ -224,7 +224,7 @@ fn node_of(vcpu: u32, vcpus: u32, nodes: u32) -> u32 {
     later.count() as u32
 }
 
-/// Bits that tell so many cores apart.
+/// The number of bits that tell `cores` cores apart.
 fn core_bits(cores: u32) -> u32 {
     cores.next_power_of_two().trailing_zeros()
 }

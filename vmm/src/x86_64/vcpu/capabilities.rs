@@ -16,7 +16,7 @@ pub(crate) struct VcpuCapabilities {
 }
 
 impl VcpuCapabilities {
-    /// Asks `kvm`.
+    /// Asks `kvm` for them.
     pub(crate) fn of(kvm: &Kvm) -> Self {
         let shared = KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS;
         let debug_flags = kvm.check_extension_raw(KVM_CAP_SET_GUEST_DEBUG2.into());

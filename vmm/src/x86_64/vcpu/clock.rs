@@ -6,7 +6,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::msr;
 
-/// Samples of which the one that took least time counts.
+/// The number of samples, of which the one that took the least time counts.
 const TRIES: usize = 8;
 const NANOS: u128 = 1_000_000_000;
 
@@ -37,7 +37,7 @@ pub(crate) struct GuestClock {
 }
 
 impl GuestClock {
-    /// Of a vCPU, whose counter goes from its making on.
+    /// The clock of a vCPU, whose counter runs from its creation on.
     pub fn new(vcpu: &VcpuFd) -> Self {
         let counter = msr::guest_tsc(vcpu).unwrap_or_else(host_tsc);
         Self {

@@ -141,8 +141,8 @@ impl VcpuContext<'_> {
         Ok(true)
     }
 
-    /// Injects a breakpoint exception as a KVM wants it that delivers injected
-    /// exceptions as they are: RIP past the int3.
+    /// Injects a breakpoint exception with RIP past the int3, for a KVM that delivers injected exceptions
+    /// as they are.
     pub(crate) fn inject_breakpoint_after(&mut self) -> Result<(), VcpuError> {
         self.registers_mut().rip += INT3_LEN;
         let mut events = self.events()?;

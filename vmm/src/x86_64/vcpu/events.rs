@@ -1,10 +1,9 @@
 //! Pending events of a vCPU: read, changed, and set again.
 //!
-//! `KVM_SET_VCPU_EVENTS` sets what is injected and masked, which only the vCPU itself
-//! changes, and of the rest what `flags` names (arch/x86/kvm/x86.c,
-//! `kvm_vcpu_ioctl_x86_set_vcpu_events`). `KVM_GET_VCPU_EVENTS` names all of it. Another
-//! vCPU may send an NMI at any time; set as they were read, pending NMIs would
-//! lose one that came in between.
+//! `KVM_SET_VCPU_EVENTS` sets what is injected and masked, which only the vCPU itself changes, and
+//! of the rest what `flags` names (arch/x86/kvm/x86.c, `kvm_vcpu_ioctl_x86_set_vcpu_events`).
+//! `KVM_GET_VCPU_EVENTS` names all of it. Another vCPU may send an NMI at any time: if pending NMIs
+//! were set as they were read, one that came in between would be lost.
 
 use kvm_bindings::kvm_vcpu_events;
 use kvm_ioctls::VcpuFd;

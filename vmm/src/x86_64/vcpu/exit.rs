@@ -44,8 +44,8 @@ impl DebugExit {
     }
 }
 
-/// The contents of a `KVM_EXIT_INTERNAL_ERROR`. Each int3 is one where KVM emulates kernel-mode code, so reading it
-/// takes no memory from the heap.
+/// The contents of a `KVM_EXIT_INTERNAL_ERROR`. Where KVM emulates kernel-mode code, each int3 causes this exit, so
+/// reading the error allocates nothing on the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InternalError {
     /// `KVM_INTERNAL_ERROR_*` of include/uapi/linux/kvm.h.

@@ -26,7 +26,7 @@ pub struct FpuRegisters {
     pub control: u16,
     /// The status word.
     pub status: u16,
-    /// The tag word: two bits for each register, of which the number doesn't follow the top of the stack.
+    /// The tag word: two bits for each register, by its physical number, which doesn't depend on the top of the stack.
     pub tags: u16,
     /// The last instruction's opcode, its address and that of its operand.
     pub opcode: u16,
@@ -59,7 +59,7 @@ pub(crate) fn from_kvm(fpu: &kvm_fpu) -> FpuRegisters {
     }
 }
 
-/// The tag word, of which FXSAVE stores only which registers are in `use` (SDM vol. 1, 10.5.1.1 and table 10-3).
+/// Makes the tag word, of which FXSAVE stores only which registers are `used` (SDM vol. 1, 10.5.1.1 and table 10-3).
 fn tags(st: &[[u8; NUMBER]; STACK], status: u16, used: u8) -> u16 {
     let top = usize::from(status >> TOP_SHIFT) % STACK;
     let tag = |register: usize| match used >> register & 1 {

@@ -35,7 +35,7 @@ pub(crate) struct DebugState {
 /// A step under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepUnderWay {
-    /// As it was asked for.
+    /// The step as it was asked for.
     pub(crate) asked: Step,
     /// RIP of its instruction.
     pub(crate) start: u64,
@@ -74,15 +74,15 @@ pub(crate) enum DebugEvent {
     },
     /// A step has used up its time and led elsewhere.
     Astray,
-    /// It may go on from where it was held.
+    /// The vCPU may go on from where it was held.
     Released,
-    /// It is to execute one instruction.
+    /// The vCPU is to execute one instruction.
     StepWanted,
 }
 
 impl DebugEvent {
-    /// Tells `answer` the traps, in their order; the action is its answer to the first. Without one it is the
-    /// guest's own exception.
+    /// Tells `answer` the traps, in their order; the action is its answer to the first. Without a trap the
+    /// exception is the guest's own.
     #[inline]
     pub(crate) fn tell(self, mut answer: impl FnMut(Trap) -> Action) -> Action {
         match self {
@@ -131,8 +131,8 @@ impl RegisterUse {
 }
 
 impl DebugState {
-    /// What to tell KVM. `block_irq`: this KVM has `KVM_GUESTDBG_BLOCKIRQ`; `more`:
-    /// further flags, `KVM_GUESTDBG_INJECT_*`.
+    /// The request to KVM. `block_irq`: this KVM has `KVM_GUESTDBG_BLOCKIRQ`; `more`: further flags,
+    /// `KVM_GUESTDBG_INJECT_*`.
     pub(crate) fn request(&self, block_irq: bool, more: u32) -> kvm_guest_debug {
         let mut debug = kvm_guest_debug {
             control: more,
@@ -187,8 +187,8 @@ impl DebugState {
         cause
     }
 
-    /// What the debug registers are used for. Watchpoints have the first, then comes where a step runs to;
-    /// the handlers of a step get what is left, the first handlers first.
+    /// What the debug registers are used for. Watchpoints have the first ones, and the address that a step
+    /// runs to has the next. The handlers of a step get what is left, the first handlers first.
     fn uses(&self) -> [Option<RegisterUse>; DEBUG_REGISTERS] {
         let watchpoints = self.wanted.watchpoints.iter().copied();
         let asked = self.step.map(|step| step.asked).unwrap_or_default();

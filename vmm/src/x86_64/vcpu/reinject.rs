@@ -35,7 +35,7 @@ pub(crate) fn reinject(
             context.add_to_dr6(dr6)?;
             Ok(Reinjected::Asked(KVM_GUESTDBG_INJECT_DB))
         }
-        // It was no exception.
+        // These events are no exceptions.
         DebugEvent::Astray | DebugEvent::Released | DebugEvent::StepWanted => {
             Ok(Reinjected::Delivered)
         }

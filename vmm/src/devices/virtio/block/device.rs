@@ -111,7 +111,7 @@ impl Block {
                 continue;
             }
             if self.finish_done(queue)? {
-                // Which makes room in the ring, and the driver may have more.
+                // This makes room in the ring, and the driver may have more.
                 continue;
             }
             if !may_begin {
@@ -125,7 +125,7 @@ impl Block {
         }
     }
 
-    /// Has the host begin transfers, and tells the driver of those that are done. Returns false if none is.
+    /// Makes the host begin transfers, and tells the driver of those that are done. Returns false if none is.
     fn finish_done(&mut self, queue: &mut DeviceQueue) -> Result<bool, QueueError> {
         let Some(ring) = &mut self.ring else {
             return Ok(false);
@@ -151,7 +151,7 @@ impl Block {
         Ok(any)
     }
 
-    /// Has a request begin that can go on while others do, and is all right. Returns false if it isn't one.
+    /// Begins a request that can go on while others do, and is valid. Returns false if it isn't such a request.
     fn begin(&mut self, request: &Request, chain: &Chain) -> io::Result<bool> {
         let is_refused = self.read_only && matches!(request, Request::Write { .. });
         if self.ring.is_none() || is_refused {
@@ -334,7 +334,7 @@ impl VirtioDevice for Block {
         config.extend([BLOCK_SECTORS.ilog2() as u8, 0]);
         config.extend((BLOCK_SECTORS as u16).to_le_bytes());
         config.extend(0u32.to_le_bytes());
-        // It caches writes; one queue.
+        // The disk caches writes, and has one queue.
         config.extend([1, 0]);
         config.extend(1u16.to_le_bytes());
         for word in [

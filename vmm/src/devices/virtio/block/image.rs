@@ -166,7 +166,7 @@ impl Disk {
             path: path(),
             cause,
         };
-        // Without O_NONBLOCK a FIFO waits in open() for somebody at its other end.
+        // Without O_NONBLOCK a FIFO waits in open() for a process at its other end.
         let opened = OpenOptions::new()
             .read(true)
             .write(!self.read_only)
@@ -176,7 +176,7 @@ impl Disk {
             io::ErrorKind::IsADirectory => DiskError::NoFile { path: path() },
             _ => failed(cause),
         })?;
-        // Of the file that is open, not of what the path may lead to by now.
+        // Asked of the file that is open, not of what the path may lead to by now.
         let kind = file.metadata().map_err(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(DiskError::NoFile { path: path() });

@@ -44,7 +44,7 @@ pub(super) enum Request {
 pub(super) struct ByteRange {
     pub(super) start: u64,
     pub(super) len: u64,
-    /// They need not keep their place in the file.
+    /// The bytes need not keep their place in the file.
     pub(super) unmap: bool,
 }
 

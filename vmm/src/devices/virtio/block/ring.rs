@@ -29,7 +29,7 @@ pub(super) struct Ring {
 
 struct UnderWay {
     transfer: Transfer,
-    /// What of it isn't done.
+    /// The parts of the transfer that aren't done.
     vectors: Vectors,
     /// Bytes that are done.
     done: u64,
@@ -38,7 +38,7 @@ struct UnderWay {
 /// Parts of the guest's memory, as the kernel takes them.
 struct Vectors {
     all: Vec<libc::iovec>,
-    /// Those in front of it are done.
+    /// The parts in front of this index are done.
     first: usize,
 }
 
@@ -81,7 +81,7 @@ impl Ring {
         &self.done
     }
 
-    /// Takes the mark off [`file`](Self::file).
+    /// Makes [`file`](Self::file) unreadable.
     pub(super) fn woken(&self) {
         let _there_may_be_none = self.done.read();
     }
@@ -91,7 +91,7 @@ impl Ring {
         self.under_way.len() >= self.most
     }
 
-    /// Has a transfer begin with the next [`submit`](Self::submit). There is room for it.
+    /// Makes a transfer begin with the next [`submit`](Self::submit). There is room for it.
     ///
     /// # Errors
     /// The kernel doesn't take what was there before.
@@ -126,16 +126,16 @@ impl Ring {
         pushed.map_err(io::Error::other)
     }
 
-    /// Has the kernel begin what was queued, if something was.
+    /// Makes the kernel begin what was queued, if something was.
     ///
     /// # Errors
-    /// It doesn't take it.
+    /// The kernel doesn't take it.
     pub(super) fn submit(&mut self) -> io::Result<()> {
         if self.ring.submission().is_empty() {
             return Ok(());
         }
         match self.enter(0) {
-            // It is short of memory. The thread is woken for another try.
+            // The kernel is short of memory. The thread is woken for another try.
             Err(error) if is_busy(&error) => self.done.write(1),
             entered => entered,
         }
@@ -262,7 +262,7 @@ mod tests {
         file.write_all(&[7; 4096]).unwrap();
         match Ring::new(&file, 4) {
             Ok(ring) => Some(ring),
-            // Such a host is one that disks do without it on.
+            // On such a host, disks do without it.
             Err(error) => {
                 eprintln!("no io_uring here: {error}");
                 None
@@ -312,7 +312,7 @@ mod tests {
         }
         let sync = opcode::Fsync::new(FILE).build();
         assert_eq!(result_of(&mut ring, &sync), 0);
-        // Nor can it be given other files.
+        // The ring can't be given other files either.
         let refused = ring.ring.submitter().register_files_update(0, &[0]);
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
     }

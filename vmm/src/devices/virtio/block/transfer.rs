@@ -19,7 +19,7 @@ pub(super) enum Operation {
 /// An operation, its part of the disk, and the chain that asks for it.
 pub(super) struct Transfer {
     pub(super) operation: Operation,
-    /// Of the disk, in bytes.
+    /// The offset on the disk, in bytes.
     pub(super) at: u64,
     /// Bytes of all pieces.
     pub(super) len: u64,

@@ -88,7 +88,7 @@ impl ConsoleDevice {
                 queue.notify()?;
                 return Ok(false);
             }
-            // It rings when it has room again.
+            // The driver rings when it has room again.
             let Some(chain) = queue.next_or_listen()? else {
                 return Ok(false);
             };
@@ -155,7 +155,7 @@ impl VirtioDevice for ConsoleDevice {
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
         watch_own(watch, self.input.file())?;
-        // Somebody may have typed before.
+        // Input may have come before.
         self.input.wake();
         Ok(())
     }

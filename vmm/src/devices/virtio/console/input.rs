@@ -44,7 +44,7 @@ impl Input {
         }
     }
 
-    /// Takes the mark off [`file`](Self::file).
+    /// Makes [`file`](Self::file) unreadable.
     pub(super) fn woken(&self) {
         let _there_may_be_none = self.0.more.read();
     }

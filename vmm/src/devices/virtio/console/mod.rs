@@ -13,7 +13,7 @@ pub(crate) use device::ConsoleDevice;
 /// A guest's virtio console.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VirtioConsole {
-    /// The size of the terminal at its other end. None: nobody knows it.
+    /// The size of the terminal at its other end. None: it isn't known.
     pub size: Option<ConsoleSize>,
 }
 

@@ -51,14 +51,14 @@ impl Rig {
         }
     }
 
-    /// One whose driver has started the device.
+    /// A rig whose driver has started the device.
     fn new() -> Self {
         let mut rig = Self::with(VirtioConsole::default());
         rig.driver.start();
         rig
     }
 
-    /// Has the guest write bytes, cut into buffers of these lengths.
+    /// Makes the guest write bytes, cut into buffers of these lengths.
     fn put(&mut self, bytes: &[u8], pieces: &[usize]) {
         self.driver.set_bytes(TX_AT, bytes);
         let mut at = TX_AT;

@@ -50,7 +50,7 @@ fn files(share: &Share) -> io::Result<PassthroughFs> {
         attr_timeout: VALID,
         entry_timeout: VALID,
         xattr: true,
-        // Else everything that the driver offers is taken up, whatever is said here.
+        // Otherwise every feature that the driver offers is taken up, whatever is set here.
         do_import: true,
         ..Default::default()
     })?;

@@ -14,8 +14,8 @@ use fuse_backend_rs::{
 pub(super) struct View<F> {
     pub(super) files: F,
     pub(super) is_writable: bool,
-    /// Whoever the guest's process is, the host sees this process' own user: it isn't root and can't become
-    /// another user.
+    /// True if the host sees this process' own user, whatever the user in the guest: this process isn't root
+    /// and can't become another user.
     pub(super) as_own_user: bool,
 }
 
@@ -50,7 +50,7 @@ impl<F: FileSystem> FileSystem for View<F> {
 
     fn id_remap(&self, context: &mut Context) -> io::Result<()> {
         if self.as_own_user {
-            // "Nobody else": the file system then stays who it is.
+            // With zeros, the file system doesn't change its user.
             (context.uid, context.gid) = (0, 0);
         }
         self.files.id_remap(context)

@@ -26,18 +26,18 @@ pub(super) trait Backend: Send {
         None
     }
 
-    /// The driver has accepted `features`: what comes from now on leaves no other work to it.
+    /// Takes in that the driver has accepted `features`: what comes from now on leaves no other work to it.
     fn start(&mut self, features: u64) {
         let _ = features;
     }
 
-    /// What is not yet sent may be forgotten: nobody waits for it any more.
+    /// What is not yet sent may be forgotten: the driver doesn't wait for it any more.
     fn reset(&mut self) {}
 
-    /// An event of the file's.
+    /// Handles an event of the file's.
     ///
     /// # Errors
-    /// It means that the network is gone.
+    /// The event means that the network is gone.
     fn check(&mut self, events: EventSet) -> Result<(), Lost> {
         let _ = events;
         Ok(())
@@ -50,14 +50,14 @@ pub(super) trait Backend: Send {
     /// The network is gone.
     fn receive(&mut self, packet: &mut [u8]) -> Result<Option<usize>, Lost>;
 
-    /// Whether it takes a packet now. If not, the file has an event when it does.
+    /// Returns true if it takes a packet now. If not, the file has an event when it does.
     ///
     /// # Errors
     /// The network is gone.
     fn can_send(&mut self) -> Result<bool, Lost>;
 
-    /// Sends a packet, or keeps it until it can be sent. To be called only after [`can_send`](Self::can_send) has said
-    /// so. A packet that the network doesn't take is dropped.
+    /// Sends a packet, or keeps it until it can be sent. To be called only after [`can_send`](Self::can_send) has
+    /// returned true. A packet that the network doesn't take is dropped.
     ///
     /// # Errors
     /// The network is gone.

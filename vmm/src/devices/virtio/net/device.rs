@@ -165,7 +165,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Has another turn follow.
+    /// Makes another turn follow.
     fn wake(&self) {
         if let Err(error) = self.again.write(1) {
             tracing::error!("the thread of a network device can't be woken: {error}");
@@ -198,7 +198,7 @@ impl NetDevice {
         Ok(Pause::More)
     }
 
-    /// Why no packet of the guest's can be taken now, if that is so.
+    /// Returns why no packet of the guest's can be taken now, if that is so.
     fn pause_of_sending(&mut self) -> Option<Pause> {
         if self.is_lost {
             return None;
@@ -236,7 +236,7 @@ impl NetDevice {
             .read_exact(&mut frame[..len])
             .map_err(|_| queue.malformed("it can't be read"))?;
         if !self.has_accepted(feature::CSUM) {
-            // It leaves no work to the device (5.1.6.2).
+            // The driver leaves no work to the device (5.1.6.2).
             self.packet[..HEADER_LEN].fill(0);
         }
         Ok(Some(HEADER_LEN + len))
@@ -273,7 +273,7 @@ impl NetDevice {
             Ok(Some(len)) => {
                 self.to_guest.take((len - HEADER_LEN) as u64);
                 if !self.has_accepted(feature::GUEST_CSUM) {
-                    // What it says is no work, as the back end knows what the driver takes (5.1.6.4.1).
+                    // The header asks for no work, as the back end knows what the driver takes (5.1.6.4.1).
                     self.received[..HEADER_LEN].fill(0);
                 }
                 self.received_len = len;
@@ -354,7 +354,7 @@ impl NetDevice {
         queue.finish_together(&filled)
     }
 
-    /// The back end is gone: the link goes down.
+    /// Takes the link down, as the back end is gone.
     fn lose(&mut self, lost: &Lost) {
         tracing::warn!("a guest's network is gone: {lost}");
         self.is_lost = true;
@@ -387,7 +387,8 @@ impl VirtioDevice for NetDevice {
     ) -> io::Result<()> {
         self.accepted = features;
         self.backend.start(features);
-        // The back end tells once of what it has: a packet that waits for room, or for the limit, keeps nobody awake.
+        // The back end tells once of what it has: a packet that waits for room, or for the limit, doesn't keep the
+        // thread awake.
         let changes = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
         for events in [
             Events::with_data_raw(self.backend.file(), BACKEND_EVENT, changes),

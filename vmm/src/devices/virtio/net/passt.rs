@@ -30,13 +30,13 @@ use crate::host_path::HostPath;
 /// descriptor would have to be kept open for it in a process with several threads.
 const PROGRAM: &str = "passt";
 const ARGUMENTS: [&str; 4] = ["--foreground", "--quiet", "--fd", "0"];
-/// How long one may take to end.
+/// How long a passt may take to end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A connection to one that runs.
+/// Connects to a passt that runs.
 ///
 /// # Errors
-/// Nobody listens there.
+/// No process listens there.
 pub(super) fn connect(path: &HostPath) -> Result<UnixStream, NetError> {
     let connected = UnixStream::connect(path.path()).and_then(|socket| {
         socket.set_nonblocking(true)?;
@@ -58,7 +58,7 @@ impl Passt {
     /// Starts it. What it has to say goes to this process's standard error.
     ///
     /// # Errors
-    /// It isn't there, or the system refuses it.
+    /// Passt isn't there, or the system refuses it.
     pub(super) fn start() -> Result<Self, NetError> {
         Self::start_as(Command::new(PROGRAM).args(ARGUMENTS))
     }
@@ -83,7 +83,7 @@ impl Passt {
 
     /// Waits until the process has ended; false if it takes longer than this.
     fn ends_in(&mut self, time: Duration) -> io::Result<bool> {
-        // The number is that of a child that nobody has waited for: it is nobody else's.
+        // The number is that of a child that hasn't been waited for: no other process has it.
         let process = Pid::from_child(&self.process);
         let file = pidfd_open(process, PidfdFlags::empty())?;
         let mut ends = [PollFd::new(&file, PollFlags::IN)];
@@ -95,8 +95,8 @@ impl Passt {
 
 impl Drop for Passt {
     fn drop(&mut self) {
-        // It ends when its socket is closed, and at once when it is killed. One that root has started has become
-        // another user's, whom this process may not kill.
+        // Passt ends when its socket is closed, and at once when it is killed. If root has started it, it has become
+        // another user's process, which this one may not kill.
         let _it_may_have_closed_it_itself = self.frames.socket().shutdown(Shutdown::Both);
         let _it_may_not_be_ours = self.process.kill();
         match self.ends_in(PATIENCE) {

@@ -105,7 +105,8 @@ impl FrameStream {
 
 impl Drop for FrameStream {
     fn drop(&mut self) {
-        // A process that is to end with it may have got the file by a fork meanwhile.
+        // A process that was forked off meanwhile may have inherited the socket: closing it here then ends no
+        // connection, and the process at the other end is to end with that.
         let _it_may_be_closed = self.socket.shutdown(Shutdown::Both);
     }
 }
@@ -206,7 +207,7 @@ mod tests {
             sent += 1;
         }
         assert!(!stream.unsent.is_empty());
-        // Not even a reset of the device cuts it.
+        // Not even a reset of the device cuts the frame.
         stream.reset();
         for _ in 0..sent {
             let mut read = vec![0; LEN + frame.len()];

@@ -224,7 +224,7 @@ impl Backend for Tap {
     fn send(&mut self, packet: &[u8]) -> Result<(), Lost> {
         loop {
             match rustix::io::write(&self.file, packet) {
-                // It takes a packet whole.
+                // The interface takes a packet whole.
                 Ok(_) => return Ok(()),
                 Err(REMOVED) => return Err(removed()),
                 Err(Errno::AGAIN) => {
@@ -256,7 +256,7 @@ fn attach(file: &File, mut request: Request) -> io::Result<()> {
     done(unsafe { ioctl_with_mut_ref(file, libc::TUNSETIFF, &mut request) })
 }
 
-/// Has the header be that of a device of version 1.
+/// Sets the header's length to that of a device of version 1.
 fn set_header_len(file: &File) -> io::Result<()> {
     let len = HEADER_LEN as libc::c_int;
     // SAFETY: the kernel reads an int, which lives for the call.

@@ -40,7 +40,7 @@ fn rig() -> Rig {
     rig_that_refuses(0)
 }
 
-/// One whose driver doesn't accept these features.
+/// A rig whose driver doesn't accept these features.
 fn rig_that_refuses(features: u64) -> Rig {
     let (wire, theirs) = UnixDatagram::pair().unwrap();
     let mut driver = Driver::new(Box::new(on_wire(theirs)));
@@ -50,7 +50,7 @@ fn rig_that_refuses(features: u64) -> Rig {
 }
 
 impl Rig {
-    /// Has the guest send what it has built, cut into pieces of these lengths, and waits until it is taken.
+    /// Makes the guest send what it has built, cut into pieces of these lengths, and waits until it is taken.
     fn send(&mut self, packet: &[u8], pieces: &[usize]) {
         send(&mut self.driver, packet, pieces);
     }
@@ -280,7 +280,7 @@ fn a_stream_takes_no_work_over_and_tells_no_mtu() {
     driver.put(0, &0u32.to_le_bytes());
     let offered = u64::from(u32::from_le_bytes(driver.get(4)));
     let device = feature::MAC | feature::MRG_RXBUF | feature::STATUS;
-    // What is behind is the transport's.
+    // The bits behind are the transport's.
     assert_eq!(offered & 0xff_ffff, device);
 }
 
@@ -319,7 +319,7 @@ fn while_a_stream_takes_nothing_the_guest_waits_and_still_receives() {
 
 #[test]
 fn when_the_back_end_is_gone_the_link_is_down_and_the_guest_goes_on() {
-    // It has gone, or it has sent what makes no sense.
+    // The other end has gone, or has sent what makes no sense.
     for nonsense in [&[][..], &[0xff; 4]] {
         let (mut driver, mut theirs) = on_stream();
         let sent = packet(&frame(60));

@@ -160,7 +160,7 @@ pub enum NetError {
         /// What the system said.
         cause: io::Error,
     },
-    /// Nobody listens on the socket.
+    /// No process listens on the socket.
     #[error(
         "passt can't be reached by the socket {path}: {cause}: start it with `passt --socket {path}`"
     )]

@@ -151,8 +151,8 @@ impl Connection {
         match (Op::from_number(header.op), self.stage) {
             (Some(Op::Reset), _) => {
                 self.guest_has_reset = true;
-                // One that has shut down, and waited for us for long, gives up waiting. It doesn't take back
-                // what it has sent.
+                // A guest that has shut down, and has waited for us for long, gives up waiting. It doesn't
+                // take back what it has sent.
                 let is_orderly = self.guest_is_silent && !self.to_host.is_empty();
                 return if is_orderly {
                     Fate::Lingers
@@ -192,7 +192,7 @@ impl Connection {
         self.fate()
     }
 
-    /// Its socket has become ready for something.
+    /// Takes in that its socket has become ready for something.
     pub(super) fn socket_ready(&mut self, events: EventSet) -> Fate {
         let is_over = events.intersects(EventSet::ERROR | EventSet::HANG_UP);
         self.readable |= is_over || events.intersects(EventSet::IN | EventSet::READ_HANG_UP);
@@ -204,7 +204,7 @@ impl Connection {
         self.fate()
     }
 
-    /// Whether there may be something to send to the guest.
+    /// Returns true if there may be something to send to the guest.
     pub(super) fn has_packet(&self) -> bool {
         self.due().is_some()
     }
@@ -248,7 +248,7 @@ impl Connection {
                     }
                 }
             };
-            // Every header tells it.
+            // Every header tells the guest this count.
             self.given_on_told = self.given_on;
             self.update_wanted = false;
             return (Some(packet), self.fate());
@@ -288,7 +288,7 @@ impl Connection {
         (flags != self.shutdown_told).then_some(Due::Shutdown(flags))
     }
 
-    /// What becomes of it as things are.
+    /// What becomes of the connection in its present state.
     fn fate(&self) -> Fate {
         let all_given_on = self.guest_is_silent && self.to_host.is_empty();
         if self.guest_has_reset {
@@ -298,7 +298,7 @@ impl Connection {
         match self.stage {
             Stage::Wanted if self.host_is_gone => Fate::Ends,
             Stage::Asked if self.host_is_gone => Fate::Resets,
-            // It waits for this before it forgets the connection.
+            // The guest waits for this before it forgets the connection.
             Stage::Open if all_given_on && self.guest_is_deaf => Fate::Resets,
             // The guest can do nothing with it any more but read what it has got.
             Stage::Open if self.shutdown_told == NO_MORE_SENT | NO_MORE_RECEIVED => Fate::Ends,
@@ -366,7 +366,8 @@ impl Connection {
         }
     }
 
-    /// Returns how many bytes were taken, from the first one on. Where the process has gone, that is all.
+    /// Writes to the socket. Returns how many bytes were taken, from the first one on: all if the process has
+    /// gone.
     fn write(&mut self, data: &[u8]) -> usize {
         let mut taken = 0;
         while self.writable && !self.host_is_gone && taken < data.len() {
@@ -424,7 +425,7 @@ mod tests {
         let (sent, _) = connection.next_packet(&mut data);
         assert_eq!(sent.unwrap().len, 6);
         assert_eq!((&data[..6], connection.sent), (&b"012345"[..], 2));
-        // It has given on what it got before the count wrapped.
+        // The guest has given on what it got before the count wrapped.
         let fate = connection.take(&packet(Op::Data, 8, u32::MAX), b"to host!");
         assert_eq!((fate, connection.given_on()), (Fate::Stays, 4));
         let (sent, _) = connection.next_packet(&mut data);

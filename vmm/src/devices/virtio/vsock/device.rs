@@ -33,8 +33,8 @@ pub(crate) struct VsockDevice {
 }
 
 impl VsockDevice {
-    /// A device whose socket on the host is there from now on. Who connects to it waits until the guest's
-    /// driver has started the device.
+    /// A device whose socket on the host is there from now on. A process that connects to it waits until the
+    /// guest's driver has started the device.
     ///
     /// # Errors
     /// See [`VsockError`].
@@ -98,7 +98,7 @@ impl VsockDevice {
             let header = Header::from_bytes(&header);
             let mut len = 0;
             if header.op == Op::Data as u16 {
-                // What is longer is refused for that.
+                // A longer packet is refused for its length.
                 len = (header.len as usize).min(BUFFER);
                 reader
                     .read_exact(&mut self.data[..len])
@@ -120,7 +120,7 @@ impl VsockDevice {
                 queue.notify()?;
                 return Ok(false);
             }
-            // It rings when it has room again.
+            // The driver rings when it has room again.
             let Some(chain) = queue.next_or_listen()? else {
                 return Ok(false);
             };
@@ -162,7 +162,7 @@ impl VirtioDevice for VsockDevice {
 
     fn start(&mut self, _: u64, watch: &mut EventOps<'_>, _: &[DeviceQueue]) -> io::Result<()> {
         watch_own(watch, self.multiplexer.file())?;
-        // Somebody may have called before.
+        // A process may have connected before.
         self.multiplexer.wake();
         Ok(())
     }

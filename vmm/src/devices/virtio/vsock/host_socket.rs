@@ -48,7 +48,7 @@ pub enum VsockError {
         end = GUEST_CIDS.end
     )]
     Cid(u32),
-    /// Not even the host's system could name it.
+    /// With a port behind it, the path is too long for the host's system.
     #[error(
         "the path {path} is too long for a Unix socket: with a port behind it, as in \
          `{path}_4294967295`, it can have 107 bytes"
@@ -57,7 +57,7 @@ pub enum VsockError {
         /// The path.
         path: PathBuf,
     },
-    /// Something else is there.
+    /// Something else than a socket is there.
     #[error("{path} is there already and is no socket: name another path, or remove it")]
     Occupied {
         /// The path.
@@ -101,7 +101,7 @@ pub(super) struct HostSocket {
 }
 
 impl HostSocket {
-    /// Makes the socket at `path`. One that nobody listens on any more is replaced.
+    /// Makes the socket at `path`. One that no process listens on any more is replaced.
     pub(super) fn new(wanted: &HostPath) -> Result<Self, VsockError> {
         let failed = |cause| VsockError::Make {
             path: wanted.name().to_owned(),
@@ -142,8 +142,8 @@ impl HostSocket {
         Ok(stream)
     }
 
-    /// Connects to who listens for the guest at `port`. It doesn't block: if too many wait to be accepted
-    /// there, it fails.
+    /// Connects to the process that listens for the guest at `port`. It doesn't block: if too many
+    /// connections wait to be accepted there, it fails.
     pub(super) fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let path = port_path(self.path.path(), port);
         let Some(folder) = self.path.folder() else {
@@ -159,7 +159,7 @@ impl HostSocket {
 
 impl Drop for HostSocket {
     fn drop(&mut self) {
-        // Somebody may have put another one there.
+        // Another socket may have been put there.
         let path = self.path.path();
         let is_ours = fs::symlink_metadata(path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
@@ -201,7 +201,7 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket that no process listens on.
 fn remove_unused(wanted: &HostPath) -> Result<(), VsockError> {
     let path = wanted.path();
     let owned = || wanted.name().to_owned();
@@ -217,7 +217,7 @@ fn remove_unused(wanted: &HostPath) -> Result<(), VsockError> {
         Err(error) if error.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
             fs::remove_file(path).map_err(failed)
         }
-        // So many wait to be accepted that no more can.
+        // So many connections wait to be accepted that no more can.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(VsockError::InUse { path: owned() })
         }

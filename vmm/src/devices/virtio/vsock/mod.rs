@@ -5,8 +5,8 @@
 //!
 //! - A process of the host that wants port P of the guest connects to `PATH`, writes `CONNECT P\n`, and gets
 //!   `OK Q\n` when the guest has accepted, where Q is the port that it has on the host's side.
-//! - A guest that connects to port P of the host (CID 2) gets to the Unix socket `PATH_P`. If nobody listens
-//!   there its connection is reset.
+//! - A guest that connects to port P of the host (CID 2) gets to the Unix socket `PATH_P`. If no process
+//!   listens there, its connection is reset.
 //!
 //! [`device`] moves packets between the queues and the [`multiplexer`], which knows the connections and the
 //! sockets. A [`connection`] is one of them, with its flow control; it decides what becomes of it.

@@ -49,7 +49,7 @@ enum Peer {
 /// A peer, by its number.
 struct Entry {
     peer: Peer,
-    /// It is among those that may have a packet for the guest.
+    /// The peer is among those that may have a packet for the guest.
     is_queued: bool,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Multiplexer {
     /// Most entries.
     limit: usize,
     by_ports: HashMap<Ports, u64>,
-    /// Those that may have a packet for the guest. They have a turn each.
+    /// The peers that may have a packet for the guest. They have a turn each.
     queued: VecDeque<u64>,
     resets: VecDeque<Header>,
     next_number: u64,
@@ -73,7 +73,8 @@ pub(super) struct Multiplexer {
 }
 
 impl Multiplexer {
-    /// No connection of a guest's yet, and at most `limit` later; `socket` is where processes of the host call.
+    /// Makes a multiplexer without a connection, which takes at most `limit`; processes of the host connect to
+    /// `socket`.
     ///
     /// # Errors
     /// The host has no more files.
@@ -103,7 +104,7 @@ impl Multiplexer {
         })
     }
 
-    /// Readable as long as [`poll`](Self::poll) has something to look at.
+    /// The file that is readable as long as [`poll`](Self::poll) has something to look at.
     pub(super) fn file(&self) -> &impl AsRawFd {
         &self.epoll
     }
@@ -124,7 +125,7 @@ impl Multiplexer {
         self.may_accept = true;
     }
 
-    /// Looks at what has happened to sockets, and accepts who calls.
+    /// Looks at what has happened to sockets, and accepts processes that connect.
     pub(super) fn poll(&mut self) {
         let mut events = [EpollEvent::default(); EVENTS];
         let count = match self.epoll.wait(0, &mut events) {
@@ -150,8 +151,8 @@ impl Multiplexer {
         }
     }
 
-    /// Whether [`poll`](Self::poll) would accept a process. While there are too many connections, those who
-    /// call wait.
+    /// Returns true if [`poll`](Self::poll) would accept a process. While there are too many connections,
+    /// processes that connect wait.
     pub(super) fn can_accept(&self) -> bool {
         self.may_accept && self.entries.len() < self.limit
     }
@@ -162,7 +163,7 @@ impl Multiplexer {
         self.entries.len()
     }
 
-    /// Whether a packet of the guest's can be taken.
+    /// Returns true if a packet of the guest's can be taken.
     pub(super) fn has_room(&self) -> bool {
         self.resets.len() < MAX_RESETS
     }
@@ -171,7 +172,7 @@ impl Multiplexer {
     /// [`BUFFER`].
     pub(super) fn take(&mut self, header: &Header, data: &[u8]) {
         if header.src_cid != self.guest_cid {
-            // Nobody whom an answer would reach.
+            // No answer would reach the sender.
             return;
         }
         let op = Op::from_number(header.op);
@@ -203,7 +204,7 @@ impl Multiplexer {
         }
     }
 
-    /// Whether there may be a packet for the guest.
+    /// Returns true if there may be a packet for the guest.
     pub(super) fn has_packet(&self) -> bool {
         !self.resets.is_empty() || !self.queued.is_empty()
     }
@@ -233,7 +234,7 @@ impl Multiplexer {
     }
 
     fn socket_ready(&mut self, number: u64, events: EventSet) {
-        // It may have ended since the event.
+        // The peer may have ended since the event.
         let Some(entry) = self.entries.get_mut(&number) else {
             return;
         };
@@ -289,7 +290,7 @@ impl Multiplexer {
         if entry.is_queued {
             self.queued.retain(|queued| *queued != number);
         }
-        // There may have been too few files to accept somebody.
+        // There may have been too few files to accept a process.
         self.may_accept = true;
     }
 
@@ -365,7 +366,7 @@ impl Multiplexer {
         }
     }
 
-    /// Ports of a new connection to the guest's `guest`. There are fewer connections than ports.
+    /// The ports of a new connection to the guest's port `guest`. There are fewer connections than ports.
     fn free_ports(&mut self, guest: u32) -> Ports {
         loop {
             let host = self.next_port;
@@ -377,7 +378,7 @@ impl Multiplexer {
         }
     }
 
-    /// Watches the socket of a new peer. Closing it ends that.
+    /// Watches the socket of a new peer. Closing the socket ends the watch.
     fn watch(&mut self, socket: RawFd) -> io::Result<u64> {
         let number = self.next_number;
         let event = EpollEvent::new(all_edges(), number);

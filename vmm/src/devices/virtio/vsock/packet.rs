@@ -4,7 +4,7 @@
 pub(super) const HEADER_LEN: usize = 44;
 /// The type of a stream's packets.
 pub(super) const STREAM: u16 = 1;
-/// Flags of [`Op::Shutdown`]: who sends it receives no more, or sends no more.
+/// Flags of [`Op::Shutdown`]: the sender receives no more, or sends no more.
 pub(super) const NO_MORE_RECEIVED: u32 = 1 << 0;
 pub(super) const NO_MORE_SENT: u32 = 1 << 1;
 

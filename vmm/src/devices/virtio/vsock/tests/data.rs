@@ -63,7 +63,7 @@ fn a_process_that_reads_nothing_stops_its_own_connection_only_and_loses_nothing(
     assert_eq!(guest.expect_data(5), b"world");
 
     assert_eq!(read(&mut idle, sent), bytes[..sent]);
-    // The guest is told by itself that there is room again.
+    // The guest is told without asking that there is room again.
     let mut fwd_cnt = 0;
     while fwd_cnt as usize <= sent - BUFFER / 2 {
         fwd_cnt = guest.expect(Op::CreditUpdate).fwd_cnt;
@@ -81,7 +81,7 @@ fn a_guest_that_sends_more_than_there_is_room_for_is_reset() {
     let sent = Sender::new(PORT).fill(&mut guest, &bytes);
     guest.send(&data(PORT, SERVICE, 1), b"x");
     guest.expect(Op::Reset);
-    // What it sent before may be lost, but is nothing else.
+    // The end of what it sent before may be lost, but the rest is unchanged.
     let mut read = Vec::new();
     stream.read_to_end(&mut read).unwrap();
     assert_eq!(read, bytes[..read.len()]);
@@ -105,12 +105,13 @@ fn a_process_gets_rid_of_no_more_than_the_guest_has_room_for() {
     stream.write_all(&bytes).unwrap();
     let mut received = guest.expect_data(10_000);
     guest.expect(Op::CreditRequest);
-    // It says that it has no room, and isn't asked again: what comes next is the answer to something else.
+    // The guest says that it has no room, and isn't asked again: what comes next is the answer to
+    // something else.
     guest.send(&with_room(Op::CreditUpdate, 0), &[]);
     guest.send(&data(PORT + 1, SERVICE, 0), &[]);
     let reset = guest.expect(Op::Reset);
     assert_eq!(reset.dst_port, PORT + 1);
-    // It has given on more than it got: that is no room.
+    // The guest has given on more than it got: that counts as no room.
     guest.send(&with_room(Op::CreditUpdate, 10_001), &[]);
     guest.send(&data(PORT + 1, SERVICE, 0), &[]);
     guest.expect(Op::Reset);

@@ -29,7 +29,7 @@ fn a_guest_that_has_no_more_to_send_still_gets_what_the_process_sends() {
     assert_eq!(all, b"last");
     stream.write_all(b"answer").unwrap();
     assert_eq!(guest.expect_data(6), b"answer");
-    // It may not change its mind.
+    // The guest may not begin to send again.
     guest.send(&data(PORT, host, 4), b"more");
     guest.expect(Op::Reset);
 }
@@ -77,7 +77,7 @@ fn what_a_guest_sent_before_it_closed_reaches_a_process_that_reads_late() {
         }
     }
     guest.send(&shutdown(PORT, SERVICE, BOTH), &[]);
-    // It has waited for the answer for long enough. The ports may be used again.
+    // The guest has waited for the answer for long enough. The ports may be used again.
     guest.send(&header(Op::Reset, PORT, SERVICE), &[]);
     let mut next = guest.connect(PORT, &listener);
     // Something happens to the one that lingers.
@@ -122,7 +122,7 @@ fn a_reset_of_the_device_ends_all_connections_and_it_serves_again() {
     for stream in [&mut first, &mut second] {
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
-    // This one calls while nobody serves.
+    // This one connects while the device is reset.
     let waiting = guest.call(PORT);
     guest.start();
     let host = guest.expect(Op::Request).src_port;

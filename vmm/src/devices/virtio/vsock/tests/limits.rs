@@ -57,7 +57,7 @@ fn connections_that_are_opened_and_reset_again_and_again_leave_nothing() {
     let mut guest = Guest::idle(2);
     guest.driver.start();
     let listener = guest.listen(SERVICE);
-    // No buffer: what they would be told never is.
+    // The guest gives no buffer, so it is told of none of these connections.
     for port in 0..2000 {
         guest.send(&header(Op::Request, port, SERVICE), &[]);
         drop(listener.accept().unwrap());

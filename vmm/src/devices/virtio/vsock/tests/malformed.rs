@@ -31,11 +31,11 @@ fn packets_for_others_of_other_types_and_of_no_operation_are_reset() {
         let (reset, _) = guest.receive();
         assert_eq!(reset, wrong.reset(), "{wrong:?}");
     }
-    // Nobody is at the first one's address, and a reset is never answered.
+    // No guest is at the first one's address, and a reset is never answered.
     guest.send(&Header { src_cid: 9, ..base }, &[]);
     guest.send(&header(Op::Reset, PORT, SERVICE), &[]);
     let _stream = guest.connect(PORT, &listener);
-    // Neither can be twice.
+    // The same two ports can't have a second connection.
     guest.send(&base, &[]);
     guest.expect(Op::Reset);
 }

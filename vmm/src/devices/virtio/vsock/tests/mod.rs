@@ -41,7 +41,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// One whose driver has started the device, and given it buffers to fill.
+    /// A guest whose driver has started the device, and given it buffers to fill.
     fn new() -> Self {
         Self::with_limit(MAX_CONNECTIONS)
     }
@@ -52,7 +52,7 @@ impl Guest {
         guest
     }
 
-    /// One whose driver does nothing yet.
+    /// A guest whose driver does nothing yet.
     fn idle(limit: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let wanted = Vsock {

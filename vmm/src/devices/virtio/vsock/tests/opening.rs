@@ -72,7 +72,7 @@ fn a_process_that_names_no_port_finds_its_connection_closed() {
     let guest = Guest::new();
     let mut stream = UnixStream::connect(guest.path()).unwrap();
     stream.write_all(b"GET / HTTP/1.1\n").unwrap();
-    // What it wrote behind its line nobody has read.
+    // What it wrote behind its line was not read.
     let end = stream.read(&mut [0]);
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
 }
