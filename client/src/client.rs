@@ -22,9 +22,9 @@ use crate::connection::{self, Connection, Credentials};
 use crate::console::{self, ConsoleInput, ConsoleOutput};
 use crate::{ClientError, DebugSession, Dump, EventStream, HeldHits};
 
-/// Largest answer taken from a server: a list of 100,000 probes has about 20 MiB.
+/// The largest answer that is accepted: a list of 100,000 probes has about 20 MiB.
 const MAX_ANSWER: usize = 64 << 20;
-/// Items of a page: as many as a server gives at most.
+/// Items of a page: the most that a server gives.
 pub(crate) const PAGE: u32 = 10_000;
 
 /// A connection to a server. Clones share it.
@@ -37,7 +37,7 @@ impl Client {
     /// Connects to a server, such as `unix:/run/vmprobe/vmprobed.sock`. See [`connect_with`](Self::connect_with).
     ///
     /// # Errors
-    /// As said there.
+    /// The errors of `connect_with`.
     pub async fn connect(endpoint: &str) -> Result<Self, ClientError> {
         Self::connect_with(endpoint, &Credentials::default()).await
     }
@@ -46,7 +46,7 @@ impl Client {
     /// (`http://127.0.0.1:7070`, where `http://` may be left out).
     ///
     /// # Errors
-    /// [`ClientError::Endpoint`] for what isn't an address, or for credentials that can't be used;
+    /// [`ClientError::Endpoint`] if the text isn't an address, or the credentials can't be used;
     /// [`ClientError::NoServer`] when nothing answers there within 5 seconds.
     pub async fn connect_with(
         endpoint: &str,
@@ -74,13 +74,13 @@ impl Client {
         answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
     }
 
-    /// What a VM is and what it is doing.
+    /// Returns a VM's description.
     pub async fn get_vm(&self, vm: &str) -> Result<Vm, ClientError> {
         let answer = self.vms().get_vm(GetVmRequest { vm: vm.into() }).await?;
         answer.into_inner().vm.ok_or(ClientError::Protocol("vm"))
     }
 
-    /// What a VM comes to, with at most so many of its probes and of its last stops.
+    /// Returns a VM's counts and rates, with at most this many of its probes and of its last stops.
     pub async fn vm_stats(
         &self,
         vm: &str,
@@ -97,7 +97,7 @@ impl Client {
         Ok(self.vms().get_vm_stats(request).await?.into_inner())
     }
 
-    /// All VMs of the server, by name.
+    /// Returns all VMs of the server, by name.
     pub async fn list_vms(&self) -> Result<Vec<Vm>, ClientError> {
         let mut vms = Vec::new();
         let mut page_token = String::new();
@@ -116,7 +116,7 @@ impl Client {
         }
     }
 
-    /// Stops a VM's vCPUs; returns when all are out of guest mode.
+    /// Stops a VM's vCPUs. Returns when all are out of guest mode.
     pub async fn pause_vm(&self, vm: &str) -> Result<Vm, ClientError> {
         let answer = self
             .vms()
@@ -149,7 +149,7 @@ impl Client {
             .ok_or(ClientError::Protocol("ending"))
     }
 
-    /// Forgets a VM; kills it first where it runs.
+    /// Deletes a VM. If it runs, it is killed first.
     pub async fn delete_vm(&self, vm: &str) -> Result<(), ClientError> {
         self.vms()
             .delete_vm(DeleteVmRequest { vm: vm.into() })
@@ -157,7 +157,7 @@ impl Client {
         Ok(())
     }
 
-    /// The general registers of one vCPU.
+    /// Returns the general registers of one vCPU.
     pub async fn read_registers(&self, vm: &str, vcpu: u32) -> Result<Registers, ClientError> {
         let request = ReadRegistersRequest {
             vm: vm.into(),
@@ -167,7 +167,7 @@ impl Client {
         answer.registers.ok_or(ClientError::Protocol("registers"))
     }
 
-    /// Where a vCPU stands: its task, and its call stack in the kernel.
+    /// Returns where a vCPU stands: its task, and its call stack in the kernel.
     pub async fn read_stack(&self, vm: &str, vcpu: u32) -> Result<ReadStackResponse, ClientError> {
         let request = ReadStackRequest {
             vm: vm.into(),
@@ -177,8 +177,8 @@ impl Client {
         Ok(self.vms().read_stack(request).await?.into_inner())
     }
 
-    /// Guest memory at a virtual address, at most 1 MiB, as the page tables of `vcpu` map it.
-    /// Shorter than asked for where the first unmapped page begins. Probes aren't seen in it.
+    /// Returns guest memory at a virtual address, at most 1 MiB, as the page tables of `vcpu` map it. The result ends
+    /// before the first unmapped page. It shows the text without probes.
     pub async fn read_memory(
         &self,
         vm: &str,
@@ -196,12 +196,13 @@ impl Client {
         .await
     }
 
-    /// As [`Client::read_memory`], with the request's fields as they are given, `as_is` among them.
+    /// Does as [`Client::read_memory`], with the request's fields as they are given, such as `as_is`.
     pub async fn read_memory_by(&self, request: ReadMemoryRequest) -> Result<Vec<u8>, ClientError> {
         Ok(self.vms().read_memory(request).await?.into_inner().data)
     }
 
-    /// A VM's memory and vCPUs as an ELF core file. A running guest is paused until the dump is dropped or over.
+    /// Returns a VM's memory and vCPUs as an ELF core file. A running guest is paused until the dump is dropped or
+    /// over.
     pub async fn dump(&self, vm: &str) -> Result<Dump, ClientError> {
         let answer = self.vms().dump_vm(DumpVmRequest { vm: vm.into() }).await?;
         Ok(Dump {
@@ -209,7 +210,7 @@ impl Client {
         })
     }
 
-    /// Attaches to a VM's console: what it has written so far, then what it writes.
+    /// Attaches to a VM's console: its output so far, and then its new output.
     pub async fn attach_console(
         &self,
         vm: &str,
@@ -217,13 +218,14 @@ impl Client {
         console::attach(&mut ConsoleServiceClient::new(self.channel.clone()), vm).await
     }
 
-    /// What the server's host can do.
+    /// Returns what the server's host can do.
     pub async fn get_host(&self) -> Result<GetHostResponse, ClientError> {
         let mut hosts = HostServiceClient::new(self.channel.clone());
         Ok(hosts.get_host(GetHostRequest {}).await?.into_inner())
     }
 
-    /// Answers the hits of these probes, each within `time`, with the vCPU of the hit standing still.
+    /// Lets this client answer the hits of these probes, each within `time`. The vCPU of the hit stands still until
+    /// then.
     ///
     /// # Errors
     /// [`ClientError::AlreadyExists`] when another client answers the hits of one of them.
@@ -250,8 +252,8 @@ impl Client {
         DebugSession::begin(&mut DebugServiceClient::new(self.channel.clone()), vm).await
     }
 
-    /// Follows the hits of the probes with these ids, of all probes when there are none. When this
-    /// returns, every later hit is delivered or counted as lost.
+    /// Follows the hits of the probes with these ids, or of all probes if there are none. When this returns, every
+    /// later hit is delivered or counted as lost.
     pub async fn events(&self, vm: &str, probe_ids: Vec<u64>) -> Result<EventStream, ClientError> {
         self.follow(StreamEventsRequest {
             vm: vm.into(),
@@ -261,8 +263,8 @@ impl Client {
         .await
     }
 
-    /// As [`Client::events`], of a stream whose events the server keeps for a while when it breaks, so that
-    /// [`Client::resume_events`] goes on where it was.
+    /// Does as [`Client::events`], and makes the server keep the stream's events for a while when the stream breaks, so
+    /// that [`Client::resume_events`] can go on from there.
     pub async fn events_to_resume(
         &self,
         vm: &str,
@@ -280,8 +282,8 @@ impl Client {
     /// Goes on with a stream that has broken, behind `cursor`.
     ///
     /// # Errors
-    /// [`ClientError::NotFound`] when its events are no longer kept; [`ClientError::Other`] with `OUT_OF_RANGE` when
-    /// those behind the cursor aren't.
+    /// [`ClientError::NotFound`] when the stream's events are no longer kept; [`ClientError::Other`] with
+    /// `OUT_OF_RANGE` when those behind the cursor aren't.
     pub async fn resume_events(
         &self,
         vm: &str,
@@ -320,17 +322,17 @@ impl Client {
     }
 }
 
-/// What a stream of events does besides.
+/// Options of a stream of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventOptions {
     /// How long its events are kept when it breaks, at most 10 minutes.
     pub linger: Duration,
-    /// How often it tells how far it has come: 10 ms to a minute.
+    /// How often the server reports the stream's progress: 10 ms to a minute.
     pub progress: Option<Duration>,
 }
 
 impl EventOptions {
-    /// Those of a stream whose events are kept so long when it breaks.
+    /// Makes the options of a stream whose events are kept this long when it breaks.
     #[must_use]
     pub fn lingering(linger: Duration) -> Self {
         Self {
@@ -348,7 +350,7 @@ impl EventOptions {
     }
 }
 
-/// Milliseconds as the protocol has them.
+/// Returns a time in the protocol's milliseconds.
 pub(crate) fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }

@@ -4,7 +4,7 @@ use vmprobe_proto::v1::ClockSample;
 
 const NANOS: i128 = 1_000_000_000;
 
-/// A guest's time stamp counter beside its host's clock.
+/// A guest's time stamp counter, and its host's clock at the same moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostClock {
     sample: ClockSample,
@@ -12,20 +12,20 @@ pub struct HostClock {
 }
 
 impl HostClock {
-    /// By a sample, and the counter's hertz.
+    /// Makes a clock from a sample, and the counter's frequency in hertz.
     #[must_use]
     pub fn new(sample: ClockSample, tsc_hz: u64) -> Self {
         Self { sample, tsc_hz }
     }
 
-    /// When the sample was made, in nanoseconds since 1970.
+    /// Returns the time of the sample, in nanoseconds since 1970.
     #[must_use]
     pub fn sampled_at(&self) -> u64 {
         self.sample.unix_ns
     }
 
-    /// The moment of a counter's value, in nanoseconds since 1970; 0 and the highest number stand for what is beyond
-    /// them. A counter of unknown frequency stands still.
+    /// Returns the time of a counter's value, in nanoseconds since 1970. Times out of range become 0 or the highest
+    /// number. If the frequency is unknown, the result is always the sample's time.
     #[must_use]
     pub fn unix_ns(&self, tsc: u64) -> u64 {
         let since = i128::from(tsc) - i128::from(self.sample.tsc);

@@ -1,4 +1,4 @@
-//! How a client gets to a server, and says who it is.
+//! A client's connection to a server, and its credentials.
 
 use std::fmt::{Debug, Formatter};
 use std::time::Duration;
@@ -14,23 +14,23 @@ use crate::ClientError;
 use crate::error::innermost;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a server is asked whether it is still there; it has 20 s for its answer.
+/// How often the client checks that the server is still there; the server has 20 s for its answer.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// What the address of a Unix socket begins with.
+/// The prefix of a Unix socket's address.
 const UNIX: &str = "unix:";
 
-/// The way of calls to a server.
+/// The channel of calls to a server.
 pub(crate) type Connection = InterceptedService<Channel, Token>;
 
-/// Where a server listens unless told otherwise: a Unix socket.
+/// Returns the server's default address: a Unix socket.
 pub fn default_endpoint() -> String {
     format!("{UNIX}{}", default_socket().display())
 }
 
-/// By what a client knows a server that it comes to by TLS, and what the server knows it by.
+/// How a client recognizes a server by TLS, and how the server recognizes the client.
 #[derive(Clone, Default)]
 pub struct Credentials {
-    /// Certificates in PEM that the server's must be signed by.
+    /// Certificates in PEM that must have signed the server's certificate.
     pub ca: Option<Vec<u8>>,
     /// The client's certificate and its private key, in PEM.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
@@ -39,7 +39,7 @@ pub struct Credentials {
 }
 
 impl Debug for Credentials {
-    /// Without secrets.
+    /// Leaves the secrets out.
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials")
             .field("has_ca", &self.ca.is_some())
@@ -49,7 +49,7 @@ impl Debug for Credentials {
     }
 }
 
-/// Puts a token into each call, if there is one.
+/// Adds a token to each call, if there is one.
 #[derive(Clone)]
 pub(crate) struct Token(Option<MetadataValue<Ascii>>);
 
@@ -70,7 +70,8 @@ impl Interceptor for Token {
 }
 
 /// # Errors
-/// What isn't an address or no credentials, or nothing answers there within 5 seconds.
+/// The text isn't an address, the credentials can't be used, or nothing answers there within 5
+/// seconds.
 pub(crate) async fn connect(
     endpoint: &str,
     credentials: &Credentials,
@@ -125,7 +126,7 @@ enum Scheme {
     Unix,
 }
 
-/// The URL of an endpoint that may lack its scheme.
+/// Returns the URL of an endpoint that may lack its scheme.
 fn url(endpoint: &str) -> Result<(String, Scheme), ClientError> {
     let bad = |reason: &str| ClientError::Endpoint {
         endpoint: endpoint.to_owned(),

@@ -9,7 +9,8 @@ use vmprobe_proto::v1::{AttachConsoleRequest, AttachConsoleResponse};
 use crate::ClientError;
 use crate::connection::Connection;
 
-/// Messages of input on their way; typing faster than the guest reads waits here.
+/// Messages of input on their way. If the guest reads more slowly than the user types, input waits
+/// here.
 const INPUT_QUEUE: usize = 16;
 
 /// What the guest wrote.
@@ -21,7 +22,7 @@ pub struct ConsoleChunk {
     pub output: Vec<u8>,
 }
 
-/// The way to the guest's console. Dropping it ends the input, not the output.
+/// The input of the guest's console. Dropping it ends the input, not the output.
 #[derive(Clone, Debug)]
 pub struct ConsoleInput {
     requests: mpsc::Sender<AttachConsoleRequest>,
@@ -44,14 +45,14 @@ impl ConsoleInput {
     }
 }
 
-/// The way from the guest's console.
+/// The output of the guest's console.
 #[derive(Debug)]
 pub struct ConsoleOutput {
     stream: Streaming<AttachConsoleResponse>,
 }
 
 impl ConsoleOutput {
-    /// The next bytes; none when the guest has ended and all is read.
+    /// Returns the next bytes, or `None` when the guest has ended and all is read.
     pub async fn next(&mut self) -> Result<Option<ConsoleChunk>, ClientError> {
         let message = self.stream.message().await?;
         Ok(message.map(|message| ConsoleChunk {

@@ -1,4 +1,4 @@
-//! A guest that this client debugs.
+//! Debugging a guest.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use crate::connection::Connection;
 /// Requests on their way.
 const AHEAD: usize = 16;
 
-/// What becomes of a guest that runs.
+/// A change of a running guest.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DebugEvent {
     /// All vCPUs stand still.
@@ -35,7 +35,7 @@ pub enum DebugEvent {
 pub struct DebugSession {
     requests: mpsc::Sender<DebugRequest>,
     stream: Streaming<DebugResponse>,
-    /// What came while an answer of the server's was waited for.
+    /// Responses that arrived before the awaited answer.
     early: VecDeque<Response>,
     vcpus: u32,
 }
@@ -66,13 +66,13 @@ impl DebugSession {
         Ok(session)
     }
 
-    /// The number of vCPUs.
+    /// Returns the number of vCPUs.
     #[must_use]
     pub fn vcpus(&self) -> u32 {
         self.vcpus
     }
 
-    /// The registers of a vCPU.
+    /// Returns the registers of a vCPU.
     ///
     /// # Errors
     /// [`ClientError::FailedPrecondition`] with the reason, as for all requests that the server doesn't carry out.
@@ -90,7 +90,7 @@ impl DebugSession {
             .await
     }
 
-    /// Guest memory as a vCPU sees it, up to the first page that isn't mapped.
+    /// Returns guest memory as a vCPU sees it, up to the first page that isn't mapped.
     pub async fn read_memory(
         &mut self,
         vcpu: u32,
@@ -137,25 +137,25 @@ impl DebugSession {
             .await
     }
 
-    /// Has a vCPU execute one instruction; [`DebugSession::next`] tells when it has.
+    /// Makes a vCPU execute one instruction. [`DebugSession::next`] returns when it has done so.
     pub async fn step(&mut self, vcpu: u32) -> Result<(), ClientError> {
         self.send(Request::Step(StepVcpu { vcpu })).await
     }
 
-    /// Lets the guest go on; [`DebugSession::next`] tells when it has stopped.
+    /// Lets the guest go on. [`DebugSession::next`] returns when it has stopped.
     pub async fn go_on(&mut self) -> Result<(), ClientError> {
         self.send(Request::Continue(ContinueGuest {})).await
     }
 
-    /// Stops a guest that runs; [`DebugSession::next`] tells when it has stopped.
+    /// Stops a guest that runs. [`DebugSession::next`] returns when it has stopped.
     pub async fn interrupt(&mut self) -> Result<(), ClientError> {
         self.send(Request::Interrupt(InterruptGuest {})).await
     }
 
-    /// Waits until a guest that runs has stopped. Nothing is lost when the future is dropped.
+    /// Waits until a running guest has stopped. Nothing is lost when the future is dropped.
     ///
     /// # Errors
-    /// [`ClientError::FailedPrecondition`] with the reason why it doesn't run.
+    /// [`ClientError::FailedPrecondition`] with the reason why the guest doesn't run.
     pub async fn next(&mut self) -> Result<DebugEvent, ClientError> {
         let response = match self.early.pop_front() {
             Some(early) => early,

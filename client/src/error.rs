@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its server.
+//! Errors between a client and its server.
 
 use thiserror::Error;
 use tonic::{Code, Status, TimeoutExpired};
@@ -42,22 +42,22 @@ pub enum ClientError {
         /// The fields that are wrong, as paths into the request such as `probes[2].name`; empty
         /// where the server named none.
         fields: Vec<String>,
-        /// What is wrong, and with what.
+        /// The server's text: what is wrong, and with what.
         message: String,
     },
     /// The call doesn't fit the state of the VM or of the host.
     #[error("{0}")]
     FailedPrecondition(String),
-    /// The server doesn't know who calls.
+    /// The server doesn't know the caller.
     #[error("{0}")]
     Unauthenticated(String),
-    /// The server knows who calls, and that it may not do this.
+    /// The server knows the caller, and doesn't allow the call.
     #[error("{0}")]
     PermissionDenied(String),
     /// A limit of the server is reached.
     #[error("{0}")]
     ResourceExhausted(String),
-    /// The time that was given for an answer is over.
+    /// The time for an answer is over.
     #[error("there was no answer in the time given: what was waited for hasn't come about")]
     Timeout,
     /// The server doesn't know the call.
@@ -91,7 +91,7 @@ impl From<Status> for ClientError {
             Code::PermissionDenied => Self::PermissionDenied(message),
             Code::ResourceExhausted => Self::ResourceExhausted(message),
             Code::DeadlineExceeded => Self::Timeout,
-            // What tonic makes of a deadline, on both sides.
+            // tonic's form of a missed deadline, on both sides.
             Code::Cancelled if message == TimeoutExpired(()).to_string() => Self::Timeout,
             Code::Unimplemented => Self::Unimplemented(message),
             Code::Unavailable => Self::Disconnected(message),
@@ -119,7 +119,7 @@ fn violated_fields(status: &Status) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// The text of the last error in a chain: the operating system's, where it is one of its.
+/// Returns the text of the last error in a chain: the operating system's, if it's the cause.
 pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {

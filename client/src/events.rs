@@ -20,7 +20,8 @@ pub enum Message {
         /// The hits; empty when the last ones before the guest's end were lost.
         events: Vec<Event>,
     },
-    /// All events up to this value of the guest's counter have come. Only streams tell of it that are asked to.
+    /// All events up to this value of the guest's time stamp counter have arrived. Only sent if the client asked for
+    /// it.
     Progress {
         /// The value.
         tsc: u64,
@@ -40,7 +41,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Waits for the server's word that the subscription stands.
+    /// Waits until the server confirms the subscription.
     pub(crate) async fn subscribed(
         mut stream: Streaming<StreamEventsResponse>,
     ) -> Result<Self, ClientError> {
@@ -63,7 +64,7 @@ impl EventStream {
         }
     }
 
-    /// The same, whose last batch had this number before it broke.
+    /// Sets the number of the last batch that arrived before the stream broke.
     pub(crate) fn behind(mut self, batch: u64) -> Self {
         self.cursor.batch = batch;
         self
@@ -76,7 +77,7 @@ impl EventStream {
         self.tsc_hz
     }
 
-    /// What tells times of events by the clock of the server's host.
+    /// Returns the clock that converts times of events to those of the server's host.
     #[must_use]
     pub fn clock(&self) -> Option<HostClock> {
         self.clock
@@ -88,14 +89,14 @@ impl EventStream {
         self.lost
     }
 
-    /// Where the stream can be resumed if it breaks: behind the last message that was taken. Only one of
-    /// [`Client::events_to_resume`](crate::Client::events_to_resume) can be.
+    /// Returns where the stream can be resumed if it breaks: behind the last message that was taken. Only a stream of
+    /// [`Client::events_to_resume`](crate::Client::events_to_resume) can be resumed.
     #[must_use]
     pub fn cursor(&self) -> &EventCursor {
         &self.cursor
     }
 
-    /// The next message; none after [`Message::Ended`].
+    /// Returns the next message, or `None` after [`Message::Ended`].
     ///
     /// # Errors
     /// [`ClientError::Disconnected`] when the server goes away before the guest's end.

@@ -34,7 +34,7 @@ pub enum HitMessage {
 pub struct HeldHits {
     requests: mpsc::Sender<HandleHitsRequest>,
     stream: Streaming<HandleHitsResponse>,
-    /// What came while an answer of the server's was waited for.
+    /// Responses that arrived before the awaited answer.
     early: VecDeque<Response>,
     tsc_hz: u64,
 }
@@ -77,10 +77,10 @@ impl HeldHits {
         self.tsc_hz
     }
 
-    /// The next hit; none after [`HitMessage::Ended`].
+    /// Returns the next hit, or `None` after [`HitMessage::Ended`].
     ///
     /// # Errors
-    /// [`ClientError::Timeout`] when a hit was not answered in its time.
+    /// [`ClientError::Timeout`] when a hit was not answered in time.
     pub async fn next(&mut self) -> Result<Option<HitMessage>, ClientError> {
         let response = match self.early.pop_front() {
             Some(early) => Some(early),
@@ -97,7 +97,7 @@ impl HeldHits {
         }
     }
 
-    /// Reads guest memory as the vCPU of a hit sees it, up to the first page that isn't mapped.
+    /// Returns guest memory as the vCPU of a hit sees it, up to the first page that isn't mapped.
     pub async fn read_memory(
         &mut self,
         hit: u64,
@@ -121,7 +121,7 @@ impl HeldHits {
     /// Writes guest memory as the vCPU of a hit sees it.
     ///
     /// # Errors
-    /// [`ClientError::FailedPrecondition`] with the reason where it can't be written; the hit still waits then.
+    /// [`ClientError::FailedPrecondition`] with the reason why it can't be written; the hit still waits then.
     pub async fn write_memory(
         &mut self,
         hit: u64,
@@ -141,8 +141,8 @@ impl HeldHits {
         }
     }
 
-    /// Lets the vCPU of a hit go on after these actions. Whether the server takes the answer shows in what
-    /// [`HeldHits::next`] gives.
+    /// Lets the vCPU of a hit go on after these actions. If the server refuses the answer, [`HeldHits::next`] returns
+    /// the error.
     pub async fn answer(&mut self, hit: u64, actions: Vec<Action>) -> Result<(), ClientError> {
         self.send(Request::Answer(AnswerHit { hit, actions })).await
     }

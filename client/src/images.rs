@@ -1,4 +1,4 @@
-//! Files that are handed over to a server, for its VMs.
+//! Uploads of files to a server, for its VMs.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -20,27 +20,27 @@ use vmprobe_proto::v1::{
 use crate::client::{Client, PAGE};
 use crate::{ClientError, connection::Connection};
 
-/// What the name of an image begins with where a path may stand.
+/// The prefix of an image's name where a path may stand.
 pub const IMAGE: &str = "image:";
-/// Bytes of a file that are read and sent at a time: the most that a server takes in one part.
+/// Bytes of a file that are read and sent at once: the most that a server accepts in one part.
 const CHUNK: usize = 1 << 20;
-/// Zeros that one part stands for at most.
+/// The most zeros that one part can stand for.
 const ZEROS: u64 = 64 << 20;
 /// Parts that are read ahead of the network.
 const AHEAD: usize = 4;
 
-/// Why a file wasn't handed over.
+/// Why a file wasn't uploaded.
 #[derive(Debug, Error)]
 pub enum PushError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("can't read {file}: {cause}")]
     Read {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The server refuses it.
+    /// The server refuses the file.
     #[error("can't hand over {file}: {cause}")]
     Refused {
         /// The file.
@@ -50,21 +50,21 @@ pub enum PushError {
     },
 }
 
-/// How far a file is.
+/// The progress of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushProgress {
-    /// Whether it is being sent; it is read for its digest before.
+    /// True while the file is being sent. Before that, it is read for its digest.
     pub is_sending: bool,
     /// Bytes that are done.
     pub done: u64,
-    /// Bytes that it has.
+    /// The file's size in bytes.
     pub size: u64,
 }
 
-/// Takes note of how far a file is, on any thread.
+/// Gets the progress of an upload, on any thread.
 pub type OnProgress = Arc<dyn Fn(PushProgress) + Send + Sync>;
 
-/// How an image is called in a request for a VM, by its content.
+/// Returns an image's name in a request for a VM, by its content.
 pub fn image_path(image: &Image) -> String {
     format!("{IMAGE}{}", reference(&image.sha256))
 }
@@ -74,7 +74,7 @@ fn reference(sha256: &str) -> String {
 }
 
 impl Client {
-    /// Hands a file over to the server, unless it is there already. `name` may be empty.
+    /// Uploads a file to the server, unless the server has it already. `name` may be empty.
     ///
     /// # Errors
     /// The file can't be read, or the server refuses it.
@@ -112,7 +112,7 @@ impl Client {
         let path = file.to_owned();
         let sending = tokio::task::spawn_blocking(move || match part(&parts, begin) && !is_there {
             true => send(&path, size, &parts, &on_progress),
-            // It has its content, and gets a name only; or has ended the call.
+            // The server has the content, and the image only gets a name; or the server has ended the call.
             false => Ok(()),
         });
         let uploaded = self.upload(stream).await;
@@ -133,12 +133,13 @@ impl Client {
             .ok_or(ClientError::Protocol("image"))
     }
 
-    /// All images of this client, by their digests.
+    /// Returns all images of this client, by their digests.
     pub async fn list_images(&self) -> Result<Vec<Image>, ClientError> {
         self.list_images_of("").await
     }
 
-    /// All images of an owner, as [`Image::owner`] has it, or of all (`*`). Those of others take control over all VMs.
+    /// Returns all images of an owner, in the form of [`Image::owner`], or of all owners (`*`). To see those of others,
+    /// the client needs control over all VMs.
     pub async fn list_images_of(&self, owner: &str) -> Result<Vec<Image>, ClientError> {
         let mut images = Vec::new();
         let mut page_token = String::new();
@@ -157,7 +158,7 @@ impl Client {
         }
     }
 
-    /// One image of this client, by a name, or by `sha256-` and its digest.
+    /// Returns one image of this client, by a name, or by `sha256-` and its digest.
     pub async fn get_image(&self, image: &str) -> Result<Image, ClientError> {
         let request = GetImageRequest {
             image: image.to_owned(),
@@ -175,7 +176,8 @@ impl Client {
         self.delete_image_of(image, "").await
     }
 
-    /// Deletes an image of an owner's, as [`Image::owner`] has it. Another's takes control over all VMs.
+    /// Deletes an image of an owner, in the form of [`Image::owner`]. For another owner's image, the client needs
+    /// control over all VMs.
     pub async fn delete_image_of(&self, image: &str, owner: &str) -> Result<(), ClientError> {
         let (image, owner) = (image.to_owned(), owner.to_owned());
         let request = DeleteImageRequest { image, owner };
@@ -188,14 +190,14 @@ impl Client {
     }
 }
 
-/// What a thread has made of its work.
+/// Returns the result of a thread's work.
 fn flat<T>(result: Result<io::Result<T>, JoinError>) -> io::Result<T> {
     result.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// Opens a file that has a length and an end.
+/// Opens a regular file.
 fn open(path: &Path) -> io::Result<(File, u64)> {
-    // Before it is opened: a FIFO would wait for somebody to write.
+    // This comes before opening, as opening a FIFO would wait for a writer.
     let found = std::fs::metadata(path)?;
     if !found.is_file() {
         let error = "it isn't a regular file";
@@ -206,7 +208,7 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// The length of a file, and its SHA-256 in hexadecimal digits.
+/// Returns the length of a file, and its SHA-256 in hexadecimal digits.
 fn hash(path: &Path, on_progress: &OnProgress) -> io::Result<(u64, String)> {
     let (mut file, size) = open(path)?;
     let mut sha256 = Sha256::new();
@@ -232,7 +234,7 @@ fn hash(path: &Path, on_progress: &OnProgress) -> io::Result<(u64, String)> {
     Ok((done, text))
 }
 
-/// Sends a file's content, until the call ends. What is zero is counted only.
+/// Sends a file's content, until the call ends. Zeros are only counted.
 fn send(
     path: &Path,
     size: u64,
@@ -269,7 +271,7 @@ fn send(
     }
 }
 
-/// Hands a part to the call; false if that has ended.
+/// Passes a part on to the call. Returns false if the call has ended.
 fn part(parts: &Sender<UploadImageRequest>, part: Part) -> bool {
     let request = UploadImageRequest { part: Some(part) };
     parts.blocking_send(request).is_ok()

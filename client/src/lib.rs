@@ -22,7 +22,7 @@
 //! # }
 //! ```
 //!
-//! The library never prints; [`words`] has the text for what the protocol says by numbers.
+//! The library never prints. [`words`] has texts for the protocol's numbers.
 
 mod client;
 mod clock;

@@ -13,7 +13,7 @@ use vmprobe_proto::v1::{
 use crate::client::PAGE;
 use crate::{Client, ClientError};
 
-/// What a change of several probes in one stop of the vCPUs came to.
+/// The result of changing several probes in one stop of the vCPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeBatch {
     /// The probes.
@@ -29,22 +29,22 @@ impl ProbeBatch {
     }
 }
 
-/// Text of the guest's kernel that can't be probed, in address order, as the server finds it.
+/// Text of the guest's kernel that can't be probed, in address order.
 #[derive(Debug)]
 pub struct Blacklist {
     stream: Streaming<ListBlacklistResponse>,
 }
 
 impl Blacklist {
-    /// The next entries; none after the last.
+    /// Returns the next entries, or `None` after the last.
     pub async fn next(&mut self) -> Result<Option<Vec<BlacklistEntry>>, ClientError> {
         Ok(self.stream.message().await?.map(|answer| answer.entries))
     }
 }
 
 impl Client {
-    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`. They stay when
-    /// this client goes; those of a [`Session`](crate::Session) don't.
+    /// Registers all probes or none, in one stop of the vCPUs. The answer is in the order of `probes`. The probes stay
+    /// when this client goes; those of a [`Session`](crate::Session) don't.
     pub async fn register_probes(
         &self,
         vm: &str,
@@ -53,7 +53,7 @@ impl Client {
         Ok(self.register_batch(vm, probes).await?.probes)
     }
 
-    /// As [`Client::register_probes`], and says how long the guest stood still.
+    /// Does as [`Client::register_probes`], and also returns how long the guest stood still.
     pub async fn register_batch(
         &self,
         vm: &str,
@@ -62,7 +62,7 @@ impl Client {
         self.register_with(vm, probes, "").await
     }
 
-    /// As [`Client::register_batch`], to go with a session.
+    /// Does as [`Client::register_batch`], for probes that go with a session.
     pub(crate) async fn register_with(
         &self,
         vm: &str,
@@ -88,7 +88,7 @@ impl Client {
         Ok(self.unregister_batch(vm, ids, names).await?.probes)
     }
 
-    /// As [`Client::unregister_probes`], and says how long the guest stood still.
+    /// Does as [`Client::unregister_probes`], and also returns how long the guest stood still.
     pub async fn unregister_batch(
         &self,
         vm: &str,
@@ -125,14 +125,14 @@ impl Client {
             .await
     }
 
-    /// Arms those probes of a VM that are enabled, after [`Client::disarm_probes`]. Says how long the
-    /// guest stood still for it.
+    /// Arms those probes of a VM that are enabled, after [`Client::disarm_probes`]. Returns how long the guest stood
+    /// still for it.
     pub async fn arm_probes(&self, vm: &str) -> Result<Duration, ClientError> {
         self.update_all(vm, Change::Enabled(true)).await
     }
 
-    /// Disarms all probes of a VM and leaves their own states as they are. Says how long the guest
-    /// stood still for it.
+    /// Disarms all probes of a VM and leaves their own states as they are. Returns how long the guest stood still for
+    /// it.
     pub async fn disarm_probes(&self, vm: &str) -> Result<Duration, ClientError> {
         self.update_all(vm, Change::Enabled(false)).await
     }
@@ -149,7 +149,7 @@ impl Client {
             .await
     }
 
-    /// Keeps all probes that are named by id or by name breakpoints, or none of them.
+    /// Keeps all probes that are named by id or by name as breakpoints, or none of them.
     pub async fn keep_breakpoints(
         &self,
         vm: &str,
@@ -160,8 +160,8 @@ impl Client {
             .await
     }
 
-    /// Makes breakpoints of all of a VM's jumps (`on` is false), or lets probes become jumps again;
-    /// their own options stay as they are. Says how long the guest stood still for it.
+    /// Turns all of a VM's jumps into breakpoints (`on` is false), or lets probes become jumps again; their own options
+    /// stay as they are. Returns how long the guest stood still for it.
     pub async fn set_optimization(&self, vm: &str, on: bool) -> Result<Duration, ClientError> {
         self.update_all(vm, Change::Optimize(on)).await
     }
@@ -196,8 +196,8 @@ impl Client {
         Ok(ProbeBatch::new(answer.probes, answer.stopped_ns))
     }
 
-    /// Waits until it is settled of the probes that are named by id or by name, of all when none is
-    /// named, whether they are jumps.
+    /// Waits until each of the probes that are named by id or by name is a jump or never will be. If none is named,
+    /// waits for all probes.
     ///
     /// # Errors
     /// [`ClientError::Timeout`] when that takes longer than `at_most`.
@@ -216,13 +216,13 @@ impl Client {
         Ok(self.probes().wait_probes(request).await?.into_inner())
     }
 
-    /// The probes of a VM with their counts.
+    /// Returns the probes of a VM with their counts.
     pub async fn list_probes(&self, vm: &str) -> Result<Vec<Probe>, ClientError> {
         Ok(self.probe_list(vm).await?.probes)
     }
 
-    /// The probes of a VM with their counts, whether they are armed, and whether they may be jumps. More
-    /// than 10,000 come in several calls, each with the counts of its time.
+    /// Returns the probes of a VM with their counts, whether they are armed, and whether they may be jumps. More than
+    /// 10,000 probes take several calls, each with the counts of its time.
     pub async fn probe_list(&self, vm: &str) -> Result<ListProbesResponse, ClientError> {
         let mut whole = ListProbesResponse::default();
         loop {
@@ -243,8 +243,8 @@ impl Client {
         }
     }
 
-    /// The calls that return probes follow now, and whose they are: the guest's live patching waits for
-    /// these tasks.
+    /// Returns the calls that return probes follow now, with their tasks: the guest's live patching waits for these
+    /// tasks.
     pub async fn calls(&self, vm: &str) -> Result<Vec<FollowedCall>, ClientError> {
         let request = ListCallsRequest { vm: vm.into() };
         let mut stream = self.probes().list_calls(request).await?.into_inner();
@@ -255,8 +255,8 @@ impl Client {
         Ok(calls)
     }
 
-    /// What can't be probed, and why: all of it, or what covers the symbols that match a name or a
-    /// pattern with `*` and `?`.
+    /// Returns the text that can't be probed, and why: all of it, or only in the symbols that match a name or a pattern
+    /// with `*` and `?`.
     pub async fn blacklist(&self, vm: &str, pattern: &str) -> Result<Blacklist, ClientError> {
         let request = ListBlacklistRequest {
             vm: vm.into(),

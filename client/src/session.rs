@@ -1,4 +1,4 @@
-//! A client's stay at a VM.
+//! A client's session at a VM.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use vmprobe_spec::{is_enabled, is_pattern};
 use crate::client::millis;
 use crate::{Client, ClientError, ProbeBatch};
 
-/// A stay at a VM. Probes that are registered through it go when it is dropped, and when this process dies.
+/// A session at a VM. Probes that are registered through it go when it is dropped, and when this process dies.
 #[derive(Debug)]
 pub struct Session {
     client: Client,
@@ -34,7 +34,7 @@ pub struct DisabledProbes {
 }
 
 impl Client {
-    /// Opens a session at a VM. The probes of one whose connection breaks stay for `linger`, at most 10 minutes.
+    /// Opens a session at a VM. If its connection breaks, its probes stay for `linger`, at most 10 minutes.
     ///
     /// # Errors
     /// [`ClientError::NotFound`] when there is no such VM.
@@ -45,7 +45,7 @@ impl Client {
     /// Goes on with the session of this name, whose connection has broken.
     ///
     /// # Errors
-    /// [`ClientError::NotFound`] when it has ended; its probes are gone then.
+    /// [`ClientError::NotFound`] when the session has ended; its probes are gone then.
     pub async fn resume_session(
         &self,
         vm: &str,
@@ -73,32 +73,32 @@ impl Client {
 }
 
 impl Session {
-    /// Its name, by which it can be resumed.
+    /// Returns the session's name, by which it can be resumed.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The probes that went with it when it was opened or resumed.
+    /// Returns the probes that went with the session when it was opened or resumed.
     #[must_use]
     pub fn probe_ids(&self) -> &[u64] {
         &self.probe_ids
     }
 
-    /// As [`Client::register_probes`], for as long as this session lasts.
+    /// Does as [`Client::register_probes`], for as long as this session lasts.
     pub async fn register_probes(&self, probes: Vec<ProbeSpec>) -> Result<Vec<Probe>, ClientError> {
         Ok(self.register_batch(probes).await?.probes)
     }
 
-    /// As [`Client::register_batch`], for as long as this session lasts.
+    /// Does as [`Client::register_batch`], for as long as this session lasts.
     pub async fn register_batch(&self, probes: Vec<ProbeSpec>) -> Result<ProbeBatch, ClientError> {
         self.client
             .register_with(&self.vm, probes, &self.name)
             .await
     }
 
-    /// As [`register_probes`](Self::register_probes), without enabling them: whoever follows them from their first hit on
-    /// enables them then. Each of `probes` has a name.
+    /// Does as [`register_probes`](Self::register_probes), without enabling the probes. A client that wants to see
+    /// their first hits follows them before it enables them. Each of `probes` has a name.
     pub async fn register_disabled(
         &self,
         mut probes: Vec<ProbeSpec>,
@@ -121,7 +121,7 @@ impl Session {
     /// Waits for the guest's end.
     ///
     /// # Errors
-    /// [`ClientError::Other`] with `ABORTED` when somebody else has resumed the session;
+    /// [`ClientError::Other`] with `ABORTED` when another client has resumed the session;
     /// [`ClientError::Disconnected`] when the connection is broken.
     pub async fn guest_ended(&mut self) -> Result<Ending, ClientError> {
         match self.stream.message().await? {
@@ -133,7 +133,8 @@ impl Session {
     }
 }
 
-/// Whether a probe was registered by this specification. Of a pattern, its name begins with the specification's.
+/// Returns true if a probe was registered by this specification. For a pattern, the probe's name begins with the
+/// specification's.
 fn is_of(probe: &Probe, spec: &ProbeSpec) -> bool {
     match probe.name.strip_prefix(&*spec.name) {
         Some("") => true,

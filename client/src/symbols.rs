@@ -8,12 +8,12 @@ use vmprobe_proto::v1::{
 use crate::client::PAGE;
 use crate::{Client, ClientError};
 
-/// Symbols that a look-up finds when it is given no limit.
+/// The most symbols that a look-up without a limit finds.
 const SYMBOLS: u32 = 1000;
 
 impl Client {
-    /// Symbols of the guest's kernel by name or by a pattern with `*` and `?`; at most `limit`, 1000
-    /// when that is 0. The flag is true when more matched.
+    /// Returns symbols of the guest's kernel by name or by a pattern with `*` and `?`; at most `limit`, or 1000 if that
+    /// is 0. The flag is true if more matched.
     pub async fn lookup_symbols(
         &self,
         vm: &str,
@@ -44,7 +44,7 @@ impl Client {
         }
     }
 
-    /// Names of symbols that are like a name that none has, the likest first.
+    /// Returns names of symbols that are like a name that no symbol has, the likest first.
     pub async fn similar_symbols(&self, vm: &str, name: &str) -> Result<Vec<String>, ClientError> {
         let request = LookupSymbolsRequest {
             vm: vm.into(),
@@ -56,7 +56,7 @@ impl Client {
         Ok(answer.into_inner().similar)
     }
 
-    /// The symbol that covers an address, and the address' offset in it.
+    /// Returns the symbol that covers an address, and the address' offset in it.
     pub async fn resolve_address(
         &self,
         vm: &str,
@@ -69,7 +69,7 @@ impl Client {
         ))
     }
 
-    /// As [`Client::resolve_address`], with the symbol's size.
+    /// Does as [`Client::resolve_address`], and also returns the symbol's size.
     pub async fn locate(
         &self,
         vm: &str,
@@ -82,11 +82,11 @@ impl Client {
         Ok(self.symbols().resolve_address(request).await?.into_inner())
     }
 
-    /// The declaration of a type of the guest's kernel, such as `struct file`, as C has it: lines with the
-    /// offset and the size of each member.
+    /// Returns the declaration of a type of the guest's kernel, such as `struct file`, in C: lines with the offset and
+    /// the size of each member.
     ///
     /// # Errors
-    /// [`ClientError::NotFound`] for no such type, [`ClientError::FailedPrecondition`] for a kernel without
+    /// [`ClientError::NotFound`] if there is no such type, [`ClientError::FailedPrecondition`] for a kernel without
     /// type information.
     pub async fn describe_type(&self, vm: &str, name: &str) -> Result<String, ClientError> {
         let request = DescribeTypeRequest {
@@ -97,7 +97,7 @@ impl Client {
         Ok(answer.into_inner().declaration)
     }
 
-    /// The names of all types of the guest's kernel that match a name or a pattern with `*` and `?`, in their
+    /// Returns the names of all types of the guest's kernel that match a name or a pattern with `*` and `?`, in their
     /// order, each with its keyword: `struct file`.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use vmprobe_proto::v1::{BlacklistKind, Ending, EndingKind, NoJumpReason, Optimization};
 
-/// How a guest ended, such as `power-off` or `panic (exit 101): Attempted to kill init!`.
+/// Returns how a guest ended, such as `power-off` or `panic (exit 101): Attempted to kill init!`.
 #[must_use]
 pub fn ending(ending: &Ending) -> String {
     let mut text = ending_kind(ending).to_owned();
@@ -16,7 +16,7 @@ pub fn ending(ending: &Ending) -> String {
     text
 }
 
-/// How a guest ended, in a word or two.
+/// Returns how a guest ended, in a word or two.
 #[must_use]
 pub fn ending_kind(ending: &Ending) -> &'static str {
     match ending.kind() {
@@ -30,7 +30,7 @@ pub fn ending_kind(ending: &Ending) -> &'static str {
     }
 }
 
-/// Why a probe is no jump, in a word or two for counting; empty where it is one, or where it isn't known yet.
+/// Returns why a probe is no jump, in a word or two for counting. Empty if it is a jump, or the reason isn't known yet.
 #[must_use]
 pub fn no_jump(optimization: &Optimization) -> &'static str {
     match optimization.reason_kind() {
@@ -75,7 +75,7 @@ pub fn no_jump(optimization: &Optimization) -> &'static str {
     }
 }
 
-/// What kind of text can't be probed, in one word.
+/// Returns the kind of text that can't be probed, in one word.
 #[must_use]
 pub fn blacklist_kind(kind: BlacklistKind) -> &'static str {
     match kind {

@@ -1,4 +1,4 @@
-//! Many servers at once, without guests: what a fleet makes of what they tell.
+//! Many servers at once, without guests: how a fleet merges their messages.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -21,9 +21,9 @@ use vmprobe_client::v1::session_service_server::{SessionService, SessionServiceS
 use vmprobe_client::v1::vm_service_server::{VmService, VmServiceServer};
 use vmprobe_client::v1::{stream_events_response::Message, *};
 
-/// A counter of a gigahertz counts nanoseconds.
+/// A counter of one gigahertz, which counts nanoseconds.
 const HZ: u64 = 1_000_000_000;
-/// The clock of all hosts where their counters are 0.
+/// The time of all hosts' clocks when their counters are 0.
 const EPOCH: u64 = 1_700_000_000_000_000_000;
 /// Events in a batch.
 const BATCH: u64 = 10;
@@ -37,9 +37,9 @@ struct Simulated {
     number: u64,
     every: u64,
     events: u64,
-    /// Each stream breaks after so many batches.
+    /// Each stream breaks after this many batches.
     breaks: u64,
-    /// The guest ends with its last event, and another one has its name at once.
+    /// True if the guest ends with its last event, and another guest gets its name at once.
     ends: bool,
 }
 
@@ -62,7 +62,7 @@ impl Simulated {
         }
     }
 
-    /// The batch of this number, from 1; none behind the last.
+    /// Returns the batch of this number, from 1, or `None` after the last.
     fn batch(&self, number: u64) -> Option<EventBatch> {
         let first = (number - 1) * BATCH;
         let event = |index| Event {
@@ -140,7 +140,7 @@ impl SessionService for Simulated {
     }
 }
 
-/// Calls of a service that a fleet doesn't make, as `async_trait` has them.
+/// Calls of a service that a fleet doesn't make, in the form of `async_trait`.
 macro_rules! never {
     ($($name:ident($request:ty) -> $response:ty;)*) => {
         $(
@@ -238,13 +238,13 @@ fn options() -> FleetOptions {
     FleetOptions {
         probes: vec![vmprobe_client::spec::parse("p=place").unwrap()],
         vms: "g*".into(),
-        // Far more than a test takes: order depends on no time here.
+        // Far more than a test takes: the order depends on no time here.
         window: Duration::from_secs(600),
         linger: Duration::from_secs(600),
     }
 }
 
-/// The next event: its host, and its time behind [`EPOCH`].
+/// Returns the next event: its host, and its time after [`EPOCH`].
 async fn event(fleet: &mut Fleet) -> (u64, u64) {
     loop {
         match fleet.next().await.unwrap() {
@@ -280,7 +280,7 @@ async fn the_events_of_200_hosts_come_each_once_in_order_and_in_bounded_memory()
         let seen = &mut seen[host as usize];
         assert_eq!(time, *seen * HOSTS + host, "an event of host {host}");
         *seen += 1;
-        // Hosts whose events have begun before others joined are ahead of those.
+        // Hosts that began before others joined are ahead of those.
         late += u64::from(time < last);
         last = last.max(time);
     }
@@ -317,10 +317,10 @@ async fn hosts_that_are_cut_off_go_on_where_they_were_and_the_others_wait() {
     let mut last = 0;
     for _ in 0..HOSTS * EACH {
         let (host, time) = event(&mut fleet).await;
-        // None is missing, and none comes twice.
+        // No event is missing, and none comes twice.
         assert_eq!(time, seen[host as usize] * HOSTS + host, "host {host}");
         seen[host as usize] += 1;
-        // When all have joined, all are in order.
+        // When all hosts have joined, all events are in order.
         if !seen.contains(&0) {
             assert!(time > last || fleet.late() > 0, "{time} is behind {last}");
         }

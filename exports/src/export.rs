@@ -1,4 +1,4 @@
-//! Records to all sinks.
+//! Passing records to all sinks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::{Outcome, Record, Sink, SinkError};
 /// Records that wait for a sink.
 const WAITING: usize = 256;
 
-/// Sinks at work.
+/// Sinks that run.
 #[derive(Debug, Default)]
 pub struct Export {
     sinks: Vec<Running>,
-    /// When all have to be done.
+    /// The time by which all sinks have to be done.
     deadline: watch::Sender<Option<Instant>>,
-    /// Records that were to go to all of them.
+    /// Records that were to go to all sinks.
     records: u64,
 }
 
@@ -41,11 +41,11 @@ impl Export {
         });
     }
 
-    /// Hands a record to all sinks, once they have room. If it is dropped before, the record counts as failed of those
-    /// that have not got it.
+    /// Passes a record to all sinks, when they have room. If this is dropped before, the record counts as failed for
+    /// the sinks that have not got it.
     ///
     /// # Errors
-    /// The name of a sink that didn't go on. [`finish`](Self::finish) tells why.
+    /// The name of a sink that can't go on. [`finish`](Self::finish) tells why.
     pub async fn hand(&mut self, record: Record) -> Result<(), &'static str> {
         self.records += 1;
         let record = Arc::new(record);
@@ -56,10 +56,10 @@ impl Export {
         Ok(())
     }
 
-    /// Has all sinks finish, those that depend on others within `limit`.
+    /// Lets all sinks finish. Sinks that depend on other systems have to do so within `limit`.
     pub async fn finish(self, limit: Duration) -> Vec<Outcome> {
         self.deadline.send_replace(Some(Instant::now() + limit));
-        // All hear that there are no more records before one is waited for.
+        // All sinks learn that there are no more records before the first one is waited for.
         let sinks = self.sinks.into_iter();
         let finishing: Vec<_> = sinks.map(|sink| (sink.name, sink.task)).collect();
         let mut outcomes = Vec::new();
@@ -78,7 +78,8 @@ impl Export {
     }
 }
 
-/// Runs a sink until there are no more records, or no more time; how many are where they were to go.
+/// Runs a sink until there are no more records, or no more time. Returns how many records have reached their
+/// destination.
 async fn run(
     mut sink: impl Sink,
     mut records: Receiver<Arc<Record>>,
@@ -88,7 +89,7 @@ async fn run(
         error = take_all(&mut sink, &mut records) => error,
         () = passed(deadline.clone()) => None,
     };
-    // Whoever hands records to it hears of its end.
+    // The task that passes records to it learns that it has ended.
     drop(records);
     let limit = match deadline.wait_for(Option::is_some).await {
         Ok(deadline) => *deadline,

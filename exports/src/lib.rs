@@ -1,8 +1,8 @@
-//! Events of probes on their way to other engines.
+//! Exporting probes' events to other systems.
 //!
-//! An [`Export`] hands each [`Record`] to all its sinks, each of which has a task of its own. A [`Sink`] that can't go on
-//! makes the others wait, and whoever reads the events: their server then counts what is lost. What a sink was handed is
-//! exported, or counted as failed.
+//! An [`Export`] passes each [`Record`] to all its sinks, each of which has a task of its own. A [`Sink`] that can't go
+//! on makes the other sinks and the reader of events wait, so that the events' server counts events as lost. Each
+//! record that a sink was given is either exported or counted as failed.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! An event with where and when it happened.
+//! An event with its time and place.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ pub struct Record {
     pub host: Arc<str>,
     /// The name of the VM.
     pub vm: Arc<str>,
-    /// What the event tells.
+    /// The event's content.
     #[serde(flatten)]
     pub event: formats::Record,
 }
 
 impl Record {
-    /// When it happened, in UTC.
+    /// Returns the time of the event, in UTC.
     #[must_use]
     pub fn time(&self) -> OffsetDateTime {
-        // All numbers are moments: the last is in the year 2554.
+        // All numbers are valid times: the last is in the year 2554.
         OffsetDateTime::from_unix_timestamp_nanos(self.unix_ns.into())
             .unwrap_or(OffsetDateTime::UNIX_EPOCH)
     }

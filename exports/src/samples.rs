@@ -6,7 +6,8 @@ use vmprobe_trace_formats as formats;
 
 use crate::Record;
 
-/// Of a return probe, with one argument of each kind; 2026-11-27T13:17:41.023320114Z.
+/// Returns the record of a return probe, with one argument of each kind;
+/// 2026-11-27T13:17:41.023320114Z.
 pub(crate) fn returned() -> Record {
     let address = |address, symbol: &str| formats::Address {
         address,
@@ -81,7 +82,7 @@ pub(crate) fn returned() -> Record {
     }
 }
 
-/// The same of another host, VM and moment.
+/// Returns the same record for another host, VM and time.
 pub(crate) fn of(host: &str, vm: &str, unix_ns: u64) -> Record {
     Record {
         unix_ns,

@@ -63,7 +63,7 @@ pub struct OtlpArgs {
 }
 
 impl OtlpArgs {
-    /// The receiver, if one is named.
+    /// Returns the receiver's options, if a receiver is named.
     #[must_use]
     pub fn options(&self) -> Option<OtlpOptions> {
         Some(OtlpOptions {

@@ -1,16 +1,16 @@
-//! How long to wait before something is tried again.
+//! The wait before a request is tried again.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 /// The first wait.
 const FIRST: Duration = Duration::from_millis(500);
-/// The longest one, unless the receiver wants another.
+/// The longest wait, unless the receiver asks for another.
 const LONGEST: Duration = Duration::from_secs(30);
-/// The longest that a receiver can want.
+/// The longest wait that a receiver can ask for.
 const WANTED: Duration = Duration::from_secs(300);
 
-/// Waits that become longer, each shortened by chance by up to a half, so that many senders don't come at once.
+/// Waits that become longer. Each is shortened at random by up to a half, so that many senders don't come at once.
 #[derive(Debug)]
 pub struct Backoff(Duration);
 
@@ -21,17 +21,17 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The next wait; `wanted` is what the receiver has asked for.
+    /// Returns the next wait. `wanted` is the wait that the receiver has asked for.
     pub fn next(&mut self, wanted: Option<Duration>) -> Duration {
         let wait = self.0;
         self.0 = (wait * 2).min(LONGEST);
-        // Each has other keys (std::hash::RandomState).
+        // Each `RandomState` has other keys (std::hash::RandomState).
         let chance = RandomState::new().hash_one(0) as u32;
         let wait = wait.mul_f64(1.0 - 0.5 * f64::from(chance) / f64::from(u32::MAX));
         wanted.map_or(wait, |wanted| wanted.clamp(wait, WANTED))
     }
 
-    /// Something went well.
+    /// Begins again with the first wait, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use crate::error::OtlpError;
 use crate::options::OtlpOptions;
 
-/// What is read from and written to.
+/// A stream of bytes in both directions.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
@@ -27,12 +27,12 @@ pub(crate) struct Dialer {
     host: String,
     port: u16,
     is_secure: bool,
-    /// What the protocol is called in the handshake (RFC 7301, 6).
+    /// The protocol's name in the handshake (RFC 7301, 6).
     protocol: &'static [u8],
 }
 
 impl Dialer {
-    /// To a receiver, by the files that the options name.
+    /// Makes a dialer for a receiver, with the files that the options name.
     ///
     /// # Errors
     /// The files can't be used.
@@ -58,10 +58,10 @@ impl Dialer {
         Ok(dialer)
     }
 
-    /// Connects. The files are read anew, so one that has changed is used from the next connection on.
+    /// Connects. Reads the files again, so that a changed file is used from the next connection on.
     ///
     /// # Errors
-    /// What the system or the receiver says.
+    /// The error of the system or the receiver.
     pub(crate) async fn dial(&self) -> io::Result<Box<dyn Io>> {
         let stream = TcpStream::connect((&*self.host, self.port)).await?;
         stream.set_nodelay(true)?;

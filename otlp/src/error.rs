@@ -1,4 +1,4 @@
-//! What goes wrong on the way to a receiver.
+//! Errors of sending to a receiver.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ pub enum OtlpError {
     /// A file has no certificate.
     #[error("{path} has no certificate in PEM", path = .0.display())]
     Empty(PathBuf),
-    /// The key isn't the certificate's, or a certificate is none.
+    /// The key isn't the certificate's, or a certificate is invalid.
     #[error("the certificate of --otlp can't be used: {0}")]
     Certificate(#[from] rustls::Error),
-    /// There is nothing to know the receiver by.
+    /// There are no certificates by which to verify the receiver.
     #[error(
         "this system trusts no certificates, so name those of the receiver with --otlp-ca ({0})"
     )]
     NoRoots(String),
-    /// The host isn't one that a certificate could have.
+    /// The host's name can't be in a certificate.
     #[error("--otlp names {0:?}, which is no name of a host")]
     Host(String),
 }
@@ -36,24 +36,24 @@ pub enum OtlpError {
 /// Why a request wasn't taken.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The receiver can't be reached, or can't take it for now.
+    /// The receiver can't be reached, or can't take the request for now.
     #[error("{why}")]
     Away {
-        /// What it said, or the system.
+        /// The message of the receiver or of the system.
         why: String,
-        /// When it wants to be asked again, if it has said so.
+        /// When the receiver wants to be asked again, if it has said so.
         again: Option<Duration>,
     },
-    /// The receiver would refuse it again.
+    /// The receiver would refuse the request again.
     #[error("{why}")]
     Refused {
-        /// What it said.
+        /// The receiver's message.
         why: String,
     },
 }
 
 impl SendError {
-    /// A connection that failed.
+    /// Returns the error for a failed connection.
     pub(crate) fn lost(error: &(dyn std::error::Error + 'static)) -> Self {
         Self::Away {
             why: chain(error),
@@ -68,7 +68,7 @@ impl From<OtlpError> for io::Error {
     }
 }
 
-/// An error with its causes, each said once.
+/// Returns an error's text with its causes, each mentioned once.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

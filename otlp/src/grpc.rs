@@ -1,4 +1,4 @@
-//! By gRPC (OTLP specification, "OTLP/gRPC").
+//! Sending by gRPC (OTLP specification, "OTLP/gRPC").
 
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -15,7 +15,7 @@ use crate::headers::Header;
 use crate::options::OtlpOptions;
 use crate::send::{Accepted, Signal};
 
-/// Bytes of an answer: a message, mostly of no bytes.
+/// The most bytes of an answer: a message, which mostly has no bytes.
 const ANSWER: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Grpc(Channel);
 impl Grpc {
     pub(crate) fn new(options: &OtlpOptions) -> Result<Self, OtlpError> {
         let dialer = Dialer::new(options, b"h2")?;
-        // The connector sees to TLS, of which tonic is told nothing but what requests say of their scheme.
+        // The connector does TLS. tonic only learns the scheme that requests name.
         let endpoint = Endpoint::from_static("http://receiver").origin(options.endpoint.clone());
         let endpoint = endpoint
             .user_agent(concat!("vmprobe/", env!("CARGO_PKG_VERSION")))
@@ -71,7 +71,7 @@ impl Grpc {
     }
 }
 
-/// Whether it should come again, by the specification's table ("Failures").
+/// Decides whether a request should be sent again, by the specification's table ("Failures").
 fn failed(status: &Status) -> SendError {
     let again = status
         .get_details_retry_info()
@@ -84,7 +84,7 @@ fn failed(status: &Status) -> SendError {
         | Code::Unavailable
         | Code::DataLoss => true,
         Code::ResourceExhausted => again.is_some(),
-        // What goes wrong on the way has a cause, and what a receiver says has none.
+        // Errors on the way have a source, and those that a receiver answers have none.
         _ => std::error::Error::source(status).is_some(),
     };
     if !is_away {

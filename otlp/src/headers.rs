@@ -1,4 +1,4 @@
-//! Headers that go along with each request: what a receiver knows its senders by.
+//! Headers of each request, by which a receiver recognizes its senders.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,17 +22,17 @@ impl fmt::Debug for Header {
 impl FromStr for Header {
     type Err = String;
 
-    /// From `NAME=VALUE`, with the value as in a URL, which is how `OTEL_EXPORTER_OTLP_HEADERS` has them (OpenTelemetry's
-    /// "Protocol Exporter", "Specifying headers via environment variables").
+    /// Reads `NAME=VALUE`, with the value encoded as in a URL, which is the form in `OTEL_EXPORTER_OTLP_HEADERS`
+    /// (OpenTelemetry's "Protocol Exporter", "Specifying headers via environment variables").
     fn from_str(text: &str) -> Result<Self, String> {
-        // The text isn't repeated: it may be a secret.
+        // The error doesn't repeat the text, which may be a secret.
         let wrong = |what: &str| format!("{what}: give a header as NAME=VALUE");
         let (name, value) = text.split_once('=').ok_or_else(|| wrong("there is no ="))?;
         let name = HeaderName::from_str(name.trim()).map_err(|_| wrong("its name is none"))?;
         let value = percent_decode_str(value.trim()).collect::<Vec<u8>>();
         let mut value =
             HeaderValue::from_bytes(&value).map_err(|_| wrong("its value can't be in a header"))?;
-        // Libraries that show requests leave it out.
+        // Libraries that print requests leave the value out.
         value.set_sensitive(true);
         Ok(Self { name, value })
     }

@@ -1,4 +1,4 @@
-//! By HTTP/1.1 (OTLP specification, "OTLP/HTTP").
+//! Sending by HTTP/1.1 (OTLP specification, "OTLP/HTTP").
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use crate::send::{Accepted, Signal};
 
 /// Bytes of an answer.
 const ANSWER: usize = 64 << 10;
-/// Characters of what a receiver says that are shown.
+/// Characters of a receiver's message that are shown.
 const SHOWN: usize = 200;
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
 
 #[derive(Debug)]
 pub(crate) struct Http {
     dialer: Dialer,
-    /// What `Host` says.
+    /// The value of the `Host` header.
     host: HeaderValue,
     /// The URL's path, without a slash at its end.
     base: String,
@@ -38,7 +38,7 @@ impl Http {
         let host = uri.authority().map_or("", |authority| authority.as_str());
         Ok(Self {
             dialer: Dialer::new(options, b"http/1.1")?,
-            // An authority consists of characters that headers take.
+            // An authority consists of characters that are valid in headers.
             host: HeaderValue::from_str(host).unwrap_or(HeaderValue::from_static("")),
             base: uri.path().trim_end_matches('/').to_owned(),
             connection: None,
@@ -50,7 +50,8 @@ impl Http {
         message: S,
         headers: &[Header],
     ) -> Result<Accepted, SendError> {
-        // One whose receiver doesn't answer in time is left with the answer under way, and isn't used again.
+        // If the receiver doesn't answer in time, the connection is dropped with the answer under way, and isn't used
+        // again.
         let mut connection = match self.connection.take() {
             Some(connection) if !connection.is_closed() => connection,
             _ => self.connect().await?,
@@ -91,13 +92,13 @@ impl Http {
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| SendError::lost(&error))?;
-        // Whoever sends by it learns how it ends.
+        // The request that uses the connection learns how it ends.
         tokio::spawn(connection);
         Ok(sender)
     }
 }
 
-/// Whether it should come again, by the specification ("Retryable Response Codes").
+/// Decides whether a request should be sent again, by the specification ("Retryable Response Codes").
 fn failed(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> SendError {
     let said = String::from_utf8_lossy(body);
     let said: String = said.trim().chars().take(SHOWN).collect();

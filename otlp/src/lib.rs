@@ -1,8 +1,9 @@
-//! The way to a receiver of OpenTelemetry's protocol (OTLP 1.x), for what sends metrics, logs or events.
+//! Sending metrics, logs or events to a receiver of OpenTelemetry's protocol (OTLP 1.x).
 //!
-//! [`OtlpOptions`] say where it is and what it is shown, and [`OtlpArgs`] are these on a command line; [`Sender`] brings a request there, by gRPC or by HTTP, and says
-//! whether it was taken, refused, or should come again ([`SendError`]). What is sent, when, and what becomes of what
-//! can't be sent is up to who sends it. The messages are those of `opentelemetry-proto`.
+//! [`OtlpOptions`] have the receiver's address and the credentials for it, and [`OtlpArgs`] are these on a command
+//! line. [`Sender`] sends a request, by gRPC or by HTTP, and returns whether it was taken, refused, or should be sent
+//! again ([`SendError`]). The program itself decides what to send, when, and what to do when sending fails. The
+//! messages are those of `opentelemetry-proto`.
 
 mod args;
 mod backoff;

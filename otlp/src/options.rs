@@ -1,4 +1,4 @@
-//! Where the receiver is, and what it is shown.
+//! The receiver's address, and the credentials for it.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use http::uri::Scheme;
 
 use crate::headers::Header;
 
-/// How requests are brought to the receiver, by the names of OpenTelemetry's specification ("OTLP Exporter
+/// How requests are sent to the receiver, by the names of OpenTelemetry's specification ("OTLP Exporter
 /// Configuration").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
@@ -21,7 +21,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The names.
+    /// The names of the protocols.
     pub const NAMES: [&str; 2] = ["grpc", "http/protobuf"];
 }
 
@@ -40,13 +40,13 @@ impl FromStr for Protocol {
 /// A receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpOptions {
-    /// Where it is; see [`endpoint`].
+    /// The receiver's address; see [`endpoint`].
     pub endpoint: Uri,
-    /// How it is sent to.
+    /// How requests are sent.
     pub protocol: Protocol,
-    /// What goes along with each request.
+    /// Headers of each request.
     pub headers: Vec<Header>,
-    /// The certificates that the receiver's must be signed by, in PEM. None: those that this system trusts.
+    /// The certificates that must have signed the receiver's, in PEM. `None` for those that this system trusts.
     pub ca: Option<PathBuf>,
     /// The certificate that the receiver is shown, with its chain, and its private key, in PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
@@ -55,10 +55,10 @@ pub struct OtlpOptions {
 }
 
 impl OtlpOptions {
-    /// How long a request may take unless it is told.
+    /// How long a request may take by default.
     pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// A receiver that is sent to by gRPC, and shown nothing.
+    /// Makes the options of a receiver that gets requests by gRPC, without credentials.
     #[must_use]
     pub fn new(endpoint: Uri) -> Self {
         Self {
@@ -72,10 +72,10 @@ impl OtlpOptions {
     }
 }
 
-/// The URL of a receiver.
+/// Reads the URL of a receiver.
 ///
 /// # Errors
-/// It is no URL of HTTP, or has a password.
+/// The text is no URL of HTTP, or has a password.
 pub fn endpoint(text: &str) -> Result<Uri, String> {
     let wrong = |what: &str| {
         Err(format!(

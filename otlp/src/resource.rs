@@ -1,4 +1,4 @@
-//! Who sends.
+//! The description of a sender.
 
 use opentelemetry::KeyValue;
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -6,12 +6,12 @@ use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
 use opentelemetry_sdk::Resource as Described;
 use opentelemetry_sdk::resource::EnvResourceDetector;
 
-/// The variable with a name in the place of the program's own.
+/// The variable with a name that replaces the program's own.
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 
-/// What a program says of itself: its name, its version, and what tells it from others of its name, by the names of
-/// OpenTelemetry's semantic conventions ("Service", "Host"). `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` have the
-/// last word. The host is named where the program is about one.
+/// Returns a program's description: its name, its version, and what tells it from others of its name, by the names of
+/// OpenTelemetry's semantic conventions ("Service", "Host"). `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`
+/// override these. The host is named if the program is about one.
 #[must_use]
 pub fn resource(service: &str, version: &str, instance: &str, host: Option<&str>) -> Resource {
     let own = [
@@ -41,7 +41,7 @@ pub fn resource(service: &str, version: &str, instance: &str, host: Option<&str>
     }
 }
 
-/// The name of this host (`uname(2)`).
+/// Returns the name of this host (`uname(2)`).
 #[must_use]
 pub fn host_name() -> String {
     let system = rustix::system::uname();

@@ -1,4 +1,4 @@
-//! Requests on their way.
+//! Sending requests.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::grpc::Grpc;
 use crate::http1::Http;
 use crate::options::{OtlpOptions, Protocol};
 
-/// What receivers take: a request, and what they answer to it.
+/// A kind of request that receivers take, and the answer to it.
 pub trait Signal: prost::Message + Clone + 'static {
     /// The answer.
     type Answer: prost::Message + Default + 'static;
@@ -24,16 +24,16 @@ pub trait Signal: prost::Message + Clone + 'static {
     /// The path behind the URL, by HTTP (OTLP specification, "OTLP/HTTP Request").
     const PATH: &'static str;
 
-    /// What an answer says: how many of what was sent were refused, and why.
+    /// Returns what an answer says: how many items of the request were refused, and why.
     fn accepted(answer: Self::Answer) -> Accepted;
 }
 
-/// What a receiver says of what it has taken.
+/// A receiver's answer about what it has taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accepted {
     /// How many log records or data points it has refused.
     pub refused: u64,
-    /// Why, or what else it wants to be known.
+    /// The reason, or another message of the receiver.
     pub message: String,
 }
 
@@ -66,7 +66,7 @@ impl Signal for ExportMetricsServiceRequest {
     }
 }
 
-/// Sends to one receiver, by one connection that it makes when it needs one.
+/// Sends to one receiver, by one connection that is made when it is needed.
 #[derive(Debug)]
 pub struct Sender {
     way: Way,
@@ -80,7 +80,7 @@ enum Way {
 }
 
 impl Sender {
-    /// To a receiver, which isn't connected to yet. To be called in a runtime of tokio's, which drives its connection.
+    /// Makes a sender to a receiver, without connecting to it. Needs a tokio runtime, which drives the connection.
     ///
     /// # Errors
     /// See [`OtlpError`].
@@ -94,7 +94,7 @@ impl Sender {
         })
     }
 
-    /// Whether the files that the options name can be used.
+    /// Checks that the files that the options name can be used.
     ///
     /// # Errors
     /// See [`OtlpError`].
@@ -126,7 +126,7 @@ impl Sender {
 }
 
 impl fmt::Display for Sender {
-    /// Its URL.
+    /// Shows the URL.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.options.endpoint.fmt(f)
     }

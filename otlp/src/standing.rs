@@ -1,38 +1,38 @@
-//! How a receiver stands, so that what changes is told once.
+//! The state of a receiver, so that each change is reported once.
 
 use crate::error::SendError;
 
-/// What a receiver did last.
+/// What happened to the last request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// It took what it was sent, or nothing was sent yet.
+    /// The receiver took it, or nothing was sent yet.
     #[default]
     Taking,
-    /// It couldn't be reached, or couldn't take it.
+    /// The receiver couldn't be reached, or couldn't take it.
     Away,
-    /// It refused it.
+    /// The receiver refused it.
     Refusing,
 }
 
-/// What has changed about it.
+/// A change of the receiver's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It can't be reached any more.
+    /// The receiver can't be reached any more.
     Away,
-    /// It refuses what it is sent.
+    /// The receiver refuses requests.
     Refusing,
-    /// It takes it again.
+    /// The receiver takes requests again.
     Back,
 }
 
 impl Standing {
-    /// Whether it took what it was sent last.
+    /// Returns true if the receiver took the last request.
     #[must_use]
     pub fn is_taking(self) -> bool {
         self == Self::Taking
     }
 
-    /// Something was sent. Says what has changed by it.
+    /// Notes the result of a request. Returns the change of state, if there is one.
     pub fn learn<T>(&mut self, sent: &Result<T, SendError>) -> Option<Change> {
         let (next, change) = match sent {
             Ok(_) => (Self::Taking, Change::Back),

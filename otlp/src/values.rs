@@ -6,14 +6,14 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue, KeyValueList};
 use serde_json::Value as Json;
 
-/// A text.
+/// Makes a text.
 pub fn text(text: impl Into<String>) -> AnyValue {
     AnyValue {
         value: Some(Value::StringValue(text.into())),
     }
 }
 
-/// An attribute.
+/// Makes an attribute.
 pub fn attribute(key: impl Into<String>, value: AnyValue) -> KeyValue {
     KeyValue {
         key: key.into(),
@@ -22,7 +22,8 @@ pub fn attribute(key: impl Into<String>, value: AnyValue) -> KeyValue {
     }
 }
 
-/// A value of JSON. Null has no value, and a number that the protocol has no type for is a text.
+/// Converts a JSON value. Null has no value, and a number that the protocol has no type for becomes
+/// a text.
 #[must_use]
 pub fn json(value: Json) -> AnyValue {
     let value = match value {
@@ -49,7 +50,7 @@ pub fn json(value: Json) -> AnyValue {
     AnyValue { value }
 }
 
-/// Nanoseconds since 1970 began (UTC), which last until 2554.
+/// Returns a time in nanoseconds since 1970 began (UTC). The numbers suffice until 2554.
 #[must_use]
 pub fn unix_nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! `EventBatch`: events that are encoded once, wherever they go, and decoded where they are read.
+//! `EventBatch`: events that are encoded once, for all clients, and decoded where they are read.
 //!
-//! On the wire it is what event.proto says. A server encodes an event when it comes, into the batches of
-//! all clients that want it; generated code would hold each event as a structure of some 400 bytes and
-//! encode it for each client anew.
+//! On the wire it has the form of event.proto. A server encodes an event when it comes, into the batches of all clients
+//! that want it. Generated code would hold each event as a structure of some 400 bytes and encode it for each client
+//! again.
 
 use prost::DecodeError;
 use prost::Message;
@@ -18,25 +18,25 @@ const NUMBER: u32 = 3;
 /// Bytes of the key before each event.
 const KEY_LEN: usize = 1;
 
-/// Some events of one stream, in their bytes, and what was lost before them.
+/// Some encoded events of one stream, and how many were lost before them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EventBatch {
-    /// The field `events` as it is on the wire: for each a key, its length and itself.
+    /// The field `events` in its wire form: for each event a key, its length and its bytes.
     encoded: BytesMut,
-    /// How many events these are.
+    /// The number of these events.
     len: usize,
     /// Hits that were lost just before the first of these.
     pub lost: u64,
-    /// Its number in a stream that can be resumed, from 1; 0 in others.
+    /// The batch's number in a stream that can be resumed, from 1; 0 in others.
     pub number: u64,
 }
 
-/// An event as it is in a batch, to be put into several of them.
+/// An event in its form in a batch, to be added to several batches.
 #[derive(Debug, Default)]
 pub struct EncodedEvent(Vec<u8>);
 
 impl EncodedEvent {
-    /// Becomes that of another event, and keeps its memory.
+    /// Replaces the content by another event, and keeps the memory.
     pub fn encode(&mut self, event: &Event) {
         self.0.clear();
         encoding::message::encode(EVENTS, event, &mut self.0);
@@ -44,7 +44,7 @@ impl EncodedEvent {
 }
 
 impl EventBatch {
-    /// A batch of no events, with room for so many bytes of them.
+    /// Makes a batch without events, with room for `bytes` bytes of them.
     #[must_use]
     pub fn with_capacity(bytes: usize, lost: u64) -> Self {
         Self {
@@ -61,34 +61,34 @@ impl EventBatch {
         self.len += 1;
     }
 
-    /// Whether an event can be added so that all of them take at most so many bytes.
+    /// Returns true if an event can be added so that all events take at most `bytes` bytes.
     #[must_use]
     pub fn has_room(&self, event: &EncodedEvent, bytes: usize) -> bool {
         self.encoded.len() + event.0.len() <= bytes
     }
 
-    /// How many events it has.
+    /// Returns the number of events.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes of its events.
+    /// Returns the bytes of the events.
     #[must_use]
     pub fn size(&self) -> usize {
         self.encoded.len()
     }
 
-    /// Whether it has no event; it may tell of losses.
+    /// Returns true if the batch has no event. It may still report losses.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its events.
+    /// Decodes the events.
     ///
     /// # Errors
-    /// An event's bytes aren't those of an event: whoever sent them broke the protocol.
+    /// An event's bytes aren't those of an event: the sender broke the protocol.
     pub fn into_events(self) -> Result<Vec<Event>, DecodeError> {
         let mut rest = self.encoded.freeze();
         let mut events = Vec::with_capacity(self.len);
@@ -101,7 +101,7 @@ impl EventBatch {
 }
 
 impl EventBatch {
-    /// The fields behind its events, without those that aren't there.
+    /// Returns the fields behind the events, without those that are 0.
     fn numbers(&self) -> impl Iterator<Item = (u32, u64)> + use<> {
         let fields = [(LOST, self.lost), (NUMBER, self.number)];
         fields.into_iter().filter(|(_, number)| *number != 0)
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::v1::Registers;
 
-    /// The same message as generated code would have it.
+    /// The same message as generated code has it.
     #[derive(Clone, PartialEq, prost::Message)]
     struct Generated {
         #[prost(message, repeated, tag = "1")]
@@ -176,7 +176,7 @@ mod tests {
         number: u64,
     }
 
-    /// Events of several sizes, one of them of none.
+    /// Returns events of several sizes, one of them without any bytes.
     fn events() -> Vec<Event> {
         let event = |tsc| Event {
             probe_id: tsc << 20,

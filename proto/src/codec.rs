@@ -1,8 +1,8 @@
-//! How messages become bytes and come from them again: as in [`tonic_prost::ProstCodec`], but each message
-//! is decoded from bytes that lie in one piece.
+//! Encoding and decoding of messages: as in [`tonic_prost::ProstCodec`], but each message is decoded from one
+//! contiguous buffer.
 //!
-//! tonic hands a decoder a buffer that may lie in several pieces, and each of the many small reads of
-//! decoding asks it for its piece. A message is whole by then, so it is cut off first.
+//! tonic gives a decoder a buffer that may consist of several pieces, and each of the many small reads of decoding asks
+//! it for its piece. A message is complete by then, so it is split off first.
 
 use std::marker::PhantomData;
 
@@ -41,7 +41,7 @@ where
     }
 }
 
-/// Decodes messages that lie in one piece.
+/// Decodes messages from one contiguous buffer.
 #[derive(Debug)]
 pub struct WholeDecoder<U>(PhantomData<U>);
 
@@ -50,7 +50,7 @@ impl<U: Message + Default> Decoder for WholeDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // No copy: the message's part of the buffer, shared.
+        // This doesn't copy: it shares the message's part of the buffer.
         let message = buffer.copy_to_bytes(buffer.remaining());
         U::decode(message)
             .map(Some)

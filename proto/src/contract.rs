@@ -1,9 +1,9 @@
 //! The protocol's contract: what clients and servers built at different times rely on.
 //!
-//! `proto/contract.txt` has a line for each thing that must not change: a call with its messages, a field
-//! with its number and type, a value of an enum with its number. The test compares these lines with the
-//! protocol. `VMPROBE_UPDATE_CONTRACT=1 cargo test -p vmprobe-proto` takes additions over. What breaks the
-//! contract has to be changed in the file by hand.
+//! `proto/contract.txt` has a line for each thing that must not change: a call with its messages, a field with its
+//! number and type, a value of an enum with its number. The test compares these lines with the protocol.
+//! `VMPROBE_UPDATE_CONTRACT=1 cargo test -p vmprobe-proto` adds new lines to the file. A change that breaks the
+//! contract has to be made in the file by hand.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::v1;
 
 const PACKAGE: &str = "vmprobe.v1";
 
-/// The lines of the protocol as it is now.
+/// Returns the lines of the protocol as it is now.
 fn lines() -> Vec<String> {
     let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap();
     let files = set.file.iter().filter(|file| file.package() == PACKAGE);
@@ -34,7 +34,7 @@ fn lines() -> Vec<String> {
     lines
 }
 
-/// Such as `rpc VmService.GetVm(GetVmRequest) returns (GetVmResponse)`.
+/// Returns lines such as `rpc VmService.GetVm(GetVmRequest) returns (GetVmResponse)`.
 fn calls(service: &ServiceDescriptorProto) -> Vec<String> {
     let stream = |is_stream| if is_stream { "stream " } else { "" };
     let call = |call: &prost_types::MethodDescriptorProto| {
@@ -51,9 +51,9 @@ fn calls(service: &ServiceDescriptorProto) -> Vec<String> {
     service.method.iter().map(call).collect()
 }
 
-/// Such as `field Probe.id = 1: uint64`; first the message itself, which may have no fields.
+/// Returns lines such as `field Probe.id = 1: uint64`, after one for the message itself, which may have no fields.
 fn fields(message: &DescriptorProto) -> Vec<String> {
-    // Their lines would need the outer message's name.
+    // Lines of inner types would need the outer message's name.
     assert!(message.nested_type.is_empty() && message.enum_type.is_empty());
     let field = |field: &FieldDescriptorProto| {
         let (name, number) = (field.name(), field.number());
@@ -68,7 +68,7 @@ fn fields(message: &DescriptorProto) -> Vec<String> {
     lines
 }
 
-/// The type of a field, with what says how often it occurs: `repeated`, `optional` or the name of its oneof.
+/// Returns the type of a field, with how often it occurs: `repeated`, `optional` or the name of its oneof.
 fn type_of(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
     let name = match field.r#type() {
         Type::Message | Type::Enum => short(field.type_name()).to_owned(),
@@ -88,7 +88,7 @@ fn type_of(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
     }
 }
 
-/// Such as `value VmState.VM_STATE_CREATED = 1`.
+/// Returns lines such as `value VmState.VM_STATE_CREATED = 1`.
 fn values(of: &EnumDescriptorProto) -> Vec<String> {
     let value = |value: &prost_types::EnumValueDescriptorProto| {
         format!("value {}.{} = {}", of.name(), value.name(), value.number())
@@ -96,7 +96,7 @@ fn values(of: &EnumDescriptorProto) -> Vec<String> {
     of.value.iter().map(value).collect()
 }
 
-/// A type's name without the package.
+/// Returns a type's name without the package.
 fn short(name: &str) -> &str {
     let own = name
         .strip_prefix('.')
@@ -104,7 +104,7 @@ fn short(name: &str) -> &str {
     own.map_or(name, |name| name.trim_start_matches('.'))
 }
 
-/// The lines that only the first has.
+/// Returns the lines that only the first list has.
 fn without<'a>(one: &'a [String], other: &[String]) -> Vec<&'a str> {
     let other: BTreeSet<&String> = other.iter().collect();
     let only = one.iter().filter(|line| !other.contains(line));

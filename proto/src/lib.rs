@@ -1,8 +1,9 @@
 //! The `vmprobe.v1` gRPC protocol: messages, client stubs and server traits, generated from
-//! `proto/vmprobe/v1/*.proto` at build time. Its own code is how they become bytes.
+//! `proto/vmprobe/v1/*.proto` at build time. The code in this crate itself encodes and decodes
+//! messages.
 //!
-//! What each call, message and field means stands in the `.proto` files; their comments are the
-//! docs of the items here.
+//! The `.proto` files say what each call, message and field means. Their comments are the docs of
+//! the items here.
 
 pub mod batch;
 pub mod codec;
@@ -59,7 +60,7 @@ mod tests {
 
     #[test]
     fn an_event_with_kernel_addresses_in_every_register_stays_under_200_bytes() {
-        // A stream message carries up to 512 events; its size follows from this one.
+        // A stream's messages are limited in bytes: how many events one carries follows from this size.
         let high = u64::MAX;
         let registers = v1::Registers {
             rax: high,

@@ -1,15 +1,15 @@
-//! Where a server listens, and where clients look for it, unless they are told otherwise.
+//! The socket where a server listens, and where clients look for it, by default.
 
 use std::env;
 use std::path::PathBuf;
 
 use rustix::process::getuid;
 
-/// The socket in its folder.
+/// The socket's path in its folder.
 const NAME: &str = "vmprobe/vmprobed.sock";
 
-/// The Unix socket of root's server, or of that of a user: in the folder of the user's session (XDG Base Directory
-/// Specification, `XDG_RUNTIME_DIR`), or in a folder of the user's own among temporary files.
+/// Returns the Unix socket of root's server, or of a user's server: in the folder of the user's session (XDG Base
+/// Directory Specification, `XDG_RUNTIME_DIR`), or in a folder of the user's own among temporary files.
 pub fn default_socket() -> PathBuf {
     let user = getuid();
     if user.is_root() {

@@ -9,13 +9,14 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-/// What goes along with an answer until its last byte is sent, or nobody wants it any more.
+/// A value that goes with an answer until its last byte is sent, or until the client has dropped it.
 pub trait Companion: Send + Unpin + 'static {
-    /// The answer tells how its call went: in its headers if it is refused at once, else behind its messages.
+    /// Gets the code that the answer ends with: from its headers if the call is refused at once, else from its
+    /// trailers.
     fn learn(&mut self, _code: Code) {}
 }
 
-/// The same answer with a companion.
+/// Returns the answer with a companion.
 pub fn accompany(answer: Response<Body>, mut companion: impl Companion) -> Response<Body> {
     if let Some(status) = Status::from_header_map(answer.headers()) {
         companion.learn(status.code());

@@ -1,4 +1,4 @@
-//! Work that may block, beside the threads that serve all calls.
+//! Work that may block, on other threads than those that serve all calls.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,11 +10,11 @@ use tonic::Status;
 
 use crate::status;
 
-/// Runs what may block on a thread of its own, so that no other call waits for it. When this is dropped, work that has
-/// begun comes to its end, and work that waits for a thread is never begun.
+/// Runs work that may block on another thread, so that no other call waits for it. If this is dropped, work that has
+/// begun goes on to its end, and work that waits for a thread never begins.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED` if there is no thread to be had, and those of the work.
+/// `RESOURCE_EXHAUSTED` if the host has no thread, and the errors of the work.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
@@ -24,9 +24,9 @@ pub async fn blocking<T: Send + 'static>(
         let work = handed.lock().take();
         work.map_or_else(|| Err(no_thread()), |work| work())
     };
-    // Without a single thread the runtime panics, and keeps what it was given for the next one that it can start.
+    // If it can't start its first thread, the runtime panics, and keeps the work for the next thread that it can start.
     let Ok(task) = catch_unwind(AssertUnwindSafe(|| spawn_blocking(run))) else {
-        // Nothing of what is refused is done later.
+        // Refused work must not be done later.
         let _if_no_thread_has_it_by_now = work.lock().take();
         return Err(no_thread());
     };
@@ -61,7 +61,7 @@ mod tests {
         let ran = runtime.block_on(async {
             let (go_on, wait) = channel::<()>();
             let first = tokio::spawn(blocking(move || {
-                // Until the other one was given up.
+                // Waits until the other work was given up.
                 let _dropped = wait.recv();
                 Ok(())
             }));
@@ -76,7 +76,7 @@ mod tests {
             assert!(second.await.unwrap_err().is_cancelled());
             drop(go_on);
             first.await.unwrap().unwrap();
-            // The only thread has come to what was behind it.
+            // The only thread has done the work that waited before this.
             blocking(|| Ok(())).await.unwrap();
             told.try_recv()
         });

@@ -11,10 +11,10 @@ use tonic::codegen::BoxFuture;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// The answer to a call, once it is there.
+/// The answer to a call, when it is ready.
 pub type Answer = BoxFuture<Response<Body>, Infallible>;
 
-/// What answers calls: the services, or a layer above them.
+/// A service that answers calls: the gRPC services, or a layer around them.
 pub trait CallService:
     Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send + 'static>
 {
@@ -30,13 +30,13 @@ impl<S> CallService for S where
 {
 }
 
-/// What a layer does with each call.
+/// The work of a layer for each call.
 pub trait OnCall: Clone {
-    /// Answers the call, or has `inner` answer it.
+    /// Answers the call, or lets `inner` answer it.
     fn on_call(&self, request: Request<Body>, inner: &mut impl CallService) -> Answer;
 }
 
-/// The answer that refuses a call.
+/// Returns the answer that refuses a call.
 pub fn refuse(status: Status) -> Answer {
     Box::pin(ready(Ok(status.into_http())))
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 use vmm::{Console, ConsoleChunk, ConsoleSubscription};
 
-/// A guest writes byte by byte; a woken reader lets a line gather first.
+/// A guest writes byte by byte, so a woken reader waits this long for more of a line.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// Reads what a guest has written, as far as it is kept, then what it writes, to the end.
+/// Reads what a guest has written, as far as it is kept, and then new output, up to the guest's
+/// end.
 pub struct ConsoleReader {
     console: Arc<Console>,
     changed: watch::Receiver<()>,
@@ -18,7 +19,7 @@ pub struct ConsoleReader {
 }
 
 impl ConsoleReader {
-    /// A reader from the oldest byte that is kept.
+    /// Makes a reader that begins with the oldest byte that is kept.
     pub fn new(console: &Arc<Console>) -> Self {
         let (tell, changed) = watch::channel(());
         let subscription = console.subscribe(move || {
@@ -32,7 +33,7 @@ impl ConsoleReader {
         }
     }
 
-    /// The next output; none when the guest has ended and all is read.
+    /// Returns the next output, or `None` when the guest has ended and all is read.
     pub async fn next(&mut self) -> Option<ConsoleChunk> {
         loop {
             self.changed.mark_unchanged();
@@ -44,7 +45,7 @@ impl ConsoleReader {
             if chunk.last {
                 return None;
             }
-            // Fails only when the subscription has gone, which is held here.
+            // This fails only if the subscription is dropped, and this reader holds it.
             let _ = self.changed.changed().await;
             tokio::time::sleep(GATHER).await;
         }

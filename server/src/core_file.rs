@@ -1,4 +1,4 @@
-//! The ELF core file of a guest: its memory, its vCPUs, and what its kernel says of itself.
+//! The ELF core file of a guest: its memory, its vCPUs, and its kernel's note `VMCOREINFO`.
 //!
 //! It has the form that `kexec` makes of a crashed kernel (`Documentation/admin-guide/kdump/kdump.rst`) and that QEMU's
 //! `dump-guest-memory` writes: a note for each vCPU, the kernel's own note `VMCOREINFO`, and a segment for each range of
@@ -10,7 +10,7 @@ use vmm::SegmentRegisters;
 
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
-/// Segments begin at a page of the file, so that a hole of the guest's memory is one of the file.
+/// Segments begin at a page of the file, so that a hole in the guest's memory can be a hole in the file.
 const PAGE: u64 = 4096;
 /// `ET_CORE`, `EM_X86_64`, `PT_LOAD`, `PT_NOTE`.
 const CORE: u16 = 4;
@@ -21,7 +21,7 @@ const NOTE: u32 = 4;
 const ALL: u32 = 7;
 /// `NT_PRSTATUS`, under the name `CORE`.
 const PRSTATUS: u32 = 1;
-/// Where `struct elf_prstatus` has the process, and the registers.
+/// The length of `struct elf_prstatus`, and the offsets of the process and the registers in it.
 const STATUS_LEN: usize = 336;
 const STATUS_PID: usize = 32;
 const STATUS_REGISTERS: usize = 112;
@@ -29,26 +29,26 @@ const STATUS_REGISTERS: usize = 112;
 /// A vCPU.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CoreVcpu {
-    /// RIP is where it stands in the guest's own code.
+    /// RIP is where the vCPU stands in the guest's own code.
     pub registers: Registers,
     pub control: ControlRegisters,
     pub segments: SegmentRegisters,
 }
 
-/// What a core file has in front of the memory.
+/// The part of a core file before the memory.
 #[derive(Debug)]
 pub struct CoreFile {
     /// The first bytes of the file.
     pub head: Vec<u8>,
-    /// Ranges of guest memory, each with its place in the file.
+    /// Ranges of guest memory, each with its offset in the file.
     pub memory: Vec<(PhysRange, u64)>,
     /// Bytes of the whole file.
     pub size: u64,
 }
 
 impl CoreFile {
-    /// Lays a core file out. `direct_map` is where the kernel has all physical memory in its virtual address space,
-    /// `vmcoreinfo` what its note of this name says, if it has one.
+    /// Lays a core file out. `direct_map` is where the kernel has all physical memory in its virtual address space, and
+    /// `vmcoreinfo` is the text of its note of this name, if it has one.
     pub fn new(
         ranges: &[PhysRange],
         vcpus: &[CoreVcpu],
@@ -93,7 +93,7 @@ fn header(segments: usize) -> Vec<u8> {
     bytes.extend(CORE.to_le_bytes());
     bytes.extend(X86_64.to_le_bytes());
     bytes.extend(1_u32.to_le_bytes());
-    // No entry; the program headers follow; no sections.
+    // No entry point; the program headers follow; no sections.
     for word in [0, HEADER as u64, 0] {
         bytes.extend(word.to_le_bytes());
     }
@@ -105,7 +105,7 @@ fn header(segments: usize) -> Vec<u8> {
     bytes
 }
 
-/// Adds a program header; `at` are the offset in the file, the virtual and the physical address.
+/// Adds a program header. `at` has the offset in the file, the virtual and the physical address.
 fn segment(to: &mut Vec<u8>, kind: u32, flags: u32, at: (u64, u64, u64), len: u64) {
     to.extend(kind.to_le_bytes());
     to.extend(flags.to_le_bytes());
@@ -114,7 +114,7 @@ fn segment(to: &mut Vec<u8>, kind: u32, flags: u32, at: (u64, u64, u64), len: u6
     }
 }
 
-/// Adds a note; `name` ends with a zero.
+/// Adds a note. `name` ends with a zero.
 fn note(to: &mut Vec<u8>, name: &[u8], kind: u32, text: &[u8]) {
     for word in [name.len() as u32, text.len() as u32, kind] {
         to.extend(word.to_le_bytes());
@@ -125,7 +125,7 @@ fn note(to: &mut Vec<u8>, name: &[u8], kind: u32, text: &[u8]) {
     }
 }
 
-/// `struct elf_prstatus` of a vCPU.
+/// Returns the `struct elf_prstatus` of a vCPU.
 fn status(vcpu: &CoreVcpu, process: u32) -> Vec<u8> {
     let CoreVcpu {
         registers: r,
@@ -151,7 +151,7 @@ fn status(vcpu: &CoreVcpu, process: u32) -> Vec<u8> {
         r.rdx,
         r.rsi,
         r.rdi,
-        // The number of a system call, which nobody knows.
+        // The number of the system call, which is unknown.
         u64::MAX,
         r.rip,
         segments.cs.into(),

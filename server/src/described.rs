@@ -1,8 +1,8 @@
-//! The calls of a protocol, as it describes itself.
+//! The calls of a protocol, from its descriptors.
 
 use prost_types::FileDescriptorSet;
 
-/// Each call's path, and the full name of its request's message.
+/// Returns each call's path, and the full name of its request's message.
 pub fn calls(set: &FileDescriptorSet) -> impl Iterator<Item = (String, &str)> {
     let services = set.file.iter().flat_map(|file| {
         let package = file.package();

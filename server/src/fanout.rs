@@ -1,9 +1,8 @@
-//! Events of one VM, from its vCPU threads to the clients that follow them.
+//! The way of one VM's events from its vCPU threads to the clients that follow them.
 //!
-//! Each subscriber has a bounded queue of its own. A client that reads too slowly loses its own
-//! newest hits, counted exactly and at the right place in its stream; it slows neither the vCPU nor
-//! the other clients. A hit is encoded once, however many want it, and costs a vCPU thread one short
-//! lock for each of them.
+//! Each subscriber has a bounded queue of its own. A client that reads too slowly loses its own newest hits, counted
+//! exactly and at the right place in its stream; it slows neither the vCPU nor the other clients. A hit is encoded once
+//! for all subscribers, and costs a vCPU thread one short lock for each of them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,8 +19,8 @@ use vmprobe_proto::v1::{Event, EventBatch};
 /// return probes. Larger messages leave the CPU's caches and cost the allocator fresh pages.
 const BATCH: usize = 32 * 1024;
 
-/// A woken subscriber lets hits gather for so long, so that a busy probe wakes it a thousand times a
-/// second at most, and not once for each hit.
+/// A woken subscriber waits this long for more hits, so that a busy probe wakes it at most a thousand times a second,
+/// and not once for each hit.
 const GATHER: Duration = Duration::from_millis(1);
 
 thread_local! {
@@ -32,10 +31,10 @@ thread_local! {
 /// The hits of one VM.
 #[derive(Debug)]
 pub struct Fanout {
-    /// Hits that wait for one subscriber at most.
+    /// The most hits that wait for one subscriber.
     capacity: usize,
     inner: RwLock<Inner>,
-    /// How many queues there are, for a look without the lock.
+    /// The number of queues, which can be read without the lock.
     followed_by: AtomicUsize,
 }
 
@@ -43,23 +42,24 @@ pub struct Fanout {
 struct Inner {
     queues: Vec<Arc<Queue>>,
     ended: bool,
-    /// Of subscriptions that are no more.
+    /// The counts of former subscriptions.
     delivered: u64,
     lost: u64,
 }
 
-/// What the subscriptions come to.
+/// The counts of all subscriptions.
 #[derive(Debug, Default)]
 pub struct FanoutStats {
-    /// Those that there are.
+    /// The present subscriptions.
     pub queues: Vec<QueueStats>,
-    /// Hits that were handed out, to former subscriptions as well.
+    /// Hits that were handed out, also to former subscriptions.
     pub delivered: u64,
-    /// Hits that were lost, of former subscriptions as well. What waited for a subscription when it went is neither.
+    /// Hits that were lost, also by former subscriptions. Hits that still waited when a subscription ended are in
+    /// neither count.
     pub lost: u64,
 }
 
-/// What one subscription comes to.
+/// The counts of one subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueStats {
     /// Hits that wait.
@@ -73,7 +73,7 @@ pub struct QueueStats {
 }
 
 impl Fanout {
-    /// Nobody has subscribed to it. At most `capacity` hits wait for each who does.
+    /// Makes one without subscribers. At most `capacity` hits wait for each subscriber.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -82,7 +82,7 @@ impl Fanout {
         }
     }
 
-    /// Hands a hit to every subscriber that wants it. Never waits for one.
+    /// Hands a hit to every subscriber that wants it. Never waits for a subscriber.
     pub fn publish(&self, event: &Event) {
         let inner = self.inner.read();
         let mut queues = inner.queues.iter().filter(|queue| queue.wants(event));
@@ -96,12 +96,12 @@ impl Fanout {
         });
     }
 
-    /// Returns true if nobody follows events.
+    /// Returns true if no client follows events.
     pub fn is_idle(&self) -> bool {
         self.followed_by.load(Ordering::Acquire) == 0
     }
 
-    /// Says that no more hits will come.
+    /// Tells all subscribers that no more hits will come.
     pub fn end(&self) {
         let mut inner = self.inner.write();
         inner.ended = true;
@@ -110,8 +110,8 @@ impl Fanout {
         }
     }
 
-    /// Subscribes to the hits of the probes with these ids, of all probes when there are none. Every
-    /// hit that is published from now on is delivered or counted as lost.
+    /// Subscribes to the hits of the probes with these ids, or of all probes if there are none. Every hit that is
+    /// published from now on is delivered or counted as lost.
     pub fn subscribe(self: &Arc<Self>, probes: Vec<u64>) -> Subscription {
         self.subscribe_with(probes, self.capacity)
     }
@@ -136,7 +136,7 @@ impl Fanout {
         }
     }
 
-    /// What the subscriptions come to so far.
+    /// Returns the counts of all subscriptions so far.
     pub fn stats(&self) -> FanoutStats {
         let inner = self.inner.read();
         let queues: Vec<_> = inner.queues.iter().map(|queue| queue.stats()).collect();
@@ -162,7 +162,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next hits, in at most [`BATCH`] bytes; none when the VM has ended and all are delivered.
+    /// Returns the next hits, in at most [`BATCH`] bytes, or `None` when the VM has ended and all are delivered.
     pub async fn next(&mut self) -> Option<EventBatch> {
         loop {
             match self.queue.take() {
@@ -178,7 +178,7 @@ impl Subscription {
 }
 
 impl Subscription {
-    /// How many hits wait.
+    /// Returns how many hits wait.
     pub fn waiting(&self) -> usize {
         self.queue.state.lock().queued
     }
@@ -199,7 +199,7 @@ impl Drop for Subscription {
 
 #[derive(Debug)]
 struct Queue {
-    /// Sorted; empty for all probes.
+    /// The probes' ids, sorted; empty for all probes.
     probes: Vec<u64>,
     capacity: usize,
     state: Mutex<State>,
@@ -208,7 +208,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Batches under way to the client; only the last can take more hits.
+    /// Batches that wait for the client; only the last can take more hits.
     batches: VecDeque<EventBatch>,
     /// Hits in `batches`.
     queued: usize,
@@ -218,7 +218,7 @@ struct State {
     delivered: u64,
     /// Hits lost since the beginning.
     ever_lost: u64,
-    /// The subscriber has found nothing and wants to be woken.
+    /// True if the subscriber has found nothing and wants to be woken.
     waiting: bool,
     ended: bool,
 }
@@ -230,7 +230,7 @@ enum Taken {
 }
 
 impl Queue {
-    /// Returns true if the subscriber asks for events of this one's probe.
+    /// Returns true if the subscriber wants events of this event's probe.
     fn wants(&self, event: &Event) -> bool {
         self.probes.is_empty() || self.probes.binary_search(&event.probe_id).is_ok()
     }
@@ -244,7 +244,7 @@ impl Queue {
         }
         let lost = std::mem::take(&mut state.lost);
         match state.batches.back_mut() {
-            // Hits behind a loss begin a batch, since a batch tells only of losses before it.
+            // Hits after a loss begin a batch, as a batch reports only the losses before it.
             Some(batch) if lost == 0 && batch.has_room(event, BATCH) => batch.push(event),
             _ => {
                 let mut batch = EventBatch::with_capacity(BATCH, lost);

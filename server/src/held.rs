@@ -1,4 +1,4 @@
-//! What streams of clients hold, and what stays for a while when a stream breaks, so that its client can come back.
+//! Things that clients' streams hold. They stay for a while when a stream breaks, so that its client can come back.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -6,14 +6,14 @@ use std::fmt::Write;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-/// Bytes of a name before they are written as hexadecimal digits: too many to guess.
+/// Bytes of a name before they are written as hexadecimal digits: too many to be guessed.
 const NAME_BYTES: usize = 16;
 
-/// Things by their names, each in the hands of one stream at most.
+/// Things by their names. Each is held by at most one stream.
 #[derive(Debug)]
 pub struct HeldTable<T> {
     things: HashMap<String, Entry<T>>,
-    /// How many streams have held one.
+    /// How many streams have held a thing.
     streams: u64,
 }
 
@@ -29,7 +29,7 @@ struct Entry<T> {
 /// A stream's hold of a thing.
 #[derive(Debug)]
 pub struct Held {
-    /// The thing's name. Nobody can guess it.
+    /// The thing's name. It can't be guessed.
     pub name: String,
     /// Completes when another stream takes the thing, or it has ended.
     pub taken: oneshot::Receiver<()>,
@@ -46,7 +46,7 @@ impl<T> Default for HeldTable<T> {
 }
 
 impl<T> HeldTable<T> {
-    /// How many things there are.
+    /// Returns the number of things.
     pub fn len(&self) -> usize {
         self.things.len()
     }
@@ -67,7 +67,7 @@ impl<T> HeldTable<T> {
         held.ok_or_else(|| Status::internal("a stream lost what it held: a bug of the server"))
     }
 
-    /// Gives the thing of this name to a stream, if there is one; a stream that holds it has to let it go.
+    /// Gives the thing of this name to a stream, if it exists. A stream that holds it has to let it go.
     pub fn take(&mut self, name: &str) -> Option<Held> {
         let entry = self.things.get_mut(name)?;
         let (held, taken) = oneshot::channel();
@@ -81,12 +81,12 @@ impl<T> HeldTable<T> {
         })
     }
 
-    /// The thing of this name, if there is one.
+    /// Returns the thing of this name, if it exists.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut T> {
         self.things.get_mut(name).map(|entry| &mut entry.thing)
     }
 
-    /// Takes a thing out that a stream has held, unless another has come to hold it.
+    /// Removes and returns a thing that a stream has held, unless another stream holds it by now.
     pub fn end(&mut self, held: &Held) -> Option<T> {
         let entry = self.things.get(&held.name);
         match entry.is_some_and(|entry| entry.stream == held.stream) {
@@ -98,7 +98,7 @@ impl<T> HeldTable<T> {
 
 fn random_name() -> Result<String, Status> {
     let mut bytes = [0; NAME_BYTES];
-    // It gives so few bytes whole.
+    // The kernel always gives this few bytes at once.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Status::internal(format!("the host has no random bytes: {error}")))?;
     Ok(bytes.iter().fold(String::new(), |mut name, byte| {

@@ -2,7 +2,7 @@
 //! offers both as gRPC services.
 //!
 //! [`Server::bind`] takes an address, [`Server::serve`] answers calls until it is told to end, and
-//! leaves no guest running. The binary `vmprobed` is this with arguments and signals.
+//! leaves no guest running. The binary `vmprobed` adds arguments and signals.
 
 mod access;
 mod answer_body;
@@ -30,7 +30,7 @@ mod settings;
 mod status;
 pub mod vm_process;
 
-/// The way of events to clients in one process, for measurements.
+/// The events' way to clients in one process, for measurements.
 #[cfg(feature = "testing")]
 pub mod testing {
     pub use crate::convert::event;

@@ -1,4 +1,4 @@
-//! What clients can ask for at most, so that they can't exhaust the server.
+//! Limits of what clients can ask for, so that they can't exhaust the server.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -17,24 +17,22 @@ pub struct Limits {
     pub guest_memory_mib: u64,
     /// MiB of one kernel or initramfs.
     pub file_mib: u64,
-    /// VMs that are being made at the same time: so many kernels are unpacked beside each other.
-    /// Others wait for their turn.
+    /// VMs that are being made at the same time: this many kernels are unpacked at once. Others wait for their turn.
     pub creations: usize,
     /// Probes of one VM.
     pub probes: usize,
-    /// Calls that are under way at the same time and do something. Each may take a thread, and
-    /// `request_mib` until its request is read.
+    /// Short calls under way at the same time. Each may take a thread, and `request_mib` until its request is read.
     pub calls: usize,
     /// Streams, and calls that wait for something to happen, at the same time.
     pub streams: usize,
     /// Events that wait for one client at most, and that are kept for one that may come back. Later ones are lost, and
-    /// counted. 65,536 of them take some 12 MiB, 24 of return probes.
+    /// counted. 65,536 of them take some 12 MiB, those of return probes 24 MiB.
     pub event_queue: usize,
     /// MiB of one image.
     pub image_mib: u64,
     /// MiB of all images, of uploads under way and of the private copies of disks.
     pub images_mib: u64,
-    /// MiB of one client's.
+    /// MiB of one client's images.
     pub client_images_mib: u64,
     /// Images of all clients.
     pub image_count: usize,
@@ -82,13 +80,13 @@ impl Limits {
     }
 }
 
-/// Calls and streams of one connection at the same time. A client that makes more waits, by itself.
+/// Calls and streams of one connection at the same time. A client with more of them waits by itself.
 pub const STREAMS_A_CONNECTION: u32 = 128;
 
-/// Milliseconds that the probes of a client stay that was cut off, and its events are kept.
+/// The most milliseconds for which the probes of a client that was cut off stay, and its events are kept.
 const LINGER_MS: u32 = 600_000;
 
-/// The time of a request's field `linger_ms`.
+/// Returns the time in a request's field `linger_ms`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` for more than [`LINGER_MS`].
@@ -100,13 +98,13 @@ pub fn linger(ms: u32) -> Result<Duration, Status> {
     Ok(Duration::from_millis(ms.into()))
 }
 
-/// Milliseconds between two times that a stream tells how far it has come.
+/// Milliseconds between two reports of a stream's progress.
 const PROGRESS_MS: RangeInclusive<u32> = 10..=60_000;
 
-/// The time of a request's field `progress_ms`, if there is one.
+/// Returns the time in a request's field `progress_ms`, if there is one.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for what isn't in [`PROGRESS_MS`].
+/// `INVALID_ARGUMENT` for a time outside of [`PROGRESS_MS`].
 pub fn progress(ms: u32) -> Result<Option<Duration>, Status> {
     match ms {
         0 => Ok(None),
@@ -123,8 +121,7 @@ pub fn progress(ms: u32) -> Result<Option<Duration>, Status> {
 /// Probes in one request.
 pub const PROBES_A_BATCH: usize = 100_000;
 
-/// Entries of the list of what can't be probed that one message has at most, and that are looked at
-/// for it: about 100 KiB.
+/// The most entries of a blacklist in one message, and the most that are looked at for it: about 100 KiB.
 pub const BLACKLIST_CHUNK: usize = 1000;
 
 /// Bytes of a pattern for names; the kernel's longest name has 511 (`KSYM_NAME_LEN`).
@@ -139,28 +136,28 @@ pub const PAGE: u32 = 1000;
 /// Items of a page at most.
 pub const PAGE_MOST: u32 = 10_000;
 
-/// Calls under way that one message has at most.
+/// The most calls under way in one message.
 pub const CALLS_CHUNK: usize = 1000;
 
 /// Characters of the name of a VM or an image.
 pub const NAME_CHARS: usize = 64;
 
-/// Milliseconds that a client may ask for to answer a hit in.
+/// Milliseconds that a client may ask for to answer a hit.
 pub const ANSWER_MS: RangeInclusive<u32> = 1..=60_000;
 
-/// Bytes of guest memory that a client reads at a hit at a time.
+/// Bytes of guest memory that a client reads at once at a hit.
 pub const HIT_READ_BYTES: u32 = 1 << 16;
 
-/// Bytes of guest memory that a client writes at a hit at a time.
+/// Bytes of guest memory that a client writes at once at a hit.
 pub const HIT_WRITE_BYTES: RangeInclusive<usize> = 1..=4096;
 
-/// Addresses of one `ReadStack` at most: so many has an event at most, too.
+/// Addresses of one `ReadStack` at most. An event has this many at most, too.
 pub const STACK_ADDRESSES: u32 = 64;
 
-/// Bytes of guest memory that a debugger reads at a time.
+/// Bytes of guest memory that a debugger reads at once.
 pub const DEBUG_READ_BYTES: u32 = 1 << 16;
 
-/// Bytes of guest memory that a debugger writes at a time.
+/// Bytes of guest memory that a debugger writes at once.
 pub const DEBUG_WRITE_BYTES: RangeInclusive<usize> = 1..=4096;
 
 /// Breakpoints of a debugger.
@@ -169,16 +166,16 @@ pub const BREAKPOINTS: usize = 1000;
 /// Bytes of guest memory in one part of a dump.
 pub const DUMP_BYTES: u64 = 1 << 20;
 
-/// Bytes in one part of an upload, and zeros that one can stand for.
+/// Bytes in one part of an upload, and zeros that one part can stand for.
 pub const IMAGE_CHUNK: usize = 1 << 20;
 pub const IMAGE_ZEROS: u64 = 64 << 20;
 
-/// Bytes of requests under way of one stream from a client, and of all streams of a connection: an upload from far away
-/// doesn't wait for the server's word too often.
+/// Bytes of requests under way for one stream of a client, and for all streams of a connection: an upload over a long
+/// distance doesn't have to wait for the server's acknowledgement too often.
 pub const CLIENT_WINDOW: u32 = 2 << 20;
 pub const CLIENT_CONNECTION_WINDOW: u32 = 8 << 20;
 
-/// Bytes under way of one stream between the server and a VM's process, and of all of them. The second is as much as
-/// HTTP/2 allows, so that streams which their clients don't read hold up no other.
+/// Bytes under way for one stream between the server and a VM's process, and for all of them. The second is as much as
+/// HTTP/2 allows, so that streams whose clients don't read hold up no other stream.
 pub const STREAM_WINDOW: u32 = 1 << 20;
 pub const CONNECTION_WINDOW: u32 = (1 << 31) - 1;

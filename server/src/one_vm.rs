@@ -13,7 +13,7 @@ use crate::machine::Machine;
 use crate::settings::Settings;
 use crate::status::{self, Resource};
 
-/// A VM with a name, once it is made, and until it is deleted.
+/// A VM's name, and the VM from when it is made until it is deleted.
 #[derive(Debug)]
 pub struct OneVm {
     name: String,
@@ -24,7 +24,8 @@ pub struct OneVm {
 }
 
 impl OneVm {
-    /// Not made yet. It will have files of those that are `granted`, and its threads will be confined by `confinement`.
+    /// Makes one without a VM yet. It will open files that are `granted`, and its threads will be confined by
+    /// `confinement`.
     pub fn new(
         name: String,
         settings: Settings,
@@ -43,14 +44,14 @@ impl OneVm {
     /// Makes the VM, plants its first probes, and starts it unless the request says `hold`. Blocks.
     ///
     /// # Errors
-    /// What is wrong with the request or the host, or that it is made already.
+    /// The request or the host is unsuitable, or the VM is made already.
     pub fn create(
         self: &Arc<Self>,
         request: v1::CreateVmRequest,
     ) -> Result<(Arc<Machine>, Vec<v1::Probe>), Status> {
         let ended = |error: io::Error| Status::internal(error.to_string());
         let this = Arc::clone(self);
-        // Where files can still be opened.
+        // This runs on the thread that can still open files.
         let make = move || {
             let mut slot = this.machine.lock();
             if slot.is_some() {
@@ -76,10 +77,10 @@ impl OneVm {
         self.confinement.make(make).map_err(ended)?
     }
 
-    /// The VM, by its name.
+    /// Returns the VM, by its name.
     ///
     /// # Errors
-    /// `NOT_FOUND` when it isn't called that or there is none; `INVALID_ARGUMENT` for an empty name.
+    /// `NOT_FOUND` if it has another name or there is none; `INVALID_ARGUMENT` for an empty name.
     pub fn get(&self, name: &str) -> Result<Arc<Machine>, Status> {
         if name.is_empty() {
             return Err(status::invalid("vm", "the name of a VM is missing"));
@@ -93,7 +94,7 @@ impl OneVm {
             })
     }
 
-    /// The VM, if there is one.
+    /// Returns the VM, if there is one.
     pub fn machine(&self) -> Option<Arc<Machine>> {
         self.machine.lock().clone()
     }
@@ -103,32 +104,32 @@ impl OneVm {
         self.settings.limits.request_bytes()
     }
 
-    /// The most streams that it may have at the same time.
+    /// The most streams that the VM may have at the same time.
     pub fn max_streams(&self) -> usize {
         self.settings.limits.streams
     }
 
-    /// Forgets the VM.
+    /// Drops the VM.
     pub fn remove(&self) {
         self.machine.lock().take();
     }
 }
 
-/// The ways to publish events of VMs in this process, beside those of the VMs' own probes.
+/// A way to publish events for VMs in this process, besides those of the VMs' own probes.
 #[cfg(feature = "testing")]
 #[derive(Clone, Debug, Default)]
 pub struct Publishers(Arc<Mutex<Vec<Arc<OneVm>>>>);
 
 #[cfg(feature = "testing")]
 impl Publishers {
-    /// That of the VM of this name, if there is one.
+    /// Returns the events of the VM of this name, if there is one.
     #[must_use]
     pub fn of(&self, vm: &str) -> Option<Arc<crate::fanout::Fanout>> {
         let machine = self.0.lock().iter().find_map(|one| one.get(vm).ok())?;
         Some(Arc::clone(machine.events()))
     }
 
-    /// A VM that will be found here.
+    /// Makes a VM that can be found here.
     pub(crate) fn new_vm(
         &self,
         name: &str,

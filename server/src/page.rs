@@ -1,7 +1,7 @@
 //! Long lists in pages.
 //!
-//! A page's token tells where the page before it ended: the key of its last item. It holds only for the
-//! request that it was made for, with any page size, and needs nothing to be kept between two pages.
+//! A page's token says where the page before it ended, by the key of its last item. It's valid only for the request
+//! that it was made for, with any page size. The server keeps nothing between two pages.
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,17 +14,17 @@ use crate::{limits, status};
 /// A page that a client asks for.
 #[derive(Debug)]
 pub struct Page<K> {
-    /// The most items that it has.
+    /// The most items that the page has.
     size: usize,
-    /// The key of the last item before it; none for the first page.
+    /// The key of the last item before the page, or `None` for the first page.
     after: Option<K>,
-    /// Stands for the rest of the request.
+    /// A hash of the rest of the request.
     scope: u64,
 }
 
 impl<K: FromStr + Display> Page<K> {
-    /// The page that `page_size` and `page_token` of a request ask for. `scope` is what else of the
-    /// request decides what is listed.
+    /// Makes the page that `page_size` and `page_token` of a request ask for. `scope` is the part of the request that
+    /// decides what is listed.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` when the token isn't one of this list.
@@ -50,18 +50,18 @@ impl<K: FromStr + Display> Page<K> {
         })
     }
 
-    /// The most items that it has.
+    /// The most items that the page has.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The key of the last item before it; none for the first page.
+    /// The key of the last item before the page, or `None` for the first page.
     pub fn after(&self) -> Option<&K> {
         self.after.as_ref()
     }
 
-    /// Its items, of those that come after [`Self::after`], and the token of the next page, which is empty
-    /// where there is none. At most one item more than the page has is taken.
+    /// Returns the page's items, from those that come after [`Self::after`], and the token of the next page, which is
+    /// empty if there is none. Takes at most one item more than the page has.
     pub fn cut<T>(
         &self,
         items: impl IntoIterator<Item = T>,
@@ -75,7 +75,7 @@ impl<K: FromStr + Display> Page<K> {
     }
 }
 
-/// The key in a token of this scope.
+/// Returns the key in a token of this scope.
 fn key<K: FromStr>(token: &str, scope: u64) -> Option<K> {
     let (of, key) = token.split_once('-')?;
     let same = of.len() == 16 && u64::from_str_radix(of, 16) == Ok(scope);
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers below `count`, page by page.
+    /// Returns the numbers below `count`, page by page.
     fn pages(count: u64, size: u32) -> Vec<Vec<u64>> {
         let mut pages = Vec::new();
         let mut token = String::new();

@@ -1,4 +1,4 @@
-//! Refusals as gRPC has them: a code, a message for people, and details for programs (`google/rpc/error_details.proto`).
+//! Refusals in gRPC's form: a code, a message for people, and details for programs (`google/rpc/error_details.proto`).
 //!
 //! | code | details |
 //! | --- | --- |
@@ -16,7 +16,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 /// The domain of reasons.
 const DOMAIN: &str = "vmprobe.v1";
 
-/// What there isn't, or is already.
+/// A thing that doesn't exist, or that exists already.
 #[derive(Clone, Copy, Debug)]
 pub enum Resource {
     Vm,
@@ -25,7 +25,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// Its type: a message of the protocol, but for the debugger, which is a client.
+    /// Returns its type: a message of the protocol, except for the debugger, which is a client.
     fn name(self) -> &'static str {
         match self {
             Self::Vm => "vmprobe.v1.Vm",
@@ -35,7 +35,7 @@ impl Resource {
     }
 }
 
-/// What has to be otherwise before a call can do what it is asked for.
+/// The state that a call needs, and that isn't given.
 #[derive(Clone, Copy, Debug)]
 pub enum Precondition {
     /// The VM or its guest is in another state.
@@ -46,24 +46,24 @@ pub enum Precondition {
     Kernel,
 }
 
-/// Why a client gets nothing, in a word for programs.
+/// The reason of a refusal, in a word for programs.
 #[derive(Clone, Copy, Debug)]
 pub enum Reason {
-    /// It has shown neither a certificate nor a token.
+    /// The client has shown neither a certificate nor a token.
     NoCredentials,
-    /// Nobody has this token.
+    /// No client in the list has this token.
     UnknownToken,
-    /// Nobody has this certificate.
+    /// No client in the list has this certificate.
     UnknownCertificate,
-    /// The client's role has to be a greater one.
+    /// The client's role is too low.
     Role,
     /// The VM isn't one of the client's.
     NotYourVm,
     /// The images aren't the client's.
     NotYourImages,
-    /// Another stream goes on with what this one had.
+    /// Another stream has resumed this one.
     ResumedElsewhere,
-    /// The guest changes what the call is about: try again.
+    /// The guest is changing the call's subject: try again.
     GuestBusy,
     /// The time of a call or of an answer is over.
     TimeOver,
@@ -100,26 +100,26 @@ impl Reason {
     }
 }
 
-/// A wrong value of `field`, a path into the request such as `probes[2].name`.
+/// Refuses a wrong value of `field`, a path into the request such as `probes[2].name`.
 pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Status {
     with_field(Code::InvalidArgument, field, message)
 }
 
-/// A failure that one field of the request is to blame for.
+/// Refuses with the path of the field that caused the failure.
 pub fn with_field(code: Code, field: impl Into<String>, message: impl Into<String>) -> Status {
     let message = message.into();
     let details = ErrorDetails::with_bad_request_violation(field, message.clone());
     Status::with_error_details(code, message, details)
 }
 
-/// A limit is reached: that of an option of `vmprobed`, such as `--max-vms`, or one of the host.
+/// Refuses as a limit is reached: that of an option of `vmprobed`, such as `--max-vms`, or one of the host.
 pub fn exhausted(limit: &str, message: impl Into<String>) -> Status {
     let message = message.into();
     let details = ErrorDetails::with_quota_failure_violation(limit, message.clone());
     Status::with_error_details(Code::ResourceExhausted, message, details)
 }
 
-/// As [`exhausted`], by the value of a field.
+/// Does as [`exhausted`], where a field's value exceeds the limit.
 pub fn exhausted_by(field: &str, limit: &str, message: impl Into<String>) -> Status {
     let message = message.into();
     let mut details = ErrorDetails::with_quota_failure_violation(limit, message.clone());
@@ -127,12 +127,12 @@ pub fn exhausted_by(field: &str, limit: &str, message: impl Into<String>) -> Sta
     Status::with_error_details(Code::ResourceExhausted, message, details)
 }
 
-/// There is no such thing.
+/// Refuses as there is no such thing.
 pub fn missing(what: Resource, name: &str, message: impl Into<String>) -> Status {
     about(Code::NotFound, what, name, message.into())
 }
 
-/// There is one already.
+/// Refuses as the thing exists already.
 pub fn exists(what: Resource, name: &str, message: impl Into<String>) -> Status {
     about(Code::AlreadyExists, what, name, message.into())
 }
@@ -142,7 +142,7 @@ fn about(code: Code, what: Resource, name: &str, message: String) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-/// Right, but not as things are with the subject, such as a VM.
+/// Refuses a correct request in the present state of its subject, such as a VM.
 pub fn precondition(what: Precondition, subject: &str, message: impl Into<String>) -> Status {
     let what = match what {
         Precondition::State => "STATE",
@@ -154,13 +154,13 @@ pub fn precondition(what: Precondition, subject: &str, message: impl Into<String
     Status::with_error_details(Code::FailedPrecondition, message, details)
 }
 
-/// Refused for this reason.
+/// Refuses for this reason.
 pub fn because(reason: Reason, message: impl Into<String>) -> Status {
     let details = ErrorDetails::with_error_info(reason.name(), DOMAIN, HashMap::new());
     Status::with_error_details(reason.code(), message, details)
 }
 
-/// A failure that no field is to blame for.
+/// Refuses with a failure that no field has caused.
 pub fn without_field(code: Code, message: String) -> Status {
     match code {
         Code::ResourceExhausted => exhausted("host", message),

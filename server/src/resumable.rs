@@ -1,4 +1,4 @@
-//! Events of a client that may be cut off: what it may not have got is kept, so that it can go on where it was.
+//! Events for a client that may be cut off: those that it may not have got are kept, so that it can go on from there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::fanout::Subscription;
 use crate::held::{Held, HeldTable};
 use crate::status;
 
-/// Bytes of events that are kept when they are sent: more than what can be under way to a client, which is
+/// Bytes of events that are kept after they are sent: more than can be under way to a client, which is
 /// [`STREAM_WINDOW`](crate::limits::STREAM_WINDOW), and some 2 MiB of the client's own.
 const KEPT: usize = 8 << 20;
 
@@ -19,7 +19,7 @@ const KEPT: usize = 8 << 20;
 #[derive(Debug)]
 pub struct ResumableEvents {
     subscription: Subscription,
-    /// Those that were sent last, in their order; the last one has the number `sent`.
+    /// The batches that were sent last, in their order. The last one has the number `sent`.
     kept: VecDeque<EventBatch>,
     /// Bytes of `kept`.
     bytes: usize,
@@ -39,10 +39,10 @@ impl ResumableEvents {
         }
     }
 
-    /// Goes on behind the batch of this number; 0 is before the first.
+    /// Makes the stream go on behind the batch of this number; 0 is before the first.
     ///
     /// # Errors
-    /// `OUT_OF_RANGE` where batches behind it are no longer kept, or were never sent.
+    /// `OUT_OF_RANGE` if batches behind it are no longer kept, or were never sent.
     pub fn go_on_behind(&mut self, batch: u64) -> Result<(), Status> {
         let first_kept = self.sent + 1 - self.kept.len() as u64;
         if batch > self.sent || batch + 1 < first_kept {
@@ -61,14 +61,14 @@ impl ResumableEvents {
         Ok(())
     }
 
-    /// How many events wait to be sent, those included that are sent again.
+    /// Returns how many events wait to be sent, with those that are sent again.
     pub fn waiting(&self) -> usize {
         let again = usize::try_from(self.sent + 1 - self.next).unwrap_or(usize::MAX);
         let again = self.kept.iter().rev().take(again).map(EventBatch::len);
         again.sum::<usize>() + self.subscription.waiting()
     }
 
-    /// The next batch; none when the VM has ended and all are sent.
+    /// Returns the next batch, or `None` when the VM has ended and all are sent.
     pub async fn next(&mut self) -> Option<EventBatch> {
         if self.next <= self.sent {
             let from_the_end = usize::try_from(self.sent - self.next).unwrap_or(usize::MAX);
@@ -90,17 +90,17 @@ impl ResumableEvents {
     }
 }
 
-/// Whoever is at it has the lock: a stream as long as it lasts.
+/// The stream that sends these events holds the lock as long as it lasts.
 type Shared = Arc<tokio::sync::Mutex<ResumableEvents>>;
 
-/// All such streams of a VM.
+/// All resumable streams of a VM.
 #[derive(Debug, Default)]
 pub struct ResumableStreams {
     table: Mutex<HeldTable<Shared>>,
 }
 
 impl ResumableStreams {
-    /// A new one, with these events.
+    /// Makes a new stream with these events.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED` if there are `most` already.
@@ -123,10 +123,10 @@ impl ResumableStreams {
         Ok((table.add(Arc::clone(&shared))?, shared))
     }
 
-    /// The one of this name. A stream that holds it ends.
+    /// Takes the stream of this name. A client's stream that holds it ends.
     ///
     /// # Errors
-    /// `NOT_FOUND` if there is none.
+    /// `NOT_FOUND` if there is none of this name.
     pub fn take(&self, name: &str) -> Result<(Held, Shared), Status> {
         let mut table = self.table.lock();
         let held = table.take(name);
@@ -138,7 +138,7 @@ impl ResumableStreams {
         })
     }
 
-    /// Forgets one that was held, unless another stream holds it.
+    /// Removes a stream that was held, unless another client's stream holds it.
     pub fn end(&self, held: &Held) {
         self.table.lock().end(held);
     }
@@ -165,7 +165,7 @@ mod tests {
         ResumableEvents::new(fanout.subscribe(vec![]))
     }
 
-    /// The number of the next batch, and the times of its events.
+    /// Returns the number of the next batch, and the times of its events.
     async fn next(events: &mut ResumableEvents) -> Option<(u64, Vec<u64>)> {
         let batch = events.next().await?;
         let number = batch.number;

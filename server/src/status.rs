@@ -2,10 +2,10 @@
 //!
 //! | code | for |
 //! | --- | --- |
-//! | `INVALID_ARGUMENT` | a value that is wrong whatever the VM does; the field is in the `BadRequest` details |
+//! | `INVALID_ARGUMENT` | a value that is wrong in any state of the VM; the field is in the `BadRequest` details |
 //! | `NOT_FOUND` | no such VM, probe, symbol or address |
 //! | `ALREADY_EXISTS` | a VM or probe of that name |
-//! | `FAILED_PRECONDITION` | right, but not in this state of the VM or on this host |
+//! | `FAILED_PRECONDITION` | a correct request, but not in this state of the VM or on this host |
 //! | `ABORTED` | the guest was in the middle of a change of its own: try again |
 //! | `RESOURCE_EXHAUSTED` | a limit of the server |
 //! | `INTERNAL` | KVM or the server failed |
@@ -26,10 +26,10 @@ pub use crate::refusal::{
     precondition, with_field,
 };
 
-/// What there are four of, in each processor (SDM vol. 3, 18.2.1).
+/// Each processor has four of them (SDM vol. 3, 18.2.1).
 const DEBUG_REGISTERS: &str = "debug registers";
 
-/// The host has no thread.
+/// Returns the error that the host has no thread.
 pub fn no_thread(error: &io::Error) -> Status {
     exhausted(
         "host threads",
@@ -37,7 +37,7 @@ pub fn no_thread(error: &io::Error) -> Status {
     )
 }
 
-/// Why a VM was not made.
+/// Returns the reason why a VM was not made.
 pub fn create(error: &CreateError) -> Status {
     let code = match error {
         CreateError::Kvm(_)
@@ -70,7 +70,7 @@ pub fn create(error: &CreateError) -> Status {
         | CreateError::Vcpu(_)
         | CreateError::Bus(_)
         | CreateError::Refused { .. } => Code::Internal,
-        // All others find fault with the request.
+        // All other errors are faults of the request.
         _ => Code::InvalidArgument,
     };
     match error.field() {
@@ -79,17 +79,17 @@ pub fn create(error: &CreateError) -> Status {
     }
 }
 
-/// Why a VM's process can't be confined.
+/// Returns the reason why a VM's process can't be confined.
 pub fn confinement(error: &ConfinementError) -> Status {
     precondition(Precondition::Host, "host", error.to_string())
 }
 
-/// Where a request has one of a batch's probes, such as `probes[17]`.
+/// The place of one of a batch's probes in a request, such as `probes[17]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeField {
     /// The field with the list.
     pub list: &'static str,
-    /// The place in it.
+    /// The index in the list.
     pub index: usize,
 }
 
@@ -99,8 +99,8 @@ impl Display for ProbeField {
     }
 }
 
-/// Why a batch of probes was not registered. The details name the probe; so does the message where the batch
-/// has several.
+/// Returns the reason why a batch of probes was not registered. The details name the probe, as does the message if the
+/// batch has several.
 pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
     use RegisterError as E;
     let BatchError { index, error } = refused;
@@ -117,7 +117,7 @@ pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
         E::NoDebugRegister { .. } => Code::ResourceExhausted,
         E::Memory(_) => Code::Internal,
         E::Debugging(error) => return debugging(error),
-        // All others, and those to come, find fault with the request.
+        // All other errors, also future ones, are faults of the request.
         _ => Code::InvalidArgument,
     };
     let field = index.and_then(|index| fields.get(index));
@@ -132,7 +132,7 @@ pub fn register(refused: &BatchError, fields: &[ProbeField]) -> Status {
     }
 }
 
-/// Why a batch of probes was not removed, enabled, disabled or armed.
+/// Returns the reason why a batch of probes was not removed, enabled, disabled or armed.
 pub fn change(error: &ChangeError) -> Status {
     match error {
         ChangeError::UnknownProbe { .. } => {
@@ -148,7 +148,7 @@ pub fn change(error: &ChangeError) -> Status {
     }
 }
 
-/// Why KVM doesn't watch what probes need.
+/// Returns the reason why KVM doesn't report what probes need.
 fn debugging(error: &DebuggingError) -> Status {
     let code = match error {
         DebuggingError::TooMany(_) => {
@@ -162,12 +162,12 @@ fn debugging(error: &DebuggingError) -> Status {
     with_field(code, "probes", error.to_string())
 }
 
-/// Why a vCPU can't be read or changed.
+/// Returns the reason why a vCPU can't be read or changed.
 pub fn vcpu(error: &VcpuError) -> Status {
     Status::internal(error.to_string())
 }
 
-/// A task of the server was cut off: it is shutting down, or has a bug.
+/// Returns the error for a task that was cut off: the server is shutting down, or has a bug.
 pub fn cut_off(error: &tokio::task::JoinError) -> Status {
     Status::internal(format!("the server did not finish this call: {error}"))
 }

@@ -1,7 +1,7 @@
 //! The process that runs one VM: monitor, engine and services, for the server that has started it.
 //!
-//! The server is at the other end of the socket that is the process's standard input, and speaks the same gRPC on it as
-//! clients do. The process ends with the socket, and its guest with the process.
+//! The server is at the other end of the socket that is the process's standard input, and uses the same gRPC on it as
+//! clients do. The process ends when the socket is closed, and its guest ends with it.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -42,9 +42,9 @@ use crate::settings::Settings;
 pub const FAILED_EXIT_CODE: u32 = 7;
 /// The program's name, in lists of processes.
 pub(crate) const PROGRAM: &str = "vmprobed";
-/// Threads for what blocks, whatever the limits.
+/// The most threads for work that blocks, whatever the limits are.
 const MOST_THREADS: usize = 16 * 1024;
-/// Threads for what doesn't.
+/// Threads for work that doesn't block.
 const WORKERS: usize = 4;
 /// How long the guest may take to end when the server is gone.
 const END: Duration = Duration::from_secs(5);
@@ -52,13 +52,13 @@ const END: Duration = Duration::from_secs(5);
 /// Why a VM's process ended early.
 #[derive(Debug, Error)]
 pub enum VmProcessError {
-    /// Standard input is no socket.
+    /// Standard input isn't a socket.
     #[error("standard input is no socket of a server's ({0}): `vmprobed` starts this by itself")]
     Connection(io::Error),
-    /// It can't be confined.
+    /// The process can't be confined.
     #[error(transparent)]
     Confinement(#[from] ConfinementError),
-    /// There is no runtime.
+    /// The runtime can't start.
     #[error("can't start the asynchronous runtime: {0}")]
     Runtime(io::Error),
     /// The transport failed.
@@ -122,7 +122,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Those for the VM that a request asks for.
+    /// Returns the arguments for the VM that a request asks for.
     pub fn of(request: &v1::CreateVmRequest, settings: &Settings, granted: GrantedFiles) -> Self {
         let limits = &settings.limits;
         let devices = request.devices.clone().unwrap_or_default();
@@ -155,12 +155,12 @@ impl Arguments {
         }
     }
 
-    /// Where copies of what it logs go.
+    /// Returns where copies of its log go.
     pub fn copies(&self) -> Option<Copies> {
         self.copy_log.then(|| Copies::ToServer(ToServer::default()))
     }
 
-    /// As words behind the program's name.
+    /// Returns the arguments as words behind the program's name.
     pub fn to_command_line(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["vm".into()];
         let numbers = [
@@ -198,7 +198,7 @@ impl Arguments {
         words
     }
 
-    /// Its settings; limits that aren't there are the server's.
+    /// Returns the process's settings. Limits that are missing here are enforced by the server.
     pub fn settings(&self) -> Settings {
         Settings {
             limits: Limits {
@@ -213,18 +213,18 @@ impl Arguments {
             },
             changes: self.allow_changes,
             seccomp: !self.no_seccomp,
-            // What of them is for this VM is granted.
+            // The folders for this VM are in `granted`.
             files: Folders::default(),
             images: None,
             kernel_cache: self.kernel_cache.clone(),
             log: self.log.clone(),
-            // They are the server's.
+            // The server keeps the records.
             records: None,
         }
     }
 }
 
-/// The folder of a file in the working folder has an empty name.
+/// Returns the path of a folder. The folder of a file in the working folder has an empty name.
 fn here(folder: &Path) -> PathBuf {
     match folder.as_os_str().is_empty() {
         true => ".".into(),
@@ -232,12 +232,13 @@ fn here(folder: &Path) -> PathBuf {
     }
 }
 
-/// Runs a VM for the server at the other end of standard input, until it goes. The process has one thread so far.
+/// Runs a VM for the server at the other end of standard input, until the server goes. The process has only one thread
+/// yet.
 ///
 /// # Errors
 /// See [`VmProcessError`].
 pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
-    // Else it is that of the path by which it was started, `/proc/self/exe`.
+    // Else the name would be that of the path by which it was started, `/proc/self/exe`.
     let _it_is_only_shown = CString::new(PROGRAM).map(|name| set_name(&name));
     let connection = io::stdin().as_fd().try_clone_to_owned();
     let connection = StdUnixStream::from(connection.map_err(VmProcessError::Connection)?);
@@ -248,7 +249,7 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
     let (access, held) = granted.access(&arguments.read, &arguments.write, &arguments.sockets);
     let confinement = Confinement::prepare(&access, !arguments.no_seccomp)?;
     drop(held);
-    // The runtime's threads are started by this one, and are as confined as it.
+    // The runtime's threads are started by this thread, and are confined as it is.
     confinement.enter(Role::Service)?;
     let (name, settings) = (arguments.name.clone(), arguments.settings());
     let granted = granted.clone();
@@ -257,7 +258,7 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
     let workers = std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(WORKERS));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
-        // A call or a stream takes one thread that may block at most, so none waits for another's.
+        // A call or a stream takes at most one thread that may block, so none waits for another's thread.
         .max_blocking_threads(threads.clamp(1, MOST_THREADS))
         .enable_all()
         .build()
@@ -274,7 +275,7 @@ pub fn run(arguments: &Arguments) -> Result<(), VmProcessError> {
     served
 }
 
-/// Serves a VM on a connection until it is closed; then the guest is ended.
+/// Serves a VM on a connection until the connection is closed. Then ends the guest.
 ///
 /// # Errors
 /// [`VmProcessError::Transport`].
@@ -289,7 +290,7 @@ pub(crate) async fn serve(connection: UnixStream, vm: Arc<OneVm>) -> Result<(), 
     let router = tonic::transport::Server::builder()
         .initial_stream_window_size(limits::STREAM_WINDOW)
         .initial_connection_window_size(limits::CONNECTION_WINDOW)
-        // The server lets calls in, and is trusted with how it ends them.
+        // The server limits the calls, and is trusted with how it ends them.
         .max_concurrent_streams(Some(u32::MAX))
         .http2_max_pending_accept_reset_streams(Some(usize::MAX))
         .add_service(VmServiceServer::new(Vms(shared())).max_decoding_message_size(request))
@@ -302,7 +303,7 @@ pub(crate) async fn serve(connection: UnixStream, vm: Arc<OneVm>) -> Result<(), 
         .add_service(ConsoleServiceServer::new(Consoles(shared())));
     let only = once(Ok::<_, io::Error>(connection)).chain(pending());
     let served = router.serve_with_incoming_shutdown(only, async {
-        // Dropped unsent, with the connection.
+        // The sender is dropped without a message, together with the connection.
         let _ = close.await;
     });
     let served = served.await;
@@ -315,7 +316,7 @@ pub(crate) async fn serve(connection: UnixStream, vm: Arc<OneVm>) -> Result<(), 
     Ok(served?)
 }
 
-/// A connection that tells of its end by dropping `_closed`.
+/// A connection that reports its end by dropping `_closed`.
 struct Connection {
     stream: UnixStream,
     _closed: oneshot::Sender<()>,

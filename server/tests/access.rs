@@ -1,4 +1,4 @@
-//! Who is let in, and what each may do: by certificates, tokens and a socket.
+//! Access by certificates, tokens and a socket: which clients are let in, and what each may do.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -197,7 +197,7 @@ async fn each_role_may_do_what_it_says_and_to_its_vms_only() {
     );
     not_found(&boss.register_probes("db", vec![probe(true)]).await);
 
-    // Who comes by the socket may do all.
+    // A client on the socket may do everything.
     let owner = Client::connect(&running.socket).await.unwrap();
     let refused = owner.create_vm(request("other")).await;
     assert!(
@@ -239,7 +239,7 @@ async fn each_role_may_do_what_it_says_and_to_its_vms_only() {
 async fn who_is_not_known_is_refused_and_told_why() {
     let token = format!("[[client]]\nname = 'ci'\ntoken-sha256 = '{TEST}'\nrole = 'observe'\n");
     let running = Running::start(&(client("alice", "observe", "['*']") + &token)).await;
-    // Each of these gets through TLS, or doesn't.
+    // Each of these clients gets in by TLS, or is refused.
     assert!(running.named("alice").await.list_vms().await.is_ok());
     let by_token = running.with(None, Some("test")).await.unwrap();
     assert!(by_token.list_vms().await.is_ok());
@@ -275,7 +275,7 @@ async fn who_is_not_known_is_refused_and_told_why() {
         );
         assert!(is_broken, "{call:?}");
     }
-    // A server that another authority has signed is none to this client.
+    // This client doesn't accept a server whose certificate another authority has signed.
     let credentials = Credentials {
         ca: Some(others.pem.into_bytes()),
         ..Credentials::default()
@@ -285,7 +285,7 @@ async fn who_is_not_known_is_refused_and_told_why() {
         matches!(refused, Err(ClientError::NoServer { .. })),
         "{refused:?}"
     );
-    // Plain text to TLS.
+    // Plain text to a TLS address.
     let plain = running.endpoint.replace("https", "http");
     let refused = match Client::connect(&plain).await {
         Ok(client) => client.list_vms().await.map(drop),
@@ -301,7 +301,7 @@ async fn a_new_certificate_and_a_new_list_hold_without_a_restart() {
     let at = |name: &str| running.folder.path().join(name);
     let alice = running.named("alice").await;
     assert!(alice.list_vms().await.is_ok());
-    // Another authority signs all from now on, and somebody else is let in.
+    // From now on another authority signs all certificates, and another client is let in.
     let next = Authority::new().unwrap();
     let server = next.server().unwrap();
     for (name, text) in [
@@ -334,7 +334,7 @@ async fn a_new_certificate_and_a_new_list_hold_without_a_restart() {
         alice.list_vms().await,
         "no client with a certificate of the name alice",
     );
-    // A list that is none changes nothing.
+    // An invalid list changes nothing.
     write(&at("clients.toml"), "nonsense");
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     let bob = Client::connect_with(&running.endpoint, &credentials)

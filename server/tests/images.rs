@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use vmprobe_client::{Client, ClientError, OnProgress, PushError};
 
-/// Mounts a small file system, for itself alone, and becomes the server.
+/// Mounts a small file system in its own mount namespace, and becomes the server.
 const SCRIPT: &str = "mount -t tmpfs -o size=4m,mode=700 none \"$1\" && \
                       exec \"$0\" --images \"$1\" --listen \"unix:$2\" --exit-with-stdin";
 

@@ -1,4 +1,4 @@
-//! `vmprobed` as an installed program: its configuration, what it tells systemd, completions and manual pages.
+//! `vmprobed` as an installed program: its configuration, its messages to systemd, completions and manual pages.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use deployment::faults_of_manual;
 
-/// Longest wait for a message. Only a net: no test waits for time.
+/// The longest wait for a message. It's only a safety net: no test waits for time.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The configuration that is installed.
 const INSTALLED: &str = include_str!("../../deploy/vmprobed.toml");
@@ -31,7 +31,7 @@ fn vmprobed(args: &[&str]) -> Command {
     command
 }
 
-/// A server that doesn't outlive its test.
+/// A server that ends with its test.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -48,7 +48,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Standard error, and the exit code.
+/// Returns standard error, and the exit code.
 fn told(output: &Output) -> (String, Option<i32>) {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     (text, output.status.code())
@@ -118,7 +118,7 @@ fn a_wrong_configuration_is_exit_code_2_with_its_file_and_line() {
             assert!(told.starts_with(&start), "{told}");
         }
     }
-    // Options that don't go together.
+    // The options contradict each other.
     fs::write(&file, "tls-cert = '/nowhere'").unwrap();
     let output = vmprobed(&["--check-config", "--config"])
         .arg(&file)
@@ -197,7 +197,7 @@ fn the_configuration_that_is_installed_is_good_and_so_is_each_line_to_be_uncomme
     let text: Vec<&str> = kept.chain(commented.iter().copied()).collect();
     fs::write(&file, text.join("\n")).unwrap();
     let (told, code) = told(&check());
-    // All options are good; the certificates aren't there.
+    // All options are valid, but the certificates aren't there.
     assert_eq!(code, Some(2), "{told}");
     assert!(
         told.starts_with("vmprobed: /etc/vmprobe/tls/server.pem can't be used"),
@@ -230,7 +230,7 @@ fn systemd_is_told_of_the_start_of_being_alive_and_of_the_end() {
             .to_owned()
     };
     assert_eq!(next(), "READY=1");
-    // Whoever waits for the service to be started can connect.
+    // When the service counts as started, clients can connect.
     std::os::unix::net::UnixStream::connect(&listen).unwrap();
     for _ in 0..3 {
         assert_eq!(next(), "WATCHDOG=1");

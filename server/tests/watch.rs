@@ -35,7 +35,7 @@ use vmprobe_server::{
 const TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A server on a socket, and what it tells about metrics.
+/// A server on a socket, and its address of metrics.
 struct Running {
     _folder: TempDir,
     socket: String,
@@ -89,7 +89,7 @@ impl Running {
         self.metrics.split_once("://").unwrap().1
     }
 
-    /// The answer to a request with these headers, by TCP in plain text.
+    /// Sends a request with these headers, by TCP in plain text, and returns the answer.
     async fn ask(&self, line: &str, headers: &str) -> Answer {
         let stream = TcpStream::connect(self.address()).await.unwrap();
         let headers = match headers.contains("Host:") {
@@ -191,7 +191,7 @@ async fn only_what_there_is_is_answered_and_nothing_is_changed() {
     assert_eq!((post.code, post.header("allow")), (405, "GET, HEAD"));
     let large = format!("X: {}\r\n", "x".repeat(64 << 10));
     assert_eq!(running.ask("GET /metrics", &large).await.code, 431);
-    // The page of a site whose name leads here.
+    // The page of a site whose name leads to this host.
     let rebound = running.ask("GET /api/status", "Host: rebound.example\r\n");
     assert_eq!(rebound.await.code, 421);
     running.stop().await;
@@ -208,7 +208,7 @@ async fn metrics_are_told_on_a_unix_socket() {
     running.stop().await;
 }
 
-/// A server whose metrics come by TLS, for clients with tokens.
+/// A server whose metrics need TLS, for clients with tokens.
 struct Secured {
     running: Running,
     connector: TlsConnector,

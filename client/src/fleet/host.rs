@@ -14,13 +14,14 @@ use super::message::{FleetMessage, FleetOptions, Host, Told};
 use super::vm::{self, Standing};
 use crate::{Client, ClientError};
 
-/// How often a server is asked for VMs that have come.
+/// How often the client looks for new VMs on a server.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a server that doesn't answer is left alone: longer from time to time.
+/// How long the client waits before it asks a silent server again. The pause grows from the first
+/// to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Follows a server until nobody wants to know of it.
+/// Follows a server until the fleet is dropped.
 pub(super) async fn follow(
     host: Host,
     pattern: WildMatch,
@@ -78,13 +79,13 @@ struct Connected<'a> {
     client: &'a Client,
     pattern: &'a WildMatch,
     options: &'a Arc<FleetOptions>,
-    /// Where its VMs stand that were followed before.
+    /// The states of its VMs that were followed before.
     standing: &'a mut HashMap<String, Standing>,
     to: &'a Sender<Told>,
 }
 
 impl Connected<'_> {
-    /// Follows its VMs until it breaks; why it has.
+    /// Follows the server's VMs until the connection breaks. Returns the reason.
     async fn follow(&mut self) -> ClientError {
         let mut vms = JoinSet::new();
         let mut looks = interval(LOOK);
@@ -93,7 +94,7 @@ impl Connected<'_> {
             tokio::select! {
                 _ = looks.tick() => {
                     if let Err(error) = self.look(&mut vms).await {
-                        // Their streams break as well, and tell where they stand.
+                        // The VMs' streams break as well, and their tasks return their states.
                         while let Some(ended) = vms.join_next().await {
                             self.note(ended.ok());
                         }
@@ -103,7 +104,7 @@ impl Connected<'_> {
                 Some(ended) = vms.join_next() => {
                     let ended = ended.ok();
                     if matches!(ended, Some((_, Standing::New | Standing::Left(_)))) {
-                        // Its server may have gone.
+                        // The VM's server may have gone.
                         looks.reset_immediately();
                     }
                     self.note(ended);
@@ -116,10 +117,10 @@ impl Connected<'_> {
         }
     }
 
-    /// Begins to follow VMs that have come, and those that were followed before.
+    /// Begins to follow new VMs, and those that were followed before.
     async fn look(&mut self, vms: &mut JoinSet<(String, Standing)>) -> Result<(), ClientError> {
         let there = self.client.list_vms().await?;
-        // Those that are gone are forgotten: another one may get the name.
+        // VMs that are gone are removed, as a new VM may get the name.
         let is_there = |name: &str| there.iter().any(|vm| vm.name == name);
         let gone = self.standing.extract_if(|name, _| !is_there(name));
         for (_, standing) in gone.collect::<Vec<_>>() {
@@ -134,7 +135,7 @@ impl Connected<'_> {
             let has_ended = vm.state() == VmState::Ended;
             let standing = match self.standing.get_mut(&vm.name) {
                 Some(Standing::Followed | Standing::Refused) => continue,
-                // Until another one has its name.
+                // It stays so until another VM has its name.
                 Some(Standing::Ended) if has_ended => continue,
                 Some(left) => std::mem::replace(left, Standing::Followed),
                 None if has_ended => continue,

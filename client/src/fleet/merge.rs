@@ -3,18 +3,18 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-/// Puts events of many sources in order. Each source tells its events in order, and how far it has come without any. An
-/// event waits until all sources have come as far, but for those that are silent.
+/// Puts events of many sources in order. Each source reports its events in order, and how far it has come when it has
+/// no events. An event waits until all sources have come as far, except for silent sources.
 #[derive(Debug)]
 pub(super) struct Merge<T> {
     waiting: BinaryHeap<Reverse<Waiting<T>>>,
-    /// How many events there have been: those of the same time keep their order.
+    /// The number of events so far, by which events of the same time keep their order.
     count: u64,
     /// How far each source has come that isn't silent.
     sources: HashMap<u64, u64>,
-    /// The same in order.
+    /// The same values in order.
     reached: BTreeSet<(u64, u64)>,
-    /// The time of the last event that was told.
+    /// The time of the last event that was returned.
     told: u64,
     late: u64,
 }
@@ -78,7 +78,7 @@ impl<T> Merge<T> {
         self.waiting.push(Reverse(waiting));
     }
 
-    /// Notes that a source has come as far as this time. From now on others wait for it.
+    /// Notes that a source has come as far as this time. From now on, events of other sources wait for it.
     pub fn reach(&mut self, source: u64, time: u64) {
         let before = self.sources.get(&source).copied();
         let time = before.map_or(time, |before| before.max(time));
@@ -90,14 +90,14 @@ impl<T> Merge<T> {
         self.reached.insert((time, source));
     }
 
-    /// Has nobody wait for a source until it tells something.
+    /// Stops waiting for a source until it reports something again.
     pub fn silence(&mut self, source: u64) {
         if let Some(time) = self.sources.remove(&source) {
             self.reached.remove(&(time, source));
         }
     }
 
-    /// The earliest event, if all sources have come as far.
+    /// Returns the earliest event, if all sources have come as far.
     pub fn pop(&mut self) -> Option<T> {
         let Reverse(first) = self.waiting.peek()?;
         let least = self.reached.first().map(|(time, _)| *time);
@@ -112,7 +112,7 @@ impl<T> Merge<T> {
         Some(first.event)
     }
 
-    /// How many events were told behind later ones, as they came when nobody waited for them.
+    /// Returns how many events were returned after later ones, as their source counted as silent.
     pub fn late(&self) -> u64 {
         self.late
     }
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(merge.pop(), Some('a'));
         assert_eq!(merge.pop(), Some('b'));
         assert_eq!(merge.pop(), None);
-        // Of the same time: as they come.
+        // Events of the same time are returned as they came.
         merge.push(2, 30, 'e');
         merge.reach(2, 25);
         assert_eq!((merge.pop(), merge.pop()), (Some('d'), Some('e')));

@@ -1,4 +1,4 @@
-//! What a fleet is asked for, and what it tells.
+//! The requests to a fleet, and its messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use vmprobe_proto::v1::{Ending, Event, Probe, ProbeSpec};
 
 use crate::{Client, Credentials};
 
-/// A server, by the name that its events have.
+/// A server, with the name under which its events are reported.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The name.
     pub name: String,
     /// Its address, as [`Client::connect`] takes it.
     pub endpoint: String,
-    /// Who this client is there.
+    /// This client's credentials for the server.
     pub credentials: Credentials,
 }
 
-/// What to follow on all servers.
+/// What a fleet follows on all servers.
 #[derive(Clone, Debug)]
 pub struct FleetOptions {
     /// The probes, which each VM gets.
     pub probes: Vec<ProbeSpec>,
     /// A pattern of the VMs' names, with `*` and `?`.
     pub vms: String,
-    /// How long events wait for those of a VM that is silent, as its server is away or slow.
+    /// How long events wait for a VM that is silent because its server is away or slow.
     pub window: Duration,
     /// How long servers keep probes and events of this client when it is cut off.
     pub linger: Duration,
@@ -49,10 +49,10 @@ pub struct FleetVm {
     pub probes: Vec<Probe>,
 }
 
-/// What a fleet tells.
+/// A message of a fleet.
 #[derive(Clone, Debug)]
 pub enum FleetMessage {
-    /// The probes are registered in a VM: every later hit is told or counted as lost.
+    /// The probes are registered in a VM. Every later hit is reported or counted as lost.
     Joined(Arc<FleetVm>),
     /// A probe was hit.
     Event {
@@ -60,7 +60,7 @@ pub enum FleetMessage {
         vm: Arc<FleetVm>,
         /// When, in nanoseconds since 1970 by the clock of the VM's host.
         unix_ns: u64,
-        /// What the probe tells.
+        /// The probe's event.
         event: Box<Event>,
     },
     /// Events were lost, as this client read too slowly.
@@ -70,8 +70,8 @@ pub enum FleetMessage {
         /// How many.
         count: u64,
     },
-    /// What happened meanwhile in a VM isn't known: its server has kept it no longer. The counts of the probes tell how
-    /// much it was.
+    /// It isn't known what happened in a VM meanwhile, as its server no longer has the events. The counts of the probes
+    /// show how many there were.
     Gap {
         /// The VM.
         vm: Arc<FleetVm>,
@@ -85,7 +85,7 @@ pub enum FleetMessage {
         /// How.
         ending: Ending,
     },
-    /// A VM takes no probes of this client, or no more.
+    /// A VM refuses this client's probes, from the beginning or from now on.
     Refused {
         /// The server.
         host: Arc<str>,
@@ -94,7 +94,7 @@ pub enum FleetMessage {
         /// Why.
         reason: String,
     },
-    /// A server doesn't answer, or no more. It is asked again and again.
+    /// A server doesn't answer, from the beginning or from now on. The client tries again and again.
     Away {
         /// The server.
         host: Arc<str>,
@@ -108,27 +108,27 @@ pub enum FleetMessage {
     },
 }
 
-/// What the task of a VM or of a server tells.
+/// A message of the task of a VM or of a server.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// What isn't put in order.
+    /// A message that isn't put in order.
     Message(FleetMessage),
     /// An event of a source.
     Event {
         source: u64,
         unix_ns: u64,
         event: FleetMessage,
-        /// There are so many of a source at most.
+        /// Limits how many events of a source are under way.
         place: OwnedSemaphorePermit,
     },
-    /// A source will tell events that are later than this is heard.
+    /// A source is about to report events that are later than this. The fleet answers by `heard`.
     Begins {
         source: u64,
         unix_ns: u64,
         heard: oneshot::Sender<()>,
     },
-    /// A source has told all events up to this time.
+    /// A source has reported all events up to this time.
     Reached { source: u64, unix_ns: u64 },
-    /// Nobody knows when a source tells something.
+    /// It isn't known when a source reports something again.
     Silent { source: u64 },
 }

@@ -1,8 +1,8 @@
 //! Many servers at once: the same probes in their VMs, and all events in the order of their times.
 //!
-//! Each server has a task of its own, which finds its VMs, registers the probes in each, and follows them. A server
-//! that goes away is told of, and asked again until it is back; streams go on where they were, as far as the server has
-//! kept their events.
+//! Each server has a task of its own, which finds its VMs, registers the probes in each, and follows them. If a server
+//! goes away, the fleet reports it, and the task tries again until the server is back. Streams then go on where they
+//! were, as far as the server has kept their events.
 
 mod host;
 mod merge;
@@ -23,10 +23,10 @@ pub use message::{FleetMessage, FleetOptions, FleetVm, Host};
 
 /// Messages of all servers on their way.
 const AHEAD: usize = 1024;
-/// How long servers may take to take probes out.
+/// How long servers may take to remove probes.
 const LEAVE: Duration = Duration::from_secs(5);
 
-/// All that servers tell.
+/// The messages of all servers.
 #[derive(Debug)]
 pub struct Fleet {
     told: mpsc::Receiver<Told>,
@@ -54,7 +54,8 @@ impl Fleet {
         }
     }
 
-    /// What is told next: events in the order of their times, and all else at once. None if there is no server.
+    /// Returns the next message: events in the order of their times, and all others at once. `None` if there is no
+    /// server.
     pub async fn next(&mut self) -> Option<FleetMessage> {
         loop {
             if let Some((event, _)) = self.merge.pop() {
@@ -82,8 +83,8 @@ impl Fleet {
         }
     }
 
-    /// Takes the probes out of all VMs, as far as their servers answer soon. Without it they stay for as long as
-    /// [`FleetOptions::linger`] says.
+    /// Removes the probes from all VMs, as far as their servers answer soon. Without this call, the probes stay for as
+    /// long as [`FleetOptions::linger`] says.
     pub async fn close(mut self) {
         self.told.close();
         while self.told.try_recv().is_ok() {}
@@ -92,7 +93,7 @@ impl Fleet {
         let _the_rest_lingers = timeout(LEAVE, ended).await;
     }
 
-    /// How many events were told behind later ones, as their server was silent for longer than the window.
+    /// Returns how many events were returned after later ones, as their server was silent for longer than the window.
     #[must_use]
     pub fn late(&self) -> u64 {
         self.merge.late()

@@ -13,36 +13,36 @@ use super::message::{FleetMessage, FleetOptions, FleetVm, Told};
 use crate::clock::HostClock;
 use crate::{Client, ClientError, DisabledProbes, EventOptions, EventStream, Message, Session};
 
-/// How often a server tells how far it has come.
+/// How often a server reports its progress.
 const PROGRESS: Duration = Duration::from_millis(100);
-/// Events of a VM that wait for those of others. Beyond that its server keeps them.
+/// Events of a VM that wait for those of others. Further events stay at its server.
 const WAITING: usize = 1024;
 /// The number of the next source.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Where a VM stands.
+/// The state of a VM.
 #[derive(Debug)]
 pub(super) enum Standing {
     /// It was never followed.
     New,
-    /// It is.
+    /// It is followed now.
     Followed,
     /// Its guest has ended.
     Ended,
-    /// It takes no probes, or nobody wants to know of it.
+    /// It refuses the probes, or the fleet was dropped.
     Refused,
     /// The connection to its server has broken.
     Left(Left),
 }
 
-/// What is left of a VM on a server that is away.
+/// A VM on a server that is away.
 #[derive(Debug)]
 pub(super) struct Left {
     session: String,
     cursor: EventCursor,
     vm: Arc<FleetVm>,
     source: u64,
-    /// The connection is back.
+    /// True if the connection is back.
     is_back: Arc<AtomicBool>,
 }
 
@@ -91,7 +91,7 @@ struct Followed {
     session: Session,
     stream: EventStream,
     clock: HostClock,
-    /// Its number among all VMs.
+    /// The VM's number as a source of events.
     source: u64,
     /// Places for events on their way.
     places: Arc<Semaphore>,
@@ -104,7 +104,7 @@ fn event_options(options: &FleetOptions) -> EventOptions {
     }
 }
 
-/// Registers the probes, and has them report when they are followed.
+/// Registers the probes, and enables them when they are followed.
 async fn begin(
     host: &Arc<str>,
     client: Client,
@@ -133,7 +133,7 @@ async fn begin(
     Ok(followed)
 }
 
-/// Goes on where a connection has broken. An error without an end: it has to begin anew.
+/// Goes on where a connection has broken. Returns `Err(None)` if the client has to begin anew.
 async fn resume(
     client: &Client,
     left: Left,
@@ -153,7 +153,7 @@ async fn resume(
         Err(ClientError::Disconnected(_)) => {
             return Err(Some(Standing::Left(left)));
         }
-        // Its probes are still there, and what comes from now on is told.
+        // The VM's probes are still there, and events from now on are reported.
         Err(error) => {
             left.tell_gap(&error.to_string(), to).await;
             let ids = left.vm.probes.iter().map(|probe| probe.id).collect();
@@ -172,7 +172,7 @@ async fn resume(
 }
 
 impl Left {
-    /// Has other VMs wait for this one, but not for longer than `window`.
+    /// Lets other VMs wait for this one, but not for longer than `window`.
     pub(super) fn wait(&self, window: Duration, to: Sender<Told>) {
         let (source, is_back) = (self.source, Arc::clone(&self.is_back));
         tokio::spawn(async move {
@@ -183,7 +183,7 @@ impl Left {
         });
     }
 
-    /// What becomes of it when it can't be resumed.
+    /// Returns the VM's state if it can't be resumed, or `None` if the client has to begin anew.
     async fn missed(self, error: ClientError, to: &Sender<Told>) -> Option<Standing> {
         if let ClientError::Disconnected(_) = error {
             return Some(Standing::Left(self));
@@ -192,7 +192,7 @@ impl Left {
         None
     }
 
-    /// Tells that what has happened meanwhile isn't known.
+    /// Reports that it isn't known what has happened meanwhile.
     pub(super) async fn tell_gap(&self, reason: &str, to: &Sender<Told>) {
         let gap = FleetMessage::Gap {
             vm: Arc::clone(&self.vm),
@@ -220,7 +220,7 @@ impl Followed {
         })
     }
 
-    /// Enables its probes, once others wait for its events.
+    /// Enables the VM's probes, once others wait for its events.
     async fn begin(&self, probes: Vec<u64>, to: &Sender<Told>) -> Result<(), ClientError> {
         let (heard, told) = oneshot::channel();
         let begins = Told::Begins {
@@ -229,14 +229,14 @@ impl Followed {
             heard,
         };
         let FleetVm { client, name, .. } = &*self.vm;
-        // Where nobody hears of it, it is left soon.
+        // If the fleet was dropped, the VM is left soon.
         if to.send(begins).await.is_ok() && told.await.is_ok() && !probes.is_empty() {
             client.enable_probes(name, probes, Vec::new()).await?;
         }
         Ok(())
     }
 
-    /// Hands on what the VM tells, until there is no more.
+    /// Passes the VM's messages on, until there are no more.
     async fn deliver(&mut self, window: Duration, to: &Sender<Told>) -> Standing {
         let (end, standing) = loop {
             let message = tokio::select! {
@@ -295,7 +295,7 @@ impl Followed {
         to.send(reached).await.ok()
     }
 
-    /// Takes the probes out, so that none lingers.
+    /// Removes the probes, so that none lingers.
     async fn leave(&self) -> Standing {
         let FleetVm {
             client,
@@ -308,7 +308,7 @@ impl Followed {
         Standing::Refused
     }
 
-    /// Hands events on, each when it has a place; none if nobody wants them.
+    /// Passes events on, each when it has a place. Returns `None` if the fleet was dropped.
     async fn hand_on(&self, lost: u64, events: Vec<Event>, to: &Sender<Told>) -> Option<()> {
         if lost > 0 {
             let vm = Arc::clone(&self.vm);

@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use super::*;
 use crate::samples;
 
-/// Notes the moments of records; takes so many, then waits for ever or fails.
+/// Notes the times of records. Takes `most` of them, and then waits for ever or fails.
 struct Noting {
     taken: Arc<Mutex<Vec<u64>>>,
     most: usize,
@@ -95,10 +95,10 @@ async fn a_sink_that_waits_holds_back_records_and_is_left_at_the_deadline() {
     {
         handed += 1;
     }
-    // The one that it waits with, and those behind it.
+    // The record that it holds while it waits, and those that wait behind it.
     assert_eq!(handed, 10 + 1 + WAITING);
     let outcomes = export.finish(Duration::from_secs(5)).await;
     assert_eq!(outcomes[0].exported, 10);
-    // The one that found no room as well.
+    // The record that found no room counts as well.
     assert_eq!(outcomes[0].failed, handed as u64 + 1 - 10);
 }

@@ -18,8 +18,8 @@ const UTC: &str = "UTC";
 type Texts = MapBuilder<StringBuilder, StringBuilder>;
 type Numbers = MapBuilder<StringBuilder, Int64Builder>;
 
-/// Rows that are not written yet. `docs/exports.md` describes the columns; their types are those that DuckDB, Spark and
-/// pyarrow know: no unsigned numbers, and no timestamps of nanoseconds, which Spark refuses.
+/// Rows that are not written yet. `docs/exports.md` describes the columns. Their types are those that DuckDB, Spark and
+/// pyarrow support: no unsigned numbers, and no timestamps of nanoseconds, which Spark refuses.
 pub(super) struct Columns {
     time: TimestampMicrosecondBuilder,
     unix_ns: Int64Builder,
@@ -47,7 +47,7 @@ pub(super) struct Columns {
 
 impl Columns {
     pub fn new() -> Self {
-        // The names that the format wants (LogicalTypes.md of parquet-format).
+        // The names that the format requires (LogicalTypes.md of parquet-format).
         let names = || {
             Some(MapFieldNames {
                 entry: "key_value".into(),
@@ -88,7 +88,7 @@ impl Columns {
     /// There are more values than a column can have.
     pub fn push(&mut self, record: &Record) -> Result<(), ArrowError> {
         let event = &record.event;
-        // The year 2554 is beyond a signed number of nanoseconds, but not of microseconds.
+        // Signed nanoseconds don't reach the year 2554, but microseconds do.
         self.time
             .append_value((record.unix_ns / 1000).cast_signed());
         self.unix_ns.append_value(record.unix_ns.cast_signed());
@@ -150,7 +150,7 @@ impl Columns {
         self.numbers.append(true)
     }
 
-    /// The rows, in the form in which they are written. There are none afterwards.
+    /// Returns the rows in the form in which they are written, and leaves none here.
     ///
     /// # Errors
     /// The columns are not of one length.
@@ -208,7 +208,7 @@ impl Columns {
     }
 }
 
-/// Symbol and offset; the address where there is no symbol.
+/// Returns the symbol and offset, or the address if there is no symbol.
 fn place(address: &Address) -> String {
     let symbol = address.symbol.clone();
     symbol.unwrap_or_else(|| hex(address.address))
@@ -218,7 +218,7 @@ fn hex(number: u64) -> String {
     format!("{number:#x}")
 }
 
-/// A value as text: a list as JSON.
+/// Returns a value as text. A list becomes JSON.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::Unsigned(number) => Some(number.to_string()),
@@ -230,7 +230,7 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// A value as a number that a signed one has room for.
+/// Returns a value as a number, if it fits into a signed one.
 fn number(value: &Value) -> Option<i64> {
     match value {
         Value::Unsigned(number) | Value::Hex(number) => i64::try_from(*number).ok(),

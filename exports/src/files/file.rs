@@ -23,10 +23,10 @@ const BATCH: usize = 1024;
 /// Bytes of a row group. All of it is in memory until it is written.
 const ROW_GROUP: usize = 8 << 20;
 
-/// When a file is closed, and another one begun.
+/// The limits at which a file is closed, and another one begun.
 #[derive(Clone, Copy, Debug)]
 pub struct FileLimits {
-    /// Its bytes, roughly.
+    /// Its approximate bytes.
     pub bytes: u64,
     /// The time since its first event.
     pub age: Duration,
@@ -58,7 +58,8 @@ impl From<ParquetError> for FileError {
     }
 }
 
-/// A file that has another name until it is whole, so that nobody reads half of it. It is deleted if it isn't closed.
+/// A file that has another name until it is complete, so that no program reads half of it. It is deleted if it isn't
+/// closed.
 pub(super) struct OpenFile {
     temporary: NamedTempFile,
     folder: PathBuf,
@@ -72,11 +73,11 @@ pub(super) struct OpenFile {
 }
 
 impl OpenFile {
-    /// Makes a file in a folder for events from this one on. The name has no meaning: the moment of the first event, and
-    /// what makes it unique.
+    /// Makes a file in a folder for events from this one on. The name has no meaning: it consists of the time of the
+    /// first event, and a part that makes it unique.
     pub fn create(folder: PathBuf, first: &Record, now: Instant) -> Result<Self, FileError> {
         fs::create_dir_all(&folder)?;
-        // Readers leave names alone that begin with a dot, and that don't end in `.parquet`.
+        // Readers ignore names that begin with a dot, and names that don't end in `.parquet`.
         let temporary = Builder::new()
             .prefix(&format!(".{}-", first.unix_ns))
             .rand_bytes(12)
@@ -106,7 +107,7 @@ impl OpenFile {
         })
     }
 
-    /// When it is as old as a file may be.
+    /// Returns the time when the file reaches its greatest age.
     pub fn due(&self, limits: FileLimits) -> Instant {
         self.opened + limits.age
     }
@@ -131,13 +132,13 @@ impl OpenFile {
         Ok(())
     }
 
-    /// It is as large as a file may be.
+    /// Returns true if the file has reached its greatest size.
     pub fn is_full(&self, limits: FileLimits) -> bool {
         let bytes = self.writer.bytes_written() + self.writer.in_progress_size();
         bytes as u64 >= limits.bytes
     }
 
-    /// Ends the file, has it on the disk, and gives it its name; how many events it has.
+    /// Ends the file, writes it to the disk, and gives it its name. Returns how many events it has.
     pub fn close(mut self) -> Result<u64, FileError> {
         self.write()?;
         self.writer.finish()?;
@@ -151,12 +152,12 @@ impl OpenFile {
     }
 }
 
-/// Has the names in a folder on the disk.
+/// Makes sure that the names in a folder are on the disk.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Those of any new file, which the process' mask restricts.
+/// Returns the permissions of any new file, which the process' mask restricts.
 fn permissions() -> fs::Permissions {
     use std::os::unix::fs::PermissionsExt;
     fs::Permissions::from_mode(0o666)

@@ -1,4 +1,4 @@
-//! Events to Parquet files, in a folder for each hour of each host.
+//! Writing events to Parquet files, in a folder for each hour of each host.
 
 mod columns;
 mod file;
@@ -18,27 +18,27 @@ use crate::{Record, Sink, SinkError};
 use file::OpenFile;
 use place::place;
 
-/// Files that are open at once. Beyond that the oldest is closed before its time.
+/// Files that are open at once. If there would be more, the oldest is closed early.
 const OPEN: usize = 256;
 
-/// A folder of Parquet files. It has to run in a runtime of several threads, as it blocks one while it writes.
+/// A folder of Parquet files. It needs a runtime with several threads, as it blocks one of them while it writes.
 pub struct Parquet(Files);
 
 /// The files of a folder, without a runtime.
 struct Files {
     folder: PathBuf,
     limits: FileLimits,
-    /// By their folders.
+    /// The open files, by their folders.
     open: BTreeMap<PathBuf, OpenFile>,
-    /// Events in files that are closed.
+    /// Events in closed files.
     exported: u64,
 }
 
 impl Parquet {
-    /// Files below a folder, which is made if there is none.
+    /// Makes files below a folder, which is made if it doesn't exist.
     ///
     /// # Errors
-    /// There can be none.
+    /// The folder can't be made.
     pub fn new(folder: PathBuf, limits: FileLimits) -> Result<Self, SinkError> {
         fs::create_dir_all(&folder)
             .map_err(|error| SinkError(format!("can't make {}: {error}", folder.display())))?;
@@ -106,7 +106,7 @@ impl Files {
         }
     }
 
-    /// When the next file has to be closed.
+    /// Returns the time when the next file has to be closed.
     fn due(&self) -> Option<Instant> {
         self.open.values().map(|file| file.due(self.limits)).min()
     }
@@ -128,7 +128,7 @@ impl Files {
         }
     }
 
-    /// Closes all files, also if some of them can't be.
+    /// Closes all files, even if closing some of them fails.
     fn close_all(&mut self) -> Result<(), SinkError> {
         let mut result = Ok(());
         while let Some((_, file)) = self.open.pop_first() {

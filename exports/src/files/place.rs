@@ -1,12 +1,12 @@
-//! In which folder an event is.
+//! The folders of events.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use crate::Record;
 
-/// The folder of an event: `host=H/date=YYYY-MM-DD/hour=H`, in UTC, as Hive has partitions. An hour has no leading zero:
-/// DuckDB takes values with one for text.
+/// Returns the folder of an event: `host=H/date=YYYY-MM-DD/hour=H`, in UTC, in the form of Hive's partitions. An hour
+/// has no leading zero, as DuckDB takes such values for text.
 pub fn place(record: &Record) -> PathBuf {
     let time = record.time();
     let folder = format!(
@@ -18,8 +18,8 @@ pub fn place(record: &Record) -> PathBuf {
     folder.into()
 }
 
-/// A value in the name of a folder: all but ASCII letters, digits and `-_.` as `%XX`, which readers undo. An empty one is
-/// Hive's name for a value that isn't there (`HIVE_DEFAULT_PARTITION`).
+/// Returns a value as part of a folder's name. All but ASCII letters, digits and `-_.` becomes `%XX`, which readers
+/// undo. An empty value becomes Hive's name for a missing value (`HIVE_DEFAULT_PARTITION`).
 fn escaped(value: &str) -> String {
     if value.is_empty() {
         return "__HIVE_DEFAULT_PARTITION__".into();

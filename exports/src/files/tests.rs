@@ -22,7 +22,7 @@ fn limits(bytes: u64) -> FileLimits {
     FileLimits { bytes, age }
 }
 
-/// All names below a folder.
+/// Returns all names below a folder.
 fn names(files: &Files) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![files.folder.clone()];
@@ -141,7 +141,7 @@ fn columns_tell_what_the_event_does() {
             ("gone", None),
         ]
     );
-    // Those that a signed number has room for.
+    // The values that fit into a signed number.
     let (keys, values) = map("numbers");
     let values = values.as_primitive::<Int64Type>();
     let numbers: Vec<_> = keys.iter().flatten().zip(values.iter().flatten()).collect();
@@ -209,7 +209,7 @@ fn a_file_that_cannot_be_written_says_where_and_the_others_are_whole() {
     let (_folder, mut files) = files(limits(u64::MAX));
     let now = Instant::now();
     files.take(&samples::of("a", "vm", 0), now).unwrap();
-    // A file in the place of a folder.
+    // Puts a file in the place of a folder.
     fs::write(files.folder.join("host=b"), "").unwrap();
     let error = files.take(&samples::of("b", "vm", 0), now).unwrap_err();
     let folder = files.folder.display().to_string();

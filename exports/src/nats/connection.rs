@@ -1,8 +1,9 @@
 //! One connection to NATS, from its beginning to its first break.
 //!
-//! The library's client connects anew by itself, and publishes then what it had not yet written, but not what was lost on
-//! the way. That would put later events before earlier ones. So a connection has the client in a runtime of its own, with
-//! which it goes at the first break; who uses it opens another one and sends everything again, in order.
+//! The library's client connects again by itself, and then publishes messages that it had not written yet, but not
+//! those that were lost on the way. That would put later events before earlier ones. So each connection has a client in
+//! a runtime of its own, which ends at the first break. The sink then opens another connection and sends everything
+//! again, in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ use super::credentials;
 use super::options::NatsOptions;
 use super::subject::PREFIX;
 
-/// Longer than a runtime lives that has lost its connection.
+/// Longer than the runtime of a lost connection lives.
 const NEVER: Duration = Duration::from_secs(3600);
 
 /// The library's client, as long as it is connected.
@@ -33,11 +34,11 @@ pub(super) struct Connection {
     is_lost: watch::Receiver<bool>,
 }
 
-/// Why something was not published.
+/// Why a message was not published.
 pub(super) enum Unsent {
-    /// The server takes no message as long.
+    /// The server takes no message of that length.
     TooLong,
-    /// The connection is of no more use.
+    /// The connection can't be used any more.
     Lost(String),
 }
 
@@ -55,7 +56,7 @@ impl Connection {
         })
     }
 
-    /// A name that no other client has.
+    /// Returns a name that no other client has.
     pub fn unique(&self) -> String {
         let inbox = self.context.client().new_inbox();
         inbox
@@ -65,7 +66,7 @@ impl Connection {
             .to_owned()
     }
 
-    /// Publishes JSON, once for each id.
+    /// Publishes JSON. The stream stores each id once.
     pub async fn publish(
         &self,
         subject: &str,
@@ -83,7 +84,7 @@ impl Connection {
         })
     }
 
-    /// The id of the last message of a subject in the stream.
+    /// Returns the id of the last message of a subject in the stream.
     pub async fn last_id(&self, subject: &str) -> Option<String> {
         let last = self.stream.get_last_raw_message_by_subject(subject).await;
         let id = last.ok()?.headers.get(NATS_MESSAGE_ID)?.to_string();
@@ -98,7 +99,7 @@ impl Connection {
     }
 }
 
-/// Tasks that are dropped together. It is always there, but at its end.
+/// A runtime whose tasks are dropped together. It is only `None` while it is being dropped.
 struct OwnRuntime(Option<Runtime>);
 
 impl OwnRuntime {
@@ -132,7 +133,7 @@ impl Drop for OwnRuntime {
     }
 }
 
-/// Connects in the runtime of a connection.
+/// Connects. Runs in the runtime of the connection.
 async fn begin(
     options: NatsOptions,
     lost: watch::Sender<bool>,

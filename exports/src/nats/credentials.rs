@@ -1,14 +1,14 @@
-//! Who this client is for NATS, and whom it trusts.
+//! This client's credentials for NATS, and the certificates that it trusts.
 
 use async_nats::{ConnectOptions, ServerAddr};
 use percent_encoding::percent_decode_str;
 
 use super::options::NatsOptions;
 
-/// Options of the library's client. It reads no user of an address by itself.
+/// Makes the options of the library's client, which doesn't read an address's user by itself.
 ///
 /// # Errors
-/// A file can't be read, or an address has a user that is no text.
+/// A file can't be read, or an address has a user that isn't text.
 pub(super) async fn connect_options(
     options: &NatsOptions,
     servers: &[ServerAddr],
@@ -18,7 +18,7 @@ pub(super) async fn connect_options(
         let user = decode(named.username().unwrap_or_default())?;
         connect = match named.password() {
             Some(password) => connect.user_and_password(user, decode(password)?),
-            // A name alone is a token, for all clients of NATS.
+            // A user without a password is a token, as in all clients of NATS.
             None => connect.token(user),
         };
     }

@@ -1,8 +1,8 @@
-//! Events to a stream of NATS JetStream.
+//! Exporting events to a stream of NATS JetStream.
 //!
-//! Messages are published without waiting for the answers to earlier ones, up to a bound, and kept until the server has
-//! confirmed them. Each has an id: the server stores one that is sent twice once, if the two come within the stream's
-//! duplicate window. After a longer time the last message of its subject tells whether it is there.
+//! Messages are published without waiting for the answers to earlier ones, up to a limit, and kept until the server has
+//! confirmed them. Each has an id. If a message is sent twice within the stream's duplicate window, the server stores
+//! it once. After a longer time, the last message of its subject shows whether it is stored.
 
 mod connection;
 mod credentials;
@@ -25,9 +25,9 @@ use subject::subject;
 
 use crate::{Record, Say, Sink, SinkError};
 
-/// Messages that are not confirmed yet. Beyond that no more are taken.
+/// Messages that are not confirmed yet. With this many, the sink takes no more.
 const UNCONFIRMED: usize = 1024;
-/// How long a server is left alone that doesn't answer: longer from time to time.
+/// How long the sink waits before it asks a silent server again. The pause grows from the first to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -35,17 +35,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct Nats {
     options: NatsOptions,
     say: Say,
-    /// What the ids of its messages begin with.
+    /// The prefix of its messages' ids.
     run: String,
     /// The number of the next message.
     next: u64,
     /// Messages that are not confirmed, in their order.
     unconfirmed: VecDeque<Message>,
     connection: Option<Connection>,
-    /// How long it waits before it connects again.
+    /// How long the sink waits before it connects again.
     pause: Duration,
     is_away: bool,
-    /// It has told that an event is too long.
+    /// True if the sink has reported that an event is too long.
     has_told_of_length: bool,
     exported: u64,
 }
@@ -56,7 +56,7 @@ struct Message {
     number: u64,
     subject: String,
     payload: Bytes,
-    /// Its answer, once it is sent.
+    /// Its confirmation, once it is sent.
     sent: Option<Confirmation>,
 }
 
@@ -64,7 +64,7 @@ impl Nats {
     /// Connects to a server, and makes the stream if there is none.
     ///
     /// # Errors
-    /// No server answers, or it lets this client not do it.
+    /// No server answers, or the server doesn't permit it.
     pub async fn connect(options: NatsOptions, say: Say) -> Result<Self, SinkError> {
         let connection = Connection::open(&options).await;
         let connection =
@@ -83,7 +83,7 @@ impl Nats {
         })
     }
 
-    /// Sends what isn't sent yet, until there is nothing left that isn't.
+    /// Sends all messages that aren't sent yet.
     async fn send(&mut self) {
         while let Err(reason) = self.try_send().await {
             self.lose(&reason).await;
@@ -107,7 +107,7 @@ impl Nats {
         let Some(connection) = &self.connection else {
             return Ok(());
         };
-        // Those that are sent are in front.
+        // Messages that are sent come first.
         let mut at = self
             .unconfirmed
             .partition_point(|message| message.sent.is_some());
@@ -120,7 +120,7 @@ impl Nats {
                     at += 1;
                 }
                 Err(Unsent::Lost(reason)) => return Err(reason),
-                // Nobody will ever take it: it is among those that failed.
+                // No server will ever take the message, so it counts as failed.
                 Err(Unsent::TooLong) => {
                     let length = message.payload.len();
                     self.unconfirmed.remove(at);
@@ -135,7 +135,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Notes messages as exported that a lost connection had brought there.
+    /// Counts messages as exported that are in the stream although their connection was lost.
     async fn forget_stored(&mut self, connection: &Connection) {
         let subjects = self.unconfirmed.iter().map(|message| &message.subject);
         let mut last: HashMap<String, u64> = subjects.map(|of| (of.clone(), 0)).collect();
@@ -151,7 +151,7 @@ impl Nats {
         self.exported += (before - self.unconfirmed.len()) as u64;
     }
 
-    /// The number of a message of this sink, by its id.
+    /// Returns the number of a message of this sink, by its id.
     fn number(&self, id: &str) -> Option<u64> {
         let (run, number) = id.rsplit_once('-')?;
         (run == self.run).then(|| number.parse().ok())?
@@ -186,7 +186,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Gives the connection up, and waits a little.
+    /// Drops the connection, and waits a little.
     async fn lose(&mut self, reason: &str) {
         self.connection = None;
         for message in &mut self.unconfirmed {

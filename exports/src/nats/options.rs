@@ -1,4 +1,4 @@
-//! Which NATS, and who this client is there.
+//! The NATS server, and this client's credentials.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 /// A NATS server or cluster, and the stream there.
 #[derive(Clone, Default)]
 pub struct NatsOptions {
-    /// Addresses, such as `nats://bus:4222`, `tls://bus`, `nats://user:password@bus`. The first that answers is taken.
+    /// Addresses, such as `nats://bus:4222`, `tls://bus`, `nats://user:password@bus`. The first that answers is used.
     pub servers: Vec<String>,
-    /// The stream; it is made if there is none of the name.
+    /// The stream, which is made if none has this name.
     pub stream: String,
     /// A file of a user's JWT and seed (`.creds`).
     pub credentials: Option<PathBuf>,
@@ -16,14 +16,14 @@ pub struct NatsOptions {
     pub nkey: Option<String>,
     /// A token.
     pub token: Option<String>,
-    /// What the server's certificate is signed by, in PEM, besides what this system trusts.
+    /// The certificates that may have signed the server's, in PEM, besides those that this system trusts.
     pub ca: Option<PathBuf>,
     /// This client's certificate and its key, in PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl fmt::Debug for NatsOptions {
-    /// Without secrets; an address may have a password.
+    /// Leaves the secrets out, also the addresses, which may have a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NatsOptions")
             .field("stream", &self.stream)

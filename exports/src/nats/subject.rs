@@ -1,4 +1,4 @@
-//! What events are published as.
+//! The subjects of events.
 
 use crate::Record;
 
@@ -8,13 +8,13 @@ pub const PREFIX: &str = "vmprobe";
 /// Bytes of a token. Servers take control lines of 4096 bytes (`max_control_line`).
 const LONGEST: usize = 255;
 
-/// The subject of an event: `vmprobe.HOST.VM.PROBE`.
+/// Returns the subject of an event: `vmprobe.HOST.VM.PROBE`.
 pub fn subject(record: &Record) -> String {
     let [host, vm, probe] = [&*record.host, &*record.vm, &*record.event.probe].map(token);
     format!("{PREFIX}.{host}.{vm}.{probe}")
 }
 
-/// A name as a token: what NATS takes for something else is `_`. That is `.`, `*`, `>`, white space and control
+/// Returns a name as a token. Characters with a meaning for NATS become `_`: `.`, `*`, `>`, white space and control
 /// characters.
 fn token(name: &str) -> String {
     let means_something =

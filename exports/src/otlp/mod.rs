@@ -1,7 +1,8 @@
-//! Events to a receiver of OpenTelemetry's protocol, each as a log record.
+//! Exporting events to a receiver of OpenTelemetry's protocol, each as a log record.
 //!
-//! Records are collected for a moment and sent together, one request at a time. What the receiver doesn't take, because it
-//! is away, is sent again, in the same order; meanwhile no more are taken. So a receiver gets each event at least once.
+//! Records are collected for a moment and sent together, one request at a time. If the receiver is away, the records
+//! are sent again later, in the same order, and the sink takes no more meanwhile. So a receiver gets each event at
+//! least once.
 
 mod request;
 
@@ -14,22 +15,22 @@ use vmprobe_otlp::{Accepted, Backoff, Change, OtlpOptions, SendError, Sender, St
 
 use crate::{Record, Say, Sink, SinkError};
 
-/// Records of a request at most: some kilobytes each with a stack, of the 4 MiB that receivers take.
+/// The most records in a request. With a stack, each has some kilobytes, and receivers take 4 MiB.
 const BATCH: usize = 512;
-/// How long less of them wait for others.
+/// How long fewer records wait for others.
 const DELAY: Duration = Duration::from_millis(500);
 
 /// A receiver.
 pub struct Otlp {
     say: Say,
     url: String,
-    /// None while a request is under way.
+    /// `None` while a request is under way.
     sender: Option<Sender>,
-    /// The request under way. It outlasts whoever waits for it.
+    /// The request under way. It goes on even if the task that waits for it is dropped.
     sending: Option<Sending>,
     /// Records that are sent, until they are taken or refused.
     under_way: Vec<Arc<Record>>,
-    /// Those of the next request, and since when the first one waits.
+    /// The records of the next request, and since when the first one waits.
     waiting: Vec<Arc<Record>>,
     since: Option<Instant>,
     /// When the receiver may be asked again.
@@ -38,17 +39,17 @@ pub struct Otlp {
     standing: Standing,
     exported: u64,
     refused: u64,
-    /// Why some weren't taken, the last time.
+    /// The last reason why some records weren't taken.
     reason: String,
 }
 
 type Sending = Pin<Box<dyn Future<Output = (Sender, Result<Accepted, SendError>)> + Send>>;
 
 impl Otlp {
-    /// To a receiver, which isn't connected to yet.
+    /// Makes a sink for a receiver, without connecting to it.
     ///
     /// # Errors
-    /// The files that they name can't be used.
+    /// The files that the options name can't be used.
     pub fn new(options: &OtlpOptions, say: Say) -> Result<Self, SinkError> {
         let sender = Sender::new(options).map_err(|error| SinkError(error.to_string()))?;
         Ok(Self {
@@ -68,7 +69,8 @@ impl Otlp {
         })
     }
 
-    /// Waits until the request under way, if there is one, is taken or refused. It goes on where it was left.
+    /// Waits until the request under way, if any, is taken or refused. If this is dropped, the next call goes on from
+    /// there.
     async fn settle(&mut self) {
         while !self.under_way.is_empty() {
             if let Some(pause) = self.pause {
@@ -127,7 +129,7 @@ impl Otlp {
         }
     }
 
-    /// Has those that wait be sent next, once the request before them is settled.
+    /// Makes the waiting records the next request, once the request before is settled.
     async fn send(&mut self) {
         self.settle().await;
         self.under_way = std::mem::take(&mut self.waiting);

@@ -11,10 +11,10 @@ use vmprobe_otlp::{attribute, json, resource, text, unix_nanos};
 
 use crate::Record;
 
-/// What the attributes of an event begin with.
+/// The prefix of an event's attributes.
 const OURS: &str = "vmprobe";
 
-/// A request with these records, those of each host by themselves.
+/// Returns a request with these records, grouped by host.
 pub(super) fn of(records: &[Arc<Record>]) -> ExportLogsServiceRequest {
     let mut hosts: Vec<(Arc<str>, Vec<LogRecord>)> = Vec::new();
     let now = unix_nanos(std::time::SystemTime::now());
@@ -43,13 +43,14 @@ pub(super) fn of(records: &[Arc<Record>]) -> ExportLogsServiceRequest {
     }
 }
 
-/// Who has seen the events of a host.
+/// Returns the resource that stands for the observer of a host's events.
 fn exporter(host: &str) -> Resource {
     resource("vmprobe", env!("CARGO_PKG_VERSION"), host, Some(host))
 }
 
-/// An event: its name is that of the probe, and its attributes are the fields of its JSON, those of objects with the names
-/// of both. What has a name in OpenTelemetry's conventions ("Process", "Thread", "CPU") has it, too.
+/// Converts an event. Its name is that of the probe, and its attributes are the fields of its JSON; a field of an inner
+/// object has the names of both. Fields that OpenTelemetry's conventions name ("Process", "Thread", "CPU") have that
+/// name, too.
 fn converted(record: &Record, now: u64) -> LogRecord {
     let event = &record.event;
     let mut attributes = vec![
@@ -83,7 +84,7 @@ fn place(event: &vmprobe_trace_formats::Record) -> String {
     symbol.unwrap_or_else(|| format!("{:#x}", place.address))
 }
 
-/// The fields of an object become attributes of their own. What is null isn't there.
+/// Makes the fields of an object attributes of their own. Leaves null out.
 fn flatten(name: String, value: Json, to: &mut Vec<KeyValue>) {
     match value {
         Json::Null => {}

@@ -22,7 +22,7 @@ const EVENTS: u64 = 3000;
 const MOST_TAKEN: usize = 2 * BATCH + 256 + 1;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A receiver, which answers its first requests as it is told.
+/// A receiver, which gives its first requests the answers of a list.
 #[derive(Clone, Default)]
 struct Receiver {
     taken: Arc<Mutex<Vec<u64>>>,

@@ -1,11 +1,11 @@
-//! The log of what clients have changed: a line of JSON a call.
+//! The log of what clients have changed, one line of JSON for each call.
 //!
 //! ```json
 //! {"time":"2026-11-27T10:15:30.123Z","client":"alice","role":"probe","call":"ProbeService/RegisterProbes","vm":"web-1","code":0}
 //! ```
 //!
-//! It has no arguments of calls, and so no secrets. `code` is gRPC's; a call that its client has cut off has none.
-//! Where the server's log is sent elsewhere, so are these calls, whether there is a file or not.
+//! It has no arguments of calls, and so no secrets. `code` is gRPC's code; a call that its client has cut off has none.
+//! If the server's log is sent to a receiver, these calls are sent too, with or without a file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ use thiserror::Error;
 use super::caller::Caller;
 use crate::log::{Record, Records};
 
-/// The part of the program that the calls are told by, where they are sent elsewhere.
+/// The log target of the calls, where they are sent elsewhere.
 pub const TARGET: &str = "vmprobe.audit";
 
 /// The log can't be written.
@@ -31,11 +31,11 @@ pub const TARGET: &str = "vmprobe.audit";
 pub struct AuditError {
     /// Its file.
     pub file: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub cause: io::Error,
 }
 
-/// A log that lines are added to. Clones are the same one.
+/// A log that lines are added to. Clones share it.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
     file: Option<Arc<Mutex<File>>>,
@@ -56,11 +56,11 @@ struct Line<'a> {
 }
 
 impl AuditLog {
-    /// Opens its file, or makes it for its owner alone to read. What is added goes to `records` as well. None if there is
-    /// neither.
+    /// Opens its file, or makes the file, which only its owner can read. What is added goes to `records` as well.
+    /// Returns `None` if there is neither.
     ///
     /// # Errors
-    /// It can't be opened.
+    /// The file can't be opened.
     pub fn new(file: Option<&Path>, records: Option<Records>) -> Result<Option<Self>, AuditError> {
         let file = file.map(open).transpose()?;
         let is_wanted = file.is_some() || records.is_some();
@@ -87,7 +87,7 @@ impl AuditLog {
         // Strings and a number always serialize.
         let mut line = serde_json::to_string(&line).unwrap_or_default();
         line.push('\n');
-        // One write: lines of several processes don't mix.
+        // The line is written at once, so that lines of several processes don't mix.
         if let Err(error) = file.lock().write_all(line.as_bytes()) {
             tracing::error!("the audit log can't be written: {error}; not in it: {line}");
         }

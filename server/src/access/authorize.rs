@@ -1,4 +1,4 @@
-//! The layer that each call passes first.
+//! The layer that finds out who makes a call, and refuses callers that may not make it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,29 +17,29 @@ use crate::call_layer::{Answer, CallService, OnCall, refuse};
 use crate::front::Peer;
 use crate::status::{self, Reason};
 
-/// What a token in a call's metadata begins with (RFC 6750, 2.1).
+/// The prefix of a token in a call's metadata (RFC 6750, 2.1).
 const BEARER: &str = "Bearer ";
 
-/// Lets calls in, of whom the owner knows.
+/// Lets calls in from clients that the owner has listed.
 #[derive(Clone, Debug, Default)]
 pub struct Authorize {
     clients: Option<Arc<Reloaded<Clients>>>,
     audit: Option<AuditLog>,
 }
 
-/// The VM that a call names, once that is known: what is behind the layer tells it for the audit log.
+/// The VM that a call names, once that is known. The layers behind this one set it for the audit log.
 #[derive(Clone, Debug, Default)]
 pub struct NamedVm(Arc<OnceLock<String>>);
 
 impl NamedVm {
-    /// Tells it.
+    /// Sets the VM's name.
     pub fn tell(&self, vm: &str) {
         self.0.get_or_init(|| vm.to_owned());
     }
 }
 
 impl Authorize {
-    /// For these clients, and with this log.
+    /// Makes a layer for these clients, with this audit log.
     pub fn new(clients: Option<Reloaded<Clients>>, audit: Option<AuditLog>) -> Self {
         Self {
             clients: clients.map(Arc::new),
@@ -47,7 +47,7 @@ impl Authorize {
         }
     }
 
-    /// Who asks for what an observer may see.
+    /// Returns the caller of a request that an observer may make.
     ///
     /// # Errors
     /// `UNAUTHENTICATED` or `PERMISSION_DENIED`.
@@ -57,7 +57,7 @@ impl Authorize {
         Ok(caller)
     }
 
-    /// Who makes a call.
+    /// Returns the caller of a call.
     fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Status> {
         let names = match peer {
             Peer::Local { uid } => {
@@ -141,7 +141,7 @@ impl OnCall for Authorize {
             return refuse(status);
         }
         let vm = entry.as_ref().map(|entry| entry.vm.clone());
-        // A client can't say who it is to what is behind.
+        // The layers behind this one know the client by `caller` only, not by its own words.
         request.headers_mut().remove(AUTHORIZATION);
         request.extensions_mut().insert(caller);
         request.extensions_mut().insert(vm.unwrap_or_default());
@@ -153,7 +153,7 @@ impl OnCall for Authorize {
     }
 }
 
-/// A line of the audit log, written when this goes.
+/// A line of the audit log, written when this is dropped.
 #[derive(Debug)]
 struct Entry {
     log: AuditLog,

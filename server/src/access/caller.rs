@@ -1,4 +1,4 @@
-//! Who makes a call.
+//! The client that makes a call.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ const CLIENT: &str = "client:";
 const USER: &str = "user:";
 const ANONYMOUS: &str = "anonymous";
 
-/// Whose a client is: images belong to accounts.
+/// The account of a client. Images belong to accounts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Account {
@@ -24,12 +24,12 @@ pub enum Account {
     Client(Arc<str>),
     /// A user of this host, by its number.
     User(u32),
-    /// Whoever comes in a way that doesn't tell who it is.
+    /// A client that has connected in a way that doesn't identify it.
     Anonymous,
 }
 
 impl Account {
-    /// Returns true for users that can read whatever this process can: its own user, and root.
+    /// Returns true for users that can read everything that this process can: its own user, and root.
     pub fn is_as_mighty_as_the_server(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         matches!(self, Self::User(user) if *user == own || *user == 0)
@@ -46,7 +46,7 @@ impl fmt::Display for Account {
     }
 }
 
-/// A text is no account.
+/// The text isn't an account.
 #[derive(Clone, Copy, Debug, Error)]
 #[error("an owner is `client:NAME`, `user:NUMBER` or `anonymous`")]
 pub struct NoAccount;
@@ -67,20 +67,20 @@ impl FromStr for Account {
     }
 }
 
-/// Who makes a call, and what it may do.
+/// The client that makes a call, and what it may do.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// As the list of clients calls it, or by what it came.
+    /// Its name in the list of clients, or how it has connected.
     pub name: Arc<str>,
-    /// Whose images it sees.
+    /// The account whose images it sees.
     pub account: Account,
     pub role: Role,
-    /// Patterns of the names of its VMs; none: all VMs are.
+    /// Patterns of the names of its VMs. If empty, it may use all VMs.
     pub(super) vms: Arc<[WildMatch]>,
 }
 
 impl Caller {
-    /// One that may do all to all VMs.
+    /// Makes a caller that may do everything to all VMs.
     pub fn unlisted(name: impl Into<Arc<str>>, account: Account) -> Self {
         Self {
             name: name.into(),
@@ -90,7 +90,7 @@ impl Caller {
         }
     }
 
-    /// Who makes the call with these extensions, of which each has one.
+    /// Returns the caller from a call's extensions. Each call has one.
     ///
     /// # Errors
     /// `INTERNAL`, never in practice.
@@ -99,20 +99,20 @@ impl Caller {
         found.ok_or_else(|| Status::internal("nobody makes this call: a bug of the server"))
     }
 
-    /// Returns true for one that may do all to all VMs.
+    /// Returns true if the caller may do everything to all VMs.
     pub fn controls_all(&self) -> bool {
         let mut patterns = self.vms.iter().map(ToString::to_string);
         let all = self.vms.is_empty() || patterns.any(|pattern| pattern == "*");
         self.role == Role::Control && all
     }
 
-    /// Returns true if the VM of this name is one of its.
+    /// Returns true if the caller may use the VM of this name.
     pub fn may_use(&self, vm: &str) -> bool {
         self.vms.is_empty() || self.vms.iter().any(|pattern| pattern.matches(vm))
     }
 
     /// # Errors
-    /// `PERMISSION_DENIED` for a VM that isn't one of its, whether there is one of this name or not.
+    /// `PERMISSION_DENIED` if the caller may not use a VM of this name, whether it exists or not.
     pub fn check_vm(&self, vm: &str) -> Result<(), Status> {
         match self.may_use(vm) {
             true => Ok(()),

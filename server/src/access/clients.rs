@@ -13,8 +13,8 @@
 //! role = "control"
 //! ```
 //!
-//! A client that comes by TLS is one of these or nobody. It is known by a name of its certificate (the common name of the
-//! subject, or one of its alternative names), or by the SHA-256 of a token, so that the file has no secret.
+//! A client that connects by TLS has to be in the list. It is known by a name of its certificate (the common name of
+//! the subject, or one of its alternative names), or by the SHA-256 of a token, so that the file has no secret.
 
 use std::collections::HashMap;
 use std::fs;
@@ -36,23 +36,23 @@ const DIGEST: usize = 32;
 /// Why a list of clients can't be used.
 #[derive(Debug, Error)]
 pub enum ClientsError {
-    /// It can't be read.
+    /// The list can't be read.
     #[error("the list of clients {file} can't be read: {cause}")]
     Read {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It isn't TOML of this form.
+    /// The file isn't TOML of this form.
     #[error("the list of clients {file} isn't one: {cause}")]
     Format {
         /// The file.
         file: PathBuf,
-        /// Where, and what is wrong.
+        /// The place, and the error there.
         cause: Box<toml::de::Error>,
     },
-    /// A client makes no sense.
+    /// A client's entry is invalid.
     #[error("client `{name}` of the list {file}: {reason}")]
     Client {
         /// The file.
@@ -81,7 +81,7 @@ struct Entry {
     vms: Option<Vec<String>>,
 }
 
-/// The clients that there are.
+/// The clients of the list.
 #[derive(Debug, Default)]
 pub struct Clients {
     by_certificate: HashMap<String, Caller>,
@@ -149,12 +149,12 @@ impl Clients {
         }
     }
 
-    /// The client with a certificate of these names: the first that is known.
+    /// Returns the client with a certificate of these names: the first that is known.
     pub(super) fn with_certificate(&self, names: &[String]) -> Option<&Caller> {
         names.iter().find_map(|name| self.by_certificate.get(name))
     }
 
-    /// The client with this token.
+    /// Returns the client with this token.
     pub(super) fn with_token(&self, token: &str) -> Option<&Caller> {
         let digest: [u8; DIGEST] = Sha256::digest(token).into();
         self.by_token.get(&digest)

@@ -1,11 +1,10 @@
-//! Who may do what.
+//! Access control.
 //!
-//! A client comes by a Unix socket, whose permissions say who may use it: it may do all with VMs. Or it comes by TLS, and
-//! says who it is by a certificate or a token; the owner's list of clients ([`clients`]) says then what it may do ([`role`]), and to
-//! which VMs. Each call passes [`authorize`], before anything of it is read. What changes something is written to the
-//! audit log ([`audit`]).
-//! Which files of the host a client may name is another matter, and so is whose images it uses: both go by its
-//! [`Account`].
+//! A client that connects by a Unix socket may do everything with VMs: the socket's permissions say who may use it. A
+//! client that connects by TLS identifies itself by a certificate or a token. The owner's list of clients ([`clients`])
+//! says what it may do ([`role`]), and to which VMs. Each call passes [`authorize`] before its request is read. Calls
+//! that change something are written to the audit log ([`audit`]). Which files of the host a client may name, and whose
+//! images it uses, are separate questions: both depend on its [`Account`].
 
 mod audit;
 mod authorize;

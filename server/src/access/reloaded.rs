@@ -1,4 +1,4 @@
-//! What is made of files, and made anew when they change.
+//! Values that are made from files, and made again when the files change.
 
 use std::fmt::{Debug, Display, Formatter};
 use std::fs;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How long files aren't looked at again.
+/// The least time between two looks at the files.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// By what a file is known to be as before: its device, number, length, and the nanoseconds of its last change.
+/// Identifies a version of a file: its device, number, length, and the nanoseconds of its last change.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-/// Something that is made of files.
+/// A value that is made from files.
 pub struct Reloaded<T> {
     files: Vec<PathBuf>,
     make: Box<Make<T>>,
@@ -31,15 +31,15 @@ struct State<T> {
 }
 
 impl<T> Reloaded<T> {
-    /// What `make` makes of these files, now and after each change.
+    /// Makes a value from these files with `make`, now and after each change.
     ///
     /// # Errors
-    /// Of `make`, the first time. Later ones are logged, and what was made before stays.
+    /// The first error of `make`. Later ones are logged, and the former value stays.
     pub fn new<E: Display>(
         files: Vec<PathBuf>,
         make: impl Fn() -> Result<T, E> + Send + Sync + 'static,
     ) -> Result<Self, E> {
-        // Before they are read: a change meanwhile is one.
+        // The stamps are taken before the files are read, so that a change meanwhile is noticed.
         let stamps = stamps(&files);
         let made = Arc::new(make()?);
         Ok(Self {
@@ -53,7 +53,7 @@ impl<T> Reloaded<T> {
         })
     }
 
-    /// The newest that could be made.
+    /// Returns the newest value that could be made.
     pub fn get(&self) -> Arc<T> {
         self.get_at(Instant::now())
     }

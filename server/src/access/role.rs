@@ -1,4 +1,4 @@
-//! What a client may do at most, and what each call takes.
+//! The roles of clients, and the role that each call needs.
 
 use serde::Deserialize;
 
@@ -25,10 +25,10 @@ impl Role {
     }
 }
 
-/// What a call takes.
+/// The role that a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Nothing: it tells whether the server is there.
+    /// None: the call tells whether the server is there.
     Nothing,
     /// This role.
     Role(Role),
@@ -65,7 +65,7 @@ const PROBE: &[&str] = &[
     "VmService/ReadStack",
 ];
 
-/// What a call of this path takes. One that isn't known takes all.
+/// Returns what a call of this path needs. An unknown call needs the highest role.
 pub(super) fn needed(path: &str) -> Need {
     if path.starts_with(HEALTH) {
         return Need::Nothing;
@@ -97,7 +97,7 @@ mod tests {
         let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap();
         let mut with_role: [BTreeSet<String>; 3] = Default::default();
         for (path, _) in described::calls(&set) {
-            // What a role takes of others isn't said one by one.
+            // Calls of other packages are decided by their prefix, not one by one.
             let Some(call) = path.strip_prefix(PACKAGE) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! What probes do to the guest at their hits.
+//! The actions of probes.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use vmprobe_proto::v1;
 use vmprobe_proto::v1::action::Action as Kind;
 use vmprobe_spec::names;
 
-/// A wrong field of an action, or an empty path where it is missing, and what is wrong with it.
+/// A wrong field of an action (an empty path if the action itself is missing), and what is wrong
+/// with it.
 pub type WrongAction = (&'static str, String);
 
-/// The engine's form of actions.
+/// Returns the engine's form of actions.
 ///
 /// # Errors
-/// The place of the first that is wrong, and why.
+/// The index of the first wrong action, and the reason.
 pub fn actions(actions: &[v1::Action]) -> Result<Vec<HitAction>, (usize, WrongAction)> {
     let actions = actions.iter().enumerate();
     let actions = actions.map(|(index, action)| one(action).map_err(|wrong| (index, wrong)));
@@ -46,7 +47,7 @@ fn one(action: &v1::Action) -> Result<HitAction, WrongAction> {
     })
 }
 
-/// The general register that an address is in, if it is in one.
+/// Returns the general register that an address is based on, if there is one.
 fn base(register: i32) -> Result<Option<u8>, WrongAction> {
     let known = v1::Register::try_from(register);
     match known {
@@ -63,7 +64,7 @@ fn unknown(field: &'static str, register: i32) -> WrongAction {
     (field, format!("{register} is no register that this can be"))
 }
 
-/// The protocol's form of actions.
+/// Returns the protocol's form of actions.
 pub fn told_actions(actions: &[HitAction]) -> Vec<v1::Action> {
     actions.iter().map(told).collect()
 }

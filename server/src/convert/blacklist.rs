@@ -1,9 +1,9 @@
-//! What kind of text can't be probed.
+//! The kinds of text that can't be probed.
 
 use guest_kernel::blacklist::Reason;
 use vmprobe_proto::v1::BlacklistKind;
 
-/// The protocol's form of why a place can't be probed.
+/// Returns the protocol's form of the reason why a place can't be probed.
 pub fn blacklist_kind(reason: Reason) -> BlacklistKind {
     match reason {
         Reason::Noinstr => BlacklistKind::Noinstr,
@@ -26,7 +26,7 @@ pub fn blacklist_kind(reason: Reason) -> BlacklistKind {
         Reason::Cfi => BlacklistKind::Cfi,
         Reason::RuntimeConst => BlacklistKind::RuntimeConst,
         Reason::Bug => BlacklistKind::Bug,
-        // The test fails when one of them has none.
+        // A test fails if a reason has no kind.
         _ => BlacklistKind::Unspecified,
     }
 }

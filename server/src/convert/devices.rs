@@ -12,13 +12,14 @@ use vmprobe_proto::v1;
 use crate::files::{GrantedFiles, Use};
 use crate::status;
 
-/// The CID of a guest for which the request names none. Those below are reserved.
+/// The CID of a guest if the request names none. Lower ones are reserved.
 const DEFAULT_CID: u32 = 3;
 
-/// The monitor's form of the devices that a request asks for, with files that are `granted`.
+/// Returns the monitor's form of the devices that a request asks for, with files that are
+/// `granted`.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` that names the field, or that of a file that may not be named.
+/// `INVALID_ARGUMENT` with the field, or the error for a file that may not be named.
 pub fn devices(asked: Option<&v1::Devices>, granted: &GrantedFiles) -> Result<Devices, Status> {
     let Some(asked) = asked else {
         return Ok(Devices::default());
@@ -88,7 +89,7 @@ impl Place<'_> {
     }
 }
 
-/// The monitor's form of the devices in the field `list`.
+/// Returns the monitor's form of the devices in the field `list`.
 fn each<A, D>(
     list: &str,
     asked: &[A],

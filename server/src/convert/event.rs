@@ -1,4 +1,4 @@
-//! What probes report.
+//! Events.
 
 use guest_state::Registers;
 use probe_engine::event::{Detail, Event};
@@ -6,7 +6,7 @@ use vmprobe_proto::v1;
 use vmprobe_proto::v1::EventKind;
 use vmprobe_proto::v1::event::Detail as WireDetail;
 
-/// The protocol's form of an event.
+/// Returns the protocol's form of an event.
 pub fn event(event: &Event) -> v1::Event {
     let (kind, detail) = match event.detail {
         Detail::Pre => (EventKind::Pre, None),
@@ -53,7 +53,7 @@ pub fn event(event: &Event) -> v1::Event {
     }
 }
 
-/// The protocol's form of the general registers.
+/// Returns the protocol's form of the general registers.
 pub fn registers(registers: &Registers) -> v1::Registers {
     let r = registers;
     v1::Registers {

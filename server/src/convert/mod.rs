@@ -1,4 +1,4 @@
-//! Between the protocol's types and those of the engine and the monitor.
+//! Conversions between the protocol's types and those of the engine and the monitor.
 
 mod actions;
 mod blacklist;

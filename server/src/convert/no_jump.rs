@@ -5,7 +5,7 @@ use vmprobe_proto::v1::{BlacklistKind, NoJumpReason};
 
 use super::blacklist_kind;
 
-/// The protocol's form of a kind of reason: what the kernel patches or rules out has a kind of its own.
+/// Returns the protocol's form of a kind of reason. Text that the kernel patches or rules out has a kind of its own.
 pub fn no_jump(why: &NoJump) -> (NoJumpReason, BlacklistKind) {
     let kind = match why {
         NoJump::Taken { reason } => {
@@ -113,7 +113,7 @@ mod tests {
             NoJump::NoCallTable { reason: text() },
         ];
         let listed = Reason::ALL.iter().map(|&reason| NoJump::Taken { reason });
-        // Servers of before give it.
+        // Only older servers give this one.
         let mut kinds = vec![NoJumpReason::ValuesAtReturn];
         for why in own.into_iter().chain(listed) {
             let (reason, kind) = no_jump(&why);

@@ -1,4 +1,4 @@
-//! What hits of a probe are wanted for.
+//! The options of probes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use vmprobe_spec::{CONDITIONS_MAX, names};
 
 use super::no_jump::no_jump;
 
-/// What is wrong with the options, and in which field of theirs.
+/// What is wrong with the options, and in which of their fields.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WrongOption {
     /// A path into the options, such as `conditions[1].operand`.
@@ -28,10 +28,10 @@ fn wrong<T>(field: impl Into<String>, why: impl Into<String>) -> Result<T, Wrong
     })
 }
 
-/// The engine's form of a probe's options.
+/// Returns the engine's form of a probe's options.
 ///
 /// # Errors
-/// The first option that is wrong, and why.
+/// The first option that is wrong, and the reason.
 pub fn options(options: &v1::ProbeOptions) -> Result<Options, WrongOption> {
     if options.conditions.len() > CONDITIONS_MAX {
         let many = options.conditions.len();
@@ -87,7 +87,7 @@ fn registers(registers: &[i32]) -> Result<Capture, WrongOption> {
     Ok(Capture::Event(fetches))
 }
 
-/// What a condition compares, or the field that is wrong and why.
+/// Returns what a condition compares, or the wrong field and the reason.
 fn operand(operand: Option<&WireOperand>) -> Result<Operand, (&'static str, String)> {
     match operand {
         Some(WireOperand::Register(part)) => {
@@ -147,7 +147,7 @@ fn comparison(index: usize, condition: &v1::Condition) -> Result<Comparison, Wro
     })
 }
 
-/// The protocol's form of a probe's options.
+/// Returns the protocol's form of a probe's options.
 pub fn told_options(options: &Options) -> v1::ProbeOptions {
     let (capture, registers) = match options.capture {
         Capture::FULL => (v1::Capture::Full, Vec::new()),
@@ -197,7 +197,7 @@ fn condition(comparison: &Comparison) -> v1::Condition {
     }
 }
 
-/// The protocol's form of whether a probe is a jump.
+/// Returns the protocol's form of whether a probe is a jump.
 pub fn optimization(optimization: Optimization) -> v1::Optimization {
     let mut told = v1::Optimization::default();
     match optimization {

@@ -9,7 +9,7 @@ use vmprobe_proto::v1::probe::Kind;
 
 use super::{actions, options};
 
-/// The protocol's form of many probes.
+/// Returns the protocol's form of many probes.
 pub fn probes(infos: Vec<ProbeInfo>) -> Vec<v1::Probe> {
     infos.into_iter().map(probe).collect()
 }
@@ -43,7 +43,7 @@ fn probe(info: ProbeInfo) -> v1::Probe {
     }
 }
 
-/// The protocol's form of a call under way.
+/// Returns the protocol's form of a followed call.
 pub fn followed_call(call: FollowedCall) -> v1::FollowedCall {
     v1::FollowedCall {
         probe_ids: call.probes.iter().map(|id| id.0).collect(),
@@ -55,8 +55,8 @@ pub fn followed_call(call: FollowedCall) -> v1::FollowedCall {
     }
 }
 
-/// Whether a probe waits neither to become a jump nor to be told why not. One that can't be hit has
-/// nothing to wait for.
+/// Returns true if a probe doesn't wait to become a jump, nor for the reason why it can't. A probe
+/// that can't be hit has nothing to wait for.
 pub fn is_settled(probe: &v1::Probe) -> bool {
     let optimization = probe.optimization.as_ref().map(v1::Optimization::state);
     probe.state() != v1::ProbeState::Armed || optimization != Some(v1::OptimizationState::Waiting)
@@ -100,7 +100,7 @@ fn strategy(strategy: Strategy) -> v1::Strategy {
     }
 }
 
-/// The protocol's form of a symbol.
+/// Returns the protocol's form of a symbol.
 pub fn symbol(symbol: Symbol<'_>) -> v1::Symbol {
     v1::Symbol {
         name: symbol.name.to_owned(),

@@ -1,4 +1,4 @@
-//! Probes as clients ask for them.
+//! Probes in the form in which clients ask for them.
 
 use std::borrow::Cow;
 
@@ -12,10 +12,10 @@ use super::{actions, options};
 use crate::status::ProbeField;
 use crate::{limits, status};
 
-/// Bytes that a watchpoint watches unless told otherwise.
+/// Bytes that a watchpoint watches by default.
 const WATCH_LENGTH: u8 = 8;
 
-/// The engine's form of a probe, which the request has in `field`.
+/// Returns the engine's form of a probe. The request has the probe in `field`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`, naming the wrong field.
@@ -24,10 +24,10 @@ pub fn spec(field: ProbeField, probe: &v1::ProbeSpec) -> Result<ProbeSpec, Statu
         .map_err(|wrong| status::invalid(format!("{field}.{}", wrong.field), wrong.why))
 }
 
-/// Checks that a batch may have so many probes.
+/// Checks that a batch may have this many probes.
 ///
 /// # Errors
-/// `RESOURCE_EXHAUSTED` if it may not.
+/// `RESOURCE_EXHAUSTED` if it has too many.
 pub fn check_batch(probes: usize) -> Result<(), Status> {
     if probes <= limits::PROBES_A_BATCH {
         return Ok(());

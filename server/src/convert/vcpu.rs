@@ -7,7 +7,7 @@ use vmprobe_proto::v1;
 
 use super::event::registers;
 
-/// The protocol's form of a vCPU's registers.
+/// Returns the protocol's form of a vCPU's registers.
 pub fn vcpu_state(
     general: &Registers,
     control: &ControlRegisters,
@@ -49,7 +49,7 @@ fn fpu_state(fpu: &FpuRegisters) -> v1::FpuState {
     }
 }
 
-/// The protocol's form of where a vCPU stands.
+/// Returns the protocol's form of where a vCPU stands.
 pub fn vcpu_stack(found: &VcpuStack) -> v1::ReadStackResponse {
     let task = found.task.as_ref();
     v1::ReadStackResponse {
@@ -60,7 +60,7 @@ pub fn vcpu_stack(found: &VcpuStack) -> v1::ReadStackResponse {
     }
 }
 
-/// General registers from the protocol's form.
+/// Returns general registers from the protocol's form.
 pub fn general(registers: &v1::Registers) -> Registers {
     let r = registers;
     Registers {

@@ -1,4 +1,4 @@
-//! What VMs do and how they end.
+//! The states, counts and endings of VMs.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -6,10 +6,10 @@ use vmprobe_proto::v1;
 
 use crate::fanout::{FanoutStats, QueueStats};
 
-/// Memory of a guest for which the request gives none, in MiB.
+/// A guest's memory if the request gives none, in MiB.
 const DEFAULT_MEMORY_MIB: u64 = 512;
 
-/// MiB of memory that a request asks for.
+/// Returns the MiB of memory that a request asks for.
 pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
     match request.memory_mib {
         0 => DEFAULT_MEMORY_MIB,
@@ -17,7 +17,7 @@ pub fn memory_mib(request: &v1::CreateVmRequest) -> u64 {
     }
 }
 
-/// The protocol's form of how often vCPUs left guest mode.
+/// Returns the protocol's form of the counts of exits.
 pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
     v1::Exits {
         breakpoint: counts.breakpoint,
@@ -30,7 +30,7 @@ pub fn exits(counts: &vmm::ExitCounts) -> v1::Exits {
     }
 }
 
-/// How often vCPUs left guest mode, for whatever reason.
+/// Returns the number of exits, for all reasons together.
 pub fn all_exits(exits: &v1::Exits) -> u64 {
     let v1::Exits {
         breakpoint,
@@ -44,12 +44,12 @@ pub fn all_exits(exits: &v1::Exits) -> u64 {
     breakpoint + step + hardware + port_io + mmio + interrupted + other
 }
 
-/// Nanoseconds.
+/// Returns a time in nanoseconds.
 pub fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The protocol's form of a stop.
+/// Returns the protocol's form of a stop.
 pub fn recent_stop(stop: vmm::RecentStop) -> v1::RecentStop {
     let since = stop.end.duration_since(UNIX_EPOCH);
     v1::RecentStop {
@@ -58,7 +58,7 @@ pub fn recent_stop(stop: vmm::RecentStop) -> v1::RecentStop {
     }
 }
 
-/// The protocol's form of what streams of events come to.
+/// Returns the protocol's form of the counts of event streams.
 pub fn streams(stats: &FanoutStats) -> v1::EventStreams {
     let stream = |queue: &QueueStats| v1::EventStream {
         queued: queue.queued as u64,
@@ -73,7 +73,7 @@ pub fn streams(stats: &FanoutStats) -> v1::EventStreams {
     }
 }
 
-/// The protocol's form of a guest's counter beside its host's clock.
+/// Returns the protocol's form of a sample of a guest's time stamp counter and its host's clock.
 pub fn clock(sample: &vmm::ClockSample) -> v1::ClockSample {
     v1::ClockSample {
         tsc: sample.tsc,
@@ -81,7 +81,7 @@ pub fn clock(sample: &vmm::ClockSample) -> v1::ClockSample {
     }
 }
 
-/// The protocol's form of how often the vCPUs were stopped.
+/// Returns the protocol's form of the counts of stops.
 pub fn stops(stops: &vmm::Stops) -> v1::Stops {
     v1::Stops {
         count: stops.count,
@@ -92,7 +92,7 @@ pub fn stops(stops: &vmm::Stops) -> v1::Stops {
     }
 }
 
-/// The protocol's form of whether there is an arena, or why not; the reason is empty where there is one.
+/// Returns the protocol's form of whether there is an arena, or why not. The reason is empty if there is one.
 pub fn arena(reason: String) -> v1::Arena {
     v1::Arena {
         available: reason.is_empty(),
@@ -100,7 +100,7 @@ pub fn arena(reason: String) -> v1::Arena {
     }
 }
 
-/// The protocol's form of a guest's end.
+/// Returns the protocol's form of a guest's end.
 pub fn ending(ending: &vmm::Ending) -> v1::Ending {
     use vmm::Ending as E;
     let (kind, detail) = match ending {

@@ -10,8 +10,9 @@ use rustix::io::Errno;
 /// Bytes that are copied at a time.
 const PIECE: u64 = 64 << 20;
 
-/// A copy of `image` in a file without a name: it goes with the process that has it open. Where the file system can, it
-/// shares the image's blocks until one is written (`FICLONE` of `ioctl_ficlone(2)`). Else what isn't a hole is copied.
+/// Makes a copy of `image` in a file without a name, which vanishes with the process that has it open. If the file
+/// system can, the copy shares the image's blocks until they are written (`FICLONE` of `ioctl_ficlone(2)`). Else all
+/// but the holes is copied.
 ///
 /// # Errors
 /// The system's reason: `StorageFull` where the disk has no room.
@@ -35,11 +36,11 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Where the next bytes are that aren't in a hole.
+/// Returns where the next bytes are that aren't in a hole.
 fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
     match seek(file, SeekFrom::Data(at)) {
         Ok(start) => Ok(Some(start)),
-        // There are none behind.
+        // No such bytes follow.
         Err(Errno::NXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 
-/// Folders that the server's owner has named, from the root on.
+/// Folders that the server's owner has named, as absolute paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folders {
     /// Guests read what is below them.
@@ -13,15 +13,15 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// Returns true if the owner has named none.
+    /// Returns true if the owner has named no folders.
     pub fn is_empty(&self) -> bool {
         self.read.is_empty() && self.write.is_empty()
     }
 
-    /// The same, with paths from the root on.
+    /// Returns the same folders, with absolute paths.
     ///
     /// # Errors
-    /// What isn't a folder, and why.
+    /// The path that isn't a folder, and the reason.
     pub fn found(self) -> Result<Self, (PathBuf, io::Error)> {
         let found = |folder: PathBuf| {
             let found = absolute(&folder).and_then(|absolute| {
@@ -37,8 +37,8 @@ impl Folders {
         })
     }
 
-    /// The innermost folder that `path` is below by its text, and the rest of the path. With `to_write` it is one
-    /// whose files guests may change.
+    /// Returns the innermost folder that `path` is below by its text, and the rest of the path. With `to_write`, only
+    /// considers folders whose files guests may change.
     pub(super) fn above<'a>(
         &'a self,
         path: &'a Path,
@@ -52,7 +52,7 @@ impl Folders {
         below.max_by_key(|(folder, _)| folder.components().count())
     }
 
-    /// Which they are, for a refusal.
+    /// Lists the folders, for a refusal.
     pub(super) fn describe(&self, to_write: bool) -> String {
         let mut folders: Vec<_> = self.write.iter().collect();
         if !to_write {

@@ -15,7 +15,7 @@ use super::beneath::{self, NotBeneath};
 use super::{Folders, IMAGE, copy};
 use crate::status::{self, Precondition};
 
-/// What becomes of a file.
+/// How the guest uses a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The guest reads it.
@@ -30,16 +30,16 @@ impl Use {
     }
 }
 
-/// An image, by the name that the request has for it.
+/// An image, by its name in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantedImage {
-    /// What is behind `image:` in the request.
+    /// The text behind `image:` in the request.
     pub name: String,
     /// Its file.
     pub file: PathBuf,
 }
 
-/// A text isn't NAME=FILE.
+/// The text isn't NAME=FILE.
 #[derive(Debug, thiserror::Error)]
 #[error("an image is NAME=FILE")]
 pub struct NoImage;
@@ -77,7 +77,7 @@ pub struct GrantedFiles {
 }
 
 impl GrantedFiles {
-    /// Any file.
+    /// Grants any file.
     pub fn any() -> Self {
         Self {
             any_file: true,
@@ -85,7 +85,7 @@ impl GrantedFiles {
         }
     }
 
-    /// Those below folders.
+    /// Grants the files below folders.
     pub fn below(folders: &Folders) -> Self {
         Self {
             files: folders.read.clone(),
@@ -94,7 +94,7 @@ impl GrantedFiles {
         }
     }
 
-    /// As words of a command line.
+    /// Returns it as words of a command line.
     pub fn to_command_line(&self) -> Vec<OsString> {
         let mut words = Vec::new();
         if self.any_file {
@@ -124,10 +124,10 @@ impl GrantedFiles {
         }
     }
 
-    /// A file that is read as it is: a kernel, an initramfs, symbols.
+    /// Returns a file that is read as it is: a kernel, an initramfs, symbols.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` for one that may not be named, whether it is there or not.
+    /// `PERMISSION_DENIED` if the request may not name it, whether it exists or not.
     pub fn file(&self, field: &str, path: &str) -> Result<HostPath, Status> {
         match self.image(field, path)? {
             Some(image) => hold(field, path, &image),
@@ -135,7 +135,7 @@ impl GrantedFiles {
         }
     }
 
-    /// A disk. An image that the guest writes to becomes a private copy.
+    /// Returns a disk. An image that the guest writes to becomes a private copy.
     ///
     /// # Errors
     /// As for [`file`](Self::file); `RESOURCE_EXHAUSTED` if there is no room for a copy.
@@ -147,7 +147,7 @@ impl GrantedFiles {
         }
     }
 
-    /// A folder.
+    /// Returns a folder.
     ///
     /// # Errors
     /// As for [`file`](Self::file).
@@ -155,7 +155,7 @@ impl GrantedFiles {
         self.found(field, path, wanted, HostPath::of_folder)
     }
 
-    /// A socket that is there.
+    /// Returns a socket that exists.
     ///
     /// # Errors
     /// As for [`file`](Self::file).
@@ -163,7 +163,7 @@ impl GrantedFiles {
         self.found(field, path, Use::Write, HostPath::of_file)
     }
 
-    /// A socket that is made.
+    /// Returns the path of a socket that is to be made.
     ///
     /// # Errors
     /// As for [`file`](Self::file).
@@ -179,7 +179,8 @@ impl GrantedFiles {
         self.beneath(field, path, parent, Use::Write, OFlags::DIRECTORY, within)
     }
 
-    /// What the process reaches once it is confined, of the folders that its request names.
+    /// Returns the access that the process keeps once it is confined, for the folders that its
+    /// request names.
     pub fn access(
         &self,
         read: &[PathBuf],
@@ -190,7 +191,7 @@ impl GrantedFiles {
         let mut found = |paths: &[PathBuf], wanted| {
             let mut found = Vec::new();
             for path in paths.iter().filter_map(|path| path.to_str()) {
-                // One that may not be named is refused with the request.
+                // A folder that may not be named is refused with the request.
                 if let Ok(folder) = self.folder("", path, wanted) {
                     found.push(folder.path().to_owned());
                     held.push(folder);
@@ -220,7 +221,8 @@ impl GrantedFiles {
         self.beneath(field, path, Path::new(path), wanted, flags, hold)
     }
 
-    /// What `wanted` leads to below one of the folders; `path` is what the request has said.
+    /// Opens what `wanted` leads to below one of the folders. `path` is the path as the request has
+    /// it.
     fn beneath<'p>(
         &self,
         field: &str,
@@ -257,7 +259,7 @@ impl GrantedFiles {
         Ok(hold(path, found))
     }
 
-    /// The same words whether there is such a file or not.
+    /// Returns a refusal with the same words whether the file exists or not.
     fn refusal(&self, field: &str, path: &str, wanted: Use) -> Status {
         let folders = self.folders().describe(wanted.is_write());
         let to = match wanted {
@@ -278,7 +280,7 @@ impl GrantedFiles {
         status::with_field(Code::PermissionDenied, field, message)
     }
 
-    /// The file of an image, if the path names one.
+    /// Returns the file of an image, if the path names one.
     fn image(&self, field: &str, path: &str) -> Result<Option<PathBuf>, Status> {
         let Some(name) = path.strip_prefix(IMAGE) else {
             return Ok(None);

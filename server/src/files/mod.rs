@@ -1,9 +1,10 @@
 //! The files of the host that a request may name.
 //!
-//! The process of a VM opens what its request names, and opens nothing but by [`GrantedFiles`]. The server's own user may
-//! name any file, since it can read what the server reads. All others name files below the folders that the owner has
-//! named ([`Folders`]), or images that they have handed over. A path below a folder is found by the host's kernel in one
-//! step that can't leave the folder ([`beneath`]), whatever `..`, links and others who rename files do meanwhile.
+//! The process of a VM opens files only by [`GrantedFiles`], and only those that its request names. The server's own
+//! user may name any file, since it can read what the server reads. All others may name files below the folders that
+//! the owner has named ([`Folders`]), and images that they have handed over. The host's kernel looks up a path below a
+//! folder in one step that can't leave the folder ([`beneath`]), even if the path has `..` or links, or other processes
+//! rename files meanwhile.
 
 mod beneath;
 mod copy;
@@ -13,5 +14,5 @@ mod granted;
 pub use folders::Folders;
 pub use granted::{GrantedFiles, GrantedImage, Use};
 
-/// What the name of an image begins with where a path may stand.
+/// The prefix of an image's name where a path may stand.
 pub const IMAGE: &str = "image:";

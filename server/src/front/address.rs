@@ -1,4 +1,4 @@
-//! Where a server listens.
+//! The addresses that a server listens on.
 
 use std::fmt::{Display, Formatter};
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// What the text of a Unix socket begins with.
+/// The prefix of a Unix socket's address.
 const UNIX: &str = "unix:";
 
 /// An address to listen on.

@@ -13,7 +13,7 @@ use crate::{described, status};
 
 const PACKAGE: &str = "vmprobe.v1";
 const FIELD: &str = "vm";
-/// The number of the field, and of the one that holds its message.
+/// The number of the field `vm`, and of the field with its message.
 const NUMBER: i32 = 1;
 
 /// Where a call's first message has the name of its VM.
@@ -38,10 +38,10 @@ struct Within {
 }
 
 impl Address {
-    /// The name in a call's first message; an empty one where it names none.
+    /// Returns the VM's name in a call's first message, or an empty name if the message has none.
     ///
     /// # Errors
-    /// `INTERNAL`, as for other messages: it isn't what it should be.
+    /// `INTERNAL`, as for other messages: the message can't be decoded.
     pub fn vm(self, message: Bytes) -> Result<String, Status> {
         let vm = match self {
             Self::Direct => Direct::decode(message).map(|direct| direct.vm),
@@ -52,15 +52,15 @@ impl Address {
         vm.map_err(|error| Status::internal(error.to_string()))
     }
 
-    /// Why a stream that ended without a message is refused.
+    /// Returns the refusal of a stream that ended without a message.
     pub fn missing(self) -> Status {
         status::invalid(FIELD, "the first message names the VM")
     }
 }
 
-/// The calls that name a VM, by their paths, as the protocol describes itself.
+/// Returns the calls that name a VM, by their paths, according to the protocol's descriptors.
 pub fn addresses() -> HashMap<String, Address> {
-    // It is made by this program's build.
+    // The set is made by this program's build.
     let set = FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap_or_default();
     let files = set.file.iter().filter(|file| file.package() == PACKAGE);
     let messages: HashMap<String, &DescriptorProto> = files

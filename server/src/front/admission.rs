@@ -1,7 +1,7 @@
-//! How many calls are under way at the same time.
+//! The limits of how many calls are under way at the same time.
 //!
-//! A call is let in before its request is read, and counts until its answer is sent. Calls that do
-//! something and calls that last are counted each by themselves, so that neither keeps the others out.
+//! A call is let in before its request is read, and counts until its answer is sent. Short calls and calls that last
+//! are counted separately, so that neither kind keeps the other out.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ const LASTING: &[&str] = &[
     "/grpc.reflection.",
 ];
 
-/// Always let in, so that whoever watches the server doesn't take a busy one for a dead one.
+/// Always let in, so that monitoring doesn't take a busy server for a dead one.
 const ALWAYS: &str = "/grpc.health.v1.Health/Check";
 
 /// Returns true if a call of this path lasts until something happens, or until its client goes away.
@@ -82,7 +82,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// With these limits.
+    /// Makes the limits from these settings.
     pub fn new(limits: &Limits) -> Self {
         Self {
             calls: CallLimit::new(limits.calls, "calls", "--max-calls"),
@@ -90,7 +90,7 @@ impl Admission {
         }
     }
 
-    /// The place that a call of this path takes; none where it needs none.
+    /// Takes the place for a call of this path, or returns `None` if the call needs no place.
     fn enter(&self, path: &str) -> Result<Option<OwnedSemaphorePermit>, Status> {
         if path == ALWAYS {
             return Ok(None);

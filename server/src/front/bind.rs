@@ -1,4 +1,4 @@
-//! The addresses of the server, taken.
+//! Binding the server's addresses.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -21,17 +21,17 @@ use crate::access::{AuditError, Clients, ClientsError, Reloaded};
 use crate::files::Folders;
 use crate::images::OpenError;
 
-/// What comes to an address.
+/// What an address is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Calls of gRPC.
     Calls,
-    /// Questions for metrics and the status page.
+    /// Requests for metrics and the status page.
     Metrics,
 }
 
 impl Purpose {
-    /// The option that its addresses come from.
+    /// Returns the option that gives the addresses.
     fn option(self) -> &'static str {
         match self {
             Self::Calls => "--listen",
@@ -39,7 +39,7 @@ impl Purpose {
         }
     }
 
-    /// The protocol, by its name in TLS.
+    /// Returns the protocol's name in TLS.
     fn protocol(self) -> &'static [u8] {
         match self {
             Self::Calls => HTTP2,
@@ -58,14 +58,14 @@ impl Purpose {
 /// Why the server can't listen.
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// Whoever reaches the address could do or see all.
+    /// Any client that reaches the address could do or see everything.
     #[error(
         "{0} is for those who come by TLS: give the server a certificate (--tls-cert, --tls-key) and a list of clients \
          (--clients), or listen on a Unix socket; --plain-text lets any process of this host do all by an address of the \
          loopback interface"
     )]
     NoTls(SocketAddr),
-    /// Nobody could come by TLS.
+    /// No client would be able to use TLS.
     #[error("TLS takes a list of clients (--clients), which says who may do what")]
     NoClients,
     /// Another program listens there.
@@ -88,12 +88,12 @@ pub enum BindError {
         /// The operating system's reason.
         cause: io::Error,
     },
-    /// What clients may name files below isn't a folder.
+    /// A path below which clients may name files isn't a folder.
     #[error("{folder} isn't a folder that clients can name files below: {cause}")]
     Files {
-        /// What isn't one.
+        /// The path.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// The folder of images can't be used.
@@ -116,11 +116,11 @@ pub enum BindError {
     Otlp(#[from] OtlpError),
 }
 
-/// Addresses that were taken.
+/// The addresses that the server listens on.
 #[derive(Debug, Default)]
 pub struct Listening {
     pub listeners: Vec<Listener>,
-    /// As clients take them, with the ports that were taken.
+    /// The addresses in the form that clients accept, with the actual ports.
     pub endpoints: Vec<String>,
 }
 
@@ -143,7 +143,7 @@ pub fn check(options: &ServeOptions) -> Result<(), BindError> {
     Ok(())
 }
 
-/// The receiver of metrics and logs, which isn't connected to.
+/// Checks the options for the receiver of metrics and logs. Doesn't connect to it.
 ///
 /// # Errors
 /// See [`BindError`].
@@ -153,7 +153,7 @@ pub fn telemetry(options: &ServeOptions) -> Result<(), BindError> {
     Ok(checked.transpose().map(drop)?)
 }
 
-/// The list of clients, which those who come by TLS take.
+/// Returns the list of clients that may connect by TLS.
 ///
 /// # Errors
 /// See [`BindError`].
@@ -168,7 +168,7 @@ pub fn clients(options: &ServeOptions) -> Result<Option<Reloaded<Clients>>, Bind
     Ok(clients.transpose()?)
 }
 
-/// The folders that clients may name files below.
+/// Returns the folders below which clients may name files.
 ///
 /// # Errors
 /// [`BindError::Files`].
@@ -177,7 +177,7 @@ pub fn folders(given: Folders) -> Result<Folders, BindError> {
     found.map_err(|(folder, cause)| BindError::Files { folder, cause })
 }
 
-/// The VMs that are made at the start.
+/// Returns the VMs that are made at the start.
 ///
 /// # Errors
 /// [`BindError::Declared`].
@@ -196,7 +196,7 @@ fn load_tls(
         .transpose()
 }
 
-/// Plain text is only for the loopback interface, and only where the owner wants it.
+/// Checks that plain text is only used on the loopback interface, and only if the owner allows it.
 fn check_address(address: &ListenAddress, options: &ServeOptions) -> Result<(), BindError> {
     let is_safe =
         |tcp: &SocketAddr| options.tls.is_some() || options.plain_text && tcp.ip().is_loopback();
@@ -206,7 +206,7 @@ fn check_address(address: &ListenAddress, options: &ServeOptions) -> Result<(), 
     }
 }
 
-/// Takes the addresses for one purpose.
+/// Binds the addresses for one purpose.
 ///
 /// # Errors
 /// See [`BindError`].

@@ -1,4 +1,4 @@
-//! The calls of `VmService` that are about VMs as such, also about those whose processes have died.
+//! The calls of `VmService` that are about VMs as such. They also work for VMs whose processes have died.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::files::GrantedFiles;
 use crate::page::Page;
 use crate::{convert, doctor, images, status};
 
-/// What becomes of a call.
+/// A call's handler.
 type Answer =
     Box<dyn FnOnce(HttpRequest<Body>) -> BoxFuture<HttpResponse<Body>, Infallible> + Send>;
 
-/// What answers calls of this path, if they are answered here.
+/// Returns the handler of calls of this path, if this process answers them itself.
 pub fn answer(vms: &Arc<Vms>, path: &str) -> Option<Answer> {
     let vms = Arc::clone(vms);
     match path.strip_prefix("/vmprobe.v1.VmService/")? {
@@ -53,7 +53,7 @@ where
     })
 }
 
-/// Who asks, and where the VM is told that it asks for.
+/// The caller, and where to note which VM the call is for.
 struct Asked {
     caller: Caller,
     named: NamedVm,
@@ -68,7 +68,7 @@ impl Asked {
     }
 }
 
-/// A function as a service of tonic's.
+/// A function as a service for tonic.
 struct Unary<Q, F> {
     vms: Arc<Vms>,
     call: fn(Arc<Vms>, Asked, Q) -> F,
@@ -92,7 +92,7 @@ where
     }
 }
 
-/// The files that a caller may name by their paths.
+/// Returns the files that a caller may name by their paths.
 fn granted(vms: &Vms, caller: &Caller) -> GrantedFiles {
     let folders = &vms.settings().files;
     match folders.is_empty() && caller.account.is_as_mighty_as_the_server() {
@@ -111,10 +111,10 @@ async fn create(
     make(vms, asked.caller.account, granted, request).await
 }
 
-/// Makes a VM for an account, of files that it may name. When this is dropped before it has answered, nothing is left.
+/// Makes a VM for an account, of files that it may name. If this is dropped before it has answered, nothing is left.
 ///
 /// # Errors
-/// What is wrong with the request or the host, or a limit.
+/// The request or the host is unsuitable, or a limit is reached.
 pub async fn make(
     vms: Arc<Vms>,
     account: Account,
@@ -126,7 +126,7 @@ pub async fn make(
     let name = reservation.name().to_owned();
     let request = v1::CreateVmRequest { name, ..request };
     let store = vms.images().cloned();
-    // Files that are being copied for a VM count as one, also when nobody waits for it any more.
+    // A VM whose files are being copied holds its place until they are copied, even if the call has ended before.
     let (request, granted, images, _until_it_is_made, reservation) = blocking(move || {
         let images = images::grant(store.as_ref(), &account, &request, &mut granted)?;
         Ok((request, granted, images, place, reservation))
@@ -197,7 +197,7 @@ async fn delete(
 ) -> Result<v1::DeleteVmResponse, Status> {
     asked.check_vm(&request.vm)?;
     let process = vms.get(&request.vm)?;
-    // To the end, even if the client goes away: no VM is left without its guest.
+    // The deletion goes on to the end even if the client goes away, so that no VM is left without its guest.
     let deleted = tokio::spawn(async move {
         process.delete_guest().await;
         vms.remove(&process);

@@ -1,9 +1,9 @@
 //! Calls that their clients give up while the server still reads their messages.
 //!
 //! hyper ends the body of a request whose stream its client has reset (`RST_STREAM` with `CANCEL`) as if the client had
-//! come to its end (`hyper::body::Incoming`), and tonic does so with its error (`tonic::codec::decode`). A call would be
-//! refused for the message that it lacks, or would go on with what has come so far. With this layer such a body has no
-//! end: hyper drops the call, as it does with one that has read all its messages.
+//! sent its last message (`hyper::body::Incoming`), and tonic does so with its error (`tonic::codec::decode`). So a
+//! call would be refused because a message is missing, or would go on with the messages so far. With this layer such a
+//! body has no end: hyper drops the call, as it does with a call that has read all its messages.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -16,7 +16,7 @@ use tonic::body::Body;
 
 use crate::call_layer::{Answer, CallService, OnCall};
 
-/// Tells the end of a call's messages from the end of its stream.
+/// A layer that tells the end of a call's messages from a reset of its stream.
 #[derive(Clone, Debug)]
 pub struct Cancellation;
 
@@ -27,7 +27,7 @@ impl OnCall for Cancellation {
     }
 }
 
-/// The messages of a call, up to the end that its client gives them.
+/// The messages of a call, up to the end that the client itself has sent.
 struct RequestBody {
     body: Body,
 }
@@ -41,9 +41,10 @@ impl HttpBody for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         match Pin::new(&mut self.body).poll_frame(cx) {
-            // The stream is no more: whoever drives its answer sees that too (`h2::server::SendResponse::poll_reset`).
+            // The stream is gone. hyper sees that too when it sends the answer
+            // (`h2::server::SendResponse::poll_reset`).
             Poll::Ready(Some(Err(_))) => Poll::Pending,
-            // After `END_STREAM` it is at its end, and stays so when the stream is reset then.
+            // After `END_STREAM` the body is at its end, and stays so if the stream is reset then.
             Poll::Ready(None) if !self.body.is_end_stream() => Poll::Pending,
             polled => polled,
         }
@@ -68,7 +69,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum End {
         Whole,
-        /// As hyper tells of a stream that was reset.
+        /// As hyper ends the body of a stream that was reset.
         Reset,
         Failed,
     }

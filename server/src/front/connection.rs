@@ -1,4 +1,4 @@
-//! Connections of clients, whatever they come by.
+//! Connections of clients, on all kinds of sockets.
 
 use std::fmt::{Display, Formatter};
 use std::io;
@@ -24,41 +24,41 @@ use super::tls;
 use super::unix_socket::UnixSocket;
 use crate::access::Reloaded;
 
-/// How long a client may take to say by TLS who it is.
+/// How long a client may take for the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes at the same time.
 const HANDSHAKES: usize = 256;
-/// Connections beyond the limit whose clients are told so, at the same time. Further ones are closed.
+/// Connections beyond the limit whose calls are refused with that reason, at the same time. Further ones are closed.
 const REFUSED: usize = 64;
-/// How long nothing is accepted after the system has refused: it may have run out of files.
+/// How long no connection is accepted after the system has refused one: it may have run out of files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Who is at the other end of a connection.
+/// The client at the other end of a connection.
 #[derive(Clone, Debug)]
 pub enum Peer {
     /// A process of this host, by a Unix socket.
     Local {
-        /// Its user, if the system tells.
+        /// Its user, if the system knows it.
         uid: Option<u32>,
     },
-    /// Whoever has come by TLS.
+    /// A client that has connected by TLS.
     Tls {
         /// Its address.
         address: SocketAddr,
-        /// The names of its certificate, which is good; none: it has shown none.
+        /// The names in its certificate, which has been verified. Empty if it has shown none.
         names: Arc<[String]>,
     },
-    /// Whoever has come by TCP, in plain text.
+    /// A client that has connected by TCP, in plain text.
     PlainText(SocketAddr),
-    /// Whoever has come when there were as many as there may be.
+    /// A client that has connected when there were as many connections as there may be.
     TooMany {
-        /// So many.
+        /// The most connections.
         most: usize,
     },
 }
 
 impl Peer {
-    /// By what it has come, in a word.
+    /// Returns how the client has connected, in one word.
     fn transport(&self) -> &'static str {
         match self {
             Self::Local { .. } => "unix",
@@ -82,7 +82,7 @@ impl Display for Peer {
     }
 }
 
-/// What connections are accepted from.
+/// A socket that accepts connections.
 #[derive(Debug)]
 pub enum Listener {
     Unix(UnixSocket),
@@ -90,14 +90,14 @@ pub enum Listener {
     Tls(TcpListener, Arc<Reloaded<ServerConfig>>),
 }
 
-/// A connection, and who is at its other end.
+/// A connection, with the client at its other end.
 #[derive(Debug)]
 pub struct Connection {
     peer: Peer,
     stream: Stream,
-    /// Since the client is known.
+    /// Set when the client is known.
     counted: Option<CountedConnection>,
-    /// Among those that there may be.
+    /// The connection's place among those that there may be.
     place: Option<OwnedSemaphorePermit>,
     written: Written,
 }
@@ -117,7 +117,7 @@ impl Connected for Connection {
     }
 }
 
-/// All connections that come to these, until this is dropped. They are counted.
+/// Accepts all connections to these listeners, until the returned set is dropped. They are counted.
 pub fn incoming(
     listeners: Vec<Listener>,
     count: &ConnectionCount,
@@ -140,7 +140,7 @@ pub struct ConnectionLimit {
 }
 
 impl ConnectionLimit {
-    /// So many.
+    /// Sets the limit.
     pub fn new(most: usize) -> Self {
         let semaphore = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         Self {
@@ -151,13 +151,13 @@ impl ConnectionLimit {
         }
     }
 
-    /// What the clients of all connections have taken.
+    /// Returns the count of bytes that the clients of all connections have taken.
     pub fn written(&self) -> &Written {
         &self.written
     }
 
-    /// Gives a connection a place, or has its calls be refused ([`Peer::TooMany`]); none where there are too many of
-    /// those, too.
+    /// Gives a connection a place, or makes its calls be refused ([`Peer::TooMany`]). Returns `None` if there are too
+    /// many connections of the refused kind, too.
     pub fn admit(&self, accepted: io::Result<Connection>) -> Option<io::Result<Connection>> {
         let mut connection = match accepted {
             Ok(connection) => connection,
@@ -176,13 +176,13 @@ impl ConnectionLimit {
     }
 }
 
-/// Where connections go.
+/// The channel to which accepted connections are sent.
 #[derive(Clone, Debug)]
 struct Found(mpsc::Sender<io::Result<Connection>>, ConnectionCount);
 
 impl Found {
     /// # Errors
-    /// Nobody takes connections any more.
+    /// The server takes no connections any more.
     async fn tell(&self, mut connection: Connection) -> Result<(), ()> {
         connection.counted = Some(self.1.count(connection.peer.transport()));
         self.0.send(Ok(connection)).await.map_err(|_| ())
@@ -225,7 +225,7 @@ async fn accept(listener: Listener, found: Found) {
     }
 }
 
-/// Tells of a connection when its client has said by TLS who it is.
+/// Does the TLS handshake with a client, and then sends the connection on.
 async fn shake(config: Arc<ServerConfig>, stream: TcpStream, address: SocketAddr, found: Found) {
     let acceptor = TlsAcceptor::from(config);
     match timeout(HANDSHAKE, handshake(acceptor, stream, address)).await {
@@ -274,7 +274,7 @@ async fn handshake(
 }
 
 impl Connection {
-    /// One that is neither counted nor admitted yet.
+    /// Makes a connection that is neither counted nor admitted yet.
     fn new(peer: Peer, stream: Stream) -> Self {
         Self {
             peer,
@@ -285,7 +285,7 @@ impl Connection {
         }
     }
 
-    /// Who is at the other end.
+    /// Returns the client at the other end.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
@@ -305,7 +305,7 @@ impl Connection {
     }
 }
 
-/// What bytes come from and go to.
+/// A stream of bytes in both directions.
 trait Both: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Both for T {}

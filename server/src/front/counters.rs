@@ -1,4 +1,4 @@
-//! What the server counts of calls and connections.
+//! The server's counts of calls and connections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const SECONDS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// What calls are counted as that the server doesn't know.
+/// The name under which calls are counted that the server doesn't know.
 const UNKNOWN: &str = "unknown";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -47,7 +47,7 @@ struct ConnectionLabels {
     transport: &'static str,
 }
 
-/// The counters, each of which is the same in all clones.
+/// The counters. All clones share them.
 #[derive(Debug)]
 pub struct Counters {
     /// The names of calls by their paths.
@@ -61,7 +61,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All zero.
+    /// Makes counters that are zero.
     pub fn new() -> Arc<Self> {
         let sets = [
             v1::FILE_DESCRIPTOR_SET,
@@ -80,7 +80,7 @@ impl Counters {
         })
     }
 
-    /// Adds them to what is told.
+    /// Adds the counters to the metrics of a registry.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "vmprobe_calls",
@@ -110,7 +110,7 @@ impl Counters {
         );
     }
 
-    /// For connections of this protocol.
+    /// Returns a counter for connections of this protocol.
     pub fn connections(self: &Arc<Self>, protocol: &'static str) -> ConnectionCount {
         ConnectionCount {
             counters: Arc::clone(self),
@@ -118,7 +118,7 @@ impl Counters {
         }
     }
 
-    /// A call of this path begins.
+    /// Counts that a call of this path begins.
     pub fn begin(&self, path: &str, lasts: bool) -> CountedCall {
         let method = self.methods.get(path).unwrap_or(&self.unknown);
         let kind = if lasts { "stream" } else { "call" };
@@ -130,7 +130,7 @@ impl Counters {
         }
     }
 
-    /// A call has ended, with this code, and after this time if it isn't one that lasts.
+    /// Counts that a call has ended with this code, and how long it took if it isn't one that lasts.
     pub fn end(&self, call: &CountedCall, code: Code, time: Option<Duration>) {
         let method = &call.method;
         let labels = CallLabels {
@@ -169,7 +169,7 @@ pub struct ConnectionCount {
 }
 
 impl ConnectionCount {
-    /// A connection that has come by this transport.
+    /// Counts a connection that has come by this transport.
     pub fn count(&self, transport: &'static str) -> CountedConnection {
         let labels = ConnectionLabels {
             protocol: self.protocol,
@@ -182,7 +182,7 @@ impl ConnectionCount {
     }
 }
 
-/// A connection that there is.
+/// An open connection.
 #[derive(Debug)]
 pub struct CountedConnection(Gauge);
 
@@ -192,9 +192,9 @@ impl Drop for CountedConnection {
     }
 }
 
-/// The paths of the calls that a descriptor set describes, and their names: without the package where it is ours.
+/// Returns the paths and names of the calls in a descriptor set. The package `vmprobe.v1` is left out of the names.
 fn methods(set: &[u8]) -> Vec<(String, Arc<str>)> {
-    // It is made by this program's build.
+    // The set is made by this program's build.
     let set = FileDescriptorSet::decode(set).unwrap_or_default();
     let named = described::calls(&set).map(|(path, _)| {
         let name = path.strip_prefix("/vmprobe.v1.").unwrap_or(&path[1..]);
@@ -204,7 +204,7 @@ fn methods(set: &[u8]) -> Vec<(String, Arc<str>)> {
     named.collect()
 }
 
-/// A code's name (google/rpc/code.proto).
+/// Returns a code's name (google/rpc/code.proto).
 fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

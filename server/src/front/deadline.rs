@@ -1,8 +1,8 @@
-//! The time that a client gives its call (`grpc-timeout`): when it is over, the server ends the call, also one whose
-//! answer is under way.
+//! The time limit that a client sets for its call (`grpc-timeout`). When it's over, the server ends the call, even if
+//! its answer is under way.
 //!
-//! tonic ends a call only before its answer begins, and with `CANCELLED`. This layer is inside of tonic's and begins to
-//! count before it, so it comes first.
+//! tonic itself ends a call only before its answer begins, and with `CANCELLED`. This layer is inside of tonic's and
+//! starts to count before it, so this layer's limit comes first.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -34,7 +34,7 @@ impl OnCall for Deadlines {
         if allowed.is_zero() {
             return refuse(over(allowed));
         }
-        // A VM's process learns by the call's end that its time is over.
+        // A VM's process needs no limit of its own: it sees that the call ends.
         request.headers_mut().remove(HEADER);
         let end = Instant::now() + allowed;
         let answer = inner.call(request);
@@ -61,10 +61,11 @@ fn over(allowed: Duration) -> Status {
     status::because(Reason::TimeOver, why)
 }
 
-/// The time that a call may take, if its client has set one: at most eight digits and a unit (gRPC over HTTP/2, "Timeout").
+/// Returns the time that a call may take, if its client has set one: at most eight digits and a unit (gRPC over HTTP/2,
+/// "Timeout").
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for what is no time.
+/// `INVALID_ARGUMENT` if the header is no time.
 fn allowed(headers: &HeaderMap) -> Result<Option<Duration>, Status> {
     let Some(value) = headers.get(HEADER) else {
         return Ok(None);
@@ -94,9 +95,9 @@ fn parse(text: &str) -> Option<Duration> {
     })
 }
 
-/// An answer up to the end of its call's time.
+/// An answer that ends when its call's time is over.
 struct EndingBody {
-    /// None when the time is over.
+    /// `None` when the time is over.
     body: Option<Body>,
     end: Pin<Box<Sleep>>,
     allowed: Duration,
@@ -114,7 +115,7 @@ impl HttpBody for EndingBody {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        // First, as a stream may always have a next message.
+        // The time is checked first, as a stream may always have a next message.
         if this.end.as_mut().poll(cx).is_ready() {
             this.body = None;
             let mut trailers = HeaderMap::new();
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A message whenever there is room.
+    /// A body with a message whenever there is room for one.
     struct Endless;
 
     impl HttpBody for Endless {

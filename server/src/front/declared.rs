@@ -16,11 +16,11 @@ use super::vms::Vms;
 use crate::access::Account;
 use crate::files::GrantedFiles;
 
-/// The request that a declaration has the fields of.
+/// The message whose fields a declaration has.
 const REQUEST: &str = "vmprobe.v1.CreateVmRequest";
 /// The key of the declarations.
 const VM: &str = "vm";
-/// The fields that are texts of their own here, and not messages.
+/// The field whose items are texts in a declaration, and not messages.
 const PROBES: &str = "probes";
 
 /// Why declarations can't be used.
@@ -34,7 +34,7 @@ pub enum DeclaredError {
         /// The system's reason.
         cause: io::Error,
     },
-    /// It isn't TOML, or has something else than VMs.
+    /// The file isn't TOML, or has something else than VMs.
     #[error("{file}: {reason}")]
     Syntax {
         /// The file.
@@ -54,8 +54,8 @@ pub enum DeclaredError {
     },
 }
 
-/// The VMs of a file. Each `[[vm]]` has the fields of `CreateVmRequest`, by their names in the protocol; its probes are
-/// texts.
+/// Reads the VMs of a file. Each `[[vm]]` has the fields of `CreateVmRequest`, by their names in the protocol. Its
+/// probes are texts.
 ///
 /// # Errors
 /// See [`DeclaredError`].
@@ -134,7 +134,7 @@ fn request(vm: Value, descriptor: &MessageDescriptor) -> Result<v1::CreateVmRequ
     Ok(v1::CreateVmRequest { probes, ..request })
 }
 
-/// Makes declared VMs, as many at a time as the limits say. One that can't be made is told in the log.
+/// Makes the declared VMs, as many at a time as the limits allow. A VM that can't be made is logged.
 pub fn make(vms: &Arc<Vms>, declared: Vec<v1::CreateVmRequest>) {
     for request in declared {
         let vms = Arc::clone(vms);

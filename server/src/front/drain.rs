@@ -1,4 +1,4 @@
-//! How a server that ends lets its clients read what is left of their streams.
+//! How a server that shuts down lets its clients read the rest of their streams.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 /// How long a server waits for its clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// For any client to read more.
+    /// How long to wait until any client reads more.
     pub next: Duration,
-    /// For all of them, however slowly they read.
+    /// How long to wait for all clients, however slowly they read.
     pub all: Duration,
 }
 
-/// The bytes that clients have taken, of all connections together. A clone counts the same.
+/// The number of bytes that clients have taken, of all connections together. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Written(Arc<AtomicU64>);
 
@@ -25,7 +25,7 @@ impl Written {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// How many there are.
+    /// Returns the number of bytes so far.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -34,7 +34,7 @@ impl Written {
 /// Waits until all connections have ended, or until no client reads any more.
 ///
 /// # Errors
-/// Those of serving.
+/// The errors of `serving`.
 pub async fn drain<E>(
     serving: impl Future<Output = Result<(), E>>,
     patience: Patience,
@@ -62,7 +62,8 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Drains what never ends, while clients read `steps` times; how often it was asked what they have read.
+    /// Drains a server that never ends, while clients read `steps` times. Returns how often it looked at what they have
+    /// read.
     async fn asked(all: Duration, steps: u64) -> u64 {
         let asked = Cell::new(0);
         let written = || {

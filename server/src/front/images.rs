@@ -15,15 +15,15 @@ use crate::images::{Begin, Begun, ImageError, ImageStore, KeptImage};
 use crate::page::Page;
 use crate::status::{self, Reason};
 
-/// Stands for all owners.
+/// The owner in a request that means all owners.
 const ALL: &str = "*";
 
 /// The service.
 #[derive(Clone, Debug)]
 pub struct Images {
-    /// None where the server keeps none.
+    /// `None` if the server keeps no images.
     pub store: Option<Arc<ImageStore>>,
-    /// How long an upload may take for its next part.
+    /// How long an upload may wait for its next part.
     pub patience: Duration,
 }
 
@@ -34,13 +34,13 @@ impl Images {
             .ok_or_else(|| Status::from(ImageError::None))
     }
 
-    /// Whose images a call is about, and the store.
+    /// Returns the store, and the account whose images a call is about.
     fn asked<T>(&self, request: &Request<T>) -> Result<(Arc<ImageStore>, Account), Status> {
         let caller = Caller::of(request.extensions())?;
         Ok((self.store()?, caller.account))
     }
 
-    /// As [`asked`](Self::asked), about the images of this owner; the caller's own if it is empty.
+    /// Does as [`asked`](Self::asked), for the images of this owner. An empty owner is the caller.
     fn asked_of<T>(
         &self,
         request: &Request<T>,
@@ -134,7 +134,7 @@ impl ImageService for Images {
             let (store, account) = self.asked_of(&request, &owner)?;
             blocking(move || Ok(store.list(&account))).await?
         };
-        // A content that several have comes once for each.
+        // If several owners have the same content, it is listed once for each.
         let key = |image: &KeptImage| format!("{} {}", image.digest, image.owner);
         images.sort_by_cached_key(key);
         let is_later = |image: &KeptImage| page.after().is_none_or(|last| key(image) > *last);
@@ -169,7 +169,7 @@ impl ImageService for Images {
 }
 
 /// # Errors
-/// `PERMISSION_DENIED` for one that hasn't control over all VMs.
+/// `PERMISSION_DENIED` if the caller hasn't control over all VMs.
 fn check_sees_all(caller: &Caller) -> Result<(), Status> {
     if caller.controls_all() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The outermost layer of calls: it counts them, and how long they take, also those that are refused.
+//! A layer outside of those that refuse calls: it counts all calls, and how long they take.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::call_layer::{Answer, CallService, OnCall};
 pub struct Measure(Arc<Counters>);
 
 impl Measure {
-    /// In these counters.
+    /// Makes a layer that counts in these counters.
     pub fn new(counters: Arc<Counters>) -> Self {
         Self(counters)
     }
@@ -31,7 +31,7 @@ impl OnCall for Measure {
             call: self.0.begin(path, lasts),
             counters: Arc::clone(&self.0),
             begun: (!lasts).then(Instant::now),
-            // Unless it comes to an end, its client has cut it off.
+            // A call that doesn't reach its end was cancelled by its client.
             code: Code::Cancelled,
         };
         let answer = inner.call(request);
@@ -39,7 +39,7 @@ impl OnCall for Measure {
     }
 }
 
-/// A call, counted when this goes.
+/// A call that is counted when this value is dropped.
 #[derive(Debug)]
 struct Measured {
     call: CountedCall,

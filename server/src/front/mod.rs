@@ -1,12 +1,12 @@
-//! What clients talk to: one process, which has no guest.
+//! The process that clients talk to. It has no guest.
 //!
-//! Each VM is a process of its own ([`process`]), which serves its calls on a socket that only this process has. A
-//! call that names a VM is passed on to it, message by message as they are ([`relay`]); those about VMs as such are
-//! answered here ([`calls`]). A VM's process that dies takes its guest with it, and nothing else. A call that its client
-//! gives up is dropped ([`cancellation`]).
+//! Each VM is a process of its own ([`process`]), which serves its calls on a socket that only this process has. A call
+//! that names a VM is passed on to the VM's process, message by message, undecoded ([`relay`]). Calls about VMs as such
+//! are answered here ([`calls`]). If a VM's process dies, it takes its guest with it, and nothing else. A call that its
+//! client cancels is dropped ([`cancellation`]).
 //!
-//! Calls and connections are counted on their way ([`measure`], [`counters`]), and told with what VMs come to by HTTP, on
-//! addresses of its own ([`watch`]), or sent to a receiver, with the log ([`telemetry`]).
+//! Calls and connections are counted on their way ([`measure`], [`counters`]). These counts and those of the VMs can be
+//! read by HTTP on separate addresses ([`watch`]), or are sent to a receiver, with the log ([`telemetry`]).
 
 mod address;
 mod addressed;

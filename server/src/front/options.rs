@@ -1,4 +1,4 @@
-//! What a server is started with.
+//! The options that a server is started with.
 
 use std::path::PathBuf;
 
@@ -11,41 +11,41 @@ use crate::settings::Settings;
 /// Permissions of a socket that only its owner may write to.
 pub const PRIVATE: u32 = 0o600;
 
-/// Probes of a VM that metrics tell one by one, unless the owner says otherwise.
+/// How many probes of each VM have their own metrics, unless the owner says otherwise.
 pub const METRICS_PROBES: u32 = 100;
 
-/// Where to listen, whom to let in, and what to give.
+/// The addresses, the clients that may connect, and what they may use.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// The addresses.
     pub listen: Vec<ListenAddress>,
-    /// Permissions of the Unix sockets among them: who may write to one may do all.
+    /// Permissions of the Unix sockets among them. A process that may write to such a socket may do everything.
     pub socket_mode: u32,
-    /// What is shown to clients that come by TCP.
+    /// The server's certificate and key for clients that connect by TCP.
     pub tls: Option<TlsFiles>,
     /// The list of these clients.
     pub clients: Option<PathBuf>,
-    /// Takes a line for each call that changes something.
+    /// The file that gets a line for each call that changes something.
     pub audit_log: Option<PathBuf>,
-    /// Whether clients may come by TCP in plain text, to the loopback interface: any process of the host may do all
-    /// then.
+    /// True if clients may connect by TCP in plain text, on the loopback interface. Any process of the host may do
+    /// everything then.
     pub plain_text: bool,
     /// The addresses of metrics and the status page.
     pub metrics: Vec<ListenAddress>,
-    /// The most probes of a VM that metrics tell one by one.
+    /// How many probes of each VM have their own metrics at most.
     pub metrics_probes: u32,
-    /// Where metrics and the log are sent. The log is as far as the settings have copies of it.
+    /// Where metrics and the log are sent. Log records are sent only if the settings keep copies of them.
     pub telemetry: TelemetryOptions,
     /// A file with the VMs that are made when the server starts.
     pub vms: Option<PathBuf>,
-    /// What holds for all VMs.
+    /// The settings for all VMs.
     pub settings: Settings,
-    /// What runs the VMs.
+    /// The program that runs the VMs.
     pub program: VmProgram,
 }
 
 impl ServeOptions {
-    /// Those of a server on one address, in plain text if that is one of TCP.
+    /// Makes the options of a server on one address, in plain text if it's a TCP address.
     pub fn new(listen: ListenAddress, settings: Settings, program: VmProgram) -> Self {
         Self {
             listen: vec![listen],

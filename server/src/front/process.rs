@@ -1,4 +1,4 @@
-//! The process of a VM, as seen from the one that clients talk to.
+//! The process of a VM, as the server's front process sees it.
 
 use std::fmt;
 use std::io;
@@ -35,18 +35,18 @@ use crate::vm_process::{self, Arguments};
 
 /// How long a killed guest may take to end before its process is killed.
 const END: Duration = Duration::from_secs(5);
-/// How long a process whose VM was deleted may take, so that clients read the ends of their streams.
+/// How long the process of a deleted VM may take to end, so that clients can read the ends of their streams.
 const LINGER: Duration = Duration::from_secs(60);
-/// How long a process may take that has made no VM: nobody reads anything of it any more.
+/// How long a process that has made no VM may take to end. No client reads anything from it.
 const UNMADE: Duration = Duration::from_secs(1);
-/// How long a process may take to end whose socket is closed already.
+/// How long a process whose socket is closed may take to end.
 const GONE: Duration = Duration::from_secs(5);
-/// What runs a VM.
+/// The program that runs a VM.
 #[derive(Clone, Debug)]
 pub enum VmProgram {
     /// A process of this program, `vmprobed`, for each VM.
     Process(PathBuf),
-    /// This process: for measurements.
+    /// This process itself, for measurements.
     #[cfg(feature = "testing")]
     Here(crate::testing::Publishers),
 }
@@ -69,29 +69,29 @@ impl fmt::Display for Ended {
     }
 }
 
-/// The process of a VM, and the way to it. The process ends when this is dropped and no call is under way.
+/// The process of a VM, and the connection to it. The process ends when this is dropped and no call is under way.
 #[derive(Debug)]
 pub struct VmProcess {
     name: String,
     memory_mib: u64,
     channel: Channel,
-    /// What was last known of the VM.
+    /// The last known description of the VM.
     known: Mutex<v1::Vm>,
     ended: watch::Receiver<Option<Ended>>,
-    /// What it has of the images.
+    /// The images that the VM uses.
     images: Mutex<HeldImages>,
-    /// Its number, if it isn't this process.
+    /// The process's number, if it isn't this process.
     pid: Option<u32>,
-    /// Dropped with this.
+    /// When this is dropped, the process is to end.
     _in_use: oneshot::Sender<()>,
 }
 
 impl VmProcess {
-    /// Starts a process, and has it make the VM of `request`, whose name is given, of files that are `granted`
-    /// and `images` that are held for it.
+    /// Starts a process, and makes it create the VM of `request`, which has a name, of files that are `granted` and of
+    /// `images` that are held for it.
     ///
     /// # Errors
-    /// The host has no process, or what the process answers; nothing is left then.
+    /// The host can't start a process, or the process answers with an error. Nothing is left then.
     pub async fn start(
         program: &VmProgram,
         request: v1::CreateVmRequest,
@@ -119,11 +119,11 @@ impl VmProcess {
                     }
                 };
                 let child = Command::new(path)
-                    // What lists of processes show.
+                    // The name that lists of processes show.
                     .arg0(vm_process::PROGRAM)
                     .args(arguments.to_command_line())
                     .stdin(OwnedFd::from(theirs))
-                    // It has nothing to say there; what would, belongs to the log.
+                    // This is a socket for copies of the log, or else standard error: the process has no other output.
                     .stdout(output)
                     // Ctrl-C on the terminal is for the server, which ends its guests.
                     .process_group(0)
@@ -185,7 +185,7 @@ impl VmProcess {
         self.memory_mib
     }
 
-    /// The way to its services.
+    /// Returns the channel to the process's services.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
@@ -194,7 +194,7 @@ impl VmProcess {
         VmServiceClient::new(self.channel()).max_decoding_message_size(usize::MAX)
     }
 
-    /// What the VM is and does. That of a process that has died is its last known one, ended.
+    /// Returns the VM's description. If its process has died, that is the last known one, with an ending.
     pub async fn describe(&self) -> v1::Vm {
         let request = v1::GetVmRequest {
             vm: self.name.clone(),
@@ -215,7 +215,7 @@ impl VmProcess {
         }
     }
 
-    /// What the VM comes to; none if the process has ended, or doesn't tell it within this time.
+    /// Returns the VM's counts and rates, or `None` if the process has ended, or doesn't answer within this time.
     pub async fn stats(
         &self,
         request: v1::GetVmStatsRequest,
@@ -230,14 +230,14 @@ impl VmProcess {
         Some(stats)
     }
 
-    /// What was last known of the VM.
+    /// Returns the last known description of the VM.
     pub fn last_known(&self) -> v1::Vm {
         self.known.lock().clone()
     }
 
-    /// The number of the process as long as it is there, and isn't this one.
+    /// Returns the process's number, as long as the process exists and isn't this one.
     pub fn pid(&self) -> Option<u32> {
-        // The number may be another process' when this one has been waited for.
+        // Once the process has been waited for, another process may get its number.
         self.pid.filter(|_| self.ended.borrow().is_none())
     }
 
@@ -256,19 +256,20 @@ impl VmProcess {
         }
     }
 
-    /// Ends the guest and gives its files and memory back. A process that doesn't do it ends when this is dropped, or
+    /// Ends the guest and gives its files and memory back. A process that doesn't do so ends when this is dropped, or
     /// is killed then.
     pub async fn delete_guest(&self) {
         let request = v1::DeleteVmRequest {
             vm: self.name.clone(),
         };
-        // Clients may still read the ends of their streams. One that has died or hangs has its images until it is dropped.
+        // Clients may still read the ends of their streams. A process that has died or hangs keeps its images until it
+        // is dropped.
         if let Ok(Ok(_)) = timeout(END, self.client().delete_vm(request)).await {
             drop(std::mem::take(&mut *self.images.lock()));
         }
     }
 
-    /// Takes all probes out of the guest, so that all of their events are on their way to those who follow them.
+    /// Removes all probes from the guest, so that all of their events are on their way to the clients.
     pub async fn remove_probes(&self) {
         match timeout(END, self.try_remove_probes()).await {
             Ok(Ok(count)) => tracing::info!(vm = self.name, "its {count} probes are taken out"),
@@ -305,7 +306,7 @@ impl VmProcess {
             };
             match client.unregister_probes(request).await {
                 Ok(_) => {}
-                // Its client has been quicker.
+                // The probe's own client has removed it first.
                 Err(status) if status.code() == Code::NotFound => continue,
                 Err(status) => return Err(status),
             }
@@ -313,7 +314,7 @@ impl VmProcess {
         }
     }
 
-    /// Ends the guest; what is known of it can still be asked for.
+    /// Ends the guest. Its description stays available.
     pub async fn kill_guest(&self) {
         let request = v1::KillVmRequest {
             vm: self.name.clone(),
@@ -321,8 +322,8 @@ impl VmProcess {
         let _it_has_died_or_hangs = timeout(END, self.client().kill_vm(request)).await;
     }
 
-    /// Lets the process go that has no guest any more, and waits until it has ended. One that takes too long is told in
-    /// the log.
+    /// Lets the process end, whose guest has ended, and waits until it has done so. A process that takes too long is
+    /// logged.
     pub fn end(self: Arc<Self>) -> impl Future<Output = ()> {
         let ended = self.ended.clone();
         drop(self);
@@ -333,9 +334,9 @@ impl VmProcess {
         }
     }
 
-    /// A failure of a call, or, where the process has died under it, that.
+    /// Returns the error of a failed call, or the end of the process if that is the reason.
     pub async fn explain(&self, status: Status) -> Status {
-        // Those that the process answers come from no other error.
+        // A status that the process itself has answered has no source.
         if std::error::Error::source(&status).is_none() {
             return status;
         }
@@ -343,7 +344,7 @@ impl VmProcess {
         status::precondition(Precondition::State, &self.name, why)
     }
 
-    /// How the guest of a process has ended that answers no more.
+    /// Returns the ending of a guest whose process doesn't answer any more.
     async fn lost(&self) -> v1::Ending {
         let ended = soon(self.ended.clone()).await.unwrap_or(Ended(None));
         v1::Ending {
@@ -357,21 +358,22 @@ impl VmProcess {
     }
 }
 
-/// Waits for the end of a process whose socket is closed; none if it takes too long.
+/// Waits for the end of a process whose socket is closed. Returns `None` if that takes too long.
 async fn soon(mut ended: watch::Receiver<Option<Ended>>) -> Option<Ended> {
     let ended = timeout(GONE, ended.wait_for(Option::is_some)).await.ok()?;
-    // Where nobody watches the process any more, it is over, and nobody knows how.
+    // If the task that waits for the process has ended, so has the process, and its status is unknown.
     ended.map_or(Some(Ended(None)), |ended| *ended)
 }
 
-/// What a process logs, on its way to where it is kept. It ends when the process does.
+/// The task that keeps what a process logs, and the signal that the process has ended. Dropping the signal ends the
+/// task.
 type Kept = (oneshot::Sender<()>, JoinHandle<()>);
 
 fn keep(log: FromVm, vm: String, records: Records) -> Kept {
     let (over, ended) = oneshot::channel::<()>();
     let task = tokio::spawn(async move {
         let ended = async {
-            // Dropped unsent.
+            // The sender is dropped without a message.
             let _ = ended.await;
         };
         log.keep(&vm, &records, ended).await;
@@ -379,8 +381,8 @@ fn keep(log: FromVm, vm: String, records: Records) -> Kept {
     (over, task)
 }
 
-/// Waits for the end of a process, and of its log, and sees to it once `dropped` is, soon if it has not `made` its VM by
-/// then.
+/// Waits for the end of a process, and of its log. Once `dropped` completes, the process has to end by itself, soon if
+/// it has not `made` its VM by then, or is killed.
 fn watch_child(
     mut child: Child,
     dropped: oneshot::Receiver<()>,
@@ -414,10 +416,10 @@ fn watch_child(
     ended
 }
 
-/// A channel over a stream that is connected already.
+/// Makes a channel over a stream that is connected already.
 async fn connect(stream: UnixStream) -> Result<Channel, tonic::transport::Error> {
     let stream = Arc::new(Mutex::new(Some(stream)));
-    // The address is for nobody: there is one stream, once.
+    // The address isn't used: there is one stream, and it's used once.
     Endpoint::from_static("http://vm")
         .initial_stream_window_size(limits::STREAM_WINDOW)
         .initial_connection_window_size(limits::CONNECTION_WINDOW)

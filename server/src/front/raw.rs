@@ -1,4 +1,4 @@
-//! Messages as the bytes that they are.
+//! Messages as undecoded bytes.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;

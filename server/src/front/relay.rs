@@ -1,4 +1,4 @@
-//! Calls on their way to the process of their VM.
+//! Passing calls on to the process of their VM.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,12 +27,12 @@ use super::vms::Vms;
 use crate::access::{Caller, NamedVm, Role};
 use crate::call_layer::{Answer, CallService, OnCall};
 
-/// The call whose probes may do something to the guest.
+/// The call that registers probes, which may have actions.
 const REGISTER: &str = "/vmprobe.v1.ProbeService/RegisterProbes";
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
-/// Passes calls on that name a VM.
+/// Passes on the calls that name a VM.
 #[derive(Clone, Debug)]
 pub struct Relay {
     vms: Arc<Vms>,
@@ -40,7 +40,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// To these VMs.
+    /// Makes a relay to these VMs.
     pub fn new(vms: Arc<Vms>) -> Self {
         Self {
             vms,
@@ -101,7 +101,7 @@ impl StreamingService<Bytes> for RelayedCall {
                 check_watches_only(&caller, first.clone())?;
             }
             let process = vms.get(&vm)?;
-            // One that is too long ends them.
+            // A message that is too long ends the stream of messages.
             let rest = messages.map_while(Result::ok);
             let (answering, answered) = oneshot::channel();
             let heard = Heard {
@@ -114,8 +114,8 @@ impl StreamingService<Bytes> for RelayedCall {
     }
 }
 
-/// A client's messages, as long as somebody may still answer. HTTP/2 keeps a call open whose client goes on with its
-/// messages, also when nobody wants its answer any more.
+/// A client's messages, until the answer is dropped. HTTP/2 keeps a call open as long as its client sends messages,
+/// even when the answer isn't wanted any more.
 struct Heard {
     messages: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
     /// Completes when the answer is dropped.
@@ -134,9 +134,9 @@ impl Stream for Heard {
 }
 
 /// # Errors
-/// `PERMISSION_DENIED` if one of the probes that are to be registered does more than to watch.
+/// `PERMISSION_DENIED` if one of the probes that are to be registered has actions.
 fn check_watches_only(caller: &Caller, request: Bytes) -> Result<(), Status> {
-    // What can't be decoded is refused behind.
+    // A request that can't be decoded is refused by the VM's process.
     let request = v1::RegisterProbesRequest::decode(request).unwrap_or_default();
     match request.probes.iter().all(|probe| probe.actions.is_empty()) {
         true => Ok(()),
@@ -144,14 +144,14 @@ fn check_watches_only(caller: &Caller, request: Bytes) -> Result<(), Status> {
     }
 }
 
-/// Has the VM's process answer. `answering` goes with the answer.
+/// Lets the VM's process answer. `answering` is dropped with the answer.
 async fn pass_on(
     process: Arc<VmProcess>,
     request: Request<impl Stream<Item = Bytes> + Send + 'static>,
     path: PathAndQuery,
     answering: oneshot::Sender<Infallible>,
 ) -> Result<Response<Messages>, Status> {
-    // What the process may send is limited there, and by what the client takes.
+    // The process limits its messages itself, and the client limits what it accepts.
     let client = tonic::client::Grpc::new(process.channel());
     let mut client = client.max_decoding_message_size(usize::MAX);
     let response = match client.ready().await {

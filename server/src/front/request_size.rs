@@ -1,4 +1,4 @@
-//! Requests that are longer than the server takes.
+//! The answer to requests that are longer than the server accepts.
 
 use http::Response;
 use tonic::body::Body;
@@ -6,10 +6,11 @@ use tonic::{Code, Status};
 
 use crate::status;
 
-/// What tonic says of a message that it doesn't read (`tonic::codec::decode`).
+/// The beginning of tonic's message about a message that is too long (`tonic::codec::decode`).
 const TOO_LONG: &str = "Error, decoded message length too large: ";
 
-/// The same answer; a refusal of a request for its length has the limit's name, where tonic says `OUT_OF_RANGE`.
+/// Returns the answer. If a request is refused for its length, the answer names the limit, instead of tonic's
+/// `OUT_OF_RANGE`.
 pub fn with_limit(answer: Response<Body>) -> Response<Body> {
     let status = Status::from_header_map(answer.headers());
     match status.as_ref().and_then(named) {

@@ -1,4 +1,4 @@
-//! What becomes of metrics and logs that are sent to a receiver ([`telemetry`](super::telemetry)).
+//! Counts of the metrics and logs that are sent to a receiver ([`telemetry`](super::telemetry)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -17,7 +17,7 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Its name in messages and metrics.
+    /// Returns the kind's name in messages and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Metrics => "metrics",
@@ -26,18 +26,18 @@ impl Signal {
     }
 }
 
-/// What has become of what was to be sent.
+/// The counts of what is sent.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Those of metrics, in data points, if they are sent.
+    /// The counts of metrics, in data points, if they are sent.
     metrics: Option<Arc<Count>>,
-    /// Those of logs, in records, if they are sent.
+    /// The counts of logs, in records, if they are sent.
     logs: Option<Arc<Count>>,
-    /// Where logs wait.
+    /// The queue of log records.
     records: Option<Records>,
 }
 
-/// That of one kind.
+/// The counts of one kind.
 #[derive(Debug)]
 pub struct Count {
     sent: AtomicU64,
@@ -45,13 +45,13 @@ pub struct Count {
     is_taken: AtomicBool,
 }
 
-/// What is told of one kind.
+/// The counts of one kind, as metrics show them.
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
     pub signal: &'static str,
     pub sent: u64,
     pub dropped: u64,
-    /// Whether the receiver has taken what it was sent last.
+    /// True if the receiver has taken the last request.
     pub is_taken: bool,
 }
 
@@ -64,29 +64,30 @@ impl Count {
         })
     }
 
-    /// So many were taken.
+    /// Adds to the number that was taken.
     pub fn add_sent(&self, count: u64) {
         self.sent.fetch_add(count, Relaxed);
     }
 
-    /// So many were given up.
+    /// Adds to the number that was given up.
     pub fn add_dropped(&self, count: u64) {
         self.dropped.fetch_add(count, Relaxed);
     }
 
-    /// How many were given up so far.
+    /// Returns the number that was given up so far.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Relaxed)
     }
 
-    /// Whether the receiver has taken what it was sent last.
+    /// Sets whether the receiver has taken the last request.
     pub fn set_taken(&self, is_taken: bool) {
         self.is_taken.store(is_taken, Relaxed);
     }
 }
 
 impl Counts {
-    /// All zero, of metrics if they are sent, and of the log if that is, from this queue.
+    /// Makes counts that are zero: of metrics if they are sent, and of logs if there is a queue of
+    /// records.
     pub fn new(metrics: bool, records: Option<Records>) -> Arc<Self> {
         Arc::new(Self {
             metrics: metrics.then(Count::new),
@@ -95,22 +96,22 @@ impl Counts {
         })
     }
 
-    /// Those of metrics, if they are sent.
+    /// Returns the counts of metrics, if they are sent.
     pub fn metrics(&self) -> Option<&Arc<Count>> {
         self.metrics.as_ref()
     }
 
-    /// Those of logs, if they are sent, and where these wait.
+    /// Returns the counts of logs and their queue, if they are sent.
     pub fn logs(&self) -> Option<(&Arc<Count>, &Records)> {
         self.logs.as_ref().zip(self.records.as_ref())
     }
 
-    /// Records that wait for the receiver, if any are sent.
+    /// Returns how many records wait for the receiver, if logs are sent.
     pub fn waiting(&self) -> Option<usize> {
         self.records.as_ref().map(Records::waiting)
     }
 
-    /// What is told, of each kind that is sent.
+    /// Returns the counts of each kind that is sent.
     pub fn told(&self) -> impl Iterator<Item = Told> {
         let queue = self.records.as_ref().map_or(0, Records::dropped);
         let kinds = [

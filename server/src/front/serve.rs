@@ -1,4 +1,4 @@
-//! The listening socket and what is on it.
+//! The server: its addresses and its services.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,7 @@ const DRAIN: Patience = Patience {
     all: Duration::from_secs(20),
 };
 
-/// A client that answers no ping for so long has gone; its subscriptions end.
+/// A client that answers no ping for this long counts as gone, and its subscriptions end.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Why the server stopped serving.
@@ -84,7 +84,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the addresses; from here on clients can connect, and wait.
+    /// Binds the addresses. From here on clients can connect, but have to wait.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -112,7 +112,7 @@ impl Server {
         })
     }
 
-    /// Checks all that can be known before the server listens. Nothing is made or changed.
+    /// Checks all that can be known before the server listens. Makes and changes nothing.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -120,20 +120,20 @@ impl Server {
         bind::check(options)
     }
 
-    /// The addresses as clients take them, with the ports that were taken.
+    /// The addresses in the form that clients accept, with the actual ports.
     #[must_use]
     pub fn endpoints(&self) -> &[String] {
         &self.calls.endpoints
     }
 
-    /// The addresses of metrics and the status page, likewise.
+    /// The addresses of metrics and the status page, in the same form.
     #[must_use]
     pub fn metrics_endpoints(&self) -> &[String] {
         &self.metrics.endpoints
     }
 
-    /// Answers calls until `end` completes; then takes all probes out of the guests, kills them, ends all streams and
-    /// returns.
+    /// Answers calls until `end` completes. Then removes all probes from the guests, kills the guests, ends all streams
+    /// and returns.
     ///
     /// # Errors
     /// [`ServeError`] when the transport fails.
@@ -161,7 +161,7 @@ impl Server {
         let written = limit.written().clone();
         let incoming = ReceiverStream::new(connections).filter_map(move |next| limit.admit(next));
         let serving = router.serve_with_incoming_shutdown(incoming, async {
-            // Dropped unsent when this future goes first.
+            // `close` is dropped without a message if `serve` is dropped first.
             let _ = closed.await;
         });
         tokio::pin!(serving);
@@ -181,15 +181,15 @@ impl Server {
             });
         }
         killed.join_all().await;
-        // Fails when serving is over already.
+        // This fails if serving is over already.
         let _ = close.send(());
-        // What a client doesn't read by then, it has lost.
+        // What a client hasn't read by then is lost to it.
         drain(serving, DRAIN, || written.bytes()).await?;
         telemetry.end_metrics().await;
-        // Who looks at VMs keeps their processes.
+        // A request that looks at VMs keeps their processes alive.
         watched.shutdown().await;
         vms.forget();
-        // Each ends with the way to it.
+        // Each process ends when the last reference to it is dropped.
         let ended: Vec<_> = processes.into_iter().map(VmProcess::end).collect();
         for ended in ended {
             ended.await;
@@ -199,7 +199,7 @@ impl Server {
     }
 }
 
-/// The outermost is the last.
+/// The last layer of this type is the outermost.
 type Layers = Stack<
     CallLayer<Relay>,
     Stack<
@@ -242,7 +242,7 @@ async fn router(
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            // What the details of a refusal are.
+            // The types in the details of a refusal.
             .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
     };
     let images = Images {
@@ -259,11 +259,11 @@ async fn router(
         .layer(CallLayer(Deadlines))
         .layer(CallLayer(authorize))
         .layer(CallLayer(Admission::new(&vms.settings().limits)))
-        // The services of VMs are behind it.
+        // The services of VMs are behind this layer.
         .layer(CallLayer(Relay::new(Arc::clone(vms))))
         .add_service(health)
         .add_service(describe().build_v1()?)
-        // The only one that Python's grpcio-reflection and older tools ask for.
+        // Python's grpcio-reflection and older tools ask only for this one.
         .add_service(describe().build_v1alpha()?)
         .add_service(HostServiceServer::new(Host::default()))
         .add_service(ImageServiceServer::new(images)))

@@ -1,4 +1,4 @@
-//! What the server shows to clients that come by TLS, and what it wants of them.
+//! The server's TLS: its own certificate, and what it requires of clients.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,24 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access::Reloaded;
 
-/// What HTTP/2 is called in the handshake (RFC 9113, 3.2).
+/// The name of HTTP/2 in the handshake (RFC 9113, 3.2).
 pub(super) const HTTP2: &[u8] = b"h2";
-/// What HTTP/1.1 is called there (RFC 7301, 6).
+/// The name of HTTP/1.1 there (RFC 7301, 6).
 pub(super) const HTTP1: &[u8] = b"http/1.1";
 
-/// The server's certificate, and who signs those of clients, each a file in PEM.
+/// The server's certificate, and those that sign clients' certificates, each a file in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, with those between it and one that clients know.
+    /// The server's certificate, with the intermediate ones up to one that clients know.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The certificates that those of clients must be signed by. None: clients have none, but tokens.
+    /// The certificates by which clients' certificates must be signed. `None` if clients have tokens, and no
+    /// certificates.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why there can be no TLS.
+/// Why TLS isn't possible.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file can't be read, or isn't what it should be.
@@ -45,7 +46,7 @@ pub enum TlsError {
     /// A file has no certificate.
     #[error("{0} has no certificate in PEM")]
     Empty(PathBuf),
-    /// The key isn't the certificate's, or a certificate is none.
+    /// The key isn't the certificate's, or a certificate is invalid.
     #[error("the server's certificate can't be used: {0}")]
     Certificate(#[from] rustls::Error),
     /// Certificates of clients can't be checked.
@@ -54,7 +55,7 @@ pub enum TlsError {
 }
 
 impl TlsFiles {
-    /// What is in the files now, and in those that take their place, for a protocol of this name.
+    /// Loads the files for a protocol of this name, and loads them again when they are replaced.
     ///
     /// # Errors
     /// See [`TlsError`].
@@ -79,7 +80,8 @@ impl TlsFiles {
                 for certificate in certificates(file)? {
                     roots.add(certificate)?;
                 }
-                // Who has no certificate may have a token, and else is told what is missing.
+                // A client without a certificate may have a token. If it has neither, its calls are refused with the
+                // reason.
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
                 builder.with_client_cert_verifier(verifier.allow_unauthenticated().build()?)
@@ -107,7 +109,8 @@ fn unusable(file: &Path, cause: PemError) -> TlsError {
     }
 }
 
-/// The names of a certificate's subject: its alternative names, then its common names (RFC 5280, 4.2.1.6 and 4.1.2.6).
+/// Returns the names of a certificate's subject: its alternative names, then its common names (RFC 5280, 4.2.1.6 and
+/// 4.1.2.6).
 pub(super) fn names(certificate: &CertificateDer<'_>) -> io::Result<Vec<String>> {
     let parsed = X509Certificate::from_der(certificate);
     let (_, certificate) = parsed.map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! A Unix socket that only those reach who may.
+//! A Unix socket with permissions for those who may connect.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -16,7 +16,7 @@ const BACKLOG: i32 = 1024;
 /// Permissions of a folder that is made for a socket.
 const FOLDER: u32 = 0o700;
 
-/// A socket that listens. Its file goes with it.
+/// A socket that listens. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct UnixSocket {
     pub(super) listener: UnixListener,
@@ -24,11 +24,11 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens at `path`, with these permissions for those who connect. A socket that nobody listens at any more is
-    /// replaced; its folder is made if it isn't there.
+    /// Listens at `path`, with these permissions for those who connect. Replaces a socket at which no process listens
+    /// any more. Makes its folder if there is none.
     ///
     /// # Errors
-    /// `AddrInUse` where somebody listens, or what the system says.
+    /// `AddrInUse` if a process listens there, or the system's error.
     pub(super) fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
             DirBuilder::new()
@@ -40,7 +40,7 @@ impl UnixSocket {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Before anybody can connect.
+        // The permissions are set before any client can connect.
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         listen(&socket, BACKLOG)?;
         Ok(Self {
@@ -56,7 +56,7 @@ impl Drop for UnixSocket {
     }
 }
 
-/// Removes a socket that a process has left which was killed.
+/// Removes the socket of a process that was killed.
 fn remove_left(path: &Path) -> io::Result<()> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());

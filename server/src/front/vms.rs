@@ -21,21 +21,21 @@ pub struct Vms {
     settings: Settings,
     program: VmProgram,
     images: Option<Arc<ImageStore>>,
-    /// Places for those that are being made.
+    /// Places for VMs that are being made.
     creations: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
 struct VmTable {
     by_name: BTreeMap<String, VmEntry>,
-    /// Number of the next VM without a name of its own.
+    /// The number of the next VM whose request gives no name.
     next: u64,
     closed: bool,
 }
 
 #[derive(Debug)]
 enum VmEntry {
-    /// Being built; the name is taken, and so much memory.
+    /// Being built. The name and this much memory are taken.
     Reserved {
         memory_mib: u64,
     },
@@ -51,7 +51,7 @@ impl VmEntry {
     }
 }
 
-/// A name for a VM under construction; dropping it gives the name back.
+/// A name for a VM under construction. Dropping it frees the name.
 #[derive(Debug)]
 pub struct Reservation {
     vms: Arc<Vms>,
@@ -59,7 +59,8 @@ pub struct Reservation {
 }
 
 impl Vms {
-    /// None yet, and room for as many as the limits in `settings` say. Each will be run by `program`, and use `images`.
+    /// Makes a table without VMs, with room for as many as the limits in `settings` say. VMs will be run by `program`,
+    /// and use `images`.
     pub fn new(settings: Settings, program: VmProgram, images: Option<Arc<ImageStore>>) -> Self {
         let creations = settings.limits.creations.clamp(1, Semaphore::MAX_PERMITS);
         Self {
@@ -71,31 +72,31 @@ impl Vms {
         }
     }
 
-    /// What holds for all of them.
+    /// The settings for all VMs.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// What runs them.
+    /// The program that runs the VMs.
     pub fn program(&self) -> &VmProgram {
         &self.program
     }
 
-    /// The images that they can use, if the server keeps some.
+    /// The images that VMs can use, if the server keeps images.
     pub fn images(&self) -> Option<&Arc<ImageStore>> {
         self.images.as_ref()
     }
 
-    /// Waits for a place among those that make a VM.
+    /// Waits for one of the places for VMs that are being made.
     ///
     /// # Errors
-    /// `INTERNAL`, never in practice: nobody closes the places.
+    /// `INTERNAL`, never in practice, as the places are never closed.
     pub async fn creation(&self) -> Result<OwnedSemaphorePermit, Status> {
         let place = Arc::clone(&self.creations).acquire_owned().await;
         place.map_err(|error| Status::internal(error.to_string()))
     }
 
-    /// Takes a name, or makes one from an empty `name`, for a VM with so much memory.
+    /// Takes a name, or makes one from an empty `name`, for a VM with this much memory.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`, or `UNAVAILABLE` while the server
@@ -148,11 +149,11 @@ impl Vms {
         }
     }
 
-    /// The VM of this name.
+    /// Returns the VM of this name.
     ///
     /// # Errors
-    /// `NOT_FOUND`, which names those that there are; `INVALID_ARGUMENT` for an empty name;
-    /// `FAILED_PRECONDITION` while it is being built.
+    /// `NOT_FOUND`, with the names of the VMs that exist; `INVALID_ARGUMENT` for an empty name; `FAILED_PRECONDITION`
+    /// while the VM is being built.
     pub fn get(&self, name: &str) -> Result<Arc<VmProcess>, Status> {
         if name.is_empty() {
             return Err(status::invalid("vm", "the name of a VM is missing"));
@@ -177,7 +178,7 @@ impl Vms {
         }
     }
 
-    /// All VMs that are built, by name.
+    /// Returns all VMs that are built, by name.
     pub fn list(&self) -> Vec<Arc<VmProcess>> {
         let slots = self.slots.lock();
         let vms = slots.by_name.values().filter_map(|slot| match slot {
@@ -187,7 +188,7 @@ impl Vms {
         vms.collect()
     }
 
-    /// Forgets this VM; another of the same name stays.
+    /// Removes this VM from the table. Another VM of the same name stays.
     pub fn remove(&self, process: &Arc<VmProcess>) {
         let mut slots = self.slots.lock();
         if let Entry::Occupied(entry) = slots.by_name.entry(process.name().to_owned())
@@ -197,7 +198,7 @@ impl Vms {
         }
     }
 
-    /// Takes no new VM from now on; answers with those that there are.
+    /// Refuses new VMs from now on, and returns the existing ones.
     pub fn close(&self) -> Vec<Arc<VmProcess>> {
         self.slots.lock().closed = true;
         self.list()
@@ -205,7 +206,7 @@ impl Vms {
 }
 
 impl Vms {
-    /// Forgets all.
+    /// Removes all VMs from the table.
     pub fn forget(&self) {
         self.slots.lock().by_name.clear();
     }
@@ -229,7 +230,7 @@ impl Reservation {
         &self.name
     }
 
-    /// Puts the finished VM in its place.
+    /// Puts the finished VM into the table.
     ///
     /// # Errors
     /// `UNAVAILABLE` when the server began to shut down meanwhile.

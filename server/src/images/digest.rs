@@ -13,7 +13,7 @@ const LEN: usize = 32;
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(pub [u8; LEN]);
 
-/// A text is no digest.
+/// The text isn't a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a SHA-256 has 64 hexadecimal digits, as `sha256sum` prints them")]
 pub struct NoDigest;

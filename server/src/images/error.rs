@@ -12,18 +12,18 @@ use crate::limits;
 /// Why a folder can't be that of a server's images.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Another server has it.
+    /// Another server uses the folder.
     #[error(
         "the folder of images {0} is another server's, which runs: give each server a folder of its own (--images)"
     )]
     InUse(PathBuf),
-    /// Others could change images.
+    /// Other users could change images.
     #[error(
         "the folder of images {0} is another user's, or others can write to it: give one that only this server's user \
          can (--images)"
     )]
     Others(PathBuf),
-    /// What is written of the images can't be read.
+    /// The list of images can't be read.
     #[error(
         "{file}, which lists the images, isn't a list of them: {cause}; put it right, or remove it, and the images go"
     )]
@@ -38,7 +38,7 @@ pub enum OpenError {
     Io {
         /// The folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
 }
@@ -68,27 +68,27 @@ impl Most {
     }
 }
 
-/// Why something wasn't done to images.
+/// Why a request about images fails.
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// The server was started without a folder for them.
     #[error("this server keeps no images: have vmprobed started with --images FOLDER")]
     None,
-    /// It has no such name.
+    /// The text can't be an image's name.
     #[error(
         "an image's name has at most {} letters, digits, `-`, `_` and `.`, and doesn't begin with `sha256-`",
         limits::NAME_CHARS
     )]
     Name,
-    /// What names an image doesn't.
+    /// The text is no reference to an image.
     #[error("`{0}` names no image: give its name, or `sha256-` and the 64 digits of its SHA-256")]
     Reference(String),
-    /// The client hasn't one.
+    /// The client has no such image.
     #[error(
         "this client has no image called `{0}`: see `vmprobe image list`, or hand it over with `vmprobe image push`"
     )]
     Missing(String),
-    /// No digest.
+    /// The text is no digest.
     #[error(transparent)]
     Digest(#[from] NoDigest),
     /// An image of no bytes.
@@ -102,7 +102,7 @@ pub enum ImageError {
         .most.option()
     )]
     Full {
-        /// Which.
+        /// The limit.
         most: Most,
         /// Bytes that were asked for.
         wanted: u64,
@@ -111,23 +111,23 @@ pub enum ImageError {
         /// The limit.
         limit: u64,
     },
-    /// A limit is reached by this image alone.
+    /// The image alone is larger than a limit allows.
     #[error(
         "the image has {size} bytes, and {limit} MiB are the most: start vmprobed with a larger --max-image"
     )]
     TooLarge {
-        /// Its bytes.
+        /// The image's size in bytes.
         size: u64,
         /// The limit.
         limit: u64,
     },
-    /// Too many.
+    /// There are too many images.
     #[error(
         "this server has {0} images, as many as it takes: delete some (`vmprobe image remove`), or start vmprobed with \
          a larger --max-image-count"
     )]
     TooMany(usize),
-    /// Too many at the same time.
+    /// There are too many uploads at the same time.
     #[error(
         "this server takes {0} uploads at the same time: try again when one has ended, or start vmprobed with a larger \
          --max-uploads"
@@ -143,7 +143,7 @@ pub enum ImageError {
     /// The parts are out of order.
     #[error("an upload begins with `begin`, once, and goes on with its content")]
     Order,
-    /// More or fewer bytes than announced.
+    /// The upload has more bytes than announced.
     #[error(
         "the image has {found} bytes or more, and {announced} were announced: nothing is kept of it"
     )]
@@ -153,7 +153,7 @@ pub enum ImageError {
         /// Bytes that should have.
         announced: u64,
     },
-    /// It ends early.
+    /// The upload ends early.
     #[error(
         "the upload has ended after {found} of {announced} bytes: nothing is kept of it, send the image anew"
     )]
@@ -163,24 +163,24 @@ pub enum ImageError {
         /// Bytes that should have.
         announced: u64,
     },
-    /// Other content.
+    /// The content isn't the announced one.
     #[error(
         "the content's SHA-256 is {found}, and {announced} was announced: it has changed on its way, or while it was \
          read; nothing is kept of it, send the image anew"
     )]
     Content {
-        /// What came.
+        /// The digest of the content that came.
         found: Digest,
-        /// What should have.
+        /// The announced digest.
         announced: Digest,
     },
-    /// Nothing comes any more.
+    /// The next part of an upload doesn't come in time.
     #[error(
         "nothing has come of the image for {0} s: nothing is kept of it; send it anew, or start vmprobed with a larger \
          --upload-timeout"
     )]
     Idle(u64),
-    /// VMs use it.
+    /// VMs use the image.
     #[error("the image is used by {}: delete them first", .0.join(", "))]
     InUse(Vec<String>),
     /// The disk is full.
@@ -192,7 +192,8 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    /// The limit that is reached, if it is one: an option of the server, or its disk.
+    /// Returns the limit that is reached, if the error is one: an option of the server, or its
+    /// disk.
     pub(super) fn limit(&self) -> Option<&'static str> {
         match self {
             Self::Full { most, .. } => Some(most.option()),

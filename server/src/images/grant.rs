@@ -17,33 +17,33 @@ use crate::files::{GrantedFiles, GrantedImage, IMAGE};
 use crate::refusal::without_field;
 use crate::status;
 
-/// Of a qcow2 image: what it begins with, and where its header has the disk's size (QEMU's `docs/interop/qcow2.txt`).
+/// A qcow2 image's first bytes, and where its header has the disk's size (QEMU's `docs/interop/qcow2.txt`).
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 const QCOW2_SIZE_AT: usize = 24;
-/// What tables of a qcow2 image take of its size at most, with clusters of 512 bytes: 8 bytes for each in one of them and 8
-/// in the other, with some for the tables themselves.
+/// The largest part of the disk's size that tables of a qcow2 image take, as a divisor, with clusters of 512 bytes: 8
+/// bytes for each cluster in one table and 8 in the other, and some for the tables themselves.
 const QCOW2_TABLES: u64 = 16;
 
-/// What a VM takes of the images, until this is dropped.
+/// A VM's hold of its images, until this is dropped.
 #[derive(Debug, Default)]
 pub struct HeldImages {
     _uses: Vec<ImageUse>,
     _copies: Vec<Room>,
 }
 
-/// Where a request names an image.
+/// A place in a request that names an image.
 struct Named<'r> {
     field: String,
     name: &'r str,
-    /// Of a disk that the guest writes to.
+    /// The disk's format, if it's a disk that the guest writes to.
     copied_as: Option<v1::DiskFormat>,
 }
 
-/// Adds the images that a request names to what its VM's process may open. Blocks.
+/// Adds the images that a request names to the files that its VM's process may open. Blocks.
 ///
 /// # Errors
-/// `NOT_FOUND` for an image that the account hasn't, `RESOURCE_EXHAUSTED` if there is no room for private copies; each
-/// names its field.
+/// `NOT_FOUND` if the account has no such image, `RESOURCE_EXHAUSTED` if there is no room for private copies. Each has
+/// the field's name.
 pub fn grant(
     store: Option<&Arc<ImageStore>>,
     account: &Account,
@@ -104,8 +104,8 @@ fn named(request: &v1::CreateVmRequest) -> Vec<Named<'_>> {
     images.collect()
 }
 
-/// Bytes that a copy can have at most, whatever the guest writes: of a qcow2 image, what it has, all that the disk has,
-/// and tables.
+/// Returns the most bytes that a copy can have, whatever the guest writes. For a qcow2 image: its present size, the
+/// whole size of its disk, and tables.
 fn copy_len(file: &Path, len: u64, format: v1::DiskFormat) -> io::Result<u64> {
     if format != v1::DiskFormat::Qcow2 {
         return Ok(len);
@@ -113,7 +113,7 @@ fn copy_len(file: &Path, len: u64, format: v1::DiskFormat) -> io::Result<u64> {
     let mut header = [0; QCOW2_SIZE_AT + 8];
     match File::open(file)?.read_exact_at(&mut header, 0) {
         Ok(()) => {}
-        // The VM's process says that it is no qcow2 image.
+        // The VM's process reports that it's no qcow2 image.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(len),
         Err(error) => return Err(error),
     }
@@ -131,7 +131,7 @@ impl From<ImageError> for Status {
     }
 }
 
-/// An error as gRPC has it; `field` of the request is to blame.
+/// Returns an error in gRPC's form. `field` is the field of the request that caused it.
 pub(super) fn image_status(error: &ImageError, field: Option<&str>) -> Status {
     use ImageError as E;
     let code = match error {

@@ -1,4 +1,4 @@
-//! Whose images there are, in a file.
+//! The file that lists the images and their owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,10 +13,10 @@ use crate::access::Account;
 /// The file's name, in the folder of the images.
 const FILE: &str = "images.json";
 
-/// By account and content.
+/// The images by account and content.
 pub(super) type Images = BTreeMap<(Account, Digest), Entry>;
 
-/// What is known of an image, beside whose it is and its content.
+/// The properties of an image, besides its owner and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) size: u64,
@@ -35,7 +35,7 @@ struct Line {
     uploaded_at: u64,
 }
 
-/// Reads it; none where there is no file.
+/// Reads the list. Without a file, it is empty.
 pub(super) fn read(folder: &Path) -> Result<Images, OpenError> {
     let file = folder.join(FILE);
     let text = match std::fs::read(&file) {
@@ -59,7 +59,8 @@ pub(super) fn read(folder: &Path) -> Result<Images, OpenError> {
     Ok(images.collect())
 }
 
-/// Writes it anew, whole or not at all. `unfinished` is a folder of the same file system.
+/// Writes the list anew, as a whole or not at all. `unfinished` is a folder of the same file
+/// system.
 pub(super) fn write(folder: &Path, unfinished: &Path, images: &Images) -> io::Result<()> {
     let lines: Vec<Line> = images
         .iter()
@@ -80,7 +81,7 @@ pub(super) fn write(folder: &Path, unfinished: &Path, images: &Images) -> io::Re
     sync_folder(folder)
 }
 
-/// Has a folder's names outlast a crash of the host.
+/// Makes a folder's names outlast a crash of the host.
 pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

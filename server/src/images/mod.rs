@@ -5,12 +5,12 @@
 //! | | |
 //! | --- | --- |
 //! | `content/DIGEST` | the bytes of an image, once for all clients that have uploaded them |
-//! | `images.json` | whose images there are, and their names ([`index`]) |
+//! | `images.json` | the images' owners and names ([`index`]) |
 //! | `unfinished/` | uploads under way, and private copies of disks, which have no name; what a crash leaves is removed |
 //! | `lock` | locked by the server |
 //!
-//! An image belongs to an account, and nobody else sees or uses it. A client that hasn't an image has to send all of its
-//! content, also where another client has the same: so nobody learns what others have.
+//! An image belongs to an account, and no other account sees or uses it. A client without an image has to send all of
+//! its content, even if another client has the same. So no client learns what others have.
 
 mod digest;
 mod error;

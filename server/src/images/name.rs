@@ -3,10 +3,10 @@
 use super::{Digest, ImageError};
 use crate::limits;
 
-/// What the text of an image's digest begins with, where a name may stand too.
+/// The prefix of an image's digest in texts that may also be a name.
 pub(super) const DIGEST: &str = "sha256-";
 
-/// How a client calls one of its images.
+/// A client's reference to one of its images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reference {
     Name(String),
@@ -26,7 +26,7 @@ impl Reference {
     }
 }
 
-/// Returns true for what can be an image's name.
+/// Returns true if a text can be an image's name.
 pub(super) fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let len = text.len();

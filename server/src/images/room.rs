@@ -1,4 +1,4 @@
-//! Room on the disk that is set aside.
+//! Disk space that is set aside.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,23 +7,23 @@ use parking_lot::Mutex;
 
 use crate::access::Account;
 
-/// Bytes that uploads under way and private copies take, by account. Clones are the same ones.
+/// The bytes that uploads under way and private copies take, by account. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reserved(Arc<Mutex<BTreeMap<Account, u64>>>);
 
 impl Reserved {
-    /// Those of one account.
+    /// Returns the bytes of one account.
     pub(super) fn of(&self, account: &Account) -> u64 {
         self.0.lock().get(account).copied().unwrap_or_default()
     }
 
-    /// All.
+    /// Returns the bytes of all accounts.
     pub(super) fn all(&self) -> u64 {
         let reserved = self.0.lock();
         reserved.values().copied().fold(0, u64::saturating_add)
     }
 
-    /// Sets so many bytes more aside.
+    /// Sets more bytes aside.
     pub(super) fn take(&self, account: &Account, bytes: u64) -> Room {
         let mut reserved = self.0.lock();
         let of_account = reserved.entry(account.clone()).or_default();
@@ -36,7 +36,7 @@ impl Reserved {
     }
 }
 
-/// Bytes of an account's that are set aside until this is dropped.
+/// Bytes that are set aside for an account until this is dropped.
 #[derive(Debug)]
 pub struct Room {
     reserved: Reserved,

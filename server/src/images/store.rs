@@ -25,7 +25,7 @@ use crate::limits::Limits;
 
 /// Permissions of the folders.
 const FOLDER: u32 = 0o700;
-/// Permission bits that they must not have.
+/// Permission bits that the folders must not have.
 const OTHERS_WRITE: u32 = 0o022;
 
 /// All images of a server.
@@ -33,10 +33,10 @@ pub struct ImageStore {
     folder: PathBuf,
     limits: Limits,
     state: Mutex<State>,
-    /// More is taken under the lock of the state only.
+    /// Increased only while the state is locked.
     reserved: Reserved,
     uploads: Arc<Semaphore>,
-    /// Held locked.
+    /// Keeps the folder locked.
     _lock: File,
 }
 
@@ -47,7 +47,7 @@ struct State {
     uses: BTreeMap<(Account, Digest), Vec<String>>,
 }
 
-/// An image, as its client is told of it.
+/// The description of an image that its client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptImage {
     pub owner: Account,
@@ -60,12 +60,12 @@ pub struct KeptImage {
     pub vms: Vec<String>,
 }
 
-/// What becomes of an upload that begins.
+/// The result of beginning an upload.
 #[derive(Debug)]
 pub enum Begun {
-    /// The account has this content.
+    /// The account already has this content.
     There(KeptImage),
-    /// Its content is to come.
+    /// The content has to be sent.
     Upload(Box<Upload>),
 }
 
@@ -106,8 +106,7 @@ impl Drop for ImageUse {
 }
 
 impl ImageStore {
-    /// Takes a folder, which is made if it isn't there, and removes what uploads have left in it that a crash has cut
-    /// off.
+    /// Opens a folder, makes it if it doesn't exist, and removes what remains of uploads that a crash has cut off.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -133,7 +132,7 @@ impl ImageStore {
         Ok(Arc::new(store))
     }
 
-    /// Removes what belongs to no image, and forgets images without their bytes.
+    /// Removes files that belong to no image, and images whose bytes are missing.
     fn clear_up(&self) -> io::Result<()> {
         for entry in fs::read_dir(self.unfinished())? {
             fs::remove_file(entry?.path())?;
@@ -165,17 +164,17 @@ impl ImageStore {
         Ok(())
     }
 
-    /// Where files are made that have no place yet.
+    /// Returns the folder of files that aren't complete.
     pub fn unfinished(&self) -> PathBuf {
         self.folder.join("unfinished")
     }
 
-    /// The file with an image's bytes.
+    /// Returns the path of the file with an image's bytes.
     pub fn content(&self, digest: Digest) -> PathBuf {
         self.folder.join("content").join(digest.to_string())
     }
 
-    /// A place among the uploads.
+    /// Takes a place among the uploads.
     ///
     /// # Errors
     /// [`ImageError::Uploads`].
@@ -187,7 +186,7 @@ impl ImageStore {
     /// Begins an upload. Blocks.
     ///
     /// # Errors
-    /// A wrong name or size, or a limit.
+    /// The name or the size is wrong, or a limit is reached.
     pub fn begin(
         self: &Arc<Self>,
         account: &Account,
@@ -225,7 +224,7 @@ impl ImageStore {
         Ok(Begun::Upload(Box::new(upload)))
     }
 
-    /// Room for a private copy of so many bytes.
+    /// Sets space aside for a private copy of this many bytes.
     ///
     /// # Errors
     /// [`ImageError::Full`].
@@ -261,7 +260,7 @@ impl ImageStore {
         }
     }
 
-    /// Keeps the image of an upload, for good. Blocks.
+    /// Keeps the image of an upload permanently. Blocks.
     ///
     /// # Errors
     /// The content isn't what was announced, or can't be written.
@@ -273,7 +272,7 @@ impl ImageStore {
             room,
         } = upload.complete()?;
         let kept = self.give_place(&account, &wanted, file);
-        // Not before: it is the image that takes the room from now on.
+        // The reserved space is freed only now, as the image itself counts from now on.
         drop(room);
         kept
     }
@@ -312,7 +311,7 @@ impl ImageStore {
         Ok(state.describe(&image))
     }
 
-    /// Has `images` hold from now on, also after a crash.
+    /// Makes `images` the present ones, also after a crash.
     fn commit(&self, state: &mut State, images: Images) -> Result<(), ImageError> {
         if state.images != images {
             index::write(&self.folder, &self.unfinished(), &images)?;
@@ -329,31 +328,31 @@ impl ImageStore {
         }
     }
 
-    /// All images of an account, by their digests.
+    /// Returns all images of an account, by their digests.
     pub fn list(&self, account: &Account) -> Vec<KeptImage> {
         let state = self.state.lock();
         let images = state.images.keys().filter(|(owner, _)| owner == account);
         images.map(|image| state.describe(image)).collect()
     }
 
-    /// All images of all accounts.
+    /// Returns all images of all accounts.
     pub fn list_all(&self) -> Vec<KeptImage> {
         let state = self.state.lock();
         let images = state.images.keys();
         images.map(|image| state.describe(image)).collect()
     }
 
-    /// One of an account's images.
+    /// Returns one of an account's images.
     ///
     /// # Errors
-    /// It has none that is called so.
+    /// The account has no image of that name.
     pub fn find(&self, account: &Account, text: &str) -> Result<KeptImage, ImageError> {
         let state = self.state.lock();
         let image = state.find(account, text)?;
         Ok(state.describe(&image))
     }
 
-    /// An image for a VM, which keeps it from being deleted.
+    /// Holds an image for a VM, so that it can't be deleted.
     ///
     /// # Errors
     /// As for [`find`](Self::find).
@@ -382,7 +381,7 @@ impl ImageStore {
     /// Deletes one of an account's images. Blocks.
     ///
     /// # Errors
-    /// It has none that is called so, or a VM uses it.
+    /// The account has no image of that name, or a VM uses it.
     pub fn delete(&self, account: &Account, text: &str) -> Result<(), ImageError> {
         let mut state = self.state.lock();
         let image = state.find(account, text)?;
@@ -405,7 +404,7 @@ impl State {
         self.images.keys().any(|(_, there)| *there == digest)
     }
 
-    /// Bytes of an account's images, each whole.
+    /// Returns the bytes of an account's images, each in full.
     fn taken_by(&self, account: &Account) -> u64 {
         let images = self.images.iter();
         let images = images.filter(|((owner, _), _)| owner == account);
@@ -414,7 +413,7 @@ impl State {
             .fold(0, u64::saturating_add)
     }
 
-    /// Bytes of all; a content that several have counts once.
+    /// Returns the bytes of all images. A content that several accounts have counts once.
     fn taken(&self) -> u64 {
         let images = self.images.iter();
         let contents = images.map(|((_, digest), entry)| (*digest, entry.size));
@@ -456,7 +455,7 @@ impl State {
     }
 }
 
-/// Has an image be called so, and no other of its account's.
+/// Gives an image a name, and takes the name from the account's other images.
 fn give_name(images: &mut Images, image: &(Account, Digest), name: &str) {
     if name.is_empty() {
         return;
@@ -471,12 +470,12 @@ fn give_name(images: &mut Images, image: &(Account, Digest), name: &str) {
     }
 }
 
-/// Bytes.
+/// Returns a number of MiB in bytes.
 fn mib(mib: u64) -> u64 {
     mib.saturating_mul(1 << 20)
 }
 
-/// Makes a folder and what is in it, and locks it.
+/// Makes a folder and its contents, and locks it.
 fn lock(folder: &Path) -> Result<File, OpenError> {
     let failed = |cause| OpenError::Io {
         folder: folder.to_owned(),

@@ -67,7 +67,7 @@ fn files(folder: &Path) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-/// How many contents there are, and files that are unfinished.
+/// Returns the numbers of contents and of unfinished files.
 fn counts(folder: &TempDir) -> (usize, usize) {
     let of = |name| files(&folder.path().join(name));
     (of("content"), of("unfinished"))
@@ -139,7 +139,7 @@ fn an_upload_that_is_not_what_was_announced_leaves_nothing() {
     drop(cut_off);
     assert_eq!(counts(&folder), (0, 0));
     assert!(store.list(&account("alice")).is_empty());
-    // Nor does one take room any more.
+    // Those images take no room any more either.
     push(&store, "alice", &vec![1; MIB], "").unwrap();
 }
 
@@ -180,7 +180,7 @@ fn the_same_content_is_kept_once_and_whoever_wants_it_hands_it_over() {
     let folder = folder();
     let store = open(&folder, &Limits::default());
     push(&store, "alice", b"same", "a").unwrap();
-    // That alice has it is nothing that bob learns.
+    // Bob doesn't learn that alice has it.
     let theirs = push(&store, "bob", b"same", "b").unwrap();
     assert_eq!(counts(&folder), (1, 0));
     let Begun::There(image) = begun(&store, "bob", begin(b"same", "c")).unwrap() else {
@@ -381,7 +381,7 @@ fn a_vm_holds_the_images_that_it_uses_and_room_for_its_copies() {
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains("vm"), "{status}");
     }
-    // Two copies and the images are all that there is room for.
+    // There is only room for two copies and the images.
     let again = grant(Some(&store), &alice, &asked, &mut GrantedFiles::default());
     let status = again.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");

@@ -15,21 +15,21 @@ use super::{Digest, ImageError};
 use crate::access::Account;
 use crate::limits;
 
-/// Permissions of a content's file: nobody changes it.
+/// Permissions of a content's file, which is never changed.
 const MODE: u32 = 0o400;
-/// What zeros are taken from for their digest.
+/// The zeros that are hashed for parts of zeros.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
-/// What an upload begins with.
+/// The announcement of an upload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// Empty for none.
+    /// Empty if the image gets no name.
     pub name: String,
     pub size: u64,
     pub digest: Digest,
 }
 
-/// An image whose content comes part by part. Dropped, it leaves nothing.
+/// An image whose content is being uploaded. If it is dropped, nothing of it stays.
 pub struct Upload {
     account: Account,
     wanted: Begin,
@@ -40,12 +40,12 @@ pub struct Upload {
     _place: OwnedSemaphorePermit,
 }
 
-/// An image whose content is complete, and what was announced. Dropped, it leaves nothing.
+/// An image whose content is complete, and its announcement. If it is dropped, nothing of it stays.
 pub(super) struct Complete {
     pub(super) account: Account,
     pub(super) wanted: Begin,
     pub(super) file: NamedTempFile,
-    /// It takes the image's room until the image does.
+    /// Reserves the image's space until the image itself counts.
     pub(super) room: Room,
 }
 
@@ -58,7 +58,7 @@ impl Debug for Upload {
 }
 
 impl Upload {
-    /// Begins a file in this folder.
+    /// Makes a file in this folder.
     pub(super) fn new(
         folder: &Path,
         account: &Account,
@@ -77,7 +77,7 @@ impl Upload {
         })
     }
 
-    /// The next bytes. Blocks.
+    /// Adds the next bytes. Blocks.
     ///
     /// # Errors
     /// The content is longer than announced, or can't be written.
@@ -90,7 +90,7 @@ impl Upload {
         Ok(self.file.write_all(bytes)?)
     }
 
-    /// The next bytes, all of which are 0. Blocks.
+    /// Adds the next bytes, all of which are 0. Blocks.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -119,10 +119,10 @@ impl Upload {
         Ok(())
     }
 
-    /// Has the content be on the disk. Blocks.
+    /// Makes sure that the content is on the disk. Blocks.
     ///
     /// # Errors
-    /// It isn't what was announced, or can't be written.
+    /// The content isn't the announced one, or can't be written.
     pub(super) fn complete(self) -> Result<Complete, ImageError> {
         if self.len != self.wanted.size {
             return Err(ImageError::Short {

@@ -1,7 +1,7 @@
-//! Copies of what a process logs, on their way out of it.
+//! Copies of log records that leave the process.
 //!
 //! The server keeps its own records in a queue ([`Records`]) until they are sent. The process of a VM can't send
-//! anything: its standard output is a socket of the server's, which takes each record as a datagram of JSON.
+//! anything. Its standard output is one of the server's sockets, which takes each record as a datagram of JSON.
 
 use std::cell::Cell;
 use std::io;
@@ -22,15 +22,16 @@ thread_local! {
     static IS_SENDER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has no copies made of what this thread logs: it sends them, and what it tells of that would have to be sent as well.
+/// Makes no copies of what this thread logs. The thread sends them, so records about sending would have to be sent as
+/// well.
 pub fn exempt_this_thread() {
     IS_SENDER.set(true);
 }
 
-/// Where copies go.
+/// Where copies of log records go.
 #[derive(Debug)]
 pub enum Copies {
-    /// Into the queue of this process, which is the server.
+    /// Into the queue of this process, which is the server's.
     Kept(Records),
     /// To the server.
     ToServer(ToServer),
@@ -48,17 +49,17 @@ impl Copies {
     }
 }
 
-/// The way from the process of a VM to the server.
+/// The connection from the process of a VM to the server.
 #[derive(Debug, Default)]
 pub struct ToServer {
-    /// Records that the server doesn't know of.
+    /// The number of records that weren't sent, and that the server hasn't been told of.
     missed: AtomicU64,
 }
 
-/// What is sent to the server.
+/// A message to the server.
 #[derive(Debug, Serialize, Deserialize)]
 struct Datagram<R> {
-    /// Records before this one that weren't sent.
+    /// How many records before this one weren't sent.
     #[serde(default, skip_serializing_if = "is_zero")]
     missed: u64,
     record: R,
@@ -73,7 +74,7 @@ impl ToServer {
     fn send(&self, record: &Record) {
         let missed = self.missed.swap(0, Ordering::Relaxed);
         let datagram = serde_json::to_vec(&Datagram { missed, record });
-        // The socket doesn't block: no vCPU waits for the server.
+        // The socket doesn't block, so no vCPU waits for the server.
         let sent = datagram.ok().filter(|it| it.len() <= DATAGRAM);
         let sent = sent.is_some_and(|it| rustix::io::write(rustix::stdio::stdout(), &it).is_ok());
         if !sent {
@@ -82,10 +83,10 @@ impl ToServer {
     }
 }
 
-/// The two ends of the way from the process of a VM: the server's, and the one that is the process's standard output.
+/// Makes the two ends of the connection: the server's, and the one that becomes the process's standard output.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub fn from_vm() -> io::Result<(FromVm, StdUnixDatagram)> {
     let (ours, theirs) = StdUnixDatagram::pair()?;
     ours.set_nonblocking(true)?;
@@ -93,12 +94,13 @@ pub fn from_vm() -> io::Result<(FromVm, StdUnixDatagram)> {
     Ok((FromVm(UnixDatagram::from_std(ours)?), theirs))
 }
 
-/// What comes from the process of a VM.
+/// The server's end of the connection from the process of a VM.
 #[derive(Debug)]
 pub struct FromVm(UnixDatagram);
 
 impl FromVm {
-    /// Puts what comes of the VM of this name into a queue, until the process ends. It may send whatever it likes.
+    /// Puts the records of the VM of this name into a queue, until the process ends. The process isn't trusted: it may
+    /// send anything.
     pub async fn keep(self, vm: &str, records: &Records, ended: impl Future<Output = ()>) {
         let mut buffer = vec![0; DATAGRAM];
         tokio::pin!(ended);
@@ -129,7 +131,7 @@ impl FromVm {
     }
 }
 
-/// What has come already, whether the runtime knows of it or not.
+/// Returns a datagram that has arrived, even if the runtime hasn't noticed it.
 fn received(socket: &UnixDatagram, buffer: &mut [u8]) -> io::Result<usize> {
     let (length, _) = rustix::net::recv(socket, buffer, RecvFlags::DONTWAIT)?;
     Ok(length)

@@ -1,4 +1,4 @@
-//! Events of a log as lines.
+//! Log events as lines.
 
 use std::fmt;
 
@@ -93,7 +93,8 @@ where
     }
 }
 
-/// What is put before and behind the text of a forbidden system call, which a signal's handler writes as it is: no time.
+/// Returns the text before and after that of a forbidden system call, which a signal's handler writes as it is. So it
+/// has no time.
 pub fn violation_frame(vm: Option<&str>) -> [String; 2] {
     let vm = vm.map_or_else(String::new, |vm| format!("\"vm\":{},", Value::from(vm)));
     let before =
@@ -111,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// Where lines are kept.
+    /// The lines that were written.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<u8>>>);
 

@@ -1,11 +1,11 @@
-//! The log of a process, on standard error: a line an event, as text or as JSON.
+//! The log of a process, on standard error: one line for each event, as text or as JSON.
 //!
 //! ```json
 //! {"time":"2026-11-27T10:15:30.123456Z","level":"WARN","target":"vmprobe_server::front","vm":"web-1","message":"…","fields":{"lost":7}}
 //! ```
 //!
-//! `vm` is the VM that an event is about; what the process of a VM tells is about that one. An event has no line break in
-//! it, whatever texts of guests it has. Copies of what is logged can be sent elsewhere ([`copies`]).
+//! `vm` is the VM that an event is about. All events of a VM's process are about that VM. An event is always one line,
+//! even if texts of guests in it have line breaks. Copies of what is logged can be sent elsewhere ([`copies`]).
 
 mod copies;
 mod format;
@@ -24,9 +24,9 @@ pub use copies::{Copies, FromVm, ToServer, exempt_this_thread, from_vm};
 pub use record::Record;
 pub use records::Records;
 
-/// What is told unless the owner says otherwise.
+/// The level unless the owner says otherwise.
 const LEVEL: &str = "warn";
-/// A variable that many programs take their level from.
+/// A variable from which many programs take their level.
 const OTHERS: &str = "RUST_LOG";
 
 /// The form of a line.
@@ -65,7 +65,7 @@ fn filter(text: &str) -> Result<String, String> {
 }
 
 impl LogOptions {
-    /// As words of a command line.
+    /// Returns it as words of a command line.
     pub(crate) fn to_command_line(&self) -> Vec<String> {
         let format = match self.log_format {
             LogFormat::Text => "text",
@@ -78,7 +78,7 @@ impl LogOptions {
         words
     }
 
-    /// What is told.
+    /// Returns the filter of events.
     fn filter(&self) -> EnvFilter {
         let given = self.log_level.clone();
         let given = given.or_else(|| std::env::var(OTHERS).ok());
@@ -86,15 +86,16 @@ impl LogOptions {
         filter.unwrap_or_else(|| EnvFilter::new(LEVEL))
     }
 
-    /// Begins the log of this process, which is the one of a VM if it has a name. Copies go where they are told to.
+    /// Starts the log of this process, which is a VM's process if `vm` is given. Copies go to `copies`.
     pub fn start(&self, vm: Option<&str>, copies: Option<Copies>) {
-        // A panic is told by lines of text else, and copied nowhere.
+        // By default, panics are printed as lines of text, and aren't copied.
         let panics_are_logged = copies.is_some() || self.log_format == LogFormat::Json;
         let vm: Option<String> = vm.map(str::to_owned);
         let builder = tracing_subscriber::fmt()
             .with_env_filter(self.filter())
             .with_writer(io::stderr)
-            // It would tell on standard error that this can't be written to, and panic as it can't.
+            // The library would report on standard error that standard error can't be written to, and panic as that
+            // fails.
             .log_internal_errors(false);
         match self.log_format {
             LogFormat::Text => {
@@ -112,7 +113,7 @@ impl LogOptions {
         }
     }
 
-    /// Tells why the process ends.
+    /// Reports why the process ends.
     pub fn tell_failure(&self, failure: &dyn std::error::Error) {
         match self.log_format {
             LogFormat::Text => text_failure(failure),
@@ -122,7 +123,7 @@ impl LogOptions {
 }
 
 fn text_failure(failure: &dyn std::error::Error) {
-    // Where nothing can be written, the exit code tells.
+    // If nothing can be written, the exit code still tells.
     let _ = writeln!(io::stderr(), "vmprobed: {failure}");
 }
 

@@ -1,4 +1,4 @@
-//! An event of a log, as programs get it.
+//! A log event, in the form for programs.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -9,25 +9,25 @@ use serde_json::{Map, Value};
 use tracing::Event;
 use tracing::field::{Field, Visit};
 
-/// The field with the name of a VM.
+/// The field with a VM's name.
 pub(super) const VM: &str = "vm";
 const MESSAGE: &str = "message";
-/// What a logger of another kind adds to its events (tracing-log).
+/// The prefix of fields that tracing-log adds to other loggers' events.
 const FOREIGN: &str = "log.";
-/// What a record takes beside its texts, in bytes, roughly.
+/// The approximate bytes that a record takes besides its texts.
 const FRAME: usize = 128;
 
-/// An event of a log. As JSON it is a line of the log.
+/// A log event. As JSON, it is a line of the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// To the microsecond.
+    /// Exact to the microsecond.
     #[serde(with = "rfc3339")]
     pub time: SystemTime,
     /// `ERROR` to `TRACE`.
     pub level: Cow<'static, str>,
-    /// The part of the program that tells it.
+    /// The part of the program that logs it.
     pub target: Cow<'static, str>,
-    /// The VM that it is about, if it is about one.
+    /// The VM that it is about, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
     pub message: String,
@@ -36,7 +36,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// What is told now, about `vm` if it doesn't say of which.
+    /// Makes a record of an event, at the present time. It is about `vm`, if the event itself names
+    /// no VM.
     pub fn of(event: &Event<'_>, vm: Option<&str>) -> Self {
         let metadata = event.metadata();
         let mut record = Self {
@@ -52,7 +53,7 @@ impl Record {
         record
     }
 
-    /// Bytes of memory, roughly.
+    /// Returns the approximate bytes of memory.
     pub fn size(&self) -> usize {
         let fields = self.fields.iter().map(|(name, value)| {
             let text = value.as_str().map_or(0, str::len);
@@ -103,14 +104,14 @@ impl Visit for Record {
     }
 }
 
-/// To the microsecond, so that all forms of a record have the same time.
+/// Returns the time to the microsecond, so that all forms of a record have the same time.
 fn now() -> SystemTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = since.unwrap_or_default().as_micros();
     UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(u64::MAX))
 }
 
-/// Times as RFC 3339 has them.
+/// Times in the form of RFC 3339.
 mod rfc3339 {
     use std::time::SystemTime;
 

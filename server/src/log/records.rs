@@ -9,13 +9,13 @@ use tokio::sync::Notify;
 
 use super::record::Record;
 
-/// Records that wait at most.
+/// The most records that wait.
 const MOST: usize = 8192;
-/// Bytes of them, roughly.
+/// The approximate most bytes of them.
 const MOST_BYTES: usize = 8 << 20;
 
-/// A bounded queue of records; clones are the same one. What finds it full is dropped and counted: whoever logs never
-/// waits.
+/// A bounded queue of records. Clones share it. A record that finds it full is dropped and counted, so that a thread
+/// that logs never waits.
 #[derive(Clone, Debug, Default)]
 pub struct Records(Arc<Inner>);
 
@@ -41,7 +41,7 @@ impl PartialEq for Records {
 impl Eq for Records {}
 
 impl Records {
-    /// Adds one.
+    /// Adds a record.
     pub fn add(&self, record: Record) {
         let mut waiting = self.0.waiting.lock();
         let bytes = waiting.bytes + record.size();
@@ -56,22 +56,22 @@ impl Records {
         self.0.added.notify_one();
     }
 
-    /// Some were dropped before they came here.
+    /// Counts records that were dropped before they came here.
     pub fn count_dropped(&self, count: u64) {
         self.0.dropped.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// How many were dropped so far.
+    /// Returns how many were dropped so far.
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
-    /// How many wait.
+    /// Returns how many wait.
     pub fn waiting(&self) -> usize {
         self.0.waiting.lock().records.len()
     }
 
-    /// Takes the oldest ones, so many and of so many bytes at most, but one at least if there is one.
+    /// Takes the oldest records: at most `most`, of at most `most_bytes` together, but always the first one.
     pub fn take(&self, most: usize, most_bytes: usize) -> Vec<Record> {
         let mut waiting = self.0.waiting.lock();
         let mut taken = Vec::new();
@@ -91,7 +91,7 @@ impl Records {
         taken
     }
 
-    /// Returns when so many wait, which is at least one, for whoever takes them.
+    /// Returns when `count` records wait, which is at least one. Only the task that takes them may wait.
     pub async fn wait_for(&self, count: usize) {
         while self.waiting() < count {
             self.0.added.notified().await;

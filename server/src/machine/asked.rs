@@ -1,4 +1,4 @@
-//! What probes are asked for by text, and how their events tell of it: arguments and filters.
+//! The text of probes (arguments and filters), and how events show what was asked for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use vmprobe_spec::{ARGUMENTS_MAX, STACK_MAX, argument, filter};
 use crate::status::ProbeField;
 use crate::{convert, status};
 
-/// What a probe is asked for by text.
+/// What a client asks of a probe by text (arguments, a filter), and how many addresses of the stack.
 #[derive(Debug, Default)]
 pub struct Asked {
     arguments: Vec<Compiled>,
     filter: String,
     stack: u32,
-    /// What the types of the arguments are: those of the probe's module, or of the kernel.
+    /// The types that the arguments use: those of the probe's module, or of the kernel.
     types: Option<Arc<Btf>>,
 }
 
-/// The same of all probes of a VM that are asked for something.
+/// The [`Asked`] of all probes of a VM that have one.
 #[derive(Debug)]
 pub struct AskedProbes {
     kernel: Arc<Kernel>,
@@ -38,7 +38,7 @@ pub struct AskedProbes {
 }
 
 impl AskedProbes {
-    /// Of no probes yet.
+    /// Makes a table without probes.
     pub fn new(kernel: Arc<Kernel>) -> Self {
         Self {
             bits: ReschedBits::of(&kernel.version),
@@ -47,8 +47,8 @@ impl AskedProbes {
         }
     }
 
-    /// Works out what a probe asks for by text, and has the engine's form of it take that. `module_types` knows the
-    /// types of a module.
+    /// Compiles the text of a probe, and adds what it needs to `spec`, the engine's form of the probe. `module_types`
+    /// returns the types of a module.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the wrong field.
@@ -165,8 +165,8 @@ impl AskedProbes {
         })
     }
 
-    /// Remembers what registered probes are asked for. Call it while the guest stands still, so that no event of theirs
-    /// comes before.
+    /// Remembers what registered probes are asked for. Call it while the guest stands still, so that the probes have no
+    /// event before.
     pub fn remember(&self, ids: &[ProbeId], asked: &AskedOfBatch) {
         if asked.0.is_empty() {
             return;
@@ -184,7 +184,7 @@ impl AskedProbes {
         }
     }
 
-    /// Adds what a probe is asked for to what is told of it.
+    /// Adds to the description of each probe what the probe is asked for.
     pub fn describe(&self, mut probes: Vec<v1::Probe>) -> Vec<v1::Probe> {
         let known = self.probes.read();
         for probe in &mut probes {
@@ -197,7 +197,7 @@ impl AskedProbes {
         probes
     }
 
-    /// The protocol's form of an event.
+    /// Returns the protocol's form of an event.
     pub fn event(&self, event: &Event) -> v1::Event {
         let mut told = convert::event(event);
         let context = event.context.as_deref();
@@ -209,7 +209,7 @@ impl AskedProbes {
         told
     }
 
-    /// What a probe is asked for by text; `None` if for nothing.
+    /// Returns what a probe is asked for by text, or `None` if nothing.
     pub fn asked(&self, probe: ProbeId) -> Option<Arc<Asked>> {
         self.probes.read().get(&probe).cloned()
     }
@@ -235,12 +235,12 @@ impl AskedProbes {
     }
 }
 
-/// What those probes of a batch are asked for that are asked for anything, each with its place in the batch. Worked out
-/// before the guest stands still.
+/// For each probe of a batch that is asked for something: its place in the batch and what it is asked for. Made before
+/// the guest stands still.
 pub struct AskedOfBatch(Vec<(usize, Arc<Asked>)>);
 
 impl AskedOfBatch {
-    /// Of a batch's probes, in their order.
+    /// Makes it from [`Asked`] of all probes of a batch, in their order.
     pub fn new(asked: &[Arc<Asked>]) -> Self {
         let all = asked.iter().cloned().enumerate();
         Self(all.filter(|(_, asked)| !asked.is_nothing()).collect())
@@ -257,7 +257,7 @@ impl Asked {
         self.arguments.is_empty() && self.filter.is_empty() && self.stack == 0
     }
 
-    /// The values of the arguments, of what a hit has taken.
+    /// Returns the values of the arguments, from the fetches of a hit.
     fn values(&self, kernel: &Kernel, mut taken: &[Taken]) -> Vec<v1::Value> {
         let types = self.types.as_deref();
         let show = |argument: &Compiled| {
@@ -276,13 +276,13 @@ struct Wrong {
     why: String,
 }
 
-/// What is wrong with a text, and in which column of it, from 1.
+/// Says what is wrong with a text, and in which column of it, from 1.
 fn at_column(text: &str, at: usize, why: &dyn std::fmt::Display) -> String {
     let before = text.get(..at).unwrap_or(text);
     format!("`{text}`, column {}: {why}", before.chars().count() + 1)
 }
 
-/// The name of the last arguments that an earlier one has too.
+/// Returns a name that two arguments have.
 fn twice(arguments: &[Compiled]) -> Option<&str> {
     let mut seen = std::collections::HashSet::new();
     let mut names = arguments.iter().map(|argument| argument.name.as_str());

@@ -20,23 +20,23 @@ use super::asked::AskedProbes;
 use super::probes::retried;
 use crate::{convert, status};
 
-/// What a client is told.
+/// A message to the client that is asked.
 #[derive(Debug)]
 pub enum Told {
     /// A vCPU stands still at a hit.
     Hit(Box<v1::HeldHit>),
-    /// A hit was not answered in its time; the client isn't asked any more.
+    /// A hit was not answered in time. The client isn't asked any more.
     Late,
 }
 
-/// A hit that was not answered yet.
+/// A hit that waits for its answer.
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     probe: ProbeId,
     tables: Option<PageTables>,
 }
 
-/// Hands hits on to the client's stream. Each vCPU has one hit at most that was not answered, so not many wait.
+/// Hands hits on to the client's stream. Each vCPU has at most one hit that waits for its answer, so not many wait.
 struct Asking {
     asked: Arc<AskedProbes>,
     waiting: Mutex<BTreeMap<u64, Waiting>>,
@@ -55,7 +55,7 @@ impl Attendant for Asking {
             event: Some(self.asked.event(&hit.event)),
             registers: Some(convert::registers(&hit.registers)),
         };
-        // A client that has gone is about to be asked no more.
+        // If the client has gone, it is soon no longer asked.
         let _ = self.to.send(Told::Hit(Box::new(told)));
     }
 
@@ -64,7 +64,7 @@ impl Attendant for Asking {
     }
 }
 
-/// A client is asked as long as this is there.
+/// A client is asked as long as this value exists.
 pub struct Attendance {
     machine: Arc<Machine>,
     asking: Arc<Asking>,
@@ -76,7 +76,7 @@ impl Machine {
     /// Asks a client at each hit of these probes, to answer within `time`. Blocks.
     ///
     /// # Errors
-    /// There is no such probe, or no probe at all, or another client is asked; nobody is asked then.
+    /// There is no such probe, or no probe at all, or another client is asked. This client isn't asked then.
     pub fn attend(
         self: &Arc<Self>,
         selector: &v1::ProbeSelector,
@@ -106,7 +106,7 @@ impl Machine {
             };
             status::with_field(code, "begin.probes", error.to_string())
         })?;
-        // From here on the guest goes on when this is dropped.
+        // From here on, dropping this lets the guest go on.
         let attendance = Attendance {
             machine: Arc::clone(self),
             asking,
@@ -117,7 +117,7 @@ impl Machine {
         Ok((attendance, from))
     }
 
-    /// Has jumps become breakpoints for a client that is asked, or lets them be jumps again. Blocks.
+    /// Turns jumps into breakpoints for a client that is asked (`on`), or lets them be jumps again. Blocks.
     fn switch_attended(&self, probes: &[ProbeId], on: bool) -> Result<(), Status> {
         let switch = Switch::Attended(on);
         let switching = self.engine.draft_switch(Some(probes), switch);
@@ -154,14 +154,14 @@ impl Attendance {
             .check_answer(waiting.probe, &actions)
             .map_err(|why| status::invalid("answer.actions", why.to_string()))?;
         self.asking.waiting.lock().remove(&answer.hit);
-        // An answer that comes too late comes to nothing; the stream is told of that by itself.
+        // An answer that comes too late has no effect. The stream gets its own message of that.
         if engine.answer(&self.who, answer.hit, actions).is_ok() {
             self.machine.vm.look_again();
         }
         Ok(())
     }
 
-    /// Guest memory as the vCPU of a hit sees it, up to the first page that isn't mapped. Blocks.
+    /// Returns guest memory as the vCPU of a hit sees it, up to the first page that isn't mapped. Blocks.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`: there is no such hit.
@@ -207,7 +207,7 @@ impl Attendance {
         })
     }
 
-    /// Asks no more. The guest goes on at once; by and by the probes may become jumps again. Blocks.
+    /// Stops asking the client. The guest goes on at once. The probes may become jumps again later. Blocks.
     pub fn end(&self) {
         self.leave();
         let machine = &self.machine;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// Wakes one thread. A ring that nobody waits for is kept for the next who does.
+/// Wakes one thread. If no thread waits, a ring is kept for the next wait.
 #[derive(Debug, Default)]
 pub struct Bell {
     state: Mutex<State>,
@@ -22,26 +22,26 @@ struct State {
 pub enum Heard {
     /// The bell was rung since the last wait.
     Ring,
-    /// It wasn't, for as long as was to be waited.
+    /// The bell wasn't rung before the time was over.
     Nothing,
     /// There will be no more work, now and at every later wait.
     End,
 }
 
 impl Bell {
-    /// Says that there is work.
+    /// Tells the thread that there is work.
     pub fn ring(&self) {
         self.state.lock().rung = true;
         self.changed.notify_one();
     }
 
-    /// Says that there will be no more work.
+    /// Tells the thread that there will be no more work.
     pub fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_one();
     }
 
-    /// Waits for a ring, for so long at most if that is given.
+    /// Waits for a ring, at most as long as `at_most` if that is given.
     pub fn wait(&self, at_most: Option<Duration>) -> Heard {
         let mut state = self.sleep(at_most, |state| !state.rung && !state.ended);
         match (state.ended, std::mem::take(&mut state.rung)) {
@@ -51,7 +51,7 @@ impl Bell {
         }
     }
 
-    /// Lets more rings come for so long, and takes them for one. Whether the end has come meanwhile.
+    /// Waits for `time`, and takes all rings until then as one. Returns true if the end has come meanwhile.
     pub fn gather(&self, time: Duration) -> bool {
         let mut state = self.sleep(Some(time), |state| !state.ended);
         state.rung = false;

@@ -1,4 +1,4 @@
-//! What can't be probed in the guest's kernel or one of its modules, read bit by bit.
+//! The text that can't be probed in the guest's kernel or one of its modules, read in chunks.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,24 +14,24 @@ use vmprobe_proto::v1;
 use super::Machine;
 use crate::{convert, limits, status};
 
-/// Reads what can't be probed in a VM's kernel, or in a module as it is loaded now, in address order. A range that
-/// spans several symbols is told symbol by symbol, as in the kernel's own `/sys/kernel/debug/kprobes/blacklist`.
+/// Reads the blacklist of a VM's kernel, or of a module as it is loaded now, in address order. A range that spans
+/// several symbols is split into one entry for each symbol, as in the kernel's own
+/// `/sys/kernel/debug/kprobes/blacklist`.
 #[derive(Debug)]
 pub struct BlacklistReader {
     machine: Arc<Machine>,
-    /// None for the kernel.
+    /// `None` for the kernel.
     module: Option<Module>,
-    /// Addresses of the symbols that are asked for; none for all.
+    /// Addresses of the symbols that are asked for, or `None` for all.
     wanted: Option<HashSet<u64>>,
-    /// The kernel has made the changes to its text that it makes only once.
+    /// True if the kernel has made the changes to its text that it makes only once.
     started: bool,
     at: Position,
 }
 
 impl BlacklistReader {
-    /// A reader of what lies in symbols that match a pattern, or of everything when it is empty. With a module's
-    /// name before it, the pattern is about the module's functions.
-    /// Blocks: looks through all symbols.
+    /// Makes a reader of the entries in symbols that match a pattern, or of all entries when the pattern is empty. With
+    /// a module's name before it, the pattern is about the module's functions. Blocks: looks through all symbols.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a pattern longer than any name, `NOT_FOUND` when no symbol matches, or the module isn't
@@ -60,8 +60,8 @@ impl BlacklistReader {
         })
     }
 
-    /// The next entries: at most [`limits::BLACKLIST_CHUNK`], perhaps none after a long stretch of
-    /// entries that aren't asked for. Nothing when all are read. Blocks for a bounded time.
+    /// Returns the next entries: at most [`limits::BLACKLIST_CHUNK`], perhaps none after a long stretch of entries that
+    /// aren't asked for. `None` when all are read. Blocks for a bounded time.
     pub fn next(&mut self) -> Option<Vec<v1::BlacklistEntry>> {
         let engine = &self.machine.engine;
         let module = self.module.as_ref();
@@ -101,7 +101,7 @@ impl BlacklistReader {
 /// The field of a request that has the pattern.
 const FIELD: &str = "pattern";
 
-/// A function of a module as the symbol that covers an address.
+/// Returns the function of a module that covers an address, as a symbol.
 fn resolve_in(module: &Module, at: GuestVirtAddr) -> Option<Resolved<'_>> {
     let (function, offset) = module.functions.resolve(at)?;
     Some(Resolved {
@@ -115,7 +115,7 @@ fn resolve_in(module: &Module, at: GuestVirtAddr) -> Option<Resolved<'_>> {
     })
 }
 
-/// Addresses of a module's functions that match a pattern.
+/// Returns the addresses of a module's functions that match a pattern.
 fn wanted_in(module: &Module, pattern: &str) -> Result<HashSet<u64>, Status> {
     let functions = module.functions.matching(pattern);
     let found: HashSet<u64> = functions.map(|function| function.address.0).collect();
@@ -127,7 +127,7 @@ fn wanted_in(module: &Module, pattern: &str) -> Result<HashSet<u64>, Status> {
     Ok(found)
 }
 
-/// Addresses of the symbols that match a pattern.
+/// Returns the addresses of the symbols that match a pattern.
 fn wanted(machine: &Machine, pattern: &str) -> Result<HashSet<u64>, Status> {
     let symbols = machine.engine.symbols();
     let found: HashSet<u64> = symbols
@@ -144,12 +144,12 @@ fn wanted(machine: &Machine, pattern: &str) -> Result<HashSet<u64>, Status> {
     Err(status::with_field(Code::NotFound, FIELD, message))
 }
 
-/// How far the entries are read.
+/// How far the entries have been read.
 #[derive(Debug, Default)]
 struct Position {
-    /// Entries that are done.
+    /// How many entries are done.
     entry: usize,
-    /// Where the next piece of the one after them begins, if it is begun.
+    /// Where the next piece of the entry after them begins, if that entry has been begun.
     at: GuestVirtAddr,
 }
 
@@ -161,9 +161,8 @@ struct Piece<'a, R> {
     reason: R,
 }
 
-/// The next pieces, at most [`limits::BLACKLIST_CHUNK`]; none when there are no more entries. An
-/// image may be made to have many entries over many symbols: so the pieces are counted, not the
-/// entries.
+/// Returns the next pieces, at most [`limits::BLACKLIST_CHUNK`], or `None` when there are no more entries. The pieces
+/// are counted and not the entries, as an image can be made whose few entries cover many symbols.
 fn stretch<'a, R: Copy>(
     mut entries: impl Iterator<Item = (Range<GuestVirtAddr>, R)>,
     position: &mut Position,

@@ -27,11 +27,11 @@ use crate::settings::Settings;
 use crate::status::ProbeField;
 use crate::{convert, status};
 
-/// Hands the engine's events to those who follow them.
+/// Hands the engine's events to the clients' streams.
 struct Events {
     fanout: Arc<Fanout>,
     asked: Arc<AskedProbes>,
-    /// Wakes the thread that optimizes.
+    /// Wakes the optimizer's thread.
     optimizer: Arc<Bell>,
 }
 
@@ -52,11 +52,11 @@ impl EventSink for Events {
 }
 
 impl Machine {
-    /// Builds a VM of files that are `granted`, and plants its first probes; the guest has not run yet. Then `confinement` is sealed, and what runs
-    /// from now on is confined by it. Blocks.
+    /// Builds a VM of files that are `granted`, and plants its first probes. The guest doesn't run yet. Then
+    /// `confinement` is sealed, and confines all that runs from now on. Blocks.
     ///
     /// # Errors
-    /// What is wrong with the request or the host; then nothing of the VM is left.
+    /// The request or the host is unsuitable. Nothing of the VM is left then.
     pub fn create(
         name: &str,
         request: &v1::CreateVmRequest,
@@ -112,7 +112,7 @@ impl Machine {
             .seal()
             .map_err(|error| status::confinement(&error))?;
         machine.start_threads(ended).inspect_err(|_| {
-            // Those that were started end with the guest.
+            // The threads that were started end with the guest.
             machine.kill();
         })?;
         Ok((machine, probes))
@@ -144,7 +144,7 @@ impl Machine {
         })
     }
 
-    /// Starts what goes on beside the vCPUs until the guest's end.
+    /// Starts the threads that run beside the vCPUs until the guest's end.
     fn start_threads(
         self: &Arc<Self>,
         ended: watch::Sender<Option<v1::Ending>>,
@@ -168,7 +168,7 @@ impl Machine {
         thread.map(drop).map_err(|error| status::no_thread(&error))
     }
 
-    /// Waits for the guest's end, tells of its last events, and then everybody of the end.
+    /// Waits for the guest's end, reports the guest's last events, and then tells all clients of the end.
     fn watch_for_the_end(&self, ended: &watch::Sender<Option<v1::Ending>>) {
         let ending = convert::ending(&self.vm.wait());
         self.watched.end();
@@ -224,7 +224,7 @@ fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
     let found = found.map_err(|error| status::invalid("cmdline", error.to_string()))?;
     convert::check_batch(request.probes.len() + found.len())?;
     let first = [("probes", request.probes.clone()), ("cmdline", found)];
-    // What is wrong with a probe whatever the kernel is shall be told before one is loaded.
+    // Errors in a probe that don't depend on the kernel are reported before a kernel is loaded.
     for (list, probes) in &first {
         for (index, probe) in probes.iter().enumerate() {
             convert::spec(ProbeField { list, index }, probe)?;
@@ -233,17 +233,17 @@ fn first_probes(request: &v1::CreateVmRequest) -> Result<FirstProbes, Status> {
     Ok(first)
 }
 
-/// What is read of a kernel's file.
+/// The parts of a kernel's file that are needed.
 struct Read {
-    /// What probing needs to know, at the addresses where the kernel is.
+    /// The data that probing needs, at the addresses where the kernel is.
     kernel: Kernel,
     version: String,
     /// Where the kernel is in guest memory.
     image: ImageMap,
 }
 
-/// Makes a VM, and takes what is needed of its kernel's file. Where it is known before in which place the kernel will be,
-/// both are done at the same time.
+/// Makes a VM, and reads the needed parts of its kernel's file. If it's known beforehand where the kernel will be, both
+/// are done at the same time.
 fn load(
     config: &VmConfig,
     file: KernelFile,

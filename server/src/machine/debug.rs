@@ -18,12 +18,12 @@ use super::probes::retried;
 use crate::status::{Precondition, Resource};
 use crate::{convert, limits, status};
 
-/// Hands stops on to the client's stream. They are few: the guest is paused at the first.
+/// Hands stops on to the client's stream. There are few of them, as the guest is paused at the first.
 struct Telling(UnboundedSender<Stop>);
 
 impl Debugger for Telling {
     fn stopped(&self, stop: Stop) {
-        // A client that has gone is about to be detached.
+        // If the client has gone, it is soon detached.
         let _ = self.0.send(stop);
     }
 }
@@ -31,11 +31,11 @@ impl Debugger for Telling {
 /// A breakpoint, as its client names it.
 type Key = (v1::BreakpointKind, u64, u32);
 
-/// A client debugs the guest as long as this is there.
+/// A client debugs the guest as long as this value exists.
 pub struct DebugSession {
     machine: Arc<Machine>,
     breakpoints: BTreeMap<Key, ProbeId>,
-    /// The VM was paused before, and has not been let go on.
+    /// True if the VM was paused before, and the debugger hasn't let it go on.
     stays_paused: bool,
 }
 
@@ -55,7 +55,7 @@ impl Machine {
             let why = format!("VM `{}`: {error}", self.name);
             status::exists(Resource::Debugger, &self.name, why)
         })?;
-        // From here on the guest goes on when this is dropped.
+        // From here on, dropping this lets the guest go on.
         let session = DebugSession {
             machine: Arc::clone(self),
             breakpoints: BTreeMap::new(),
@@ -74,7 +74,7 @@ impl DebugSession {
         self.machine.config.vcpus
     }
 
-    /// The registers of a vCPU. Blocks.
+    /// Returns the registers of a vCPU. Blocks.
     ///
     /// # Errors
     /// There is no such vCPU, or it can't be read.
@@ -96,7 +96,7 @@ impl DebugSession {
         machine.stopped(|stopped| {
             let now = stopped.registers(VcpuId(asked.vcpu));
             let now = now.map_err(|error| status::vcpu(&error))?.rip;
-            // It stays where it is, which may be a copy of the instruction.
+            // The vCPU stays where it is, which may be a copy of the instruction.
             if wanted.rip == machine.engine.stands_at(GuestVirtAddr(now)).0 {
                 wanted.rip = now;
             }
@@ -105,10 +105,10 @@ impl DebugSession {
         })
     }
 
-    /// Guest memory as a vCPU sees it. Blocks.
+    /// Returns guest memory as a vCPU sees it. Blocks.
     ///
     /// # Errors
-    /// There is no such vCPU, or that is too much.
+    /// There is no such vCPU, or that is too much memory.
     pub fn read(&self, asked: &v1::ReadDebuggedMemory) -> Result<Vec<u8>, Status> {
         let most = limits::DEBUG_READ_BYTES;
         if asked.length > most {
@@ -147,7 +147,7 @@ impl DebugSession {
     /// Sets a breakpoint. Blocks.
     ///
     /// # Errors
-    /// Nothing can wait there, or there are too many.
+    /// No breakpoint is possible there, or there are too many.
     pub fn set(&mut self, asked: v1::Breakpoint) -> Result<(), Status> {
         let key = key(&asked);
         if self.breakpoints.contains_key(&key) {
@@ -175,7 +175,7 @@ impl DebugSession {
             v1::BreakpointKind::Software => {
                 let placed = self.machine.place_breakpoint(asked.address, ProbeKind::PRE);
                 placed.or_else(|why| {
-                    // What the guest patches itself, and what no probe may be in.
+                    // In text that the guest patches itself, or where no probe may be, a debug register still works.
                     let placed = self.machine.place_breakpoint(asked.address, hardware);
                     placed.map_err(|_| why)
                 })
@@ -198,7 +198,7 @@ impl DebugSession {
     /// Removes a breakpoint. Blocks.
     ///
     /// # Errors
-    /// There is no such one.
+    /// There is no such breakpoint.
     pub fn remove(&mut self, asked: &v1::Breakpoint) -> Result<(), Status> {
         let Some(id) = self.breakpoints.remove(&key(asked)) else {
             let (address, why) = (
@@ -210,7 +210,7 @@ impl DebugSession {
         self.machine.remove_breakpoints(&[id])
     }
 
-    /// Has a vCPU execute one instruction. Blocks, but not until it has.
+    /// Makes a vCPU execute one instruction, and doesn't wait until it has done so. Blocks.
     ///
     /// # Errors
     /// There is no such vCPU, or the VM isn't paused.
@@ -226,10 +226,10 @@ impl DebugSession {
         })
     }
 
-    /// Lets the guest go on. Blocks, but not until it stops.
+    /// Lets the guest go on, and doesn't wait until it stops. Blocks.
     ///
     /// # Errors
-    /// It has ended, or can't be started.
+    /// The guest has ended, or can't be started.
     pub fn go_on(&mut self) -> Result<(), Status> {
         self.stays_paused = false;
         match self.machine.vm.state() {
@@ -248,7 +248,7 @@ impl DebugSession {
         Ok(())
     }
 
-    /// What a stop is told as, if its breakpoint is still there.
+    /// Returns the client's message of a stop, or `None` if its breakpoint is gone.
     pub fn told(&self, stop: Stop) -> Option<v1::GuestStopped> {
         let (reason, breakpoint) = match stop.reason {
             StopReason::Stepped => (v1::StopReason::Stepped, None),
@@ -277,7 +277,7 @@ impl Drop for DebugSession {
         let machine = &self.machine;
         let has_run = machine.vm.state() != VmState::Created;
         if has_run {
-            // No vCPU is in the middle of an instruction that the debugger has it execute.
+            // After the pause, no vCPU is in the middle of an instruction that the debugger has it execute.
             let _it_may_have_ended = machine.pause();
         }
         machine.engine.detach_debugger();
@@ -292,7 +292,7 @@ impl Drop for DebugSession {
 }
 
 impl Machine {
-    /// What a debugger is told of a vCPU.
+    /// Returns what a debugger is told of a vCPU.
     pub(super) fn vcpu_state(
         &self,
         stopped: &StoppedVm<'_>,
@@ -316,7 +316,7 @@ impl Machine {
             enabled: true,
             options: Options {
                 capture: Capture::Count,
-                // Never a jump.
+                // An action makes sure that it never becomes a jump.
                 actions: Arc::new([HitAction::Pause]),
                 ..Options::default()
             },
@@ -338,7 +338,7 @@ impl Machine {
         for id in ids {
             self.engine.set_debuggers(*id, false);
         }
-        // Somebody else may have removed one.
+        // Another client may have removed one.
         let there = self.engine.list();
         let is_there = |id: &u64| there.iter().any(|probe| probe.id.0 == *id);
         let ids: Vec<u64> = ids.iter().map(|id| id.0).filter(is_there).collect();
@@ -353,7 +353,7 @@ impl Machine {
     }
 }
 
-/// A word for the names of breakpoints.
+/// Returns a word for the names of breakpoints.
 fn means(kind: ProbeKind) -> &'static str {
     match kind {
         ProbeKind::Watch {

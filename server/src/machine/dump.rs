@@ -13,18 +13,18 @@ use super::inspect::page_tables;
 use crate::core_file::{CoreFile, CoreVcpu};
 use crate::{limits, status};
 
-/// Where the kernel has all physical memory, if it doesn't say (`__PAGE_OFFSET_BASE_L4` in
+/// Where the kernel has all physical memory, if its variable doesn't say (`__PAGE_OFFSET_BASE_L4` in
 /// `arch/x86/include/asm/page_64_types.h`).
 const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
-/// The kernel's variable that says it (`arch/x86/kernel/head64.c`).
+/// The kernel's variable with that address (`arch/x86/kernel/head64.c`).
 const DIRECT_MAP_BASE: &str = "page_offset_base";
-/// What the kernel's note `VMCOREINFO` says, and how many bytes that are (`kernel/vmcore_info.c`, before Linux 6.9
-/// `kernel/crash_core.c`).
+/// The kernel's variables with the text of its note `VMCOREINFO`, and with its length in bytes (`kernel/vmcore_info.c`,
+/// before Linux 6.9 `kernel/crash_core.c`).
 const INFO: &str = "vmcoreinfo_data";
 const INFO_LEN: &str = "vmcoreinfo_size";
-/// The kernel gives it a page.
+/// The kernel gives the note a page.
 const INFO_MOST: u64 = 4096;
-/// A part that is zero as a whole isn't sent.
+/// A part of this size that is all zero isn't sent.
 const PART: usize = 4096;
 
 type Parts = Sender<Result<v1::DumpVmResponse, Status>>;
@@ -41,7 +41,7 @@ impl Drop for Paused<'_> {
 }
 
 impl Machine {
-    /// Sends a core file part by part, with the guest paused. Ends early when nobody takes them. Blocks.
+    /// Sends a core file part by part, with the guest paused. Ends early when the client has gone. Blocks.
     ///
     /// # Errors
     /// The vCPUs can't be read.
@@ -103,7 +103,7 @@ impl Machine {
         ))
     }
 
-    /// A variable of the kernel's, of 8 bytes.
+    /// Returns a variable of the kernel's, of 8 bytes.
     fn variable(
         &self,
         name: &str,
@@ -115,7 +115,7 @@ impl Machine {
         Some(u64::from_le_bytes(word))
     }
 
-    /// Guest memory without what is ours in the text.
+    /// Returns guest memory with the text as it would be without probes.
     fn original_memory(&self, part: PhysRange) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(part.len).unwrap_or(0)];
         self.stopped(|stopped| {
@@ -127,13 +127,13 @@ impl Machine {
     }
 }
 
-/// Returns false if nobody takes it.
+/// Returns false if the client has gone.
 fn send(to: &Parts, size: u64, offset: u64, data: Vec<u8>) -> bool {
     to.blocking_send(Ok(v1::DumpVmResponse { size, offset, data }))
         .is_ok()
 }
 
-/// What isn't zero of some pages: stretches of them, each with its offset.
+/// Returns the stretches of pages that aren't zero, each with its offset.
 fn stretches(bytes: &[u8]) -> Vec<(usize, &[u8])> {
     let mut found: Vec<(usize, &[u8])> = Vec::new();
     for (index, part) in bytes.chunks(PART).enumerate() {

@@ -12,7 +12,7 @@ use crate::status::Precondition;
 use crate::{convert, limits, status};
 
 impl Machine {
-    /// The general registers of a vCPU. Blocks.
+    /// Returns the general registers of a vCPU. Blocks.
     pub fn read_registers(&self, vcpu: u32) -> Result<v1::Registers, Status> {
         self.check_vcpu(vcpu)?;
         self.stopped(|stopped| {
@@ -22,7 +22,7 @@ impl Machine {
         })
     }
 
-    /// Where a vCPU stands: its task, and its call stack. Blocks.
+    /// Returns where a vCPU stands: its task, and its call stack. Blocks.
     pub fn read_stack(&self, vcpu: u32, limit: u32) -> Result<v1::ReadStackResponse, Status> {
         self.check_vcpu(vcpu)?;
         let most = match limit {
@@ -35,7 +35,7 @@ impl Machine {
             let registers = stopped.registers(id).map_err(failed)?;
             let control = stopped.control(id).map_err(failed)?;
             let in_kernel = control.cpl == 0;
-            // Between the kernel's entry and its `swapgs` it has the user's GS base (arch/x86/entry/entry_64.S).
+            // Between the kernel's entry and its `swapgs`, GS has the user's base (arch/x86/entry/entry_64.S).
             let variables = match in_kernel && control.gs_base >= UPPER_HALF.0 {
                 true => control.gs_base,
                 false => stopped.segments(id).map_err(failed)?.kernel_gs_base,
@@ -51,8 +51,8 @@ impl Machine {
         })
     }
 
-    /// Guest memory at a virtual address, up to the first page that is mapped neither for the vCPU nor,
-    /// of the kernel's addresses, for the kernel. Probes aren't seen in it, unless it is read as it is. Blocks.
+    /// Returns guest memory at a virtual address, up to the first page that isn't mapped for the vCPU, nor, at
+    /// addresses of the kernel's, for the kernel. Shows the text without probes, unless `as_is`. Blocks.
     pub fn read_memory(
         &self,
         vcpu: u32,
@@ -90,7 +90,7 @@ impl Machine {
     }
 }
 
-/// The page tables that a vCPU uses.
+/// Returns the page tables that a vCPU uses.
 pub(super) fn page_tables(stopped: &StoppedVm<'_>, vcpu: VcpuId) -> Result<PageTables, Status> {
     let found = stopped.control(vcpu);
     let found = found.map_err(|error| status::vcpu(&error))?;

@@ -55,12 +55,12 @@ use reader_thread::ReaderThread;
 use sessions::Sessions;
 use watched::Watched;
 
-/// A VM and what is known of it.
+/// A VM with its engine, its clients' streams and its description.
 pub struct Machine {
     name: String,
     config: Described,
     vm: Arc<Vm>,
-    /// The guest's, which may be looked at while it runs.
+    /// The guest's memory, which may be read while the guest runs.
     memory: GuestRam,
     engine: Arc<Engine>,
     events: Arc<Fanout>,
@@ -68,18 +68,18 @@ pub struct Machine {
     sessions: Sessions,
     event_streams: Arc<ResumableStreams>,
     ending: watch::Receiver<Option<v1::Ending>>,
-    /// Held by whoever changes probes, over what is looked up before the stop as well.
+    /// Held by each thread that changes probes, also while it prepares the change before the stop.
     changing: Mutex<()>,
     optimizer: OptimizerThread,
     reader: ReaderThread,
-    /// The most probes that it may have.
+    /// The most probes that the VM may have.
     max_probes: usize,
-    /// Whether clients may change the guest.
+    /// True if clients may change the guest.
     allow_changes: bool,
     watched: Watched,
 }
 
-/// What a description of the VM repeats of its making.
+/// The settings that the VM was made with, as its description shows them.
 #[derive(Debug)]
 struct Described {
     kernel: PathBuf,
@@ -113,7 +113,7 @@ impl Machine {
         &self.name
     }
 
-    /// What the VM is and does.
+    /// Returns the VM's description.
     pub fn describe(&self) -> v1::Vm {
         let state = match self.vm.state() {
             VmState::Created => v1::VmState::Created,
@@ -159,7 +159,7 @@ impl Machine {
         self.vm.resume().map_err(|error| self.state_error(&error))
     }
 
-    /// Ends the guest. Returns at once; [`Self::ended`] says when it is over.
+    /// Ends the guest. Returns at once; [`Self::ended`] waits for the end.
     pub fn kill(&self) {
         self.vm.kill();
     }
@@ -169,7 +169,7 @@ impl Machine {
         let mut ending = self.ending.clone();
         match ending.wait_for(Option::is_some).await {
             Ok(ending) => ending.clone().unwrap_or_default(),
-            // The thread that waits has died: the monitor has a bug.
+            // The thread that waits for the end has died: the monitor has a bug.
             Err(_) => v1::Ending {
                 kind: v1::EndingKind::Failed.into(),
                 exit_code: 7,
@@ -198,22 +198,22 @@ impl Machine {
         self.vm.tsc_hz()
     }
 
-    /// The guest's time stamp counter and the host's clock now.
+    /// Returns the guest's time stamp counter and the host's clock, as they are now.
     pub fn clock(&self) -> Option<v1::ClockSample> {
         self.vm.clock().map(|sample| convert::clock(&sample))
     }
 
-    /// What the guest has written to its console, and will write.
+    /// Returns a reader of the guest's console output, past and future.
     pub fn console_output(&self) -> ConsoleReader {
         ConsoleReader::new(self.vm.console())
     }
 
-    /// Types on the guest's console.
+    /// Sends input to the guest's console.
     pub fn console_input(&self, input: &[u8]) {
         self.vm.console().send(input);
     }
 
-    /// Does something while all vCPUs stand still.
+    /// Does some work while all vCPUs stand still.
     fn stopped<R>(&self, work: impl FnOnce(&StoppedVm<'_>) -> R) -> R {
         self.vm.stopped(work)
     }

@@ -1,4 +1,4 @@
-//! What is read of the guest's modules while it runs.
+//! What the server reads of the guest's modules while the guest runs.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use super::Machine;
 use crate::status;
 
 impl Machine {
-    /// The types of a loaded module, with those of its kernel.
+    /// Returns the types of a loaded module, with those of its kernel.
     pub(super) fn module_types(&self, module: &str) -> Option<Arc<Btf>> {
         self.see_modules();
         self.engine.module_types(&self.memory, module)
     }
 
-    /// A loaded module, whose name a field of a request has before something else.
+    /// Returns a loaded module, whose name is the prefix in a field of a request.
     ///
     /// # Errors
     /// `NOT_FOUND` if it isn't loaded.
@@ -32,8 +32,8 @@ impl Machine {
         })
     }
 
-    /// The names of a loaded module's functions that a pattern matches and that can be probed; `None` if it isn't
-    /// loaded.
+    /// Returns the names of a loaded module's functions that match a pattern and can be probed, or `None` if the module
+    /// isn't loaded.
     pub(super) fn functions_in_module(
         &self,
         module: &str,
@@ -45,14 +45,14 @@ impl Machine {
             .functions_in_module(&self.memory, module, pattern, kind)
     }
 
-    /// The function of a loaded module that an address is in.
+    /// Returns the function of a loaded module that an address is in.
     pub(super) fn in_module(&self, address: GuestVirtAddr) -> Option<ModuleSymbol> {
         let find = || self.engine.resolve_in_module(&self.memory, address);
         find().or_else(|| self.see_modules().then(find)?)
     }
 
-    /// Has the guest stand still once where its modules can't be read while it runs: it has not yet done so since its
-    /// kernel has set up the page tables that map them. Returns true if it has.
+    /// Stops the guest once if its modules can't be read while it runs: the guest hasn't been stopped since its kernel
+    /// has set up the page tables that map the modules. Returns true if it did so.
     fn see_modules(&self) -> bool {
         if self.engine.can_read_modules(&self.memory) {
             return false;
@@ -62,7 +62,7 @@ impl Machine {
     }
 }
 
-/// A function of a module among symbols. The letter is nm's for a local one: none can be linked with.
+/// Returns a function of a module as a symbol. The letter is nm's for a local symbol: none can be linked with.
 pub(super) fn symbol(function: &ModuleFunction) -> v1::Symbol {
     v1::Symbol {
         name: function.name.clone(),

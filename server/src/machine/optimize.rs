@@ -16,17 +16,18 @@ use crate::blocking::blocking;
 use crate::status::Precondition;
 use crate::{convert, status};
 
-/// Changes that come so close together are optimized in one stop.
+/// Changes within this time of each other are optimized in one stop.
 const GATHER: Duration = Duration::from_millis(5);
-/// Between two looks whether probes have begun to wait for what nobody tells of: a module was started, or the guest
-/// has taken a kprobe of its own away.
+/// How often the optimizer looks for probes that have begun to wait without a message to it: a module was started, or
+/// the guest has removed a kprobe of its own.
 const LOOK: Duration = Duration::from_millis(50);
-/// After a look that brought no jump there is none without a change for so many times as long as it took:
-/// what it takes is up to the guest, which may have written over what detours and the trampoline share with the host.
+/// After a look that brought no jump, and without a change of probes, the next look waits for this many times as long
+/// as that one took. How long it takes is up to the guest, which may have written over memory that detours and the
+/// trampoline share with the host.
 const REST: u32 = 9;
 
 impl Machine {
-    /// Waits until it is settled of the selected probes, of all if none is, whether they are jumps.
+    /// Waits until each of the selected probes is a jump or never will be. Without a selection, waits for all probes.
     pub async fn wait_probes(
         self: &Arc<Self>,
         selector: &v1::ProbeSelector,
@@ -35,7 +36,7 @@ impl Machine {
         let mut settled = self.optimizer.settled.subscribe();
         let mut ending = self.ending.clone();
         loop {
-            // Both are looked at before the probes, so that no news is missed.
+            // Both channels are marked as seen before the probes are read, so that no later message is missed.
             settled.borrow_and_update();
             let no_news = ending.has_changed().is_err();
             let has_ended = ending.borrow_and_update().is_some() || no_news;
@@ -59,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// The probes of these numbers, or all.
+    /// Returns the probes of these numbers, or all probes if there are no numbers.
     fn select(&self, ids: &BTreeSet<u64>) -> Result<Vec<v1::Probe>, Status> {
         let mut probes = self.list_probes();
         if ids.is_empty() {
@@ -79,7 +80,7 @@ impl Machine {
     /// Turns probes into jumps until the guest has ended.
     pub(super) fn optimize_in_background(self: &Arc<Self>) {
         let bell = &self.optimizer.bell;
-        // Nothing begins to wait by itself before there is a probe.
+        // Before there is a probe, no probe can begin to wait.
         let mut look = None;
         let mut waited = false;
         loop {
@@ -99,7 +100,8 @@ impl Machine {
         }
     }
 
-    /// Batch by batch, as long as that brings jumps. How long it took to find out that it brings no more.
+    /// Optimizes batch by batch, as long as that brings jumps. Returns how long the last look took, which found no
+    /// more.
     fn optimize_what_waits(&self) -> Duration {
         while self.engine.has_waiting() && self.vm.state() != VmState::Ended {
             let begun = Instant::now();

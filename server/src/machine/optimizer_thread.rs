@@ -1,4 +1,4 @@
-//! The work of turning probes into jumps: who is told of it, and what was done.
+//! How the optimizer's thread learns of changes, and what it has done.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use vmprobe_proto::v1;
 
 use super::bell::Bell;
 
-/// The work of one VM's thread that optimizes.
+/// The shared state of one VM's optimizer thread.
 #[derive(Debug)]
 pub struct OptimizerThread {
     pub(super) bell: Arc<Bell>,
     done: Mutex<v1::Optimizer>,
-    /// Sent to whenever probes may have settled.
+    /// Gets a message whenever probes may have settled.
     pub(super) settled: watch::Sender<()>,
 }
 
@@ -28,18 +28,18 @@ impl Default for OptimizerThread {
 }
 
 impl OptimizerThread {
-    /// What it has done so far.
+    /// Returns what the optimizer has done so far.
     pub fn done(&self) -> v1::Optimizer {
         *self.done.lock()
     }
 
-    /// Says that probes have been changed.
+    /// Tells the optimizer that probes have been changed.
     pub fn probes_changed(&self) {
         self.bell.ring();
         self.settled.send_replace(());
     }
 
-    /// Says that the guest has ended.
+    /// Tells the optimizer that the guest has ended.
     pub fn end(&self) {
         self.bell.end();
     }

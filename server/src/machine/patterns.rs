@@ -17,17 +17,17 @@ use super::asked::Asked;
 use crate::status::ProbeField;
 use crate::{convert, status};
 
-/// Probes of a request, with one for each function in the place of those on a pattern.
+/// The probes of a request, with each probe on a pattern replaced by one for each function that matches.
 #[derive(Debug, Default)]
 pub struct Expanded {
     pub specs: Vec<v1::ProbeSpec>,
-    /// Where the request has each of them.
+    /// The field of the request that each of them comes from.
     pub fields: Vec<ProbeField>,
 }
 
 impl Machine {
-    /// Puts a probe for each function that can be probed in the place of those whose symbol is a pattern. One that
-    /// has a name gives each the name `NAME.FUNCTION`.
+    /// Replaces each probe whose symbol is a pattern by one for each function that matches and can be probed. If such a
+    /// probe has a name, the others are named `NAME.FUNCTION`.
     ///
     /// # Errors
     /// No such function matches a pattern, or there are too many.
@@ -82,7 +82,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The engine's form of probes, and what they ask for by text.
+    /// Returns the engine's form of probes, and what they ask for by text.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the wrong field.
@@ -114,8 +114,9 @@ impl Machine {
         compiled.collect()
     }
 
-    /// The functions that match a pattern and can be probed. One whose name others have too is left out: it can't be
-    /// told which is meant. So are parts of functions that the compiler has put elsewhere, and padding.
+    /// Returns the functions that match a pattern and can be probed. Leaves out a name that several functions have, as
+    /// it isn't clear which is meant. Also leaves out padding, and parts of functions that the compiler has put
+    /// elsewhere.
     fn functions<'a>(
         &'a self,
         pattern: &'a str,
@@ -139,7 +140,7 @@ impl Machine {
     }
 }
 
-/// The place of a probe whose symbol is a pattern.
+/// Returns the place of a probe whose symbol is a pattern.
 fn pattern(spec: &v1::ProbeSpec) -> Option<&SymbolPlace> {
     match &spec.place {
         Some(WirePlace::Symbol(place)) if vmprobe_spec::is_pattern(&place.symbol) => Some(place),
@@ -147,7 +148,7 @@ fn pattern(spec: &v1::ProbeSpec) -> Option<&SymbolPlace> {
     }
 }
 
-/// What decides whether a function takes the probe.
+/// Returns the kind of probe by which it's decided whether a function can have it.
 fn kind(spec: &v1::ProbeSpec) -> ProbeKind {
     match spec.kind {
         Some(Kind::Return(_)) => ProbeKind::Return { maxactive: None },

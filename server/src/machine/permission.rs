@@ -1,4 +1,4 @@
-//! What the server's owner has to allow.
+//! Permissions that the server's owner gives.
 
 use tonic::{Code, Status};
 
@@ -6,7 +6,7 @@ use super::Machine;
 use crate::status;
 
 impl Machine {
-    /// That clients may change the guest.
+    /// Checks that clients may change the guest.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`, with the field that asks for a change: the server's owner has not allowed it.

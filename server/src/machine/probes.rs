@@ -1,4 +1,4 @@
-//! Changes of a VM's probes: each batch whole, or not at all, in one stop of the vCPUs.
+//! Changes of a VM's probes. Each batch is done as a whole or not at all, in one stop of the vCPUs.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -18,10 +18,10 @@ use crate::held::Held;
 use crate::page::Page;
 use crate::{convert, status};
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Debug)]
 pub struct Changed<T> {
-    /// Its result.
+    /// What the change returns.
     pub result: T,
     /// How long the vCPUs stood still for it.
     pub stopped: Duration,
@@ -35,18 +35,18 @@ impl<T> Changed<T> {
         }
     }
 
-    /// How long the vCPUs stood still for it, in nanoseconds.
+    /// Returns how long the vCPUs stood still for it, in nanoseconds.
     pub fn stopped_ns(&self) -> u64 {
         u64::try_from(self.stopped.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// How long a change of probes waits for the guest to come to the end of one of its own.
+/// How long a change of probes waits until the guest has finished a change of its own.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two tries. The guest takes some microseconds, or milliseconds where it interrupts all its CPUs.
+/// Between two tries. The guest's change takes some microseconds, or milliseconds if it interrupts all its CPUs.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Tries a change again as long as the guest is in the middle of one of its own.
+/// Tries a change again as long as the guest is in the middle of a change of its own.
 pub(super) fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -60,7 +60,7 @@ pub(super) fn retried<T>(mut change: impl FnMut() -> Result<T, Status>) -> Resul
 }
 
 impl Machine {
-    /// Registers all probes or none, to go with the session of this name, unless it is empty. Blocks.
+    /// Registers all probes or none. They go with the session of this name, unless it's empty. Blocks.
     pub fn register(
         &self,
         specs: &[v1::ProbeSpec],
@@ -89,7 +89,7 @@ impl Machine {
         Ok(changed.map(|()| self.told(self.engine.describe(ids))))
     }
 
-    /// That the VM may have so many probes more. No others may come meanwhile.
+    /// Checks that the VM may have `more` further probes. The caller makes sure that no others come meanwhile.
     pub(super) fn check_room(&self, more: usize) -> Result<(), Status> {
         let (have, most) = (self.engine.probe_count(), self.max_probes);
         if have + more <= most {
@@ -109,12 +109,12 @@ impl Machine {
         self.remove(&self.ids(selector)?)
     }
 
-    /// Removes probes. No others may change any meanwhile. Blocks.
+    /// Removes probes. The caller holds `changing`. Blocks.
     pub(super) fn remove(&self, ids: &[ProbeId]) -> Result<Changed<Vec<v1::Probe>>, Status> {
         let removal = self.engine.draft_removal(ids);
         let mut removal = removal.map_err(|error| status::change(&error))?;
         let unregister = |stopped: &StoppedVm<'_>| {
-            // So that no event of theirs comes later.
+            // Reports their events now, so that none comes later.
             self.drain_all();
             let removed = self.engine.unregister_drafted(stopped, &mut removal);
             removed.map_err(|error| status::change(&error))
@@ -147,7 +147,7 @@ impl Machine {
         }
     }
 
-    /// Changes a switch of all selected probes or of none, or the VM's own. Blocks.
+    /// Changes a switch of all selected probes or of none, or a switch of the VM. Blocks.
     pub fn update(
         &self,
         request: &v1::UpdateProbesRequest,
@@ -173,19 +173,19 @@ impl Machine {
         Ok(changed.map(|()| self.told(self.engine.describe_switched(&switching))))
     }
 
-    /// The probes and their counts. Blocks.
+    /// Returns the probes and their counts. Blocks.
     pub fn list_probes(&self) -> Vec<v1::Probe> {
         self.count();
         self.told(self.engine.list())
     }
 
-    /// The protocol's form of probes.
+    /// Returns the protocol's form of probes.
     fn told(&self, probes: Vec<ProbeInfo>) -> Vec<v1::Probe> {
         let probes = self.asked.describe(convert::probes(probes));
         self.sessions.describe(probes)
     }
 
-    /// A page of the probes, and what is said of all of them at once. Blocks.
+    /// Returns a page of the probes, and the values that are about all of them. Blocks.
     pub fn list_page(&self, page: &Page<u64>) -> v1::ListProbesResponse {
         self.count();
         let after = page.after().copied().map(ProbeId);
@@ -208,7 +208,7 @@ impl Machine {
         }
     }
 
-    /// The calls that return probes follow now. Blocks.
+    /// Returns the calls that return probes follow now. Blocks.
     pub fn list_calls(&self) -> Result<Vec<v1::FollowedCall>, Status> {
         self.stopped(|stopped| {
             let calls = self.engine.followed_calls(stopped);
@@ -234,7 +234,7 @@ impl Machine {
         }
     }
 
-    /// As [`Self::change_quietly`], for a client: probes may have begun to wait, or ceased to.
+    /// Does as [`Self::change_quietly`], for a client: probes may have begun or ceased to wait.
     pub(super) fn change<T>(
         &self,
         change: impl FnOnce(&StoppedVm<'_>) -> Result<T, Status>,

@@ -1,15 +1,16 @@
-//! How often something happens in a second, from what was counted at two moments.
+//! Rates per second, from counts at two moments.
 
 use std::time::{Duration, Instant};
 
 use probe_engine::probe::{ProbeCounts, ProbeId};
 
-/// Two looks nearer to each other tell the rates of the one before.
+/// If two looks are nearer to each other, the rates are those of the looks before.
 const NEAR: Duration = Duration::from_secs(1);
-/// Two looks farther from each other tell nothing of the present.
+/// If two looks are farther from each other, they give no rates, as these would say nothing of the
+/// present.
 const FAR: Duration = Duration::from_secs(60);
 
-/// What was counted at a moment.
+/// The counts at a moment.
 #[derive(Debug)]
 struct Look {
     at: Instant,
@@ -25,17 +26,17 @@ pub struct Rates {
     last: Option<Look>,
 }
 
-/// What happens in a second.
+/// Rates per second.
 #[derive(Debug, Default)]
 pub struct PerSecond {
     pub exits: Option<f64>,
     pub hits: Option<f64>,
-    /// Of those probes, in their order, that were asked about.
+    /// The rates of the given probes, in their order.
     pub of_probes: Vec<Option<f64>>,
 }
 
 impl Rates {
-    /// Takes a look, with the probes in the order of their numbers, and tells the rates.
+    /// Takes a look, and returns the rates. `probes` are in the order of their numbers.
     pub fn look(&mut self, now: Instant, exits: u64, probes: &[ProbeCounts]) -> PerSecond {
         let is_near = |look: &Look| now.saturating_duration_since(look.at) < NEAR;
         if !self.last.as_ref().is_some_and(is_near) {
@@ -60,7 +61,7 @@ impl Rates {
         }
         let per_second = |more: u64| Some(more as f64 / between.as_secs_f64());
         let of_probes = probes.iter().map(|probe| {
-            // One that came between them has all its hits from there.
+            // If the probe came between the two looks, all its hits are from that time.
             let more = last.hits_of(probe.id)? - before.hits_of(probe.id).unwrap_or(0);
             per_second(more)
         });
@@ -105,7 +106,7 @@ mod tests {
         let near = rates.look(after(5), 200, &[probe(1, 20), probe(2, 0)]);
         assert_eq!(near.exits, None);
 
-        // The first probe is gone, another has come.
+        // The first probe is gone, and another one has come.
         let second = rates.look(after(20), 500, &[probe(2, 8), probe(3, 2)]);
         assert_eq!((second.exits, second.hits), (Some(200.0), Some(5.0)));
         assert_eq!(second.of_probes, [Some(4.0), Some(1.0)]);

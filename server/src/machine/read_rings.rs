@@ -1,4 +1,4 @@
-//! Reading what jumps have put into the guest's rings.
+//! Reading the records that detours have put into the guest's rings.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,13 +10,12 @@ use probe_engine::probe::Optimization;
 use super::Machine;
 use super::bell::Heard;
 
-/// Between two looks into rings that fill, or from which events are held back.
+/// Between two looks into rings that get records, or from which events are held back.
 const QUICK: Duration = Duration::from_millis(1);
-/// Between two looks into rings that don't fill.
+/// Between two looks into rings that get no records.
 const SLOW: Duration = Duration::from_millis(16);
-/// Slow looks that find nothing, about a second of them, after which it is asked whether there are
-/// jumps at all. A task that was preempted in a detour writes its record when it runs again, also
-/// when the jump has gone.
+/// After this many slow looks that find nothing (about a second), the reader checks if there are jumps at all. A task
+/// that was preempted in a detour writes its record when it runs again, even if the jump is gone by then.
 const IDLE_LOOKS: u32 = 64;
 
 /// How long to wait before the next look.
@@ -50,36 +49,37 @@ impl Pace {
 }
 
 impl Machine {
-    /// Reports all that jumps have put into the rings so far.
+    /// Reports all records that detours have put into the rings so far.
     pub(super) fn drain(&self) -> Drained {
         let found = self.look();
         if found.held > 0 {
-            // The next look lets go of them, so there has to be one.
+            // Only the next look reports those, so there has to be one.
             self.reader.bell.ring();
         }
         found
     }
 
-    /// As [`Self::drain`], and holds no event back: for a guest that stands still or has ended.
+    /// Does as [`Self::drain`], and holds no event back: for a guest that stands still or has ended.
     pub(super) fn drain_all(&self) {
         let _alone = self.reader.reading.lock();
         self.engine.drain_all(&self.memory);
     }
 
-    /// As [`Self::drain_all`], when the guest has ended: what isn't whole by now never will be.
+    /// Does as [`Self::drain_all`], for a guest that has ended: a record that isn't complete by now never will be.
     pub(super) fn drain_ended(&self) {
         let _alone = self.reader.reading.lock();
         self.engine.drain_ended(&self.memory);
     }
 
-    /// Reads what there is before a stop, so that little is left to be read while the guest stands still.
+    /// Reads what the rings have. Called before a stop too, so that little is left to read while the guest stands
+    /// still.
     pub(super) fn look(&self) -> Drained {
         let _alone = self.reader.reading.lock();
         self.engine.drain(&self.memory)
     }
 
-    /// Reads the rings as often as they fill, and sleeps while there are no jumps. Returns when the
-    /// guest has ended.
+    /// Reads the rings as often as they get records, and sleeps while there are no jumps. Returns when the guest has
+    /// ended.
     pub(super) fn read_rings(self: &Arc<Self>) {
         let mut pace: Option<Pace> = None;
         loop {
@@ -102,7 +102,7 @@ impl Machine {
         }
     }
 
-    /// Goes on with rings that are held up by a record whose writer has died.
+    /// Skips records that hold up their rings because the task that was writing them has died.
     fn recover_rings(&self) {
         let _alone = self.changing.lock();
         match self.stopped(|stopped| self.engine.recover_rings(stopped)) {
@@ -118,7 +118,7 @@ impl Machine {
         }
     }
 
-    /// Whether there are jumps.
+    /// Returns true if there may be jumps. Looks for them only if probes have been changed.
     fn may_fill(&self) -> bool {
         if !self.reader.changed.swap(false, Ordering::Relaxed) {
             return true;

@@ -1,4 +1,4 @@
-//! The work of reading what jumps have put into the guest's rings: who is told of it.
+//! How the thread that reads the guest's rings learns of changes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,29 +6,29 @@ use parking_lot::Mutex;
 
 use super::bell::Bell;
 
-/// The work of one VM's thread that reads rings.
+/// The shared state of one VM's thread that reads rings.
 #[derive(Debug, Default)]
 pub struct ReaderThread {
     pub(super) bell: Bell,
-    /// The rings are read by one thread at a time.
+    /// Held while the rings are read: one thread does so at a time.
     pub(super) reading: Mutex<()>,
-    /// Probes have been changed since it was last asked whether there are jumps.
+    /// True if probes have been changed since the thread last looked for jumps.
     pub(super) changed: AtomicBool,
 }
 
 impl ReaderThread {
-    /// Says that there are jumps now.
+    /// Tells the thread that there are jumps now.
     pub fn filling(&self) {
         self.bell.ring();
     }
 
-    /// Says that there may be more jumps now, or fewer.
+    /// Tells the thread that there may be more jumps now, or fewer.
     pub fn probes_changed(&self) {
         self.changed.store(true, Ordering::Relaxed);
         self.bell.ring();
     }
 
-    /// Says that the guest has ended.
+    /// Tells the thread that the guest has ended.
     pub fn end(&self) {
         self.bell.end();
     }

@@ -1,4 +1,4 @@
-//! Probes of one name are one event at several places: they tell of the same arguments.
+//! Probes with the same name are one event at several places, so they have the same arguments.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,8 +13,9 @@ use super::asked::Asked;
 use crate::status::{self, ProbeField};
 
 impl Machine {
-    /// Checks that each probe of a batch has the arguments of those that have its name, in number, names and types
-    /// (`trace_probe_compare_arg_type` in `kernel/trace/trace_probe.c`). No others may come meanwhile.
+    /// Checks that each probe of a batch has the arguments of the other probes with its name, in number, names and
+    /// types (`trace_probe_compare_arg_type` in `kernel/trace/trace_probe.c`). The caller makes sure that no others
+    /// come meanwhile.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`, naming the first argument that differs.
@@ -57,7 +58,7 @@ impl Machine {
     }
 }
 
-/// The first argument that isn't the same on both sides; what each is of doesn't matter.
+/// Returns the first argument that isn't the same on both sides. What an argument reads doesn't matter.
 fn first_difference(theirs: &[Compiled], own: &[Compiled]) -> Option<usize> {
     let differ = |(one, other): (&Compiled, &Compiled)| {
         let (one, other) = (one.told(), other.told());

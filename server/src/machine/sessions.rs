@@ -14,7 +14,7 @@ use crate::status;
 #[derive(Debug)]
 pub struct Sessions {
     table: Mutex<Table>,
-    /// So many there may be.
+    /// The most sessions that there may be.
     most: usize,
 }
 
@@ -26,7 +26,7 @@ struct Table {
 }
 
 impl Sessions {
-    /// None yet.
+    /// Makes a table without sessions.
     pub fn new(most: usize) -> Self {
         Self {
             table: Mutex::default(),
@@ -34,10 +34,10 @@ impl Sessions {
         }
     }
 
-    /// Gives the session of this name to a stream, or a new one if the name is empty; and its probes.
+    /// Gives a stream the session of this name, or a new one if the name is empty. Also returns the session's probes.
     ///
     /// # Errors
-    /// `NOT_FOUND` for one that there isn't; `RESOURCE_EXHAUSTED` if there are too many.
+    /// `NOT_FOUND` if there is no such session; `RESOURCE_EXHAUSTED` if there are too many.
     pub fn hold(&self, name: &str) -> Result<(Held, Vec<u64>), Status> {
         let sessions = &mut self.table.lock().sessions;
         if !name.is_empty() {
@@ -62,7 +62,7 @@ impl Sessions {
         is_there.then_some(()).ok_or_else(|| not_found("session"))
     }
 
-    /// Has probes go with the session of this name, if it isn't empty.
+    /// Makes probes go with the session of this name, if it isn't empty.
     pub(super) fn add(&self, name: &str, probes: &[ProbeId]) {
         let table = &mut *self.table.lock();
         if let Some(session) = table.sessions.get_mut(name) {
@@ -84,7 +84,7 @@ impl Sessions {
         }
     }
 
-    /// Adds what is told of probes that go with a session.
+    /// Sets in each description whether the probe goes with a session.
     pub(super) fn describe(&self, mut probes: Vec<v1::Probe>) -> Vec<v1::Probe> {
         let table = self.table.lock();
         for probe in &mut probes {
@@ -93,7 +93,7 @@ impl Sessions {
         probes
     }
 
-    /// Ends a session, unless another stream has come to hold it: its probes are to be removed.
+    /// Ends a session, unless another stream holds it by now. Returns its probes, which the caller removes.
     pub(super) fn end(&self, held: &Held) -> Vec<ProbeId> {
         let ended = self.table.lock().sessions.end(held);
         ended.into_iter().flatten().collect()

@@ -1,4 +1,4 @@
-//! What the VM comes to, for those who watch it.
+//! The VM's counts and rates, for monitoring.
 
 use probe_engine::probe::{ProbeCounts, ProbeId};
 use std::cmp::Reverse;
@@ -8,7 +8,7 @@ use super::Machine;
 use crate::{convert, limits};
 
 impl Machine {
-    /// What the VM comes to. Stops no vCPU. Blocks.
+    /// Returns the VM's counts and rates. Stops no vCPU. Blocks.
     pub fn stats(&self, request: &v1::GetVmStatsRequest) -> v1::GetVmStatsResponse {
         // Hits of jumps are counted when their records are read.
         self.drain();
@@ -36,7 +36,7 @@ impl Machine {
         }
     }
 
-    /// The protocol's form of what these probes have counted, with their names. One that has gone meanwhile is left out.
+    /// Returns the protocol's form of these probes' counts, with their names. Leaves out probes that are gone by now.
     fn probe_stats(&self, chosen: Vec<(ProbeCounts, Option<f64>)>) -> Vec<v1::ProbeStats> {
         let ids: Vec<ProbeId> = chosen.iter().map(|(probe, _)| probe.id).collect();
         let mut infos = self.engine.describe(&ids).into_iter().peekable();
@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-/// The probes that a request asks for, with their rates.
+/// Returns the probes that a request asks for, with their rates.
 fn chosen(
     request: &v1::GetVmStatsRequest,
     counts: &[ProbeCounts],

@@ -8,13 +8,13 @@ use crate::files::GrantedFiles;
 use crate::limits::Limits;
 use crate::status;
 
-/// The field of a request that names it.
+/// The field of a request with the file's path.
 const FIELD: &str = "symbols";
 
-/// Reads it; none where no path is given. Blocks.
+/// Reads the file, or returns `None` where no path is given. Blocks.
 ///
 /// # Errors
-/// The file may not be named, can't be read, or has no symbols.
+/// The request may not name that file, or it can't be read, or has no symbols.
 pub(super) fn read(
     path: &str,
     granted: &GrantedFiles,

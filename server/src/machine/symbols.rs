@@ -10,8 +10,8 @@ use crate::page::Page;
 use crate::{convert, status};
 
 impl Machine {
-    /// A page of the symbols that match a pattern: of the kernel's, or with a module's name before it of the
-    /// module's functions. Also what a name that none has may have meant.
+    /// Returns a page of the symbols that match a pattern: the kernel's, or with a module's name before it the module's
+    /// functions. For a name that no symbol has, also returns names that may have been meant.
     ///
     /// # Errors
     /// `NOT_FOUND` for a module that isn't loaded.
@@ -37,7 +37,7 @@ impl Machine {
         Ok(answer)
     }
 
-    /// The symbol that covers an address, and where the address is in it.
+    /// Returns the symbol that covers an address, and the address's offset in it.
     pub fn resolve_address(&self, address: u64) -> Result<v1::ResolveAddressResponse, Status> {
         let address = GuestVirtAddr(address);
         if let Some(found) = self.engine.symbols().resolve(address) {
@@ -63,7 +63,7 @@ impl Machine {
     }
 }
 
-/// A page of symbols. The key of a symbol is its place among all of them.
+/// Returns a page of symbols. The key of a symbol is its place among all of them.
 fn found(
     symbols: impl Iterator<Item = v1::Symbol>,
     page: &Page<usize>,

@@ -11,7 +11,7 @@ use crate::page::Page;
 use crate::status::{self, Precondition};
 
 impl Machine {
-    /// The declaration of a type: of the kernel's, or with a module's name before it of the module's.
+    /// Returns the declaration of a type: the kernel's, or with a module's name before it the module's.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION` for a kernel without types, `NOT_FOUND` for a name that no type has and a module
@@ -21,7 +21,7 @@ impl Machine {
         describe(&types, name)
     }
 
-    /// A page of the names of the types that match a pattern: of the kernel's, or with a module's name before it of
+    /// Returns a page of the names of the types that match a pattern: the kernel's, or with a module's name before it
     /// those that only the module has. The key of a name is its place among those that match.
     ///
     /// # Errors
@@ -35,7 +35,8 @@ impl Machine {
         Ok(list(&types, pattern, page))
     }
 
-    /// The types that a field's text is about, and what is left of it: `MODULE:NAME`, or `NAME` of the kernel.
+    /// Returns the types that a field's text is about, and the rest of the text: `MODULE:NAME`, or `NAME` of the
+    /// kernel.
     fn types<'a>(&self, field: &'static str, text: &'a str) -> Result<(Arc<Btf>, &'a str), Status> {
         let types = self.engine.kernel().types.as_ref();
         let types = types.ok_or_else(|| {
@@ -72,7 +73,7 @@ fn describe(types: &Btf, name: &str) -> Result<String, Status> {
 
 fn list(types: &Btf, pattern: &str, page: &Page<usize>) -> v1::ListTypesResponse {
     let before = page.after().map_or(0, |last| last.saturating_add(1));
-    // One more than the page has tells whether there is a next one.
+    // One name more than the page has shows whether there is a next page.
     let most = before.saturating_add(page.size()).saturating_add(1);
     let names = types.types_matching(pattern, most).into_iter().enumerate();
     let (found, next_page_token) = page.cut(names.skip(before), |(place, _)| *place);

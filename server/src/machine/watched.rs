@@ -1,4 +1,4 @@
-//! What is kept of a VM to tell how it goes.
+//! What the server keeps of a VM for its counts and rates.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use vmprobe_proto::v1;
 
 use super::rates::{PerSecond, Rates};
 
-/// What a VM keeps for those who watch it.
+/// The times and counts that a VM's monitoring needs.
 #[derive(Debug, Default)]
 pub struct Watched {
     rates: Mutex<Rates>,
@@ -19,17 +19,17 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The guest is about to run.
+    /// Notes that the guest is about to run.
     pub fn start(&self) {
         self.started.get_or_init(Instant::now);
     }
 
-    /// The guest has ended.
+    /// Notes that the guest has ended.
     pub fn end(&self) {
         self.ended.get_or_init(Instant::now);
     }
 
-    /// These probes are no more.
+    /// These probes have been removed.
     pub fn remove(&self, probes: &[v1::Probe]) {
         let mut sums = self.sums.lock();
         for probe in probes {
@@ -38,19 +38,19 @@ impl Watched {
         }
     }
 
-    /// Takes a look, and tells the rates.
+    /// Takes a look, and returns the rates.
     pub fn look(&self, exits: u64, probes: &[ProbeCounts]) -> PerSecond {
         let mut rates = self.rates.lock();
-        // Behind the lock, so that looks are in the order of time.
+        // The time is taken under the lock, so that looks are in the order of time.
         rates.look(Instant::now(), exits, probes)
     }
 
-    /// What all probes have counted, with these.
+    /// Returns the sums of what all probes have counted, with these.
     pub fn sums(&self, probes: &[ProbeCounts]) -> Counts {
         self.sums.lock().with(probes)
     }
 
-    /// How long the guest has run.
+    /// Returns how long the guest has run.
     pub fn uptime(&self) -> Duration {
         let until = self.ended.get().copied().unwrap_or_else(Instant::now);
         let since = self.started.get();
@@ -60,7 +60,7 @@ impl Watched {
     }
 }
 
-/// Hits, calls that were missed, and calls that have ended inside.
+/// Hits, missed calls, and calls that have ended inside the function.
 pub type Counts = [u64; 3];
 
 fn added(sums: Counts, more: Counts) -> Counts {
@@ -68,7 +68,7 @@ fn added(sums: Counts, more: Counts) -> Counts {
     [sums[0] + hits, sums[1] + missed, sums[2] + ended]
 }
 
-/// What all probes have counted together, those that are no more as well.
+/// The counts of all probes together, with those that have been removed.
 #[derive(Debug, Default)]
 struct Sums {
     removed: Counts,
@@ -76,7 +76,8 @@ struct Sums {
 }
 
 impl Sums {
-    /// The sums, with these probes. They never go down: probes that are being removed are missing for a moment.
+    /// Returns the sums with these probes. The sums never go down, even while a probe that is being removed is in
+    /// neither part.
     fn with(&mut self, probes: &[ProbeCounts]) -> Counts {
         let all = probes.iter().fold(self.removed, |sums, probe| {
             added(sums, [probe.hits, probe.missed, probe.ended])
@@ -105,7 +106,7 @@ mod tests {
         };
         let told = |probes: &[ProbeCounts]| watched.sums(probes);
         assert_eq!(told(&[counts(1, 10), counts(2, 5)]), [15, 2, 0]);
-        // The second is on its way out.
+        // The second probe is being removed.
         assert_eq!(told(&[counts(1, 10)]), [15, 2, 0]);
         watched.remove(&[v1::Probe {
             id: 2,

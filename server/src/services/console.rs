@@ -13,7 +13,7 @@ use crate::machine::Machine;
 use crate::one_vm::OneVm;
 use crate::status;
 
-/// Messages on their way to a client beside those that gRPC holds.
+/// Messages on their way to a client, besides those that gRPC holds.
 const AHEAD: usize = 2;
 
 /// The service.
@@ -60,7 +60,8 @@ async fn send(mut output: ConsoleReader, to: &mpsc::Sender<Result<AttachConsoleR
     }
 }
 
-/// Feeds the console's input. Never completes: the end of the input isn't the end of the stream.
+/// Passes input on to the console. Never completes: the end of the input isn't the end of the
+/// stream.
 async fn receive(machine: &Machine, mut from: Streaming<AttachConsoleRequest>) {
     while let Ok(Some(request)) = from.message().await {
         machine.console_input(&request.input);

@@ -21,7 +21,7 @@ use crate::machine::{DebugSession, Machine};
 use crate::one_vm::OneVm;
 use crate::status;
 
-/// Responses on their way to a client beside those that gRPC holds.
+/// Responses on their way to a client, besides those that gRPC holds.
 const AHEAD: usize = 16;
 
 /// The service.
@@ -63,12 +63,12 @@ impl DebugService for Debuggers {
                 () = sender.closed() => Ok(()),
             };
             if let Err(status) = end {
-                // Whoever has gone needs no reason.
+                // If the client has gone, it needs no reason.
                 let _ = sender.try_send(Err(status));
             }
             drop(sender);
             tracing::info!(vm = machine.name(), "the debugger has gone");
-            // The guest goes on in any case. A call under way holds the session until it is done.
+            // The guest goes on in any case. A call under way keeps the session until it is done.
             let _ = blocking(move || {
                 drop(session);
                 Ok(())
@@ -79,21 +79,21 @@ impl DebugService for Debuggers {
     }
 }
 
-/// A vCPU that the client is told of when the guest is interrupted.
+/// The vCPU that the client is told of when it interrupts the guest.
 type Current = u32;
 
 struct Debugging {
     machine: Arc<Machine>,
     session: Arc<Mutex<DebugSession>>,
     stops: UnboundedReceiver<Stop>,
-    /// Accesses to watched data that the client has yet to be told of.
+    /// Accesses to watched data that the client hasn't been told of yet.
     untold: VecDeque<Stop>,
-    /// The guest runs, or steps.
+    /// Set while the guest runs, or a vCPU steps.
     runs: Option<Current>,
 }
 
 impl Debugging {
-    /// Does what the client asks for until it has gone, or the guest has ended.
+    /// Answers the client's requests until it has gone, or the guest has ended.
     async fn serve(
         mut self,
         mut requests: Streaming<DebugRequest>,
@@ -122,7 +122,7 @@ impl Debugging {
                             send(to, answer).await;
                         }
                     }
-                    // It has gone.
+                    // The client has gone.
                     Ok(None) | Err(_) => return Ok(()),
                 },
                 ending = &mut ended => {
@@ -133,18 +133,19 @@ impl Debugging {
         }
     }
 
-    /// What the client is told of a stop; nothing where it is none any more.
+    /// Returns the client's message of a stop, or `None` if the stop doesn't count any more.
     async fn stopped(&mut self, first: Stop) -> Result<Option<GuestStopped>, Status> {
         if self.with(|session| session.stop()).await.is_err() {
-            // The end of the guest is told instead.
+            // The client is told of the guest's end instead.
             return Ok(None);
         }
-        // Others may have stopped at the same time. Those come to their breakpoints again.
+        // Other vCPUs may have stopped at the same time. They come to their breakpoints again.
         self.untold.push_back(first);
         while let Ok(stop) = self.stops.try_recv() {
             self.untold.push_back(stop);
         }
-        // The step of an instruction that accesses watched data ends first.
+        // When a stepped instruction accesses watched data, the stop of the step comes first. The
+        // client gets the access first.
         self.untold
             .make_contiguous()
             .sort_by_key(|stop| matches!(stop.reason, StopReason::Stepped));
@@ -158,7 +159,7 @@ impl Debugging {
         Ok(told)
     }
 
-    /// The first stop whose breakpoint is still there.
+    /// Returns the message of the first stop whose breakpoint is still there.
     async fn next_untold(&mut self) -> Result<Option<GuestStopped>, Status> {
         while let Some(stop) = self.untold.pop_front() {
             let told = self.with(move |session| Ok(session.told(stop))).await?;
@@ -169,7 +170,7 @@ impl Debugging {
         Ok(None)
     }
 
-    /// Does what is asked for; the answer, unless that comes with a stop.
+    /// Does what the client asks for. Returns the answer, or `None` if the answer is a later stop.
     async fn answer(&mut self, asked: Asked) -> Result<Option<Answer>, Status> {
         let done = |()| Answer::Done(DebugDone {});
         if let Some(current) = self.runs {
@@ -215,7 +216,7 @@ impl Debugging {
                 let removed = self.with(move |session| session.remove(&breakpoint));
                 removed.await.map(done)
             }
-            // It stands still already.
+            // The guest stands still already.
             Asked::Interrupt(_) => return Ok(None),
             Asked::Step(asked) => {
                 self.forget_stops();
@@ -243,7 +244,7 @@ impl Debugging {
         })))
     }
 
-    /// Somebody else may have let the guest go on meanwhile.
+    /// Forgets old stops, as another client may have let the guest go on meanwhile.
     fn forget_stops(&mut self) {
         while self.stops.try_recv().is_ok() {}
     }
@@ -271,7 +272,7 @@ fn interrupted(vcpu: u32) -> Answer {
     })
 }
 
-/// A client that has gone is noticed elsewhere.
+/// Sends a response. If the client has gone, that is noticed elsewhere.
 async fn send(to: &Sender, response: Answer) {
     let response = DebugResponse {
         response: Some(response),

@@ -1,4 +1,4 @@
-//! `EventService`: what probes see, followed.
+//! `EventService`: streams of probes' events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use crate::resumable::ResumableEvents;
 use crate::services::milestones::Milestones;
 use crate::status::{self, Reason};
 
-/// Batches on their way to a client beside those that gRPC holds; the rest waits, bounded and
-/// counted, in the subscription.
+/// Batches on their way to a client, besides those that gRPC holds. The rest waits, bounded and counted, in the
+/// subscription.
 const AHEAD: usize = 2;
 
 /// The service.
@@ -82,13 +82,13 @@ impl EventService for Events {
     }
 }
 
-/// The stream of a cursor, at its place.
+/// Returns the stream of a cursor, at the cursor's place.
 async fn resumed(
     machine: &Machine,
     cursor: &EventCursor,
 ) -> Result<(Held, OwnedMutexGuard<ResumableEvents>), Status> {
     let (held, events) = machine.event_streams().take(&cursor.stream)?;
-    // A stream that has it lets it go at once.
+    // If another stream has it, that stream lets it go at once.
     let mut events = events.lock_owned().await;
     match events.go_on_behind(cursor.batch) {
         Ok(()) => Ok((held, events)),
@@ -99,7 +99,7 @@ async fn resumed(
     }
 }
 
-/// Follows a stream that can be resumed, and keeps its events for a while when it has broken.
+/// Follows events for a resumable stream, and keeps the events for a while after the stream has broken.
 async fn keep(
     machine: Arc<Machine>,
     mut held: Held,
@@ -123,13 +123,13 @@ async fn keep(
     }
     drop(sender);
     let streams = Arc::clone(machine.event_streams());
-    // The VM may be deleted meanwhile.
+    // The VM may be deleted in the meantime.
     drop(machine);
     tokio::time::sleep(linger).await;
     streams.end(&held);
 }
 
-/// Where a stream's events come from.
+/// The source of a stream's events.
 enum Source {
     Plain(Subscription),
     Kept(OwnedMutexGuard<ResumableEvents>),
@@ -143,7 +143,7 @@ impl Source {
         }
     }
 
-    /// How many events wait to be sent.
+    /// Returns how many events wait to be sent.
     fn waiting(&self) -> usize {
         match self {
             Self::Plain(subscription) => subscription.waiting(),
@@ -152,7 +152,7 @@ impl Source {
     }
 }
 
-/// Sends until the guest has ended or the client has gone; tells how far it has come as often as `every` says.
+/// Sends events until the guest has ended or the client has gone. Reports the progress as often as `every` says.
 async fn follow(
     machine: &Machine,
     name: &str,
@@ -192,7 +192,7 @@ async fn follow(
         }
     }
     let ending = Some(machine.ended().await);
-    // Whoever has gone needs no ending.
+    // If the client has gone, it needs no ending.
     let _ = send(to, Message::Ended(Ended { ending })).await;
 }
 

@@ -17,8 +17,8 @@ use crate::one_vm::OneVm;
 use crate::status::Reason;
 use crate::{limits, status};
 
-/// Messages on their way to a client beside those that gRPC holds: more than a guest has vCPUs, so that a client
-/// that reads nothing doesn't keep its own stream from ending.
+/// Messages on their way to a client, besides those that gRPC holds. They are more than a guest has vCPUs, so that a
+/// client that reads nothing doesn't keep its own stream from ending.
 const AHEAD: usize = 64;
 
 /// The service.
@@ -67,7 +67,7 @@ impl HitService for Hits {
             if let Err(status) = end {
                 let why = status.message();
                 tracing::warn!(vm = machine.name(), "a client is asked no more: {why}");
-                // Whoever has gone needs no reason.
+                // If the client has gone, it needs no reason.
                 let _ = sender.try_send(Err(status));
             }
             drop(sender);
@@ -82,7 +82,7 @@ impl HitService for Hits {
     }
 }
 
-/// Hands hits and answers on until the guest has ended, the client has gone, or it does something wrong.
+/// Passes hits and answers on until the guest has ended, the client has gone, or the client does something wrong.
 async fn attend(
     machine: &Machine,
     attendance: &Arc<Attendance>,
@@ -97,7 +97,7 @@ async fn attend(
     send(to, begun).await;
     loop {
         tokio::select! {
-            // What was told first is heard first: a hit's time may end right before the guest does.
+            // Messages of hits are handled before the guest's end: a hit's time may end right before the guest does.
             biased;
             told = told.recv() => match told {
                 Some(Told::Hit(hit)) => send(to, Answer::Hit(*hit)).await,
@@ -114,7 +114,7 @@ async fn attend(
                         send(to, answer).await;
                     }
                 }
-                // It has gone, or asks for nothing more.
+                // The client has gone, or asks for nothing more.
                 Ok(None) | Err(_) => return Ok(()),
             },
             ending = machine.ended() => {
@@ -125,7 +125,7 @@ async fn attend(
     }
 }
 
-/// Does what a request asks for; its answer, if there is one.
+/// Does what a request asks for. Returns the answer, if there is one.
 async fn answer(
     attendance: &Arc<Attendance>,
     request: HandleHitsRequest,
@@ -162,7 +162,7 @@ async fn answer(
     }
 }
 
-/// A client that has gone is noticed elsewhere.
+/// Sends a response. If the client has gone, that is noticed elsewhere.
 async fn send(to: &Sender, response: Answer) {
     let response = HandleHitsResponse {
         response: Some(response),

@@ -1,24 +1,23 @@
-//! How far a stream of events has come.
+//! The progress of a stream of events.
 
 use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use vmprobe_proto::v1::Progress;
 
-/// Tells from time to time how far a stream has come: at each tick, where the guest's counter was at the tick before.
-/// What was hit by then has been read from the guest meanwhile, which takes some milliseconds
-/// (`machine::read_rings`).
+/// Reports a stream's progress from time to time: at each tick, the guest's counter at the tick before. The records of
+/// earlier hits have been read from the guest by now, which takes some milliseconds (`machine::read_rings`).
 #[derive(Debug)]
 pub struct Milestones {
     ticks: Option<Interval>,
-    /// The counter at the last tick.
+    /// The guest's counter at the last tick.
     last: Option<u64>,
-    /// What will be told when so many events more are sent.
+    /// The next report's counter, and how many events have to be sent before it.
     next: Option<(u64, usize)>,
 }
 
 impl Milestones {
-    /// None if `every` isn't given.
+    /// Makes one that ticks every `every`, or never.
     pub fn new(every: Option<Duration>) -> Self {
         let ticks = every.map(|every| {
             let mut ticks = interval(every);
@@ -40,7 +39,7 @@ impl Milestones {
         }
     }
 
-    /// Notes where the guest's counter is at a tick, and that so many events are still to be sent.
+    /// Notes the guest's counter at a tick, and that `waiting` events are still to be sent.
     pub fn set(&mut self, counter: Option<u64>, waiting: usize) {
         let before = std::mem::replace(&mut self.last, counter);
         if self.next.is_none() {
@@ -55,7 +54,7 @@ impl Milestones {
         }
     }
 
-    /// What there is to tell now.
+    /// Returns the report that is due now.
     pub fn reached(&mut self) -> Option<Progress> {
         let (tsc, _) = self.next.take_if(|(_, left)| *left == 0)?;
         Some(Progress { tsc })
@@ -74,7 +73,7 @@ mod tests {
         milestones.set(Some(20), 3);
         milestones.sent(2);
         assert_eq!(milestones.reached(), None);
-        // A tick that comes before the last one's is told changes nothing of it.
+        // A tick before the last report is due doesn't change that report.
         milestones.set(Some(30), 100);
         milestones.sent(1);
         assert_eq!(milestones.reached(), Some(Progress { tsc: 10 }));

@@ -21,7 +21,7 @@ use crate::one_vm::OneVm;
 use crate::page::Page;
 use crate::{limits, status};
 
-/// Messages on their way to a client beside those that gRPC holds.
+/// Messages on their way to a client, besides those that gRPC holds.
 const AHEAD: usize = 2;
 
 /// The service.
@@ -139,7 +139,7 @@ impl ProbeService for Probes {
     }
 }
 
-/// Sends all entries, a bounded stretch of work for each message.
+/// Sends all entries, with a bounded amount of work for each message.
 async fn send(
     mut reader: BlacklistReader,
     to: &mpsc::Sender<Result<ListBlacklistResponse, Status>>,
@@ -159,7 +159,7 @@ async fn send(
                 Ok(ListBlacklistResponse { entries })
             }
             Err(status) => {
-                // Whoever has gone needs no answer.
+                // If the client has gone, it needs no answer.
                 let _ = to.send(Err(status)).await;
                 return;
             }

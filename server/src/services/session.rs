@@ -1,4 +1,4 @@
-//! `SessionService`: what goes when its client goes.
+//! `SessionService`: probes that go when their client goes.
 
 use std::sync::{Arc, Weak};
 
@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::one_vm::OneVm;
 use crate::status::{self, Reason};
 
-/// Messages on their way to a client: all that there can be.
+/// The most messages on their way to a client.
 const AHEAD: usize = 2;
 
 /// The service.
@@ -52,7 +52,7 @@ impl SessionService for Sessions {
             if is_taken {
                 return;
             }
-            // The VM may be deleted meanwhile.
+            // The VM may be deleted in the meantime.
             let machine: Weak<Machine> = {
                 let machine = machine;
                 Arc::downgrade(&machine)
@@ -65,14 +65,15 @@ impl SessionService for Sessions {
                 machine.end_session(&held);
                 Ok(())
             };
-            // It tells the log of what goes wrong.
+            // Errors are logged there.
             let _ = blocking(end).await;
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
 
-/// Lasts as long as the client is there; returns true if another stream has taken the session.
+/// Waits until the client has gone, or another stream has taken the session. Returns true in the
+/// second case.
 async fn last(machine: &Machine, held: &mut Held, to: Sender) -> bool {
     tokio::select! {
         _ = &mut held.taken => {
@@ -89,7 +90,7 @@ async fn last(machine: &Machine, held: &mut Held, to: Sender) -> bool {
     false
 }
 
-/// There is room for it.
+/// Sends a message. The channel always has room for it.
 fn send(to: &Sender, message: Message) {
     let message = Some(message);
     let _whoever_has_gone_needs_none = to.try_send(Ok(OpenSessionResponse { message }));

@@ -82,7 +82,7 @@ impl SymbolService for Symbols {
     }
 }
 
-/// Refuses a text that is empty, or longer than any name.
+/// Refuses a text that is empty or longer than any name.
 fn check_text(field: &str, text: &str, missing: &str) -> Result<(), Status> {
     let most = limits::PATTERN_BYTES;
     if text.is_empty() {

@@ -25,7 +25,7 @@ use crate::{limits, status};
 pub struct Vms(pub Arc<OneVm>);
 
 impl Vms {
-    /// Does something to a VM on a thread that may block; answers with the VM.
+    /// Does something to a VM on a thread that may block, and returns the VM's description.
     async fn with(
         &self,
         vm: &str,
@@ -40,7 +40,7 @@ impl Vms {
     }
 }
 
-/// Parts of a dump on their way to a client beside those that gRPC holds.
+/// Parts of a dump on their way to a client, besides those that gRPC holds.
 const PARTS_AHEAD: usize = 4;
 
 #[async_trait]
@@ -53,7 +53,7 @@ impl VmService for Vms {
     ) -> Result<Response<Self::DumpVmStream>, Status> {
         let machine = self.0.get(&request.get_ref().vm)?;
         let (sender, stream) = mpsc::channel(PARTS_AHEAD);
-        // On its own thread to the end: it ends as soon as nobody takes the parts.
+        // The dump has its own thread. It ends as soon as the client takes no more parts.
         tokio::spawn(blocking(move || {
             if let Err(why) = machine.dump(&sender) {
                 let _whoever_has_gone_needs_no_reason = sender.blocking_send(Err(why));

@@ -1,4 +1,4 @@
-//! Probes that do something to the guest.
+//! Probes with actions on the guest.
 
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ async fn each_probe_s_hits_are_answered_by_one_client_at_a_time() {
         assert!(matches!(error, ClientError::AlreadyExists(_)), "{error:?}");
         assert!(!list(&client).await[1].attended, "all or none");
         drop(hits);
-        // The server notices that in its own time.
+        // The server notices that after a while.
         loop {
             let again = client.handle_hits(VM, vec![], names(&["b", "a"]), MINUTE);
             match again.await {

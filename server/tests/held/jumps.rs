@@ -1,4 +1,4 @@
-//! What can be asked about jumps before there are any.
+//! Requests about jumps before there are any.
 
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ async fn probes_that_are_not_armed_are_settled_and_others_wait_to_the_deadline()
             client.enable_probes(VM, vec![1], vec![]).await.unwrap();
             let short = Duration::from_millis(100);
             let waited = client.wait_probes(VM, vec![], vec![], short).await;
-            // Nothing becomes a jump before the kernel has started, but it may be known why not.
+            // No probe becomes a jump before the kernel has started, but the reason why it can't
+            // may be known.
             match waited {
                 Err(error) => assert!(matches!(error, ClientError::Timeout), "{error:?}"),
                 Ok(answer) => {
@@ -100,7 +101,7 @@ async fn whoever_waits_for_probes_is_told_when_they_settle_or_the_guest_ends() {
             Err(ClientError::FailedPrecondition(text)) => {
                 assert!(text.contains("`a` has ended"), "{text}");
             }
-            // Where there can be no jumps at all, that was known before.
+            // If no jumps are possible at all, that was known before.
             Ok(answer) => assert_eq!(answer.probes.len(), 1),
             Err(error) => panic!("{error:?}"),
         }

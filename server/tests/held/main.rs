@@ -1,5 +1,5 @@
-//! Probes over the wire, on a VM that is held before its first instruction: that needs a KVM, but
-//! none that runs Linux.
+//! Probes over the wire, on a VM that is held before its first instruction. This needs a KVM, but
+//! not one that runs Linux.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -31,7 +31,7 @@ async fn with_vm<F: Future<Output = ()>>(cmdline: &str, test: impl FnOnce(Client
     with_vm_and(cmdline, Settings::default(), test).await;
 }
 
-/// The same on a server with these settings.
+/// Does the same on a server with these settings.
 async fn with_vm_and<F: Future<Output = ()>>(
     cmdline: &str,
     mut settings: Settings,
@@ -208,7 +208,7 @@ async fn a_fifth_watchpoint_is_refused_and_leaves_the_four() {
         }
         assert_eq!(list(&client).await.len(), 4);
 
-        // One that is disabled needs no debug register until it is enabled.
+        // A disabled probe needs no debug register until it is enabled.
         let disabled = ProbeSpec {
             enabled: Some(false),
             ..watch(32)

@@ -1,4 +1,4 @@
-//! What a VM comes to, for those who watch it.
+//! A VM's counts and rates.
 
 use vmprobe_client::v1::{EventStream, ProbeOrder, ProbeStats};
 

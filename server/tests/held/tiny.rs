@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where it is loaded.
+/// The address where it is loaded.
 const TEXT: u64 = 0x20_0000;
-/// Where it is linked, as Linux is.
+/// The address where it is linked, as Linux is.
 const LINKED: u64 = 0xffff_ffff_8000_0000 + TEXT;
 /// `push %rbp; mov %rsp,%rbp; pop %rbp; ret` and padding.
 const FUNCTION: [u8; 16] = [
@@ -46,7 +46,7 @@ impl Drop for Kernel {
     }
 }
 
-/// Names and offsets from the start.
+/// Returns names, and offsets from the start.
 fn symbols() -> Vec<(&'static str, u64)> {
     let end = (FUNCTIONS.len() * FUNCTION.len()) as u64;
     let functions = FUNCTIONS.into_iter();

@@ -43,17 +43,17 @@ impl Args {
     /// Options of the command line only.
     const NOT_IN_FILE: [&str; 2] = ["check_config", "exit_with_stdin"];
 
-    /// What the words say, with the file that they name.
+    /// Returns the arguments of the command line, completed by those of the file that it names.
     ///
     /// # Errors
-    /// The file can't be used. What is wrong with the words ends the process, as clap has it.
+    /// The file can't be used. Wrong words on the command line end the process, as clap does.
     pub fn read(words: impl Iterator<Item = OsString>) -> Result<Self, ConfigurationError> {
         let words = words.collect();
         let words = with_file(&Self::command(), words, "config", &Self::NOT_IN_FILE)?;
         Ok(Self::parse_from(words))
     }
 
-    /// How it logs.
+    /// Returns the options of the log.
     pub fn log(&self) -> &LogOptions {
         match &self.command {
             Some(Command::Vm(arguments)) => &arguments.log,
@@ -61,7 +61,7 @@ impl Args {
         }
     }
 
-    /// The VM that the log is of, if it is that of one.
+    /// Returns the VM's name, if the process is that of one VM.
     pub fn vm(&self) -> Option<&str> {
         match &self.command {
             Some(Command::Vm(arguments)) => Some(&arguments.name),
@@ -306,7 +306,7 @@ impl Serve {
         })
     }
 
-    /// What it is started with. Copies of the log go to `records`.
+    /// Returns the server's options. Copies of the log go to `records`.
     pub fn options(&self, records: Option<Records>) -> ServeOptions {
         ServeOptions {
             listen: match self.listen.is_empty() {
@@ -357,13 +357,13 @@ impl Serve {
                 log: self.log.clone(),
                 records,
             },
-            // This very program, also when another was installed in its place.
+            // This very program, even if another one was installed in its place.
             program: VmProgram::Process("/proc/self/exe".into()),
         }
     }
 }
 
-/// None for a process without a home.
+/// Returns the default folder, or `None` for a process without a home.
 fn default_kernel_cache() -> Option<PathBuf> {
     let absolute = |name| {
         env::var_os(name)

@@ -19,7 +19,7 @@ use vmprobe_server::{BindError, Copies, LogOptions, Records, ServeError, Server,
 use crate::args::{Args, Command, Serve};
 use crate::service_manager::Told;
 
-/// What the manual pages belong to.
+/// The manual that the pages belong to.
 const MANUAL: &str = "vmprobe";
 
 /// Why the server didn't start, or stopped.
@@ -101,8 +101,8 @@ fn start(args: Args) -> Result<ExitCode, ServerFailure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets the process have as many files open as the system allows it: a guest's connections take one each, and
-/// would leave none for clients.
+/// Raises the number of files that the process may have open to the system's limit: a guest's connections take one
+/// each, and would leave none for clients.
 fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit {
@@ -123,7 +123,7 @@ fn serve(serve: &Serve, records: Option<Records>) -> Result<(), ServerFailure> {
         .build()
         .map_err(ServerFailure::Runtime)?;
     let result = runtime.block_on(run(serve, records));
-    // A read of standard input may still hang, and a call that the end cut off; neither matters now.
+    // A read of standard input may still hang, as may a call that was cut off. Neither matters now.
     runtime.shutdown_background();
     result
 }
@@ -147,8 +147,8 @@ async fn run(serve: &Serve, records: Option<Records>) -> Result<(), ServerFailur
     Ok(server.serve(end).await?)
 }
 
-/// A line on standard output for each address. Whoever started this reads them to learn the ports, and to know
-/// that connections are accepted.
+/// Prints a line on standard output for each address. The program that started this one reads them to learn the ports,
+/// and to know that connections are accepted.
 fn announce(server: &Server) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     for endpoint in server.endpoints() {
@@ -160,14 +160,14 @@ fn announce(server: &Server) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Completes when standard input ends: when the process that holds its other end has gone.
+/// Completes when standard input ends, as the process at its other end has gone.
 async fn stdin_closed() {
     let (closed, wait) = oneshot::channel();
-    // A thread of its own, not the runtime's: the read lasts as long as the process.
+    // The read has a thread of its own and not one of the runtime's, as it lasts as long as the process.
     std::thread::spawn(move || {
         let mut byte = [0; 64];
         while matches!(io::stdin().lock().read(&mut byte), Ok(1..)) {}
-        // Nobody waits any more when the server ends by itself.
+        // This fails if the server has ended by itself before.
         let _ = closed.send(());
     });
     // An error means that the thread ended, too.

@@ -9,7 +9,7 @@ use tonic_types::StatusExt;
 
 use super::*;
 
-/// Two folders, and what is outside of them.
+/// Two folders, and a file outside of them.
 struct Host {
     folder: TempDir,
 }
@@ -43,7 +43,7 @@ fn read(file: &HostPath) -> String {
     fs::read_to_string(file.path()).unwrap()
 }
 
-/// The text of a refusal, which doesn't have the path that was asked for.
+/// Returns the text of a refusal, and checks that it doesn't have the path that was asked for.
 fn refused(asked: Result<HostPath, Status>, path: &str) -> String {
     let status = asked.expect_err(path);
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
@@ -140,7 +140,7 @@ fn what_leads_out_of_the_folders_is_refused_in_the_same_words_whether_it_is_ther
     };
     assert!(text.contains(&host.path("read")), "{text}");
     assert!(text.contains("vmprobe image push"), "{text}");
-    // Nor may what is only to be read be changed.
+    // Files that are only to be read may not be changed either.
     for path in ["read/file", "read/missing", "secret"] {
         let path = host.path(path);
         let text = refused(granted.disk("kernel", &path, Use::Write), &path);
@@ -252,7 +252,7 @@ fn an_image_is_read_as_it_is_and_changed_in_a_copy() {
     assert_eq!(read(&again), "secret");
     let missing = granted.file("kernel", "image:b").unwrap_err();
     assert_eq!(missing.code(), Code::NotFound);
-    // Its file itself may not be named.
+    // The image's own file may not be named.
     let path = host.path("secret");
     refused(granted.file("kernel", &path), &path);
 }

@@ -1,8 +1,8 @@
-//! From what `/metrics` tells to what OpenTelemetry takes.
+//! Conversion of the metrics of `/metrics` to OpenTelemetry's form.
 //!
-//! As its specification has it ("Prometheus and `OpenMetrics` Compatibility"): names are those without the suffixes of units
-//! and counters, which a receiver that is a Prometheus adds again, units are those of UCUM, and ranges of histograms stay
-//! what they are. No metric is known here by its name.
+//! It follows the specification ("Prometheus and `OpenMetrics` Compatibility"): names lose the suffixes of units and
+//! counters, which a receiver that is a Prometheus adds again, units are those of UCUM, and ranges of histograms stay
+//! the same. No metric is treated by its name here.
 
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as told;
 use vmprobe_otlp::proto::common::v1::KeyValue;
@@ -15,18 +15,18 @@ use vmprobe_otlp::{attribute, text};
 
 use super::starts::{Series, Starts};
 
-/// Data points of a request at most: some hundred bytes each, of the 4 MiB that receivers take.
+/// The most data points in a request. Each has some hundred bytes, and receivers take 4 MiB.
 const POINTS: usize = 4096;
 
-/// What fits in a request.
+/// The metrics of one request.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub metrics: Vec<Metric>,
-    /// Data points of all of them.
+    /// The number of data points of all metrics.
     pub points: u64,
 }
 
-/// All samples, taken `now`, as requests that aren't too large.
+/// Returns all samples, taken at `now`, as requests that aren't too large.
 pub fn batches(families: &[told::MetricFamily], now: u64, starts: &mut Starts) -> Vec<Batch> {
     starts.begin(now);
     let mut batches = vec![Batch::default()];
@@ -56,7 +56,7 @@ pub fn batches(families: &[told::MetricFamily], now: u64, starts: &mut Starts) -
     batches
 }
 
-/// Adds points to the last batch, and to new ones when it is full.
+/// Adds points to the last batch, and to new batches when it's full.
 fn add<P>(
     batches: &mut Vec<Batch>,
     family: &told::MetricFamily,
@@ -87,7 +87,7 @@ fn add<P>(
     }
 }
 
-/// A name without the suffixes of a counter and of its unit.
+/// Returns a metric's name without the suffixes of a counter and of its unit.
 fn name(family: &told::MetricFamily) -> &str {
     let name = &*family.name;
     let name = match family.r#type() {
@@ -99,7 +99,7 @@ fn name(family: &told::MetricFamily) -> &str {
     without.unwrap_or(name)
 }
 
-/// A unit by its name in UCUM.
+/// Returns a unit's name in UCUM.
 fn unit(name: &str) -> &str {
     match name {
         "seconds" => "s",
@@ -156,7 +156,8 @@ fn attributes(labels: &[(String, String)]) -> Vec<KeyValue> {
         .collect()
 }
 
-/// The ranges of a histogram. Each is told with those before it here, and alone there; the last one has no end.
+/// Converts the ranges of a histogram. Prometheus' counts include all lower ranges, OpenTelemetry's don't. The last
+/// range has no end.
 fn lengths(told: &told::Histogram) -> HistogramDataPoint {
     let ends = told.bucket.iter();
     let ends = ends.filter(|range| range.upper_bound < f64::MAX);

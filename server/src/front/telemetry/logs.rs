@@ -1,4 +1,4 @@
-//! The log, as it is sent.
+//! Sending the log.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use super::receiver::Receiver;
 use super::task::{FLUSH, Stop};
 use crate::log::{Record, Records};
 
-/// Records of a request at most, and how long less of them wait for others.
+/// The most records in a request, and how long fewer records wait for others.
 const BATCH: usize = 512;
 const DELAY: Duration = Duration::from_secs(1);
-/// Bytes of a request, roughly: receivers take 4 MiB.
+/// The approximate most bytes in a request: receivers take 4 MiB.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Sends records as they come, and what is left at the end.
+/// Sends records as they come, and the rest at the end.
 pub async fn run(receiver: Receiver, resource: Resource, records: Records, mut stop: Stop) {
     let mut logs = Logs {
         receiver,
@@ -40,7 +40,8 @@ struct Logs {
     receiver: Receiver,
     resource: Resource,
     records: Records,
-    /// Taken from the queue, and not known to have arrived. They outlast a request that is cut off.
+    /// Records that were taken from the queue and aren't known to have arrived. They outlast a
+    /// request that is cut off.
     under_way: Vec<Record>,
     backoff: Backoff,
 }
@@ -60,7 +61,7 @@ impl Logs {
         self.send_what_there_is().await;
     }
 
-    /// Returns when none waits.
+    /// Sends the waiting records. Returns when no record waits.
     async fn send_what_there_is(&mut self) {
         loop {
             if self.under_way.is_empty() {
@@ -91,7 +92,7 @@ impl Logs {
     }
 }
 
-/// A request with these records, each part of the program as a scope of its own.
+/// Makes a request with these records. Each part of the program is a scope of its own.
 fn request(resource: &Resource, records: &[Record]) -> ExportLogsServiceRequest {
     let mut scopes: Vec<ScopeLogs> = Vec::new();
     for record in records {
@@ -141,7 +142,7 @@ fn converted(record: &Record) -> LogRecord {
     }
 }
 
-/// Severities of OpenTelemetry's log data model ("Severity Fields").
+/// Returns a severity of OpenTelemetry's log data model ("Severity Fields").
 fn severity(level: &str) -> SeverityNumber {
     match level {
         "TRACE" => SeverityNumber::Trace,

@@ -1,4 +1,4 @@
-//! Metrics, as they are sent.
+//! Sending metrics.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ use super::starts::Starts;
 use super::task::{FLUSH, Stop};
 use crate::front::watch::Watch;
 
-/// Sends what the watch tells each time that `every` has passed, and a last time at the end.
+/// Sends the metrics each time that `every` has passed, and a last time at the end.
 pub async fn run(
     receiver: Receiver,
     resource: Resource,
@@ -53,10 +53,11 @@ struct Metrics {
 }
 
 impl Metrics {
-    /// Sends what there is now. What isn't taken isn't sent again: the next ones have its sums.
+    /// Sends the present metrics. If they aren't taken, they aren't sent again, as the next ones
+    /// contain their sums.
     async fn send(&mut self) {
         let now = unix_nanos(SystemTime::now());
-        // Texts take whatever is written to them.
+        // Writing to a string doesn't fail.
         let Ok(families) = self.watch.samples().await else {
             return;
         };

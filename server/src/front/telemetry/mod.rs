@@ -1,8 +1,9 @@
 //! The server's metrics and its log, sent to a receiver of OpenTelemetry's protocol.
 //!
-//! A thread of its own sends them, so that neither calls nor guests wait for a receiver. Metrics are those of `/metrics`
-//! ([`convert`]); records of the log wait in a bounded queue ([`logs`]). What is given up is counted ([`sent`](super::sent)), and a
-//! receiver that goes, refuses or comes back is told of in the log, once, which isn't sent.
+//! A thread of its own sends them, so that neither calls nor guests wait for a receiver. Metrics are those of
+//! `/metrics` ([`convert`]); records of the log wait in a bounded queue ([`logs`]). What is given up is counted
+//! ([`sent`](super::sent)). When a receiver goes, refuses or comes back, that is logged once, in a record that isn't
+//! sent.
 
 mod convert;
 mod logs;
@@ -28,7 +29,7 @@ pub use options::TelemetryOptions;
 use receiver::Receiver;
 use task::Task;
 
-/// Why nothing can be sent.
+/// Why metrics and logs can't be sent.
 #[derive(Debug, Error)]
 pub enum TelemetryError {
     /// The options can't be used.
@@ -39,7 +40,7 @@ pub enum TelemetryError {
     Thread(io::Error),
 }
 
-/// What sends.
+/// The tasks that send.
 #[derive(Debug, Default)]
 pub struct Telemetry {
     metrics: Option<Task>,
@@ -47,7 +48,8 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sends what a watch tells, and the records that are counted. `address` is the server's first one.
+    /// Starts to send the metrics of a watch, and the records of the counted queue. `address` is the server's first
+    /// one.
     ///
     /// # Errors
     /// See [`TelemetryError`].
@@ -67,7 +69,7 @@ impl Telemetry {
             .build()
             .map_err(TelemetryError::Thread)?;
         let host = host_name();
-        // The same one when the server starts anew, so that receivers go on with what they know.
+        // The instance is the same after a restart of the server, so that receivers continue their series.
         let instance = format!("{host}/{address}");
         let version = env!("CARGO_PKG_VERSION");
         let resource = resource("vmprobed", version, &instance, Some(&host));
@@ -116,7 +118,7 @@ impl Telemetry {
         }
     }
 
-    /// Sends what is left of the log, as far as it goes in some seconds.
+    /// Sends the rest of the log, as far as that is possible in some seconds.
     pub async fn end(mut self) {
         self.end_metrics().await;
         if let Some(task) = self.logs.take() {

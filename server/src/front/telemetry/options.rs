@@ -1,4 +1,4 @@
-//! What is sent, and how often.
+//! The options of sending metrics and logs.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub struct TelemetryOptions {
 }
 
 impl TelemetryOptions {
-    /// Whether something of this kind is sent.
+    /// Returns true if something of this kind is sent.
     #[must_use]
     pub fn sends(&self, signal: Signal) -> bool {
         self.receiver.otlp.is_some() && self.otlp_signals.contains(&signal)

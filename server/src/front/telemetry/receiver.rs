@@ -1,4 +1,4 @@
-//! A receiver, as one of the two tasks knows it.
+//! A receiver, as seen by one of the two tasks.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use vmprobe_otlp::{
 
 use crate::front::sent::{Count, Signal};
 
-/// Sends, counts, and tells what changes.
+/// Sends, counts, and logs when the receiver's state changes.
 #[derive(Debug)]
 pub struct Receiver {
     sender: Sender,
     signal: Signal,
     count: Arc<Count>,
     standing: Standing,
-    /// What was dropped when the receiver last took something.
+    /// How many items had been dropped when the receiver last took something.
     dropped_before: u64,
 }
 
 impl Receiver {
-    /// For what is of this kind.
+    /// Makes a receiver for items of this kind.
     ///
     /// # Errors
     /// See [`OtlpError`].
@@ -38,11 +38,11 @@ impl Receiver {
         })
     }
 
-    /// Sends so many data points or records. What is refused is counted as dropped. `dropped_elsewhere` were before they
-    /// came here.
+    /// Sends a request with this number of data points or records. Refused ones are counted as dropped.
+    /// `dropped_elsewhere` is the number that was dropped before they came here.
     ///
     /// # Errors
-    /// The receiver hasn't taken it.
+    /// The receiver hasn't taken the request.
     pub async fn send(
         &mut self,
         request: impl Request,
@@ -68,7 +68,7 @@ impl Receiver {
         sent.map(drop)
     }
 
-    /// Counts what is given up.
+    /// Counts items that are given up.
     pub fn give_up(&self, items: u64) {
         self.count.add_dropped(items);
     }
@@ -91,7 +91,7 @@ impl Receiver {
         }
     }
 
-    /// Tells what is left at the end.
+    /// Logs how many items are left at the end.
     pub fn tell_left(&self, items: u64) {
         if items > 0 {
             let (signal, receiver) = (self.signal.name(), &self.sender);

@@ -1,16 +1,17 @@
-//! Since when sums have been summed up.
+//! The start times of sums.
 
 use std::collections::HashMap;
 
 /// A series of values: the name of its metric, and its labels.
 pub type Series = (String, Vec<(String, String)>);
 
-/// Remembers of each series its last value, and since when it has grown from nothing. A VM that is made anew under the name
-/// of another one begins its sums anew (OpenTelemetry's metrics data model, "Resets and Gaps").
+/// Remembers for each series its last value, and since when it has grown from zero. When a VM is made under the name of
+/// a former one, its sums start again (OpenTelemetry's metrics data model, "Resets and Gaps").
 #[derive(Debug)]
 pub struct Starts {
     known: HashMap<Series, Known>,
-    /// When values were last asked for, or none were yet, in nanoseconds since 1970.
+    /// The time of the last request for values, or before the first request the time of the start, in nanoseconds since
+    /// 1970.
     last: u64,
     now: u64,
 }
@@ -23,7 +24,7 @@ struct Known {
 }
 
 impl Starts {
-    /// Sums begin now.
+    /// Sets the time at which sums begin.
     pub fn new(now: u64) -> Self {
         Self {
             known: HashMap::new(),
@@ -32,16 +33,16 @@ impl Starts {
         }
     }
 
-    /// Values are asked for at this time.
+    /// Begins a request for values at this time.
     pub fn begin(&mut self, now: u64) {
         let last = self.now;
-        // What wasn't there the last time has gone.
+        // A series that wasn't in the last request has gone.
         self.known.retain(|_, known| known.seen == last);
         self.last = last;
         self.now = now;
     }
 
-    /// Since when the series has grown to this value.
+    /// Returns the time since which the series has grown to this value.
     pub fn of(&mut self, series: Series, value: f64) -> u64 {
         let new = Known {
             start: self.last,

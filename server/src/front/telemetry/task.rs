@@ -1,10 +1,10 @@
-//! The end of the tasks that send.
+//! Ending the tasks that send.
 
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// How long what is left may take to be sent when the server ends.
+/// How long sending the rest may take when the server ends.
 pub const FLUSH: Duration = Duration::from_secs(5);
 
 /// A task that sends.
@@ -14,16 +14,16 @@ pub struct Task {
     done: oneshot::Receiver<()>,
 }
 
-/// Its other end, in the task.
+/// The task's own end of a [`Task`].
 #[derive(Debug)]
 pub struct Stop {
     pub stop: oneshot::Receiver<()>,
-    // Dropped with the task.
+    // Dropped with the task, which completes `done`.
     _done: oneshot::Sender<()>,
 }
 
 impl Task {
-    /// Both ends.
+    /// Makes both ends.
     pub fn new() -> (Self, Stop) {
         let (stop, stopped) = oneshot::channel();
         let (done, ended) = oneshot::channel();
@@ -35,9 +35,9 @@ impl Task {
         (task, other)
     }
 
-    /// Has the task end; returns when it has.
+    /// Makes the task end, and returns when it has ended.
     pub async fn end(self) {
-        // Fails when it has ended.
+        // This fails if the task has ended.
         let _ = self.stop.send(());
         let _ = self.done.await;
     }

@@ -1,4 +1,4 @@
-//! Who asks, and for what.
+//! The HTTP server of metrics and the status page: who may ask, and for what.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::front::connection::{self, Connection, Listener, Peer};
 
 /// Connections at the same time. Further ones wait.
 const CONNECTIONS: usize = 64;
-/// How long a client may take to send a request, and may say nothing between two.
+/// How long a client may take to send a request, and how long it may be silent between two requests.
 const HEADERS: Duration = Duration::from_secs(30);
 /// How long a connection lasts at most. A browser makes another one by itself.
 const CONNECTION: Duration = Duration::from_secs(600);
@@ -39,7 +39,7 @@ const REQUEST: usize = 16 << 10;
 type Answer = Response<Full<Bytes>>;
 
 impl Watch {
-    /// Answers those who come to these, until what this returns is dropped.
+    /// Answers requests on these listeners, until the returned set is dropped.
     pub fn serve(self: Arc<Self>, listeners: Vec<Listener>) -> JoinSet<()> {
         let mut serving = JoinSet::new();
         serving.spawn(async move {
@@ -129,7 +129,7 @@ impl Watch {
     async fn told(&self, caller: &Caller, headers: &HeaderMap) -> Answer {
         match metrics::tell(self, caller, headers).await {
             Ok((format, told)) => body(format, told),
-            // A string takes whatever is written to it.
+            // Writing to a string doesn't fail.
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         }
     }
@@ -145,8 +145,8 @@ impl Watch {
     }
 }
 
-/// A name in a browser's address line that another site could have led to an address of this host is refused (DNS
-/// rebinding): the site's own page could read what is answered.
+/// Returns true if the request's host name can only be this host's. Another name in a browser's address line may be one
+/// that another site has pointed at this host (DNS rebinding): that site's page could read the answer.
 fn is_of_this_host(headers: &HeaderMap) -> bool {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let host = host.and_then(|host| host.parse::<Authority>().ok());

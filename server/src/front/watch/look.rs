@@ -1,4 +1,4 @@
-//! A look at the VMs.
+//! Asking all VMs for their state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::access::Caller;
 use crate::blocking::blocking;
 use crate::front::process::VmProcess;
 
-/// How long a VM's process may take to answer. Prometheus waits ten seconds for all of them, unless it is told otherwise.
+/// How long a VM's process may take to answer. Prometheus waits ten seconds for all VMs together by default.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is to be told of each VM: so many probes and stops one by one.
+/// How many probes and stops of a VM are listed one by one.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     pub probes: u32,
@@ -32,20 +32,20 @@ impl Wanted {
     };
 }
 
-/// A VM as it was found.
+/// A VM's state.
 #[derive(Debug)]
 pub struct SeenVm {
-    /// What its process tells, or what was last known of it.
+    /// The description from its process, or the last known one.
     pub vm: v1::Vm,
-    /// What it comes to; none where its process has ended or hangs.
+    /// Its counts and rates; `None` if its process has ended or hangs.
     pub stats: Option<v1::GetVmStatsResponse>,
-    /// What its process uses.
+    /// The resources that its process uses.
     pub usage: Option<Usage>,
 }
 
 impl Watch {
-    /// Asks all VMs of a caller at the same time what they come to. `wanted` says what is to be told of the one of a
-    /// name. They are in the order of their names.
+    /// Asks all VMs of a caller at the same time for their counts and rates. `wanted` says by a VM's name what to list
+    /// of it. The result is in the order of names.
     pub(super) async fn look(
         &self,
         caller: &Caller,

@@ -1,7 +1,8 @@
-//! What is told to those who watch the server, by HTTP on addresses of their own, or sent to a receiver.
+//! Monitoring of the server, by HTTP on separate addresses, or sent to a receiver.
 //!
-//! [`look`] asks all VMs' processes what they come to. It is told as metrics ([`metrics`]), as JSON ([`status`]), and shown
-//! by a page in a browser ([`page`]). Who may look at VMs by gRPC may look at them here, and at no others ([`http`]).
+//! [`look`] asks all VMs' processes for their counts and rates. These are available as metrics ([`metrics`]), as JSON
+//! ([`status`]), and on a page in a browser ([`page`]). A client that may see certain VMs by gRPC may see the same ones
+//! here ([`http`]).
 
 mod http;
 mod look;
@@ -18,21 +19,21 @@ use super::sent::Counts;
 use super::vms::Vms;
 use crate::access::Authorize;
 
-/// What is needed to tell it.
+/// The parts that monitoring needs.
 #[derive(Debug)]
 pub struct Watch {
     vms: Arc<Vms>,
     authorize: Authorize,
     counters: Arc<Counters>,
-    /// What is sent to a receiver.
+    /// The counts of what is sent to a receiver.
     sent: Arc<Counts>,
-    /// Probes of a VM that metrics tell one by one, at most.
+    /// How many probes of each VM have their own metrics at most.
     probes: u32,
     started: Instant,
 }
 
 impl Watch {
-    /// Of these VMs and counters, for those who may look at them.
+    /// Makes it for these VMs and counters. `authorize` decides who may see them.
     pub fn new(
         vms: Arc<Vms>,
         authorize: Authorize,

@@ -1,4 +1,4 @@
-//! What the VMs do at the moment, as JSON, for the page and for people.
+//! The present state of the VMs as JSON, for the page and for people.
 
 use serde::Serialize;
 use vmprobe_proto::v1;
@@ -10,23 +10,23 @@ use super::usage::Usage;
 use crate::access::Caller;
 use crate::convert;
 
-/// VMs that are told, those with the most hits in a second first.
+/// How many VMs are listed, those with the most hits per second first.
 const VMS: usize = 500;
-/// Probes of the chosen VM that are told, those with the most hits in a second first.
+/// How many probes of the chosen VM are listed, those with the most hits per second first.
 const PROBES: u32 = 100;
-/// Its last stops that are told.
+/// How many of its last stops are listed.
 const STOPS: u32 = 512;
-/// Characters of a text that a guest or a client has chosen.
+/// The most characters of a text that a guest or a client has chosen.
 const TEXT: usize = 200;
 
-/// All of it.
+/// The whole document.
 #[derive(Debug, Serialize)]
 pub struct Status {
     server: ServerStatus,
     vms: Vec<VmStatus>,
     /// VMs that are not in `vms`.
     more_vms: usize,
-    /// The one that was asked for, if there is one of that name.
+    /// The VM that was asked for, if there is one of that name.
     #[serde(skip_serializing_if = "Option::is_none")]
     vm: Option<Details>,
 }
@@ -38,7 +38,7 @@ struct ServerStatus {
     memory_bytes: Option<u64>,
 }
 
-/// A VM. What its process doesn't tell is missing.
+/// A VM. Values that its process hasn't told are missing.
 #[derive(Debug, Serialize)]
 struct VmStatus {
     name: String,
@@ -66,7 +66,7 @@ struct VmStatus {
     process_memory_bytes: Option<u64>,
 }
 
-/// More of one VM.
+/// Details of one VM.
 #[derive(Debug, Serialize)]
 struct Details {
     name: String,
@@ -89,13 +89,13 @@ struct ProbeStatus {
 
 #[derive(Debug, Serialize)]
 struct StopStatus {
-    /// When it ended, in milliseconds since 1970 began (UTC).
+    /// When the stop ended, in milliseconds since 1970 began (UTC).
     end_ms: f64,
     seconds: f64,
 }
 
 impl Watch {
-    /// What a caller's VMs do, with more of the one of this name.
+    /// Returns the state of a caller's VMs, with details of the one of this name.
     pub(super) async fn status(&self, caller: &Caller, chosen: Option<&str>) -> Status {
         let wanted = |name: &str| match chosen == Some(name) {
             true => Wanted {
@@ -122,10 +122,10 @@ impl Watch {
     }
 }
 
-/// Those with the most hits in a second, and how many others there are.
+/// Returns the VMs with the most hits per second, and how many others there are.
 fn busiest(mut vms: Vec<VmStatus>, most: usize) -> (Vec<VmStatus>, usize) {
     let rate = |vm: &VmStatus| vm.hits_per_second.unwrap_or(-1.0);
-    // Those of the same rate stay in the order of their names.
+    // VMs with the same rate stay in the order of their names.
     vms.sort_by(|one, other| rate(other).total_cmp(&rate(one)));
     let more = vms.len().saturating_sub(most);
     vms.truncate(most);
@@ -204,7 +204,7 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-/// A text, cut where it is longer than anybody reads.
+/// Cuts a text to a readable length.
 fn short(text: &str) -> String {
     match text.char_indices().nth(TEXT) {
         None => text.to_owned(),

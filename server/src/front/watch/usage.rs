@@ -1,20 +1,21 @@
-//! What processes use of the host, as `/proc` tells it (proc(5)).
+//! The host's resources that processes use, from `/proc` (proc(5)).
 
 use procfs::process::{LimitValue, Process};
 use procfs::{WithCurrentSystemInfo, ticks_per_second};
 
-/// What one process uses.
+/// The resources that one process uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Seconds of CPU time, in user and kernel mode.
     pub cpu_seconds: f64,
-    /// Bytes of memory that it has in RAM.
+    /// Bytes of its memory that are in RAM.
     pub resident_bytes: u64,
     /// Bytes of its address space.
     pub virtual_bytes: u64,
-    /// Files that it has open, if the system tells: it takes more rights than the rest (ptrace(2)).
+    /// Files that it has open, if the system allows the look: it takes more rights than the rest
+    /// (ptrace(2)).
     pub open_files: Option<u64>,
-    /// Files that it may have open; none: as many as it likes.
+    /// Files that it may have open, or `None` if there is no limit.
     pub most_files: Option<u64>,
     pub threads: u64,
     /// When it was started, in seconds since 1970 began (UTC).
@@ -22,12 +23,12 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// That of this process.
+    /// Returns the usage of this process.
     pub fn of_this() -> Option<Self> {
         Self::read(&Process::myself().ok()?)
     }
 
-    /// That of another process; none where it has gone.
+    /// Returns the usage of another process, or `None` if it has gone.
     pub fn of(pid: u32) -> Option<Self> {
         Self::read(&Process::new(pid.try_into().ok()?).ok()?)
     }
@@ -51,7 +52,8 @@ impl Usage {
     }
 }
 
-/// Seconds since 1970 of a process that was started so many ticks after the host.
+/// Returns when a process was started that was started this number of ticks after the host, in
+/// seconds since 1970.
 fn started(ticks: u64) -> Option<f64> {
     let boot = procfs::boot_time_secs().ok()?;
     Some(boot as f64 + ticks as f64 / ticks_per_second() as f64)
@@ -70,7 +72,7 @@ mod tests {
         assert!(usage.open_files >= Some(3) && usage.most_files.is_none_or(|most| most >= 3));
         assert!(usage.threads >= 2, "the test's own, and the runner's");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        // The clock's own seconds are whole ones.
+        // The boot time is in whole seconds.
         assert!(usage.started.unwrap() <= now.as_secs_f64() + 1.0);
         let same = Usage::of(std::process::id()).unwrap();
         assert_eq!(same.started, usage.started);

@@ -1,4 +1,4 @@
-//! Samples on their way into a text.
+//! Writing samples as text.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-/// What a metric is called and means.
+/// A metric's name and meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Without the suffixes of its unit and type.
+    /// The name without the suffixes of its unit and type.
     name: &'static str,
     help: &'static str,
     unit: Option<MetricUnit>,
@@ -25,12 +25,12 @@ enum MetricUnit {
 /// The labels of a sample.
 pub type Labels<'a> = Vec<(&'static str, &'a str)>;
 
-/// Lengths that were counted by ranges.
+/// A histogram of lengths of time.
 #[derive(Debug)]
 pub struct Lengths {
     pub seconds: f64,
     pub count: u64,
-    /// The end of each range, and how many are in it.
+    /// The end of each range, and how many lengths are in it.
     pub ranges: Vec<(f64, u64)>,
 }
 
@@ -38,7 +38,7 @@ pub struct Lengths {
 pub struct Encoder<'a>(pub DescriptorEncoder<'a>);
 
 impl Encoder<'_> {
-    /// A metric that goes up and down.
+    /// Writes a metric that goes up and down.
     pub fn gauge<'s>(
         &mut self,
         metric: Metric,
@@ -49,7 +49,7 @@ impl Encoder<'_> {
         })
     }
 
-    /// A metric that only goes up.
+    /// Writes a metric that only goes up.
     pub fn counter<'s>(
         &mut self,
         metric: Metric,
@@ -60,7 +60,7 @@ impl Encoder<'_> {
         })
     }
 
-    /// Seconds that only go up.
+    /// Writes a metric in seconds that only goes up.
     pub fn seconds<'s>(
         &mut self,
         metric: Metric,
@@ -71,7 +71,7 @@ impl Encoder<'_> {
         })
     }
 
-    /// Lengths by ranges.
+    /// Writes a histogram of lengths.
     pub fn histogram<'s>(
         &mut self,
         metric: Metric,
@@ -94,7 +94,7 @@ impl Encoder<'_> {
             MetricUnit::Seconds => Unit::Seconds,
             MetricUnit::Bytes => Unit::Bytes,
         });
-        // As those that are registered have it.
+        // Registered metrics have a full stop after their help, too.
         let help = format!("{help}.");
         let mut family = self.0.encode_descriptor(name, &help, unit.as_ref(), kind)?;
         for (labels, value) in samples {
@@ -107,7 +107,7 @@ impl Encoder<'_> {
     }
 }
 
-/// A metric without a unit.
+/// Makes a metric without a unit.
 pub const fn plain(name: &'static str, help: &'static str) -> Metric {
     Metric {
         name,
@@ -116,7 +116,7 @@ pub const fn plain(name: &'static str, help: &'static str) -> Metric {
     }
 }
 
-/// A metric in seconds.
+/// Makes a metric in seconds.
 pub const fn in_seconds(name: &'static str, help: &'static str) -> Metric {
     Metric {
         name,
@@ -125,7 +125,7 @@ pub const fn in_seconds(name: &'static str, help: &'static str) -> Metric {
     }
 }
 
-/// A metric in bytes.
+/// Makes a metric in bytes.
 pub const fn in_bytes(name: &'static str, help: &'static str) -> Metric {
     Metric {
         name,

@@ -26,12 +26,12 @@ use crate::front::sent::Counts;
 use encoder::Encoder;
 pub use vms::STATES;
 
-/// The type of what is told in the format of `OpenMetrics`.
+/// The media type of the `OpenMetrics` format.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// What whoever takes that says.
+/// The name by which a client's `Accept` header asks for it.
 const OPENMETRICS_NAME: &str = "application/openmetrics-text";
 
-/// What is told of a look.
+/// The state that metrics are made of.
 #[derive(Debug)]
 struct Told {
     vms: Vec<SeenVm>,
@@ -48,7 +48,7 @@ impl Collector for Told {
     }
 }
 
-/// The metrics of a caller's VMs and of the server, and the type of their format, which is one that the caller takes.
+/// Returns the metrics of a caller's VMs and of the server, and their media type, which is one that the caller accepts.
 ///
 /// # Errors
 /// Never in practice.
@@ -68,7 +68,7 @@ pub async fn tell(
 }
 
 impl Watch {
-    /// All samples that there are, of all VMs, as they are told to those who may look at all.
+    /// Returns all samples of all VMs, as a caller that may see all VMs gets them.
     ///
     /// # Errors
     /// Never in practice.
@@ -78,7 +78,7 @@ impl Watch {
     }
 }
 
-/// What there is of a caller's VMs and of the server.
+/// Makes a registry with the metrics of a caller's VMs and of the server.
 async fn registry(watch: &Watch, caller: &Caller) -> Registry {
     let wanted = Wanted {
         probes: watch.probes,
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// As a Prometheus 2.42 asks.
+    /// The `Accept` header of Prometheus 2.42.
     const PROMETHEUS: &str = "application/openmetrics-text;version=1.0.0,\
         application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 

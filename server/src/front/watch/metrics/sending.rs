@@ -1,11 +1,11 @@
-//! Metrics of what is sent to a receiver.
+//! Metrics about sending to a receiver.
 
 use std::fmt;
 
 use super::encoder::{Encoder, Labels, plain};
 use crate::front::sent::{Counts, Told};
 
-/// Writes them: no samples where nothing is sent.
+/// Writes them. There are no samples if nothing is sent.
 pub(super) fn encode(to: &mut Encoder<'_>, sent: &Counts) -> fmt::Result {
     fn of<T>(sent: &Counts, value: fn(Told) -> T) -> impl Iterator<Item = (Labels<'static>, T)> {
         let told = sent.told();

@@ -1,11 +1,11 @@
-//! The server's own metrics. Those that all programs have are called as Prometheus' client libraries call them.
+//! The server's own metrics. Those that all programs have are named as in Prometheus' client libraries.
 
 use std::fmt;
 
 use super::encoder::{Encoder, Labels, in_bytes, in_seconds, plain};
 use crate::front::watch::usage::Usage;
 
-/// Writes them: with so many VMs, and what the server's process uses.
+/// Writes them, with the number of VMs and the resources that the server's process uses.
 pub(super) fn encode(to: &mut Encoder<'_>, vms: usize, this: Option<Usage>) -> fmt::Result {
     let one = |value: f64| [(Labels::new(), value)];
     let version = vec![("version", env!("CARGO_PKG_VERSION"))];

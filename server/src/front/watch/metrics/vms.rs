@@ -11,7 +11,7 @@ use crate::front::watch::usage::Usage;
 const NANO: f64 = 1e-9;
 const MIB: f64 = (1 << 20) as f64;
 
-/// The states of VMs, by what they are called here.
+/// The states of VMs, with their names in metrics.
 pub const STATES: [(v1::VmState, &str); 4] = [
     (v1::VmState::Created, "created"),
     (v1::VmState::Running, "running"),
@@ -31,7 +31,7 @@ fn label(seen: &SeenVm) -> Labels<'_> {
     vec![("vm", seen.vm.name.as_str())]
 }
 
-/// A sample for each VM.
+/// Returns a sample for each VM.
 fn each<'a, T>(
     vms: &'a [SeenVm],
     value: impl Fn(&'a v1::Vm) -> T,
@@ -39,7 +39,7 @@ fn each<'a, T>(
     vms.iter().map(move |seen| (label(seen), value(&seen.vm)))
 }
 
-/// A sample for each VM whose process tells what it comes to.
+/// Returns a sample for each VM whose process has answered with its counts.
 fn known<'a, T>(
     vms: &'a [SeenVm],
     value: impl Fn(&'a v1::GetVmStatsResponse) -> T,
@@ -162,7 +162,7 @@ fn reasons(exits: &v1::Exits) -> [(&'static str, u64); 7] {
     ]
 }
 
-/// The stops of a VM by their lengths, in seconds.
+/// Returns a histogram of the lengths of a VM's stops, in seconds.
 fn lengths(stats: &v1::GetVmStatsResponse, stops: v1::Stops) -> Lengths {
     let counts = &stats.stop_lengths;
     let last = counts.len().saturating_sub(1);

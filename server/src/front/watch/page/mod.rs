@@ -1,7 +1,7 @@
 //! The status page: one document, with its style and its program in it.
 //!
-//! A browser runs nothing else in it and asks nobody but this server: its policy (Content Security Policy Level 3) names
-//! the hashes of both.
+//! The browser runs nothing else in it and connects only to this server: its policy (Content Security Policy Level 3)
+//! has the hashes of both.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const PROGRAM: &str = include_str!("page.js");
 
-/// Where style and program go.
+/// Where the style and the program are inserted.
 const STYLE_MARK: &str = "/* STYLE */";
 const PROGRAM_MARK: &str = "/* PROGRAM */";
 
@@ -30,7 +30,8 @@ pub struct Page {
 pub fn page() -> &'static Page {
     static PAGE: LazyLock<Page> = LazyLock::new(|| Page {
         html: document().into(),
-        // Base64 and words: it is always a value of a header. Without one, browsers run nothing.
+        // The policy consists of Base64 and words, so it's always a valid header value. With the other policy, browsers
+        // would run nothing.
         policy: HeaderValue::from_str(&policy())
             .unwrap_or(HeaderValue::from_static("default-src 'none'")),
     });
